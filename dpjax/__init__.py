@@ -1,0 +1,1 @@
+"""dpjax: differentially private optimization for heavy-tailed data, in JAX."""

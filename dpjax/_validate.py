@@ -1,0 +1,151 @@
+"""Checks of static arguments: each error names the argument, its value, the rule.
+
+Traced values are never looked at, so estimators and transforms may be built inside
+`jit`, `vmap` and `grad`. Values of private data are never checked at all: an
+exception would be a release that nobody paid for.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+
+def require(condition: bool, name: str, value: Any, rule: str) -> None:
+    """Raises `ValueError` that names the argument, the rule and the value."""
+    if not condition:
+        raise ValueError(f"{name} must be {rule}, got {value!r}.")
+
+
+def positive(**arguments: Any) -> None:
+    """Requires every argument to be a finite number above zero."""
+    for name, value in arguments.items():
+        if is_concrete(value):
+            values = _as_numbers(name, value)
+            require(
+                bool(np.all((values > 0) & np.isfinite(values))),
+                name,
+                value,
+                "positive and finite",
+            )
+
+
+def non_negative(**arguments: Any) -> None:
+    """Requires every argument to be a finite number, zero or above."""
+    for name, value in arguments.items():
+        if is_concrete(value):
+            values = _as_numbers(name, value)
+            require(
+                bool(np.all((values >= 0) & np.isfinite(values))),
+                name,
+                value,
+                "non-negative and finite",
+            )
+
+
+def within(low: float, high: float, **arguments: Any) -> None:
+    """Requires low <= argument <= high, for every argument."""
+    for name, value in arguments.items():
+        if is_concrete(value):
+            values = _as_numbers(name, value)
+            require(
+                bool(np.all((values >= low) & (values <= high))),
+                name,
+                value,
+                f"between {low:g} and {high:g}",
+            )
+
+
+def probability(**arguments: Any) -> None:
+    """Requires 0 < argument < 1, for every argument."""
+    for name, value in arguments.items():
+        if is_concrete(value):
+            values = _as_numbers(name, value)
+            require(
+                bool(np.all((values > 0) & (values < 1))),
+                name,
+                value,
+                "strictly between 0 and 1",
+            )
+
+
+def delta(delta: Any) -> None:
+    """Requires a privacy parameter delta in [0, 1)."""
+    values = _as_numbers("delta", delta)
+    require(bool(np.all((values >= 0) & (values < 1))), "delta", delta, "in [0, 1)")
+
+
+def count(**arguments: Any) -> None:
+    """Requires every argument to be an integer of at least one."""
+    for name, value in arguments.items():
+        is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        require(
+            bool(is_integer and value >= 1), name, value, "an integer of at least 1"
+        )
+
+
+def typed_key(key: Any) -> None:
+    """Requires one new-style JAX key, as `jax.random.key(seed)` makes."""
+    is_key = isinstance(key, jax.Array) and jnp.issubdtype(
+        key.dtype, jax.dtypes.prng_key
+    )
+    require(
+        is_key and key.ndim == 0,
+        "key",
+        key,
+        "a single typed JAX key, such as jax.random.key(0)",
+    )
+
+
+def estimator(value: Any) -> None:
+    """Requires something with an influence and a sensitivity."""
+    require(
+        hasattr(value, "influence") and hasattr(value, "sensitivity"),
+        "estimator",
+        value,
+        "an estimator, such as dpjax.estimators.Truncation(1.0)",
+    )
+
+
+def leading_size(tree: Any, name: str) -> int:
+    """Returns the common leading axis of all leaves, or raises `ValueError`."""
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
+    require(bool(shapes), name, shapes, "a pytree with at least one array")
+    require(
+        all(shapes) and len({shape[0] for shape in shapes if shape}) == 1,
+        name,
+        shapes,
+        "arrays that share one leading sample axis",
+    )
+    require(shapes[0][0] >= 1, name, shapes, "arrays with at least one sample")
+    return shapes[0][0]
+
+
+def mask(is_padding_example: Any, num_rows: int) -> None:
+    """Requires a boolean mask of shape (num_rows,), or None."""
+    if is_padding_example is not None:
+        require(
+            np.shape(is_padding_example) == (num_rows,)
+            and np.dtype(is_padding_example.dtype) == np.bool_,
+            "is_padding_example",
+            getattr(is_padding_example, "aval", is_padding_example),
+            f"a boolean array of shape ({num_rows},), one entry a row",
+        )
+
+
+def is_concrete(value: Any) -> bool:
+    """Tells whether a value is a number at hand, not traced nor a placeholder."""
+    if isinstance(value, Tracer):
+        return False
+    return isinstance(
+        value, int | float | complex | str | np.generic | np.ndarray | jax.Array
+    )
+
+
+def _as_numbers(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number, got {value!r}.") from None

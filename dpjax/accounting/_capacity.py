@@ -1,0 +1,94 @@
+"""Poisson batches of fixed size: how large they must be, and what overflow costs.
+
+Compiled training pads every Poisson batch to one capacity and drops the records beyond
+it. Let P~ be the law of a run with unbounded batches, P that of the padded run on the
+same data, and Q~, Q the same on a neighbouring data set. Two such runs agree unless a
+step overflows, so their total variation distance is at most
+tau = T Pr[Binomial(n, q) > capacity]. If the unbounded run is (epsilon, delta~)-DP,
+then for every event S
+
+    P(S) <= P~(S) + tau <= e^epsilon Q~(S) + delta~ + tau
+         <= e^epsilon Q(S) + delta~ + (1 + e^epsilon) tau,                        (1)
+
+whatever rule chooses the records that are dropped.
+"""
+
+import bisect
+import math
+
+import scipy.stats
+
+from dpjax import _validate
+
+# Share of delta that pays for overflow: it changes the noise by about 1e-4 of itself.
+_OVERFLOW_SHARE = 1e-3
+
+# Smallest tail probability that a float64 binomial tail can still resolve.
+_SMALLEST_TAIL = 1e-290
+
+
+def poisson_capacity(
+    num_samples: int,
+    sampling_prob: float,
+    *,
+    num_steps: int,
+    epsilon: float,
+    delta: float,
+) -> int:
+    """The batch capacity at which dropping overflowing records is already paid for.
+
+    The smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000.
+    `noise_multiplier` and `noise_multiplier_to_epsilon` leave that thousandth of delta
+    unspent for every Poisson scheme, so padded batches of this capacity (or more) need
+    no further accounting.
+
+    Args:
+        num_samples: number of records n; under add/remove, an upper bound on the size
+            of both neighbouring data sets.
+        sampling_prob: probability q in (0, 1] with which each record enters a batch.
+        num_steps: number of batches T.
+        epsilon: privacy parameter of the whole run, 0 < epsilon <= inf.
+        delta: privacy parameter of the whole run in [0, 1).
+
+    Returns:
+        Number of records, between 1 and `num_samples`; `num_samples` where the allowed
+        tail is zero or too small for float64.
+
+    Raises:
+        ValueError: If a count is below one, sampling_prob is outside (0, 1], epsilon is
+            not positive, or delta is outside [0, 1).
+
+    Privacy:
+        Equation (1) of this module, for any rule that chooses the records to drop.
+
+    Example:
+        >>> poisson_capacity(100_000, 0.01, num_steps=1000, epsilon=1.0, delta=1e-5)
+        1224
+    """
+    _validate.count(num_samples=num_samples, num_steps=num_steps)
+    check_sampling_prob(sampling_prob)
+    _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
+    _validate.delta(delta)
+    # Equation (1) solved for the tail of one step; e^-epsilon cannot overflow.
+    shrink = math.exp(-epsilon)
+    tail = _OVERFLOW_SHARE * delta * shrink / ((1 + shrink) * num_steps)
+    if tail < _SMALLEST_TAIL:
+        return num_samples
+    capacity = bisect.bisect_left(
+        range(num_samples),
+        True,
+        key=lambda c: scipy.stats.binom.sf(c, num_samples, sampling_prob) <= tail,
+    )
+    return max(1, capacity)
+
+
+def without_overflow(delta: float) -> float:
+    """What remains of delta when the overflow of padded batches is set aside."""
+    return delta * (1 - _OVERFLOW_SHARE)
+
+
+def check_sampling_prob(sampling_prob: float) -> None:
+    """Requires 0 < sampling_prob <= 1."""
+    _validate.require(
+        0 < sampling_prob <= 1, "sampling_prob", sampling_prob, "in (0, 1]"
+    )

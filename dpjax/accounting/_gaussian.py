@@ -1,0 +1,174 @@
+"""The Gaussian mechanism, exactly: its noise, its epsilon and its event.
+
+T adaptive releases of l2 sensitivity D, with noise of standard deviation s, are exactly
+as private as one release of sensitivity sqrt(T) D (Dong, Roth, Su 2022, Corollary 3.3).
+With mu = sqrt(T) D / s the tight curve is, for every epsilon >= 0,
+
+    delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu).  (1)
+"""
+
+import math
+
+import numpy as np
+import scipy.special
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent, gaussian_mechanism
+
+from dpjax import _validate
+from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
+
+# Roots are found to about 1e-12. The stddev is rounded up by the first share, epsilon
+# by the second, smaller one: a stddev made for epsilon never reports more than it.
+_STDDEV_SLACK = 1e-9
+_EPSILON_SLACK = 1e-10
+
+# Below this epsilon the two terms of (1) agree to so many digits that double precision
+# cannot tell them apart; two closed-form upper bounds take over.
+_SMALLEST_ANALYTIC_EPSILON = 1e-4
+
+
+def gaussian_stddev(
+    epsilon: float, delta: float, *, sensitivity: float, num_releases: int = 1
+) -> float:
+    """The smallest standard deviation that makes Gaussian releases private.
+
+    Solves equation (1) of this module, delta(epsilon) = delta, for the stddev. It holds
+    for every epsilon > 0; the classical sqrt(2 log(1.25/delta)) / epsilon does not.
+
+    Args:
+        epsilon: privacy parameter, 0 < epsilon <= inf.
+        delta: privacy parameter in [0, 1). No finite Gaussian noise reaches delta = 0,
+            so the answer there is inf.
+        sensitivity: l2 sensitivity of each release, in the units of the value.
+        num_releases: number of releases T; each may depend on the earlier ones.
+
+    Returns:
+        Standard deviation of the noise in each coordinate of each release, in the units
+        of `sensitivity`, rounded up by one part in 1e9; 0.0 at epsilon = inf. Below
+        epsilon = 1e-4 it is an upper bound, at most one half above the
+        smallest.
+
+    Raises:
+        ValueError: If epsilon is not positive, delta is outside [0, 1), the sensitivity
+            is negative or not finite, or num_releases is below one.
+
+    Privacy:
+        All releases together are (epsilon, delta)-DP, under the neighbouring relation
+        for which the sensitivity holds.
+
+    Example:
+        >>> round(gaussian_stddev(1.0, 1e-5, sensitivity=1.0), 4)
+        3.7306
+        >>> round(gaussian_stddev(1.0, 1e-5, sensitivity=1.0, num_releases=50), 3)
+        26.38
+
+    Reference:
+        Balle, Wang (2018), Improving the Gaussian mechanism for differential privacy,
+        Theorem 8.
+    """
+    _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
+    _validate.delta(delta)
+    _validate.non_negative(sensitivity=sensitivity)
+    _validate.count(num_releases=num_releases)
+    if epsilon == math.inf or sensitivity == 0:
+        return 0.0
+    if delta == 0:
+        return math.inf
+    if epsilon < _SMALLEST_ANALYTIC_EPSILON:
+        by_zcdp = 1 / math.sqrt(2 * epsilon_to_rho(epsilon, delta))
+        unit = min(by_zcdp, _zero_epsilon_stddev(delta))
+    else:
+        with np.errstate(divide="ignore"):  # A delta that rounds to zero has log -inf.
+            unit = gaussian_mechanism.get_sigma_gaussian(epsilon, delta, tol=1e-15)
+    scale = sensitivity * math.sqrt(num_releases)
+    return float(unit) * scale * (1 + _STDDEV_SLACK)
+
+
+def gaussian_epsilon(
+    stddev: float, delta: float, *, sensitivity: float, num_releases: int = 1
+) -> float:
+    """The epsilon that Gaussian releases of a given standard deviation cost.
+
+    Solves equation (1) of this module, delta(epsilon) = delta, for epsilon.
+
+    Args:
+        stddev: standard deviation of the noise, 0 <= stddev <= inf.
+        delta: privacy parameter in [0, 1). Finite noise has epsilon = inf at delta = 0.
+        sensitivity: l2 sensitivity of each release, in the units of `stddev`.
+        num_releases: number of releases T; each may depend on the earlier ones.
+
+    Returns:
+        epsilon >= 0, rounded up by one part in 1e10; never above the epsilon for which
+        `gaussian_stddev` made the stddev.
+
+    Raises:
+        ValueError: If stddev is negative or NaN, the sensitivity is negative or not
+            finite, delta is outside [0, 1), or num_releases is below one.
+
+    Privacy:
+        All releases together are (epsilon, delta)-DP, under the neighbouring relation
+        for which the sensitivity holds.
+
+    Example:
+        >>> round(gaussian_epsilon(26.380, 1e-5, sensitivity=1.0, num_releases=50), 3)
+        1.0
+
+    Reference:
+        Balle, Wang (2018), Theorem 8.
+    """
+    _validate.within(0.0, math.inf, stddev=stddev)
+    _validate.delta(delta)
+    _validate.non_negative(sensitivity=sensitivity)
+    _validate.count(num_releases=num_releases)
+    if sensitivity == 0 or stddev == math.inf:
+        return 0.0
+    if stddev == 0 or delta == 0:
+        return math.inf
+    unit = stddev / (sensitivity * math.sqrt(num_releases))
+    if unit >= _zero_epsilon_stddev(delta):
+        return 0.0
+    with np.errstate(divide="ignore"):  # A delta that rounds to zero has log -inf.
+        epsilon = gaussian_mechanism.get_epsilon_gaussian(unit, delta, tol=1e-15)
+    if epsilon < _SMALLEST_ANALYTIC_EPSILON:
+        by_zcdp = rho_to_epsilon(1 / (2 * unit**2), delta)
+        return min(_SMALLEST_ANALYTIC_EPSILON, by_zcdp)
+    return float(epsilon) * (1 + _EPSILON_SLACK)
+
+
+def gaussian_event(
+    noise_multiplier: float, *, num_releases: int = 1
+) -> SelfComposedDpEvent:
+    """The `dp_accounting` event of Gaussian releases on the full data.
+
+    Args:
+        noise_multiplier: stddev / l2 sensitivity under the relation of interest.
+        num_releases: number of releases T.
+
+    Returns:
+        T-fold composition of `GaussianDpEvent(noise_multiplier)`.
+
+    Raises:
+        ValueError: If the noise multiplier is negative or NaN, or num_releases is below
+            one.
+
+    Privacy:
+        Read it with an `RdpAccountant` (any relation) or with a
+        `PLDAccountant(ADD_OR_REMOVE_ONE)`. A `PLDAccountant(REPLACE_ONE)` takes the
+        multiplier for stddev / norm bound and doubles the sensitivity once more: it
+        reports more epsilon than is spent, never less.
+
+    Example:
+        >>> import dp_accounting
+        >>> event = gaussian_event(3.7306, num_releases=1)
+        >>> accountant = dp_accounting.pld.PLDAccountant().compose(event)
+        >>> round(accountant.get_epsilon(1e-5), 3)
+        1.0
+    """
+    _validate.within(0.0, math.inf, noise_multiplier=noise_multiplier)
+    _validate.count(num_releases=num_releases)
+    return SelfComposedDpEvent(GaussianDpEvent(float(noise_multiplier)), num_releases)
+
+
+def _zero_epsilon_stddev(delta: float) -> float:
+    # (1) at epsilon = 0 is 2 Phi(mu/2) - 1 = erf(mu / sqrt(8)), and delta(epsilon)
+    # falls with epsilon: this stddev (at sensitivity 1) is enough for every epsilon.
+    return 1 / (math.sqrt(8) * float(scipy.special.erfinv(delta)))

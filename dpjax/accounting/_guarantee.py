@@ -1,0 +1,191 @@
+"""What a released value has cost, for machines and for people."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from dp_accounting import DpEvent, NonPrivateDpEvent, UnsupportedDpEvent
+
+from dpjax import _validate
+from dpjax._types import REPLACE_ONE, NeighboringRelation
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyGuarantee:
+    """An (epsilon, delta) guarantee, the relation it holds for, and how to say it.
+
+    For every two neighbouring data sets and every set S of outcomes,
+    Pr[S] <= e^epsilon Pr'[S] + delta. Immutable and hashable, so that it can be static
+    metadata of a pytree. `str()` gives the description.
+
+    Args:
+        epsilon: privacy parameter, 0 <= epsilon <= inf; inf means no privacy.
+        delta: privacy parameter in [0, 1).
+        relation: which data sets count as neighbours.
+        dp_event: the `dp_accounting` event of the release, in the convention of that
+            relation (see `gaussian_event` and `sampled_gaussian_event` for which
+            accountant reads it). It must be hashable: compose tuples, not lists.
+        description: one sentence that a person understands.
+
+    Raises:
+        ValueError: If epsilon is negative or NaN, delta is outside [0, 1), the relation
+            is not a `NeighboringRelation`, or the event cannot be hashed.
+
+    Example:
+        >>> from dpjax.accounting import gaussian_event
+        >>> guarantee = PrivacyGuarantee.of(
+        ...     1.0, 1e-5, dp_event=gaussian_event(3.7306), num_samples=32_561)
+        >>> print(guarantee)
+        Replacing any one of the 32,561 records changes the probability of any outcome
+        by at most a factor e^1 = 2.72, up to a failure probability of 1e-05.
+    """
+
+    epsilon: float
+    delta: float
+    relation: NeighboringRelation
+    dp_event: DpEvent
+    description: str
+
+    def __post_init__(self) -> None:
+        _validate.within(0.0, math.inf, epsilon=self.epsilon)
+        _validate.delta(self.delta)
+        _validate.require(
+            isinstance(self.relation, NeighboringRelation),
+            "relation",
+            self.relation,
+            "a NeighboringRelation",
+        )
+        try:
+            hash(self.dp_event)
+        except TypeError:
+            raise ValueError(
+                "dp_event must be hashable (compose tuples of events, not lists), "
+                f"got {self.dp_event!r}."
+            ) from None
+
+    def __str__(self) -> str:
+        return self.description
+
+    @classmethod
+    def of(
+        cls,
+        epsilon: float,
+        delta: float,
+        *,
+        dp_event: DpEvent,
+        relation: NeighboringRelation = REPLACE_ONE,
+        num_samples: int | None = None,
+    ) -> "PrivacyGuarantee":
+        """A guarantee that writes its own description.
+
+        Args:
+            epsilon: privacy parameter, 0 <= epsilon <= inf.
+            delta: privacy parameter in [0, 1).
+            dp_event: the `dp_accounting` event of the release.
+            relation: which data sets count as neighbours.
+            num_samples: the number of records, if it is public and to be named.
+
+        Returns:
+            The guarantee.
+
+        Raises:
+            ValueError: As for the class.
+
+        Example:
+            >>> from dpjax.accounting import gaussian_event
+            >>> event = gaussian_event(1.0)
+            >>> PrivacyGuarantee.of(1.0, 1e-5, dp_event=event).description
+            'Replacing any one record changes the probability of any outcome by at most
+            a factor e^1 = 2.72, up to a failure probability of 1e-05.'
+        """
+        description = _describe(epsilon, delta, relation, num_samples)
+        return cls(epsilon, delta, relation, dp_event, description)
+
+    @classmethod
+    def non_private(cls) -> "PrivacyGuarantee":
+        """The statement of a method that protects nobody: epsilon = inf.
+
+        Example:
+            >>> print(PrivacyGuarantee.non_private())
+            No privacy is guaranteed: the outcome may reveal any record.
+        """
+        return cls.of(math.inf, 0.0, dp_event=NonPrivateDpEvent())
+
+
+def parallel_composition(guarantees: Sequence[PrivacyGuarantee]) -> PrivacyGuarantee:
+    """The guarantee of mechanisms that each see one of several disjoint batches.
+
+    epsilon = max_t epsilon_t and delta = max_t delta_t. For T batches with one common
+    noise multiplier this is the guarantee of a single batch, so that
+    `noise_multiplier(..., num_steps=1)` calibrates all of them.
+
+    Args:
+        guarantees: one or more guarantees, each under REPLACE_ONE.
+
+    Returns:
+        The guarantee of releasing all outcomes. Its event is the common one where the
+        guarantees share it; no event describes the maximum of different ones, so there
+        it is `UnsupportedDpEvent`, which accountants refuse.
+
+    Raises:
+        ValueError: If there is no guarantee, or one is not under REPLACE_ONE.
+
+    Privacy:
+        A record's batch must be fixed by its public index. A replaced record then lies
+        in one batch t, before which both runs have the same law and after which only
+        released values are used: the whole is (epsilon_t, delta_t)-DP. Adding or
+        removing a record may shift others across batches: that relation is refused.
+
+    Example:
+        >>> from dpjax.accounting import gaussian_event
+        >>> batch = PrivacyGuarantee.of(1.0, 1e-5, dp_event=gaussian_event(3.7306))
+        >>> parallel_composition([batch] * 10).epsilon
+        1.0
+
+    Reference:
+        McSherry (2009), Privacy integrated queries, Theorem 4; the replace-one and
+        adaptive form is proved above.
+    """
+    _validate.require(len(guarantees) > 0, "guarantees", guarantees, "non-empty")
+    for guarantee in guarantees:
+        _validate.require(
+            guarantee.relation is REPLACE_ONE,
+            "relation",
+            guarantee.relation,
+            "REPLACE_ONE in every guarantee",
+        )
+    events = {guarantee.dp_event for guarantee in guarantees}
+    return PrivacyGuarantee.of(
+        max(guarantee.epsilon for guarantee in guarantees),
+        max(guarantee.delta for guarantee in guarantees),
+        dp_event=events.pop() if len(events) == 1 else UnsupportedDpEvent(),
+    )
+
+
+_NEIGHBOURS = {
+    NeighboringRelation.REPLACE_ONE: "Replacing any one {record}",
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "Adding or removing any one record",
+    NeighboringRelation.REPLACE_SPECIAL: "Blanking any one {record}",
+}
+
+
+def _describe(
+    epsilon: float,
+    delta: float,
+    relation: NeighboringRelation,
+    num_samples: int | None,
+) -> str:
+    if epsilon == math.inf:
+        return "No privacy is guaranteed: the outcome may reveal any record."
+    # Under add/remove the number of records is itself private, hence never named.
+    record = "record" if num_samples is None else f"of the {num_samples:,} records"
+    neighbours = _NEIGHBOURS[relation].format(record=record)
+    factor = f"e^{epsilon:.4g}"
+    if epsilon < 700:  # Beyond, e^epsilon leaves the float range.
+        # Three digits of e^epsilon - 1, so that a small epsilon does not read "1".
+        factor += f" = {1 + float(f'{math.expm1(epsilon):.3g}'):g}"
+    failure = f", up to a failure probability of {delta:g}" if delta > 0 else ""
+    return (
+        f"{neighbours} changes the probability of any outcome by at most a factor "
+        f"{factor}{failure}."
+    )

@@ -1,0 +1,172 @@
+"""How batches are drawn, which event that is, and which accountant reads it."""
+
+import dataclasses
+import functools
+import math
+
+from dp_accounting import (
+    DpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+)
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from dpjax import _validate
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax.accounting._capacity import check_sampling_prob, without_overflow
+from dpjax.accounting._gaussian import (
+    gaussian_epsilon,
+    gaussian_event,
+    gaussian_stddev,
+)
+
+# Outside this range of noise multipliers no sampled step is analysed: below, epsilon
+# would be beyond 1e5; above, the accountants' float64 differences vanish.
+_SMALLEST_MULTIPLIER = 1e-3
+_LARGEST_MULTIPLIER = 1e6
+
+# The PLD accountant rounds up but for the error of its FFT: against the exact composed
+# Gaussian, its delta was short by up to 2e-16 a step (T = 10 to 1e6). Set aside 5 times
+# that.
+_FFT_ERROR = 1e-15
+
+# A calibrated multiplier is at most this share above the smallest one.
+_TOLERANCE = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """Full, Poisson (sampling_prob < 1) or fixed-size batches; made by `scheme_of`."""
+
+    num_steps: int
+    sampling_prob: float
+    fixed_size: tuple[int, int] | None  # (num_samples, batch_size)
+    relation: NeighboringRelation
+
+    @property
+    def is_poisson(self) -> bool:
+        return self.sampling_prob < 1
+
+    @property
+    def is_full_batch(self) -> bool:
+        return not self.is_poisson and self.fixed_size is None
+
+    def event(self, multiplier: float) -> DpEvent:
+        """The whole run, in the convention of the accountant that reads it."""
+        if self.fixed_size is not None:
+            # The RDP accountant wants stddev / sensitivity, that is stddev / 2C.
+            step = SampledWithoutReplacementDpEvent(
+                *self.fixed_size, GaussianDpEvent(multiplier)
+            )
+        elif self.is_poisson:
+            # The PLD accountant wants stddev / C with C the norm bound of a record, and
+            # knows by itself that replacing one moves the sum by 2C.
+            per_norm = 2 if self.relation is REPLACE_ONE else 1
+            step = PoissonSampledDpEvent(
+                self.sampling_prob, GaussianDpEvent(per_norm * multiplier)
+            )
+        else:
+            return gaussian_event(multiplier, num_releases=self.num_steps)
+        return SelfComposedDpEvent(step, self.num_steps)
+
+    def epsilon(self, multiplier: float, delta: float) -> float:
+        """An upper bound of epsilon at `delta`."""
+        if self.is_poisson:
+            delta = without_overflow(delta)
+        # Batches never depend on the data, so a sampled run is a mixture of runs that
+        # are each as private as full batches, and so is the mixture (joint convexity).
+        full_batch = gaussian_epsilon(
+            multiplier, delta, sensitivity=1.0, num_releases=self.num_steps
+        )
+        if (
+            self.is_full_batch
+            or full_batch in (0.0, math.inf)
+            or not _SMALLEST_MULTIPLIER <= multiplier <= _LARGEST_MULTIPLIER
+        ):
+            return full_batch
+        return min(full_batch, self._sampled_epsilon(multiplier, delta))
+
+    def _sampled_epsilon(self, multiplier: float, delta: float) -> float:
+        if self.fixed_size is not None:
+            accountant = RdpAccountant(neighboring_relation=REPLACE_ONE)
+        else:
+            delta -= _FFT_ERROR * self.num_steps
+            if delta <= 0:
+                return math.inf
+            # The privacy loss of a step spans about 1 / multiplier^2. A grid whose
+            # spacing grows with it bounds time and memory, and only rounds up more.
+            interval = 1e-4 * max(1.0, (0.5 / multiplier) ** 2)
+            accountant = PLDAccountant(
+                self.relation, value_discretization_interval=interval
+            )
+        accountant.compose(self.event(multiplier))
+        return float(accountant.get_epsilon(delta))
+
+
+def scheme_of(
+    *,
+    num_steps: int,
+    sampling_prob: float,
+    num_samples: int | None,
+    batch_size: int | None,
+    relation: NeighboringRelation,
+) -> Scheme:
+    """Checks the sampling arguments of `noise_multiplier` and tells the scheme."""
+    _validate.count(num_steps=num_steps)
+    check_sampling_prob(sampling_prob)
+    _validate.require(
+        relation in (REPLACE_ONE, ADD_OR_REMOVE_ONE),
+        "relation",
+        relation,
+        "REPLACE_ONE or ADD_OR_REMOVE_ONE",
+    )
+    if num_samples is None or batch_size is None:
+        rule = "given where batch_size is"
+        _validate.require(batch_size is None, "num_samples", num_samples, rule)
+        rule = "given where num_samples is"
+        _validate.require(num_samples is None, "batch_size", batch_size, rule)
+        return Scheme(num_steps, float(sampling_prob), None, relation)
+
+    _validate.count(num_samples=num_samples, batch_size=batch_size)
+    _validate.require(
+        batch_size <= num_samples,
+        "batch_size",
+        batch_size,
+        f"at most num_samples = {num_samples}",
+    )
+    _validate.require(
+        sampling_prob == 1, "sampling_prob", sampling_prob, "1 with a batch_size"
+    )
+    _validate.require(
+        relation is REPLACE_ONE, "relation", relation, "REPLACE_ONE with a batch_size"
+    )
+    fixed_size = None if batch_size == num_samples else (num_samples, batch_size)
+    return Scheme(num_steps, 1.0, fixed_size, relation)
+
+
+@functools.lru_cache(maxsize=256)
+def calibrate(epsilon: float, delta: float, scheme: Scheme) -> float:
+    """The smallest multiplier whose epsilon at `delta` is at most `epsilon`."""
+    usable_delta = without_overflow(delta) if scheme.is_poisson else delta
+    full_batch = gaussian_stddev(
+        epsilon, usable_delta, sensitivity=1.0, num_releases=scheme.num_steps
+    )
+    if scheme.is_full_batch or full_batch in (0.0, math.inf):
+        return full_batch
+
+    # Full batches keep the budget. Halve the noise until it is overspent, then bisect;
+    # `upper` is within budget throughout. (A plain bisection, because epsilon may be
+    # infinite at the lower end.)
+    upper, lower = full_batch, full_batch / 2
+    while scheme.epsilon(lower, delta) <= epsilon:
+        upper, lower = lower, lower / 2
+    while upper > lower * (1 + _TOLERANCE):
+        middle = math.sqrt(lower * upper)
+        if scheme.epsilon(middle, delta) <= epsilon:
+            upper = middle
+        else:
+            lower = middle
+    return upper

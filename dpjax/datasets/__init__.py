@@ -1,0 +1,63 @@
+"""Heavy-tailed problems and real data sets, scaled by public constants only.
+
+`adult` and `rand_hie` are carried in the package. `blog_feedback`, `credit_default` and
+`belgian_motor` are looked up in the folder $DPJAX_DATA, then in the cache
+($XDG_CACHE_HOME/dpjax, or ~/.cache/dpjax); `blog_feedback` is fetched into the cache
+where it is in neither. Synthetic problems are pure functions of a JAX key.
+"""
+
+from dpjax.datasets._adult import adult
+from dpjax.datasets._belgian_motor import belgian_motor
+from dpjax.datasets._blog_feedback import blog_feedback
+from dpjax.datasets._credit_default import credit_default
+from dpjax.datasets._dataset import Dataset
+from dpjax.datasets._encoding import Categorical, Numeric, encode
+from dpjax.datasets._heavy_tailed import (
+    Problem,
+    l1_ball_params,
+    linear_model,
+    logistic_model,
+    reversed_logistic_model,
+    sparse_params,
+)
+from dpjax.datasets._laws import (
+    Centered,
+    Laplace,
+    Law,
+    LogGamma,
+    Logistic,
+    LogLogistic,
+    LogNormal,
+    Normal,
+    Pareto,
+    StudentT,
+)
+from dpjax.datasets._rand_hie import rand_hie
+
+__all__ = [
+    "Categorical",
+    "Centered",
+    "Dataset",
+    "Laplace",
+    "Law",
+    "LogGamma",
+    "LogLogistic",
+    "LogNormal",
+    "Logistic",
+    "Normal",
+    "Numeric",
+    "Pareto",
+    "Problem",
+    "StudentT",
+    "adult",
+    "belgian_motor",
+    "blog_feedback",
+    "credit_default",
+    "encode",
+    "l1_ball_params",
+    "linear_model",
+    "logistic_model",
+    "rand_hie",
+    "reversed_logistic_model",
+    "sparse_params",
+]

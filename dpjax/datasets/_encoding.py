@@ -1,0 +1,191 @@
+"""Turns named columns into a feature matrix, with public constants only.
+
+A schema says for each column what is public about it: a centre and a scale, or a list
+of categories. Nothing is learnt from the data, and no value of a cell raises: a number
+that cannot be read is taken as the centre, an unlisted category as none.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpjax import _validate
+
+_NUMBER_KINDS = "biuf"
+_TEXT_KINDS = "SUTO"
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A column of numbers, standardised by public constants.
+
+    (x - center) / scale. A cell that is missing, does not parse, is NaN or infinite, or
+    leaves the range of float32 becomes 0, as if it lay at the centre.
+
+    Args:
+        center: the value that becomes 0, in units of the column.
+        scale: the distance that becomes 1, in units of the column, positive.
+
+    Raises:
+        ValueError: if the centre is not finite, or the scale not positive and finite.
+
+    Example:
+        >>> import numpy as np
+        >>> Numeric(center=40, scale=10).encode(np.array(["50", "?"])).tolist()
+        [[1.0], [0.0]]
+    """
+
+    center: float = 0.0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _validate.within(-sys.float_info.max, sys.float_info.max, center=self.center)
+        _validate.positive(scale=self.scale)
+
+    def names(self, column_name: str) -> tuple[str, ...]:
+        """Names the one feature that the column gives."""
+        return (column_name,)
+
+    def encode(self, column: np.ndarray) -> np.ndarray:
+        """Returns the column as float32 of shape (n, 1)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            standardised = (_to_numbers(column) - self.center) / self.scale
+            feature = standardised.astype(np.float32)
+        feature[~np.isfinite(feature)] = 0.0
+        return feature[:, None]
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A column of categories, one-hot over a public list.
+
+    Cells are compared as text without surrounding blanks; a column of numbers is
+    compared by value. A cell that is not listed gives a row of zeros.
+
+    Args:
+        categories: the public list, distinct.
+
+    Raises:
+        ValueError: if the list is empty or names a category twice.
+
+    Example:
+        >>> import numpy as np
+        >>> Categorical(("no", "yes")).encode(np.array(["yes", " no", "?"])).tolist()
+        [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
+    """
+
+    categories: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _validate.require(
+            len(self.categories) > 0
+            and len(set(self.categories)) == len(self.categories),
+            "categories",
+            self.categories,
+            "a list of distinct names, at least one",
+        )
+
+    def names(self, column_name: str) -> tuple[str, ...]:
+        """Names one feature a category."""
+        return tuple(f"{column_name}={category}" for category in self.categories)
+
+    def encode(self, column: np.ndarray) -> np.ndarray:
+        """Returns the column as float32 of shape (n, number of categories)."""
+        _require_column(column)
+        as_key = _parse_number if column.dtype.kind in _NUMBER_KINDS else _parse_text
+        position = {as_key(name): index for index, name in enumerate(self.categories)}
+        found = np.fromiter(
+            (position.get(as_key(cell), -1) for cell in column.tolist()),
+            dtype=np.int64,
+            count=len(column),
+        )
+        rows = np.flatnonzero(found >= 0)
+        one_hot = np.zeros((len(column), len(self.categories)), np.float32)
+        one_hot[rows, found[rows]] = 1.0
+        return one_hot
+
+
+def encode(
+    columns: Mapping[str, np.ndarray], schema: Mapping[str, Numeric | Categorical]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Encodes the columns that the schema names, in the order of the schema.
+
+    Args:
+        columns: arrays of shape (n,), of text or numbers, by name; further columns are
+            left out.
+        schema: what is public about each column that is kept.
+
+    Returns:
+        The features, float32 of shape (n, d), and the names of the d features.
+
+    Raises:
+        ValueError: if the schema is empty or names a column that is not there, or if a
+            column is not one-dimensional, differs in length, or holds neither text nor
+            numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> columns = {"age": np.array([30, 50]), "smokes": np.array(["no", "yes"])}
+        >>> schema = {"age": Numeric(40, 10), "smokes": Categorical(("yes",))}
+        >>> features, names = encode(columns, schema)
+        >>> features.tolist(), names
+        ([[-1.0, 0.0], [1.0, 1.0]], ('age', 'smokes=yes'))
+    """
+    _validate.require(len(schema) > 0, "schema", schema, "at least one column")
+    missing = [name for name in schema if name not in columns]
+    _validate.require(
+        not missing,
+        "schema",
+        missing,
+        f"made of columns that are there ({list(columns)})",
+    )
+    lengths = {name: np.shape(columns[name]) for name in schema}
+    _validate.require(
+        len(set(lengths.values())) == 1, "columns", lengths, "of one length"
+    )
+    features = np.hstack([kind.encode(columns[name]) for name, kind in schema.items()])
+    names = [feature for name, kind in schema.items() for feature in kind.names(name)]
+    return features, tuple(names)
+
+
+def _to_numbers(column: np.ndarray) -> np.ndarray:
+    """Returns the column as float64, NaN where a cell does not parse."""
+    _require_column(column)
+    if column.dtype.kind in _NUMBER_KINDS:
+        return column.astype(np.float64)
+    return np.fromiter(
+        map(_parse_number, column.tolist()), dtype=np.float64, count=len(column)
+    )
+
+
+def _parse_number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return np.nan
+
+
+def _parse_text(cell: Any) -> str | None:
+    if cell is None:
+        return None
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8", "replace").strip()
+    return str(cell).strip()
+
+
+def _require_column(column: np.ndarray) -> None:
+    _validate.require(
+        isinstance(column, np.ndarray) and column.ndim == 1,
+        "column",
+        np.shape(column),
+        "a numpy array of shape (n,)",
+    )
+    _validate.require(
+        column.dtype.kind in _NUMBER_KINDS + _TEXT_KINDS,
+        "column",
+        column.dtype,
+        "of text or numbers",
+    )

@@ -1,0 +1,309 @@
+"""Laws of features and noise, most of them heavy-tailed.
+
+A law is a frozen dataclass of host numbers: it compares and hashes by its parameters,
+so it may be a static argument of `jax.jit`. Its samples are a pure function of the key.
+
+Two limits of float32: a draw beyond its range is returned as its largest number, so
+samples are always finite; and uniform bits end near a tail probability of 1e-7. With
+`jax_enable_x64` both recede far beyond any data set.
+"""
+
+import abc
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import scipy.special
+
+from dpjax import _validate
+from dpjax._types import Key
+
+
+class Law(abc.ABC):
+    """A law of independent real numbers."""
+
+    @property
+    def mean(self) -> float:
+        """The mean in closed form; inf or nan where there is none."""
+        return self._mean()
+
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> jax.Array:
+        """Draws independent samples.
+
+        Args:
+            key: a typed JAX key.
+            shape: shape of the samples.
+
+        Returns:
+            Samples in JAX's default float type, all finite.
+
+        Raises:
+            ValueError: if the key is not a single typed key.
+        """
+        _validate.typed_key(key)
+        samples = self._sample(key, shape)
+        largest = jnp.finfo(samples.dtype).max
+        return jnp.clip(samples, -largest, largest)
+
+    @abc.abstractmethod
+    def _mean(self) -> float: ...
+
+    @abc.abstractmethod
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array: ...
+
+
+@dataclass(frozen=True)
+class _LocationScale(Law):
+    location: float = 0.0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _validate.require(
+            math.isfinite(self.location), "location", self.location, "finite"
+        )
+        _validate.positive(scale=self.scale)
+
+    def _mean(self) -> float:
+        return self.location
+
+
+class Normal(_LocationScale):
+    """Normal law; the N(0, v) of 004 has scale sqrt(v).
+
+    Args:
+        location: the mean.
+        scale: the standard deviation, positive.
+
+    Example:
+        >>> import jax
+        >>> Normal(scale=5**0.5).sample(jax.random.key(0), (2, 3)).shape
+        (2, 3)
+
+    Reference:
+        004, section 6.5.
+    """
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return self.location + self.scale * jax.random.normal(key, shape)
+
+
+class Laplace(_LocationScale):
+    """Laplace law, of density exp(-|x - location| / scale) / (2 scale).
+
+    Args:
+        location: the mean.
+        scale: the mean distance from it, positive; the Laplace(5) of 004 has scale 5.
+
+    Example:
+        >>> Laplace(scale=5.0).mean
+        0.0
+
+    Reference:
+        004, section 6.5.
+    """
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return self.location + self.scale * jax.random.laplace(key, shape)
+
+
+class Logistic(_LocationScale):
+    """Logistic law, of density e^-z / (scale (1 + e^-z)^2), z = (x - location) / scale.
+
+    Args:
+        location: the mean, u in 004.
+        scale: s in 004, positive.
+
+    Example:
+        >>> Logistic(scale=0.5).mean
+        0.0
+
+    Reference:
+        004, section 6.5.
+    """
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return self.location + self.scale * jax.random.logistic(key, shape)
+
+
+class LogNormal(_LocationScale):
+    """Log-normal law: log x is normal.
+
+    Args:
+        location: mean of log x, mu in 001.
+        scale: standard deviation of log x, sigma in 001, positive. The
+            Lognormal(0, 0.6) of 004 gives the variance: its scale is sqrt(0.6).
+
+    Example:
+        >>> round(LogNormal(location=1.0, scale=1.0).mean, 4)  # e^(1 + 1/2)
+        4.4817
+
+    Reference:
+        001, section 6; 004, section 6.3.
+    """
+
+    def _mean(self) -> float:
+        return _exp(self.location + self.scale**2 / 2)
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return jnp.exp(self.location + self.scale * jax.random.normal(key, shape))
+
+
+class LogLogistic(_LocationScale):
+    """Log-logistic law: log x is logistic.
+
+    The density is e^z / (scale x (1 + e^z)^2) with z = (log x - location) / scale. In
+    004 it is c x^(-c-1) (1 + x^-c)^-2, which is location 0 and scale 1/c.
+
+    Args:
+        location: location of log x, mu in 001.
+        scale: scale of log x, sigma in 001, positive. From 1 on there is no mean.
+
+    Example:
+        >>> round(LogLogistic(location=0.2, scale=0.2).mean, 4)
+        1.3056
+        >>> LogLogistic(scale=1 / 0.1).mean  # c = 0.1 in 004
+        inf
+
+    Reference:
+        001, section 6; 004, section 6.5.
+    """
+
+    def _mean(self) -> float:
+        if self.scale >= 1:
+            return math.inf
+        angle = math.pi * self.scale
+        return _exp(self.location) * angle / math.sin(angle)
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return jnp.exp(self.location + self.scale * jax.random.logistic(key, shape))
+
+
+@dataclass(frozen=True)
+class LogGamma(Law):
+    """Log-gamma law: e^x has the gamma law of the given concentration.
+
+    The density is exp(c x - e^x) / Gamma(c). The paper prints the exponential of a
+    difference as a difference of exponentials, (e^(c x) - e^x) / Gamma(c), which is no
+    density: with its c = 0.5 it is negative for x > 0.
+
+    Args:
+        concentration: c in 004, positive.
+
+    Example:
+        >>> round(LogGamma(concentration=0.5).mean, 4)  # the digamma function at c
+        -1.9635
+
+    Reference:
+        004, section 6.5.
+    """
+
+    concentration: float
+
+    def __post_init__(self) -> None:
+        _validate.positive(concentration=self.concentration)
+
+    def _mean(self) -> float:
+        return float(scipy.special.digamma(self.concentration))
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return jax.random.loggamma(key, self.concentration, shape)
+
+
+@dataclass(frozen=True)
+class StudentT(Law):
+    """Student's t law.
+
+    Args:
+        degrees_of_freedom: upsilon in 004, positive. Moments of this order and above
+            do not exist.
+
+    Example:
+        >>> StudentT(degrees_of_freedom=10.0).mean
+        0.0
+
+    Reference:
+        004, section 6.4.
+    """
+
+    degrees_of_freedom: float
+
+    def __post_init__(self) -> None:
+        _validate.positive(degrees_of_freedom=self.degrees_of_freedom)
+
+    def _mean(self) -> float:
+        return 0.0 if self.degrees_of_freedom > 1 else math.nan
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return jax.random.t(key, self.degrees_of_freedom, shape)
+
+
+@dataclass(frozen=True)
+class Pareto(Law):
+    """Pareto law: P(X > x) = (scale / x)^tail_index for x >= scale.
+
+    Args:
+        tail_index: exponent of the tail, positive. Moments of this order and above do
+            not exist, so 1 + v < tail_index gives the (1 + v)-th moment of 003.
+        scale: the smallest value, positive.
+
+    Example:
+        >>> Pareto(tail_index=1.5).mean
+        3.0
+
+    Reference:
+        003, section 4 (bounded moments of order 1 + v).
+    """
+
+    tail_index: float
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _validate.positive(tail_index=self.tail_index, scale=self.scale)
+
+    def _mean(self) -> float:
+        if self.tail_index <= 1:
+            return math.inf
+        return self.scale * self.tail_index / (self.tail_index - 1)
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return self.scale * jax.random.pareto(key, self.tail_index, shape)
+
+
+@dataclass(frozen=True)
+class Centered(Law):
+    """A law moved so that its mean is zero: Delta - E[Delta].
+
+    Args:
+        law: a law with a finite mean.
+
+    Raises:
+        ValueError: if the law has no finite mean, as log-logistic noise with c = 0.1.
+
+    Example:
+        >>> Centered(LogNormal(location=1.0, scale=1.0)).mean
+        0.0
+
+    Reference:
+        001, section 6.
+    """
+
+    law: Law
+
+    def __post_init__(self) -> None:
+        _validate.require(
+            math.isfinite(self.law.mean), "law", self.law, "a law with a finite mean"
+        )
+
+    def _mean(self) -> float:
+        return 0.0
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return self.law.sample(key, shape) - self.law.mean
+
+
+def _exp(exponent: float) -> float:
+    try:
+        return math.exp(exponent)
+    except OverflowError:
+        return math.inf

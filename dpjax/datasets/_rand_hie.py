@@ -1,0 +1,77 @@
+"""RAND Health Insurance Experiment: what does a person's care cost in a year?"""
+
+from dpjax.datasets._dataset import Dataset, assemble, every_fifth, in_units
+from dpjax.datasets._encoding import Categorical, Numeric
+from dpjax.datasets._files import bundled, read_columns
+
+_FLAG = Numeric()
+
+# What was known before the year: the insurance plan, the person, the baseline health.
+# Centres and scales are round numbers from the description: indices run from 0 to 100,
+# the family's income is near e^8.5 dollars, persons are aged 0 to 64. Left out are the
+# outcomes of the year (every expenditure and count of visits or admissions, and what
+# derives from them), the plan's number and the person's, and columns that repeat
+# another: family size, income, coinsurance and offers are here by their logarithms, the
+# health index with its gaps filled (xghindx).
+SCHEMA = {
+    "logc": Numeric(center=2, scale=2),
+    "idp": _FLAG,
+    "lpi": Numeric(center=5, scale=3),
+    "fmde": Numeric(center=4, scale=4),
+    "tookphys": _FLAG,
+    "year": Numeric(center=3, scale=1),
+    "time": Numeric(center=1, scale=1),
+    "site": Categorical(("1", "2", "3", "4", "5", "6")),
+    "xage": Numeric(center=30, scale=15),
+    "female": _FLAG,
+    "child": _FLAG,
+    "fchild": _FLAG,
+    "black": _FLAG,
+    "educdec": Numeric(center=12, scale=3),
+    "linc": Numeric(center=8.5, scale=1),
+    "lnum": Numeric(center=1.2, scale=0.5),
+    "physlm": _FLAG,
+    "disea": Numeric(center=10, scale=10),
+    "mhi": Numeric(center=75, scale=15),
+    "xghindx": Numeric(center=75, scale=15),
+    "hlthg": _FLAG,
+    "hlthf": _FLAG,
+    "hlthp": _FLAG,
+}
+
+
+def rand_hie() -> Dataset:
+    """Loads the RAND Health Insurance Experiment, carried in the package.
+
+    The target is `meddol`, the medical expenditure of a person in a year without
+    dental care and outpatient psychotherapy, in hundreds of dollars: a fifth are zero,
+    and the tail is heavy. A record is a person-year, and a person stays for up to five,
+    so a guarantee for a record is not one for a person.
+
+    The records of a person stand together. To keep them on one side, the test set is
+    every fifth block of 100 records; only persons at the edge of a block are split.
+
+    Returns:
+        16,190 training and 4,000 test records of 29 features.
+
+    Example:
+        >>> data = rand_hie()
+        >>> data.features.shape, data.test_features.shape
+        ((16190, 29), (4000, 29))
+
+    Reference:
+        J. P. Newhouse and the Insurance Experiment Group, Free for All? (1993).
+    """
+    columns = read_columns(bundled("randhie.csv.gz"))
+    targets = in_units(columns, "meddol", unit=100)
+    return assemble(
+        columns,
+        SCHEMA,
+        targets=targets,
+        is_test=every_fifth(len(targets), block_size=100),
+        name="rand_hie",
+        task="regression",
+        target_unit="100 dollars",
+        licence="public domain",
+        source="RAND Corporation, as distributed with statsmodels (randhie)",
+    )

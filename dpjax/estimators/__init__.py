@@ -1,0 +1,35 @@
+"""Robust means with a known worst-case sensitivity."""
+
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax.estimators._clipping import Clipping, clip_to_norm
+from dpjax.estimators._estimator import CoordinateEstimator, Estimator
+from dpjax.estimators._fold import Rows
+from dpjax.estimators._mean import Mean
+from dpjax.estimators._median_of_means import MedianOfMeans
+from dpjax.estimators._sensitivity import Sensitivity
+from dpjax.estimators._smoothed_truncation import (
+    SmoothedTruncation,
+    smoothed_truncate,
+)
+from dpjax.estimators._truncation import Truncation, truncate
+from dpjax.estimators._winsorization import Winsorization, winsorize
+
+__all__ = [
+    "ADD_OR_REMOVE_ONE",
+    "REPLACE_ONE",
+    "Clipping",
+    "CoordinateEstimator",
+    "Estimator",
+    "Mean",
+    "MedianOfMeans",
+    "NeighboringRelation",
+    "Rows",
+    "Sensitivity",
+    "SmoothedTruncation",
+    "Truncation",
+    "Winsorization",
+    "clip_to_norm",
+    "smoothed_truncate",
+    "truncate",
+    "winsorize",
+]

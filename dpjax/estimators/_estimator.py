@@ -1,0 +1,165 @@
+"""What every robust mean has in common."""
+
+import abc
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
+from dpjax.estimators import _fold
+from dpjax.estimators._sensitivity import Sensitivity, coordinate_sensitivity
+
+# Thresholds, scales and norms lie in this range, so that neither their sums over any
+# number of rows overflow in float32 nor their digits underflow.
+SMALLEST, LARGEST = 1e-20, 1e30
+
+
+class Estimator(abc.ABC):
+    """The robust mean of samples along axis 0, with a known sensitivity.
+
+    A subclass is a frozen dataclass, registered as a pytree with its hyperparameters as
+    leaves: `vmap` and `grad` over a threshold work, and a sweep compiles once. It
+    defines `influence` and `limit`; the estimate is the mean of influences.
+    """
+
+    @abc.abstractmethod
+    def influence(self, sample: PyTree) -> PyTree:
+        """Maps one sample to a bounded value of the same shape, in float32 at least."""
+
+    @property
+    @abc.abstractmethod
+    def limit(self) -> Scalar | None:
+        """The largest size of any coordinate of an influence; None where unbounded."""
+
+    def __call__(
+        self,
+        samples: PyTree,
+        is_padding_example: jax.Array | None = None,
+        *,
+        normalize_by: Scalar | None = None,
+    ) -> PyTree:
+        """Returns the robust mean of samples over axis 0.
+
+        Args:
+            samples: pytree, leaves of shape (n, ...). NaN counts as zero; an infinity
+                takes the influence's limit where there is one, else it counts as zero.
+            is_padding_example: shape (n,), true for rows that count for nothing. They
+                do not change the divisor.
+            normalize_by: public divisor; n by default.
+
+        Returns:
+            A pytree of leaves (...), float32 for half-precision samples.
+
+        Raises:
+            ValueError: where leaves or mask disagree on n.
+        """
+        num_rows = _validate.leading_size(samples, "samples")
+        _validate.mask(is_padding_example, num_rows)
+        return _estimate(self, samples, is_padding_example, normalize_by)
+
+    @abc.abstractmethod
+    def sensitivity(
+        self,
+        num_samples: Scalar,
+        num_coordinates: int,
+        relation: NeighboringRelation = REPLACE_ONE,
+    ) -> Sensitivity:
+        """Returns how far the estimate moves, at most, when one record is replaced.
+
+        Args:
+            num_samples: the public divisor: the number of records, or `normalize_by`.
+            num_coordinates: entries of all leaves of one sample together.
+            relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE (a row is masked).
+
+        Returns:
+            The l1, l2 and linf sensitivity, for every input, float32 rounding included.
+        """
+
+    def fold(
+        self,
+        rows: _fold.Rows,
+        *,
+        normalize_by: Scalar,
+        microbatch_size: int | None = None,
+    ) -> tuple[PyTree, Any]:
+        """Returns the robust mean of rows that are made a few at a time, and records.
+
+        Args:
+            rows: the samples, and what else is wanted back for each row.
+            normalize_by: public divisor.
+            microbatch_size: samples processed at once; changes nothing but speed,
+                memory and rounding.
+        """
+        mean, records = _fold.fold_mean(
+            self.influence,
+            self.limit,
+            rows,
+            normalize_by=normalize_by,
+            microbatch_size=microbatch_size,
+        )
+        return self._within_limit(mean, normalize_by), records
+
+    def _within_limit(self, mean: PyTree, normalize_by: Scalar) -> PyTree:
+        # Neighbours stay as close; sensitivity() needs to know the largest float.
+        if self.limit is None:
+            return mean
+        largest = self.limit * jnp.maximum(1.0, _fold.FEW_ROWS / normalize_by)
+        return jax.tree.map(
+            lambda x: jnp.clip(x, -largest.astype(x.dtype), largest.astype(x.dtype)),
+            mean,
+        )
+
+
+class CoordinateEstimator(Estimator):
+    """An estimator whose influence acts on each coordinate alone."""
+
+    @property
+    @abc.abstractmethod
+    def limit(self) -> Scalar:
+        """The largest size of any coordinate of an influence."""
+
+    def sensitivity(
+        self,
+        num_samples: Scalar,
+        num_coordinates: int,
+        relation: NeighboringRelation = REPLACE_ONE,
+    ) -> Sensitivity:
+        """See `Estimator.sensitivity`: linf is 2 limit / n, l2 sqrt(d) times that."""
+        return coordinate_sensitivity(
+            self.limit, num_samples, num_coordinates, relation
+        )
+
+
+@jax.jit
+def _estimate(estimator, samples, is_padding_example, normalize_by):
+    num_rows = jax.tree.leaves(samples)[0].shape[0]
+
+    def read(start, size):
+        part = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
+        return jax.tree.map(part, samples), ()
+
+    mean, _ = estimator.fold(
+        _fold.Rows(read, num_rows, is_padding_example),
+        normalize_by=num_rows if normalize_by is None else normalize_by,
+    )
+    return mean
+
+
+def as_float(x: jax.Array) -> jax.Array:
+    """Returns float64 as it is, and every other dtype as float32."""
+    x = jnp.asarray(x)
+    return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+
+
+def as_finite(x: jax.Array) -> jax.Array:
+    """Returns floats in which NaN and infinities count as zero."""
+    x = as_float(x)
+    return jnp.where(jnp.isfinite(x), x, 0)
+
+
+def like(value: Scalar, x: jax.Array) -> jax.Array:
+    """Returns a hyperparameter in the dtype of the samples."""
+    return jnp.asarray(value).astype(x.dtype)

@@ -1,0 +1,45 @@
+"""The plain mean: no robustness, no finite sensitivity; the non-private baseline."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+
+from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
+from dpjax.estimators._estimator import Estimator, as_finite
+from dpjax.estimators._sensitivity import Sensitivity
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=[])
+@dataclass(frozen=True)
+class Mean(Estimator):
+    """The mean of samples over axis 0; NaN and infinities count as zero.
+
+    Sensitivity: infinite in every norm, so `privatize` refuses it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.estimators import Mean
+        >>> print(Mean()(jnp.array([1.0, 2.0, 6.0])))
+        3.0
+    """
+
+    def influence(self, sample: PyTree) -> PyTree:
+        """Returns the sample itself, its non-finite entries set to zero."""
+        return jax.tree.map(as_finite, sample)
+
+    @property
+    def limit(self) -> None:
+        """None: a sample's influence is unbounded."""
+        return None
+
+    def sensitivity(
+        self,
+        num_samples: Scalar,
+        num_coordinates: int,
+        relation: NeighboringRelation = REPLACE_ONE,
+    ) -> Sensitivity:
+        """Returns infinity in every norm."""
+        del num_samples, num_coordinates, relation
+        return Sensitivity(math.inf, math.inf, math.inf)

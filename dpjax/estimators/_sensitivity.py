@@ -1,0 +1,145 @@
+"""The worst-case sensitivity of a robust mean, its float32 rounding included.
+
+The neighbouring relation is replace-one throughout dpjax: n is public and one record
+is changed. Under add/remove the record's row is masked instead of changed (it becomes
+padding), so that all other rows keep their places.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, Scalar
+from dpjax.estimators._fold import BLOCK, FEW_ROWS, MANY_ROWS, digit_layout
+
+ROUNDOFF = 2.0**-24  # unit roundoff of float32; float64 estimates round less
+
+
+class Sensitivity(NamedTuple):
+    """How far an estimate can move between neighbours, in three norms.
+
+    Attributes:
+        l1: the largest change of the estimate in the l1 norm.
+        l2: in the l2 norm; noise of `noise_multiplier * l2` is what `privatize` adds.
+        linf: of any one coordinate.
+
+    Example:
+        >>> from dpjax.estimators import Winsorization
+        >>> sensitivity = Winsorization(1.0).sensitivity(1_000, 4)
+        >>> print(f"{sensitivity.linf:.5f} {sensitivity.l2:.5f} {sensitivity.l1:.5f}")
+        0.00200 0.00400 0.00800
+    """
+
+    l1: Scalar
+    l2: Scalar
+    linf: Scalar
+
+
+def coordinate_sensitivity(
+    limit: Scalar,
+    num_samples: Scalar,
+    num_coordinates: int,
+    relation: NeighboringRelation,
+) -> Sensitivity:
+    """Sensitivity of a mean whose every coordinate has influences within ±limit.
+
+    One record moves one coordinate of the exact mean by at most 2 limit / n, and may
+    move all coordinates at once: l1 and l2 follow with factors d and sqrt(d).
+    """
+    _validate.count(num_coordinates=num_coordinates)
+    linf = _rounded_change(limit, num_samples, relation)
+    return Sensitivity(num_coordinates * linf, math.sqrt(num_coordinates) * linf, linf)
+
+
+def norm_sensitivity(
+    limit: Scalar,
+    num_samples: Scalar,
+    num_coordinates: int,
+    relation: NeighboringRelation,
+    *,
+    norm_error: float,
+) -> Sensitivity:
+    """Sensitivity of a mean of influences with l2 norm at most limit (1 + norm_error).
+
+    One record moves the exact mean by at most 2 limit / n in the l2 norm. The mean of
+    all rows has norm at most 9/8 limit (the fold refuses more rows than that), and
+    rounding its coordinates to float32 moves each neighbour by 2^-24 of that norm.
+    """
+    _validate.count(num_coordinates=num_coordinates)
+    linf = _rounded_change(limit, num_samples, relation, norm_error)
+    if num_coordinates == 1:
+        return Sensitivity(linf, linf, linf)
+    change = _change_before_rounding(
+        limit * (1 + norm_error), num_samples, num_coordinates, relation
+    )
+    l2 = change + 2 * ROUNDOFF * 1.125 * _largest_mean(limit, num_samples)
+    return Sensitivity(math.sqrt(num_coordinates) * l2, l2, linf)
+
+
+def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
+    """Returns the float32 spacing just below the largest value of an estimate."""
+    xp = _numpy_for(limit, num_samples)
+    mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
+    exponent = xp.where(mantissa == 0.5, exponent - 1, exponent)
+    return xp.ldexp(xp.ones_like(mantissa), exponent - 24)
+
+
+def _rounded_change(limit, num_samples, relation, excess=0.0):
+    """Bounds the change of one coordinate of the float32 mean between neighbours.
+
+    Two exact means differ by at most `change`; each is rounded to the nearest float32.
+    Where both lie in the top binade, with spacing ulp, the results differ by a multiple
+    of ulp that is at most change + ulp. Where one lies k binades lower they differ by a
+    multiple of ulp/2^k that is at most change + (1/2 + 1/2^(k+1)) ulp.
+    """
+    xp = _numpy_for(limit, num_samples)
+    change = _change_before_rounding(limit * (1 + excess), num_samples, 1, relation)
+    ulp = largest_ulp(limit, num_samples)
+    steps = change / ulp
+    same_binade = xp.floor(steps) + 1
+    next_binade = xp.floor(2 * steps + 1.5) / 2
+    lower_binades = xp.maximum(xp.floor(4 * steps + 2.5) / 4, steps + 0.5625)
+    rounded = ulp * xp.maximum(xp.maximum(same_binade, next_binade), lower_binades)
+    if xp is np:
+        return float(rounded)
+    # The rounding is a constant beside the change, which alone has a derivative.
+    return change + jax.lax.stop_gradient(rounded - change)
+
+
+def _change_before_rounding(limit, num_samples, num_coordinates, relation):
+    """Bounds the l2 change of the fold's mean before it is rounded to float32."""
+    influences = {REPLACE_ONE: 2.0, ADD_OR_REMOVE_ONE: 1.0}.get(relation, 0.0)
+    _validate.require(
+        influences > 0, "relation", relation, "REPLACE_ONE or ADD_OR_REMOVE_ONE"
+    )
+    _validate.positive(num_samples=num_samples)
+    # Each addition of a block is off by at most u |its result|. Of all orders to add K
+    # terms, one after the other has the largest results: 2, 3, ..., K times the limit.
+    # So do two neighbours; 1.01 covers the second order (Higham 2002, eq. 4.3).
+    block = 2 * 1.01 * (BLOCK * (BLOCK + 1) / 2 - 1) * ROUNDOFF
+    # Each neighbour's block sum is divided by n, and its last digit is rounded.
+    rows = 1.125 * max(_host(num_samples, MANY_ROWS), FEW_ROWS)
+    layout = digit_layout(int(rows / 32) + 1024, 23)
+    last_digit = 2.0 ** -(layout.high_bits + layout.base_bits * (layout.num_digits - 1))
+    digits = 2 * BLOCK * (last_digit * math.sqrt(num_coordinates) + ROUNDOFF)
+    # 16 u: the limit as a float32, and this very formula under jit.
+    return limit / num_samples * ((influences + block + digits) * (1 + 16 * ROUNDOFF))
+
+
+def _largest_mean(limit, num_samples):
+    """The mean is clipped to this: batches under a small divisor may exceed limit."""
+    xp = _numpy_for(limit, num_samples)
+    return limit * xp.maximum(1.0, FEW_ROWS / num_samples)
+
+
+def _host(value: Any, otherwise: float) -> float:
+    return float(value) if _validate.is_concrete(value) else otherwise
+
+
+def _numpy_for(*values: Any) -> Any:
+    """NumPy in float64 where all values are at hand, jax.numpy where one is traced."""
+    return np if all(map(_validate.is_concrete, values)) else jnp

@@ -1,0 +1,61 @@
+"""Winsorization: samples beyond a threshold count as the threshold."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._types import PyTree, Scalar
+from dpjax.estimators._estimator import as_float, like
+from dpjax.estimators._threshold import ThresholdEstimator
+
+
+@jax.jit
+def winsorize(x: jax.Array, threshold: Scalar) -> jax.Array:
+    """Returns min(max(x, -threshold), threshold) by coordinate; NaN gives zero.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> print(winsorize(jnp.array([0.5, -2.0, jnp.inf]), 1.0))
+        [ 0.5 -1. 1. ]
+    """
+    x = as_float(x)
+    threshold = like(threshold, x)
+    return jnp.clip(jnp.where(jnp.isnan(x), 0, x), -threshold, threshold)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["threshold"], meta_fields=[])
+@dataclass(frozen=True)
+class Winsorization(ThresholdEstimator):
+    """The mean of min(max(x, -threshold), threshold), coordinate by coordinate.
+
+    It has the sensitivity of `Truncation` and less bias: a quarter, for v = 1.
+
+    Sensitivity: replacing one of n records moves a coordinate by at most
+    2·threshold / n, since |influence| <= threshold; float32 rounding is added to that.
+
+    Attributes:
+        threshold: B > 0, in units of the samples; a pytree leaf.
+
+    Raises:
+        ValueError: where threshold is not a number in [1e-20, 1e30].
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.estimators import Winsorization
+        >>> print(Winsorization(1.0)(jnp.array([0.5, 0.7, 1e30, jnp.nan])))
+        0.55
+
+    Reference:
+        Tao, Wu, Cheng, Wang (2022), the interval truncation named after Theorem 3.
+    """
+
+    def influence(self, sample: PyTree) -> PyTree:
+        """Returns the sample with entries beyond the threshold moved onto it."""
+        return jax.tree.map(lambda x: winsorize(x, self.threshold), sample)
+
+    @staticmethod
+    def bias_factor(v: float) -> float:
+        """E(|x| - B)_+ <= c u / B^v: (x - B) / x^(1+v) is largest at x = B (1+v)/v."""
+        return v**v / (1 + v) ** (1 + v)

@@ -1,0 +1,41 @@
+"""Per-sample gradients, one for every example of a batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from dpjax import _validate
+from dpjax._types import LossFn, PyTree
+
+
+def per_sample_grad(
+    loss_fn: LossFn, *, has_aux: bool = False
+) -> Callable[[PyTree, PyTree], Any]:
+    """Returns a function that computes the gradient of each example's loss.
+
+    Args:
+        loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
+        has_aux: whether loss_fn returns auxiliary values too.
+
+    Returns:
+        `grad_fn(params, batch)`, where leaves of batch have shape (n, ...). It returns
+        a pytree like params with leaves (n, ...), and the stacked aux with has_aux. It
+        holds n gradients at once: `robust_grad` gives their robust mean without that.
+
+    Raises:
+        ValueError: (from grad_fn) where leaves of batch disagree on n.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loss_fn = lambda w, x: 0.5 * (w - x) ** 2
+        >>> print(per_sample_grad(loss_fn)(1.0, jnp.array([0.0, 3.0])))
+        [ 1. -2.]
+    """
+    grad = jax.grad(loss_fn, has_aux=has_aux)
+
+    def grad_fn(params: PyTree, batch: PyTree) -> Any:
+        _validate.leading_size(batch, "batch")
+        return jax.vmap(grad, in_axes=(None, 0))(params, batch)
+
+    return grad_fn

@@ -1,0 +1,99 @@
+"""The robust mean of per-sample gradients, without holding them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+from dpjax import _validate
+from dpjax._types import LossFn, PyTree, Scalar
+from dpjax.estimators import Estimator, Rows
+
+
+def robust_grad(
+    loss_fn: LossFn,
+    estimator: Estimator,
+    *,
+    microbatch_size: int | None = None,
+    normalize_by: Scalar | None = None,
+    return_values: bool = False,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """Returns a function that computes the robust mean of per-sample gradients.
+
+    The same mean as `estimator(per_sample_grad(loss_fn)(params, batch))`, to rounding,
+    but gradients are folded into it as they are made: memory holds a few of them, never
+    n. On CPU a few samples at a time go straight into the accumulators; elsewhere
+    thousands are processed at once. The platform is chosen at lowering.
+
+    Args:
+        loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
+        estimator: the robust mean.
+        microbatch_size: how many samples are processed at once. It changes speed and
+            memory, and the mean by rounding at most. By default it is chosen from the
+            number of parameters, the batch and the platform.
+        normalize_by: public divisor of the mean; the batch's leading size by default.
+            Give it for batches of varying size, such as Poisson ones.
+        return_values: whether the per-sample losses are wanted too.
+        has_aux: whether loss_fn returns auxiliary values too.
+
+    Returns:
+        `grad_fn(params, batch, is_padding_example=None)`, where leaves of batch have
+        shape (n, ...) and the mask shape (n,) is true for rows that count for nothing.
+        It returns the mean gradient, a pytree like params in float32 for half-precision
+        parameters; `(grads, values)` with return_values, `(grads, aux)` with has_aux,
+        `(grads, (values, aux))` with both. Values and aux are per sample, leading axis
+        n, and NOT private: they are exact functions of single records.
+
+    Raises:
+        ValueError: where a size is not a positive count, leaves of batch disagree on n,
+            or the estimator cannot take the batch.
+
+    Sensitivity:
+        `estimator.sensitivity(n or normalize_by, number of parameters)`, under
+        replace-one; neither microbatch_size nor the platform changes it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.estimators import Winsorization
+        >>> loss_fn = lambda w, x: 0.5 * (w - x) ** 2
+        >>> grad_fn = robust_grad(loss_fn, Winsorization(1.0))
+        >>> print(grad_fn(1.0, jnp.array([0.5, 1e30])))
+        -0.25
+    """
+    _validate.estimator(estimator)
+    if microbatch_size is not None:
+        _validate.count(microbatch_size=microbatch_size)
+    if normalize_by is not None:
+        _validate.positive(normalize_by=normalize_by)
+    value_and_grad = jax.value_and_grad(loss_fn, has_aux=has_aux)
+
+    def grad_fn(
+        params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
+    ) -> Any:
+        num_rows = _validate.leading_size(batch, "batch")
+        _validate.mask(is_padding_example, num_rows)
+
+        def read(start: Scalar, size: int) -> tuple[PyTree, PyTree]:
+            part = partial(
+                jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size
+            )
+            values, grads = jax.vmap(value_and_grad, in_axes=(None, 0))(
+                params, jax.tree.map(part, batch)
+            )
+            values, aux = values if has_aux else (values, ())
+            return grads, {"values": values if return_values else (), "aux": aux}
+
+        grads, records = estimator.fold(
+            Rows(read, num_rows, is_padding_example),
+            normalize_by=num_rows if normalize_by is None else normalize_by,
+            microbatch_size=microbatch_size,
+        )
+        wanted = ["values"] * return_values + ["aux"] * has_aux
+        if not wanted:
+            return grads
+        records = tuple(records[name] for name in wanted)
+        return grads, records if len(wanted) == 2 else records[0]
+
+    return grad_fn

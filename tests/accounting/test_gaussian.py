@@ -1,0 +1,159 @@
+"""The exact Gaussian: its delta integral in 50 digits, inverse pairs, other oracles."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpjax.accounting import gaussian_epsilon, gaussian_event, gaussian_stddev
+
+EPSILONS = [1e-12, 1e-5, 9.9e-5, 1e-4, 0.01, 1.0, 10.0, 1e3, 1e6]
+DELTAS = [1e-50, 1e-10, 1e-5, 0.1, 0.9, 0.999]
+
+
+def exact_delta(stddev, epsilon):
+    """The hockey-stick integral of N(1, s^2) against N(0, s^2), 50 digits."""
+    with mpmath.workdps(50):
+        s, e = mpmath.mpf(stddev), mpmath.mpf(epsilon)
+        upper = mpmath.ncdf(1 / (2 * s) - e * s)
+        return upper - mpmath.exp(e) * mpmath.ncdf(-1 / (2 * s) - e * s)
+
+
+def test_formula_is_the_integral():
+    s, e = 0.7, 1.3
+
+    def excess(x):
+        return mpmath.npdf(x, 1, s) - mpmath.exp(e) * mpmath.npdf(x, 0, s)
+
+    crossing = 0.5 + e * s**2
+    integral = mpmath.quad(excess, [crossing, 2, 5, 20])
+    assert float(exact_delta(s, e)) == pytest.approx(float(integral), rel=1e-10)
+
+
+def test_numbers_of_the_papers_budget():
+    assert round(gaussian_stddev(1.0, 1e-5, sensitivity=1.0), 4) == 3.7306
+    fifty = gaussian_stddev(1.0, 1e-5, sensitivity=1.0, num_releases=50)
+    assert round(fifty, 3) == 26.380
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_stddev_is_safe_and_tight(epsilon, delta):
+    stddev = gaussian_stddev(epsilon, delta, sensitivity=1.0)
+    assert exact_delta(stddev, epsilon) <= delta
+    if epsilon >= 1e-4:  # The documented slack is 1e-9, float64's share is below 1e-8.
+        assert exact_delta(stddev * (1 - 1e-8), epsilon) > delta
+    else:
+        assert exact_delta(stddev / 1.5, epsilon) > delta
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_inverse_pair_never_exceeds_the_budget(epsilon, delta):
+    arguments = {"sensitivity": 0.3, "num_releases": 7}
+    stddev = gaussian_stddev(epsilon, delta, **arguments)
+    spent = gaussian_epsilon(stddev, delta, **arguments)
+    assert spent <= epsilon
+    if epsilon >= 0.01:
+        assert spent == pytest.approx(epsilon, rel=1e-5)
+
+
+@pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.1])
+@pytest.mark.parametrize("stddev", [1e-2, 0.5, 3.0, 1e3, 1e6])
+def test_epsilon_is_safe(stddev, delta):
+    epsilon = gaussian_epsilon(stddev, delta, sensitivity=1.0)
+    assert exact_delta(stddev, epsilon) <= delta * (1 + 1e-7)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+def test_composition_and_units_are_exact(epsilon):
+    one = gaussian_stddev(epsilon, 1e-5, sensitivity=1.0)
+    many = gaussian_stddev(epsilon, 1e-5, sensitivity=0.5, num_releases=64)
+    assert many == pytest.approx(4 * one, rel=1e-12)
+
+
+@pytest.mark.parametrize("num_releases", [1, 50])
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 8.0])
+def test_other_accountants_report_no_less(epsilon, num_releases):
+    stddev = gaussian_stddev(epsilon, 1e-5, sensitivity=1.0, num_releases=num_releases)
+    event = gaussian_event(stddev, num_releases=num_releases)
+    by_pld = PLDAccountant(ADD_OR_REMOVE_ONE).compose(event).get_epsilon(1e-5)
+    assert by_pld == pytest.approx(epsilon, abs=1e-3)
+    for relation in (ADD_OR_REMOVE_ONE, REPLACE_ONE):
+        accountant = RdpAccountant(neighboring_relation=relation).compose(event)
+        assert epsilon <= accountant.get_epsilon(1e-5) < 1.25 * epsilon
+
+
+def test_replace_one_trap_of_dp_accounting():
+    # The same event, the same relation, two answers: one accountant reads the
+    # multiplier as stddev / norm bound, the other as stddev / sensitivity.
+    event = gaussian_event(2.0)
+    by_pld = PLDAccountant(REPLACE_ONE).compose(event).get_epsilon(1e-5)
+    by_rdp = RdpAccountant(neighboring_relation=REPLACE_ONE).compose(event)
+    assert round(by_pld, 3) == 4.377
+    assert round(by_rdp.get_epsilon(1e-5), 3) == 2.166
+    ours = gaussian_epsilon(2.0, 1e-5, sensitivity=1.0)
+    assert ours <= by_rdp.get_epsilon(1e-5) < by_pld
+    assert by_pld == pytest.approx(
+        gaussian_epsilon(2.0, 1e-5, sensitivity=2.0), abs=1e-3
+    )
+
+
+def test_monotone():
+    epsilons = np.geomspace(1e-8, 1e4, 60)
+    stddevs = [gaussian_stddev(float(e), 1e-5, sensitivity=1.0) for e in epsilons]
+    assert np.all(np.diff(stddevs) <= 0)
+    assert stddevs[-1] < stddevs[0]
+    spent = [gaussian_epsilon(float(s), 1e-5, sensitivity=1.0) for s in epsilons]
+    assert np.all(np.diff(spent) <= 0)
+
+
+def test_limits():
+    assert gaussian_stddev(math.inf, 0.0, sensitivity=1.0) == 0.0
+    assert gaussian_stddev(1.0, 0.0, sensitivity=1.0) == math.inf
+    assert gaussian_stddev(1.0, 0.0, sensitivity=0.0) == 0.0
+    assert gaussian_epsilon(0.0, 1e-5, sensitivity=1.0) == math.inf
+    assert gaussian_epsilon(1.0, 0.0, sensitivity=1.0) == math.inf
+    assert gaussian_epsilon(math.inf, 0.0, sensitivity=1.0) == 0.0
+    assert gaussian_epsilon(0.0, 0.0, sensitivity=0.0) == 0.0
+    assert gaussian_epsilon(1e300, 1e-300, sensitivity=1.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("epsilon", 0.0),
+        ("epsilon", -1.0),
+        ("epsilon", math.nan),
+        ("delta", 1.0),
+        ("delta", -1e-9),
+        ("delta", math.nan),
+        ("sensitivity", -1.0),
+        ("sensitivity", math.inf),
+        ("sensitivity", math.nan),
+        ("num_releases", 0),
+        ("num_releases", 2.5),
+        ("stddev", -1.0),
+        ("stddev", math.nan),
+    ],
+)
+def test_bad_arguments_are_named(name, bad):
+    good = {"delta": 1e-5, "sensitivity": 1.0, "num_releases": 1}
+    if name != "stddev":
+        with pytest.raises(ValueError, match=f"^{name} must be .*got"):
+            gaussian_stddev(**{"epsilon": 1.0, **good, name: bad})
+    if name != "epsilon":
+        with pytest.raises(ValueError, match=f"^{name} must be .*got"):
+            gaussian_epsilon(**{"stddev": 1.0, **good, name: bad})
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan])
+def test_bad_event(bad):
+    with pytest.raises(ValueError, match=r"^noise_multiplier must be"):
+        gaussian_event(bad)
+    with pytest.raises(ValueError, match=r"^num_releases must be"):
+        gaussian_event(1.0, num_releases=0)

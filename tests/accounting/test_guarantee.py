@@ -1,0 +1,159 @@
+"""Guarantees: value semantics, the sentence, parallel composition."""
+
+import dataclasses
+import math
+
+import dp_accounting
+import jax
+import pytest
+
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    gaussian_event,
+    noise_multiplier,
+    parallel_composition,
+    sampled_gaussian_event,
+)
+
+EVENT = gaussian_event(3.7306)
+
+
+def test_is_an_immutable_value():
+    one = PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT)
+    other = PrivacyGuarantee.of(1.0, 1e-5, dp_event=gaussian_event(3.7306))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != dataclasses.replace(one, epsilon=2.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.epsilon = 2.0
+
+
+def test_serves_as_static_metadata_of_a_pytree():
+    traces = []
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Released:
+        params: jax.Array
+        privacy: PrivacyGuarantee = dataclasses.field(metadata={"static": True})
+
+    @jax.jit
+    def double(released):
+        traces.append(1)
+        return dataclasses.replace(released, params=2 * released.params)
+
+    for _ in range(2):
+        privacy = PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT)
+        released = double(Released(jax.numpy.ones(2), privacy))
+    assert released.privacy == privacy
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        EVENT,
+        sampled_gaussian_event(1.0, num_steps=5, sampling_prob=0.1),
+        sampled_gaussian_event(1.0, num_steps=5, num_samples=9, batch_size=2),
+        dp_accounting.ZCDpEvent(0.1),
+        dp_accounting.ComposedDpEvent((EVENT, dp_accounting.NoOpDpEvent())),
+        dp_accounting.NonPrivateDpEvent(),
+    ],
+)
+def test_events_hash(event):
+    guarantee = PrivacyGuarantee.of(1.0, 1e-5, dp_event=event)
+    assert {guarantee: 1}[guarantee] == 1
+
+
+def test_description_names_records_factor_and_delta():
+    guarantee = PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT, num_samples=32_561)
+    assert str(guarantee) == guarantee.description
+    assert guarantee.description == (
+        "Replacing any one of the 32,561 records changes the probability of any "
+        "outcome by at most a factor e^1 = 2.72, up to a failure probability of 1e-05."
+    )
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text"),
+    [
+        (0.0, "e^0 = 1,"),
+        (0.001, "e^0.001 = 1.001,"),
+        (10.0, "e^10 = 22001,"),
+        (50.0, "e^50 = 5.18e+21,"),
+        (1e4, "a factor e^1e+04,"),
+    ],
+)
+def test_description_at_any_epsilon(epsilon, text):
+    guarantee = PrivacyGuarantee.of(epsilon, 1e-5, dp_event=EVENT)
+    assert text in guarantee.description
+
+
+def test_description_of_pure_and_other_relations():
+    pure = PrivacyGuarantee.of(1.0, 0.0, dp_event=EVENT)
+    assert pure.description.endswith("e^1 = 2.72.")
+    # The size of the data is private under add/remove: never named.
+    added = PrivacyGuarantee.of(
+        1.0, 0.0, dp_event=EVENT, relation=ADD_OR_REMOVE_ONE, num_samples=77
+    )
+    assert added.description.startswith("Adding or removing any one record changes")
+    blanked = PrivacyGuarantee.of(
+        1.0, 0.0, dp_event=EVENT, relation=NeighboringRelation.REPLACE_SPECIAL
+    )
+    assert blanked.description.startswith("Blanking any one record changes")
+
+
+def test_non_private():
+    guarantee = PrivacyGuarantee.non_private()
+    assert guarantee.epsilon == math.inf
+    assert guarantee.dp_event == dp_accounting.NonPrivateDpEvent()
+    assert "No privacy" in str(guarantee)
+    assert guarantee == PrivacyGuarantee.non_private()
+
+
+def test_parallel_composition_of_equal_batches_costs_one():
+    multiplier = noise_multiplier(1.0, 1e-5, num_steps=1)
+    batch = PrivacyGuarantee.of(1.0, 1e-5, dp_event=gaussian_event(multiplier))
+    assert parallel_composition([batch] * 100) == batch
+
+
+def test_parallel_composition_takes_the_maximum():
+    one = PrivacyGuarantee.of(1.0, 1e-6, dp_event=EVENT)
+    two = PrivacyGuarantee.of(0.5, 1e-5, dp_event=gaussian_event(9.0))
+    whole = parallel_composition([one, two])
+    assert (whole.epsilon, whole.delta) == (1.0, 1e-5)
+    assert whole.relation is REPLACE_ONE
+    # No event stands for the maximum of two different ones: accountants must refuse.
+    assert not dp_accounting.pld.PLDAccountant().supports(whole.dp_event)
+
+
+def test_parallel_composition_refuses():
+    with pytest.raises(ValueError, match="guarantees must be non-empty"):
+        parallel_composition([])
+    added = PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT, relation=ADD_OR_REMOVE_ONE)
+    with pytest.raises(ValueError, match="relation must be REPLACE_ONE"):
+        parallel_composition([added])
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("epsilon", -1.0),
+        ("epsilon", math.nan),
+        ("delta", 1.0),
+        ("delta", math.nan),
+        ("relation", "replace one"),
+        ("dp_event", dp_accounting.ComposedDpEvent([EVENT])),
+    ],
+)
+def test_bad_arguments_are_named(name, bad):
+    good = {
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "relation": REPLACE_ONE,
+        "dp_event": EVENT,
+        "description": "",
+    }
+    with pytest.raises(ValueError, match=f"^{name} must be .*got"):
+        PrivacyGuarantee(**{**good, name: bad})

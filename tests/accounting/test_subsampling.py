@@ -1,0 +1,300 @@
+"""Sampled training: exact one-step integrals, lower bounds, traps, inverse pairs."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+from dp_accounting import (
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+    UnsupportedEventError,
+    calibrate_dp_mechanism,
+)
+from dp_accounting.mechanism_calibration import ExplicitBracketInterval
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax.accounting import (
+    gaussian_epsilon,
+    gaussian_event,
+    gaussian_stddev,
+    noise_multiplier,
+    noise_multiplier_to_epsilon,
+    sampled_gaussian_event,
+)
+
+POISSON = {"num_steps": 1000, "sampling_prob": 0.01}
+FIXED_SIZE = {"num_steps": 1000, "num_samples": 100_000, "batch_size": 1000}
+
+
+def test_numbers_of_a_typical_run():
+    # In units of the norm bound C of a record: replace-one sensitivity is 2C.
+    budget = (1.0, 1e-5)
+    assert round(2 * noise_multiplier(*budget, num_steps=1000), 1) == 235.9
+    assert 2 * noise_multiplier(*budget, **FIXED_SIZE) == pytest.approx(5.41, abs=0.01)
+    assert 2 * noise_multiplier(*budget, **POISSON) == pytest.approx(2.36, abs=0.01)
+    # One epoch over 100 disjoint batches is a single step for each record.
+    assert round(2 * noise_multiplier(*budget, num_steps=1), 2) == 7.46
+
+
+def one_step_delta(epsilon, stddev, prob, relation):
+    """The hockey-stick integral of one Poisson step, at norm bound 1, the worse way."""
+    x = np.linspace(-12 * stddev - 2, 12 * stddev + 2, 400_001)
+
+    def law(center):
+        density = scipy.stats.norm(scale=stddev).pdf
+        return (1 - prob) * density(x) + prob * density(x - center)
+
+    def delta(first, second):
+        excess = law(first) - math.exp(epsilon) * law(second)
+        return scipy.integrate.trapezoid(np.maximum(excess, 0), x)
+
+    if relation is REPLACE_ONE:
+        return delta(1.0, -1.0)
+    return max(delta(1.0, 0.0), delta(0.0, 1.0))
+
+
+@pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
+@pytest.mark.parametrize("delta", [1e-6, 1e-3])
+@pytest.mark.parametrize("prob", [0.01, 0.3])
+@pytest.mark.parametrize("stddev", [0.6, 2.0])
+def test_one_poisson_step_by_direct_integration(stddev, prob, delta, relation):
+    sensitivity = 2.0 if relation is REPLACE_ONE else 1.0
+    epsilon = noise_multiplier_to_epsilon(
+        stddev / sensitivity, delta, num_steps=1, sampling_prob=prob, relation=relation
+    )
+    # A thousandth of delta pays for overflow; the rest is tight.
+    integral = one_step_delta(epsilon, stddev, prob, relation)
+    assert integral == pytest.approx(0.999 * delta, rel=2e-3)
+    assert integral <= delta
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.7, 1.6, 2.6])
+@pytest.mark.parametrize("length", [0.0, 0.5, 1.0])
+def test_antipodal_records_are_the_worst_replacement(angle, length):
+    # The accountant analyses +C against -C; other records in the plane do less.
+    stddev, prob, epsilon = 1.0, 0.2, 0.3
+    grid = np.linspace(-9, 9, 601)
+    cell = (grid[1] - grid[0]) ** 2
+
+    def bell(a, b):
+        normal = scipy.stats.norm(scale=stddev).pdf
+        return normal(grid[:, None] - a) * normal(grid[None, :] - b) * cell
+
+    def law(center):
+        return (1 - prob) * bell(0.0, 0.0) + prob * bell(*center)
+
+    center = (length * math.cos(angle), length * math.sin(angle))
+    excess = np.maximum(law(center) - math.exp(epsilon) * law((-1.0, 0.0)), 0).sum()
+    worst = one_step_delta(epsilon, stddev, prob, REPLACE_ONE)
+    assert excess <= worst * (1 + 1e-4)
+
+
+def test_one_sided_contributions_need_twice_their_sensitivity():
+    # A record in [0, 1] against an absent one: more than "half of 1 either way".
+    epsilon = noise_multiplier_to_epsilon(1.0, 1e-5, num_steps=1, sampling_prob=0.1)
+    assert one_step_delta(epsilon, 1.0, 0.1, ADD_OR_REMOVE_ONE) > 1e-5
+    doubled = noise_multiplier_to_epsilon(0.5, 1e-5, num_steps=1, sampling_prob=0.1)
+    assert one_step_delta(doubled, 1.0, 0.1, ADD_OR_REMOVE_ONE) <= 1e-5
+
+
+@pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
+def test_poisson_agrees_with_dp_accounting_alone(relation):
+    # The library's answer rebuilt without it, in stddev / norm bound.
+    def event(stddev):
+        step = PoissonSampledDpEvent(0.01, GaussianDpEvent(stddev))
+        return SelfComposedDpEvent(step, 1000)
+
+    stddev = calibrate_dp_mechanism(
+        lambda: PLDAccountant(relation),
+        event,
+        1.0,
+        1e-5,
+        ExplicitBracketInterval(1.0, 4.0),
+        tol=1e-4,
+    )
+    sensitivity = 2.0 if relation is REPLACE_ONE else 1.0
+    ours = noise_multiplier(1.0, 1e-5, **POISSON, relation=relation)
+    assert sensitivity * ours == pytest.approx(stddev, rel=2e-3)
+
+
+@pytest.mark.parametrize("multiplier", [0.6, 1.18, 20.0])
+def test_poisson_add_remove_is_below_renyi(multiplier):
+    event = sampled_gaussian_event(multiplier, **POISSON, relation=ADD_OR_REMOVE_ONE)
+    by_rdp = RdpAccountant().compose(event).get_epsilon(1e-5)
+    ours = noise_multiplier_to_epsilon(
+        multiplier, 1e-5, **POISSON, relation=ADD_OR_REMOVE_ONE
+    )
+    assert ours <= by_rdp
+
+
+@pytest.mark.parametrize("scheme", [POISSON, FIXED_SIZE])
+def test_the_named_accountant_reports_no_more_than_we_claim(scheme):
+    multiplier = noise_multiplier(1.0, 1e-5, **scheme)
+    event = sampled_gaussian_event(multiplier, **scheme)
+    if scheme is POISSON:
+        accountant = PLDAccountant(REPLACE_ONE)
+    else:
+        accountant = RdpAccountant(neighboring_relation=REPLACE_ONE)
+    assert 0.995 < accountant.compose(event).get_epsilon(1e-5) <= 1.0
+
+
+def test_events_misread_are_refused_or_reported_dearer():
+    poisson = sampled_gaussian_event(1.18, **POISSON)
+    with pytest.raises(UnsupportedEventError):
+        RdpAccountant(neighboring_relation=REPLACE_ONE).compose(poisson)
+    fixed_size = sampled_gaussian_event(2.7, **FIXED_SIZE)
+    with pytest.raises(UnsupportedEventError):
+        PLDAccountant(REPLACE_ONE).compose(fixed_size)
+    with pytest.raises(UnsupportedEventError):
+        RdpAccountant().compose(fixed_size)
+    full = sampled_gaussian_event(3.7306, num_steps=1)
+    assert full == gaussian_event(3.7306)
+    assert PLDAccountant(REPLACE_ONE).compose(full).get_epsilon(1e-5) > 2.0
+
+
+@pytest.mark.parametrize("multiplier", [0.5, 2.7, 100.0, 1e4])
+def test_fixed_size_covers_two_attainable_cases(multiplier):
+    claimed = noise_multiplier_to_epsilon(multiplier, 1e-5, **FIXED_SIZE)
+
+    def step(stddev):
+        one = PoissonSampledDpEvent(0.01, GaussianDpEvent(stddev))
+        return SelfComposedDpEvent(one, 1000)
+
+    # All other records zero: +C against -C, seen with probability 0.01.
+    replaced = PLDAccountant(REPLACE_ONE).compose(step(2 * multiplier))
+    # All other records +C: the sum only moves, by 2C, when -C takes a place.
+    moved = PLDAccountant(ADD_OR_REMOVE_ONE).compose(step(multiplier))
+    # The oracle itself rounds up: by its grid, sqrt(1000) * 1e-4 at most.
+    assert claimed >= replaced.get_epsilon(1e-5) - 4e-3
+    assert claimed >= moved.get_epsilon(1e-5) - 4e-3
+
+
+def test_whole_data_as_one_batch_is_exact():
+    ours = noise_multiplier(1.0, 1e-5, num_steps=50, num_samples=70, batch_size=70)
+    exact = gaussian_stddev(1.0, 1e-5, sensitivity=1.0, num_releases=50)
+    assert ours == exact
+    assert ours == noise_multiplier(1.0, 1e-5, num_steps=50)
+
+
+@pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
+@pytest.mark.parametrize(
+    "epsilon", [0.05, 1.0, pytest.param(8.0, marks=pytest.mark.slow)]
+)
+def test_inverse_pair_of_poisson(epsilon, relation):
+    multiplier = noise_multiplier(epsilon, 1e-5, **POISSON, relation=relation)
+    spent = noise_multiplier_to_epsilon(multiplier, 1e-5, **POISSON, relation=relation)
+    assert spent <= epsilon
+    assert spent == pytest.approx(epsilon, rel=1e-2)
+
+
+def test_inverse_pair_of_fixed_size():
+    scheme = {"num_steps": 20, "num_samples": 500, "batch_size": 50}
+    multiplier = noise_multiplier(2.0, 1e-5, **scheme)
+    assert 1.99 < noise_multiplier_to_epsilon(multiplier, 1e-5, **scheme) <= 2.0
+
+
+@pytest.mark.parametrize("scheme", [POISSON, FIXED_SIZE])
+def test_sampling_never_costs_more_than_full_batches(scheme):
+    for multiplier in (1e-6, 0.02, 0.3, 10.0, 1e5, 1e9):
+        sampled = noise_multiplier_to_epsilon(multiplier, 1e-5, **scheme)
+        full = gaussian_epsilon(
+            multiplier, 0.999e-5, sensitivity=1.0, num_releases=1000
+        )
+        assert sampled <= full
+
+
+def test_monotone():
+    by_prob = [
+        noise_multiplier(1.0, 1e-5, num_steps=500, sampling_prob=q)
+        for q in (0.03, 0.3, 1.0)
+    ]
+    assert np.all(np.diff(by_prob) > 0)
+    by_steps = [
+        noise_multiplier(1.0, 1e-5, num_steps=t, sampling_prob=0.05)
+        for t in (100, 1000)
+    ]
+    assert np.all(np.diff(by_steps) > 0)
+    by_noise = [
+        noise_multiplier_to_epsilon(m, 1e-5, **POISSON) for m in (0.3, 1.0, 5.0, 50.0)
+    ]
+    assert np.all(np.diff(by_noise) < 0)
+
+
+def test_tiny_delta_falls_back_to_full_batches():
+    # The accountant's FFT cannot resolve delta here; it would report too little.
+    assert noise_multiplier(1.0, 1e-13, **POISSON) == gaussian_stddev(
+        1.0, 0.999e-13, sensitivity=1.0, num_releases=1000
+    )
+
+
+@pytest.mark.parametrize("num_steps", [100, 1000, 100_000])
+def test_fft_error_of_the_accountant_is_set_aside(num_steps):
+    # The full-batch Gaussian, composed by FFT, against its closed form.
+    multiplier = math.sqrt(num_steps)
+    step = PoissonSampledDpEvent(1.0, GaussianDpEvent(multiplier))
+    accountant = PLDAccountant().compose(SelfComposedDpEvent(step, num_steps))
+    for delta in (1e-9, 1e-11, 1e-13):
+        epsilon = gaussian_epsilon(1.0, delta, sensitivity=1.0)
+        assert delta - accountant.get_delta(epsilon) <= 1e-15 * num_steps
+
+
+@pytest.mark.parametrize("scheme", [{"num_steps": 3}, POISSON, FIXED_SIZE])
+def test_limits(scheme):
+    assert noise_multiplier(math.inf, 0.0, **scheme) == 0.0
+    assert noise_multiplier(1.0, 0.0, **scheme) == math.inf
+    assert noise_multiplier_to_epsilon(0.0, 1e-5, **scheme) == math.inf
+    assert noise_multiplier_to_epsilon(1.0, 0.0, **scheme) == math.inf
+    assert noise_multiplier_to_epsilon(math.inf, 0.0, **scheme) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("num_steps", {"num_steps": 0}),
+        ("num_steps", {"num_steps": 1.5}),
+        ("sampling_prob", {"sampling_prob": 0.0}),
+        ("sampling_prob", {"sampling_prob": 1.1}),
+        ("sampling_prob", {"sampling_prob": math.nan}),
+        ("num_samples", {"batch_size": 5}),
+        ("batch_size", {"num_samples": 5}),
+        ("batch_size", {"batch_size": 6, "num_samples": 5}),
+        ("batch_size", {"batch_size": 0, "num_samples": 5}),
+        ("num_samples", {"batch_size": 1, "num_samples": 5.5}),
+        ("sampling_prob", {"batch_size": 1, "num_samples": 5, "sampling_prob": 0.5}),
+        (
+            "relation",
+            {"batch_size": 1, "num_samples": 5, "relation": ADD_OR_REMOVE_ONE},
+        ),
+        ("relation", {"relation": NeighboringRelation.REPLACE_SPECIAL}),
+        ("relation", {"relation": "replace"}),
+    ],
+)
+def test_bad_schemes_are_named(name, bad):
+    scheme = {"num_steps": 10, **bad}
+    with pytest.raises(ValueError, match=f"^{name} must be .*got"):
+        noise_multiplier(1.0, 1e-5, **scheme)
+    with pytest.raises(ValueError, match=f"^{name} must be .*got"):
+        noise_multiplier_to_epsilon(1.0, 1e-5, **scheme)
+    with pytest.raises(ValueError, match=f"^{name} must be .*got"):
+        sampled_gaussian_event(1.0, **scheme)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan])
+def test_bad_numbers_are_named(bad):
+    with pytest.raises(ValueError, match=r"^epsilon must be positive"):
+        noise_multiplier(bad, 1e-5, num_steps=1)
+    with pytest.raises(ValueError, match=r"^delta must be in"):
+        noise_multiplier(1.0, bad, num_steps=1)
+    with pytest.raises(ValueError, match=r"^delta must be in"):
+        noise_multiplier_to_epsilon(1.0, bad, num_steps=1)
+    with pytest.raises(ValueError, match=r"^noise_multiplier must be"):
+        noise_multiplier_to_epsilon(bad, 1e-5, num_steps=1)
+    with pytest.raises(ValueError, match=r"^noise_multiplier must be"):
+        sampled_gaussian_event(bad, num_steps=1)
+    with pytest.raises(ValueError, match=r"^epsilon must be positive, got 0"):
+        noise_multiplier(0.0, 1e-5, num_steps=1)

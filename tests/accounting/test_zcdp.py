@@ -1,0 +1,110 @@
+"""zCDP conversions: an independent minimisation, inverse pairs, limits."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import ZCDpEvent
+from dp_accounting.rdp import RdpAccountant
+
+from dpjax.accounting import epsilon_to_rho, gaussian_epsilon, rho_to_epsilon
+
+RHOS = [1e-9, 1e-4, 0.03, 0.5, 3.0, 100.0]
+EPSILONS = [1e-6, 0.01, 0.3, 1.0, 8.0, 1e4]
+DELTAS = [1e-50, 1e-10, 1e-5, 0.1, 0.9]
+CONVERSIONS = ["tight", "simple"]
+
+
+def test_numbers_of_the_papers_budget():
+    assert round(epsilon_to_rho(1.0, 1e-5), 5) == 0.03056
+    assert epsilon_to_rho(1.0, 1e-5) == pytest.approx(0.030557, abs=5e-7)
+    assert epsilon_to_rho(1.0, 1e-5, conversion="simple") == pytest.approx(
+        0.02082, abs=5e-6
+    )
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("rho", RHOS)
+def test_tight_is_the_minimum_over_all_orders(rho, delta):
+    # The printed form: delta = e^{(a-1)(a rho - eps)} (1 - 1/a)^a / (a - 1).
+    b = np.exp(np.linspace(-12, 130, 200_001))
+    a = 1 + b
+    grid = a * rho + (-math.log(delta) + a * (np.log(b) - np.log1p(b)) - np.log(b)) / b
+    expected = max(0.0, grid.min())
+    assert rho_to_epsilon(rho, delta) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("rho", RHOS)
+def test_tight_is_at_most_simple(rho, delta):
+    assert rho_to_epsilon(rho, delta) < rho_to_epsilon(rho, delta, conversion="simple")
+
+
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_inverse_pair_never_exceeds_the_budget(epsilon, delta, conversion):
+    rho = epsilon_to_rho(epsilon, delta, conversion=conversion)
+    spent = rho_to_epsilon(rho, delta, conversion=conversion)
+    assert spent <= epsilon
+    # Where delta alone pays for most of rho, epsilon reacts strongly to rho's rounding.
+    more = rho_to_epsilon(rho * (1 + 1e-9), delta, conversion=conversion)
+    assert more > epsilon
+
+
+@pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.1])
+@pytest.mark.parametrize("rho", RHOS)
+def test_claims_cover_renyi_accountant_and_exact_gaussian(rho, delta):
+    # The same conversion on a coarse grid of orders can only be larger ...
+    accountant = RdpAccountant().compose(ZCDpEvent(rho))
+    tight = rho_to_epsilon(rho, delta)
+    assert tight <= accountant.get_epsilon(delta) + 1e-12
+    # ... and a Gaussian release with that rho spends no more than we claim.
+    exact = gaussian_epsilon(1 / math.sqrt(2 * rho), delta, sensitivity=1.0)
+    assert exact <= tight * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_monotone(conversion):
+    rhos = np.geomspace(1e-6, 1e3, 40)
+    epsilons = [rho_to_epsilon(float(r), 1e-5, conversion=conversion) for r in rhos]
+    assert np.all(np.diff(epsilons) > 0)
+    budgets = [epsilon_to_rho(float(e), 1e-5, conversion=conversion) for e in rhos]
+    assert np.all(np.diff(budgets) > 0)
+    by_delta = [rho_to_epsilon(0.1, d, conversion=conversion) for d in DELTAS]
+    assert np.all(np.diff(by_delta) < 0)
+
+
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_limits(conversion):
+    assert rho_to_epsilon(0.0, 0.0, conversion=conversion) == 0.0
+    assert rho_to_epsilon(0.1, 0.0, conversion=conversion) == math.inf
+    assert rho_to_epsilon(math.inf, 0.1, conversion=conversion) == math.inf
+    assert epsilon_to_rho(math.inf, 0.0, conversion=conversion) == math.inf
+    assert epsilon_to_rho(1.0, 0.0, conversion=conversion) == 0.0
+    assert rho_to_epsilon(1e-30, 0.1) == 0.0
+    assert math.isfinite(rho_to_epsilon(1e30, 1e-300, conversion=conversion))
+    assert math.isfinite(epsilon_to_rho(1e-30, 1e-300, conversion=conversion))
+
+
+@pytest.mark.parametrize("delta", [-0.1, 1.0, math.nan])
+def test_bad_delta(delta):
+    with pytest.raises(ValueError, match="delta must be in"):
+        rho_to_epsilon(0.1, delta)
+    with pytest.raises(ValueError, match="delta must be in"):
+        epsilon_to_rho(0.1, delta)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan])
+def test_bad_rho_and_epsilon(value):
+    with pytest.raises(ValueError, match="rho must be"):
+        rho_to_epsilon(value, 1e-5)
+    with pytest.raises(ValueError, match="epsilon must be positive"):
+        epsilon_to_rho(value, 1e-5)
+
+
+def test_zero_epsilon_and_unknown_conversion():
+    with pytest.raises(ValueError, match="epsilon must be positive, got 0"):
+        epsilon_to_rho(0.0, 1e-5)
+    with pytest.raises(ValueError, match="conversion must be tight or simple"):
+        rho_to_epsilon(0.1, 1e-5, conversion="loose")

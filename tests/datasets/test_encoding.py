@@ -1,0 +1,110 @@
+"""Columns to features: public constants, and no value that raises."""
+
+import numpy as np
+import pytest
+
+from dpjax import datasets
+from dpjax.datasets import Categorical, Numeric
+
+ODD_CELLS = ["", "?", "abc", "nan", "inf", "-inf", "1e400", "1e300", "\x00", "1,5"]
+
+
+@pytest.mark.parametrize("dtype", [object, np.str_, np.dtypes.StringDType()])
+def test_odd_text_is_at_the_centre(dtype):
+    column = np.array(["7", " 3 ", *ODD_CELLS], dtype=dtype)
+    feature = Numeric(center=5, scale=2).encode(column)
+    assert feature.dtype == np.float32
+    assert feature[:, 0].tolist() == [1.0, -1.0, *[0.0] * len(ODD_CELLS)]
+
+
+def test_odd_objects_are_at_the_centre():
+    column = np.array([7, None, 10**400, [], b"3", True, object()], dtype=object)
+    feature = Numeric(center=5, scale=2).encode(column)
+    assert feature[:, 0].tolist() == [1.0, 0.0, 0.0, 0.0, -1.0, -2.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_odd_numbers_are_at_the_centre(dtype):
+    column = np.array([7, np.nan, np.inf, -np.inf], dtype=dtype)
+    assert Numeric(5, 2).encode(column)[:, 0].tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_number_beyond_float32_is_at_the_centre():
+    assert Numeric(scale=1e-30).encode(np.array([1e30, 1e-30])).tolist() == [[0], [1]]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint64, np.bool_])
+def test_integers_and_booleans_are_numbers(dtype):
+    assert Numeric().encode(np.array([0, 1], dtype)).tolist() == [[0.0], [1.0]]
+
+
+@pytest.mark.parametrize("dtype", [object, np.str_, np.bytes_])
+def test_categories_are_compared_as_stripped_text(dtype):
+    column = np.array(["b", " a ", "A", "", "?"], dtype=dtype)
+    expected = [[0, 1], [1, 0], [0, 0], [0, 0], [0, 0]]
+    assert Categorical(("a", "b")).encode(column).tolist() == expected
+
+
+def test_odd_objects_are_in_no_category():
+    column = np.array([None, np.nan, b"\xff", [], "a"], dtype=object)
+    assert Categorical(("a", "None!")).encode(column).sum() == 1
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_numbers_are_compared_by_value(dtype):
+    column = np.array([2, 1, 3], dtype)
+    assert Categorical(("1", "2")).encode(column).tolist() == [[0, 1], [1, 0], [0, 0]]
+
+
+def test_a_record_is_encoded_by_itself():
+    # Nothing is learnt from other records.
+    rng = np.random.default_rng(0)
+    columns = {
+        "x": rng.standard_cauchy(50).astype(np.str_),
+        "c": rng.choice(["a", "b", "z"], 50),
+    }
+    schema = {"x": Numeric(1, 3), "c": Categorical(("a", "b"))}
+    features, names = datasets.encode(columns, schema)
+    part, _ = datasets.encode({k: v[:7] for k, v in columns.items()}, schema)
+    assert names == ("x", "c=a", "c=b")
+    assert features.shape == (50, 3)
+    assert np.array_equal(features[:7], part)
+
+
+def test_no_records_give_no_rows():
+    features, _ = datasets.encode({"x": np.array([], object)}, {"x": Numeric()})
+    assert features.shape == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "schema", "message"),
+    [
+        ({"x": np.ones(2)}, {}, "schema must be"),
+        ({"x": np.ones(2)}, {"y": Numeric()}, r"got \['y'\]"),
+        (
+            {"x": np.ones(2), "y": np.ones(3)},
+            {"x": Numeric(), "y": Numeric()},
+            "columns must be of one length",
+        ),
+        ({"x": np.ones((2, 2))}, {"x": Numeric()}, "column must be"),
+        ({"x": np.ones(2, complex)}, {"x": Numeric()}, "column must be"),
+        ({"x": np.ones(2, "M8[s]")}, {"x": Categorical(("a",))}, "column must be"),
+    ],
+)
+def test_errors_are_of_the_schema(columns, schema, message):
+    with pytest.raises(ValueError, match=message):
+        datasets.encode(columns, schema)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Numeric(center=np.nan), "center"),
+        (lambda: Numeric(scale=0), "scale"),
+        (lambda: Categorical(()), "categories"),
+        (lambda: Categorical(("a", "a")), "categories"),
+    ],
+)
+def test_bad_constants_are_named(make, name):
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        make()

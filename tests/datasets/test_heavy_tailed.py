@@ -1,0 +1,137 @@
+"""The synthetic problems of papers 001 and 004."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpjax import datasets, losses
+
+MODELS = [
+    datasets.linear_model,
+    datasets.logistic_model,
+    datasets.reversed_logistic_model,
+]
+models = pytest.mark.parametrize("model", MODELS)
+FALSE_ALARM = 1e-4  # of each Kolmogorov-Smirnov test, over fresh keys
+
+
+@models
+def test_shapes_and_determinism(model, key):
+    problem = model(key, num_samples=50, num_features=7)
+    again = model(jax.random.clone(key), num_samples=50, num_features=7)
+    assert [leaf.shape for leaf in problem] == [(50, 7), (50,), (7,)]
+    assert all(leaf.dtype == jnp.float32 for leaf in problem)
+    assert all(np.array_equal(*pair) for pair in zip(problem, again, strict=True))
+    assert problem.data == (problem.features, problem.targets)
+
+
+@models
+def test_repetitions_are_one_vmap(model, key):
+    problems = jax.vmap(lambda key: model(key, num_samples=50, num_features=7))(
+        jax.random.split(key, 3)
+    )
+    assert [leaf.shape for leaf in problems] == [(3, 50, 7), (3, 50), (3, 7)]
+    assert not np.array_equal(problems.targets[0], problems.targets[1])
+
+
+def test_linear_model_is_that_of_paper_001(key):
+    problem = datasets.linear_model(key, num_samples=20_000, num_features=10)
+    features, targets, true_params = (np.asarray(leaf, np.float64) for leaf in problem)
+    noise = targets - features @ true_params
+    law = stats.lognorm(1, loc=-math.exp(1.5), scale=math.e)
+    assert stats.kstest(noise, law.cdf).pvalue > FALSE_ALARM
+    assert stats.kstest(features.ravel(), stats.norm.cdf).pvalue > FALSE_ALARM
+    assert abs(true_params).sum() <= 1
+
+
+def test_no_noise_gives_the_linear_predictor(key):
+    problem = datasets.linear_model(key, num_samples=50, num_features=7, noise_law=None)
+    expected = np.asarray(problem.features) @ np.asarray(problem.true_params)
+    np.testing.assert_allclose(problem.targets, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_logistic_model_has_the_sign_of_paper_004(key):
+    problem = datasets.logistic_model(key, num_samples=2_000, num_features=7)
+    latent = np.asarray(problem.features) @ np.asarray(problem.true_params)
+    sigmoid = 1 / (1 + np.exp(-latent))
+    assert np.array_equal(problem.targets, np.sign(sigmoid - 0.5))
+    assert _mean_loss(problem, 1.0) < _mean_loss(problem, -1.0)
+
+
+def test_reversed_logistic_model_has_the_sign_of_paper_001(key):
+    problem = datasets.reversed_logistic_model(
+        key, num_samples=2_000, num_features=7, noise_law=None
+    )
+    latent = np.asarray(problem.features) @ np.asarray(problem.true_params)
+    assert np.array_equal(problem.targets, np.sign(1 / (1 + np.exp(latent)) - 0.5))
+    assert _mean_loss(problem, -1.0) < _mean_loss(problem, 1.0)
+
+
+def test_label_noise_of_paper_001_is_centred_log_logistic(key):
+    # P(y = +1) = P(<w*, x> + e < 0); with w* = 0 it is P(e < 0), the law at its mean.
+    problem = datasets.reversed_logistic_model(
+        key,
+        num_samples=40_000,
+        num_features=1,
+        params_fn=lambda key, num_features: jnp.zeros(num_features),
+    )
+    law = stats.fisk(5, scale=math.exp(0.2))
+    positives = int((problem.targets > 0).sum())
+    probability = float(law.cdf(law.mean()))
+    assert stats.binomtest(positives, 40_000, probability).pvalue > FALSE_ALARM
+    assert stats.binomtest(positives, 40_000, 0.5).pvalue < 1e-9
+
+
+def test_l1_ball_params_are_uniform(key):
+    draws = jax.vmap(lambda key: datasets.l1_ball_params(key, 4))(
+        jax.random.split(key, 5_000)
+    )
+    # The l1 norm of a uniform point of the ball in d dimensions has the law r^d.
+    norms = np.abs(np.asarray(draws, np.float64)).sum(axis=1)
+    assert stats.kstest(norms, stats.beta(4, 1).cdf).pvalue > FALSE_ALARM
+    assert stats.kstest(norms, stats.beta(5, 1).cdf).pvalue < 1e-9
+    assert abs(np.sign(draws).mean()) < 4 / math.sqrt(20_000)
+
+
+def test_sparse_params_are_sparse_unit_vectors(key):
+    draws = jax.vmap(lambda key: datasets.sparse_params(5)(key, 30))(
+        jax.random.split(key, 500)
+    )
+    assert np.all((np.asarray(draws) != 0).sum(axis=1) == 5)
+    np.testing.assert_allclose(np.linalg.norm(draws, axis=1), 1.0, rtol=1e-5)
+    assert np.all((np.asarray(draws) != 0).any(axis=0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"num_samples": 0}, "num_samples"),
+        ({"num_features": 2.5}, "num_features"),
+        ({"params_fn": datasets.sparse_params(6)}, "sparsity"),
+    ],
+)
+@models
+def test_bad_arguments_are_named(model, arguments, name, key):
+    good = {"num_samples": 3, "num_features": 5}
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        model(key, **{**good, **arguments})
+
+
+def test_sparsity_is_a_count():
+    with pytest.raises(ValueError, match="sparsity must be"):
+        datasets.sparse_params(0)
+
+
+@models
+def test_an_old_style_key_is_refused(model):
+    with pytest.raises(ValueError, match="key must be"):
+        model(np.zeros(2, np.uint32), num_samples=3, num_features=5)
+
+
+def _mean_loss(problem, direction):
+    loss_fn = jax.vmap(losses.logistic, in_axes=(None, 0))
+    return float(loss_fn(direction * problem.true_params, problem.data).mean())

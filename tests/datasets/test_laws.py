@@ -1,0 +1,164 @@
+"""Every law against SciPy: the right parameters are accepted, wrong ones rejected.
+
+Kolmogorov-Smirnov with 20,000 samples and a fixed key. A right law is rejected where
+p < 1e-4, so a fresh key would fail one test in ten thousand; a wrong one must reach
+p < 1e-9.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpjax import datasets
+
+NUM_SAMPLES = 20_000
+FALSE_ALARM = 1e-4
+
+# Law, its oracle, and an oracle with a wrong parameter.
+CASES = {
+    "normal": (
+        datasets.Normal(location=1.0, scale=5**0.5),
+        stats.norm(1, 5**0.5),
+        stats.norm(1, 5**0.5 * 1.2),
+    ),
+    "laplace": (
+        datasets.Laplace(location=-1.0, scale=5.0),
+        stats.laplace(-1, 5),
+        stats.laplace(-1, 5 * 1.2),
+    ),
+    "logistic": (
+        datasets.Logistic(scale=0.5),
+        stats.logistic(0, 0.5),
+        stats.logistic(0, 0.5 * 1.2),
+    ),
+    "log_normal": (
+        datasets.LogNormal(location=1.0, scale=1.0),
+        stats.lognorm(1, scale=math.e),
+        stats.lognorm(1, scale=math.e * 1.2),
+    ),
+    "log_logistic": (
+        datasets.LogLogistic(location=0.2, scale=0.2),
+        stats.fisk(5, scale=math.exp(0.2)),
+        stats.fisk(5, scale=math.exp(0.2) * 1.2),
+    ),
+    "log_logistic_without_mean": (
+        datasets.LogLogistic(scale=1 / 0.1),
+        stats.fisk(0.1),
+        stats.fisk(0.12),
+    ),
+    "log_gamma": (
+        datasets.LogGamma(concentration=0.5),
+        stats.loggamma(0.5),
+        stats.loggamma(0.6),
+    ),
+    "student_t": (
+        datasets.StudentT(degrees_of_freedom=3.0),
+        stats.t(3),
+        stats.t(3, scale=1.2),
+    ),
+    "pareto": (
+        datasets.Pareto(tail_index=1.5, scale=2.0),
+        stats.pareto(1.5, scale=2),
+        stats.pareto(1.8, scale=2),
+    ),
+    "centered": (
+        datasets.Centered(datasets.LogNormal(location=1.0, scale=1.0)),
+        stats.lognorm(1, loc=-math.exp(1.5), scale=math.e),
+        stats.lognorm(1, loc=-math.exp(1.5) + 0.5, scale=math.e),
+    ),
+}
+cases = pytest.mark.parametrize(
+    ("law", "oracle", "wrong"), CASES.values(), ids=CASES.keys()
+)
+
+
+@cases
+def test_samples_follow_the_law(law, oracle, wrong, key):
+    samples = np.asarray(law.sample(key, (NUM_SAMPLES,)), np.float64)
+    assert stats.kstest(samples, oracle.cdf).pvalue > FALSE_ALARM
+    assert stats.kstest(samples, wrong.cdf).pvalue < 1e-9
+
+
+@cases
+def test_mean_is_the_closed_form(law, oracle, wrong, key):
+    expected = oracle.mean() if math.isfinite(law.mean) else law.mean
+    assert law.mean == pytest.approx(expected, abs=1e-9)
+
+
+@cases
+def test_shape_dtype_determinism_and_jit(law, oracle, wrong, key):
+    samples = law.sample(key, (3, 4))
+    again = law.sample(jax.random.clone(key), (3, 4))
+    draw = jax.jit(lambda key: law.sample(key, (3, 4)))
+    assert samples.shape == (3, 4)
+    assert samples.dtype == jnp.float32
+    assert np.array_equal(samples, again)
+    np.testing.assert_allclose(draw(jax.random.clone(key)), samples, rtol=1e-5)
+
+
+@cases
+def test_laws_compare_and_hash_by_their_parameters(law, oracle, wrong):
+    twin = eval(repr(law), vars(datasets).copy())
+    assert twin == law
+    assert hash(twin) == hash(law)
+
+
+def test_laws_of_another_kind_or_scale_differ():
+    assert datasets.Normal() != datasets.Laplace()
+    assert datasets.Normal() != datasets.Normal(scale=2.0)
+
+
+def test_float64_under_x64(key):
+    with jax.enable_x64(True):
+        assert datasets.LogGamma(0.5).sample(key, (2,)).dtype == jnp.float64
+
+
+def test_the_parametrisation_of_paper_004():
+    # c x^(-c-1) (1 + x^-c)^-2 against e^z / (sigma x (1 + e^z)^2) with sigma = 1 / c.
+    points, c = np.array([0.1, 0.7, 1.0, 3.0]), 2.5
+    z = c * np.log(points)
+    ours = c * np.exp(z) / (points * (1 + np.exp(z)) ** 2)
+    paper = c * points ** (-c - 1) * (1 + points**-c) ** -2
+    np.testing.assert_allclose(ours, paper)
+    np.testing.assert_allclose(ours, stats.fisk(c).pdf(points))
+
+
+def test_samples_are_finite_where_the_law_leaves_float32(key):
+    samples = datasets.LogLogistic(scale=10.0).sample(key, (200_000,))
+    assert bool(jnp.all(jnp.isfinite(samples)))
+    assert float(samples.max()) == float(jnp.finfo(jnp.float32).max)
+
+
+@pytest.mark.parametrize(
+    ("law", "mean"),
+    [
+        (datasets.LogLogistic(scale=1.0), math.inf),
+        (datasets.Pareto(tail_index=1.0), math.inf),
+        (datasets.LogNormal(scale=100.0), math.inf),
+        (datasets.StudentT(degrees_of_freedom=1.0), math.nan),
+    ],
+)
+def test_no_centring_without_a_mean(law, mean):
+    assert law.mean == pytest.approx(mean, nan_ok=True)
+    with pytest.raises(ValueError, match="law must be"):
+        datasets.Centered(law)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: datasets.Normal(scale=0.0), "scale"),
+        (lambda: datasets.LogNormal(location=math.nan), "location"),
+        (lambda: datasets.LogGamma(concentration=-1.0), "concentration"),
+        (lambda: datasets.StudentT(degrees_of_freedom=0.0), "degrees_of_freedom"),
+        (lambda: datasets.Pareto(tail_index=math.inf), "tail_index"),
+        (lambda: datasets.Normal().sample(0, (2,)), "key"),
+    ],
+)
+def test_bad_arguments_are_named(make, name):
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        make()

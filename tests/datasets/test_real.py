@@ -1,0 +1,214 @@
+"""The real data sets: counts, encoding, and where their files come from."""
+
+import gzip
+import hashlib
+import os
+
+import numpy as np
+import pytest
+
+from dpjax import datasets
+from dpjax.datasets import _adult, _files, _rand_hie
+
+BUNDLED = [datasets.adult, datasets.rand_hie]
+EXTERNAL = [datasets.blog_feedback, datasets.credit_default, datasets.belgian_motor]
+needs_data = pytest.mark.skipif(
+    not os.environ.get("DPJAX_DATA"),
+    reason="set DPJAX_DATA to the folder of data sets that are not bundled",
+)
+every_loader = pytest.mark.parametrize(
+    "load", [*BUNDLED, *(pytest.param(load, marks=needs_data) for load in EXTERNAL)]
+)
+SIZES = {
+    "adult": (32_561, 16_281, 105),
+    "rand_hie": (16_190, 4_000, 29),
+    "blog_feedback": (52_397, 7_624, 281),
+    "credit_default": (24_000, 6_000, 33),
+    "belgian_motor": (130_570, 32_642, 18),
+}
+
+
+@every_loader
+def test_shapes_dtypes_and_finiteness(load):
+    data = load()
+    num_train, num_test, num_features = SIZES[data.name]
+    assert data.features.shape == (num_train, num_features)
+    assert data.test_features.shape == (num_test, num_features)
+    assert data.targets.shape == (num_train,)
+    assert data.test_targets.shape == (num_test,)
+    for array in (*data.train, *data.test):
+        assert array.dtype == np.float32
+        assert np.isfinite(array).all()
+    assert len(set(data.feature_names)) == num_features
+    assert data.feature_names[-1] == "intercept"
+    assert np.all(data.features[:, -1] == 1)
+    if data.task == "classification":
+        assert set(np.unique(data.targets)) == {-1.0, 1.0}
+
+
+@every_loader
+def test_public_scales_suit_the_data(load):
+    # Not computed from the data, yet near it: no column's spread passes 5 units.
+    assert load().features.std(axis=0).max() < 5
+
+
+@pytest.mark.parametrize("load", BUNDLED)
+def test_loading_is_deterministic(load):
+    first, second = load(), load()
+    pairs = zip((*first.train, *first.test), (*second.train, *second.test), strict=True)
+    assert all(np.array_equal(*pair) for pair in pairs)
+
+
+def test_adult_counts():
+    data = datasets.adult()
+    assert int((data.targets > 0).sum()) == 7_841
+    assert int((data.test_targets > 0).sum()) == 3_846
+
+
+def test_adult_first_record():
+    # 39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family,
+    # White, Male, 2174, 0, 40, United-States, <=50K
+    data = datasets.adult()
+    record = dict(zip(data.feature_names, data.features[0].tolist(), strict=True))
+    nonzero = {name: value for name, value in record.items() if value}
+    assert nonzero == pytest.approx(
+        {
+            "age": -1 / 15,
+            "education-num": 1.0,
+            "capital-gain": 0.2174,
+            "workclass=State-gov": 1.0,
+            "education=Bachelors": 1.0,
+            "marital-status=Never-married": 1.0,
+            "occupation=Adm-clerical": 1.0,
+            "relationship=Not-in-family": 1.0,
+            "race=White": 1.0,
+            "sex=Male": 1.0,
+            "native-country=United-States": 1.0,
+            "intercept": 1.0,
+        }
+    )
+    assert data.targets[0] == -1
+
+
+def test_adult_lists_every_category_of_its_files():
+    columns = _files.read_columns(_files.bundled("adult.data.gz"), _adult._FILE_COLUMNS)
+    for name, kind in _adult.SCHEMA.items():
+        if isinstance(kind, datasets.Categorical):
+            assert set(columns[name]) - {"?"} <= set(kind.categories)
+
+
+def test_rand_hie_keeps_outcomes_out_of_its_features():
+    outcomes = {
+        *("outpdol", "drugdol", "suppdol", "mentdol", "inpdol", "meddol", "totadm"),
+        *("inpmis", "mentvis", "mdvis", "notmdvis", "lnmeddol", "binexp"),
+    }
+    assert not outcomes & set(_rand_hie.SCHEMA)
+
+
+def test_rand_hie_targets_are_hundreds_of_dollars():
+    data = datasets.rand_hie()
+    targets = np.concatenate([data.targets, data.test_targets])
+    assert targets.max() == pytest.approx(391.8202)
+    assert targets.mean() == pytest.approx(1.7156790, rel=1e-5)
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("load", "mean", "largest"),
+    [
+        (datasets.blog_feedback, None, 142.4),
+        (datasets.belgian_motor, 0.16215088, 140.03242),
+        (datasets.credit_default, 2 * 0.2212 - 1, 1.0),
+    ],
+)
+def test_targets_of_external_data(load, mean, largest):
+    data = load()
+    targets = np.concatenate([data.targets, data.test_targets]).astype(np.float64)
+    assert targets.max() == pytest.approx(largest, rel=1e-5)
+    if mean is not None:
+        assert targets.mean() == pytest.approx(mean, rel=1e-5)
+
+
+@needs_data
+def test_belgian_motor_keeps_outcomes_out_of_its_features():
+    names = datasets.belgian_motor().feature_names
+    assert not {"claim", "nclaims", "amount", "average", "id"} & set(names)
+
+
+@pytest.fixture
+def empty_machine(tmp_path, monkeypatch):
+    monkeypatch.delenv("DPJAX_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def remote_file(empty_machine):
+    published = empty_machine / "published.txt"
+    published.write_bytes(b"contents")
+    return _files.DataFile(
+        path="folder/file.txt",
+        instructions="Ask for it.",
+        address=published.as_uri(),
+        sha256=hashlib.sha256(b"contents").hexdigest(),
+    )
+
+
+def test_a_file_is_fetched_once(remote_file, empty_machine):
+    place = _files.locate(remote_file)
+    (empty_machine / "published.txt").unlink()
+    assert place == empty_machine / "cache" / "dpjax" / "folder" / "file.txt"
+    assert _files.locate(remote_file) == place
+    assert place.read_bytes() == b"contents"
+    assert [entry.name for entry in place.parent.iterdir()] == ["file.txt"]
+
+
+def test_a_wrong_checksum_leaves_nothing_behind(remote_file, empty_machine):
+    (empty_machine / "published.txt").write_bytes(b"other contents")
+    with pytest.raises(ValueError, match=r"sha256.*Ask for it.*DPJAX_DATA.*must be"):
+        _files.locate(remote_file)
+    assert not list((empty_machine / "cache" / "dpjax" / "folder").iterdir())
+
+
+def test_a_failed_fetch_tells_where_to_put_the_file(remote_file, empty_machine):
+    (empty_machine / "published.txt").unlink()
+    with pytest.raises(OSError, match=r"could not be fetched.*Ask for it.*DPJAX_DATA"):
+        _files.locate(remote_file)
+    assert not list((empty_machine / "cache" / "dpjax" / "folder").iterdir())
+
+
+def test_the_data_folder_comes_before_the_cache(
+    remote_file, empty_machine, monkeypatch
+):
+    _files.locate(remote_file)
+    mine = empty_machine / "mine" / "folder" / "file.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    monkeypatch.setenv("DPJAX_DATA", str(empty_machine / "mine"))
+    assert _files.locate(remote_file) == mine
+
+
+@pytest.mark.parametrize("load", [datasets.credit_default, datasets.belgian_motor])
+@pytest.mark.usefixtures("empty_machine")
+def test_a_file_without_an_address_says_how_to_obtain_it(load):
+    with pytest.raises(FileNotFoundError, match="DPJAX_DATA"):
+        load()
+
+
+def test_a_table_of_another_form_is_an_error_of_the_schema(empty_machine, monkeypatch):
+    monkeypatch.setenv("DPJAX_DATA", str(empty_machine))
+    place = empty_machine / "insurance" / "beMTPL97.csv.gz"
+    place.parent.mkdir()
+    place.write_bytes(gzip.compress(b"id,expo\n1,1.0\n"))
+    with pytest.raises(ValueError, match="amount"):
+        datasets.belgian_motor()
+
+
+def test_short_and_long_rows_are_read():
+    columns = _files.read_columns(b'a,b\n1, "x,y"\n\n2\n3,z,extra\n')
+    assert columns["a"].tolist() == ["1", "2", "3"]
+    assert columns["b"].tolist() == ["x,y", "", "z"]
+
+
+def test_a_table_without_rows_is_read():
+    assert _files.read_columns(b"a,b\n")["b"].shape == (0,)
