@@ -1,1 +1,36 @@
 """dpjax: differentially private optimization for heavy-tailed data, in JAX."""
+
+from dpjax import (
+    accounting,
+    batching,
+    datasets,
+    estimators,
+    gradients,
+    losses,
+    mechanisms,
+    solvers,
+    transforms,
+)
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax.gradients import per_sample_grad, robust_grad
+from dpjax.transforms import dp_sgd
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ADD_OR_REMOVE_ONE",
+    "REPLACE_ONE",
+    "NeighboringRelation",
+    "accounting",
+    "batching",
+    "datasets",
+    "dp_sgd",
+    "estimators",
+    "gradients",
+    "losses",
+    "mechanisms",
+    "per_sample_grad",
+    "robust_grad",
+    "solvers",
+    "transforms",
+]

@@ -1,17 +1,17 @@
 """Shared type aliases and the neighbouring relation."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-import chex
 import jax
 from dp_accounting import NeighboringRelation
 from jax.typing import ArrayLike
 
-PyTree = chex.ArrayTree
+PyTree = Any  # of arrays: chex.ArrayTree, or a tuple, or a module
 Key = jax.Array
 Scalar = float | jax.Array
 LossFn = Callable[[PyTree, PyTree], Any]  # loss_fn(params, example) -> scalar
+Calibration = Literal["tight", "paper"]  # exact constants, or those that are printed
 
 # Two data sets are neighbours when they have the same public size n and differ in one
 # record. Everything in dpjax is stated for this relation unless it says otherwise.
@@ -22,6 +22,7 @@ __all__ = [
     "ADD_OR_REMOVE_ONE",
     "REPLACE_ONE",
     "ArrayLike",
+    "Calibration",
     "Key",
     "LossFn",
     "NeighboringRelation",

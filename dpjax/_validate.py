@@ -77,6 +77,13 @@ def delta(delta: Any) -> None:
     require(bool(np.all((values >= 0) & (values < 1))), "delta", delta, "in [0, 1)")
 
 
+def calibration(calibration: Any) -> None:
+    """Requires "tight" or "paper"."""
+    require(
+        calibration in ("tight", "paper"), "calibration", calibration, "tight or paper"
+    )
+
+
 def count(**arguments: Any) -> None:
     """Requires every argument to be an integer of at least one."""
     for name, value in arguments.items():

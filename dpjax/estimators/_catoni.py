@@ -45,8 +45,10 @@ def degree_for(beta: float) -> int:
 
 
 def series(a: jax.Array, beta: Scalar, degree: int) -> jax.Array:
-    """Returns h_beta(a) for 0 < beta <= SERIES[degree]."""
-    beta = jnp.minimum(jnp.asarray(beta).astype(a.dtype), SERIES[degree])
+    """Returns h_beta(a) for 0 < beta <= SERIES[degree], and NaN for a larger beta."""
+    # A traced beta may replace the one that the degree was chosen for.
+    beta = jnp.asarray(beta).astype(a.dtype)
+    beta = jnp.where(beta <= SERIES[degree], beta, jnp.nan)
     a = jnp.clip(a, -_LARGEST, _LARGEST)
     table = jnp.asarray(_series_table(degree), a.dtype)
     chebyshev = [jnp.ones_like(beta), 2 * beta / SERIES[degree] - 1]
@@ -83,7 +85,7 @@ def _closed_form(a: jax.Array, beta: jax.Array) -> jax.Array:
     b = a / jnp.sqrt(beta)
 
     def beyond(a: jax.Array) -> jax.Array:
-        k = jnp.clip((a - math.sqrt(2)) / b, -30, 30)
+        k = jnp.maximum((a - math.sqrt(2)) / b, -30)
         cdf = jax.scipy.special.ndtr(k)
         pdf = jnp.exp(-k * k / 2) / math.sqrt(2 * math.pi)
         second = b**2 * ((1 + k * k) * cdf + k * pdf)  # E (X - sqrt(2))_+^2

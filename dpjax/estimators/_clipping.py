@@ -1,14 +1,20 @@
 """Clipping: each sample is scaled down to a given l2 norm, over the whole tree."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._estimator import LARGEST, SMALLEST, Estimator, as_finite, like
+from dpjax.estimators._estimator import (
+    LARGEST,
+    SMALLEST,
+    Estimator,
+    as_finite,
+    like,
+    register,
+)
 from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
 
 # The computed norm may be too small by this relative error, so that a clipped sample
@@ -40,15 +46,14 @@ def clip_to_norm(sample: PyTree, l2_clip_norm: Scalar) -> PyTree:
     for leaf in leaves:
         top = jnp.max(jnp.abs(leaf), initial=0.0).astype(dtype)
         largest = jnp.maximum(largest, top)
-    largest = jax.lax.stop_gradient(
-        jnp.where(largest > jnp.finfo(dtype).tiny, largest, 1)
-    )
+    tiny = max(float(jnp.finfo(leaf.dtype).tiny) for leaf in leaves)
+    largest = jax.lax.stop_gradient(jnp.where(largest > tiny, largest, 1))
     squares = jnp.zeros((), dtype)
     for leaf in leaves:
         squares += _sum_of_squares(leaf / like(largest, leaf)).astype(dtype)
     norm = jnp.sqrt(jnp.where(squares > 0, squares, 1))  # of sample / largest
     limit = like(l2_clip_norm, norm)
-    is_long = norm > limit / largest
+    is_long = (squares > 0) & (norm > limit / largest)
     shrink = limit / norm
 
     def clip(x: jax.Array) -> jax.Array:
@@ -69,7 +74,7 @@ def _sum_of_squares(x: jax.Array) -> jax.Array:
     return terms.sum()
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["l2_clip_norm"], meta_fields=[])
+@register(data_fields=["l2_clip_norm"], meta_fields=[])
 @dataclass(frozen=True)
 class Clipping(Estimator):
     """The mean of samples clipped to a global l2 norm: the estimator of DP-SGD.

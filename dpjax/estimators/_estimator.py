@@ -1,6 +1,7 @@
 """What every robust mean has in common."""
 
 import abc
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,33 @@ from dpjax.estimators._sensitivity import Sensitivity, coordinate_sensitivity
 # Thresholds, scales and norms lie in this range, so that neither their sums over any
 # number of rows overflow in float32 nor their digits underflow.
 SMALLEST, LARGEST = 1e-20, 1e30
+
+
+def register(*, data_fields: list[str], meta_fields: list[str]) -> Callable:
+    """Registers a frozen dataclass as a pytree.
+
+    Unlike `jax.tree_util.register_dataclass` it rebuilds without the checks of the
+    constructor: the gradient of an estimator is one too, with any sign.
+    """
+
+    def unflatten(cls, meta, data):
+        self = object.__new__(cls)
+        for name, value in zip(meta_fields + data_fields, (*meta, *data), strict=True):
+            object.__setattr__(self, name, value)
+        self._derive()
+        return self
+
+    def flatten_with_keys(self):
+        data = [(jax.tree_util.GetAttrKey(x), getattr(self, x)) for x in data_fields]
+        return data, tuple(getattr(self, x) for x in meta_fields)
+
+    def decorate(cls):
+        jax.tree_util.register_pytree_with_keys(
+            cls, flatten_with_keys, partial(unflatten, cls)
+        )
+        return cls
+
+    return decorate
 
 
 class Estimator(abc.ABC):
@@ -54,10 +82,16 @@ class Estimator(abc.ABC):
             A pytree of leaves (...), float32 for half-precision samples.
 
         Raises:
-            ValueError: where leaves or mask disagree on n.
+            ValueError: where leaves or mask disagree on n, or normalize_by is not
+                positive or much smaller than n.
         """
         num_rows = _validate.leading_size(samples, "samples")
         _validate.mask(is_padding_example, num_rows)
+        if normalize_by is not None:
+            _validate.positive(normalize_by=normalize_by)
+            _fold.check_rows_per_divisor(num_rows, normalize_by)
+            if _validate.is_concrete(normalize_by) and normalize_by == num_rows:
+                normalize_by = None  # inside jit it would be out of sight
         return _estimate(self, samples, is_padding_example, normalize_by)
 
     @abc.abstractmethod
@@ -102,15 +136,21 @@ class Estimator(abc.ABC):
         )
         return self._within_limit(mean, normalize_by), records
 
+    def _derive(self) -> None:
+        """Sets what follows from the hyperparameters; called when one is rebuilt."""
+        return
+
     def _within_limit(self, mean: PyTree, normalize_by: Scalar) -> PyTree:
         # Neighbours stay as close; sensitivity() needs to know the largest float.
         if self.limit is None:
             return mean
-        largest = self.limit * jnp.maximum(1.0, _fold.FEW_ROWS / normalize_by)
-        return jax.tree.map(
-            lambda x: jnp.clip(x, -largest.astype(x.dtype), largest.astype(x.dtype)),
-            mean,
-        )
+
+        def clip(x):
+            largest = _fold.FEW_ROWS / like(normalize_by, x)
+            largest = like(self.limit, x) * jnp.maximum(1, largest)
+            return jnp.clip(x, -largest, largest)
+
+        return jax.tree.map(clip, mean)
 
 
 class CoordinateEstimator(Estimator):

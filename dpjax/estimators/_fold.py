@@ -27,7 +27,6 @@ from dpjax._validate import is_concrete, require
 
 BLOCK = 64  # influences added as plain floats before their sum turns into digits
 FEW_ROWS = 4096  # any divisor may stand over this many rows: sums of a batch are legal
-MANY_ROWS = 2**24  # assumed for the slack where the number of rows is traced
 
 
 class Rows(NamedTuple):
@@ -78,11 +77,11 @@ def fold_mean(
     folds_all = span is None
     span = Span(0, rows.num_rows, rows.num_rows) if span is None else span
     records = empty_records(rows) if records is None else records
-    _check_rows_per_divisor(span.size, normalize_by)
+    check_rows_per_divisor(span.size, normalize_by)
     sample, _ = jax.eval_shape(lambda: rows.read(0, 1))
     sample = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), sample)
     shape = jax.eval_shape(influence, sample)
-    size = num_coordinates(shape)
+    size = max(num_coordinates(shape), 1)
 
     def run(plan: _Plan) -> tuple[PyTree, PyTree]:
         digits = _Digits.of(plan, shape, limit, normalize_by)
@@ -123,7 +122,7 @@ def num_coordinates(tree: PyTree) -> int:
     return sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(tree))
 
 
-def _check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
+def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
     """Refuses divisors so small that the proven rounding slack would not hold."""
     if is_concrete(normalize_by):
         most = 1.125 * max(float(normalize_by), FEW_ROWS)
@@ -246,8 +245,10 @@ class _Digits(NamedTuple):
         nmant = min(int(jnp.finfo(x.dtype).nmant) for x in jax.tree.leaves(shape))
         layout = digit_layout(plan.lanes * plan.num_blocks, nmant)
         # The largest power of two with |x / normalize_by| unit <= 2^high_bits.
-        largest = jnp.asarray(limit * plan.length / normalize_by, jnp.float32)
-        _, exponent = jnp.frexp(jax.lax.stop_gradient(largest))
+        limit, divisor = (
+            jnp.asarray(x).astype(jnp.float32) for x in (limit, normalize_by)
+        )
+        _, exponent = jnp.frexp(jax.lax.stop_gradient(limit * plan.length / divisor))
         unit = jnp.ldexp(jnp.float32(1), jnp.minimum(layout.high_bits - exponent, 126))
         return cls(unit, 2.0**layout.base_bits, layout.num_digits, normalize_by)
 
@@ -323,5 +324,6 @@ def digit_layout(num_sums: int, nmant: int) -> DigitLayout:
         num_sums,
         f"fewer than 2^{nmant - 1 + 6} rows (their sum could not be exact)",
     )
-    # Two digits resolve 2^-26 of a block's bound up to 1,024 sums.
-    return DigitLayout(nmant - bits, nmant + 1 - bits, 2 if bits <= 10 else 3)
+    high, base = nmant - bits, nmant + 1 - bits
+    # As many digits as resolve 2^-(nmant + 3) of a block's bound.
+    return DigitLayout(high, base, 1 + -(-(nmant + 3 - high) // base))

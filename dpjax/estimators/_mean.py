@@ -2,16 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._estimator import Estimator, as_finite
+from dpjax.estimators._estimator import Estimator, as_finite, register
 from dpjax.estimators._sensitivity import Sensitivity
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=[])
+@register(data_fields=[], meta_fields=[])
 @dataclass(frozen=True)
 class Mean(Estimator):
     """The mean of samples over axis 0; NaN and infinities count as zero.

@@ -1,7 +1,6 @@
 """Median of means: robust means of groups, and their median by coordinate."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,13 +10,11 @@ import numpy as np
 from dpjax import _validate
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators import _fold
-from dpjax.estimators._estimator import Estimator
+from dpjax.estimators._estimator import Estimator, register
 from dpjax.estimators._sensitivity import Sensitivity, largest_ulp
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["inner"], meta_fields=["num_groups"]
-)
+@register(data_fields=["inner"], meta_fields=["num_groups"])
 @dataclass(frozen=True)
 class MedianOfMeans(Estimator):
     """The median over groups, by coordinate, of an inner estimator's group means.
@@ -55,7 +52,8 @@ class MedianOfMeans(Estimator):
     def __post_init__(self):
         _validate.count(num_groups=self.num_groups)
         _validate.require(
-            not isinstance(self.inner, MedianOfMeans),
+            isinstance(self.inner, Estimator)
+            and not isinstance(self.inner, MedianOfMeans),
             "inner",
             self.inner,
             "an estimator other than MedianOfMeans",
@@ -78,7 +76,8 @@ class MedianOfMeans(Estimator):
     ) -> Sensitivity:
         """See `Estimator.sensitivity`: the inner one at the smallest group size."""
         _validate.require(
-            bool(num_samples >= self.num_groups),
+            not _validate.is_concrete(num_samples)
+            or bool(num_samples >= self.num_groups),
             "num_samples",
             num_samples,
             f"at least num_groups = {self.num_groups}",

@@ -6,13 +6,11 @@ or keep loose constants; the noise-aware ones minimise the whole bound.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from dp_accounting import gaussian_mechanism
 
 from dpjax import _validate
-
-Calibration = Literal["tight", "paper"]
 
 
 class Setting(NamedTuple):
@@ -62,14 +60,6 @@ class Setting(NamedTuple):
             * math.sqrt(self.num_coordinates)
             * math.sqrt(2 * self.log_failure)
         )
-
-
-def is_paper(calibration: Calibration) -> bool:
-    """Tells "paper" from "tight", and raises `ValueError` for anything else."""
-    _validate.require(
-        calibration in ("tight", "paper"), "calibration", calibration, "tight or paper"
-    )
-    return calibration == "paper"
 
 
 def noise_aware_threshold(setting: Setting, bias_factor: float) -> float:

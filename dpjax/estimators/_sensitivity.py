@@ -14,7 +14,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, Scalar
-from dpjax.estimators._fold import BLOCK, FEW_ROWS, MANY_ROWS, digit_layout
+from dpjax.estimators._fold import BLOCK, FEW_ROWS
 
 ROUNDOFF = 2.0**-24  # unit roundoff of float32; float64 estimates round less
 
@@ -73,9 +73,8 @@ def norm_sensitivity(
     linf = _rounded_change(limit, num_samples, relation, norm_error)
     if num_coordinates == 1:
         return Sensitivity(linf, linf, linf)
-    change = _change_before_rounding(
-        limit * (1 + norm_error), num_samples, num_coordinates, relation
-    )
+    limit = limit * (1 + norm_error)
+    change = _change_before_rounding(limit, num_samples, num_coordinates, relation)
     l2 = change + 2 * ROUNDOFF * 1.125 * _largest_mean(limit, num_samples)
     return Sensitivity(math.sqrt(num_coordinates) * l2, l2, linf)
 
@@ -85,6 +84,8 @@ def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
     xp = _numpy_for(limit, num_samples)
     mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
     exponent = xp.where(mantissa == 0.5, exponent - 1, exponent)
+    # A limit that is computed on the device may pass a power of two by rounding.
+    exponent = xp.where(mantissa > 1 - 16 * ROUNDOFF, exponent + 1, exponent)
     return xp.ldexp(xp.ones_like(mantissa), exponent - 24)
 
 
@@ -121,10 +122,9 @@ def _change_before_rounding(limit, num_samples, num_coordinates, relation):
     # terms, one after the other has the largest results: 2, 3, ..., K times the limit.
     # So do two neighbours; 1.01 covers the second order (Higham 2002, eq. 4.3).
     block = 2 * 1.01 * (BLOCK * (BLOCK + 1) / 2 - 1) * ROUNDOFF
-    # Each neighbour's block sum is divided by n, and its last digit is rounded.
-    rows = 1.125 * max(_host(num_samples, MANY_ROWS), FEW_ROWS)
-    layout = digit_layout(int(rows / 32) + 1024, 23)
-    last_digit = 2.0 ** -(layout.high_bits + layout.base_bits * (layout.num_digits - 1))
+    # Each neighbour's block sum is divided by n, and its last digit is rounded: digits
+    # resolve 2^-26 of the power of two above the block's bound.
+    last_digit = ROUNDOFF / 4
     digits = 2 * BLOCK * (last_digit * math.sqrt(num_coordinates) + ROUNDOFF)
     # 16 u: the limit as a float32, and this very formula under jit.
     return limit / num_samples * ((influences + block + digits) * (1 + 16 * ROUNDOFF))
@@ -134,10 +134,6 @@ def _largest_mean(limit, num_samples):
     """The mean is clipped to this: batches under a small divisor may exceed limit."""
     xp = _numpy_for(limit, num_samples)
     return limit * xp.maximum(1.0, FEW_ROWS / num_samples)
-
-
-def _host(value: Any, otherwise: float) -> float:
-    return float(value) if _validate.is_concrete(value) else otherwise
 
 
 def _numpy_for(*values: Any) -> Any:

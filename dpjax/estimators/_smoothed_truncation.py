@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._types import PyTree, Scalar
+from dpjax._types import Calibration, PyTree, Scalar
 from dpjax.estimators import _catoni, _scale
 from dpjax.estimators._estimator import (
     LARGEST,
@@ -17,6 +17,7 @@ from dpjax.estimators._estimator import (
     CoordinateEstimator,
     as_float,
     like,
+    register,
 )
 
 
@@ -47,11 +48,7 @@ def smoothed_truncate(x: jax.Array, scale: Scalar, beta: Scalar = 1.0) -> jax.Ar
     )
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["scale", "beta"],
-    meta_fields=["_degree"],
-)
+@register(data_fields=["scale", "beta"], meta_fields=["_degree"])
 @dataclass(frozen=True)
 class SmoothedTruncation(CoordinateEstimator):
     """The mean of scale·h_beta(x / scale), coordinate by coordinate.
@@ -72,8 +69,9 @@ class SmoothedTruncation(CoordinateEstimator):
     Example:
         >>> import jax.numpy as jnp
         >>> from dpjax.estimators import SmoothedTruncation
-        >>> print(SmoothedTruncation(100.0)(jnp.array([1.0, 2.0, 3.0, 1e30])))
-        17.590546
+        >>> estimate = SmoothedTruncation(100.0)(jnp.array([1.0, 2.0, 3.0, 1e30]))
+        >>> print(f"{estimate:.3f}")
+        17.591
 
     Reference:
         Wang, Xiao, Devadas, Xu (2020), Algorithm 4, eq. (10); the sharp range and the
@@ -88,6 +86,9 @@ class SmoothedTruncation(CoordinateEstimator):
         # The influence stays clipped to its range however it is approximated.
         _validate.within(SMALLEST * 100, LARGEST, scale=self.scale)
         _validate.within(1e-6, 1e6, beta=self.beta)
+        self._derive()
+
+    def _derive(self):
         if _validate.is_concrete(self.beta):
             degree = _catoni.degree_for(float(np.max(self.beta)))
             object.__setattr__(self, "_degree", degree)
@@ -115,7 +116,7 @@ class SmoothedTruncation(CoordinateEstimator):
         delta: float,
         failure_prob: float = 0.01,
         beta: float | None = None,
-        calibration: _scale.Calibration = "tight",
+        calibration: Calibration = "tight",
     ) -> "SmoothedTruncation":
         """Returns the scale that the theory chooses for a second-moment bound.
 
@@ -159,10 +160,11 @@ class SmoothedTruncation(CoordinateEstimator):
             delta=delta,
             failure_prob=failure_prob,
         ).checked()
+        _validate.calibration(calibration)
         if beta is None:
             beta = 2 * math.log(1 / failure_prob)
         _validate.positive(beta=beta)
-        if _scale.is_paper(calibration):
+        if calibration == "paper":
             # Lemma 3.
             scale = math.sqrt(
                 num_samples * moment_bound / (2 * math.log(1 / failure_prob))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from dpjax import _validate
-from dpjax._types import Scalar
+from dpjax._types import Calibration, Scalar
 from dpjax.estimators import _scale
 from dpjax.estimators._estimator import LARGEST, SMALLEST, CoordinateEstimator
 
@@ -41,7 +41,7 @@ class ThresholdEstimator(CoordinateEstimator):
         epsilon: float,
         delta: float,
         failure_prob: float = 0.01,
-        calibration: _scale.Calibration = "tight",
+        calibration: Calibration = "tight",
     ) -> Self:
         """Returns the threshold that the theory chooses for a moment bound.
 
@@ -86,7 +86,8 @@ class ThresholdEstimator(CoordinateEstimator):
             delta=delta,
             failure_prob=failure_prob,
         ).checked()
-        if _scale.is_paper(calibration):
+        _validate.calibration(calibration)
+        if calibration == "paper":
             return cls(_scale.paper_threshold(setting))
         return cls(
             _scale.noise_aware_threshold(setting, cls.bias_factor(moment_order - 1))

@@ -1,13 +1,12 @@
 """Truncation: samples beyond a threshold count as zero (paper 003, Algorithm 1)."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._estimator import as_float, like
+from dpjax.estimators._estimator import as_float, like, register
 from dpjax.estimators._threshold import ThresholdEstimator
 
 
@@ -24,7 +23,7 @@ def truncate(x: jax.Array, threshold: Scalar) -> jax.Array:
     return jnp.where(jnp.abs(x) <= like(threshold, x), x, 0)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["threshold"], meta_fields=[])
+@register(data_fields=["threshold"], meta_fields=[])
 @dataclass(frozen=True)
 class Truncation(ThresholdEstimator):
     """The mean of x·1{|x| <= threshold}, coordinate by coordinate.

@@ -1,13 +1,12 @@
 """Winsorization: samples beyond a threshold count as the threshold."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._estimator import as_float, like
+from dpjax.estimators._estimator import as_float, like, register
 from dpjax.estimators._threshold import ThresholdEstimator
 
 
@@ -25,7 +24,7 @@ def winsorize(x: jax.Array, threshold: Scalar) -> jax.Array:
     return jnp.clip(jnp.where(jnp.isnan(x), 0, x), -threshold, threshold)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["threshold"], meta_fields=[])
+@register(data_fields=["threshold"], meta_fields=[])
 @dataclass(frozen=True)
 class Winsorization(ThresholdEstimator):
     """The mean of min(max(x, -threshold), threshold), coordinate by coordinate.

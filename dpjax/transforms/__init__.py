@@ -1,1 +1,24 @@
-"""To be written."""
+"""Optax transformations: robust aggregation, privacy, projection, averaging."""
+
+from dpjax.transforms._dp_sgd import dp_sgd
+from dpjax.transforms._iterates import (
+    AverageIteratesState,
+    average_iterates,
+    average_params,
+    project,
+)
+from dpjax.transforms._noise import AddGaussianNoiseState, add_gaussian_noise
+from dpjax.transforms._privatize import PrivatizeState, aggregate, privatize
+
+__all__ = [
+    "AddGaussianNoiseState",
+    "AverageIteratesState",
+    "PrivatizeState",
+    "add_gaussian_noise",
+    "aggregate",
+    "average_iterates",
+    "average_params",
+    "dp_sgd",
+    "privatize",
+    "project",
+]

@@ -1,0 +1,265 @@
+"""Batches that keep their shape under jit, and what each costs in privacy.
+
+A batching is used by the solvers, and in a loop of one's own:
+
+    key, batch_key = jax.random.split(key)
+    batch, is_padding_example = batching.draw(batch_key, data, step=t, num_steps=T)
+    grads = grad_fn(params, batch, is_padding_example)
+
+with `normalize_by=batching.divisor(n, T)` in `grad_fn` or `privatize`, and noise from
+`accounting.noise_multiplier(epsilon, delta, **batching.accounting(n, T))`. Which
+records enter a batch depends on indices and on the key alone, never on values.
+"""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._types import Key, PyTree, Scalar
+from dpjax.accounting import poisson_capacity
+
+
+class Batching(abc.ABC):
+    """How each step chooses its records."""
+
+    @abc.abstractmethod
+    def draw(
+        self, key: Key, data: PyTree, *, step: Scalar, num_steps: int
+    ) -> tuple[PyTree, jax.Array | None]:
+        """Returns the batch of one step and its padding mask, or None without padding.
+
+        Args:
+            key: a typed key, used once here.
+            data: pytree, leaves of shape (n, ...).
+            step: 0 to num_steps - 1; may be traced.
+            num_steps: how many batches are drawn in all.
+        """
+
+    @abc.abstractmethod
+    def divisor(self, num_samples: int, num_steps: int) -> float:
+        """Returns the public number to divide a batch's sum by."""
+
+    @abc.abstractmethod
+    def accounting(self, num_samples: int, num_steps: int) -> dict[str, Any]:
+        """Returns the sampling arguments of `accounting.noise_multiplier`."""
+
+    def prepared(
+        self, num_samples: int, num_steps: int, *, epsilon: float, delta: float
+    ) -> "Batching":
+        """Returns the batching with what it takes from the sizes and the budget."""
+        del num_samples, num_steps, epsilon, delta
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class Full(Batching):
+    """Every step sees all records.
+
+    Example:
+        >>> Full().accounting(num_samples=1000, num_steps=50)
+        {'num_steps': 50}
+    """
+
+    def draw(self, key, data, *, step, num_steps):
+        """See `Batching.draw`: all the data."""
+        del key, step, num_steps
+        return data, None
+
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: n."""
+        del num_steps
+        return num_samples
+
+    def accounting(self, num_samples, num_steps):
+        """See `Batching.accounting`: num_steps adaptive releases."""
+        del num_samples
+        return {"num_steps": num_steps}
+
+
+@dataclasses.dataclass(frozen=True)
+class Disjoint(Batching):
+    """Step t sees records t·b to (t+1)·b - 1, b = floor(n / num_steps); the rest none.
+
+    Privacy: a replaced record lies in one batch, so the whole run costs no more than
+    one step (parallel composition; replace-one only, with records fixed by index).
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> batch, _ = Disjoint().draw(
+        ...     jax.random.key(0), jnp.arange(7), step=1, num_steps=3)
+        >>> print(batch)
+        [2 3]
+    """
+
+    def draw(self, key, data, *, step, num_steps):
+        """See `Batching.draw`: the step's own range of records."""
+        del key
+        size = self.divisor(_validate.leading_size(data, "data"), num_steps)
+
+        def part(x: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(jnp.asarray(x), step * size, size)
+
+        return jax.tree.map(part, data), None
+
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: the batch size floor(n / num_steps)."""
+        _validate.require(
+            num_steps <= num_samples,
+            "num_steps",
+            num_steps,
+            f"at most the {num_samples} records that disjoint batches share",
+        )
+        return num_samples // num_steps
+
+    def accounting(self, num_samples, num_steps):
+        """See `Batching.accounting`: one release."""
+        self.divisor(num_samples, num_steps)
+        return {"num_steps": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson(Batching):
+    """Every record enters each batch by a coin of its own; batches are padded.
+
+    Attributes:
+        expected_batch_size: n times the probability of a record to enter; it is the
+            divisor too. At most n.
+        capacity: rows of a padded batch. Records beyond it are dropped, the last ones
+            first. By default `prepared` makes it so large that dropping costs one
+            thousandth of delta, which the accounting sets aside.
+
+    Raises:
+        ValueError: where a size is not positive.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> batching = Poisson(2.0, capacity=4)
+        >>> batch, is_padding_example = batching.draw(
+        ...     jax.random.key(2), jnp.arange(6), step=0, num_steps=1)
+        >>> print(batch, is_padding_example)
+        [2 5 0 0] [False False  True  True]
+    """
+
+    expected_batch_size: float
+    capacity: int | None = None
+
+    def __post_init__(self):
+        _validate.positive(expected_batch_size=self.expected_batch_size)
+        if self.capacity is not None:
+            _validate.count(capacity=self.capacity)
+
+    def draw(self, key, data, *, step, num_steps):
+        """See `Batching.draw`: `capacity` rows, of which the mask tells the padding."""
+        del step, num_steps
+        _validate.require(
+            self.capacity is not None,
+            "capacity",
+            self.capacity,
+            "given, or set by prepared(num_samples, num_steps, epsilon=, delta=)",
+        )
+        num_samples = _validate.leading_size(data, "data")
+        # 32 random bits below floor(q 2^32): a probability of at most q, and near it.
+        threshold = int(self._sampling_prob(num_samples) * 2**32)
+        if threshold == 2**32:
+            enters = jnp.ones(num_samples, bool)
+        else:
+            bits = jax.random.bits(key, (num_samples,), "uint32")
+            enters = bits < jnp.uint32(threshold)
+        (rows,) = jnp.nonzero(enters, size=self.capacity, fill_value=num_samples)
+        is_padding_example = rows == num_samples
+
+        def part(x: jax.Array) -> jax.Array:
+            return jnp.take(
+                jnp.asarray(x), jnp.where(is_padding_example, 0, rows), axis=0
+            )
+
+        return jax.tree.map(part, data), is_padding_example
+
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: the expected batch size."""
+        del num_steps
+        self._sampling_prob(num_samples)
+        return self.expected_batch_size
+
+    def accounting(self, num_samples, num_steps):
+        """See `Batching.accounting`: num_steps Poisson-subsampled releases."""
+        return {
+            "num_steps": num_steps,
+            "sampling_prob": self._sampling_prob(num_samples),
+        }
+
+    def prepared(self, num_samples, num_steps, *, epsilon, delta):
+        """See `Batching.prepared`: sets the capacity where it was left open."""
+        if self.capacity is not None:
+            return self
+        capacity = poisson_capacity(
+            num_samples,
+            self._sampling_prob(num_samples),
+            num_steps=num_steps,
+            epsilon=epsilon,
+            delta=delta,
+        )
+        return dataclasses.replace(self, capacity=capacity)
+
+    def _sampling_prob(self, num_samples: int) -> float:
+        _validate.require(
+            self.expected_batch_size <= num_samples,
+            "expected_batch_size",
+            self.expected_batch_size,
+            f"at most the number of records, {num_samples}",
+        )
+        return self.expected_batch_size / num_samples
+
+
+@dataclasses.dataclass(frozen=True)
+class WithoutReplacement(Batching):
+    """Each batch is a uniform subset of `batch_size` records, drawn anew every step.
+
+    Raises:
+        ValueError: where batch_size is not a positive count.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> batch, _ = WithoutReplacement(3).draw(
+        ...     jax.random.key(0), jnp.arange(6), step=0, num_steps=1)
+        >>> print(len(set(batch.tolist())))
+        3
+    """
+
+    batch_size: int
+
+    def __post_init__(self):
+        _validate.count(batch_size=self.batch_size)
+
+    def draw(self, key, data, *, step, num_steps):
+        """See `Batching.draw`: a subset, in random order."""
+        del step, num_steps
+        num_samples = _validate.leading_size(data, "data")
+        self.divisor(num_samples, 1)
+        rows = jax.random.permutation(key, num_samples)[: self.batch_size]
+        return jax.tree.map(
+            lambda x: jnp.take(jnp.asarray(x), rows, axis=0), data
+        ), None
+
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: the batch size."""
+        del num_steps
+        _validate.require(
+            self.batch_size <= num_samples,
+            "batch_size",
+            self.batch_size,
+            f"at most the number of records, {num_samples}",
+        )
+        return self.batch_size
+
+    def accounting(self, num_samples, num_steps):
+        """See `Batching.accounting`: num_steps releases, sampled by fixed size."""
+        return {
+            "num_steps": num_steps,
+            "num_samples": num_samples,
+            "batch_size": self.divisor(num_samples, num_steps),
+        }

@@ -1,0 +1,65 @@
+"""Heavy-tailed DP-SGD as an optax optimizer."""
+
+import optax
+
+from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar
+from dpjax.estimators import Estimator
+from dpjax.transforms._privatize import privatize
+
+
+def dp_sgd(
+    learning_rate: optax.ScalarOrSchedule,
+    estimator: Estimator,
+    *,
+    noise_multiplier: Scalar,
+    key: Key,
+    normalize_by: Scalar | None = None,
+    relation: NeighboringRelation = REPLACE_ONE,
+) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimizer: privatize per-sample gradients, then a step of SGD.
+
+    params - learning_rate·(robust mean + noise_multiplier·l2 sensitivity·N(0, I)).
+
+    Args:
+        learning_rate: step size, or a schedule of the step.
+        estimator: the robust mean; with `Clipping` this is the DP-SGD of Abadi et al.
+        noise_multiplier: stddev / l2 sensitivity under `relation`.
+        key: a typed key; it lives in the state.
+        normalize_by: public divisor; the leading size of the gradients by default.
+        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
+
+    Returns:
+        An optax optimizer that takes per-sample gradients with leaves (n, ...), and the
+        keyword is_padding_example.
+
+    Raises:
+        ValueError: as `privatize`.
+
+    Privacy: that of `privatize`; the step is post-processing.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.estimators import SmoothedTruncation
+        >>> optimizer = dp_sgd(0.1, SmoothedTruncation(1.0), noise_multiplier=0.5,
+        ...                    key=jax.random.key(0))
+        >>> params = jnp.zeros(3)
+        >>> updates, _ = optimizer.update(
+        ...     jnp.ones((8, 3)), optimizer.init(params), params)
+        >>> print(updates.shape)
+        (3,)
+
+    Reference:
+        Abadi et al. (2016); Wang, Xiao, Devadas, Xu (2020), Algorithm 4.
+    """
+    return optax.with_extra_args_support(
+        optax.chain(
+            privatize(
+                estimator,
+                noise_multiplier=noise_multiplier,
+                key=key,
+                normalize_by=normalize_by,
+                relation=relation,
+            ),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+    )

@@ -1,0 +1,138 @@
+"""What happens to the iterates: projection onto a set, and averaging."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import _validate
+from dpjax._types import PyTree
+
+
+def project(projection_fn: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
+    """Returns a transformation after which the parameters lie in a set.
+
+    The update becomes projection_fn(params + update) - params. It goes after the
+    learning rate in a chain.
+
+    Args:
+        projection_fn: maps parameters to the nearest point of the set, such as
+            `functools.partial(optax.projections.projection_l2_ball, scale=1.0)`.
+
+    Returns:
+        An optax transformation without state; its update needs params.
+
+    Raises:
+        ValueError: where projection_fn is not callable, or update gets no params.
+
+    Privacy: post-processing, if the set does not depend on the data.
+
+    Example:
+        >>> import functools, jax.numpy as jnp, optax
+        >>> ball = functools.partial(optax.projections.projection_l2_ball, scale=1.0)
+        >>> optimizer = optax.chain(optax.sgd(1.0), project(ball))
+        >>> params = jnp.zeros(2)
+        >>> update, _ = optimizer.update(
+        ...     jnp.array([-3.0, -4.0]), optimizer.init(params), params)
+        >>> print(optax.apply_updates(params, update))
+        [0.6 0.8]
+    """
+    _validate.require(
+        callable(projection_fn), "projection_fn", projection_fn, "callable"
+    )
+
+    def update(updates, state, params=None):
+        moved = _moved(params, updates)
+        return jax.tree.map(jnp.subtract, projection_fn(moved), params), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+class AverageIteratesState(NamedTuple):
+    """State of `average_iterates`: how many iterates, and their mean."""
+
+    num_iterates: jax.Array
+    mean_iterate: PyTree
+
+
+def average_iterates() -> optax.GradientTransformation:
+    """Returns a transformation that keeps the mean of the iterates w_1, ..., w_T.
+
+    It goes last in a chain and leaves updates as they are; `average_params` reads the
+    mean from the optimizer's state.
+
+    Returns:
+        An optax transformation; its update needs params.
+
+    Privacy: post-processing.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> optimizer = optax.chain(optax.sgd(1.0), average_iterates())
+        >>> params = jnp.zeros(())
+        >>> state = optimizer.init(params)
+        >>> for _ in range(3):
+        ...     updates, state = optimizer.update(jnp.ones(()), state, params)
+        ...     params = optax.apply_updates(params, updates)
+        >>> print(params, average_params(state))
+        -3.0 -2.0
+
+    Reference:
+        Tao, Wu, Cheng, Wang (2022), Algorithm 2, line 14.
+    """
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return AverageIteratesState(jnp.zeros((), jnp.int32), zeros)
+
+    def update(updates, state, params=None):
+        count = state.num_iterates + 1
+        mean = jax.tree.map(
+            lambda old, new: old + (new - old) / count.astype(old.dtype),
+            state.mean_iterate,
+            _moved(params, updates),
+        )
+        return updates, AverageIteratesState(count, mean)
+
+    return optax.GradientTransformation(init, update)
+
+
+def average_params(state: Any) -> PyTree:
+    """Returns the mean iterate from the state of a chain with `average_iterates`.
+
+    Args:
+        state: the optimizer's state, however deeply the transformation is nested.
+
+    Returns:
+        A pytree like params; zeros before the first update.
+
+    Raises:
+        ValueError: where the state holds no or several `average_iterates`.
+
+    Example: see `average_iterates`.
+    """
+    found = [
+        leaf
+        for leaf in jax.tree.leaves(state, is_leaf=_is_average)
+        if _is_average(leaf)
+    ]
+    _validate.require(
+        len(found) == 1,
+        "state",
+        [type(leaf).__name__ for leaf in found],
+        "a state with exactly one average_iterates",
+    )
+    return found[0].mean_iterate
+
+
+def _is_average(node: Any) -> bool:
+    return isinstance(node, AverageIteratesState)
+
+
+def _moved(params: Any, updates: PyTree) -> PyTree:
+    _validate.require(
+        params is not None, "params", params, "given to update, as optax asks"
+    )
+    return optax.apply_updates(params, updates)

@@ -1,0 +1,60 @@
+"""Gaussian noise of a given standard deviation, as a transformation."""
+
+from typing import NamedTuple
+
+import jax
+import optax
+
+from dpjax import _validate
+from dpjax._types import Key, Scalar
+from dpjax.mechanisms import gaussian
+
+
+class AddGaussianNoiseState(NamedTuple):
+    """State of `add_gaussian_noise`: the key of the next draws."""
+
+    key: Key
+
+
+def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformation:
+    """Returns a transformation that adds N(0, stddev^2) to every entry of an update.
+
+    It follows `robust_grad` or `aggregate`, whose sensitivity the caller knows.
+
+    Args:
+        stddev: standard deviation in units of the update, non-negative.
+        key: a typed key. It lives in the state; each update draws from a fresh one.
+
+    Returns:
+        An optax transformation; the state is a pytree of arrays.
+
+    Raises:
+        ValueError: where stddev is negative or key is no typed key.
+
+    Privacy:
+        One update of l2 sensitivity D is a Gaussian mechanism with noise multiplier
+        stddev / D, under the relation that D is stated for.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> optimizer = optax.chain(
+        ...     add_gaussian_noise(stddev=0.1, key=jax.random.key(0)), optax.sgd(1.0))
+        >>> params = jnp.zeros(3)
+        >>> update, _ = optimizer.update(jnp.ones(3), optimizer.init(params), params)
+        >>> print(update.shape)
+        (3,)
+    """
+    _validate.non_negative(stddev=stddev)
+    _validate.typed_key(key)
+
+    def init(params):
+        del params
+        return AddGaussianNoiseState(key)
+
+    def update(updates, state, params=None):
+        del params
+        next_key, noise_key = jax.random.split(state.key)
+        noisy = gaussian(noise_key, updates, stddev=stddev)
+        return noisy, AddGaussianNoiseState(next_key)
+
+    return optax.GradientTransformation(init, update)

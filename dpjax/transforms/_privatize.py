@@ -1,0 +1,157 @@
+"""Robust aggregation of per-sample gradients, and its private version."""
+
+from typing import NamedTuple
+
+import jax
+import optax
+
+from dpjax import _validate
+from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar
+from dpjax.estimators import Estimator
+from dpjax.mechanisms import gaussian
+
+
+def aggregate(
+    estimator: Estimator, *, normalize_by: Scalar | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """Returns a transformation from per-sample gradients to their robust mean.
+
+    It goes first in a chain. Not private by itself: follow it by noise that is
+    calibrated to `estimator.sensitivity`, or use `privatize`.
+
+    Args:
+        estimator: the robust mean.
+        normalize_by: public divisor; the leading size of the gradients by default.
+
+    Returns:
+        A transformation whose update takes gradients with leaves (n, ...) and, as the
+        keyword is_padding_example, a mask of shape (n,); it returns leaves (...).
+
+    Raises:
+        ValueError: where estimator is none, or normalize_by is not positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.estimators import Winsorization
+        >>> transform = aggregate(Winsorization(1.0))
+        >>> state = transform.init(jnp.zeros(2))
+        >>> update, _ = transform.update(jnp.array([[1.0, 0.5], [9.0, -0.5]]), state)
+        >>> print(update)
+        [1. 0.]
+    """
+    _validate.estimator(estimator)
+    if normalize_by is not None:
+        _validate.positive(normalize_by=normalize_by)
+
+    def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
+        del params, extra_args
+        mean = estimator(updates, is_padding_example, normalize_by=normalize_by)
+        return mean, state
+
+    return optax.GradientTransformationExtraArgs(_init_empty, update)
+
+
+class PrivatizeState(NamedTuple):
+    """State of `privatize`: the key of the next draws."""
+
+    key: Key
+
+
+def privatize(
+    estimator: Estimator,
+    *,
+    noise_multiplier: Scalar,
+    key: Key,
+    normalize_by: Scalar | None = None,
+    relation: NeighboringRelation = REPLACE_ONE,
+) -> optax.GradientTransformationExtraArgs:
+    """Returns a transformation from per-sample gradients to their private mean.
+
+    The robust mean plus Gaussian noise of standard deviation noise_multiplier times the
+    estimator's l2 sensitivity. It goes first in a chain: what comes after it, such as
+    momentum, adam or schedules, is post-processing and costs no privacy.
+
+    Args:
+        estimator: the robust mean; its sensitivity must be finite.
+        noise_multiplier: stddev / l2 sensitivity under `relation`, non-negative. See
+            `dpjax.accounting.noise_multiplier`.
+        key: a typed key. It lives in the state; each update draws from a fresh one.
+        normalize_by: public divisor; the leading size of the gradients by default. For
+            Poisson batches the expected batch size.
+        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
+
+    Returns:
+        A transformation whose update takes gradients with leaves (n, ...) and, as the
+        keyword is_padding_example, a mask of shape (n,); it returns leaves (...), in
+        float32 for half-precision gradients. Its state is a pytree of arrays.
+
+    Raises:
+        ValueError: where an argument is out of its range, or the estimator has no
+            finite sensitivity.
+
+    Privacy:
+        One update is a Gaussian mechanism with stddev / sensitivity = noise_multiplier
+        under `relation`, for every input, NaN and infinities included; T updates on the
+        same data compose to `gaussian_epsilon(noise_multiplier, delta, sensitivity=1,
+        num_releases=T)`.
+
+    Pitfalls:
+        * `optax.masked(privatize(...), mask)` is a leak: leaves that are masked out
+          pass raw per-sample gradients through. Put `optax.masked` after `privatize`.
+        * `optax.MultiSteps` or `optax.apply_every` around it add up several noisy
+          means of smaller batches: account for every one of them.
+        * `optax.inject_hyperparams(privatize, static_args=("estimator", "key",
+          "relation"))` makes noise_multiplier a schedule.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from dpjax.estimators import Truncation
+        >>> optimizer = optax.chain(
+        ...     privatize(Truncation(1.0), noise_multiplier=1.0, key=jax.random.key(0)),
+        ...     optax.adam(1e-3))
+        >>> params = jnp.zeros(3)
+        >>> state = optimizer.init(params)
+        >>> updates, state = optimizer.update(jnp.ones((8, 3)), state, params)
+        >>> print(updates.shape)
+        (3,)
+    """
+    _validate.estimator(estimator)
+    _validate.non_negative(noise_multiplier=noise_multiplier)
+    _validate.typed_key(key)
+    if normalize_by is not None:
+        _validate.positive(normalize_by=normalize_by)
+    _validate.require(
+        not _is_infinite(estimator.sensitivity(2**20, 1, relation).l2),
+        "estimator",
+        estimator,
+        "one with a finite sensitivity",
+    )
+
+    def init(params):
+        del params
+        return PrivatizeState(key)
+
+    def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
+        del params, extra_args
+        mean = estimator(updates, is_padding_example, normalize_by=normalize_by)
+        num_rows = _validate.leading_size(updates, "updates")
+        num_coordinates = sum(leaf.size for leaf in jax.tree.leaves(mean))
+        sensitivity = estimator.sensitivity(
+            num_rows if normalize_by is None else normalize_by,
+            num_coordinates,
+            relation,
+        )
+        next_key, noise_key = jax.random.split(state.key)
+        stddev = noise_multiplier * sensitivity.l2
+        return gaussian(noise_key, mean, stddev=stddev), PrivatizeState(next_key)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _init_empty(params):
+    del params
+    return optax.EmptyState()
+
+
+def _is_infinite(value: Scalar) -> bool:
+    return _validate.is_concrete(value) and bool(value == float("inf"))
