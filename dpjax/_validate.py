@@ -22,7 +22,7 @@ def require(condition: bool, name: str, value: Any, rule: str) -> None:
 def positive(**arguments: Any) -> None:
     """Requires every argument to be a finite number above zero."""
     for name, value in arguments.items():
-        if is_concrete(value):
+        if value is None or is_concrete(value):
             values = _as_numbers(name, value)
             require(
                 bool(np.all((values > 0) & np.isfinite(values))),
@@ -35,7 +35,7 @@ def positive(**arguments: Any) -> None:
 def non_negative(**arguments: Any) -> None:
     """Requires every argument to be a finite number, zero or above."""
     for name, value in arguments.items():
-        if is_concrete(value):
+        if value is None or is_concrete(value):
             values = _as_numbers(name, value)
             require(
                 bool(np.all((values >= 0) & np.isfinite(values))),
@@ -48,7 +48,7 @@ def non_negative(**arguments: Any) -> None:
 def within(low: float, high: float, **arguments: Any) -> None:
     """Requires low <= argument <= high, for every argument."""
     for name, value in arguments.items():
-        if is_concrete(value):
+        if value is None or is_concrete(value):
             values = _as_numbers(name, value)
             require(
                 bool(np.all((values >= low) & (values <= high))),
@@ -61,7 +61,7 @@ def within(low: float, high: float, **arguments: Any) -> None:
 def probability(**arguments: Any) -> None:
     """Requires 0 < argument < 1, for every argument."""
     for name, value in arguments.items():
-        if is_concrete(value):
+        if value is None or is_concrete(value):
             values = _as_numbers(name, value)
             require(
                 bool(np.all((values > 0) & (values < 1))),
@@ -109,7 +109,9 @@ def typed_key(key: Any) -> None:
 def estimator(value: Any) -> None:
     """Requires something with an influence and a sensitivity."""
     require(
-        hasattr(value, "influence") and hasattr(value, "sensitivity"),
+        hasattr(value, "influence")
+        and hasattr(value, "sensitivity")
+        and not isinstance(value, type),
         "estimator",
         value,
         "an estimator, such as dpjax.estimators.Truncation(1.0)",
@@ -153,6 +155,8 @@ def is_concrete(value: Any) -> bool:
 
 def _as_numbers(name: str, value: Any) -> np.ndarray:
     try:
+        if isinstance(value, str):
+            raise TypeError
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number, got {value!r}.") from None

@@ -130,7 +130,9 @@ class Poisson(Batching):
             divisor too. At most n.
         capacity: rows of a padded batch. Records beyond it are dropped, the last ones
             first. By default `prepared` makes it so large that dropping costs one
-            thousandth of delta, which the accounting sets aside.
+            thousandth of delta, which the accounting sets aside
+            (`accounting.poisson_capacity`). It refuses a smaller one: where a record
+            enters another is dropped, and the batch's sum moves by twice as much.
 
     Raises:
         ValueError: where a size is not positive.
@@ -193,15 +195,21 @@ class Poisson(Batching):
         }
 
     def prepared(self, num_samples, num_steps, *, epsilon, delta):
-        """See `Batching.prepared`: sets the capacity where it was left open."""
-        if self.capacity is not None:
-            return self
-        capacity = poisson_capacity(
+        """See `Batching.prepared`: sets the capacity, or refuses one too small."""
+        smallest = poisson_capacity(
             num_samples,
             self._sampling_prob(num_samples),
             num_steps=num_steps,
             epsilon=epsilon,
             delta=delta,
+        )
+        capacity = smallest if self.capacity is None else self.capacity
+        _validate.require(
+            capacity >= smallest,
+            "capacity",
+            capacity,
+            f"at least {smallest}, or more records are dropped than the accounting "
+            "sets aside",
         )
         return dataclasses.replace(self, capacity=capacity)
 

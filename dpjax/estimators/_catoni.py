@@ -44,24 +44,31 @@ def degree_for(beta: float) -> int:
     return next((degree for degree, most in SERIES.items() if beta <= most), 0)
 
 
-def series(a: jax.Array, beta: Scalar, degree: int) -> jax.Array:
-    """Returns h_beta(a) for 0 < beta <= SERIES[degree], and NaN for a larger beta."""
-    # A traced beta may replace the one that the degree was chosen for.
-    beta = jnp.asarray(beta).astype(a.dtype)
+def series_coefficients(beta: Scalar, degree: int) -> jax.Array:
+    """Returns the series' polynomial in 2 v^2 - 1, lowest term first.
+
+    It is NaN for beta > SERIES[degree]: a traced one may replace the one that the
+    degree was chosen for.
+    """
+    beta = jnp.asarray(beta)
     beta = jnp.where(beta <= SERIES[degree], beta, jnp.nan)
-    a = jnp.clip(a, -_LARGEST, _LARGEST)
-    table = jnp.asarray(_series_table(degree), a.dtype)
+    table = jnp.asarray(_series_table(degree), beta.dtype)
     chebyshev = [jnp.ones_like(beta), 2 * beta / SERIES[degree] - 1]
     while len(chebyshev) < len(table):
         chebyshev.append(2 * chebyshev[1] * chebyshev[-1] - chebyshev[-2])
-    coefficients = (jnp.stack(chebyshev)[:, None] * table).sum(axis=0)
+    return (jnp.stack(chebyshev)[:, None] * table).sum(axis=0) * jnp.sqrt(beta)
+
+
+def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
+    """Returns h_beta(a) by `series_coefficients`."""
+    a = jnp.clip(a, -_LARGEST, _LARGEST)
     c2 = 0.09 * beta
     inverse = 1 / (a * a + c2)
     z = 1 - 2 * c2 * inverse  # = 2 v^2 - 1
     value = coefficients[-1]
-    for i in reversed(range(degree)):
+    for i in reversed(range(len(coefficients) - 1)):
         value = value * z + coefficients[i]
-    return jnp.sqrt(beta) * a * jnp.sqrt(inverse) * value
+    return a * jnp.sqrt(inverse) * value
 
 
 def exact(a: jax.Array, beta: Scalar) -> jax.Array:

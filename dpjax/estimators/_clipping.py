@@ -39,25 +39,27 @@ def clip_to_norm(sample: PyTree, l2_clip_norm: Scalar) -> PyTree:
     """
     sample = jax.tree.map(as_finite, sample)
     leaves = jax.tree.leaves(sample)
-    # Scale by the largest entry, so that squares neither over- nor underflow. The
-    # result does not depend on that factor, so its derivative is left out.
-    dtype = jnp.result_type(*leaves)
+    # Scale by the power of two at the largest entry, so that squares neither over- nor
+    # underflow. The result does not depend on it, so its derivative is left out. Not by
+    # the entry: compilers turn a division into a product with 1 / 1e38, which is zero.
+    dtype = max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize)
     largest = jnp.zeros((), dtype)
     for leaf in leaves:
         top = jnp.max(jnp.abs(leaf), initial=0.0).astype(dtype)
         largest = jnp.maximum(largest, top)
-    tiny = max(float(jnp.finfo(leaf.dtype).tiny) for leaf in leaves)
-    largest = jax.lax.stop_gradient(jnp.where(largest > tiny, largest, 1))
+    _, exponent = jnp.frexp(jax.lax.stop_gradient(largest))
+    exponent = jnp.clip(exponent, -125, jnp.finfo(dtype).maxexp - 2)
+    unit = jnp.ldexp(jnp.ones((), dtype), -exponent)
     squares = jnp.zeros((), dtype)
     for leaf in leaves:
-        squares += _sum_of_squares(leaf / like(largest, leaf)).astype(dtype)
-    norm = jnp.sqrt(jnp.where(squares > 0, squares, 1))  # of sample / largest
+        squares += _sum_of_squares(leaf * like(unit, leaf)).astype(dtype)
+    norm = jnp.sqrt(jnp.where(squares > 0, squares, 1))  # of sample·unit
     limit = like(l2_clip_norm, norm)
-    is_long = (squares > 0) & (norm > limit / largest)
+    is_long = (squares > 0) & (norm > limit * unit)
     shrink = limit / norm
 
     def clip(x: jax.Array) -> jax.Array:
-        shrunk = (x / like(largest, x)) * like(shrink, x)
+        shrunk = (x * like(unit, x)) * like(shrink, x)
         return jnp.where(is_long, shrunk, x)
 
     return jax.tree.map(clip, sample)
@@ -92,7 +94,7 @@ class Clipping(Estimator):
     Example:
         >>> import jax.numpy as jnp
         >>> from dpjax.estimators import Clipping
-        >>> print(Clipping(1.0)(jnp.array([[3e30, 4e30], [0.0, 0.0]])))
+        >>> print(Clipping(1.0)(jnp.array([[3e30, 4e30], [0.0, 0.0]])).round(3))
         [0.3 0.4]
 
     Reference:

@@ -29,7 +29,6 @@ def register(*, data_fields: list[str], meta_fields: list[str]) -> Callable:
         self = object.__new__(cls)
         for name, value in zip(meta_fields + data_fields, (*meta, *data), strict=True):
             object.__setattr__(self, name, value)
-        self._derive()
         return self
 
     def flatten_with_keys(self):
@@ -56,6 +55,10 @@ class Estimator(abc.ABC):
     @abc.abstractmethod
     def influence(self, sample: PyTree) -> PyTree:
         """Maps one sample to a bounded value of the same shape, in float32 at least."""
+
+    def influence_fn(self) -> Callable[[PyTree], PyTree]:
+        """Returns `influence`, with what no sample changes computed beforehand."""
+        return self.influence
 
     @property
     @abc.abstractmethod
@@ -128,7 +131,7 @@ class Estimator(abc.ABC):
                 memory and rounding.
         """
         mean, records = _fold.fold_mean(
-            self.influence,
+            self.influence_fn(),
             self.limit,
             rows,
             normalize_by=normalize_by,
@@ -136,18 +139,15 @@ class Estimator(abc.ABC):
         )
         return self._within_limit(mean, normalize_by), records
 
-    def _derive(self) -> None:
-        """Sets what follows from the hyperparameters; called when one is rebuilt."""
-        return
-
     def _within_limit(self, mean: PyTree, normalize_by: Scalar) -> PyTree:
         # Neighbours stay as close; sensitivity() needs to know the largest float.
-        if self.limit is None:
+        limit = self.limit
+        if limit is None:
             return mean
 
         def clip(x):
             largest = _fold.FEW_ROWS / like(normalize_by, x)
-            largest = like(self.limit, x) * jnp.maximum(1, largest)
+            largest = like(limit, x) * jnp.maximum(1, largest)
             return jnp.clip(x, -largest, largest)
 
         return jax.tree.map(clip, mean)

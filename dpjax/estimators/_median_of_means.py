@@ -122,10 +122,12 @@ class MedianOfMeans(Estimator):
         )
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
+        influence = self.inner.influence_fn()
+
         def group_mean(records, group):
             start, size = group
             mean, records = _fold.fold_mean(
-                self.influence,
+                influence,
                 self.limit,
                 rows,
                 normalize_by=size,

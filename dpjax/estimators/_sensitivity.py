@@ -14,7 +14,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, Scalar
-from dpjax.estimators._fold import BLOCK, FEW_ROWS
+from dpjax.estimators._fold import FEW_ROWS, block_length
 
 ROUNDOFF = 2.0**-24  # unit roundoff of float32; float64 estimates round less
 
@@ -121,11 +121,13 @@ def _change_before_rounding(limit, num_samples, num_coordinates, relation):
     # Each addition of a block is off by at most u |its result|. Of all orders to add K
     # terms, one after the other has the largest results: 2, 3, ..., K times the limit.
     # So do two neighbours; 1.01 covers the second order (Higham 2002, eq. 4.3).
-    block = 2 * 1.01 * (BLOCK * (BLOCK + 1) / 2 - 1) * ROUNDOFF
+    is_known = _validate.is_concrete(num_samples)
+    length = block_length(float(num_samples) if is_known else 1)
+    block = 2 * 1.01 * (length * (length + 1) / 2 - 1) * ROUNDOFF
     # Each neighbour's block sum is divided by n, and its last digit is rounded: digits
-    # resolve 2^-26 of the power of two above the block's bound.
-    last_digit = ROUNDOFF / 4
-    digits = 2 * BLOCK * (last_digit * math.sqrt(num_coordinates) + ROUNDOFF)
+    # resolve 2^-34 of the power of two above the block's bound.
+    last_digit = 2.0**-34
+    digits = 2 * length * (last_digit * math.sqrt(num_coordinates) + ROUNDOFF)
     # 16 u: the limit as a float32, and this very formula under jit.
     return limit / num_samples * ((influences + block + digits) * (1 + 16 * ROUNDOFF))
 

@@ -1,8 +1,8 @@
 """Smoothed truncation: the Catoni-Giulini mean (paper 001, Algorithm 4)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -40,11 +40,9 @@ def smoothed_truncate(x: jax.Array, scale: Scalar, beta: Scalar = 1.0) -> jax.Ar
     degree, largest = list(_catoni.SERIES.items())[-1]
     return jax.lax.cond(
         jnp.asarray(beta) <= largest,
-        partial(_influence, degree=degree),
-        partial(_influence, degree=0),
+        lambda x: _influence_fn(scale, beta, degree)(x),
+        lambda x: _influence_fn(scale, beta, 0)(x),
         x,
-        scale,
-        beta,
     )
 
 
@@ -61,7 +59,9 @@ class SmoothedTruncation(CoordinateEstimator):
         scale: s > 0, in units of the samples; a pytree leaf.
         beta: the precision of the smoothing, > 0, dimensionless; a pytree leaf. Up to
             beta = 10 the influence costs a short polynomial, beyond (or where beta is
-            traced at construction) some forty times that.
+            traced at construction) some forty times that. `dataclasses.replace` may
+            change it; where `jax.tree.map` raises it past what its polynomial serves,
+            estimates are NaN.
 
     Raises:
         ValueError: where scale is not in [1e-18, 1e30] or beta not in [1e-6, 1e6].
@@ -86,18 +86,18 @@ class SmoothedTruncation(CoordinateEstimator):
         # The influence stays clipped to its range however it is approximated.
         _validate.within(SMALLEST * 100, LARGEST, scale=self.scale)
         _validate.within(1e-6, 1e6, beta=self.beta)
-        self._derive()
-
-    def _derive(self):
-        if _validate.is_concrete(self.beta):
-            degree = _catoni.degree_for(float(np.max(self.beta)))
-            object.__setattr__(self, "_degree", degree)
+        is_known = _validate.is_concrete(self.beta)
+        degree = _catoni.degree_for(float(np.max(self.beta))) if is_known else 0
+        object.__setattr__(self, "_degree", degree)
 
     def influence(self, sample: PyTree) -> PyTree:
         """Returns scale·h_beta(x / scale) for every entry x of the sample."""
-        return jax.tree.map(
-            lambda x: _influence(x, self.scale, self.beta, self._degree), sample
-        )
+        return self.influence_fn()(sample)
+
+    def influence_fn(self) -> Callable[[PyTree], PyTree]:
+        """See `Estimator.influence_fn`: computes the coefficients of the series."""
+        influence = _influence_fn(self.scale, self.beta, self._degree)
+        return lambda sample: jax.tree.map(influence, sample)
 
     @property
     def limit(self) -> Scalar:
@@ -176,12 +176,22 @@ class SmoothedTruncation(CoordinateEstimator):
         return cls(math.sqrt(gain / cost), beta)
 
 
-def _influence(x: jax.Array, scale: Scalar, beta: Scalar, degree: int) -> jax.Array:
-    x = as_float(x)
-    scale = like(scale, x)
-    # Beyond 1e6 scale nothing changes; an infinity would spoil the derivative.
-    x = jnp.clip(jnp.where(jnp.isnan(x), 0, x), -1e6 * scale, 1e6 * scale)
-    limit = scale * like(_catoni.supremum(beta), x)
-    a = x / scale
-    h = _catoni.series(a, beta, degree) if degree else _catoni.exact(a, beta)
-    return jnp.clip(scale * h, -limit, limit)
+def _influence_fn(
+    scale: Scalar, beta: Scalar, degree: int
+) -> Callable[[jax.Array], jax.Array]:
+    supremum = _catoni.supremum(beta)
+    coefficients = _catoni.series_coefficients(beta, degree) if degree else None
+
+    def influence(x: jax.Array) -> jax.Array:
+        x = as_float(x)
+        s, b = like(scale, x), like(beta, x)
+        # Beyond 1e6 scale nothing changes; an infinity would spoil the derivative.
+        x = jnp.clip(jnp.where(jnp.isnan(x), 0, x), -1e6 * s, 1e6 * s)
+        limit = s * like(supremum, x)
+        if coefficients is None:
+            h = _catoni.exact(x / s, b)
+        else:
+            h = _catoni.series(x / s, b, like(coefficients, x))
+        return jnp.clip(s * h, -limit, limit)
+
+    return influence

@@ -1,1 +1,1 @@
-"""To be written."""
+"""What the `dpjax` command does, as plain functions; needs `dpjax[experiments]`."""

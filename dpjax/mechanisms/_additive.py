@@ -99,7 +99,7 @@ def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
     # Noise in float32 at least; one key a leaf.
     value = jax.tree.map(jnp.asarray, value)
     wide = jax.tree.map(
-        lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), value
+        lambda x: x if x.dtype == jnp.float64 else x.astype(jnp.float32), value
     )
     noise = optax.tree.random_like(key, wide, sampler=sampler)
 

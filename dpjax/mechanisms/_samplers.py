@@ -48,10 +48,16 @@ def _symmetric(
         size = upper_quantile((k.astype(dtype) + v) * 2.0**-32)
         return jnp.where((word & 1) == 1, -size, size)
 
-    def fine(key: Key) -> jax.Array:
+    # The key enters the branch as plain words: under vmap the branch becomes a select,
+    # which the check for key reuse would take for a second use.
+    impl = jax.random.key_impl(more_key)
+
+    def fine(words: jax.Array) -> jax.Array:
+        key = jax.random.wrap_key_data(words, impl=impl)
         more = jax.random.bits(key, shape, "uint32").astype(dtype)
         return draw(more * 2.0**-32 + 2.0**-33)
 
+    words = jax.random.key_data(more_key)
     if dtype == jnp.float64:
-        return fine(more_key)
-    return jax.lax.cond(jnp.any(k < _SMALL), fine, lambda _: draw(0.5), more_key)
+        return fine(words)
+    return jax.lax.cond(jnp.any(k < _SMALL), fine, lambda _: draw(0.5), words)

@@ -9,7 +9,7 @@ import optax
 from dpjax import _validate
 from dpjax._types import Calibration, Key, LossFn, PyTree
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.batching import Batching, Full
+from dpjax.batching import Batching, Disjoint, Full
 from dpjax.estimators import Estimator
 from dpjax.solvers._calibration import calibrated_noise, check_budget
 from dpjax.solvers._descent import Method, ProjectionFn, Watch, descend
@@ -198,7 +198,7 @@ def robust_gradient_descent(
     batching = _prepared(batching, num_samples, num_steps, epsilon=1.0, delta=1e-5)
     _validate.estimator(estimator)
     _validate.require(
-        key is not None or isinstance(batching, Full),
+        key is not None or isinstance(batching, Full | Disjoint),
         "key",
         key,
         f"given where batches are drawn, as by {batching}",
@@ -266,6 +266,12 @@ def _method(
     if microbatch_size is not None:
         _validate.count(microbatch_size=microbatch_size)
     if watch is not None:
+        _validate.require(
+            isinstance(watch, Watch) and callable(watch.callback),
+            "watch",
+            watch,
+            "a Watch(callback, every)",
+        )
         _validate.count(every=watch.every)
     if not callable(learning_rate):
         _validate.positive(learning_rate=learning_rate)

@@ -23,7 +23,8 @@ class Solution:
 
     Attributes:
         params: the released parameters.
-        privacy: the guarantee for them.
+        privacy: the guarantee for them. Under `vmap` over keys it is that of one run;
+            releasing k runs costs k of them.
         stats: public numbers that were taken: steps, noise, sensitivity, batch size.
     """
 

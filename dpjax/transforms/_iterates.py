@@ -84,13 +84,15 @@ def average_iterates() -> optax.GradientTransformation:
     """
 
     def init(params):
-        zeros = jax.tree.map(jnp.zeros_like, params)
+        zeros = jax.tree.map(lambda x: jnp.zeros_like(x, _wide(x)), params)
         return AverageIteratesState(jnp.zeros((), jnp.int32), zeros)
 
     def update(updates, state, params=None):
         count = state.num_iterates + 1
         mean = jax.tree.map(
-            lambda old, new: old + (new - old) / count.astype(old.dtype),
+            lambda old, new: (
+                old + (new.astype(old.dtype) - old) / count.astype(old.dtype)
+            ),
             state.mean_iterate,
             _moved(params, updates),
         )
@@ -106,7 +108,8 @@ def average_params(state: Any) -> PyTree:
         state: the optimizer's state, however deeply the transformation is nested.
 
     Returns:
-        A pytree like params; zeros before the first update.
+        A pytree like params, in float32 for half precision (a sum of more than 256
+        iterates has no digits left in bfloat16); zeros before the first update.
 
     Raises:
         ValueError: where the state holds no or several `average_iterates`.
@@ -129,6 +132,11 @@ def average_params(state: Any) -> PyTree:
 
 def _is_average(node: Any) -> bool:
     return isinstance(node, AverageIteratesState)
+
+
+def _wide(x: Any) -> jax.typing.DTypeLike:
+    dtype = jnp.result_type(x)
+    return dtype if dtype == jnp.float64 else jnp.float32
 
 
 def _moved(params: Any, updates: PyTree) -> PyTree:

@@ -96,6 +96,8 @@ def privatize(
         num_releases=T)`.
 
     Pitfalls:
+        * One optimizer is for one run: `init` starts with the same key each time, and
+          two runs on the same data with the same noise are not private together.
         * `optax.masked(privatize(...), mask)` is a leak: leaves that are masked out
           pass raw per-sample gradients through. Put `optax.masked` after `privatize`.
         * `optax.MultiSteps` or `optax.apply_every` around it add up several noisy

@@ -1,0 +1,119 @@
+"""`dpjax train`, from the options to the files: loads, runs, writes and shows."""
+
+from pathlib import Path
+
+import jax
+
+from dpjax import _validate
+from dpjax.datasets import Dataset
+from dpjax.experiments import _display, _report
+from dpjax.experiments._plan import make_plan
+from dpjax.experiments._plot import plot_test_risk
+from dpjax.experiments._settings import LossName, Settings
+from dpjax.experiments._sources import PUBLIC_SETS, load_file, public_name
+from dpjax.experiments._train import (
+    Run,
+    Scores,
+    score_run,
+    system_key,
+    train_baselines,
+    train_private,
+)
+
+
+def train(
+    source: str,
+    settings: Settings,
+    *,
+    schema: Path | None = None,
+    target: str | None = None,
+    seed: int | None = None,
+    output: Path | None = None,
+    show_unprotected: bool = False,
+) -> None:
+    """Trains a private model, writes its files and prints what may be printed.
+
+    On a user's file the private method alone runs, and only what its guarantee covers
+    is shown and written, unless show_unprotected asks for the rest.
+
+    Args:
+        source: the name of a public data set, or the path of a file.
+        settings: the options of the method.
+        schema: what is public about a file's columns.
+        target: the column of a file to predict.
+        seed: of the noise, for public data; by default the system's entropy is taken.
+        output: folder to write to; dpjax-output/NAME by default.
+        show_unprotected: whether to hold out every fifth record of a file and show
+            test risks and comparisons, which nothing protects.
+
+    Raises:
+        ValueError: if an argument, a file or the schema is wrong; nothing is written.
+        OSError: if a file cannot be found, fetched or written.
+    """
+    _validate.require(
+        seed is None or 0 <= seed < 2**32, "--seed", seed, "from 0 to 2^32 - 1"
+    )
+    name = public_name(source)
+    if name is not None:
+        data = _load_public(name, schema, target)
+    else:
+        data = _load_private(source, settings, schema, target, show_unprotected)
+    is_public = name is not None
+    plan = make_plan(settings, data, is_named=is_public)
+    folder = output or Path("dpjax-output", Path(data.name).stem)
+    _report.check_folder(folder)
+
+    # Standard output holds the results; progress and warnings go beside it.
+    console, messages = _display.terminal(), _display.terminal(stderr=True)
+    if seed is None:
+        key, noise_key = system_key(), "from the operating system"
+    else:
+        key, noise_key = jax.random.key(seed), "seeded, hence for public data only"
+        _display.warn_of_seed(messages)
+    key, baseline_key = jax.random.split(key)
+
+    scored: list[tuple[Run, Scores]] = []
+    with _display.progress_bars(messages, plan.num_steps) as on_step:
+        private = train_private(plan, data, key=key, on_step=on_step)
+        if is_public or show_unprotected:
+            runs = train_baselines(plan, data, key=baseline_key, on_step=on_step)
+            runs.insert(2, private)
+            scored = [(run, score_run(plan, data, run)) for run in runs]
+
+    plot = plot_test_risk(plan, data, scored, is_public=is_public) if scored else None
+    content = _report.report(
+        plan, data, private, scored, is_public=is_public, noise_key=noise_key
+    )
+    files = _report.files(data, private, content, plot)
+    _report.write(folder, files)
+    _display.show(console, plan, data, private, scored, is_public=is_public)
+    _display.show_paths(console, [folder / name for name in files])
+
+
+def _load_public(name: str, schema: Path | None, target: str | None) -> Dataset:
+    rule = f"left out with {name}, which has its own"
+    _validate.require(schema is None, "--schema", str(schema), rule)
+    _validate.require(target is None, "--target", target, rule)
+    return PUBLIC_SETS[name]()
+
+
+def _load_private(
+    source: str,
+    settings: Settings,
+    schema: Path | None,
+    target: str | None,
+    show_unprotected: bool,
+) -> Dataset:
+    _validate.require(
+        settings.loss is not None or schema is None,
+        "--loss",
+        settings.loss,
+        f"given for a file: {', '.join(LossName)}",
+    )
+    return load_file(
+        Path(source),
+        schema=schema,
+        target=target,
+        is_classification=settings.loss == LossName.LOGISTIC,
+        hold_out=show_unprotected,
+    )

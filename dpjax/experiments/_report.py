@@ -1,0 +1,166 @@
+"""What a run leaves behind: params.npz, report.json and a plot, whole or not at all."""
+
+import contextlib
+import io
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dpjax
+from dpjax import _validate
+from dpjax.datasets import Dataset
+from dpjax.experiments._plan import Plan
+from dpjax.experiments._train import Run, Scores
+
+PARAMS, REPORT, PLOT = "params.npz", "report.json", "test_risk.png"
+
+
+def report(
+    plan: Plan,
+    data: Dataset,
+    private: Run,
+    scored: Sequence[tuple[Run, Scores]] = (),
+    *,
+    is_public: bool,
+    noise_key: str,
+) -> dict[str, Any]:
+    """Returns what may be said about a run, ready for JSON.
+
+    Args:
+        plan: the run.
+        data: its records; their numbers and names are reported, no values.
+        private: the private method's run.
+        scored: all methods with their test scores, or none. On a user's data they are
+            filed as "unprotected".
+        is_public: whether the records are public.
+        noise_key: where the noise comes from, in words; never a seed.
+    """
+    privacy, stats = private.solution.privacy, private.solution.stats
+    content = {
+        "dpjax": dpjax.__version__,
+        "data": data.name,
+        "is_public": is_public,
+        "num_samples": len(data.features),
+        "num_test_samples": len(data.test_features),
+        "num_features": len(data.feature_names),
+        "feature_names": list(data.feature_names),
+        "target_unit": data.target_unit,
+        "loss": str(plan.loss),
+        "l2": plan.l2,
+        "estimator": repr(plan.estimator),
+        "num_steps": plan.num_steps,
+        "learning_rate": plan.learning_rate,
+        "batching": repr(plan.batching),
+        "calibration": plan.calibration,
+        "privacy": {
+            "epsilon": privacy.epsilon,
+            "delta": privacy.delta,
+            "relation": privacy.relation.name,
+            "description": privacy.description,
+            "noise_multiplier": _number(stats["noise_multiplier"]),
+            "l2_sensitivity": _number(stats["l2_sensitivity"]),
+            "stddev": _number(stats["stddev"]),
+            "noise_key": noise_key,
+        },
+    }
+    if scored:
+        name = "comparison" if is_public else "unprotected"
+        content[name] = [_row(data, run, scores) for run, scores in scored]
+    return content
+
+
+def _row(data: Dataset, run: Run, scores: Scores) -> dict[str, Any]:
+    epsilon = run.solution.privacy.epsilon
+    return {
+        "method": run.method,
+        "epsilon": epsilon if run.is_private else None,
+        "test_risk": _number(scores.risks[-1]),
+        score_name(data): _number(scores.scores[-1]),
+    }
+
+
+def score_name(data: Dataset) -> str:
+    """Returns what is measured beside the risk.
+
+    Example:
+        >>> from dpjax import datasets
+        >>> score_name(datasets.rand_hie())
+        'mean absolute error (100 dollars)'
+    """
+    if data.task == "classification":
+        return "accuracy"
+    return f"mean absolute error ({data.target_unit})"
+
+
+def files(
+    data: Dataset, private: Run, content: Mapping[str, Any], plot: bytes | None
+) -> dict[str, bytes]:
+    """Returns the files of a run, by name."""
+    params = io.BytesIO()
+    np.savez(
+        params,
+        params=np.asarray(private.solution.params),
+        feature_names=np.array(data.feature_names),
+    )
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    written = {PARAMS: params.getvalue(), REPORT: text.encode()}
+    return written if plot is None else written | {PLOT: plot}
+
+
+def check_folder(folder: Path) -> None:
+    """Requires a folder that can be written to, or made, before anything is spent."""
+    places = (folder, *folder.absolute().parents)
+    existing = next(place for place in places if place.exists())
+    _validate.require(
+        existing.is_dir()
+        and os.access(existing, os.W_OK | os.X_OK)
+        and not any((folder / name).is_dir() for name in (PARAMS, REPORT, PLOT)),
+        "--output",
+        str(folder),
+        "a folder that can be written to, or made",
+    )
+
+
+def write(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Writes files into a folder, all of them or none.
+
+    Each is written under a temporary name; only when all are complete do they take
+    their names. A plot of an earlier run, which would stand beside a report that it
+    does not belong to, is removed.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp(), "out")
+        >>> write(folder, {"report.json": b"{}"})
+        >>> [path.name for path in folder.iterdir()]
+        ['report.json']
+    """
+    is_new = not folder.exists()
+    partial = {name: folder / f".{name}.{os.getpid()}.part" for name in contents}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, path in partial.items():
+            path.write_bytes(contents[name])
+        for name, path in partial.items():
+            os.replace(path, folder / name)
+    except OSError as why:
+        raise OSError(f"--output {folder} could not be written to: {why}.") from why
+    finally:
+        for path in partial.values():
+            with contextlib.suppress(OSError):  # it has its name, or never was
+                path.unlink()
+        if is_new:
+            with contextlib.suppress(OSError):  # it holds the files, or never was
+                folder.rmdir()
+    if PLOT not in contents:
+        (folder / PLOT).unlink(missing_ok=True)
+
+
+def _number(x: Any) -> float | None:
+    """Returns a float for JSON, which knows neither NaN nor infinities."""
+    return float(x) if math.isfinite(x) else None

@@ -1,0 +1,189 @@
+"""The schema of a user's file: what is public about each column, in TOML.
+
+    [columns.age]            # enters as (x - center) / scale
+    center = 40
+    scale = 10
+
+    [columns.town]           # one-hot; anything else counts as none of them
+    categories = ["Ghent", "Lier"]
+
+    [target]                 # of --target: like a column of numbers, or, for the
+    positive = "yes"         # logistic loss, the value that counts as +1 (others as -1)
+
+Nothing is learnt from the records, so a column without such constants cannot be used.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpjax import _validate
+from dpjax.datasets import Categorical, Numeric
+
+_NUMERIC = {"center", "scale"}
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What is public about a file.
+
+    Attributes:
+        columns: the features, by the name of their column.
+        target: the target: a number, or for classification the one positive category.
+    """
+
+    columns: Mapping[str, Numeric | Categorical]
+    target: Numeric | Categorical
+
+
+def read_schema(path: Path, *, is_classification: bool) -> Schema:
+    """Reads a schema from a TOML file.
+
+    Args:
+        path: the file.
+        is_classification: whether `[target]` says `positive`, else `center` and
+            `scale`.
+
+    Raises:
+        ValueError: if the file is missing or does not parse, or an entry is not of the
+            form above.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "schema.toml")
+        >>> _ = path.write_text('''
+        ... [columns]
+        ... age = {center = 40, scale = 10}
+        ... [target]
+        ... positive = "yes"''')
+        >>> read_schema(path, is_classification=True)
+        Schema(columns={'age': Numeric(center=40, scale=10)},
+               target=Categorical(categories=('yes',)))
+    """
+    _validate.require(path.is_file(), "--schema", str(path), "a file that exists")
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (ValueError, OSError) as why:
+        raise ValueError(
+            f"--schema must be a TOML file, got {str(path)!r}: {why}."
+        ) from None
+    _validate.require(
+        set(content) == {"columns", "target"},
+        "--schema",
+        sorted(content),
+        f"made of two sections, [columns] and [target], in {path}",
+    )
+    columns = content["columns"]
+    _validate.require(
+        isinstance(columns, dict) and len(columns) > 0,
+        "--schema",
+        columns,
+        "at least one column long: [columns.NAME]",
+    )
+    return Schema(
+        {name: _column(name, entry) for name, entry in columns.items()},
+        _positive(content["target"])
+        if is_classification
+        else _numeric("[target]", content["target"]),
+    )
+
+
+def template(
+    names: list[str], *, target: str | None = None, is_classification: bool = False
+) -> str:
+    """Returns the text of a schema to fill in, for a file's columns.
+
+    Example:
+        >>> print(template(["age", "price"], target="price"))
+        # What is public about each column, known without looking at the records.
+        # Numbers enter as (x - center) / scale. For a column of categories write
+        #   categories = ["a", "b"]
+        # instead. Delete the columns that are not to be used.
+        <BLANKLINE>
+        [columns.age]
+        center = 0.0
+        scale = 1.0
+        <BLANKLINE>
+        [target]  # price
+        center = 0.0
+        scale = 1.0
+    """
+    numeric = "center = 0.0\nscale = 1.0\n"
+    sections = [
+        f"[columns.{_toml_key(name)}]\n{numeric}" for name in names if name != target
+    ]
+    title = "[target]" if target is None else f"[target]  # {_toml_key(target)}"
+    positive = 'positive = "yes"  # counts as +1, anything else as -1\n'
+    sections.append(f"{title}\n{positive if is_classification else numeric}")
+    return _HEAD + "\n" + "\n".join(sections).rstrip("\n")
+
+
+_HEAD = """\
+# What is public about each column, known without looking at the records.
+# Numbers enter as (x - center) / scale. For a column of categories write
+#   categories = ["a", "b"]
+# instead. Delete the columns that are not to be used.
+"""
+
+
+def _toml_key(name: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        return name
+    # JSON's strings are TOML's, but for one control character.
+    return json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _column(name: str, entry: Any) -> Numeric | Categorical:
+    where = f"[columns.{_toml_key(name)}]"
+    if not isinstance(entry, dict) or set(entry) != {"categories"}:
+        return _numeric(where, entry)
+    categories = entry["categories"]
+    _validate.require(
+        isinstance(categories, list)
+        and len(categories) == len(set(map(str, categories))) > 0
+        and all(map(_is_category, categories)),
+        "--schema",
+        categories,
+        f"a list of distinct texts or numbers, in categories of {where}",
+    )
+    return Categorical(tuple(map(str, categories)))
+
+
+def _numeric(where: str, entry: Any) -> Numeric:
+    _validate.require(
+        isinstance(entry, dict)
+        and set(entry) == _NUMERIC
+        and all(isinstance(x, int | float) for x in entry.values())
+        and not any(isinstance(x, bool) for x in entry.values()),
+        "--schema",
+        entry,
+        f"center and scale, two numbers{_or_categories(where)}, in {where}",
+    )
+    try:
+        return Numeric(**entry)
+    except (ValueError, OverflowError) as why:
+        raise ValueError(f"--schema, {where}: {why}") from None
+
+
+def _or_categories(where: str) -> str:
+    return "" if where == "[target]" else " (or a list, categories)"
+
+
+def _positive(entry: Any) -> Categorical:
+    _validate.require(
+        isinstance(entry, dict)
+        and set(entry) == {"positive"}
+        and _is_category(entry["positive"]),
+        "--schema",
+        entry,
+        "positive, the text or number that counts as +1, in [target]",
+    )
+    return Categorical((str(entry["positive"]),))
+
+
+def _is_category(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)

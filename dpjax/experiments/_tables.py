@@ -1,0 +1,182 @@
+"""Reads a user's CSV, Parquet or NPZ file into columns.
+
+Names, types and the number of records are public. No value of a cell raises, and none
+changes another record: a line of a CSV file is a record, whatever is in it. (In the
+usual reading, one stray quote swallows every line up to the next.) A cell with a line
+break therefore needs Parquet or NPZ.
+"""
+
+import contextlib
+import csv
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from dpjax import _validate
+
+
+def column_names(path: Path) -> list[str]:
+    """Returns the names of a file's columns; no record is looked at.
+
+    Raises:
+        ValueError: if the file is of no known kind, cannot be read, or names a column
+            twice.
+    """
+    read_names, _ = _readers(path)
+    with _readable(path):
+        names = read_names(path)
+    _validate.require(
+        len(names) > 0 and len(set(names)) == len(names),
+        "DATA",
+        str(path),
+        f"a file whose columns have distinct names (they are {names})",
+    )
+    return names
+
+
+def read_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    r"""Reads some columns of a file, each into an array of shape (n,).
+
+    Text stays text: `dpjax.datasets.encode` turns it into numbers. Booleans are 0 and
+    1; a missing number is NaN.
+
+    Args:
+        path: a file of comma-separated text with a header (UTF-8), a Parquet file, or
+            an NPZ file with one array of shape (n,) a column.
+        names: which columns; each must be among `column_names`.
+
+    Raises:
+        ValueError: if the file cannot be read, its columns differ in length, hold
+            neither text nor numbers, or have no records.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "prices.csv")
+        >>> _ = path.write_text('rooms,town,price\n3,"Ghent, B",250\n?,"Lier\n')
+        >>> for name, column in read_columns(path, ["rooms", "town", "price"]).items():
+        ...     print(name, column.tolist())
+        rooms ['3', '?']
+        town ['Ghent, B', 'Lier']
+        price ['250', '']
+    """
+    _, read = _readers(path)
+    with _readable(path):
+        columns = read(path, names)
+    shapes = {name: column.shape for name, column in columns.items()}
+    _validate.require(
+        len(set(shapes.values())) == 1 and all(len(s) == 1 for s in shapes.values()),
+        "DATA",
+        shapes,
+        f"made of columns of one shape (n,), in {path.name}",
+    )
+    for name, column in columns.items():
+        _validate.require(
+            column.dtype.kind in "biufSUTO",
+            "DATA",
+            str(column.dtype),
+            f"made of text or numbers, in column {name!r} of {path.name}",
+        )
+    _validate.require(
+        len(next(iter(columns.values()))) > 0,
+        "DATA",
+        str(path),
+        "a file with at least one record",
+    )
+    return columns
+
+
+def _csv_names(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        header = file.readline().removeprefix(b"\xef\xbb\xbf")
+    return [name.strip() for name in _cells(header)]
+
+
+def _read_csv(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    """Takes a line as a record; short lines are filled with empty cells."""
+    header = _csv_names(path)
+    positions = [header.index(name) for name in names]
+    columns: list[list[str]] = [[] for _ in names]
+    with path.open("rb") as file:
+        file.readline()
+        for line in file:
+            cells = _cells(line)
+            for column, position in zip(columns, positions, strict=True):
+                column.append(cells[position] if position < len(cells) else "")
+    return {
+        name: np.array(column, dtype=object)
+        for name, column in zip(names, columns, strict=True)
+    }
+
+
+def _cells(line: bytes) -> list[str]:
+    """Splits one line into cells; one that the csv module refuses has none."""
+    text = line.decode("utf-8", "replace").rstrip("\r\n")
+    try:
+        return next(csv.reader([text], skipinitialspace=True), [])
+    except csv.Error:  # a carriage return inside, or more than 131,072 characters
+        return []
+
+
+def _parquet_names(path: Path) -> list[str]:
+    return list(pl.read_parquet_schema(path))
+
+
+def _read_parquet(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    frame = pl.read_parquet(path, columns=names)
+    return {name: _as_numpy(frame[name]) for name in names}
+
+
+def _as_numpy(series: pl.Series) -> np.ndarray:
+    kind = series.dtype
+    if kind.is_numeric() or kind in (pl.Boolean, pl.Null):
+        return series.cast(pl.Float64, strict=False).to_numpy()
+    if kind in (pl.Categorical, pl.Enum):
+        series = series.cast(pl.String)
+    elif kind not in (pl.String, pl.Binary):
+        raise ValueError(f"column {series.name!r} holds {kind}, not text or numbers")
+    return np.array(series.to_list(), dtype=object)
+
+
+def _npz_names(path: Path) -> list[str]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return list(arrays)
+
+
+def _read_npz(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in names}
+
+
+_READERS = {
+    ".csv": (_csv_names, _read_csv),
+    ".parquet": (_parquet_names, _read_parquet),
+    ".npz": (_npz_names, _read_npz),
+}
+
+
+def _readers(path: Path) -> tuple[Callable, Callable]:
+    _validate.require(
+        path.is_file() and path.suffix.lower() in _READERS,
+        "DATA",
+        str(path),
+        f"a file that exists and ends in {', '.join(_READERS)}",
+    )
+    return _READERS[path.suffix.lower()]
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turns what the readers raise about a file into one kind of error."""
+    try:
+        yield
+    except (
+        *(ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error),
+        pl.exceptions.PolarsError,
+    ) as why:
+        raise ValueError(
+            f"DATA must be a readable file, got {str(path)!r}: {why}"
+        ) from None

@@ -1,0 +1,381 @@
+"""`dpjax train`: runs from end to end, and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from dpjax.experiments import _command
+from dpjax.experiments._app import app
+
+SCHEMA = """
+[columns.rooms]
+center = 4
+scale = 2
+
+[columns.town]
+categories = ["Ghent", "Lier"]
+
+[target]
+"""
+NUMBER = "center = 300\nscale = 100\n"
+POSITIVE = 'positive = "yes"\n'
+FEATURES = ["rooms", "town=Ghent", "town=Lier", "intercept"]
+ODD_LINES = ['nan,"Ghent,1e38,yes', "", "inf,Lier", "1e39,?,abc,maybe,5", "-1e38,,,"]
+
+
+def run(*arguments):
+    """Runs `dpjax train` with these arguments; no file may be left half-written."""
+    result = CliRunner().invoke(app, ["train", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+def refused(result, *parts):
+    assert result.exit_code == 2
+    message = " ".join(result.stderr.replace("│", " ").split())
+    for part in parts:
+        assert part in message
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with a file of 40 records and its schemas."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    rooms = rng.integers(1, 8, 40)
+    towns = rng.choice(["Ghent", "Lier", "Mons"], 40)
+    prices = 100 + 50 * rooms + 30 * rng.standard_t(2.1, 40)
+    rows = zip(rooms, towns, prices, strict=True)
+    lines = [f'{r},"{t}",{p:.1f},{"yes" if p > 300 else "no"}' for r, t, p in rows]
+    text = "\n".join(["rooms,town,price,sold", *lines]) + "\n"
+    (tmp_path / "data.csv").write_text(text)
+    (tmp_path / "number.toml").write_text(SCHEMA + NUMBER)
+    (tmp_path / "class.toml").write_text(SCHEMA + POSITIVE)
+    return tmp_path
+
+
+def options(**changes):
+    """The arguments of a good run on data.csv, some changed or, if None, left out."""
+    given = {
+        "schema": "number.toml",
+        "target": "price",
+        "loss": "squared",
+        "epsilon": 1,
+        "steps": 3,
+        "output": "out",
+    } | changes
+    pairs = {k.replace("_", "-"): v for k, v in given.items() if v is not None}
+    return [text for k, v in pairs.items() for text in (f"--{k}", v)]
+
+
+def read_report(folder):
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_adult_shows_the_comparison(tmp_path):
+    result = run("adult", "--epsilon", 1, "--quick", "--output", tmp_path / "out")
+    assert result.exit_code == 0
+    for text in ("GD", "RGD, smoothed truncation", "DP-GD, clipping", "accuracy"):
+        assert text in result.stdout
+    assert "any one of the 32,561 records" in " ".join(result.stdout.split())
+    assert "10/10" in result.stderr
+    names = {"params.npz", "report.json", "test_risk.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    assert (tmp_path / "out" / "test_risk.png").read_bytes().startswith(b"\x89PNG")
+    report = read_report(tmp_path / "out")
+    assert report["privacy"]["delta"] == 32_561**-1.1
+    assert [row["epsilon"] for row in report["comparison"]] == [None, None, 1.0, 1.0]
+    assert all(row["test_risk"] < 0.69 for row in report["comparison"])
+    with np.load(tmp_path / "out" / "params.npz") as saved:
+        assert saved["params"].shape == saved["feature_names"].shape == (105,)
+
+
+def test_dashes_in_a_name(folder):
+    result = run("rand-hie", "--epsilon", 1, "--steps", 2, "--estimator", "clipping")
+    assert result.exit_code == 0
+    assert len(read_report(folder / "dpjax-output" / "rand_hie")["comparison"]) == 3
+
+
+def as_parquet(folder):
+    frame = pl.read_csv(folder / "data.csv")
+    frame.write_parquet(folder / "data.parquet")
+    return "data.parquet"
+
+
+def as_npz(folder):
+    frame = pl.read_csv(folder / "data.csv")
+    columns = {name: np.array(frame[name].to_list()) for name in frame.columns}
+    np.savez(folder / "data.npz", **columns)
+    return "data.npz"
+
+
+def test_every_kind_of_file_gives_the_same_model(folder):
+    models = []
+    for name in ("data.csv", as_parquet(folder), as_npz(folder)):
+        assert run(name, *options(seed=1)).exit_code == 0
+        with np.load(folder / "out" / "params.npz") as saved:
+            models.append(saved["params"])
+    assert np.array_equal(models[0], models[1])
+    assert np.array_equal(models[0], models[2])
+
+
+def test_a_file_shows_protected_numbers_only(folder):
+    result = run("data.csv", *options())
+    assert result.exit_code == 0
+    assert {path.name for path in (folder / "out").iterdir()} == {
+        "params.npz",
+        "report.json",
+    }
+    report = read_report(folder / "out")
+    assert set(report) == {
+        *("dpjax", "data", "is_public", "num_samples", "num_test_samples"),
+        *("num_features", "feature_names", "target_unit", "loss", "l2", "estimator"),
+        *("num_steps", "learning_rate", "batching", "calibration", "privacy"),
+    }
+    assert report["num_samples"] == 40
+    assert report["feature_names"] == FEATURES
+    assert report["target_unit"] == "price / 100"
+    assert set(report["privacy"]) == {
+        *("epsilon", "delta", "relation", "description", "noise_multiplier"),
+        *("l2_sensitivity", "stddev", "noise_key"),
+    }
+    assert "risk" not in result.stdout.replace("test risks or comparisons", "")
+    with np.load(folder / "out" / "params.npz") as saved:
+        assert set(saved) == {"params", "feature_names"}
+        assert saved["feature_names"].tolist() == FEATURES
+
+
+def test_the_report_depends_on_public_numbers_only(folder):
+    run("data.csv", *options(seed=1, output="first"))
+    lines = (folder / "data.csv").read_text().splitlines()
+    odd = [lines[0], *ODD_LINES * 8]
+    assert len(odd) == len(lines)
+    (folder / "data.csv").write_text("\n".join(odd) + "\n")
+    result = run("data.csv", *options(seed=1, output="second"))
+    assert result.exit_code == 0
+    assert read_report(folder / "first") == read_report(folder / "second")
+
+
+def test_unprotected_numbers_are_asked_for_and_labelled(folder):
+    result = run("data.csv", *options(), "--show-unprotected")
+    assert result.exit_code == 0
+    assert "UNPROTECTED" in result.stdout
+    assert "mean absolute error" in result.stdout
+    report = read_report(folder / "out")
+    assert len(report["unprotected"]) == 4
+    assert "comparison" not in report
+    assert (report["num_samples"], report["num_test_samples"]) == (32, 8)
+    assert (folder / "out" / "test_risk.png").exists()
+    # A protected run takes the folder over: no unprotected plot stays beside it.
+    assert run("data.csv", *options()).exit_code == 0
+    assert not (folder / "out" / "test_risk.png").exists()
+    assert "unprotected" not in read_report(folder / "out")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--estimator", "median-of-means", "--num-groups", 5],
+        ["--estimator", "truncation", "--calibration", "paper", "--show-unprotected"],
+        ["--batching", "poisson", "--batch-size", 10],
+        ["--batching", "without-replacement", "--batch-size", 10],
+        ["--batching", "disjoint", "--estimator", "winsorization"],
+        ["--loss", "huber", "--l2", 0.1, "--delta", 1e-3, "--learning-rate", 0.5],
+        ["--loss", "biweight", "--scale", 2],
+    ],
+)
+def test_every_method(folder, extra):
+    assert run("data.csv", *options(), *extra).exit_code == 0
+    with np.load(folder / "out" / "params.npz") as saved:
+        assert np.isfinite(saved["params"]).all()
+
+
+def test_names_are_taken_as_they_are(folder):
+    # None is markup of the terminal or of the plot.
+    odd = "[/b] $x :smile: $\\"
+    text = (folder / "data.csv").read_text().replace("price", odd)
+    (folder / "[b]a.csv").write_text(text)
+    result = run("[b]a.csv", *options(target=odd), "--show-unprotected")
+    assert result.exit_code == 0
+    assert "[b]a.csv: n = 32" in result.stdout
+    assert read_report(folder / "out")["target_unit"] == f"{odd} / 100"
+    refused(run("[b]a.csv", *options(target="[x]")), "got '[x]'", "[/b] $x :smile:")
+
+
+@pytest.mark.parametrize("label", ["yes", "never"])
+def test_a_target_with_one_class(folder, label):
+    text = (folder / "data.csv").read_text()
+    text = text.replace(",yes", f",{label}").replace(",no", f",{label}")
+    (folder / "data.csv").write_text(text)
+    arguments = options(schema="class.toml", target="sold", loss="logistic")
+    assert run("data.csv", *arguments).exit_code == 0
+    assert read_report(folder / "out")["target_unit"] == "+1 for yes"
+
+
+def test_columns_of_nan_and_of_nothing(folder):
+    frame = {"rooms": [float("nan")] * 9, "town": [None] * 9, "price": [1e308] * 9}
+    pl.DataFrame(frame).write_parquet(folder / "data.parquet")
+    assert run("data.parquet", *options()).exit_code == 0
+    with np.load(folder / "out" / "params.npz") as saved:
+        assert np.isfinite(saved["params"]).all()
+
+
+def test_the_noise_is_fresh_unless_seeded(folder):
+    def params(**changes):
+        result = run("data.csv", *options(**changes))
+        with np.load(folder / "out" / "params.npz") as saved:
+            return saved["params"], result, read_report(folder / "out")
+
+    first, quiet, report = params()
+    assert not np.array_equal(first, params()[0])
+    assert "Warning" not in quiet.stderr
+    assert report["privacy"]["noise_key"] == "from the operating system"
+    seeded, warned, report = params(seed=7)
+    assert np.array_equal(seeded, params(seed=7)[0])
+    assert "subtract the noise" in warned.stderr
+    assert "7" not in report["privacy"]["noise_key"]
+
+
+def test_without_a_schema_a_template_is_printed(folder):
+    result = run("data.csv", *options(schema=None))
+    refused(result, "--schema must be given for a file", "data.csv")
+    assert not (folder / "out").exists()
+    # It can be used as it is printed, once categories are what they are.
+    (folder / "new.toml").write_text(result.stdout)
+    assert run("data.csv", *options(schema="new.toml")).exit_code == 0
+
+
+BAD_OPTIONS = [
+    ({"epsilon": 0}, "--epsilon must be positive and finite, got 0"),
+    ({"epsilon": -1}, "--epsilon must be positive and finite, got -1"),
+    ({"epsilon": "nan"}, "--epsilon must be positive and finite, got nan"),
+    ({"epsilon": "abc"}, "'--epsilon': must be a number, got 'abc'"),
+    ({"epsilon": None}, "'--epsilon'"),
+    ({"delta": 1}, "--delta must be strictly between 0 and 1, got 1"),
+    ({"delta": -0.1}, "--delta must be strictly between 0 and 1, got -0.1"),
+    ({"delta": 0}, "--delta must be strictly between 0 and 1, got 0"),
+    ({"steps": 0}, "--steps must be an integer of at least 1, got 0"),
+    ({"steps": 1.5}, "'--steps': must be a whole number, got '1.5'"),
+    ({"scale": 0}, "--scale must be between 1e-18 and 1e+30, got 0"),
+    ({"moment_bound": -1}, "--moment-bound must be between 1e-30 and 1e+30, got -1"),
+    ({"moment_bound": 1, "scale": 1}, "--moment-bound must be left out with --scale"),
+    ({"learning_rate": 0}, "--learning-rate must be positive and finite, got 0"),
+    ({"l2": -1}, "--l2 must be non-negative and finite, got -1"),
+    ({"seed": -1}, "--seed must be from 0 to 2^32 - 1, got -1"),
+    ({"num_groups": 3}, "--num-groups must be left out with --estimator smoothed-tr"),
+    ({"batch_size": 3}, "--batch-size must be left out with --batching full, got 3"),
+    ({"batching": "poisson"}, "--batch-size must be given with --batching poisson"),
+    ({"estimator": "best"}, "'--estimator': .*'best'"),
+    ({"loss": "best"}, "'--loss': .*'best'"),
+    ({"loss": None}, "--loss must be given for a file: logistic, squared, huber"),
+    ({"target": None}, "--target must be given for a file: a column of ['rooms',"),
+    ({"target": "cost"}, "--target must be a column of ['rooms', 'town', 'price', "),
+    ({"target": "rooms"}, "--target must be a column that is no feature"),
+    ({"schema": "none.toml"}, "--schema must be a file that exists, got 'none.toml'"),
+    ({"loss": "logistic"}, "--schema must be positive, the text or number"),
+    ({"output": "data.csv"}, "--output must be a folder that can be written to"),
+    ({"output": "data.csv/x"}, "--output must be a folder that can be written to"),
+]
+MEDIAN = {"estimator": "median-of-means"}
+BAD_OPTIONS += [
+    (MEDIAN | {"num_groups": 0}, "--num-groups must be an integer of at least 1"),
+    (MEDIAN | {"num_groups": 41}, "--num-groups must be at most the 40 records"),
+    (MEDIAN | {"batching": "poisson", "batch_size": 9}, "--batching must be full or"),
+    ({"batching": "poisson", "batch_size": 41}, "--batch-size must be at most the num"),
+    ({"batching": "disjoint", "steps": 41}, "--steps must be at most the 40 records"),
+    (
+        {"batching": "poisson", "batch_size": 9, "calibration": "paper"},
+        "--calibration must be tight with --batching poisson, got 'paper'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_OPTIONS)
+def test_static_mistakes(folder, changes, message):
+    before = sorted(folder.rglob("*"))
+    refused(run("data.csv", *options(**changes)), *message.split(".*"))
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_mistakes_in_the_data_argument(folder, monkeypatch):
+    monkeypatch.delenv("DPJAX_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    (folder / "empty.csv").write_text("rooms,town,price\n")
+    (folder / "one.csv").write_text("rooms,town,price\n1,2,3\n")
+    (folder / "twice.csv").write_text("rooms,town,price,rooms\n1,2,3,4\n")
+    np.savez("ragged.npz", rooms=np.ones(3), town=np.ones(2), price=np.ones(3))
+    before = sorted(folder.rglob("*"))
+    for name, *parts in [
+        ("none.csv", "DATA must be a file, or one of adult, rand_hie", "'none.csv'"),
+        ("empty.csv", "DATA must be a file with at least one record", "'empty.csv'"),
+        ("one.csv", "--delta must be strictly between 0 and 1, got 1.0"),
+        ("twice.csv", "DATA must be a file whose columns have distinct names"),
+        ("ragged.npz", "DATA must be made of columns of one shape", "(2,)"),
+        (".", "DATA must be a file that exists and ends in .csv"),
+    ]:
+        refused(run(name, *options()), *parts)
+    refused(run("adult", *options()), "--schema must be left out with adult")
+    refused(run("adult", *options(schema=None)), "--target must be left out with")
+    named = ["--epsilon", 1, "--output", "out"]
+    refused(run("credit-default", *named), "$DPJAX_DATA/credit/UCI_Credit_Card.csv.gz")
+    refused(run("rand_hie", *named, "--loss", "logistic"), "--loss must be squared")
+    refused(
+        run("one.csv", *options(), "--show-unprotected"),
+        "--show-unprotected must be left out below 5 records, got 1",
+    )
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_schema_with_an_unknown_column(folder):
+    text = SCHEMA.replace("columns.rooms", "columns.floors") + NUMBER
+    (folder / "number.toml").write_text(text)
+    result = run("data.csv", *options())
+    refused(result, "--schema must be made of columns of data.csv", "got ['floors']")
+
+
+def test_a_plot_that_fails_leaves_nothing(folder, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(_command, "plot_test_risk", fail)
+    arguments = ["train", "data.csv", *map(str, options()), "--show-unprotected"]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, RuntimeError)
+    assert not (folder / "out").exists()
+
+
+BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"typer", "rich", "matplotlib", "polars"}:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Blocker())
+import dpjax
+import dpjax.cli
+dpjax.cli.main()
+"""
+
+
+def test_without_the_extra():
+    command = [sys.executable, "-c", BLOCKED]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert 'install with pip install "dpjax[experiments]"' in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_the_entry_point(folder):
+    command = [sys.executable, "-W", "error", "-m", "dpjax.cli", "train", "data.csv"]
+    arguments = [str(argument) for argument in options()]
+    result = subprocess.run(command + arguments, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "wrote out/params.npz" in result.stdout
