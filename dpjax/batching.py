@@ -13,7 +13,7 @@ records enter a batch depends on indices and on the key alone, never on values.
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,13 @@ from dpjax.accounting import poisson_capacity
 
 
 class Batching(abc.ABC):
-    """How each step chooses its records."""
+    """How each step chooses its records.
+
+    Attributes:
+        is_sampled: whether chance decides which records a batch holds.
+    """
+
+    is_sampled: ClassVar[bool] = False
 
     @abc.abstractmethod
     def draw(
@@ -148,6 +154,7 @@ class Poisson(Batching):
 
     expected_batch_size: float
     capacity: int | None = None
+    is_sampled: ClassVar[bool] = True
 
     def __post_init__(self):
         _validate.positive(expected_batch_size=self.expected_batch_size)
@@ -239,6 +246,7 @@ class WithoutReplacement(Batching):
     """
 
     batch_size: int
+    is_sampled: ClassVar[bool] = True
 
     def __post_init__(self):
         _validate.count(batch_size=self.batch_size)

@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,9 @@ class Estimator(abc.ABC):
     leaves: `vmap` and `grad` over a threshold work, and a sweep compiles once. It
     defines `influence` and `limit`; the estimate is the mean of influences.
     """
+
+    # Whether records count by their public index, so that no sampled batch will do.
+    groups_by_index: ClassVar[bool] = False
 
     @abc.abstractmethod
     def influence(self, sample: PyTree) -> PyTree:

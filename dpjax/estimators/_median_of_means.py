@@ -1,7 +1,7 @@
 """Median of means: robust means of groups, and their median by coordinate."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,7 @@ class MedianOfMeans(Estimator):
 
     inner: Estimator
     num_groups: int
+    groups_by_index: ClassVar[bool] = True
 
     def __post_init__(self):
         _validate.count(num_groups=self.num_groups)

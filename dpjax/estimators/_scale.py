@@ -8,6 +8,7 @@ or keep loose constants; the noise-aware ones minimise the whole bound.
 import math
 from typing import NamedTuple
 
+import numpy as np
 from dp_accounting import gaussian_mechanism
 
 from dpjax import _validate
@@ -51,15 +52,11 @@ class Setting(NamedTuple):
         The l2 sensitivity is 2 sqrt(d) limit / n and T releases share (epsilon, delta),
         so the stddev is kappa·2 sqrt(d) limit / n with the exact Gaussian kappa.
         """
-        kappa = gaussian_mechanism.get_sigma_gaussian(
-            self.epsilon, self.delta
-        ) * math.sqrt(self.num_steps)
-        return (
-            2
-            * kappa
-            * math.sqrt(self.num_coordinates)
-            * math.sqrt(2 * self.log_failure)
-        )
+        with np.errstate(divide="ignore"):  # its bracket meets log(0) at large epsilon
+            one = gaussian_mechanism.get_sigma_gaussian(self.epsilon, self.delta)
+        kappa = one * math.sqrt(self.num_steps)
+        dimensions = math.sqrt(self.num_coordinates)
+        return 2 * kappa * dimensions * math.sqrt(2 * self.log_failure)
 
 
 def noise_aware_threshold(setting: Setting, bias_factor: float) -> float:

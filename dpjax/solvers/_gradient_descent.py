@@ -111,6 +111,12 @@ def dp_gradient_descent(
         estimator,
         "one with a finite sensitivity",
     )
+    _validate.require(
+        not (estimator.groups_by_index and batching.is_sampled),
+        "batching",
+        batching,
+        f"Full() or Disjoint() with {estimator}, which groups records by public index",
+    )
     multiplier, privacy = calibrated_noise(
         estimator,
         batching,

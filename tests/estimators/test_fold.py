@@ -1,0 +1,188 @@
+"""The fold: digits that add exactly, in any chunks; records in order; little memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.estimators import (
+    Clipping,
+    MedianOfMeans,
+    Rows,
+    SmoothedTruncation,
+    Truncation,
+    Winsorization,
+)
+from dpjax.estimators._fold import (
+    _Plan,
+    _split,
+    block_length,
+    digit_layout,
+)
+from dpjax.gradients import robust_grad
+
+AWKWARD = [1, 2, 63, 64, 65, 127, 129, 1000, 4097]
+SIZES = [None, 1, 3, 64, 100, 1000]
+
+
+@pytest.mark.parametrize("nmant", [23, 52])
+@pytest.mark.parametrize("num_sums", [1, 2, 3, 64, 1024, 1025, 65_535, 2**20])
+def test_digits_of_all_sums_add_within_the_mantissa(num_sums, nmant):
+    layout = digit_layout(num_sums, nmant)
+    exact = 2 ** (nmant + 1)
+    largest_carry = num_sums * 2**layout.base_bits // 2 // 2**layout.base_bits + 1
+    assert num_sums * 2**layout.high_bits + largest_carry <= exact
+    assert num_sums * 2**layout.base_bits // 2 <= exact
+    # sensitivity() counts 2^-34 of a block's bound for the last digit.
+    resolved = layout.high_bits + (layout.num_digits - 1) * layout.base_bits
+    assert resolved >= nmant + 11
+
+
+def test_too_many_rows_are_refused():
+    with pytest.raises(ValueError, match="samples must be fewer than 2"):
+        digit_layout(2**22, 23)
+
+
+@pytest.mark.parametrize("num_sums", [1, 1024, 1025, 2**20])
+def test_digits_stand_for_their_number(num_sums):
+    layout = digit_layout(num_sums, 23)
+    base = 2.0**layout.base_bits
+    high = 2.0**layout.high_bits
+    x = np.random.default_rng(0).uniform(-high, high, 10_000).astype(np.float32)
+    x[:4] = [high, -high, 0, 0.5]
+    digits = [np.asarray(d, np.float64) for d in _split(x, base, layout.num_digits)]
+    for i, digit in enumerate(digits):
+        np.testing.assert_array_equal(digit, np.round(digit))
+        assert np.abs(digit).max() <= (high if i == 0 else base / 2)
+    value = sum(d / base**i for i, d in enumerate(digits))
+    last = base ** (1 - layout.num_digits) / 2
+    np.testing.assert_allclose(value, x.astype(np.float64), rtol=0, atol=last)
+
+
+@pytest.mark.parametrize("make", [_Plan.sequential, _Plan.parallel])
+@pytest.mark.parametrize("num_coordinates", [1, 100, 10**6, 10**9])
+def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
+    for n in [*AWKWARD, 100_000, 1_000_003]:
+        for size in [*SIZES, 5000, 10**7]:
+            longest = block_length(n)
+            plan = make(n, num_coordinates, longest, size)
+            covered = plan.lanes * plan.length * plan.num_blocks
+            assert covered >= n
+            # No block is empty, so that the digits have no more sums than needed.
+            assert covered - n < plan.lanes * plan.length
+            assert plan.length <= longest
+            assert plan.lanes <= n
+            assert plan.is_exact == (covered == n)
+            if not plan.one_by_one:
+                assert plan.lanes * plan.length <= n
+
+
+@pytest.mark.parametrize("n", AWKWARD)
+def test_mean_does_not_depend_on_plan_or_microbatch_size(plan, n):
+    # Blocks of K float32 additions of values up to 1 err by K (K + 1) u / 2 each; then
+    # sums are exact, and the mean is rounded once.
+    rows = np.random.default_rng(n).standard_cauchy((n, 3)).astype(np.float32)
+    expected = np.clip(rows.astype(np.float64), -1, 1).mean(axis=0)
+    error = 1.01 * (block_length(n) + 1) / 2 * 2**-24 + 2**-24
+    for size in SIZES:
+        mean, _ = jax.jit(
+            lambda x, size=size: Winsorization(1.0).fold(
+                Rows(lambda i, k: (jax.lax.dynamic_slice_in_dim(x, i, k), ()), n),
+                normalize_by=n,
+                microbatch_size=size,
+            )
+        )(rows)
+        np.testing.assert_allclose(mean, expected, rtol=0, atol=error)
+
+
+def test_whole_numbers_have_the_same_mean_in_all_chunks(plan):
+    # No addition rounds, so neither the chunks nor the digits may move a bit.
+    rows = np.random.default_rng(0).integers(-8, 9, 100_003).astype(np.float32)
+    exact = np.float32(rows.astype(np.int64).sum() / 2**17)
+    for size in SIZES:
+        mean, _ = jax.jit(
+            lambda x, size=size: Winsorization(8.0).fold(
+                Rows(lambda i, k: (jax.lax.dynamic_slice_in_dim(x, i, k), ()), x.size),
+                normalize_by=2**17,
+                microbatch_size=size,
+            )
+        )(rows)
+        assert mean == exact
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        Truncation(1.0),
+        MedianOfMeans(Truncation(1.0), 1),
+        MedianOfMeans(Clipping(1.0), 7),
+    ],
+    ids=["truncation", "one-group", "seven-groups"],
+)
+@pytest.mark.parametrize("n", [7, 65, 129, 1000])
+def test_records_come_back_in_order(plan, estimator, n):
+    rows = np.arange(n, dtype=np.float32)
+    mask = np.arange(n) % 5 == 2
+
+    def read(start, size):
+        part = jax.lax.dynamic_slice_in_dim(jnp.asarray(rows), start, size)
+        return part, {"double": 2 * part, "pair": jnp.stack([part, -part], axis=1)}
+
+    for size in SIZES:
+        _, records = jax.jit(
+            lambda size=size: estimator.fold(
+                Rows(read, n, mask), normalize_by=n, microbatch_size=size
+            )
+        )()
+        # Of masked rows too: they count for nothing, but they are there.
+        np.testing.assert_array_equal(records["double"], 2 * rows)
+        np.testing.assert_array_equal(records["pair"], np.stack([rows, -rows], 1))
+
+
+@pytest.mark.parametrize("n", [59, 60, 1000])
+def test_group_means_are_those_of_public_index_ranges(plan, n):
+    rows = np.random.default_rng(n).normal(size=(n, 2)).astype(np.float32)
+    for num_groups in (1, 2, 7, 30, 59):
+        estimator = MedianOfMeans(Winsorization(2.0), num_groups)
+        clipped = np.clip(rows.astype(np.float64), -2, 2)
+        means = [g.mean(axis=0) for g in np.array_split(clipped, num_groups)]
+        mean, _ = jax.jit(
+            lambda x, e=estimator: e.fold(
+                Rows(lambda i, k: (jax.lax.dynamic_slice_in_dim(x, i, k), ()), n),
+                normalize_by=n,
+            )
+        )(rows)
+        np.testing.assert_allclose(mean, np.median(means, axis=0), atol=1e-5)
+
+
+def network(params, example):
+    features, label = example
+    hidden = jnp.tanh(features @ params[0])
+    return -jax.nn.log_softmax(hidden @ params[1])[label]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "estimator", [Clipping(1.0), SmoothedTruncation(1.0)], ids=["clipping", "smoothed"]
+)
+def test_memory_does_not_grow_with_the_batch(estimator):
+    params = (
+        jax.ShapeDtypeStruct((784, 256), jnp.float32),
+        jax.ShapeDtypeStruct((256, 10), jnp.float32),
+    )
+
+    def temporary_bytes(n):
+        batch = (
+            jax.ShapeDtypeStruct((n, 784), jnp.float32),
+            jax.ShapeDtypeStruct((n,), jnp.int32),
+        )
+        grad_fn = jax.jit(robust_grad(network, estimator))
+        compiled = grad_fn.lower(params, batch).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    one_gradient = 4 * (784 * 256 + 256 * 10)
+    # Up to 256 rows are one block, which needs no accumulator beside its own: two
+    # gradients less than several blocks.
+    small, large, several, many = (temporary_bytes(n) for n in (16, 256, 512, 4096))
+    assert large < 1.3 * small < 1.3 * 2.5 * one_gradient
+    assert many < 1.3 * several < 1.3 * 4.5 * one_gradient

@@ -1,0 +1,252 @@
+"""The streaming robust mean against the estimator of all per-sample gradients."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.estimators import (
+    Clipping,
+    Mean,
+    MedianOfMeans,
+    SmoothedTruncation,
+    Truncation,
+    Winsorization,
+)
+from dpjax.gradients import per_sample_grad, robust_grad
+
+N = 70  # more than one block of 64, no multiple of anything
+
+ESTIMATORS = {
+    "mean": Mean(),
+    "clipping": Clipping(0.8),
+    "truncation": Truncation(0.8),
+    "winsorization": Winsorization(0.8),
+    "smoothed-9": SmoothedTruncation(0.8, 9.21),
+    "smoothed-50": SmoothedTruncation(0.8, 50.0),
+    "median": MedianOfMeans(Winsorization(0.8), 4),
+}
+PARAMS = {"w": jnp.array([0.3, -0.2, 0.5]), "b": jnp.float32(0.1)}
+
+each = pytest.mark.parametrize("estimator", ESTIMATORS.values(), ids=ESTIMATORS)
+
+
+def loss_fn(params, example):
+    return 0.5 * jnp.square(example["x"] @ params["w"] + params["b"] - example["y"])
+
+
+def loss_with_aux(params, example):
+    return loss_fn(params, example), {"y": example["y"], "double": 2 * example["x"]}
+
+
+@pytest.fixture
+def batch(key):
+    features, targets = jax.random.split(key)
+    return {
+        "x": jax.random.normal(features, (N, 3)),
+        "y": jax.random.normal(targets, (N,)),
+    }
+
+
+@each
+def test_it_is_the_estimator_of_per_sample_gradients(estimator, batch):
+    expected = estimator(per_sample_grad(loss_fn)(PARAMS, batch))
+    for size in (None, 1, 3, 64, 1000):
+        grads = robust_grad(loss_fn, estimator, microbatch_size=size)(PARAMS, batch)
+        # Gradients in chunks of another size round differently, by some 2^-24 of 10.
+        chex.assert_trees_all_close(grads, expected, rtol=0, atol=2e-6)
+        assert jax.tree.map(jnp.shape, grads) == {"w": (3,), "b": ()}
+
+
+@each
+def test_masks_and_divisors(estimator, batch):
+    mask = jnp.arange(N) % 3 == 0
+    grads = per_sample_grad(loss_fn)(PARAMS, batch)
+    masked = robust_grad(loss_fn, estimator)(PARAMS, batch, mask)
+    chex.assert_trees_all_close(masked, estimator(grads, mask), rtol=0, atol=2e-6)
+    # Whatever padding holds counts for nothing.
+    spoiled = jax.tree.map(
+        lambda x: jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), jnp.nan, x), batch
+    )
+    same = jax.jit(robust_grad(loss_fn, estimator, microbatch_size=3))
+    chex.assert_trees_all_equal(same(PARAMS, spoiled, mask), same(PARAMS, batch, mask))
+    if isinstance(estimator, MedianOfMeans):
+        with pytest.raises(ValueError, match="normalize_by must be"):
+            robust_grad(loss_fn, estimator, normalize_by=35)(PARAMS, batch)
+        return
+    halves = robust_grad(loss_fn, estimator, normalize_by=2 * N)(PARAMS, batch)
+    expected = jax.tree.map(lambda x: x / 2, estimator(grads))
+    chex.assert_trees_all_close(halves, expected, rtol=0, atol=2e-6)
+
+
+@each
+def test_a_bad_record_stays_within_the_sensitivity(estimator, batch):
+    if estimator.limit is None:
+        return
+    grad_fn = jax.jit(robust_grad(loss_fn, estimator))
+    expected = grad_fn(PARAMS, batch)
+    stated = estimator.sensitivity(N, 4)
+    for bad in (np.nan, np.inf, -np.inf, 1e38, -1e19, 0.0):
+        for name in batch:
+            spoiled = batch | {name: batch[name].at[5].set(bad)}
+            moved = grad_fn(PARAMS, spoiled)
+            change = jax.tree.map(
+                lambda x, y: np.ravel(np.float64(x) - np.float64(y)), expected, moved
+            )
+            change = np.concatenate(jax.tree.leaves(change))
+            assert np.isfinite(change).all()
+            assert np.abs(change).max() <= stated.linf
+            assert np.linalg.norm(change) <= stated.l2
+
+
+@pytest.mark.parametrize("name", ["clipping", "median"])
+@pytest.mark.parametrize("microbatch_size", [None, 3, 64])
+def test_values_and_aux_come_per_sample_and_in_order(name, microbatch_size, batch):
+    estimator = ESTIMATORS[name]
+    values = jax.vmap(loss_fn, (None, 0))(PARAMS, batch)
+    expected = robust_grad(loss_fn, estimator)(PARAMS, batch)
+    sizes = dict(microbatch_size=microbatch_size)
+
+    def check(grads, found_values=None, found_aux=None):
+        chex.assert_trees_all_close(grads, expected, rtol=0, atol=2e-6)
+        if found_values is not None:
+            np.testing.assert_allclose(found_values, values, rtol=1e-5, atol=1e-6)
+        if found_aux is not None:
+            np.testing.assert_array_equal(found_aux["y"], batch["y"])
+            np.testing.assert_array_equal(found_aux["double"], 2 * batch["x"])
+
+    check(robust_grad(loss_fn, estimator, **sizes)(PARAMS, batch))
+    grads, found = robust_grad(loss_fn, estimator, return_values=True, **sizes)(
+        PARAMS, batch
+    )
+    check(grads, found)
+    grads, aux = robust_grad(loss_with_aux, estimator, has_aux=True, **sizes)(
+        PARAMS, batch
+    )
+    check(grads, None, aux)
+    grads, (found, aux) = robust_grad(
+        loss_with_aux, estimator, has_aux=True, return_values=True, **sizes
+    )(PARAMS, batch)
+    check(grads, found, aux)
+
+
+@each
+def test_half_precision_parameters_give_float32_gradients(estimator, batch):
+    params, halved = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (PARAMS, batch))
+    grads = robust_grad(loss_fn, estimator)(params, halved)
+    assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype(jnp.float32)}
+    expected = estimator(per_sample_grad(loss_fn)(params, halved))
+    # Two programs may round single gradients differently, by 2^-8 of themselves.
+    chex.assert_trees_all_close(grads, expected, rtol=0, atol=2e-2)
+
+
+def test_float64_is_kept(batch):
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: x.astype(jnp.float64), (PARAMS, batch))
+        grads = robust_grad(loss_fn, Clipping(0.8))(*wide)
+        assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype(jnp.float64)}
+        expected = Clipping(0.8)(per_sample_grad(loss_fn)(*wide))
+        chex.assert_trees_all_close(grads, expected, rtol=0, atol=1e-14)
+
+
+@each
+def test_vmap_over_params(estimator, batch):
+    grad_fn = robust_grad(loss_fn, estimator)
+    several = jax.tree.map(lambda x: jnp.stack([x, 2 * x, -x]), PARAMS)
+    together = jax.vmap(grad_fn, (0, None))(several, batch)
+    for i in range(3):
+        chex.assert_trees_all_close(
+            jax.tree.map(lambda x: x[i], together),  # noqa: B023
+            grad_fn(jax.tree.map(lambda x: x[i], several), batch),  # noqa: B023
+            rtol=0,
+            atol=3e-6,
+        )
+
+
+@each
+def test_a_traced_estimator_compiles_once(estimator, batch):
+    @jax.jit
+    @chex.assert_max_traces(1)
+    def grads(estimator, params, batch):
+        return robust_grad(loss_fn, estimator)(params, batch)
+
+    chex.clear_trace_counter()
+    for factor in (1.0, 0.9, 0.8):
+        scaled = jax.tree.map(lambda x: factor * x, estimator)  # noqa: B023
+        expected = robust_grad(loss_fn, scaled)(PARAMS, batch)
+        found = grads(scaled, PARAMS, batch)
+        chex.assert_trees_all_close(found, expected, rtol=0, atol=3e-6)
+
+
+@pytest.mark.slow
+@each
+def test_derivatives_in_params_and_hyperparameters(estimator, batch):
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: x.astype(jnp.float64), batch)
+        estimator = jax.tree.map(jnp.float64, estimator)
+        point = (jax.tree.map(lambda x: x.astype(jnp.float64), PARAMS), estimator)
+        rng = np.random.default_rng(0)
+        tangent = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), point)
+
+        @jax.jit
+        def total(point):
+            params, estimator = point
+            grads = robust_grad(loss_fn, estimator)(params, wide)
+            return (grads["w"] * jnp.array([1.0, -2.0, 0.5])).sum() + grads["b"]
+
+        forward, gradient = jax.jit(
+            lambda point: (
+                jax.jvp(total, (point,), (tangent,))[1],
+                jax.grad(total)(point),
+            )
+        )(point)
+        step = 1e-6
+        up, down = (
+            jax.tree.map(lambda x, t: x + sign * step * t, point, tangent)  # noqa: B023
+            for sign in (1, -1)
+        )
+        expected = (total(up) - total(down)) / (2 * step)
+        np.testing.assert_allclose(forward, expected, atol=1e-6)
+        backward = sum(
+            (g * t).sum()
+            for g, t in zip(
+                jax.tree.leaves(gradient), jax.tree.leaves(tangent), strict=True
+            )
+        )
+        np.testing.assert_allclose(backward, forward, rtol=1e-10)
+
+
+@each
+def test_lowers_for_every_platform(estimator, batch):
+    grad_fn = robust_grad(loss_fn, estimator, return_values=True)
+    exported = jax.export.export(jax.jit(grad_fn), platforms=["cpu", "cuda", "tpu"])(
+        PARAMS, batch, jnp.zeros(N, bool)
+    )
+    assert exported.platforms == ("cpu", "cuda", "tpu")
+    grads, values = exported.call(PARAMS, batch, jnp.zeros(N, bool))
+    chex.assert_trees_all_close(grads, grad_fn(PARAMS, batch)[0], rtol=0, atol=2e-6)
+    assert values.shape == (N,)
+
+
+def test_bad_arguments_are_named(batch):
+    for bad in (0, -3, 2.5, True):
+        with pytest.raises(ValueError, match="microbatch_size must be"):
+            robust_grad(loss_fn, Clipping(1.0), microbatch_size=bad)
+    for bad in (0.0, -1, np.nan, np.inf):
+        with pytest.raises(ValueError, match="normalize_by must be"):
+            robust_grad(loss_fn, Clipping(1.0), normalize_by=bad)
+    with pytest.raises(ValueError, match="estimator must be"):
+        robust_grad(loss_fn, 1.0)
+    grad_fn = robust_grad(loss_fn, Clipping(1.0))
+    with pytest.raises(ValueError, match="batch must be"):
+        grad_fn(PARAMS, {"x": batch["x"], "y": batch["y"][:-1]})
+    with pytest.raises(ValueError, match="is_padding_example must be"):
+        grad_fn(PARAMS, batch, jnp.zeros(N))
+    with pytest.raises(ValueError, match="is_padding_example must be"):
+        grad_fn(PARAMS, batch, jnp.zeros(N - 1, bool))
+    with pytest.raises(ValueError, match="samples must be at least num_groups"):
+        robust_grad(loss_fn, MedianOfMeans(Mean(), N + 1))(PARAMS, batch)
+    many = jax.tree.map(lambda x: jnp.resize(x, (5000, *x.shape[1:])), batch)
+    with pytest.raises(ValueError, match="normalize_by must be"):
+        robust_grad(loss_fn, Clipping(1.0), normalize_by=10)(PARAMS, many)

@@ -1,0 +1,179 @@
+"""Additive noise: its scale, its leaves, its dtypes, its keys, its transformations."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax.mechanisms import gaussian, laplace
+
+FALSE_ALARM = 1e-6
+# name: (mechanism with its scale, law of the noise at that scale)
+MECHANISMS = {
+    "gaussian": (
+        lambda key, value, scale: gaussian(key, value, stddev=scale),
+        scipy.stats.norm,
+    ),
+    "laplace": (
+        lambda key, value, scale: laplace(key, value, scale=scale),
+        scipy.stats.laplace,
+    ),
+}
+SCALE_NAME = {"gaussian": "stddev", "laplace": "scale"}
+each = pytest.mark.parametrize("name", MECHANISMS)
+
+
+def ks_distance(draws, law, scale):
+    draws = np.asarray(draws, np.float64)
+    return scipy.stats.kstest(draws, law(scale=scale).cdf).statistic
+
+
+@each
+@pytest.mark.parametrize("scale", [1e-3, 2.5, 1e4])
+def test_scale(name, scale, key):
+    mechanism, law = MECHANISMS[name]
+    num_draws = 50_000
+    # Massart: Pr[distance > t] <= 2 exp(-2 n t^2).
+    bound = math.sqrt(math.log(2 / FALSE_ALARM) / (2 * num_draws))
+    noise = mechanism(key, jnp.zeros(num_draws), scale)
+    assert ks_distance(noise, law, scale) <= bound
+    for wrong in (2 / 3, 3 / 2):
+        assert ks_distance(noise, law, scale * wrong) > 4 * bound
+
+
+@each
+def test_leaves_get_different_noise(name, key):
+    mechanism, _ = MECHANISMS[name]
+    value = {"a": jnp.zeros(1000), "b": (jnp.zeros(1000), jnp.zeros((10, 100)))}
+    noise = [np.ravel(x) for x in jax.tree.leaves(mechanism(key, value, 1.0))]
+    for i in range(3):
+        assert len(np.unique(noise[i])) > 990  # no entry repeats another
+        for j in range(i):
+            # Correlation of independent columns is normal(0, 1 / 1000).
+            assert abs(np.corrcoef(noise[i], noise[j])[0, 1]) < 5 / math.sqrt(1000)
+
+
+@each
+def test_adds_to_the_value_and_repeats_with_its_key(name, key):
+    mechanism, _ = MECHANISMS[name]
+    value = {"a": jnp.arange(4.0), "b": jnp.ones(())}
+    noisy = mechanism(jax.random.clone(key), value, 0.5)
+    noise = mechanism(jax.random.clone(key), jax.tree.map(jnp.zeros_like, value), 0.5)
+    for x, y, z in zip(*map(jax.tree.leaves, (value, noisy, noise)), strict=True):
+        np.testing.assert_array_equal(y, x + z)
+    first, second = jax.random.split(key)
+    assert (
+        mechanism(first, value, 0.5)["a"] != mechanism(second, value, 0.5)["a"]
+    ).all()
+
+
+@each
+def test_no_scale_no_noise(name, key):
+    mechanism, _ = MECHANISMS[name]
+    value = jnp.arange(4.0)
+    np.testing.assert_array_equal(mechanism(key, value, 0.0), value)
+
+
+@each
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_cast_down_after_the_noise(name, dtype, key):
+    mechanism, _ = MECHANISMS[name]
+    value = jnp.linspace(-2, 2, 1000).astype(dtype)
+    noisy = mechanism(jax.random.clone(key), value, 0.1)
+    wide = mechanism(key, value.astype(jnp.float32), 0.1)
+    assert noisy.dtype == dtype
+    np.testing.assert_array_equal(noisy, wide.astype(dtype))
+
+
+@each
+def test_float64(name, key):
+    mechanism, _ = MECHANISMS[name]
+    with jax.enable_x64(True):
+        noisy = mechanism(key, jnp.zeros(1000, jnp.float64), 1.0)
+        assert noisy.dtype == jnp.float64
+        # Its last digits are in use: no value is a float32.
+        assert (noisy.astype(jnp.float32).astype(jnp.float64) != noisy).mean() > 0.99
+
+
+@each
+def test_key_reuse_is_caught(name, key):
+    mechanism, _ = MECHANISMS[name]
+    value = jnp.zeros(3)
+    mechanism(key, value, 1.0)
+    with pytest.raises(jax.errors.KeyReuseError):
+        mechanism(key, value, 1.0)
+
+    @jax.jit
+    def planted(key):
+        return mechanism(key, value, 1.0) - mechanism(key, value, 1.0)
+
+    with pytest.raises(jax.errors.KeyReuseError):
+        planted(jax.random.key(1))
+
+
+@each
+def test_jit_and_vmap_over_keys(name):
+    mechanism, _ = MECHANISMS[name]
+    value = {"a": jnp.arange(4.0), "b": jnp.ones((2, 3))}
+    keys = jax.vmap(jax.random.key)(jnp.arange(5))
+    jitted = jax.jit(mechanism)
+    eager = [mechanism(jax.random.key(seed), value, 0.7) for seed in range(5)]
+    eager = jax.tree.map(lambda *x: jnp.stack(x), *eager)
+    traced = [jitted(jax.random.key(seed), value, 0.7) for seed in range(5)]
+    traced = jax.tree.map(lambda *x: jnp.stack(x), *traced)
+    mapped = jax.vmap(mechanism, (0, None, None))(keys, value, 0.7)
+    for name in ("a", "b"):
+        np.testing.assert_allclose(traced[name], eager[name], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(mapped[name], eager[name], rtol=1e-6, atol=1e-6)
+
+
+@each
+def test_differentiable_in_value_and_scale(name, key):
+    mechanism, _ = MECHANISMS[name]
+    noise = mechanism(jax.random.clone(key), jnp.zeros(3), 1.0)
+    by_value = jax.jacobian(lambda x: mechanism(jax.random.clone(key), x, 1.0))
+    np.testing.assert_array_equal(by_value(jnp.ones(3)), jnp.eye(3))
+    by_scale = jax.jacobian(lambda s: mechanism(key, jnp.zeros(3), s))
+    np.testing.assert_allclose(by_scale(2.0), noise, rtol=1e-6)
+
+
+@each
+def test_exports_for_every_platform(name, key):
+    mechanism, _ = MECHANISMS[name]
+    value = {"a": jnp.zeros((2, 3)), "b": jnp.zeros((), jnp.bfloat16)}
+    platforms = ("cpu", "cuda", "tpu")
+    exported = jax.export.export(jax.jit(mechanism), platforms=platforms)
+    assert exported(key, value, 1.0).platforms == platforms
+
+
+@each
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "1", None, 1j])
+def test_bad_scale(name, value, key):
+    mechanism, _ = MECHANISMS[name]
+    with pytest.raises(ValueError, match=SCALE_NAME[name]):
+        mechanism(key, jnp.zeros(3), value)
+
+
+@each
+@pytest.mark.parametrize(
+    "bad_key",
+    [0, None, np.zeros(2, np.uint32), jnp.zeros(2, jnp.uint32), "split"],
+    ids=["int", "none", "numpy", "raw", "batch"],
+)
+def test_bad_key(name, bad_key):
+    mechanism, _ = MECHANISMS[name]
+    if isinstance(bad_key, str):
+        bad_key = jax.random.split(jax.random.key(0))
+    with pytest.raises(ValueError, match="key must be a single typed JAX key"):
+        mechanism(bad_key, jnp.zeros(3), 1.0)
+
+
+@each
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.complex64])
+def test_bad_value(name, dtype, key):
+    mechanism, _ = MECHANISMS[name]
+    with pytest.raises(ValueError, match="value must be of floating point"):
+        mechanism(key, {"a": jnp.zeros(2), "b": jnp.zeros(2, dtype)}, 1.0)

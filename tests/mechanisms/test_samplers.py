@@ -1,0 +1,144 @@
+"""The samplers: their law, their tails, and what extreme random bits give.
+
+Every random check has a fixed key and a false-alarm rate of 1e-6 for a right sampler.
+"""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+
+from dpjax.mechanisms import _samplers
+
+FALSE_ALARM = 1e-6
+LAWS = {
+    "normal": (_samplers.normal, scipy.stats.norm.cdf),
+    "laplace": (_samplers.laplace, scipy.stats.laplace.cdf),
+}
+
+
+def ks_distance(draws, cdf):
+    return scipy.stats.kstest(np.asarray(draws, np.float64), cdf).statistic
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("law", LAWS)
+def test_law_accepts_its_scale_and_rejects_others(law, dtype, key):
+    sampler, cdf = LAWS[law]
+    num_draws = 100_000
+    # Massart: Pr[distance > t] <= 2 exp(-2 n t^2).
+    bound = math.sqrt(math.log(2 / FALSE_ALARM) / (2 * num_draws))
+    with jax.enable_x64(dtype == jnp.float64):
+        draws = sampler(key, (num_draws,), dtype)
+    assert draws.dtype == dtype
+    assert ks_distance(draws, cdf) <= bound
+    for wrong in (2 / 3, 3 / 2):
+        assert ks_distance(draws, lambda x, wrong=wrong: cdf(x / wrong)) > 5 * bound
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def count_beyond(key, sampler, num_chunks, thresholds):
+    """Counts draws above each threshold, and below minus it, over chunks of 2^18."""
+
+    def chunk(counts, chunk_key):
+        draws = sampler(chunk_key, (2**18,), jnp.float32)
+        above = (draws[None] > thresholds[:, None]).sum(axis=1)
+        below = (draws[None] < -thresholds[:, None]).sum(axis=1)
+        return counts + jnp.stack([above, below]), None
+
+    zeros = jnp.zeros((2, len(thresholds)), jnp.int32)
+    return jax.lax.scan(chunk, zeros, jax.random.split(key, num_chunks))[0]
+
+
+def check_tails(counts, tail_probs, num_draws):
+    """Holds each count to its Poisson law, and the two signs to a fair coin."""
+    for above, below, prob in zip(*counts, tail_probs, strict=True):
+        for count in (above, below):
+            law = scipy.stats.poisson(num_draws * prob)
+            assert law.cdf(count) > FALSE_ALARM / 2
+            assert law.sf(count - 1) > FALSE_ALARM / 2
+        sign = scipy.stats.binomtest(int(above), int(above + below))
+        assert sign.pvalue > FALSE_ALARM
+
+
+@pytest.mark.slow
+def test_normal_tails(key):
+    thresholds = jnp.array([4.0, 5.0, 5.3, 5.42], jnp.float32)
+    num_draws = 2**28
+    counts = np.asarray(count_beyond(key, _samplers.normal, 2**10, thresholds))
+    tail_probs = scipy.stats.norm.sf(np.asarray(thresholds, np.float64))
+    check_tails(counts, tail_probs, num_draws)
+    # An empty tail beyond 5.42, both signs together, would be caught.
+    assert scipy.stats.poisson.pmf(0, 2 * num_draws * tail_probs[-1]) < FALSE_ALARM
+    assert counts[:, -1].sum() > 0
+
+
+def test_jax_random_normal_has_no_tails():
+    # Why dpjax has a sampler of its own: each of the 2^23 uniforms that
+    # jax.random.normal can start from, and none passes 5.42.
+    mantissa = jnp.arange(2**23, dtype=jnp.uint32) | jnp.uint32(0x3F800000)
+    unit = jax.lax.bitcast_convert_type(mantissa, jnp.float32) - 1
+    low = np.nextafter(np.float32(-1), np.float32(0))
+    uniform = jnp.maximum(low, unit * (1 - low) + low)
+    normal = np.sqrt(np.float32(2)) * jax.lax.erf_inv(uniform)
+    assert -5.42 <= float(normal.min()) < -5.41
+    assert 5.21 < float(normal.max()) <= 5.23
+
+
+@pytest.mark.slow
+def test_laplace_tails(key):
+    thresholds = jnp.array([10.0, 14.0, 15.95, 17.0], jnp.float32)
+    num_draws = 2**28
+    counts = np.asarray(count_beyond(key, _samplers.laplace, 2**10, thresholds))
+    check_tails(counts, np.exp(-np.asarray(thresholds, np.float64)) / 2, num_draws)
+    assert counts[:, -1].sum() > 0
+
+
+# 512 is the first word with k = 256: from there on one word is enough for float32.
+@pytest.mark.parametrize("word", [0, 1, 2, 510, 512, 513, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_extreme_words(word, dtype, key, monkeypatch):
+    k, is_negative = divmod(word, 2)
+    has_more_bits = k < 256 or dtype == jnp.float64
+    v = word * 2.0**-32 + 2.0**-33 if has_more_bits else 0.5
+    tail, sign = (k + v) * 2.0**-32, -1 if is_negative else 1
+    with jax.enable_x64(dtype == jnp.float64):
+        monkeypatch.setattr(
+            jax.random, "bits", lambda key, shape, dtype: jnp.full(shape, word, dtype)
+        )
+        normal = _samplers.normal(jax.random.clone(key), (1,), dtype)
+        laplace = _samplers.laplace(key, (1,), dtype)
+    near = {"rtol": 1e-6, "atol": 1e-6}
+    np.testing.assert_allclose(normal, -sign * scipy.special.ndtri(tail), **near)
+    np.testing.assert_allclose(laplace, -sign * math.log(2 * tail), **near)
+
+
+def test_largest_normal_passes_nine_sigma():
+    # 2^-65, the smallest tail probability, is a normal float32.
+    quantile = float(jax.scipy.special.ndtri(jnp.float32(2.0**-65)))
+    assert -math.inf < quantile < -9
+
+
+def test_quantile_accuracy():
+    # Error of ndtri in float32 against float64, on the tail probabilities in use. The
+    # input's own rounding is 2^-24 of the probability, which moves the quantile by at
+    # most 2^-24 / |z|; the largest error measured was 1.5e-6 at 8.8 sigma.
+    tail = np.concatenate([2.0 ** -np.linspace(1, 65, 50_001), np.linspace(0.3, 0.5)])
+    tail = tail.astype(np.float32)
+    exact = scipy.special.ndtri(tail.astype(np.float64))
+    error = np.abs(np.asarray(jax.scipy.special.ndtri(tail), np.float64) - exact)
+    assert error.max() < 4e-6
+    assert (error / np.maximum(np.abs(exact), 1)).max() < 8 * 2.0**-24
+
+
+def test_sign_and_size_are_independent(key):
+    # Correlation of sign and size: standard normal over sqrt(n) for a right sampler.
+    draws = np.asarray(_samplers.normal(key, (100_000,), jnp.float32), np.float64)
+    sign, size = np.sign(draws), np.abs(draws)
+    z = np.corrcoef(sign, size)[0, 1] * math.sqrt(len(draws))
+    assert abs(z) < scipy.stats.norm.isf(FALSE_ALARM / 2)
