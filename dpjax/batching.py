@@ -131,6 +131,9 @@ class Disjoint(Batching):
 class Poisson(Batching):
     """Every record enters each batch by a coin of its own; batches are padded.
 
+    Records take the rows of a batch at random, so that one more record fills a row that
+    is padding without it, and all others keep their places.
+
     Attributes:
         expected_batch_size: n times the probability of a record to enter; it is the
             divisor too. At most n.
@@ -149,7 +152,7 @@ class Poisson(Batching):
         >>> batch, is_padding_example = batching.draw(
         ...     jax.random.key(2), jnp.arange(6), step=0, num_steps=1)
         >>> print(batch, is_padding_example)
-        [2 5 0 0] [False False  True  True]
+        [2 0 0 5] [False  True  True False]
     """
 
     expected_batch_size: float
@@ -171,14 +174,16 @@ class Poisson(Batching):
             "given, or set by prepared(num_samples, num_steps, epsilon=, delta=)",
         )
         num_samples = _validate.leading_size(data, "data")
+        coin_key, place_key = jax.random.split(key)
         # 32 random bits below floor(q 2^32): a probability of at most q, and near it.
         threshold = int(self._sampling_prob(num_samples) * 2**32)
         if threshold == 2**32:
             enters = jnp.ones(num_samples, bool)
         else:
-            bits = jax.random.bits(key, (num_samples,), "uint32")
+            bits = jax.random.bits(coin_key, (num_samples,), "uint32")
             enters = bits < jnp.uint32(threshold)
         (rows,) = jnp.nonzero(enters, size=self.capacity, fill_value=num_samples)
+        rows = jax.random.permutation(place_key, rows)
         is_padding_example = rows == num_samples
 
         def part(x: jax.Array) -> jax.Array:

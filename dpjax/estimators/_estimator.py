@@ -9,9 +9,19 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
+from dpjax._types import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    NeighboringRelation,
+    PyTree,
+    Scalar,
+)
 from dpjax.estimators import _fold
-from dpjax.estimators._sensitivity import Sensitivity, coordinate_sensitivity
+from dpjax.estimators._sensitivity import (
+    Sensitivity,
+    coordinate_sensitivity,
+    maximum,
+)
 
 # Thresholds, scales and norms lie in this range, so that neither their sums over any
 # number of rows overflow in float32 nor their digits underflow.
@@ -117,6 +127,32 @@ class Estimator(abc.ABC):
         Returns:
             The l1, l2 and linf sensitivity, for every input, float32 rounding included.
         """
+
+    def sampled_sensitivity(
+        self,
+        num_samples: Scalar,
+        num_coordinates: int,
+        relation: NeighboringRelation = REPLACE_ONE,
+    ) -> Sensitivity:
+        """Returns the sensitivity for batches that hold a record by chance.
+
+        The privacy of Poisson batches is counted from a batch without the record, which
+        may lie no farther than half the sensitivity from the batch with it. Exactly it
+        does; with rounding, twice the sensitivity to masking a row may be the larger.
+
+        Args:
+            num_samples: the public divisor.
+            num_coordinates: entries of all leaves of one sample together.
+            relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
+
+        Returns:
+            The l1, l2 and linf sensitivity.
+        """
+        masked = self.sensitivity(num_samples, num_coordinates, ADD_OR_REMOVE_ONE)
+        if relation is ADD_OR_REMOVE_ONE:
+            return masked
+        replaced = self.sensitivity(num_samples, num_coordinates, relation)
+        return jax.tree.map(lambda one, half: maximum(one, 2 * half), replaced, masked)
 
     def fold(
         self,

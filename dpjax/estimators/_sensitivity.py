@@ -31,7 +31,7 @@ class Sensitivity(NamedTuple):
         >>> from dpjax.estimators import Winsorization
         >>> sensitivity = Winsorization(1.0).sensitivity(1_000, 4)
         >>> print(f"{sensitivity.linf:.5f} {sensitivity.l2:.5f} {sensitivity.l1:.5f}")
-        0.00200 0.00400 0.00800
+        0.00200 0.00401 0.00802
     """
 
     l1: Scalar
@@ -136,6 +136,12 @@ def _largest_mean(limit, num_samples):
     """The mean is clipped to this: batches under a small divisor may exceed limit."""
     xp = _numpy_for(limit, num_samples)
     return limit * xp.maximum(1.0, FEW_ROWS / num_samples)
+
+
+def maximum(a: Scalar, b: Scalar) -> Scalar:
+    """Returns the larger number: a Python float where both are at hand."""
+    xp = _numpy_for(a, b)
+    return float(xp.maximum(a, b)) if xp is np else xp.maximum(a, b)
 
 
 def _numpy_for(*values: Any) -> Any:

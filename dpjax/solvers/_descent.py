@@ -80,7 +80,9 @@ def descend(
     noise = optax.identity()
     if noise_multiplier is not None:
         num_params = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
-        sensitivity = estimator.sensitivity(divisor, num_params).l2
+        is_sampled = method.batching.is_sampled
+        measure = estimator.sampled_sensitivity if is_sampled else estimator.sensitivity
+        sensitivity = measure(divisor, num_params).l2
         stddev = noise_multiplier * sensitivity
         stats |= {"l2_sensitivity": sensitivity, "stddev": stddev}
         noise = add_gaussian_noise(stddev=stddev, key=noise_key)

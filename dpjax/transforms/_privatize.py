@@ -110,7 +110,7 @@ def privatize(
         >>> from dpjax.estimators import Truncation
         >>> optimizer = optax.chain(
         ...     privatize(Truncation(1.0), noise_multiplier=1.0, key=jax.random.key(0)),
-        ...     optax.adam(1e-3))
+        ...     optax.sgd(0.1, momentum=0.9))
         >>> params = jnp.zeros(3)
         >>> state = optimizer.init(params)
         >>> updates, state = optimizer.update(jnp.ones((8, 3)), state, params)
@@ -138,11 +138,13 @@ def privatize(
         mean = estimator(updates, is_padding_example, normalize_by=normalize_by)
         num_rows = _validate.leading_size(updates, "updates")
         num_coordinates = sum(leaf.size for leaf in jax.tree.leaves(mean))
-        sensitivity = estimator.sensitivity(
-            num_rows if normalize_by is None else normalize_by,
-            num_coordinates,
-            relation,
-        )
+        # A divisor of its own is what batches of varying size have.
+        if normalize_by is None:
+            sensitivity = estimator.sensitivity(num_rows, num_coordinates, relation)
+        else:
+            sensitivity = estimator.sampled_sensitivity(
+                normalize_by, num_coordinates, relation
+            )
         next_key, noise_key = jax.random.split(state.key)
         stddev = noise_multiplier * sensitivity.l2
         return gaussian(noise_key, mean, stddev=stddev), PrivatizeState(next_key)

@@ -139,7 +139,7 @@ def test_one_record_and_one_coordinate(estimator):
     for shape in [(1,), (1, 1), (1, 4)]:
         rows = jnp.full(shape, 0.25)
         np.testing.assert_allclose(
-            estimator(rows), estimator.influence(rows[0]), rtol=2.0**-23
+            estimator(rows), jax.jit(estimator.influence)(rows[0]), atol=1e-6
         )
     assert estimator(jnp.ones((7,))).shape == ()
     assert estimator(jnp.ones((7, 0))).shape == (0,)

@@ -301,8 +301,9 @@ def test_rounding_at_ties_and_powers_of_two(n, threshold):
         float(changes((1 + power / threshold) / 2, nudges).max()) for power in powers
     )
     assert largest <= stated
-    # The attack means something: it comes within two spacings of the bound.
-    assert largest >= stated - 2 * 2.0**-24 * (2 if threshold > 1 else 1)
+    # The attack means something: it comes within two spacings of the bound, and the
+    # slack for the additions inside a block, 0.22 % up to 4,096 rows.
+    assert largest >= 0.9975 * stated - 2 * 2.0**-24 * (2 if threshold > 1 else 1)
 
 
 @pytest.mark.slow
@@ -392,7 +393,7 @@ def test_sensitivity_has_the_derivative_of_the_exact_formula():
     def linf(threshold):
         return Winsorization(threshold).sensitivity(1000, 4).linf
 
-    np.testing.assert_allclose(jax.grad(linf)(1.3), 2 / 1000, rtol=1e-3)
+    np.testing.assert_allclose(jax.grad(linf)(1.3), 2 / 1000, rtol=3e-3)
 
 
 def test_the_mean_has_no_finite_sensitivity():
@@ -425,7 +426,7 @@ def test_median_of_means_groups_that_do_not_divide_the_records(n, num_groups):
     assert largest <= stated
     if num_groups % 2:
         # An odd number: the middle group is the median.
-        assert largest >= 0.999 * stated
+        assert largest >= 0.997 * stated
     if (n, num_groups) == (59, 29):
         printed = 2 * num_groups / n
         assert largest > printed
@@ -464,3 +465,18 @@ def test_a_record_changes_one_block_only(plan):
         first, second = blocks.copy(), blocks.copy()
         first[position], second[position] = up, down
         assert norms(mean(first), mean(second)).linf <= stated
+
+
+@pytest.mark.parametrize("n", [10, 1000, 300_000])
+def test_sampled_sensitivity_covers_a_record_that_is_absent(n):
+    # Poisson accounting measures from the batch without the record: masking its row
+    # may move the mean by at most half of what is stated.
+    for estimator in (Winsorization(1.1), Clipping(1.0), SmoothedTruncation(0.7)):
+        sampled = estimator.sampled_sensitivity(n, 3)
+        masked = estimator.sensitivity(n, 3, ADD_OR_REMOVE_ONE)
+        replaced = estimator.sensitivity(n, 3)
+        for norm in ("l1", "l2", "linf"):
+            assert getattr(sampled, norm) >= 2 * getattr(masked, norm)
+            assert getattr(sampled, norm) >= getattr(replaced, norm)
+            assert getattr(sampled, norm) <= 1.04 * getattr(replaced, norm)
+        assert estimator.sampled_sensitivity(n, 3, ADD_OR_REMOVE_ONE) == masked

@@ -1,0 +1,540 @@
+"""Gradient descent: its optimum, its noise, its transformations, its errors."""
+
+import functools
+import logging
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+from dpjax import accounting, losses
+from dpjax.batching import Disjoint, Full, Poisson, WithoutReplacement
+from dpjax.estimators import (
+    Clipping,
+    Mean,
+    MedianOfMeans,
+    SmoothedTruncation,
+    Truncation,
+    Winsorization,
+)
+from dpjax.solvers import Watch, dp_gradient_descent, robust_gradient_descent
+
+ESTIMATORS = {
+    "clipping": Clipping(1.0),
+    "truncation": Truncation(1.0),
+    "winsorization": Winsorization(1.0),
+    "smoothed": SmoothedTruncation(1.0),
+    "medians": MedianOfMeans(Truncation(1.0), 3),
+}
+BATCHINGS = {
+    "full": Full(),
+    "disjoint": Disjoint(),
+    "poisson": Poisson(5.0),
+    "without_replacement": WithoutReplacement(5),
+}
+BALL = functools.partial(optax.projections.projection_l2_ball, scale=0.5)
+
+
+def linear(params, example):
+    """A loss whose gradient is the example, whatever the parameters are."""
+    return jnp.dot(params, example)
+
+
+def location(params, example):
+    return 0.5 * jnp.sum((params - example) ** 2)
+
+
+def settings(**changes):
+    return {
+        "key": jax.random.key(1),
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "estimator": Winsorization(1.0),
+        "learning_rate": 0.1,
+        "num_steps": 4,
+    } | changes
+
+
+def regression(num_samples=200, dtype=jnp.float32):
+    features = jax.random.normal(jax.random.key(3), (num_samples, 2), dtype)
+    return features, features @ jnp.array([1.0, 2.0], dtype)
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_noise_has_the_stated_scale(batching):
+    # Without gradients T steps are a sum of T independent noises, each times the rate.
+    num_keys, size, rate, num_steps = 1_000, 5, 0.3, 4
+
+    def solve(key):
+        return dp_gradient_descent(
+            linear,
+            jnp.zeros(size),
+            jnp.zeros((40, size)),
+            **settings(key=key, learning_rate=rate, batching=BATCHINGS[batching]),
+        )
+
+    keys = jax.random.split(jax.random.key(5), num_keys)
+    solutions = jax.vmap(solve)(keys)
+    stats = jax.tree.map(lambda x: float(x[0]), solutions.stats)
+    estimator = Winsorization(1.0)
+    sensitivity = (
+        estimator.sampled_sensitivity
+        if BATCHINGS[batching].is_sampled
+        else estimator.sensitivity
+    )(stats["batch_size"], size).l2
+    np.testing.assert_allclose(stats["l2_sensitivity"], sensitivity, rtol=1e-5)
+    np.testing.assert_allclose(
+        stats["stddev"], stats["noise_multiplier"] * sensitivity, rtol=1e-5
+    )
+    draws = np.asarray(solutions.params, np.float64) / (rate * stats["stddev"])
+    law = scipy.stats.chi2(draws.size)  # false alarms: 1e-6
+    total = np.sum(draws**2) / num_steps
+    assert law.ppf(5e-7) < total < law.isf(5e-7)
+    # Half the noise, or one noise used in all four steps, is far outside.
+    assert not law.ppf(5e-7) < total / 4 < law.isf(5e-7)
+    assert not law.ppf(5e-7) < total * 4 < law.isf(5e-7)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 20.0])
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_spends_the_budget(batching, epsilon):
+    batching = BATCHINGS[batching]
+    solution = dp_gradient_descent(
+        linear,
+        jnp.zeros(2),
+        jnp.zeros((40, 2)),
+        **settings(epsilon=epsilon, batching=batching),
+    )
+    multiplier = solution.stats["noise_multiplier"]
+    spent = accounting.noise_multiplier_to_epsilon(
+        multiplier, 1e-5, **batching.accounting(40, 4)
+    )
+    assert 0.98 * epsilon < spent <= epsilon
+    assert solution.privacy.epsilon == epsilon
+    assert solution.privacy.delta == 1e-5
+    if isinstance(batching, Full | Disjoint):
+        # Against the exact curve of T Gaussians, written out once more.
+        mu = math.sqrt(4 if isinstance(batching, Full) else 1) / multiplier
+        cdf = scipy.stats.norm.cdf
+        delta = cdf(mu / 2 - epsilon / mu)
+        delta -= math.exp(epsilon) * cdf(-mu / 2 - epsilon / mu)
+        np.testing.assert_allclose(delta, 1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "wild", [math.nan, math.inf, -math.inf, 1e38, -1e38, -1.0, 0.0, 1e-42]
+)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_neighbours_stay_within_the_sensitivity(name, wild):
+    # One step, the same key, one record replaced: the noise cancels.
+    estimator, rate = ESTIMATORS[name], 0.7
+    base = jnp.ones((20, 3)).at[::2].set(0.5)
+    outputs = []
+    for value in (1.0, wild):
+        for row in (7, 19):
+            solution = dp_gradient_descent(
+                linear,
+                jnp.zeros(3),
+                base.at[row].set(value),
+                **settings(estimator=estimator, learning_rate=rate, num_steps=1),
+            )
+            outputs.append((row, np.asarray(solution.params, np.float64)))
+    sensitivity = float(solution.stats["l2_sensitivity"])
+    changes = []
+    for (row, before), (other, after) in zip(outputs[:2], outputs[2:], strict=True):
+        assert row == other
+        assert np.isfinite(after).all()
+        changes.append(np.linalg.norm(after - before))
+    # 1e-5: parameters of size 10 stddev are rounded to float32.
+    assert max(changes) <= rate * sensitivity * (1 + 1e-5)
+
+
+def test_antipodes_attain_the_sensitivity():
+    outputs = [
+        dp_gradient_descent(
+            linear,
+            jnp.zeros(3),
+            jnp.ones((20, 3)).at[7].set(value),
+            **settings(learning_rate=1.0, num_steps=1),
+        )
+        for value in (1e30, -1e30)
+    ]
+    change = np.linalg.norm(outputs[0].params - outputs[1].params)
+    # The rounding slack is 1 per cent of the sensitivity at most.
+    sensitivity = float(outputs[0].stats["l2_sensitivity"])
+    assert 0.99 * sensitivity <= change <= sensitivity * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "batching"),
+    [(name, "full") for name in ESTIMATORS]
+    + [("smoothed", "poisson"), ("clipping", "without_replacement")]
+    + [("medians", "disjoint")],
+)
+def test_wild_data_give_finite_parameters(name, batching):
+    assert np.isfinite(solve_wild(name, batching).params).all()
+
+
+def solve_wild(name, batching):
+    features, targets = regression(40)
+    wild = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 1e38, -1e38])
+    features = features.at[:5, 0].set(wild)
+    targets = targets.at[3:8].set(wild)
+    return dp_gradient_descent(
+        losses.squared,
+        jnp.zeros(2),
+        (features, targets),
+        **settings(estimator=ESTIMATORS[name], batching=BATCHINGS[batching]),
+    )
+
+
+def test_disjoint_steps_see_their_own_records():
+    # A record moves no iterate before the step of its batch (parallel composition).
+    iterates = []
+    for value in (1.0, -1.0):
+        seen = {}
+        watch = Watch(lambda step, params, seen=seen: seen.update({int(step): params}))
+        dp_gradient_descent(
+            linear,
+            jnp.zeros(2),
+            jnp.ones((11, 2)).at[7].set(value),
+            **settings(batching=Disjoint(), watch=watch, num_steps=5),
+        )
+        jax.effects_barrier()
+        iterates.append(seen)
+    for step in range(1, 6):
+        same = np.array_equal(iterates[0][step], iterates[1][step])
+        assert same == (step < 4)  # record 7 is in batch 3, hence in step 4
+
+
+@pytest.mark.parametrize("estimator", [Mean(), SmoothedTruncation(100.0)])
+def test_reaches_the_optimum_without_noise(estimator):
+    features, targets = regression()
+    targets = targets + jax.random.normal(jax.random.key(4), targets.shape)
+    solution = robust_gradient_descent(
+        losses.squared,
+        jnp.zeros(2),
+        (features, targets),
+        estimator=estimator,
+        learning_rate=0.8,
+        num_steps=60,
+    )
+    optimum = np.linalg.lstsq(features, targets)[0]
+    # The smoothed truncation moves a gradient of size 3 by 3^3 / 100^2 at most.
+    np.testing.assert_allclose(solution.params, optimum, atol=1e-5, rtol=5e-3)
+    assert solution.privacy.epsilon == math.inf
+
+
+def test_private_solution_is_near_the_optimum():
+    features, targets = regression(20_000)
+    solution = dp_gradient_descent(
+        losses.squared,
+        jnp.zeros(2),
+        (features, targets),
+        **settings(estimator=SmoothedTruncation(4.0), learning_rate=0.5, num_steps=20),
+    )
+    # The noise of a step is 0.0031; 0.5 of it, over a contraction by 1/2, five sigma.
+    np.testing.assert_allclose(solution.params, [1.0, 2.0], atol=0.02)
+
+
+@pytest.mark.parametrize("batching", ["poisson", "without_replacement", "disjoint"])
+def test_stochastic_baseline(batching):
+    features, targets = regression(400)
+    solution = robust_gradient_descent(
+        losses.squared,
+        jnp.zeros(2),
+        (features, targets),
+        estimator=Mean(),
+        learning_rate=0.2,
+        num_steps=80,
+        batching=BATCHINGS[batching],
+        key=jax.random.key(0),
+    )
+    np.testing.assert_allclose(solution.params, [1.0, 2.0], atol=0.05)
+
+
+def test_default_number_of_steps():
+    solution = robust_gradient_descent(
+        linear, jnp.zeros(2), jnp.zeros((40, 2)), estimator=Mean(), learning_rate=1.0
+    )
+    assert solution.stats["num_steps"] == math.ceil(10 * math.log(40))
+
+
+def collect(every, **changes):
+    seen = {}
+    watch = Watch(lambda step, params: seen.update({int(step): params}), every)
+    solution = dp_gradient_descent(
+        location, jnp.zeros(2), jnp.ones((30, 2)), **settings(watch=watch, **changes)
+    )
+    jax.effects_barrier()
+    return seen, solution
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"), [(1, range(1, 9)), (3, [3, 6, 8]), (4, [4, 8]), (20, [8])]
+)
+def test_watch(every, steps):
+    seen, solution = collect(every, num_steps=8)
+    assert sorted(seen) == list(steps)
+    np.testing.assert_array_equal(seen[8], solution.params)
+
+
+def test_averaging_projection_and_watch():
+    seen, solution = collect(
+        1, num_steps=8, averaging=True, projection_fn=BALL, learning_rate=3.0
+    )
+    iterates = np.stack([seen[step] for step in range(1, 9)])
+    assert np.linalg.norm(iterates, axis=1).max() <= 0.5 * (1 + 1e-5)
+    assert np.linalg.norm(iterates, axis=1).max() > 0.49
+    np.testing.assert_allclose(solution.params, iterates.mean(axis=0), rtol=1e-5)
+
+
+def test_schedules():
+    data = jnp.ones((30, 2))
+    fixed = dp_gradient_descent(location, jnp.zeros(2), data, **settings())
+    with jax.numpy_dtype_promotion("standard"):  # schedules mix int32 and floats
+        scheduled, halved = (
+            dp_gradient_descent(
+                location, jnp.zeros(2), data, **settings(learning_rate=schedule)
+            )
+            for schedule in (
+                optax.constant_schedule(0.1),
+                optax.piecewise_constant_schedule(0.1, {2: 0.5}),
+            )
+        )
+    np.testing.assert_allclose(fixed.params, scheduled.params, rtol=1e-6)
+    assert (fixed.params != halved.params).all()
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 7, 1000])
+def test_microbatch_size_changes_rounding_only(microbatch_size):
+    data = jax.random.t(jax.random.key(2), 2.0, (100, 3))
+    results = [
+        dp_gradient_descent(
+            location, jnp.zeros(3), data, **settings(microbatch_size=size)
+        ).params
+        for size in (None, microbatch_size)
+    ]
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
+
+
+def test_pytrees_and_half_precision():
+    def loss_fn(params, example):
+        prediction = jnp.dot(example["x"], params["w"]) + params["b"]
+        return (prediction - example["y"]) ** 2
+
+    params = {"w": jnp.zeros(2, jnp.bfloat16), "b": jnp.zeros((), jnp.bfloat16)}
+    features, targets = (x.astype(jnp.bfloat16) for x in regression(40))
+    with jax.numpy_dtype_promotion("standard"):
+        solution = dp_gradient_descent(
+            loss_fn, params, {"x": features, "y": targets}, **settings()
+        )
+    assert jax.tree.map(lambda x: x.dtype, solution.params) == {
+        "w": jnp.bfloat16,
+        "b": jnp.bfloat16,
+    }
+
+
+def test_vmap_over_key_params_and_data():
+    data = jax.random.normal(jax.random.key(2), (3, 20, 2))
+    starts = jnp.arange(6.0).reshape(3, 2)
+
+    def solve(seed, params, data):
+        changes = settings(key=jax.random.key(seed))
+        return dp_gradient_descent(location, params, data, **changes)
+
+    mapped = jax.vmap(solve)(jnp.arange(3), starts, data)
+    for i in range(3):
+        single = solve(i, starts[i], data[i])
+        np.testing.assert_allclose(mapped.params[i], single.params, rtol=1e-5)
+        assert mapped.privacy == single.privacy
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_jit_around_the_solver(batching):
+    data = jax.random.normal(jax.random.key(2), (40, 2))
+
+    def solve(seed, data):
+        changes = settings(key=jax.random.key(seed), batching=BATCHINGS[batching])
+        return dp_gradient_descent(location, jnp.zeros(2), data, **changes)
+
+    eager, jitted = solve(3, data), jax.jit(solve)(3, data)
+    np.testing.assert_allclose(jitted.params, eager.params, rtol=1e-5)
+    assert jitted.privacy == eager.privacy
+
+
+@pytest.mark.slow
+def test_derivatives_against_finite_differences():
+    with jax.enable_x64(True):
+        features, targets = regression(30, jnp.float64)
+        targets = targets + jax.random.t(jax.random.key(4), 2.0, (30,), jnp.float64)
+
+        def loss(hyperparameters, is_private):
+            learning_rate, scale = hyperparameters
+            changes = settings(
+                learning_rate=learning_rate,
+                estimator=SmoothedTruncation(scale if not is_private else 2.0),
+            )
+            solver = dp_gradient_descent
+            if not is_private:
+                solver = robust_gradient_descent
+                for name in ("key", "epsilon", "delta"):
+                    del changes[name]
+            start = jnp.zeros(2, jnp.float64)
+            params = solver(losses.squared, start, (features, targets), **changes)
+            return jnp.sum((params.params - jnp.array([1.0, 2.0])) ** 2)
+
+        point, step = jnp.array([0.3, 2.0]), 1e-5
+        for is_private in (False, True):
+            fn = functools.partial(loss, is_private=is_private)
+            forward, reverse = jax.jacfwd(fn)(point), jax.grad(fn)(point)
+            numeric = [
+                (fn(point + step * e) - fn(point - step * e)) / (2 * step)
+                for e in jnp.eye(2)
+            ]
+            np.testing.assert_allclose(forward, reverse, rtol=1e-9)
+            # Central differences: an error of step^2 times the third derivative.
+            np.testing.assert_allclose(reverse, numeric, rtol=1e-6, atol=1e-9)
+
+
+def test_a_second_call_compiles_nothing(caplog):
+    traces = []
+
+    def loss_fn(params, example):
+        traces.append(1)
+        return location(params, example)
+
+    def solve(**changes):
+        data = jax.random.normal(jax.random.key(2), (20, 2))
+        return dp_gradient_descent(loss_fn, jnp.zeros(2), data, **settings(**changes))
+
+    solve(estimator=SmoothedTruncation(1.0))
+    num_traces = len(traces)
+    changes = [
+        {"epsilon": 2.0},
+        {"delta": 1e-6},
+        {"learning_rate": 0.05},
+        {"key": jax.random.key(8)},
+        {"estimator": SmoothedTruncation(3.0, 0.5)},
+    ]
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        for change in changes:
+            solve(**({"estimator": SmoothedTruncation(2.0)} | change))
+    assert len(traces) == num_traces
+    assert not [x for x in caplog.messages if "Compiling" in x]
+
+
+def test_memory_of_reverse_mode_does_not_grow_with_the_folds():
+    def temporary_bytes(num_samples):
+        @jax.jit
+        def gradient(learning_rate, data):
+            def loss(learning_rate):
+                changes = settings(learning_rate=learning_rate, num_steps=3)
+                start = jnp.zeros(8)
+                return jnp.sum(
+                    dp_gradient_descent(location, start, data, **changes).params
+                )
+
+            return jax.grad(loss)(learning_rate)
+
+        data = jax.ShapeDtypeStruct((num_samples, 8), jnp.float32)
+        compiled = gradient.lower(0.1, data).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    small, large = temporary_bytes(2**13), temporary_bytes(2**17)
+    # All gradients of one step would take 4 MB more.
+    assert large - small < 2**20
+
+
+def bad(**changes):
+    return changes
+
+
+BAD = [
+    (bad(epsilon=0.0), "epsilon must be positive and finite, got 0.0"),
+    (bad(epsilon=-1.0), "epsilon must be positive and finite, got -1.0"),
+    (bad(epsilon=math.inf), "epsilon must be positive and finite, got inf"),
+    (bad(epsilon=math.nan), "epsilon must be positive and finite, got nan"),
+    (bad(epsilon=None), "epsilon must be positive and finite, got None"),
+    (bad(epsilon="1"), "epsilon must be a number, got '1'"),
+    (bad(delta=0.0), "delta must be strictly between 0 and 1, got 0.0"),
+    (bad(delta=1.0), "delta must be strictly between 0 and 1, got 1.0"),
+    (bad(delta=None), "delta must be strictly between 0 and 1, got None"),
+    (bad(estimator=Mean()), "estimator must be one with a finite sensitivity"),
+    (bad(estimator=None), "estimator must be an estimator, .* got None"),
+    (bad(estimator=Truncation), "estimator must be an estimator"),
+    (bad(learning_rate=0.0), "learning_rate must be positive and finite, got 0.0"),
+    (bad(learning_rate=None), "learning_rate must be positive and finite, got None"),
+    (bad(num_steps=0), "num_steps must be an integer of at least 1, got 0"),
+    (bad(num_steps=2.0), r"num_steps must be an integer of at least 1, got 2\.0"),
+    (bad(num_steps=41, batching=Disjoint()), "num_steps must be at most the 40"),
+    (bad(batching="full"), "batching must be Full"),
+    (bad(batching=Full), "batching must be Full"),
+    (bad(batching=Poisson(41.0)), "expected_batch_size must be at most the number"),
+    (bad(batching=Poisson(9.0, capacity=9)), "capacity must be at least"),
+    (bad(batching=WithoutReplacement(41)), "batch_size must be at most the number"),
+    *(
+        (bad(batching=x, estimator=ESTIMATORS["medians"]), r"batching must be .* index")
+        for x in (Poisson(5.0), WithoutReplacement(5))
+    ),
+    (bad(projection_fn=1.0), "projection_fn must be callable, got 1.0"),
+    (bad(calibration="loose"), "calibration must be tight or paper, got 'loose'"),
+    (bad(microbatch_size=0), "microbatch_size must be an integer of at least 1"),
+    (bad(watch=print), "watch must be a Watch"),
+    (bad(watch=Watch(None)), "watch must be a Watch"),
+    (bad(watch=Watch(print, 0)), "every must be an integer of at least 1, got 0"),
+    (bad(key=0), "key must be a single typed JAX key"),
+    (bad(key=None), "key must be a single typed JAX key"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD)
+def test_bad_arguments_before_any_computation(changes, message):
+    calls = []
+
+    def loss_fn(params, example):
+        calls.append(1)
+        return location(params, example)
+
+    with pytest.raises(ValueError, match=message):
+        dp_gradient_descent(
+            loss_fn, jnp.zeros(2), jnp.zeros((40, 2)), **settings(**changes)
+        )
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (jnp.zeros((4, 2)), jnp.zeros(5)),
+        (jnp.zeros((4, 2)), 1.0),
+        (),
+        jnp.zeros((0, 2)),
+    ],
+)
+@pytest.mark.parametrize("solver", [dp_gradient_descent, robust_gradient_descent])
+def test_bad_data(solver, data):
+    changes = settings()
+    if solver is robust_gradient_descent:
+        changes = {"estimator": Mean(), "learning_rate": 0.1}
+    with pytest.raises(ValueError, match=r"data must be .* got \["):
+        solver(losses.squared, jnp.zeros(2), data, **changes)
+    with pytest.raises(ValueError, match="loss_fn must be callable, got None"):
+        solver(None, jnp.zeros(2), jnp.zeros((4, 2)), **changes)
+
+
+def test_baseline_asks_for_a_key_where_it_draws():
+    for batching in (Poisson(4.0), WithoutReplacement(4)):
+        with pytest.raises(ValueError, match="key must be given where batches"):
+            robust_gradient_descent(
+                location,
+                jnp.zeros(2),
+                jnp.zeros((40, 2)),
+                estimator=Mean(),
+                learning_rate=0.1,
+                batching=batching,
+            )

@@ -1,0 +1,137 @@
+"""The private mean: its value, its noise, its neighbours, its errors."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax import accounting
+from dpjax.estimators import (
+    Clipping,
+    Mean,
+    MedianOfMeans,
+    SmoothedTruncation,
+    Truncation,
+    Winsorization,
+)
+from dpjax.solvers import private_mean
+
+ESTIMATORS = {
+    "default": None,
+    "clipping": Clipping(1.0),
+    "truncation": Truncation(1.0),
+    "winsorization": Winsorization(1.0),
+    "smoothed": SmoothedTruncation(1.0, 20.0),
+    "medians": MedianOfMeans(Truncation(1.0), 4),
+}
+each = pytest.mark.parametrize("name", ESTIMATORS)
+
+
+def settings(**changes):
+    return {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5} | changes
+
+
+@each
+def test_noise_has_the_stated_scale(name):
+    samples = {"a": jnp.zeros((20, 3)), "b": jnp.zeros(20)}
+
+    def solve(key):
+        return private_mean(
+            samples, **settings(key=key, estimator=ESTIMATORS[name], epsilon=0.7)
+        )
+
+    solutions = jax.vmap(solve)(jax.random.split(jax.random.key(5), 1_000))
+    stats = jax.tree.map(lambda x: float(x[0]), solutions.stats)
+    draws = np.concatenate([np.ravel(x) for x in jax.tree.leaves(solutions.params)])
+    total = np.sum(np.square(draws, dtype=np.float64)) / stats["stddev"] ** 2
+    law = scipy.stats.chi2(draws.size)  # false alarms: 1e-6
+    assert law.ppf(5e-7) < total < law.isf(5e-7)
+    assert total / 4 < law.ppf(5e-7)  # half the noise
+    if ESTIMATORS[name] is not None:
+        sensitivity = ESTIMATORS[name].sensitivity(20, 4).l2
+        np.testing.assert_allclose(stats["l2_sensitivity"], sensitivity, rtol=1e-5)
+    stddev = accounting.gaussian_stddev(0.7, 1e-5, sensitivity=1.0)
+    np.testing.assert_allclose(stats["noise_multiplier"], stddev, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wild", [math.nan, math.inf, -math.inf, 1e38, -1e38, -1.0, 0.0]
+)
+@each
+def test_neighbours_stay_within_the_sensitivity(name, wild):
+    base = jnp.ones((20, 3)).at[::2].set(0.5)
+    first, second = (
+        private_mean(
+            base.at[7].set(value),
+            **settings(estimator=ESTIMATORS[name], moment_bound=1.0),
+        )
+        for value in (1.0, wild)
+    )
+    change = np.linalg.norm(np.asarray(second.params - first.params, np.float64))
+    assert np.isfinite(second.params).all()
+    # 1e-5: sums of size 20 stddev are rounded to float32.
+    assert change <= float(first.stats["l2_sensitivity"]) * (1 + 1e-5)
+
+
+def test_default_finds_a_heavy_tailed_mean():
+    # A Student t with 2.5 degrees of freedom has variance 5, hence E x^2 = 14.
+    samples = 3.0 + jax.random.t(jax.random.key(0), 2.5, (20_000, 2))
+    solution = private_mean(samples, **settings(moment_bound=15.0))
+    np.testing.assert_allclose(solution.params, [3.0, 3.0], atol=0.2)
+    setting = {"num_samples": 20_000, "num_coordinates": 2}
+    expected = SmoothedTruncation.for_moment(15.0, epsilon=1.0, delta=1e-5, **setting)
+    assert solution.stats["scale"] == expected.scale
+    assert solution.stats["beta"] == expected.beta
+
+
+def test_jit_and_vmap_over_samples():
+    samples = jax.random.normal(jax.random.key(2), (3, 50, 2))
+
+    def solve(seed, samples):
+        return private_mean(samples, **settings(key=jax.random.key(seed)))
+
+    mapped = jax.vmap(solve)(jnp.arange(3), samples)
+    for i in range(3):
+        single, jitted = solve(i, samples[i]), jax.jit(solve)(i, samples[i])
+        np.testing.assert_allclose(mapped.params[i], single.params, rtol=1e-5)
+        np.testing.assert_allclose(jitted.params, single.params, rtol=1e-5)
+        assert mapped.privacy == single.privacy == jitted.privacy
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, np.int32, np.float64])
+def test_dtypes(dtype):
+    samples = np.ones((40, 2)).astype(dtype)
+    solution = private_mean(samples, **settings(estimator=Winsorization(2.0)))
+    assert solution.params.dtype == jnp.float32
+    wide = private_mean(
+        samples.astype(np.float32), **settings(estimator=Winsorization(2.0))
+    )
+    np.testing.assert_array_equal(solution.params, wide.params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be positive and finite, got 0.0"),
+        ({"delta": 0.0}, "delta must be strictly between 0 and 1, got 0.0"),
+        ({"delta": 1.5}, "delta must be strictly between 0 and 1, got 1.5"),
+        ({"key": 3}, "key must be a single typed JAX key"),
+        ({"estimator": Mean()}, "estimator must be one with a finite sensitivity"),
+        ({"estimator": "mean"}, "estimator must be an estimator"),
+        ({"moment_bound": 0.0}, "moment_bound must be positive and finite"),
+        ({"calibration": None}, "calibration must be tight or paper, got None"),
+        ({"estimator": MedianOfMeans(Truncation(1.0), 9)}, "at least num_groups = 9"),
+    ],
+)
+def test_bad_arguments(changes, message):
+    with pytest.raises(ValueError, match=message):
+        private_mean(jnp.zeros((8, 2)), **settings(**changes))
+
+
+@pytest.mark.parametrize("samples", [(jnp.zeros(3), jnp.zeros(4)), 1.0, {}])
+def test_bad_samples(samples):
+    with pytest.raises(ValueError, match=r"samples must be .* got \["):
+        private_mean(samples, **settings())

@@ -1,0 +1,312 @@
+"""Batches: who enters, in which shape, and what it costs.
+
+Every random check has a fixed key and a false-alarm rate of at most 1e-6.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax import accounting
+from dpjax.batching import Disjoint, Full, Poisson, WithoutReplacement
+from dpjax.estimators import MedianOfMeans, Truncation, Winsorization
+from dpjax.transforms import privatize
+
+FALSE_ALARM = 1e-6
+BATCHINGS = {
+    "full": Full(),
+    "disjoint": Disjoint(),
+    "poisson": Poisson(4.0, capacity=9),
+    "without_replacement": WithoutReplacement(4),
+}
+each = pytest.mark.parametrize("name", BATCHINGS)
+
+
+def binomial_bounds(num_trials, prob, num_tests):
+    law = scipy.stats.binom(num_trials, prob)
+    level = FALSE_ALARM / num_tests / 2
+    return law.ppf(level), law.isf(level)
+
+
+def memberships(batching, num_samples, num_draws, key):
+    """Who is in: a 0/1 matrix of shape (num_draws, num_samples)."""
+
+    @jax.vmap
+    def draw(key):
+        rows, mask = batching.draw(key, jnp.arange(num_samples), step=0, num_steps=1)
+        counts = jnp.ones_like(rows) if mask is None else (~mask).astype(jnp.int32)
+        return jnp.zeros(num_samples, jnp.int32).at[rows].add(counts)
+
+    return np.asarray(draw(jax.random.split(key, num_draws)))
+
+
+def test_full(key):
+    data = {"x": jnp.arange(6.0).reshape(3, 2), "y": np.arange(3)}
+    batch, mask = Full().draw(key, data, step=2, num_steps=5)
+    assert batch is data
+    assert mask is None
+    assert Full().divisor(3, 5) == 3
+
+
+def test_disjoint_batches_when_the_steps_do_not_divide(key):
+    data = {"x": np.arange(22.0).reshape(11, 2), "y": jnp.arange(11)}
+    seen = []
+    for step in range(3):
+        batch, mask = Disjoint().draw(key, data, step=step, num_steps=3)
+        assert mask is None
+        assert batch["x"].shape == (3, 2)
+        np.testing.assert_array_equal(batch["x"][:, 0] / 2, batch["y"])
+        seen += batch["y"].tolist()
+    assert seen == list(range(9))  # records 9 and 10 are in none
+    assert Disjoint().divisor(11, 3) == 3
+    assert Disjoint().accounting(11, 3) == {"num_steps": 1}
+
+
+@pytest.mark.parametrize("method", ["divisor", "accounting"])
+def test_disjoint_refuses_more_steps_than_records(method):
+    with pytest.raises(ValueError, match="num_steps must be at most the 3 records"):
+        getattr(Disjoint(), method)(3, 4)
+    assert Disjoint().divisor(3, 3) == 1
+
+
+@pytest.mark.parametrize("expected", [0.5, 6.0, 19.9])
+def test_poisson_inclusion(expected, key):
+    num_samples, num_draws = 20, 20_000
+    batching = Poisson(expected, capacity=num_samples)
+    member = memberships(batching, num_samples, num_draws, key)
+    prob = expected / num_samples
+    assert member.max() == 1
+    low, high = binomial_bounds(num_draws, prob, num_samples)
+    counts = member.sum(axis=0)
+    assert (low <= counts).all()
+    assert (counts <= high).all()
+    # Coins are independent: the size of a batch is Binomial(n, q). Dvoretzky, Kiefer,
+    # Wolfowitz, Massart: Pr[distance > t] <= 2 exp(-2 n t^2).
+    sizes = np.bincount(member.sum(axis=1), minlength=num_samples + 1) / num_draws
+    law = scipy.stats.binom(num_samples, prob).cdf(np.arange(num_samples + 1))
+    distance = np.abs(np.cumsum(sizes) - law).max()
+    assert distance <= math.sqrt(math.log(2 / FALSE_ALARM) / (2 * num_draws))
+
+
+@pytest.mark.parametrize("expected", [1 / 3, 0.1, 2.9999999, 1e-12, 3.0])
+def test_poisson_probability_never_passes_q(expected, key, monkeypatch):
+    # Of the 2^32 words exactly floor(q 2^32) let a record enter.
+    threshold = int(expected / 3 * 2**32)
+    words = np.array(
+        [max(threshold, 1) - 1, min(threshold, 2**32 - 1), 2**32 - 1], np.uint32
+    )
+    monkeypatch.setattr(
+        jax.random, "bits", lambda key, shape, dtype: jnp.asarray(words)
+    )
+    batching = Poisson(expected, capacity=3)
+    rows, mask = batching.draw(key, jnp.arange(3), step=0, num_steps=1)
+    enters = set(np.asarray(rows)[~np.asarray(mask)].tolist())
+    if expected == 3.0:
+        assert enters == {0, 1, 2}
+    elif threshold == 0:
+        assert enters == set()
+    else:
+        assert enters == {0}
+    assert threshold / 2**32 <= expected / 3
+
+
+def test_poisson_overflow_drops_the_last(key):
+    rows, mask = Poisson(7.0, capacity=3).draw(key, jnp.arange(7), step=0, num_steps=1)
+    assert sorted(rows.tolist()) == [0, 1, 2]
+    assert not mask.any()
+
+
+def test_poisson_places_do_not_depend_on_who_else_is_there(key):
+    # Every record takes each row equally often, whatever its index: a record that
+    # comes or goes moves no other. Chi-square with 9 degrees of freedom passes 44.8
+    # once in 1e6 tests; records in order of their index would give thousands.
+    batching = Poisson(4.0, capacity=10)
+
+    def row_of_last(key):
+        rows, mask = batching.draw(key, jnp.arange(8), step=0, num_steps=1)
+        return jnp.where((rows == 7) & ~mask, jnp.arange(10), 0).sum(), (
+            ((rows == 7) & ~mask).any()
+        )
+
+    places, is_in = jax.vmap(row_of_last)(jax.random.split(key, 20_000))
+    counts = np.bincount(np.asarray(places)[np.asarray(is_in)], minlength=10)
+    expected = counts.sum() / 10
+    assert ((counts - expected) ** 2 / expected).sum() < 44.8
+
+
+def test_poisson_empty_batch(key):
+    batching = Poisson(1e-9, capacity=4)
+    batch, mask = batching.draw(key, jnp.full((5, 2), jnp.nan), step=0, num_steps=1)
+    assert batch.shape == (4, 2)
+    assert mask.all()
+    mean = Winsorization(1.0)(batch, mask, normalize_by=batching.divisor(5, 1))
+    np.testing.assert_array_equal(mean, jnp.zeros(2))
+
+
+def test_poisson_capacity_is_prepared():
+    batching = Poisson(50.0).prepared(10_000, 100, epsilon=1.0, delta=1e-5)
+    assert batching.capacity == accounting.poisson_capacity(
+        10_000, 0.005, num_steps=100, epsilon=1.0, delta=1e-5
+    )
+    larger = Poisson(50.0, capacity=200)
+    assert larger.prepared(10_000, 100, epsilon=1.0, delta=1e-5) == larger
+    with pytest.raises(ValueError, match=r"capacity must be at least \d+.*got 60"):
+        Poisson(50.0, capacity=60).prepared(10_000, 100, epsilon=1.0, delta=1e-5)
+
+
+def test_why_a_small_capacity_is_refused():
+    # One step, q = 0.02, a capacity so small that every batch is full: a record that
+    # enters pushes out another, and the sum moves by 2 C where the accounting of
+    # Poisson batches counts C. At the stddev made for delta = 1e-5 this costs 4e-3.
+    q, epsilon, delta = 0.02, 1.0, 1e-5
+    multiplier = accounting.noise_multiplier(
+        epsilon, delta, num_steps=1, sampling_prob=q
+    )
+    stddev = 2 * multiplier  # in norm bounds C; replacing one moves a sum by 2 C
+    x = np.linspace(-12 * stddev, 12 * stddev + 2, 200_001)
+
+    def density(mean):
+        return scipy.stats.norm.pdf(x, mean, stddev)
+
+    def spent(p, q):
+        return np.trapezoid(np.maximum(p - math.exp(epsilon) * q, 0), x)
+
+    absent = (1 - q) * density(0)
+    assert spent(absent + q * density(1), absent + q * density(-1)) <= delta
+    assert spent(absent + q * density(2), density(0)) > 100 * delta
+
+
+def test_without_replacement(key):
+    num_samples, num_draws = 10, 20_000
+    member = memberships(WithoutReplacement(3), num_samples, num_draws, key)
+    assert member.max() == 1
+    assert (member.sum(axis=1) == 3).all()
+    low, high = binomial_bounds(num_draws, 0.3, num_samples)
+    counts = member.sum(axis=0)
+    assert (low <= counts).all()
+    assert (counts <= high).all()
+    # Pairs: 3·2 / (10·9) of all batches hold both.
+    pairs = member.T @ member
+    low, high = binomial_bounds(num_draws, 1 / 15, 45)
+    for i in range(num_samples):
+        for j in range(i):
+            assert low <= pairs[i, j] <= high
+
+
+def test_without_replacement_takes_any_order(key):
+    # Median of means groups by position: a record is equally likely at each.
+    @jax.vmap
+    def draw(key):
+        return WithoutReplacement(4).draw(key, jnp.arange(5), step=0, num_steps=1)[0]
+
+    rows = np.asarray(draw(jax.random.split(key, 20_000)))
+    low, high = binomial_bounds(20_000, 1 / 5, 20)
+    for position in range(4):
+        counts = np.bincount(rows[:, position], minlength=5)
+        assert (low <= counts).all()
+        assert (counts <= high).all()
+
+
+@pytest.mark.parametrize("batching", [Poisson(5.5), WithoutReplacement(6)])
+def test_sizes_beyond_the_data_are_refused(batching):
+    for method in ("divisor", "accounting"):
+        with pytest.raises(ValueError, match=r"size must be at most .* records, 5"):
+            getattr(batching, method)(5, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Poisson(0.0), "expected_batch_size must be positive"),
+        (lambda: Poisson(math.nan), "expected_batch_size must be positive"),
+        (lambda: Poisson(2.0, capacity=0), "capacity must be an integer"),
+        (lambda: Poisson(2.0, capacity=2.5), "capacity must be an integer"),
+        (lambda: WithoutReplacement(0), "batch_size must be an integer"),
+        (lambda: WithoutReplacement(2.0), "batch_size must be an integer"),
+    ],
+)
+def test_bad_sizes(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_draw_needs_a_capacity(key):
+    with pytest.raises(ValueError, match="capacity must be given, or set by prepared"):
+        Poisson(2.0).draw(key, jnp.arange(5), step=0, num_steps=1)
+
+
+@each
+def test_membership_does_not_depend_on_values(name):
+    index = jnp.arange(12)
+    drawn = []
+    for values in (jnp.zeros(12), jnp.full(12, jnp.nan), 1e38 * jnp.arange(12.0)):
+        data = {"index": index, "values": values}
+        batch, mask = BATCHINGS[name].draw(jax.random.key(3), data, step=1, num_steps=3)
+        drawn.append((batch["index"], jnp.zeros(0, bool) if mask is None else mask))
+    for rows, mask in drawn[1:]:
+        np.testing.assert_array_equal(rows, drawn[0][0])
+        np.testing.assert_array_equal(mask, drawn[0][1])
+
+
+@each
+def test_jit_scan_and_vmap(name):
+    batching, data = BATCHINGS[name], jnp.arange(12.0)
+
+    def draw(key, step):
+        batch, mask = batching.draw(key, data, step=step, num_steps=3)
+        return batch if mask is None else jnp.where(mask, -1, batch)
+
+    eager = [draw(jax.random.key(step), step) for step in range(3)]
+    keys = jax.vmap(jax.random.key)(jnp.arange(3))
+    mapped = jax.vmap(draw)(jax.random.clone(keys), jnp.arange(3))
+    np.testing.assert_array_equal(mapped, jnp.stack(eager))
+    np.testing.assert_array_equal(jax.jit(draw)(jax.random.key(1), 1), eager[1])
+
+    def body(carry, inputs):
+        return carry, draw(*inputs)
+
+    _, scanned = jax.lax.scan(body, None, (keys, jnp.arange(3)))
+    np.testing.assert_array_equal(scanned, jnp.stack(eager))
+
+
+@each
+def test_accounting_keywords(name):
+    sampling = BATCHINGS[name].accounting(1_000, 10)
+    multiplier = accounting.noise_multiplier(1.0, 1e-5, **sampling)
+    epsilon = accounting.noise_multiplier_to_epsilon(multiplier, 1e-5, **sampling)
+    assert 0.99 < epsilon <= 1.0
+    full = accounting.noise_multiplier(1.0, 1e-5, num_steps=10)
+    assert multiplier <= full
+
+
+@each
+def test_a_loop_of_ones_own(name, key):
+    batching, num_steps, data = BATCHINGS[name], 3, jnp.arange(1.0, 13.0) / 10
+    divisor = batching.divisor(len(data), num_steps)
+    assert divisor == {"full": 12}.get(name, 4)
+    transform = privatize(
+        Winsorization(1.0),
+        noise_multiplier=0.0,
+        key=jax.random.key(0),
+        normalize_by=divisor,
+    )
+    state = transform.init(jnp.zeros(()))
+    for step in range(num_steps):
+        batch_key = jax.random.fold_in(jax.random.clone(key), step)
+        batch, mask = batching.draw(batch_key, data, step=step, num_steps=num_steps)
+        mean, state = transform.update(batch, state, is_padding_example=mask)
+        counts = np.ones(len(batch), bool) if mask is None else ~np.asarray(mask)
+        expected = np.clip(np.asarray(batch)[counts], -1, 1).sum() / divisor
+        np.testing.assert_allclose(mean, expected, rtol=1e-6)
+
+
+def test_groups_refuse_a_sampled_divisor(key):
+    batching = Poisson(4.0, capacity=9)
+    batch, mask = batching.draw(key, jnp.arange(12.0), step=0, num_steps=1)
+    estimator = MedianOfMeans(Truncation(1.0), 3)
+    with pytest.raises(ValueError, match="cannot take a subsampled batch"):
+        estimator(batch, mask, normalize_by=batching.divisor(12, 1))

@@ -1,0 +1,113 @@
+"""The package's shape: imports go one way, files are short and named by subject."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import dpjax
+
+ROOT = Path(dpjax.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+SHARED = {"_types", "_validate"}  # private modules that every layer may import
+
+# What each layer may import. The ground floor, estimators, mechanisms and accounting,
+# imports none of its own.
+BELOW = {
+    "_types": set(),
+    "_validate": set(),
+    "accounting": set(),
+    "estimators": set(),
+    "mechanisms": set(),
+    "losses": set(),
+    "datasets": set(),
+    "gradients": {"estimators"},
+    "batching": {"accounting"},
+    "transforms": {"gradients", "estimators", "mechanisms"},
+    "solvers": {
+        "accounting",
+        "batching",
+        "estimators",
+        "gradients",
+        "losses",
+        "mechanisms",
+        "transforms",
+    },
+}
+BELOW["experiments"] = BELOW["solvers"] | {"datasets", "solvers"}
+BELOW["cli"] = BELOW["experiments"] | {"experiments"}
+
+
+# The command is the door of the experiments: it opens them when an extra is there.
+OWN = {"cli": "experiments"}
+
+
+def modules_of(path):
+    """The dotted name of a file as a tuple, without `dpjax` and `__init__`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imports_of(tree):
+    """All (node, dotted target) of a file; `from a import b` gives a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield node, name.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in line {node.lineno}"
+            for name in node.names:
+                yield node, f"{node.module}.{name.name}"
+
+
+def violations(source, layer):
+    """What a file of a layer imports and must not."""
+    found = []
+    for node, target in imports_of(ast.parse(source)):
+        parts = target.split(".")
+        if parts[0] != "dpjax":
+            continue
+        if len(parts) == 1:
+            is_allowed = layer in ("experiments", "cli")
+        elif parts[1] in SHARED or parts[1] in (layer, OWN.get(layer)):
+            is_allowed = True
+        else:
+            is_public = not any(part.startswith("_") for part in parts[1:])
+            is_allowed = parts[1] in BELOW[layer] and is_public
+        if not is_allowed:
+            found.append(f"line {node.lineno}: {target}")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_one_way(path):
+    modules = modules_of(path)
+    if modules:  # dpjax/__init__.py lists the public names of all layers
+        assert modules[0] in BELOW, "a new layer: say in this test what lies below it"
+        assert not violations(path.read_text(), modules[0])
+
+
+@pytest.mark.parametrize(
+    ("layer", "line"),
+    [
+        ("estimators", "from dpjax.accounting import noise_multiplier"),
+        ("mechanisms", "from dpjax import estimators"),
+        ("accounting", "import dpjax.mechanisms"),
+        ("gradients", "from dpjax.transforms import privatize"),
+        ("transforms", "from dpjax import solvers"),
+        ("solvers", "from dpjax.estimators._fold import Rows"),
+        ("solvers", "from dpjax.estimators import _fold"),
+        ("solvers", "import dpjax"),
+    ],
+)
+def test_a_planted_import_is_found(layer, line):
+    assert violations(line, layer)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_are_short_and_named_by_subject(path):
+    assert len(path.read_text().splitlines()) <= 400
+    assert len(modules_of(path)) <= 2
+    banned = {"utils", "util", "common", "core", "base", "misc", "helpers"}
+    assert path.stem.strip("_") not in banned
+    assert path.read_text().startswith('"""'), "one line tells what the file is"

@@ -1,0 +1,215 @@
+"""What every transform owes: optax chains, jit, vmap, scan, checkpoints."""
+
+import functools
+import pickle
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+from dpjax import transforms
+from dpjax.estimators import SmoothedTruncation, Truncation
+
+NUM_ROWS = 8
+BALL = functools.partial(optax.projections.projection_l2_ball, scale=0.5)
+
+# name: (factory of the transform for a key, whether it takes per-sample gradients)
+TRANSFORMS = {
+    "aggregate": (lambda key: transforms.aggregate(Truncation(1.0)), True),
+    "privatize": (
+        lambda key: transforms.privatize(
+            SmoothedTruncation(1.0), noise_multiplier=0.5, key=key
+        ),
+        True,
+    ),
+    "dp_sgd": (
+        lambda key: transforms.dp_sgd(
+            0.1, Truncation(1.0), noise_multiplier=0.5, key=key
+        ),
+        True,
+    ),
+    "add_gaussian_noise": (
+        lambda key: transforms.add_gaussian_noise(stddev=0.1, key=key),
+        False,
+    ),
+    "project": (lambda key: transforms.project(BALL), False),
+    "average_iterates": (lambda key: transforms.average_iterates(), False),
+}
+OPTIMIZERS = {
+    "sgd": lambda: optax.sgd(0.1, momentum=0.9),
+    "adam": lambda: optax.adam(1e-2),
+    "schedule": lambda: optax.sgd(optax.cosine_decay_schedule(0.1, 10)),
+}
+each = pytest.mark.parametrize("name", TRANSFORMS)
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    # optax itself mixes dtypes (its counts are int32).
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def make_params():
+    return {"w": jnp.ones((2, 3)), "b": jnp.zeros(())}
+
+
+def make_updates(name, step):
+    """Gradients, with the leading axis of samples where the transform wants it."""
+    lead = (NUM_ROWS,) if TRANSFORMS[name][1] else ()
+    keys = jax.random.split(jax.random.key(100 + step))
+    return {
+        "w": jax.random.t(keys[0], 2.0, (*lead, 2, 3)),
+        "b": jax.random.t(keys[1], 2.0, lead),
+    }
+
+
+def chained(name, optimizer, key):
+    transform, is_first = TRANSFORMS[name][0](key), TRANSFORMS[name][1]
+    parts = [transform, OPTIMIZERS[optimizer]()]
+    return optax.chain(*(parts if is_first else reversed(parts)))
+
+
+def run(optimizer, name, num_steps, update):
+    params = make_params()
+    state = optimizer.init(params)
+    for step in range(num_steps):
+        updates, state = update(make_updates(name, step), state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+@each
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_chains_and_traces_once(name, optimizer):
+    def make():
+        return chained(name, optimizer, jax.random.key(1))
+
+    chex.clear_trace_counter()
+    jitted = jax.jit(chex.assert_max_traces(make().update, n=1))
+    params, _ = run(make(), name, 5, jitted)
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, make_params())
+    chex.assert_tree_all_finite(params)
+    assert (params["w"] != 1).any()
+
+
+@each
+def test_jit_equals_eager(name):
+    results = []
+    for transformed in (jax.jit, lambda update: update):
+        optimizer = chained(name, "sgd", jax.random.key(1))
+        results.append(run(optimizer, name, 2, transformed(optimizer.update))[0])
+    chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-6)
+
+
+@each
+def test_scan_equals_a_loop(name):
+    optimizer = chained(name, "sgd", jax.random.key(1))
+    batches = [make_updates(name, step) for step in range(4)]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+
+    def step(carry, updates):
+        params, state = carry
+        updates, state = optimizer.update(updates, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    params = make_params()
+    (scanned, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), stacked)
+    again = chained(name, "sgd", jax.random.key(1))
+    looped, _ = run(again, name, 4, jax.jit(again.update))
+    chex.assert_trees_all_close(scanned, looped, rtol=1e-5, atol=1e-6)
+
+
+@each
+def test_vmap_over_runs(name):
+    batches = [make_updates(name, step) for step in range(3)]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+
+    def one(seed, updates):
+        optimizer = chained(name, "sgd", jax.random.key(seed))
+        params = make_params()
+        return optimizer.update(updates, optimizer.init(params), params)[0]
+
+    mapped = jax.vmap(one)(jnp.arange(3), stacked)
+    single = [one(seed, batches[seed]) for seed in range(3)]
+    single = jax.tree.map(lambda *x: jnp.stack(x), *single)
+    chex.assert_trees_all_close(mapped, single, rtol=1e-5, atol=1e-6)
+
+
+def continued(optimizer, state, name):
+    params = make_params()
+    return jax.jit(optimizer.update)(make_updates(name, 9), state, params)[0]
+
+
+@each
+def test_state_pickles(name):
+    optimizer = chained(name, "adam", jax.random.key(1))
+    _, state = run(optimizer, name, 2, jax.jit(optimizer.update))
+    restored = pickle.loads(pickle.dumps(state))
+    chex.assert_trees_all_equal(
+        continued(optimizer, restored, name), continued(optimizer, state, name)
+    )
+
+
+# The recipe: keys are saved as their words, which every release of orbax takes (recent
+# ones take typed keys as they are), and wrapped again after restoring.
+def without_keys(tree):
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
+
+
+def with_keys(tree, like):
+    return jax.tree.map(
+        lambda x, y: jax.random.wrap_key_data(x) if is_key(y) else x, tree, like
+    )
+
+
+def is_key(x):
+    return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+
+
+@each
+def test_state_survives_orbax(name, tmp_path):
+    optimizer = chained(name, "adam", jax.random.key(1))
+    params, state = run(optimizer, name, 2, jax.jit(optimizer.update))
+    template = optimizer.init(params)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", without_keys(state))
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "state", without_keys(template))
+    restored = with_keys(restored, template)
+    chex.assert_trees_all_equal_shapes_and_dtypes(restored, state)
+    chex.assert_trees_all_equal(
+        continued(optimizer, restored, name), continued(optimizer, state, name)
+    )
+
+
+@each
+def test_exports_for_every_platform(name):
+    optimizer = chained(name, "adam", jax.random.key(1))
+    params = make_params()
+    exported = jax.export.export(
+        jax.jit(optimizer.update), platforms=("cpu", "cuda", "tpu")
+    )(make_updates(name, 0), optimizer.init(params), params)
+    assert exported.platforms == ("cpu", "cuda", "tpu")
+
+
+@pytest.mark.parametrize("name", [name for name in TRANSFORMS if TRANSFORMS[name][1]])
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf, 1e38])
+def test_wild_gradients_stay_finite(name, bad):
+    transform, _ = TRANSFORMS[name]
+    updates = make_updates(name, 0)
+    updates["w"] = updates["w"].at[3].set(bad)
+    optimizer = transform(jax.random.key(0))
+    params = make_params()
+    result, _ = optimizer.update(updates, optimizer.init(params), params)
+    chex.assert_tree_all_finite(result)
+    assert float(np.abs(result["w"]).max()) < 10
+
+
+def test_the_list_is_complete():
+    factories = {x for x in transforms.__all__ if x[0].islower()} - {"average_params"}
+    assert factories == set(TRANSFORMS)

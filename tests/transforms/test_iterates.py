@@ -1,0 +1,117 @@
+"""`add_gaussian_noise`, `project`, `average_iterates`."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+from dpjax.transforms import (
+    add_gaussian_noise,
+    average_iterates,
+    average_params,
+    project,
+)
+
+BALL = functools.partial(optax.projections.projection_l2_ball, scale=1.0)
+
+
+def test_noise_scale(key):
+    transform = add_gaussian_noise(stddev=0.3, key=key)
+    zeros = jnp.zeros(10_000)
+    noise, state = transform.update(zeros, transform.init(zeros))
+    law = scipy.stats.chi2(noise.size)  # false alarms: 1e-6
+    total = np.sum(np.square(noise, dtype=np.float64)) / 0.3**2
+    assert law.ppf(5e-7) < total < law.isf(5e-7)
+    more, _ = transform.update(zeros, state)
+    assert abs(np.corrcoef(noise, more)[0, 1]) < 5 / math.sqrt(noise.size)
+
+
+@pytest.mark.parametrize("stddev", [-1.0, math.nan, math.inf, None])
+def test_bad_noise_scale(stddev, key):
+    with pytest.raises(ValueError, match="stddev must be non-negative and finite"):
+        add_gaussian_noise(stddev=stddev, key=key)
+    with pytest.raises(ValueError, match="key must be a single typed JAX key"):
+        add_gaussian_noise(stddev=1.0, key=stddev)
+
+
+def test_average_is_the_mean_of_the_iterates(key):
+    optimizer = optax.chain(optax.sgd(0.1, momentum=0.9), average_iterates())
+    params = {"a": jnp.ones(3), "b": jnp.zeros(())}
+    state, iterates = optimizer.init(params), []
+    for step in range(50):
+        keys = jax.random.split(jax.random.fold_in(jax.random.clone(key), step))
+        grads = {
+            "a": jax.random.normal(keys[0], (3,)),
+            "b": jax.random.normal(keys[1]),
+        }
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        iterates.append(params)
+    mean = jax.tree.map(lambda *x: np.mean(x, axis=0, dtype=np.float64), *iterates)
+    for name in params:
+        np.testing.assert_allclose(average_params(state)[name], mean[name], rtol=1e-5)
+
+
+def test_average_of_half_precision_iterates():
+    # In bfloat16 itself the mean of 1, 2, ..., 1000 would stop far from 500.5.
+    transform = average_iterates()
+    params = jnp.zeros((), jnp.bfloat16)
+    state = transform.init(params)
+    with jax.numpy_dtype_promotion("standard"):
+
+        def step(state, i):
+            iterate = i.astype(jnp.bfloat16)
+            return transform.update(jnp.zeros_like(iterate), state, iterate)[1], iterate
+
+        state, iterates = jax.lax.scan(step, state, jnp.arange(1, 1001))
+    mean = np.mean(np.asarray(iterates, np.float64))
+    assert average_params(state).dtype == jnp.float32
+    np.testing.assert_allclose(average_params(state), mean, rtol=1e-5)
+
+
+def test_average_state_must_be_there_once():
+    params = jnp.zeros(2)
+    with pytest.raises(ValueError, match="state must be a state with exactly one"):
+        average_params(optax.sgd(0.1).init(params))
+    twice = optax.chain(average_iterates(), average_iterates())
+    with pytest.raises(ValueError, match="state must be a state with exactly one"):
+        average_params(twice.init(params))
+
+
+def test_projection_keeps_the_ball(key):
+    optimizer = optax.chain(optax.sgd(1.0), project(BALL))
+    params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
+    state = optimizer.init(params)
+    for step in range(20):
+        keys = jax.random.split(jax.random.fold_in(jax.random.clone(key), step))
+        grads = {
+            "a": 10 * jax.random.normal(keys[0], (3,)),
+            "b": 10 * jax.random.normal(keys[1], (2, 2)),
+        }
+        updates, state = optimizer.update(grads, state, params)
+        moved = jax.tree.map(jnp.subtract, params, grads)
+        params = optax.apply_updates(params, updates)
+        # params + (projection - params) is rounded a few times.
+        assert optax.tree.norm(params) <= 1 + 1e-5
+        np.testing.assert_allclose(params["a"], BALL(moved)["a"], atol=1e-5)
+
+
+def test_projection_leaves_the_inside_alone():
+    optimizer = optax.chain(optax.sgd(0.1), project(BALL))
+    params = jnp.array([0.1, 0.2])
+    updates, _ = optimizer.update(jnp.ones(2), optimizer.init(params), params)
+    np.testing.assert_allclose(updates, [-0.1, -0.1], rtol=1e-6)
+
+
+def test_params_are_needed():
+    for transform in (project(BALL), average_iterates()):
+        state = transform.init(jnp.zeros(2))
+        with pytest.raises(ValueError, match="params must be given to update"):
+            transform.update(jnp.zeros(2), state)
+    with pytest.raises(ValueError, match="projection_fn must be callable"):
+        project(1.0)

@@ -1,0 +1,260 @@
+"""`privatize`: the noise's size, the divisor, the key, the pitfalls."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpjax.estimators import (
+    Clipping,
+    Mean,
+    MedianOfMeans,
+    SmoothedTruncation,
+    Truncation,
+    Winsorization,
+)
+from dpjax.transforms import aggregate, dp_sgd, privatize
+
+FALSE_ALARM = 1e-6
+RELATIONS = [REPLACE_ONE, ADD_OR_REMOVE_ONE]
+ESTIMATORS = {
+    "clipping": Clipping(2.0),
+    "truncation": Truncation(0.5),
+    "winsorization": Winsorization(3.0),
+    "smoothed": SmoothedTruncation(1.5),
+    "medians": MedianOfMeans(Truncation(0.5), 3),
+}
+
+
+def updated(transform, updates, **kwargs):
+    params = jax.tree.map(lambda x: x[0], updates)
+    return transform.update(updates, transform.init(params), params, **kwargs)[0]
+
+
+def stddev_bounds(num_draws):
+    """Where stddev / (the claimed one) lies, but for one run in a million."""
+    law = scipy.stats.chi2(num_draws)
+    low, high = law.ppf(FALSE_ALARM / 2), law.isf(FALSE_ALARM / 2)
+    return math.sqrt(low / num_draws), math.sqrt(high / num_draws)
+
+
+@pytest.mark.parametrize(
+    ("name", "relation", "normalize_by"),
+    [(name, relation, None) for name in ESTIMATORS for relation in RELATIONS]
+    + [("smoothed", REPLACE_ONE, 5.0), ("clipping", ADD_OR_REMOVE_ONE, 40.0)],
+)
+def test_noise_is_the_multiplier_times_the_sensitivity(
+    name, relation, normalize_by, key
+):
+    estimator, multiplier, num_rows, size = ESTIMATORS[name], 1.7, 12, 5_000
+    transform = privatize(
+        estimator,
+        noise_multiplier=multiplier,
+        key=key,
+        normalize_by=normalize_by,
+        relation=relation,
+    )
+    grads = {"a": jnp.zeros((num_rows, size)), "b": jnp.zeros((num_rows, 50, 100))}
+    noise = np.concatenate([x.ravel() for x in updated(transform, grads).values()])
+    divisor = normalize_by or num_rows
+    sensitivity = estimator.sensitivity(divisor, 2 * size, relation).l2
+    low, high = stddev_bounds(noise.size)
+    ratio = math.sqrt(np.mean(np.square(noise, dtype=np.float64)))
+    ratio /= multiplier * sensitivity
+    assert low < ratio < high
+    assert high < 1.05  # so that half the noise, or 2/3 of it, is far outside
+    assert low > 0.95
+    distance = scipy.stats.kstest(noise / (multiplier * sensitivity), "norm").statistic
+    assert distance < math.sqrt(math.log(2 / FALSE_ALARM) / (2 * noise.size))
+
+
+def test_mean_without_noise(key):
+    grads = jax.random.t(key, 2.0, (10, 4))
+    for estimator in ESTIMATORS.values():
+        transform = privatize(estimator, noise_multiplier=0.0, key=jax.random.key(0))
+        np.testing.assert_array_equal(updated(transform, grads), estimator(grads))
+        np.testing.assert_array_equal(
+            updated(aggregate(estimator), grads), estimator(grads)
+        )
+
+
+@pytest.mark.parametrize("normalize_by", [None, 16.0, 40.0])
+def test_the_mask_does_not_change_the_divisor(normalize_by, key):
+    grads = jax.random.normal(key, (16, 3))
+    mask = jnp.arange(16) >= 5
+    estimator = Winsorization(1.0)
+
+    def make(multiplier):
+        return privatize(
+            estimator,
+            noise_multiplier=multiplier,
+            key=jax.random.key(0),
+            normalize_by=normalize_by,
+        )
+
+    divisor = normalize_by or 16
+    total = jnp.clip(grads[:5], -1, 1).sum(axis=0)
+    masked = updated(make(0.0), grads, is_padding_example=mask)
+    np.testing.assert_allclose(masked, total / divisor, rtol=1e-6)
+    plain = updated(aggregate(estimator, normalize_by=normalize_by), grads)
+    np.testing.assert_allclose(
+        plain, jnp.clip(grads, -1, 1).sum(axis=0) / divisor, rtol=1e-6
+    )
+    # The noise does not depend on the mask either, were it even all padding.
+    all_padding = jnp.ones(16, bool)
+    noise = updated(make(1.0), grads, is_padding_example=all_padding)
+    with_rows = updated(make(1.0), grads, is_padding_example=mask)
+    np.testing.assert_allclose(with_rows - masked, noise, rtol=1e-4, atol=1e-5)
+    sensitivity = estimator.sensitivity(divisor, 3).l2
+    assert 0 < jnp.abs(noise).max() < 6 * sensitivity
+
+
+def test_each_update_draws_anew(key):
+    transform = privatize(Truncation(1.0), noise_multiplier=1.0, key=key)
+    grads = jnp.zeros((4, 1000))
+    state, draws = transform.init(grads[0]), []
+    for _ in range(3):
+        noise, state = transform.update(grads, state)
+        draws.append(np.asarray(noise))
+    for i in range(3):
+        for j in range(i):
+            correlation = np.corrcoef(draws[i], draws[j])[0, 1]
+            # Normal(0, 1 / 1000) for independent draws.
+            assert abs(correlation) < scipy.stats.norm.isf(5e-7) / math.sqrt(1000)
+
+
+def test_reuse_of_a_state_is_caught(key):
+    transform = privatize(Truncation(1.0), noise_multiplier=1.0, key=key)
+    grads = jnp.zeros((4, 2))
+    state = transform.init(grads[0])
+    transform.update(grads, state)
+    with pytest.raises(jax.errors.KeyReuseError):
+        transform.update(grads, state)
+
+
+def test_a_second_run_of_one_optimizer_is_caught(key):
+    # Documented pitfall: both runs would add the same noise.
+    optimizer = dp_sgd(0.1, Truncation(1.0), noise_multiplier=1.0, key=key)
+    grads = jnp.zeros((4, 2))
+    updated(optimizer, grads)
+    with pytest.raises(jax.errors.KeyReuseError):
+        updated(optimizer, grads)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_gives_float32(dtype, key):
+    grads = jax.random.normal(key, (8, 3)).astype(dtype)
+
+    def make():
+        return privatize(Truncation(1.0), noise_multiplier=1.0, key=jax.random.key(0))
+
+    result = updated(make(), grads)
+    assert result.dtype == jnp.float32
+    wide = updated(make(), grads.astype(jnp.float32))
+    np.testing.assert_array_equal(result, wide)
+
+
+def test_masked_goes_after():
+    optimizer = optax.chain(
+        privatize(Truncation(1.0), noise_multiplier=1.0, key=jax.random.key(0)),
+        optax.masked(optax.set_to_zero(), {"w": False, "frozen": True}),
+    )
+    grads = {"w": jnp.ones((6, 2)), "frozen": jnp.full((6, 3), 7.0)}
+    result = updated(optimizer, grads)
+    assert result["w"].shape == (2,)
+    np.testing.assert_array_equal(result["frozen"], jnp.zeros(3))
+
+
+def test_masked_around_leaks():
+    # Documented pitfall: masked-out leaves pass raw per-sample gradients through.
+    optimizer = optax.masked(
+        privatize(Truncation(1.0), noise_multiplier=1.0, key=jax.random.key(0)),
+        {"w": True, "other": False},
+    )
+    grads = {"w": jnp.ones((6, 2)), "other": jnp.full((6, 3), 7.0)}
+    np.testing.assert_array_equal(updated(optimizer, grads)["other"], grads["other"])
+
+
+def test_noise_multiplier_as_a_schedule(key):
+    schedule = optax.piecewise_constant_schedule(2.0, {1: 0.0})  # 2, then nothing
+    make = optax.inject_hyperparams(
+        privatize, static_args=("estimator", "key", "relation")
+    )
+    with jax.numpy_dtype_promotion("standard"):
+        optimizer = make(Truncation(1.0), noise_multiplier=schedule, key=key)
+        grads = jnp.full((4, 2_000), 0.5)
+        state = optimizer.init(grads[0])
+        update = jax.jit(optimizer.update)
+        mask = jnp.zeros(4, bool)
+        first, state = update(grads, state, is_padding_example=mask)
+        second, state = update(grads, state, is_padding_example=mask)
+    stddev = 2.0 * Truncation(1.0).sensitivity(4, 2_000).l2
+    low, high = stddev_bounds(2_000)
+    assert low < np.sqrt(np.mean(np.square(first - 0.5))) / stddev < high
+    np.testing.assert_allclose(second, 0.5, rtol=1e-6)
+
+
+def test_dp_sgd_is_the_chain(key):
+    estimator = SmoothedTruncation(1.0)
+    grads = jax.random.t(key, 2.0, (10, 4))
+    for rate in (0.3, optax.constant_schedule(0.3)):
+        settings = {"noise_multiplier": 0.5, "normalize_by": 12.0}
+        ours = dp_sgd(rate, estimator, key=jax.random.key(7), **settings)
+        hand_made = optax.chain(
+            privatize(estimator, key=jax.random.key(7), **settings), optax.sgd(rate)
+        )
+        mask = jnp.arange(10) == 3
+        np.testing.assert_array_equal(
+            updated(ours, grads, is_padding_example=mask),
+            updated(hand_made, grads, is_padding_example=mask),
+        )
+
+
+GOOD = {"estimator": Truncation(1.0), "noise_multiplier": 1.0, "key": None}
+BAD = [
+    ("estimator", Mean(), "estimator must be one with a finite sensitivity"),
+    ("estimator", MedianOfMeans(Mean(), 2), "estimator must be one with a finite"),
+    ("estimator", 1.0, "estimator must be an estimator"),
+    ("estimator", Truncation, "estimator must be an estimator"),
+    ("noise_multiplier", -1.0, "noise_multiplier must be non-negative"),
+    ("noise_multiplier", math.nan, "noise_multiplier must be non-negative"),
+    ("noise_multiplier", None, "noise_multiplier must be non-negative"),
+    ("key", 0, "key must be a single typed JAX key"),
+    ("normalize_by", 0.0, "normalize_by must be positive"),
+    ("normalize_by", math.inf, "normalize_by must be positive"),
+    ("relation", "replace", "relation must be REPLACE_ONE or ADD_OR_REMOVE_ONE"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), BAD)
+def test_bad_arguments(name, value, message):
+    arguments = GOOD | {"key": jax.random.key(0), name: value}
+    with pytest.raises(ValueError, match=message):
+        privatize(arguments.pop("estimator"), **arguments)
+    arguments = GOOD | {"key": jax.random.key(0), name: value}
+    with pytest.raises(ValueError, match=message):
+        dp_sgd(0.1, arguments.pop("estimator"), **arguments)
+
+
+def test_bad_updates(key):
+    transform = privatize(Truncation(1.0), noise_multiplier=1.0, key=key)
+    state = transform.init(None)
+    with pytest.raises(ValueError, match="share one leading sample axis"):
+        transform.update({"a": jnp.zeros((3, 2)), "b": jnp.zeros((4,))}, state)
+    with pytest.raises(ValueError, match="is_padding_example must be a boolean"):
+        transform.update(jnp.zeros((3, 2)), state, is_padding_example=jnp.zeros(3))
+    mask = jnp.zeros(4, bool)
+    with pytest.raises(ValueError, match="is_padding_example"):
+        transform.update(jnp.zeros((3, 2)), state, is_padding_example=mask)
+
+
+def test_bad_aggregate():
+    with pytest.raises(ValueError, match="estimator must be an estimator"):
+        aggregate(None)
+    with pytest.raises(ValueError, match="normalize_by must be positive"):
+        aggregate(Mean(), normalize_by=-2)
