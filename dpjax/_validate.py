@@ -136,8 +136,9 @@ def mask(is_padding_example: Any, num_rows: int) -> None:
     """Requires a boolean mask of shape (num_rows,), or None."""
     if is_padding_example is not None:
         require(
-            np.shape(is_padding_example) == (num_rows,)
-            and np.dtype(is_padding_example.dtype) == np.bool_,
+            isinstance(is_padding_example, jax.Array | np.ndarray)
+            and is_padding_example.shape == (num_rows,)
+            and is_padding_example.dtype == np.bool_,
             "is_padding_example",
             getattr(is_padding_example, "aval", is_padding_example),
             f"a boolean array of shape ({num_rows},), one entry a row",
