@@ -103,7 +103,11 @@ def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
     )
     noise = optax.tree.random_like(key, wide, sampler=sampler)
 
+    # As a float32 product of sensitivity and multiplier the scale may have been rounded
+    # down a few times, by 2^-24 each: never add less noise than was calibrated.
+    scale = jnp.asarray(scale) * (1 + 2.0**-21)
+
     def add(x: jax.Array, z: jax.Array, out: jax.Array) -> jax.Array:
-        return (x + jnp.asarray(scale).astype(x.dtype) * z).astype(out.dtype)
+        return (x + scale.astype(x.dtype) * z).astype(out.dtype)
 
     return jax.tree.map(add, wide, noise, value)

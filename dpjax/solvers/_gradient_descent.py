@@ -101,6 +101,7 @@ def dp_gradient_descent(
     """
     check_budget(epsilon, delta)
     _validate.calibration(calibration)
+    _validate.typed_key(key)
     num_samples = _validate.leading_size(data, "data")
     num_steps = _num_steps(num_steps, num_samples)
     batching = _prepared(batching, num_samples, num_steps, epsilon=epsilon, delta=delta)
@@ -136,7 +137,6 @@ def dp_gradient_descent(
         microbatch_size,
         watch,
     )
-    _validate.typed_key(key)
     params, stats = descend(
         method, params, data, key, estimator, _step_size(learning_rate), multiplier
     )

@@ -5,10 +5,11 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.stats
 
-from dpjax.mechanisms import gaussian, laplace
+from dpjax.mechanisms import _samplers, gaussian, laplace
 
 FALSE_ALARM = 1e-6
 # name: (mechanism with its scale, law of the noise at that scale)
@@ -63,7 +64,7 @@ def test_adds_to_the_value_and_repeats_with_its_key(name, key):
     noisy = mechanism(jax.random.clone(key), value, 0.5)
     noise = mechanism(jax.random.clone(key), jax.tree.map(jnp.zeros_like, value), 0.5)
     for x, y, z in zip(*map(jax.tree.leaves, (value, noisy, noise)), strict=True):
-        np.testing.assert_array_equal(y, x + z)
+        np.testing.assert_allclose(y, x + z, rtol=1e-6)  # a fused product rounds less
     first, second = jax.random.split(key)
     assert (
         mechanism(first, value, 0.5)["a"] != mechanism(second, value, 0.5)["a"]
@@ -177,3 +178,18 @@ def test_bad_value(name, dtype, key):
     mechanism, _ = MECHANISMS[name]
     with pytest.raises(ValueError, match="value must be of floating point"):
         mechanism(key, {"a": jnp.zeros(2), "b": jnp.zeros(2, dtype)}, 1.0)
+
+
+@each
+def test_a_rounded_scale_never_means_less_noise(name, key):
+    # A scale in float32 may lie three roundings below what was calibrated.
+    mechanism, _ = MECHANISMS[name]
+    zeros = jnp.zeros(1000)
+    sampler = getattr(_samplers, {"gaussian": "normal"}.get(name, name))
+    unit = optax.tree.random_like(jax.random.clone(key), zeros, sampler=sampler)
+    for scale in (1 / 3, 0.1, 7.7):
+        low = np.float32(scale * (1 - 3 * 2**-24))
+        noise = np.asarray(mechanism(jax.random.clone(key), zeros, low), np.float64)
+        ratio = noise / np.asarray(unit, np.float64)
+        assert (ratio >= scale).all()
+        assert (ratio <= scale * (1 + 2**-20)).all()
