@@ -94,7 +94,7 @@ def test_vmap_over_samples_and_over_hyperparameters(estimator, key):
     scaled = jax.tree.map(lambda leaf: leaf * factors, estimator)
     together = jax.vmap(lambda e: e(batch[0]))(scaled)
     one_by_one = [
-        jax.tree.map(lambda leaf: leaf * float(f), estimator)(batch[0])  # noqa: B023
+        jax.tree.map(lambda leaf, f=f: leaf * float(f), estimator)(batch[0])
         for f in factors
     ]
     # The approximations of h_beta differ by 1e-6 scale, and beta is scaled too.
@@ -263,7 +263,7 @@ def test_a_sweep_over_hyperparameters_compiles_once(estimator):
 
     chex.clear_trace_counter()
     for factor in (1.0, 1.01, 1.02):
-        estimate(jax.tree.map(lambda x: x * factor, estimator), rows)  # noqa: B023
+        estimate(jax.tree.map(lambda x, f=factor: x * f, estimator), rows)
 
 
 def finite_difference(function, x, tangent, step):
@@ -319,7 +319,7 @@ def test_derivatives_in_hyperparameters(estimator):
 def test_the_gradient_of_an_estimator_is_one_whatever_its_sign(estimator):
     rows = jnp.full((11, 2), 100.0)
     for sign in (-1, 0, 1):
-        gradient = jax.grad(lambda e: sign * e(rows).sum())(estimator)  # noqa: B023
+        gradient = jax.grad(lambda e, sign=sign: sign * e(rows).sum())(estimator)
         assert jax.tree.structure(gradient) == jax.tree.structure(estimator)
 
 

@@ -157,8 +157,8 @@ def test_vmap_over_params(estimator, batch):
     together = jax.vmap(grad_fn, (0, None))(several, batch)
     for i in range(3):
         chex.assert_trees_all_close(
-            jax.tree.map(lambda x: x[i], together),  # noqa: B023
-            grad_fn(jax.tree.map(lambda x: x[i], several), batch),  # noqa: B023
+            jax.tree.map(lambda x, i=i: x[i], together),
+            grad_fn(jax.tree.map(lambda x, i=i: x[i], several), batch),
             rtol=0,
             atol=3e-6,
         )
@@ -173,7 +173,7 @@ def test_a_traced_estimator_compiles_once(estimator, batch):
 
     chex.clear_trace_counter()
     for factor in (1.0, 0.9, 0.8):
-        scaled = jax.tree.map(lambda x: factor * x, estimator)  # noqa: B023
+        scaled = jax.tree.map(lambda x, f=factor: f * x, estimator)
         expected = robust_grad(loss_fn, scaled)(PARAMS, batch)
         found = grads(scaled, PARAMS, batch)
         chex.assert_trees_all_close(found, expected, rtol=0, atol=3e-6)
@@ -203,7 +203,7 @@ def test_derivatives_in_params_and_hyperparameters(estimator, batch):
         )(point)
         step = 1e-6
         up, down = (
-            jax.tree.map(lambda x, t: x + sign * step * t, point, tangent)  # noqa: B023
+            jax.tree.map(lambda x, t, h=sign * step: x + h * t, point, tangent)
             for sign in (1, -1)
         )
         expected = (total(up) - total(down)) / (2 * step)
