@@ -3,6 +3,7 @@
 from dpjax import (
     accounting,
     batching,
+    constraints,
     datasets,
     estimators,
     gradients,
@@ -23,6 +24,7 @@ __all__ = [
     "NeighboringRelation",
     "accounting",
     "batching",
+    "constraints",
     "datasets",
     "dp_sgd",
     "estimators",

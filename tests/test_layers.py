@@ -9,11 +9,12 @@ import dpjax
 
 ROOT = Path(dpjax.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-SHARED = {"_types", "_validate"}  # private modules that every layer may import
+SHARED = {"_tree", "_types", "_validate"}  # private modules that every layer may import
 
 # What each layer may import. The ground floor, estimators, mechanisms and accounting,
 # imports none of its own.
 BELOW = {
+    "_tree": set(),
     "_types": set(),
     "_validate": set(),
     "accounting": set(),
@@ -23,10 +24,12 @@ BELOW = {
     "datasets": set(),
     "gradients": {"estimators"},
     "batching": {"accounting"},
+    "constraints": set(),
     "transforms": {"gradients", "estimators", "mechanisms"},
     "solvers": {
         "accounting",
         "batching",
+        "constraints",
         "estimators",
         "gradients",
         "losses",

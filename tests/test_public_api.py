@@ -11,6 +11,7 @@ import dpjax
 from dpjax import (
     accounting,
     batching,
+    constraints,
     datasets,
     estimators,
     gradients,
@@ -23,6 +24,7 @@ from dpjax import (
 PACKAGES = [
     dpjax,
     accounting,
+    constraints,
     datasets,
     estimators,
     gradients,

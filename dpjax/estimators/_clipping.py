@@ -6,15 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._tree import like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._estimator import (
-    LARGEST,
-    SMALLEST,
-    Estimator,
-    as_finite,
-    like,
-    register,
-)
+from dpjax.estimators._estimator import LARGEST, SMALLEST, Estimator, as_finite
 from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
 
 # The computed norm may be too small by this relative error, so that a clipped sample

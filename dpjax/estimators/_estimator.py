@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._tree import like
 from dpjax._types import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
@@ -26,32 +27,6 @@ from dpjax.estimators._sensitivity import (
 # Thresholds, scales and norms lie in this range, so that neither their sums over any
 # number of rows overflow in float32 nor their digits underflow.
 SMALLEST, LARGEST = 1e-20, 1e30
-
-
-def register(*, data_fields: list[str], meta_fields: list[str]) -> Callable:
-    """Registers a frozen dataclass as a pytree.
-
-    Unlike `jax.tree_util.register_dataclass` it rebuilds without the checks of the
-    constructor: the gradient of an estimator is one too, with any sign.
-    """
-
-    def unflatten(cls, meta, data):
-        self = object.__new__(cls)
-        for name, value in zip(meta_fields + data_fields, (*meta, *data), strict=True):
-            object.__setattr__(self, name, value)
-        return self
-
-    def flatten_with_keys(self):
-        data = [(jax.tree_util.GetAttrKey(x), getattr(self, x)) for x in data_fields]
-        return data, tuple(getattr(self, x) for x in meta_fields)
-
-    def decorate(cls):
-        jax.tree_util.register_pytree_with_keys(
-            cls, flatten_with_keys, partial(unflatten, cls)
-        )
-        return cls
-
-    return decorate
 
 
 class Estimator(abc.ABC):
@@ -237,8 +212,3 @@ def as_finite(x: jax.Array) -> jax.Array:
     """Returns floats in which NaN and infinities count as zero."""
     x = as_float(x)
     return jnp.where(jnp.isfinite(x), x, 0)
-
-
-def like(value: Scalar, x: jax.Array) -> jax.Array:
-    """Returns a hyperparameter in the dtype of the samples."""
-    return jnp.asarray(value).astype(x.dtype)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import jax
 
+from dpjax._tree import register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._estimator import Estimator, as_finite, register
+from dpjax.estimators._estimator import Estimator, as_finite
 from dpjax.estimators._sensitivity import Sensitivity
 
 

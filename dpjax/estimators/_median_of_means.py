@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._tree import register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators import _fold
-from dpjax.estimators._estimator import Estimator, register
+from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._sensitivity import Sensitivity, largest_ulp
 
 

@@ -9,16 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._tree import like, register
 from dpjax._types import Calibration, PyTree, Scalar
 from dpjax.estimators import _catoni, _scale
-from dpjax.estimators._estimator import (
-    LARGEST,
-    SMALLEST,
-    CoordinateEstimator,
-    as_float,
-    like,
-    register,
-)
+from dpjax.estimators._estimator import LARGEST, SMALLEST, CoordinateEstimator, as_float
 
 
 @jax.jit

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from dpjax._tree import like, register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._estimator import as_float, like, register
+from dpjax.estimators._estimator import as_float
 from dpjax.estimators._threshold import ThresholdEstimator
 
 

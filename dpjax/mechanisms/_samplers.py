@@ -4,7 +4,7 @@
 a large model's noise passes in every step. Here a quantile function is applied to a
 tail probability of 31 random bits, and of 63 where it is small: a Gaussian reaches
 beyond 9 standard deviations with the right mass. The sign is a bit of its own, so
-noise is symmetric.
+noise is symmetric; a law without symmetry takes it for the choice of its half.
 """
 
 from collections.abc import Callable
@@ -27,13 +27,52 @@ def laplace(key: Key, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> ja
     return _symmetric(lambda tail: -jnp.log(2 * tail), key, shape, dtype)
 
 
+def exponential(
+    key: Key, shape: tuple[int, ...], dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    """Draws standard exponential variables, from 2^-65 to 45, both tails in full."""
+    return _from_tail(_exponential_quantile, key, shape, dtype)
+
+
+def gumbel(key: Key, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Draws standard Gumbel variables, from -3.8 to 45, both tails in full."""
+
+    def quantile(tail: jax.Array, is_lower: jax.Array) -> jax.Array:
+        # -log of a standard exponential: its lower tail is the Gumbel's upper one.
+        return -jnp.log(_exponential_quantile(tail, is_lower))
+
+    return _from_tail(quantile, key, shape, dtype)
+
+
+def _exponential_quantile(tail: jax.Array, is_lower: jax.Array) -> jax.Array:
+    return jnp.where(is_lower, -jnp.log1p(-tail), -jnp.log(tail))
+
+
 def _symmetric(
     upper_quantile: Callable[[jax.Array], jax.Array],
     key: Key,
     shape: tuple[int, ...],
     dtype: jax.typing.DTypeLike,
 ) -> jax.Array:
-    """Draws ±upper_quantile(p) with a fair sign and p uniform on (0, 1/2].
+    """Draws ±upper_quantile(p) with a fair sign and p uniform on (0, 1/2]."""
+
+    def quantile(tail: jax.Array, is_lower: jax.Array) -> jax.Array:
+        size = upper_quantile(tail)
+        return jnp.where(is_lower, -size, size)
+
+    return _from_tail(quantile, key, shape, dtype)
+
+
+def _from_tail(
+    quantile: Callable[[jax.Array, jax.Array], jax.Array],
+    key: Key,
+    shape: tuple[int, ...],
+    dtype: jax.typing.DTypeLike,
+) -> jax.Array:
+    """Draws quantile(p, is_lower), a fair bit choosing the half of the law.
+
+    p, uniform on (0, 1/2], is the mass beyond the value: below it in the lower half,
+    above it in the upper half.
 
     p is (k + v) / 2^32 with k uniform on 31 bits. v, uniform on 32 more, is drawn where
     some k is below 256, once in 8 million draws, and always for float64. Else v is 1/2:
@@ -45,8 +84,7 @@ def _symmetric(
     k = word >> 1
 
     def draw(v: jax.Array | float) -> jax.Array:
-        size = upper_quantile((k.astype(dtype) + v) * 2.0**-32)
-        return jnp.where((word & 1) == 1, -size, size)
+        return quantile((k.astype(dtype) + v) * 2.0**-32, (word & 1) == 1)
 
     # The key enters the branch as plain words: under vmap the branch becomes a select,
     # which the check for key reuse would take for a second use.

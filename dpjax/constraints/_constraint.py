@@ -1,0 +1,245 @@
+"""What every convex set of parameters has in common."""
+
+import abc
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from dpjax import _validate
+from dpjax._types import PyTree, Scalar
+
+Norm = Literal["l1", "l2"]
+
+# Sizes lie in this range, so that neither their sums over any number of coordinates
+# overflow in float32 nor their digits underflow.
+SMALLEST, LARGEST = 1e-20, 1e30
+
+
+class Constraint(abc.ABC):
+    """A compact convex set of parameters; a whole pytree is one vector.
+
+    A subclass is a frozen dataclass, registered as a pytree with its sizes as leaves:
+    a sweep over radii compiles once, `vmap` and `grad` over a radius work.
+
+    Results have the dtypes of the given tree, float32 for integers. In half precision
+    they are rounded last, so a projection may lie outside by that rounding.
+    """
+
+    def project(self, params: PyTree) -> PyTree:
+        """Returns the point of the set nearest to the parameters in l2 norm.
+
+        Args:
+            params: pytree of real arrays, all finite.
+
+        Returns:
+            A pytree of the same structure, shapes and float dtypes.
+
+        Raises:
+            ValueError: where params are no real arrays, do not fit the set, or the set
+                has no projection in closed form (`Polytope`).
+        """
+        raise ValueError(_has_none(self, "projection in closed form"))
+
+    def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
+        """Tells whether the parameters lie in the set.
+
+        Args:
+            params: pytree of real arrays; NaN lies in no set.
+            tolerance: by how much each inequality of the set may fail, in units of the
+                parameters.
+
+        Returns:
+            A boolean scalar.
+
+        Raises:
+            ValueError: where tolerance is negative, params do not fit the set, or the
+                set has no test in closed form (`Polytope`).
+        """
+        raise ValueError(_has_none(self, "membership test in closed form"))
+
+    @abc.abstractmethod
+    def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
+        """Returns the largest distance max ||v - w|| of two points of the set.
+
+        A linear score -<v, g> changes by at most diameter("l1")·||g - g'||_inf more at
+        one point than at another when g becomes g': with the linf sensitivity of g this
+        is the sensitivity range that a selection mechanism takes.
+
+        Args:
+            norm: "l1" or "l2".
+            num_coordinates: entries of all leaves of the parameters together.
+
+        Returns:
+            A number: the exact value, rounded to the nearest floats on its way.
+
+        Raises:
+            ValueError: where norm is another, or the set has other coordinates.
+
+        Reference:
+            Hu et al. (2022), Algorithm 1, which takes max ||v||_1 for it: the diameter
+            is what holds for sets far from zero too.
+        """
+
+    @abc.abstractmethod
+    def minimize_linear(self, gradient: PyTree) -> PyTree:
+        """Returns a point v of the set with the smallest <v, gradient>. Not private.
+
+        Args:
+            gradient: pytree shaped as the parameters, all finite.
+
+        Returns:
+            A pytree of the same structure, shapes and float dtypes.
+
+        Raises:
+            ValueError: where gradient is no real arrays or does not fit the set.
+        """
+
+
+class VertexConstraint(Constraint):
+    """The convex hull of vertices that are few enough to score one by one.
+
+    A private Frank-Wolfe step selects an index by `vertex_scores` and moves towards
+    `vertex(index, params)`.
+    """
+
+    @abc.abstractmethod
+    def num_vertices(self, num_coordinates: int) -> int:
+        """Returns the number of vertices where parameters have num_coordinates."""
+
+    @abc.abstractmethod
+    def vertex_scores(self, gradient: PyTree) -> jax.Array:
+        """Returns the score -<v, gradient> of every vertex v; higher is better.
+
+        Args:
+            gradient: pytree shaped as the parameters, all finite.
+
+        Returns:
+            Shape (num_vertices,), float64 where a leaf is, else float32.
+
+        Raises:
+            ValueError: where gradient is no real arrays or does not fit the set.
+        """
+
+    def vertex(self, index: Scalar, like: PyTree) -> PyTree:
+        """Returns one vertex, in the order of `vertex_scores`.
+
+        Args:
+            index: integer from 0 to num_vertices - 1; may be traced.
+            like: pytree shaped as the parameters; its values do not matter.
+
+        Returns:
+            A pytree of the structure, shapes and float dtypes of `like`.
+
+        Raises:
+            ValueError: where index is out of range, or like does not fit the set.
+        """
+        vector, unflatten = flatten(like, "like")
+        if _validate.is_concrete(index):
+            last = self.num_vertices(vector.size) - 1
+            is_integer = np.ndim(index) == 0 and np.issubdtype(
+                np.asarray(index).dtype, np.integer
+            )
+            _validate.require(
+                bool(is_integer and 0 <= index <= last),
+                "index",
+                index,
+                f"an integer from 0 to {last}",
+            )
+        return unflatten(self._vertex(jnp.asarray(index), vector))
+
+    def minimize_linear(self, gradient: PyTree) -> PyTree:
+        """See `Constraint.minimize_linear`: the first vertex of highest score."""
+        return self.vertex(jnp.argmax(self.vertex_scores(gradient)), gradient)
+
+    @abc.abstractmethod
+    def _vertex(self, index: jax.Array, vector: jax.Array) -> jax.Array:
+        """Returns one vertex in the shape and dtype of the vector."""
+
+
+def flatten(tree: PyTree, name: str) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
+    """Returns all leaves as one vector, and the way back.
+
+    The vector is float64 where a leaf is, else float32.
+    """
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    kinds = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
+    is_real = not any(jnp.iscomplexobj(leaf) for leaf in leaves)
+    _validate.require(
+        is_real and sum(leaf.size for leaf in leaves) > 0,
+        name,
+        kinds,
+        "a pytree of real arrays with at least one entry",
+    )
+    is_double = any(leaf.dtype == jnp.float64 for leaf in leaves)
+    dtype = jnp.float64 if is_double else jnp.float32
+    vector, unravel = ravel_pytree(
+        jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), tree)
+    )
+
+    def unflatten(vector: jax.Array) -> PyTree:
+        return jax.tree.map(
+            lambda x, leaf: x.astype(float_dtype(leaf)), unravel(vector), tree
+        )
+
+    return vector, unflatten
+
+
+def float_dtype(leaf: jax.Array) -> np.dtype:
+    """Returns the dtype of a leaf, float32 where it is no float."""
+    dtype = jnp.asarray(leaf).dtype
+    return dtype if jnp.issubdtype(dtype, jnp.floating) else np.dtype("float32")
+
+
+def check_diameter(norm: str, num_coordinates: int) -> None:
+    """Requires the arguments of `Constraint.diameter`."""
+    _validate.require(norm in ("l1", "l2"), "norm", norm, "l1 or l2")
+    _validate.count(num_coordinates=num_coordinates)
+
+
+def check_coordinates(num_coordinates: int, expected: int) -> None:
+    """Requires as many coordinates as the set has."""
+    _validate.require(
+        num_coordinates == expected,
+        "num_coordinates",
+        num_coordinates,
+        f"{expected}, the coordinates of the set",
+    )
+
+
+def _has_none(constraint: Constraint, what: str) -> str:
+    return f"constraint must be a set with a {what}, got {type(constraint).__name__}."
+
+
+@jax.jit
+def project_simplex(vector: jax.Array, radius: jax.Array) -> jax.Array:
+    """Returns the projection onto {x >= 0, sum x = radius}: max(vector - tau, 0).
+
+    `optax.projections.projection_simplex` mixes integers and floats, which strict
+    dtype promotion refuses, and loses the radius in sums of large entries.
+
+    Reference:
+        Held, Wolfe and Crowder (1974); Duchi et al. (2008), Figure 1.
+    """
+    # A shift changes nothing; with the largest entry at zero, -1 <= tau < 0 in units of
+    # the radius, and whatever lies below -1 counts as -1.
+    shifted = vector - jax.lax.stop_gradient(jnp.max(vector))
+    units = jnp.maximum(shifted, -radius) / radius
+    sums = jnp.cumsum(jnp.sort(units, descending=True))
+    counts = jnp.arange(1, vector.size + 1).astype(vector.dtype)
+    # Every k gives a lower bound of tau, the size of the support gives tau itself.
+    tau = jnp.max((sums - 1) / counts)
+    # Two Newton steps from there remove the rounding of long sums. The derivative of
+    # the last is that of tau, so that none is taken of the sort.
+    tau = jax.lax.stop_gradient(tau + _newton_step(units - tau))
+    above = units - tau
+    return radius * jax.nn.relu(above - _newton_step(above))
+
+
+def _newton_step(above: jax.Array) -> jax.Array:
+    """Returns by how much to raise tau so that sum max(units - tau, 0) is 1."""
+    support = jnp.maximum(jnp.sum((above > 0).astype(above.dtype)), 1)
+    return (jnp.sum(jax.nn.relu(above)) - 1) / support

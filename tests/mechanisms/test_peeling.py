@@ -1,0 +1,273 @@
+"""Peeling: which coordinates it takes, what it releases, and that both are private.
+
+Every random check has a fixed key and a false-alarm rate of 1e-6 for a right mechanism.
+"""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.special
+import scipy.stats
+
+from dpjax.mechanisms import laplace_peeling, peeling
+
+FALSE_ALARM = 1e-6
+VECTOR = np.array([0.3, -2.0, 1.2, -0.8])
+SCALE = 0.7
+
+
+def gumbel(key, vector, *, sparsity, scale):
+    return peeling(
+        key, vector, sparsity=sparsity, selection_scale=scale, release_stddev=scale
+    )
+
+
+# name: (mechanism with one scale, law of the released noise)
+MECHANISMS = {
+    "gumbel": (gumbel, scipy.stats.norm),
+    "laplace": (laplace_peeling, scipy.stats.laplace),
+}
+each = pytest.mark.parametrize("name", MECHANISMS)
+
+
+def softmax_pick(sizes, scale):
+    return scipy.special.softmax(sizes / scale)
+
+
+def laplace_pick(sizes, scale):
+    """Law of argmax(sizes + Laplace), by quadrature."""
+    x = np.linspace(-40 * scale, sizes.max() + 40 * scale, 16_001)
+    law = scipy.stats.laplace
+    below = [law.cdf(x, size, scale) for size in sizes]
+    return np.array(
+        [
+            scipy.integrate.simpson(
+                law.pdf(x, size, scale) * np.prod(below[:j] + below[j + 1 :], axis=0), x
+            )
+            for j, size in enumerate(sizes)
+        ]
+    )
+
+
+def sequential_law(pick, sizes, sparsity, scale):
+    """The law of the chosen set when picks are drawn one after another, afresh."""
+    law = dict.fromkeys(itertools.combinations(range(len(sizes)), sparsity), 0.0)
+    for order in itertools.permutations(range(len(sizes)), sparsity):
+        left, prob = list(range(len(sizes))), 1.0
+        for j in order:
+            prob *= pick(sizes[left], scale)[left.index(j)]
+            left.remove(j)
+        law[tuple(sorted(order))] += prob
+    return law
+
+
+PICKS = {"gumbel": softmax_pick, "laplace": laplace_pick}
+
+
+@each
+@pytest.mark.parametrize("sparsity", [1, 2])
+def test_choice_has_the_law_of_sequential_picks(name, sparsity, key):
+    mechanism, _ = MECHANISMS[name]
+    keys = jax.random.split(key, 100_000)
+    sparse = jax.vmap(
+        lambda key: mechanism(
+            key, jnp.asarray(VECTOR, jnp.float32), sparsity=sparsity, scale=SCALE
+        )
+    )(keys)
+    chosen = np.asarray(sparse) != 0
+    assert (chosen.sum(axis=1) == sparsity).all()
+    code = chosen @ (2 ** np.arange(4))
+
+    def rejects(scale):
+        law = sequential_law(PICKS[name], np.abs(VECTOR), sparsity, scale)
+        counts = [(code == sum(2**j for j in members)).sum() for members in law]
+        assert sum(law.values()) == pytest.approx(1, abs=1e-5)
+        expected = np.array(list(law.values())) / sum(law.values()) * len(code)
+        return scipy.stats.chisquare(counts, expected).pvalue < FALSE_ALARM
+
+    assert not rejects(SCALE)
+    assert rejects(SCALE * 0.9)
+    assert rejects(SCALE * 1.1)
+
+
+@each
+def test_release_noise(name, key):
+    # All coordinates are chosen, so only the release is random.
+    mechanism, law = MECHANISMS[name]
+    vector = jax.random.normal(jax.random.key(1), (100,))
+    keys = jax.random.split(key, 300)
+    sparse = jax.vmap(lambda key: mechanism(key, vector, sparsity=100, scale=SCALE))(
+        keys
+    )
+    noise = np.asarray(sparse - vector[None], np.float64).ravel()
+    bound = math.sqrt(math.log(2 / FALSE_ALARM) / (2 * len(noise)))
+
+    def distance(scale):
+        return scipy.stats.kstest(noise, law(scale=scale).cdf).statistic
+
+    assert distance(SCALE) <= bound
+    assert min(distance(SCALE * 2 / 3), distance(SCALE * 3 / 2)) > 3 * bound
+
+
+def test_choice_and_release_have_scales_of_their_own(key):
+    vector = jnp.array([5.0, 1.0, -7.0, 0.5])
+    first, second = jax.random.split(key)
+    exact = peeling(first, vector, sparsity=2, selection_scale=0.0, release_stddev=0.0)
+    np.testing.assert_array_equal(exact, [5.0, 0.0, -7.0, 0.0])
+    noisy = peeling(second, vector, sparsity=2, selection_scale=0.0, release_stddev=0.1)
+    assert ((noisy != 0) == jnp.array([True, False, True, False])).all()
+    assert (np.abs(noisy - exact) < 1).all()
+
+
+def test_release_is_independent_of_the_choice(key):
+    # With noise shared between them, a chosen value would be biased upwards.
+    keys = jax.random.split(key, 50_000)
+    for name, variance in (("gumbel", 1.0), ("laplace", 2.0)):
+        mechanism, _ = MECHANISMS[name]
+        draw = jax.vmap(
+            lambda key, mechanism=mechanism: mechanism(
+                key, jnp.zeros(4), sparsity=1, scale=1.0
+            ).sum()
+        )
+        mean = float(draw(jax.random.clone(keys)).mean())
+        z = mean / math.sqrt(variance / len(keys))
+        assert abs(z) < scipy.stats.norm.isf(FALSE_ALARM / 2)
+
+
+def renyi(alpha, p, q):
+    log_terms = alpha * np.log(p) + (1 - alpha) * np.log(q)
+    return scipy.special.logsumexp(log_terms) / (alpha - 1)
+
+
+@each
+def test_choice_costs_at_most_its_rho(name):
+    # Exact Renyi divergences of the chosen set, on every corner of the sensitivity.
+    sparsity, lam = 2, 0.5
+    rho = {"gumbel": 1 / 2, "laplace": 2.0}[name] * sparsity * (lam / SCALE) ** 2
+    worst = 0.0
+    for sizes in ([2.0, 2.0, 2.0], [2.0, 3.0, 4.0]):
+        sizes = np.array(sizes)
+        before = sequential_law(PICKS[name], sizes, sparsity, SCALE)
+        for corner in itertools.product((-lam, lam), repeat=3):
+            after = sequential_law(PICKS[name], sizes + corner, sparsity, SCALE)
+            p, q = (np.array(list(law.values())) for law in (after, before))
+            worst = max(worst, *(renyi(a, p, q) / a for a in (1.01, 2.0, 8.0)))
+    assert 0.05 * rho < worst <= rho
+
+
+def test_tight_rho_costs_less_noise_than_the_papers():
+    # (1, 1e-5): Hu et al. take b = 2 lam sqrt(3 s L) / epsilon with L = log(1/delta).
+    rho, log_inverse = 0.03056, math.log(1e5)
+    papers = 2 * math.sqrt(3 * log_inverse)
+    ours = math.sqrt(1 / rho)  # g = sigma = lam sqrt(s / rho)
+    assert papers / ours == pytest.approx(2.05, abs=0.01)
+    assert math.sqrt(2) * papers / ours == pytest.approx(2.9, abs=0.01)
+    assert 5 / 2 / papers**2 == pytest.approx(5 / 24 / log_inverse)
+
+
+@each
+def test_values_that_are_not_finite_count_as_zero(name, key):
+    mechanism, _ = MECHANISMS[name]
+    bad = jnp.array([jnp.nan, 1.0, jnp.inf, -3.0, -jnp.inf, 0.2])
+    clean = jnp.array([0.0, 1.0, 0.0, -3.0, 0.0, 0.2])
+    np.testing.assert_array_equal(
+        mechanism(jax.random.clone(key), bad, sparsity=6, scale=SCALE),
+        mechanism(jax.random.clone(key), clean, sparsity=6, scale=SCALE),
+    )
+    huge = jnp.array([3e38, -3e38, 0.0, 0.0, 0.0, 0.0])
+    assert jnp.isfinite(mechanism(key, huge, sparsity=6, scale=SCALE)).all()
+
+
+@each
+def test_half_precision_is_cast_down_after_the_noise(name, key):
+    mechanism, _ = MECHANISMS[name]
+    dtype = jnp.bfloat16
+    vector = jnp.linspace(-2, 2, 100).astype(dtype)
+    half = mechanism(jax.random.clone(key), vector, sparsity=7, scale=SCALE)
+    wide = mechanism(key, vector.astype(jnp.float32), sparsity=7, scale=SCALE)
+    assert half.dtype == dtype
+    np.testing.assert_array_equal(half, wide.astype(dtype))
+
+
+@each
+def test_float64(name, key):
+    mechanism, _ = MECHANISMS[name]
+    with jax.enable_x64(True):
+        sparse = mechanism(key, jnp.zeros(100, jnp.float64), sparsity=50, scale=1.0)
+        assert sparse.dtype == jnp.float64
+        released = sparse[sparse != 0]
+        # Its last digits are in use: hardly a value is a float32.
+        back = released.astype(jnp.float32).astype(jnp.float64)
+        assert (back != released).mean() > 0.95
+
+
+@each
+def test_jit_equals_eager(name):
+    mechanism, _ = MECHANISMS[name]
+    vector = jnp.asarray(VECTOR, jnp.float32)
+    jitted = jax.jit(mechanism, static_argnames="sparsity")
+    for seed in range(5):
+        np.testing.assert_allclose(
+            jitted(jax.random.key(seed), vector, sparsity=2, scale=SCALE),
+            mechanism(jax.random.key(seed), vector, sparsity=2, scale=SCALE),
+            rtol=1e-6,
+        )
+
+
+@each
+def test_key_reuse_is_caught(name, key):
+    mechanism, _ = MECHANISMS[name]
+    mechanism(key, jnp.zeros(3), sparsity=1, scale=1.0)
+    with pytest.raises(jax.errors.KeyReuseError):
+        mechanism(key, jnp.zeros(3), sparsity=1, scale=1.0)
+
+
+@each
+def test_exports_for_every_platform(name, key):
+    mechanism, _ = MECHANISMS[name]
+    platforms = ("cpu", "cuda", "tpu")
+
+    def peel(key, vector, scale):
+        return mechanism(key, vector, sparsity=2, scale=scale)
+
+    exported = jax.export.export(jax.jit(peel), platforms=platforms)
+    assert exported(key, jnp.zeros(5), 1.0).platforms == platforms
+
+
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "1", None])
+def test_bad_scales(value, key):
+    good = {"selection_scale": 1.0, "release_stddev": 1.0}
+    for argument in good:
+        with pytest.raises(ValueError, match=f"^{argument} must be"):
+            peeling(key, jnp.zeros(3), sparsity=1, **(good | {argument: value}))
+    with pytest.raises(ValueError, match=r"^scale must be"):
+        laplace_peeling(key, jnp.zeros(3), sparsity=1, scale=value)
+
+
+@each
+@pytest.mark.parametrize("sparsity", [0, -1, 4, 1.0, True, None])
+def test_bad_sparsity(name, sparsity, key):
+    mechanism, _ = MECHANISMS[name]
+    with pytest.raises(ValueError, match=r"^sparsity must be"):
+        mechanism(key, jnp.zeros(3), sparsity=sparsity, scale=1.0)
+
+
+@each
+@pytest.mark.parametrize("vector", [jnp.zeros((2, 3)), 1.0, jnp.zeros(3, jnp.int32)])
+def test_bad_vector(name, vector, key):
+    mechanism, _ = MECHANISMS[name]
+    with pytest.raises(ValueError, match=r"^vector must be"):
+        mechanism(key, vector, sparsity=1, scale=1.0)
+
+
+@each
+def test_bad_key(name):
+    mechanism, _ = MECHANISMS[name]
+    for key in (0, None, jnp.zeros(2, jnp.uint32), jax.random.split(jax.random.key(0))):
+        with pytest.raises(ValueError, match="key must be a single typed JAX key"):
+            mechanism(key, jnp.zeros(3), sparsity=1, scale=1.0)

@@ -1,0 +1,381 @@
+"""Private selection: its exact law, its privacy on worst neighbours, chunks, floats.
+
+Every random check has a fixed key and a false-alarm rate of 1e-6 for a right mechanism.
+"""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+
+from dpjax.mechanisms import _samplers, exponential, permute_and_flip
+
+FALSE_ALARM = 1e-6
+SCORES = np.array([0.0, 1.5, 2.0, -1.0, 2.5])
+EPSILON, RANGE = 1.3, 2.0
+
+
+def softmax_law(scores, sharpness):
+    return scipy.special.softmax(sharpness * np.asarray(scores, np.float64))
+
+
+def flip_law(scores, sharpness):
+    """Permute-and-flip, enumerated: the first head in each of all the orders."""
+    heads = np.exp(sharpness * (scores - np.max(scores)))
+    law = np.zeros(len(scores))
+    for order in itertools.permutations(range(len(scores))):
+        no_head_yet = 1.0
+        for v in order:
+            law[v] += no_head_yet * heads[v]
+            no_head_yet *= 1 - heads[v]
+    return law / math.factorial(len(scores))
+
+
+MECHANISMS = {
+    "exponential": (exponential, softmax_law),
+    "permute_and_flip": (permute_and_flip, flip_law),
+}
+each = pytest.mark.parametrize("name", MECHANISMS)
+
+
+def draw(mechanism, key, scores, num_draws=100_000, **options):
+    options = {"epsilon": EPSILON, "sensitivity_range": RANGE} | options
+    keys = jax.random.split(key, num_draws)
+    indices = jax.jit(jax.vmap(lambda key: mechanism(key, scores, **options)))(keys)
+    assert indices.dtype == jnp.int32
+    return np.bincount(indices, minlength=len(SCORES))
+
+
+def rejects(counts, law):
+    possible = law > 0
+    if counts[~possible].sum():
+        return True
+    expected = law[possible] * counts.sum()
+    return scipy.stats.chisquare(counts[possible], expected).pvalue < FALSE_ALARM
+
+
+@each
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_law(name, dtype, key):
+    mechanism, law = MECHANISMS[name]
+    with jax.enable_x64(dtype == jnp.float64):
+        counts = draw(mechanism, key, jnp.asarray(SCORES, dtype))
+    assert not rejects(counts, law(SCORES, EPSILON / RANGE))
+    for wrong in (1 / 2, 0.9, 1.1, 2):
+        assert rejects(counts, law(SCORES, wrong * EPSILON / RANGE))
+
+
+@each
+def test_law_in_chunks(name, key):
+    # Three chunks of two, the last one padded.
+    mechanism, law = MECHANISMS[name]
+    chunks = jnp.asarray([*SCORES, -np.inf]).reshape(3, 2).astype(jnp.float32)
+    counts = draw(mechanism, key, lambda i: chunks[i], num_chunks=3)
+    assert len(counts) == len(SCORES)  # the padding was never chosen
+    assert not rejects(counts, law(SCORES, EPSILON / RANGE))
+    assert rejects(counts, law(SCORES, EPSILON / RANGE / 2))
+
+
+def test_the_two_laws_differ(key):
+    sharpness = EPSILON / RANGE
+    counts = draw(permute_and_flip, key, jnp.asarray(SCORES, jnp.float32))
+    assert rejects(counts, softmax_law(SCORES, sharpness))
+    assert (
+        flip_law(SCORES, sharpness) @ SCORES > softmax_law(SCORES, sharpness) @ SCORES
+    )
+
+
+@each
+def test_one_chunk_is_the_array(name):
+    mechanism, _ = MECHANISMS[name]
+    scores = jnp.asarray(SCORES, jnp.float32)
+    keys = jax.random.split(jax.random.key(3), 200)
+    options = {"epsilon": EPSILON, "sensitivity_range": RANGE}
+
+    def both(key):
+        copy = jax.random.clone(key)
+        whole = mechanism(key, scores, **options)
+        return whole, mechanism(copy, lambda _: scores, num_chunks=1, **options)
+
+    np.testing.assert_array_equal(*jax.jit(jax.vmap(both))(keys))
+
+
+def log_ratios(law, sharpness, scores, change):
+    before, after = law(scores, sharpness), law(scores + change, sharpness)
+    return np.log(after) - np.log(before)
+
+
+@each
+def test_epsilon_on_worst_neighbours(name):
+    # All corner changes of range 2, shifted as a whole too: only the range counts.
+    _, law = MECHANISMS[name]
+    worst = 0.0
+    for gap in (0.0, 1.0, 20.0):
+        for corner in itertools.product((-1.0, 1.0), repeat=4):
+            for shift in (0.0, 1.0, 7.0):
+                scores = np.array([0.0, gap, gap / 2, gap])
+                ratios = log_ratios(law, EPSILON / 2, scores, np.array(corner) + shift)
+                worst = max(worst, np.abs(ratios).max())
+    assert worst <= EPSILON * (1 + 1e-9)
+    assert worst > 0.99 * EPSILON  # tight: a larger exponent would break it
+
+
+@each
+def test_epsilon_on_random_neighbours(name):
+    _, law = MECHANISMS[name]
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        scores = rng.normal(size=4) * rng.choice([0.1, 1, 10])
+        change = rng.uniform(-1, 1, 4)
+        change *= RANGE / np.ptp(change)
+        ratios = log_ratios(law, EPSILON / RANGE, scores, change)
+        assert np.abs(ratios).max() <= EPSILON * (1 + 1e-9)
+
+
+def renyi(alpha, p, q):
+    log_terms = alpha * np.log(p) + (1 - alpha) * np.log(q)
+    return scipy.special.logsumexp(log_terms) / (alpha - 1)
+
+
+def test_zcdp():
+    # Two candidates that swap: D_alpha <= alpha epsilon^2 / 8 holds for the exponential
+    # mechanism at every gap, and fails for permute-and-flip.
+    sharpness, excess = EPSILON / 2, {"exponential": [], "permute_and_flip": []}
+    for gap in np.linspace(-4, 4, 161):
+        scores, after = np.array([0.0, gap]), np.array([1.0, gap - 1])
+        for name, (_, law) in MECHANISMS.items():
+            for alpha in (1.01, 1.5, 2, 4, 16):
+                divergence = renyi(alpha, law(after, sharpness), law(scores, sharpness))
+                excess[name].append(divergence / (alpha * EPSILON**2 / 8))
+    assert 0.9 < max(excess["exponential"]) <= 1 + 1e-9
+    assert 1.1 < max(excess["permute_and_flip"]) <= 4
+
+
+def test_printed_exponent_of_l1_regression_gives_twice_epsilon():
+    # Wang, Xu, Algorithm 1, divides by the sensitivity of the score, not by its range.
+    # 41 records, each with psi(0) = 0 or psi(1) = log 2 at either of two candidates;
+    # one changes the candidate at which it saturates. Score: -sum(psi) / (n iota).
+    num_records, iota = 41, 0.5
+    sensitivity = math.log(2) / (num_records * iota)
+    saturated = np.tile([1.0, 0.0], (num_records, 1))
+    neighbour = saturated.copy()
+    neighbour[0] = [0.0, 1.0]
+    scores = -saturated.sum(axis=0) * sensitivity
+    change = -neighbour.sum(axis=0) * sensitivity - scores
+    assert np.ptp(change) == pytest.approx(2 * sensitivity)
+    for name in MECHANISMS:
+        _, law = MECHANISMS[name]
+        printed = log_ratios(law, EPSILON / sensitivity, scores, change)
+        right = log_ratios(law, EPSILON / (2 * sensitivity), scores, change)
+        assert np.abs(printed).max() == pytest.approx(2 * EPSILON, rel=1e-6)
+        assert np.abs(right).max() == pytest.approx(EPSILON, rel=1e-6)
+
+
+@each
+def test_scores_that_are_not_finite(name, key):
+    mechanism, _ = MECHANISMS[name]
+    nan, inf = jnp.nan, jnp.inf
+    keys = jax.random.split(key, 1000)
+    choose = jax.jit(
+        jax.vmap(
+            lambda key, scores: mechanism(
+                key, scores, epsilon=1.0, sensitivity_range=1.0
+            ),
+            (0, None),
+        )
+    )
+
+    def counts(*scores):
+        indices = choose(jax.random.clone(keys), jnp.array(scores))
+        return np.bincount(indices, minlength=4)
+
+    assert counts(nan, -1e30, -1e30, -inf)[[0, 3]].sum() == 0  # NaN is the lowest
+    assert counts(-inf, nan, -inf, nan)[[1, 3]].min() > 400  # but -inf is out
+    assert counts(0.0, inf, 1e30, inf)[[1, 3]].min() > 400
+    assert counts(-inf, -inf, -inf, -inf)[0] == 1000
+    assert counts(nan, nan, nan, nan).min() > 150
+
+
+@each
+def test_extreme_constants_never_choose_what_is_out(name):
+    # Zero and infinity are what 1e-300 and 1e300 become in float32.
+    mechanism, _ = MECHANISMS[name]
+    scores = jnp.array([-jnp.inf, 3e38, -3e38, 1.0, jnp.nan, -jnp.inf])
+    chunks = scores.reshape(3, 2)
+
+    @jax.jit
+    def choose(key, epsilon, sensitivity_range):
+        options = {"epsilon": epsilon, "sensitivity_range": sensitivity_range}
+        first, second = jax.random.split(key)
+        return mechanism(first, scores, **options), mechanism(
+            second, lambda i: chunks[i], num_chunks=3, **options
+        )
+
+    extremes = [jnp.float32(x) for x in (0, 1e-30, 1e30, np.inf)]
+    for seed, constants in enumerate(itertools.product(extremes, repeat=2)):
+        for index in choose(jax.random.key(seed), *constants):
+            assert 1 <= int(index) <= 4
+
+
+@each
+def test_large_scores_keep_their_law(name, key):
+    # Near 2^23 the noise alone would be rounded to whole numbers.
+    mechanism, law = MECHANISMS[name]
+    scores = 2.0**23 + np.array([0.0, 1, 2, 1, 3])
+    counts = draw(mechanism, key, jnp.asarray(scores, jnp.float32))
+    assert not rejects(counts, law(scores - 2.0**23, EPSILON / RANGE))
+
+
+@each
+def test_half_precision_is_taken_in_float32(name):
+    mechanism, _ = MECHANISMS[name]
+    scores = jnp.asarray(SCORES, jnp.bfloat16)
+    for seed in range(3):
+        options = {"epsilon": EPSILON, "sensitivity_range": RANGE}
+        half = mechanism(jax.random.key(seed), scores, **options)
+        wide = mechanism(jax.random.key(seed), scores.astype(jnp.float32), **options)
+        assert half == wide
+
+
+@each
+def test_memory_is_that_of_one_chunk(name, key):
+    mechanism, _ = MECHANISMS[name]
+    size, num_chunks = 2**12, 2**8  # a million candidates, 4 MB of scores
+
+    def choose(key):
+        def score(i):
+            return -jnp.abs(i * size + jnp.arange(size) - 777_777).astype(jnp.float32)
+
+        options = {"epsilon": 50.0, "sensitivity_range": 1.0, "num_chunks": num_chunks}
+        return mechanism(key, score, **options)
+
+    compiled = jax.jit(choose).lower(key).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 40 * size
+    assert int(compiled(key)) == 777_777
+
+
+@each
+def test_key_reuse_is_caught(name, key):
+    mechanism, _ = MECHANISMS[name]
+    scores = jnp.zeros(3)
+    mechanism(key, scores, epsilon=1.0, sensitivity_range=1.0)
+    with pytest.raises(jax.errors.KeyReuseError):
+        mechanism(key, scores, epsilon=1.0, sensitivity_range=1.0)
+
+
+@each
+def test_exports_for_every_platform(name, key):
+    mechanism, _ = MECHANISMS[name]
+    platforms = ("cpu", "cuda", "tpu")
+
+    def choose(key, scores, epsilon):
+        options = {"epsilon": epsilon, "sensitivity_range": 1.0}
+        first, second = jax.random.split(key)
+        return mechanism(first, scores, **options), mechanism(
+            second, lambda i: scores + i.astype(jnp.float32), num_chunks=3, **options
+        )
+
+    exported = jax.export.export(jax.jit(choose), platforms=platforms)
+    assert exported(key, jnp.zeros(4), 1.0).platforms == platforms
+
+
+@each
+@pytest.mark.parametrize("argument", ["epsilon", "sensitivity_range"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan, "1", None])
+def test_bad_constants(name, argument, value, key):
+    mechanism, _ = MECHANISMS[name]
+    options = {"epsilon": 1.0, "sensitivity_range": 1.0} | {argument: value}
+    with pytest.raises(ValueError, match=f"^{argument} must be"):
+        mechanism(key, jnp.zeros(3), **options)
+
+
+@each
+@pytest.mark.parametrize(
+    ("scores", "num_chunks", "argument"),
+    [
+        (jnp.zeros((2, 3)), None, "scores"),
+        (jnp.zeros(()), None, "scores"),
+        (jnp.zeros(0), None, "scores"),
+        (jnp.zeros(3, jnp.int32), None, "scores"),
+        (lambda i: jnp.zeros((2, 3)), 2, "scores"),
+        (lambda i: jnp.zeros(2**20), 2**11, "scores"),
+        (lambda i: jnp.zeros(3), None, "num_chunks"),
+        (lambda i: jnp.zeros(3), 0, "num_chunks"),
+        (lambda i: jnp.zeros(3), 2.0, "num_chunks"),
+        (jnp.zeros(3), 1, "num_chunks"),
+    ],
+)
+def test_bad_scores(name, scores, num_chunks, argument, key):
+    mechanism, _ = MECHANISMS[name]
+    options = {"epsilon": 1.0, "sensitivity_range": 1.0, "num_chunks": num_chunks}
+    with pytest.raises(ValueError, match=f"^{argument} must be"):
+        mechanism(key, scores, **options)
+
+
+@each
+def test_bad_key(name):
+    mechanism, _ = MECHANISMS[name]
+    for key in (0, None, jnp.zeros(2, jnp.uint32), jax.random.split(jax.random.key(0))):
+        with pytest.raises(ValueError, match="key must be a single typed JAX key"):
+            mechanism(key, jnp.zeros(3), epsilon=1.0, sensitivity_range=1.0)
+
+
+SAMPLERS = {
+    "exponential": (_samplers.exponential, scipy.stats.expon),
+    "gumbel": (_samplers.gumbel, scipy.stats.gumbel_r),
+}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_sampler_law(sampler, dtype, key):
+    sampler, law = SAMPLERS[sampler]
+    num_draws = 100_000
+    # Massart: Pr[distance > t] <= 2 exp(-2 n t^2).
+    bound = math.sqrt(math.log(2 / FALSE_ALARM) / (2 * num_draws))
+    with jax.enable_x64(dtype == jnp.float64):
+        draws = np.asarray(sampler(key, (num_draws,), dtype))
+    assert draws.dtype == dtype
+    distance = {
+        scale: scipy.stats.kstest(draws.astype(float), law(scale=scale).cdf).statistic
+        for scale in (2 / 3, 1, 3 / 2)
+    }
+    assert distance[1] <= bound
+    assert min(distance[2 / 3], distance[3 / 2]) > 5 * bound
+
+
+# The lowest bit takes the lower half of the law, where the exponential is small; 512 is
+# the first word from which on float32 draws no more bits.
+@pytest.mark.parametrize("word", [0, 1, 2, 3, 511, 513, 2**31, 2**32 - 2, 2**32 - 1])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_sampler_tails(word, dtype, key, monkeypatch):
+    k, is_lower = divmod(word, 2)
+    has_more_bits = k < 256 or dtype == jnp.float64
+    tail = (k + (word * 2.0**-32 + 2.0**-33 if has_more_bits else 0.5)) * 2.0**-32
+    with jax.enable_x64(dtype == jnp.float64):
+        monkeypatch.setattr(
+            jax.random, "bits", lambda key, shape, dtype: jnp.full(shape, word, dtype)
+        )
+        exponential = float(_samplers.exponential(jax.random.clone(key), (), dtype))
+        gumbel = float(_samplers.gumbel(key, (), dtype))
+    exact = -math.log1p(-tail) if is_lower else -math.log(tail)
+    np.testing.assert_allclose(exponential, exact, rtol=1e-6)
+    np.testing.assert_allclose(gumbel, -math.log(exact), rtol=1e-6, atol=1e-6)
+    if word == 0:  # The farthest tails: 45, where jax.random.gumbel stops near 16.
+        assert exponential > 45
+    if word == 1:
+        assert gumbel > 43.6
+
+
+def test_gumbel_tail_has_its_mass(key):
+    # Pr[G > 10] = 4.5e-5 in 2^20 draws: 48 expected.
+    draws = _samplers.gumbel(key, (2**20,), jnp.float32)
+    law = scipy.stats.poisson(2**20 * scipy.stats.gumbel_r.sf(10))
+    count = int((draws > 10).sum())
+    assert law.cdf(count) > FALSE_ALARM / 2
+    assert law.sf(count - 1) > FALSE_ALARM / 2
