@@ -60,6 +60,10 @@ SIGNATURES = {
         " delta failure_prob= calibration="
     ),
     mechanisms.gaussian: "key value * stddev",
+    mechanisms.exponential: "key scores * epsilon sensitivity_range num_chunks=",
+    mechanisms.permute_and_flip: "key scores * epsilon sensitivity_range num_chunks=",
+    mechanisms.peeling: "key vector * sparsity selection_scale release_stddev",
+    mechanisms.laplace_peeling: "key vector * sparsity scale",
     mechanisms.laplace: "key value * scale",
     accounting.gaussian_stddev: "epsilon delta * sensitivity num_releases=",
     accounting.gaussian_epsilon: "stddev delta * sensitivity num_releases=",

@@ -27,6 +27,11 @@ class Constraint(abc.ABC):
 
     Results have the dtypes of the given tree, float32 for integers. In half precision
     they are rounded last, so a projection may lie outside by that rounding.
+
+    Example:
+        >>> from dpjax.constraints import L2Ball
+        >>> print(L2Ball(1.0).diameter("l2", num_coordinates=3))
+        2.0
     """
 
     def project(self, params: PyTree) -> PyTree:
@@ -104,6 +109,12 @@ class VertexConstraint(Constraint):
 
     A private Frank-Wolfe step selects an index by `vertex_scores` and moves towards
     `vertex(index, params)`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.constraints import L1Ball
+        >>> print(L1Ball(2.0).vertex_scores(jnp.array([1.0, -3.0])))
+        [-2.  6.  2. -6.]
     """
 
     @abc.abstractmethod
