@@ -60,7 +60,7 @@ def _paper_multiplier(
     delta: float,
 ) -> float:
     _validate.require(
-        isinstance(batching, Full | Disjoint),
+        not batching.is_sampled,
         "calibration",
         "paper",
         f"'tight' with {batching}: the papers print no noise for sampled batches",

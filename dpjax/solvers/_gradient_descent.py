@@ -9,7 +9,7 @@ import optax
 from dpjax import _validate
 from dpjax._types import Calibration, Key, LossFn, PyTree
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.batching import Batching, Disjoint, Full
+from dpjax.batching import Batching, Full
 from dpjax.estimators import Estimator
 from dpjax.solvers._calibration import calibrated_noise, check_budget
 from dpjax.solvers._descent import Method, ProjectionFn, Watch, descend
@@ -118,15 +118,6 @@ def dp_gradient_descent(
         batching,
         f"Full() or Disjoint() with {estimator}, which groups records by public index",
     )
-    multiplier, privacy = calibrated_noise(
-        estimator,
-        batching,
-        num_samples=num_samples,
-        num_steps=num_steps,
-        epsilon=epsilon,
-        delta=delta,
-        calibration=calibration,
-    )
     method = _method(
         loss_fn,
         batching,
@@ -136,6 +127,15 @@ def dp_gradient_descent(
         averaging,
         microbatch_size,
         watch,
+    )
+    multiplier, privacy = calibrated_noise(
+        estimator,
+        batching,
+        num_samples=num_samples,
+        num_steps=num_steps,
+        epsilon=epsilon,
+        delta=delta,
+        calibration=calibration,
     )
     params, stats = descend(
         method, params, data, key, estimator, _step_size(learning_rate), multiplier
@@ -204,7 +204,7 @@ def robust_gradient_descent(
     batching = _prepared(batching, num_samples, num_steps, epsilon=1.0, delta=1e-5)
     _validate.estimator(estimator)
     _validate.require(
-        key is not None or isinstance(batching, Full | Disjoint),
+        key is not None or not batching.is_sampled,
         "key",
         key,
         f"given where batches are drawn, as by {batching}",
