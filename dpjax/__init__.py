@@ -9,6 +9,7 @@ from dpjax import (
     gradients,
     losses,
     mechanisms,
+    parties,
     solvers,
     transforms,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "gradients",
     "losses",
     "mechanisms",
+    "parties",
     "per_sample_grad",
     "robust_grad",
     "solvers",

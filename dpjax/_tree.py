@@ -1,12 +1,15 @@
-"""Dataclasses as pytrees, and numbers in the dtype of an array."""
+"""Dataclasses as pytrees, trees as vectors, numbers in the dtype of an array."""
 
 from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
 
-from dpjax._types import Scalar
+from dpjax import _validate
+from dpjax._types import PyTree, Scalar
 
 
 def register(*, data_fields: list[str], meta_fields: list[str]) -> Callable:
@@ -38,3 +41,42 @@ def register(*, data_fields: list[str], meta_fields: list[str]) -> Callable:
 def like(value: Scalar, x: jax.Array) -> jax.Array:
     """Returns a number in the dtype of an array."""
     return jnp.asarray(value).astype(x.dtype)
+
+
+def clip(tree: PyTree, limit: Scalar) -> PyTree:
+    """Returns a tree whose entries lie within ±limit."""
+    return jax.tree.map(lambda x: jnp.clip(x, -like(limit, x), like(limit, x)), tree)
+
+
+def flatten(tree: PyTree, name: str) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
+    """Returns all leaves as one vector, and the way back.
+
+    The vector is float64 where a leaf is, else float32.
+    """
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    kinds = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
+    is_real = not any(jnp.iscomplexobj(leaf) for leaf in leaves)
+    _validate.require(
+        is_real and sum(leaf.size for leaf in leaves) > 0,
+        name,
+        kinds,
+        "a pytree of real arrays with at least one entry",
+    )
+    is_double = any(leaf.dtype == jnp.float64 for leaf in leaves)
+    dtype = jnp.float64 if is_double else jnp.float32
+    vector, unravel = ravel_pytree(
+        jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), tree)
+    )
+
+    def unflatten(vector: jax.Array) -> PyTree:
+        return jax.tree.map(
+            lambda x, leaf: x.astype(float_dtype(leaf)), unravel(vector), tree
+        )
+
+    return vector, unflatten
+
+
+def float_dtype(leaf: jax.Array) -> np.dtype:
+    """Returns the dtype of a leaf, float32 where it is no float."""
+    dtype = jnp.asarray(leaf).dtype
+    return dtype if jnp.issubdtype(dtype, jnp.floating) else np.dtype("float32")

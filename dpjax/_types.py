@@ -11,7 +11,9 @@ PyTree = Any  # of arrays: chex.ArrayTree, or a tuple, or a module
 Key = jax.Array
 Scalar = float | jax.Array
 LossFn = Callable[[PyTree, PyTree], Any]  # loss_fn(params, example) -> scalar
+RandomBytes = Callable[[int], bytes]  # n -> n uniform, independent bytes
 Calibration = Literal["tight", "paper"]  # exact constants, or those that are printed
+SelectionName = Literal["exponential", "permute_and_flip"]  # in dpjax.mechanisms
 
 # Two data sets are neighbours when they have the same public size n and differ in one
 # record. Everything in dpjax is stated for this relation unless it says otherwise.
@@ -27,5 +29,7 @@ __all__ = [
     "LossFn",
     "NeighboringRelation",
     "PyTree",
+    "RandomBytes",
     "Scalar",
+    "SelectionName",
 ]

@@ -118,6 +118,11 @@ def estimator(value: Any) -> None:
     )
 
 
+def optax_params(params: Any) -> None:
+    """Requires the parameters, which optax lets an update go without."""
+    require(params is not None, "params", params, "given to update, as optax asks")
+
+
 def leading_size(tree: Any, name: str) -> int:
     """Returns the common leading axis of all leaves, or raises `ValueError`."""
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
@@ -130,6 +135,23 @@ def leading_size(tree: Any, name: str) -> int:
     )
     require(shapes[0][0] >= 1, name, shapes, "arrays with at least one sample")
     return shapes[0][0]
+
+
+def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
+    """Requires (n, d) features and (n,) targets, real; returns them as float arrays."""
+    x, y = jnp.asarray(features), jnp.asarray(targets)
+    for name, array, ndim in (("features", x, 2), ("targets", y, 1)):
+        require(
+            array.ndim == ndim and array.size > 0 and not jnp.iscomplexobj(array),
+            name,
+            jax.ShapeDtypeStruct(array.shape, array.dtype),
+            f"a real array with {ndim} axes and at least one entry",
+        )
+    require(
+        len(x) == len(y), "targets", y.shape, f"one number for each of {len(x)} rows"
+    )
+    dtype = jnp.float64 if jnp.float64 in (x.dtype, y.dtype) else jnp.float32
+    return x.astype(dtype), y.astype(dtype)
 
 
 def mask(is_padding_example: Any, num_rows: int) -> None:

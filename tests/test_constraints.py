@@ -249,6 +249,30 @@ def test_contains(name):
     assert constraint.contains(inside + 2.0, tolerance=20.0)
 
 
+def test_polytope_contains_combinations_of_its_vertices(key):
+    vertices = np.asarray(jax.random.normal(key, (8, 5))) * 1e3
+    polytope = Polytope(vertices)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        inside = rng.dirichlet(np.ones(8)) @ vertices
+        assert polytope.contains(inside, tolerance=1e-2)
+        outside = 1.01 * vertices[3] - 0.01 * vertices[rng.integers(3)]
+        assert not polytope.contains(outside, tolerance=1e-2)
+    single = Polytope(np.ones((1, 2)))
+    assert single.contains(jnp.ones(2))
+    assert not single.contains(jnp.zeros(2))
+
+
+@pytest.mark.parametrize("name", WITH_VERTICES)
+def test_scores_err_by_no_more_than_stated(name):
+    constraint = SETS[name]
+    gradients = np.asarray(points(2000)) * np.float32(0.37)
+    scores = jax.vmap(constraint.vertex_scores)(gradients)
+    exact = -vertices_of(name).astype(np.float64) @ gradients.T.astype(np.float64)
+    stated = constraint.score_error(5) * np.abs(gradients).max(axis=1)
+    assert (np.abs(scores - exact.T) <= stated[:, None]).all()
+
+
 @each
 def test_jit_vmap_and_export(name):
     constraint, x = SETS[name], points(4)
@@ -375,7 +399,10 @@ def test_dtypes_of_leaves_are_kept(name):
         (lambda: SETS["polytope"].vertex_scores(jnp.ones(4)), r"num_coordinates .*4"),
         (lambda: SETS["polytope"].vertex(0, jnp.ones(4)), r"num_coordinates must"),
         (lambda: SETS["polytope"].project(jnp.ones(5)), r"constraint must .*Polytope"),
-        (lambda: SETS["polytope"].contains(jnp.ones(5)), r"constraint must .*Polytope"),
+        (
+            lambda: jax.jit(SETS["polytope"].contains)(jnp.ones(5)),
+            r"constraint must .*Polytope",
+        ),
         (lambda: SETS["box"].project(jnp.ones(4)), r"params must be shaped as the"),
         (lambda: SETS["box"].minimize_linear({"a": LOWER}), r"gradient must be shaped"),
         (lambda: SETS["l1"].project({}), r"params must be a pytree of real arrays"),

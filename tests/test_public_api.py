@@ -17,6 +17,7 @@ from dpjax import (
     gradients,
     losses,
     mechanisms,
+    parties,
     solvers,
     transforms,
 )
@@ -29,6 +30,7 @@ PACKAGES = [
     estimators,
     gradients,
     mechanisms,
+    parties,
     solvers,
     transforms,
 ]
@@ -48,6 +50,10 @@ SIGNATURES = {
     estimators.Winsorization: "threshold",
     estimators.SmoothedTruncation: "scale beta=",
     estimators.MedianOfMeans: "inner num_groups",
+    estimators.TrimmedMean: "trim_fraction lower upper",
+    estimators.TrimmedMean.smooth_sensitivity: "self samples smoothness * bound=",
+    estimators.TrimmedMean.with_smooth_sensitivity: "self samples smoothness * bound=",
+    estimators.TrimmedMean.trim_count: "self num_samples",
     estimators.Estimator.__call__: ("self samples is_padding_example= * normalize_by="),
     estimators.Estimator.influence: "self sample",
     estimators.Estimator.sensitivity: "self num_samples num_coordinates relation=",
@@ -65,16 +71,43 @@ SIGNATURES = {
     mechanisms.peeling: "key vector * sparsity selection_scale release_stddev",
     mechanisms.laplace_peeling: "key vector * sparsity scale",
     mechanisms.laplace: "key value * scale",
+    mechanisms.arsinh_normal: "key value * scale sigma",
+    mechanisms.laplace_log_normal: "key value * scale sigma",
+    mechanisms.discrete_gaussian: "shape * stddev random_bytes=",
     accounting.gaussian_stddev: "epsilon delta * sensitivity num_releases=",
     accounting.gaussian_epsilon: "stddev delta * sensitivity num_releases=",
     accounting.noise_multiplier: (
         "epsilon delta * num_steps sampling_prob= num_samples= batch_size= relation="
     ),
+    accounting.objective_noise: (
+        "epsilon delta * num_samples regularization curvature_bound derivative_bound="
+        " is_non_increasing="
+    ),
+    accounting.objective_epsilon: (
+        "stddev delta * num_samples regularization curvature_bound derivative_bound="
+        " is_non_increasing="
+    ),
+    accounting.paper_objective_noise: (
+        "epsilon delta * num_samples num_features regularization curvature_bound"
+        " derivative_bound="
+    ),
+    accounting.discrete_gaussian_stddev: (
+        "epsilon delta * sensitivity num_shares= num_coordinates num_releases="
+    ),
+    accounting.discrete_gaussian_epsilon: (
+        "stddev delta * sensitivity num_shares= num_coordinates num_releases="
+    ),
     accounting.rho_to_epsilon: "rho delta * conversion=",
     accounting.epsilon_to_rho: "epsilon delta * conversion=",
+    accounting.smooth_noise_multiplier: "rho * smoothness sigma mechanism=",
+    accounting.smooth_noise_rho: "multiplier * smoothness sigma mechanism=",
+    accounting.calibrate_smooth_noise: (
+        "rho * num_samples trim_count relative_spread= mechanism="
+    ),
     accounting.PrivacyGuarantee: "epsilon delta relation dp_event description",
     transforms.aggregate: "estimator * normalize_by=",
     transforms.privatize: ("estimator * noise_multiplier key normalize_by= relation="),
+    transforms.privatize_trimmed: "estimator * rho key relative_spread=",
     transforms.add_gaussian_noise: "* stddev key",
     transforms.project: "projection_fn",
     transforms.average_iterates: "",
@@ -86,12 +119,80 @@ SIGNATURES = {
     batching.Batching.draw: "self key data * step num_steps",
     solvers.Solution: "params privacy stats",
     solvers.Watch: "callback every=",
+    solvers.multiparty_gradient_descent: (
+        "loss_fn params data * transport epsilon delta estimator learning_rate"
+        " num_steps= max_colluding= max_dropouts= projection_fn= averaging="
+        " microbatch_size= watch= test_only_random_bytes="
+    ),
+    solvers.multiparty_objective_perturbation: (
+        "features labels * transport epsilon delta regularization loss="
+        " max_colluding= test_only_random_bytes="
+    ),
+    parties.Grid: "step bound",
+    parties.Grid.for_stddev: "stddev * bound",
+    parties.JaxTransport: "",
+    parties.SecureSum: "transport * max_dropouts= random_bytes=",
+    parties.agree: "transport settings num_records",
+    parties.num_secret_shares: "num_parties max_colluding max_dropouts",
+    parties.run_parties: "party_fn num_parties * timeout=",
     solvers.private_mean: (
         "samples * key epsilon delta estimator= moment_bound= calibration="
     ),
+    solvers.sample_and_aggregate: (
+        "fit_fn data * key epsilon delta num_subsets diameter center= overlap= spread="
+        " vectorize= calibration="
+    ),
+    accounting.largest_smoothness: "epsilon delta * num_coordinates",
+    accounting.smooth_gaussian_multiplier: (
+        "epsilon delta * smoothness num_coordinates"
+    ),
+    accounting.smooth_gaussian_epsilon: (
+        "noise_multiplier delta * smoothness num_coordinates"
+    ),
+    solvers.private_quantile: "samples * key epsilon quantile= edges=",
+    solvers.private_center_and_scale: "samples * key epsilon delta=",
     solvers.robust_gradient_descent: (
         "loss_fn params data * estimator learning_rate num_steps= batching= key="
         " projection_fn= averaging= microbatch_size= watch="
+    ),
+    solvers.dp_l1_regression: (
+        "features targets * key epsilon candidates truncation= moment_order="
+        " moment_bound= failure_prob= calibration= chunk_size="
+    ),
+    accounting.selection_epsilon: "epsilon delta * num_selections mechanism=",
+    accounting.total_selection_epsilon: "epsilon delta * num_selections mechanism=",
+    accounting.selection_event: "epsilon * num_selections= mechanism=",
+    transforms.frank_wolfe: (
+        "constraint * epsilon sensitivity limit key learning_rate= select_fn="
+    ),
+    transforms.peel: "sparsity * rho sensitivity limit key",
+    transforms.laplace_peel: "sparsity * rho sensitivity limit key",
+    solvers.dp_frank_wolfe: (
+        "loss_fn params data * key epsilon delta= constraint estimator= moment_bound="
+        " num_steps= learning_rate= batching= calibration= microbatch_size= watch="
+    ),
+    solvers.dp_lasso: (
+        "features targets * key epsilon delta radius= threshold= num_steps="
+        " moment_bound= calibration= microbatch_size= watch="
+    ),
+    solvers.dp_sparse_linear_regression: (
+        "features targets * key epsilon delta sparsity threshold= learning_rate="
+        " num_steps= moment_bound= radius= calibration= microbatch_size= watch="
+    ),
+    solvers.dp_iterative_hard_thresholding: (
+        "loss_fn params data * key epsilon delta sparsity estimator learning_rate"
+        " num_steps= calibration= microbatch_size= watch="
+    ),
+    constraints.grid_net: "constraint num_coordinates * radius",
+    constraints.halton_net: "box num_coordinates * num_candidates",
+    solvers.MarginLoss: (
+        "derivative_fn derivative_bound curvature_bound is_non_increasing="
+    ),
+    solvers.MarginLoss.logistic: "",
+    solvers.MarginLoss.smoothed_hinge: "width=",
+    solvers.objective_perturbation: (
+        "features labels * key epsilon delta regularization loss= calibration="
+        " gradient_norm="
     ),
     solvers.dp_gradient_descent: (
         "loss_fn params data * key epsilon delta estimator learning_rate num_steps="
@@ -130,22 +231,30 @@ def test_names(package):
 # Plain records, which the functions that make or take them explain, and aliases.
 RECORDS = {
     "dpjax.ADD_OR_REMOVE_ONE",
-    "dpjax.REPLACE_ONE",
     "dpjax.NeighboringRelation",
+    "dpjax.REPLACE_ONE",
+    "dpjax.accounting.ObjectiveNoise",
+    "dpjax.accounting.SmoothNoise",
     "dpjax.datasets.Dataset",
     "dpjax.datasets.Law",
     "dpjax.datasets.Problem",
     "dpjax.estimators.ADD_OR_REMOVE_ONE",
-    "dpjax.estimators.REPLACE_ONE",
-    "dpjax.estimators.NeighboringRelation",
     "dpjax.estimators.CoordinateEstimator",
     "dpjax.estimators.Estimator",
+    "dpjax.estimators.NeighboringRelation",
+    "dpjax.estimators.REPLACE_ONE",
     "dpjax.estimators.Rows",
+    "dpjax.parties.JaxTransport",
+    "dpjax.parties.PartyError",
+    "dpjax.parties.Transport",
     "dpjax.solvers.Solution",
     "dpjax.solvers.Watch",
     "dpjax.transforms.AddGaussianNoiseState",
     "dpjax.transforms.AverageIteratesState",
+    "dpjax.transforms.FrankWolfeState",
+    "dpjax.transforms.PeelState",
     "dpjax.transforms.PrivatizeState",
+    "dpjax.transforms.PrivatizeTrimmedState",
 }
 
 
@@ -178,5 +287,6 @@ print(json.dumps([name.split(".")[0] for name in sys.modules]))
     )
     loaded = set(json.loads(result.stdout))
     extras = {"typer", "rich", "matplotlib", "polars", "flax", "orbax", "pytest"}
+    extras |= {"cryptography"}
     assert not loaded & extras
     assert {"jax", "optax", "dp_accounting"} <= loaded

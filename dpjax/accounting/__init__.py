@@ -1,12 +1,38 @@
 """Host-side privacy accounting: Gaussian, zCDP, subsampling, guarantees."""
 
 from dpjax.accounting._capacity import poisson_capacity
+from dpjax.accounting._discrete_gaussian import (
+    discrete_gaussian_epsilon,
+    discrete_gaussian_stddev,
+)
 from dpjax.accounting._gaussian import (
     gaussian_epsilon,
     gaussian_event,
     gaussian_stddev,
 )
 from dpjax.accounting._guarantee import PrivacyGuarantee, parallel_composition
+from dpjax.accounting._objective import (
+    ObjectiveNoise,
+    objective_epsilon,
+    objective_noise,
+    paper_objective_noise,
+)
+from dpjax.accounting._selection import (
+    selection_epsilon,
+    selection_event,
+    total_selection_epsilon,
+)
+from dpjax.accounting._smooth import (
+    SmoothNoise,
+    calibrate_smooth_noise,
+    smooth_noise_multiplier,
+    smooth_noise_rho,
+)
+from dpjax.accounting._smooth_gaussian import (
+    largest_smoothness,
+    smooth_gaussian_epsilon,
+    smooth_gaussian_multiplier,
+)
 from dpjax.accounting._subsampling import (
     noise_multiplier,
     noise_multiplier_to_epsilon,
@@ -15,15 +41,31 @@ from dpjax.accounting._subsampling import (
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 
 __all__ = [
+    "ObjectiveNoise",
     "PrivacyGuarantee",
+    "SmoothNoise",
+    "calibrate_smooth_noise",
+    "discrete_gaussian_epsilon",
+    "discrete_gaussian_stddev",
     "epsilon_to_rho",
     "gaussian_epsilon",
     "gaussian_event",
     "gaussian_stddev",
+    "largest_smoothness",
     "noise_multiplier",
     "noise_multiplier_to_epsilon",
+    "objective_epsilon",
+    "objective_noise",
+    "paper_objective_noise",
     "parallel_composition",
     "poisson_capacity",
     "rho_to_epsilon",
     "sampled_gaussian_event",
+    "selection_epsilon",
+    "selection_event",
+    "smooth_gaussian_epsilon",
+    "smooth_gaussian_multiplier",
+    "smooth_noise_multiplier",
+    "smooth_noise_rho",
+    "total_selection_epsilon",
 ]

@@ -4,6 +4,7 @@ from dpjax.constraints._box import Box
 from dpjax.constraints._constraint import Constraint, VertexConstraint
 from dpjax.constraints._l1_ball import L1Ball
 from dpjax.constraints._l2_ball import L2Ball
+from dpjax.constraints._nets import grid_net, halton_net
 from dpjax.constraints._polytope import Polytope
 from dpjax.constraints._simplex import Simplex
 
@@ -15,4 +16,6 @@ __all__ = [
     "Polytope",
     "Simplex",
     "VertexConstraint",
+    "grid_net",
+    "halton_net",
 ]

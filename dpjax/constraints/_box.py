@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from dpjax import _validate
-from dpjax._tree import register
+from dpjax._tree import flatten, register
 from dpjax._types import PyTree, Scalar
 from dpjax.constraints._constraint import (
     LARGEST,
@@ -18,7 +18,6 @@ from dpjax.constraints._constraint import (
     Norm,
     check_coordinates,
     check_diameter,
-    flatten,
 )
 
 

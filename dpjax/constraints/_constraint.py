@@ -1,15 +1,14 @@
 """What every convex set of parameters has in common."""
 
 import abc
-from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from dpjax import _validate
+from dpjax._tree import flatten
 from dpjax._types import PyTree, Scalar
 
 Norm = Literal["l1", "l2"]
@@ -17,6 +16,8 @@ Norm = Literal["l1", "l2"]
 # Sizes lie in this range, so that neither their sums over any number of coordinates
 # overflow in float32 nor their digits underflow.
 SMALLEST, LARGEST = 1e-20, 1e30
+
+ROUNDOFF = 2.0**-24  # unit roundoff of float32
 
 
 class Constraint(abc.ABC):
@@ -122,6 +123,20 @@ class VertexConstraint(Constraint):
         """Returns the number of vertices where parameters have num_coordinates."""
 
     @abc.abstractmethod
+    def score_error(self, num_coordinates: int) -> Scalar:
+        """Returns how far float32 rounding moves a score, per unit of max |gradient|.
+
+        Args:
+            num_coordinates: entries of all leaves of the parameters together.
+
+        Returns:
+            A bound on |computed - exact score| / max |gradient|, for every vertex.
+
+        Raises:
+            ValueError: where the set has other coordinates.
+        """
+
+    @abc.abstractmethod
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
         """Returns the score -<v, gradient> of every vertex v; higher is better.
 
@@ -169,40 +184,6 @@ class VertexConstraint(Constraint):
     @abc.abstractmethod
     def _vertex(self, index: jax.Array, vector: jax.Array) -> jax.Array:
         """Returns one vertex in the shape and dtype of the vector."""
-
-
-def flatten(tree: PyTree, name: str) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
-    """Returns all leaves as one vector, and the way back.
-
-    The vector is float64 where a leaf is, else float32.
-    """
-    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-    kinds = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
-    is_real = not any(jnp.iscomplexobj(leaf) for leaf in leaves)
-    _validate.require(
-        is_real and sum(leaf.size for leaf in leaves) > 0,
-        name,
-        kinds,
-        "a pytree of real arrays with at least one entry",
-    )
-    is_double = any(leaf.dtype == jnp.float64 for leaf in leaves)
-    dtype = jnp.float64 if is_double else jnp.float32
-    vector, unravel = ravel_pytree(
-        jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), tree)
-    )
-
-    def unflatten(vector: jax.Array) -> PyTree:
-        return jax.tree.map(
-            lambda x, leaf: x.astype(float_dtype(leaf)), unravel(vector), tree
-        )
-
-    return vector, unflatten
-
-
-def float_dtype(leaf: jax.Array) -> np.dtype:
-    """Returns the dtype of a leaf, float32 where it is no float."""
-    dtype = jnp.asarray(leaf).dtype
-    return dtype if jnp.issubdtype(dtype, jnp.floating) else np.dtype("float32")
 
 
 def check_diameter(norm: str, num_coordinates: int) -> None:

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._tree import like, register
+from dpjax._tree import flatten, like, register
 from dpjax._types import PyTree, Scalar
 from dpjax.constraints._constraint import (
     LARGEST,
+    ROUNDOFF,
     SMALLEST,
     Norm,
     VertexConstraint,
     check_diameter,
-    flatten,
     project_simplex,
 )
 
@@ -77,6 +77,11 @@ class L1Ball(VertexConstraint):
         """See `VertexConstraint.num_vertices`: 2d."""
         _validate.count(num_coordinates=num_coordinates)
         return 2 * num_coordinates
+
+    def score_error(self, num_coordinates: int) -> Scalar:
+        """See `VertexConstraint.score_error`: a score is one product."""
+        _validate.count(num_coordinates=num_coordinates)
+        return ROUNDOFF * self.radius
 
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
         """See `VertexConstraint.vertex_scores`: -radius g, then radius g."""

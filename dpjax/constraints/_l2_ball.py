@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._tree import like, register
+from dpjax._tree import flatten, like, register
 from dpjax._types import PyTree, Scalar
 from dpjax.constraints._constraint import (
     LARGEST,
@@ -15,7 +15,6 @@ from dpjax.constraints._constraint import (
     Constraint,
     Norm,
     check_diameter,
-    flatten,
 )
 
 

@@ -11,6 +11,7 @@ from dpjax.estimators._smoothed_truncation import (
     SmoothedTruncation,
     smoothed_truncate,
 )
+from dpjax.estimators._trimmed_mean import TrimmedMean
 from dpjax.estimators._truncation import Truncation, truncate
 from dpjax.estimators._winsorization import Winsorization, winsorize
 
@@ -26,6 +27,7 @@ __all__ = [
     "Rows",
     "Sensitivity",
     "SmoothedTruncation",
+    "TrimmedMean",
     "Truncation",
     "Winsorization",
     "clip_to_norm",

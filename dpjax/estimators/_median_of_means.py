@@ -54,11 +54,10 @@ class MedianOfMeans(Estimator):
     def __post_init__(self):
         _validate.count(num_groups=self.num_groups)
         _validate.require(
-            isinstance(self.inner, Estimator)
-            and not isinstance(self.inner, MedianOfMeans),
+            isinstance(self.inner, Estimator) and not self.inner.groups_by_index,
             "inner",
             self.inner,
-            "an estimator other than MedianOfMeans",
+            "an estimator other than MedianOfMeans and TrimmedMean",
         )
 
     def influence(self, sample: PyTree) -> PyTree:

@@ -1,13 +1,18 @@
 """Noise and choices: pure functions of a key and a value."""
 
 from dpjax.mechanisms._additive import gaussian, laplace
+from dpjax.mechanisms._discrete_gaussian import discrete_gaussian
 from dpjax.mechanisms._peeling import laplace_peeling, peeling
 from dpjax.mechanisms._selection import exponential, permute_and_flip
+from dpjax.mechanisms._smooth_noise import arsinh_normal, laplace_log_normal
 
 __all__ = [
+    "arsinh_normal",
+    "discrete_gaussian",
     "exponential",
     "gaussian",
     "laplace",
+    "laplace_log_normal",
     "laplace_peeling",
     "peeling",
     "permute_and_flip",

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 
+from dp_accounting import SelfComposedDpEvent, ZCDpEvent
+
 from dpjax import _validate
 from dpjax._types import REPLACE_ONE, Calibration
 from dpjax.accounting import (
@@ -46,6 +48,33 @@ def calibrated_noise(
         epsilon,
         delta,
         dp_event=sampled_gaussian_event(multiplier, **sampling),
+        relation=REPLACE_ONE,
+        num_samples=num_samples,
+    )
+
+
+def trimmed_rho(
+    batching: Batching,
+    *,
+    num_samples: int,
+    num_steps: int,
+    epsilon: float,
+    delta: float,
+    calibration: Calibration,
+) -> tuple[float, PrivacyGuarantee]:
+    """Returns rho of one step of a private trimmed mean, and the guarantee of all."""
+    _validate.require(
+        calibration == "tight",
+        "calibration",
+        calibration,
+        "'tight' with TrimmedMean: no privacy follows from the printed scale",
+    )
+    num_releases = batching.accounting(num_samples, num_steps)["num_steps"]
+    rho = epsilon_to_rho(epsilon, delta) / num_releases
+    return rho, PrivacyGuarantee.of(
+        epsilon,
+        delta,
+        dp_event=SelfComposedDpEvent(ZCDpEvent(rho), num_releases),
         relation=REPLACE_ONE,
         num_samples=num_samples,
     )

@@ -1,25 +1,17 @@
-"""The scan that the gradient methods share."""
+"""The scan that all iterative solvers share: batch, gradient, update, step by step."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax._types import Key, LossFn, PyTree, Scalar
+from dpjax import _validate
+from dpjax._types import Key, PyTree
 from dpjax.batching import Batching
-from dpjax.estimators import Estimator
-from dpjax.gradients import robust_grad
-from dpjax.transforms import (
-    add_gaussian_noise,
-    average_iterates,
-    average_params,
-    project,
-)
 
-ProjectionFn = Callable[[PyTree], PyTree]
+GradFn = Callable[[PyTree, PyTree, jax.Array | None], PyTree]
 
 
 class Watch(NamedTuple):
@@ -35,81 +27,82 @@ class Watch(NamedTuple):
     every: int = 1
 
 
-class Method(NamedTuple):
-    """The static part of a descent: a call with another one compiles anew."""
+class Loop(NamedTuple):
+    """The static part of a run: a call with another one compiles anew.
 
-    loss_fn: LossFn
+    Attributes:
+        batching: which records a step sees.
+        num_steps: T.
+        microbatch_size: samples processed at once; speed and memory only.
+        watch: shows steps and iterates while the compiled scan runs.
+    """
+
     batching: Batching
     num_steps: int
-    schedule: optax.Schedule | None
-    projection_fn: ProjectionFn | None
-    averaging: bool
-    microbatch_size: int | None
-    watch: Watch | None
+    microbatch_size: int | None = None
+    watch: Watch | None = None
+
+    def checked(self) -> "Loop":
+        """Returns itself, or raises `ValueError` for a field out of its range."""
+        _validate.require(
+            isinstance(self.batching, Batching),
+            "batching",
+            self.batching,
+            "Full(), Disjoint(), Poisson(...) or WithoutReplacement(...)",
+        )
+        _validate.count(num_steps=self.num_steps)
+        if self.microbatch_size is not None:
+            _validate.count(microbatch_size=self.microbatch_size)
+        if self.watch is not None:
+            _validate.require(
+                isinstance(self.watch, Watch) and callable(self.watch.callback),
+                "watch",
+                self.watch,
+                "a Watch(callback, every)",
+            )
+            _validate.count(every=self.watch.every)
+        return self
 
 
-@partial(jax.jit, static_argnums=0)
 def descend(
-    method: Method,
+    loop: Loop,
+    grad_fn: GradFn,
+    optimizer: optax.GradientTransformation,
     params: PyTree,
     data: PyTree,
     key: Key,
-    estimator: Estimator,
-    learning_rate: Any,
-    noise_multiplier: Scalar | None,
-) -> tuple[PyTree, dict[str, Scalar]]:
-    """Runs w <- Proj(w - eta·(robust gradient + noise)) for num_steps steps.
+) -> tuple[PyTree, optax.OptState]:
+    """Runs w <- w + update(gradient on the step's batch), T times, in one scan.
 
-    There is no noise where noise_multiplier is None; learning_rate is None where the
-    method has a schedule.
+    Args:
+        loop: the static part.
+        grad_fn: `grad_fn(params, batch, is_padding_example) -> gradient`.
+        optimizer: turns gradients into updates; noise and choices happen here.
+        params: where to start.
+        data: pytree, leaves of shape (n, ...).
+        key: a typed key for drawing batches.
 
     Returns:
-        The last iterate, or the mean of all with averaging; and what was taken.
+        The last iterate, and the optimizer's last state.
     """
-    num_samples = jax.tree.leaves(data)[0].shape[0]
-    num_steps = method.num_steps
-    divisor = method.batching.divisor(num_samples, num_steps)
-    grad_fn = robust_grad(
-        method.loss_fn,
-        estimator,
-        microbatch_size=method.microbatch_size,
-        normalize_by=divisor,
-    )
-    stats = {"num_steps": num_steps, "batch_size": divisor}
-    noise_key, batch_key = jax.random.split(key)
-    noise = optax.identity()
-    if noise_multiplier is not None:
-        num_params = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
-        is_sampled = method.batching.is_sampled
-        measure = estimator.sampled_sensitivity if is_sampled else estimator.sensitivity
-        sensitivity = measure(divisor, num_params).l2
-        stddev = noise_multiplier * sensitivity
-        stats |= {"l2_sensitivity": sensitivity, "stddev": stddev}
-        noise = add_gaussian_noise(stddev=stddev, key=noise_key)
-    optimizer = optax.chain(
-        noise,
-        optax.sgd(method.schedule or learning_rate),
-        project(method.projection_fn) if method.projection_fn else optax.identity(),
-        average_iterates() if method.averaging else optax.identity(),
-    )
 
     @jax.checkpoint
     def step(carry, index):
-        params, state, batch_key = carry
-        batch_key, draw_key = jax.random.split(batch_key)
-        batch, is_padding_example = method.batching.draw(
-            draw_key, data, step=index, num_steps=num_steps
+        params, state, key = carry
+        key, draw_key = jax.random.split(key)
+        batch, is_padding_example = loop.batching.draw(
+            draw_key, data, step=index, num_steps=loop.num_steps
         )
         grads = grad_fn(params, batch, is_padding_example)
         updates, state = optimizer.update(grads, state, params)
         params = optax.apply_updates(params, updates)
-        if method.watch is not None:
-            _show(method.watch, index + 1, num_steps, params)
-        return (params, state, batch_key), None
+        if loop.watch is not None:
+            _show(loop.watch, index + 1, loop.num_steps, params)
+        return (params, state, key), None
 
-    start = (params, optimizer.init(params), batch_key)
-    (params, state, _), _ = jax.lax.scan(step, start, jnp.arange(num_steps))
-    return (average_params(state) if method.averaging else params), stats
+    start = (params, optimizer.init(params), key)
+    (params, state, _), _ = jax.lax.scan(step, start, jnp.arange(loop.num_steps))
+    return params, state
 
 
 def _show(watch: Watch, step: jax.Array, num_steps: int, params: PyTree) -> None:

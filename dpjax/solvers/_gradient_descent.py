@@ -1,19 +1,43 @@
 """Robust gradient descent, private (papers 001 and 003) and not."""
 
 import math
-from typing import Any, cast
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
-from dpjax._types import Calibration, Key, LossFn, PyTree
+from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import Batching, Full
-from dpjax.estimators import Estimator
-from dpjax.solvers._calibration import calibrated_noise, check_budget
-from dpjax.solvers._descent import Method, ProjectionFn, Watch, descend
+from dpjax.estimators import Estimator, TrimmedMean
+from dpjax.gradients import per_sample_grad, robust_grad
+from dpjax.solvers._calibration import calibrated_noise, check_budget, trimmed_rho
+from dpjax.solvers._descent import Loop, Watch, descend
 from dpjax.solvers._solution import Solution
+from dpjax.transforms import (
+    add_gaussian_noise,
+    average_iterates,
+    average_params,
+    privatize_trimmed,
+    project,
+)
+
+ProjectionFn = Callable[[PyTree], PyTree]
+
+
+class Method(NamedTuple):
+    """The static part of a descent: a call with another one compiles anew."""
+
+    loop: Loop
+    loss_fn: LossFn
+    schedule: optax.Schedule | None
+    projection_fn: ProjectionFn | None
+    averaging: bool
+    rho: float | None = None  # of one step; for a private trimmed mean
 
 
 def dp_gradient_descent(
@@ -42,7 +66,9 @@ def dp_gradient_descent(
     001; with `WithoutReplacement` or `Poisson` batches it is the stochastic version,
     accounted for with the privacy of sampling. With `MedianOfMeans` around `Truncation`
     it is Algorithm 2 of paper 003: convex with averaging=True, strongly convex with
-    `Disjoint` batches. With `Clipping` it is DP-GD.
+    `Disjoint` batches. With `TrimmedMean` it is Algorithm 3 of paper 001, with noise in
+    proportion to the smooth sensitivity; a step then holds all n gradients. With
+    `Clipping` it is DP-GD.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
@@ -67,7 +93,8 @@ def dp_gradient_descent(
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size (the divisor), l2_sensitivity
-        and stddev, and noise_multiplier = stddev / l2_sensitivity.
+        and stddev, and noise_multiplier = stddev / l2_sensitivity; with `TrimmedMean`,
+        whose noise follows the data, rho of one step in place of those three.
 
     Raises:
         ValueError: where an argument is out of its range; before any computation.
@@ -75,7 +102,8 @@ def dp_gradient_descent(
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together: each step is a Gaussian mechanism on a mean of known sensitivity, and
-        T of them compose exactly (`accounting.noise_multiplier`). The loss function,
+        T of them compose exactly (`accounting.noise_multiplier`); a step with
+        `TrimmedMean` is rho-zCDP (`transforms.privatize_trimmed`). The loss function,
         params, step sizes, T and the projection must not depend on the data. Floating
         point noise has gaps: no claim is made against attacks on its last bits.
 
@@ -103,8 +131,15 @@ def dp_gradient_descent(
     _validate.calibration(calibration)
     _validate.typed_key(key)
     num_samples = _validate.leading_size(data, "data")
-    num_steps = _num_steps(num_steps, num_samples)
-    batching = _prepared(batching, num_samples, num_steps, epsilon=epsilon, delta=delta)
+    loop = _loop(
+        num_samples,
+        batching,
+        num_steps,
+        microbatch_size,
+        watch,
+        epsilon=epsilon,
+        delta=delta,
+    )
     _validate.estimator(estimator)
     _validate.require(
         estimator.limit is not None,
@@ -113,34 +148,30 @@ def dp_gradient_descent(
         "one with a finite sensitivity",
     )
     _validate.require(
-        not (estimator.groups_by_index and batching.is_sampled),
+        not (estimator.groups_by_index and loop.batching.is_sampled),
         "batching",
-        batching,
-        f"Full() or Disjoint() with {estimator}, which groups records by public index",
+        loop.batching,
+        f"Full() or Disjoint() with {estimator}, to which records count by their index",
     )
-    method = _method(
-        loss_fn,
-        batching,
-        num_steps,
-        learning_rate,
-        projection_fn,
-        averaging,
-        microbatch_size,
-        watch,
-    )
-    multiplier, privacy = calibrated_noise(
-        estimator,
-        batching,
-        num_samples=num_samples,
-        num_steps=num_steps,
-        epsilon=epsilon,
-        delta=delta,
-        calibration=calibration,
-    )
-    params, stats = descend(
+    method = _method(loop, loss_fn, learning_rate, projection_fn, averaging)
+    budget = {
+        "num_samples": num_samples,
+        "num_steps": loop.num_steps,
+        "epsilon": epsilon,
+        "delta": delta,
+        "calibration": calibration,
+    }
+    if isinstance(estimator, TrimmedMean):
+        estimator.trim_count(int(loop.batching.divisor(num_samples, loop.num_steps)))
+        rho, privacy = trimmed_rho(loop.batching, **budget)
+        method, multiplier, spent = method._replace(rho=rho), None, {"rho": rho}
+    else:
+        multiplier, privacy = calibrated_noise(estimator, loop.batching, **budget)
+        spent = {"noise_multiplier": multiplier}
+    params, stats = _descend(
         method, params, data, key, estimator, _step_size(learning_rate), multiplier
     )
-    return Solution(params, privacy, stats | {"noise_multiplier": multiplier})
+    return Solution(params, privacy, stats | spent)
 
 
 def robust_gradient_descent(
@@ -199,29 +230,27 @@ def robust_gradient_descent(
         Holland (2019), as cited by Wang, Xiao, Devadas, Xu (2020), Section 6.
     """
     num_samples = _validate.leading_size(data, "data")
-    num_steps = _num_steps(num_steps, num_samples)
     # Without a budget to say how rare overflow must be, a Poisson batch takes 1e-5.
-    batching = _prepared(batching, num_samples, num_steps, epsilon=1.0, delta=1e-5)
-    _validate.estimator(estimator)
-    _validate.require(
-        key is not None or not batching.is_sampled,
-        "key",
-        key,
-        f"given where batches are drawn, as by {batching}",
-    )
-    method = _method(
-        loss_fn,
+    loop = _loop(
+        num_samples,
         batching,
         num_steps,
-        learning_rate,
-        projection_fn,
-        averaging,
         microbatch_size,
         watch,
+        epsilon=1.0,
+        delta=1e-5,
     )
+    _validate.estimator(estimator)
+    _validate.require(
+        key is not None or not loop.batching.is_sampled,
+        "key",
+        key,
+        f"given where batches are drawn, as by {loop.batching}",
+    )
+    method = _method(loop, loss_fn, learning_rate, projection_fn, averaging)
     key = jax.random.key(0) if key is None else key  # draws nothing
     _validate.typed_key(key)
-    params, stats = descend(
+    params, stats = _descend(
         method, params, data, key, estimator, _step_size(learning_rate), None
     )
     return Solution(params, PrivacyGuarantee.non_private(), stats)
@@ -232,34 +261,32 @@ def _step_size(learning_rate: optax.ScalarOrSchedule) -> Any:
     return None if callable(learning_rate) else learning_rate
 
 
-def _num_steps(num_steps: int | None, num_samples: int) -> int:
+def _loop(
+    num_samples: int,
+    batching: Batching | None,
+    num_steps: int | None,
+    microbatch_size: int | None,
+    watch: Watch | None,
+    *,
+    epsilon: float,
+    delta: float,
+) -> Loop:
+    """Checks and gathers the steps; takes their default and a Poisson capacity."""
     if num_steps is None:
-        return max(1, math.ceil(10 * math.log(num_samples)))
-    _validate.count(num_steps=num_steps)
-    return num_steps
-
-
-def _prepared(batching, num_samples, num_steps, *, epsilon, delta) -> Batching:
+        num_steps = max(1, math.ceil(10 * math.log(num_samples)))
     batching = Full() if batching is None else batching
-    _validate.require(
-        isinstance(batching, Batching),
-        "batching",
-        batching,
-        "Full(), Disjoint(), Poisson(...) or WithoutReplacement(...)",
-    )
+    loop = Loop(batching, num_steps, microbatch_size, watch).checked()
     batching.divisor(num_samples, num_steps)
-    return batching.prepared(num_samples, num_steps, epsilon=epsilon, delta=delta)
+    batching = batching.prepared(num_samples, num_steps, epsilon=epsilon, delta=delta)
+    return loop._replace(batching=batching)
 
 
 def _method(
-    loss_fn,
-    batching,
-    num_steps,
-    learning_rate,
-    projection_fn,
-    averaging,
-    microbatch_size,
-    watch,
+    loop: Loop,
+    loss_fn: LossFn,
+    learning_rate: optax.ScalarOrSchedule,
+    projection_fn: ProjectionFn | None,
+    averaging: bool,
 ) -> Method:
     """Checks and gathers what a descent is."""
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
@@ -269,25 +296,75 @@ def _method(
         projection_fn,
         "callable",
     )
-    if microbatch_size is not None:
-        _validate.count(microbatch_size=microbatch_size)
-    if watch is not None:
-        _validate.require(
-            isinstance(watch, Watch) and callable(watch.callback),
-            "watch",
-            watch,
-            "a Watch(callback, every)",
-        )
-        _validate.count(every=watch.every)
     if not callable(learning_rate):
         _validate.positive(learning_rate=learning_rate)
     return Method(
+        loop,
         loss_fn,
-        batching,
-        num_steps,
         cast(optax.Schedule, learning_rate) if callable(learning_rate) else None,
         projection_fn,
         bool(averaging),
-        microbatch_size,
-        watch,
     )
+
+
+@partial(jax.jit, static_argnums=0)
+def _descend(
+    method: Method,
+    params: PyTree,
+    data: PyTree,
+    key: Key,
+    estimator: Estimator,
+    learning_rate: Any,
+    noise_multiplier: Scalar | None,
+) -> tuple[PyTree, dict[str, Scalar]]:
+    """Runs w <- Proj(w - eta·(robust gradient + noise)) for T steps.
+
+    There is no noise where noise_multiplier and rho are None; learning_rate is None
+    where the method has a schedule.
+    """
+    loop = method.loop
+    num_samples = jax.tree.leaves(data)[0].shape[0]
+    divisor = loop.batching.divisor(num_samples, loop.num_steps)
+    stats = {"num_steps": loop.num_steps, "batch_size": divisor}
+    noise_key, batch_key = jax.random.split(key)
+    grad_fn = robust_grad(
+        method.loss_fn,
+        estimator,
+        microbatch_size=loop.microbatch_size,
+        normalize_by=divisor,
+    )
+    noise = optax.identity()
+    if method.rho is not None:
+        # The noise follows the gradients themselves, so all of them are needed.
+        per_sample = per_sample_grad(method.loss_fn)
+
+        def grad_fn(params, batch, is_padding_example):
+            del is_padding_example
+            return per_sample(params, batch)
+
+        noise = privatize_trimmed(
+            cast(TrimmedMean, estimator), rho=method.rho, key=noise_key
+        )
+    elif noise_multiplier is not None:
+        num_params = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
+        is_sampled = loop.batching.is_sampled
+        measure = estimator.sampled_sensitivity if is_sampled else estimator.sensitivity
+        sensitivity = measure(divisor, num_params).l2
+        stddev = noise_multiplier * sensitivity
+        stats |= {"l2_sensitivity": sensitivity, "stddev": stddev}
+        noise = add_gaussian_noise(stddev=stddev, key=noise_key)
+    projection_fn = method.projection_fn
+    params, state = descend(
+        loop,
+        grad_fn,
+        optax.chain(
+            noise,
+            optax.sgd(method.schedule or learning_rate),
+            project(projection_fn) if projection_fn else optax.identity(),
+            average_iterates() if method.averaging else optax.identity(),
+        ),
+        params,
+        data,
+        batch_key,
+    )
+    return (average_params(state) if method.averaging else params), stats

@@ -7,10 +7,11 @@ import jax
 from dpjax import _validate
 from dpjax._types import Calibration, Key, PyTree
 from dpjax.batching import Full
-from dpjax.estimators import Estimator, SmoothedTruncation
+from dpjax.estimators import Estimator, SmoothedTruncation, TrimmedMean
 from dpjax.mechanisms import gaussian
-from dpjax.solvers._calibration import calibrated_noise, check_budget
+from dpjax.solvers._calibration import calibrated_noise, check_budget, trimmed_rho
 from dpjax.solvers._solution import Solution
+from dpjax.transforms import privatize_trimmed
 
 
 def private_mean(
@@ -26,7 +27,9 @@ def private_mean(
     """Releases the robust mean of samples with Gaussian noise.
 
     With `Truncation` this is Algorithm 1 of paper 003, with `MedianOfMeans` around it
-    Algorithm 3, and with `SmoothedTruncation` equation (12) of paper 001.
+    Algorithm 3; with `SmoothedTruncation` it is equation (12) of paper 001, and with
+    `TrimmedMean` its Algorithm 2, whose noise is in proportion to the smooth
+    sensitivity.
 
     Args:
         samples: pytree, leaves of shape (n, ...); n is public.
@@ -43,15 +46,16 @@ def private_mean(
 
     Returns:
         A `Solution` whose params are the mean, leaves of shape (...). Its stats hold
-        l2_sensitivity, stddev and noise_multiplier, and the default's scale and beta.
+        l2_sensitivity, stddev and noise_multiplier, and the default's scale and beta;
+        with `TrimmedMean` rho, in place of the first three.
 
     Raises:
         ValueError: where an argument is out of its range.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: a Gaussian mechanism on
-        a mean of known sensitivity. Floating point noise has gaps: no claim is made
-        against attacks on its last bits.
+        a mean of known sensitivity, or `transforms.privatize_trimmed`. Floating point
+        noise has gaps: no claim is made against attacks on its last bits.
 
     Example:
         >>> import jax
@@ -88,15 +92,19 @@ def private_mean(
         estimator,
         "one with a finite sensitivity",
     )
-    multiplier, privacy = calibrated_noise(
-        estimator,
-        Full(),
-        num_samples=num_samples,
-        num_steps=1,
-        epsilon=epsilon,
-        delta=delta,
-        calibration=calibration,
-    )
+    budget = {
+        "num_samples": num_samples,
+        "num_steps": 1,
+        "epsilon": epsilon,
+        "delta": delta,
+        "calibration": calibration,
+    }
+    if isinstance(estimator, TrimmedMean):
+        rho, privacy = trimmed_rho(Full(), **budget)
+        noise = privatize_trimmed(estimator, rho=rho, key=key)
+        mean, _ = noise.update(samples, noise.init(samples))
+        return Solution(mean, privacy, {"rho": rho})
+    multiplier, privacy = calibrated_noise(estimator, Full(), **budget)
     mean, released = _release(num_coordinates, samples, key, estimator, multiplier)
     return Solution(mean, privacy, stats | released | {"noise_multiplier": multiplier})
 

@@ -140,7 +140,5 @@ def _wide(x: Any) -> jax.typing.DTypeLike:
 
 
 def _moved(params: Any, updates: PyTree) -> PyTree:
-    _validate.require(
-        params is not None, "params", params, "given to update, as optax asks"
-    )
+    _validate.optax_params(params)
     return optax.apply_updates(params, updates)

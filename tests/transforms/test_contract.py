@@ -12,7 +12,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from dpjax import transforms
-from dpjax.estimators import SmoothedTruncation, Truncation
+from dpjax.constraints import L1Ball
+from dpjax.estimators import SmoothedTruncation, TrimmedMean, Truncation
 
 NUM_ROWS = 8
 BALL = functools.partial(optax.projections.projection_l2_ball, scale=0.5)
@@ -26,6 +27,12 @@ TRANSFORMS = {
         ),
         True,
     ),
+    "privatize_trimmed": (
+        lambda key: transforms.privatize_trimmed(
+            TrimmedMean(0.2, -1.0, 1.0), rho=1e3, key=key
+        ),
+        True,
+    ),
     "dp_sgd": (
         lambda key: transforms.dp_sgd(
             0.1, Truncation(1.0), noise_multiplier=0.5, key=key
@@ -34,6 +41,22 @@ TRANSFORMS = {
     ),
     "add_gaussian_noise": (
         lambda key: transforms.add_gaussian_noise(stddev=0.1, key=key),
+        False,
+    ),
+    "frank_wolfe": (
+        lambda key: transforms.frank_wolfe(
+            L1Ball(4.0), epsilon=1.0, sensitivity=0.1, limit=1.0, key=key
+        ),
+        False,
+    ),
+    "peel": (
+        lambda key: transforms.peel(4, rho=1.0, sensitivity=0.1, limit=1.0, key=key),
+        False,
+    ),
+    "laplace_peel": (
+        lambda key: transforms.laplace_peel(
+            4, rho=1.0, sensitivity=0.1, limit=1.0, key=key
+        ),
         False,
     ),
     "project": (lambda key: transforms.project(BALL), False),

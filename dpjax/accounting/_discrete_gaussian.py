@@ -1,0 +1,203 @@
+"""Sums of discrete Gaussian shares: their noise, their epsilon.
+
+K parties each add a share Z_k with Pr[z] proportional to exp(-z^2 / (2 s^2)), an
+integer. The sum is nearly a discrete Gaussian of standard deviation sqrt(K) s. Take
+the sum of k shares for one, of stddev sqrt(k) s, and add one more. Completing the
+square, the probability of n is the discrete Gaussian's of variance (k + 1) s^2 times
+
+    sum_x exp(-(x - mu)^2 / (2 v)),    v = s^2 k / (k + 1),  mu = n k / (k + 1),
+
+and by Poisson summation that is sqrt(2 pi v) (1 + 2 sum_m exp(-2 pi^2 v m^2)
+cos(2 pi m mu)): all but constant. Hence every log probability is off by at most
+
+    tau / 2,    tau = 10 sum_{k=1}^{K-1} exp(-2 pi^2 s^2 k / (k + 1)),             (1)
+
+where 5 exp(-2 pi^2 v) bounds log((1 + t) / (1 - t)) with t the sum's share, for
+s >= 1/2: it is at most 4.1 exp(-2 pi^2 v) at v = 1/8, and falls from there.
+
+Two bounds follow, with sigma = sqrt(K) s and T adaptive releases of l2 sensitivity D in
+d coordinates. One is zCDP,
+
+    rho = T/2 (D / sigma + tau sqrt(d))^2,                                         (2)
+
+since the discrete Gaussian is (D^2 / (2 sigma^2))-zCDP, a log ratio of tau/2 in each of
+d coordinates is (d tau^2 / 8)-zCDP, and the roots of rho add up along the way from the
+sum to the discrete Gaussian, to its neighbour, to the neighbour's sum (Bun, Steinke
+2016, Proposition 1.9, with two different budgets).
+
+The other compares with a continuous Gaussian, rounded to integers, hence exactly as
+private as `gaussian_epsilon` says. Its probability of n is the density at n times the
+mean over |u| < 1/2 of exp(-(2 n u + u^2) / (2 sigma^2)), which is at least
+exp(-1 / (8 sigma^2)) and at most cosh(n / (2 sigma^2)) <= exp(n^2 / (8 sigma^4)). So
+where no noise passes z sigma, the log probability of all outcomes is off by at most
+
+    eta = T d (tau/2 + 5 exp(-2 pi^2 sigma^2) + z^2 / (8 sigma^2)),    z >= 1.     (3)
+
+Let b bound the chance that some noise passes z sigma (z sigma - 1/2 for the rounded
+Gaussian). Then an (epsilon, delta) of the Gaussian gives the shares' sum
+
+    (epsilon + 2 eta, b + e^eta (delta + e^epsilon b)).                            (4)
+"""
+
+import math
+
+from dpjax import _validate
+from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
+from dpjax.accounting._zcdp import rho_to_epsilon
+
+_TAIL = 1e-9  # the share of delta that goes to noise beyond z sigma
+
+
+def discrete_gaussian_stddev(
+    epsilon: float,
+    delta: float,
+    *,
+    sensitivity: float,
+    num_shares: int = 1,
+    num_coordinates: int,
+    num_releases: int = 1,
+) -> int:
+    """The smallest integer stddev of a share that makes the sum of shares private.
+
+    Args:
+        epsilon: privacy parameter, positive and finite.
+        delta: privacy parameter in (0, 1).
+        sensitivity: l2 sensitivity of each release, a vector of integers.
+        num_shares: K, how many shares are secret and surely in the sum.
+        num_coordinates: d, the length of a release.
+        num_releases: T; each may depend on the earlier ones.
+
+    Returns:
+        The stddev of each share, an integer of at least 1.
+
+    Raises:
+        ValueError: where an argument is out of its range.
+
+    Privacy:
+        All releases together are (epsilon, delta)-DP under the relation for which the
+        sensitivity holds, and more shares only add to that. What is returned passes
+        `discrete_gaussian_epsilon`; that it is the smallest rests on that function's
+        falling with the stddev.
+
+    Example:
+        >>> discrete_gaussian_stddev(1.0, 1e-5, sensitivity=1e6, num_shares=4,
+        ...                          num_coordinates=100)
+        1865316
+        >>> discrete_gaussian_stddev(1.0, 1e-5, sensitivity=1.0, num_shares=4,
+        ...                          num_coordinates=100)
+        3
+
+    Reference:
+        As for `discrete_gaussian_epsilon`.
+    """
+    _validate.positive(epsilon=epsilon)
+    _validate.probability(delta=delta)
+    _check(sensitivity, num_shares, num_coordinates, num_releases)
+
+    def is_private(stddev: int) -> bool:
+        spent = discrete_gaussian_epsilon(
+            stddev,
+            delta,
+            sensitivity=sensitivity,
+            num_shares=num_shares,
+            num_coordinates=num_coordinates,
+            num_releases=num_releases,
+        )
+        return spent <= epsilon
+
+    # From what the continuous Gaussian needs at least (it is rounded up by 1e-9) go up,
+    # then between.
+    continuous = gaussian_stddev(
+        epsilon, delta, sensitivity=sensitivity, num_releases=num_releases
+    )
+    low = max(0, math.floor(continuous * (1 - 1e-8) / math.sqrt(num_shares)) - 1)
+    step = 1
+    while not is_private(low + step):
+        low, step = low + step, 2 * step
+    high = low + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_private(middle) else (middle, high)
+    return high
+
+
+def discrete_gaussian_epsilon(
+    stddev: int,
+    delta: float,
+    *,
+    sensitivity: float,
+    num_shares: int = 1,
+    num_coordinates: int,
+    num_releases: int = 1,
+) -> float:
+    """The epsilon of releasing integers under a sum of discrete Gaussian shares.
+
+    The better of two bounds, (2) and (4) of this module. From a stddev of some hundreds
+    on it is the epsilon of the continuous Gaussian with sigma = sqrt(K) stddev.
+
+    Args:
+        stddev: of each share, an integer of at least 1.
+        delta: privacy parameter in (0, 1).
+        sensitivity: l2 sensitivity of each release, a vector of integers.
+        num_shares: K, how many shares are secret and surely in the sum.
+        num_coordinates: d, the length of a release.
+        num_releases: T; each may depend on the earlier ones.
+
+    Returns:
+        epsilon >= 0.
+
+    Raises:
+        ValueError: where an argument is out of its range.
+
+    Privacy:
+        Proved in the docstring of this module for every stddev of at least 1, under the
+        relation for which the sensitivity holds. It is about the noise that
+        `dpjax.mechanisms.discrete_gaussian` draws; reducing the sum modulo 2^b, or
+        scaling it, is post-processing.
+
+    Example:
+        >>> round(discrete_gaussian_epsilon(1_865_316, 1e-5, sensitivity=1e6,
+        ...                                 num_shares=4, num_coordinates=100), 4)
+        1.0
+
+    Reference:
+        Kairouz, Liu, Steinke (2021), The distributed discrete Gaussian mechanism for
+        federated learning with secure aggregation, Theorem 1: equations (1) and (2).
+        Canonne, Kamath, Steinke (2020), Theorem 4.
+    """
+    _validate.count(stddev=stddev)
+    _validate.probability(delta=delta)
+    _check(sensitivity, num_shares, num_coordinates, num_releases)
+    if sensitivity == 0:
+        return 0.0
+    total = math.sqrt(num_shares) * stddev
+    tau = 10 * sum(
+        math.exp(-2 * math.pi**2 * stddev**2 * k / (k + 1))
+        for k in range(1, num_shares)
+    )
+    root = sensitivity / total + tau * math.sqrt(num_coordinates)  # equation (2)
+    by_zcdp = rho_to_epsilon(num_releases * root**2 / 2, delta)
+
+    # Equations (3) and (4). z is such that b e^epsilon <= delta _TAIL / 2, since all
+    # noise here has the tails of a Gaussian, 2 exp(-z^2 / 2).
+    gaussian = {"sensitivity": sensitivity, "num_releases": num_releases}
+    most = gaussian_epsilon(total, delta / 2, **gaussian)
+    num_draws = num_releases * num_coordinates
+    z = 1 + math.sqrt(2 * (most + math.log(4 * num_draws / (_TAIL * delta))))
+    normaliser = 5 * math.exp(-2 * math.pi**2 * total**2)
+    eta = num_draws * (tau / 2 + normaliser + z**2 / (8 * total**2))
+    share = math.exp(-eta) - _TAIL
+    if share < 1 / 2:
+        return by_zcdp
+    return min(by_zcdp, gaussian_epsilon(total, delta * share, **gaussian) + 2 * eta)
+
+
+def _check(
+    sensitivity: float, num_shares: int, num_coordinates: int, num_releases: int
+) -> None:
+    _validate.non_negative(sensitivity=sensitivity)
+    _validate.count(
+        num_shares=num_shares,
+        num_coordinates=num_coordinates,
+        num_releases=num_releases,
+    )

@@ -1,0 +1,144 @@
+"""The trimmed mean of one array, and its smooth sensitivity, safe in float32.
+
+Write x_(1) <= ... <= x_(n) for the ordered samples, x_(i) = -inf for i < 1 and +inf for
+i > n, N = n - 2m, W = b - a for the width of the clamp, and w_k = max(e^(-kt), floor).
+With
+
+    term(top, bottom) = min(W, (top - bottom) / N)                                  (1)
+
+the smooth sensitivity at smoothness t is the maximum of w_m W and
+
+    exact:  w_k term(x_(n-m+1+k-l), x_(m+1-l)),  0 <= k < m, 0 <= l <= k + 1;       (2)
+    fast:   w_k term(x_(n-m+1+k), x_(m-k)),      0 <= k < m.                        (3)
+
+Sensitivity. Let x' have u replaced by v >= u. The window x_(m+1), ..., x_(n-m) gains
+x_(n-m+1) at most and loses x_(m+1) at least: term (2) with k = l = 0. If v <= u, it is
+the one with k = 0, l = 1. Clamping to [a, b] moves neighbours no farther apart, and
+they stay within W.
+
+Smoothness. If v >= u then x_(j) <= x'_(j) and x'_(j-1) <= x_(j): but for its weight,
+(k, l) of x is at most (k + 1, l + 1) of x'. If v <= u then x_(j) <= x'_(j+1) and
+x'_(j) <= x_(j): it is at most (k + 1, l) of x'. With k >= m all are at most W, and
+w_k <= e^t w_(k+1), so the maximum of x is at most e^t times that of x'. The same holds
+for (3), whose top is x_(n-m+1+k) <= x'_(n-m+2+k) and whose bottom x_(m-k) >=
+x'_(m-k-1). It lies between (2) and twice (2): it widens the window on both sides, and
+is no more than the sum of the two that widen it on one, l = 0 and l = k + 1.
+
+Rounding. Samples are clipped to ±1e30, one by one, so that no sum overflows. The window
+is summed in two floats, rounded to one, and multiplied by the rounded 1/N: but for that
+common factor the mean is off by 2.001 u G, where u = 2^-24 and G is the largest size in
+the window. For x and for x' G is at most max(top, -bottom) of the term that bounds the
+change. Hence
+
+    term(top, bottom) = min(W, (top - bottom) / N + 5 u max(top, -bottom)),         (4)
+
+which still grows with top and falls with bottom, all that was used above. A term is a
+sum of products of non-negative numbers: each of its fewer than 8 operations is off by a
+share u, in whichever way it is compiled. `SLACK` = 32 u covers 8 u for either of two
+neighbours, and a few more for turning the result into a scale of noise: t is lowered by
+it beforehand and the result raised by it in the end. The floor of w_k and the least W
+keep every number that matters far above underflow.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._tree import like
+from dpjax._types import Scalar
+
+Bound = Literal["fast", "exact"]
+
+SLACK = 2.0**-19
+_MEAN_ROUNDOFF = 5 * 2.0**-24  # 5 u in equation (4)
+# 1e-12 of the width is below what a float32 result resolves.
+_LEAST_WEIGHT = 2.0**-40
+
+
+class OrderStatistics(NamedTuple):
+    """What the trimmed mean and its sensitivity need of n samples.
+
+    Attributes:
+        low: x_(m+1), x_(m), ..., x_(1), shape (m + 1, d).
+        high: x_(n-m), x_(n-m+1), ..., x_(n), shape (m + 1, d).
+        middle_sum: x_(m+1) + ... + x_(n-m), shape (d,).
+    """
+
+    low: jax.Array
+    high: jax.Array
+    middle_sum: jax.Array
+
+
+def order_statistics(samples: jax.Array, trim_count: int) -> OrderStatistics:
+    """Orders each column of samples, shape (n, d); n and m are static."""
+    ordered = jnp.sort(samples, axis=0)
+    last = len(samples) - trim_count
+    return OrderStatistics(
+        low=ordered[trim_count::-1],
+        high=ordered[last - 1 :],
+        middle_sum=_sum_in_two_floats(ordered[trim_count:last]),
+    )
+
+
+def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
+    """Returns w_0, ..., w_m: on the host, so that their ratios are exact enough."""
+    steps = np.arange(trim_count + 1)
+    return np.maximum(np.exp(-max(smoothness - SLACK, 0.0) * steps), _LEAST_WEIGHT)
+
+
+def smooth_sensitivity(
+    order: OrderStatistics,
+    weights: jax.Array,
+    width: Scalar,
+    *,
+    num_kept: int,
+    bound: Bound,
+) -> jax.Array:
+    """Returns the maximum of (2) or (3) with (4), for each of d columns."""
+    low, high, _ = order
+    trim_count, num_columns = len(low) - 1, low.shape[1]
+    weights, width = like(weights, low), like(width, low)
+
+    def term(top, bottom):
+        rounding = _MEAN_ROUNDOFF * jnp.maximum(top, -bottom)
+        return jnp.minimum(width, (top - bottom) * (1 / num_kept) + rounding)
+
+    if bound == "fast":
+        terms = term(high[1:], low[1:])  # equation (3), k = 0, ..., m - 1
+        largest = (weights[:-1, None] * terms).max(axis=0)
+    else:
+        # Equation (2): top high[j] and bottom low[l] have k = j + l - 1. Where that is
+        # -1 nothing counts; where it is m or more, w_m W covers the term anyway.
+        beyond = jnp.full(trim_count, weights[-1])
+        padded = jnp.concatenate([jnp.zeros(1, low.dtype), weights, beyond])
+
+        def widen(below, largest):  # l, how far the window reaches below
+            weight = jax.lax.dynamic_slice_in_dim(padded, below, trim_count + 1)
+            terms = term(high, jax.lax.dynamic_slice_in_dim(low, below, 1))
+            return jnp.maximum(largest, (weight[:, None] * terms).max(axis=0))
+
+        zeros = jnp.zeros(num_columns, low.dtype)
+        largest = jax.lax.fori_loop(0, trim_count + 1, widen, zeros)
+    return jnp.maximum(largest, weights[-1] * width) * (1 + SLACK)
+
+
+def _sum_in_two_floats(x: jax.Array) -> jax.Array:
+    """Sums over axis 0 with an error of one rounding, and second-order ones.
+
+    Pairs are added in a tree. What each addition rounds off is known exactly (Knuth's
+    two-sum) and added up beside; of that sum the rounding is of second order: less than
+    2^11 u^2 of the terms' total size, in up to 24 levels.
+    """
+    rest = jnp.zeros_like(x)
+    while len(x) > 1:
+        half = len(x) // 2
+        a, b = x[:half], x[half : 2 * half]
+        total = a + b
+        b_part = total - a
+        lost = (a - (total - b_part)) + (b - b_part)
+        lost += rest[:half] + rest[half : 2 * half]
+        x = jnp.concatenate([total, x[2 * half :]])
+        rest = jnp.concatenate([lost, rest[2 * half :]])
+    return x[0] + rest[0]

@@ -1,0 +1,22 @@
+"""Several parties and one sum: quantised, noised and masked, so that no part shows.
+
+The parties are honest but curious: each follows the protocol, and some may put together
+all that they know and all messages that they saw. Messages travel over a `Transport`,
+which brings every message to every party.
+"""
+
+from dpjax.parties._agreement import agree, num_secret_shares
+from dpjax.parties._quantize import Grid
+from dpjax.parties._round import PartyError, SecureSum
+from dpjax.parties._transport import JaxTransport, Transport, run_parties
+
+__all__ = [
+    "Grid",
+    "JaxTransport",
+    "PartyError",
+    "SecureSum",
+    "Transport",
+    "agree",
+    "num_secret_shares",
+    "run_parties",
+]

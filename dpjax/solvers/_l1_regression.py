@@ -1,0 +1,268 @@
+"""Private l1 regression: one choice among public candidates (paper 000).
+
+The sum of truncated losses is the score; `_l1_scores` computes it.
+"""
+
+import math
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._types import ArrayLike, Calibration, Key, Scalar
+from dpjax.accounting import PrivacyGuarantee, selection_event
+from dpjax.mechanisms import exponential, permute_and_flip
+from dpjax.solvers._l1_scores import Units, chunk_scores, row_blocks
+from dpjax.solvers._solution import Solution
+
+_Mechanism = Literal["exponential", "permute_and_flip"]
+_MOST_SAMPLES, _MOST_CANDIDATES = 2**24, 2**30
+_CHUNK_SIZE = 4096
+
+
+def dp_l1_regression(
+    features: ArrayLike,
+    targets: ArrayLike,
+    *,
+    key: Key,
+    epsilon: float,
+    candidates: ArrayLike,
+    truncation: Scalar | None = None,
+    moment_order: float = 2.0,
+    moment_bound: float = 1.0,
+    failure_prob: float = 0.01,
+    calibration: Calibration = "tight",
+    chunk_size: int | None = None,
+) -> Solution:
+    """Chooses a candidate w with a small mean of |y - <x, w>|, by truncated losses.
+
+    L(w) = 1/(n iota) sum_i psi(iota |y_i - <x_i, w>|), and with z1 = min(z, 1) and
+    moment order theta, psi(z) = -log(1 - z1 + z1^theta / theta), from 0 to log(theta).
+
+    Permute-and-flip chooses by the scores -n iota epsilon L(w) / (2 log theta). With
+    theta = 2 this is Algorithm 1 of paper 000, with theta below 2 Algorithm 2.
+
+    Args:
+        features: x, shape (n, d), of floating point; n is public, below 2^24.
+        targets: y, shape (n,), of floating point.
+        key: a typed key.
+        epsilon: privacy parameter, positive, any size.
+        candidates: shape (N, d), of floating point, N >= 2, chosen without the data:
+            any array, or one from `dpjax.constraints.grid_net` or `halton_net`.
+        truncation: iota > 0, the inverse of the residual from which on a record counts
+            no more. By default the minimiser of the risk bound below.
+        moment_order: theta in (1, 2]; scoring is about five times faster at 2.
+        moment_bound: a public bound M on E|y - <x, w>|^theta, for all candidates w.
+            Privacy holds whether or not the bound does.
+        failure_prob: the probability with which risk_bound may fail.
+        calibration: "paper" takes the exponential mechanism with the printed exponent,
+            twice as sharp, for which `Solution.privacy` says 2 epsilon; and the iota
+            that minimises the printed (14), or (26) where theta < 2.
+        chunk_size: candidates scored at once; speed and memory, and which noise meets
+            which candidate, but not the law.
+
+    Returns:
+        A `Solution` whose params are one candidate, shape (d,). Its stats hold
+        truncation, num_candidates, num_chunks, sensitivity_slack (the factor on the
+        sensitivity that pays for rounding) and risk_bound: with probability
+        1 - failure_prob and for i.i.d. records, the mean of |y - <x, w>| at params is
+        that at the best candidate and at most so much more. Add zeta E||x||_2 for the
+        best point of a set of which candidates are a zeta-net.
+
+    Raises:
+        ValueError: where an argument is out of its range; before any computation.
+
+    Privacy:
+        epsilon-DP under replace-one, for every input; a residual that is NaN counts as
+        truncated. Since 0 <= psi <= log(theta), a replaced record moves a score -L by
+        at most D = log(theta) / (n iota) up or down, and scores by at most 2D against
+        each other, which is their sensitivity range. The paper's proof takes 2D for D;
+        its algorithms divide by D for the range, and are 2 epsilon-DP.
+
+        This holds for float32 scores: `Units` gives the proof. The same program must
+        run on both neighbours, as one compiled program does. Noise is for real numbers:
+        no claim is made against attacks on its last bits.
+
+        Candidates, truncation and all other arguments must not depend on the data.
+
+    Utility:
+        risk_bound = 2 M iota^(theta-1) / theta
+        + ((1 + 2 U / epsilon) log(3N/eta) + log(3/eta)) / (n iota): Lemma 4 (7) for all
+        candidates, Lemma 5 (8) for the best one, and Pr[score < max - 2t/epsilon] <=
+        N exp(-t) for the choice, each with eta/3. Here U is log(theta) times the slack,
+        and epsilon that of `Solution.privacy`. (14) and (26) are larger, since they go
+        through the empirical optimum of the whole set. Rounding of scores is left out.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.constraints import Box, grid_net
+        >>> features = jax.random.normal(jax.random.key(0), (5_000, 2))
+        >>> noise = jax.random.t(jax.random.key(1), 1.5, (5_000,))
+        >>> targets = features @ jnp.array([0.5, -0.3]) + noise
+        >>> net = grid_net(Box(-1.0, 1.0), 2, radius=0.1)
+        >>> solution = dp_l1_regression(features, targets, key=jax.random.key(2),
+        ...                             epsilon=1.0, candidates=net, truncation=0.3)
+        >>> print(solution.params.round(1))
+        [ 0.5 -0.3]
+        >>> print(solution.privacy)
+        Replacing any one of the 5,000 records changes the probability of any outcome
+        by at most a factor e^1 = 2.72.
+
+    Reference:
+        Wang, Xu (2022), "Differentially private l1-norm linear regression with
+        heavy-tailed data", Algorithms 1 and 2, equations (2), (6), (16). Mechanism:
+        McKenna, Sheldon (2020).
+    """
+    _validate.positive(
+        epsilon=epsilon, moment_bound=moment_bound, moment_order=moment_order
+    )
+    _validate.probability(failure_prob=failure_prob)
+    _validate.calibration(calibration)
+    _validate.typed_key(key)
+    _validate.require(1 < moment_order <= 2, "moment_order", moment_order, "in (1, 2]")
+    features, targets, candidates = _arrays(features, targets, candidates)
+    num_samples, num_candidates = features.shape[0], candidates.shape[0]
+    chunk_size = _CHUNK_SIZE if chunk_size is None else chunk_size
+    _validate.count(chunk_size=chunk_size)
+    chunk_size = min(chunk_size, num_candidates)
+
+    mechanism: _Mechanism = "permute_and_flip"
+    spent = epsilon
+    if calibration == "paper":
+        mechanism, spent = "exponential", 2 * epsilon
+    units = Units.of(num_samples, moment_order)
+    theory = _Theory(
+        moment_order=moment_order,
+        moment_bound=moment_bound,
+        num_samples=num_samples,
+        num_candidates=num_candidates,
+        failure_prob=failure_prob,
+    )
+    bias, deviation = theory.risk_terms(units.unit / spent)
+    if truncation is None and calibration == "paper":
+        truncation = theory.best_truncation(*theory.printed_risk_terms(epsilon))
+    elif truncation is None:
+        truncation = theory.best_truncation(bias, deviation)
+    _validate.positive(truncation=truncation)
+
+    params = _choose(
+        _Static(units, chunk_size, mechanism),
+        key,
+        features,
+        targets,
+        candidates,
+        truncation,
+        spent,
+    )
+    privacy = PrivacyGuarantee.of(
+        spent,
+        0.0,
+        dp_event=selection_event(spent, mechanism=mechanism),
+        num_samples=num_samples,
+    )
+    stats = {
+        "truncation": truncation,
+        "num_candidates": num_candidates,
+        "num_chunks": -(-num_candidates // chunk_size),
+        "sensitivity_slack": units.unit / math.log(moment_order),
+        "risk_bound": bias * truncation ** (moment_order - 1) + deviation / truncation,
+    }
+    return Solution(params, privacy, stats)
+
+
+class _Theory(NamedTuple):
+    """Bounds A iota^(theta - 1) + B / iota on the excess risk."""
+
+    moment_order: float
+    moment_bound: float
+    num_samples: int
+    num_candidates: int
+    failure_prob: float
+
+    def risk_terms(self, sharpness: float) -> tuple[float, float]:
+        """Returns A and B of the proven bound; sharpness is U / epsilon."""
+        bias = 2 * self.moment_bound / self.moment_order
+        one = math.log(3 / self.failure_prob)
+        every = one + math.log(self.num_candidates)
+        return bias, ((1 + 2 * sharpness) * every + one) / self.num_samples
+
+    def printed_risk_terms(self, epsilon: float) -> tuple[float, float]:
+        """Returns A and B of the printed bounds, (14) or (26)."""
+        order, log_order = self.moment_order, math.log(self.moment_order)
+        every = math.log(self.num_candidates / self.failure_prob) / self.num_samples
+        if order == 2:  # (14)
+            return 2.5 * self.moment_bound, (3 + 4 * log_order / epsilon) * every
+        # (26)
+        return 2**order * self.moment_bound / order, 8 * log_order / epsilon * every
+
+    def best_truncation(self, bias: float, deviation: float) -> float:
+        """Returns the iota where (theta - 1) A iota^(theta - 2) = B / iota^2."""
+        order = self.moment_order
+        return (deviation / ((order - 1) * bias)) ** (1 / order)
+
+
+class _Static(NamedTuple):
+    """What a call with other values compiles anew for."""
+
+    units: Units
+    chunk_size: int
+    mechanism: _Mechanism
+
+
+@partial(jax.jit, static_argnums=0)
+def _choose(
+    static: _Static,
+    key: Key,
+    features: jax.Array,
+    targets: jax.Array,
+    candidates: jax.Array,
+    truncation: Scalar,
+    epsilon: Scalar,
+) -> jax.Array:
+    num_candidates, size = candidates.shape[0], static.chunk_size
+    num_chunks = -(-num_candidates // size)
+    blocks = row_blocks(features, targets, truncation, static.units)
+    padding = num_chunks * size - num_candidates
+    columns = jnp.pad(candidates.T.astype(features.dtype), ((0, 0), (0, padding)))
+
+    def score_chunk(index: jax.Array) -> jax.Array:
+        start = index * size
+        chunk = jax.lax.dynamic_slice_in_dim(columns, start, size, axis=1)
+        scores = chunk_scores(blocks, chunk, static.units)
+        is_padding = start + jnp.arange(size, dtype="int32") >= num_candidates
+        return jnp.where(is_padding, -jnp.inf, scores)
+
+    mechanism = {"exponential": exponential, "permute_and_flip": permute_and_flip}
+    index = mechanism[static.mechanism](
+        key,
+        score_chunk,
+        epsilon=epsilon,
+        sensitivity_range=2.0,  # in units U / (n iota) of the loss
+        num_chunks=num_chunks,
+    )
+    return candidates[index]
+
+
+def _arrays(
+    features: ArrayLike, targets: ArrayLike, candidates: ArrayLike
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns checked arrays; the data in float64 where one of them is."""
+    x, y = _validate.linear_data(features, targets)
+    _validate.require(
+        len(x) < _MOST_SAMPLES, "features", x.shape, "of fewer than 2^24 rows"
+    )
+    w = jnp.asarray(candidates)
+    _validate.require(
+        w.ndim == 2
+        and jnp.issubdtype(w.dtype, jnp.floating)
+        and 2 <= len(w) < _MOST_CANDIDATES
+        and w.shape[1] == x.shape[1],
+        "candidates",
+        jax.ShapeDtypeStruct(w.shape, w.dtype),
+        f"floats of shape (N, {x.shape[1]}) with 2 to 2^30 - 1 rows",
+    )
+    if w.dtype == jnp.float64:
+        x, y = x.astype(w.dtype), y.astype(w.dtype)
+    return x, y, w

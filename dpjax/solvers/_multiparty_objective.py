@@ -1,0 +1,374 @@
+"""One noise vector for parties who trust an aggregator (paper 002, Algorithm 1)."""
+
+import math
+import os
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
+from dp_accounting import UnsupportedDpEvent
+
+from dpjax import _validate
+from dpjax._types import REPLACE_ONE, RandomBytes, Scalar
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    discrete_gaussian_stddev,
+    gaussian_stddev,
+    objective_noise,
+)
+from dpjax.mechanisms import discrete_gaussian, gaussian
+from dpjax.parties import (
+    Grid,
+    PartyError,
+    SecureSum,
+    Transport,
+    agree,
+    num_secret_shares,
+)
+from dpjax.solvers._calibration import check_budget
+from dpjax.solvers._margin_loss import MarginLoss
+from dpjax.solvers._perturbed_objective import (
+    Problem,
+    check_data,
+    least_gradient_norm,
+    released_dtype,
+    signed_rows,
+)
+from dpjax.solvers._solution import Solution
+
+_OUTPUT_SHARE = 0.01  # of the budget, as in `objective_perturbation`
+_OUTPUT_STEPS = 2**14  # of the output's grid, in a stddev of its noise
+_LENGTHS = 2.0 ** -np.arange(8)  # of Newton's step; a gradient step is the ninth point
+_STOP, _GRADIENTS, _HESSIAN = 0.0, 1.0, 2.0
+
+
+def multiparty_objective_perturbation(
+    features: jax.Array,
+    labels: jax.Array,
+    *,
+    transport: Transport,
+    epsilon: float,
+    delta: float,
+    regularization: float,
+    loss: MarginLoss | None = None,
+    max_colluding: int = 0,
+    test_only_random_bytes: RandomBytes | None = None,
+) -> Solution:
+    """Objective perturbation for a trusted aggregator; its transcript is NOT private.
+
+    J(w) = sum over all parties' records of phi(y <w, x>) + (N Lambda / 2) ||w||^2
+    + <sum of eta_k, w>, where party k draws eta_k ~ N(0, stddev^2 / (K - C) I) once.
+    Party 0, the aggregator, finds the minimiser from sums of gradients and Hessians at
+    points that it chooses, and only that point with the output's noise is released.
+
+    This is the paper's algorithm as far as it is private: `objective_perturbation` with
+    the records and the noise spread over the parties. Secure sums hide each party's
+    part, but the sums of two rounds differ by a difference of gradients without any
+    noise, and so do the points that the aggregator asks for. Whoever sees a transcript,
+    as every party does, can tell neighbouring data sets apart. Take
+    `multiparty_gradient_descent` where the parties do not trust each other.
+
+    Args:
+        features: this party's rows, shape (n_k, d); all n_k are public. Rows longer
+            than 1 are scaled down to length 1.
+        labels: shape (n_k,); above zero is the class +1, anything else the class -1.
+        transport: the way to the other parties, as for `multiparty_gradient_descent`.
+        epsilon: privacy parameter, positive and finite.
+        delta: privacy parameter in (0, 1).
+        regularization: lambda >= 0, per record, public.
+        loss: phi with its bounds; by default `MarginLoss.logistic()`.
+        max_colluding: C, of how many parties the noise shares may become known to those
+            who see the result. Their view of the transcript may not.
+        test_only_random_bytes: replaces the entropy of the operating system by
+            something known. For tests: it protects nobody.
+
+    Returns:
+        A `Solution`, the same for all parties. Its stats are those of
+        `objective_perturbation`, and num_samples and num_parties.
+
+    Raises:
+        ValueError: where an argument is out of its range, or another party's arguments
+            differ; never because of the values of features or labels.
+        PartyError: where a party sends nothing, or the wrong size.
+        ImportError: where the extra `parties` is not installed.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one for those who see the released parameters
+        and nothing else but C noise shares. Given these, the other shares sum up to
+        noise of stddev or more, and the proof is that of `objective_perturbation`: the
+        exact minimiser has 99 per cent of the budget, and its distance to the computed
+        one is hidden by discrete Gaussian shares on a grid
+        (`accounting.discrete_gaussian_stddev`). Rounding the parties' gradients to
+        their grid counts as an error in the certificate ||grad J|| <= gamma. A point
+        without it is never released: NaN would be. Neither the number of rounds nor
+        anything else of the transcript is private. The noise eta is drawn in floating
+        point, and no claim is made against attacks on its last bits.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.parties import run_parties
+        >>> features = jax.random.normal(jax.random.key(0), (2, 3000, 3)) / 3
+        >>> labels = features[..., 0] - features[..., 1]
+        >>> def train(transport):
+        ...     k = transport.party
+        ...     return multiparty_objective_perturbation(
+        ...         features[k], labels[k], transport=transport, epsilon=1.0,
+        ...         delta=1e-6, regularization=0.01)
+        >>> solution = run_parties(train, 2)[0]
+        >>> predicted = features @ solution.params > 0
+        >>> print(f"{(predicted == (labels > 0)).mean():.2f}")
+        1.00
+
+    Reference:
+        Rajkumar, Agarwal (2012), Algorithm 1 and Theorem 4.2, which holds for the exact
+        minimiser alone and not for the third party's view. Iyengar et al. (2019), for
+        the approximate one.
+    """
+    check_budget(epsilon, delta)
+    _validate.non_negative(regularization=regularization)
+    loss = MarginLoss.logistic() if loss is None else loss
+    _validate.require(isinstance(loss, MarginLoss), "loss", loss, "a MarginLoss")
+    num_shares = num_secret_shares(transport.num_parties, max_colluding, 0)
+    num_mine, num_features = check_data(features, labels)
+    bounds = (loss.derivative_bound, loss.curvature_bound, loss.is_non_increasing)
+    settings = (epsilon, delta, regularization, *bounds, max_colluding, num_features)
+    num_records = agree(transport, settings, num_mine)
+    num_samples = sum(num_records)
+
+    noise = objective_noise(
+        (1 - _OUTPUT_SHARE) * epsilon,
+        (1 - _OUTPUT_SHARE) * delta,
+        regularization=regularization,
+        is_non_increasing=loss.is_non_increasing,
+        num_samples=num_samples,
+        curvature_bound=loss.curvature_bound,
+        derivative_bound=loss.derivative_bound,
+    )
+    total = regularization + noise.extra_regularization
+    convexity = num_samples * total
+    problem = Problem(loss, num_samples, num_features)
+    all_noise = noise.stddev * math.sqrt(transport.num_parties / num_shares)
+    least = least_gradient_norm(problem, convexity, all_noise)
+    gradient_norm = max(1e-8 * convexity, 2 * least)
+
+    share_stddev = noise.stddev / math.sqrt(num_shares)
+    most_records = max(num_records)
+    # A party's rounding to the grid moves a coordinate of the sum by a step at most.
+    # Noise beyond 40 stddevs would be clipped; its probability is e^-800.
+    most_rounding = gradient_norm / 8
+    step = most_rounding / (transport.num_parties * math.sqrt(num_features))
+    search = _Search(
+        problem,
+        convexity,
+        gradient_norm,
+        most_rounding,
+        Grid(
+            _power_of_two(step),
+            bound=most_records * loss.derivative_bound + 40 * share_stddev,
+        ),
+        Grid(
+            _power_of_two(2.0**-44 * num_samples * loss.curvature_bound),
+            bound=most_records * loss.curvature_bound,
+        ),
+    )
+    random_bytes = test_only_random_bytes or os.urandom
+    secure_sum = SecureSum(transport, random_bytes=random_bytes)
+    with jax.enable_x64(True):
+        key = jax.random.wrap_key_data(
+            jnp.asarray(np.frombuffer(random_bytes(8), np.uint32)), impl="threefry2x32"
+        )
+        share = gaussian(
+            key,
+            jnp.zeros(num_features, jnp.float64),
+            stddev=share_stddev,
+        )
+        rows = signed_rows(jnp.asarray(features), jnp.asarray(labels))
+        party = _Party(transport, secure_sum, search, _chunks(rows), np.asarray(share))
+        params = party.minimize() if transport.party == 0 else party.serve()
+
+    # What the computed minimiser may differ by between neighbours.
+    sensitivity = 2 * gradient_norm / convexity
+    output_budget = (_OUTPUT_SHARE * epsilon, _OUTPUT_SHARE * delta)
+    continuous = gaussian_stddev(*output_budget, sensitivity=sensitivity)
+    slopes = num_samples * loss.derivative_bound
+    longest = (slopes + all_noise * (math.sqrt(num_features) + 60)) / convexity
+    grid = Grid(
+        _power_of_two(continuous / math.sqrt(num_shares)) / _OUTPUT_STEPS, bound=longest
+    )
+    output_share = discrete_gaussian_stddev(
+        *output_budget,
+        sensitivity=grid.sensitivity(sensitivity, num_features),
+        num_shares=num_shares,
+        num_coordinates=num_features,
+    )
+
+    def output() -> np.ndarray:
+        mine = params if transport.party == 0 else np.zeros(num_features)
+        draw = discrete_gaussian(
+            num_features, stddev=output_share, random_bytes=random_bytes
+        )
+        return grid.to_integers(mine) + draw
+
+    released = grid.to_reals(secure_sum(output, num_features))
+    released = np.where(np.isnan(params), np.nan, released)
+    stats: dict[str, Scalar] = {
+        "num_samples": num_samples,
+        "num_parties": transport.num_parties,
+        "stddev": noise.stddev,
+        "regularization": total,
+        "extra_regularization": noise.extra_regularization,
+        "gradient_norm": gradient_norm,
+        "output_stddev": math.sqrt(num_shares) * output_share * grid.step,
+    }
+    guarantee = PrivacyGuarantee.of(
+        epsilon,
+        delta,
+        dp_event=UnsupportedDpEvent(),
+        relation=REPLACE_ONE,
+        num_samples=num_samples,
+    )
+    return Solution(
+        jnp.asarray(released, released_dtype(features)),
+        PrivacyGuarantee(
+            epsilon,
+            delta,
+            REPLACE_ONE,
+            guarantee.dp_event,
+            f"{guarantee} This holds for who sees the released parameters alone: the "
+            "transcript is NOT private, and every party sees it.",
+        ),
+        stats,
+    )
+
+
+class _Search(NamedTuple):
+    """What is searched for, and on which grids the sums travel; all public."""
+
+    problem: Problem
+    convexity: float
+    gradient_norm: float
+    most_rounding: float
+    gradient_grid: Grid
+    hessian_grid: Grid
+
+
+class _Party(NamedTuple):
+    """What a party does while the aggregator, party 0, looks for the minimiser."""
+
+    transport: Transport
+    secure_sum: SecureSum
+    search: _Search
+    chunks: jax.Array  # this party's rows y x
+    noise: np.ndarray  # eta_k
+
+    def minimize(self) -> np.ndarray:
+        """Directs the search: w with a certified gradient, or NaN.
+
+        As in `objective_perturbation`: Newton's step at several lengths and a gradient
+        step, of which the point with the shortest gradient is kept.
+        """
+        problem, convexity = self.search.problem, self.search.convexity
+        smoothness = convexity + problem.num_samples * problem.loss.curvature_bound
+        params = np.zeros(problem.num_features)
+        gradient = self._sum_gradients(np.tile(params, (len(_LENGTHS) + 1, 1)))[0]
+        norm = float(np.linalg.norm(gradient))
+        while not self._is_certified(params, norm):
+            hessian = self._sum_hessians(params)
+            newton = scipy.linalg.solve(hessian, gradient, assume_a="pos")
+            moves = np.vstack([np.outer(_LENGTHS, newton), gradient / smoothness])
+            points = params - moves
+            gradients = self._sum_gradients(points)
+            norms = np.linalg.norm(gradients, axis=1)
+            best = int(np.argmin(norms))
+            if norms[best] >= norm:  # rounding has been reached
+                params = np.full_like(params, np.nan)
+                break
+            params, gradient = points[best], gradients[best]
+            norm = float(norms[best])
+        self._tell(_STOP, params)
+        return params
+
+    def serve(self) -> np.ndarray:
+        """Answers what the aggregator asks for, until it tells the result."""
+        while True:
+            kind, points = self._tell()
+            if kind == _STOP:
+                return points[0]
+            self._add(kind, points)
+
+    def _is_certified(self, params: np.ndarray, norm: float) -> bool:
+        # The noise went to the grid with the gradients; it is rounded nowhere else.
+        problem = self.search.problem
+        rounding = problem.rounding(self.search.convexity, np.linalg.norm(params), 0.0)
+        norm *= 1 + (problem.num_features + 8) * 2.0**-52
+        slack = rounding + self.search.most_rounding
+        return bool(norm + slack <= self.search.gradient_norm)
+
+    def _sum_gradients(self, points: np.ndarray) -> np.ndarray:
+        self._tell(_GRADIENTS, points)
+        total = self._add(_GRADIENTS, points).reshape(points.shape)
+        return self.search.gradient_grid.to_reals(total) + (
+            self.search.convexity * points
+        )
+
+    def _sum_hessians(self, point: np.ndarray) -> np.ndarray:
+        self._tell(_HESSIAN, point)
+        total = self._add(_HESSIAN, point[None]).reshape(point.size, point.size)
+        return self.search.hessian_grid.to_reals(total) + (
+            self.search.convexity * np.eye(point.size)
+        )
+
+    def _tell(
+        self, kind: float = _STOP, points: np.ndarray | None = None
+    ) -> tuple[float, np.ndarray]:
+        """Sends the aggregator's words to all, filled up with zeros to one size."""
+        words = np.zeros(1 + (len(_LENGTHS) + 1) * self.search.problem.num_features)
+        if points is not None:
+            words[: 1 + points.size] = [kind, *points.reshape(-1)]
+        is_aggregator = self.transport.party == 0
+        message = self.transport.exchange(
+            words.tobytes() if is_aggregator else b"", words.nbytes
+        )[0]
+        if message is None:
+            raise PartyError([0], "the aggregator sent nothing")
+        words = np.frombuffer(message)
+        return words[0], words[1:].reshape(len(_LENGTHS) + 1, -1)
+
+    def _add(self, kind: float, points: np.ndarray) -> np.ndarray:
+        """Takes part in one sum over all parties."""
+        loss = self.search.problem.loss
+        if kind == _GRADIENTS:
+            grid = self.search.gradient_grid
+            values = np.asarray(_gradients(loss, self.chunks, points)) + self.noise
+        else:
+            grid = self.search.hessian_grid
+            values = np.asarray(_hessian(loss, self.chunks, points[0]))
+        integers = grid.to_integers(values.reshape(-1))
+        return self.secure_sum(lambda: integers, integers.size)
+
+
+def _chunks(rows: jax.Array) -> jax.Array:
+    """About sqrt(n) chunks of as many rows, as the rounding bound counts them."""
+    size = math.isqrt(len(rows) - 1) + 1
+    rows = jnp.pad(rows, ((0, -len(rows) % size), (0, 0)))
+    return rows.reshape(-1, size, rows.shape[1])
+
+
+@partial(jax.jit, static_argnums=0)
+def _gradients(loss: MarginLoss, chunks: jax.Array, points: jax.Array) -> jax.Array:
+    slopes = loss.derivative(jnp.einsum("pd,cbd->cpb", points, chunks))
+    return jnp.einsum("cpb,cbd->cpd", slopes, chunks).sum(axis=0)
+
+
+@partial(jax.jit, static_argnums=0)
+def _hessian(loss: MarginLoss, chunks: jax.Array, point: jax.Array) -> jax.Array:
+    weights = loss.curvature(chunks @ point)
+    return jnp.einsum("cb,cbd,cbe->de", weights, chunks, chunks)
+
+
+def _power_of_two(value: float) -> float:
+    """The largest power of two that is not above a value."""
+    return math.ldexp(0.5, math.frexp(value)[1])

@@ -1,0 +1,98 @@
+"""Steps on disjoint batches that end in a private peeling: what solvers share."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from dp_accounting import ZCDpEvent
+
+from dpjax import _validate
+from dpjax._types import PyTree, Scalar
+from dpjax.accounting import PrivacyGuarantee, epsilon_to_rho, rho_to_epsilon
+from dpjax.batching import Disjoint
+from dpjax.solvers._descent import Loop, Watch
+from dpjax.transforms import laplace_peel, peel
+
+# A product of float32 numbers may be rounded down: never count less than it is.
+ROUNDED_UP = 1 + 2.0**-21
+
+
+class Peeling(NamedTuple):
+    """How the entries of a step are chosen and released, and what that costs.
+
+    Attributes:
+        sparsity: s.
+        rho: zCDP cost of one peeling.
+        transform_fn: `transforms.peel`, or `transforms.laplace_peel`.
+        privacy: (epsilon, delta) of one peeling, hence of all on disjoint batches.
+    """
+
+    sparsity: int
+    rho: float
+    transform_fn: Callable[..., optax.GradientTransformation]
+    privacy: tuple[float, float]
+
+    @classmethod
+    def tight(cls, sparsity: int, epsilon: float, delta: float) -> "Peeling":
+        """Returns the peeling with the least noise that a budget affords."""
+        if delta == 0:
+            rho = 5 * epsilon**2 / (18 * sparsity)
+            return cls(sparsity, rho, laplace_peel, (epsilon, delta))
+        return cls(sparsity, epsilon_to_rho(epsilon, delta), peel, (epsilon, delta))
+
+    @classmethod
+    def laplace(cls, sparsity: int, rho: float, delta: float) -> "Peeling":
+        """Returns the papers' peeling for a given rho, at what it really costs."""
+        pure = 3 * math.sqrt(2 * sparsity * rho / 5)
+        epsilon = min(pure, rho_to_epsilon(rho, delta))
+        return cls(sparsity, rho, laplace_peel, (epsilon, delta))
+
+    def stats(self, loop: Loop, num_samples: int, sensitivity: Scalar) -> dict:
+        """Returns what was taken, and how large the noise of the last step is."""
+        rounds = 1.0 if self.transform_fn is peel else 2.5
+        scale = sensitivity * math.sqrt(rounds * self.sparsity / self.rho)
+        return {
+            "num_steps": loop.num_steps,
+            "batch_size": int(loop.batching.divisor(num_samples, loop.num_steps)),
+            "linf_sensitivity": sensitivity,
+            "noise_scale": scale,
+            "noise_norm": scale * math.sqrt(self.sparsity),
+        }
+
+    def guarantee(self, num_samples: int) -> PrivacyGuarantee:
+        """Returns the guarantee of all steps."""
+        return PrivacyGuarantee.of(
+            *self.privacy, dp_event=ZCDpEvent(self.rho), num_samples=num_samples
+        )
+
+
+def disjoint_loop(
+    num_samples: int,
+    num_steps: int,
+    microbatch_size: int | None = None,
+    watch: Watch | None = None,
+) -> Loop:
+    """Returns the steps on disjoint batches, each of floor(n / T) >= 1 records."""
+    loop = Loop(Disjoint(), num_steps, microbatch_size, watch).checked()
+    loop.batching.divisor(num_samples, num_steps)
+    return loop
+
+
+def papers_num_steps(num_samples: int) -> int:
+    """Returns floor(log n), at least 1."""
+    return max(1, math.floor(math.log(num_samples)))
+
+
+def check_sparsity(sparsity: int, params: PyTree) -> None:
+    """Requires 1 <= sparsity <= the entries of all leaves together."""
+    _validate.count(sparsity=sparsity)
+    num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
+    _validate.require(
+        sparsity <= num_coordinates,
+        "sparsity",
+        sparsity,
+        f"at most the {num_coordinates} entries of the parameters",
+    )

@@ -1,0 +1,94 @@
+"""The centre of a majority of points, and how far one record can move it.
+
+m points z_i lie in a set of l2 diameter 1; a record changes at most s of them. Let
+r_i(t) be the least radius of a ball round z_i that holds t points, itself included, and
+
+    t_0 = floor((m + s) / 2) + 1,     g = z_i for the i with the least r_i(t_0),
+    K = floor((m - t_0) / s),         V_k = the (ks + 1)-th smallest r_i(t_0 + ks),
+    S = max over 0 <= k <= K of w_k L_k,   L_k = min(1, V_k + V_(k+1)),              (1)
+
+with V_(K+1) = inf and public weights 1 = w_0 >= w_k >= w_(k+1) >= e^(-B) w_k. Let z'
+differ from z in s points, and let an index be unchanged if it is none of those.
+
+V_k <= V'_(k+1). Of the ((k+1)s + 1) balls behind V'_(k+1) at least ks + 1 have an
+unchanged centre; each holds t_0 + (k+1)s points of z', of which t_0 + ks are unchanged
+and so points of z too. So ks + 1 of the r_i(t_0 + ks) of z are at most V'_(k+1).
+
+Sensitivity. The balls of radius V_0 round g and V'_0 round g' hold t_0 - s unchanged
+points each, of m - s < 2 (t_0 - s): one lies in both. So |g - g'| <= V_0 + V'_0, which
+is at most V_0 + V_1, at most V'_0 + V'_1, and no more than 1: at most min(S, S').
+
+Smoothness. L_k <= L'_(k+1), and L_K = 1, so S <= e^B S'.
+
+Rounding. The first argument compares radii of unchanged centres alone, and counts: it
+needs no triangle inequality, and holds for computed distances, which are the same for
+the same two points. Sums, minima and maxima keep an order. Only the sensitivity takes
+distances for exact. A computed one is too small by a share of (d/2 + 10) u at most,
+u = 2^-24 in float32, and by sqrt(d) 2^-63 for squares that underflow; S is at least
+w_K >= 2^-40, so that (2d + 32) u of it covers both, and a set that is larger by the
+rounding of a projection. `smooth_weights` keeps 2^-20 of B for the products in (1).
+
+Paper 001 prints 2 e^(-beta k) times the mean of the top ceil(s/2) of r_i(t_0 + (k+1)s)
+in place of (1). As largest values, or as so few of the smallest, that is not smooth; as
+the a >= s/beta smallest it is 2 beta-smooth, and asks for a <= t_0. Here the rank
+ks + 1 makes B = beta, and every m > s will do.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._tree import like
+from dpjax._types import ArrayLike
+
+_SLACK = 2.0**-20
+# 1e-12 of the diameter is below what a float32 result resolves.
+_LEAST_WEIGHT = 2.0**-40
+
+
+def majority(num_points: int, overlap: int) -> int:
+    """Returns t_0, so many of m points that two such sets share an unchanged one."""
+    return (num_points + overlap) // 2 + 1
+
+
+def num_steps(num_points: int, overlap: int) -> int:
+    """Returns K, how many records must change before nothing but w_K remains."""
+    return (num_points - majority(num_points, overlap)) // overlap
+
+
+def least_num_points(num_steps: int, overlap: int) -> int:
+    """Returns the smallest m whose K is at least `num_steps`."""
+    # m - t_0 = ceil((m - s) / 2) - 1
+    return 2 * overlap * num_steps + overlap + 1
+
+
+def smooth_weights(smoothness: float, num_steps: int) -> np.ndarray:
+    """Returns w_0, ..., w_K = e^(-Bk), not below 2^-40: on the host, in float64."""
+    steps = np.arange(num_steps + 1)
+    return np.maximum(np.exp(-max(smoothness - _SLACK, 0.0) * steps), _LEAST_WEIGHT)
+
+
+def smooth_center(
+    points: jax.Array, weights: ArrayLike, *, overlap: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns g, shape (d,), and S of (1) for points of shape (m, d)."""
+    num_points, num_coordinates = points.shape
+    first = majority(num_points, overlap) - 1  # r_i(t_0) has this index, from zero
+
+    def radii(point: jax.Array) -> jax.Array:
+        # As differences: |x|^2 - 2 <x, y> + |y|^2 would cancel.
+        squares = jnp.square(points - point[None])
+        return jnp.sort(jnp.sqrt(jnp.sum(squares, axis=1)))[first::overlap]
+
+    by_point = jax.lax.map(radii, points)  # (m, K + 1): r_i(t_0 + ks)
+    center = points[jnp.argmin(by_point[:, 0])]
+    steps = np.arange(by_point.shape[1])
+    balls = jnp.sort(by_point, axis=0)[steps * overlap, steps]  # V_0, ..., V_K
+    bounds = jnp.minimum(1.0, balls[:-1] + balls[1:])
+    weight = jnp.asarray(weights).astype(points.dtype)
+    largest = jnp.max(weight[:-1] * bounds, initial=0.0)
+    roundoff = float(jnp.finfo(points.dtype).eps) / 2
+    inflation = math.exp((2 * num_coordinates + 32) * roundoff)
+    return center, jnp.maximum(largest, weight[-1]) * like(inflation, points)

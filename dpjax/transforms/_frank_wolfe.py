@@ -1,0 +1,140 @@
+"""Frank-Wolfe steps with a private choice of the vertex, as a transformation."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import _validate
+from dpjax._tree import clip, like
+from dpjax._types import Key, Scalar
+from dpjax.constraints import VertexConstraint
+from dpjax.mechanisms import exponential
+
+# The range itself is a few float32 operations: never choose more sharply than asked.
+_ROUNDED_UP = 1 + 2.0**-20
+
+SelectFn = Callable[..., jax.Array]
+
+
+class FrankWolfeState(NamedTuple):
+    """State of `frank_wolfe`: the key of the next choices, steps made, and the range.
+
+    The sensitivity range is kept, since of a polytope it costs |V|^2 d operations.
+    """
+
+    key: Key
+    num_steps: jax.Array
+    sensitivity_range: jax.Array
+
+
+def frank_wolfe(
+    constraint: VertexConstraint,
+    *,
+    epsilon: Scalar,
+    sensitivity: Scalar,
+    limit: Scalar,
+    key: Key,
+    learning_rate: optax.ScalarOrSchedule | None = None,
+    select_fn: SelectFn = exponential,
+) -> optax.GradientTransformation:
+    """Returns a transformation that moves parameters towards a private vertex.
+
+    The update is eta_t (v - w), with v chosen by its score -<v, g>. The parameters stay
+    in the set where they start in it. It stands where `optax.sgd` would: after
+    `aggregate`, without noise.
+
+    Args:
+        constraint: a set with vertices: `L1Ball`, `Simplex` or `Polytope`.
+        epsilon: privacy parameter of one choice, positive.
+        sensitivity: linf sensitivity of the incoming update g, in its units, such as
+            `estimator.sensitivity(n, d).linf`.
+        limit: bound on the entries of g, such as `estimator.limit`; they are clipped
+            to it. Scores are rounded by a share of it.
+        key: a typed key. It lives in the state; each update draws from a fresh one.
+        learning_rate: eta, or a schedule of the step 0, 1, ...; by default
+            2 / (t + 3), the papers' 2 / (t + 2) with steps counted from one.
+        select_fn: `mechanisms.exponential`, or `mechanisms.permute_and_flip` for
+            choices that do not add up, such as those on disjoint batches.
+
+    Returns:
+        An optax transformation; its update needs params, in the set. Its state is a
+        pytree of arrays.
+
+    Raises:
+        ValueError: where an argument is out of its range, or update gets no params.
+
+    Privacy:
+        One update is one selection with `epsilon`: between neighbours the scores move
+        by at most diameter("l1")·sensitivity more at one vertex than at another, since
+        <v - w, g - g'> <= ||v - w||_1 ||g - g'||_inf, and rounding moves each of the
+        four scores by at most `constraint.score_error`·limit. T of them on the same
+        data cost `accounting.total_selection_epsilon(epsilon, delta,
+        num_selections=T)`, under the relation that the sensitivity is stated for.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from dpjax.constraints import L1Ball
+        >>> from dpjax.estimators import Winsorization
+        >>> from dpjax.transforms import aggregate
+        >>> estimator = Winsorization(1.0)
+        >>> optimizer = optax.chain(
+        ...     aggregate(estimator),
+        ...     frank_wolfe(L1Ball(3.0), epsilon=1.0, key=jax.random.key(0),
+        ...                 sensitivity=estimator.sensitivity(1000, 2).linf,
+        ...                 limit=estimator.limit))
+        >>> params = jnp.zeros(2)
+        >>> grads = jnp.tile(jnp.array([0.1, -0.9]), (1000, 1))
+        >>> update, _ = optimizer.update(grads, optimizer.init(params), params)
+        >>> print(optax.apply_updates(params, update))
+        [0. 2.]
+
+    Reference:
+        Talwar, Thakurta, Zhang (2015), "Nearly optimal private LASSO"; Hu, Ni, Xiao,
+        Wang (2022), Algorithms 1 and 2.
+    """
+    _validate.require(
+        isinstance(constraint, VertexConstraint),
+        "constraint",
+        constraint,
+        "a set with vertices: L1Ball, Simplex or Polytope",
+    )
+    _validate.positive(epsilon=epsilon, sensitivity=sensitivity, limit=limit)
+    _validate.typed_key(key)
+    _validate.require(callable(select_fn), "select_fn", select_fn, "callable")
+    if learning_rate is None:
+        schedule = _papers_rate
+    elif callable(learning_rate):
+        schedule = learning_rate
+    else:
+        _validate.within(0, 1, learning_rate=learning_rate)
+        schedule = optax.constant_schedule(learning_rate)
+
+    def init(params):
+        num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
+        change = constraint.diameter("l1", num_coordinates) * sensitivity
+        change += 4 * constraint.score_error(num_coordinates) * limit
+        change = jnp.asarray(change * _ROUNDED_UP)
+        return FrankWolfeState(key, jnp.zeros((), jnp.int32), change)
+
+    def update(updates, state, params=None):
+        _validate.optax_params(params)
+        next_key, choice_key = jax.random.split(state.key)
+        index = select_fn(
+            choice_key,
+            constraint.vertex_scores(clip(updates, limit)),
+            epsilon=epsilon,
+            sensitivity_range=state.sensitivity_range,
+        )
+        vertex = constraint.vertex(index, params)
+        rate = jnp.asarray(schedule(state.num_steps))
+        moves = jax.tree.map(lambda v, w: like(rate, v) * (v - w), vertex, params)
+        return moves, state._replace(key=next_key, num_steps=state.num_steps + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _papers_rate(step: jax.typing.ArrayLike) -> jax.Array:
+    return 2 / (jnp.asarray(step).astype(jnp.float32) + 3)

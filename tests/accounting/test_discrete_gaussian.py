@@ -1,0 +1,208 @@
+"""Sums of discrete Gaussian shares, against their laws computed term by term."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax.accounting import (
+    discrete_gaussian_epsilon,
+    discrete_gaussian_stddev,
+    gaussian_epsilon,
+    gaussian_stddev,
+)
+
+
+def share_law(stddev, reach):
+    """Probabilities of the integers from -reach to reach."""
+    weights = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * stddev**2))
+    return weights / weights.sum()
+
+
+def sum_law(stddev, num_shares, reach):
+    """The law of a sum of shares; sums of positive numbers, hence exact to 1e-12."""
+    law = share_law(stddev, reach)
+    for _ in range(num_shares - 1):
+        law = np.convolve(law, share_law(stddev, reach))
+    return law
+
+
+def delta_of(law, shift, epsilon):
+    """The least delta between the law and the law shifted by an integer."""
+    zeros = np.zeros(shift)
+    one, other = np.concatenate([law, zeros]), np.concatenate([zeros, law])
+    return np.maximum(one - math.exp(epsilon) * other, 0).sum()
+
+
+@pytest.mark.parametrize("num_shares", [1, 2, 4])
+@pytest.mark.parametrize("stddev", [1, 2, 5, 30])
+@pytest.mark.parametrize("shift", [1, 4])
+def test_epsilon_covers_the_true_one(num_shares, stddev, shift):
+    law = sum_law(stddev, num_shares, 14 * stddev)
+    for delta in (1e-2, 1e-5, 1e-8):
+        epsilon = discrete_gaussian_epsilon(
+            stddev,
+            delta,
+            sensitivity=shift,
+            num_shares=num_shares,
+            num_coordinates=1,
+        )
+        assert delta_of(law, shift, epsilon) <= delta
+        assert delta_of(law, shift, 0.5 * epsilon - 0.05) > delta  # and not far from it
+
+
+@pytest.mark.parametrize("stddev", [1, 2])
+def test_a_sum_is_nearly_one_discrete_gaussian(stddev):
+    # Equation (1): |log ratio| <= tau / 2.
+    for num_shares in (2, 3, 6):
+        reach = 12 * stddev
+        law = sum_law(stddev, num_shares, reach)
+        middle = len(law) // 2
+        n = np.arange(-reach // 2, reach // 2 + 1)
+        single = np.exp(-(n**2) / (2 * num_shares * stddev**2))
+        far = np.arange(-100 * reach, 100 * reach + 1)
+        single /= np.exp(-(far**2) / (2 * num_shares * stddev**2)).sum()
+        ratio = np.abs(np.log(law[middle + n] / single)).max()
+        half_tau = 5 * sum(
+            math.exp(-2 * math.pi**2 * stddev**2 * k / (k + 1))
+            for k in range(1, num_shares)
+        )
+        assert ratio <= half_tau + 1e-12
+        if stddev == 1 and num_shares == 2:
+            assert ratio > half_tau / 3  # the bound says something
+
+
+def test_the_constant_five_at_its_worst():
+    # log((1 + t) / (1 - t)) <= 5 exp(-2 pi^2 v) from v = 1/8 on.
+    for v in np.linspace(1 / 8, 1.5, 50):
+        m = np.arange(1, 40)
+        t = 2 * np.exp(-2 * math.pi**2 * v * m**2).sum()
+        assert math.log((1 + t) / (1 - t)) <= 4.1 * math.exp(-2 * math.pi**2 * v)
+
+
+@pytest.mark.parametrize("stddev", [2.0, 10.0, 100.0])
+def test_a_rounded_gaussian_is_nearly_the_discrete_one(stddev):
+    # Equation (3), without its tau.
+    z = 8.0
+    n = np.arange(0, int(z * stddev))
+    tails = scipy.stats.norm.sf((np.append(n, n[-1] + 1) - 0.5) / stddev)
+    rounded = tails[:-1] - tails[1:]
+    discrete = share_law(stddev, int(40 * stddev))[int(40 * stddev) + n]
+    ratio = np.abs(np.log(rounded / discrete)).max()
+    eta = 5 * math.exp(-2 * math.pi**2 * stddev**2) + z**2 / (8 * stddev**2)
+    assert eta / 10 < ratio <= eta
+
+
+def test_pairs_of_rounds_against_an_accountant():
+    for stddev, num_releases in ((3, 2), (20, 10), (60, 50)):
+        pld = dp_accounting.pld.privacy_loss_distribution
+        loss = pld.from_discrete_gaussian_mechanism(
+            stddev, sensitivity=2, value_discretization_interval=1e-4
+        ).self_compose(num_releases)
+        ours = discrete_gaussian_epsilon(
+            stddev,
+            1e-5,
+            sensitivity=2,
+            num_coordinates=1,
+            num_releases=num_releases,
+        )
+        true = loss.get_epsilon_for_delta(1e-5)
+        assert true * (1 - 1e-3) <= ours <= 1.2 * true
+
+
+def test_many_coordinates_against_the_exact_law():
+    # d coordinates that all move by one: their losses add up, each with the exact law.
+    d, stddev, num_shares = 16, 2, 3
+    law = sum_law(stddev, num_shares, 14 * stddev)
+    delta = 1e-4
+    epsilon = discrete_gaussian_epsilon(
+        stddev,
+        delta,
+        sensitivity=math.sqrt(d),
+        num_shares=num_shares,
+        num_coordinates=d,
+    )
+    n = np.arange(1, len(law))
+    loss = np.log(law[n] / law[n - 1])
+    draws = np.random.default_rng(0).choice(loss, (400_000, d), p=law[n] / law[n].sum())
+    hockey = np.maximum(1 - np.exp(epsilon - draws.sum(axis=1)), 0)
+    # One-sided, five standard errors: false alarm 3e-7.
+    assert hockey.mean() - 5 * hockey.std() / math.sqrt(len(hockey)) <= delta
+
+
+@pytest.mark.parametrize("sensitivity", [1.0, 37.5, 1e4, 1e8])
+@pytest.mark.parametrize(("num_shares", "num_releases"), [(1, 1), (3, 50)])
+def test_stddev_is_the_smallest_that_passes(sensitivity, num_shares, num_releases):
+    setting = {
+        "sensitivity": sensitivity,
+        "num_shares": num_shares,
+        "num_coordinates": 100,
+        "num_releases": num_releases,
+    }
+    for epsilon in (0.1, 1.0, 8.0):
+        stddev = discrete_gaussian_stddev(epsilon, 1e-6, **setting)
+        assert discrete_gaussian_epsilon(stddev, 1e-6, **setting) <= epsilon
+        if stddev > 1:
+            assert discrete_gaussian_epsilon(stddev - 1, 1e-6, **setting) > epsilon
+
+
+def test_a_fine_grid_costs_what_the_continuous_gaussian_costs():
+    setting = {"sensitivity": 2.0**20, "num_releases": 300}
+    fine = {"num_shares": 3, "num_coordinates": 10**6}
+    stddev = discrete_gaussian_stddev(1.0, 1e-6, **setting, **fine)
+    total = math.sqrt(3) * stddev
+    assert total / gaussian_stddev(1.0, 1e-6, **setting) < 1 + 1e-4
+    ours = discrete_gaussian_epsilon(stddev, 1e-6, **setting, **fine)
+    assert 1 - 1e-4 < gaussian_epsilon(total, 1e-6, **setting) / ours <= 1
+
+
+def test_epsilon_falls_with_noise_and_grows_with_use():
+    setting = {"sensitivity": 3.0, "num_shares": 2, "num_coordinates": 50}
+    by_stddev = [discrete_gaussian_epsilon(s, 1e-5, **setting) for s in range(1, 400)]
+    assert np.all(np.diff(by_stddev) < 0)
+    by_releases = [
+        discrete_gaussian_epsilon(50, 1e-5, **setting, num_releases=t)
+        for t in (1, 2, 5, 100, 10_000, 10**7)
+    ]
+    assert np.all(np.diff(by_releases) > 0)
+
+
+def test_limits():
+    assert discrete_gaussian_epsilon(1, 0.1, sensitivity=0.0, num_coordinates=1) == 0
+    assert discrete_gaussian_stddev(1.0, 0.1, sensitivity=0.0, num_coordinates=9) == 1
+    much = discrete_gaussian_epsilon(1, 1e-9, sensitivity=1e6, num_coordinates=1)
+    assert much > 1e11
+
+
+GOOD = {"sensitivity": 1.0, "num_shares": 2, "num_coordinates": 3, "num_releases": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sensitivity", -1.0),
+        ("sensitivity", math.nan),
+        ("num_shares", 0),
+        ("num_coordinates", 1.5),
+        ("num_releases", 0),
+        ("delta", 0.0),
+        ("delta", 1.0),
+        ("stddev", 0),
+        ("stddev", 2.5),
+        ("epsilon", 0.0),
+        ("epsilon", math.inf),
+    ],
+)
+def test_bad_arguments_are_named(name, value):
+    first = {"stddev": 5, "epsilon": 1.0}
+    for function, own in (
+        (discrete_gaussian_epsilon, "stddev"),
+        (discrete_gaussian_stddev, "epsilon"),
+    ):
+        if name in ("stddev", "epsilon") and name != own:
+            continue
+        arguments = {own: first[own], "delta": 1e-5} | GOOD | {name: value}
+        with pytest.raises(ValueError, match=name):
+            function(**arguments)

@@ -1,0 +1,152 @@
+"""Compositions of private choices: against enumeration, quadrature, an accountant."""
+
+import itertools
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+
+from dpjax.accounting import (
+    epsilon_to_rho,
+    selection_epsilon,
+    selection_event,
+    total_selection_epsilon,
+)
+
+MECHANISMS = ("exponential", "permute_and_flip")
+
+
+def enumerated_delta(each, num_selections, epsilon):
+    """delta(epsilon) of T answers of randomised response, outcome by outcome."""
+    truth = 1 / (1 + math.exp(-each))
+    delta = 0.0
+    for answers in itertools.product((True, False), repeat=num_selections):
+        p = math.prod(truth if answer else 1 - truth for answer in answers)
+        q = math.prod(1 - truth if answer else truth for answer in answers)
+        delta += max(0.0, p - math.exp(epsilon) * q)
+    return delta
+
+
+def renyi(p, q, order):
+    """D_order(p || q) of two laws on a few points; order 1 is Kullback-Leibler."""
+    if order == 1:
+        return float(np.sum(p * np.log(p / q)))
+    return float(np.log(np.sum(p**order * q ** (1 - order)))) / (order - 1)
+
+
+@pytest.mark.parametrize("num_selections", [1, 2, 5, 9])
+@pytest.mark.parametrize("each", [0.05, 0.7, 3.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-3, 0.2])
+def test_permute_and_flip_is_the_optimal_composition(num_selections, each, delta):
+    epsilon = total_selection_epsilon(
+        each, delta, num_selections=num_selections, mechanism="permute_and_flip"
+    )
+    assert enumerated_delta(each, num_selections, epsilon) <= delta * (1 + 1e-9)
+    if epsilon > 0:
+        less = epsilon * (1 - 1e-6)
+        assert enumerated_delta(each, num_selections, less) > delta * (1 - 1e-9)
+
+
+def test_pure_epsilon_adds_up():
+    for name in MECHANISMS:
+        total = total_selection_epsilon(0.25, 0.0, num_selections=8, mechanism=name)
+        assert total == 2.0
+        each = selection_epsilon(2.0, 0.0, num_selections=8, mechanism=name)
+        assert each == 0.25
+
+
+def test_fifty_exponential_mechanisms_by_zcdp():
+    each = selection_epsilon(1.0, 1e-5, num_selections=50)
+    assert each == pytest.approx(math.sqrt(8 * epsilon_to_rho(1.0, 1e-5) / 50), 1e-6)
+    assert each == pytest.approx(0.0699, abs=5e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_bounded_range_is_an_eighth_and_no_less(epsilon):
+    # Two outcomes with log ratios t and t - epsilon, the extreme laws of that range.
+    worst = 0.0
+    for t in np.linspace(0.01, 0.99, 99) * epsilon:
+        q = (1 - math.exp(t - epsilon)) / (math.exp(t) - math.exp(t - epsilon))
+        q = np.array([q, 1 - q])
+        p = q * np.exp([t, t - epsilon])
+        assert p.sum() == pytest.approx(1)
+        for order in (1, 1.5, 2, 8, 64):
+            worst = max(worst, renyi(p, q, order) / (order * epsilon**2))
+    assert worst <= 1 / 8
+    if epsilon == 0.1:
+        assert worst > 0.99 / 8
+
+
+def test_permute_and_flip_has_no_bounded_range():
+    # Two candidates, the worse one behind by nothing, or by the whole range.
+    p, q = np.array([0.5, 0.5]), np.array([0.5 / math.e, 1 - 0.5 / math.e])
+    assert np.log(p / q).max() == pytest.approx(1)
+    assert renyi(p, q, 1) > 2 * 1 / 8
+    assert renyi(p, q, 1) <= 1 / 2
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("num_selections", [1, 3, 40, 5000])
+@pytest.mark.parametrize("delta", [0.0, 1e-12, 1e-5, 0.3])
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0, 20.0])
+def test_a_budget_is_kept_and_used(mechanism, num_selections, delta, epsilon):
+    kind = {"num_selections": num_selections, "mechanism": mechanism}
+    each = selection_epsilon(epsilon, delta, **kind)
+    assert each >= epsilon / num_selections
+    assert total_selection_epsilon(each, delta, **kind) <= epsilon
+    if num_selections > 1:
+        more = each * (1 + 1e-6)
+        assert total_selection_epsilon(more, delta, **kind) > epsilon
+
+
+def test_more_selections_cost_more_and_a_larger_delta_less():
+    for name in MECHANISMS:
+        by_count = [
+            total_selection_epsilon(0.1, 1e-6, num_selections=t, mechanism=name)
+            for t in (1, 2, 10, 100, 1000)
+        ]
+        assert by_count == sorted(by_count)
+        by_delta = [
+            total_selection_epsilon(0.1, delta, num_selections=100, mechanism=name)
+            for delta in (0.0, 1e-9, 1e-3, 0.5)
+        ]
+        assert by_delta == sorted(by_delta, reverse=True)
+    exponential = total_selection_epsilon(0.1, 1e-6, num_selections=100)
+    assert exponential < 0.6 * total_selection_epsilon(
+        0.1, 1e-6, num_selections=100, mechanism="permute_and_flip"
+    )
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_event_is_read_by_an_accountant(mechanism):
+    event = selection_event(0.1, num_selections=50, mechanism=mechanism)
+    accountant = dp_accounting.rdp.RdpAccountant(
+        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
+    epsilon = accountant.compose(event).get_epsilon(1e-5)
+    ours = total_selection_epsilon(0.1, 1e-5, num_selections=50, mechanism=mechanism)
+    # The accountant looks at a grid of orders: it never knows less than is spent.
+    assert ours <= epsilon * (1 + 1e-6)
+    assert epsilon <= 1.1 * ours
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"epsilon": math.inf}, "epsilon must be positive"),
+        ({"delta": 1.0}, "delta must be in"),
+        ({"num_selections": 0}, "num_selections must be an integer"),
+        ({"mechanism": "laplace"}, "mechanism must be exponential or permute_and_flip"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    good = {"epsilon": 1.0, "delta": 1e-5, "num_selections": 3}
+    arguments = good | arguments
+    epsilon, delta = arguments.pop("epsilon"), arguments.pop("delta")
+    with pytest.raises(ValueError, match=message):
+        selection_epsilon(epsilon, delta, **arguments)
+    if epsilon != 0:
+        with pytest.raises(ValueError, match=message.replace("positive", "non-neg")):
+            total_selection_epsilon(epsilon, delta, **arguments)

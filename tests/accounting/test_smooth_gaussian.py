@@ -1,0 +1,199 @@
+"""Gaussian noise on a smooth sensitivity: against noncentral chi-squares and draws."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax.accounting import (
+    _smooth_gaussian,
+    gaussian_stddev,
+    largest_smoothness,
+    smooth_gaussian_epsilon,
+    smooth_gaussian_multiplier,
+)
+
+SETTINGS = [
+    (epsilon, delta, d)
+    for epsilon in (0.1, 1.0, 5.0)
+    for delta in (1e-6, 1e-2)
+    for d in (1, 10, 100)
+]
+each = pytest.mark.parametrize(("epsilon", "delta", "d"), SETTINGS)
+
+
+def ball_delta(epsilon, log_ratio, d, shift):
+    """D(r, s) as two noncentral chi-square probabilities of a ball or its outside."""
+    square = math.exp(2 * log_ratio)
+    width = -math.expm1(2 * log_ratio)  # 1 - r^2
+    level = 2 * (epsilon - d * log_ratio) + shift**2 / width
+    level *= square / width
+    if level <= 0:
+        return 0.0
+    law = scipy.stats.ncx2.sf if log_ratio < 0 else scipy.stats.ncx2.cdf
+    of_p = law(level, d, (shift / width) ** 2)
+    of_q = law(level / square, d, square * (shift / width) ** 2)
+    return of_p - math.exp(epsilon) * of_q
+
+
+def largest_delta(epsilon, d, smoothness, multiplier):
+    # 60 ratios, the ends included. Beside 1 the chi-squares lose their digits.
+    sizes = smoothness * np.linspace(1.0, 0.1, 30)
+    return max(
+        ball_delta(epsilon, x, d, min(1.0, math.exp(x)) / multiplier)
+        for x in np.concatenate([-sizes, sizes])
+    )
+
+
+@each
+def test_multiplier_is_enough_and_tight(epsilon, delta, d):
+    limit = largest_smoothness(epsilon, delta, num_coordinates=d)
+    for share in (0.3, 0.6, 0.9):
+        setting = {"smoothness": share * limit, "num_coordinates": d}
+        multiplier = smooth_gaussian_multiplier(epsilon, delta, **setting)
+        assert largest_delta(epsilon, d, share * limit, multiplier) <= delta
+        # One per cent is given away; three per cent are missed.
+        assert largest_delta(epsilon, d, share * limit, multiplier / 1.03) > delta
+
+
+def test_pieces_cover_where_an_end_is_not_the_worst():
+    # At delta = 1/2 plain Gaussian noise, r = 1, asks for the most.
+    multiplier = smooth_gaussian_multiplier(1.0, 0.5, smoothness=0.5, num_coordinates=1)
+    ends = _smooth_gaussian._delta_at_ends(1.0, 0.5, 1, 1 / multiplier)
+    assert ends < 0.49
+    assert multiplier > gaussian_stddev(1.0, 0.5, sensitivity=1.0)
+
+
+@pytest.mark.parametrize("log_ratio", [-0.3, -0.05, 0.05, 0.3])
+@pytest.mark.parametrize("d", [1, 2, 7, 300])
+def test_quadrature(log_ratio, d):
+    for epsilon, shift in ((0.2, 0.1), (0.2, 1.0), (1.0, 0.5), (4.0, 2.0), (4.0, 0.0)):
+        expected = ball_delta(epsilon, log_ratio, d, shift)
+        found = _smooth_gaussian._delta(epsilon, log_ratio, d, shift)
+        assert found == pytest.approx(expected, rel=1e-7, abs=1e-13)
+
+
+def test_quadrature_against_draws():
+    # Two-sided, 5 standard errors: false alarms 1e-6.
+    epsilon, log_ratio, d, shift = 0.5, -0.2, 4, 0.6
+    x = np.random.default_rng(1).normal(size=(400_000, d))
+    y = x - shift * np.eye(d)[0]
+    loss = d * log_ratio + (-(x**2) + y**2 / math.exp(2 * log_ratio)).sum(axis=1) / 2
+    values = np.maximum(0.0, -np.expm1(epsilon - loss))
+    error = 5 * values.std() / math.sqrt(values.size)
+    for factor, is_close in ((1.0, True), (2 / 3, False), (1.5, False)):
+        found = _smooth_gaussian._delta(epsilon, log_ratio, d, factor * shift)
+        assert (abs(found - values.mean()) < error) == is_close
+
+
+@pytest.mark.parametrize("far", [-0.4, 0.4])
+def test_the_two_facts_about_pairs(far):
+    for d in (1, 5, 40):
+        for near in far * np.array([0.9, 0.5, 0.1]):
+            alpha = math.sqrt(math.expm1(2 * near) / math.expm1(2 * far))
+            deltas = [
+                (
+                    _smooth_gaussian._delta(0.5, near, d, shift),
+                    _smooth_gaussian._delta(0.5, far, d, shift / alpha),
+                )
+                for shift in (0.0, 0.2, 0.5, 1.0, 2.0)
+            ]
+            assert all(one <= other * (1 + 1e-9) for one, other in deltas)  # (b)
+            assert np.all(np.diff([one for one, _ in deltas]) >= -1e-12)  # (a)
+
+
+@each
+def test_epsilon_and_multiplier_are_inverse(epsilon, delta, d):
+    limit = largest_smoothness(epsilon, delta, num_coordinates=d)
+    setting = {"smoothness": 0.4 * limit, "num_coordinates": d}
+    multiplier = smooth_gaussian_multiplier(epsilon, delta, **setting)
+    back = smooth_gaussian_epsilon(multiplier, delta, **setting)
+    assert 0.98 * epsilon < back < 1.02 * epsilon
+    assert smooth_gaussian_epsilon(multiplier / 1.5, delta, **setting) > 1.2 * epsilon
+
+
+@each
+def test_limits_in_smoothness(epsilon, delta, d):
+    limit = largest_smoothness(epsilon, delta, num_coordinates=d)
+    multipliers = [
+        smooth_gaussian_multiplier(
+            epsilon, delta, smoothness=share * limit, num_coordinates=d
+        )
+        for share in (1e-3, 0.1, 0.5, 0.9, 0.99, 1.01, 100.0)
+    ]
+    assert np.all(np.diff(multipliers[:-1]) > 0)
+    plain = gaussian_stddev(epsilon, delta, sensitivity=1.0)
+    assert plain < multipliers[0] < 1.03 * plain
+    assert multipliers[-3] > 5 * plain
+    assert multipliers[-2:] == [math.inf, math.inf]
+    tail = _smooth_gaussian._largest_scale_delta(epsilon, limit, d)
+    assert tail == pytest.approx(delta, rel=1e-6)
+
+
+@each
+def test_printed_constants_hold_and_are_loose(epsilon, delta, d):
+    smoothness = epsilon / (4 * (d + math.log(2 / delta)))
+    printed = 5 * math.sqrt(2 * math.log(2 / delta)) / epsilon
+    setting = {"smoothness": smoothness, "num_coordinates": d}
+    assert smooth_gaussian_epsilon(printed, delta, **setting) < epsilon
+    tight = smooth_gaussian_multiplier(epsilon, delta, **setting)
+    assert 3.0 < printed / tight < 20.0
+
+
+def test_gain_over_the_printed_constants():
+    gains = [
+        5
+        * math.sqrt(2 * math.log(2e5))
+        / smooth_gaussian_multiplier(
+            1.0, 1e-5, smoothness=1 / (4 * (d + math.log(2e5))), num_coordinates=d
+        )
+        for d in (1, 10, 100)
+    ]
+    np.testing.assert_allclose(gains, [4.8, 5.4, 6.3], atol=0.1)
+
+
+def test_huge_epsilons():
+    setting = {"smoothness": 0.5, "num_coordinates": 3}
+    multipliers = [
+        smooth_gaussian_multiplier(epsilon, 1e-6, **setting)
+        for epsilon in (50.0, 300.0, 1e6)
+    ]
+    assert multipliers[0] > multipliers[1] == multipliers[2] > 0
+    assert smooth_gaussian_epsilon(1e-3, 1e-6, **setting) == math.inf
+    assert (
+        smooth_gaussian_epsilon(1.0, 1e-6, smoothness=1e3, num_coordinates=3)
+        == math.inf
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be positive and finite, got 0.0"),
+        ({"delta": 0.0}, "delta must be strictly between 0 and 1, got 0.0"),
+        ({"delta": 1.0}, "delta must be strictly between 0 and 1, got 1.0"),
+        ({"smoothness": 0.0}, "smoothness must be positive and finite, got 0.0"),
+        ({"num_coordinates": 0}, "num_coordinates must be an integer of at least 1"),
+    ],
+)
+def test_bad_arguments(changes, message):
+    arguments = {"epsilon": 1.0, "delta": 0.1, "smoothness": 0.1, "num_coordinates": 1}
+    arguments |= changes
+    with pytest.raises(ValueError, match=message):
+        smooth_gaussian_multiplier(**arguments)
+    if "epsilon" not in changes:
+        arguments["noise_multiplier"] = arguments.pop("epsilon")
+        with pytest.raises(ValueError, match=message):
+            smooth_gaussian_epsilon(**arguments)
+    if "smoothness" not in changes:
+        del arguments["smoothness"]
+        arguments["epsilon"] = changes.get("epsilon", 1.0)
+        arguments.pop("noise_multiplier", None)
+        with pytest.raises(ValueError, match=message):
+            largest_smoothness(**arguments)
+
+
+def test_bad_multiplier():
+    with pytest.raises(ValueError, match="noise_multiplier must be positive"):
+        smooth_gaussian_epsilon(0.0, 0.1, smoothness=0.1, num_coordinates=1)

@@ -1,0 +1,78 @@
+"""Masks: they cancel, they are fresh, and they look like noise to everyone else."""
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax.parties._masks import PairwiseMasks
+
+FALSE_ALARM = 1e-6
+
+
+def agreed(num_parties, make=PairwiseMasks):
+    masks = [make(party) for party in range(num_parties)]
+    public_keys = [each.public_key for each in masks]
+    for each in masks:
+        each.agree(public_keys)
+    return masks
+
+
+def uniformity(vector):
+    """The p-value of a chi-squared test that all bytes are uniform."""
+    counts = np.bincount(np.frombuffer(vector.tobytes(), np.uint8), minlength=256)
+    return scipy.stats.chisquare(counts).pvalue
+
+
+@pytest.mark.parametrize("num_parties", [1, 2, 5])
+def test_masks_cancel_in_any_group(num_parties):
+    masks = agreed(num_parties)
+    groups = itertools.combinations(range(num_parties), max(1, num_parties - 1))
+    for group in [tuple(range(num_parties)), *groups]:
+        total = sum(masks[i].mask(group, attempt=3, size=7) for i in group)
+        np.testing.assert_array_equal(total, np.zeros(7, np.uint64))
+
+
+def test_a_missing_mask_leaves_noise():
+    masks = agreed(4)
+    everyone = range(4)
+    total = sum(masks[i].mask(everyone, attempt=1, size=20_000) for i in range(3))
+    assert uniformity(total) > FALSE_ALARM
+
+
+def test_each_attempt_has_its_own_mask():
+    masks = agreed(2)
+    first, second = (masks[0].mask([0, 1], attempt=a, size=20_000) for a in (1, 2))
+    assert uniformity(first - second) > FALSE_ALARM
+    same = masks[0].mask([0, 1], attempt=1, size=20_000)
+    np.testing.assert_array_equal(first, same)
+    assert uniformity(first - same) < FALSE_ALARM  # the test can fail
+
+
+def test_a_short_mask_begins_a_long_one_and_no_two_runs_agree():
+    masks = agreed(2)
+    long, short = (masks[0].mask([0, 1], attempt=1, size=n) for n in (100, 10))
+    np.testing.assert_array_equal(long[:10], short)
+    other = agreed(2)[0].mask([0, 1], attempt=1, size=100)
+    assert not np.any(long == other)  # false alarm 1e-17
+
+
+def test_known_entropy_gives_known_keys_and_fingerprints_tell_replaced_ones():
+    def known(party):
+        return PairwiseMasks(party, np.random.default_rng(party).bytes)
+
+    one, two = agreed(3, known), agreed(3, known)
+    assert [m.public_key for m in one] == [m.public_key for m in two]
+    assert len({m.fingerprint for m in one + two}) == 1
+    keys = [m.public_key for m in one]
+    victim, middle = known(0), PairwiseMasks(1)
+    victim.agree([keys[0], middle.public_key, keys[2]])
+    assert victim.fingerprint != one[0].fingerprint
+
+
+@pytest.mark.parametrize("key", [bytes(32), b"short"])
+def test_a_bad_public_key_names_its_party(key):
+    masks = [PairwiseMasks(party) for party in range(2)]
+    with pytest.raises(ValueError, match="party 1"):
+        masks[0].agree([masks[0].public_key, key])

@@ -1,0 +1,521 @@
+"""Descent with several parties: right, private in every round, and robust to faults."""
+
+import socket
+import subprocess
+import sys
+from functools import partial
+from typing import NamedTuple
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+from dpjax import losses
+from dpjax.estimators import Clipping, Mean, MedianOfMeans, SmoothedTruncation
+from dpjax.mechanisms import discrete_gaussian
+from dpjax.parties import PartyError, run_parties
+from dpjax.solvers import Watch, _multiparty, multiparty_gradient_descent
+
+FALSE_ALARM = 1e-6
+CLIP = 1.0
+SETTING = {
+    "epsilon": 2.0,
+    "delta": 1e-6,
+    "estimator": Clipping(CLIP),
+    "learning_rate": 0.5,
+    "num_steps": 5,
+}
+SIZES = (40, 25, 60, 33)
+
+
+def records(size, seed, d=3):
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(size, d)).astype(np.float32)
+    targets = np.where(features @ np.arange(1, d + 1) > 0, 1, -1).astype(np.float32)
+    return features, targets
+
+
+def mean_grad(params, data):
+    """The clipped mean of gradients, compiled once a shape."""
+    method = _multiparty._Method(losses.logistic, None, None, None, False)
+    return _multiparty._mean_grad(method, params, data, Clipping(CLIP))
+
+
+class Recorder(NamedTuple):
+    """A transport that writes down all it hears, as any curious party may."""
+
+    transport: object
+    heard: list
+
+    @property
+    def party(self):
+        return self.transport.party
+
+    @property
+    def num_parties(self):
+        return self.transport.num_parties
+
+    def exchange(self, message, num_bytes):
+        self.heard.append(self.transport.exchange(message, num_bytes))
+        return self.heard[-1]
+
+
+def solve(data, *, change=None, **setting):
+    """Runs parties in threads; their solutions, and what the first one heard."""
+
+    def party_fn(transport):
+        transport = Recorder(transport, [])
+        problem = {"loss_fn": losses.logistic, "params": jnp.zeros(3)}
+        solution = multiparty_gradient_descent(
+            data=data[transport.party],
+            transport=change(transport) if change else transport,
+            **(problem | SETTING | setting),
+        )
+        return solution, transport.heard
+
+    results = run_parties(party_fn, len(data))
+    return [solution for solution, _ in results], results[0][1]
+
+
+def released_sums(heard, grid, num_params):
+    """The sums that everybody reads from the messages of each round."""
+    sums = []
+    for messages in heard:
+        if all(each is not None and len(each) == 8 * num_params for each in messages):
+            total = sum(np.frombuffer(each, "<u8") for each in messages)
+            sums.append(grid.to_reals(total.astype(np.int64)))
+    return np.array(sums)
+
+
+def noise_of(sizes, *, num_shares, num_params=3, **setting):
+    setting = SETTING | setting
+    return _multiparty._Noise.calibrated(
+        setting["estimator"],
+        sizes,
+        num_params=num_params,
+        num_shares=num_shares,
+        num_releases=setting["num_steps"],
+        epsilon=setting["epsilon"],
+        delta=setting["delta"],
+    )
+
+
+def pooled_descent(data, seeds, noise, num_steps=5, learning_rate=0.5):
+    """One process on all records, with the noise that the parties draw."""
+    sources = [np.random.default_rng(seed).bytes for seed in seeds]
+    for source in sources:
+        source(32)  # the secret key of the masks
+    pool = tuple(np.concatenate(parts) for parts in zip(*data, strict=True))
+    total_size = len(pool[0])
+    params = jnp.zeros(3)
+    for _ in range(num_steps):
+        mean = mean_grad(params, pool)
+        shares = [
+            discrete_gaussian((3,), stddev=noise.share, random_bytes=source)
+            for source in sources
+        ]
+        noisy = mean + noise.grid.to_reals(sum(shares)) / total_size
+        params = params - learning_rate * noisy.astype(jnp.float32)
+    return params
+
+
+def test_parties_do_as_one_process_does_with_the_same_noise():
+    data = [records(size, seed) for seed, size in enumerate(SIZES)]
+
+    def party_fn(transport):
+        return multiparty_gradient_descent(
+            losses.logistic,
+            jnp.zeros(3),
+            data[transport.party],
+            transport=transport,
+            test_only_random_bytes=np.random.default_rng(transport.party).bytes,
+            **SETTING,
+        )
+
+    solutions = run_parties(party_fn, 4)
+    expected = pooled_descent(data, range(4), noise_of(SIZES, num_shares=3))
+    for solution in solutions:
+        np.testing.assert_allclose(solution.params, expected, rtol=1e-5, atol=1e-5)
+
+
+PROCESS = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+party, num_parties, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+jax.distributed.initialize(address, num_parties, party, initialization_timeout=60)
+from dpjax import losses
+from dpjax.estimators import Clipping
+from dpjax.parties import JaxTransport
+from dpjax.solvers import multiparty_gradient_descent
+with np.load(sys.argv[4]) as file:
+    data = file[f"features{party}"], file[f"targets{party}"]
+solution = multiparty_gradient_descent(
+    losses.logistic, jnp.zeros(3), data, transport=JaxTransport(), epsilon=2.0,
+    delta=1e-6, estimator=Clipping(1.0), learning_rate=0.5, num_steps=5,
+    test_only_random_bytes=np.random.default_rng(party).bytes)
+print("RESULT", *(float(x).hex() for x in solution.params), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_parties", [2, 4])
+def test_processes_do_as_one_process_does_with_the_same_noise(num_parties, tmp_path):
+    data = [records(size, seed) for seed, size in enumerate(SIZES[:num_parties])]
+    arrays = {f"features{i}": x for i, (x, _) in enumerate(data)}
+    arrays |= {f"targets{i}": y for i, (_, y) in enumerate(data)}
+    np.savez(tmp_path / "data.npz", **arrays)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-c", PROCESS]
+    processes = [
+        subprocess.Popen(
+            [*command, str(i), str(num_parties), address, tmp_path / "data.npz"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(num_parties)
+    ]
+    try:
+        output = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    lines = [
+        [line.split()[1:] for line in text.splitlines() if line.startswith("RESULT")]
+        for text in output
+    ]
+    results = np.array([[float.fromhex(x) for x in line] for (line,) in lines])
+    assert np.all(results == results[0])
+    noise = noise_of(SIZES[:num_parties], num_shares=num_parties - 1)
+    expected = pooled_descent(data, range(num_parties), noise)
+    np.testing.assert_allclose(results[0], expected, rtol=1e-5, atol=1e-5)
+
+
+# The attack of PRIVACY row 2. The attacker knows the loss, both candidate data sets and
+# the transcript: iterates w_t and noisy sums S_t. It asks for which of the two
+# candidates S_t - G(w_t) stays the same from round to round.
+
+
+def attack(sums, iterates, candidates):
+    """Returns the number of the candidate that the transcript fits better."""
+
+    def residual(candidate):
+        size = len(candidate[0])
+        noise = [
+            s - size * np.asarray(mean_grad(w, candidate), np.float64)
+            for s, w in zip(sums, iterates, strict=True)
+        ]
+        return max(np.linalg.norm(z - noise[0]) for z in noise[1:])
+
+    return int(np.argmin([residual(candidate) for candidate in candidates]))
+
+
+def neighbours():
+    """Two data sets of two parties, different in one record as much as can be."""
+    first, second = records(20, 0), records(20, 1)
+    features, targets = (x.copy() for x in second)
+    other = (features, targets)
+    features[7], targets[7] = [3.0, -4.0, 5.0], 1.0
+    there = (second[0].copy(), second[1].copy())
+    there[0][7], there[1][7] = features[7], -1.0
+    return first, (there, other)
+
+
+def pooled(first, second):
+    return tuple(np.concatenate(pair) for pair in zip(first, second, strict=True))
+
+
+def test_the_papers_transcript_tells_neighbours_apart():
+    # One noise vector for all rounds, as large as one likes.
+    first, seconds = neighbours()
+    candidates = [pooled(first, second) for second in seconds]
+    rng = np.random.default_rng(0)
+    for trial in range(20):
+        truth = trial % 2
+        eta = rng.normal(scale=1e6, size=3)
+        params, sums, iterates = jnp.zeros(3), [], []
+        for _ in range(3):
+            mean = np.asarray(mean_grad(params, candidates[truth]), np.float64)
+            sums.append(40 * mean + eta)
+            iterates.append(params)
+            # With the noise's step it would lie far away; any known w_t will do.
+            params = params + jnp.asarray(rng.normal(size=3), jnp.float32)
+        assert attack(sums, iterates, candidates) == truth
+
+
+def test_our_transcript_does_not_tell_neighbours_apart():
+    first, seconds = neighbours()
+    candidates = [pooled(first, second) for second in seconds]
+    epsilon, num_trials, num_steps = 0.2, 40, 3
+    noise = noise_of((20, 20), num_shares=1, epsilon=epsilon, num_steps=num_steps)
+    right = 0
+    for trial in range(num_trials):
+        truth = trial % 2
+        iterates = [jnp.zeros(3)]
+        watch = Watch(lambda step, params, iterates=iterates: iterates.append(params))
+
+        def party_fn(transport, truth=truth, watch=watch):
+            recorder = Recorder(transport, [])
+            multiparty_gradient_descent(
+                losses.logistic,
+                jnp.zeros(3),
+                seconds[truth] if transport.party else first,
+                transport=recorder,
+                watch=None if transport.party else watch,
+                **(SETTING | {"epsilon": epsilon, "num_steps": num_steps}),
+            )
+            return recorder.heard
+
+        heard = run_parties(party_fn, 2)[0]
+        sums = released_sums(heard, noise.grid, 3)
+        assert len(sums) == num_steps
+        right += attack(sums, iterates[:-1], candidates) == truth
+    # No test is right more often than this, under (epsilon, delta)-DP. One-sided,
+    # false alarm 1e-6; the attack on the paper's transcript is always right.
+    most = np.exp(epsilon) / (1 + np.exp(epsilon)) + SETTING["delta"]
+    limit = scipy.stats.binom.isf(FALSE_ALARM, num_trials, most)
+    assert limit < num_trials
+    assert right <= limit
+
+
+def test_the_sums_carry_the_noise_that_was_calibrated():
+    # Without gradients the sums are the noise: K shares, of which K - C are counted.
+    data = [(np.zeros((50, 400), np.float32), np.ones(50, np.float32))] * 3
+    num_steps = 6
+    solutions, heard = solve(data, params=jnp.zeros(400), num_steps=num_steps)
+    noise = noise_of((50,) * 3, num_shares=2, num_params=400, num_steps=num_steps)
+    sums = released_sums(heard, noise.grid, 400)
+    assert sums.shape == (num_steps, 400)
+    stddev = solutions[0].stats["stddev"] * np.sqrt(3 / 2)
+    assert scipy.stats.kstest(sums.ravel() / stddev, "norm").pvalue > FALSE_ALARM
+    for factor in (2 / 3, 3 / 2):
+        scaled = sums.ravel() / (stddev * factor)
+        assert scipy.stats.kstest(scaled, "norm").pvalue < FALSE_ALARM
+    # Fresh in every round: two-sided, |correlation| of 400 pairs below 5 / sqrt(400).
+    correlations = np.corrcoef(sums)[np.triu_indices(num_steps, 1)]
+    assert np.abs(correlations).max() < 5 / np.sqrt(400)
+
+
+def test_noise_grows_with_colluders_and_dropouts():
+    data = [records(30, seed) for seed in range(4)]
+
+    def share(**threats):
+        solutions, _ = solve(data, **threats)
+        stats = solutions[0].stats
+        shares = 4 - threats["max_colluding"] - threats.get("max_dropouts", 0)
+        assert solutions[0].privacy.epsilon == 2.0
+        return stats["stddev"] / np.sqrt(shares), stats["stddev"]
+
+    none, all_none = share(max_colluding=0)
+    one, all_one = share(max_colluding=1)
+    three, _ = share(max_colluding=3)
+    np.testing.assert_allclose(all_none, all_one, rtol=1e-5)
+    np.testing.assert_allclose(
+        [one / none, three / none], [np.sqrt(4 / 3), 2], rtol=1e-5
+    )
+    # A dropout costs a share and one more release.
+    dropped, _ = share(max_colluding=1, max_dropouts=1)
+    np.testing.assert_allclose(dropped / none, np.sqrt(4 / 2 * 6 / 5), rtol=1e-2)
+
+
+class Silent(NamedTuple):
+    """A transport whose party sends nothing from one exchange on, or too much."""
+
+    inner: Recorder
+    first: int
+    replacement: bytes = b""
+
+    party = property(lambda self: self.inner.party)
+    num_parties = property(lambda self: self.inner.num_parties)
+
+    def exchange(self, message, num_bytes):
+        is_silent = self.party == 2 and len(self.inner.heard) >= self.first
+        return self.inner.exchange(
+            self.replacement if is_silent else message, num_bytes
+        )
+
+
+@pytest.mark.parametrize("replacement", [b"", bytes(8), bytes(32)])
+def test_the_others_go_on_without_a_party_that_drops(replacement):
+    data = [records(30, seed) for seed in range(4)]
+    change = partial(Silent, first=4, replacement=replacement)
+    solutions, heard = solve(data, change=change, max_dropouts=1)
+    for solution in solutions:
+        assert solution.stats["num_live"] == 3
+        assert np.all(np.isfinite(solution.params))
+        np.testing.assert_array_equal(solution.params, solutions[0].params)
+    # Arguments, keys, two rounds, the failed attempt, its restart and two rounds.
+    assert len(heard) == 2 + 2 + 1 + 3
+
+
+@pytest.mark.parametrize("replacement", [b"", bytes(8), bytes(32)])
+def test_the_party_that_ends_the_run_is_named(replacement):
+    data = [records(30, seed) for seed in range(4)]
+    seen = []
+    with pytest.raises(PartyError, match="party 2"):
+        solve(
+            data,
+            change=partial(Silent, first=4, replacement=replacement),
+            watch=Watch(lambda step, params: seen.append(step)),
+        )
+    assert max(seen) == 2  # nothing of the third round came out
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e38, 3e-42])
+def test_odd_records_move_nothing_beyond_the_bound(value):
+    data = [records(30, seed) for seed in range(2)]
+    odd = data[1][0].copy()
+    odd[4] = value
+    heard = {}
+    for name, second in (("plain", data[1]), ("odd", (odd, data[1][1]))):
+
+        def party_fn(transport, second=second):
+            recorder = Recorder(transport, [])
+            multiparty_gradient_descent(
+                losses.logistic,
+                jnp.zeros(3),
+                second if transport.party else data[0],
+                transport=recorder,
+                test_only_random_bytes=np.random.default_rng(transport.party).bytes,
+                **(SETTING | {"num_steps": 1}),
+            )
+            return recorder.heard
+
+        heard[name] = run_parties(party_fn, 2)[0]
+    noise = noise_of((30, 30), num_shares=1, num_steps=1)
+    plain, changed = (released_sums(heard[x], noise.grid, 3) for x in heard)
+    moved = np.linalg.norm(plain - changed)
+    assert moved <= noise.l2_sensitivity
+
+
+def test_a_pytree_a_schedule_an_average_and_a_projection():
+    data = [records(30, seed) for seed in range(2)]
+    params = {"w": jnp.zeros((3, 1)), "b": jnp.zeros(())}
+
+    def loss_fn(params, example):
+        features, target = example
+        margin = (features @ params["w"])[0] + params["b"]
+        return jax.nn.softplus(-target * margin)
+
+    solutions, _ = solve(
+        data,
+        loss_fn=loss_fn,
+        params=params,
+        learning_rate=optax.linear_schedule(0.5, 0.1, 5),
+        projection_fn=partial(optax.projections.projection_l2_ball, scale=0.1),
+        averaging=True,
+        microbatch_size=7,
+    )
+    found = solutions[0].params
+    assert found["w"].shape == (3, 1)
+    assert found["b"].shape == ()
+    assert float(optax.tree.norm(found)) < 0.1001
+    assert solutions[0].privacy.epsilon == 2.0
+
+
+def test_float64_parameters_stay_so():
+    with jax.enable_x64(True):
+        data = [tuple(x.astype(np.float64) for x in records(30, s)) for s in range(2)]
+        # x64 is a setting of the thread.
+        loss_fn = losses.logistic
+
+        def party_fn(transport):
+            with jax.enable_x64(True):
+                return multiparty_gradient_descent(
+                    loss_fn,
+                    jnp.zeros(3, jnp.float64),
+                    data[transport.party],
+                    transport=transport,
+                    **SETTING,
+                )
+
+        assert run_parties(party_fn, 2)[0].params.dtype == jnp.float64
+
+
+def test_robust_means_serve_too():
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(2, 20_000, 2)).astype(np.float32)
+    targets = features @ np.array([1.0, -2.0], np.float32)
+    targets = targets + rng.standard_t(2.1, targets.shape).astype(np.float32)
+    solutions, _ = solve(
+        list(zip(features, targets, strict=True)),
+        loss_fn=losses.squared,
+        params=jnp.zeros(2),
+        estimator=SmoothedTruncation(20.0),
+        num_steps=None,
+        learning_rate=0.3,
+    )
+    assert solutions[0].stats["num_steps"] == 106  # ceil(10 log 40,000)
+    np.testing.assert_allclose(solutions[0].params, [1.0, -2.0], atol=0.2)
+
+
+def test_the_guarantee_names_all_records():
+    data = [records(size, seed) for seed, size in enumerate(SIZES)]
+    solution = solve(data)[0][0]
+    assert "158 records" in str(solution.privacy)
+    assert solution.stats["num_samples"] == 158
+    assert solution.stats["num_parties"] == 4
+
+
+def test_the_event_spends_what_is_claimed():
+    data = [records(size, seed) for seed, size in enumerate(SIZES)]
+    privacy = solve(data, max_dropouts=1)[0][0].privacy
+    accountant = dp_accounting.pld.PLDAccountant().compose(privacy.dp_event)
+    np.testing.assert_allclose(accountant.get_epsilon(1e-6), 2.0, rtol=1e-3)
+
+
+def test_parties_with_other_arguments_are_named():
+    data = [records(30, seed) for seed in range(2)]
+
+    def party_fn(transport):
+        setting = SETTING | {"epsilon": 1.0 + transport.party}
+        return multiparty_gradient_descent(
+            losses.logistic,
+            jnp.zeros(3),
+            data[transport.party],
+            transport=transport,
+            **setting,
+        )
+
+    with pytest.raises(ValueError, match="party"):
+        run_parties(party_fn, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("epsilon", {"epsilon": 0.0}),
+        ("delta", {"delta": 1.0}),
+        ("loss_fn", {"loss_fn": None}),
+        ("estimator", {"estimator": Mean()}),
+        ("estimator", {"estimator": None}),
+        ("learning_rate", {"learning_rate": -1.0}),
+        ("num_steps", {"num_steps": 0}),
+        ("max_colluding", {"max_colluding": -1}),
+        ("max_colluding", {"max_colluding": 2}),
+        ("max_dropouts", {"max_dropouts": 1}),
+        ("projection_fn", {"projection_fn": 3}),
+        ("microbatch_size", {"microbatch_size": 0}),
+        ("watch", {"watch": print}),
+        ("data", {"data": ()}),
+        ("num_groups", {"estimator": MedianOfMeans(Clipping(1.0), 31)}),
+        ("at most 2\\^52", {"estimator": Clipping(1e-18), "epsilon": 1e30}),
+    ],
+)
+def test_bad_arguments_are_named(name, change):
+    def party_fn(transport):
+        arguments = {
+            "loss_fn": losses.logistic,
+            "params": jnp.zeros(3),
+            "data": records(30, transport.party),
+        }
+        arguments |= SETTING | change
+        return multiparty_gradient_descent(transport=transport, **arguments)
+
+    with pytest.raises(ValueError, match=name):
+        run_parties(party_fn, 2)

@@ -1,0 +1,327 @@
+"""Sparse solvers: recovery on the papers' settings, noise, budgets, bad input."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax import accounting, datasets, losses
+from dpjax.estimators import (
+    Mean,
+    SmoothedTruncation,
+    Truncation,
+    Winsorization,
+)
+from dpjax.solvers import (
+    dp_gradient_descent,
+    dp_iterative_hard_thresholding,
+    dp_sparse_linear_regression,
+)
+
+
+def linear(params, example):
+    """A loss whose gradient is the example, whatever the parameters are."""
+    return jnp.dot(params, example)
+
+
+def problem(num_samples=50_000, num_features=1000, seed=0):
+    """Sparse regression with s* = 20, as in figure 7 of paper 004."""
+    return datasets.linear_model(
+        jax.random.key(seed),
+        num_samples=num_samples,
+        num_features=num_features,
+        feature_law=datasets.Normal(scale=5**0.5),
+        noise_law=datasets.LogNormal(scale=0.5**0.5),
+        params_fn=datasets.sparse_params(20),
+    )
+
+
+def threshold(data=None, params=None, **changes):
+    """Hard thresholding along a constant gradient (-0.5, 0.9, 0.1)."""
+    data = jnp.tile(jnp.array([-0.5, 0.9, 0.1]), (60, 1)) if data is None else data
+    options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5, "sparsity": 2}
+    options |= {"estimator": Winsorization(1.0), "learning_rate": 0.5, "num_steps": 3}
+    return dp_iterative_hard_thresholding(
+        options.pop("loss_fn", linear),
+        jnp.zeros(3) if params is None else params,
+        data,
+        **(options | changes),
+    )
+
+
+def regress(features=None, targets=None, **changes):
+    features = jax.random.normal(jax.random.key(0), (100, 3))
+    options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5, "sparsity": 2}
+    return dp_sparse_linear_regression(
+        features, features[:, 0] if targets is None else targets, **(options | changes)
+    )
+
+
+def distance(solution, setting):
+    return float(jnp.linalg.norm(solution.params - setting.true_params))
+
+
+def test_both_beat_zero_and_the_dense_solver():
+    # The truth lies on the unit sphere: the zero vector is at distance 1.
+    setting = problem()
+    options = {"epsilon": 2.0, "delta": 50_000**-1.1}
+    estimator = SmoothedTruncation(10.0)
+    zero = jnp.zeros(1000)
+    by_thresholding = dp_iterative_hard_thresholding(
+        losses.squared,
+        zero,
+        setting.data,
+        key=jax.random.key(1),
+        sparsity=20,
+        estimator=estimator,
+        learning_rate=2 / 3 / 5,
+        **options,
+    )
+    by_regression = dp_sparse_linear_regression(
+        *setting.data, key=jax.random.key(2), sparsity=20, **options
+    )
+    dense = dp_gradient_descent(
+        losses.squared,
+        zero,
+        setting.data,
+        key=jax.random.key(3),
+        estimator=estimator,
+        learning_rate=2 / 3 / 5,
+        num_steps=10,
+        **options,
+    )
+    assert distance(by_thresholding, setting) < 0.2
+    assert distance(by_regression, setting) < 0.5
+    assert distance(by_thresholding, setting) < distance(dense, setting) / 2
+    assert by_regression.stats["is_informative"]
+    assert int((by_regression.params != 0).sum()) <= 20
+    # The printed constants drown it: their noise exceeds the whole ball.
+    papers = dp_sparse_linear_regression(
+        *setting.data,
+        key=jax.random.key(2),
+        sparsity=20,
+        calibration="paper",
+        **options,
+    )
+    assert distance(papers, setting) > 1
+    assert not papers.stats["is_informative"]
+    assert papers.privacy.epsilon <= 2.0
+
+
+@pytest.mark.parametrize("name", ["thresholding", "regression"])
+def test_recovery_improves_with_n_and_epsilon(name):
+    def median_distance(num_samples, epsilon):
+        distances = []
+        for seed in range(3):
+            setting = problem(num_samples, 300, seed)
+            options = {"key": jax.random.key(20 + seed), "epsilon": epsilon}
+            options |= {"delta": 1e-6, "sparsity": 20}
+            if name == "regression":
+                solution = dp_sparse_linear_regression(*setting.data, **options)
+            else:
+                solution = dp_iterative_hard_thresholding(
+                    losses.squared,
+                    jnp.zeros(300),
+                    setting.data,
+                    estimator=SmoothedTruncation(10.0),
+                    learning_rate=2 / 3 / 5,
+                    num_steps=5,
+                    **options,
+                )
+            distances.append(distance(solution, setting))
+        return np.median(distances)
+
+    few, many = median_distance(4000, 1.0), median_distance(32_000, 1.0)
+    assert many < few
+    assert median_distance(4000, 8.0) < few
+
+
+def test_the_support_and_a_pytree():
+    solution = threshold(epsilon=1e6)
+    np.testing.assert_allclose(solution.params, [0.75, -1.35, 0.0], atol=1e-3)
+    assert solution.params[2] == 0
+
+    def loss_fn(params, example):
+        return jnp.dot(params["w"], example[:2]) + params["b"] * example[2]
+
+    tree = dp_iterative_hard_thresholding(
+        loss_fn,
+        {"w": jnp.zeros(2), "b": jnp.zeros(())},
+        jnp.tile(jnp.array([-0.5, 0.9, 0.1]), (60, 1)),
+        key=jax.random.key(1),
+        epsilon=1e6,
+        delta=1e-5,
+        sparsity=2,
+        estimator=Winsorization(1.0),
+        learning_rate=0.5,
+        num_steps=3,
+    )
+    assert tree.params["b"] == 0
+    np.testing.assert_allclose(tree.params["w"], [0.75, -1.35], atol=1e-3)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5])
+def test_noise_of_a_step(delta):
+    """All entries stay, no gradient: what is released is noise of the stated scale.
+
+    Two-sided test with false alarm 1e-6 at the right scale; it rejects 2/3 and 3/2.
+    """
+    data = jnp.zeros((10, 3))
+    keys = jax.random.split(jax.random.key(5), 1500)
+
+    def release(key):
+        solution = threshold(data, key=key, sparsity=3, num_steps=1, delta=delta)
+        return solution.params, solution.stats["noise_scale"]
+
+    noise, scale = jax.jit(jax.vmap(release))(keys)
+    linf = 0.5 * Winsorization(1.0).sensitivity(10, 3).linf
+    if delta == 0:
+        law = scipy.stats.laplace(scale=3 * 3 * linf)
+    else:
+        rho = accounting.epsilon_to_rho(1.0, delta)
+        law = scipy.stats.norm(scale=linf * math.sqrt(3 / rho))
+    assert float(scale[0]) == pytest.approx(law.kwds["scale"], rel=1e-5)
+    for factor, is_right in ((1, True), (2 / 3, False), (3 / 2, False)):
+        pvalue = scipy.stats.kstest(np.ravel(noise) * factor, law.cdf).pvalue
+        assert (pvalue > 1e-6) == is_right
+
+
+def test_per_step_noise_follows_the_weights():
+    # After the first step ||w||_1 is one, so that the noise doubles.
+    solution = regress(threshold=2.0, learning_rate=0.1, num_steps=4, epsilon=1e6)
+    norm = float(jnp.abs(solution.params).sum())
+    exact = 0.1 * 2 * 4 * (1 + norm) / 25
+    assert float(solution.stats["linf_sensitivity"]) == pytest.approx(exact, rel=5e-3)
+    assert solution.stats["linf_sensitivity"] >= exact
+
+
+def test_gradients_on_clipped_data_keep_the_stated_sensitivity():
+    """One adversarial record replaced: the step moves by at most the stated amount."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_t(1.5, (50, 4)).astype(np.float32)
+    targets = rng.standard_t(1.5, 50).astype(np.float32)
+    worst, stated = 0.0, None
+    for value in (3e38, -3e38, np.inf, np.nan, 0.0):
+        steps = []
+        for sign in (1, -1):
+            x, y = features.copy(), targets.copy()
+            x[7], y[7] = 1e30, sign * value
+            solution = dp_sparse_linear_regression(
+                jnp.asarray(x),
+                jnp.asarray(y),
+                key=jax.random.key(0),
+                epsilon=1e9,
+                delta=0.9,
+                sparsity=4,
+                threshold=1.0,
+                learning_rate=0.01,
+                num_steps=1,
+            )
+            steps.append(np.asarray(solution.params, np.float64))
+        assert np.isfinite(steps).all()
+        worst = max(worst, np.abs(steps[0] - steps[1]).max())
+        stated = 0.01 * Winsorization(1.0).sensitivity(50, 4).linf
+    assert 0.99 * stated < worst < stated * 1.01  # noise of epsilon = 1e9 is left
+
+
+def test_mean_square_is_paid_for_and_close():
+    features = 3 * jax.random.normal(jax.random.key(0), (20_000, 3))
+    options = {"epsilon": 1.0, "delta": 1e-5, "sparsity": 2, "threshold": 9.0}
+    data = (features, features[:, 0])
+    taken = dp_sparse_linear_regression(*data, key=jax.random.key(1), **options)
+    given = dp_sparse_linear_regression(
+        *data, key=jax.random.key(2), learning_rate=0.1, **options
+    )
+    assert float(taken.stats["learning_rate"]) == pytest.approx(2 / 3 / 9, rel=0.1)
+    rho = accounting.epsilon_to_rho(1.0, 1e-5)
+    multipliers = []
+    for solution in (taken, given):
+        assert solution.privacy.dp_event.rho == pytest.approx(rho)
+        stats = solution.stats
+        multipliers.append(float(stats["noise_scale"] / stats["linf_sensitivity"]))
+    # What the step size has cost is gone from the peeling.
+    assert multipliers[0] / multipliers[1] == pytest.approx(0.98**-0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "excess"), [(SmoothedTruncation(1.0), 3 / 0.6827), (Truncation(1), 1)]
+)
+def test_paper_calibration(estimator, excess):
+    # 004: b = 2 lam sqrt(3 s L) / epsilon, lam three times too large.
+    # 003: b = 4 lam sqrt(2 s L) / epsilon.
+    solution = threshold(estimator=estimator, calibration="paper")
+    log_inverse = math.log(1e5)
+    factor = 2 * math.sqrt(3) if excess > 1 else 4 * math.sqrt(2)
+    sensitivity = float(solution.stats["linf_sensitivity"])
+    scale = excess * sensitivity * factor * math.sqrt(2 * log_inverse)
+    assert float(solution.stats["noise_scale"]) == pytest.approx(scale, rel=1e-3)
+    rho = 2.5 * 2 * (sensitivity / scale) ** 2
+    epsilon = min(6 * sensitivity / scale, accounting.rho_to_epsilon(rho, 1e-5))
+    assert solution.privacy.epsilon == pytest.approx(epsilon, rel=1e-3)
+    assert solution.privacy.epsilon < 1
+
+
+def test_private_values_never_raise():
+    rows = jnp.array([[jnp.nan, jnp.inf, -jnp.inf], [3e38, -3e38, 1e-45]] * 30)
+    for estimator in (Winsorization(1.0), SmoothedTruncation(1.0), Truncation(1.0)):
+        assert jnp.isfinite(threshold(rows, estimator=estimator).params).all()
+    targets = jnp.full(100, jnp.nan)
+    assert jnp.isfinite(regress(targets=targets).params).all()
+
+
+def test_vmap_over_keys_is_a_loop():
+    for run in (threshold, regress):
+        keys = jax.random.split(jax.random.key(9), 3)
+        together = jax.vmap(lambda key, run=run: run(key=key).params)(keys)
+        for key, params in zip(keys, together, strict=True):
+            np.testing.assert_allclose(
+                run(key=key).params, params, rtol=1e-4, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize("run", [threshold, regress])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epsilon": -1.0}, "epsilon must be positive"),
+        ({"delta": 1.5}, "delta must be"),
+        ({"sparsity": 0}, "sparsity must be an integer"),
+        ({"sparsity": 4}, "sparsity must be at most the 3 entries"),
+        ({"num_steps": 101}, "num_steps must be at most the"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"calibration": "loose"}, "calibration must be tight or paper"),
+        ({"key": 0}, "key must be a single typed JAX key"),
+    ],
+)
+def test_bad_arguments_are_named(run, changes, message):
+    with pytest.raises(ValueError, match=message):
+        run(**changes)
+
+
+@pytest.mark.parametrize(
+    ("run", "changes", "message"),
+    [
+        (threshold, {"estimator": Mean()}, "estimator must be one with a finite"),
+        (
+            threshold,
+            {"calibration": "paper"},
+            "estimator must be SmoothedTruncation or Truncation",
+        ),
+        (
+            threshold,
+            {"calibration": "paper", "delta": 0.0, "estimator": Truncation(1.0)},
+            "delta must be strictly between",
+        ),
+        (regress, {"threshold": 0.0}, "threshold must be between"),
+        (regress, {"radius": -1.0}, "radius must be positive"),
+        (regress, {"moment_bound": math.inf}, "moment_bound must be positive"),
+        (regress, {"targets": jnp.zeros(99)}, "targets must be one number for each"),
+        (regress, {"delta": 0.0}, "delta must be strictly between"),
+    ],
+)
+def test_more_bad_arguments_are_named(run, changes, message):
+    with pytest.raises(ValueError, match=message):
+        run(**changes)

@@ -1,0 +1,138 @@
+"""Trimmed means in solvers: noise by smooth sensitivity, budgets, refusals."""
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import accounting, losses
+from dpjax.batching import Disjoint, Poisson, WithoutReplacement
+from dpjax.estimators import MedianOfMeans, TrimmedMean
+from dpjax.solvers import dp_gradient_descent, private_mean, robust_gradient_descent
+
+ESTIMATOR = TrimmedMean(0.05, lower=-5.0, upper=5.0)
+
+
+def location(params, example):
+    return 0.5 * jnp.sum((params - example) ** 2)
+
+
+def samples(num_samples=20_000, num_features=2):
+    noise = jax.random.t(jax.random.key(0), 2.5, (num_samples, num_features))
+    return noise + jnp.array([[1.0, -2.0]])
+
+
+def descend(data=None, **changes):
+    options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5}
+    options |= {"estimator": ESTIMATOR, "learning_rate": 0.5, "num_steps": 4}
+    data = samples(200) if data is None else data
+    return dp_gradient_descent(location, jnp.zeros(2), data, **(options | changes))
+
+
+def test_the_mean_is_found_with_little_noise():
+    data = samples()
+    solution = private_mean(
+        data, key=jax.random.key(1), epsilon=1.0, delta=1e-5, estimator=ESTIMATOR
+    )
+    np.testing.assert_allclose(solution.params, [1.0, -2.0], atol=0.1)
+    # Noise for the whole range would be seen: 3.7 (upper - lower) sqrt(2).
+    descent = descend(data, num_steps=6)
+    np.testing.assert_allclose(descent.params, [1.0, -2.0], atol=0.2)
+
+
+def test_budgets():
+    rho = accounting.epsilon_to_rho(1.0, 1e-5)
+    full = descend()
+    assert full.stats["rho"] == pytest.approx(rho / 4)
+    assert full.stats["batch_size"] == 200
+    assert full.privacy.epsilon == 1.0
+    assert full.privacy.dp_event.count == 4
+    disjoint = descend(batching=Disjoint())
+    assert disjoint.stats["rho"] == pytest.approx(rho)
+    assert disjoint.stats["batch_size"] == 50
+    mean = private_mean(
+        samples(200),
+        key=jax.random.key(2),
+        epsilon=1.0,
+        delta=1e-5,
+        estimator=ESTIMATOR,
+    )
+    assert mean.stats == {"rho": pytest.approx(rho)}
+    accountant = dp_accounting.rdp.RdpAccountant().compose(full.privacy.dp_event)
+    assert 1.0 <= accountant.get_epsilon(1e-5) <= 1.1
+
+
+def test_nothing_private_is_told():
+    # The noise follows the data: two data sets must give the same stats.
+    first, second = (descend(samples(200) * scale).stats for scale in (1.0, 100.0))
+    assert first == second
+    assert not {"stddev", "l2_sensitivity"} & set(first)
+
+
+def test_noise_grows_with_outliers_that_are_not_trimmed():
+    # All records equal: only e^(-mt) (upper - lower) is left of the sensitivity.
+    def spread(data):
+        keys = jax.random.split(jax.random.key(3), 300)
+
+        def release(key):
+            return private_mean(
+                data, key=key, epsilon=1.0, delta=1e-5, estimator=ESTIMATOR
+            ).params
+
+        released = jax.jit(jax.vmap(release))(keys)
+        low, high = np.percentile(released, [25, 75])
+        return high - low
+
+    equal = jnp.zeros((5_000, 1))
+    spread_out = jnp.linspace(-100, 100, 5_000)[:, None]
+    assert spread(equal) < spread(spread_out) / 10
+
+
+def test_private_values_never_raise():
+    rows = jnp.array([[jnp.nan, jnp.inf], [3e38, -jnp.inf]] * 50)
+    assert jnp.isfinite(descend(rows).params).all()
+
+
+def test_vmap_over_keys_is_a_loop():
+    keys = jax.random.split(jax.random.key(9), 3)
+    together = jax.vmap(lambda key: descend(key=key).params)(keys)
+    for key, params in zip(keys, together, strict=True):
+        np.testing.assert_allclose(descend(key=key).params, params, rtol=1e-4)
+
+
+def test_without_privacy():
+    solution = robust_gradient_descent(
+        losses.squared,
+        jnp.zeros(2),
+        (samples(500), samples(500) @ jnp.array([1.0, 2.0])),
+        estimator=ESTIMATOR,
+        learning_rate=0.05,
+        num_steps=200,
+    )
+    np.testing.assert_allclose(solution.params, [1.0, 2.0], atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batching": Poisson(20.0)}, r"batching must be Full\(\) or Disjoint\(\)"),
+        (
+            {"batching": WithoutReplacement(20)},
+            r"batching must be Full\(\) or Disjoint",
+        ),
+        ({"calibration": "paper"}, "no privacy follows from the printed scale"),
+        (
+            {"batching": Disjoint(), "num_steps": 100},
+            "num_samples must be more than the 2 samples that are trimmed",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        descend(**changes)
+
+
+def test_median_of_trimmed_means_is_refused():
+    with pytest.raises(ValueError, match="inner must be"):
+        MedianOfMeans(ESTIMATOR, 3)

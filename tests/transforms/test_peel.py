@@ -1,0 +1,120 @@
+"""Peeling steps: which entries stay, how much noise, rounding, bad input."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+from dpjax.transforms import laplace_peel, peel
+
+KINDS = {"peel": peel, "laplace_peel": laplace_peel}
+each = pytest.mark.parametrize("name", KINDS)
+
+
+def transform(name="peel", sparsity=2, **changes):
+    options = {"rho": 0.5, "sensitivity": 1e-4, "limit": 10.0, "key": jax.random.key(0)}
+    return KINDS[name](sparsity, **(options | changes))
+
+
+@each
+def test_the_largest_entries_stay(name):
+    step = transform(name, sensitivity=1e-6, limit=1.0)
+    params = {"w": jnp.array([0.3, 0.0, -2.0]), "b": jnp.array(0.1)}
+    updates = {"w": jnp.array([-0.1, 0.9, 0.5]), "b": jnp.array(0.0)}
+    update, _ = jax.jit(step.update)(updates, step.init(params), params)
+    moved = optax.apply_updates(params, update)
+    np.testing.assert_allclose(moved["w"], [0, 0.9, -1.5], atol=1e-3)
+    assert moved["w"][0] == 0
+    assert moved["b"] == 0
+
+
+@each
+def test_noise_of_released_entries(name):
+    # Two-sided test with false alarm 1e-6 at the right scale; it rejects 2/3 and 3/2.
+    sparsity, rho, sensitivity, num_draws = 2, 0.02, 0.01, 4000
+    law = {
+        "peel": scipy.stats.norm(scale=sensitivity * math.sqrt(sparsity / rho)),
+        "laplace_peel": scipy.stats.laplace(
+            scale=sensitivity * math.sqrt(2.5 * sparsity / rho)
+        ),
+    }[name]
+    params = jnp.array([50.0, -50.0, 0.0])
+
+    def release(key):
+        step = transform(
+            name, sparsity, rho=rho, sensitivity=sensitivity, limit=1e-6, key=key
+        )
+        return step.update(jnp.zeros(3), step.init(params), params)[0][:2]
+
+    keys = jax.random.split(jax.random.key(3), num_draws)
+    noise = np.asarray(jax.jit(jax.vmap(release))(keys)).ravel()
+    for factor, is_right in ((1, True), (2 / 3, False), (3 / 2, False)):
+        pvalue = scipy.stats.kstest(noise * factor, law.cdf).pvalue
+        assert (pvalue > 1e-6) == is_right
+
+
+@each
+def test_rounding_of_a_large_start_is_paid_for(name):
+    # params + update has spacing 2^-4 here, far above the sensitivity of the update.
+    num_draws = 2000
+    params = jnp.array([2.0**20, 0.0])
+
+    def release(key):
+        step = transform(name, 1, rho=0.5, sensitivity=1e-6, limit=1e-3, key=key)
+        return step.update(jnp.zeros(2), step.init(params), params)[0][0]
+
+    keys = jax.random.split(jax.random.key(4), num_draws)
+    noise = np.asarray(jax.jit(jax.vmap(release))(keys))
+    rounds = 1 if name == "peel" else 2.5
+    scale = 2.0**-23 * 2**20 * math.sqrt(rounds / 0.5)
+    deviation = scale * (1 if name == "peel" else math.sqrt(2))
+    assert noise.std() > 0.9 * deviation
+
+
+def test_half_precision_is_summed_in_float32():
+    step = transform(sparsity=1, sensitivity=1e-6, limit=1.0)
+    params = jnp.array([1.0, 0.0], jnp.bfloat16)
+    updates = jnp.array([0.0, 2.0**-12], jnp.bfloat16)
+    update, _ = step.update(updates, step.init(params), params)
+    assert update.dtype == jnp.bfloat16
+    assert float(jnp.abs(update[0])) < 0.01
+    assert update[1] == 0
+
+
+@each
+def test_states_draw_fresh_noise(name):
+    step = transform(name, sparsity=3)
+    params = jnp.array([1.0, 2.0, 3.0])
+    state = step.init(params)
+    first, state = step.update(jnp.zeros(3), state, params)
+    second, _ = step.update(jnp.zeros(3), state, params)
+    assert (first != second).all()
+
+
+@each
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sparsity": 0}, "sparsity must be an integer of at least 1"),
+        ({"rho": 0.0}, "rho must be positive"),
+        ({"sensitivity": math.nan}, "sensitivity must be positive"),
+        ({"limit": -1.0}, "limit must be positive"),
+        ({"key": 3}, "key must be a single typed JAX key"),
+    ],
+)
+def test_bad_arguments_are_named(name, changes, message):
+    with pytest.raises(ValueError, match=message):
+        transform(name, **changes)
+
+
+@each
+def test_params_are_needed_and_large_enough(name):
+    with pytest.raises(ValueError, match="sparsity must be at most the 1 entries"):
+        transform(name).init(jnp.zeros(1))
+    step = transform(name)
+    with pytest.raises(ValueError, match="params must be given to update"):
+        step.update(jnp.zeros(3), step.init(jnp.zeros(3)))

@@ -1,0 +1,214 @@
+"""`privatize_trimmed`: the noise's size, its split over coordinates, its refusals."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+from dpjax import per_sample_grad
+from dpjax.accounting import calibrate_smooth_noise, smooth_noise_rho
+from dpjax.estimators import TrimmedMean, Truncation
+from dpjax.transforms import privatize_trimmed
+
+FALSE_ALARM = 1e-6
+ESTIMATOR = TrimmedMean(0.1, -1.0, 1.0)
+
+
+def updated(transform, updates, **kwargs):
+    params = jax.tree.map(lambda x: x[0], updates)
+    return transform.update(updates, transform.init(params), params, **kwargs)[0]
+
+
+def samples_of(key, num_rows, num_columns):
+    """Columns of very different spread, each many times."""
+    spreads = jnp.tile(jnp.array([0.0, 1e-2, 1.0, 1e2]), num_columns // 4)
+    return jax.random.t(key, 2.0, (num_rows, num_columns)) * spreads[None]
+
+
+def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
+    rho, n, d = 40.0, 50, 20_000
+    data_key, noise_key = jax.random.split(key)
+    grads = {"a": samples_of(data_key, n, d // 2), "b": jnp.zeros((n, d // 20, 10))}
+    transform = privatize_trimmed(ESTIMATOR, rho=rho, key=noise_key)
+    released = updated(transform, grads)
+    # Each of d coordinates gets a d-th of the budget.
+    noise = calibrate_smooth_noise(rho / d, num_samples=n, trim_count=5)
+    spent = smooth_noise_rho(
+        noise.multiplier, smoothness=noise.smoothness, sigma=noise.sigma
+    )
+    assert d * spent <= rho
+    assert d * spent > 0.999 * rho
+    mean, sensitivity = ESTIMATOR.with_smooth_sensitivity(grads, noise.smoothness)
+    units = [
+        (x - y) / (noise.multiplier * s)
+        for x, y, s in zip(
+            *map(jax.tree.leaves, (released, mean, sensitivity)), strict=True
+        )
+    ]
+    units = np.concatenate([np.ravel(x) for x in units]).astype(np.float64)
+    assert units.size == d
+    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
+    weights /= weights.sum()
+
+    def distance(scale):
+        def cdf(z):
+            return sum(
+                w * scipy.stats.laplace.cdf(z / scale, scale=math.exp(noise.sigma * y))
+                for w, y in zip(weights, nodes, strict=True)
+            )
+
+        return scipy.stats.kstest(units, cdf).statistic
+
+    # Massart: Pr[distance > t] <= 2 exp(-2 n t^2).
+    bound = math.sqrt(math.log(2 / FALSE_ALARM) / (2 * d))
+    assert distance(1.0) <= bound
+    for wrong in (2 / 3, 3 / 2):
+        assert distance(wrong) > 2 * bound
+
+
+def test_a_large_budget_gives_the_trimmed_mean(key):
+    grads = samples_of(key, 100, 8)
+    transform = privatize_trimmed(ESTIMATOR, rho=1e12, key=jax.random.key(0))
+    np.testing.assert_allclose(updated(transform, grads), ESTIMATOR(grads), atol=1e-4)
+
+
+def test_the_guess_of_the_spread_changes_the_split_alone(key):
+    grads = jax.random.normal(key, (200, 4))
+    for spread in (0.1, 1.0, 1e4):
+        transform = privatize_trimmed(
+            ESTIMATOR, rho=1e6, key=jax.random.key(0), relative_spread=spread
+        )
+        noise = calibrate_smooth_noise(
+            1e6 / 4, num_samples=200, trim_count=20, relative_spread=spread
+        )
+        spent = smooth_noise_rho(
+            noise.multiplier, smoothness=noise.smoothness, sigma=noise.sigma
+        )
+        assert spent <= 1e6 / 4
+        mean = ESTIMATOR(grads)
+        sensitivity = ESTIMATOR.smooth_sensitivity(grads, noise.smoothness)
+        # Laplace beyond 45 scales, normal beyond 9.4: never drawn.
+        largest = 45 * math.exp(9.4 * noise.sigma) * noise.multiplier * sensitivity
+        assert (jnp.abs(updated(transform, grads) - mean) <= largest).all()
+
+
+def test_one_outlier_moves_the_noise_by_little(key):
+    # With the same key; under the printed sensitivity it would grow a millionfold.
+    grads = jax.random.normal(key, (100, 50))
+    other = grads.at[7].set(1e9)
+    released = [
+        updated(privatize_trimmed(ESTIMATOR, rho=5.0, key=jax.random.key(0)), x)
+        for x in (grads, other)
+    ]
+    noise = calibrate_smooth_noise(5.0 / 50, num_samples=100, trim_count=10)
+    one, two = (x - ESTIMATOR(y) for x, y in zip(released, (grads, other), strict=True))
+    ratio = np.abs(np.log(np.asarray(one / two)))
+    assert ratio.max() <= noise.smoothness + 1e-3
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf, 1e38, -1e38])
+def test_wild_gradients(bad, key):
+    grads = jax.random.normal(key, (40, 6)).at[3].set(bad)
+    transform = privatize_trimmed(ESTIMATOR, rho=1e6, key=jax.random.key(0))
+    released = updated(transform, grads)
+    assert jnp.isfinite(released).all()
+    assert (jnp.abs(released) < 2).all()
+
+
+def test_each_update_draws_anew(key):
+    transform = privatize_trimmed(ESTIMATOR, rho=1.0, key=key)
+    grads = jnp.zeros((10, 1000))
+    state, draws = transform.init(grads[0]), []
+    for _ in range(3):
+        noise, state = transform.update(grads, state)
+        draws.append(np.asarray(noise))
+    for i in range(3):
+        assert len(np.unique(draws[i])) > 990
+        for j in range(i):
+            rank = scipy.stats.spearmanr(draws[i], draws[j]).statistic
+            assert abs(rank) < 5 / math.sqrt(1000)
+
+
+def test_jit_vmap_and_traced_bounds():
+    grads = jax.random.normal(jax.random.key(3), (30, 4))
+
+    def run(seed, lower, upper):
+        transform = privatize_trimmed(
+            TrimmedMean(0.1, lower, upper), rho=1.0, key=jax.random.key(seed)
+        )
+        return updated(transform, grads)
+
+    single = jnp.stack([run(seed, -1.0, 1.0) for seed in range(3)])
+    mapped = jax.jit(jax.vmap(run, (0, None, None)))(jnp.arange(3), -1.0, 1.0)
+    np.testing.assert_allclose(single, mapped, rtol=1e-5, atol=1e-5)
+
+
+def test_half_precision_gives_float32():
+    grads = jnp.ones((20, 3), jnp.bfloat16)
+    transform = privatize_trimmed(ESTIMATOR, rho=1.0, key=jax.random.key(0))
+    assert updated(transform, grads).dtype == jnp.float32
+
+
+def test_heavy_tailed_regression():
+    # The whole way: per-sample gradients, private means, an optax chain.
+    keys = jax.random.split(jax.random.key(5), 2)
+    features = jax.random.normal(keys[0], (20_000, 2))
+    truth = jnp.array([1.0, -2.0])
+    targets = features @ truth + jax.random.t(keys[1], 2.1, (20_000,))
+
+    def loss_fn(w, example):
+        x, y = example
+        return 0.5 * (x @ w - y) ** 2
+
+    optimizer = optax.chain(
+        privatize_trimmed(
+            TrimmedMean(0.02, -5.0, 5.0), rho=0.05, key=jax.random.key(6)
+        ),
+        optax.sgd(0.5),
+    )
+
+    def step(carry, _):
+        params, state = carry
+        grads = per_sample_grad(loss_fn)(params, (features, targets))
+        updates, state = optimizer.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    params = jnp.zeros(2)
+    start = (params, optimizer.init(params))
+    (params, _), _ = jax.lax.scan(step, start, length=10)
+    np.testing.assert_allclose(params, truth, atol=0.2)
+
+
+@pytest.mark.parametrize("estimator", [Truncation(1.0), None, TrimmedMean])
+def test_bad_estimator(estimator, key):
+    with pytest.raises(ValueError, match="estimator must be a TrimmedMean"):
+        privatize_trimmed(estimator, rho=1.0, key=key)
+
+
+@pytest.mark.parametrize("name", ["rho", "relative_spread"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan, "1", None])
+def test_bad_numbers(name, value, key):
+    arguments = {"rho": 1.0, "relative_spread": 1.0} | {name: value}
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        privatize_trimmed(ESTIMATOR, key=key, **arguments)
+
+
+def test_bad_updates(key):
+    with pytest.raises(ValueError, match="key must be a single typed JAX key"):
+        privatize_trimmed(ESTIMATOR, rho=1.0, key=0)
+    transform = privatize_trimmed(ESTIMATOR, rho=1.0, key=key)
+    with pytest.raises(ValueError, match="rho must be a number at hand"):
+        jax.jit(lambda rho: privatize_trimmed(ESTIMATOR, rho=rho, key=key).init(()))(
+            1.0
+        )
+    rows = jnp.zeros((10, 2))
+    with pytest.raises(ValueError, match="is_padding_example must be None"):
+        updated(transform, rows, is_padding_example=jnp.zeros(10, bool))
+    with pytest.raises(ValueError, match="num_samples must be more than the 2"):
+        updated(transform, rows[:2])
+    with pytest.raises(ValueError, match="updates must be arrays that share"):
+        transform.update({"a": rows, "b": rows[:5]}, transform.init(rows))
