@@ -89,8 +89,10 @@ def test_adult_shows_the_comparison(tmp_path):
     assert (tmp_path / "out" / "test_risk.png").read_bytes().startswith(b"\x89PNG")
     report = read_report(tmp_path / "out")
     assert report["privacy"]["delta"] == 32_561**-1.1
-    assert [row["epsilon"] for row in report["comparison"]] == [None, None, 1.0, 1.0]
-    assert all(row["test_risk"] < 0.69 for row in report["comparison"])
+    rows = report["comparison"]
+    assert [row["epsilon"] for row in rows] == [0.0, None, None, 1.0, 1.0]
+    assert rows[0]["test_risk"] == pytest.approx(np.log(2))
+    assert all(row["test_risk"] < 0.69 for row in rows[1:])
     with np.load(tmp_path / "out" / "params.npz") as saved:
         assert saved["params"].shape == saved["feature_names"].shape == (105,)
 
@@ -98,7 +100,7 @@ def test_adult_shows_the_comparison(tmp_path):
 def test_dashes_in_a_name(folder):
     result = run("rand-hie", "--epsilon", 1, "--steps", 2, "--estimator", "clipping")
     assert result.exit_code == 0
-    assert len(read_report(folder / "dpjax-output" / "rand_hie")["comparison"]) == 3
+    assert len(read_report(folder / "dpjax-output" / "rand_hie")["comparison"]) == 4
 
 
 def as_parquet(folder):
@@ -134,16 +136,19 @@ def test_a_file_shows_protected_numbers_only(folder):
     report = read_report(folder / "out")
     assert set(report) == {
         *("dpjax", "data", "is_public", "num_samples", "num_test_samples"),
-        *("num_features", "feature_names", "target_unit", "loss", "l2", "estimator"),
-        *("num_steps", "learning_rate", "batching", "calibration", "privacy"),
+        *("num_features", "feature_names", "target_unit", "method", "loss", "l2"),
+        *("arguments", "stats", "privacy"),
     }
     assert report["num_samples"] == 40
     assert report["feature_names"] == FEATURES
     assert report["target_unit"] == "price / 100"
     assert set(report["privacy"]) == {
-        *("epsilon", "delta", "relation", "description", "noise_multiplier"),
-        *("l2_sensitivity", "stddev", "noise_key"),
+        *("epsilon", "delta", "relation", "description", "noise_key"),
     }
+    assert set(report["arguments"]) == {
+        *("estimator", "learning_rate", "num_steps", "batching", "calibration"),
+    }
+    assert {"noise_multiplier", "l2_sensitivity", "stddev"} <= set(report["stats"])
     assert "risk" not in result.stdout.replace("test risks or comparisons", "")
     with np.load(folder / "out" / "params.npz") as saved:
         assert set(saved) == {"params", "feature_names"}
@@ -167,7 +172,7 @@ def test_unprotected_numbers_are_asked_for_and_labelled(folder):
     assert "UNPROTECTED" in result.stdout
     assert "mean absolute error" in result.stdout
     report = read_report(folder / "out")
-    assert len(report["unprotected"]) == 4
+    assert len(report["unprotected"]) == 5
     assert "comparison" not in report
     assert (report["num_samples"], report["num_test_samples"]) == (32, 8)
     assert (folder / "out" / "test_risk.png").exists()
@@ -191,6 +196,159 @@ def test_unprotected_numbers_are_asked_for_and_labelled(folder):
 )
 def test_every_method(folder, extra):
     assert run("data.csv", *options(), *extra).exit_code == 0
+    with np.load(folder / "out" / "params.npz") as saved:
+        assert np.isfinite(saved["params"]).all()
+
+
+METHODS = {
+    "frank-wolfe": {"radius": 0.5, "delta": 0},
+    "lasso": {"loss": None},
+    "sparse": {"sparsity": 2},
+    "l1": {"loss": None, "steps": None, "candidates": 50, "radius": 2},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_on_a_file(folder, name):
+    result = run("data.csv", *options(method=name, **METHODS[name]))
+    assert result.exit_code == 0, result.stderr
+    with np.load(folder / "out" / "params.npz") as saved:
+        assert np.isfinite(saved["params"]).all()
+    report = read_report(folder / "out")
+    assert report["privacy"]["epsilon"] == 1.0
+    is_pure = name in ("frank-wolfe", "l1")
+    assert report["privacy"]["delta"] == (0 if is_pure else 40**-1.1)
+    assert "comparison" not in report
+    assert "unprotected" not in report
+    assert "steps" in result.stdout or name == "l1"
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "titles"),
+    [
+        ("adult", {"method": "frank-wolfe"}, ["DP-FW", "logistic loss, 10 steps"]),
+        (
+            "adult",
+            {"method": "sparse", "sparsity": 3},
+            ["DP-IHT, smoothed", "3 weights"],
+        ),
+        ("rand-hie", {"method": "lasso", "radius": 2}, ["DP-LASSO", "radius 2"]),
+        ("rand-hie", {"method": "l1"}, ["DP l1 regression", "1,000 candidates"]),
+    ],
+)
+def test_every_method_is_compared(tmp_path, data, arguments, titles):
+    given = {"epsilon": 2, "output": tmp_path / "out"} | arguments
+    pairs = [text for name, value in given.items() for text in (f"--{name}", value)]
+    result = run(data, *pairs, "--quick")
+    assert result.exit_code == 0, result.stderr
+    shown = " ".join(result.stdout.split())
+    for text in (*titles, "zero weights", "GD", "DP-GD, clipping"):
+        assert text in shown
+    report = read_report(tmp_path / "out")
+    rows = report["comparison"]
+    is_pure = arguments["method"] == "l1"
+    assert [row["epsilon"] for row in rows] == [0.0, None, None, 2.0, 2.0]
+    assert (rows[3]["delta"] == 0) == is_pure
+    assert 0 < rows[4]["delta"] < 1e-3
+    assert all(row["test_risk"] is not None for row in rows)
+    assert (tmp_path / "out" / "test_risk.png").read_bytes().startswith(b"\x89PNG")
+    # The one method whose candidates are sure to hold it is no worse than zero weights.
+    assert not is_pure or rows[3]["test_risk"] < 1.1 * rows[0]["test_risk"]
+
+
+def test_many_features_make_a_thin_net(folder):
+    names = [f"x{i}" for i in range(12)]
+    frame = pl.DataFrame({name: np.arange(30.0) for name in [*names, "price"]})
+    frame.write_csv(folder / "wide.csv")
+    schema = "".join(f"columns.{x} = {{center = 15, scale = 9}}\n" for x in names)
+    (folder / "wide.toml").write_text(schema + "target = {center = 15, scale = 9}")
+    changes = METHODS["l1"] | {"schema": "wide.toml"}
+    result = run("wide.csv", *options(method="l1", **changes))
+    assert result.exit_code == 0
+    assert "any net of candidates is thin" in " ".join(result.stderr.split())
+    changes |= {"candidates": 10**8}
+    message = "--candidates must be from 2 to 20,648,881 with 13 features"
+    refused(run("wide.csv", *options(method="l1", **changes)), message)
+
+
+OPEN = """
+[columns.rooms]
+
+[columns.town]
+categories = ["Ghent", "Lier"]
+
+[target]
+"""
+
+
+@pytest.fixture
+def many(folder):
+    """A file of 4,000 records, and a schema without numbers."""
+    rng = np.random.default_rng(1)
+    rooms = rng.normal(40, 10, 4_000)
+    prices = 1e5 + 500 * rooms + 2e3 * rng.standard_t(2.1, 4_000)
+    frame = pl.DataFrame({"rooms": rooms, "town": ["Ghent"] * 4_000, "price": prices})
+    frame.write_csv(folder / "data.csv")
+    (folder / "number.toml").write_text(OPEN)
+    return folder
+
+
+def test_private_ranges_count_in_the_guarantee(many):
+    result = run("data.csv", *options(private_ranges=0.25, delta=1e-4))
+    assert result.exit_code == 0, result.stderr
+    report = read_report(many / "out")
+    total, ranges = report["privacy"], report["ranges"]
+    assert (total["epsilon"], total["delta"]) == (1.0, pytest.approx(1e-4))
+    part = ranges["privacy"]
+    assert (part["epsilon"], part["delta"]) == (0.25, 2.5e-5)
+    assert "any one of the 4,000 records" in total["description"]
+    assert "e^1 = 2.72" in total["description"]
+    shown = " ".join(result.stdout.split())
+    assert "epsilon = 1, delta = 0.0001" in shown
+    assert "epsilon = 0.25, delta = 2.5e-05 bought the centers and scales of 2" in shown
+    assert set(ranges["columns"]) == {"rooms", "price"}
+    assert ranges["columns"]["rooms"]["center"] == pytest.approx(40, rel=0.1)
+    assert ranges["columns"]["rooms"]["scale"] == pytest.approx(10, rel=0.3)
+    assert ranges["columns"]["price"]["center"] == pytest.approx(1.2e5, rel=0.1)
+    assert ranges["is_informative"]
+    scale = ranges["columns"]["price"]["scale"]
+    assert report["target_unit"] == f"price / {scale:g}"
+    # The training has three quarters, so more noise than with all of it.
+    noise = report["stats"]["noise_multiplier"]
+    written = "center = 40\nscale = 10\n[columns.town]"
+    text = OPEN.replace("[columns.town]", written).rstrip() + "\n" + NUMBER
+    (many / "number.toml").write_text(text)
+    assert run("data.csv", *options(delta=1e-4)).exit_code == 0
+    report = read_report(many / "out")
+    assert report["stats"]["noise_multiplier"] < 0.8 * noise
+    assert "ranges" not in report
+    refused(
+        run("data.csv", *options(private_ranges=0.25)),
+        "--private-ranges must be left out where the schema leaves no center",
+    )
+
+
+def test_private_ranges_of_a_pure_method(many):
+    changes = METHODS["l1"] | {"private_ranges": 0.5}
+    arguments = options(method="l1", **changes)
+    result = run("data.csv", *arguments, "--show-unprotected")
+    assert result.exit_code == 0, result.stderr
+    report = read_report(many / "out")
+    assert report["ranges"]["privacy"]["delta"] == report["privacy"]["delta"] == 0
+    # All that is private has used the ranges, zero weights in their units too.
+    spent = [row["epsilon"] for row in report["unprotected"]]
+    assert spent == [0.5, None, None, 1.0, 1.0]
+    assert report["num_samples"] == 3_200
+    assert "any one of the 3,200 records" in report["ranges"]["privacy"]["description"]
+
+
+def test_ranges_of_odd_columns(folder):
+    (folder / "number.toml").write_text(OPEN)
+    lines = (folder / "data.csv").read_text().splitlines()
+    (folder / "data.csv").write_text("\n".join([lines[0], *ODD_LINES * 8]) + "\n")
+    result = run("data.csv", *options(private_ranges=0.1))
+    assert result.exit_code == 0, result.stderr
+    assert "may be mere noise" in " ".join(result.stderr.split())
     with np.load(folder / "out" / "params.npz") as saved:
         assert np.isfinite(saved["params"]).all()
 
@@ -272,7 +430,7 @@ BAD_OPTIONS = [
     ({"batching": "poisson"}, "--batch-size must be given with --batching poisson"),
     ({"estimator": "best"}, "'--estimator': .*'best'"),
     ({"loss": "best"}, "'--loss': .*'best'"),
-    ({"loss": None}, "--loss must be given for a file: logistic, squared, huber"),
+    ({"loss": None}, "--loss must be given for a file: logistic, squared, absolute"),
     ({"target": None}, "--target must be given for a file: a column of ['rooms',"),
     ({"target": "cost"}, "--target must be a column of ['rooms', 'town', 'price', "),
     ({"target": "rooms"}, "--target must be a column that is no feature"),
@@ -292,6 +450,81 @@ BAD_OPTIONS += [
         {"batching": "poisson", "batch_size": 9, "calibration": "paper"},
         "--calibration must be tight with --batching poisson, got 'paper'",
     ),
+]
+
+
+FRANK_WOLFE, SPARSE = {"method": "frank-wolfe"}, {"method": "sparse", "sparsity": 2}
+LASSO, L1 = {"method": "lasso"}, {"method": "l1", "loss": None, "steps": None}
+HUBER = SPARSE | {"loss": "huber"}
+BAD_OPTIONS += [
+    ({"method": "best"}, "'--method': .*'best'"),
+    ({"radius": 1}, "--radius must be left out with --method gradient-descent, got 1"),
+    ({"sparsity": 2}, "--sparsity must be left out with --method gradient-descent"),
+    ({"candidates": 9}, "--candidates must be left out with --method gradient-descent"),
+    (FRANK_WOLFE | {"radius": 0}, "--radius must be between 1e-12 and 1e+12, got 0"),
+    (
+        FRANK_WOLFE | {"sparsity": 2},
+        "--sparsity must be left out with --method frank-w",
+    ),
+    (FRANK_WOLFE | {"learning_rate": 2}, "--learning-rate must be between 0 and 1"),
+    (
+        FRANK_WOLFE | {"steps": 41, "batching": "disjoint"},
+        "--steps must be at most the",
+    ),
+    (
+        FRANK_WOLFE | {"batching": "poisson", "batch_size": 5},
+        "--batch-size must be left out with --method frank-wolfe, got 5",
+    ),
+    (FRANK_WOLFE | {"estimator": "median-of-means"}, "--estimator must be another"),
+    (
+        FRANK_WOLFE | {"estimator": "truncation"},
+        "--scale must be given with --method frank-wolfe and --estimator truncation",
+    ),
+    (
+        FRANK_WOLFE | {"calibration": "paper", "batching": "full"},
+        "--batching must be disjoint",
+    ),
+    (
+        FRANK_WOLFE | {"calibration": "paper", "estimator": "clipping"},
+        "--estimator must be smoothed-truncation with --calibration paper",
+    ),
+    (LASSO | {"loss": "huber"}, "--loss must be squared with --method lasso, got 'hub"),
+    (
+        LASSO | {"estimator": "clipping"},
+        "--estimator must be left out with --method la",
+    ),
+    (
+        LASSO | {"batching": "disjoint"},
+        "--batching must be left out with --method lass",
+    ),
+    (LASSO | {"l2": 0.1}, "--l2 must be left out with --method lasso, got 0.1"),
+    (LASSO | {"scale": 1e-9}, "--scale must be between 1e-08 and 1e+12, got 1e-09"),
+    (LASSO | {"calibration": "paper", "delta": 0}, "--delta must be strictly between"),
+    (
+        {"method": "sparse"},
+        "--sparsity must be given with --method sparse and --loss s",
+    ),
+    (SPARSE | {"sparsity": 0}, "--sparsity must be an integer of at least 1, got 0"),
+    (SPARSE | {"sparsity": 5}, "--sparsity must be at most the number of features, 4"),
+    (SPARSE | {"delta": 0}, "--delta must be strictly between 0 and 1, got 0"),
+    (
+        HUBER | {"radius": 1},
+        "--radius must be left out with --method sparse and --loss",
+    ),
+    (
+        L1 | {"loss": "squared"},
+        "--loss must be absolute with --method l1, got 'squared'",
+    ),
+    (L1 | {"steps": 3}, "--steps must be left out with --method l1, got 3"),
+    (L1 | {"delta": 0.1}, "--delta must be 0 or left out with --method l1, got 0.1"),
+    (
+        L1 | {"candidates": 1},
+        "--candidates must be from 2 to 67,108,864 with 4 features",
+    ),
+    ({"private_ranges": 0}, "--private-ranges must be strictly between 0 and 1, got 0"),
+    ({"private_ranges": 1}, "--private-ranges must be strictly between 0 and 1, got 1"),
+    ({"private_ranges": "x"}, "'--private-ranges': must be a number, got 'x'"),
+    ({"private_ranges": 0.1}, "--private-ranges must be left out where the schema"),
 ]
 
 
@@ -322,6 +555,8 @@ def test_mistakes_in_the_data_argument(folder, monkeypatch):
     refused(run("adult", *options()), "--schema must be left out with adult")
     refused(run("adult", *options(schema=None)), "--target must be left out with")
     named = ["--epsilon", 1, "--output", "out"]
+    ranges = [*named, "--private-ranges", 0.1]
+    refused(run("adult", *ranges), "--private-ranges must be left out with adult")
     refused(run("credit-default", *named), "$DPJAX_DATA/credit/UCI_Credit_Card.csv.gz")
     refused(run("rand_hie", *named, "--loss", "logistic"), "--loss must be squared")
     refused(
@@ -329,6 +564,12 @@ def test_mistakes_in_the_data_argument(folder, monkeypatch):
         "--show-unprotected must be left out below 5 records, got 1",
     )
     assert sorted(folder.rglob("*")) == before
+
+
+def test_an_empty_section_without_private_ranges(folder):
+    (folder / "number.toml").write_text(OPEN)
+    parts = "--schema must be center and scale", "in [columns.rooms]; or empty, with"
+    refused(run("data.csv", *options()), *parts)
 
 
 def test_a_schema_with_an_unknown_column(folder):

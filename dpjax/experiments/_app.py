@@ -5,12 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dpjax.experiments import _command, _display
+from dpjax.experiments import _command, _display, _parties
 from dpjax.experiments._settings import (
     BatchingName,
     CalibrationName,
     EstimatorName,
     LossName,
+    MethodName,
     Settings,
 )
 from dpjax.experiments._sources import PUBLIC_SETS, SchemaNeeded
@@ -60,7 +61,13 @@ def train(
     ],
     epsilon: Annotated[float, _number(_PRIVACY, "Privacy of the run.")],
     delta: Annotated[
-        float | None, _number(_PRIVACY, "Privacy of the run; n^-1.1 by default.")
+        float | None,
+        _number(
+            _PRIVACY,
+            "Privacy of the run; n^-1.1 by default. 0 for pure epsilon-DP, with "
+            "frank-wolfe, lasso, sparse (but the squared loss) and l1, which is pure "
+            "always.",
+        ),
     ] = None,
     calibration: Annotated[
         CalibrationName,
@@ -87,19 +94,65 @@ def train(
         ),
     ] = None,
     target: Annotated[str | None, _option(_DATA, "The column to predict.")] = None,
+    private_ranges: Annotated[
+        float | None,
+        _number(
+            _DATA,
+            "Share of epsilon and delta, such as 0.1, that buys a center and a scale "
+            "for each column of numbers whose section in the schema is empty.",
+        ),
+    ] = None,
+    method: Annotated[
+        MethodName,
+        _option(
+            _METHOD,
+            "Gradient descent; Frank-Wolfe or LASSO in the l1 ball of --radius; sparse "
+            "weights, --sparsity of them; for few features, l1 regression by a choice "
+            "among --candidates; a centre of fits to --subsets of the records; or, for "
+            "the logistic loss, the minimiser of a perturbed objective.",
+        ),
+    ] = MethodName.GRADIENT_DESCENT,
     loss: Annotated[
         LossName | None,
-        _option(_METHOD, "Needed for a file; else what suits the data set's task."),
+        _option(
+            _METHOD,
+            "Needed for a file; else what suits the data set's task. lasso has the "
+            "squared loss only, l1 the absolute.",
+        ),
+    ] = None,
+    radius: Annotated[
+        float | None,
+        _number(
+            _METHOD,
+            "1 by default. Of the l1 ball of frank-wolfe and lasso, the l2 ball of "
+            "sparse with the squared loss and of sample-aggregate, the box (beyond 10 "
+            "features the l1 ball) of l1.",
+        ),
+    ] = None,
+    sparsity: Annotated[
+        int | None, _number(_METHOD, "How many weights sparse has.", int)
+    ] = None,
+    candidates: Annotated[
+        int | None,
+        _number(_METHOD, "Among how many l1 chooses; 100,000 by default.", int),
+    ] = None,
+    subsets: Annotated[
+        int | None,
+        _number(_METHOD, "Of sample-aggregate: how many parts are fitted.", int),
     ] = None,
     estimator: Annotated[
-        EstimatorName, _option(_METHOD, "The robust mean of gradients.")
-    ] = EstimatorName.SMOOTHED_TRUNCATION,
+        EstimatorName | None,
+        _option(
+            _METHOD, "The robust mean of gradients; by default smoothed-truncation."
+        ),
+    ] = None,
     scale: Annotated[
         float | None,
         _number(
             _METHOD,
             "Its scale, threshold or clip norm; by default the theory's for "
-            "--moment-bound, and 1 for clipping.",
+            "--moment-bound, and 1 for clipping. Without an estimator: where lasso and "
+            "sparse cut numbers off, and l1 residuals.",
         ),
     ] = None,
     moment_bound: Annotated[
@@ -107,7 +160,9 @@ def train(
         _number(
             _METHOD,
             "Assumed second moment of a gradient's coordinate, 0.25 for the logistic "
-            "loss, else 1; affects utility, never privacy.",
+            "loss, else 1; for lasso and sparse regression fourth moment of the "
+            "numbers; for l1 second moment of the residuals. Affects utility, never "
+            "privacy.",
         ),
     ] = None,
     num_groups: Annotated[
@@ -118,15 +173,26 @@ def train(
     ] = None,
     steps: Annotated[
         int | None,
-        _number(_METHOD, "300 for a named data set, else ceil(10 log n).", int),
+        _number(
+            _METHOD,
+            "Gradient descent: 300 for a named data set, else ceil(10 log n); others: "
+            "what their theory says.",
+            int,
+        ),
     ] = None,
     learning_rate: Annotated[
-        float | None, _number(_METHOD, "1 for the logistic loss, else 0.1.")
+        float | None,
+        _number(
+            _METHOD,
+            "Gradient descent: 1 for the logistic loss, else 0.1; others: their "
+            "theory's.",
+        ),
     ] = None,
     l2: Annotated[float, _number(_METHOD, "Strength of the l2 penalty.")] = 0.0,
     batching: Annotated[
-        BatchingName, _option(_METHOD, "Which records a step sees.")
-    ] = BatchingName.FULL,
+        BatchingName | None,
+        _option(_METHOD, "Which records a step sees; full by default."),
+    ] = None,
     batch_size: Annotated[
         int | None,
         _number(_METHOD, "Of poisson (expected) and without-replacement.", int),
@@ -134,7 +200,9 @@ def train(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="10 steps, to try things out.", rich_help_panel=_METHOD
+            "--quick",
+            help="10 steps, or 1,000 candidates, to try things out.",
+            rich_help_panel=_METHOD,
         ),
     ] = False,
     output: Annotated[
@@ -151,7 +219,7 @@ def train(
         ),
     ] = False,
 ) -> None:
-    """Trains a linear model by differentially private gradient descent.
+    """Trains a differentially private linear model.
 
     Example: dpjax train adult --epsilon 1
     """
@@ -161,6 +229,7 @@ def train(
             Settings(
                 epsilon=epsilon,
                 delta=delta,
+                method=method,
                 loss=loss,
                 estimator=estimator,
                 scale=scale,
@@ -171,7 +240,12 @@ def train(
                 l2=l2,
                 batching=batching,
                 batch_size=batch_size,
+                radius=radius,
+                sparsity=sparsity,
+                candidates=candidates,
+                subsets=subsets,
                 calibration=calibration,
+                private_ranges=private_ranges,
                 quick=quick,
             ),
             schema=schema,
@@ -185,4 +259,70 @@ def train(
         _display.show_error(_display.terminal(stderr=True), error)
         if isinstance(error, SchemaNeeded):
             print(error.template)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def parties(
+    data: Annotated[
+        str,
+        typer.Argument(metavar="DATA", help=f"One of {', '.join(PUBLIC_SETS)}."),
+    ],
+    epsilon: Annotated[float, _number(_PRIVACY, "Privacy of the run.")],
+    delta: Annotated[
+        float | None, _number(_PRIVACY, "Privacy of the run; n^-1.1 by default.")
+    ] = None,
+    num_parties: Annotated[
+        int, _number(_DATA, "How many parties the records are dealt out to.", int)
+    ] = 4,
+    max_colluding: Annotated[
+        int,
+        _number(_PRIVACY, "How many of them may put together what they know.", int),
+    ] = 1,
+    max_dropouts: Annotated[
+        int, _number(_PRIVACY, "How many of them may drop out.", int)
+    ] = 0,
+    steps: Annotated[int, _number(_METHOD, "Rounds of the protocol.", int)] = 50,
+    learning_rate: Annotated[
+        float | None,
+        _number(_METHOD, "1 for classification, else 0.1."),
+    ] = None,
+    clip_norm: Annotated[
+        float, _number(_METHOD, "The l2 norm that gradients are clipped to.")
+    ] = 1.0,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="10 rounds, to try things out.", rich_help_panel=_METHOD
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        _option(_OUTPUT, "Folder to write to; dpjax-output/NAME-parties by default."),
+    ] = None,
+) -> None:
+    """Trains a linear model among parties that show their records to nobody.
+
+    Starts one process a party on this machine. Each holds a part of the records, noise
+    and masks of its own; they exchange masked sums.
+
+    Example: dpjax parties adult --num-parties 4 --epsilon 1
+    """
+    try:
+        _parties.train_with_parties(
+            _parties.PartySettings(
+                source=data,
+                num_parties=num_parties,
+                epsilon=epsilon,
+                delta=delta,
+                clip_norm=clip_norm,
+                steps=10 if quick else steps,
+                learning_rate=learning_rate,
+                max_colluding=max_colluding,
+                max_dropouts=max_dropouts,
+                output=None if output is None else str(output),
+            )
+        )
+    except (ValueError, OSError, RuntimeError) as error:
+        _display.show_error(_display.terminal(stderr=True), error)
         raise typer.Exit(2) from None

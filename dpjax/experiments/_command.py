@@ -7,10 +7,18 @@ import jax
 from dpjax import _validate
 from dpjax.datasets import Dataset
 from dpjax.experiments import _display, _report
-from dpjax.experiments._plan import make_plan
+from dpjax.experiments._methods import find_method
+from dpjax.experiments._plan import make_plan, split_budget
 from dpjax.experiments._plot import plot_test_risk
+from dpjax.experiments._ranges import buy_ranges, charge
 from dpjax.experiments._settings import LossName, Settings
-from dpjax.experiments._sources import PUBLIC_SETS, load_file, public_name
+from dpjax.experiments._sources import (
+    PUBLIC_SETS,
+    Table,
+    encode_table,
+    public_name,
+    read_table,
+)
 from dpjax.experiments._train import (
     Run,
     Scores,
@@ -53,67 +61,80 @@ def train(
     _validate.require(
         seed is None or 0 <= seed < 2**32, "--seed", seed, "from 0 to 2^32 - 1"
     )
-    name = public_name(source)
-    if name is not None:
-        data = _load_public(name, schema, target)
+    if seed is None:
+        key, noise_key = system_key(), "from the operating system"
     else:
-        data = _load_private(source, settings, schema, target, show_unprotected)
+        key, noise_key = jax.random.key(seed), "seeded, hence for public data only"
+    key, baseline_key, ranges_key = jax.random.split(key, 3)
+    name = public_name(source)
     is_public = name is not None
+    ranges = None
+    if name is not None:
+        data = _load_public(name, settings, schema, target)
+    else:
+        table = _read_private(source, settings, schema, target, show_unprotected)
+        if settings.private_ranges is not None:
+            cost, _ = split_budget(settings, table.num_samples)
+            ranges = buy_ranges(
+                table, key=ranges_key, epsilon=cost.epsilon, delta=cost.delta
+            )
+            table = table.with_ranges(ranges.columns)
+        data = encode_table(table)
     plan = make_plan(settings, data, is_named=is_public)
     folder = output or Path("dpjax-output", Path(data.name).stem)
     _report.check_folder(folder)
 
     # Standard output holds the results; progress and warnings go beside it.
     console, messages = _display.terminal(), _display.terminal(stderr=True)
-    if seed is None:
-        key, noise_key = system_key(), "from the operating system"
-    else:
-        key, noise_key = jax.random.key(seed), "seeded, hence for public data only"
+    if seed is not None:
         _display.warn_of_seed(messages)
-    key, baseline_key = jax.random.split(key)
+    _display.warn_of_weakness(messages, plan, ranges)
 
     scored: list[tuple[Run, Scores]] = []
-    with _display.progress_bars(messages, plan.num_steps) as on_step:
+    with _display.progress_bars(messages) as on_step:
         private = train_private(plan, data, key=key, on_step=on_step)
+        private = charge(private, ranges)
         if is_public or show_unprotected:
             runs = train_baselines(plan, data, key=baseline_key, on_step=on_step)
-            runs.insert(2, private)
+            runs = [charge(run, ranges) for run in runs]
+            runs.insert(3, private)
             scored = [(run, score_run(plan, data, run)) for run in runs]
 
     plot = plot_test_risk(plan, data, scored, is_public=is_public) if scored else None
     content = _report.report(
-        plan, data, private, scored, is_public=is_public, noise_key=noise_key
+        plan, data, private, scored, ranges, is_public=is_public, noise_key=noise_key
     )
     files = _report.files(data, private, content, plot)
     _report.write(folder, files)
-    _display.show(console, plan, data, private, scored, is_public=is_public)
+    _display.show(console, plan, data, private, scored, ranges, is_public=is_public)
     _display.show_paths(console, [folder / name for name in files])
 
 
-def _load_public(name: str, schema: Path | None, target: str | None) -> Dataset:
+def _load_public(
+    name: str, settings: Settings, schema: Path | None, target: str | None
+) -> Dataset:
     rule = f"left out with {name}, which has its own"
     _validate.require(schema is None, "--schema", str(schema), rule)
     _validate.require(target is None, "--target", target, rule)
+    share = settings.private_ranges
+    _validate.require(share is None, "--private-ranges", share, rule)
     return PUBLIC_SETS[name]()
 
 
-def _load_private(
+def _read_private(
     source: str,
     settings: Settings,
     schema: Path | None,
     target: str | None,
     show_unprotected: bool,
-) -> Dataset:
-    _validate.require(
-        settings.loss is not None or schema is None,
-        "--loss",
-        settings.loss,
-        f"given for a file: {', '.join(LossName)}",
-    )
-    return load_file(
+) -> Table:
+    if schema is not None:
+        find_method(settings)  # what is wrong without the file is said before it
+    return read_table(
         Path(source),
         schema=schema,
         target=target,
         is_classification=settings.loss == LossName.LOGISTIC,
         hold_out=show_unprotected,
+        allows_empty=settings.private_ranges is not None,
     )

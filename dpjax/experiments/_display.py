@@ -3,13 +3,16 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from dpjax.datasets import Dataset
+from dpjax.experiments._candidates import is_thin
 from dpjax.experiments._plan import Plan
+from dpjax.experiments._ranges import Ranges
 from dpjax.experiments._report import score_name
 from dpjax.experiments._train import OnStep, Run, Scores
 
@@ -20,16 +23,16 @@ def terminal(*, stderr: bool = False) -> Console:
 
 
 @contextlib.contextmanager
-def progress_bars(console: Console, num_steps: int) -> Iterator[OnStep]:
+def progress_bars(console: Console) -> Iterator[OnStep]:
     """Shows a bar a method, and gives the function that moves it."""
     columns = TextColumn("{task.description:30}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=console) as progress:
         bars = {}
 
-        def on_step(method: str, step: int) -> None:
+        def on_step(method: str, step: int, total: int | None) -> None:
             if method not in bars:
-                bars[method] = progress.add_task(method, total=num_steps)
-            progress.update(bars[method], completed=step)
+                bars[method] = progress.add_task(method, total=total)
+            progress.update(bars[method], completed=step, total=total)
 
         yield on_step
 
@@ -48,20 +51,39 @@ def warn_of_seed(console: Console) -> None:
     )
 
 
+def warn_of_weakness(console: Console, plan: Plan, ranges: Ranges | None) -> None:
+    """Warns of what makes a good model unlikely, from public numbers."""
+    if is_thin(plan.arguments):
+        console.print(
+            "Warning: in so many dimensions any net of candidates is thin, so that "
+            "--method l1 finds coarse weights at best. It is made for few features.",
+            style="yellow",
+        )
+    if ranges is not None and not ranges.is_informative:
+        console.print(
+            "Warning: the centers and scales that were bought may be mere noise "
+            f"(their quantiles may err by {ranges.rank_error:,.0f} of "
+            f"{ranges.num_samples:,} records). Declare them in the schema, or spend "
+            "more on them.",
+            style="yellow",
+        )
+
+
 def show(
     console: Console,
     plan: Plan,
     data: Dataset,
     private: Run,
     scored: Sequence[tuple[Run, Scores]],
+    ranges: Ranges | None,
     *,
     is_public: bool,
 ) -> None:
     """Prints the run, the table where there are scores, and the privacy statement."""
     console.print(
         f"{data.name}: n = {len(data.features):,} records, "
-        f"d = {len(data.feature_names)} features, {plan.loss} loss, "
-        f"{plan.num_steps} steps with learning rate {plan.learning_rate:g}"
+        f"d = {len(data.feature_names)} features, {plan.facts.loss} loss, "
+        f"{_taken(plan, private)}"
     )
     if scored:
         if not is_public:
@@ -72,16 +94,52 @@ def show(
                 style="bold red",
             )
         console.print(_table(data, scored))
+    if not private.solution.stats.get("is_informative", True):
+        console.print(
+            "By its own bound of the noise this model may be no better than zero "
+            "weights: more records, a larger epsilon or fewer steps would help.",
+            style="yellow",
+        )
     privacy = private.solution.privacy
     console.print(
         f"Privacy of {private.method}: epsilon = {privacy.epsilon:g}, "
         f"delta = {privacy.delta:g}. {privacy}"
     )
+    if ranges is not None:
+        part = ranges.privacy
+        console.print(
+            f"Of it, epsilon = {part.epsilon:g}, delta = {part.delta:g} bought the "
+            f"centers and scales of {len(ranges.columns)} columns: see ranges in "
+            "report.json."
+        )
     if not scored:
         console.print(
             "No guarantee would cover test risks or comparisons, so there are none; "
             "--show-unprotected shows them."
         )
+
+
+def _taken(plan: Plan, private: Run) -> str:
+    """Returns what a person wants to know of what was taken, in words."""
+    taken: dict[str, Any] = {**plan.arguments, **private.solution.stats}
+    if "constraint" in taken:
+        taken["radius"] = taken["constraint"].radius
+    words = {
+        "num_steps": "{:d} steps",
+        "learning_rate": "learning rate {:g}",
+        "radius": "radius {:g}",
+        "sparsity": "{:d} weights",
+        "threshold": "records cut off at {:.3g}",
+        "num_candidates": "{:,d} candidates",
+        "num_subsets": "{:,d} subsets",
+        "regularization": "regularization {:.3g}",
+        "truncation": "truncation {:.3g}",
+    }
+    return ", ".join(
+        form.format(taken[name].item() if hasattr(taken[name], "item") else taken[name])
+        for name, form in words.items()
+        if taken.get(name) is not None
+    )
 
 
 def show_paths(console: Console, paths: Sequence[Path]) -> None:
@@ -101,9 +159,16 @@ def _table(data: Dataset, scored: Sequence[tuple[Run, Scores]]) -> Table:
         score = scores.scores[-1]
         table.add_row(
             run.method,
-            f"epsilon = {run.solution.privacy.epsilon:.4g}" if run.is_private else "no",
+            _spent(run),
             f"{scores.risks[-1]:.4f}",
             f"{score:.1%}" if is_accuracy else f"{score:.4g}",
             style="bold" if run.is_private else None,
         )
     return table
+
+
+def _spent(run: Run) -> str:
+    privacy = run.solution.privacy
+    if not run.is_private:
+        return "no"
+    return f"({privacy.epsilon:.4g}, {privacy.delta:.2g})-DP"

@@ -1,77 +1,84 @@
-"""A training run with nothing left open, made of settings and public sizes."""
+"""A training run with nothing left open, made of settings and public facts."""
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from dpjax import _validate, losses
-from dpjax._types import Calibration, LossFn
-from dpjax.batching import Batching, Disjoint, Full, Poisson, WithoutReplacement
+from dpjax._types import LossFn
 from dpjax.datasets import Dataset
-from dpjax.estimators import (
-    Clipping,
-    Estimator,
-    MedianOfMeans,
-    SmoothedTruncation,
-    Truncation,
-    Winsorization,
-)
-from dpjax.experiments._settings import (
-    BatchingName,
-    CalibrationName,
-    EstimatorName,
-    LossName,
-    Settings,
-)
+from dpjax.experiments._descent import Descent, Facts, plan_descent
+from dpjax.experiments._methods import Method, find_loss, find_method
+from dpjax.experiments._settings import LossName, MethodName, Settings
 
 # The thresholds with 95 per cent efficiency for standard normal errors (Holland and
 # Welsch 1977), in units of the target.
 _LOSSES: dict[LossName, LossFn] = {
     LossName.LOGISTIC: losses.logistic,
     LossName.SQUARED: losses.squared,
+    LossName.ABSOLUTE: losses.absolute,
     LossName.HUBER: losses.huber(1.345),
     LossName.BIWEIGHT: losses.biweight(4.685),
 }
-
-# Whose theory gives the scale.
-_KINDS = {
-    EstimatorName.SMOOTHED_TRUNCATION: SmoothedTruncation,
-    EstimatorName.TRUNCATION: Truncation,
-    EstimatorName.WINSORIZATION: Winsorization,
-    EstimatorName.MEDIAN_OF_MEANS: Truncation,  # of each group
-    EstimatorName.CLIPPING: SmoothedTruncation,  # of its baseline; it has none itself
-}
+_FOR_NUMBERS = [name for name in LossName if name != LossName.LOGISTIC]
+# What the baselines share with a method that is not gradient descent.
+_OF_BASELINES = ("epsilon", "loss", "steps", "l2", "quick")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
     """A run with nothing left open; every entry is public.
 
     Attributes:
-        loss: the loss's name.
+        method: the private method.
+        arguments: what its solver takes beyond data, loss, key and budget; None is
+            left to the solver.
+        facts: sizes, loss and budget.
         loss_fn: the loss, without the l2 penalty.
         l2: strength of the l2 penalty.
-        epsilon: privacy of the run.
-        delta: privacy of the run.
-        estimator: the robust mean.
-        robust_baseline: its kind at the scale that the papers print, for the baseline
-            without privacy; smoothed truncation in the place of clipping.
-        learning_rate: step size.
-        num_steps: how many steps.
-        batching: which records a step sees.
-        calibration: of the noise.
+        descent: gradient descent on the same loss: the method itself, or what it is
+            compared with.
     """
 
-    loss: LossName
+    method: Method
+    arguments: Mapping[str, Any]
+    facts: Facts
     loss_fn: LossFn
     l2: float
+    descent: Descent
+
+
+class Budget(NamedTuple):
+    """Privacy parameters that may be spent."""
+
     epsilon: float
     delta: float
-    estimator: Estimator
-    robust_baseline: Estimator
-    learning_rate: float
-    num_steps: int
-    batching: Batching
-    calibration: Calibration
+
+
+def split_budget(
+    settings: Settings, num_samples: int, *, is_classification: bool | None = None
+) -> tuple[Budget, Budget]:
+    """Returns what centres and scales may cost, and the training with the rest.
+
+    Raises:
+        ValueError: if an option does not go with the method.
+
+    Example:
+        >>> split_budget(Settings(epsilon=2.0, delta=0.1, private_ranges=0.25), 100,
+        ...              is_classification=False)[0]
+        Budget(epsilon=0.5, delta=0.025)
+    """
+    method = find_method(settings, is_classification=is_classification)
+    if not method.has_delta:
+        delta = 0.0
+    elif settings.delta is not None:
+        delta = settings.delta
+    else:
+        delta = num_samples**-1.1
+        _validate.probability(**{"--delta": delta})  # one record has n^-1.1 = 1
+    share = settings.private_ranges or 0.0
+    ranges = Budget(share * settings.epsilon, share * delta)
+    return ranges, Budget(settings.epsilon - ranges.epsilon, delta - ranges.delta)
 
 
 def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
@@ -83,130 +90,45 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
         is_named: whether it is one of the public data sets, which take 300 steps.
 
     Raises:
-        ValueError: if an option does not suit the sizes or the task.
+        ValueError: if an option does not suit the method, the facts or the task.
 
     Example:
         >>> from dpjax import datasets
         >>> plan = make_plan(Settings(epsilon=1.0), datasets.adult(), is_named=True)
-        >>> plan.num_steps, f"{plan.delta:.3g}", plan.estimator
+        >>> plan.descent.num_steps, f"{plan.facts.delta:.3g}", plan.descent.estimator
         (300, '1.09e-05', SmoothedTruncation(scale=0.805..., beta=9.210...))
     """
     is_classification = data.task == "classification"
-    loss = settings.loss or (
-        LossName.LOGISTIC if is_classification else LossName.SQUARED
-    )
-    is_logistic = loss == LossName.LOGISTIC
+    loss = find_loss(settings, is_classification=is_classification)
     _validate.require(
-        is_classification or not is_logistic,
+        is_classification or loss != LossName.LOGISTIC,
         "--loss",
         str(loss),
-        f"squared, huber or biweight for {data.name}, whose target is a number",
+        f"{', '.join(_FOR_NUMBERS)} for {data.name}, whose target is a number",
     )
-    num_samples = len(data.features)
-    delta = num_samples**-1.1 if settings.delta is None else settings.delta
-    _validate.probability(**{"--delta": delta})  # one record has n^-1.1 = 1
-    num_steps = settings.steps or _default_steps(settings, num_samples, is_named)
-    batching = _batching(settings, num_samples, num_steps)
-    estimator, robust_baseline = _estimators(
-        settings, data, batching, num_steps, delta, 0.25 if is_logistic else 1.0
+    method = find_method(settings, is_classification=is_classification)
+    num_samples, num_features = data.features.shape
+    _, training = split_budget(
+        settings, num_samples, is_classification=is_classification
     )
-    return Plan(
+    facts = Facts(
+        num_samples=num_samples,
+        num_features=num_features,
         loss=loss,
+        epsilon=training.epsilon,
+        delta=training.delta,
+        is_named=is_named,
+    )
+    if settings.method == MethodName.GRADIENT_DESCENT:
+        descent = plan_descent(settings, facts)
+    else:
+        shared = {name: getattr(settings, name) for name in _OF_BASELINES}
+        descent = plan_descent(Settings(**shared), facts)
+    return Plan(
+        method=method,
+        arguments=method.arguments(settings, facts),
+        facts=facts,
         loss_fn=_LOSSES[loss],
         l2=settings.l2,
-        epsilon=settings.epsilon,
-        delta=delta,
-        estimator=estimator,
-        robust_baseline=robust_baseline,
-        learning_rate=settings.learning_rate or (1.0 if is_logistic else 0.1),
-        num_steps=num_steps,
-        batching=batching,
-        calibration="paper"
-        if settings.calibration == CalibrationName.PAPER
-        else "tight",
+        descent=descent,
     )
-
-
-def _default_steps(settings: Settings, num_samples: int, is_named: bool) -> int:
-    if settings.quick:
-        return min(10, num_samples)
-    if is_named:
-        return 300
-    # The theory's number for strongly convex losses at a condition number of 10.
-    return max(1, math.ceil(10 * math.log(num_samples)))
-
-
-def _batching(settings: Settings, num_samples: int, num_steps: int) -> Batching:
-    if settings.batching == BatchingName.FULL:
-        return Full()
-    if settings.batching == BatchingName.DISJOINT:
-        _validate.require(
-            num_steps <= num_samples,
-            "--steps",
-            num_steps,
-            f"at most the {num_samples} records that disjoint batches share",
-        )
-        return Disjoint()
-    batch_size = settings.batch_size or 1  # given, as the settings have checked
-    _validate.require(
-        batch_size <= num_samples,
-        "--batch-size",
-        batch_size,
-        f"at most the number of records, {num_samples}",
-    )
-    if settings.batching == BatchingName.POISSON:
-        return Poisson(batch_size)
-    return WithoutReplacement(batch_size)
-
-
-def _estimators(
-    settings: Settings,
-    data: Dataset,
-    batching: Batching,
-    num_steps: int,
-    delta: float,
-    default_moment_bound: float,
-) -> tuple[Estimator, Estimator]:
-    """Returns the estimator of the run, and that of the robust baseline."""
-    num_samples, num_features = data.features.shape
-    batch_size = int(batching.divisor(num_samples, num_steps))
-    has_groups = settings.estimator == EstimatorName.MEDIAN_OF_MEANS
-    num_groups = _num_groups(settings, batch_size, num_features) if has_groups else 1
-    setting = {
-        "num_samples": batch_size // num_groups,
-        "num_coordinates": num_features,
-        # One step a record under disjoint batches, which share no budget.
-        "num_steps": batching.accounting(num_samples, num_steps)["num_steps"],
-        "epsilon": settings.epsilon,
-        "delta": delta,
-    }
-    moment_bound = settings.moment_bound or default_moment_bound
-    kind = _KINDS[settings.estimator]
-    if settings.estimator == EstimatorName.CLIPPING:
-        estimator = Clipping(settings.scale or 1.0)
-    elif settings.scale is not None:
-        estimator = kind(settings.scale)
-    else:
-        estimator = kind.for_moment(moment_bound, **setting)
-    robust_baseline = kind.for_moment(moment_bound, calibration="paper", **setting)
-    if not has_groups:
-        return estimator, robust_baseline
-    return (
-        MedianOfMeans(estimator, num_groups),
-        MedianOfMeans(robust_baseline, num_groups),
-    )
-
-
-def _num_groups(settings: Settings, batch_size: int, num_features: int) -> int:
-    if settings.num_groups is None:
-        default = MedianOfMeans.for_failure_prob(
-            Truncation(1.0), num_coordinates=num_features
-        )
-        return min(default.num_groups, batch_size)
-    _validate.require(
-        settings.num_groups <= batch_size,
-        "--num-groups",
-        settings.num_groups,
-        f"at most the {batch_size} records of a batch",
-    )
-    return settings.num_groups

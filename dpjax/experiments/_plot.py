@@ -8,13 +8,14 @@ from matplotlib.figure import Figure
 
 from dpjax.datasets import Dataset
 from dpjax.experiments._plan import Plan
-from dpjax.experiments._train import Run, Scores
+from dpjax.experiments._train import ZERO, Run, Scores
 
 # Colours of Okabe and Ito (2008), told apart by colour-blind readers too; methods
 # without privacy are broken lines, so that they differ in print as well.
 # Each is (colour, line, marker).
 _PRIVATE = (("#0072B2", "-", "o"), ("#D55E00", "-", "s"))
 _NON_PRIVATE = (("#000000", "--", ""), ("#009E73", ":", ""))
+_ZERO = "#999999", "-.", ""
 
 
 def plot_test_risk(
@@ -36,30 +37,43 @@ def plot_test_risk(
     figure = Figure(figsize=(6.4, 4.2), dpi=200, layout="constrained")
     axes = figure.subplots()
     styles = {True: iter(_PRIVATE), False: iter(_NON_PRIVATE)}
+    lengths = {int(run.steps[-1]) for run, _ in scored} - {0}
+    last, is_log = max(lengths, default=1), len(lengths) > 1
     for run, scores in scored:
-        color, line, marker = next(styles[run.is_private])
+        color, line, marker = (
+            _ZERO if run.method == ZERO else next(styles[run.is_private])
+        )
+        # What has no steps is a level line.
+        steps = run.steps if run.steps[-1] > 0 else np.array([int(is_log), last])
         axes.plot(
-            run.steps,
-            scores.risks,
-            label=_label(run),
+            steps,
+            np.broadcast_to(scores.risks, steps.shape),
+            label=_label(run, scores),
             linewidth=1.5,
             markersize=4,
-            markevery=max(1, len(run.steps) // 10),
+            markevery=max(1, len(steps) // 10),
             color=color,
             linestyle=line,
             marker=marker,
         )
-    axes.set_xlabel("gradient step")
-    unit = "nats" if plan.loss == "logistic" else f"[{data.target_unit}]²"
-    axes.set_ylabel(f"test risk: mean {plan.loss} loss ({unit})", parse_math=False)
+    axes.set_xlabel("step")
+    unit = {"logistic": "nats", "absolute": data.target_unit}.get(
+        plan.facts.loss, f"[{data.target_unit}]²"
+    )
+    axes.set_ylabel(
+        f"test risk: mean {plan.facts.loss} loss ({unit})", parse_math=False
+    )
     axes.set_ylim(*_limits(scored))
-    axes.set_xlim(0, None)
+    if is_log:  # a method of few steps beside one of many
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlim(int(is_log), last)
     axes.grid(alpha=0.3, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(fontsize="small", framealpha=0.8, edgecolor="none")
     title = (
         f"{data.name}: n = {len(data.features):,}, d = {len(data.feature_names)}, "
-        f"δ = {plan.delta:.2g}, one draw of the noise"
+        "one draw of the noise"
     )
     if not is_public:
         title = f"UNPROTECTED test numbers of private records\n{title}"
@@ -69,18 +83,33 @@ def plot_test_risk(
     return png.getvalue()
 
 
-def _label(run: Run) -> str:
+def _label(run: Run, scores: Scores) -> str:
+    if run.method == ZERO:
+        return f"{run.method} (risk {scores.risks[-1]:.3g})"
     if not run.is_private:
         return f"{run.method} (not private)"
-    return f"{run.method} (ε = {run.solution.privacy.epsilon:.3g})"
+    privacy = run.solution.privacy
+    delta = f", δ = {privacy.delta:.2g}" if privacy.delta > 0 else ""
+    return f"{run.method} (ε = {privacy.epsilon:.3g}{delta})"
 
 
 def _limits(scored: Sequence[tuple[Run, Scores]]) -> tuple[float | None, float | None]:
-    """Leaves out the first steep steps, which would flatten all differences."""
-    risks = np.concatenate([scores.risks for _, scores in scored])
+    """Leaves out the first steep steps, which would flatten all differences.
+
+    And baselines without privacy that end above zero weights: they have diverged. Where
+    private methods end is always shown, zero weights where they are near.
+    """
+    zero = next((s.risks[-1] for run, s in scored if run.method == ZERO), np.inf)
+    others = [(run, s.risks) for run, s in scored if run.method != ZERO]
+    shown = [risks for run, risks in others if run.is_private or risks[-1] <= zero]
+    risks = np.concatenate([*shown, np.zeros(0)])
     risks = risks[np.isfinite(risks)]
     if risks.size == 0:
         return None, None
     low, high = risks.min(), np.quantile(risks, 0.95)
+    ends = [risks[-1] for run, risks in others if run.is_private]
+    high = max([high, *(end for end in ends if np.isfinite(end))])
+    if zero < low + 1.5 * (high - low):
+        high = max(high, zero)
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return float(low - margin), float(high + margin)

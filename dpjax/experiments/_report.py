@@ -13,8 +13,10 @@ import numpy as np
 
 import dpjax
 from dpjax import _validate
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Dataset
 from dpjax.experiments._plan import Plan
+from dpjax.experiments._ranges import Ranges
 from dpjax.experiments._train import Run, Scores
 
 PARAMS, REPORT, PLOT = "params.npz", "report.json", "test_risk.png"
@@ -25,6 +27,7 @@ def report(
     data: Dataset,
     private: Run,
     scored: Sequence[tuple[Run, Scores]] = (),
+    ranges: Ranges | None = None,
     *,
     is_public: bool,
     noise_key: str,
@@ -37,10 +40,11 @@ def report(
         private: the private method's run.
         scored: all methods with their test scores, or none. On a user's data they are
             filed as "unprotected".
+        ranges: the centres and scales that were bought.
         is_public: whether the records are public.
         noise_key: where the noise comes from, in words; never a seed.
     """
-    privacy, stats = private.solution.privacy, private.solution.stats
+    privacy = private.solution.privacy
     content = {
         "dpjax": dpjax.__version__,
         "data": data.name,
@@ -50,35 +54,62 @@ def report(
         "num_features": len(data.feature_names),
         "feature_names": list(data.feature_names),
         "target_unit": data.target_unit,
-        "loss": str(plan.loss),
+        "method": private.method,
+        "loss": str(plan.facts.loss),
         "l2": plan.l2,
-        "estimator": repr(plan.estimator),
-        "num_steps": plan.num_steps,
-        "learning_rate": plan.learning_rate,
-        "batching": repr(plan.batching),
-        "calibration": plan.calibration,
-        "privacy": {
-            "epsilon": privacy.epsilon,
-            "delta": privacy.delta,
-            "relation": privacy.relation.name,
-            "description": privacy.description,
-            "noise_multiplier": _number(stats["noise_multiplier"]),
-            "l2_sensitivity": _number(stats["l2_sensitivity"]),
-            "stddev": _number(stats["stddev"]),
-            "noise_key": noise_key,
-        },
+        "arguments": _plain(plan.arguments),
+        "stats": _plain(private.solution.stats),
+        "privacy": _statement(privacy) | {"noise_key": noise_key},
     }
+    if ranges is not None:
+        content["ranges"] = {
+            "columns": {
+                name: {"center": kind.center, "scale": kind.scale}
+                for name, kind in ranges.columns.items()
+            },
+            "rank_error": ranges.rank_error,
+            "is_informative": ranges.is_informative,
+            "privacy": _statement(ranges.privacy),
+        }
     if scored:
         name = "comparison" if is_public else "unprotected"
         content[name] = [_row(data, run, scores) for run, scores in scored]
     return content
 
 
+def _statement(privacy: PrivacyGuarantee) -> dict[str, Any]:
+    return {
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta,
+        "relation": privacy.relation.name,
+        "description": privacy.description,
+    }
+
+
+def _plain(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments or numbers for JSON; None was left to the solver."""
+    plain = {}
+    for name, entry in entries.items():
+        value = (
+            entry.item() if np.ndim(entry) == 0 and hasattr(entry, "item") else entry
+        )
+        if isinstance(value, bool | int | str) or value is None:
+            plain[name] = value
+        elif isinstance(value, float):
+            plain[name] = _number(value)
+        elif hasattr(value, "shape"):
+            plain[name] = f"an array of shape {value.shape}"
+        else:
+            plain[name] = repr(value)
+    return plain
+
+
 def _row(data: Dataset, run: Run, scores: Scores) -> dict[str, Any]:
-    epsilon = run.solution.privacy.epsilon
+    privacy = run.solution.privacy
     return {
         "method": run.method,
-        "epsilon": epsilon if run.is_private else None,
+        "epsilon": privacy.epsilon if run.is_private else None,
+        "delta": privacy.delta if run.is_private else None,
         "test_risk": _number(scores.risks[-1]),
         score_name(data): _number(scores.scores[-1]),
     }

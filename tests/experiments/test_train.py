@@ -15,6 +15,7 @@ from dpjax.experiments._plan import make_plan
 from dpjax.experiments._plot import plot_test_risk
 from dpjax.experiments._settings import BatchingName, EstimatorName, LossName, Settings
 from dpjax.experiments._train import (
+    ZERO,
     Scores,
     score_run,
     system_key,
@@ -41,8 +42,8 @@ def dataset(n=50, task="regression", name="made up"):
     )
 
 
-def ignore(method, step):
-    del method, step
+def ignore(method, step, total):
+    del method, step, total
 
 
 @pytest.mark.parametrize(
@@ -51,16 +52,17 @@ def ignore(method, step):
 )
 def test_defaults_follow_from_the_task_and_the_sizes(task, loss, learning_rate):
     plan = make_plan(Settings(epsilon=2.0), dataset(task=task), is_named=False)
-    assert (plan.loss_fn, plan.learning_rate) == (loss, learning_rate)
-    assert plan.delta == 50**-1.1
-    assert plan.num_steps == 40  # ceil(10 log 50)
-    assert make_plan(Settings(epsilon=2.0), dataset(), is_named=True).num_steps == 300
+    assert (plan.loss_fn, plan.descent.learning_rate) == (loss, learning_rate)
+    assert plan.facts.delta == 50**-1.1
+    assert plan.descent.num_steps == 40  # ceil(10 log 50)
+    named = make_plan(Settings(epsilon=2.0), dataset(), is_named=True)
+    assert named.descent.num_steps == named.arguments["num_steps"] == 300
 
 
 @pytest.mark.parametrize("name", EstimatorName)
 def test_a_scale_is_taken_as_it_is(name):
     settings = Settings(epsilon=1.0, estimator=name, scale=3.0)
-    estimator = make_plan(settings, dataset(), is_named=False).estimator
+    estimator = make_plan(settings, dataset(), is_named=False).descent.estimator
     assert float(estimator.limit) == pytest.approx(
         SmoothedTruncation(3.0).limit if "smoothed" in name else 3.0
     )
@@ -69,16 +71,16 @@ def test_a_scale_is_taken_as_it_is(name):
 def test_groups_fit_the_batch():
     settings = Settings(epsilon=1.0, estimator=EstimatorName.MEDIAN_OF_MEANS)
     plan = make_plan(settings, dataset(n=7), is_named=False)
-    assert isinstance(plan.estimator, MedianOfMeans)
-    assert isinstance(plan.estimator.inner, Truncation)
-    assert plan.estimator.num_groups == 7
+    assert isinstance(plan.descent.estimator, MedianOfMeans)
+    assert isinstance(plan.descent.estimator.inner, Truncation)
+    assert plan.descent.estimator.num_groups == 7
 
 
 def test_clipping_has_a_robust_baseline():
     settings = Settings(epsilon=1.0, estimator=EstimatorName.CLIPPING)
     plan = make_plan(settings, dataset(), is_named=False)
-    assert plan.estimator == Clipping(1.0)
-    assert isinstance(plan.robust_baseline, SmoothedTruncation)
+    assert plan.descent.estimator == Clipping(1.0)
+    assert isinstance(plan.descent.robust_baseline, SmoothedTruncation)
 
 
 def test_disjoint_batches_allow_a_larger_scale():
@@ -87,7 +89,7 @@ def test_disjoint_batches_allow_a_larger_scale():
             Settings(epsilon=1.0, steps=5, batching=name, estimator="winsorization"),
             dataset(n=10_000),
             is_named=False,
-        )
+        ).descent
         for name in (BatchingName.FULL, BatchingName.DISJOINT)
     )
     assert full.batching != disjoint.batching
@@ -102,7 +104,8 @@ def test_runs_are_watched_in_order():
     run = train_private(plan, data, key=key, on_step=lambda *x: shown.append(x))
     assert run.steps.tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert np.array_equal(run.iterates[-1], run.solution.params)
-    assert shown == [("DP-GD, smoothed truncation", step) for step in run.steps]
+    steps = [0, *run.steps, 7]
+    assert shown == [("DP-GD, smoothed truncation", step, 7) for step in steps]
     assert run.solution.privacy.epsilon == 1.0
 
 
@@ -113,11 +116,13 @@ def test_the_report_files_unprotected_numbers_apart(tmp_path):
     private = train_private(plan, data, key=jax.random.key(0), on_step=ignore)
     assert len(private.steps) == 75
     runs = train_baselines(plan, data, key=jax.random.key(1), on_step=ignore)
-    assert [run.is_private for run in runs] == [False, False, True]
+    assert [run.is_private for run in runs] == [True, False, False, True]
+    assert runs[0].method == ZERO
+    assert not runs[0].solution.params.any()
     scored = [(run, score_run(plan, data, run)) for run in [*runs, private]]
     # Without privacy the target, which is the first feature, is found.
-    assert scored[0][1].risks[-1] < 1e-3
-    assert scored[0][1].scores[-1] < 0.03
+    assert scored[1][1].risks[-1] < 1e-3
+    assert scored[1][1].scores[-1] < 0.03
     for is_public, name in ((True, "comparison"), (False, "unprotected")):
         args = dict(is_public=is_public, noise_key="")
         content = _report.report(plan, data, private, scored, **args)
