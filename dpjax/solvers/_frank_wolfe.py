@@ -17,6 +17,7 @@ from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import (
     FAILURE_PROB,
     Choices,
+    check_num_steps,
     check_start,
     choose_vertices,
     default_num_steps,
@@ -127,6 +128,7 @@ def dp_frank_wolfe(
         power = 1 / 3 if isinstance(batching, Disjoint) else 2 / 5
         num_steps = default_num_steps(num_samples, epsilon, power)
     loop = Loop(batching, num_steps, microbatch_size, watch).checked()
+    check_num_steps(num_steps, num_samples)
     batch_size = int(batching.divisor(num_samples, num_steps))
     choices = Choices.tight(loop, epsilon, delta)
     num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))

@@ -16,6 +16,7 @@ from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import (
     FAILURE_PROB,
     Choices,
+    check_num_steps,
     choose_vertices,
     default_num_steps,
 )
@@ -102,12 +103,7 @@ def dp_lasso(
     if num_steps is None:
         num_steps = default_num_steps(num_samples, epsilon, 2 / 5)
     loop = Loop(Full(), num_steps, microbatch_size, watch).checked()
-    _validate.require(
-        num_steps <= num_samples,
-        "num_steps",
-        num_steps,
-        f"at most the {num_samples} samples",
-    )
+    check_num_steps(num_steps, num_samples)
     choices = Choices.tight(loop, epsilon, delta)
     if threshold is None:
         if calibration == "paper":

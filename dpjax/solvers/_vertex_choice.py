@@ -167,6 +167,16 @@ def default_num_steps(num_samples: int, epsilon: float, power: float) -> int:
     return min(num_samples, max(1, math.floor((num_samples * epsilon) ** power)))
 
 
+def check_num_steps(num_steps: int, num_samples: int) -> None:
+    """Requires no more choices than records: they would be blind."""
+    _validate.require(
+        num_steps <= num_samples,
+        "num_steps",
+        num_steps,
+        f"at most the {num_samples} samples",
+    )
+
+
 def check_start(constraint: VertexConstraint, params: PyTree) -> None:
     """Requires a set with vertices, and a start in it where its numbers are at hand."""
     _validate.require(
