@@ -118,6 +118,14 @@ def estimator(value: Any) -> None:
     )
 
 
+def bounded_estimator(value: Any) -> None:
+    """Requires an estimator whose influence has a bound."""
+    estimator(value)
+    require(
+        value.limit is not None, "estimator", value, "one with a finite sensitivity"
+    )
+
+
 def optax_params(params: Any) -> None:
     """Requires the parameters, which optax lets an update go without."""
     require(params is not None, "params", params, "given to update, as optax asks")

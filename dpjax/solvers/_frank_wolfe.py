@@ -147,13 +147,7 @@ def dp_frank_wolfe(
                 num_vertices=constraint.num_vertices(num_coordinates),
             )
         stats = {"scale": estimator.scale, "beta": estimator.beta}
-    _validate.estimator(estimator)
-    _validate.require(
-        estimator.limit is not None,
-        "estimator",
-        estimator,
-        "one with a finite sensitivity",
-    )
+    _validate.bounded_estimator(estimator)
     if calibration == "paper":
         each = epsilon * _paper_share(estimator)
         choices = Choices.exponential(each, delta, num_composed=1)

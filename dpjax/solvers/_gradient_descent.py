@@ -140,13 +140,7 @@ def dp_gradient_descent(
         epsilon=epsilon,
         delta=delta,
     )
-    _validate.estimator(estimator)
-    _validate.require(
-        estimator.limit is not None,
-        "estimator",
-        estimator,
-        "one with a finite sensitivity",
-    )
+    _validate.bounded_estimator(estimator)
     _validate.require(
         not (estimator.groups_by_index and loop.batching.is_sampled),
         "batching",

@@ -103,13 +103,7 @@ def dp_iterative_hard_thresholding(
     _validate.calibration(calibration)
     _validate.typed_key(key)
     check_sparsity(sparsity, params)
-    _validate.estimator(estimator)
-    _validate.require(
-        estimator.limit is not None,
-        "estimator",
-        estimator,
-        "one with a finite sensitivity",
-    )
+    _validate.bounded_estimator(estimator)
     num_samples = _validate.leading_size(data, "data")
     if num_steps is None:
         num_steps = papers_num_steps(num_samples)

@@ -5,19 +5,18 @@ The sum of truncated losses is the score; `_l1_scores` computes it.
 
 import math
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._types import ArrayLike, Calibration, Key, Scalar
+from dpjax._types import ArrayLike, Calibration, Key, Scalar, SelectionName
 from dpjax.accounting import PrivacyGuarantee, selection_event
 from dpjax.mechanisms import exponential, permute_and_flip
 from dpjax.solvers._l1_scores import Units, chunk_scores, row_blocks
 from dpjax.solvers._solution import Solution
 
-_Mechanism = Literal["exponential", "permute_and_flip"]
 _MOST_SAMPLES, _MOST_CANDIDATES = 2**24, 2**30
 _CHUNK_SIZE = 4096
 
@@ -128,7 +127,7 @@ def dp_l1_regression(
     _validate.count(chunk_size=chunk_size)
     chunk_size = min(chunk_size, num_candidates)
 
-    mechanism: _Mechanism = "permute_and_flip"
+    mechanism: SelectionName = "permute_and_flip"
     spent = epsilon
     if calibration == "paper":
         mechanism, spent = "exponential", 2 * epsilon
@@ -208,7 +207,7 @@ class _Static(NamedTuple):
 
     units: Units
     chunk_size: int
-    mechanism: _Mechanism
+    mechanism: SelectionName
 
 
 @partial(jax.jit, static_argnums=0)

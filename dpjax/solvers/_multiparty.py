@@ -140,13 +140,7 @@ def multiparty_gradient_descent(
     """
     check_budget(epsilon, delta)
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
-    _validate.estimator(estimator)
-    _validate.require(
-        estimator.limit is not None,
-        "estimator",
-        estimator,
-        "one with a finite sensitivity",
-    )
+    _validate.bounded_estimator(estimator)
     step_size = None if callable(learning_rate) else learning_rate
     if step_size is not None:
         _validate.positive(learning_rate=step_size)

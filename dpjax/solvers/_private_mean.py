@@ -85,13 +85,7 @@ def private_mean(
             calibration=calibration,
         )
         stats = {"scale": estimator.scale, "beta": estimator.beta}
-    _validate.estimator(estimator)
-    _validate.require(
-        estimator.limit is not None,
-        "estimator",
-        estimator,
-        "one with a finite sensitivity",
-    )
+    _validate.bounded_estimator(estimator)
     budget = {
         "num_samples": num_samples,
         "num_steps": 1,
