@@ -8,9 +8,9 @@ that it asks for, made by vmap. Both draw no noise worth the name; neither does 
 """
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax_privacy.clipping import clipped_grad
+from models import mlp
 from timing import compile_seconds, milliseconds, print_table, temporary_bytes
 
 import dpjax
@@ -33,23 +33,7 @@ ESTIMATORS = {
 }
 
 
-def loss_fn(params, example):
-    x, label = example
-    hidden = jax.nn.relu(x @ params["w1"] + params["b1"])
-    logits = hidden @ params["w2"] + params["b2"]
-    return -jax.nn.log_softmax(logits)[label]
-
-
-def problem(batch_size):
-    keys = jax.random.split(jax.random.key(0), 4)
-    params = {
-        "w1": jax.random.normal(keys[0], (784, 256)) * 0.03,
-        "b1": jnp.zeros(256),
-        "w2": jax.random.normal(keys[1], (256, 10)) * 0.05,
-        "b2": jnp.zeros(10),
-    }
-    features = jax.random.normal(keys[2], (batch_size, 784))
-    return params, (features, jax.random.randint(keys[3], (batch_size,), 0, 10))
+loss_fn, _, _ = mlp(1)
 
 
 def plain(params, batch):
@@ -76,7 +60,7 @@ def optax_aggregate(params, batch):
 
 
 def main():
-    params, batch = problem(BATCH)
+    _, params, batch = mlp(BATCH)
     functions = {"plain gradient, no influence, not per sample": plain}
     for name, estimator in ESTIMATORS.items():
         functions[name] = dpjax.robust_grad(loss_fn, estimator)
@@ -106,7 +90,7 @@ def main():
         ],
     )
     small, large = (
-        temporary_bytes(dpjax.robust_grad(loss_fn, Truncation(0.01)), *problem(size))
+        temporary_bytes(dpjax.robust_grad(loss_fn, Truncation(0.01)), *mlp(size)[1:])
         for size in (16, 256)
     )
     print(f"temporary memory at batch 256 over batch 16: {large / small:.3f}")
