@@ -1,4 +1,4 @@
-"""The README's training loop, run word for word."""
+"""The README's examples, run word for word."""
 
 import re
 from pathlib import Path
@@ -7,18 +7,36 @@ import jax
 import numpy as np
 import pytest
 
-pytest.importorskip("flax")
 README = Path(__file__).parents[1] / "README.md"
 
 
-@pytest.mark.slow
-def test_flax_training_loop():
-    section = README.read_text().split("## In your own training loop")[1]
+def run_example(heading):
+    """Runs the first block under a heading, and returns its names."""
+    section = README.read_text().split(f"## {heading}\n")[1]
     code = re.search(r"```python\n(.*?)```", section, re.DOTALL).group(1)
     names = {}
     # optax itself mixes dtypes: adam's count is an int32.
     with jax.numpy_dtype_promotion("standard"):
         exec(compile(code, "README.md", "exec"), names)
+    return names
+
+
+def test_many_features(capsys):
+    names = run_example("Many features")
+    assert capsys.readouterr().out == "[3 8]\n"
+    assert names["pure"].privacy.delta == 0
+    # Of the signal's risk, less than a third is left.
+    truth = np.zeros(1000)
+    truth[[3, 8]] = 0.6, -0.4
+    for name in ("pure", "sparse"):
+        error = np.asarray(names[name].params) - truth
+        assert np.sum(error**2) < np.sum(truth**2) / 3
+
+
+@pytest.mark.slow
+def test_flax_training_loop():
+    pytest.importorskip("flax")
+    names = run_example("In your own training loop")
     features, targets = names["data"]
     signal = np.asarray(features[:, 0] * features[:, 1])
     prediction = np.asarray(names["model"](features))[:, 0]
