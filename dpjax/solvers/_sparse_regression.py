@@ -81,8 +81,8 @@ def dp_sparse_linear_regression(
 
     Returns:
         A `Solution` with weights of shape (d,). Its stats hold threshold,
-        learning_rate, num_steps, batch_size, and of the last step linf_sensitivity,
-        noise_scale of each released weight and noise_norm = noise_scale sqrt(s); and
+        learning_rate, num_steps, batch_size, and for a step at the released weights
+        linf_sensitivity, noise_scale of each and noise_norm = noise_scale sqrt(s); and
         is_informative, false where that exceeds the radius, so that zero may be as
         good as the result.
 

@@ -49,9 +49,10 @@ def peel(
 
     Privacy:
         One update is rho-zCDP, under the relation that the sensitivity is stated for,
-        where params have been released or are public. In float32, params + update is
-        rounded by 2^-24 of its size: twice that, with max |params| + limit for the
-        size, is added to the sensitivity.
+        where params have been released or are public. In float32 the learning rate's
+        product and params + update are each rounded, by 2^-24 of their size, which is
+        at most max |params| + limit: for two neighbours four times that is added to the
+        sensitivity.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -165,7 +166,7 @@ def _peel_by(
         sparse = mechanism(
             peel_key,
             start + move.astype(start.dtype),
-            sensitivity + 2 * ROUNDOFF * largest,
+            sensitivity + 4 * ROUNDOFF * largest,
         )
         moves = jax.tree.map(jnp.subtract, unflatten(sparse), params)
         return moves, PeelState(next_key)

@@ -189,6 +189,35 @@ def test_noise_of_a_step(delta):
         assert (pvalue > 1e-6) == is_right
 
 
+def test_noise_of_a_regression_step():
+    """No signal, from zero weights: what is released is noise, all entries of it.
+
+    Two-sided test with false alarm 1e-6 at the right scale; it rejects 2/3 and 3/2.
+    """
+
+    def release(key):
+        return dp_sparse_linear_regression(
+            jnp.zeros((10, 3)),
+            jnp.zeros(10),
+            key=key,
+            epsilon=1.0,
+            delta=1e-5,
+            sparsity=3,
+            threshold=2.0,
+            learning_rate=0.5,
+            num_steps=1,
+            radius=1e6,
+        ).params
+
+    noise = jax.jit(jax.vmap(release))(jax.random.split(jax.random.key(5), 1500))
+    linf = 0.5 * Winsorization(4.0).sensitivity(10, 3).linf
+    rho = accounting.epsilon_to_rho(1.0, 1e-5)
+    law = scipy.stats.norm(scale=linf * math.sqrt(3 / rho))
+    for factor, is_right in ((1, True), (2 / 3, False), (3 / 2, False)):
+        pvalue = scipy.stats.kstest(np.ravel(noise) * factor, law.cdf).pvalue
+        assert (pvalue > 1e-6) == is_right
+
+
 def test_per_step_noise_follows_the_weights():
     # After the first step ||w||_1 is one, so that the noise doubles.
     solution = regress(threshold=2.0, learning_rate=0.1, num_steps=4, epsilon=1e6)

@@ -70,7 +70,7 @@ def test_rounding_of_a_large_start_is_paid_for(name):
     keys = jax.random.split(jax.random.key(4), num_draws)
     noise = np.asarray(jax.jit(jax.vmap(release))(keys))
     rounds = 1 if name == "peel" else 2.5
-    scale = 2.0**-23 * 2**20 * math.sqrt(rounds / 0.5)
+    scale = 2.0**-22 * 2**20 * math.sqrt(rounds / 0.5)
     deviation = scale * (1 if name == "peel" else math.sqrt(2))
     assert noise.std() > 0.9 * deviation
 
