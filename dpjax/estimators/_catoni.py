@@ -25,7 +25,7 @@ from dpjax._types import Scalar
 # The polynomial's degree, and the largest beta that it serves with error below 3e-7.
 SERIES = {10: 1.0, 12: 4.0, 16: 10.0}
 _BETA_DEGREE = 12
-_LARGEST = 1e6  # h differs from its limit by less than 1e-11 beyond
+FAR = 1e6  # h differs from its limit by less than 1e-11 beyond
 
 
 def supremum(beta: Scalar) -> Scalar:
@@ -60,8 +60,7 @@ def series_coefficients(beta: Scalar, degree: int) -> jax.Array:
 
 
 def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
-    """Returns h_beta(a) by `series_coefficients`."""
-    a = jnp.clip(a, -_LARGEST, _LARGEST)
+    """Returns h_beta(a) by `series_coefficients`, for |a| <= FAR."""
     c2 = 0.09 * beta
     inverse = 1 / (a * a + c2)
     z = 1 - 2 * c2 * inverse  # = 2 v^2 - 1
@@ -72,9 +71,8 @@ def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
 
 
 def exact(a: jax.Array, beta: Scalar) -> jax.Array:
-    """Returns h_beta(a) for any beta > 0, at some forty times the cost of `series`."""
+    """Returns h_beta(a) for |a| <= FAR and any beta > 0, at forty times the cost."""
     beta = jnp.asarray(beta).astype(a.dtype)
-    a = jnp.clip(a, -_LARGEST, _LARGEST)
     size = jnp.abs(a)
     is_tiny = size < 1e-6
     is_inner = (size <= 2.0) & (size <= 1.5 * jnp.sqrt(beta))

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._tree import like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._estimator import LARGEST, SMALLEST, Estimator, as_finite
+from dpjax.estimators._estimator import (
+    LARGEST,
+    SMALLEST,
+    Estimator,
+    as_finite,
+    as_float,
+)
 from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
 
 # The computed norm may be too small by this relative error, so that a clipped sample
@@ -31,32 +37,76 @@ def clip_to_norm(sample: PyTree, l2_clip_norm: Scalar) -> PyTree:
         >>> print(clip_to_norm({"w": jnp.array([3e30, 4e30])}, 1.0))
         {'w': Array([0.59999996, 0.8 ], dtype=float32)}
     """
-    sample = jax.tree.map(as_finite, sample)
-    leaves = jax.tree.leaves(sample)
-    # Scale by the power of two at the largest entry, so that squares neither over- nor
-    # underflow. The result does not depend on it, so its derivative is left out. Not by
-    # the entry: compilers turn a division into a product with 1 / 1e38, which is zero.
-    dtype = max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize)
+    sample = jax.tree.map(as_float, sample)
+    dtypes = (leaf.dtype for leaf in jax.tree.leaves(sample))
+    dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
+    return _clip(sample, jnp.asarray(l2_clip_norm).astype(dtype))
+
+
+@jax.custom_jvp
+def _clip(sample: PyTree, limit: jax.Array) -> PyTree:
+    shrink, _ = _shrinking(sample, limit)
+    return jax.tree.map(lambda x: shrink(as_finite(x)), sample)
+
+
+@_clip.defjvp
+def _clip_jvp(primals, tangents):
+    # y = x C/||x|| has dy = C/||x|| dx - y <y, C/||x|| dx> / C^2 + y/C dC.
+    (sample, limit), (d_sample, d_limit) = primals, tangents
+    shrink, is_long = _shrinking(sample, limit)
+    clipped = jax.tree.map(lambda x: shrink(as_finite(x)), sample)
+    moved = jax.tree.map(
+        lambda x, dx: shrink(jnp.where(jnp.isfinite(x), dx, 0)), sample, d_sample
+    )
+    pairs = zip(jax.tree.leaves(clipped), jax.tree.leaves(moved), strict=True)
+    along = sum(jnp.vdot(y / like(limit, y), dy).astype(limit.dtype) for y, dy in pairs)
+    turn = jnp.where(is_long, (d_limit - along) / limit, 0)
+    return clipped, jax.tree.map(lambda y, dy: dy + y * like(turn, y), clipped, moved)
+
+
+def _shrinking(sample: PyTree, limit: jax.Array):
+    """Returns a factor, as a function of finite leaves, and whether it is below one."""
+    dtype, leaves = limit.dtype, jax.tree.leaves(sample)
+    squares = _squared_norm(leaves, dtype)
+    # No square has overflowed, and none that underflowed is missed: beside 2^-60, 2^40
+    # of them are nothing. NaN fails both.
+    is_plain = (squares < 2.0**120) & ((squares > 2.0**-60) | (limit > 2.0**-30))
+    unit, squares = jax.lax.cond(
+        is_plain,
+        lambda leaves: (jnp.ones((), dtype), squares),
+        lambda leaves: _scaled_squared_norm(leaves, dtype),
+        leaves,
+    )
+    norm = jnp.sqrt(jnp.where(squares > 0, squares, 1))  # of sample·unit
+    is_long = (squares > 0) & (norm > limit * unit)
+    factor = jnp.where(is_long, limit / norm, 1)
+
+    def shrink(x: jax.Array) -> jax.Array:
+        return jnp.where(is_long, (x * like(unit, x)) * like(factor, x), x)
+
+    return shrink, is_long
+
+
+def _scaled_squared_norm(leaves, dtype):
+    """Returns a power of two, and the squared norm of the sample times it.
+
+    The power stands at the largest entry, so that squares neither over- nor underflow.
+    Not the entry itself: compilers turn a division into a product with 1 / 1e38, which
+    is zero.
+    """
+    leaves = [as_finite(leaf) for leaf in leaves]
     largest = jnp.zeros((), dtype)
     for leaf in leaves:
         top = jnp.max(jnp.abs(leaf), initial=0.0).astype(dtype)
         largest = jnp.maximum(largest, top)
-    _, exponent = jnp.frexp(jax.lax.stop_gradient(largest))
+    _, exponent = jnp.frexp(largest)
     exponent = jnp.clip(exponent, -125, jnp.finfo(dtype).maxexp - 2)
     unit = jnp.ldexp(jnp.ones((), dtype), -exponent)
-    squares = jnp.zeros((), dtype)
-    for leaf in leaves:
-        squares += _sum_of_squares(leaf * like(unit, leaf)).astype(dtype)
-    norm = jnp.sqrt(jnp.where(squares > 0, squares, 1))  # of sample·unit
-    limit = like(l2_clip_norm, norm)
-    is_long = (squares > 0) & (norm > limit * unit)
-    shrink = limit / norm
+    return unit, _squared_norm([leaf * like(unit, leaf) for leaf in leaves], dtype)
 
-    def clip(x: jax.Array) -> jax.Array:
-        shrunk = (x * like(unit, x)) * like(shrink, x)
-        return jnp.where(is_long, shrunk, x)
 
-    return jax.tree.map(clip, sample)
+def _squared_norm(leaves, dtype):
+    return sum((_sum_of_squares(x).astype(dtype) for x in leaves), jnp.zeros((), dtype))
 
 
 def _sum_of_squares(x: jax.Array) -> jax.Array:

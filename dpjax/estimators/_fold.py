@@ -149,10 +149,27 @@ def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
         )
 
 
+def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
+    """Returns the function of `size` rows; one row alone is not batched.
+
+    A batch of one would turn conditions into selections, and convolutions into grouped
+    ones.
+    """
+    if size > 1:
+        return jax.vmap(function)
+
+    def one(rows: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda x: jnp.asarray(x)[None], function(jax.tree.map(lambda x: x[0], rows))
+        )
+
+    return one
+
+
 class _Plan(NamedTuple):
     """How rows fall into blocks: `lanes` blocks side by side, each `length` rows.
 
-    No block is longer than `longest`.
+    No block is longer than `longest`. `unroll` steps of a block are written out.
     """
 
     lanes: int
@@ -160,6 +177,7 @@ class _Plan(NamedTuple):
     num_blocks: int
     num_rows: int
     one_by_one: bool
+    unroll: int = 1
 
     @classmethod
     def sequential(
@@ -169,14 +187,29 @@ class _Plan(NamedTuple):
         longest: int,
         microbatch_size: int | None,
     ):
-        """One lane for a large model, hundreds for a small one (32k floats in all)."""
+        """Lanes that fill 2^15 floats for a small model, four rows a step for a large.
+
+        A lane is an accumulator, and rows side by side are worth it while all lanes
+        stay in the first cache. From 2^13 coordinates on, rows come one after the
+        other into one accumulator: what is added up is fused across the rows that are
+        written out, and the cores share what is not.
+        """
+        is_large = num_coordinates > 2**13
         if microbatch_size is None:
-            microbatch_size = min(max(2**15 // num_coordinates, 1), 512)
-        lanes = min(microbatch_size, num_rows, 1024)
+            microbatch_size = 4 if is_large else min(2**15 // num_coordinates, 512)
+        in_turn = min(microbatch_size, 4) if is_large else 1
+        lanes = min(-(-microbatch_size // in_turn), num_rows, 1024)
+        return cls._of(num_rows, lanes, longest, in_turn)
+
+    @classmethod
+    def _of(cls, num_rows: int, lanes: int, longest: int, in_turn: int):
         steps = -(-num_rows // lanes)
         lanes = -(-num_rows // steps)
         num_blocks = -(-steps // longest)
-        return cls(lanes, -(-steps // num_blocks), num_blocks, num_rows, True)
+        length = -(-steps // num_blocks)
+        # A divisor: what is left over would be compiled once more.
+        unroll = max(x for x in range(1, in_turn + 1) if length % x == 0)
+        return cls(lanes, length, num_blocks, num_rows, True, unroll)
 
     @classmethod
     def parallel(
@@ -190,7 +223,7 @@ class _Plan(NamedTuple):
         if microbatch_size is None:
             microbatch_size = min(max(2**26 // num_coordinates, 1), 4096)
         if min(microbatch_size, num_rows) < longest:
-            return cls.sequential(num_rows, num_coordinates, longest, microbatch_size)
+            return cls._of(num_rows, min(microbatch_size, num_rows), longest, 1)
         lanes = min(microbatch_size, num_rows) // longest
         num_blocks = -(-num_rows // (lanes * longest))
         length = -(-num_rows // (lanes * num_blocks))
@@ -219,7 +252,7 @@ def _block_sum(influence, rows, span, plan, index, records):
             records,
             new,
         )
-        values = jax.vmap(influence)(samples)
+        values = by_row(influence, size)(samples)
         if span is None:
             return values, records
         row = inside + jnp.arange(size)
@@ -248,9 +281,9 @@ def _block_sum(influence, rows, span, plan, index, records):
     sample, _ = jax.eval_shape(lambda: rows.read(0, plan.lanes))
     zeros = jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype),
-        jax.eval_shape(jax.vmap(influence), sample),
+        jax.eval_shape(by_row(influence, plan.lanes), sample),
     )
-    return jax.lax.fori_loop(0, plan.length, add, (zeros, records))
+    return jax.lax.fori_loop(0, plan.length, add, (zeros, records), unroll=plan.unroll)
 
 
 class _Digits(NamedTuple):

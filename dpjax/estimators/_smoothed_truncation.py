@@ -12,7 +12,13 @@ from dpjax import _validate
 from dpjax._tree import like, register
 from dpjax._types import Calibration, PyTree, Scalar
 from dpjax.estimators import _catoni, _scale
-from dpjax.estimators._estimator import LARGEST, SMALLEST, CoordinateEstimator, as_float
+from dpjax.estimators._estimator import (
+    LARGEST,
+    SMALLEST,
+    CoordinateEstimator,
+    as_float,
+    within,
+)
 
 
 @jax.jit
@@ -174,18 +180,20 @@ def _influence_fn(
     scale: Scalar, beta: Scalar, degree: int
 ) -> Callable[[jax.Array], jax.Array]:
     supremum = _catoni.supremum(beta)
-    coefficients = _catoni.series_coefficients(beta, degree) if degree else None
+    coefficients = None
+    if degree:
+        coefficients = _catoni.series_coefficients(beta, degree)
+        supremum = jnp.where(jnp.isnan(coefficients[0]), jnp.nan, supremum)
 
     def influence(x: jax.Array) -> jax.Array:
         x = as_float(x)
         s, b = like(scale, x), like(beta, x)
-        # Beyond 1e6 scale nothing changes; an infinity would spoil the derivative.
-        x = jnp.clip(jnp.where(jnp.isnan(x), 0, x), -1e6 * s, 1e6 * s)
-        limit = s * like(supremum, x)
+        # Beyond FAR nothing changes; an infinity would spoil the derivative.
+        a = within(x, _catoni.FAR * s) * (1 / s)
         if coefficients is None:
-            h = _catoni.exact(x / s, b)
+            h = _catoni.exact(a, b)
         else:
-            h = _catoni.series(x / s, b, like(coefficients, x))
-        return jnp.clip(s * h, -limit, limit)
+            h = _catoni.series(a, b, like(coefficients, x))
+        return jnp.where(jnp.isnan(x), 0, within(s * h, s * like(supremum, x)))
 
     return influence

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dpjax._tree import like, register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._estimator import as_float
+from dpjax.estimators._estimator import as_float, within
 from dpjax.estimators._threshold import ThresholdEstimator
 
 
@@ -21,8 +21,7 @@ def winsorize(x: jax.Array, threshold: Scalar) -> jax.Array:
         [ 0.5 -1. 1. ]
     """
     x = as_float(x)
-    threshold = like(threshold, x)
-    return jnp.clip(jnp.where(jnp.isnan(x), 0, x), -threshold, threshold)
+    return jnp.where(jnp.isnan(x), 0, within(x, like(threshold, x)))
 
 
 @register(data_fields=["threshold"], meta_fields=[])

@@ -9,6 +9,8 @@ import jax
 from dpjax import _validate
 from dpjax._types import LossFn, PyTree, Scalar
 from dpjax.estimators import Estimator, Rows
+from dpjax.estimators._fold import by_row
+from dpjax.gradients._streamlined import streamlined
 
 
 def robust_grad(
@@ -67,7 +69,7 @@ def robust_grad(
         _validate.count(microbatch_size=microbatch_size)
     if normalize_by is not None:
         _validate.positive(normalize_by=normalize_by)
-    value_and_grad = jax.value_and_grad(loss_fn, has_aux=has_aux)
+    value_and_grad = streamlined(jax.value_and_grad(loss_fn, has_aux=has_aux))
 
     def grad_fn(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
@@ -79,8 +81,8 @@ def robust_grad(
             part = partial(
                 jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size
             )
-            values, grads = jax.vmap(value_and_grad, in_axes=(None, 0))(
-                params, jax.tree.map(part, batch)
+            values, grads = by_row(partial(value_and_grad, params), size)(
+                jax.tree.map(part, batch)
             )
             values, aux = values if has_aux else (values, ())
             return grads, {"values": values if return_values else (), "aux": aux}

@@ -1,0 +1,206 @@
+"""The streaming gradient against the definition in float64, on new inputs each run.
+
+Losses here are linear in the parameters, with whole numbers and powers of two in the
+data: per-sample gradients are the same floats however they are computed, so that all
+that is left to differ is the influence and its mean.
+"""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate
+
+import dpjax
+from dpjax.estimators import (
+    Clipping,
+    Mean,
+    MedianOfMeans,
+    SmoothedTruncation,
+    Truncation,
+    Winsorization,
+)
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+
+
+def dense(rows, columns):
+    """Gradient of each record: the outer product of two vectors, and a vector."""
+
+    def loss_fn(params, example):
+        x, y = example
+        return (x @ params["w"] + params["b"]) @ y
+
+    params = {"w": jnp.zeros((rows, columns)), "b": jnp.zeros(columns)}
+    return loss_fn, params, [(rows,), (columns,)]
+
+
+def convolution(channels):
+    """Gradient of each record: a correlation of two images."""
+
+    def loss_fn(kernel, example):
+        x, y = example
+        out = jax.lax.conv_general_dilated(
+            x[None], kernel, (2, 2), "SAME", dimension_numbers=NHWC
+        )
+        return (out[0] * y).sum()
+
+    return loss_fn, jnp.zeros((3, 3, 4, channels)), [(8, 8, 4), (4, 4, channels)]
+
+
+MODELS = {
+    "side by side": dense(9, 5),
+    "one by one": dense(110, 90),
+    "convolution": convolution(6),
+    "large convolution": convolution(256),
+}
+
+
+def records(rng, shapes, n, dtype=np.float32):
+    """Small whole numbers, times a power of two for each record: heavy tails."""
+    size = 2.0 ** rng.integers(-8, 9, n)
+    x, y = (rng.integers(-3, 4, (n, *shape)).astype(dtype) for shape in shapes)
+    return x * size.astype(dtype).reshape(n, *(1,) * (x.ndim - 1)), y
+
+
+def smoothed(a, beta):
+    """h_beta(a), by integrating phi against the normal density in float64."""
+
+    def phi(x):
+        x = np.clip(x, -np.sqrt(2), np.sqrt(2))
+        return x - x**3 / 6
+
+    def one(a):
+        root = np.sqrt(beta)
+        # Where a (1 + z / root) passes ±sqrt(2), phi has a kink.
+        kinks = [root * (s * np.sqrt(2) / a - 1) for s in (-1, 1)] if a else []
+        value, _ = integrate.quad(
+            lambda z: phi(a * (1 + z / root)) * np.exp(-z * z / 2) / np.sqrt(2 * np.pi),
+            -12,
+            12,
+            points=[k for k in kinks if abs(k) < 12] or None,
+            epsabs=1e-12,
+            limit=200,
+        )
+        return value
+
+    values, places = np.unique(a, return_inverse=True)
+    return np.array([one(value) for value in values])[places].reshape(a.shape)
+
+
+def influence(estimator, grads):
+    """The definition, for float64 leaves of shape (n, ...)."""
+    match estimator:
+        case Truncation(threshold):
+            return [np.where(np.abs(g) <= threshold, g, 0) for g in grads]
+        case Winsorization(threshold):
+            return [np.clip(g, -threshold, threshold) for g in grads]
+        case SmoothedTruncation(scale, beta):
+            return [scale * smoothed(g / scale, beta) for g in grads]
+        case Clipping(norm):
+            squares = sum((g**2).reshape(len(g), -1).sum(axis=1) for g in grads)
+            shrink = np.minimum(1, norm / np.sqrt(np.maximum(squares, 1e-300)))
+            return [g * shrink.reshape(-1, *(1,) * (g.ndim - 1)) for g in grads]
+        case Mean():
+            return grads
+    raise AssertionError(estimator)
+
+
+def definition(estimator, grads):
+    if isinstance(estimator, MedianOfMeans):
+        groups = [
+            np.stack(
+                [part.mean(axis=0) for part in np.array_split(g, estimator.num_groups)]
+            )
+            for g in influence(estimator.inner, grads)
+        ]
+        return [np.median(means, axis=0) for means in groups]
+    return [g.mean(axis=0) for g in influence(estimator, grads)]
+
+
+@pytest.fixture
+def rng():
+    seed = int.from_bytes(os.urandom(4))
+    print(f"numpy.random.default_rng({seed})")  # pytest shows it where a test fails
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        Mean(),
+        Truncation(10.0),
+        Winsorization(10.0),
+        Clipping(30.0),
+        SmoothedTruncation(10.0),
+        SmoothedTruncation(10.0, 9.21),
+        SmoothedTruncation(10.0, 30.0),
+        MedianOfMeans(Winsorization(10.0), 5),
+    ],
+    ids=str,
+)
+def test_the_stream_is_the_definition(estimator, model, rng):
+    loss_fn, params, shapes = MODELS[model]
+    n = int(rng.integers(16, 80))
+    batch = records(rng, shapes, n)
+    each = dpjax.per_sample_grad(loss_fn)(params, batch)
+    grads = [np.asarray(g, np.float64) for g in jax.tree.leaves(each)]
+    expected = definition(estimator, grads)
+    # Digits resolve 2^-30 of an influence; the series errs by 1e-6 of the scale.
+    largest = max(np.abs(g).max() for g in grads)
+    bound = {Mean: 1e-6 * largest, SmoothedTruncation: 1.1e-5, Clipping: 1e-5}
+    atol = bound.get(type(estimator), 2e-6)
+    for size in (None, 1, int(rng.integers(2, n + 1))):
+        grad_fn = dpjax.robust_grad(loss_fn, estimator, microbatch_size=size)
+        actual = jax.tree.leaves(jax.jit(grad_fn)(params, batch))
+        for got, wanted in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("model", ["side by side", "one by one"])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        Truncation(10.0),
+        Winsorization(10.0),
+        Clipping(30.0),
+        SmoothedTruncation(10.0),
+        SmoothedTruncation(10.0, 9.21),
+    ],
+    ids=str,
+)
+def test_any_record_moves_the_stream_within_the_sensitivity(
+    estimator, model, dtype, rng
+):
+    loss_fn, params, shapes = MODELS[model]
+    params = jax.tree.map(lambda x: x.astype(dtype), params)
+    n = 24
+    x, y = (jnp.asarray(leaf, dtype) for leaf in records(rng, shapes, n))
+    grad_fn = jax.jit(dpjax.robust_grad(loss_fn, estimator))
+    place = int(rng.integers(n))
+    # Entries at the threshold and far beyond: sums that round, squares that overflow.
+    rows = [10.0, -10.0, 1e-30, -1e-45, 1e19, -3e19, 3e38, np.inf, -np.inf, np.nan]
+    means = []
+    for value in rows:
+        row = jnp.where(jnp.arange(x.shape[1]) % 3 == 0, value, 10.0).astype(dtype)
+        changed = x.at[place].set(row), y.at[place].set(jnp.sign(y[place]))
+        mean = jax.tree.leaves(grad_fn(params, changed))
+        means.append(np.concatenate([np.asarray(g, np.float64).ravel() for g in mean]))
+    means = np.stack(means)
+    assert np.isfinite(means).all()
+    sensitivity = estimator.sensitivity(n, means.shape[1])
+    moves = means[:, None] - means[None]
+    assert np.abs(moves).max() <= sensitivity.linf
+    assert np.linalg.norm(moves, axis=-1).max() <= sensitivity.l2
+    assert np.abs(moves).sum(axis=-1).max() <= sensitivity.l1
+    # The attack is worth its name: some row moves some coordinate most of the way.
+    share = 0.4 if isinstance(estimator, Clipping) else 0.9
+    reach = (
+        np.linalg.norm(moves, axis=-1).max() if isinstance(estimator, Clipping) else 0
+    )
+    reach = reach / sensitivity.l2 if reach else np.abs(moves).max() / sensitivity.linf
+    assert reach > share
