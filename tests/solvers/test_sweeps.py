@@ -1,0 +1,176 @@
+"""A sweep compiles once, and repetitions share the memory of one."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import solvers
+from dpjax.batching import Disjoint, Poisson
+from dpjax.constraints import L1Ball
+from dpjax.estimators import Clipping, SmoothedTruncation, Winsorization
+from dpjax.losses import squared
+
+N, D = 400, 6
+
+
+def data(d=D):
+    features = jax.random.t(jax.random.key(1), 3.0, (N, d))
+    return features, features[:, 0]
+
+
+def descent(key, i, **changes):
+    settings = {
+        "epsilon": 0.5 + i / 10,
+        "delta": 1e-5,
+        "estimator": SmoothedTruncation(1.0 + i),
+        "learning_rate": 0.1 + 0.05 * i,
+        "num_steps": 5,
+    }
+    return solvers.dp_gradient_descent(
+        squared, jnp.zeros(D), data(), key=key, **(settings | changes)
+    )
+
+
+# Each: one release, whose numbers (epsilon, scales, step sizes) depend on i. The budgets
+# are near each other: where another mechanism becomes the better one it is compiled.
+RELEASES = {
+    "dp_gradient_descent": descent,
+    "dp_gradient_descent, disjoint": lambda key, i: descent(
+        key, i, batching=Disjoint()
+    ),
+    "dp_gradient_descent, clipping": lambda key, i: descent(
+        key, i, estimator=Clipping(1.0 + i)
+    ),
+    "robust_gradient_descent": lambda key, i: solvers.robust_gradient_descent(
+        squared,
+        jnp.zeros(D),
+        data(),
+        estimator=Winsorization(1.0 + i),
+        learning_rate=0.1 + 0.05 * i,
+        num_steps=5,
+    ),
+    "private_mean": lambda key, i: solvers.private_mean(
+        data()[0],
+        key=key,
+        epsilon=0.5 + i / 10,
+        delta=1e-5,
+        estimator=SmoothedTruncation(1.0 + i),
+    ),
+    "dp_frank_wolfe": lambda key, i: solvers.dp_frank_wolfe(
+        squared,
+        jnp.zeros(D),
+        data(),
+        key=key,
+        epsilon=0.5 + i / 10,
+        constraint=L1Ball(1.0 + i),
+        estimator=Winsorization(1.0 + i),
+        num_steps=5,
+    ),
+    "dp_lasso": lambda key, i: solvers.dp_lasso(
+        *data(),
+        key=key,
+        epsilon=0.5 + i / 10,
+        delta=1e-5,
+        radius=1.0 + i,
+        threshold=2.0 + i,
+        num_steps=5,
+    ),
+    "dp_iterative_hard_thresholding": lambda key, i: (
+        solvers.dp_iterative_hard_thresholding(
+            squared,
+            jnp.zeros(D),
+            data(),
+            key=key,
+            epsilon=0.5 + i / 10,
+            delta=1e-5,
+            sparsity=2,
+            estimator=SmoothedTruncation(1.0 + i),
+            learning_rate=0.1 + 0.05 * i,
+            num_steps=5,
+        )
+    ),
+    "dp_sparse_linear_regression": lambda key, i: solvers.dp_sparse_linear_regression(
+        *data(),
+        key=key,
+        epsilon=0.5 + i / 10,
+        delta=1e-5,
+        sparsity=2,
+        threshold=2.0 + i,
+        learning_rate=0.1 + 0.05 * i,
+        num_steps=5,
+    ),
+    "dp_l1_regression": lambda key, i: solvers.dp_l1_regression(
+        *data(),
+        key=key,
+        epsilon=0.5 + i / 10,
+        candidates=jnp.linspace(-1.0, 1.0, 5 * D).reshape(5, D),
+        truncation=0.5 + i,
+    ),
+    "objective_perturbation": lambda key, i: solvers.objective_perturbation(
+        data()[0],
+        jnp.sign(data()[1]),
+        key=key,
+        epsilon=0.5 + i / 10,
+        delta=1e-5,
+        regularization=0.1 + i,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_sweep_over_epsilon_scale_and_step_size_compiles_once(name, caplog):
+    release = RELEASES[name]
+    keys = list(jax.random.split(jax.random.key(5), 4))
+    first = release(keys[0], 0)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        later = [release(key, i + 1) for i, key in enumerate(keys[1:])]
+    assert not [x for x in caplog.messages if "Compiling" in x]
+    epsilons = [solution.privacy.epsilon for solution in (first, *later)]
+    if name != "robust_gradient_descent":
+        np.testing.assert_allclose(epsilons, [0.5, 0.6, 0.7, 0.8])
+
+
+# Each repetition copies its batch, a twentieth of the data, and draws its places.
+@pytest.mark.parametrize(
+    ("batching", "copies"),
+    [(None, 0.0), (Disjoint(), 1.0), (Poisson(5_000), 1.5)],
+    ids=["full", "disjoint", "poisson"],
+)
+def test_twenty_repetitions_need_little_more_memory_than_one(batching, copies):
+    n, d = 100_000, 50
+    shapes = (
+        jax.ShapeDtypeStruct((n, d), jnp.float32),
+        jax.ShapeDtypeStruct((n,), jnp.float32),
+    )
+
+    def repetition(key, data):
+        return solvers.dp_gradient_descent(
+            squared,
+            jnp.zeros(d),
+            data,
+            key=key,
+            epsilon=1.0,
+            delta=1e-5,
+            estimator=Winsorization(1.0),
+            learning_rate=0.1,
+            num_steps=20,
+            **({} if batching is None else {"batching": batching}),
+        ).params
+
+    keys = jax.random.split(jax.random.key(0), 20)
+
+    def temporary_bytes(run, keys):
+        compiled = jax.jit(run).lower(keys, shapes).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    size = 4 * n * (d + 1)
+    one = temporary_bytes(repetition, keys[0])
+    in_turn = temporary_bytes(
+        lambda keys, data: jax.lax.map(lambda key: repetition(key, data), keys), keys
+    )
+    together = temporary_bytes(jax.vmap(repetition, in_axes=(0, None)), keys)
+    assert size + in_turn < 1.1 * (size + one)
+    assert size + together < 1.6 * (size + one) + copies * size
