@@ -1,5 +1,6 @@
 """Median of means: robust means of groups, and their median by coordinate."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ from dpjax._tree import register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators import _fold
 from dpjax.estimators._estimator import Estimator
+from dpjax.estimators._order_statistics import median
 from dpjax.estimators._sensitivity import Sensitivity, largest_ulp
 
 
@@ -143,7 +145,12 @@ class MedianOfMeans(Estimator):
             _fold.empty_records(rows),
             (jnp.asarray(starts), jnp.asarray(sizes)),
         )
-        return jax.tree.map(lambda x: jnp.median(x, axis=0), means), records
+
+        def middle(x):
+            columns = x.reshape(self.num_groups, math.prod(x.shape[1:]))
+            return median(columns).reshape(x.shape[1:])
+
+        return jax.tree.map(middle, means), records
 
     @classmethod
     def for_failure_prob(

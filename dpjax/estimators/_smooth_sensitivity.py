@@ -40,7 +40,7 @@ it beforehand and the result raised by it in the end. The floor of w_k and the l
 keep every number that matters far above underflow.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,7 @@ import numpy as np
 
 from dpjax._tree import like
 from dpjax._types import Scalar
+from dpjax.estimators._order_statistics import OrderStatistics
 
 Bound = Literal["fast", "exact"]
 
@@ -55,31 +56,6 @@ SLACK = 2.0**-19
 _MEAN_ROUNDOFF = 5 * 2.0**-24  # 5 u in equation (4)
 # 1e-12 of the width is below what a float32 result resolves.
 _LEAST_WEIGHT = 2.0**-40
-
-
-class OrderStatistics(NamedTuple):
-    """What the trimmed mean and its sensitivity need of n samples.
-
-    Attributes:
-        low: x_(m+1), x_(m), ..., x_(1), shape (m + 1, d).
-        high: x_(n-m), x_(n-m+1), ..., x_(n), shape (m + 1, d).
-        middle_sum: x_(m+1) + ... + x_(n-m), shape (d,).
-    """
-
-    low: jax.Array
-    high: jax.Array
-    middle_sum: jax.Array
-
-
-def order_statistics(samples: jax.Array, trim_count: int) -> OrderStatistics:
-    """Orders each column of samples, shape (n, d); n and m are static."""
-    ordered = jnp.sort(samples, axis=0)
-    last = len(samples) - trim_count
-    return OrderStatistics(
-        low=ordered[trim_count::-1],
-        high=ordered[last - 1 :],
-        middle_sum=_sum_in_two_floats(ordered[trim_count:last]),
-    )
 
 
 def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
@@ -122,23 +98,3 @@ def smooth_sensitivity(
         zeros = jnp.zeros(num_columns, low.dtype)
         largest = jax.lax.fori_loop(0, trim_count + 1, widen, zeros)
     return jnp.maximum(largest, weights[-1] * width) * (1 + SLACK)
-
-
-def _sum_in_two_floats(x: jax.Array) -> jax.Array:
-    """Sums over axis 0 with an error of one rounding, and second-order ones.
-
-    Pairs are added in a tree. What each addition rounds off is known exactly (Knuth's
-    two-sum) and added up beside; of that sum the rounding is of second order: less than
-    2^11 u^2 of the terms' total size, in up to 24 levels.
-    """
-    rest = jnp.zeros_like(x)
-    while len(x) > 1:
-        half = len(x) // 2
-        a, b = x[:half], x[half : 2 * half]
-        total = a + b
-        b_part = total - a
-        lost = (a - (total - b_part)) + (b - b_part)
-        lost += rest[:half] + rest[half : 2 * half]
-        x = jnp.concatenate([total, x[2 * half :]])
-        rest = jnp.concatenate([lost, rest[2 * half :]])
-    return x[0] + rest[0]

@@ -14,10 +14,10 @@ from dpjax._tree import like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators._estimator import LARGEST, Estimator, as_float
 from dpjax.estimators._fold import Rows
+from dpjax.estimators._order_statistics import middle_sum, order_statistics
 from dpjax.estimators._sensitivity import ROUNDOFF, Sensitivity, maximum
 from dpjax.estimators._smooth_sensitivity import (
     Bound,
-    order_statistics,
     smooth_sensitivity,
     smooth_weights,
 )
@@ -179,8 +179,8 @@ class TrimmedMean(Estimator):
         trimmed = self.trim_count(num_rows)
 
         def mean(x):
-            order = order_statistics(_columns(x), trimmed)
-            return self._mean(order, num_rows - 2 * trimmed).reshape(x.shape[1:])
+            total = middle_sum(_columns(x), trimmed)
+            return self._mean(total, num_rows - 2 * trimmed).reshape(x.shape[1:])
 
         return jax.tree.map(mean, samples), records
 
@@ -266,8 +266,8 @@ class TrimmedMean(Estimator):
             jax.tree.structure(samples), jax.tree.structure((0, 0)), pairs
         )
 
-    def _mean(self, order, num_kept):
-        mean = order.middle_sum * (1 / num_kept)
+    def _mean(self, middle_sum, num_kept):
+        mean = middle_sum * (1 / num_kept)
         return jnp.clip(mean, like(self.lower, mean), like(self.upper, mean))
 
 
@@ -281,14 +281,12 @@ def _with_sensitivity(bound, estimator, samples, weights):
         sensitivity = smooth_sensitivity(
             order, weights, width, num_kept=num_kept, bound=bound
         )
-        mean = estimator._mean(order, num_kept)
+        mean = estimator._mean(order.middle_sum, num_kept)
         return mean.reshape(x.shape[1:]), sensitivity.reshape(x.shape[1:])
 
     return jax.tree.map(both, samples)
 
 
 def _columns(x: jax.Array) -> jax.Array:
-    """Returns samples as an (n, d) array of floats that can be ordered and summed."""
-    x = as_float(x)
-    x = jnp.clip(jnp.where(jnp.isnan(x), 0, x), -LARGEST, LARGEST)
-    return x.reshape(len(x), math.prod(x.shape[1:]))
+    """Returns samples as an (n, d) array of floats."""
+    return as_float(x).reshape(len(x), math.prod(x.shape[1:]))

@@ -13,7 +13,7 @@ from dpjax.estimators import (
     ADD_OR_REMOVE_ONE,
     MedianOfMeans,
     TrimmedMean,
-    _smooth_sensitivity,
+    _order_statistics,
 )
 
 U = 2.0**-24
@@ -176,7 +176,7 @@ def test_the_sum_is_off_by_one_rounding(n):
         x = x.astype(np.float32)
         exact = x.astype(np.float64).sum(axis=0)
         size = np.abs(x.astype(np.float64)).sum(axis=0)
-        found = jax.jit(_smooth_sensitivity._sum_in_two_floats)(x)
+        found = jax.jit(_order_statistics._sum_in_two_floats)(x)
         error = np.abs(np.asarray(found, np.float64) - exact)
         assert (error <= U * np.abs(exact) + 2**11 * U**2 * size).all()
 
