@@ -43,6 +43,23 @@ def like(value: Scalar, x: jax.Array) -> jax.Array:
     return jnp.asarray(value).astype(x.dtype)
 
 
+def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
+    """Returns the function of `size` rows; one row alone is not batched.
+
+    A batch of one would turn conditions into selections, and convolutions into grouped
+    ones.
+    """
+    if size > 1:
+        return jax.vmap(function)
+
+    def one(rows: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda x: jnp.asarray(x)[None], function(jax.tree.map(lambda x: x[0], rows))
+        )
+
+    return one
+
+
 def clip(tree: PyTree, limit: Scalar) -> PyTree:
     """Returns a tree whose entries lie within ±limit."""
     return jax.tree.map(lambda x: jnp.clip(x, -like(limit, x), like(limit, x)), tree)

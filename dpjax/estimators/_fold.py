@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._tree import by_row
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
 
@@ -147,23 +148,6 @@ def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
             f"at least {num_rows / 1.125:.0f} for a batch of {num_rows} rows (the "
             "rounding slack inside sensitivity() is proven up to there)",
         )
-
-
-def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
-    """Returns the function of `size` rows; one row alone is not batched.
-
-    A batch of one would turn conditions into selections, and convolutions into grouped
-    ones.
-    """
-    if size > 1:
-        return jax.vmap(function)
-
-    def one(rows: PyTree) -> PyTree:
-        return jax.tree.map(
-            lambda x: jnp.asarray(x)[None], function(jax.tree.map(lambda x: x[0], rows))
-        )
-
-    return one
 
 
 class _Plan(NamedTuple):

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from dpjax import _validate
+from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
 from dpjax.estimators import Estimator, Rows
-from dpjax.estimators._fold import by_row
 from dpjax.gradients._streamlined import streamlined
 
 
