@@ -1,40 +1,22 @@
-"""dp_frank_wolfe beside a plain NumPy version of the same algorithm.
+"""dp_frank_wolfe beside a plain NumPy version, and beside a pass over the data."""
 
-    python benchmarks/frank_wolfe.py
-
-Paper 004, figure 1(b): linear regression with log-normal features, epsilon = 1. The
-NumPy version takes the closed form of the estimator as it is printed, on a matrix of
-per-sample gradients, batch by batch. And, at n = 10,000 and d = 100,000, how long one
-step takes beside a pass over its batch, and what memory it needs.
-"""
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
-from timing import compile_seconds, milliseconds, print_table, temporary_bytes
 
 import dpjax
+from benchmarks.case import Case, Method, Target, Work
+from benchmarks.estimators import OPERATIONS
+from benchmarks.models import normal
 from dpjax.constraints import L1Ball
 from dpjax.solvers import dp_frank_wolfe
 
-NUM_SAMPLES, NUM_FEATURES = 90_000, 800
 
-
-def fit(features, targets, **options):
-    return dp_frank_wolfe(
-        dpjax.losses.squared,
-        jnp.zeros(features.shape[1]),
-        (features, targets),
-        key=jax.random.key(1),
-        epsilon=1.0,
-        constraint=L1Ball(1.0),
-        **options,
-    )
-
-
-def numpy_influence(a, beta):
-    """The printed closed form of h_beta, clipped to its range."""
+def _numpy_influence(a, beta):
+    """The closed form of h_beta as the literature prints it, clipped to its range."""
     b = np.abs(a) / np.sqrt(beta)
     low, high = (np.sqrt(2) - a) / b, (np.sqrt(2) + a) / b
     above, below = scipy.special.ndtr(-low), scipy.special.ndtr(-high)
@@ -50,7 +32,8 @@ def numpy_influence(a, beta):
     return np.nan_to_num(np.clip(h, -limit, limit))
 
 
-def numpy_fit(features, targets, *, scale, beta, num_steps):
+def numpy_frank_wolfe(features, targets, *, scale, beta, num_steps):
+    """The same algorithm on a matrix of per-sample gradients, batch by batch."""
     rng = np.random.default_rng(0)
     num_samples, num_features = features.shape
     batch_size = num_samples // num_steps
@@ -61,7 +44,7 @@ def numpy_fit(features, targets, *, scale, beta, num_steps):
         rows = slice(step * batch_size, (step + 1) * batch_size)
         x, y = features[rows], targets[rows]
         grads = x * (x @ params - y)[:, None]
-        mean = scale * numpy_influence(grads / scale, beta).mean(axis=0)
+        mean = scale * _numpy_influence(grads / scale, beta).mean(axis=0)
         scores = np.concatenate([-mean, mean]) / score_range
         j = np.argmax(scores + rng.exponential(size=scores.shape))
         vertex = np.zeros(num_features, np.float32)
@@ -70,67 +53,99 @@ def numpy_fit(features, targets, *, scale, beta, num_steps):
     return params
 
 
-def main():
-    problem = dpjax.datasets.linear_model(
-        jax.random.key(0),
-        num_samples=NUM_SAMPLES,
-        num_features=NUM_FEATURES,
-        feature_law=dpjax.datasets.LogNormal(scale=0.6**0.5),
-        noise_law=dpjax.datasets.Normal(scale=0.1**0.5),
-        params_fn=lambda key, d: jnp.zeros(d).at[:3].set(jnp.array([0.5, -0.3, 0.2])),
+@lru_cache(maxsize=1)
+def log_normal_data(n, d):
+    """Linear regression with log-normal features, three of which count."""
+    rng = np.random.default_rng(0)
+    features = jnp.exp(normal(rng, (n, d), 0.6**0.5))
+    mean = features[:, :3] @ jnp.array([0.5, -0.3, 0.2])
+    return features, mean + normal(rng, (n,), 0.1**0.5)
+
+
+def fit(features, targets, **options):
+    """Private Frank-Wolfe over the unit l1 ball; returns the solution."""
+    return dp_frank_wolfe(
+        dpjax.losses.squared,
+        jnp.zeros(features.shape[1]),
+        (features, targets),
+        key=jax.random.key(1),
+        epsilon=1.0,
+        constraint=L1Ball(1.0),
+        **options,
     )
-    stats = fit(*problem.data).stats
-    setting = {name: float(stats[name]) for name in ("scale", "beta")}
-    setting["num_steps"] = int(stats["num_steps"])
-    host = [np.asarray(x) for x in problem.data]
-    times = milliseconds(
-        {
-            "dp_frank_wolfe": lambda: fit(*problem.data).params,
-            "NumPy": lambda: numpy_fit(*host, **setting),
-        },
-        repeats=5,
-    )
-    base = times["dp_frank_wolfe"]
-    seconds = compile_seconds(lambda x, y: fit(x, y).params, *problem.data)
-    print_table(
-        [f"n = {NUM_SAMPLES:,}, d = {NUM_FEATURES}", "ms end to end", "times dpjax"],
-        [[name, time, time / base] for name, time in times.items()],
-    )
-    risks = [
-        float(jnp.mean((problem.features @ params - problem.targets) ** 2))
-        for params in (
-            fit(*problem.data).params,
-            jnp.asarray(numpy_fit(*host, **setting)),
-            jnp.zeros(NUM_FEATURES),
-        )
+
+
+def least_work(n, d):
+    """All batches together: the data once, with the influence of beta 9.21."""
+    operations = OPERATIONS["SmoothedTruncation, beta 9.21"]
+    sizes = {"n": n, "d": d, "c": operations}
+    return Work("4*n*(d + 1)", "(4 + c)*n*d", "4*n*(d + 1)", sizes)
+
+
+def _frank_wolfes(quick):
+    n, d = (10_000, 200) if quick else (90_000, 800)
+
+    def ours():
+        return lambda x, y: fit(x, y).params, log_normal_data(n, d)
+
+    def numpy():
+        data = log_normal_data(n, d)
+        stats = fit(*data).stats
+        setting = {name: float(stats[name]) for name in ("scale", "beta")}
+        setting["num_steps"] = int(stats["num_steps"])
+        return partial(numpy_frank_wolfe, **setting), tuple(map(np.asarray, data))
+
+    work = partial(least_work, n, d)
+    return [
+        Method("dp_frank_wolfe", ours, work=work),
+        Method("NumPy", numpy, "numpy", work=work),
     ]
-    print(f"compile time {seconds:.2f} s; mean squared residuals of dpjax, NumPy and")
-    print("zero: {:.3f}, {:.3f}, {:.3f}\n".format(*risks))
-
-    shape = (10_000, 100_000)
-    features = jax.random.normal(jax.random.key(2), shape)
-    targets = features[:, 0]
-    one_pass = jax.jit(lambda x, w: x @ w)
-    num_steps = int(fit(features, targets, num_steps=21).stats["num_steps"])
-    wide = milliseconds(
-        {
-            "a pass x @ w over all": lambda: one_pass(features, jnp.ones(shape[1])),
-            "dp_frank_wolfe, 21 steps": lambda: (
-                fit(features, targets, num_steps=num_steps).params
-            ),
-        },
-        repeats=3,
-    )
-    base = wide["a pass x @ w over all"]
-    memory = temporary_bytes(
-        lambda x, y: fit(x, y, num_steps=num_steps).params, features, targets
-    )
-    print_table(
-        ["n = 10,000, d = 100,000", "ms", "passes"],
-        [[name, time, time / base] for name, time in wide.items()],
-    )
-    print(f"temporary memory {memory / 2**20:.1f} MiB; the data have 3,815 MiB\n")
 
 
-if __name__ == "__main__":
-    main()
+FRANK_WOLFE = Case(
+    name="frank-wolfe",
+    title="dp_frank_wolfe end to end, n = 90,000, d = 800",
+    text=(
+        "Linear regression with log-normal features (paper 004, figure 1(b)), epsilon "
+        "1, disjoint batches, the default number of steps (n = 10,000, d = 200 in a "
+        "quick run). The NumPy version takes the same steps, with the closed form of "
+        "the estimator as it is printed, on a matrix of per-sample gradients."
+    ),
+    build=_frank_wolfes,
+    yardstick="dp_frank_wolfe",
+    targets=[
+        Target(
+            "dp_frank_wolfe",
+            ["NumPy"],
+            times_faster=20,
+            binds="The influence of each coordinate of each record's gradient.",
+        )
+    ],
+)
+
+
+def _wide(quick):
+    n, d = (1_000, 2_000) if quick else (10_000, 20_000)
+
+    def ours():
+        return lambda x, y: fit(x, y, num_steps=21).params, log_normal_data(n, d)
+
+    def product():
+        return jax.jit(jnp.matmul), (log_normal_data(n, d)[0], jnp.ones(d))
+
+    return [
+        Method("x @ w over all records", product, "jax"),
+        Method("dp_frank_wolfe, 21 steps", ours, work=partial(least_work, n, d)),
+    ]
+
+
+WIDE = Case(
+    name="frank-wolfe-wide",
+    title="dp_frank_wolfe, n = 10,000, d = 20,000, beside a pass over the data",
+    text=(
+        "Each of 21 steps takes its 21st part of the records: all of them together "
+        "read the data once (n = 1,000, d = 2,000 in a quick run)."
+    ),
+    build=_wide,
+    yardstick="x @ w over all records",
+)

@@ -1,46 +1,101 @@
-"""Small models in plain JAX: loss_fn(params, example), parameters and a batch."""
+"""Small models in plain JAX: loss_fn(params, example), parameters and a batch.
+
+Numbers come from NumPy, which compiles nothing for them.
+"""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+import dpjax
+
+
+def normal(rng, shape, scale=1.0):
+    """Normal numbers, in float32."""
+    return jnp.asarray(scale * rng.standard_normal(shape, np.float32))
+
+
+def heavy_tailed(rng, shape):
+    """Student's t with 3 degrees of freedom, in float32."""
+    return jnp.asarray(rng.standard_t(3, shape).astype(np.float32))
+
+
+def _images(rng, shape):
+    labels = rng.integers(0, 10, shape[0], np.int32)
+    return normal(rng, shape), jnp.asarray(labels)
 
 
 def cross_entropy(logits, label):
     return -jax.nn.log_softmax(logits)[label]
 
 
-def mlp(batch_size):
-    """784-256-10."""
-    keys = jax.random.split(jax.random.key(0), 4)
+def mlp(batch_size, width=256):
+    """784-256-10, or another width."""
+    rng = np.random.default_rng(0)
     params = {
-        "w1": jax.random.normal(keys[0], (784, 256)) * 0.03,
-        "b1": jnp.zeros(256),
-        "w2": jax.random.normal(keys[1], (256, 10)) * 0.05,
+        "w1": normal(rng, (784, width), 0.03),
+        "b1": jnp.zeros(width),
+        "w2": normal(rng, (width, 10), 0.05),
         "b2": jnp.zeros(10),
     }
-    features = jax.random.normal(keys[2], (batch_size, 784))
-    labels = jax.random.randint(keys[3], (batch_size,), 0, 10)
+    batch = _images(rng, (batch_size, 784))
 
     def loss_fn(params, example):
         x, label = example
         hidden = jax.nn.relu(x @ params["w1"] + params["b1"])
         return cross_entropy(hidden @ params["w2"] + params["b2"], label)
 
-    return loss_fn, params, (features, labels)
+    return loss_fn, params, batch
+
+
+def small_convolutional(batch_size):
+    """28x28x1, the field's usual example: 16 channels 8x8, 32 channels 4x4, dense 32.
+
+    Both convolutions have stride 2, and a maximum over 2x2 with stride 1 behind them.
+    """
+    rng = np.random.default_rng(0)
+    params = {
+        "c1": normal(rng, (8, 8, 1, 16), 0.1),
+        "a1": jnp.zeros(16),
+        "c2": normal(rng, (4, 4, 16, 32), 0.05),
+        "a2": jnp.zeros(32),
+        "w1": normal(rng, (4 * 4 * 32, 32), 0.05),
+        "b1": jnp.zeros(32),
+        "w2": normal(rng, (32, 10), 0.2),
+        "b2": jnp.zeros(10),
+    }
+    batch = _images(rng, (batch_size, 28, 28, 1))
+
+    def layer(x, kernel, bias, padding):
+        x = jax.lax.conv_general_dilated(
+            x, kernel, (2, 2), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        x = jax.nn.relu(x + bias.reshape(1, 1, 1, -1))
+        x = jnp.maximum(x[:, 1:], x[:, :-1])
+        return jnp.maximum(x[:, :, 1:], x[:, :, :-1])
+
+    def loss_fn(params, example):
+        x, label = example
+        x = layer(x[None], params["c1"], params["a1"], "SAME")
+        x = layer(x, params["c2"], params["a2"], "VALID").reshape(-1)
+        hidden = jax.nn.relu(x @ params["w1"] + params["b1"])
+        return cross_entropy(hidden @ params["w2"] + params["b2"], label)
+
+    return loss_fn, params, batch
 
 
 def convolutional(batch_size):
     """28x28x1, two 5x5 convolutions (32, 64 channels) with pooling, dense 128-10."""
-    keys = jax.random.split(jax.random.key(0), 6)
+    rng = np.random.default_rng(0)
     params = {
-        "c1": jax.random.normal(keys[0], (5, 5, 1, 32)) * 0.1,
-        "c2": jax.random.normal(keys[1], (5, 5, 32, 64)) * 0.03,
-        "w1": jax.random.normal(keys[2], (7 * 7 * 64, 128)) * 0.02,
+        "c1": normal(rng, (5, 5, 1, 32), 0.1),
+        "c2": normal(rng, (5, 5, 32, 64), 0.03),
+        "w1": normal(rng, (7 * 7 * 64, 128), 0.02),
         "b1": jnp.zeros(128),
-        "w2": jax.random.normal(keys[3], (128, 10)) * 0.1,
+        "w2": normal(rng, (128, 10), 0.1),
         "b2": jnp.zeros(10),
     }
-    features = jax.random.normal(keys[4], (batch_size, 28, 28, 1))
-    labels = jax.random.randint(keys[5], (batch_size,), 0, 10)
+    batch = _images(rng, (batch_size, 28, 28, 1))
 
     def layer(x, kernel):
         x = jax.lax.conv_general_dilated(
@@ -56,15 +111,15 @@ def convolutional(batch_size):
         hidden = jax.nn.relu(x @ params["w1"] + params["b1"])
         return cross_entropy(hidden @ params["w2"] + params["b2"], label)
 
-    return loss_fn, params, (features, labels)
+    return loss_fn, params, batch
 
 
 def transformer(batch_size, width=128, length=64, vocabulary=1000, num_layers=2):
     """Two layers of width 128 on 64 tokens, next-token loss."""
-    keys = iter(jax.random.split(jax.random.key(0), 3 + 6 * num_layers))
+    rng = np.random.default_rng(0)
 
     def matrix(rows, columns):
-        return jax.random.normal(next(keys), (rows, columns)) / rows**0.5
+        return normal(rng, (rows, columns), rows**-0.5)
 
     params = {
         "embed": matrix(vocabulary, width),
@@ -84,7 +139,7 @@ def transformer(batch_size, width=128, length=64, vocabulary=1000, num_layers=2)
             for _ in range(num_layers)
         ],
     }
-    tokens = jax.random.randint(next(keys), (batch_size, length), 0, vocabulary)
+    tokens = jnp.asarray(rng.integers(0, vocabulary, (batch_size, length), np.int32))
     causal = jnp.tril(jnp.ones((length, length), bool))
 
     def normalized(x):
@@ -109,4 +164,18 @@ def transformer(batch_size, width=128, length=64, vocabulary=1000, num_layers=2)
     return loss_fn, params, tokens
 
 
-MODELS = {"mlp": mlp, "convolutional": convolutional, "transformer": transformer}
+def linear(batch_size, num_features=50):
+    """Linear regression, features and noise heavy-tailed."""
+    rng = np.random.default_rng(0)
+    features = heavy_tailed(rng, (batch_size, num_features))
+    targets = features[:, 0] + heavy_tailed(rng, (batch_size,))
+    return dpjax.losses.squared, jnp.zeros(num_features), (features, targets)
+
+
+MODELS = {
+    "mlp": mlp,
+    "small_convolutional": small_convolutional,
+    "convolutional": convolutional,
+    "transformer": transformer,
+    "linear": linear,
+}

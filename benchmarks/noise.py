@@ -1,40 +1,71 @@
-"""Noise with full tails beside jax.random's, which stops near 5.4 in float32.
+"""Noise with full tails beside jax.random's, which stops near 5.4 in float32."""
 
-python benchmarks/noise.py
-"""
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-from timing import milliseconds, print_table
+import numpy as np
 
-from dpjax.mechanisms import gaussian, laplace
+from benchmarks.case import Case, Method, Target
+from dpjax.mechanisms import discrete_gaussian, gaussian, laplace
+
+SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
+LAWS = {
+    "jax.random.normal": ("jax", lambda key, x: x + jax.random.normal(key, x.shape)),
+    "gaussian": ("dpjax", lambda key, x: gaussian(key, x, stddev=1.0)),
+    "jax.random.laplace": ("jax", lambda key, x: x + jax.random.laplace(key, x.shape)),
+    "laplace": ("dpjax", lambda key, x: laplace(key, x, scale=1.0)),
+}
+PAIRS = {"gaussian": "jax.random.normal", "laplace": "jax.random.laplace"}
 
 
-def main():
-    key = jax.random.key(0)
-    rows = []
-    for size in (10_000, 100_000, 1_000_000, 10_000_000):
-        zeros = jnp.zeros(size)
-        functions = {
-            "jax.random.normal": lambda key, x: x + jax.random.normal(key, x.shape),
-            "gaussian": lambda key, x: gaussian(key, x, stddev=1.0),
-            "jax.random.laplace": lambda key, x: x + jax.random.laplace(key, x.shape),
-            "laplace": lambda key, x: laplace(key, x, scale=1.0),
-        }
-        jitted = {name: jax.jit(function) for name, function in functions.items()}
-        times = milliseconds(
-            {
-                name: lambda function=function, zeros=zeros: function(key, zeros)
-                for name, function in jitted.items()
-            },
-            repeats=15,
+def _draws(name, size):
+    return f"{name}, {size:,} draws"
+
+
+def _noise(quick):
+    methods = []
+    for size in SIZES[1:2] if quick else SIZES:
+        for name, (package, function) in LAWS.items():
+
+            def make(function=function, size=size):
+                return jax.jit(function), (jax.random.key(0), jnp.zeros(size))
+
+            methods.append(Method(_draws(name, size), make, package, count=size))
+    size = 100_000
+    bits = np.random.default_rng(0).bytes
+    for stddev in (10, 1_000_000):
+        draw = partial(discrete_gaussian, size, stddev=stddev, random_bytes=bits)
+        name = f"discrete_gaussian of stddev {stddev:,}"
+        methods.append(
+            Method(_draws(name, size), lambda draw=draw: (draw, ()), count=size)
         )
-        normal, gauss, jax_laplace, ours = times.values()
-        rows.append([f"{size:,}", normal, gauss, gauss / normal])
-        rows[-1] += [jax_laplace, ours, ours / jax_laplace]
-    header = ["draws", "jax.random.normal ms", "gaussian ms", "ratio"]
-    print_table([*header, "jax.random.laplace ms", "laplace ms", "ratio"], rows)
+    return methods
 
 
-if __name__ == "__main__":
-    main()
+NOISE = Case(
+    name="noise",
+    title="Noise with full tails",
+    text=(
+        "Noise added to a vector of zeros. `gaussian` and `laplace` draw a second word "
+        "of bits for all entries when one entry needs it, once in 8 million draws; "
+        "under `vmap` always. `discrete_gaussian` is drawn exactly, on the host, with "
+        "bits of NumPy's generator here."
+    ),
+    build=_noise,
+    unit="draw",
+    has_peak=False,
+    targets=[
+        Target(
+            _draws(name, size),
+            [_draws(peer, size)],
+            at_most=2,
+            binds=(
+                "The same words of random bits, and a test of each whether it lies in "
+                "the tail that they do not resolve."
+            ),
+        )
+        for name, peer in PAIRS.items()
+        for size in SIZES
+    ],
+)

@@ -5,7 +5,7 @@ the same epsilon. diffprivlib's has delta = 0, dpjax's has delta = n^-1.1.
 diffprivlib runs in an environment of its own:
 
     python -m venv peer && peer/bin/pip install diffprivlib==0.6.6 scikit-learn==1.6.1
-    python benchmarks/objective_perturbation.py --peer-python peer/bin/python
+    python -m benchmarks.objective_perturbation --peer-python peer/bin/python
 """
 
 import argparse
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from timing import print_table
 
 import dpjax
+from benchmarks.text import table as markdown_table
 
 # The regularization times n, a public choice; 1 is diffprivlib's default, C = 1.
 STRENGTHS = [1.0, 3.0, 10.0, 30.0, 100.0]
@@ -128,7 +128,7 @@ def main():
     if options.peer_python:
         table += rows("diffprivlib", peers(data, options.peer_python, **settings))
     header = ["method", "n lambda", "accuracy", "sd", "worst", "seconds"]
-    print_table(header, table)
+    print(markdown_table(header, table))
 
 
 if __name__ == "__main__":

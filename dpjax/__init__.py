@@ -2,6 +2,7 @@
 
 from dpjax import (
     accounting,
+    audit,
     batching,
     constraints,
     datasets,
@@ -24,6 +25,7 @@ __all__ = [
     "REPLACE_ONE",
     "NeighboringRelation",
     "accounting",
+    "audit",
     "batching",
     "constraints",
     "datasets",

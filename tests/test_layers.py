@@ -45,7 +45,8 @@ BELOW = {
         "transforms",
     },
 }
-BELOW["experiments"] = BELOW["solvers"] | {"datasets", "solvers"}
+BELOW["audit"] = BELOW["solvers"] | {"solvers"}
+BELOW["experiments"] = BELOW["audit"] | {"audit", "datasets"}
 BELOW["cli"] = BELOW["experiments"] | {"experiments"}
 
 

@@ -10,6 +10,7 @@ import pytest
 import dpjax
 from dpjax import (
     accounting,
+    audit,
     batching,
     constraints,
     datasets,
@@ -25,6 +26,7 @@ from dpjax import (
 PACKAGES = [
     dpjax,
     accounting,
+    audit,
     constraints,
     datasets,
     estimators,
@@ -105,6 +107,21 @@ SIGNATURES = {
         "rho * num_samples trim_count relative_spread= mechanism="
     ),
     accounting.PrivacyGuarantee: "epsilon delta relation dp_event description",
+    audit.epsilon_lower_bound: (
+        "release data neighbor * key delta= num_releases= confidence= statistic="
+        " batch_size= vectorize="
+    ),
+    audit.gaussian_lower_bound: (
+        "release data neighbor * key delta num_releases= confidence= statistic="
+        " batch_size= vectorize="
+    ),
+    audit.one_run: "release data neighbor * key statistic delta= confidence=",
+    audit.cases: "",
+    audit.Case: (
+        "name release data neighbor privacy statistic= num_releases= lower_bound="
+        " vectorize="
+    ),
+    audit.Case.audit: "self * key num_releases=",
     transforms.aggregate: "estimator * normalize_by=",
     transforms.privatize: ("estimator * noise_multiplier key normalize_by= relation="),
     transforms.privatize_trimmed: "estimator * rho key relative_spread=",
@@ -235,6 +252,8 @@ RECORDS = {
     "dpjax.REPLACE_ONE",
     "dpjax.accounting.ObjectiveNoise",
     "dpjax.accounting.SmoothNoise",
+    "dpjax.audit.Audit",
+    "dpjax.audit.OneRunAudit",
     "dpjax.datasets.Dataset",
     "dpjax.datasets.Law",
     "dpjax.datasets.Problem",
@@ -287,6 +306,6 @@ print(json.dumps([name.split(".")[0] for name in sys.modules]))
     )
     loaded = set(json.loads(result.stdout))
     extras = {"typer", "rich", "matplotlib", "polars", "flax", "orbax", "pytest"}
-    extras |= {"cryptography"}
+    extras |= {"cryptography", "jax_privacy"}
     assert not loaded & extras
     assert {"jax", "optax", "dp_accounting"} <= loaded

@@ -10,12 +10,11 @@ The middle sum follows from the two ends of the window, ties or not:
 
     x_(m+1) + ... + x_(n-m) = sum_i clip(x_i, x_(m+1), x_(n-m)) - m (x_(m+1) + x_(n-m)).
 
-It is taken in integers, multiples of a power of two q that make the largest size G in
-the window at least 2^30 and less than 2^31 (2^62 and 2^63 in float64). So it is the
-same in any order and on any number of devices. A term is rounded to a multiple of q,
-hence off by at most q/2 <= 2^-31 G. With N = n - 2m and u = 2^-24, the sum is off by at
-most 2^-7 u N G before it is rounded to a float, and one u of its own size there. (q is
-at least 2^-126, or 2^-1022: smaller samples count as zero.)
+It is taken in integers, multiples of a power of two q: the same in any order and on any
+number of devices. With G the largest size in the window, 2^30 <= G/q < 2^31 (2^62 and
+2^63 in float64); where that q would be below 2^-126 (2^-1022), q is 2^-126 (2^-1022).
+A term is off by at most q/2 <= 2^-31 G. With u = 2^-24 and N = n - 2m terms that is
+2^-7 u N G; and making one float of the integers costs u of the sum and 2^-11 u N G.
 """
 
 from collections.abc import Callable
@@ -194,7 +193,7 @@ def _finite(keys):
 def _select(keys, ranks):
     """Returns the keys of two ranks, counted from 0, of each row of keys (d, n)."""
     info = jnp.iinfo(keys.dtype)
-    bits = np.left_shift(np.ones((), keys.dtype), np.arange(info.bits)[::-1])
+    bits = (1 << np.arange(info.bits, dtype=np.int64)[::-1]).astype(keys.dtype)
 
     def step(found, bit):
         pivots = [x ^ bit for x in found]
@@ -206,7 +205,7 @@ def _select(keys, ranks):
         return found, None
 
     lowest = jnp.full(len(keys), info.min, keys.dtype)
-    return jax.lax.scan(step, [lowest, lowest], bits.astype(keys.dtype))[0]
+    return jax.lax.scan(step, [lowest, lowest], bits)[0]
 
 
 def _sums(terms):
@@ -225,8 +224,10 @@ def _gather(keys, is_chosen, size, fill):
     Choices are packed into words of 32 bits. A search over the words before which no
     more than j are chosen, then over the bits, finds the j-th.
     """
-    n = keys.shape[1]
-    bits = jnp.pad(is_chosen, ((0, 0), (0, -n % _WORD))).reshape(len(keys), -1, _WORD)
+    num_columns, n = keys.shape
+    num_words = -(-n // _WORD)
+    bits = jnp.pad(is_chosen, ((0, 0), (0, -n % _WORD)))
+    bits = bits.reshape(num_columns, num_words, _WORD)
     place = jnp.left_shift(jnp.uint32(1), jnp.arange(_WORD, dtype=jnp.uint32))
     words = jnp.where(bits, place, 0).sum(axis=2, dtype=jnp.uint32)
     counts = _count_bits(words)
@@ -236,9 +237,8 @@ def _gather(keys, is_chosen, size, fill):
     def at(x, index):
         return jnp.take_along_axis(x, index, axis=1, mode="clip")
 
-    num_words = words.shape[1]
     strides = 2 ** np.arange((num_words - 1).bit_length(), dtype=np.int32)[::-1]
-    rank = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (len(keys), size))
+    rank = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (num_columns, size))
 
     def step(index, stride):
         higher = index + stride
@@ -266,7 +266,7 @@ def _middle_sum(keys, low, high, m):
     n, whole = keys.shape[1], jnp.iinfo(keys.dtype)
     info = jnp.finfo(_float(low).dtype)
     largest = jnp.maximum(jnp.abs(_float(low)), jnp.abs(_float(high)))
-    # 1/q = 2^k as the exponent's bits, k + bias; below bias bits stand for 1.
+    # G < 2^(e + 1 - bias), where e are the bits of its exponent; and 1/q as such bits.
     bias = info.maxexp - 1
     exponent = _key(largest) >> info.nmant
     exponent = jnp.minimum(2 * bias + whole.bits - 2 - exponent, 2 * bias - 1)
@@ -277,7 +277,8 @@ def _middle_sum(keys, low, high, m):
     def multiple(key):
         return jnp.round(_float(key) * power(exponent)[:, None]).astype(key.dtype)
 
-    # Sums of integers overflow: the lower digits of b bits have n 2^b <= 2^31.
+    # Sums of the multiples overflow; those of their digits, b bits each, have
+    # n 2^b <= 2^31.
     b = whole.bits - 1 - (n - 1).bit_length()
     shifts = list(range(0, whole.bits, b))
 

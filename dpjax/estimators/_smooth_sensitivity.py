@@ -24,11 +24,11 @@ for (3), whose top is x_(n-m+1+k) <= x'_(n-m+2+k) and whose bottom x_(m-k) >=
 x'_(m-k-1). It lies between (2) and twice (2): it widens the window on both sides, and
 is no more than the sum of the two that widen it on one, l = 0 and l = k + 1.
 
-Rounding. Samples are clipped to ±1e30, one by one, so that no sum overflows. The window
-is summed in two floats, rounded to one, and multiplied by the rounded 1/N: but for that
-common factor the mean is off by 2.001 u G, where u = 2^-24 and G is the largest size in
-the window. For x and for x' G is at most max(top, -bottom) of the term that bounds the
-change. Hence
+Rounding. Samples are clipped to ±1e30, one by one, so that no sum overflows. Let G be
+the largest size in the window and u = 2^-24. The window's sum is off by at most u of
+itself and (2^-7 + 2^-11) u N G, see `_order_statistics.py`, and is multiplied by the
+rounded 1/N: but for that common factor the mean is off by 2.01 u G. For x and for x'
+G is at most max(top, -bottom) of the term that bounds the change. Hence
 
     term(top, bottom) = min(W, (top - bottom) / N + 5 u max(top, -bottom)),         (4)
 

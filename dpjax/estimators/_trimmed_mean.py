@@ -241,7 +241,7 @@ class TrimmedMean(Estimator):
     def with_smooth_sensitivity(
         self, samples: PyTree, smoothness: float, *, bound: Bound = "fast"
     ) -> tuple[PyTree, PyTree]:
-        """Returns the estimate and its `smooth_sensitivity`, from one ordering.
+        """Returns the estimate and its `smooth_sensitivity`, from one selection.
 
         Example:
             >>> import jax.numpy as jnp

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpjax.experiments import _command, _display, _parties
+from dpjax.experiments import _audit, _command, _display, _parties
 from dpjax.experiments._settings import (
     BatchingName,
     CalibrationName,
@@ -326,3 +326,38 @@ def parties(
     except (ValueError, OSError, RuntimeError) as error:
         _display.show_error(_display.terminal(stderr=True), error)
         raise typer.Exit(2) from None
+
+
+@app.command()
+def audit(
+    method: Annotated[
+        str,
+        typer.Argument(metavar="[METHOD]", help="What to attack; list prints names."),
+    ] = "list",
+    releases: Annotated[
+        int | None,
+        _number(_METHOD, "How many to draw; the more, the tighter the bound.", int),
+    ] = None,
+    seed: Annotated[int, _number(_METHOD, "Of the releases.", int)] = 0,
+    output: Annotated[
+        Path | None,
+        _option(_OUTPUT, "PNG file; dpjax-output/METHOD-audit.png by default."),
+    ] = None,
+) -> None:
+    """Attacks a method's claim: tells its releases of two neighbours apart.
+
+    Prints a lower bound on epsilon, and draws the attack's error rates and those
+    that the claim allows. The exit code is 1 where the bound is above the claim.
+
+    Example: dpjax audit laplace
+    """
+    if method == "list":
+        _audit.show_names()
+        return
+    try:
+        stands = _audit.audit(method, num_releases=releases, seed=seed, output=output)
+    except (ValueError, OSError) as error:
+        _display.show_error(_display.terminal(stderr=True), error)
+        raise typer.Exit(2) from None
+    if not stands:
+        raise typer.Exit(1)

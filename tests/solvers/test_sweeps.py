@@ -34,8 +34,8 @@ def descent(key, i, **changes):
     )
 
 
-# Each: one release, whose numbers (epsilon, scales, step sizes) depend on i. Budgets are
-# near each other: where another mechanism becomes the better one, it is compiled.
+# Each: one release, whose numbers (epsilon, scales, step sizes) depend on i. Budgets
+# are near each other: where another mechanism becomes the better one, it is compiled.
 RELEASES = {
     "dp_gradient_descent": descent,
     "dp_gradient_descent, disjoint": lambda key, i: descent(

@@ -1,0 +1,1 @@
+"""Speed and memory of dpjax beside its peers: `python -m benchmarks run`."""

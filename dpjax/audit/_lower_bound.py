@@ -1,0 +1,380 @@
+"""Lower bounds on epsilon by attack: tell releases of two neighbouring data sets apart.
+
+An attack says of a release which of the two it came from. With false positive rate f
+and true positive rate t, on neighbours, (epsilon, delta)-differential privacy demands
+
+    t <= e^epsilon f + delta   and   1 - f <= e^epsilon (1 - t) + delta,         (1)
+
+and mu-Gaussian differential privacy demands Phi^-1(t) - Phi^-1(f) <= mu         (2).
+
+Counts of independent releases bound f from above and t from below (Clopper and Pearson
+1934), hence epsilon and mu from below.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import scipy.stats
+
+from dpjax import _validate
+from dpjax._types import Key, PyTree
+from dpjax.accounting import gaussian_epsilon
+from dpjax.audit._releases import Release, Statistic, draw, draw_on_host
+from dpjax.audit._statistics import learn_statistics
+
+Bound = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of t from below, f from above
+
+# The first share of the releases chooses the attack, the others measure it.
+_CHOICE = 0.3
+
+# `gaussian_epsilon` rounds up by 1e-10, and below 1e-4 it is an upper bound only.
+_EPSILON_SLACK = 1e-9
+_SMALLEST_EPSILON = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """A lower bound on epsilon, and the attack that proves it.
+
+    The attack says "neighbor" where direction * (statistic - threshold) >= 0.
+
+    Attributes:
+        epsilon: the lower bound, zero or above.
+        delta: at which the bound is.
+        confidence: with which it is right.
+        num_releases: how many releases were drawn, of both data sets together.
+        num_tested: how many of each data set measured the attack.
+        threshold: of the statistic.
+        direction: 1 or -1.
+        false_positives: how many tested releases of the data were called neighbor.
+        true_positives: how many of the neighbor were.
+        roc: the same two counts at other thresholds, of shape (k, 2), rising.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    num_releases: int
+    num_tested: int
+    threshold: float
+    direction: int
+    false_positives: int
+    true_positives: int
+    roc: np.ndarray = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def mu(self) -> float:
+        """The lower bound on mu of Gaussian differential privacy, by this attack."""
+        low, _ = self.rate_bounds(self.true_positives)
+        _, high = self.rate_bounds(self.false_positives)
+        return max(0.0, float(_mu_bound(low, high)))
+
+    def rate_bounds(self, counts: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
+        """The ends of the confidence intervals of rates, from counts of positives.
+
+        Each end fails with probability (1 - confidence) / 2.
+        """
+        return clopper_pearson(
+            np.asarray(counts), self.num_tested, (1 - self.confidence) / 2
+        )
+
+
+def epsilon_lower_bound(
+    release: Release,
+    data: PyTree,
+    neighbor: PyTree,
+    *,
+    key: Key,
+    delta: float = 0.0,
+    num_releases: int = 100_000,
+    confidence: float = 1 - 1e-6,
+    statistic: Statistic | None = None,
+    batch_size: int | None = None,
+    vectorize: bool = True,
+) -> Audit:
+    """A lower bound on epsilon of any randomised function, by attack.
+
+    The attack (a statistic of the release, a threshold, a direction) is chosen on the
+    first 3/10 of the releases. On the others its rates f and t are bounded, and
+
+        epsilon >= max(log((t - delta) / f), log((1 - f - delta) / (1 - t))),
+
+    by (1) of this module.
+
+    Args:
+        release: `release(key, data)`, any traceable function that returns a pytree of
+            real arrays. It is compiled once and vectorised over keys, not over data.
+        data: a pytree of arrays.
+        neighbor: another of the same shapes and dtypes.
+        key: a typed key, used once here. Every release gets a key of its own.
+        delta: at which to bound epsilon, in [0, 1).
+        num_releases: how many to draw, half of each data set; at least 100.
+        confidence: one minus the probability of a bound that is too high.
+        statistic: a traceable function of a release that returns a scalar, in whose
+            high or low values the two data sets differ. By default the best of what
+            is learnt from the first releases: a linear discriminant, log ratios of
+            histograms of each coordinate, or of counts of each distinct release.
+        batch_size: how many releases are vectorised together; by default as many as
+            the sizes of data and release suggest, at most 10,000.
+        vectorize: whether release can be traced. If not, it is called on the host, one
+            release after the other.
+
+    Returns:
+        An `Audit`, the same for the same key.
+
+    Raises:
+        ValueError: where an argument is out of its range, the data sets differ in
+            structure, shape or dtype, a release has a leaf that is not real, or a
+            statistic is not a real scalar.
+
+    Privacy:
+        If data and neighbor are neighbours, and release is (epsilon, delta)-DP, then
+        audit.epsilon <= epsilon with probability `confidence` over the releases: the
+        attack is fixed before the releases that test it are looked at, their counts
+        are binomial, and each of the two rates fails with half of 1 - confidence. That
+        covers neither the choice of the data sets nor of the attack: a low bound
+        proves nothing, a bound above a claim refutes it.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.mechanisms import laplace
+        >>> audit = epsilon_lower_bound(
+        ...     lambda key, value: laplace(key, value, scale=1.0), 0.0, 1.0,
+        ...     key=jax.random.key(0))
+        >>> print(f"{audit.epsilon:.2f} of 1")
+        0.88 of 1
+
+    Reference:
+        Kairouz, Oh, Viswanath (2015), "The composition theorem for differential
+        privacy", Theorem 2.1, for (1). Clopper, Pearson (1934). Attacks as lower
+        bounds: Jagielski, Ullman, Oprea (2020), "Auditing differentially private
+        machine learning"; Bichsel et al. (2021), "DP-Sniper", for learnt attacks.
+    """
+    _validate.delta(delta)
+
+    def bound(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        return _epsilon_bound(low, high, delta)
+
+    return _attack(
+        release,
+        data,
+        neighbor,
+        key=key,
+        delta=delta,
+        num_releases=num_releases,
+        confidence=confidence,
+        statistic=statistic,
+        batch_size=batch_size,
+        vectorize=vectorize,
+        bound=bound,
+        epsilon_fn=lambda epsilon: max(0.0, float(epsilon)),
+    )
+
+
+def gaussian_lower_bound(
+    release: Release,
+    data: PyTree,
+    neighbor: PyTree,
+    *,
+    key: Key,
+    delta: float,
+    num_releases: int = 100_000,
+    confidence: float = 1 - 1e-6,
+    statistic: Statistic | None = None,
+    batch_size: int | None = None,
+    vectorize: bool = True,
+) -> Audit:
+    """A lower bound on epsilon of a release that is claimed to be Gaussian-DP.
+
+    As `epsilon_lower_bound`, but the attack bounds mu >= Phi^-1(t) - Phi^-1(f), by (2)
+    of this module, and epsilon is that of mu-Gaussian differential privacy at delta.
+    Where delta is small it is far closer to the truth, since mu shows in attacks that
+    often succeed, epsilon at delta only in rare ones.
+
+    Args:
+        release: as for `epsilon_lower_bound`.
+        data: as for `epsilon_lower_bound`.
+        neighbor: as for `epsilon_lower_bound`.
+        key: a typed key, used once here.
+        delta: at which to state epsilon, strictly between 0 and 1.
+        num_releases: how many to draw, half of each data set; at least 100.
+        confidence: one minus the probability of a bound that is too high.
+        statistic: as for `epsilon_lower_bound`.
+        batch_size: as for `epsilon_lower_bound`.
+        vectorize: as for `epsilon_lower_bound`.
+
+    Returns:
+        An `Audit`, the same for the same key; `audit.mu` is the bound on mu. An epsilon
+        below 1e-4 is given as zero.
+
+    Raises:
+        ValueError: as for `epsilon_lower_bound`.
+
+    Privacy:
+        Holds for releases that are claimed to be mu-Gaussian-DP: Gaussian noise on
+        values of bounded l2 sensitivity, composed, and anything computed from them. If
+        the claim is true, audit.mu <= mu with probability `confidence`, hence
+        audit.epsilon <= `dpjax.accounting.gaussian_epsilon` of it. It does not refute
+        a claim that is (epsilon, delta) for one delta only.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.accounting import gaussian_stddev
+        >>> from dpjax.mechanisms import gaussian
+        >>> stddev = gaussian_stddev(1.0, 1e-5, sensitivity=1.0)
+        >>> audit = gaussian_lower_bound(
+        ...     lambda key, value: gaussian(key, value, stddev=stddev), 0.0, 1.0,
+        ...     key=jax.random.key(0), delta=1e-5)
+        >>> print(f"{audit.epsilon:.2f} of 1")
+        0.71 of 1
+
+    Reference:
+        Dong, Roth, Su (2022), "Gaussian differential privacy", Definition 2.6 and
+        Corollary 2.13; Nasr et al. (2023), "Tight auditing of differentially private
+        machine learning".
+    """
+    _validate.probability(delta=delta)
+
+    def epsilon_fn(mu: np.ndarray) -> float:
+        if mu <= 0:
+            return 0.0
+        epsilon = gaussian_epsilon(1 / float(mu), delta, sensitivity=1.0)
+        return 0.0 if epsilon <= _SMALLEST_EPSILON else epsilon * (1 - _EPSILON_SLACK)
+
+    return _attack(
+        release,
+        data,
+        neighbor,
+        key=key,
+        delta=delta,
+        num_releases=num_releases,
+        confidence=confidence,
+        statistic=statistic,
+        batch_size=batch_size,
+        vectorize=vectorize,
+        bound=_mu_bound,
+        epsilon_fn=epsilon_fn,
+    )
+
+
+def clopper_pearson(
+    counts: np.ndarray, total: int, significance: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both ends of the exact confidence intervals of binomial rates.
+
+    Args:
+        counts: of successes.
+        total: of trials.
+        significance: the probability that one end fails.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        low = scipy.stats.beta.ppf(significance, counts, total - counts + 1)
+        high = scipy.stats.beta.isf(significance, counts + 1, total - counts)
+    return np.where(counts > 0, low, 0.0), np.where(counts < total, high, 1.0)
+
+
+def _epsilon_bound(low: np.ndarray, high: np.ndarray, delta: float) -> np.ndarray:
+    # (1) with t >= low and f <= high; neither denominator can be zero.
+    ratios = np.maximum((low - delta) / high, (1 - high - delta) / (1 - low))
+    return np.log(np.maximum(ratios, 1e-300))
+
+
+def _mu_bound(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    # (2), with -inf where low is 0 or high is 1.
+    return scipy.stats.norm.ppf(low) - scipy.stats.norm.ppf(high)
+
+
+def _attack(
+    release: Release,
+    data: PyTree,
+    neighbor: PyTree,
+    *,
+    key: Key,
+    delta: float,
+    num_releases: int,
+    confidence: float,
+    statistic: Statistic | None,
+    batch_size: int | None,
+    vectorize: bool,
+    bound: Bound,
+    epsilon_fn: Callable[[np.ndarray], float],
+) -> Audit:
+    _validate.typed_key(key)
+    _validate.count(num_releases=num_releases)
+    _validate.require(num_releases >= 100, "num_releases", num_releases, "at least 100")
+    _validate.probability(confidence=confidence)
+    if batch_size is not None:
+        _validate.count(batch_size=batch_size)
+    num_each = num_releases // 2
+    if vectorize:
+        outputs = draw(release, statistic, data, neighbor, key, num_each, batch_size)
+    else:
+        outputs = draw_on_host(release, statistic, data, neighbor, key, num_each)
+    first = int(_CHOICE * num_each)
+    num_tested = num_each - first
+    significance = (1 - confidence) / 2
+
+    def value(counts: np.ndarray, total: int) -> np.ndarray:
+        low, high = clopper_pearson(counts, total, significance)
+        return bound(low[..., 1], high[..., 0])
+
+    half = first // 2 if statistic is None else 0
+    statistics = (
+        [_only_column]
+        if statistic is not None
+        else learn_statistics(*(rows[:half] for rows in outputs))
+    )
+    best = None
+    for score in statistics:
+        scores = [score(rows[half:first]) for rows in outputs]
+        thresholds = _thresholds(np.concatenate(scores))
+        for direction in (1, -1):
+            values = value(_positives(scores, thresholds, direction), first - half)
+            i = int(np.argmax(values))
+            if best is None or values[i] > best[0]:
+                best = values[i], score, thresholds, thresholds[i], direction
+    assert best is not None
+    _, score, thresholds, threshold, direction = best
+
+    scores = [score(rows[first:]) for rows in outputs]
+    counts = _positives(scores, np.array([threshold]), direction)[0]
+    return Audit(
+        epsilon=epsilon_fn(value(counts, num_tested)),
+        delta=delta,
+        confidence=confidence,
+        num_releases=2 * num_each,
+        num_tested=num_tested,
+        threshold=float(threshold),
+        direction=direction,
+        false_positives=int(counts[0]),
+        true_positives=int(counts[1]),
+        roc=_positives(scores, thresholds, direction)[::-direction],
+    )
+
+
+def _only_column(rows: np.ndarray) -> np.ndarray:
+    return np.nan_to_num(rows[:, 0], nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+
+
+def _thresholds(scores: np.ndarray) -> np.ndarray:
+    """Returns some hundreds of the scores, rising, denser towards both ends."""
+    scores = np.sort(scores)
+    ranks = np.geomspace(1, len(scores), 200).astype(int) - 1
+    even = np.linspace(0, len(scores) - 1, 200).astype(int)
+    return np.unique(scores[np.concatenate([ranks, len(scores) - 1 - ranks, even])])
+
+
+def _positives(
+    scores: list[np.ndarray], thresholds: np.ndarray, direction: int
+) -> np.ndarray:
+    """Returns how many scores of each side pass each threshold, of shape (k, 2)."""
+    counts = []
+    for side in scores:
+        side = np.sort(side)
+        if direction == 1:
+            count = len(side) - np.searchsorted(side, thresholds, "left")
+        else:
+            count = np.searchsorted(side, thresholds, "right")
+        counts.append(count)
+    return np.stack(counts, axis=1)

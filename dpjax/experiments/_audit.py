@@ -1,0 +1,186 @@
+"""`dpjax audit`: attacks a claim, prints the lower bound and draws the region."""
+
+import contextlib
+import io
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import scipy.stats
+from matplotlib.figure import Figure
+
+from dpjax import _validate
+from dpjax.accounting import gaussian_stddev
+from dpjax.audit import Audit, Case, cases, gaussian_lower_bound
+from dpjax.experiments import _display
+
+# Of Okabe and Ito (2008); the lines differ in their dashes and marks too.
+_CLAIM, _ATTACKS, _CHOSEN = "#000000", "#0072B2", "#D55E00"
+
+_NUM_POINTS = 15
+
+
+def audit(
+    method: str, *, num_releases: int | None, seed: int, output: Path | None
+) -> bool:
+    """Audits one method, writes a plot, and tells whether its claim stands.
+
+    Args:
+        method: the name of a case.
+        num_releases: how many to draw; by default the case's own number.
+        seed: of the releases. They are of made-up records, which nobody protects.
+        output: the PNG file; dpjax-output/METHOD-audit.png by default.
+
+    Raises:
+        ValueError: if an argument is wrong; nothing is written.
+        OSError: if the file cannot be written.
+    """
+    names = cases()
+    _validate.require(
+        method in names, "METHOD", method, f"list, or one of {', '.join(names)}"
+    )
+    _validate.require(0 <= seed < 2**32, "--seed", seed, "from 0 to 2^32 - 1")
+    if num_releases is not None:
+        _validate.require(
+            num_releases >= 100, "--releases", num_releases, "at least 100"
+        )
+    path = output or Path("dpjax-output", f"{method}-audit.png")
+    _check_path(path)
+
+    case = names[method]
+    found = case.audit(key=jax.random.key(seed), num_releases=num_releases)
+    stands = found.epsilon <= case.privacy.epsilon
+    _write(path, plot_region(case, found))
+    console = _display.terminal()
+    console.print(
+        f"{case.name}: claims epsilon = {case.privacy.epsilon:.4g} at "
+        f"delta = {case.privacy.delta:g}, {case.privacy.relation.name.lower()}\n"
+        f"An attack proves epsilon >= {found.epsilon:.4g}, with confidence "
+        f"1 - {1 - found.confidence:.1g}, from {found.num_releases:,} releases."
+    )
+    if stands:
+        console.print(
+            "The claim stands against this attack, which proves nothing more."
+        )
+    else:
+        console.print("REFUTED: the releases tell more than is claimed.", style="red")
+    _display.show_paths(console, [path])
+    return stands
+
+
+def show_names() -> None:
+    """Prints what can be audited, a name a line."""
+    for name in cases():
+        print(name)
+
+
+def plot_region(case: Case, found: Audit) -> bytes:
+    """Draws which error rates the claim allows, and the attack's; returns a PNG.
+
+    Args:
+        case: the claim.
+        found: what its audit found.
+    """
+    figure = Figure(figsize=(6.4, 5.6), dpi=200, layout="constrained")
+    axes = figure.subplots()
+    rates = np.concatenate([np.geomspace(1e-6, 0.01, 100), np.linspace(0.01, 1, 400)])
+    epsilon, delta = case.privacy.epsilon, case.privacy.delta
+    edge = _edge(rates, epsilon, delta)
+    label = f"claim: ε = {epsilon:.3g}" + (f", δ = {delta:g}" if delta > 0 else "")
+    if case.lower_bound is gaussian_lower_bound:
+        # The claim is more than one epsilon and delta: the whole curve of mu.
+        mu = 1 / gaussian_stddev(epsilon, delta, sensitivity=1.0)
+        edge = scipy.stats.norm.cdf(scipy.stats.norm.isf(rates) - mu)
+        label += f", by μ = {mu:.3g} of Gaussian DP"
+    axes.fill_between(rates, 0, edge, color="#999999", alpha=0.3, linewidth=0)
+    axes.plot(rates, edge, color=_CLAIM, linewidth=1.5, label=label)
+    axes.plot(
+        rates, 1 - rates, color=_CLAIM, linewidth=0.8, linestyle=":", label="guessing"
+    )
+    # Some of the thresholds, as far from each other as from the next.
+    way = found.roc.sum(axis=1)
+    marks = np.linspace(way[0], way[-1], _NUM_POINTS)
+    some = np.unique(np.abs(way[:, None] - marks).argmin(axis=0))
+    _points(axes, found, found.roc[some], _ATTACKS, "o", "attack, other thresholds")
+    chosen = np.array([[found.false_positives, found.true_positives]])
+    _points(
+        axes, found, chosen, _CHOSEN, "s", f"chosen attack: ε ≥ {found.epsilon:.3g}"
+    )
+    axes.set_xlabel("false positive rate: data called neighbour")
+    axes.set_ylabel("false negative rate: neighbour called data")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_aspect("equal")
+    axes.grid(alpha=0.3, linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.text(0.03, 0.03, "bars wholly in here refute the claim", fontsize="small")
+    axes.legend(fontsize="small", framealpha=0.8, edgecolor="none", loc="upper right")
+    axes.set_title(
+        f"{case.name}: {found.num_releases:,} releases, bars at confidence "
+        f"1 - {1 - found.confidence:.1g} each",
+        fontsize="medium",
+        loc="left",
+        parse_math=False,
+    )
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return png.getvalue()
+
+
+def _edge(rates: np.ndarray, epsilon: float, delta: float) -> np.ndarray:
+    """Returns the least false negative rate that (epsilon, delta)-DP allows."""
+    left = 1 - delta - np.exp(epsilon) * rates
+    right = np.exp(-epsilon) * (1 - delta - rates)
+    return np.maximum(np.maximum(left, right), 0.0)
+
+
+def _points(axes, found: Audit, counts: np.ndarray, color, marker, label) -> None:
+    false, missed = counts[:, 0], found.num_tested - counts[:, 1]
+    bars = []
+    for count in (false, missed):
+        rate = count / found.num_tested
+        low, high = found.rate_bounds(count)
+        bars.append((rate, np.stack([rate - low, high - rate])))
+    (x, x_bars), (y, y_bars) = bars
+    axes.errorbar(
+        x,
+        y,
+        xerr=x_bars,
+        yerr=y_bars,
+        color=color,
+        marker=marker,
+        markersize=4,
+        linestyle="none",
+        linewidth=1,
+        label=label,
+        zorder=3 if marker == "s" else 2,
+    )
+
+
+def _check_path(path: Path) -> None:
+    places = path.absolute().parents
+    existing = next(place for place in places if place.exists())
+    _validate.require(
+        path.suffix == ".png"
+        and not path.is_dir()
+        and existing.is_dir()
+        and os.access(existing, os.W_OK | os.X_OK),
+        "--output",
+        str(path),
+        "a file that ends in .png, in a folder that can be written to, or made",
+    )
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file under a temporary name, which it leaves when it is complete."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError as why:
+        raise OSError(f"--output {path} could not be written to: {why}.") from why
+    finally:
+        with contextlib.suppress(OSError):  # it has its name, or never was
+            partial.unlink()

@@ -1,0 +1,395 @@
+"""Lower bounds on epsilon: right as often as they say, near the truth, for any release.
+
+Randomised response, Laplace and Gaussian noise have a known epsilon. A bound at
+confidence c may pass it in a share 1 - c of all keys; what more than that is allowed in
+a test happens by chance once in a million.
+"""
+
+import math
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax.accounting import gaussian_epsilon
+from dpjax.audit import epsilon_lower_bound, gaussian_lower_bound, one_run
+from dpjax.audit._lower_bound import clopper_pearson
+
+FALSE_ALARM = 1e-6
+
+
+def randomized_response(epsilon):
+    """Tells a bit, and lies with probability 1 / (1 + e^epsilon)."""
+
+    def release(key, bit):
+        lies = jax.random.bernoulli(key, 1 / (1 + math.exp(epsilon)), bit.shape)
+        return bit ^ lies
+
+    return release
+
+
+def laplace(key, value):
+    return value + jax.random.laplace(key, value.shape)
+
+
+def gaussian(key, value):
+    return value + jax.random.normal(key, value.shape)
+
+
+def bernoulli(key, probability):
+    return jax.random.bernoulli(key, probability)
+
+
+RESPONSE = randomized_response(1.0)
+BITS = jnp.array(False), jnp.array(True)
+NUMBERS = jnp.zeros(()), jnp.ones(())
+
+# name: release, two data sets, delta, the true epsilon at delta
+KNOWN = {
+    "response": (RESPONSE, *BITS, 0.0, 1.0),
+    "laplace": (laplace, *NUMBERS, 0.0, 1.0),
+    "gaussian": (gaussian, *NUMBERS, 0.05, gaussian_epsilon(1, 0.05, sensitivity=1)),
+    "same": (laplace, jnp.zeros(20), jnp.zeros(20), 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("total", [1, 10, 10_000])
+@pytest.mark.parametrize("significance", [0.025, 5e-7])
+def test_intervals_are_those_of_scipy(total, significance):
+    counts = np.unique([0, 1, total // 3, total - 1, total])
+    low, high = clopper_pearson(counts, total, significance)
+    for i, count in enumerate(counts):
+        interval = scipy.stats.binomtest(int(count), total).proportion_ci(
+            1 - 2 * significance, method="exact"
+        )
+        # SciPy finds the ends up to an absolute error.
+        np.testing.assert_allclose(low[i], interval.low, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(high[i], interval.high, rtol=1e-9, atol=1e-12)
+    inner = counts[1:-1]  # what defines the ends
+    tails = scipy.stats.binom.sf(inner - 1, total, low[1:-1])
+    np.testing.assert_allclose(tails, significance, rtol=1e-6)
+    tails = scipy.stats.binom.cdf(inner, total, high[1:-1])
+    np.testing.assert_allclose(tails, significance, rtol=1e-6)
+
+
+def num_failures(bound, name, key, num_keys, confidence):
+    """Counts the keys, of some, whose bound passes the truth."""
+    release, data, neighbor, delta, truth = KNOWN[name]
+    bounds = [
+        bound(
+            release,
+            data,
+            neighbor,
+            key=one_key,
+            delta=delta,
+            num_releases=1000,
+            confidence=confidence,
+        ).epsilon
+        for one_key in jax.random.split(key, num_keys)
+    ]
+    return np.sum(np.array(bounds) > truth)
+
+
+EACH = [(epsilon_lower_bound, name) for name in KNOWN]
+EACH.append((gaussian_lower_bound, "gaussian"))
+
+
+@pytest.mark.parametrize(("bound", "name"), EACH)
+def test_valid_over_many_keys(bound, name, key):
+    num_keys, confidence = 50, 0.8
+    most = scipy.stats.binom.isf(FALSE_ALARM, num_keys, 1 - confidence)
+    assert num_failures(bound, name, key, num_keys, confidence) <= most
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize(("bound", "name"), EACH)
+def test_valid_over_a_thousand_keys(bound, name, key):
+    num_keys, confidence = 1000, 0.8
+    most = scipy.stats.binom.isf(FALSE_ALARM, num_keys, 1 - confidence)
+    assert num_failures(bound, name, key, num_keys, confidence) <= most
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), [("response", 0.9), ("laplace", 0.88), ("gaussian", 0.75)]
+)
+def test_tight(name, share, key):
+    release, data, neighbor, delta, truth = KNOWN[name]
+    audit = epsilon_lower_bound(release, data, neighbor, key=key, delta=delta)
+    assert share * truth <= audit.epsilon <= truth
+    assert audit.num_releases == 100_000
+    assert audit.num_tested == 35_000
+    assert audit.confidence == 1 - 1e-6
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-2])
+def test_gaussian_bound_is_tight_at_any_delta(delta, key):
+    audit = gaussian_lower_bound(gaussian, *NUMBERS, key=key, delta=delta)
+    truth = gaussian_epsilon(1.0, delta, sensitivity=1.0)
+    assert 0.85 * truth <= audit.epsilon <= truth
+    assert 0.9 <= audit.mu <= 1
+    assert audit.epsilon == pytest.approx(
+        gaussian_epsilon(1 / audit.mu, delta, sensitivity=1.0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("p", "q"), [(0.02, 0.3), (0.3, 0.02), (0.98, 0.7), (0.7, 0.98)]
+)
+def test_both_directions_and_their_mirrors(p, q, key):
+    audit = epsilon_lower_bound(bernoulli, p, q, key=key, statistic=lambda bit: bit)
+    assert 0.85 * math.log(15) <= audit.epsilon <= math.log(15)
+
+
+def test_delta_is_taken_off(key):
+    def release(key, bit):  # tells the bit once in fifty times, else nothing
+        return jnp.where(jax.random.bernoulli(key, 0.02), jnp.where(bit, 1, -1), 0)
+
+    def bound(key, delta):
+        return epsilon_lower_bound(release, *BITS, key=key, delta=delta).epsilon
+
+    keys = jax.random.split(key, 3)
+    assert bound(keys[0], 0.0) > 3
+    assert bound(keys[1], 0.01) > 2
+    assert bound(keys[2], 0.02) == 0
+
+
+def scale(key, stddev):
+    return stddev * jax.random.normal(key, (3,))
+
+
+def correlated(key, value):
+    shared, own = jax.random.split(key)
+    noise = jax.random.normal(shared) + 0.1 * jax.random.normal(own)
+    return {"a": jnp.stack([noise + value, noise]), "b": jnp.zeros(2)}
+
+
+def sparse(key, index):
+    choice, noise = jax.random.split(key)
+    place = jnp.where(jax.random.bernoulli(choice, 0.8), index, 3)
+    return jnp.zeros(5).at[place].set(jax.random.cauchy(noise))
+
+
+def sometimes_nan(key, probability):
+    return jnp.where(jax.random.bernoulli(key, probability), jnp.nan, 0.0)
+
+
+def pair_of_bits(key, sign):  # each bit is fair; only together they tell
+    first, second = jax.random.bernoulli(key, 0.5, (2,))
+    return jnp.stack([first, jnp.where(sign, first, second)])
+
+
+def cauchy(key, value):
+    return value + jax.random.cauchy(key, value.shape)
+
+
+@pytest.mark.parametrize(
+    ("release", "data", "neighbor", "least"),
+    [
+        (scale, 1.0, 2.0, 4.0),
+        (correlated, 0.0, 1.0, 5.0),
+        (sparse, 0, 1, 5.0),
+        (sometimes_nan, 0.1, 0.5, 1.4),
+        (pair_of_bits, False, True, 5.0),
+        (cauchy, jnp.zeros(20), jnp.ones(20), 3.0),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_statistics_are_learnt_for_any_release(release, data, neighbor, least, key):
+    audit = epsilon_lower_bound(
+        release, data, neighbor, key=key, num_releases=40_000, confidence=0.99
+    )
+    assert audit.epsilon >= least
+
+
+def test_the_audit_can_be_drawn_again_from_its_counts(key):
+    audit = epsilon_lower_bound(RESPONSE, *BITS, key=key, num_releases=20_000)
+    low, _ = audit.rate_bounds(audit.true_positives)
+    _, high = audit.rate_bounds(audit.false_positives)
+    ratio = max(low / high, (1 - high) / (1 - low))
+    assert audit.epsilon == pytest.approx(math.log(ratio))
+    assert [audit.false_positives, audit.true_positives] in audit.roc.tolist()
+    assert (np.diff(audit.roc, axis=0) >= 0).all()
+    assert audit.roc.max() <= audit.num_tested
+
+
+def test_same_for_the_same_key_in_batches_of_any_size(key):
+    first, second = (
+        epsilon_lower_bound(
+            laplace,
+            *NUMBERS,
+            key=jax.random.clone(key),
+            num_releases=1000,
+            batch_size=batch_size,
+        )
+        for batch_size in (None, 33)
+    )
+    assert first == second
+    other = epsilon_lower_bound(
+        laplace, *NUMBERS, key=jax.random.fold_in(key, 1), num_releases=1000
+    )
+    assert other.threshold != first.threshold
+
+
+def test_a_release_on_the_host_gives_the_same(key):
+    def on_host(key, bit):
+        assert not isinstance(bit, jax.core.Tracer)
+        return np.asarray(RESPONSE(key, bit))
+
+    traced = epsilon_lower_bound(
+        RESPONSE, *BITS, key=jax.random.clone(key), num_releases=1000
+    )
+    assert traced == epsilon_lower_bound(
+        on_host, *BITS, key=key, num_releases=1000, vectorize=False
+    )
+
+
+def test_traced_once_and_data_not_copied(key):
+    shapes = []
+
+    def release(key, rows):
+        shapes.append(rows.shape)
+        return rows.sum() + jax.random.normal(key)
+
+    data = jnp.zeros((1000, 1000))  # 10,000 copies would take 40 GB
+    audit = epsilon_lower_bound(
+        release,
+        data,
+        data.at[0, 0].set(1.0),
+        key=key,
+        num_releases=20_000,
+        batch_size=10_000,
+    )
+    assert audit.num_releases == 20_000
+    # Once for the shape of what is released, once for both data sets.
+    assert shapes == [(1000, 1000)] * 2
+
+
+def test_a_key_that_is_used_twice_is_caught(key):
+    def release(key, value):
+        return value + jax.random.normal(key) + jax.random.normal(key)
+
+    with pytest.raises(jax.errors.KeyReuseError):
+        epsilon_lower_bound(release, *NUMBERS, key=key, num_releases=1000)
+    epsilon_lower_bound(laplace, *NUMBERS, key=key, num_releases=1000)
+    with pytest.raises(jax.errors.KeyReuseError):
+        jax.random.normal(key)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"delta": 1.0}, "delta must be"),
+        ({"num_releases": 99}, "num_releases must be at least 100, got 99"),
+        ({"num_releases": 1e5}, "num_releases must be an integer"),
+        ({"confidence": 1.0}, "confidence must be strictly between 0 and 1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"key": 0}, "key must be a single typed JAX key"),
+        (
+            {"neighbor": jnp.zeros(2)},
+            r"neighbor must be of the data's kind float32\[\]",
+        ),
+        ({"neighbor": jnp.int32(0)}, "neighbor must be of the data's kind"),
+        ({"neighbor": (jnp.zeros(()),)}, "neighbor must be of the data's kind"),
+        ({"release": lambda key, x: ()}, "what release returns must be real numbers"),
+        (
+            {"release": lambda key, x: x.astype(jnp.complex64)},
+            "what release returns must be real",
+        ),
+        ({"release": lambda key, x: key}, "what release returns must be real"),
+        ({"statistic": lambda x: x[None]}, "what statistic returns must be a scalar"),
+        ({"statistic": lambda x: (x, x)}, "what statistic returns must be a scalar"),
+    ],
+)
+def test_bad_arguments(changes, message, key):
+    data, neighbor = NUMBERS
+    good = {"release": laplace, "data": data, "neighbor": neighbor, "key": key}
+    for bound in (epsilon_lower_bound, gaussian_lower_bound):
+        with pytest.raises(ValueError, match=message):
+            bound(**{"delta": 0.1, **good, **changes})
+
+
+def test_gaussian_bound_needs_a_delta(key):
+    with pytest.raises(ValueError, match="delta must be strictly between 0 and 1"):
+        gaussian_lower_bound(gaussian, *NUMBERS, key=key, delta=0.0)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])  # delta m is far below 1/20
+def test_one_run_is_tight_where_records_are_released_alone(delta, key):
+    release = randomized_response(2.0)
+    size = 20_000
+    audit = one_run(
+        release,
+        jnp.zeros(size, bool),
+        jnp.ones(size, bool),
+        key=key,
+        statistic=lambda bits: bits,
+        delta=delta,
+    )
+    assert 1.75 <= audit.epsilon <= 2
+    assert audit.num_canaries == size
+    assert audit.num_correct / audit.num_guesses == pytest.approx(0.88, abs=0.02)
+
+
+def test_one_run_is_valid_over_many_keys(key):
+    num_keys, confidence = 50, 0.8
+    fails = 0
+    for one_key in jax.random.split(key, num_keys):
+        audit = one_run(
+            RESPONSE,
+            jnp.zeros(100, bool),
+            jnp.ones(100, bool),
+            key=one_key,
+            statistic=lambda bits: bits,
+            confidence=confidence,
+        )
+        fails += audit.epsilon > 1.0
+    assert fails <= scipy.stats.binom.isf(FALSE_ALARM, num_keys, 1 - confidence)
+
+
+def test_one_run_counts_records_that_differ(key):
+    size = 4000
+    data = {"x": jnp.zeros((size, 2)), "y": jnp.zeros(size)}
+    half = jnp.arange(size) < size // 2
+    neighbor = {"x": data["x"].at[:, 1].set(jnp.where(half, 1.0, 0.0)), "y": data["y"]}
+
+    def release(key, records):
+        assert records["y"].shape == (size,)
+        return records["x"].sum(axis=1) + 0.1 * jax.random.normal(key, size)
+
+    audit = one_run(release, data, neighbor, key=key, statistic=lambda x: x)
+    assert audit.num_canaries == size // 2
+    assert audit.num_guesses == audit.num_correct > 0
+    assert audit.epsilon > 4
+
+
+def test_one_run_without_its_extra(key, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax_privacy", None)
+    with pytest.raises(ImportError, match=r'pip install "dpjax\[audit\]"'):
+        one_run(RESPONSE, *BITS, key=key, statistic=lambda bits: bits)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"neighbor": jnp.zeros(5)}, "neighbor must be different from data"),
+        ({"neighbor": jnp.zeros(4)}, "neighbor must be of the data's kind"),
+        ({"data": 0.0}, "data must be arrays that share one leading sample axis"),
+        ({"statistic": jnp.sum}, "what statistic returns must be one number for each"),
+        ({"delta": -1.0}, "delta must be"),
+        ({"confidence": 0.0}, "confidence must be strictly between 0 and 1"),
+        ({"key": None}, "key must be a single typed JAX key"),
+    ],
+)
+def test_one_run_bad_arguments(changes, message, key):
+    good = {
+        "release": laplace,
+        "data": jnp.zeros(5),
+        "neighbor": jnp.ones(5),
+        "key": key,
+        "statistic": lambda released: released,
+    }
+    with pytest.raises(ValueError, match=message):
+        one_run(**{**good, **changes})

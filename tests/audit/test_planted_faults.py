@@ -1,0 +1,382 @@
+"""Audits have power: faults that have been made in practice and in print are caught.
+
+Each fault is planted in a release that is sound but for it, and both are audited with
+the claim of the sound one, as the cases of `dpjax.audit` are: by the same functions, at
+the same confidence, with as many releases. Faults of papers have their printed constant
+and their own claim.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from dp_accounting import UnsupportedDpEvent, ZCDpEvent
+
+from dpjax import transforms
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    gaussian_epsilon,
+    gaussian_event,
+    gaussian_stddev,
+    objective_epsilon,
+    paper_objective_noise,
+    rho_to_epsilon,
+)
+from dpjax.audit import Case, gaussian_lower_bound
+from dpjax.estimators import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    Clipping,
+    Mean,
+    MedianOfMeans,
+    TrimmedMean,
+    Truncation,
+    clip_to_norm,
+)
+from dpjax.mechanisms import arsinh_normal, gaussian
+from dpjax.solvers import MarginLoss, dp_l1_regression
+
+EPSILON, DELTA = 4.0, 1e-5
+REQUIRED = {
+    "noise_halved",
+    "sensitivity_of_add_or_remove",
+    "key_used_twice",
+    "division_by_realised_size",
+    "clipping_of_the_batch",
+    "paper_001_scale_that_is_not_smooth",
+    "paper_002_one_noise_for_all_rounds",
+    "paper_000_exponent",
+    "paper_003_group_size",
+    "paper_002_second_root",
+}
+
+
+class Fault(NamedTuple):
+    """A release with a fault, and what an accountant says that it costs.
+
+    Attributes:
+        build: `build(is_planted)` returns the case, with the fault or without it.
+        epsilon: the exact cost at the claim's delta, or a bound of it; inf where no
+            epsilon holds.
+    """
+
+    build: Callable[[bool], Case]
+    epsilon: float
+
+
+def gaussian_claim(num_releases=1, relation=REPLACE_ONE):
+    """Stddev / sensitivity of each release, and the guarantee that follows from it."""
+    multiplier = gaussian_stddev(
+        EPSILON, DELTA, sensitivity=1.0, num_releases=num_releases
+    )
+    event = gaussian_event(multiplier, num_releases=num_releases)
+    return multiplier, PrivacyGuarantee.of(
+        EPSILON, DELTA, dp_event=event, relation=relation
+    )
+
+
+def cost(excess):
+    """The epsilon of Gaussian noise for a sensitivity that is so much too small."""
+    multiplier, _ = gaussian_claim()
+    return gaussian_epsilon(multiplier, DELTA, sensitivity=excess)
+
+
+def gaussian_case(release, data, neighbor, privacy, statistic=None):
+    return Case(
+        name="planted",
+        release=release,
+        data=data,
+        neighbor=neighbor,
+        privacy=privacy,
+        statistic=statistic,
+        lower_bound=gaussian_lower_bound,
+    )
+
+
+def turned(values):
+    """Records, and the same with the last one turned round."""
+    data = jnp.array(values)
+    return data, data.at[-1].multiply(-1)
+
+
+def privatized(grads, key, multiplier, relation=REPLACE_ONE):
+    """A private mean of gradients that are clipped to norm 1."""
+    transform = transforms.privatize(
+        Clipping(1.0), noise_multiplier=multiplier, key=key, relation=relation
+    )
+    return transform.update(grads, transform.init(None))[0]
+
+
+def noise_halved(is_planted):
+    multiplier, privacy = gaussian_claim()
+    if is_planted:
+        multiplier /= 2
+
+    def release(key, grads):
+        return privatized(grads, key, multiplier)
+
+    return gaussian_case(release, *turned([[0.0, 0.0], [3.0, 4.0]]), privacy)
+
+
+def sensitivity_of_add_or_remove(is_planted):
+    # A record that is replaced moves the sum twice as far as one that is removed.
+    multiplier, privacy = gaussian_claim()
+    relation = ADD_OR_REMOVE_ONE if is_planted else REPLACE_ONE
+
+    def release(key, grads):
+        return privatized(grads, key, multiplier, relation)
+
+    return gaussian_case(release, *turned([[0.0, 0.0], [3.0, 4.0]]), privacy)
+
+
+def key_used_twice(is_planted):
+    # Gradients of two steps under the same noise: their difference has none.
+    multiplier, privacy = gaussian_claim(num_releases=2)
+
+    def release(key, grads):
+        first, second = two_keys(key, is_planted)
+        return privatized(grads, first, multiplier), privatized(
+            -grads, second, multiplier
+        )
+
+    return gaussian_case(release, *turned([[0.0], [3.0]]), privacy)
+
+
+def two_keys(key, is_same):
+    return (key, jax.random.clone(key)) if is_same else jax.random.split(key)
+
+
+def division_by_realised_size(is_planted):
+    # Three records at -1 and one at 1: without it their mean is -1, with it -1/2.
+    # Divided by four in any case, the sum of the three is -3/4.
+    multiplier, privacy = gaussian_claim(relation=ADD_OR_REMOVE_ONE)
+    estimator, public_size = Clipping(1.0), 4.0
+    sensitivity = estimator.sensitivity(public_size, 1, ADD_OR_REMOVE_ONE).l2
+
+    def release(key, batch):
+        grads, is_padding_example = batch
+        realised_size = jnp.sum(~is_padding_example).astype(jnp.float32)
+        size = realised_size if is_planted else public_size
+        mean = estimator(grads, is_padding_example, normalize_by=size)
+        return gaussian(key, mean, stddev=multiplier * sensitivity)
+
+    grads = jnp.array([-1.0, -1.0, -1.0, 1.0])
+    masks = [jnp.array([False, False, False, is_out]) for is_out in (False, True)]
+    return gaussian_case(release, *((grads, mask) for mask in masks), privacy)
+
+
+def clipping_of_the_batch(is_planted):
+    # The mean of eight gradients is clipped to the norm, not each of them.
+    multiplier, privacy = gaussian_claim()
+    stddev = multiplier * Clipping(1.0).sensitivity(8, 1).l2
+
+    def release(key, grads):
+        clipped = clip_to_norm(Mean()(grads), 1.0)
+        mean = clipped if is_planted else Clipping(1.0)(grads)
+        return gaussian(key, mean, stddev=stddev)
+
+    return gaussian_case(release, *turned([0.0] * 7 + [1e9]), privacy)
+
+
+def paper_001_scale_that_is_not_smooth(is_planted):
+    # Algorithm 2 is said to be (epsilon^2/2)-zCDP with noise in units of 1/s times
+    # max((x_(n) - x_(1)) / (n - 2m), e^(-mt) (b - a)), t = epsilon^2/16, s = epsilon/4.
+    # An outlier moves that from 1 to 3e8; a smooth sensitivity would move by e^t.
+    paper_epsilon = 0.5
+    rho, smoothness = paper_epsilon**2 / 2, paper_epsilon**2 / 16
+    estimator = TrimmedMean(0.2, lower=0.0, upper=1.0)  # m = 1 of n = 5
+
+    def release(key, samples):
+        mean, sensitivity = estimator.with_smooth_sensitivity(samples, smoothness)
+        if is_planted:
+            spread = (samples.max() - samples.min()) / 3
+            sensitivity = jnp.maximum(spread, math.exp(-smoothness))
+        scale = sensitivity * 4 / paper_epsilon
+        return arsinh_normal(key, mean, scale=scale, sigma=1.0)
+
+    epsilon = rho_to_epsilon(rho, DELTA)
+    return Case(
+        name="planted",
+        release=release,
+        data=jnp.zeros(5),
+        neighbor=jnp.zeros(5).at[-1].set(1e9),
+        privacy=PrivacyGuarantee.of(epsilon, DELTA, dp_event=ZCDpEvent(rho)),
+    )
+
+
+def paper_002_one_noise_for_all_rounds(is_planted):
+    # The third party of Algorithm 1 sees S_t = G(w_t) + eta in each round, with one
+    # eta: S_2 - S_1 = G(w_2) - G(w_1), at points that it knows. G has slope 2 on one
+    # data set and slope 1 on the other, where a record has x = 0.
+    multiplier, privacy = gaussian_claim(num_releases=2)
+    noise = paper_objective_noise(
+        EPSILON,
+        DELTA,
+        num_samples=2,
+        num_features=1,
+        regularization=1.0,
+        curvature_bound=1.0,
+    )
+    stddev = noise.stddev if is_planted else 2 * multiplier
+    rate, estimator = 0.01, Clipping(1.0)
+
+    def release(key, features):
+        params, sums = jnp.zeros(()), []
+        for round_key in two_keys(key, is_planted):
+            total = 2 * estimator(features * (features * params - 0.5))
+            sums.append(gaussian(round_key, total, stddev=stddev))
+            params = params - rate * sums[-1]
+        return sums
+
+    def slope(sums):
+        return (sums[1] - sums[0]) / (rate * sums[0])
+
+    data = jnp.ones(2)
+    return gaussian_case(release, data, data.at[-1].set(0.0), privacy, slope)
+
+
+def l1_regression(key, features, calibration):
+    return dp_l1_regression(
+        features,
+        jnp.zeros(2),
+        key=key,
+        epsilon=2.0,
+        candidates=jnp.eye(2),
+        truncation=1.0,
+        calibration=calibration,
+    )
+
+
+def paper_000_exponent(is_planted):
+    # Algorithm 1 divides by the sensitivity D = log(2) / (n iota), where scores change
+    # by 2D against each other: it is 2 epsilon-DP. Two candidates tie, or one of them
+    # is ahead by 2D; the other then has 1 / (1 + e^(2 epsilon)) in place of 1/2, which
+    # at epsilon = 2 is a ratio of e^3.3.
+    calibration = "paper" if is_planted else "tight"
+    data = jnp.array([[0.0, 9.0], [9.0, 0.0]])
+    return Case(
+        name="planted",
+        release=lambda key, features: l1_regression(key, features, calibration).params,
+        data=data,
+        neighbor=data.at[0].set(data[1]),
+        privacy=PrivacyGuarantee.of(2.0, 0.0, dp_event=UnsupportedDpEvent()),
+    )
+
+
+def paper_003_group_size(is_planted):
+    # Algorithm 3 takes 2 tau m / n for the sensitivity. With n = 61 and m = 31 the last
+    # group, which is the median, has one record and not n/m = 1.97.
+    multiplier, privacy = gaussian_claim()
+    num_samples, num_groups = 61, 31
+    estimator = MedianOfMeans(Truncation(1.0), num_groups)
+    sensitivity = 2 * num_groups / num_samples
+    if not is_planted:
+        sensitivity = estimator.sensitivity(num_samples, 1).l2
+
+    def release(key, samples):
+        return gaussian(key, estimator(samples), stddev=multiplier * sensitivity)
+
+    samples = [1.0] * 30 + [-1.0] * 30 + [1.0]
+    return gaussian_case(release, *turned(samples), privacy)
+
+
+ROOTS_EPSILON = 1.0
+OBJECTIVE = {"num_samples": 1, "regularization": 1.0, "curvature_bound": 0.25}
+
+
+def roots():
+    """Both roots of Procedure 3, for one record with one feature."""
+    noise = paper_objective_noise(ROOTS_EPSILON, DELTA, num_features=1, **OBJECTIVE)
+    assert noise.extra_regularization == 0
+    # sigma^2 e - 2 q sigma - 2 = 0 for the one, sigma^2 e + 2 q sigma - 2 = 0 for the
+    # other: their product is 2/e.
+    remaining = ROOTS_EPSILON - 2 * math.log1p(0.25)
+    return noise.stddev, 2 / (remaining * noise.stddev)
+
+
+def paper_002_second_root(is_planted):
+    # P(chi^2 <= ((sigma^2 e - 2) / (2 sigma))^2) = 1 - delta, Procedure 3, holds for a
+    # small sigma too, with sigma^2 e < 2.
+    stddev = roots()[1 if is_planted else 0]
+    loss = MarginLoss.logistic()
+
+    def release(key, label):
+        eta = gaussian(key, jnp.zeros(()), stddev=stddev)
+
+        def step(_, params):
+            gradient = loss.derivative(label * params) * label + params + eta
+            return params - gradient / 1.25  # shrinks to a fifth at each step
+
+        return jax.lax.fori_loop(0, 20, step, jnp.zeros(()))
+
+    return Case(
+        name="planted",
+        release=release,
+        data=jnp.ones(()),
+        neighbor=-jnp.ones(()),
+        privacy=PrivacyGuarantee.of(
+            ROOTS_EPSILON, DELTA, dp_event=UnsupportedDpEvent()
+        ),
+    )
+
+
+FAULTS: dict[str, Fault] = {
+    "noise_halved": Fault(noise_halved, cost(2)),
+    "sensitivity_of_add_or_remove": Fault(sensitivity_of_add_or_remove, cost(2)),
+    "key_used_twice": Fault(key_used_twice, math.inf),
+    "division_by_realised_size": Fault(division_by_realised_size, cost(2)),
+    "clipping_of_the_batch": Fault(clipping_of_the_batch, cost(8)),
+    "paper_001_scale_that_is_not_smooth": Fault(
+        paper_001_scale_that_is_not_smooth, math.inf
+    ),
+    "paper_002_one_noise_for_all_rounds": Fault(
+        paper_002_one_noise_for_all_rounds, math.inf
+    ),
+    "paper_000_exponent": Fault(
+        paper_000_exponent,
+        jax.eval_shape(
+            partial(l1_regression, calibration="paper"),
+            jax.random.key(0),
+            jnp.zeros((2, 2)),
+        ).privacy.epsilon,
+    ),
+    "paper_003_group_size": Fault(paper_003_group_size, cost(61 / 31)),
+    "paper_002_second_root": Fault(
+        paper_002_second_root,
+        objective_epsilon(roots()[1], DELTA, is_non_increasing=True, **OBJECTIVE),
+    ),
+}
+
+
+def test_every_required_fault_is_planted():
+    assert set(FAULTS) >= REQUIRED
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_few_releases_catch(name, few_releases):
+    check(name, few_releases(FAULTS[name].build(True)))
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("name", FAULTS)
+def test_all_releases_catch(name, key):
+    check(name, FAULTS[name].build(True).audit(key=key))
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("name", FAULTS)
+def test_without_the_fault_the_claim_stands(name, key):
+    case = FAULTS[name].build(False)
+    assert case.privacy.epsilon == FAULTS[name].build(True).privacy.epsilon
+    assert case.audit(key=key).epsilon <= case.privacy.epsilon
+
+
+def check(name, audit):
+    claim = FAULTS[name].build(True).privacy
+    assert claim.epsilon < audit.epsilon <= FAULTS[name].epsilon
+    assert audit.delta == claim.delta
+    assert audit.confidence == 1 - 1e-6

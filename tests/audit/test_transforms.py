@@ -1,0 +1,65 @@
+"""The transforms under attack: no claim is refuted, and each shows what it should."""
+
+import inspect
+
+import pytest
+
+from dpjax import estimators, transforms
+from dpjax.audit import _transforms
+from dpjax.estimators import CoordinateEstimator, Estimator, Mean
+
+# What these return is as private as what they are given.
+NOT_RELEASED = {"aggregate", "average_iterates", "average_params", "project"}
+
+# The share of its claim that a case shows at least, with all its releases.
+SHOWN = {
+    "privatize_clipping": 0.85,
+    "privatize_truncation": 0.85,
+    "privatize_winsorization": 0.85,
+    "privatize_smoothed_truncation": 0.85,
+    "privatize_median_of_means": 0.85,
+    "privatize_trimmed_mean": 0.85,
+    "privatize_added_record": 0.85,
+    "dp_sgd": 0.85,
+    "add_gaussian_noise": 0.85,
+    "privatize_trimmed": 0.55,
+    "privatize_trimmed_smooth": 0.1,
+    "frank_wolfe": 0.7,
+    "frank_wolfe_permute_and_flip": 0.85,
+    "peel": 0.55,
+    "laplace_peel": 0.55,
+}
+
+each = pytest.mark.parametrize("name", _transforms.BUILDERS)
+
+
+def test_every_transform_that_releases_has_a_case():
+    for name in transforms.__all__:
+        if inspect.isfunction(getattr(transforms, name)) and name not in NOT_RELEASED:
+            assert any(case.startswith(name) for case in _transforms.BUILDERS), name
+
+
+def test_privatize_has_a_case_for_every_estimator():
+    private = {
+        member
+        for member in vars(estimators).values()
+        if inspect.isclass(member) and issubclass(member, Estimator)
+    } - {Estimator, CoordinateEstimator, Mean}
+    words = [case.removeprefix("privatize_") for case in _transforms.BUILDERS]
+    names = {word.replace("_", "") for word in words}
+    assert {member.__name__.lower() for member in private} <= names
+
+
+@each
+def test_a_few_releases_do_not_refute_the_claim(name, few_releases):
+    case = _transforms.BUILDERS[name]()
+    assert case.name == name
+    assert few_releases(case).epsilon <= case.privacy.epsilon
+
+
+@pytest.mark.audit
+@each
+def test_all_releases_do_not_refute_the_claim(name, key):
+    case = _transforms.BUILDERS[name]()
+    claim, shown = case.privacy.epsilon, case.audit(key=key).epsilon
+    assert SHOWN[name] * claim <= shown <= claim
