@@ -81,11 +81,11 @@ def compare(
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """Writes a PNG of few colours, a third of the size."""
+    """Writes a PNG of 256 colours, which is half the size; fewer change the palette."""
     png = io.BytesIO()
     figure.savefig(png, format="png")
     image = Image.open(png).convert("RGB")
-    image.quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def _show_log_ticks(axis: Any) -> None:
@@ -167,7 +167,6 @@ def _cost_panel(axes: Axes, record: Record, case: Case) -> None:
             marker=marker,
             markersize=3,
             linewidth=1,
-            label=f"{name}, least",
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -178,5 +177,8 @@ def _cost_panel(axes: Axes, record: Record, case: Case) -> None:
     axes.tick_params(labelsize="x-small")
     axes.grid(alpha=0.3, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize="xx-small", framealpha=0.8, edgecolor="none")
+    axes.plot([], [], color="#666666", linestyle="--", linewidth=1, label="least time")
+    axes.legend(
+        loc="center left", bbox_to_anchor=(1, 0.5), fontsize="x-small", frameon=False
+    )
     axes.set_title(case.title, fontsize="small", loc="left")

@@ -57,7 +57,7 @@ def machine(record: Record) -> str:
     ]
     text = (
         f"Run of {record.started.replace('T', ' ')}, {record.seconds / 60:.0f} minutes"
-        f"{', quick' * record.is_quick}{', not all cases' * (not record.is_whole)}: "
+        f"{', not all cases' * (not record.is_whole)}: "
         f"{'; '.join(facts)}. {', '.join(packages)}."
     )
     if record.commit:
@@ -66,4 +66,6 @@ def machine(record: Record) -> str:
         text += (
             f" Load of the machine before the run: {number(facts_of['load_before'])}."
         )
+    if record.is_quick:
+        text += " **Quick: data are smaller than headings say, and repeats few.**"
     return text + "\n"

@@ -10,9 +10,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from PIL import Image, ImageColor
 
 import dpjax
-from benchmarks import floor, peers, record, report, runner
+from benchmarks import floor, peers, plots, record, report, runner
 from benchmarks.__main__ import main
 from benchmarks.case import Case, Method, Target, Work
 from benchmarks.models import MODELS
@@ -246,8 +247,32 @@ def test_pages_are_written_from_a_record(folder):
     assert "| 1 | **missed** | 10 times |" in readme
     assert "where memory binds (10,000 ms of memory, 4,000 ms of arithmetic)" in readme
     assert "| s | 10.0 | 1,250 | 10,000 | memory | 0.125 |" in cost
+    assert "Quick" not in readme
     for case in SUITES["cpu"]:
         assert f"## {case.title}\n" in (cost if case.axis else readme)
+
+
+def test_plots_keep_their_colours(folder):
+    record_of_all = record.read(record.latest("cpu", folder))
+    methods = [measurement(name, package=name) for name in plots.PACKAGES]
+    record_of_all.cases["estimators"] = Results(methods)
+    path = folder / "plot.png"
+    assert plots.compare(
+        path, record_of_all, [CASES["estimators"]], lambda one: one.seconds, "s"
+    )
+    pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+    pixels = set(map(tuple, np.unique(pixels, axis=0).tolist()))
+    for color, _ in plots.PACKAGES.values():
+        assert ImageColor.getrgb(color) in pixels
+    assert not plots.compare(path, record_of_all, [], lambda one: None, "s")
+
+
+def test_a_quick_page_says_so(tmp_path):
+    path = record.write(dataclasses.replace(made_up(), is_quick=True), tmp_path)
+    report.write_pages([path], tmp_path / "pages")
+    for name in ("README.md", "COST.md"):
+        page = (tmp_path / "pages" / name).read_text()
+        assert "**Quick: data are smaller than headings say" in page
 
 
 def test_numbers_have_three_digits():

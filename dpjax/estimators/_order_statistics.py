@@ -4,7 +4,8 @@ The bits of a float, read as an integer, rise with it, once those of negative fl
 turned round: its key. The key of x_(r+1) is the largest integer with no more than r
 keys below it, and is found one bit at a time, from the highest: each bit takes one pass
 that counts. The work depends on shapes alone, never on values; and counts add up, so
-where samples lie on several devices only counts travel between them.
+where samples lie on several devices only counts travel between them (for the ends one
+bit a sample, too).
 
 The middle sum follows from the two ends of the window, ties or not:
 
@@ -150,7 +151,9 @@ def _by_columns(function: Callable[[jax.Array], Result], samples: jax.Array) -> 
 def _ends(x, m):
     """Returns the m + 1 lowest and highest in rising order, and the middle sum."""
     keys, n = _finite(_key(x)), x.shape[1]
-    if 7 * m >= 2 * (n - 32):  # measured: then a sort of all is the faster
+    # Measured: a sort of all is the faster from m = 0.22 n to 0.32 n on, for n = 100 to
+    # 100,000. It gathers samples that lie on several devices.
+    if 7 * m >= 2 * (n - 32):
         ordered = jnp.sort(keys, axis=1)
         lows, highs = ordered[:, : m + 1], ordered[:, n - m - 1 :]
         low, high = lows[:, -1], highs[:, 0]
@@ -323,7 +326,7 @@ def _rate(keys, found, tangent):
     """The derivative of an order statistic: the mean over all that are equal to it."""
     is_equal = keys == found[None]
     ties = is_equal.sum(axis=0).astype(tangent.dtype)
-    return jnp.where(is_equal, tangent, 0).sum(axis=0) / ties
+    return jnp.where(is_equal, tangent, 0).sum(axis=0) / jnp.maximum(ties, 1)
 
 
 def _sum_in_two_floats(x: jax.Array) -> jax.Array:
