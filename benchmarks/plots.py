@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 from PIL import Image
 
 from benchmarks import floor
@@ -89,6 +89,9 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def _show_log_ticks(axis: Any) -> None:
+    low, high = axis.get_view_interval()
+    ticks = [1, 2, 5] if high < 100 * low else [1]
+    axis.set_major_locator(LogLocator(subs=ticks))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 
