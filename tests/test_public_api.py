@@ -135,6 +135,7 @@ SIGNATURES = {
     batching.WithoutReplacement: "batch_size",
     batching.Batching.draw: "self key data * step num_steps",
     solvers.Solution: "params privacy stats",
+    solvers.Checkpoint: "folder every=",
     solvers.Watch: "callback every=",
     solvers.multiparty_gradient_descent: (
         "loss_fn params data * transport epsilon delta estimator learning_rate"
@@ -171,6 +172,7 @@ SIGNATURES = {
     solvers.robust_gradient_descent: (
         "loss_fn params data * estimator learning_rate num_steps= batching= key="
         " projection_fn= averaging= microbatch_size= watch="
+        " checkpoint="
     ),
     solvers.dp_l1_regression: (
         "features targets * key epsilon candidates truncation= moment_order="
@@ -187,18 +189,22 @@ SIGNATURES = {
     solvers.dp_frank_wolfe: (
         "loss_fn params data * key epsilon delta= constraint estimator= moment_bound="
         " num_steps= learning_rate= batching= calibration= microbatch_size= watch="
+        " checkpoint="
     ),
     solvers.dp_lasso: (
         "features targets * key epsilon delta radius= threshold= num_steps="
         " moment_bound= calibration= microbatch_size= watch="
+        " checkpoint="
     ),
     solvers.dp_sparse_linear_regression: (
         "features targets * key epsilon delta sparsity threshold= learning_rate="
         " num_steps= moment_bound= radius= calibration= microbatch_size= watch="
+        " checkpoint="
     ),
     solvers.dp_iterative_hard_thresholding: (
         "loss_fn params data * key epsilon delta sparsity estimator learning_rate"
         " num_steps= calibration= microbatch_size= watch="
+        " checkpoint="
     ),
     constraints.grid_net: "constraint num_coordinates * radius",
     constraints.halton_net: "box num_coordinates * num_candidates",
@@ -214,6 +220,7 @@ SIGNATURES = {
     solvers.dp_gradient_descent: (
         "loss_fn params data * key epsilon delta estimator learning_rate num_steps="
         " batching= projection_fn= averaging= calibration= microbatch_size= watch="
+        " checkpoint="
     ),
 }
 

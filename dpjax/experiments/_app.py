@@ -209,6 +209,15 @@ def train(
         Path | None,
         _option(_OUTPUT, "Folder to write to; dpjax-output/NAME by default."),
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        _option(
+            _OUTPUT,
+            "Folder that keeps the private run while it lasts: the same command takes "
+            "a run that was stopped up from there. It holds the key, and so is as "
+            "secret as the data; it is removed in the end.",
+        ),
+    ] = None,
     show_unprotected: Annotated[
         bool,
         typer.Option(
@@ -252,6 +261,7 @@ def train(
             target=target,
             seed=seed,
             output=output,
+            checkpoint=checkpoint,
             show_unprotected=show_unprotected,
         )
     except (ValueError, OSError) as error:

@@ -11,6 +11,7 @@ from dpjax.experiments._methods import find_method
 from dpjax.experiments._plan import make_plan, split_budget
 from dpjax.experiments._plot import plot_test_risk
 from dpjax.experiments._ranges import buy_ranges, charge
+from dpjax.experiments._run_folder import RunFolder
 from dpjax.experiments._settings import LossName, Settings
 from dpjax.experiments._sources import (
     PUBLIC_SETS,
@@ -37,6 +38,7 @@ def train(
     target: str | None = None,
     seed: int | None = None,
     output: Path | None = None,
+    checkpoint: Path | None = None,
     show_unprotected: bool = False,
 ) -> None:
     """Trains a private model, writes its files and prints what may be printed.
@@ -51,6 +53,8 @@ def train(
         target: the column of a file to predict.
         seed: of the noise, for public data; by default the system's entropy is taken.
         output: folder to write to; dpjax-output/NAME by default.
+        checkpoint: folder that keeps the private run while it lasts, its key included;
+            a run that was stopped is taken up from there.
         show_unprotected: whether to hold out every fifth record of a file and show
             test risks and comparisons, which nothing protects.
 
@@ -61,11 +65,16 @@ def train(
     _validate.require(
         seed is None or 0 <= seed < 2**32, "--seed", seed, "from 0 to 2^32 - 1"
     )
-    if seed is None:
-        key, noise_key = system_key(), "from the operating system"
+    run_folder = None if checkpoint is None else RunFolder(checkpoint)
+    if run_folder is not None:
+        run_folder.check()
+    if seed is not None:
+        run_key, noise_key = jax.random.key(seed), "seeded, hence for public data only"
     else:
-        key, noise_key = jax.random.key(seed), "seeded, hence for public data only"
-    key, baseline_key, ranges_key = jax.random.split(key, 3)
+        kept_key = run_folder.kept_key() if run_folder is not None else None
+        run_key = system_key() if kept_key is None else kept_key
+        noise_key = "from the operating system"
+    key, baseline_key, ranges_key = jax.random.split(run_key, 3)
     name = public_name(source)
     is_public = name is not None
     ranges = None
@@ -81,6 +90,12 @@ def train(
             table = table.with_ranges(ranges.columns)
         data = encode_table(table)
     plan = make_plan(settings, data, is_named=is_public)
+    _validate.require(
+        run_folder is None or plan.method.has_steps,
+        "--checkpoint",
+        str(checkpoint),
+        f"left out with --method {settings.method}, which has no steps",
+    )
     folder = output or Path("dpjax-output", Path(data.name).stem)
     _report.check_folder(folder)
 
@@ -90,9 +105,13 @@ def train(
         _display.warn_of_seed(messages)
     _display.warn_of_weakness(messages, plan, ranges)
 
+    if run_folder is not None and seed is None:
+        run_folder.keep_key(jax.random.clone(run_key))
     scored: list[tuple[Run, Scores]] = []
     with _display.progress_bars(messages) as on_step:
-        private = train_private(plan, data, key=key, on_step=on_step)
+        private = train_private(
+            plan, data, key=key, on_step=on_step, run_folder=run_folder
+        )
         private = charge(private, ranges)
         if is_public or show_unprotected:
             runs = train_baselines(plan, data, key=baseline_key, on_step=on_step)
@@ -106,6 +125,8 @@ def train(
     )
     files = _report.files(data, private, content, plot)
     _report.write(folder, files)
+    if run_folder is not None:
+        run_folder.remove()
     _display.show(console, plan, data, private, scored, ranges, is_public=is_public)
     _display.show_paths(console, [folder / name for name in files])
 

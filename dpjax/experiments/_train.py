@@ -19,6 +19,7 @@ from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping, Estimator, Mean
 from dpjax.experiments._methods import METHODS, Method
 from dpjax.experiments._plan import Plan
+from dpjax.experiments._run_folder import RunFolder
 from dpjax.experiments._settings import MethodName
 from dpjax.solvers import (
     Solution,
@@ -80,8 +81,18 @@ def system_key() -> Key:
     return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
 
-def train_private(plan: Plan, data: Dataset, *, key: Key, on_step: OnStep) -> Run:
-    """Runs the planned private method on the training records."""
+def train_private(
+    plan: Plan,
+    data: Dataset,
+    *,
+    key: Key,
+    on_step: OnStep,
+    run_folder: RunFolder | None = None,
+) -> Run:
+    """Runs the planned private method on the training records.
+
+    Where there is a run_folder, its states are kept there, and taken up from there.
+    """
     method = plan.method
     arguments: dict[str, Any] = dict(
         plan.arguments, key=key, epsilon=plan.facts.epsilon
@@ -90,7 +101,7 @@ def train_private(plan: Plan, data: Dataset, *, key: Key, on_step: OnStep) -> Ru
         arguments["delta"] = plan.facts.delta
     estimator = arguments.get("estimator")
     name = f"{method.title}, {_spoken(estimator)}" if estimator else method.title
-    return _run(name, method, arguments, plan, data, on_step)
+    return _run(name, method, arguments, plan, data, on_step, run_folder)
 
 
 def train_baselines(
@@ -155,6 +166,7 @@ def _run(
     plan: Plan,
     data: Dataset,
     on_step: OnStep,
+    run_folder: RunFolder | None = None,
 ) -> Run:
     features, targets = _on_device(data.train)
     loss_fn = losses.regularized(plan.loss_fn, plan.l2) if plan.l2 else plan.loss_fn
@@ -166,12 +178,17 @@ def _run(
     total = arguments.get("num_steps")
     every = max(1, (total or 0) // _NUM_SHOWN)
     seen = []
+    if run_folder is not None:
+        arguments = {**arguments, "checkpoint": run_folder.checkpoint(10 * every)}
+        seen = list(run_folder.iterates().items())
 
     def watch(step, params):
         # Calls may come out of order, and must not wait for the device.
         seen.append((step, params))
         done = len(seen) * every
         on_step(name, done if total is None else min(done, total), total)
+        if run_folder is not None:  # then the calls come one by one, from the host
+            run_folder.keep_iterates({i: np.asarray(w) for i, w in seen})
 
     on_step(name, 0, total)
     if method.has_steps:
@@ -181,11 +198,13 @@ def _run(
     jax.effects_barrier()  # every call of watch has returned
     if not method.has_steps:
         seen.append((0, solution.params))
-    seen.sort(key=lambda pair: int(pair[0]))
-    steps, iterates = zip(*seen, strict=True)
-    last = max(1, int(steps[-1]))
+    # A step is seen again where the run was taken up before it: the same iterate.
+    iterates = {int(step): params for step, params in seen}
+    steps = sorted(iterates)
+    last = max(1, steps[-1])
     on_step(name, last, last)
-    return Run(name, solution, np.array(steps), np.array(iterates))
+    shown = np.array([iterates[step] for step in steps])
+    return Run(name, solution, np.array(steps), shown)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -1,5 +1,6 @@
 """The papers' algorithms: data and a budget in, a released solution out."""
 
+from dpjax.solvers._checkpoint import Checkpoint
 from dpjax.solvers._descent import Watch
 from dpjax.solvers._frank_wolfe import dp_frank_wolfe
 from dpjax.solvers._gradient_descent import (
@@ -23,6 +24,7 @@ from dpjax.solvers._solution import Solution
 from dpjax.solvers._sparse_regression import dp_sparse_linear_regression
 
 __all__ = [
+    "Checkpoint",
     "MarginLoss",
     "Solution",
     "Watch",

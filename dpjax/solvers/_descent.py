@@ -1,4 +1,4 @@
-"""The scan that all iterative solvers share: batch, gradient, update, step by step."""
+"""The loop that all iterative solvers share: batch, gradient, update, step by step."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
-from dpjax._types import Key, PyTree
+from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Batching
+from dpjax.solvers._checkpoint import Checkpoint, identity, is_key, opened
 
 GradFn = Callable[[PyTree, PyTree, jax.Array | None], PyTree]
 
@@ -35,12 +36,14 @@ class Loop(NamedTuple):
         num_steps: T.
         microbatch_size: samples processed at once; speed and memory only.
         watch: shows steps and iterates while the compiled scan runs.
+        checkpoint: where the run is saved, if anywhere.
     """
 
     batching: Batching
     num_steps: int
     microbatch_size: int | None = None
     watch: Watch | None = None
+    checkpoint: Checkpoint | None = None
 
     def checked(self) -> "Loop":
         """Returns itself, or raises `ValueError` for a field out of its range."""
@@ -61,7 +64,31 @@ class Loop(NamedTuple):
                 "a Watch(callback, every)",
             )
             _validate.count(every=self.watch.every)
+        if self.checkpoint is not None:
+            Checkpoint.checked(self.checkpoint)
         return self
+
+
+class Part(NamedTuple):
+    """Steps `start` + 1 to `stop` of a run.
+
+    Attributes:
+        start: how many steps are done.
+        stop: how many steps are done afterwards.
+        carry: what the steps before left; None before the first.
+    """
+
+    start: Scalar
+    stop: Scalar
+    carry: PyTree | None
+
+
+class Descended(NamedTuple):
+    """The last iterate, the optimizer's last state, and what the next part needs."""
+
+    params: PyTree
+    state: optax.OptState
+    carry: PyTree
 
 
 def descend(
@@ -71,7 +98,8 @@ def descend(
     params: PyTree,
     data: PyTree,
     key: Key,
-) -> tuple[PyTree, optax.OptState]:
+    part: Part | None,
+) -> Descended:
     """Runs w <- w + update(gradient on the step's batch), T times, in one scan.
 
     Args:
@@ -81,9 +109,8 @@ def descend(
         params: where to start.
         data: pytree, leaves of shape (n, ...).
         key: a typed key for drawing batches.
-
-    Returns:
-        The last iterate, and the optimizer's last state.
+        part: the steps to run, in a loop that compiles once for all parts; all of them
+            where it is None.
     """
 
     @jax.checkpoint
@@ -100,9 +127,63 @@ def descend(
             _show(loop.watch, index + 1, loop.num_steps, params)
         return (params, state, key), None
 
-    start = (params, optimizer.init(params), key)
-    (params, state, _), _ = jax.lax.scan(step, start, jnp.arange(loop.num_steps))
-    return params, state
+    carry = (params, optimizer.init(params), key)
+    if part is None:
+        carry, _ = jax.lax.scan(step, carry, jnp.arange(loop.num_steps))
+    elif part.carry is not None:
+        carry = jax.lax.fori_loop(
+            part.start, part.stop, lambda i, carry: step(carry, i)[0], part.carry
+        )
+    params, state, _ = carry
+    return Descended(params, state, () if part is None else carry)
+
+
+def run(descent: jax.stages.Wrapped, method: Any, **arguments: Any) -> Any:
+    """Returns what a compiled descent gives; saves it on the way where that is asked.
+
+    Args:
+        descent: `descent(method, part=part, **arguments) -> (result, carry)`, jitted
+            with the method static; it calls `descend` with the part.
+        method: has a `Loop` as its field `loop`.
+        arguments: all that the result depends on besides.
+    """
+    loop: Loop = method.loop
+    checkpoint, watch = loop.checkpoint, loop.watch
+    if checkpoint is None:
+        return descent(method, part=None, **arguments)[0]
+    _validate.require(
+        all(map(_validate.is_concrete, jax.tree.leaves(arguments))),
+        "checkpoint",
+        checkpoint,
+        "None under jit, vmap and grad, where nothing can be saved",
+    )
+    intervals = [checkpoint.every, *([watch.every] if watch else [])]
+    # Watched from here: a callback would make every process's program another one.
+    method = method._replace(loop=loop._replace(checkpoint=None, watch=None))
+
+    def run_part(*part: Any) -> Any:
+        # The parts are one release: each goes on with the keys where they stand.
+        again = jax.tree.map(
+            lambda x: jax.random.clone(x) if is_key(x) else x, arguments
+        )
+        return descent(method, part=Part(*part), **again)
+
+    _, carry = run_part(0, 0, None)
+    program = descent.lower(method, part=Part(0, 0, carry), **arguments)
+    with opened(checkpoint, identity(program.as_text(), arguments)) as store:
+        step, carry = store.latest(carry)
+        while True:
+            cuts = [step - step % every + every for every in intervals]
+            stop = min(loop.num_steps, *cuts)
+            result, carry = run_part(step, stop, carry)
+            is_last = stop == loop.num_steps
+            if stop > step and (is_last or stop % checkpoint.every == 0):
+                store.save(stop, carry)
+            if watch and (is_last or stop % watch.every == 0):
+                watch.callback(stop, carry[0])
+            if is_last:
+                return result
+            step = stop
 
 
 def _show(watch: Watch, step: jax.Array, num_steps: int, params: PyTree) -> None:

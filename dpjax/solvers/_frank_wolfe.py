@@ -12,6 +12,7 @@ from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.batching import Batching, Disjoint, Full
 from dpjax.constraints import VertexConstraint
 from dpjax.estimators import Estimator, SmoothedTruncation
+from dpjax.solvers._checkpoint import Checkpoint
 from dpjax.solvers._descent import Loop, Watch
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import (
@@ -41,6 +42,7 @@ def dp_frank_wolfe(
     calibration: Calibration = "tight",
     microbatch_size: int | None = None,
     watch: Watch | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Solution:
     """Minimises the mean loss over a polytope, by private choices of its vertices.
 
@@ -73,6 +75,7 @@ def dp_frank_wolfe(
             `Solution.privacy` says what they really give.
         microbatch_size: samples processed at once; speed and memory only.
         watch: shows steps and iterates while the compiled scan runs.
+        checkpoint: where the run is saved, so that it outlives its process.
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size, selection_epsilon (of one
@@ -127,7 +130,7 @@ def dp_frank_wolfe(
     if num_steps is None:
         power = 1 / 3 if isinstance(batching, Disjoint) else 2 / 5
         num_steps = default_num_steps(num_samples, epsilon, power)
-    loop = Loop(batching, num_steps, microbatch_size, watch).checked()
+    loop = Loop(batching, num_steps, microbatch_size, watch, checkpoint).checked()
     check_num_steps(num_steps, num_samples)
     batch_size = int(batching.divisor(num_samples, num_steps))
     choices = Choices.tight(loop, epsilon, delta)

@@ -16,7 +16,8 @@ from dpjax.batching import Batching, Full
 from dpjax.estimators import Estimator, TrimmedMean
 from dpjax.gradients import per_sample_grad, robust_grad
 from dpjax.solvers._calibration import calibrated_noise, check_budget, trimmed_rho
-from dpjax.solvers._descent import Loop, Watch, descend
+from dpjax.solvers._checkpoint import Checkpoint
+from dpjax.solvers._descent import Loop, Part, Watch, descend, run
 from dpjax.solvers._solution import Solution
 from dpjax.transforms import (
     add_gaussian_noise,
@@ -57,6 +58,7 @@ def dp_gradient_descent(
     calibration: Calibration = "tight",
     microbatch_size: int | None = None,
     watch: Watch | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Solution:
     """Minimises the mean loss by noisy steps along robust means of gradients.
 
@@ -90,6 +92,7 @@ def dp_gradient_descent(
             the estimator, and `Solution.privacy` says what it really gives.
         microbatch_size: samples processed at once; speed and memory only.
         watch: shows steps and iterates while the compiled scan runs.
+        checkpoint: where the run is saved, so that it outlives its process.
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size (the divisor), l2_sensitivity
@@ -137,6 +140,7 @@ def dp_gradient_descent(
         num_steps,
         microbatch_size,
         watch,
+        checkpoint,
         epsilon=epsilon,
         delta=delta,
     )
@@ -162,8 +166,15 @@ def dp_gradient_descent(
     else:
         multiplier, privacy = calibrated_noise(estimator, loop.batching, **budget)
         spent = {"noise_multiplier": multiplier}
-    params, stats = _descend(
-        method, params, data, key, estimator, _step_size(learning_rate), multiplier
+    params, stats = run(
+        _descend,
+        method,
+        params=params,
+        data=data,
+        key=key,
+        estimator=estimator,
+        learning_rate=_step_size(learning_rate),
+        noise_multiplier=multiplier,
     )
     return Solution(params, privacy, stats | spent)
 
@@ -182,6 +193,7 @@ def robust_gradient_descent(
     averaging: bool = False,
     microbatch_size: int | None = None,
     watch: Watch | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Solution:
     """Minimises the mean loss along robust means of gradients, WITHOUT privacy.
 
@@ -201,6 +213,7 @@ def robust_gradient_descent(
         averaging: whether to return the mean of the iterates instead of the last.
         microbatch_size: samples processed at once; speed and memory only.
         watch: shows steps and iterates while the compiled scan runs.
+        checkpoint: where the run is saved, so that it outlives its process.
 
     Returns:
         A `Solution` whose guarantee says epsilon = inf.
@@ -231,6 +244,7 @@ def robust_gradient_descent(
         num_steps,
         microbatch_size,
         watch,
+        checkpoint,
         epsilon=1.0,
         delta=1e-5,
     )
@@ -244,8 +258,15 @@ def robust_gradient_descent(
     method = _method(loop, loss_fn, learning_rate, projection_fn, averaging)
     key = jax.random.key(0) if key is None else key  # draws nothing
     _validate.typed_key(key)
-    params, stats = _descend(
-        method, params, data, key, estimator, _step_size(learning_rate), None
+    params, stats = run(
+        _descend,
+        method,
+        params=params,
+        data=data,
+        key=key,
+        estimator=estimator,
+        learning_rate=_step_size(learning_rate),
+        noise_multiplier=None,
     )
     return Solution(params, PrivacyGuarantee.non_private(), stats)
 
@@ -261,6 +282,7 @@ def _loop(
     num_steps: int | None,
     microbatch_size: int | None,
     watch: Watch | None,
+    checkpoint: Checkpoint | None,
     *,
     epsilon: float,
     delta: float,
@@ -269,7 +291,7 @@ def _loop(
     if num_steps is None:
         num_steps = max(1, math.ceil(10 * math.log(num_samples)))
     batching = Full() if batching is None else batching
-    loop = Loop(batching, num_steps, microbatch_size, watch).checked()
+    loop = Loop(batching, num_steps, microbatch_size, watch, checkpoint).checked()
     batching.divisor(num_samples, num_steps)
     batching = batching.prepared(num_samples, num_steps, epsilon=epsilon, delta=delta)
     return loop._replace(batching=batching)
@@ -310,7 +332,8 @@ def _descend(
     estimator: Estimator,
     learning_rate: Any,
     noise_multiplier: Scalar | None,
-) -> tuple[PyTree, dict[str, Scalar]]:
+    part: Part | None,
+) -> tuple[tuple[PyTree, dict[str, Scalar]], PyTree]:
     """Runs w <- Proj(w - eta·(robust gradient + noise)) for T steps.
 
     There is no noise where noise_multiplier and rho are None; learning_rate is None
@@ -348,7 +371,7 @@ def _descend(
         stats |= {"l2_sensitivity": sensitivity, "stddev": stddev}
         noise = add_gaussian_noise(stddev=stddev, key=noise_key)
     projection_fn = method.projection_fn
-    params, state = descend(
+    params, state, carry = descend(
         loop,
         grad_fn,
         optax.chain(
@@ -360,5 +383,6 @@ def _descend(
         params,
         data,
         batch_key,
+        part,
     )
-    return (average_params(state) if method.averaging else params), stats
+    return (average_params(state) if method.averaging else params, stats), carry

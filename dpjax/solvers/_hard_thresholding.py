@@ -13,7 +13,8 @@ from dpjax import _validate
 from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.estimators import Estimator, SmoothedTruncation, Truncation
 from dpjax.gradients import robust_grad
-from dpjax.solvers._descent import Loop, Watch, descend
+from dpjax.solvers._checkpoint import Checkpoint
+from dpjax.solvers._descent import Loop, Part, Watch, descend, run
 from dpjax.solvers._peeled_steps import (
     ROUNDED_UP,
     Peeling,
@@ -39,6 +40,7 @@ def dp_iterative_hard_thresholding(
     calibration: Calibration = "tight",
     microbatch_size: int | None = None,
     watch: Watch | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Solution:
     """Minimises the mean loss over sparse parameters, with private hard thresholding.
 
@@ -65,6 +67,7 @@ def dp_iterative_hard_thresholding(
             `Truncation`; `Solution.privacy` says what it really gives.
         microbatch_size: samples processed at once; speed and memory only.
         watch: shows steps and iterates while the compiled scan runs.
+        checkpoint: where the run is saved, so that it outlives its process.
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size, linf_sensitivity (of eta g),
@@ -107,19 +110,20 @@ def dp_iterative_hard_thresholding(
     num_samples = _validate.leading_size(data, "data")
     if num_steps is None:
         num_steps = papers_num_steps(num_samples)
-    loop = disjoint_loop(num_samples, num_steps, microbatch_size, watch)
+    loop = disjoint_loop(num_samples, num_steps, microbatch_size, watch, checkpoint)
     if calibration == "tight":
         peeling = Peeling.tight(sparsity, epsilon, delta)
     else:
         peeling = _papers_peeling(sparsity, epsilon, delta, estimator)
-    params, sensitivity = _run(
+    params, sensitivity = run(
+        _descend,
         Method(loop, loss_fn, sparsity, peeling.transform_fn),
-        params,
-        data,
-        key,
-        estimator,
-        learning_rate,
-        peeling.rho,
+        params=params,
+        data=data,
+        key=key,
+        estimator=estimator,
+        learning_rate=learning_rate,
+        rho=peeling.rho,
     )
     stats = peeling.stats(loop, num_samples, sensitivity)
     return Solution(params, peeling.guarantee(num_samples), stats)
@@ -135,7 +139,7 @@ class Method(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)
-def _run(
+def _descend(
     method: Method,
     params: PyTree,
     data: PyTree,
@@ -143,8 +147,9 @@ def _run(
     estimator: Estimator,
     learning_rate: Scalar,
     rho: Scalar,
-) -> tuple[PyTree, Scalar]:
-    """Returns the last iterate, and the linf sensitivity of eta g."""
+    part: Part | None,
+) -> tuple[tuple[PyTree, Scalar], PyTree]:
+    """Returns (the last iterate, the linf sensitivity of eta g), and what goes on."""
     loop = method.loop
     num_samples = jax.tree.leaves(data)[0].shape[0]
     num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
@@ -152,7 +157,7 @@ def _run(
     per_gradient = estimator.sensitivity(batch_size, num_coordinates).linf
     sensitivity = learning_rate * per_gradient * ROUNDED_UP
     peel_key, batch_key = jax.random.split(key)
-    params, _ = descend(
+    params, _, carry = descend(
         loop,
         robust_grad(method.loss_fn, estimator, microbatch_size=loop.microbatch_size),
         optax.chain(
@@ -168,8 +173,9 @@ def _run(
         params,
         data,
         batch_key,
+        part,
     )
-    return params, sensitivity
+    return (params, sensitivity), carry
 
 
 def _papers_peeling(

@@ -11,6 +11,7 @@ from dpjax._types import Calibration, Key, PyTree, Scalar
 from dpjax.batching import Full
 from dpjax.constraints import L1Ball
 from dpjax.estimators import Winsorization
+from dpjax.solvers._checkpoint import Checkpoint
 from dpjax.solvers._descent import Loop, Watch
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import (
@@ -36,6 +37,7 @@ def dp_lasso(
     calibration: Calibration = "tight",
     microbatch_size: int | None = None,
     watch: Watch | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Solution:
     """Fits a linear model in an l1 ball: Frank-Wolfe on clipped data, all of it a step.
 
@@ -60,6 +62,7 @@ def dp_lasso(
             K = (n epsilon)^(1/4) / T^(1/8); `Solution.privacy` says what it gives.
         microbatch_size: samples processed at once; speed and memory only.
         watch: shows steps and iterates while the compiled scan runs.
+        checkpoint: where the run is saved, so that it outlives its process.
 
     Returns:
         A `Solution` with weights of shape (d,). Its stats hold threshold, num_steps,
@@ -102,7 +105,7 @@ def dp_lasso(
     num_samples, num_features = features.shape
     if num_steps is None:
         num_steps = default_num_steps(num_samples, epsilon, 2 / 5)
-    loop = Loop(Full(), num_steps, microbatch_size, watch).checked()
+    loop = Loop(Full(), num_steps, microbatch_size, watch, checkpoint).checked()
     check_num_steps(num_steps, num_samples)
     choices = Choices.tight(loop, epsilon, delta)
     if threshold is None:

@@ -13,6 +13,7 @@ from dpjax import _validate
 from dpjax._types import PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, epsilon_to_rho, rho_to_epsilon
 from dpjax.batching import Disjoint
+from dpjax.solvers._checkpoint import Checkpoint
 from dpjax.solvers._descent import Loop, Watch
 from dpjax.transforms import laplace_peel, peel
 
@@ -74,9 +75,10 @@ def disjoint_loop(
     num_steps: int,
     microbatch_size: int | None = None,
     watch: Watch | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Loop:
     """Returns the steps on disjoint batches, each of floor(n / T) >= 1 records."""
-    loop = Loop(Disjoint(), num_steps, microbatch_size, watch).checked()
+    loop = Loop(Disjoint(), num_steps, microbatch_size, watch, checkpoint).checked()
     loop.batching.divisor(num_samples, num_steps)
     return loop
 

@@ -11,13 +11,14 @@ import optax
 
 from dpjax import _validate, losses
 from dpjax._tree import clip, like
-from dpjax._types import Calibration, Key, Scalar
+from dpjax._types import Calibration, Key, PyTree, Scalar
 from dpjax.accounting import epsilon_to_rho
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Winsorization
 from dpjax.gradients import robust_grad
 from dpjax.mechanisms import gaussian
-from dpjax.solvers._descent import Loop, Watch, descend
+from dpjax.solvers._checkpoint import Checkpoint
+from dpjax.solvers._descent import Loop, Part, Watch, descend, run
 from dpjax.solvers._peeled_steps import (
     ROUNDED_UP,
     Peeling,
@@ -48,6 +49,7 @@ def dp_sparse_linear_regression(
     calibration: Calibration = "tight",
     microbatch_size: int | None = None,
     watch: Watch | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Solution:
     """Fits a linear model with few nonzero weights, on shrunken data.
 
@@ -78,6 +80,7 @@ def dp_sparse_linear_regression(
             T and eta = 0.5, and `Solution.privacy` says what it really gives.
         microbatch_size: samples processed at once; speed and memory only.
         watch: shows steps and iterates while the compiled scan runs.
+        checkpoint: where the run is saved, so that it outlives its process.
 
     Returns:
         A `Solution` with weights of shape (d,). Its stats hold threshold,
@@ -127,7 +130,7 @@ def dp_sparse_linear_regression(
         learning_rate = 0.5 if learning_rate is None else learning_rate
     elif num_steps is None:
         num_steps = design.best_num_steps()
-    loop = disjoint_loop(num_samples, num_steps, microbatch_size, watch)
+    loop = disjoint_loop(num_samples, num_steps, microbatch_size, watch, checkpoint)
     if threshold is None:
         is_paper = calibration == "paper"
         choose = design.papers_threshold if is_paper else design.best_threshold
@@ -144,16 +147,17 @@ def dp_sparse_linear_regression(
     else:
         peeling = Peeling(sparsity, (1 - share) * rho, peel, (epsilon, delta))
 
-    fit = _run(
+    fit = run(
+        _descend,
         Method(loop, sparsity, peeling.transform_fn, calibration == "paper"),
-        features,
-        targets,
-        key,
-        threshold,
-        radius,
-        learning_rate,
-        peeling.rho,
-        share * rho,
+        features=features,
+        targets=targets,
+        key=key,
+        threshold=threshold,
+        radius=radius,
+        learning_rate=learning_rate,
+        rho=peeling.rho,
+        mean_square_rho=share * rho,
     )
     stats = peeling.stats(loop, num_samples, fit.sensitivity)
     stats |= {"threshold": threshold, "learning_rate": fit.learning_rate}
@@ -228,7 +232,7 @@ class Fit(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)
-def _run(
+def _descend(
     method: Method,
     features: jax.Array,
     targets: jax.Array,
@@ -238,7 +242,8 @@ def _run(
     learning_rate: Scalar | None,
     rho: Scalar,
     mean_square_rho: Scalar,
-) -> Fit:
+    part: Part | None,
+) -> tuple[Fit, PyTree]:
     loop, (num_samples, num_features) = method.loop, features.shape
     batch_size = int(loop.batching.divisor(num_samples, loop.num_steps))
     scale_key, peel_key, batch_key = jax.random.split(key, 3)
@@ -275,7 +280,7 @@ def _run(
     def peel_by_params(updates, state, params=None):
         return peeling(cast(jax.Array, params)).update(updates, state, params)
 
-    params, _ = descend(
+    params, _, carry = descend(
         loop,
         grad_fn,
         optax.chain(
@@ -286,8 +291,9 @@ def _run(
         zeros,
         data,
         batch_key,
+        part,
     )
-    return Fit(params, learning_rate, sensitivity(params))
+    return Fit(params, learning_rate, sensitivity(params)), carry
 
 
 def _learning_rate(

@@ -21,7 +21,7 @@ from dpjax.constraints import VertexConstraint
 from dpjax.estimators import Estimator
 from dpjax.gradients import robust_grad
 from dpjax.mechanisms import exponential, permute_and_flip
-from dpjax.solvers._descent import Loop, descend
+from dpjax.solvers._descent import Loop, Part, descend, run
 from dpjax.transforms import FrankWolfeState, frank_wolfe
 
 FAILURE_PROB = 0.01  # of the error bounds in defaults and stats
@@ -95,15 +95,16 @@ def choose_vertices(
     schedule = cast(optax.Schedule, learning_rate) if callable(learning_rate) else None
     if not callable(learning_rate) and learning_rate is not None:
         _validate.within(0, 1, learning_rate=learning_rate)
-    return _run(
+    return run(
+        _descend,
         Method(loop, loss_fn, choices.mechanism, schedule),
-        params,
-        data,
-        key,
-        constraint,
-        estimator,
-        choices.epsilon,
-        None if callable(learning_rate) else learning_rate,
+        params=params,
+        data=data,
+        key=key,
+        constraint=constraint,
+        estimator=estimator,
+        epsilon=choices.epsilon,
+        learning_rate=None if callable(learning_rate) else learning_rate,
     )
 
 
@@ -117,7 +118,7 @@ class Method(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)
-def _run(
+def _descend(
     method: Method,
     params: PyTree,
     data: PyTree,
@@ -126,7 +127,8 @@ def _run(
     estimator: Estimator,
     epsilon: Scalar,
     learning_rate: Any,
-) -> tuple[PyTree, dict[str, Scalar]]:
+    part: Part | None,
+) -> tuple[tuple[PyTree, dict[str, Scalar]], PyTree]:
     loop = method.loop
     num_samples = jax.tree.leaves(data)[0].shape[0]
     num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
@@ -134,7 +136,7 @@ def _run(
     sensitivity = estimator.sensitivity(batch_size, num_coordinates).linf
     select_fns = {"exponential": exponential, "permute_and_flip": permute_and_flip}
     choice_key, batch_key = jax.random.split(key)
-    params, state = descend(
+    params, state, carry = descend(
         loop,
         robust_grad(method.loss_fn, estimator, microbatch_size=loop.microbatch_size),
         frank_wolfe(
@@ -149,17 +151,19 @@ def _run(
         params,
         data,
         batch_key,
+        part,
     )
     # Both mechanisms: Pr[score < best - (range / epsilon) log(|V| / p)] <= p.
     num_choices = constraint.num_vertices(num_coordinates) * loop.num_steps
     unit = cast(FrankWolfeState, state).sensitivity_range / epsilon
-    return params, {
+    stats = {
         "num_steps": loop.num_steps,
         "batch_size": batch_size,
         "selection_epsilon": epsilon,
         "linf_sensitivity": sensitivity,
         "selection_error": unit * math.log(num_choices / FAILURE_PROB),
     }
+    return (params, stats), carry
 
 
 def default_num_steps(num_samples: int, epsilon: float, power: float) -> int:

@@ -1,0 +1,198 @@
+"""Runs that outlive their process: saved every so many steps, and taken up again."""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._types import PyTree
+
+
+class Checkpoint(NamedTuple):
+    """Where a run saves its state, and how often.
+
+    A run that finds a state of its own in the folder goes on from there; the same call
+    after a kill gives the same released parameters, bit for bit on the same machine,
+    and draws its noise once. A state is written whole before the one before it is
+    removed. The state of a finished run stays until its folder is removed, and the same
+    call returns the same release from it.
+
+    The folder is as SECRET as the data: it holds the state of the random keys, and who
+    knows the noise can subtract it. It is made readable to its owner alone. Remove it
+    with the last use.
+
+    Attributes:
+        folder: a folder of this run alone; it is made where it is missing.
+        every: how many steps lie between two saves; the last step is always saved.
+
+    Raises:
+        ValueError: by a solver, if the folder belongs to another run: one with another
+            program (loss, steps, batching), compiler, device, data, key or number. With
+            the same key on other data, the difference of two releases would show the
+            data without noise.
+        ImportError: by a solver, without `pip install "dpjax[checkpoints]"` (orbax).
+
+    Example:
+        >>> import tempfile
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax import losses, solvers
+        >>> from dpjax.estimators import Winsorization
+        >>> def run(**options):
+        ...     return solvers.dp_gradient_descent(
+        ...         losses.squared, jnp.zeros(2), (jnp.eye(2), jnp.ones(2)),
+        ...         key=jax.random.key(0), epsilon=1.0, delta=0.1, learning_rate=0.1,
+        ...         estimator=Winsorization(1.0), num_steps=4, **options).params
+        >>> checkpoint = solvers.Checkpoint(tempfile.mkdtemp(), every=2)
+        >>> first = run(checkpoint=checkpoint)
+        >>> bool((run(checkpoint=checkpoint) == first).all())
+        True
+    """
+
+    folder: str | os.PathLike[str]
+    every: int = 100
+
+    def checked(self) -> "Checkpoint":
+        """Returns itself, or raises for a field out of its range."""
+        _validate.require(
+            isinstance(self, Checkpoint) and isinstance(self.folder, str | os.PathLike),
+            "checkpoint",
+            self,
+            "a Checkpoint(folder, every)",
+        )
+        _validate.count(every=self.every)
+        _validate.require(
+            not Path(self.folder).exists() or Path(self.folder).is_dir(),
+            "checkpoint",
+            str(self.folder),
+            "a folder",
+        )
+        return self
+
+
+class Store:
+    """The states of one run in a folder; use `opened`."""
+
+    def __init__(self, manager: Any, run: Mapping[str, str]) -> None:
+        self._manager, self._run = manager, run
+
+    def latest(self, like: PyTree) -> tuple[int, PyTree]:
+        """Returns the last step that is saved and its state; (0, like) without one."""
+        import orbax.checkpoint as ocp
+
+        step = self._manager.latest_step()
+        if step is None:
+            return 0, like
+        template = jax.tree.map(_without_key, like)
+        saved = self._manager.restore(
+            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(template))
+        )
+        return step, jax.tree.map(_with_key, saved["state"], like)
+
+    def save(self, step: int, state: PyTree) -> None:
+        """Saves a state, whole or not at all, and then removes the one before it."""
+        import orbax.checkpoint as ocp
+
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(jax.tree.map(_without_key, state)),
+                run=ocp.args.JsonSave(dict(self._run)),
+            ),
+        )
+
+    def check(self) -> None:
+        """Requires that what is saved belongs to this run."""
+        import orbax.checkpoint as ocp
+
+        step = self._manager.latest_step()
+        if step is None:
+            return
+        saved = self._manager.restore(
+            step, args=ocp.args.Composite(run=ocp.args.JsonRestore())
+        )["run"]
+        others = [name for name in self._run if self._run[name] != saved.get(name)]
+        _validate.require(
+            not others,
+            "checkpoint",
+            str(self._manager.directory),
+            f"of the same run (another {', another '.join(others)} was saved)",
+        )
+
+
+@contextlib.contextmanager
+def opened(checkpoint: Checkpoint, run: Mapping[str, str]) -> Iterator[Store]:
+    """Opens a folder of states, and refuses those of another run.
+
+    Args:
+        checkpoint: the folder.
+        run: what tells this run from others: from `identity`.
+    """
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError as why:
+        raise ImportError(
+            'checkpoints need orbax: pip install "dpjax[checkpoints]"'
+        ) from why
+
+    folder = Path(checkpoint.folder).absolute()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=1, enable_async_checkpointing=False
+    )
+    with ocp.CheckpointManager(folder, options=options) as manager:
+        store = Store(manager, run)
+        store.check()
+        yield store
+
+
+def identity(program: str, arguments: Mapping[str, PyTree]) -> dict[str, str]:
+    """Returns digests that tell a run from others, by what they are of.
+
+    Args:
+        program: the text of the run's program.
+        arguments: what it takes; for each, the bits of all leaves, their shapes, types
+            and places count.
+    """
+    compiler = (jax.__version__, metadata.version("jaxlib"))
+    return {
+        "program": _digest([program.encode()]),
+        "compiler or device": " ".join((*compiler, jax.devices()[0].device_kind)),
+        **{name: _digest(_bits(value)) for name, value in arguments.items()},
+    }
+
+
+def _digest(parts: Iterable[bytes | memoryview]) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def _bits(tree: PyTree) -> Iterator[bytes | memoryview]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = np.ascontiguousarray(_without_key(leaf))
+        yield repr((jax.tree_util.keystr(path), array.dtype, array.shape)).encode()
+        yield array.tobytes()
+
+
+def is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+
+
+def _without_key(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if is_key(leaf) else leaf
+
+
+def _with_key(leaf: Any, like: Any) -> Any:
+    if not is_key(like):
+        return leaf
+    return jax.random.wrap_key_data(leaf, impl=str(jax.random.key_impl(like)))

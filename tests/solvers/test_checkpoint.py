@@ -1,0 +1,334 @@
+"""A run that is killed and taken up again releases the same, once."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax import losses, solvers
+from dpjax.batching import Poisson
+from dpjax.constraints import L1Ball
+from dpjax.estimators import SmoothedTruncation, TrimmedMean, Winsorization
+from dpjax.solvers import Checkpoint, Watch
+
+N, D, T = 60, 3, 5
+
+
+def make_data(seed=0):
+    features = jax.random.t(jax.random.key(seed), 3.0, (N, D))
+    return features, features[:, 0]
+
+
+def descent(loss_fn=losses.squared, data=None, seed=1, **options):
+    settings = {
+        "epsilon": 1.0,
+        "delta": 1e-3,
+        "estimator": SmoothedTruncation(1.0),
+        "learning_rate": 0.3,
+        "num_steps": T,
+    }
+    return solvers.dp_gradient_descent(
+        loss_fn,
+        jnp.zeros(D),
+        make_data() if data is None else data,
+        key=jax.random.key(seed),
+        **(settings | options),
+    )
+
+
+def sparse(**options):
+    return solvers.dp_sparse_linear_regression(
+        *make_data(),
+        key=jax.random.key(1),
+        epsilon=1.0,
+        delta=1e-3,
+        sparsity=2,
+        num_steps=T,
+        **options,
+    )
+
+
+def hard_thresholding(**options):
+    return solvers.dp_iterative_hard_thresholding(
+        losses.logistic,
+        jnp.zeros(D),
+        make_data(),
+        key=jax.random.key(1),
+        epsilon=1.0,
+        delta=1e-3,
+        estimator=Winsorization(1.0),
+        sparsity=2,
+        learning_rate=0.1,
+        num_steps=T,
+        **options,
+    )
+
+
+def frank_wolfe(**options):
+    return solvers.dp_frank_wolfe(
+        losses.squared,
+        jnp.zeros(D),
+        make_data(),
+        key=jax.random.key(1),
+        epsilon=1.0,
+        constraint=L1Ball(1.0),
+        estimator=Winsorization(1.0),
+        num_steps=T,
+        **options,
+    )
+
+
+def lasso(**options):
+    return solvers.dp_lasso(
+        *make_data(),
+        key=jax.random.key(1),
+        epsilon=1.0,
+        delta=1e-3,
+        radius=1.0,
+        num_steps=T,
+        **options,
+    )
+
+
+def robust(**options):
+    return solvers.robust_gradient_descent(
+        losses.squared,
+        jnp.zeros(D),
+        make_data(),
+        estimator=Winsorization(1.0),
+        learning_rate=0.1,
+        num_steps=T,
+        **options,
+    )
+
+
+RUNS = {
+    "dp_gradient_descent": descent,
+    "averaging, Poisson": partial(descent, averaging=True, batching=Poisson(20)),
+    "trimmed mean": partial(descent, estimator=TrimmedMean(0.1, -9.0, 9.0)),
+    "dp_frank_wolfe": frank_wolfe,
+    "dp_lasso": lasso,
+    "dp_iterative_hard_thresholding": hard_thresholding,
+    "dp_sparse_linear_regression": sparse,
+    "robust_gradient_descent": robust,
+}
+
+
+class KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+def kill_at(step):
+    def callback(now, params):
+        if now == step:
+            raise KilledError
+
+    return Watch(callback)
+
+
+def assert_same(solution, expected):
+    assert solution.privacy == expected.privacy
+    assert jax.tree.structure(solution.stats) == jax.tree.structure(expected.stats)
+    for x, y in zip(
+        jax.tree.leaves((solution.params, dict(solution.stats))),
+        jax.tree.leaves((expected.params, dict(expected.stats))),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(x, y)  # bit for bit
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_killed_run_goes_on_to_the_same_release(name, tmp_path):
+    run = RUNS[name]
+    whole = run(checkpoint=Checkpoint(tmp_path / "whole", 2))
+    again = Checkpoint(tmp_path / "killed", 2)
+    with pytest.raises(KilledError):
+        run(checkpoint=again, watch=kill_at(3))
+    assert_same(run(checkpoint=again), whole)
+    np.testing.assert_allclose(whole.params, run().params, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("step", range(1, T + 1))
+@pytest.mark.parametrize("every", [1, 2])
+def test_killed_at_any_step(step, every, tmp_path):
+    whole = descent(checkpoint=Checkpoint(tmp_path / "whole", every))
+    killed = Checkpoint(tmp_path / "killed", every)
+    with pytest.raises(KilledError):
+        descent(checkpoint=killed, watch=kill_at(step))
+    seen = {}
+    assert_same(
+        descent(checkpoint=killed, watch=Watch(lambda i, w: seen.update({i: w}))),
+        whole,
+    )
+    # It went on where it was saved. A state counts once it is saved, so the run that
+    # was killed in its last step has it, and shows the end again.
+    saved = step if step == T else step - step % every
+    assert list(seen) == list(range(min(saved + 1, T), T + 1))
+
+
+def test_iterates_after_resuming_are_those_of_the_whole_run(tmp_path):
+    def watched(seen):
+        return Watch(lambda step, params: seen.update({step: np.asarray(params)}))
+
+    whole, resumed = {}, {}
+    descent(checkpoint=Checkpoint(tmp_path / "whole", 2), watch=watched(whole))
+    killed = Checkpoint(tmp_path / "killed", 2)
+    with pytest.raises(KilledError):
+        descent(checkpoint=killed, watch=kill_at(3))
+    descent(checkpoint=killed, watch=watched(resumed))
+    assert list(resumed) == [3, 4, 5]  # drawn once: the same noise, no other
+    for step, params in resumed.items():
+        np.testing.assert_array_equal(params, whole[step])
+
+
+def test_watches_the_same_steps_with_and_without(tmp_path):
+    def steps(**options):
+        seen = []
+        descent(watch=Watch(lambda step, _: seen.append(int(step)), 2), **options)
+        jax.effects_barrier()
+        return sorted(seen)
+
+    assert steps() == steps(checkpoint=Checkpoint(tmp_path, 3)) == [2, 4, 5]
+
+
+def weighted(weights):
+    return lambda params, example: losses.squared(params * weights, example)
+
+
+WEIGHTS = np.ones(D, np.float32)
+OTHERS = {
+    "data": {"data": make_data(2)},
+    "key": {"seed": 2},
+    "noise_multiplier": {"epsilon": 2.0},
+    "learning_rate": {"learning_rate": 0.2},
+    "estimator": {"estimator": SmoothedTruncation(2.0)},
+    "program, estimator type": {"estimator": Winsorization(1.0)},
+    "program, loss": {"loss_fn": losses.absolute},
+    "program, constant of the loss": {"loss_fn": weighted(2 * WEIGHTS)},
+    "program, batching": {"batching": Poisson(20)},
+    "program, schedule": {"learning_rate": optax.constant_schedule(0.3)},
+    "program, averaging": {"averaging": True},
+    "program, steps": {"num_steps": T + 1},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_refuses_the_state_of_another_run(name, tmp_path):
+    run = partial(descent, checkpoint=Checkpoint(tmp_path / "mine", 2))
+    run = partial(run, loss_fn=weighted(WEIGHTS))
+    with pytest.raises(KilledError):
+        run(watch=kill_at(3))
+    rule = f"checkpoint must be of the same run .*another {name.split(',')[0]}"
+    with pytest.raises(ValueError, match=rule):
+        run(**OTHERS[name])
+    whole = run(checkpoint=Checkpoint(tmp_path / "whole", 2))
+    assert_same(run(), whole)  # what was saved is still whole
+
+
+def test_one_bit_of_one_record_is_another_run(tmp_path):
+    features, targets = make_data()
+    checkpoint = Checkpoint(tmp_path, 2)
+    descent(data=(features, targets), checkpoint=checkpoint)
+    other = features.at[7, 1].set(np.nextafter(np.float32(features[7, 1]), 9))
+    with pytest.raises(ValueError, match="another data was saved"):
+        descent(data=(other, targets), checkpoint=checkpoint)
+    zeros = jnp.zeros_like(targets)
+    descent(data=(features, zeros), checkpoint=Checkpoint(tmp_path / "zeros"))
+    with pytest.raises(ValueError, match="another data was saved"):
+        descent(data=(features, -zeros), checkpoint=Checkpoint(tmp_path / "zeros"))
+
+
+def test_only_its_owner_may_read_it(tmp_path):
+    folder = tmp_path / "states"
+    folder.mkdir(mode=0o755)
+    descent(checkpoint=Checkpoint(folder))
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_one_state_is_kept(tmp_path):
+    descent(checkpoint=Checkpoint(tmp_path, 1))
+    assert [path.name for path in tmp_path.iterdir()] == [str(T)]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "message"),
+    [
+        ("folder", r"checkpoint must be a Checkpoint\(folder, every\), got 'folder'"),
+        (Checkpoint(3), "checkpoint must be a Checkpoint"),
+        (Checkpoint("folder", 0), "every must be"),
+        (Checkpoint(__file__), "checkpoint must be a folder, got"),
+    ],
+)
+def test_refuses_what_is_no_checkpoint(checkpoint, message):
+    with pytest.raises(ValueError, match=message):
+        descent(checkpoint=checkpoint)
+
+
+def test_refuses_to_be_traced(tmp_path):
+    @jax.jit
+    def traced(data):
+        return descent(data=data, checkpoint=Checkpoint(tmp_path / "states")).params
+
+    with pytest.raises(ValueError, match="checkpoint must be None under jit"):
+        traced(make_data())
+    assert not (tmp_path / "states").exists()
+
+
+PROCESS = """
+    import os, resource, signal, sys
+    import jax, jax.numpy as jnp
+    from dpjax import losses, solvers
+    from dpjax.estimators import Winsorization
+    from dpjax.solvers import Checkpoint, Watch
+
+    folder, fault = sys.argv[1:]
+
+    def watch(step, params):
+        if fault == "kill" and step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "full disk" and step == 3:  # the state of step 4 has no room
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+
+    data = jax.random.t(jax.random.key(0), 3.0, (50, 200)), jnp.ones(50)
+    solution = solvers.dp_gradient_descent(
+        losses.squared, jnp.zeros(200), data, key=jax.random.key(1), epsilon=1.0,
+        delta=1e-3, estimator=Winsorization(1.0), learning_rate=0.3, num_steps=6,
+        checkpoint=Checkpoint(folder, every=2), watch=Watch(watch))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    print(solution.params.tobytes().hex())
+"""
+
+
+def in_a_process(folder, fault="none"):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROCESS), str(folder), fault],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONHASHSEED": "random"},
+        timeout=300,
+    )
+
+
+def test_a_process_that_is_killed_and_a_disk_that_fills(tmp_path):
+    whole = in_a_process(tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    for fault, saved in (("kill", "4"), ("full disk", "2")):
+        folder = tmp_path / fault
+        stopped = in_a_process(folder, fault)
+        assert stopped.returncode != 0
+        assert not stopped.stdout
+        if fault == "full disk":
+            assert "File too large" in stopped.stderr or "ENOSPC" in stopped.stderr
+        states = [p.name for p in folder.iterdir() if p.name.isdigit()]
+        assert states == [saved], (fault, states, stopped.stderr)
+        resumed = in_a_process(folder)
+        assert resumed.returncode == 0, resumed.stderr
+        assert resumed.stdout == whole.stdout

@@ -1,0 +1,109 @@
+"""`dpjax train --checkpoint`: a process that is killed, and taken up again."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from dpjax.experiments._app import app
+
+
+def command(output, checkpoint, *options):
+    arguments = ("train", "rand-hie", "--epsilon", "1", "--steps", "400", "--estimator")
+    folders = ("--output", str(output), "--checkpoint", str(checkpoint))
+    return [*arguments, "clipping", *folders, *options]
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "dpjax.cli", *command(*arguments)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def states(folder):
+    if not (folder / "states").exists():
+        return []
+    return [path for path in (folder / "states").iterdir() if path.name.isdigit()]
+
+
+def test_killed_and_taken_up_again(tmp_path):
+    kept, output, other = (tmp_path / name for name in ("kept", "out", "other"))
+    process = start(output, kept)
+    while not states(kept) and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not output.exists()
+    assert kept.stat().st_mode & 0o777 == 0o700
+
+    # With the same key from the first step on: what the run would have been.
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    shutil.copy(kept / "key.npy", whole)
+    runs = [start(output, kept), start(other, whole)]
+    for process in runs:
+        assert process.wait() == 0
+    released, expected = (
+        (folder / "params.npz").read_bytes() for folder in (output, other)
+    )
+    assert released == expected  # bit for bit
+    report, expected = (
+        json.loads((folder / "report.json").read_text()) for folder in (output, other)
+    )
+    assert report == expected
+    assert report["privacy"]["epsilon"] == pytest.approx(1.0)
+    plots = [(f / "test_risk.png").read_bytes() for f in (output, other)]
+    assert plots[0] == plots[1]  # the curve before the kill, too
+    assert not kept.exists()  # nobody can find the key, and subtract the noise
+    assert not whole.exists()
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, command(*arguments))
+
+
+def test_refuses_the_folder_of_another_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpjax.experiments._command._report.write", fill_the_disk)
+    kept, output = tmp_path / "kept", tmp_path / "out"
+    quick = ("--quick", "--steps", "4")
+    assert run(output, kept, *quick).exit_code == 2
+    assert states(kept)  # the run is done, its files are not
+    before = {path: path.stat().st_mtime_ns for path in kept.rglob("*")}
+    for other in (("--epsilon", "2"), ("--seed", "7"), ("--learning-rate", "0.5")):
+        result = run(output, kept, *quick, *other)
+        assert result.exit_code == 2
+        assert "checkpoint must be of the same run" in " ".join(result.stderr.split())
+    assert before.keys() == {*kept.rglob("*")}
+    assert not output.exists()
+    monkeypatch.undo()
+    assert run(output, kept, *quick).exit_code == 0
+    assert not kept.exists()
+
+
+def fill_the_disk(folder, files):
+    raise OSError(f"--output {folder} could not be written to: no space.")
+
+
+def test_refuses_a_folder_that_holds_something_else(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    result = run(tmp_path / "out", tmp_path)
+    assert result.exit_code == 2
+    assert "--checkpoint must be a folder of a run that was stopped" in result.stderr
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_refuses_methods_without_steps(tmp_path):
+    method = ("--method", "sample-aggregate", "--subsets", "20")
+    arguments = ["train", "rand-hie", "--epsilon", "1", *method]
+    folders = ["--checkpoint", str(tmp_path / "kept"), "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, [*arguments, *folders])
+    assert result.exit_code == 2
+    assert "--checkpoint must be left out with" in " ".join(result.stderr.split())
+    assert not (tmp_path / "kept").exists()
