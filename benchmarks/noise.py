@@ -7,16 +7,35 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.case import Case, Method, Target
-from dpjax.mechanisms import discrete_gaussian, gaussian, laplace
+from dpjax.mechanisms import (
+    discrete_gaussian,
+    exponential,
+    gaussian,
+    laplace,
+    permute_and_flip,
+)
 
+CHOICE = {"epsilon": 1.0, "sensitivity_range": 1.0}
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 LAWS = {
     "jax.random.normal": ("jax", lambda key, x: x + jax.random.normal(key, x.shape)),
     "gaussian": ("dpjax", lambda key, x: gaussian(key, x, stddev=1.0)),
     "jax.random.laplace": ("jax", lambda key, x: x + jax.random.laplace(key, x.shape)),
     "laplace": ("dpjax", lambda key, x: laplace(key, x, scale=1.0)),
+    "jax.random.categorical": ("jax", jax.random.categorical),
+    "exponential": ("dpjax", lambda key, x: exponential(key, x, **CHOICE)),
+    "jax.random.exponential": (
+        "jax",
+        lambda key, x: jnp.argmax(x + jax.random.exponential(key, x.shape)),
+    ),
+    "permute_and_flip": ("dpjax", lambda key, x: permute_and_flip(key, x, **CHOICE)),
 }
-PAIRS = {"gaussian": "jax.random.normal", "laplace": "jax.random.laplace"}
+PAIRS = {
+    "gaussian": "jax.random.normal",
+    "laplace": "jax.random.laplace",
+    "exponential": "jax.random.categorical",
+    "permute_and_flip": "jax.random.exponential",
+}
 
 
 def _draws(name, size):
@@ -47,10 +66,11 @@ NOISE = Case(
     name="noise",
     title="Noise with full tails",
     text=(
-        "Noise added to a vector of zeros. `gaussian` and `laplace` draw a second word "
-        "of bits for all entries when one entry needs it, once in 8 million draws; "
-        "under `vmap` always. `discrete_gaussian` is drawn exactly, on the host, with "
-        "bits of NumPy's generator here."
+        "Noise added to a vector of zeros; by `exponential` and `permute_and_flip`, "
+        "and what they are compared with, for the place of the largest sum. A second "
+        "word of bits is drawn for all entries when one entry needs it, once in 8 "
+        "million draws; under `vmap` always. `discrete_gaussian` is drawn exactly, on "
+        "the host, with bits of NumPy's generator here."
     ),
     build=_noise,
     unit="draw",

@@ -1,4 +1,4 @@
-"""Strict JAX settings for the whole suite, and the one fixture every test shares."""
+"""Strict JAX settings for the whole suite, and the fixtures that tests share."""
 
 import jax
 import pytest
@@ -11,3 +11,16 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 @pytest.fixture
 def key():
     return jax.random.key(20261120)
+
+
+@pytest.fixture(params=["sequential", "parallel"])
+def plan(request, monkeypatch):
+    """Makes new traces take one of the fold's plans: the CPU's, or that of others.
+
+    A test must jit functions of its own.
+    """
+    platform = "cpu" if request.param == "sequential" else "default"
+    monkeypatch.setattr(
+        jax.lax, "platform_dependent", lambda *args, **plans: plans[platform](*args)
+    )
+    return request.param

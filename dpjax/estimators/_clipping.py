@@ -82,7 +82,9 @@ def _shrinking(sample: PyTree, limit: jax.Array):
     factor = jnp.where(is_long, limit / norm, 1)
 
     def shrink(x: jax.Array) -> jax.Array:
-        return jnp.where(is_long, (x * like(unit, x)) * like(factor, x), x)
+        # In the widest dtype: of float64 the unit may lie outside of float32.
+        short = x.astype(dtype) * unit * factor
+        return jnp.where(is_long, short.astype(x.dtype), x)
 
     return shrink, is_long
 
@@ -102,7 +104,7 @@ def _scaled_squared_norm(leaves, dtype):
     _, exponent = jnp.frexp(largest)
     exponent = jnp.clip(exponent, -125, jnp.finfo(dtype).maxexp - 2)
     unit = jnp.ldexp(jnp.ones((), dtype), -exponent)
-    return unit, _squared_norm([leaf * like(unit, leaf) for leaf in leaves], dtype)
+    return unit, _squared_norm([leaf.astype(dtype) * unit for leaf in leaves], dtype)
 
 
 def _squared_norm(leaves, dtype):

@@ -1,0 +1,170 @@
+"""Gradients that cancel and round: every fast path of the stream keeps to its bounds.
+
+A compiler may compute a gradient twice, once for its norm and once for the sum. Where
+it is a difference of large terms, or rounded to half precision, the two could disagree
+by more than any limit, and no sensitivity would hold. One record alone tells: its share
+of the mean is within the limit.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.estimators import Clipping, MedianOfMeans, Truncation
+from dpjax.gradients import per_sample_grad, robust_grad
+
+# Two blocks of 132 rows, four of which are written out, and a row too few.
+N, PLACE = 263, 131
+# name: (estimator, whether gradients are streamed or made all at once)
+MEANS = {
+    "clipping": (Clipping(1.0), robust_grad),
+    "truncation": (Truncation(1.0), robust_grad),
+    "median": (MedianOfMeans(Clipping(1.0), 3), robust_grad),
+    "clipping of all": (
+        Clipping(1.0),
+        lambda loss_fn, estimator: (
+            lambda *args: estimator(per_sample_grad(loss_fn)(*args))
+        ),
+    ),
+}
+NHWC = ("NHWC", "HWIO", "NHWC")
+
+
+def shared_layer(rows, columns):
+    """Two uses of one layer: the gradient is a sum of two outer products."""
+
+    def loss_fn(params, example):
+        x, y = example
+        return sum((x[i] @ params["w"] + params["b"]) @ y[i] for i in range(2))
+
+    params = {"w": jnp.ones((rows, columns)), "b": jnp.ones(columns)}
+    return loss_fn, params, [(2, rows), (2, columns)], opposed
+
+
+def shared_kernel(channels):
+    """Two images and one kernel."""
+
+    def loss_fn(kernel, example):
+        x, y = example
+        out = jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=NHWC
+        )
+        return (out * y).sum()
+
+    shapes = [(2, 5, 5, 2), (2, 5, 5, channels)]
+    return loss_fn, jnp.ones((3, 3, 2, channels)), shapes, opposed
+
+
+def regression(shape):
+    """Residuals of two examples, times their features; or of two numbers."""
+
+    def loss_fn(w, example):
+        x, y = example
+        residuals = [(x[i] * w).sum() - y[i] for i in range(2)]
+        return 0.5 * residuals[0] ** 2 + 0.5 * residuals[1] ** 2
+
+    return loss_fn, jnp.ones(shape), [(2, *shape), (2,)], fitted
+
+
+def opposed(x, y, share):
+    """The second term takes the first away, but for a share of it."""
+    return np.stack([x[0], x[0] * (1 + share)]), np.stack([y[0], -y[0]])
+
+
+def fitted(x, y, share):
+    """The targets lie at the predictions, but for a share of them."""
+    predictions = x.reshape(2, -1).sum(axis=1) / y[0]
+    return x, predictions * (1 + share) * y[0]
+
+
+# name: (loss_fn, params, shapes of an example, how its terms cancel)
+MODELS = {
+    "shared layer": shared_layer(9, 5),
+    "large shared layer": shared_layer(110, 90),
+    "shared kernel": shared_kernel(4),
+    "regression": regression((3,)),
+    "one coordinate": regression(()),
+}
+SETTINGS = [
+    *((model, "float32") for model in MODELS),
+    *((model, "bfloat16") for model in ("shared layer", "large shared layer")),
+    ("regression", "bfloat16"),
+    ("shared layer", "float16"),
+]
+SHARES = [0, *(2.0**-k for k in (24, 23, 22, 12, 11, 9, 8, 7, 1))]
+SPECIAL = [0.0, 1e-45, 1e-38, 1.0, -1.0, 1e19, -3e19, 1e38, np.inf, -np.inf, np.nan]
+
+
+def record(rng, shapes, cancel, dtype):
+    """An example whose gradient's terms cancel, at any size; some entries are wild."""
+    x, y = (rng.normal(size=shape) for shape in shapes)
+    if rng.random() < 0.4:
+        # All entries alike, so that all their products round in one direction.
+        x[:], y[:] = rng.uniform(1, 2, 2)
+    x, y = cancel(x, y, rng.choice(SHARES))
+    most = 6 if dtype == "float16" else 40
+    x = x * 2.0 ** rng.integers(-most, most)
+    y = y * 2.0 ** rng.integers(-most, most)
+    if cancel is fitted:
+        x, y = cancel(x, y, rng.choice(SHARES))
+    if rng.random() < 0.2:
+        x.flat[rng.integers(x.size)] = rng.choice(SPECIAL)
+        y.flat[rng.integers(y.size)] = rng.choice(SPECIAL)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return [z.astype(dtype) for z in (x, y)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "dtype"), SETTINGS)
+def test_gradients_that_cancel_stay_within_their_bounds(model, dtype, plan):
+    loss_fn, params, shapes, cancel = MODELS[model]
+    dtype = jnp.dtype(dtype)
+    params = jax.tree.map(lambda x: x.astype(dtype), params)
+    size = sum(x.size for x in jax.tree.leaves(params))
+
+    @jax.jit
+    def means(batch):
+        return {
+            name: mean_fn(loss_fn, estimator)(params, batch)
+            for name, (estimator, mean_fn) in MEANS.items()
+        }
+
+    def flat(batch):
+        trees = means(batch)
+        leaves = {
+            name: [np.ravel(np.float64(x)) for x in jax.tree.leaves(tree)]
+            for name, tree in trees.items()
+        }
+        found = {name: np.concatenate(x) for name, x in leaves.items()}
+        assert all(np.isfinite(x).all() for x in found.values())
+        return found
+
+    rng, longest = np.random.default_rng(0), 0.0
+    for _ in range(12):
+        one, other, common = (record(rng, shapes, cancel, dtype) for _ in range(3))
+
+        # Alone among records that have no gradient. Clipping's norm may err by 2^-13.
+        batch = [np.zeros((N, *x.shape), x.dtype) for x in one]
+        for leaf, x in zip(batch, one, strict=True):
+            leaf[PLACE] = x
+        share = {name: N * mean for name, mean in flat(batch).items()}
+        for name in ("clipping", "clipping of all"):
+            longest = max(longest, np.linalg.norm(share[name]))
+        assert longest <= 1 + 2**-13 + 2**-20
+        assert np.abs(share["truncation"]).max() <= 1 + 2**-20
+
+        # One for another, among copies of a third.
+        batch = [np.repeat(x[None], N, axis=0) for x in common]
+        found = []
+        for row in (one, other):
+            for leaf, x in zip(batch, row, strict=True):
+                leaf[PLACE] = x
+            found.append(flat(batch))
+        for name, (estimator, _) in MEANS.items():
+            gap = np.abs(found[0][name] - found[1][name])
+            stated = estimator.sensitivity(N, size)
+            assert gap.max() <= stated.linf
+            assert np.linalg.norm(gap) <= stated.l2
+            assert gap.sum() <= stated.l1
+    assert longest > 0.999  # some record was as long as it may be

@@ -1,0 +1,299 @@
+"""A key is used once: planted reuse is caught, and no release of dpjax reuses one.
+
+The suite runs under `jax_debug_key_reuse`, which looks at programs as they are traced.
+It loses a key whose words are read, as some mechanisms do, and takes `fold_in` for no
+use. So releases are also run with keys that tell of every use.
+"""
+
+import inspect
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.extend.random import define_prng_impl
+
+from dpjax import audit, batching, mechanisms, solvers, transforms
+from dpjax.audit import _mechanisms
+from dpjax.estimators import Clipping
+
+CASES = audit.cases()
+# Their noise is made on the host, from bytes and not from a key.
+ON_HOST = {
+    "discrete_gaussian",
+    "multiparty_gradient_descent",
+    "multiparty_objective_perturbation",
+}
+NOT_PRIVATE = {"robust_gradient_descent"}  # its key is for batches alone
+BATCHINGS = [
+    batching.Full(),
+    batching.Disjoint(),
+    batching.Poisson(3.0, capacity=6),
+    batching.WithoutReplacement(3),
+]
+DATA = jnp.ones((6, 2))
+PARAMS = jnp.zeros(2)
+
+
+def trace(release, *args):
+    """Traces a release, which is when it is checked; nothing is compiled."""
+    jax.jit(release).trace(*args)
+
+
+def noisy(key, value):
+    return mechanisms.gaussian(key, value, stddev=1.0)
+
+
+def drawn(key, data):
+    return BATCHINGS[2].draw(key, data, step=0, num_steps=4)[0]
+
+
+def batch_and_noise(key, data, *, reuses):
+    batch_key, noise_key = (key, key) if reuses else jax.random.split(key)
+    return noisy(noise_key, drawn(batch_key, data).mean(axis=0))
+
+
+def choice_and_noise(key, data, *, reuses):
+    choice_key, noise_key = (key, key) if reuses else jax.random.split(key)
+    index = mechanisms.exponential(
+        choice_key, data[0], epsilon=1.0, sensitivity_range=1.0
+    )
+    return noisy(noise_key, data[0])[index]
+
+
+def noise_and_children(key, data, *, reuses):
+    """A key that has drawn noise is split for what follows."""
+    first, rest = (key, key) if reuses else jax.random.split(key)
+    one = noisy(first, data)
+    return [noisy(k, one) for k in jax.random.split(rest)]
+
+
+def two_leaves(key, data, *, reuses):
+    keys = (key, key) if reuses else jax.random.split(key)
+    return [noisy(k, x) for k, x in zip(keys, data[:2], strict=True)]
+
+
+def some_leaf_of_a_split(key, data, *, reuses):
+    keys = jax.random.split(key, 2)
+    return noisy(keys[0], data) + noisy(keys[0 if reuses else 1], data)
+
+
+def branch_and_noise(key, data, *, reuses):
+    first, second = (key, key) if reuses else jax.random.split(key)
+    one = jax.lax.cond(data[0, 0] > 0, lambda: noisy(first, data), lambda: data)
+    return noisy(second, one)
+
+
+def noise_by_state(*, reuses):
+    """A transform that may forget to give its state a key of its own."""
+
+    def update(updates, key, params=None):
+        del params
+        next_key, noise_key = (key, key) if reuses else jax.random.split(key)
+        return noisy(noise_key, updates), next_key
+
+    return optax.GradientTransformation(lambda params: None, update)
+
+
+def two_updates(key, data, *, reuses):
+    transform = noise_by_state(reuses=reuses)
+    first, state = transform.update(data, key)
+    second, _ = transform.update(data, state)
+    return first, second
+
+
+def scan_of_updates(key, data, *, reuses):
+    transform = noise_by_state(reuses=reuses)
+
+    def step(state, row):
+        update, state = transform.update(row, state)
+        return state, update
+
+    return jax.lax.scan(step, key, data)[1]
+
+
+def loop_with_the_key_from_outside(key, data, *, reuses):
+    """A solver's loop whose every step draws the same noise."""
+
+    def step(_, carry):
+        params, key_of_step = carry
+        next_key, noise_key = jax.random.split(key_of_step)
+        return noisy(key if reuses else noise_key, params), next_key
+
+    start = key if not reuses else jax.random.clone(key)
+    return jax.lax.fori_loop(0, 3, step, (data[0], start))[0]
+
+
+def descent_on_its_own_batches(key, data, *, reuses):
+    """Batches from one key, noise of `dp_sgd` from the same."""
+    batch_key, noise_key = (key, key) if reuses else jax.random.split(key)
+    optimizer = transforms.dp_sgd(
+        0.1, Clipping(1.0), noise_multiplier=1.0, key=noise_key
+    )
+    return optimizer.update(drawn(batch_key, data), optimizer.init(PARAMS), PARAMS)[0]
+
+
+PLANTED = [
+    batch_and_noise,
+    choice_and_noise,
+    noise_and_children,
+    two_leaves,
+    some_leaf_of_a_split,
+    branch_and_noise,
+    two_updates,
+    scan_of_updates,
+    loop_with_the_key_from_outside,
+    descent_on_its_own_batches,
+]
+
+
+@pytest.mark.parametrize("release", PLANTED)
+def test_planted_reuse_is_caught(release, key):
+    assert jax.config.jax_debug_key_reuse
+    with pytest.raises(jax.errors.KeyReuseError):
+        trace(lambda key, data: release(key, data, reuses=True), key, DATA)
+    trace(lambda key, data: release(key, data, reuses=False), key, DATA)
+
+
+def test_planted_reuse_between_calls_is_caught(key):
+    noise_key, batch_key = jax.random.split(key)
+    drawn(batch_key, DATA)
+    noisy(noise_key, DATA)
+    for release in (noisy, drawn):
+        with pytest.raises(jax.errors.KeyReuseError):
+            release(batch_key, DATA)
+
+
+def test_every_release_that_takes_a_key_has_a_case():
+    public = {
+        name
+        for package in (mechanisms, transforms, solvers)
+        for name in package.__all__
+        if inspect.isfunction(getattr(package, name))
+        and "key" in inspect.signature(getattr(package, name)).parameters
+    }
+    assert len(public) > 20
+    for name in public - NOT_PRIVATE:
+        assert any(case.startswith(name) for case in CASES), name
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ON_HOST])
+def test_no_release_reuses_its_key(name, key):
+    case = CASES[name]
+    trace(case.release, key, case.data)
+
+    # The check sees this release use its key: to release twice is caught.
+    def twice(key, data):
+        return case.release(key, data), case.release(key, data)
+
+    with pytest.raises(jax.errors.KeyReuseError):
+        trace(twice, key, case.data)
+
+
+@pytest.mark.parametrize("one", BATCHINGS, ids=str)
+def test_no_batch_reuses_its_key(one, key):
+    def draw(key, data):
+        return one.draw(key, data, step=0, num_steps=2)
+
+    trace(draw, key, DATA)
+    if one.is_sampled:
+        with pytest.raises(jax.errors.KeyReuseError):
+            trace(lambda key, data: (draw(key, data), draw(key, data)), key, DATA)
+
+
+def test_a_descent_without_noise_does_not_reuse_its_key(key):
+    def descend(key, data):
+        return solvers.robust_gradient_descent(
+            lambda w, x: w @ x,
+            PARAMS,
+            data,
+            estimator=Clipping(1.0),
+            learning_rate=0.1,
+            num_steps=2,
+            batching=batching.WithoutReplacement(3),
+            key=key,
+        ).params
+
+    trace(descend, key, DATA)
+    with pytest.raises(jax.errors.KeyReuseError):
+        trace(lambda key, data: (descend(key, data), drawn(key, data)), key, DATA)
+
+
+class Witness:
+    """Keys that tell of every use, whatever way it took to get there."""
+
+    def __init__(self):
+        self.uses = Counter()
+        tell = jax.debug.callback
+
+        def wrapped(words):
+            return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+        def split(words, shape):
+            tell(self.note, words)
+            return jax.random.key_data(jax.random.split(wrapped(words), shape))
+
+        def random_bits(words, bit_width, shape):
+            tell(self.note, words)
+            return jax.random.bits(wrapped(words), shape, f"uint{bit_width}")
+
+        def fold_in(words, data):
+            tell(self.note, words, data)
+            return jax.random.key_data(jax.random.fold_in(wrapped(words), data))
+
+        self.impl = define_prng_impl(
+            key_shape=(2,),
+            seed=lambda seed: jax.random.key_data(jax.random.key(seed)),
+            split=split,
+            random_bits=random_bits,
+            fold_in=fold_in,
+            name="witness",
+            tag="wit",
+        )
+
+    def note(self, words, data=None):
+        self.uses[(*words.tolist(), None if data is None else int(data))] += 1
+
+    def uses_of(self, release, data):
+        """Returns how often a release uses each of its keys."""
+        self.uses.clear()
+        jax.block_until_ready(jax.jit(release)(jax.random.key(7, impl=self.impl), data))
+        jax.effects_barrier()
+        return dict(self.uses)
+
+
+# Mechanisms read the words of keys; two transforms and two solvers use them in loops.
+WITNESSED = [
+    *(_mechanisms.BUILDERS.keys() - ON_HOST),
+    "dp_sgd",
+    "laplace_peel",
+    "dp_frank_wolfe",
+    "dp_gradient_descent_poisson",
+]
+
+
+def test_a_witness_sees_what_the_check_does_not():
+    witness = Witness()
+
+    def by_words(key, data):
+        again = jax.random.wrap_key_data(
+            jax.random.key_data(key), impl=jax.random.key_impl(key)
+        )
+        return noisy(key, data), noisy(again, data)
+
+    def by_number(key, data):
+        return [noisy(jax.random.fold_in(key, i), data) for i in (3, 3)]
+
+    for release in (by_words, by_number):
+        trace(release, jax.random.key(0), DATA)  # not caught
+        assert max(witness.uses_of(release, DATA).values()) > 1
+    assert set(witness.uses_of(noisy, DATA).values()) == {1}
+
+
+@pytest.mark.parametrize("name", sorted(WITNESSED))
+def test_no_release_uses_words_twice(name):
+    case = CASES[name]
+    uses = Witness().uses_of(case.release, case.data)
+    assert len(uses) >= 2  # the key itself, and what was split from it
+    assert set(uses.values()) == {1}
