@@ -131,6 +131,22 @@ def optax_params(params: Any) -> None:
     require(params is not None, "params", params, "given to update, as optax asks")
 
 
+def per_sample(updates: Any, params: Any) -> None:
+    """Requires leaves (n, ...) for leaves (...) of params, where those are given."""
+    if jax.tree.structure(updates) == jax.tree.structure(params):
+        shapes, wanted = (
+            [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
+            for tree in (updates, params)
+        )
+        require(
+            [shape[1:] for shape in shapes] == wanted,
+            "updates",
+            shapes,
+            f"per-sample gradients, of shapes (n, ...) for params of shapes {wanted}; "
+            "no mean or sum of them, as jax.grad of a batch and optax.MultiSteps make",
+        )
+
+
 def leading_size(tree: Any, name: str) -> int:
     """Returns the common leading axis of all leaves, or raises `ValueError`."""
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(tree)]

@@ -165,7 +165,7 @@ class Poisson(Batching):
             _validate.count(capacity=self.capacity)
 
     def draw(self, key, data, *, step, num_steps):
-        """See `Batching.draw`: `capacity` rows, of which the mask tells the padding."""
+        """See `Batching.draw`: `capacity` rows; the mask tells which are padding."""
         del step, num_steps
         _validate.require(
             self.capacity is not None,
@@ -187,9 +187,8 @@ class Poisson(Batching):
         is_padding_example = rows == num_samples
 
         def part(x: jax.Array) -> jax.Array:
-            return jnp.take(
-                jnp.asarray(x), jnp.where(is_padding_example, 0, rows), axis=0
-            )
+            # Padding is zeros: where a mask is forgotten no record counts twice.
+            return jnp.take(jnp.asarray(x), rows, axis=0, mode="fill", fill_value=0)
 
         return jax.tree.map(part, data), is_padding_example
 

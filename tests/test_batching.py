@@ -310,3 +310,12 @@ def test_groups_refuse_a_sampled_divisor(key):
     estimator = MedianOfMeans(Truncation(1.0), 3)
     with pytest.raises(ValueError, match="cannot take a subsampled batch"):
         estimator(batch, mask, normalize_by=batching.divisor(12, 1))
+
+
+def test_poisson_padding_is_zeros(key):
+    data = {"x": jnp.ones((6, 2)), "y": np.ones(6, int), "z": jnp.ones(6, bool)}
+    batch, mask = Poisson(3.0, capacity=20).draw(key, data, step=0, num_steps=1)
+    assert 0 < mask.sum() < 20
+    for leaf in batch.values():  # were it a record's, that record would count often
+        np.testing.assert_array_equal(leaf.reshape(20, -1).any(axis=1), ~mask)
+    assert [leaf.dtype for leaf in batch.values()] == ["float32", "int32", "bool"]

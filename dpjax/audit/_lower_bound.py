@@ -20,7 +20,7 @@ import scipy.stats
 from dpjax import _validate
 from dpjax._types import Key, PyTree
 from dpjax.accounting import gaussian_epsilon
-from dpjax.audit._releases import Release, Statistic, draw, draw_on_host
+from dpjax.audit._releases import Release, Source, Statistic
 from dpjax.audit._statistics import learn_statistics
 
 Bound = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of t from below, f from above
@@ -156,20 +156,11 @@ def epsilon_lower_bound(
     def bound(low: np.ndarray, high: np.ndarray) -> np.ndarray:
         return _epsilon_bound(low, high, delta)
 
-    return _attack(
-        release,
-        data,
-        neighbor,
-        key=key,
-        delta=delta,
-        num_releases=num_releases,
-        confidence=confidence,
-        statistic=statistic,
-        batch_size=batch_size,
-        vectorize=vectorize,
-        bound=bound,
-        epsilon_fn=lambda epsilon: max(0.0, float(epsilon)),
-    )
+    def epsilon_fn(epsilon: np.ndarray) -> float:
+        return max(0.0, float(epsilon))
+
+    source = Source(release, data, neighbor, statistic, batch_size, vectorize)
+    return _attack(source, key, delta, num_releases, confidence, bound, epsilon_fn)
 
 
 def gaussian_lower_bound(
@@ -242,20 +233,8 @@ def gaussian_lower_bound(
         epsilon = gaussian_epsilon(1 / float(mu), delta, sensitivity=1.0)
         return 0.0 if epsilon <= _SMALLEST_EPSILON else epsilon * (1 - _EPSILON_SLACK)
 
-    return _attack(
-        release,
-        data,
-        neighbor,
-        key=key,
-        delta=delta,
-        num_releases=num_releases,
-        confidence=confidence,
-        statistic=statistic,
-        batch_size=batch_size,
-        vectorize=vectorize,
-        bound=_mu_bound,
-        epsilon_fn=epsilon_fn,
-    )
+    source = Source(release, data, neighbor, statistic, batch_size, vectorize)
+    return _attack(source, key, delta, num_releases, confidence, _mu_bound, epsilon_fn)
 
 
 def clopper_pearson(
@@ -286,17 +265,11 @@ def _mu_bound(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _attack(
-    release: Release,
-    data: PyTree,
-    neighbor: PyTree,
-    *,
+    source: Source,
     key: Key,
     delta: float,
     num_releases: int,
     confidence: float,
-    statistic: Statistic | None,
-    batch_size: int | None,
-    vectorize: bool,
     bound: Bound,
     epsilon_fn: Callable[[np.ndarray], float],
 ) -> Audit:
@@ -304,13 +277,10 @@ def _attack(
     _validate.count(num_releases=num_releases)
     _validate.require(num_releases >= 100, "num_releases", num_releases, "at least 100")
     _validate.probability(confidence=confidence)
-    if batch_size is not None:
-        _validate.count(batch_size=batch_size)
+    if source.batch_size is not None:
+        _validate.count(batch_size=source.batch_size)
     num_each = num_releases // 2
-    if vectorize:
-        outputs = draw(release, statistic, data, neighbor, key, num_each, batch_size)
-    else:
-        outputs = draw_on_host(release, statistic, data, neighbor, key, num_each)
+    outputs = source.draw(key, num_each)
     first = int(_CHOICE * num_each)
     num_tested = num_each - first
     significance = (1 - confidence) / 2
@@ -319,11 +289,12 @@ def _attack(
         low, high = clopper_pearson(counts, total, significance)
         return bound(low[..., 1], high[..., 0])
 
-    half = first // 2 if statistic is None else 0
+    is_learnt = source.statistic is None
+    half = first // 2 if is_learnt else 0
     statistics = (
-        [_only_column]
-        if statistic is not None
-        else learn_statistics(*(rows[:half] for rows in outputs))
+        learn_statistics(*(rows[:half] for rows in outputs))
+        if is_learnt
+        else [_only_column]
     )
     best = None
     for score in statistics:

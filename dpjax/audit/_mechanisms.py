@@ -6,6 +6,7 @@ hundred thousand releases see most of it, while at 1e-5 they see next to nothing
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,11 @@ import numpy as np
 from dp_accounting import DpEvent, LaplaceDpEvent, UnsupportedDpEvent, ZCDpEvent
 
 from dpjax import accounting, mechanisms
-from dpjax._types import Key, PyTree
+from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.audit._case import Case
 from dpjax.audit._lower_bound import gaussian_lower_bound
+from dpjax.audit._releases import Statistic
 
 _DELTA = 0.05
 _SMOOTH_MULTIPLIER = 8.0
@@ -52,59 +54,21 @@ def laplace() -> Case:
 def laplace_log_normal() -> Case:
     """A value that moves by its smooth sensitivity, which moves by its e^t."""
 
-    def release(key: Key, data: PyTree) -> jax.Array:
-        return mechanisms.laplace_log_normal(key, **data, sigma=sigma)
-
     def statistic(value: jax.Array) -> jax.Array:
         return jnp.sum(jnp.abs(value) - jnp.abs(value - 1))  # as if sigma were 0
 
-    num_coordinates, smoothness, sigma = 64, 0.0002, 0.1
-    data, neighbor = _smooth_neighbours(num_coordinates, smoothness)
-    rho = accounting.smooth_noise_rho(
-        _SMOOTH_MULTIPLIER,
-        smoothness=smoothness,
-        sigma=sigma,
-        mechanism="laplace_log_normal",
-    )
-    return Case(
-        name="laplace_log_normal",
-        release=release,
-        data=data,
-        neighbor=neighbor,
-        privacy=_zero_concentrated(num_coordinates * rho),
-        statistic=statistic,
-        num_releases=200_000,
-    )
+    return _smooth("laplace_log_normal", statistic, smoothness=0.0002, sigma=0.1)
 
 
 def arsinh_normal() -> Case:
     """A value that moves by its smooth sensitivity, which moves by its e^t."""
-
-    def release(key: Key, data: PyTree) -> jax.Array:
-        return mechanisms.arsinh_normal(key, **data, sigma=sigma)
 
     def statistic(value: jax.Array) -> jax.Array:
         # The slope of the log density, midway, at sigma = 1.
         w = jnp.arcsinh((value - 0.5) / _SMOOTH_MULTIPLIER)
         return jnp.sum((w + jnp.tanh(w)) / jnp.cosh(w))
 
-    num_coordinates, smoothness, sigma = 64, 0.00002, 1.0
-    data, neighbor = _smooth_neighbours(num_coordinates, smoothness)
-    rho = accounting.smooth_noise_rho(
-        _SMOOTH_MULTIPLIER,
-        smoothness=smoothness,
-        sigma=sigma,
-        mechanism="arsinh_normal",
-    )
-    return Case(
-        name="arsinh_normal",
-        release=release,
-        data=data,
-        neighbor=neighbor,
-        privacy=_zero_concentrated(num_coordinates * rho),
-        statistic=statistic,
-        num_releases=200_000,
-    )
+    return _smooth("arsinh_normal", statistic, smoothness=0.00002, sigma=1.0)
 
 
 def discrete_gaussian() -> Case:
@@ -222,13 +186,27 @@ def _zero_concentrated(rho: float) -> PrivacyGuarantee:
     return PrivacyGuarantee.of(epsilon, _DELTA, dp_event=ZCDpEvent(rho))
 
 
-def _smooth_neighbours(num_coordinates: int, smoothness: float) -> tuple:
-    """Returns zeros and ones, under noise of scale 8 times the smooth sensitivity."""
-    scale = jnp.full(num_coordinates, _SMOOTH_MULTIPLIER)
-    zeros = jnp.zeros(num_coordinates)
-    return (
-        {"value": zeros, "scale": scale},
-        {"value": zeros + 1, "scale": scale * math.exp(smoothness)},
+def _smooth(
+    name: Literal["arsinh_normal", "laplace_log_normal"],
+    statistic: Statistic,
+    *,
+    smoothness: float,
+    sigma: float,
+) -> Case:
+    """Audits zeros against ones, under noise of 8 times the smooth sensitivity."""
+    mechanism = getattr(mechanisms, name)
+    rho = accounting.smooth_noise_rho(
+        _SMOOTH_MULTIPLIER, smoothness=smoothness, sigma=sigma, mechanism=name
+    )
+    zeros, scale = jnp.zeros(64), jnp.full(64, _SMOOTH_MULTIPLIER)
+    return Case(
+        name=name,
+        release=lambda key, data: mechanism(key, **data, sigma=sigma),
+        data={"value": zeros, "scale": scale},
+        neighbor={"value": zeros + 1, "scale": scale * math.exp(smoothness)},
+        privacy=_zero_concentrated(zeros.size * rho),
+        statistic=statistic,
+        num_releases=200_000,
     )
 
 

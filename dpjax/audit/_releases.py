@@ -1,5 +1,6 @@
 """Many releases of two data sets, drawn together."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -21,61 +22,57 @@ _LARGEST_BATCH = 10_000
 _REAL = (jnp.floating, jnp.integer, jnp.bool_)
 
 
-def draw(
-    release: Release,
-    statistic: Statistic | None,
-    data: PyTree,
-    neighbor: PyTree,
-    key: Key,
-    num_each: int,
-    batch_size: int | None,
-) -> list[np.ndarray]:
-    """Returns releases of the data and of the neighbor as rows, (num_each, d) each.
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where releases come from; its fields are arguments of `epsilon_lower_bound`."""
 
-    Where there is a statistic the rows hold it alone. Compiled once for both data sets,
-    which are not copied for each release.
-    """
-    data, neighbor = as_pair(data, neighbor)
-    leaves = jax.eval_shape(partial(_release_one, release, statistic), key, data)
-    _check_leaves(leaves, statistic)
-    if batch_size is None:
-        size = sum(math.prod(x.shape) for x in jax.tree.leaves((data, leaves)))
-        batch_size = min(max(_CHUNK_SIZE // max(size, 1), 1), _LARGEST_BATCH)
-    num_chunks = -(-num_each // batch_size)
-    batch_size = -(-num_each // num_chunks)  # as even as can be
+    release: Release
+    data: PyTree
+    neighbor: PyTree
+    statistic: Statistic | None
+    batch_size: int | None
+    vectorize: bool
 
-    rows, shape = [], (num_chunks, batch_size)
-    for side_key, side in zip(jax.random.split(key), (data, neighbor), strict=True):
-        parts = [
-            np.asarray(x)
-            for x in _release_all(release, statistic, shape, side_key, side)
-        ]
-        parts = [_sortable(x).reshape(num_chunks * batch_size, -1) for x in parts]
-        rows.append(np.concatenate(parts, axis=1)[:num_each])
-    return rows
+    def draw(self, key: Key, num_each: int) -> list[np.ndarray]:
+        """Returns releases of the data and of the neighbor as rows, (num_each, d) each.
 
+        Where there is a statistic the rows hold it alone.
+        """
+        sides = as_pair(self.data, self.neighbor)
+        if self.vectorize:
+            rows = partial(self._vectorized, self._chunks(key, sides[0], num_each))
+        else:
+            rows = partial(self._on_host, num_each)
+        pairs = zip(jax.random.split(key), sides, strict=True)
+        return [rows(side_key, side)[:num_each] for side_key, side in pairs]
 
-def draw_on_host(
-    release: Release,
-    statistic: Statistic | None,
-    data: PyTree,
-    neighbor: PyTree,
-    key: Key,
-    num_each: int,
-) -> list[np.ndarray]:
-    """Returns what `draw` does, of a release that cannot be traced."""
+    def _one(self, key: Key, data: PyTree) -> list[jax.Array]:
+        return _release_one(self.release, self.statistic, key, data)
 
-    def row(key: Key, side: PyTree) -> np.ndarray:
-        leaves = [np.asarray(x) for x in _release_one(release, statistic, key, side)]
-        _check_leaves(leaves, statistic)
-        return np.concatenate([_sortable(x).reshape(-1) for x in leaves])
+    def _chunks(self, key: Key, data: PyTree, num_each: int) -> tuple[int, int]:
+        """Returns how many chunks there are, and how many releases are in each."""
+        leaves = jax.eval_shape(self._one, key, data)
+        _check_leaves(leaves, self.statistic)
+        batch_size = self.batch_size
+        if batch_size is None:
+            size = sum(math.prod(x.shape) for x in jax.tree.leaves((data, leaves)))
+            batch_size = min(max(_CHUNK_SIZE // max(size, 1), 1), _LARGEST_BATCH)
+        num_chunks = -(-num_each // batch_size)
+        return num_chunks, -(-num_each // num_chunks)  # as even as can be
 
-    return [
-        np.stack([row(one, side) for one in jax.random.split(side_key, num_each)])
-        for side_key, side in zip(
-            jax.random.split(key), as_pair(data, neighbor), strict=True
-        )
-    ]
+    def _vectorized(self, shape: tuple[int, int], key: Key, data: PyTree) -> np.ndarray:
+        # Compiled once for both data sets, which are not copied for each release.
+        parts = _release_all(self.release, self.statistic, shape, key, data)
+        rows = [_sortable(np.asarray(x)).reshape(math.prod(shape), -1) for x in parts]
+        return np.concatenate(rows, axis=1)
+
+    def _on_host(self, num_each: int, key: Key, data: PyTree) -> np.ndarray:
+        def row(key: Key) -> np.ndarray:
+            leaves = [np.asarray(x) for x in self._one(key, data)]
+            _check_leaves(leaves, self.statistic)
+            return np.concatenate([_sortable(x).reshape(-1) for x in leaves])
+
+        return np.stack([row(one) for one in jax.random.split(key, num_each)])
 
 
 def _check_leaves(leaves: list, statistic: Statistic | None) -> None:

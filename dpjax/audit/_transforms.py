@@ -197,7 +197,7 @@ def privatize_trimmed_smooth() -> Case:
 
 
 def frank_wolfe() -> Case:
-    """The rarer of two vertices gets rarer. Shows ? of 2."""
+    """The rarer of two vertices gets rarer. Shows 1.6 of 2."""
     return _frank_wolfe("frank_wolfe", "exponential", 2.0, num_others=2)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpjax.experiments import _audit, _command, _display, _parties
+from dpjax.experiments import _audit, _command, _display, _guarantees, _parties
 from dpjax.experiments._settings import (
     BatchingName,
     CalibrationName,
@@ -371,3 +371,6 @@ def audit(
         raise typer.Exit(2) from None
     if not stands:
         raise typer.Exit(1)
+
+
+app.command()(_guarantees.guarantees)

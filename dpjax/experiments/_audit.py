@@ -48,14 +48,15 @@ def audit(
     path = output or Path("dpjax-output", f"{method}-audit.png")
     _check_path(path)
 
-    case = names[method]
-    found = case.audit(key=jax.random.key(seed), num_releases=num_releases)
-    stands = found.epsilon <= case.privacy.epsilon
-    _write(path, plot_region(case, found))
-    console = _display.terminal()
+    console, case = _display.terminal(), names[method]
     console.print(
         f"{case.name}: claims epsilon = {case.privacy.epsilon:.4g} at "
-        f"delta = {case.privacy.delta:g}, {case.privacy.relation.name.lower()}\n"
+        f"delta = {case.privacy.delta:g}, {case.privacy.relation.name.lower()}"
+    )
+    found = case.audit(key=jax.random.key(seed), num_releases=num_releases)
+    stands = found.epsilon <= case.privacy.epsilon
+    write_whole(path, plot_region(case, found), name="--output")
+    console.print(
         f"An attack proves epsilon >= {found.epsilon:.4g}, with confidence "
         f"1 - {1 - found.confidence:.1g}, from {found.num_releases:,} releases."
     )
@@ -172,15 +173,19 @@ def _check_path(path: Path) -> None:
     )
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Writes a file under a temporary name, which it leaves when it is complete."""
+def write_whole(path: Path, content: bytes, *, name: str) -> None:
+    """Writes a file under a temporary name, which it leaves when it is complete.
+
+    Raises:
+        OSError: if it cannot be written, with the name of the option that chose it.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(content)
         os.replace(partial, path)
     except OSError as why:
-        raise OSError(f"--output {path} could not be written to: {why}.") from why
+        raise OSError(f"{name} {path} could not be written to: {why}.") from why
     finally:
         with contextlib.suppress(OSError):  # it has its name, or never was
             partial.unlink()

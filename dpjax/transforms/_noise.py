@@ -43,6 +43,9 @@ def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformat
         >>> update, _ = optimizer.update(jnp.ones(3), optimizer.init(params), params)
         >>> print(update.shape)
         (3,)
+
+    Reference:
+        Balle, Wang (2018), "Improving the Gaussian mechanism".
     """
     _validate.non_negative(stddev=stddev)
     _validate.typed_key(key)

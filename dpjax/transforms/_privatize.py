@@ -28,7 +28,8 @@ def aggregate(
         keyword is_padding_example, a mask of shape (n,); it returns leaves (...).
 
     Raises:
-        ValueError: where estimator is none, or normalize_by is not positive.
+        ValueError: where estimator is none, normalize_by is not positive, or update
+            gets gradients without a sample axis, which it sees where it gets params.
 
     Example:
         >>> import jax.numpy as jnp
@@ -44,7 +45,8 @@ def aggregate(
         _validate.positive(normalize_by=normalize_by)
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
-        del params, extra_args
+        del extra_args
+        _validate.per_sample(updates, params)
         mean = estimator(updates, is_padding_example, normalize_by=normalize_by)
         return mean, state
 
@@ -86,8 +88,8 @@ def privatize(
         float32 for half-precision gradients. Its state is a pytree of arrays.
 
     Raises:
-        ValueError: where an argument is out of its range, or the estimator has no
-            finite sensitivity.
+        ValueError: where an argument is out of its range, the estimator has no finite
+            sensitivity, or update gets gradients without a sample axis.
 
     Privacy:
         One update is a Gaussian mechanism with stddev / sensitivity = noise_multiplier
@@ -100,8 +102,9 @@ def privatize(
           two runs on the same data with the same noise are not private together.
         * `optax.masked(privatize(...), mask)` is a leak: leaves that are masked out
           pass raw per-sample gradients through. Put `optax.masked` after `privatize`.
-        * `optax.MultiSteps` or `optax.apply_every` around it add up several noisy
-          means of smaller batches: account for every one of them.
+        * `optax.MultiSteps` around it would take the mean over samples before it, and
+          is refused. `optax.apply_every` after it adds up several noisy means of
+          smaller batches: account for every one of them.
         * `optax.inject_hyperparams(privatize, static_args=("estimator", "key",
           "relation"))` makes noise_multiplier a schedule.
 
@@ -116,6 +119,10 @@ def privatize(
         >>> updates, state = optimizer.update(jnp.ones((8, 3)), state, params)
         >>> print(updates.shape)
         (3,)
+
+    Reference:
+        Balle, Wang (2018), "Improving the Gaussian mechanism"; Dong, Roth, Su (2022),
+        "Gaussian differential privacy", Corollary 3.3, for T updates.
     """
     _validate.estimator(estimator)
     _validate.non_negative(noise_multiplier=noise_multiplier)
@@ -134,16 +141,18 @@ def privatize(
         return PrivatizeState(key)
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
-        del params, extra_args
+        del extra_args
+        _validate.per_sample(updates, params)
         mean = estimator(updates, is_padding_example, normalize_by=normalize_by)
         num_rows = _validate.leading_size(updates, "updates")
         num_coordinates = sum(leaf.size for leaf in jax.tree.leaves(mean))
-        # A divisor of its own is what batches of varying size have.
-        if normalize_by is None:
+        # A mask, or a divisor of its own, is what batches of varying size have.
+        if normalize_by is None and is_padding_example is None:
             sensitivity = estimator.sensitivity(num_rows, num_coordinates, relation)
         else:
+            divisor = num_rows if normalize_by is None else normalize_by
             sensitivity = estimator.sampled_sensitivity(
-                normalize_by, num_coordinates, relation
+                divisor, num_coordinates, relation
             )
         next_key, noise_key = jax.random.split(state.key)
         stddev = noise_multiplier * sensitivity.l2

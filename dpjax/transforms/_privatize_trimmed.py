@@ -43,7 +43,8 @@ def privatize_trimmed(
         arrays.
 
     Raises:
-        ValueError: where an argument is out of its range, or update gets a mask.
+        ValueError: where an argument is out of its range, or update gets a mask or
+            gradients without a sample axis.
 
     Privacy:
         One update is rho-zCDP under replace-one, for every input, NaN and infinities
@@ -102,7 +103,8 @@ def privatize_trimmed(
         return PrivatizeTrimmedState(key)
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
-        del params, extra_args
+        del extra_args
+        _validate.per_sample(updates, params)
         _validate.require(
             is_padding_example is None,
             "is_padding_example",

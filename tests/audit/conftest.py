@@ -1,6 +1,8 @@
-"""How much of a case's releases the short half of an audit takes."""
+"""How much of a case's releases the short half of an audit takes, and its record."""
 
 import pytest
+
+from dpjax.experiments import _audit_record, _guarantees
 
 
 @pytest.fixture
@@ -9,3 +11,9 @@ def few_releases(key):
     return lambda case: case.audit(
         key=key, num_releases=max(200, case.num_releases // 20)
     )
+
+
+@pytest.fixture(scope="session")
+def recorded():
+    """What is recorded of each case, and stands on the page of guarantees."""
+    return _audit_record.read(_guarantees.RECORD)

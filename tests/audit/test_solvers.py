@@ -45,9 +45,10 @@ def test_every_private_solver_has_a_case():
 
 
 @each
-def test_a_few_releases_do_not_refute_the_claim(name, few_releases):
+def test_a_few_releases_do_not_refute_the_claim(name, few_releases, recorded):
     case = _solvers.BUILDERS[name]()
     assert case.name == name
+    assert recorded[name].is_of(case), "run `dpjax guarantees --audit`"
     assert few_releases(case).epsilon <= case.privacy.epsilon
 
 

@@ -15,10 +15,11 @@ from dpjax.estimators import (
     Mean,
     MedianOfMeans,
     SmoothedTruncation,
+    TrimmedMean,
     Truncation,
     Winsorization,
 )
-from dpjax.transforms import aggregate, dp_sgd, privatize
+from dpjax.transforms import aggregate, dp_sgd, privatize, privatize_trimmed
 
 FALSE_ALARM = 1e-6
 RELATIONS = [REPLACE_ONE, ADD_OR_REMOVE_ONE]
@@ -112,6 +113,26 @@ def test_the_mask_does_not_change_the_divisor(normalize_by, key):
     np.testing.assert_allclose(with_rows - masked, noise, rtol=1e-4, atol=1e-5)
     sensitivity = estimator.sensitivity(divisor, 3).l2
     assert 0 < jnp.abs(noise).max() < 6 * sensitivity
+
+
+def test_a_mask_is_of_a_batch_that_was_sampled(key):
+    # Its noise is that of the same divisor given by hand, not that of all records.
+    grads, mask = jnp.zeros((16, 3)), jnp.arange(16) >= 5
+    estimator, noise = Winsorization(1.0), []
+    for normalize_by in (None, 16.0):
+        transform = privatize(
+            estimator,
+            noise_multiplier=1.0,
+            key=jax.random.clone(key),
+            normalize_by=normalize_by,
+        )
+        noise.append(updated(transform, grads, is_padding_example=mask))
+    np.testing.assert_array_equal(*noise)
+    sampled, full = estimator.sampled_sensitivity(16, 3), estimator.sensitivity(16, 3)
+    assert sampled.l2 > 1.001 * full.l2
+    transform = privatize(estimator, noise_multiplier=1.0, key=jax.random.clone(key))
+    plain = updated(transform, grads)
+    np.testing.assert_allclose(noise[0] / plain, sampled.l2 / full.l2, rtol=1e-5)
 
 
 def test_each_update_draws_anew(key):
@@ -258,3 +279,42 @@ def test_bad_aggregate():
         aggregate(None)
     with pytest.raises(ValueError, match="normalize_by must be positive"):
         aggregate(Mean(), normalize_by=-2)
+
+
+EACH_FIRST = {
+    "aggregate": lambda key: aggregate(Truncation(1.0)),
+    "privatize": lambda key: privatize(Truncation(1.0), noise_multiplier=1.0, key=key),
+    "dp_sgd": lambda key: dp_sgd(0.1, Truncation(1.0), noise_multiplier=1.0, key=key),
+    "privatize_trimmed": lambda key: privatize_trimmed(
+        TrimmedMean(0.25, -1.0, 1.0), rho=1.0, key=key
+    ),
+}
+each_first = pytest.mark.parametrize("name", EACH_FIRST)
+
+
+@each_first
+@pytest.mark.parametrize("wrapped", [lambda x: x, jax.jit])
+def test_gradients_without_a_sample_axis_are_refused(name, wrapped, key):
+    transform = EACH_FIRST[name](key)
+    params = {"a": jnp.zeros((8, 2)), "b": jnp.zeros(8)}  # all share an axis
+    state = transform.init(params)
+    with pytest.raises(ValueError, match="updates must be per-sample gradients"):
+        wrapped(transform.update)(params, state, params)
+
+
+@each_first
+def test_gradients_with_a_sample_axis_are_taken(name, key):
+    params = {"a": jnp.zeros((8, 2)), "b": jnp.zeros(()), "c": optax.MaskedNode()}
+    grads = {"a": jnp.ones((8, 8, 2)), "b": jnp.ones(8), "c": optax.MaskedNode()}
+    transform = EACH_FIRST[name](key)
+    update, _ = transform.update(grads, transform.init(params), params)
+    assert update["a"].shape == (8, 2)
+    assert update["b"].shape == ()
+
+
+@each_first
+def test_multi_steps_around_it_is_refused(name, key):
+    optimizer = optax.MultiSteps(EACH_FIRST[name](key), every_k_schedule=4)
+    params = jnp.zeros(2)
+    with pytest.raises(ValueError, match=r"no mean or sum of them"):
+        optimizer.update(jnp.ones((8, 2)), optimizer.init(params), params)
