@@ -15,6 +15,7 @@ from dpjax.experiments._settings import (
     Settings,
 )
 from dpjax.experiments._sources import PUBLIC_SETS, SchemaNeeded
+from dpjax.experiments.figures import _command as _figures
 
 # Local variables hold private records: no traceback may show them.
 app = typer.Typer(
@@ -374,3 +375,4 @@ def audit(
 
 
 app.command()(_guarantees.guarantees)
+app.add_typer(_figures.app, name="figures")

@@ -1,0 +1,6 @@
+"""The papers' figures, as data."""
+
+from dpjax.experiments.figures._catalogue import panels
+from dpjax.experiments.figures._panel import Panel, Setting, Size
+
+__all__ = ["Panel", "Setting", "Size", "panels"]

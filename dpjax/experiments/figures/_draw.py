@@ -1,0 +1,108 @@
+"""Plots of finished panels: a figure is a PNG, its panels side by side."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullFormatter
+
+from dpjax.experiments.figures._panel import TITLES, Panel
+
+# Colours of Okabe and Ito (2008), told apart by colour-blind readers too.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_LINES = ("-", "--", ":", "-.")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def draw(panels: Sequence[Panel], tables: Sequence[Path]) -> bytes:
+    """Returns the PNG of a figure.
+
+    Lines are means over repetitions, bands go from the best to the worst one.
+
+    Args:
+        panels: of one figure.
+        tables: their tables, from `run_panel`.
+    """
+    figure = Figure(figsize=(4.6 * len(panels), 4.4), dpi=120, layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    methods = list(dict.fromkeys(name for panel in panels for name in panel.methods))
+    for panel, table, place in zip(panels, tables, axes, strict=True):
+        data = pl.read_csv(table, schema_overrides={"curve": pl.String})
+        _draw_panel(place, panel, data, methods)
+    handles = [
+        Line2D([], [], color=_COLORS[i], marker=_MARKERS[i], markersize=4, label=name)
+        for i, name in enumerate(methods)
+    ]
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=min(len(handles), 3 * len(panels)),
+        fontsize="small",
+        frameon=False,
+    )
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return png.getvalue()
+
+
+def _draw_panel(
+    axes: Axes, panel: Panel, table: pl.DataFrame, methods: Sequence[str]
+) -> None:
+    table = table.with_columns(pl.col("curve").fill_null(""))
+    curves = table["curve"].unique(maintain_order=True).to_list()
+    for (name, curve), rows in table.group_by("method", "curve", maintain_order=True):
+        i = methods.index(str(name))
+        along = (
+            rows.group_by(panel.x)
+            .agg(
+                pl.col("value").mean().alias("mean"),
+                pl.col("value").min().alias("low"),
+                pl.col("value").max().alias("high"),
+            )
+            .sort(panel.x)
+        )
+        x = along[panel.x].to_numpy()
+        axes.plot(
+            x,
+            along["mean"].to_numpy(),
+            color=_COLORS[i],
+            linestyle=_LINES[curves.index(curve)],
+            marker=_MARKERS[i],
+            markersize=4,
+            markevery=max(1, len(x) // 8),
+            linewidth=1.2,
+        )
+        if rows["repetition"].n_unique() > 1:
+            low, high = along["low"].to_numpy(), along["high"].to_numpy()
+            axes.fill_between(x, low, high, color=_COLORS[i], alpha=0.12, linewidth=0)
+    if panel.x in ("num_samples", "epsilon"):
+        axes.set_xscale("log")
+        ticks = table[panel.x].unique().sort().to_list()
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    values = table["value"].to_numpy()
+    if values.min() > 0:
+        axes.set_yscale("log")
+    else:  # a method is as good as the optimum, or better by chance
+        axes.set_yscale("symlog", linthresh=np.abs(values[values != 0]).min())
+    axes.set_xlabel(TITLES[panel.x])
+    is_excess = panel.metric == "excess risk"
+    axes.set_ylabel("excess risk over the best weights" if is_excess else panel.metric)
+    axes.set_title(f"{panel.name}: {panel.title}", fontsize="small", loc="left")
+    axes.grid(alpha=0.3, linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize="small")
+    if len(curves) > 1:
+        axes.legend(
+            handles=[
+                Line2D([], [], color="#666666", linestyle=line, label=curve)
+                for line, curve in zip(_LINES, curves, strict=False)
+            ],
+            fontsize="x-small",
+            frameon=False,
+        )

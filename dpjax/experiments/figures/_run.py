@@ -1,0 +1,178 @@
+"""Runs a panel, cell by cell: a cell is one setting, all methods on the same data.
+
+A finished cell is a file, written whole, which a run that is started again leaves as it
+is. Everything is a function of the seed and the declaration: repetitions of a cell draw
+the same data whatever epsilon is, and each method has noise of its own.
+"""
+
+import dataclasses
+import hashlib
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import polars as pl
+
+from dpjax._types import Key
+from dpjax.experiments._audit import write_whole
+from dpjax.experiments.figures._methods import METHODS, optimum
+from dpjax.experiments.figures._panel import Panel, Setting
+from dpjax.experiments.figures._problems import PROBLEMS, Sample, measure
+from dpjax.solvers import Solution, Watch
+
+_NUM_SHOWN = 50  # iterates of a run, at most twice as many
+_CHUNK_BYTES = 2**28  # of features that repetitions side by side may take
+
+OnCell = Callable[[int, int], None]  # how many are done, of how many
+
+
+def run_panel(panel: Panel, folder: Path, *, seed: int, on_cell: OnCell) -> Path:
+    """Runs what is not yet finished, and writes the panel's table.
+
+    Args:
+        panel: at the size that is wanted.
+        folder: gets `cells/` and the table, `NAME.csv`: a row a method, setting,
+            repetition and step, with the value and the privacy that was spent.
+        seed: of all data and all noise.
+        on_cell: told of each finished cell.
+
+    Returns:
+        The table's path.
+
+    Raises:
+        FileNotFoundError: if a real data set is missing; it says where to get it.
+        OSError: if a file cannot be written.
+    """
+    settings = list(panel.settings())
+    tables = []
+    on_cell(0, len(settings))
+    for i, setting in enumerate(settings):
+        path = folder / "cells" / f"{panel.name}-{_digest(panel, setting, seed)}.csv"
+        if not path.exists():
+            _write(path, pl.DataFrame(list(_rows(panel, setting, seed))))
+        tables.append(pl.read_csv(path, schema_overrides={"curve": pl.String}))
+        on_cell(i + 1, len(settings))
+    table = folder / f"{panel.name}.csv"
+    _write(table, pl.concat(tables))
+    return table
+
+
+def _digest(panel: Panel, setting: Setting, seed: int) -> str:
+    what = (
+        panel.problem,
+        panel.methods,
+        panel.metric,
+        panel.repetitions,
+        panel.x,
+        dataclasses.astuple(setting),
+        seed,
+    )
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
+
+
+def _write(path: Path, table: pl.DataFrame) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = io.BytesIO()
+    table.write_csv(text)
+    write_whole(path, text.getvalue(), name="--out")
+
+
+def _named(key: Key, *names: Any) -> Key:
+    """Returns a key that depends on names."""
+    return jax.random.fold_in(key, zlib.crc32(repr(names).encode()))
+
+
+def _rows(panel: Panel, setting: Setting, seed: int) -> Iterator[dict[str, Any]]:
+    problem = PROBLEMS[panel.problem]
+    root = jax.random.key(seed)
+    sizes = setting.num_samples, setting.num_features, setting.sparsity
+    data_keys = jax.random.split(_named(root, panel.problem, *sizes), panel.repetitions)
+    for part in _parts(panel, setting):
+        samples = jax.vmap(lambda key: problem.draw(key, setting))(data_keys[part])
+        best = jax.vmap(lambda sample: optimum(problem, setting, sample))(samples)
+        for name in panel.methods:
+            keys = jax.random.split(
+                _named(root, panel.name, dataclasses.astuple(setting), name),
+                panel.repetitions,
+            )[part]
+            steps, solution, iterates = _solved(panel, setting, name, samples, keys)
+            values = _values(panel, iterates, best, samples)
+            for repetition, row in zip(
+                range(panel.repetitions)[part], values.tolist(), strict=True
+            ):
+                for step, value in zip(steps, row, strict=True):
+                    yield {
+                        "panel": panel.name,
+                        "method": name,
+                        "curve": panel.curve_name(setting),
+                        panel.x: step or getattr(setting, panel.x),
+                        "repetition": repetition,
+                        "value": value,
+                        "metric": panel.metric,
+                        "epsilon_spent": solution.privacy.epsilon,
+                        "delta_spent": solution.privacy.delta,
+                        "records": setting.num_samples,
+                    }
+
+
+def _parts(panel: Panel, setting: Setting) -> Iterator[slice]:
+    """Yields repetitions that are run side by side, as memory allows."""
+    # One after the other on CPU, whose cores a run keeps busy, and for its iterates.
+    size = 4 * setting.num_samples * max(setting.num_features, 100)
+    is_alone = panel.x == "num_steps" or jax.default_backend() == "cpu"
+    count = 1 if is_alone else max(1, _CHUNK_BYTES // size)
+    for start in range(0, panel.repetitions, count):
+        yield slice(start, start + count)
+
+
+def _solved(
+    panel: Panel, setting: Setting, name: str, samples: Sample, keys: Key
+) -> tuple[list[int], Solution, jax.Array]:
+    """Returns the steps that are shown, a solution, and iterates (repetition, step, d).
+
+    A step of 0 stands for the last one.
+    """
+    problem, method = PROBLEMS[panel.problem], METHODS[name]
+    solutions: list[Solution] = []  # of a batch: for what does not depend on the key
+
+    def solve(key: Key, sample: Sample, **options: Any) -> jax.Array:
+        solutions.append(method.solve(problem, setting, sample, key, **options))
+        return solutions[-1].params
+
+    if len(keys) > 1:
+        params = jax.vmap(solve)(keys, samples)
+        return [0], solutions[0], params[:, None]
+    key, sample = keys[0], jax.tree.map(lambda x: x[0], samples)
+    if panel.x != "num_steps":
+        params = solve(key, sample)
+        return [0], solutions[0], params[None, None]
+    seen: list[tuple[Any, Any]] = []
+    options = {}
+    if method.has_steps:
+        every = max(1, setting.num_steps // _NUM_SHOWN)
+        options["watch"] = Watch(lambda *pair: seen.append(pair), every)
+    params = jax.block_until_ready(solve(key, sample, **options))
+    jax.effects_barrier()  # every call of watch has returned
+    if not seen:  # the same at every step
+        seen = [(1, params), (setting.num_steps, params)]
+    seen.sort(key=lambda pair: int(pair[0]))
+    iterates = jnp.stack([jnp.asarray(params) for _, params in seen])
+    return [int(step) for step, _ in seen], solutions[0], iterates[None]
+
+
+def _values(panel: Panel, iterates: Any, best: Any, samples: Sample) -> np.ndarray:
+    """Returns the metric, shape (repetitions, steps)."""
+    loss_fn = PROBLEMS[panel.problem].loss_fn
+
+    def of_one(iterates: jax.Array, best: jax.Array, sample: Sample) -> jax.Array:
+        return jax.lax.map(
+            lambda params: measure(panel.metric, loss_fn, params, best, sample),
+            iterates,
+        )
+
+    return np.asarray(jax.vmap(of_one)(iterates, best, samples), np.float64)

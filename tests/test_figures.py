@@ -1,0 +1,173 @@
+"""The papers' figures: every panel runs, resumes and is drawn."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from dpjax.experiments._app import app
+from dpjax.experiments.figures import Panel, Size, panels
+from dpjax.experiments.figures import _run as runner
+from dpjax.experiments.figures._methods import METHODS
+from dpjax.experiments.figures._problems import METRICS, PROBLEMS
+
+NAMES = list(panels())
+BUNDLED = {"adult", "rand_hie"}
+
+
+def is_missing(panel):
+    dataset = PROBLEMS[panel.problem].dataset
+    return (
+        dataset is not None
+        and dataset.__name__ not in BUNDLED
+        and "DPJAX_DATA" not in os.environ
+    )
+
+
+def run(name, folder, size=Size.SMOKE, seed=0, **changes):
+    panel = dataclasses.replace(panels()[name].at(size), **changes)
+    if is_missing(panel):
+        pytest.skip("set DPJAX_DATA to the folder of data sets that are not bundled")
+    cells = []
+    path = runner.run_panel(
+        panel, folder, seed=seed, on_cell=lambda done, of: cells.append((done, of))
+    )
+    return panel, pl.read_csv(path), cells
+
+
+def test_every_figure_of_the_papers_is_there():
+    figures = {panel.figure for panel in panels().values()}
+    assert figures == {f"001-{i}" for i in range(1, 7)} | {
+        f"004-{i}" for i in range(1, 12)
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_declarations_name_what_exists(name):
+    panel = panels()[name]
+    assert panel.name == name
+    assert panel.problem in PROBLEMS
+    assert set(panel.methods) <= set(METHODS)
+    assert panel.metric in METRICS
+    assert {"zero"} <= set(panel.methods)
+    has_optimum = any(not METHODS[method].is_private for method in panel.methods)
+    assert has_optimum or panel.metric == "excess risk"  # which the optimum has not
+    for size in Size:
+        settings = list(panel.at(size).settings())
+        assert len(settings) == len(set(settings))
+        if size == Size.SMOKE:
+            assert len(settings) <= 2
+            assert all(setting.num_samples <= 400 for setting in settings)
+
+
+# A panel of each figure, of many kinds; -m figures runs all of them.
+SMOKE = ["001-1a", "001-2d", "001-3b", "001-4a", "001-5c", "001-6b"]
+SMOKE += ["004-1b", "004-2c", "004-3a", "004-3b", "004-4a", "004-4b", "004-5a"]
+SMOKE += ["004-6b", "004-7a", "004-8a", "004-9c", "004-10b", "004-11a"]
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_smoke(name, tmp_path):
+    check(*run(name, tmp_path)[:2])
+
+
+@pytest.mark.figures
+@pytest.mark.parametrize("name", NAMES)
+def test_quick(name, tmp_path):
+    check(*run(name, tmp_path, Size.QUICK)[:2])
+
+
+def check(panel, table):
+    assert set(table["method"]) == set(panel.methods)
+    assert table["value"].is_finite().all()
+    assert table["repetition"].n_unique() == panel.repetitions
+    assert panel.x in table.columns
+    spent = dict(table.select("method", "epsilon_spent").iter_rows())
+    for method in panel.methods:
+        assert METHODS[method].is_private == (spent[method] < np.inf)
+    tight = [spent[name] for name in spent if name.endswith("tight")]
+    asked = {setting.epsilon for setting in panel.settings()}
+    assert all(min(asked) <= epsilon <= max(asked) * (1 + 1e-9) for epsilon in tight)
+
+
+def test_a_finished_cell_is_not_run_again(tmp_path, monkeypatch):
+    name, solved = "004-1a", runner._solved
+    _, whole, cells = run(name, tmp_path / "whole")
+    assert cells == [(0, 2), (1, 2), (2, 2)]
+
+    def killed(panel, setting, method, samples, keys):
+        calls.append((setting.epsilon, method))
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return solved(panel, setting, method, samples, keys)
+
+    calls = []
+    monkeypatch.setattr(runner, "_solved", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(name, tmp_path / "killed")
+    first = calls[0][0]
+    assert not list((tmp_path / "killed").glob("*.csv"))
+    assert len(list((tmp_path / "killed" / "cells").iterdir())) == 1
+    _, resumed, _ = run(name, tmp_path / "killed")
+    assert first not in {epsilon for epsilon, _ in calls[7:]}
+    assert resumed.equals(whole)
+
+
+def test_a_function_of_the_seed(tmp_path):
+    tables = [run("004-1a", tmp_path / str(i), seed=i // 2)[1] for i in range(3)]
+    assert tables[0].equals(tables[1])
+    assert not tables[0].equals(tables[2])
+
+
+def test_side_by_side_is_the_same(tmp_path, monkeypatch):
+    _, alone, _ = run("004-1b", tmp_path / "alone", repetitions=3)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    _, together, _ = run("004-1b", tmp_path / "together", repetitions=3)
+    order = ["num_samples", "method", "repetition"]
+    alone, together = alone.sort(order), together.sort(order)
+    assert alone.drop("value").equals(together.drop("value"))
+    np.testing.assert_allclose(alone["value"], together["value"], rtol=1e-4, atol=1e-6)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["figures", *map(str, arguments)])
+
+
+def test_the_command_runs_and_plots(tmp_path, monkeypatch):
+    at = Panel.at
+    monkeypatch.setattr(Panel, "at", lambda self, size: at(self, Size.SMOKE))
+    result = invoke("run", "004-1b", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    png = (tmp_path / "004-1b.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    result = invoke("plot", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "004-1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_lists():
+    result = invoke("list")
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "004-12"), "NAME must be a figure or panel"),
+        (("run", "004-1b", "--repeats", 0), "--repeats must be"),
+        (("run", "004-1b", "--seed", -1), "--seed must be"),
+        (("plot", Path(__file__).parent), "DIR must be a folder"),
+    ],
+)
+def test_bad_arguments(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert not list(tmp_path.iterdir())
