@@ -1,4 +1,4 @@
-"""The panels of papers 001 and 004, as declarations.
+"""The panels of papers 001 and 004, and one each for 000 and 003, as declarations.
 
 Where a paper does not print the numbers of an axis they are ours, within its ranges.
 """
@@ -244,14 +244,65 @@ def _paper_004() -> list[Panel]:
     return panels
 
 
+def _by_moments() -> list[Panel]:
+    """What papers 000 and 003 prove, and do not measure: rates by moment order."""
+    orders = ("moment_order", (1.2, 1.5, 2.0))
+    sizes = (1_000, 3_000, 10_000, 30_000, 100_000)
+    regression = Panel(
+        name="000-1a",
+        title="l1 regression, by records",
+        problem="linear, noise of order theta",
+        fixed=Setting(num_samples=10_000, num_features=3),
+        x="num_samples",
+        values=sizes,
+        curves=orders,
+        methods=(*_BASELINES, "l1 regression, paper", "l1 regression, tight"),
+        metric="excess risk",
+        exponent=lambda setting: 1 / setting.moment_order - 1,  # Theorem 2
+    )
+    mean = Panel(
+        name="003-1a",
+        title="the mean of a Pareto law, by records",
+        problem="mean of a Pareto law",
+        fixed=Setting(num_samples=10_000, num_features=1),
+        x="num_samples",
+        values=sizes,
+        curves=orders,
+        methods=(
+            "empirical mean",
+            "zero",
+            "clipped mean",
+            "private mean, paper",
+            "private mean, tight",
+        ),
+        metric="estimation error",
+        exponent=lambda setting: 1 / setting.moment_order - 1,  # Theorem 1
+    )
+    epsilons = (0.1, 0.3, 1.0, 3.0)
+    return [
+        one
+        for by_records in (regression, mean)
+        for one in (
+            by_records,
+            dataclasses.replace(
+                by_records,
+                name=f"{by_records.name[:-1]}b",
+                title=by_records.title.replace("records", "epsilon"),
+                x="epsilon",
+                values=epsilons,
+            ),
+        )
+    ]
+
+
 def panels() -> dict[str, Panel]:
     """Returns every panel by its name, in the papers' order.
 
     Example:
         >>> list(panels())[:2], panels()["004-1b"].reported
-        (['001-1a', '001-1b'], '0.14 at n = 10,000 to 0.03 at n = 90,000')
+        (['000-1a', '000-1b'], '0.14 at n = 10,000 to 0.03 at n = 90,000')
     """
-    found = [*_paper_001(), *_paper_004()]
+    found = [*_by_moments(), *_paper_001(), *_paper_004()]
 
     def order(panel: Panel) -> tuple[str, int, str]:
         paper, rest = panel.name.split("-")

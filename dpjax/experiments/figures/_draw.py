@@ -1,7 +1,7 @@
 """Plots of finished panels: a figure is a PNG, its panels side by side."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from dpjax.experiments.figures._panel import TITLES, Panel
 
 # Colours of Okabe and Ito (2008), told apart by colour-blind readers too.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_GRAY = "#999999"
 _LINES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -80,6 +81,11 @@ def _draw_panel(
         if rows["repetition"].n_unique() > 1:
             low, high = along["low"].to_numpy(), along["high"].to_numpy()
             axes.fill_between(x, low, high, color=_COLORS[i], alpha=0.12, linewidth=0)
+    if panel.exponent is not None:
+        exponents = {
+            panel.curve_name(one): panel.exponent(one) for one in panel.settings()
+        }
+        _draw_theory(axes, panel, table, exponents)
     if panel.x in ("num_samples", "epsilon"):
         axes.set_xscale("log")
         ticks = table[panel.x].unique().sort().to_list()
@@ -97,12 +103,30 @@ def _draw_panel(
     axes.grid(alpha=0.3, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize="small")
-    if len(curves) > 1:
-        axes.legend(
-            handles=[
-                Line2D([], [], color="#666666", linestyle=line, label=curve)
-                for line, curve in zip(_LINES, curves, strict=False)
-            ],
-            fontsize="x-small",
-            frameon=False,
+    handles = [
+        Line2D([], [], color="#666666", linestyle=line, label=curve)
+        for line, curve in zip(_LINES, curves, strict=False)
+        if curve
+    ]
+    if panel.exponent is not None:
+        handles.append(Line2D([], [], color=_GRAY, linewidth=0.8, label="theory"))
+    if handles:
+        axes.legend(handles=handles, fontsize="x-small", frameon=False)
+
+
+def _draw_theory(
+    axes: Axes, panel: Panel, table: pl.DataFrame, exponents: Mapping[str, float]
+) -> None:
+    """Draws the theory's slope, through the first point of the last method."""
+    rows = table.filter(pl.col("method") == panel.methods[-1])
+    for i, curve in enumerate(exponents):
+        along = rows.filter(pl.col("curve") == curve).group_by(panel.x)
+        means = along.agg(pl.col("value").mean()).sort(panel.x)
+        x, value = means[panel.x].to_numpy(), means["value"].to_numpy()
+        axes.plot(
+            x,
+            value[0] * (x / x[0]) ** exponents[curve],
+            color=_GRAY,
+            linestyle=_LINES[i % len(_LINES)],
+            linewidth=0.8,
         )

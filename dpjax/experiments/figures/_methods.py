@@ -19,16 +19,16 @@ from dpjax import losses, solvers
 from dpjax._types import Calibration, Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import WithoutReplacement
-from dpjax.constraints import L1Ball
+from dpjax.constraints import Box, L1Ball, halton_net
 from dpjax.estimators import (
     Clipping,
     Estimator,
-    Mean,
     SmoothedTruncation,
     TrimmedMean,
+    Truncation,
 )
 from dpjax.experiments.figures._panel import Setting
-from dpjax.experiments.figures._problems import ProblemKind, Sample
+from dpjax.experiments.figures._problems import ProblemKind, Sample, pareto_moment
 from dpjax.solvers import Solution
 
 _FAILURE_PROB = 0.01  # of 001's experiments
@@ -61,7 +61,7 @@ def optimum(problem: ProblemKind, setting: Setting, sample: Sample) -> jax.Array
     Those that made the data of a linear model; else where accelerated projected
     gradient descent arrives from there.
     """
-    if problem.dataset is None and problem.loss_fn is losses.squared:
+    if problem.dataset is None and problem.loss_fn is not losses.logistic:
         return sample.true_params
     start = -sample.true_params if problem.ball is None else sample.true_params
     return _accelerated(problem.penalized, problem.project, start, sample.data)
@@ -264,15 +264,74 @@ def _hard_thresholding(
     )
 
 
+def _l1_regression(
+    problem: ProblemKind,
+    setting: Setting,
+    sample: Sample,
+    key: Key,
+    *,
+    calibration: Calibration,
+) -> Solution:
+    box, num_features = Box(-1.0, 1.0), sample.data[0].shape[1]
+    return solvers.dp_l1_regression(
+        *sample.data,
+        key=key,
+        epsilon=setting.epsilon,
+        candidates=halton_net(box, num_features, num_candidates=4096),
+        moment_order=setting.moment_order,
+        moment_bound=problem.moment_bound,
+        calibration=calibration,
+    )
+
+
+def _mean(
+    problem: ProblemKind,
+    setting: Setting,
+    sample: Sample,
+    key: Key,
+    *,
+    calibration: Calibration = "tight",
+    estimator: Estimator | None = None,
+) -> Solution:
+    """The private mean by truncation, unless there is an estimator."""
+    del problem
+    samples, _ = sample.data
+    if estimator is None:
+        estimator = Truncation.for_moment(
+            pareto_moment(setting),
+            moment_order=setting.moment_order,
+            num_samples=setting.num_samples,
+            num_coordinates=samples.shape[1],
+            epsilon=setting.epsilon,
+            delta=setting.delta,
+            calibration=calibration,
+        )
+    return solvers.private_mean(
+        samples,
+        key=key,
+        epsilon=setting.epsilon,
+        delta=setting.delta,
+        estimator=estimator,
+        calibration=calibration,
+    )
+
+
+def _empirical_mean(
+    problem: ProblemKind, setting: Setting, sample: Sample, key: Key
+) -> Solution:
+    del problem, setting, key
+    params = jnp.mean(sample.data[0], axis=0)
+    return Solution(params, PrivacyGuarantee.non_private(), {})
+
+
 _CLIPPED = partial(_descent, estimator=Clipping(1.0), num_steps=25)
 
 METHODS: dict[str, FigureMethod] = {
     "zero": FigureMethod(_zero, has_steps=False),
     "not private": FigureMethod(_best, is_private=False, has_steps=False),
     "DP-GD, clipping": FigureMethod(_CLIPPED),
-    "GD": FigureMethod(
-        partial(_descent, is_private=False, estimator=Mean()), is_private=False
-    ),
+    "empirical mean": FigureMethod(_empirical_mean, is_private=False, has_steps=False),
+    "clipped mean": FigureMethod(partial(_mean, estimator=Clipping(1.0))),
     "RGD": FigureMethod(partial(_descent, is_private=False), is_private=False),
     "stochastic RGD": FigureMethod(
         partial(_descent, is_private=False, is_stochastic=True), is_private=False
@@ -296,6 +355,8 @@ METHODS: dict[str, FigureMethod] = {
         "LASSO": _lasso,
         "sparse regression": _sparse,
         "hard thresholding": _hard_thresholding,
+        "l1 regression": _l1_regression,
+        "private mean": _mean,
     }.items()
     for calibration in ("tight", "paper")
 }

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -21,6 +21,7 @@ _SYMBOLS = {
     "num_features": "d",
     "epsilon": "epsilon",
     "sparsity": "s*",
+    "moment_order": "theta",
 }
 
 
@@ -42,6 +43,7 @@ class Setting:
         epsilon: privacy of a run.
         sparsity: nonzero entries of the true weights, where they are sparse.
         num_steps: steps of gradient descent, where they are shown.
+        moment_order: theta; moments of this order are bounded, of 2 by default.
     """
 
     num_samples: int
@@ -49,6 +51,7 @@ class Setting:
     epsilon: float = 1.0
     sparsity: int = 20
     num_steps: int = 0
+    moment_order: float = 2.0
 
     @property
     def delta(self) -> float:
@@ -73,6 +76,8 @@ class Panel:
         repetitions: of a full run.
         reported: what the paper says of it, in words; where it is a figure only, "".
         substitute: what stands for data that cannot be had, and why.
+        exponent: of x in the theory's error, for a setting; drawn through the first
+            point of the last method.
 
     Example:
         >>> from dpjax.experiments.figures import panels
@@ -93,6 +98,7 @@ class Panel:
     repetitions: int = 20
     reported: str = ""
     substitute: str = ""
+    exponent: Callable[[Setting], float] | None = None
 
     @property
     def figure(self) -> str:

@@ -90,7 +90,12 @@ def _named(key: Key, *names: Any) -> Key:
 def _rows(panel: Panel, setting: Setting, seed: int) -> Iterator[dict[str, Any]]:
     problem = PROBLEMS[panel.problem]
     root = jax.random.key(seed)
-    sizes = setting.num_samples, setting.num_features, setting.sparsity
+    sizes = (
+        setting.num_samples,
+        setting.num_features,
+        setting.sparsity,
+        setting.moment_order,
+    )
     data_keys = jax.random.split(_named(root, panel.problem, *sizes), panel.repetitions)
     for part in _parts(panel, setting):
         samples = jax.vmap(lambda key: problem.draw(key, setting))(data_keys[part])
