@@ -1,4 +1,7 @@
-"""The command: `run` measures and writes one record, `report` the pages from it."""
+"""The command: `run` measures and writes one record, `report` the pages from it.
+
+`figures` writes the page of the papers' figures.
+"""
 
 import argparse
 import json
@@ -21,12 +24,16 @@ def main(arguments=None):
     report = commands.add_parser("report", help="write the pages from a record")
     report.add_argument("record", type=Path, nargs="*", help="by default the latest")
     report.add_argument("--output", type=Path, help="folder of the pages")
+    figures = commands.add_parser("figures", help="write the page of papers' figures")
+    figures.add_argument("folder", type=Path, help="where `dpjax figures run` wrote to")
+    figures.add_argument("--output", type=Path, help="folder of the page")
     peak = commands.add_parser("peak", help="peak memory of one method, for `run`")
     peak.add_argument("case")
     peak.add_argument("method")
     peak.add_argument("--quick", action="store_true")
     options = vars(parser.parse_args(arguments))
-    command = {"run": _run, "report": _report, "peak": _peak}[options.pop("command")]
+    commands = {"run": _run, "report": _report, "figures": _figures, "peak": _peak}
+    command = commands[options.pop("command")]
     try:
         command(**options)
     except ValueError as error:
@@ -85,6 +92,13 @@ def _report(record, output):
     from benchmarks import report
 
     for path in report.write_pages(record, output):
+        print(path)
+
+
+def _figures(folder, output):
+    from benchmarks import figures
+
+    for path in figures.write_page(folder, output):
         print(path)
 
 

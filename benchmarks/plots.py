@@ -81,10 +81,14 @@ def compare(
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """Writes a PNG of 256 colours, which is half the size; fewer change the palette."""
     png = io.BytesIO()
     figure.savefig(png, format="png")
-    image = Image.open(png).convert("RGB")
+    save_png(png.getvalue(), path)
+
+
+def save_png(png: bytes, path: Path) -> None:
+    """Writes a PNG of 256 colours, which is half the size; fewer change the palette."""
+    image = Image.open(io.BytesIO(png)).convert("RGB")
     image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 

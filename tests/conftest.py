@@ -8,6 +8,18 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Drops compiled programs module by module.
+
+    Each takes some ten memory mappings. Linux gives a process 65,530 of them, which the
+    whole suite in two processes would pass: the compiler then ends in a segmentation
+    fault.
+    """
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def key():
     return jax.random.key(20261120)

@@ -10,6 +10,8 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import figures
+from benchmarks.text import number
 from dpjax.experiments._app import app
 from dpjax.experiments.figures import Panel, Size, panels
 from dpjax.experiments.figures import _run as runner
@@ -43,7 +45,7 @@ def run(name, folder, size=Size.SMOKE, seed=0, **changes):
 def test_every_figure_of_the_papers_is_there():
     figures = {panel.figure for panel in panels().values()}
     measured = {"001": 6, "004": 11}
-    assert figures == {"000-1", "003-1"} | {
+    assert figures == {"000-1", "002-1", "003-1"} | {
         f"{paper}-{i + 1}" for paper, count in measured.items() for i in range(count)
     }
 
@@ -67,7 +69,7 @@ def test_declarations_name_what_exists(name):
 
 
 # A panel of each figure, of many kinds; -m figures runs all of them.
-SMOKE = ["000-1b", "003-1b"]
+SMOKE = ["000-1b", "002-1a", "003-1b"]
 SMOKE += ["001-1a", "001-2d", "001-3b", "001-4a", "001-5c", "001-6b"]
 SMOKE += ["004-1b", "004-2c", "004-3a", "004-3b", "004-4a", "004-4b", "004-5a"]
 SMOKE += ["004-6b", "004-7a", "004-8a", "004-9c", "004-10b", "004-11a"]
@@ -150,6 +152,24 @@ def test_the_command_runs_and_plots(tmp_path, monkeypatch):
     result = invoke("plot", tmp_path)
     assert result.exit_code == 0, result.output
     assert (tmp_path / "004-1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page(tmp_path):
+    panel, table, _ = run("004-1b", tmp_path / "tables")
+    page, plot = figures.write_page(tmp_path / "tables", tmp_path / "page")
+    text = page.read_text()
+    assert all(f"**{name}**" in text for name in NAMES)
+    assert text.count("Not yet run.") == len(NAMES) - 1
+    assert "A quick run: n = 400, 1 repetitions" in text
+    assert f"The paper: {panel.reported}." in text
+    errors = dict(table.select("method", "value").iter_rows())
+    for method, error in errors.items():
+        assert f"| {method} | {number(error)} | {number(error)} |" in text
+    private = min(errors, key=errors.get)
+    assert f"| 004-1b | {panel.problem} | d = 8 | {private} |" in text
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="must hold tables of figures"):
+        figures.write_page(tmp_path)
 
 
 def test_the_command_lists():

@@ -54,6 +54,18 @@ def discrete_gaussian(
         >>> print(noise.dtype, abs(noise.std() / 1000 - 1) < 0.02)
         int64 True
 
+        A private mean that is exact to the last bit: each record is bounded and put on
+        a grid of 1/1000, and integers are added.
+
+        >>> from dpjax.accounting import discrete_gaussian_stddev
+        >>> records = np.append(np.random.default_rng(0).standard_t(3, 99_999), np.inf)
+        >>> steps = np.rint(1000 * np.clip(np.nan_to_num(records), -4, 4)).astype(int)
+        >>> stddev = discrete_gaussian_stddev(
+        ...     1.0, 1e-6, sensitivity=8000, num_coordinates=1)
+        >>> released = int(steps.sum()) + int(discrete_gaussian((), stddev=stddev))
+        >>> print(abs(released / 1000 / len(records)) < 0.05)
+        True
+
     Reference:
         Canonne, Kamath, Steinke (2020), The discrete Gaussian for differential privacy,
         Algorithms 2 and 3, Theorem 4.

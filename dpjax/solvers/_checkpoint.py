@@ -146,7 +146,9 @@ def opened(checkpoint: Checkpoint, run: Mapping[str, str]) -> Iterator[Store]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=1, enable_async_checkpointing=False
+        max_to_keep=1,
+        cleanup_tmp_directories=True,  # of a process that was killed while it saved
+        enable_async_checkpointing=False,
     )
     with ocp.CheckpointManager(folder, options=options) as manager:
         store = Store(manager, run)

@@ -1,4 +1,4 @@
-"""The panels of papers 001 and 004, and one each for 000 and 003, as declarations.
+"""The panels of papers 001 and 004, and one each for 000, 002 and 003.
 
 Where a paper does not print the numbers of an axis they are ours, within its ranges.
 """
@@ -295,6 +295,30 @@ def _by_moments() -> list[Panel]:
     ]
 
 
+def _among_parties() -> Panel:
+    """What paper 002 does not measure: the price of trusting nobody.
+
+    One party may collude with who sees the transcript, and knows its share of the
+    noise: the others' K - 1 have to do.
+    """
+    return Panel(
+        name="002-1a",
+        title="logistic regression among parties",
+        problem="logistic, in the unit ball",
+        fixed=Setting(num_samples=8_000, num_features=5),
+        x="num_parties",
+        values=(2, 4, 8, 16),
+        curves=("epsilon", (0.5, 2.0)),
+        methods=(
+            "zero",
+            "one curator",
+            "parties, aggregator trusted",
+            "parties, transcript seen",
+        ),
+        metric="excess risk",
+    )
+
+
 def panels() -> dict[str, Panel]:
     """Returns every panel by its name, in the papers' order.
 
@@ -302,7 +326,7 @@ def panels() -> dict[str, Panel]:
         >>> list(panels())[:2], panels()["004-1b"].reported
         (['000-1a', '000-1b'], '0.14 at n = 10,000 to 0.03 at n = 90,000')
     """
-    found = [*_by_moments(), *_paper_001(), *_paper_004()]
+    found = [*_by_moments(), _among_parties(), *_paper_001(), *_paper_004()]
 
     def order(panel: Panel) -> tuple[str, int, str]:
         paper, rest = panel.name.split("-")

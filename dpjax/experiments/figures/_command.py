@@ -10,7 +10,7 @@ from dpjax import _validate
 from dpjax.experiments import _display
 from dpjax.experiments._audit import write_whole
 from dpjax.experiments.figures._catalogue import panels
-from dpjax.experiments.figures._draw import draw
+from dpjax.experiments.figures._draw import draw, read
 from dpjax.experiments.figures._panel import Panel, Size
 from dpjax.experiments.figures._run import run_panel
 
@@ -72,8 +72,8 @@ def run_figure(
                 for panel in chosen
             ]
         plot = folder / f"{name}.png"
-        write_whole(plot, draw(chosen, tables), name="--out")
-    except (ValueError, OSError) as error:
+        write_whole(plot, draw(chosen, [read(table) for table in tables]), name="--out")
+    except (ValueError, OSError, ImportError) as error:
         _display.show_error(messages, error)
         raise typer.Exit(2) from None
     _display.show_paths(console, [*tables, plot])
@@ -95,7 +95,7 @@ def plot_figures(
         for name in dict.fromkeys(panel.figure for panel in known):
             chosen = [panel for panel in known if panel.figure == name]
             plots.append(folder / f"{name}.png")
-            content = draw(chosen, [tables[panel.name] for panel in chosen])
+            content = draw(chosen, [read(tables[panel.name]) for panel in chosen])
             write_whole(plots[-1], content, name="DIR")
     except (ValueError, OSError) as error:
         _display.show_error(_display.terminal(stderr=True), error)

@@ -20,21 +20,26 @@ _LINES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-def draw(panels: Sequence[Panel], tables: Sequence[Path]) -> bytes:
+def read(table: Path) -> pl.DataFrame:
+    """Returns the table of a panel, from `run_panel`."""
+    rows = pl.read_csv(table, schema_overrides={"curve": pl.String})
+    return rows.with_columns(pl.col("curve").fill_null(""))
+
+
+def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> bytes:
     """Returns the PNG of a figure.
 
     Lines are means over repetitions, bands go from the best to the worst one.
 
     Args:
         panels: of one figure.
-        tables: their tables, from `run_panel`.
+        tables: their tables.
     """
     figure = Figure(figsize=(4.6 * len(panels), 4.4), dpi=120, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     methods = list(dict.fromkeys(name for panel in panels for name in panel.methods))
     for panel, table, place in zip(panels, tables, axes, strict=True):
-        data = pl.read_csv(table, schema_overrides={"curve": pl.String})
-        _draw_panel(place, panel, data, methods)
+        _draw_panel(place, panel, table, methods)
     handles = [
         Line2D([], [], color=_COLORS[i], marker=_MARKERS[i], markersize=4, label=name)
         for i, name in enumerate(methods)
@@ -54,7 +59,6 @@ def draw(panels: Sequence[Panel], tables: Sequence[Path]) -> bytes:
 def _draw_panel(
     axes: Axes, panel: Panel, table: pl.DataFrame, methods: Sequence[str]
 ) -> None:
-    table = table.with_columns(pl.col("curve").fill_null(""))
     curves = table["curve"].unique(maintain_order=True).to_list()
     for (name, curve), rows in table.group_by("method", "curve", maintain_order=True):
         i = methods.index(str(name))

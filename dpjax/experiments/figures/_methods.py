@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from dp_accounting import NoOpDpEvent
 
-from dpjax import losses, solvers
+from dpjax import losses, parties, solvers
 from dpjax._types import Calibration, Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import WithoutReplacement
@@ -32,11 +33,34 @@ from dpjax.experiments.figures._problems import ProblemKind, Sample, pareto_mome
 from dpjax.solvers import Solution
 
 _FAILURE_PROB = 0.01  # of 001's experiments
+_NUM_ROUNDS = 10  # of the parties' descent
 _BATCH_SIZE = 1_000  # of 001's stochastic runs
 _TRIMMED = 0.05  # m / n of 001's Algorithm 3
 _PRIOR = 10.0  # b of its prior [-b, b], so that its kappa = b - a is 20
 
-Solve = Callable[..., Solution]
+
+class Task(NamedTuple):
+    """What a method gets: a problem of a size, its data, and a key."""
+
+    problem: ProblemKind
+    setting: Setting
+    sample: Sample
+    key: Key
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """The epsilon and the delta of the run."""
+        return {"epsilon": self.setting.epsilon, "delta": self.setting.delta}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n, d) of the features."""
+        return self.sample.data[0].shape
+
+    @property
+    def start(self) -> jax.Array:
+        """Weights of zero."""
+        return jnp.zeros_like(self.sample.true_params)
 
 
 @dataclass(frozen=True)
@@ -44,18 +68,18 @@ class FigureMethod:
     """A method that takes part in figures.
 
     Attributes:
-        solve: `solve(problem, setting, sample, key, **options) -> Solution`; options
-            are empty, or hold `watch` where every iterate is shown.
+        solve: `solve(task, **options) -> Solution`; options are empty, or hold `watch`
+            where every iterate is shown.
         is_private: whether it protects the records.
         has_steps: whether it has iterates to show.
     """
 
-    solve: Solve
+    solve: Callable[..., Solution]
     is_private: bool = True
     has_steps: bool = True
 
 
-def optimum(problem: ProblemKind, setting: Setting, sample: Sample) -> jax.Array:
+def optimum(problem: ProblemKind, sample: Sample) -> jax.Array:
     """Returns the best weights that are known, without privacy.
 
     Those that made the data of a linear model; else where accelerated projected
@@ -93,19 +117,13 @@ def _accelerated(
     return params
 
 
-def _start(sample: Sample) -> jax.Array:
-    return jnp.zeros_like(sample.true_params)
-
-
-def _zero(problem: ProblemKind, setting: Setting, sample: Sample, key: Key) -> Solution:
-    del problem, setting, key
+def _zero(task: Task) -> Solution:
     nothing = PrivacyGuarantee.of(0.0, 0.0, dp_event=NoOpDpEvent())
-    return Solution(_start(sample), nothing, {})
+    return Solution(task.start, nothing, {})
 
 
-def _best(problem: ProblemKind, setting: Setting, sample: Sample, key: Key) -> Solution:
-    del key
-    params = optimum(problem, setting, sample)
+def _best(task: Task) -> Solution:
+    params = optimum(task.problem, task.sample)
     return Solution(params, PrivacyGuarantee.non_private(), {})
 
 
@@ -113,30 +131,8 @@ def _inverse_root(step: jax.Array) -> jax.Array:
     return 1 / jnp.sqrt(step + 1)  # 1 / sqrt(t) of 001, t = 1, 2, ...
 
 
-def _smoothed(
-    problem: ProblemKind,
-    setting: Setting,
-    num_features: int,
-    *,
-    batch_size: int,
-    calibration: Calibration,
-) -> Estimator:
-    return SmoothedTruncation.for_moment(
-        problem.moment_bound,
-        num_samples=batch_size,
-        num_coordinates=num_features,
-        num_steps=setting.num_steps,
-        epsilon=setting.epsilon,
-        delta=setting.delta,
-        calibration=calibration,
-    )
-
-
 def _descent(
-    problem: ProblemKind,
-    setting: Setting,
-    sample: Sample,
-    key: Key,
+    task: Task,
     *,
     is_private: bool = True,
     is_stochastic: bool = False,
@@ -147,116 +143,84 @@ def _descent(
     **options: Any,
 ) -> Solution:
     """Gradient descent; by smoothed truncation, unless there is an estimator."""
-    num_samples, num_features = sample.data[0].shape
+    num_steps = task.setting.num_steps or num_steps
+    num_samples, num_features = task.shape
     batch_size = min(_BATCH_SIZE, num_samples) if is_stochastic else num_samples
     if estimator is None:
-        estimator = _smoothed(
-            problem,
-            setting,
-            num_features,
-            batch_size=batch_size,
+        estimator = SmoothedTruncation.for_moment(
+            task.problem.moment_bound,
+            num_samples=batch_size,
+            num_coordinates=num_features,
+            num_steps=num_steps or 1,
+            **task.budget,
             calibration=calibration if is_private else "paper",
         )
     options |= {
-        "key": key,
+        "key": task.key,
         "estimator": estimator,
         "learning_rate": _inverse_root if is_stochastic else learning_rate,
-        "num_steps": setting.num_steps or num_steps,
-        "projection_fn": problem.project if problem.ball else None,
+        "num_steps": num_steps,
+        "projection_fn": task.problem.project if task.problem.ball else None,
     }
     if is_stochastic:
         options |= {"batching": WithoutReplacement(batch_size), "averaging": True}
+    solve = solvers.robust_gradient_descent
     if is_private:
-        options |= {"epsilon": setting.epsilon, "delta": setting.delta}
-        options |= {"calibration": calibration}
-    private = solvers.dp_gradient_descent
-    solve = private if is_private else solvers.robust_gradient_descent
-    return solve(problem.penalized, _start(sample), sample.data, **options)
+        options |= task.budget | {"calibration": calibration}
+        solve = solvers.dp_gradient_descent
+    return solve(task.problem.penalized, task.start, task.sample.data, **options)
 
 
-def _frank_wolfe(
-    problem: ProblemKind,
-    setting: Setting,
-    sample: Sample,
-    key: Key,
-    *,
-    calibration: Calibration,
-) -> Solution:
+def _frank_wolfe(task: Task, *, calibration: Calibration) -> Solution:
     return solvers.dp_frank_wolfe(
-        problem.penalized,
-        _start(sample),
-        sample.data,
-        key=key,
-        epsilon=setting.epsilon,
+        task.problem.penalized,
+        task.start,
+        task.sample.data,
+        key=task.key,
+        epsilon=task.setting.epsilon,
         constraint=L1Ball(1.0),
-        moment_bound=problem.moment_bound,
+        moment_bound=task.problem.moment_bound,
         calibration=calibration,
     )
 
 
-def _lasso(
-    problem: ProblemKind,
-    setting: Setting,
-    sample: Sample,
-    key: Key,
-    *,
-    calibration: Calibration,
-) -> Solution:
+def _lasso(task: Task, *, calibration: Calibration) -> Solution:
     return solvers.dp_lasso(
-        *sample.data,
-        key=key,
-        epsilon=setting.epsilon,
-        delta=setting.delta,
-        moment_bound=problem.data_moment_bound,
+        *task.sample.data,
+        key=task.key,
+        **task.budget,
+        moment_bound=task.problem.data_moment_bound,
         calibration=calibration,
     )
 
 
-def _sparse(
-    problem: ProblemKind,
-    setting: Setting,
-    sample: Sample,
-    key: Key,
-    *,
-    calibration: Calibration,
-) -> Solution:
+def _sparse(task: Task, *, calibration: Calibration) -> Solution:
     return solvers.dp_sparse_linear_regression(
-        *sample.data,
-        key=key,
-        epsilon=setting.epsilon,
-        delta=setting.delta,
-        sparsity=setting.sparsity,
-        moment_bound=problem.data_moment_bound,
+        *task.sample.data,
+        key=task.key,
+        **task.budget,
+        sparsity=task.setting.sparsity,
+        moment_bound=task.problem.data_moment_bound,
         calibration=calibration,
     )
 
 
-def _hard_thresholding(
-    problem: ProblemKind,
-    setting: Setting,
-    sample: Sample,
-    key: Key,
-    *,
-    calibration: Calibration,
-) -> Solution:
-    num_samples, num_features = sample.data[0].shape
-    num_steps = max(1, int(math.log(num_samples)))
+def _hard_thresholding(task: Task, *, calibration: Calibration) -> Solution:
+    num_samples, num_features = task.shape
+    num_steps = max(1, int(math.log(num_samples)))  # T of 004's experiments
     estimator = SmoothedTruncation.for_moment(
-        problem.moment_bound,
+        task.problem.moment_bound,
         num_samples=num_samples // num_steps,
         num_coordinates=num_features,
-        num_steps=1,
-        epsilon=setting.epsilon,
-        delta=setting.delta,
+        **task.budget,
     )
     return solvers.dp_iterative_hard_thresholding(
-        problem.penalized,
-        _start(sample),
-        sample.data,
-        key=key,
-        epsilon=setting.epsilon,
-        delta=setting.delta,
-        sparsity=setting.sparsity,
+        task.problem.penalized,
+        task.start,
+        task.sample.data,
+        key=task.key,
+        **task.budget,
+        sparsity=task.setting.sparsity,
         estimator=estimator,
         learning_rate=0.5,  # eta of 004's experiments
         num_steps=num_steps,
@@ -264,63 +228,83 @@ def _hard_thresholding(
     )
 
 
-def _l1_regression(
-    problem: ProblemKind,
-    setting: Setting,
-    sample: Sample,
-    key: Key,
-    *,
-    calibration: Calibration,
-) -> Solution:
-    box, num_features = Box(-1.0, 1.0), sample.data[0].shape[1]
+def _l1_regression(task: Task, *, calibration: Calibration) -> Solution:
+    _, num_features = task.shape
     return solvers.dp_l1_regression(
-        *sample.data,
-        key=key,
-        epsilon=setting.epsilon,
-        candidates=halton_net(box, num_features, num_candidates=4096),
-        moment_order=setting.moment_order,
-        moment_bound=problem.moment_bound,
+        *task.sample.data,
+        key=task.key,
+        epsilon=task.setting.epsilon,
+        candidates=halton_net(Box(-1.0, 1.0), num_features, num_candidates=4096),
+        moment_order=task.setting.moment_order,
+        moment_bound=task.problem.moment_bound,
         calibration=calibration,
     )
 
 
 def _mean(
-    problem: ProblemKind,
-    setting: Setting,
-    sample: Sample,
-    key: Key,
+    task: Task,
     *,
     calibration: Calibration = "tight",
     estimator: Estimator | None = None,
 ) -> Solution:
     """The private mean by truncation, unless there is an estimator."""
-    del problem
-    samples, _ = sample.data
+    num_samples, num_features = task.shape
     if estimator is None:
         estimator = Truncation.for_moment(
-            pareto_moment(setting),
-            moment_order=setting.moment_order,
-            num_samples=setting.num_samples,
-            num_coordinates=samples.shape[1],
-            epsilon=setting.epsilon,
-            delta=setting.delta,
+            pareto_moment(task.setting),
+            moment_order=task.setting.moment_order,
+            num_samples=num_samples,
+            num_coordinates=num_features,
+            **task.budget,
             calibration=calibration,
         )
     return solvers.private_mean(
-        samples,
-        key=key,
-        epsilon=setting.epsilon,
-        delta=setting.delta,
+        task.sample.data[0],
+        key=task.key,
+        **task.budget,
         estimator=estimator,
         calibration=calibration,
     )
 
 
-def _empirical_mean(
-    problem: ProblemKind, setting: Setting, sample: Sample, key: Key
-) -> Solution:
-    del problem, setting, key
-    params = jnp.mean(sample.data[0], axis=0)
+def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
+    """Parties in threads of this process; one may collude with whoever listens."""
+    num_parties = task.setting.num_parties
+    share = task.setting.num_samples // num_parties
+    words = np.asarray(jax.random.key_data(task.key))
+
+    def train(transport: parties.Transport) -> Solution:
+        mine = slice(transport.party * share, (transport.party + 1) * share)
+        features, labels = (part[mine] for part in task.sample.data)
+        random_bytes = np.random.default_rng([*words, transport.party]).bytes
+        if is_trusted:
+            return solvers.multiparty_objective_perturbation(
+                features,
+                labels,
+                transport=transport,
+                **task.budget,
+                regularization=task.problem.l2,
+                max_colluding=1,
+                test_only_random_bytes=random_bytes,
+            )
+        return solvers.multiparty_gradient_descent(
+            task.problem.penalized,
+            task.start,
+            (features, labels),
+            transport=transport,
+            **task.budget,
+            estimator=Clipping(1.0),
+            learning_rate=4.0,  # the inverse of the largest curvature
+            num_steps=_NUM_ROUNDS,
+            max_colluding=1,
+            test_only_random_bytes=random_bytes,
+        )
+
+    return parties.run_parties(train, num_parties)[0]
+
+
+def _empirical_mean(task: Task) -> Solution:
+    params = jnp.mean(task.sample.data[0], axis=0)
     return Solution(params, PrivacyGuarantee.non_private(), {})
 
 
@@ -331,6 +315,18 @@ METHODS: dict[str, FigureMethod] = {
     "not private": FigureMethod(_best, is_private=False, has_steps=False),
     "DP-GD, clipping": FigureMethod(_CLIPPED),
     "empirical mean": FigureMethod(_empirical_mean, is_private=False, has_steps=False),
+    "one curator": FigureMethod(
+        partial(
+            _descent,
+            estimator=Clipping(1.0),
+            learning_rate=4.0,
+            num_steps=_NUM_ROUNDS,
+        )
+    ),
+    "parties, transcript seen": FigureMethod(partial(_among_parties, is_trusted=False)),
+    "parties, aggregator trusted": FigureMethod(
+        partial(_among_parties, is_trusted=True)
+    ),
     "clipped mean": FigureMethod(partial(_mean, estimator=Clipping(1.0))),
     "RGD": FigureMethod(partial(_descent, is_private=False), is_private=False),
     "stochastic RGD": FigureMethod(

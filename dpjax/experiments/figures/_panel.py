@@ -15,6 +15,7 @@ TITLES = {
     "epsilon": "privacy parameter epsilon",
     "sparsity": "sparsity s*",
     "num_steps": "steps t",
+    "num_parties": "parties K",
 }
 _SYMBOLS = {
     "num_samples": "n",
@@ -44,6 +45,7 @@ class Setting:
         sparsity: nonzero entries of the true weights, where they are sparse.
         num_steps: steps of gradient descent, where they are shown.
         moment_order: theta; moments of this order are bounded, of 2 by default.
+        num_parties: K, among whom the records are dealt out.
     """
 
     num_samples: int
@@ -52,6 +54,7 @@ class Setting:
     sparsity: int = 20
     num_steps: int = 0
     moment_order: float = 2.0
+    num_parties: int = 1
 
     @property
     def delta(self) -> float:
@@ -132,7 +135,13 @@ class Panel:
         # Another epsilon compiles nothing; other sizes do.
         most = 3 if not is_smoke else 2 if self.x == "epsilon" else 1
         limits = (
-            {"num_samples": 400, "num_features": 8, "sparsity": 2, "num_steps": 4}
+            {
+                "num_samples": 400,
+                "num_features": 8,
+                "sparsity": 2,
+                "num_steps": 4,
+                "num_parties": 2,
+            }
             if is_smoke
             else {
                 "num_samples": 20_000,

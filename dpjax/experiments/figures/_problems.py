@@ -156,6 +156,21 @@ def _student_noise(key: Key, setting: Setting) -> Sample:
 
 
 @partial(jax.jit, static_argnums=1)
+def _in_unit_ball(key: Key, setting: Setting) -> Sample:
+    """Two classes; features of heavy tails, scaled down to the unit ball."""
+    problem = datasets.logistic_model(
+        key,
+        num_samples=setting.num_samples,
+        num_features=setting.num_features,
+        feature_law=StudentT(3.0),
+        noise_law=Logistic(),
+    )
+    norms = jnp.linalg.norm(problem.features, axis=1, keepdims=True)
+    data = problem.features / jnp.maximum(norms, 1), problem.targets
+    return Sample(data, data, problem.true_params)
+
+
+@partial(jax.jit, static_argnums=1)
 def _pareto(key: Key, setting: Setting) -> Sample:
     """A law with moments of order theta, and none of order theta + 0.2."""
     law = Pareto(setting.moment_order + _EXCESS)
@@ -289,6 +304,9 @@ PROBLEMS = {
     ),
     "linear, noise of order theta": ProblemKind(
         _student_noise, losses.absolute, moment_bound=20.0
+    ),
+    "logistic, in the unit ball": ProblemKind(
+        _in_unit_ball, losses.logistic, l2=RIDGE, moment_bound=0.25
     ),
     "mean of a Pareto law": ProblemKind(_pareto, losses.squared),
     "BlogFeedback": _of_data(datasets.blog_feedback, losses.squared, ball="l1"),

@@ -20,7 +20,7 @@ import polars as pl
 
 from dpjax._types import Key
 from dpjax.experiments._audit import write_whole
-from dpjax.experiments.figures._methods import METHODS, optimum
+from dpjax.experiments.figures._methods import METHODS, Task, optimum
 from dpjax.experiments.figures._panel import Panel, Setting
 from dpjax.experiments.figures._problems import PROBLEMS, Sample, measure
 from dpjax.solvers import Solution, Watch
@@ -99,7 +99,7 @@ def _rows(panel: Panel, setting: Setting, seed: int) -> Iterator[dict[str, Any]]
     data_keys = jax.random.split(_named(root, panel.problem, *sizes), panel.repetitions)
     for part in _parts(panel, setting):
         samples = jax.vmap(lambda key: problem.draw(key, setting))(data_keys[part])
-        best = jax.vmap(lambda sample: optimum(problem, setting, sample))(samples)
+        best = jax.vmap(lambda sample: optimum(problem, sample))(samples)
         for name in panel.methods:
             keys = jax.random.split(
                 _named(root, panel.name, dataclasses.astuple(setting), name),
@@ -127,9 +127,11 @@ def _rows(panel: Panel, setting: Setting, seed: int) -> Iterator[dict[str, Any]]
 
 def _parts(panel: Panel, setting: Setting) -> Iterator[slice]:
     """Yields repetitions that are run side by side, as memory allows."""
-    # One after the other on CPU, whose cores a run keeps busy, and for its iterates.
+    # One after the other on CPU, whose cores a run keeps busy, for its iterates, and
+    # among parties, whose messages pass over the host.
     size = 4 * setting.num_samples * max(setting.num_features, 100)
-    is_alone = panel.x == "num_steps" or jax.default_backend() == "cpu"
+    is_traced = panel.x not in ("num_steps", "num_parties")
+    is_alone = not is_traced or jax.default_backend() == "cpu"
     count = 1 if is_alone else max(1, _CHUNK_BYTES // size)
     for start in range(0, panel.repetitions, count):
         yield slice(start, start + count)
@@ -146,7 +148,8 @@ def _solved(
     solutions: list[Solution] = []  # of a batch: for what does not depend on the key
 
     def solve(key: Key, sample: Sample, **options: Any) -> jax.Array:
-        solutions.append(method.solve(problem, setting, sample, key, **options))
+        task = Task(problem, setting, sample, key)
+        solutions.append(method.solve(task, **options))
         return solutions[-1].params
 
     if len(keys) > 1:
