@@ -187,6 +187,7 @@ def _bits(tree: PyTree) -> Iterator[bytes | memoryview]:
 
 
 def is_key(leaf: Any) -> bool:
+    """Tells whether a leaf is a typed key."""
     return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
 
 
