@@ -83,11 +83,11 @@ def optimum(problem: ProblemKind, sample: Sample) -> jax.Array:
     """Returns the best weights that are known, without privacy.
 
     Those that made the data of a linear model; else where accelerated projected
-    gradient descent arrives from there.
+    gradient descent arrives from zero.
     """
     if problem.dataset is None and problem.loss_fn is not losses.logistic:
         return sample.true_params
-    start = -sample.true_params if problem.ball is None else sample.true_params
+    start = jnp.zeros_like(sample.true_params)
     return _accelerated(problem.penalized, problem.project, start, sample.data)
 
 

@@ -61,7 +61,6 @@ class ProblemKind:
             the theory of the estimators takes; public.
         data_moment_bound: a bound on the fourth moments of features and targets, which
             `dp_lasso` and `dp_sparse_linear_regression` take; public.
-        is_sparse: whether only `setting.sparsity` weights differ from zero.
         dataset: the loader of a real data set, or None.
     """
 
@@ -71,7 +70,6 @@ class ProblemKind:
     ball: str | None = None
     moment_bound: float = 1.0
     data_moment_bound: float = 1.0
-    is_sparse: bool = False
     dataset: Callable[[], Dataset] | None = None
 
     @property
@@ -232,7 +230,6 @@ def _sparse_linear(noise_law: datasets.Law) -> ProblemKind:
         ball="l2",
         moment_bound=50.0,
         data_moment_bound=75.0,  # E x^4 = 3 * 5^2
-        is_sparse=True,
     )
 
 
@@ -251,7 +248,6 @@ def _sparse_logistic(
         l2=RIDGE,
         ball="l2",
         moment_bound=bound,
-        is_sparse=True,
     )
 
 
