@@ -1,5 +1,6 @@
 """`dpjax train --checkpoint`: a process that is killed, and taken up again."""
 
+import contextlib
 import json
 import shutil
 import signal
@@ -19,12 +20,19 @@ def command(output, checkpoint, *options):
     return [*arguments, "clipping", *folders, *options]
 
 
-def start(*arguments):
-    return subprocess.Popen(
+@contextlib.contextmanager
+def started(*arguments):
+    """A process of the command; it does not outlive the test that started it."""
+    with subprocess.Popen(
         [sys.executable, "-m", "dpjax.cli", *command(*arguments)],
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def states(folder):
@@ -35,11 +43,11 @@ def states(folder):
 
 def test_killed_and_taken_up_again(tmp_path):
     kept, output, other = (tmp_path / name for name in ("kept", "out", "other"))
-    process = start(output, kept)
-    while not states(kept) and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    with started(output, kept) as process:
+        while not states(kept) and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, process.stderr.read()
     assert not output.exists()
     assert kept.stat().st_mode & 0o777 == 0o700
 
@@ -47,9 +55,10 @@ def test_killed_and_taken_up_again(tmp_path):
     whole = tmp_path / "whole"
     whole.mkdir()
     shutil.copy(kept / "key.npy", whole)
-    runs = [start(output, kept), start(other, whole)]
-    for process in runs:
-        assert process.wait() == 0
+    with started(output, kept) as resumed, started(other, whole) as untouched:
+        for process in (resumed, untouched):
+            _, said = process.communicate()
+            assert process.returncode == 0, said
     released, expected = (
         (folder / "params.npz").read_bytes() for folder in (output, other)
     )
@@ -84,6 +93,16 @@ def test_refuses_the_folder_of_another_run(tmp_path, monkeypatch):
     assert not output.exists()
     monkeypatch.undo()
     assert run(output, kept, *quick).exit_code == 0
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("name", ["key.npy", "iterates.npz"])
+def test_killed_while_a_file_was_written(tmp_path, name):
+    kept, output = tmp_path / "kept", tmp_path / "out"
+    kept.mkdir()
+    (kept / f".{name}.part").write_bytes(b"the first half of")
+    result = run(output, kept, "--quick", "--steps", "4")
+    assert result.exit_code == 0, result.stderr
     assert not kept.exists()
 
 

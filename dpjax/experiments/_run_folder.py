@@ -50,7 +50,7 @@ class RunFolder(NamedTuple):
             or (
                 self.path.is_dir()
                 and {path.name for path in self.path.iterdir()}
-                <= {_KEY, _STATES, _ITERATES}
+                <= {_KEY, _STATES, _ITERATES, _partial(_KEY), _partial(_ITERATES)}
             ),
             "--checkpoint",
             str(self.path),
@@ -95,7 +95,7 @@ class RunFolder(NamedTuple):
         """Writes a file whole or not at all."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
-        partial = self.path / f".{name}.part"
+        partial = self.path / _partial(name)
         try:
             with open(partial, "wb") as sink:
                 sink.write(content)
@@ -104,3 +104,8 @@ class RunFolder(NamedTuple):
             os.replace(partial, self.path / name)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _partial(name: str) -> str:
+    """Returns the name of a file while it is written, which a kill leaves behind."""
+    return f".{name}.part"

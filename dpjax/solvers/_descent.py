@@ -20,7 +20,8 @@ class Watch(NamedTuple):
 
     Attributes:
         callback: `callback(step, params)`, called on the host with step = 1, 2, ...; it
-            sees released numbers only. Its return value is ignored.
+            sees released numbers only. Its return value is ignored. A run that is taken
+            up after a kill may show a step again, with the same numbers.
         every: how many steps lie between two calls; the last step is always shown.
     """
 
@@ -177,10 +178,11 @@ def run(descent: jax.stages.Wrapped, method: Any, **arguments: Any) -> Any:
             stop = min(loop.num_steps, *cuts)
             result, carry = run_part(step, stop, carry)
             is_last = stop == loop.num_steps
-            if stop > step and (is_last or stop % checkpoint.every == 0):
-                store.save(stop, carry)
+            # Shown before it is saved: twice after a kill, but never not at all.
             if watch and (is_last or stop % watch.every == 0):
                 watch.callback(stop, carry[0])
+            if stop > step and (is_last or stop % checkpoint.every == 0):
+                store.save(stop, carry)
             if is_last:
                 return result
             step = stop

@@ -167,10 +167,10 @@ def test_killed_at_any_step(step, every, tmp_path):
         descent(checkpoint=killed, watch=Watch(lambda i, w: seen.update({i: w}))),
         whole,
     )
-    # It went on where it was saved. A state counts once it is saved, so the run that
-    # was killed in its last step has it, and shows the end again.
-    saved = step if step == T else step - step % every
-    assert list(seen) == list(range(min(saved + 1, T), T + 1))
+    # It went on where it was saved. A step is shown before it is saved: the one that
+    # the kill came in is shown again, and none is left out.
+    saved = (step - 1) - (step - 1) % every
+    assert list(seen) == list(range(saved + 1, T + 1))
 
 
 def test_iterates_after_resuming_are_those_of_the_whole_run(tmp_path):
@@ -291,7 +291,7 @@ PROCESS = """
     folder, fault = sys.argv[1:]
 
     def watch(step, params):
-        if fault == "kill" and step == 4:
+        if fault == "kill" and step == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "full disk" and step == 3:  # the state of step 4 has no room
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
