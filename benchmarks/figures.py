@@ -82,7 +82,7 @@ def write_page(folder: Path, output: Path | None = None) -> list[Path]:
 def _panel(panel: Panel, rows: pl.DataFrame | None) -> Iterator[str]:
     yield f"**{panel.name}**: {panel.title}; {panel.metric}.\n"
     if panel.substitute:
-        yield f"{panel.problem} stands {panel.substitute}, which is not at hand.\n"
+        yield f"{panel.problem} stands for {panel.substitute}, which is not bundled.\n"
     if panel.reported:
         yield f"The paper: {panel.reported}.\n"
     if rows is None:

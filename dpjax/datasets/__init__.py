@@ -1,9 +1,9 @@
 """Heavy-tailed problems and real data sets, scaled by public constants only.
 
-`adult` and `rand_hie` are carried in the package. `blog_feedback`, `credit_default` and
-`belgian_motor` are looked up in the folder $DPJAX_DATA, then in the cache
-($XDG_CACHE_HOME/dpjax, or ~/.cache/dpjax); `blog_feedback` is fetched into the cache
-where it is in neither. Synthetic problems are pure functions of a JAX key.
+`adult` and `rand_hie` are carried in the package. The others are looked up in the
+folder $DPJAX_DATA, then in the cache ($XDG_CACHE_HOME/dpjax, or ~/.cache/dpjax);
+`blog_feedback` is fetched into the cache where it is in neither, and the others say how
+to get them. Synthetic problems are pure functions of a JAX key.
 """
 
 from dpjax.datasets._adult import adult
@@ -33,6 +33,9 @@ from dpjax.datasets._laws import (
     StudentT,
 )
 from dpjax.datasets._rand_hie import rand_hie
+from dpjax.datasets._twitter import twitter
+from dpjax.datasets._winnipeg import winnipeg
+from dpjax.datasets._year_prediction import year_prediction
 
 __all__ = [
     "Categorical",
@@ -60,4 +63,7 @@ __all__ = [
     "rand_hie",
     "reversed_logistic_model",
     "sparse_params",
+    "twitter",
+    "winnipeg",
+    "year_prediction",
 ]

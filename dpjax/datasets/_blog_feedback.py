@@ -1,13 +1,12 @@
 """BlogFeedback: how many comments does a blog post get in the next 24 hours?"""
 
-import io
 import zipfile
 
 import numpy as np
 
 from dpjax.datasets._dataset import Dataset, assemble, in_units
 from dpjax.datasets._encoding import Numeric
-from dpjax.datasets._files import DataFile, locate
+from dpjax.datasets._files import DataFile, locate, read_matrix
 
 FILE = DataFile(
     path="blogfeedback/BlogFeedback.zip",
@@ -69,8 +68,8 @@ def blog_feedback() -> Dataset:
     """
     with zipfile.ZipFile(locate(FILE)) as archive:
         days = sorted(name for name in archive.namelist() if "test" in name)
-        train = _read_matrix(archive.read("blogData_train.csv"))
-        test = _read_matrix(b"".join(archive.read(day) for day in days))
+        train = read_matrix(archive.read("blogData_train.csv"))
+        test = read_matrix(b"".join(archive.read(day) for day in days))
     table = np.vstack([train, test])
     columns = dict(zip((*SCHEMA, "target"), table.T, strict=True))
     return assemble(
@@ -84,11 +83,3 @@ def blog_feedback() -> Dataset:
         licence="CC BY 4.0",
         source="UCI Machine Learning Repository, doi 10.24432/C58S3F",
     )
-
-
-def _read_matrix(text: bytes) -> np.ndarray:
-    """Reads numbers without a header, NaN where a cell does not parse."""
-    try:
-        return np.loadtxt(io.BytesIO(text), delimiter=",", dtype=np.float32, ndmin=2)
-    except ValueError:  # An odd cell: genfromtxt takes it, ten times slower.
-        return np.genfromtxt(io.BytesIO(text), delimiter=",", dtype=np.float32)

@@ -18,6 +18,9 @@ PUBLIC_SETS = {
     "blog_feedback": datasets.blog_feedback,
     "credit_default": datasets.credit_default,
     "belgian_motor": datasets.belgian_motor,
+    "twitter": datasets.twitter,
+    "winnipeg": datasets.winnipeg,
+    "year_prediction": datasets.year_prediction,
 }
 
 

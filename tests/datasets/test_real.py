@@ -188,7 +188,84 @@ def test_the_data_folder_comes_before_the_cache(
     assert _files.locate(remote_file) == mine
 
 
-@pytest.mark.parametrize("load", [datasets.credit_default, datasets.belgian_motor])
+def of_twitter(index):
+    return ",".join(str(1000.0 * (index + 1) + column) for column in range(78))
+
+
+def of_winnipeg(index):
+    return ",".join([str(index % 7 + 1), *(str(10.0 * i) for i in range(1, 175))])
+
+
+def of_year_prediction(index):
+    return ",".join([str(1998 + index % 4), *("50.0",) * 12, *("-2000.0",) * 78])
+
+
+# In the form of the archive's files, which are not on every machine.
+IN_FORM = {
+    "twitter": ("twitter/Twitter.data.gz", "", of_twitter, 20),
+    "winnipeg": (
+        "winnipeg/WinnipegDataset.txt.gz",
+        ",".join(["label", *(f"f{i}" for i in range(1, 175))]) + "\n",
+        of_winnipeg,
+        600,
+    ),
+    "year_prediction": (
+        "year_prediction/YearPredictionMSD.txt.gz",
+        "",
+        of_year_prediction,
+        8,
+    ),
+}
+
+
+@pytest.fixture(params=IN_FORM)
+def in_form(request, empty_machine, monkeypatch):
+    path, header, line, count = IN_FORM[request.param]
+    place = empty_machine / "data" / path
+    place.parent.mkdir(parents=True)
+    text = header + "\n".join(line(index) for index in range(count)) + "\n"
+    place.write_bytes(gzip.compress(text.encode()))
+    monkeypatch.setenv("DPJAX_DATA", str(empty_machine / "data"))
+    monkeypatch.setattr("dpjax.datasets._year_prediction._NUM_TRAIN", 6)
+    return getattr(datasets, request.param)()
+
+
+def test_files_of_the_archive_are_read(in_form):
+    expected = {
+        "twitter": ((16, 78), (4, 78), "regression"),
+        "winnipeg": ((500, 175), (100, 175), "classification"),
+        "year_prediction": ((6, 91), (2, 91), "classification"),
+    }
+    data = in_form
+    assert (data.features.shape, data.test_features.shape, data.task) == expected[
+        data.name
+    ]
+    first = dict(zip(data.feature_names, data.features[0].tolist(), strict=True))
+    assert first["intercept"] == 1
+    if data.name == "twitter":
+        assert first["created-discussions-0"] == pytest.approx(1.0)
+        assert first["author-increase-6"] == pytest.approx(1.013)
+        assert first["attention-by-authors-0"] == pytest.approx(1014)
+        assert first["active-discussions-6"] == pytest.approx(1.076)
+        assert data.targets[0] == pytest.approx(1.077)
+    elif data.name == "winnipeg":
+        assert (first["f1"], first["f174"]) == (1, 174)
+        assert data.targets[:7].tolist() == [-1, -1, -1, -1, -1, 1, -1]
+    else:
+        assert (first["timbre-mean-12"], first["timbre-covariance-78"]) == (1, -2)
+        assert data.targets[:4].tolist() == [-1, -1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        datasets.credit_default,
+        datasets.belgian_motor,
+        datasets.twitter,
+        datasets.winnipeg,
+        datasets.year_prediction,
+    ],
+)
 @pytest.mark.usefixtures("empty_machine")
 def test_a_file_without_an_address_says_how_to_obtain_it(load):
     with pytest.raises(FileNotFoundError, match="DPJAX_DATA"):

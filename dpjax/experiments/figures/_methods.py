@@ -341,6 +341,9 @@ METHODS: dict[str, FigureMethod] = {
     ),
     "Algorithm 4, tight": FigureMethod(_descent),
     "Algorithm 4, paper": FigureMethod(partial(_descent, calibration="paper")),
+    "stochastic DP-GD, clipping": FigureMethod(
+        partial(_descent, is_stochastic=True, estimator=Clipping(1.0))
+    ),
     "stochastic Algorithm 4, tight": FigureMethod(
         partial(_descent, is_stochastic=True)
     ),

@@ -78,7 +78,7 @@ class Panel:
         metric: what is measured, with its unit; a name of `_problems.METRICS`.
         repetitions: of a full run.
         reported: what the paper says of it, in words; where it is a figure only, "".
-        substitute: what stands for data that cannot be had, and why.
+        substitute: the paper's data set, where another one stands for it.
         exponent: of x in the theory's error, for a setting; drawn through the first
             point of the last method.
 

@@ -306,6 +306,13 @@ PROBLEMS = {
     ),
     "mean of a Pareto law": ProblemKind(_pareto, losses.squared),
     "BlogFeedback": _of_data(datasets.blog_feedback, losses.squared, ball="l1"),
+    "Twitter": _of_data(datasets.twitter, losses.squared, ball="l1"),
+    "Winnipeg": _of_data(
+        datasets.winnipeg, losses.logistic, ball="l1", moment_bound=0.25
+    ),
+    "Year Prediction": _of_data(
+        datasets.year_prediction, losses.logistic, ball="l1", moment_bound=0.25
+    ),
     "RAND HIE": _of_data(datasets.rand_hie, losses.squared, ball="l1"),
     "credit default": _of_data(
         datasets.credit_default, losses.logistic, ball="l1", moment_bound=0.25
