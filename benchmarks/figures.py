@@ -28,7 +28,7 @@ constants, whatever they guarantee: what they really give stands beside them. Ex
 risks are over the best weights that are known, those that made the data or the optimum
 without privacy. Axes that a paper does not print are ours.
 
-A **quick** run has at most 20,000 records, 200 features and 3 repetitions, and three
+A **quick** run has at most 10,000 records, 200 features and 3 repetitions, and three
 points along an axis; a **full** run the sizes and the 20 repetitions of the paper.
 """
 CHOICE = """\

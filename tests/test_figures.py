@@ -14,7 +14,7 @@ from benchmarks import figures
 from benchmarks.text import number
 from dpjax import datasets
 from dpjax.experiments._app import app
-from dpjax.experiments.figures import Panel, Size, panels
+from dpjax.experiments.figures import Panel, Size, draw, panels
 from dpjax.experiments.figures import _run as runner
 from dpjax.experiments.figures._methods import METHODS
 from dpjax.experiments.figures._problems import METRICS, PROBLEMS
@@ -132,6 +132,29 @@ def test_side_by_side_is_the_same(tmp_path, monkeypatch):
     alone, together = alone.sort(order), together.sort(order)
     assert alone.drop("value").equals(together.drop("value"))
     np.testing.assert_allclose(alone["value"], together["value"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("figure", sorted({one.figure for one in panels().values()}))
+def test_every_figure_can_be_drawn(figure):
+    # Without running it: each method has a colour of its own, each curve a line.
+    chosen = [one for one in panels().values() if one.figure == figure]
+    tables = [
+        pl.DataFrame(
+            [
+                {
+                    "method": method,
+                    "curve": one.curve_name(setting),
+                    one.x: getattr(setting, one.x),
+                    "repetition": 0,
+                    "value": 1.0,
+                }
+                for setting in one.settings()
+                for method in one.methods
+            ]
+        )
+        for one in chosen
+    ]
+    assert draw(chosen, tables).startswith(b"\x89PNG")
 
 
 def invoke(*arguments):

@@ -37,7 +37,9 @@ def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> bytes:
     """
     figure = Figure(figsize=(4.6 * len(panels), 4.4), dpi=120, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    methods = list(dict.fromkeys(name for panel in panels for name in panel.methods))
+    methods = list(
+        dict.fromkeys(_shown(name) for panel in panels for name in panel.methods)
+    )
     for panel, table, place in zip(panels, tables, axes, strict=True):
         _draw_panel(place, panel, table, methods)
     handles = [
@@ -56,12 +58,17 @@ def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> bytes:
     return png.getvalue()
 
 
+def _shown(method: str) -> str:
+    """Returns a method's name in the legend: panels say which gradients they took."""
+    return method.removeprefix("stochastic ")
+
+
 def _draw_panel(
     axes: Axes, panel: Panel, table: pl.DataFrame, methods: Sequence[str]
 ) -> None:
     curves = table["curve"].unique(maintain_order=True).to_list()
     for (name, curve), rows in table.group_by("method", "curve", maintain_order=True):
-        i = methods.index(str(name))
+        i = methods.index(_shown(str(name)))
         along = (
             rows.group_by(panel.x)
             .agg(

@@ -8,12 +8,13 @@ the printed constants, whatever they give.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from dp_accounting import NoOpDpEvent
 
 from dpjax import losses, parties, solvers
@@ -138,7 +139,7 @@ def _descent(
     is_stochastic: bool = False,
     calibration: Calibration = "tight",
     estimator: Estimator | None = None,
-    learning_rate: float = 0.1,
+    learning_rate: float | optax.Schedule = 0.1,
     num_steps: int | None = None,
     **options: Any,
 ) -> Solution:
@@ -308,12 +309,30 @@ def _empirical_mean(task: Task) -> Solution:
     return Solution(params, PrivacyGuarantee.non_private(), {})
 
 
-_CLIPPED = partial(_descent, estimator=Clipping(1.0), num_steps=25)
+@cache  # another schedule compiles anew
+def _falling(num_steps: int) -> optax.Schedule:
+    return optax.linear_schedule(0.3, 0.0, num_steps)
+
+
+def _clipped(task: Task, **options: Any) -> Solution:
+    """The usual way: gradients clipped to norm 1, and steps that fall to zero.
+
+    Steps of one size swing around the optimum where features are many and correlated.
+    """
+    num_steps = task.setting.num_steps or 25
+    return _descent(
+        task,
+        estimator=Clipping(1.0),
+        learning_rate=_falling(num_steps),
+        num_steps=num_steps,
+        **options,
+    )
+
 
 METHODS: dict[str, FigureMethod] = {
     "zero": FigureMethod(_zero, has_steps=False),
     "not private": FigureMethod(_best, is_private=False, has_steps=False),
-    "DP-GD, clipping": FigureMethod(_CLIPPED),
+    "DP-GD, clipping": FigureMethod(_clipped),
     "empirical mean": FigureMethod(_empirical_mean, is_private=False, has_steps=False),
     "one curator": FigureMethod(
         partial(

@@ -144,7 +144,7 @@ class Panel:
             }
             if is_smoke
             else {
-                "num_samples": 20_000,
+                "num_samples": 10_000,
                 "num_features": 200,
                 "sparsity": 20,
                 "num_steps": 100,

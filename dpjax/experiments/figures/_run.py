@@ -10,6 +10,7 @@ import hashlib
 import io
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import polars as pl
 
-from dpjax._types import Key
+from dpjax._types import Key, LossFn
 from dpjax.experiments._audit import write_whole
 from dpjax.experiments.figures._methods import METHODS, Task, optimum
 from dpjax.experiments.figures._panel import Panel, Setting
@@ -27,6 +28,26 @@ from dpjax.solvers import Solution, Watch
 
 _NUM_SHOWN = 50  # iterates of a run, at most twice as many
 _CHUNK_BYTES = 2**28  # of features that repetitions side by side may take
+
+
+class _Iterates:
+    """Iterates as they are shown; one for all runs, since another one compiles anew."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Any, Any]] = []
+
+    def put(self, step: Any, params: Any) -> None:
+        # Calls may come out of order, and must not wait for the device.
+        self._pairs.append((step, params))
+
+    def taken(self) -> list[tuple[int, np.ndarray]]:
+        """Returns (step, iterate) in order, and forgets them."""
+        pairs, self._pairs = self._pairs, []
+        pairs = [(int(step), np.asarray(params)) for step, params in pairs]
+        return sorted(pairs, key=lambda pair: pair[0])
+
+
+_SEEN = _Iterates()
 
 OnCell = Callable[[int, int], None]  # how many are done, of how many
 
@@ -159,28 +180,31 @@ def _solved(
     if panel.x != "num_steps":
         params = solve(key, sample)
         return [0], solutions[0], params[None, None]
-    seen: list[tuple[Any, Any]] = []
     options = {}
+    _SEEN.taken()  # of a run that broke off
     if method.has_steps:
         every = max(1, setting.num_steps // _NUM_SHOWN)
-        options["watch"] = Watch(lambda *pair: seen.append(pair), every)
+        options["watch"] = Watch(_SEEN.put, every)
     params = jax.block_until_ready(solve(key, sample, **options))
     jax.effects_barrier()  # every call of watch has returned
-    if not seen:  # the same at every step
-        seen = [(1, params), (setting.num_steps, params)]
-    seen.sort(key=lambda pair: int(pair[0]))
+    # Without steps: the same at every step.
+    seen = _SEEN.taken() or [(1, params), (setting.num_steps, params)]
     iterates = jnp.stack([jnp.asarray(params) for _, params in seen])
-    return [int(step) for step, _ in seen], solutions[0], iterates[None]
+    return [step for step, _ in seen], solutions[0], iterates[None]
 
 
 def _values(panel: Panel, iterates: Any, best: Any, samples: Sample) -> np.ndarray:
     """Returns the metric, shape (repetitions, steps)."""
     loss_fn = PROBLEMS[panel.problem].loss_fn
+    values = _measured(panel.metric, loss_fn, iterates, best, samples)
+    return np.asarray(values, np.float64)
 
-    def of_one(iterates: jax.Array, best: jax.Array, sample: Sample) -> jax.Array:
-        return jax.lax.map(
-            lambda params: measure(panel.metric, loss_fn, params, best, sample),
-            iterates,
-        )
 
-    return np.asarray(jax.vmap(of_one)(iterates, best, samples), np.float64)
+@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.vmap, in_axes=(None, None, 0, 0, 0))
+def _measured(
+    metric: str, loss_fn: LossFn, iterates: jax.Array, best: jax.Array, sample: Sample
+) -> jax.Array:
+    return jax.lax.map(
+        lambda params: measure(metric, loss_fn, params, best, sample), iterates
+    )
