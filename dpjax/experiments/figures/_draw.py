@@ -49,7 +49,7 @@ def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> bytes:
     figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=min(len(handles), 3 * len(panels)),
+        ncols=min(len(handles), 2 * len(panels)),
         fontsize="small",
         frameon=False,
     )
@@ -94,7 +94,9 @@ def _draw_panel(
             axes.fill_between(x, low, high, color=_COLORS[i], alpha=0.12, linewidth=0)
     if panel.exponent is not None:
         exponents = {
-            panel.curve_name(one): panel.exponent(one) for one in panel.settings()
+            panel.curve_name(one): panel.exponent(one)
+            for one in panel.settings()
+            if panel.curve_name(one) in curves  # a smaller run has fewer
         }
         _draw_theory(axes, panel, table, exponents)
     if panel.x in ("num_samples", "epsilon"):
