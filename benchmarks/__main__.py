@@ -1,6 +1,6 @@
 """The command: `run` measures and writes one record, `report` the pages from it.
 
-`figures` writes the page of the papers' figures.
+`figures` writes the page of the papers' figures, `scaling` that of many devices.
 """
 
 import argparse
@@ -27,12 +27,21 @@ def main(arguments=None):
     figures = commands.add_parser("figures", help="write the page of papers' figures")
     figures.add_argument("folder", type=Path, help="where `dpjax figures run` wrote to")
     figures.add_argument("--output", type=Path, help="folder of the page")
+    scaling = commands.add_parser("scaling", help="write the page of many devices")
+    scaling.add_argument("--quick", action="store_true", help="few repeats, 8 devices")
+    scaling.add_argument("--output", type=Path, help="folder of the page")
     peak = commands.add_parser("peak", help="peak memory of one method, for `run`")
     peak.add_argument("case")
     peak.add_argument("method")
     peak.add_argument("--quick", action="store_true")
     options = vars(parser.parse_args(arguments))
-    commands = {"run": _run, "report": _report, "figures": _figures, "peak": _peak}
+    commands = {
+        "run": _run,
+        "report": _report,
+        "figures": _figures,
+        "scaling": _scaling,
+        "peak": _peak,
+    }
     command = commands[options.pop("command")]
     try:
         command(**options)
@@ -99,6 +108,13 @@ def _figures(folder, output):
     from benchmarks import figures
 
     for path in figures.write_page(folder, output):
+        print(path)
+
+
+def _scaling(quick, output):
+    from benchmarks import scaling
+
+    for path in scaling.write_page(output, quick=quick):
         print(path)
 
 

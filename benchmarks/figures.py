@@ -1,12 +1,13 @@
 """The page of the papers' figures, from the tables that `dpjax figures run` wrote."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
 
 from benchmarks.plots import save_png
-from benchmarks.text import table
+from benchmarks.text import number, table
 from dpjax.experiments.figures import Panel, Size, draw, panels, read
 
 ROOT = Path(__file__).parent
@@ -29,12 +30,22 @@ risks are over the best weights that are known, those that made the data or the 
 without privacy. Axes that a paper does not print are ours.
 
 A **quick** run has at most 10,000 records, 200 features and 3 repetitions, and three
-points along an axis; a **full** run the sizes and the 20 repetitions of the paper.
+points along an axis; a **full** run the sizes of the paper, and 20 repetitions unless
+fewer are said.
 """
 CHOICE = """\
 At the last point of each panel's axis, for its largest curve: the best private method,
 and how many times larger the others' error is. Weights of zero need no records: a
 method that is no better has learnt nothing at that size.
+
+What decides: a bound on the whole gradient (clipping) takes noise for one vector; a
+bound on each of d coordinates (truncation, winsorization, smoothed truncation) takes
+sqrt(d) times as much, and is worth it only where n epsilon is large against d. In
+return clipping is biased wherever gradients are longer than its norm: it scales a whole
+record down for one large coordinate, and no budget or number of records cures that.
+With hundreds of features neither is the way, if the answer is sparse or in an l1 ball:
+choosing (Frank-Wolfe, hard thresholding) pays log d. Clipping has a norm to guess, and
+here one that suits unit scales; the others take a bound on a moment.
 """
 
 
@@ -58,7 +69,7 @@ def write_page(folder: Path, output: Path | None = None) -> list[Path]:
         raise ValueError(f"folder = {str(folder)!r}: must hold tables of figures")
     plots = output / "plots" / "figures"
     plots.mkdir(parents=True, exist_ok=True)
-    parts = [INTRODUCTION, "## Which method\n", CHOICE, _choice(tables)]
+    parts = [INTRODUCTION, "## Which method\n", CHOICE, *_choice(tables)]
     files = [output / "FIGURES.md"]
     paper = ""
     for figure in dict.fromkeys(panel.figure for panel in panels().values()):
@@ -90,7 +101,7 @@ def _panel(panel: Panel, rows: pl.DataFrame | None) -> Iterator[str]:
         return
     first, last = rows[panel.x].min(), rows[panel.x].max()
     repetitions = rows["repetition"].n_unique()
-    is_full = repetitions == panel.repetitions and last == max(panel.values)
+    is_full = rows["records"].max() == max(one.num_samples for one in panel.settings())
     kind = Size.FULL if is_full else Size.QUICK
     yield (
         f"A {kind} run: n = {rows['records'].max():,}, {repetitions} repetitions, "
@@ -99,6 +110,8 @@ def _panel(panel: Panel, rows: pl.DataFrame | None) -> Iterator[str]:
     means = rows.group_by("curve", "method", panel.x, maintain_order=True).agg(
         pl.col("value").mean(), pl.col("epsilon_spent").first()
     )
+    if panel.reported:
+        yield _agreement(panel, means)
     shown = []
     for (curve, method), points in means.group_by(
         "curve", "method", maintain_order=True
@@ -112,8 +125,8 @@ def _panel(panel: Panel, rows: pl.DataFrame | None) -> Iterator[str]:
     yield table(header, shown)
 
 
-def _choice(tables: dict[str, pl.DataFrame]) -> str:
-    rows = []
+def _choice(tables: dict[str, pl.DataFrame]) -> Iterator[str]:
+    rows, wins = [], Counter()
     for name, found in tables.items():
         panel = panels()[name]
         curve = found["curve"].unique(maintain_order=True)[-1]
@@ -123,8 +136,12 @@ def _choice(tables: dict[str, pl.DataFrame]) -> str:
             & (pl.col("epsilon_spent") < float("inf"))
         )
         means = last.group_by("method", maintain_order=True).agg(pl.col("value").mean())
-        errors: dict[str, float] = dict(means.iter_rows())
+        errors: dict[str, float] = {
+            method.removeprefix("stochastic "): value
+            for method, value in means.iter_rows()
+        }
         best = min(errors, key=lambda method: errors[method])
+        wins[best.split(",")[0]] += 1
         others = [
             errors.get("zero"),
             errors.get("DP-GD, clipping", errors.get("clipped mean")),
@@ -133,8 +150,35 @@ def _choice(tables: dict[str, pl.DataFrame]) -> str:
         ]
         ratios = [None if x is None else x / errors[best] for x in others]
         rows.append([name, panel.problem, curve, best, errors[best], *ratios])
+    counts = ", ".join(f"{name} {count}" for name, count in wins.most_common())
+    yield f"Best in how many of {len(rows)} panels: {counts}.\n"
     header = ["panel", "data", "", "best", "error", "zero", "clipping", "tight"]
-    return table([*header, "paper"], rows)
+    yield table([*header, "paper"], rows)
+
+
+def _agreement(panel: Panel, means: pl.DataFrame) -> str:
+    """Says whether the paper's method goes along the axis as the paper found."""
+    printed = means.filter(pl.col("method").str.ends_with("paper"))
+    tight = means.filter(pl.col("method").str.ends_with("tight"))
+    along = {}
+    for name, rows in (("printed", printed), ("tight", tight)):
+        if rows.height:
+            mean = rows.group_by(panel.x).agg(pl.col("value").mean()).sort(panel.x)
+            along[name] = mean["value"][0], mean["value"][-1]
+    falls = panel.x in ("epsilon", "num_samples", "num_steps")
+    verdicts = []
+    for name, (first, last) in along.items():
+        agrees = "as there" if (last < first) == falls else "NOT as there"
+        way = "falls" if last < first else "grows"
+        verdicts.append(
+            f"with {name} constants it {way} from {number(first)} to {number(last)}, "
+            f"{agrees}"
+        )
+    gain = ""
+    if len(along) == 2:
+        ratio = along["printed"][1] / along["tight"][1]
+        gain = f"; tight constants divide the error by {number(ratio)} in the end"
+    return f"Here, over all curves, {', '.join(verdicts)}{gain}.\n"
 
 
 def _of(errors: dict[str, float], calibration: str) -> float | None:

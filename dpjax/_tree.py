@@ -1,5 +1,6 @@
 """Dataclasses as pytrees, trees as vectors, numbers in the dtype of an array."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -9,6 +10,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from dpjax import _validate
+from dpjax._sharding import num_other_devices
 from dpjax._types import PyTree, Scalar
 
 
@@ -58,6 +60,17 @@ def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
         )
 
     return one
+
+
+def by_column(function: Callable[[jax.Array], PyTree], x: jax.Array) -> PyTree:
+    """Returns the function of columns (n, d) for an array (n, ...), leaves (...).
+
+    Axes that may lie on several devices are not merged: that would bring them together.
+    """
+    if x.ndim > 2 and num_other_devices(x) > 1:
+        return jax.vmap(partial(by_column, function), in_axes=1)(x)
+    results = function(x.reshape(len(x), math.prod(x.shape[1:])))
+    return jax.tree.map(lambda y: y.reshape(x.shape[1:]), results)
 
 
 def clip(tree: PyTree, limit: Scalar) -> PyTree:

@@ -13,12 +13,14 @@ records enter a batch depends on indices and on the key alone, never on values.
 
 import abc
 import dataclasses
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._sharding import AxisName, by_device, num_shares, row_axes
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import poisson_capacity
 
@@ -28,22 +30,48 @@ class Batching(abc.ABC):
 
     Attributes:
         is_sampled: whether chance decides which records a batch holds.
+        pads: whether rows of a batch may be padding.
     """
 
     is_sampled: ClassVar[bool] = False
+    pads: ClassVar[bool] = False
 
-    @abc.abstractmethod
     def draw(
-        self, key: Key, data: PyTree, *, step: Scalar, num_steps: int
+        self,
+        key: Key,
+        data: PyTree,
+        *,
+        step: Scalar,
+        num_steps: int,
+        axis_name: AxisName | None = None,
     ) -> tuple[PyTree, jax.Array | None]:
         """Returns the batch of one step and its padding mask, or None without padding.
 
+        Where data are dealt out over devices, so is the batch, with the same records:
+        its rows travel, the data stay where they are. Rows that are padding fill it up
+        to a multiple of the devices.
+
         Args:
-            key: a typed key, used once here.
+            key: a typed key, used once here; the same one on all devices.
             data: pytree, leaves of shape (n, ...).
             step: 0 to num_steps - 1; may be traced.
             num_steps: how many batches are drawn in all.
+            axis_name: mesh axes over which the rows of data are dealt out, as in
+                `robust_grad`.
         """
+        axes = row_axes(data, axis_name)
+        num_samples = _validate.leading_size(data, "data") * num_shares(axes)
+        rows = self._rows(key, num_samples, step=step, num_steps=num_steps)
+        batch, is_padding_example = _taken(data, rows, num_samples, axes)
+        num_taken = is_padding_example.size * num_shares(axes)
+        has_padding = self.pads or num_taken > rows.size
+        return batch, is_padding_example if has_padding else None
+
+    @abc.abstractmethod
+    def _rows(
+        self, key: Key, num_samples: int, *, step: Scalar, num_steps: int
+    ) -> jax.Array:
+        """Returns the indices of the batch's records; num_samples stands for none."""
 
     @abc.abstractmethod
     def divisor(self, num_samples: int, num_steps: int) -> float:
@@ -70,10 +98,14 @@ class Full(Batching):
         {'num_steps': 50}
     """
 
-    def draw(self, key, data, *, step, num_steps):
+    def draw(self, key, data, *, step, num_steps, axis_name=None):
         """See `Batching.draw`: all the data."""
-        del key, step, num_steps
+        del key, step, num_steps, axis_name
         return data, None
+
+    def _rows(self, key, num_samples, *, step, num_steps):
+        del key, step, num_steps
+        return jnp.arange(num_samples)
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: n."""
@@ -101,15 +133,23 @@ class Disjoint(Batching):
         [2 3]
     """
 
-    def draw(self, key, data, *, step, num_steps):
+    def draw(self, key, data, *, step, num_steps, axis_name=None):
         """See `Batching.draw`: the step's own range of records."""
-        del key
+        if row_axes(data, axis_name):
+            return super().draw(
+                key, data, step=step, num_steps=num_steps, axis_name=axis_name
+            )
         size = self.divisor(_validate.leading_size(data, "data"), num_steps)
 
         def part(x: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(jnp.asarray(x), step * size, size)
 
         return jax.tree.map(part, data), None
+
+    def _rows(self, key, num_samples, *, step, num_steps):
+        del key
+        size = self.divisor(num_samples, num_steps)
+        return step * size + jnp.arange(size)
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the batch size floor(n / num_steps)."""
@@ -158,14 +198,14 @@ class Poisson(Batching):
     expected_batch_size: float
     capacity: int | None = None
     is_sampled: ClassVar[bool] = True
+    pads: ClassVar[bool] = True
 
     def __post_init__(self):
         _validate.positive(expected_batch_size=self.expected_batch_size)
         if self.capacity is not None:
             _validate.count(capacity=self.capacity)
 
-    def draw(self, key, data, *, step, num_steps):
-        """See `Batching.draw`: `capacity` rows; the mask tells which are padding."""
+    def _rows(self, key, num_samples, *, step, num_steps):
         del step, num_steps
         _validate.require(
             self.capacity is not None,
@@ -173,7 +213,6 @@ class Poisson(Batching):
             self.capacity,
             "given, or set by prepared(num_samples, num_steps, epsilon=, delta=)",
         )
-        num_samples = _validate.leading_size(data, "data")
         coin_key, place_key = jax.random.split(key)
         # 32 random bits below floor(q 2^32): a probability of at most q, and near it.
         threshold = int(self._sampling_prob(num_samples) * 2**32)
@@ -183,14 +222,7 @@ class Poisson(Batching):
             bits = jax.random.bits(coin_key, (num_samples,), "uint32")
             enters = bits < jnp.uint32(threshold)
         (rows,) = jnp.nonzero(enters, size=self.capacity, fill_value=num_samples)
-        rows = jax.random.permutation(place_key, rows)
-        is_padding_example = rows == num_samples
-
-        def part(x: jax.Array) -> jax.Array:
-            # Padding is zeros: where a mask is forgotten no record counts twice.
-            return jnp.take(jnp.asarray(x), rows, axis=0, mode="fill", fill_value=0)
-
-        return jax.tree.map(part, data), is_padding_example
+        return jax.random.permutation(place_key, rows)
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the expected batch size."""
@@ -255,15 +287,10 @@ class WithoutReplacement(Batching):
     def __post_init__(self):
         _validate.count(batch_size=self.batch_size)
 
-    def draw(self, key, data, *, step, num_steps):
-        """See `Batching.draw`: a subset, in random order."""
+    def _rows(self, key, num_samples, *, step, num_steps):
         del step, num_steps
-        num_samples = _validate.leading_size(data, "data")
         self.divisor(num_samples, 1)
-        rows = jax.random.permutation(key, num_samples)[: self.batch_size]
-        return jax.tree.map(
-            lambda x: jnp.take(jnp.asarray(x), rows, axis=0), data
-        ), None
+        return jax.random.permutation(key, num_samples)[: self.batch_size]
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the batch size."""
@@ -283,3 +310,39 @@ class WithoutReplacement(Batching):
             "num_samples": num_samples,
             "batch_size": self.divisor(num_samples, num_steps),
         }
+
+
+def _taken(
+    data: PyTree, rows: jax.Array, num_samples: int, axes: tuple[str, ...]
+) -> tuple[PyTree, jax.Array]:
+    """Returns records by their indices, dealt out as data are, and what is padding.
+
+    Padding is zeros: where a mask is forgotten no record counts twice.
+    """
+
+    def on_device(rows: jax.Array, data: PyTree) -> tuple[tuple[()], PyTree]:
+        num_devices = num_shares(axes)
+        rows = jnp.pad(rows, (0, -len(rows) % num_devices), constant_values=num_samples)
+        if not axes:
+            return (), (jax.tree.map(partial(_take, rows), data), rows == num_samples)
+        size = num_samples // num_devices
+        device = jax.lax.axis_index(axes)
+        # Of every record its own device has the numbers, and the others zeros.
+        place = rows - device * size
+        place = jnp.where((place >= 0) & (place < size), place, size)
+
+        def dealt(x: jax.Array) -> jax.Array:
+            numbers = _take(place, x)
+            sent = numbers.astype(jnp.uint8) if numbers.dtype == bool else numbers
+            share = jax.lax.psum_scatter(sent, axes, tiled=True)
+            return share.astype(numbers.dtype)
+
+        share = len(rows) // num_devices
+        mine = jax.lax.dynamic_slice_in_dim(rows, device * share, share)
+        return (), (jax.tree.map(dealt, data), mine == num_samples)
+
+    return by_device(on_device, axes, rows, data)[1]
+
+
+def _take(rows: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.take(jnp.asarray(x), rows, axis=0, mode="fill", fill_value=0)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageColor
 
 import dpjax
-from benchmarks import floor, peers, plots, record, report, runner
+from benchmarks import floor, peers, plots, record, report, runner, scaling
 from benchmarks.__main__ import main
 from benchmarks.case import Case, Method, Target, Work
 from benchmarks.models import MODELS
@@ -400,3 +400,37 @@ def test_the_command_writes_one_record(tmp_path):
 def test_the_command_names_a_wrong_argument(arguments, message):
     with pytest.raises(SystemExit, match=message):
         main(arguments)
+
+
+def test_the_model_of_many_devices_is_what_the_compiler_says():
+    job = scaling.Job(inputs=4, width=8, num_records=512)
+    for num_devices in (1, 8):
+        found = scaling._child(job, num_devices, repeats=1)
+        model = scaling.Model(job, num_devices)
+        assert found["collectives"] == {"all-reduce": model.summed}  # and no others
+        key, alignment = 8, 64
+        held = model.records + 4 * job.num_params + key
+        assert held <= found["argument_bytes"] <= held + 8 * alignment
+        assert found["seconds"] > 0
+
+
+def test_the_page_of_many_devices(tmp_path, monkeypatch):
+    def measured(job, num_devices, *, repeats):
+        model = scaling.Model(job, num_devices)
+        return {
+            "num_devices": num_devices,
+            "argument_bytes": 123_456_789,
+            "temporary_bytes": 1,
+            "collectives": {"all-reduce": model.summed},
+            "seconds": 0.25 * num_devices,
+        }
+
+    monkeypatch.setattr(scaling, "_child", measured)
+    page, numbers = sorted(scaling.write_page(tmp_path), key=lambda path: path.suffix)[
+        ::-1
+    ]
+    assert {page.name, numbers.name} == {"SCALING.md", "scaling.json"}
+    text = page.read_text()
+    assert "| 8 | 2000 ms | 8 |" in text
+    assert "| 512 | " in text
+    assert "123,456,789" in text

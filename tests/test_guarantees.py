@@ -37,6 +37,7 @@ NO_RELEASE = {
     "batching.Full.draw": "a batch",
     "batching.Poisson.draw": "a batch",
     "batching.WithoutReplacement.draw": "a batch",
+    "loading.batches": "batches",
     "parties.agree": "settings and sizes, which are public",
     "solvers.robust_gradient_descent": "says that it has no privacy",
 }

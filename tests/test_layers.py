@@ -9,11 +9,14 @@ import dpjax
 
 ROOT = Path(dpjax.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-SHARED = {"_tree", "_types", "_validate"}  # private modules that every layer may import
+# Private modules that every layer may import.
+SHARED = {"_processes", "_sharding", "_tree", "_types", "_validate"}
 
 # What each layer may import. The ground floor, estimators, mechanisms and accounting,
 # imports none of its own.
 BELOW = {
+    "_processes": set(),
+    "_sharding": set(),
     "_tree": set(),
     "_types": set(),
     "_validate": set(),
@@ -25,6 +28,7 @@ BELOW = {
     "parties": set(),
     "gradients": {"estimators"},
     "batching": {"accounting"},
+    "loading": {"batching"},
     "constraints": set(),
     "transforms": {
         "accounting",

@@ -16,6 +16,7 @@ from dpjax import (
     datasets,
     estimators,
     gradients,
+    loading,
     losses,
     mechanisms,
     parties,
@@ -31,6 +32,7 @@ PACKAGES = [
     datasets,
     estimators,
     gradients,
+    loading,
     mechanisms,
     parties,
     solvers,
@@ -41,10 +43,12 @@ PACKAGES = [
 SIGNATURES = {
     dpjax.per_sample_grad: "loss_fn * has_aux=",
     dpjax.robust_grad: (
-        "loss_fn estimator * microbatch_size= normalize_by= return_values= has_aux="
+        "loss_fn estimator * microbatch_size= normalize_by= return_values= has_aux= "
+        "axis_name="
     ),
     dpjax.dp_sgd: (
-        "learning_rate estimator * noise_multiplier key normalize_by= relation="
+        "learning_rate estimator * noise_multiplier key normalize_by= relation= "
+        "axis_name="
     ),
     estimators.Mean: "",
     estimators.Clipping: "l2_clip_norm",
@@ -53,10 +57,16 @@ SIGNATURES = {
     estimators.SmoothedTruncation: "scale beta=",
     estimators.MedianOfMeans: "inner num_groups",
     estimators.TrimmedMean: "trim_fraction lower upper",
-    estimators.TrimmedMean.smooth_sensitivity: "self samples smoothness * bound=",
-    estimators.TrimmedMean.with_smooth_sensitivity: "self samples smoothness * bound=",
+    estimators.TrimmedMean.smooth_sensitivity: (
+        "self samples smoothness * bound= axis_name="
+    ),
+    estimators.TrimmedMean.with_smooth_sensitivity: (
+        "self samples smoothness * bound= axis_name="
+    ),
     estimators.TrimmedMean.trim_count: "self num_samples",
-    estimators.Estimator.__call__: ("self samples is_padding_example= * normalize_by="),
+    estimators.Estimator.__call__: (
+        "self samples is_padding_example= * normalize_by= axis_name="
+    ),
     estimators.Estimator.influence: "self sample",
     estimators.Estimator.sensitivity: "self num_samples num_coordinates relation=",
     estimators.SmoothedTruncation.for_moment: (
@@ -68,8 +78,12 @@ SIGNATURES = {
         " delta failure_prob= calibration="
     ),
     mechanisms.gaussian: "key value * stddev",
-    mechanisms.exponential: "key scores * epsilon sensitivity_range num_chunks=",
-    mechanisms.permute_and_flip: "key scores * epsilon sensitivity_range num_chunks=",
+    mechanisms.exponential: (
+        "key scores * epsilon sensitivity_range num_chunks= axis_name="
+    ),
+    mechanisms.permute_and_flip: (
+        "key scores * epsilon sensitivity_range num_chunks= axis_name="
+    ),
     mechanisms.peeling: "key vector * sparsity selection_scale release_stddev",
     mechanisms.laplace_peeling: "key vector * sparsity scale",
     mechanisms.laplace: "key value * scale",
@@ -122,9 +136,11 @@ SIGNATURES = {
         " vectorize="
     ),
     audit.Case.audit: "self * key num_releases=",
-    transforms.aggregate: "estimator * normalize_by=",
-    transforms.privatize: ("estimator * noise_multiplier key normalize_by= relation="),
-    transforms.privatize_trimmed: "estimator * rho key relative_spread=",
+    transforms.aggregate: "estimator * normalize_by= axis_name=",
+    transforms.privatize: (
+        "estimator * noise_multiplier key normalize_by= relation= axis_name="
+    ),
+    transforms.privatize_trimmed: "estimator * rho key relative_spread= axis_name=",
     transforms.add_gaussian_noise: "* stddev key",
     transforms.project: "projection_fn",
     transforms.average_iterates: "",
@@ -133,7 +149,11 @@ SIGNATURES = {
     batching.Disjoint: "",
     batching.Poisson: "expected_batch_size capacity=",
     batching.WithoutReplacement: "batch_size",
-    batching.Batching.draw: "self key data * step num_steps",
+    batching.Batching.draw: "self key data * step num_steps axis_name=",
+    loading.MemoryMapped: "files",
+    loading.Parquet: "files columns",
+    loading.load: "source sharding",
+    loading.batches: "source batching * key num_steps sharding",
     solvers.Solution: "params privacy stats",
     solvers.Checkpoint: "folder every=",
     solvers.Watch: "callback every=",
@@ -270,6 +290,7 @@ RECORDS = {
     "dpjax.estimators.NeighboringRelation",
     "dpjax.estimators.REPLACE_ONE",
     "dpjax.estimators.Rows",
+    "dpjax.loading.Records",
     "dpjax.parties.JaxTransport",
     "dpjax.parties.PartyError",
     "dpjax.parties.Transport",
@@ -313,6 +334,6 @@ print(json.dumps([name.split(".")[0] for name in sys.modules]))
     )
     loaded = set(json.loads(result.stdout))
     extras = {"typer", "rich", "matplotlib", "polars", "flax", "orbax", "pytest"}
-    extras |= {"cryptography", "jax_privacy"}
+    extras |= {"cryptography", "grain", "jax_privacy", "pyarrow"}
     assert not loaded & extras
     assert {"jax", "optax", "dp_accounting"} <= loaded

@@ -47,3 +47,9 @@ def test_flax_training_loop():
     # Poisson batches of the stated budget, noise and divisor that belong together.
     assert names["batching"].capacity >= 256
     assert np.isfinite(targets).all()
+
+
+def test_many_devices():
+    solution = run_example("Many devices")["solution"]
+    error = np.asarray(solution.params) - np.arange(5.0)
+    assert np.sum(error**2) < np.sum(np.arange(5.0) ** 2) / 4

@@ -1,4 +1,14 @@
-"""Robust means with a known worst-case sensitivity."""
+"""Robust means with a known worst-case sensitivity.
+
+Which one? `Clipping` bounds a whole vector, so its noise does not grow with the number
+of coordinates d; it is biased where vectors are longer than its norm, whatever n and
+epsilon are. `SmoothedTruncation`, `Truncation` and `Winsorization` bound each
+coordinate: sqrt(d) times the noise, but a bias that theory balances against it
+(`for_moment`). They win where n epsilon is large against d, and clipping where it is
+not, or where its norm suits the data. `MedianOfMeans` is for moments below two,
+`TrimmedMean` for data that are well within a known range. The measured table, data by
+data: "Which method" in benchmarks/FIGURES.md of the repository.
+"""
 
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.estimators._clipping import Clipping, clip_to_norm

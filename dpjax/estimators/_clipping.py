@@ -1,11 +1,13 @@
 """Clipping: each sample is scaled down to a given l2 norm, over the whole tree."""
 
+import math
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._sharding import num_other_devices, varying, varying_axes
 from dpjax._tree import like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators._estimator import (
@@ -19,8 +21,9 @@ from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
 
 # The computed norm may be too small by this relative error, so that a clipped sample
 # may be longer than the clip norm by as much: sums of squares pass at most 6 levels of
-# 256 terms (any number below 2^48 of coordinates) and the leaves are few; half of the
-# error of a square goes into its root; three roundings follow.
+# 256 terms (any number below 2^48 of coordinates, 2^32 where they lie on several
+# devices, since two sums follow one another) and the leaves are few; half of the error
+# of a square goes into its root; three roundings follow.
 NORM_ERROR = 2.0**-13
 ROW = 256
 
@@ -73,7 +76,7 @@ def _shrinking(sample: PyTree, limit: jax.Array):
     is_plain = (squares < 2.0**120) & ((squares > 2.0**-60) | (limit > 2.0**-30))
     unit, squares = jax.lax.cond(
         is_plain,
-        lambda leaves: (jnp.ones((), dtype), squares),
+        lambda leaves: (varying(jnp.ones((), dtype), varying_axes(squares)), squares),
         lambda leaves: _scaled_squared_norm(leaves, dtype),
         leaves,
     )
@@ -112,14 +115,34 @@ def _squared_norm(leaves, dtype):
 
 
 def _sum_of_squares(x: jax.Array) -> jax.Array:
+    terms = x * x
+    num_parts = num_other_devices(x)
+    if num_parts > 1 and x.ndim > 0:
+        # An axis that lies on several devices falls into as many parts, which stay
+        # where they are: the rows of 256 are of one device each.
+        parts = [num_parts if n % num_parts == 0 else 1 for n in x.shape]
+        lengths = [n // m for n, m in zip(x.shape, parts, strict=True)]
+        pairs = zip(parts, lengths, strict=True)
+        terms = terms.reshape([n for pair in pairs for n in pair])
+        order = [*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2)]
+        terms = terms.transpose(order).reshape(*parts, math.prod(lengths))
+        terms = jax.lax.optimization_barrier(_sum_by_rows(terms))
+        if terms.size <= ROW:
+            return terms.sum()
+    return _sum_by_rows(terms.reshape(-1))
+
+
+def _sum_by_rows(terms: jax.Array) -> jax.Array:
+    """Sums over the last axis."""
     # A flat float32 sum of d terms may err by d·2^-24: 6 times, at d = 1e8. Sums of
     # rows of 256 err by 256·2^-24 a level; the barrier keeps the compiler from
     # merging the levels into one flat sum.
-    terms = (x * x).reshape(-1)
-    while terms.size > ROW:
-        terms = jnp.pad(terms, (0, -terms.size % ROW)).reshape(-1, ROW)
-        terms = jax.lax.optimization_barrier(terms.sum(axis=1))
-    return terms.sum()
+    while terms.shape[-1] > ROW:
+        rest = [(0, 0)] * (terms.ndim - 1)
+        terms = jnp.pad(terms, [*rest, (0, -terms.shape[-1] % ROW)])
+        terms = terms.reshape(*terms.shape[:-1], -1, ROW)
+        terms = jax.lax.optimization_barrier(terms.sum(axis=-1))
+    return terms.sum(axis=-1)
 
 
 @register(data_fields=["l2_clip_norm"], meta_fields=[])

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._sharding import AxisName, by_device, num_shares, row_axes
 from dpjax._tree import like
 from dpjax._types import (
     ADD_OR_REMOVE_ONE,
@@ -59,6 +60,7 @@ class Estimator(abc.ABC):
         is_padding_example: jax.Array | None = None,
         *,
         normalize_by: Scalar | None = None,
+        axis_name: AxisName | None = None,
     ) -> PyTree:
         """Returns the robust mean of samples over axis 0.
 
@@ -68,22 +70,26 @@ class Estimator(abc.ABC):
             is_padding_example: shape (n,), true for rows that count for nothing. They
                 do not change the divisor.
             normalize_by: public divisor; n by default.
+            axis_name: the mesh axes over which rows are dealt out, if the samples
+                themselves do not tell; see `dpjax.robust_grad`.
 
         Returns:
             A pytree of leaves (...), float32 for half-precision samples.
 
         Raises:
-            ValueError: where leaves or mask disagree on n, or normalize_by is not
-                positive or much smaller than n.
+            ValueError: where leaves or mask disagree on n, normalize_by is not
+                positive or much smaller than n, or axis_name does not fit.
         """
         num_rows = _validate.leading_size(samples, "samples")
         _validate.mask(is_padding_example, num_rows)
+        axes = row_axes(samples, axis_name)
         if normalize_by is not None:
             _validate.positive(normalize_by=normalize_by)
+            num_rows *= num_shares(axes)
             _fold.check_rows_per_divisor(num_rows, normalize_by)
             if _validate.is_concrete(normalize_by) and normalize_by == num_rows:
                 normalize_by = None  # inside jit it would be out of sight
-        return _estimate(self, samples, is_padding_example, normalize_by)
+        return _estimate(axes, self, samples, is_padding_example, normalize_by)
 
     @abc.abstractmethod
     def sensitivity(
@@ -187,18 +193,25 @@ class CoordinateEstimator(Estimator):
         )
 
 
-@jax.jit
-def _estimate(estimator, samples, is_padding_example, normalize_by):
-    num_rows = jax.tree.leaves(samples)[0].shape[0]
+@partial(jax.jit, static_argnums=0)
+def _estimate(axes, estimator, samples, is_padding_example, normalize_by):
+    def on_device(whole, rows):
+        estimator, normalize_by = whole
+        samples, is_padding_example = rows
 
-    def read(start, size):
-        part = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
-        return jax.tree.map(part, samples), ()
+        def read(start, size):
+            part = partial(
+                jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size
+            )
+            return jax.tree.map(part, samples), ()
 
-    mean, _ = estimator.fold(
-        _fold.Rows(read, num_rows, is_padding_example),
-        normalize_by=num_rows if normalize_by is None else normalize_by,
-    )
+        num_rows = jax.tree.leaves(samples)[0].shape[0]
+        rows = _fold.Rows(read, num_rows, is_padding_example, axes)
+        divisor = rows.num_rows_in_all if normalize_by is None else normalize_by
+        return estimator.fold(rows, normalize_by=divisor)
+
+    whole, rows = (estimator, normalize_by), (samples, is_padding_example)
+    mean, _ = by_device(on_device, axes, whole, rows)
     return mean
 
 

@@ -9,6 +9,12 @@ replaced: every later addition rounds differently. The fold prevents that in two
    integers are exact, so they are the same in any order, for every microbatch size,
    and on any number of devices.
 
+Where rows are dealt out over devices, each adds up blocks of its own rows, and the sums
+of digits are added last. A block lies on one device. All devices run one program on as
+many rows each, so their blocks are as long, and digits mean the same everywhere: what
+is proven of a replaced record and its block does not know of devices. Only the number
+of sums does, and the number of rows per divisor, which both count all devices.
+
 Samples come through `Rows.read`, a few at a time: a materialised array, or gradients
 that are computed when they are asked for and never stored.
 """
@@ -22,9 +28,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._sharding import num_shares, psum, zeros
 from dpjax._tree import by_row
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
+from dpjax.estimators._digits import Digits
 
 FEW_ROWS = 4096  # any divisor may stand over this many rows: sums of a batch are legal
 MANY_ROWS = 2**24  # assumed of a number of rows that is traced
@@ -37,21 +45,29 @@ class Rows(NamedTuple):
         read: `read(start, size)` returns `(samples, records)` for rows `start` to
             `start + size - 1`; leaves have leading axis `size`, which is static.
             `records` is what the caller wants back for each row, or `()`.
-        num_rows: how many rows there are, padding included.
+        num_rows: how many rows there are, padding included; on this device, where they
+            are dealt out.
         is_padding_example: shape (num_rows,), true where a row counts for nothing.
+        axes: the Manual mesh axes over which rows are dealt out, as many to each
+            device. `()` where all rows are here.
     """
 
     read: Callable[[Scalar, int], tuple[PyTree, PyTree]]
     num_rows: int
     is_padding_example: jax.Array | None = None
+    axes: tuple[str, ...] = ()
+
+    @property
+    def num_rows_in_all(self) -> int:
+        """The number of rows on all devices together."""
+        return self.num_rows * num_shares(self.axes)
 
 
 class Span(NamedTuple):
-    """Rows `start` to `stop - 1`; at most `size` of them, which is static."""
+    """Rows `start` to `stop - 1`."""
 
     start: Scalar
     stop: Scalar
-    size: int
 
 
 def fold_mean(
@@ -61,8 +77,6 @@ def fold_mean(
     *,
     normalize_by: Scalar,
     microbatch_size: int | None,
-    span: Span | None = None,
-    records: PyTree | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Returns the sum of influences divided by `normalize_by`, and the records.
 
@@ -72,46 +86,76 @@ def fold_mean(
         rows: where the samples come from.
         normalize_by: the public divisor.
         microbatch_size: how many samples are processed at once; None chooses.
-        span: the rows to fold; all by default.
-        records: storage for the records of all rows, from `empty_records`.
     """
-    folds_all = span is None
-    span = Span(0, rows.num_rows, rows.num_rows) if span is None else span
-    records = empty_records(rows) if records is None else records
-    check_rows_per_divisor(span.size, normalize_by)
-    sample, _ = jax.eval_shape(lambda: rows.read(0, 1))
-    sample = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), sample)
-    shape = jax.eval_shape(influence, sample)
-    size = max(num_coordinates(shape), 1)
-
+    check_rows_per_divisor(rows.num_rows_in_all, normalize_by)
     longest = block_length(
         float(normalize_by) if is_concrete(normalize_by) else MANY_ROWS
     )
 
-    def run(plan: _Plan) -> tuple[PyTree, PyTree]:
-        digits = _Digits.of(plan, shape, limit, normalize_by)
-        all_count = folds_all and plan.is_exact and rows.is_padding_example is None
+    def run(plan: _Plan, shape: PyTree) -> tuple[PyTree, PyTree]:
+        digits = _digits(plan, shape, limit, rows, normalize_by)
+        all_count = plan.is_exact and rows.is_padding_example is None
+        span = None if all_count else Span(0, rows.num_rows)
+        add = partial(_add_span, influence, rows, plan, digits)
+        total, records = add(span, digits.zeros(shape), _no_records(rows))
+        return digits.mean(psum(total, rows.axes)), records
 
-        def block(carry, index):
-            total, records = carry
-            sums, records = _block_sum(
-                influence, rows, None if all_count else span, plan, index, records
-            )
-            return (digits.add(total, sums), records), None
+    return _by_platform(run, influence, rows, rows.num_rows, longest, microbatch_size)
 
-        (total, filled), _ = jax.lax.scan(
-            jax.checkpoint(block),
-            (digits.zeros(shape), records),
-            jnp.arange(plan.num_blocks),
-        )
-        return digits.mean(total), filled
 
-    # CPU: a few samples at a time go straight into the accumulators, no reduction over
-    # the sample axis. Elsewhere: many at once, and one parallel reduction.
-    return jax.lax.platform_dependent(
-        cpu=lambda: run(_Plan.sequential(span.size, size, longest, microbatch_size)),
-        default=lambda: run(_Plan.parallel(span.size, size, longest, microbatch_size)),
+def group_means(
+    influence: Callable[[PyTree], PyTree],
+    limit: Scalar | None,
+    rows: Rows,
+    *,
+    sizes: np.ndarray,
+    microbatch_size: int | None,
+) -> tuple[PyTree, PyTree]:
+    """Returns the mean influence of every group, leaves (G, ...), and the records.
+
+    Args:
+        influence: as for `fold_mean`.
+        limit: as for `fold_mean`.
+        rows: where the samples come from.
+        sizes: how many rows each group has, shape (G,). Groups follow one another
+            through the rows of all devices.
+        microbatch_size: as for `fold_mean`.
+    """
+    device = jax.lax.axis_index(rows.axes) if rows.axes else 0
+    first, starts, stops = (
+        jnp.asarray(x)[device] if rows.axes else jnp.asarray(x[0])
+        for x in _groups_by_device(sizes, rows)
     )
+
+    def run(plan: _Plan, shape: PyTree) -> tuple[PyTree, PyTree]:
+        every = _digits(plan, shape, limit, rows, jnp.asarray(sizes))
+
+        def group(records, place):
+            index, span = place
+            digits = every.of_group(index)
+            add = partial(_add_span, influence, rows, plan, digits)
+            total, records = add(span, digits.zeros(shape), records)
+            return records, total if rows.axes else digits.mean(total)
+
+        indices = first + jnp.arange(len(starts))
+        records, found = jax.lax.scan(
+            group, _no_records(rows), (indices, Span(starts, stops))
+        )
+        if not rows.axes:
+            return found, records
+        # Each device has the digits of those groups of which it has rows.
+        total = jax.tree.map(
+            lambda x: jax.lax.dynamic_update_slice_in_dim(
+                zeros(x, (len(sizes), *x.shape[1:])), x, first, 0
+            ),
+            found,
+        )
+        mean = jax.vmap(lambda index, total: every.of_group(index).mean(total))
+        return mean(jnp.arange(len(sizes)), psum(total, rows.axes)), records
+
+    most = min(int(sizes.max()), rows.num_rows)
+    longest = block_length(MANY_ROWS)
+    return _by_platform(run, influence, rows, most, longest, microbatch_size)
 
 
 def block_length(normalize_by: float) -> int:
@@ -119,17 +163,10 @@ def block_length(normalize_by: float) -> int:
 
     K of them cost K^2 2^-25 of the sensitivity in slack: 0.2 per cent at 256, which is
     what few records can afford; 0.01 at 64, since with many records the rounding of the
-    float32 mean itself needs the room.
+    float32 mean itself needs the room. With more than 2^27 that rounding is ten times
+    what a record moves, and longer blocks keep the sums few enough to be exact.
     """
-    return 256 if normalize_by <= FEW_ROWS else 64
-
-
-def empty_records(rows: Rows) -> PyTree:
-    """Returns zeros that will hold the records of all rows."""
-    _, records = jax.eval_shape(lambda: rows.read(0, 1))
-    return jax.tree.map(
-        lambda x: jnp.zeros((rows.num_rows, *x.shape[1:]), x.dtype), records
-    )
+    return 64 if FEW_ROWS < normalize_by <= 2**27 else 256
 
 
 def num_coordinates(tree: PyTree) -> int:
@@ -218,6 +255,65 @@ class _Plan(NamedTuple):
         return self.lanes * self.length * self.num_blocks == self.num_rows
 
 
+def _groups_by_device(sizes, rows):
+    """Returns the first group that each device looks at, and the spans of all of them.
+
+    Shapes (devices,), (devices, k) and (devices, k): k groups for each, as many as any
+    device has rows of. A span holds the device's own rows of a group, or none.
+    """
+    stops = np.cumsum(sizes)
+    offsets = np.arange(0, rows.num_rows_in_all, rows.num_rows)
+    first = np.searchsorted(stops, offsets, side="right")
+    last = np.searchsorted(stops, offsets + rows.num_rows, side="left")
+    most = (last - first).max() + 1
+    first = np.minimum(first, len(sizes) - most)
+    groups = first[:, None] + np.arange(most)
+    return first, *(
+        np.clip(x[groups] - offsets[:, None], 0, rows.num_rows)
+        for x in (stops - sizes, stops)
+    )
+
+
+def _by_platform(run, influence, rows, num_rows, longest, microbatch_size):
+    """Returns `run(plan, shape)`: the platform's plan, the shape of an influence."""
+
+    def one():
+        samples, _ = rows.read(0, 1)
+        return influence(jax.tree.map(lambda x: jax.lax.squeeze(x, [0]), samples))
+
+    shape = jax.eval_shape(one)
+    args = num_rows, max(num_coordinates(shape), 1), longest, microbatch_size
+    # CPU: a few samples at a time go straight into the accumulators, no reduction over
+    # the sample axis. Elsewhere: many at once, and one parallel reduction.
+    return jax.lax.platform_dependent(
+        cpu=lambda: run(_Plan.sequential(*args), shape),
+        default=lambda: run(_Plan.parallel(*args), shape),
+    )
+
+
+def _digits(plan, shape, limit, rows, normalize_by):
+    num_sums = plan.lanes * plan.num_blocks * num_shares(rows.axes)
+    return Digits.of(num_sums, plan.length, shape, limit, normalize_by)
+
+
+def _no_records(rows):
+    """Returns zeros that will hold the records of all rows."""
+    _, records = jax.eval_shape(lambda: rows.read(0, 1))
+    return jax.tree.map(lambda x: zeros(x, (rows.num_rows, *x.shape[1:])), records)
+
+
+def _add_span(influence, rows, plan, digits, span, total, records):
+    """Adds the influences of a span, by blocks, to digits; and fills in records."""
+
+    def block(carry, index):
+        total, records = carry
+        sums, records = _block_sum(influence, rows, span, plan, index, records)
+        return (digits.add(total, sums), records), None
+
+    blocks = jnp.arange(plan.num_blocks)
+    return jax.lax.scan(jax.checkpoint(block), (total, records), blocks)[0]
+
+
 def _block_sum(influence, rows, span, plan, index, records):
     """Sums the influences of block `index`: leaves (lanes, ...), `length` rows each.
 
@@ -262,115 +358,8 @@ def _block_sum(influence, rows, span, plan, index, records):
         values, records = slab(first + step * plan.lanes, plan.lanes, records)
         return jax.tree.map(jnp.add, sums, values), records
 
-    sample, _ = jax.eval_shape(lambda: rows.read(0, plan.lanes))
-    zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype),
-        jax.eval_shape(by_row(influence, plan.lanes), sample),
+    shape = jax.eval_shape(
+        lambda: by_row(influence, plan.lanes)(rows.read(0, plan.lanes)[0])
     )
-    return jax.lax.fori_loop(0, plan.length, add, (zeros, records), unroll=plan.unroll)
-
-
-class _Digits(NamedTuple):
-    """Writes block sums as integer digits in a float, so that they add exactly.
-
-    A sum x stands as x / normalize_by = (d0 + d1/base + d2/base^2) / unit. Each digit
-    is an integer so small that the digits of all blocks add up within the float's
-    mantissa. `unit` and `base` are powers of two: the only rounding of the mean is the
-    last one, to the float that is returned.
-    """
-
-    unit: jax.Array | None  # None where influences are unbounded: then plain sums
-    base: float
-    num_digits: int
-    normalize_by: Scalar
-
-    @classmethod
-    def of(cls, plan: _Plan, shape: PyTree, limit, normalize_by):
-        if limit is None:
-            return cls(None, 1.0, 1, normalize_by)
-        nmant = min(int(jnp.finfo(x.dtype).nmant) for x in jax.tree.leaves(shape))
-        layout = digit_layout(plan.lanes * plan.num_blocks, nmant)
-        # The largest power of two with |x / normalize_by| unit <= 2^high_bits.
-        limit, divisor = (
-            jnp.asarray(x).astype(jnp.float32) for x in (limit, normalize_by)
-        )
-        _, exponent = jnp.frexp(jax.lax.stop_gradient(limit * plan.length / divisor))
-        unit = jnp.ldexp(jnp.float32(1), jnp.minimum(layout.high_bits - exponent, 126))
-        return cls(unit, 2.0**layout.base_bits, layout.num_digits, normalize_by)
-
-    def zeros(self, shape: PyTree) -> tuple[PyTree, ...]:
-        """Returns digits that are all zero."""
-        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
-        return (zero,) * self.num_digits
-
-    def add(self, total: tuple[PyTree, ...], sums: PyTree) -> tuple[PyTree, ...]:
-        """Adds the block sums of all lanes, digit by digit."""
-
-        def scaled(x):
-            x = x / jnp.asarray(self.normalize_by).astype(x.dtype)
-            return x if self.unit is None else x * self.unit.astype(x.dtype)
-
-        digits = _split(jax.tree.map(scaled, sums), self.base, self.num_digits)
-        return jax.tree.map(lambda old, x: old + x.sum(axis=0), total, digits)
-
-    def mean(self, total: tuple[PyTree, ...]) -> PyTree:
-        """Returns the number that the digits stand for."""
-        if self.unit is None:
-            return total[0]
-        digits = list(total)
-        # Carry, so that each lower digit is less than the base: exact, and then the
-        # sum of the lower digits is rounded far below the last place of the first.
-        for i in range(self.num_digits - 1, 0, -1):
-            carry = jax.tree.map(lambda x: jnp.round(x / self.base), digits[i])
-            digits[i] = jax.tree.map(lambda x, c: x - c * self.base, digits[i], carry)
-            digits[i - 1] = jax.tree.map(jnp.add, digits[i - 1], carry)
-        value = digits[-1]
-        for digit in reversed(digits[:-1]):
-            value = jax.tree.map(lambda d, low: d + low / self.base, digit, value)
-        unit = self.unit
-        return jax.tree.map(lambda x: x / unit.astype(x.dtype), value)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def _split(scaled: PyTree, base: float, num_digits: int) -> tuple[PyTree, ...]:
-    if num_digits == 1:  # a plain sum
-        return (scaled,)
-    digits = []
-    for _ in range(num_digits):
-        digits.append(jax.tree.map(jnp.round, scaled))
-        scaled = jax.tree.map(lambda x, d: (x - d) * base, scaled, digits[-1])
-    return tuple(digits)
-
-
-@_split.defjvp
-def _split_jvp(base, num_digits, primals, tangents):
-    # The digits stand for the number itself, so its derivative goes to the first one.
-    (tangent,) = tangents
-    zeros = (jax.tree.map(jnp.zeros_like, tangent),) * (num_digits - 1)
-    return _split(*primals, base, num_digits), (tangent, *zeros)
-
-
-class DigitLayout(NamedTuple):
-    """Bits of the first digit, bits of the base, and how many digits there are."""
-
-    high_bits: int
-    base_bits: int
-    num_digits: int
-
-
-def digit_layout(num_sums: int, nmant: int) -> DigitLayout:
-    """Returns digits such that `num_sums` of them add exactly in `nmant` + 1 bits.
-
-    The first digit is at most 2^high_bits, the others at most base/2 in size.
-    """
-    bits = max(num_sums - 1, 0).bit_length()
-    require(
-        bits < nmant - 1,
-        "samples",
-        num_sums,
-        f"fewer than 2^{nmant - 1 + 6} rows (their sum could not be exact)",
-    )
-    high, base = nmant - bits, nmant + 1 - bits
-    # As many digits as resolve 2^-(nmant + 11) of a block's bound: coordinates round
-    # apart from each other, and the slack counts sqrt(d) times that.
-    return DigitLayout(high, base, 1 + -(-(nmant + 11 - high) // base))
+    none = jax.tree.map(zeros, shape)
+    return jax.lax.fori_loop(0, plan.length, add, (none, records), unroll=plan.unroll)

@@ -1,7 +1,7 @@
 """Median of means: robust means of groups, and their median by coordinate."""
 
-import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._tree import register
+from dpjax._tree import by_column, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators import _fold
 from dpjax.estimators._estimator import Estimator
@@ -105,7 +105,7 @@ class MedianOfMeans(Estimator):
         microbatch_size: int | None = None,
     ) -> tuple[PyTree, Any]:
         """See `Estimator.fold`: one inner fold a group, one group after the other."""
-        n = rows.num_rows
+        n = rows.num_rows_in_all
         _validate.require(
             n >= self.num_groups,
             "samples",
@@ -123,34 +123,16 @@ class MedianOfMeans(Estimator):
         sizes = np.full(self.num_groups, smallest) + (
             np.arange(self.num_groups) < longer
         )
-        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-
-        influence = self.inner.influence_fn()
-
-        def group_mean(records, group):
-            start, size = group
-            mean, records = _fold.fold_mean(
-                influence,
-                self.limit,
-                rows,
-                normalize_by=size,
-                microbatch_size=microbatch_size,
-                span=_fold.Span(start, start + size, smallest + (longer > 0)),
-                records=records,
-            )
-            return records, self._within_limit(mean, size)
-
-        records, means = jax.lax.scan(
-            group_mean,
-            _fold.empty_records(rows),
-            (jnp.asarray(starts), jnp.asarray(sizes)),
+        means, records = _fold.group_means(
+            self.inner.influence_fn(),
+            self.limit,
+            rows,
+            sizes=sizes,
+            microbatch_size=microbatch_size,
         )
+        means = jax.vmap(self._within_limit)(means, jnp.asarray(sizes))
 
-        def middle(x):
-            columns = x.reshape(self.num_groups, math.prod(x.shape[1:]))
-            return median(columns).reshape(x.shape[1:])
-
-        return jax.tree.map(middle, means), records
+        return jax.tree.map(partial(by_column, median), means), records
 
     @classmethod
     def for_failure_prob(

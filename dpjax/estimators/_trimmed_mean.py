@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._tree import like, register
+from dpjax._sharding import AxisName, by_device, num_shares, row_axes
+from dpjax._tree import by_column, like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators._estimator import LARGEST, Estimator, as_float
 from dpjax.estimators._fold import Rows
@@ -159,7 +160,7 @@ class TrimmedMean(Estimator):
             rows.is_padding_example,
             f"None with {self}: every row has its place in the order",
         )
-        num_rows = rows.num_rows
+        num_rows = rows.num_rows_in_all
         _validate.require(
             _validate.is_concrete(normalize_by) and float(normalize_by) == num_rows,
             "normalize_by",
@@ -168,24 +169,29 @@ class TrimmedMean(Estimator):
             "batch",
         )
         if microbatch_size is None:
-            samples, records = rows.read(0, num_rows)
+            samples, records = rows.read(0, rows.num_rows)
         else:
             each = jax.lax.map(
                 lambda row: rows.read(row, 1),
-                jnp.arange(num_rows),
+                jnp.arange(rows.num_rows),
                 batch_size=microbatch_size,
             )
             samples, records = jax.tree.map(lambda x: x[:, 0], each)
         trimmed = self.trim_count(num_rows)
 
-        def mean(x):
-            total = middle_sum(_columns(x), trimmed)
-            return self._mean(total, num_rows - 2 * trimmed).reshape(x.shape[1:])
+        def mean(columns):
+            total = middle_sum(columns, trimmed, rows.axes)
+            return self._mean(total, num_rows - 2 * trimmed)
 
-        return jax.tree.map(mean, samples), records
+        return jax.tree.map(lambda x: by_column(mean, as_float(x)), samples), records
 
     def smooth_sensitivity(
-        self, samples: PyTree, smoothness: float, *, bound: Bound = "fast"
+        self,
+        samples: PyTree,
+        smoothness: float,
+        *,
+        bound: Bound = "fast",
+        axis_name: AxisName | None = None,
     ) -> PyTree:
         """Returns how far the estimate moves near these samples, by coordinate.
 
@@ -205,6 +211,8 @@ class TrimmedMean(Estimator):
             smoothness: t > 0, a public number at hand, not traced. Below 2^-19, which
                 float32 does not resolve, the result is upper - lower.
             bound: "fast" or "exact".
+            axis_name: the mesh axes over which samples are dealt out, as for the
+                estimate itself.
 
         Returns:
             A pytree of leaves (...), in units of the samples, each at least
@@ -236,10 +244,17 @@ class TrimmedMean(Estimator):
             The scale that paper 001 prints in Algorithm 2, line 1, is not smooth: no
             privacy follows from it.
         """
-        return self.with_smooth_sensitivity(samples, smoothness, bound=bound)[1]
+        return self.with_smooth_sensitivity(
+            samples, smoothness, bound=bound, axis_name=axis_name
+        )[1]
 
     def with_smooth_sensitivity(
-        self, samples: PyTree, smoothness: float, *, bound: Bound = "fast"
+        self,
+        samples: PyTree,
+        smoothness: float,
+        *,
+        bound: Bound = "fast",
+        axis_name: AxisName | None = None,
     ) -> tuple[PyTree, PyTree]:
         """Returns the estimate and its `smooth_sensitivity`, from one selection.
 
@@ -260,8 +275,10 @@ class TrimmedMean(Estimator):
         )
         _validate.positive(smoothness=smoothness)
         _validate.require(bound in get_args(Bound), "bound", bound, "fast or exact")
+        axes = row_axes(samples, axis_name)
+        num_samples *= num_shares(axes)
         weights = smooth_weights(float(smoothness), self.trim_count(num_samples))
-        pairs = _with_sensitivity(bound, self, samples, weights)
+        pairs = _with_sensitivity(bound, axes, self, samples, weights)
         return jax.tree.transpose(
             jax.tree.structure(samples), jax.tree.structure((0, 0)), pairs
         )
@@ -271,22 +288,22 @@ class TrimmedMean(Estimator):
         return jnp.clip(mean, like(self.lower, mean), like(self.upper, mean))
 
 
-@partial(jax.jit, static_argnums=0)
-def _with_sensitivity(bound, estimator, samples, weights):
-    def both(x):
-        trimmed = len(weights) - 1
-        num_kept = len(x) - 2 * trimmed
-        order = order_statistics(_columns(x), trimmed)
-        width = like(estimator.upper, order.low) - like(estimator.lower, order.low)
-        sensitivity = smooth_sensitivity(
-            order, weights, width, num_kept=num_kept, bound=bound
-        )
-        mean = estimator._mean(order.middle_sum, num_kept)
-        return mean.reshape(x.shape[1:]), sensitivity.reshape(x.shape[1:])
+@partial(jax.jit, static_argnums=(0, 1))
+def _with_sensitivity(bound, axes, estimator, samples, weights):
+    def on_device(whole, samples):
+        estimator, weights = whole
 
-    return jax.tree.map(both, samples)
+        def both(x):
+            trimmed = len(weights) - 1
+            num_kept = len(x) * num_shares(axes) - 2 * trimmed
+            order = order_statistics(x, trimmed, axes)
+            width = like(estimator.upper, order.low) - like(estimator.lower, order.low)
+            sensitivity = smooth_sensitivity(
+                order, weights, width, num_kept=num_kept, bound=bound
+            )
+            return estimator._mean(order.middle_sum, num_kept), sensitivity
 
+        return jax.tree.map(lambda x: by_column(both, as_float(x)), samples), ()
 
-def _columns(x: jax.Array) -> jax.Array:
-    """Returns samples as an (n, d) array of floats."""
-    return as_float(x).reshape(len(x), math.prod(x.shape[1:]))
+    pairs, _ = by_device(on_device, axes, (estimator, weights), samples)
+    return pairs

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from dpjax import _validate
+from dpjax._sharding import by_device, row_axes, varying, varying_axes
 from dpjax._types import LossFn, PyTree
 
 
@@ -22,6 +23,9 @@ def per_sample_grad(
         `grad_fn(params, batch)`, where leaves of batch have shape (n, ...). It returns
         a pytree like params with leaves (n, ...), and the stacked aux with has_aux. It
         holds n gradients at once: `robust_grad` gives their robust mean without that.
+        Rows that are dealt out over devices have their gradients there, inside
+        `jax.shard_map` too: never the sum over devices that `jax.grad` makes of shared
+        parameters.
 
     Raises:
         ValueError: (from grad_fn) where leaves of batch disagree on n.
@@ -34,8 +38,14 @@ def per_sample_grad(
     """
     grad = jax.grad(loss_fn, has_aux=has_aux)
 
+    def on_device(params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        # Of parameters that all devices share, `grad` would give the sum over devices.
+        axes = frozenset().union(*map(varying_axes, jax.tree.leaves(batch)))
+        grads = jax.vmap(grad, in_axes=(None, 0))(varying(params, axes), batch)
+        return (), grads
+
     def grad_fn(params: PyTree, batch: PyTree) -> Any:
         _validate.leading_size(batch, "batch")
-        return jax.vmap(grad, in_axes=(None, 0))(params, batch)
+        return by_device(on_device, row_axes(batch, None), params, batch)[1]
 
     return grad_fn

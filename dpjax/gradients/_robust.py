@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from dpjax import _validate
+from dpjax._sharding import AxisName, by_device, row_axes, varying
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
 from dpjax.estimators import Estimator, Rows
@@ -21,6 +22,7 @@ def robust_grad(
     normalize_by: Scalar | None = None,
     return_values: bool = False,
     has_aux: bool = False,
+    axis_name: AxisName | None = None,
 ) -> Callable[..., Any]:
     """Returns a function that computes the robust mean of per-sample gradients.
 
@@ -39,6 +41,10 @@ def robust_grad(
             Give it for batches of varying size, such as Poisson ones.
         return_values: whether the per-sample losses are wanted too.
         has_aux: whether loss_fn returns auxiliary values too.
+        axis_name: the axes of a device mesh over which rows are dealt out, a name or a
+            tuple of names; see below. By default found in the batch: arrays at hand
+            tell, and traced ones do where the axes are Explicit; axes that are Auto
+            inside `jax.jit`, and Manual ones, must be named.
 
     Returns:
         `grad_fn(params, batch, is_padding_example=None)`, where leaves of batch have
@@ -50,18 +56,46 @@ def robust_grad(
 
     Raises:
         ValueError: where a size is not a positive count, leaves of batch disagree on n,
-            or the estimator cannot take the batch.
+            or the estimator cannot take the batch; where axis_name is of no mesh, its
+            devices do not divide n, or rows are known to be the same on all of them.
+
+    On several devices:
+        Each computes the gradients of its own rows, and the sums travel: a few digits
+        for every parameter, and nothing with n rows. n is the number of rows on all
+        devices. Inside the caller's `jax.shard_map`, batch, mask, values and aux are
+        one device's share, params and the result the same on all; without axis_name
+        the mean is of one device's rows. Where JAX is told check_vma=False, it cannot
+        be seen whether rows are dealt out or copied, which they must not be.
+
+        Where n is not a multiple of the number of devices, fill up with rows that
+        is_padding_example marks, and give the number without them as normalize_by.
+
+        Parameters may be sharded over other axes of the mesh, if those are Auto, as in
+        `jax.make_mesh((4, 2), ("records", "model"), axis_types=(Explicit, Auto))`; so
+        is their mean gradient then.
 
     Sensitivity:
         `estimator.sensitivity(n or normalize_by, number of parameters)`, under
-        replace-one; neither microbatch_size nor the platform changes it.
+        replace-one; neither microbatch_size, the platform nor the number of devices
+        changes it.
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import jax, jax.numpy as jnp
         >>> from dpjax.estimators import Winsorization
         >>> loss_fn = lambda w, x: 0.5 * (w - x) ** 2
         >>> grad_fn = robust_grad(loss_fn, Winsorization(1.0))
         >>> print(grad_fn(1.0, jnp.array([0.5, 1e30])))
+        -0.25
+
+        Over all devices, with a row of padding:
+
+        >>> from jax.sharding import NamedSharding, PartitionSpec
+        >>> mesh = jax.make_mesh((1,), ("records",))
+        >>> rows = NamedSharding(mesh, PartitionSpec("records"))
+        >>> batch = jax.device_put(jnp.array([0.5, 1e30, 0.0]), rows)
+        >>> is_padding = jax.device_put(jnp.array([False, False, True]), rows)
+        >>> grad_fn = robust_grad(loss_fn, Winsorization(1.0), normalize_by=2)
+        >>> print(grad_fn(1.0, batch, is_padding))
         -0.25
     """
     _validate.estimator(estimator)
@@ -76,22 +110,34 @@ def robust_grad(
     ) -> Any:
         num_rows = _validate.leading_size(batch, "batch")
         _validate.mask(is_padding_example, num_rows)
+        axes = row_axes(batch, axis_name)
 
-        def read(start: Scalar, size: int) -> tuple[PyTree, PyTree]:
-            part = partial(
-                jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size
-            )
-            values, grads = by_row(partial(value_and_grad, params), size)(
-                jax.tree.map(part, batch)
-            )
-            values, aux = values if has_aux else (values, ())
-            return grads, {"values": values if return_values else (), "aux": aux}
+        def on_device(params: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
+            batch, is_padding_example = rows
+            # Else their gradient would be the sum over devices: of several records.
+            own_params = varying(params, axes)
 
-        grads, records = estimator.fold(
-            Rows(read, num_rows, is_padding_example),
-            normalize_by=num_rows if normalize_by is None else normalize_by,
-            microbatch_size=microbatch_size,
-        )
+            def read(start: Scalar, size: int) -> tuple[PyTree, PyTree]:
+                part = partial(
+                    jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size
+                )
+                values, grads = by_row(partial(value_and_grad, own_params), size)(
+                    jax.tree.map(part, batch)
+                )
+                values, aux = values if has_aux else (values, ())
+                return grads, {"values": values if return_values else (), "aux": aux}
+
+            num_rows = _validate.leading_size(batch, "batch")
+            rows = Rows(read, num_rows, is_padding_example, axes)
+            return estimator.fold(
+                rows,
+                normalize_by=(
+                    rows.num_rows_in_all if normalize_by is None else normalize_by
+                ),
+                microbatch_size=microbatch_size,
+            )
+
+        grads, records = by_device(on_device, axes, params, (batch, is_padding_example))
         wanted = ["values"] * return_values + ["aux"] * has_aux
         if not wanted:
             return grads

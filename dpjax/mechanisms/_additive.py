@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._sharding import check_key_varies_as
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.mechanisms import _samplers
 
@@ -25,14 +26,19 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
 
     Raises:
         ValueError: where key is no single typed key, stddev is negative or not finite,
-            or value has a leaf that is not of floating point.
+            or value has a leaf that is not of floating point; inside `jax.shard_map`,
+            where value is known to vary over other mesh axes than key.
 
     Privacy:
         With l2 sensitivity D of value and sigma = stddev/D this is the Gaussian
         mechanism: `dpjax.accounting.gaussian_epsilon(stddev, delta, sensitivity=D)`,
         under the relation that D is stated for. That holds for real numbers; the noise
         has full tails, but floating point noise has gaps, and nothing is claimed
-        against attacks on its last bits (Mironov, 2012).
+        against attacks on its last bits (Mironov, 2012). A value that is sharded over
+        devices gets the noise of one that is not. Inside `jax.shard_map` one key for
+        values that differ between devices would give all of them one noise, and a key
+        of each device's own would release one value several times: with
+        check_vma=False nobody can see that.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -62,7 +68,8 @@ def laplace(key: Key, value: PyTree, *, scale: Scalar) -> PyTree:
 
     Raises:
         ValueError: where key is no single typed key, scale is negative or not finite,
-            or value has a leaf that is not of floating point.
+            or value has a leaf that is not of floating point; inside `jax.shard_map`,
+            where value is known to vary over other mesh axes than key.
 
     Privacy:
         With l1 sensitivity D of value this is (D/scale)-differentially private, under
@@ -83,6 +90,7 @@ def laplace(key: Key, value: PyTree, *, scale: Scalar) -> PyTree:
 
 def _add_noise(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
     _validate.typed_key(key)
+    check_key_varies_as(value, key)
     for leaf in jax.tree.leaves(value):
         dtype = jnp.result_type(leaf)
         _validate.require(

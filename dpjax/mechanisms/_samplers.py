@@ -8,23 +8,43 @@ noise is symmetric; a law without symmetry takes it for the choice of its half.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from dpjax._types import Key
 
 _SMALL = 256  # of 2^31: a smaller tail probability needs more than one word of bits
 
 
-def normal(key: Key, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
+def normal(
+    key: Key,
+    shape: tuple[int, ...],
+    dtype: jax.typing.DTypeLike,
+    out_sharding: jax.sharding.Sharding | None = None,
+) -> jax.Array:
     """Draws standard normal variables, their tails beyond 9 standard deviations."""
-    return _symmetric(lambda tail: -jax.scipy.special.ndtri(tail), key, shape, dtype)
+
+    def quantile(tail: jax.Array) -> jax.Array:
+        return -jax.scipy.special.ndtri(tail)
+
+    return _symmetric(quantile, key, shape, dtype, out_sharding)
 
 
-def laplace(key: Key, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
+def laplace(
+    key: Key,
+    shape: tuple[int, ...],
+    dtype: jax.typing.DTypeLike,
+    out_sharding: jax.sharding.Sharding | None = None,
+) -> jax.Array:
     """Draws standard Laplace variables (scale 1), their tails beyond 40 scales."""
-    return _symmetric(lambda tail: -jnp.log(2 * tail), key, shape, dtype)
+
+    def quantile(tail: jax.Array) -> jax.Array:
+        return -jnp.log(2 * tail)
+
+    return _symmetric(quantile, key, shape, dtype, out_sharding)
 
 
 def exponential(
@@ -53,6 +73,7 @@ def _symmetric(
     key: Key,
     shape: tuple[int, ...],
     dtype: jax.typing.DTypeLike,
+    out_sharding: jax.sharding.Sharding | None,
 ) -> jax.Array:
     """Draws ±upper_quantile(p) with a fair sign and p uniform on (0, 1/2]."""
 
@@ -60,7 +81,7 @@ def _symmetric(
         size = upper_quantile(tail)
         return jnp.where(is_lower, -size, size)
 
-    return _from_tail(quantile, key, shape, dtype)
+    return _from_tail(quantile, key, shape, dtype, out_sharding)
 
 
 def _from_tail(
@@ -68,6 +89,7 @@ def _from_tail(
     key: Key,
     shape: tuple[int, ...],
     dtype: jax.typing.DTypeLike,
+    out_sharding: jax.sharding.Sharding | None = None,
 ) -> jax.Array:
     """Draws quantile(p, is_lower), a fair bit choosing the half of the law.
 
@@ -78,9 +100,15 @@ def _from_tail(
     some k is below 256, once in 8 million draws, and always for float64. Else v is 1/2:
     p is then off by 2^-33, less than 2^-9 of itself. Whether more bits are drawn
     depends on the random bits alone.
+
+    Each bit is a function of the key and its place alone: a sharded draw is the same as
+    one on a single device, and every device makes what it holds.
     """
     word_key, more_key = jax.random.split(key)
-    word = jax.random.bits(word_key, shape, "uint32")
+    bits = partial(jax.random.bits, shape=shape, dtype="uint32")
+    if isinstance(out_sharding, NamedSharding) and any(out_sharding.spec):
+        bits = partial(bits, out_sharding=out_sharding)
+    word = bits(word_key)
     k = word >> 1
 
     def draw(v: jax.Array | float) -> jax.Array:
@@ -92,7 +120,7 @@ def _from_tail(
 
     def fine(words: jax.Array) -> jax.Array:
         key = jax.random.wrap_key_data(words, impl=impl)
-        more = jax.random.bits(key, shape, "uint32").astype(dtype)
+        more = bits(key).astype(dtype)
         return draw(more * 2.0**-32 + 2.0**-33)
 
     words = jax.random.key_data(more_key)

@@ -8,11 +8,20 @@ so that rounding is relative to the gap to the best one and not to the scores' s
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._sharding import (
+    AxisName,
+    from_all,
+    num_shares,
+    row_axes,
+    varying,
+    varying_axes,
+)
 from dpjax._types import Key, Scalar
 from dpjax.mechanisms import _samplers
 
@@ -26,6 +35,7 @@ def exponential(
     epsilon: Scalar,
     sensitivity_range: Scalar,
     num_chunks: int | None = None,
+    axis_name: AxisName | None = None,
 ) -> jax.Array:
     """Chooses an index with the exponential mechanism; a higher score is better.
 
@@ -46,9 +56,14 @@ def exponential(
             the linf sensitivity itself where all scores move in one direction.
             Positive, may be traced.
         num_chunks: how many chunks the function gives; None for an array.
+        axis_name: the axes of a `jax.shard_map` over which candidates are dealt out, if
+            any. Each device gives its own, as many as the others; the key is the same
+            on all of them. Chunks count through all devices, and have the noise that
+            they would have on one.
 
     Returns:
-        The index as an int32 scalar: chunk_index * chunk_size + position in chunks.
+        The index as an int32 scalar, the same on all devices:
+        chunk_index * chunk_size + position in chunks.
 
     Raises:
         ValueError: where key is no single typed key, epsilon or sensitivity_range is
@@ -80,7 +95,7 @@ def exponential(
         for exponential mechanisms".
     """
     return _choose(
-        _samplers.gumbel, key, scores, epsilon, sensitivity_range, num_chunks
+        _samplers.gumbel, key, scores, epsilon, sensitivity_range, num_chunks, axis_name
     )
 
 
@@ -91,6 +106,7 @@ def permute_and_flip(
     epsilon: Scalar,
     sensitivity_range: Scalar,
     num_chunks: int | None = None,
+    axis_name: AxisName | None = None,
 ) -> jax.Array:
     """Chooses an index by permute-and-flip; a higher score is better.
 
@@ -105,6 +121,7 @@ def permute_and_flip(
         epsilon: privacy parameter of this choice; positive, may be traced.
         sensitivity_range: as for `exponential`.
         num_chunks: as for `exponential`.
+        axis_name: as for `exponential`.
 
     Returns:
         The index as an int32 scalar.
@@ -136,7 +153,13 @@ def permute_and_flip(
         report-noisy-max with exponential noise".
     """
     return _choose(
-        _samplers.exponential, key, scores, epsilon, sensitivity_range, num_chunks
+        _samplers.exponential,
+        key,
+        scores,
+        epsilon,
+        sensitivity_range,
+        num_chunks,
+        axis_name,
     )
 
 
@@ -147,19 +170,22 @@ def _choose(
     epsilon: Scalar,
     sensitivity_range: Scalar,
     num_chunks: int | None,
+    axis_name: AxisName | None,
 ) -> jax.Array:
     _validate.typed_key(key)
     _validate.positive(epsilon=epsilon, sensitivity_range=sensitivity_range)
+    axes = () if axis_name is None else row_axes((), axis_name)
     if callable(scores):
         _validate.count(num_chunks=num_chunks)
+        num_chunks = cast(int, num_chunks)
         index = jax.ShapeDtypeStruct((), jnp.int32)
-        _check_scores(jax.eval_shape(scores, index), num_chunks)
-        return _scan(sampler, key, scores, num_chunks, epsilon, sensitivity_range)
+        _check_scores(jax.eval_shape(scores, index), num_shares(axes) * num_chunks)
+        return _scan(sampler, axes, key, scores, num_chunks, epsilon, sensitivity_range)
     _validate.require(
         num_chunks is None, "num_chunks", num_chunks, "None where scores are an array"
     )
-    _check_scores(scores, 1)
-    return _choose_from_array(sampler, key, scores, epsilon, sensitivity_range)
+    _check_scores(scores, num_shares(axes))
+    return _choose_from_array(sampler, axes, key, scores, epsilon, sensitivity_range)
 
 
 def _check_scores(scores, num_chunks) -> None:
@@ -174,14 +200,24 @@ def _check_scores(scores, num_chunks) -> None:
     )
 
 
-@partial(jax.jit, static_argnums=0)
-def _choose_from_array(sampler, key, scores, epsilon, sensitivity_range):
+@partial(jax.jit, static_argnums=(0, 1))
+def _choose_from_array(sampler, axes, key, scores, epsilon, sensitivity_range):
     scores = jnp.asarray(scores)
-    return _scan(sampler, key, lambda _: scores, 1, epsilon, sensitivity_range)
+    return _scan(sampler, axes, key, lambda _: scores, 1, epsilon, sensitivity_range)
 
 
-def _scan(sampler, key, score_fn, num_chunks, epsilon, sensitivity_range) -> jax.Array:
-    """Keeps the best candidate of the chunks so far, as (score, noise, index)."""
+class _Best(NamedTuple):
+    """The candidate that leads: score and noise apart, for the sake of rounding."""
+
+    score: jax.Array
+    noise: jax.Array
+    place: jax.Array
+
+
+def _scan(
+    sampler, axes, key, score_fn, num_chunks, epsilon, sensitivity_range
+) -> jax.Array:
+    """Keeps the best candidate of the chunks so far, and then of the devices."""
     first = jax.eval_shape(score_fn, jax.ShapeDtypeStruct((), jnp.int32))
     dtype = jnp.float64 if first.dtype == jnp.float64 else jnp.float32
     finite = jnp.finfo(dtype)
@@ -195,7 +231,11 @@ def _scan(sampler, key, score_fn, num_chunks, epsilon, sensitivity_range) -> jax
     def scaled(gap: jax.Array) -> jax.Array:
         return jnp.where(jnp.isinf(gap), gap, gap / sensitivity_range * epsilon)
 
-    def step(best, chunk):
+    def better(best: _Best, new: _Best) -> tuple[_Best, None]:
+        wins = scaled(new.score - best.score) + new.noise > best.noise
+        return jax.tree.map(partial(jnp.where, wins), new, best), None
+
+    def step(best: _Best, chunk) -> tuple[_Best, None]:
         words, i = chunk
         chunk_key = jax.random.wrap_key_data(words, impl=impl)
         scores = jnp.asarray(score_fn(i)).astype(dtype)
@@ -205,19 +245,21 @@ def _scan(sampler, key, score_fn, num_chunks, epsilon, sensitivity_range) -> jax
         noise = sampler(chunk_key, scores.shape, dtype)
         top = jnp.maximum(scores.max(), finite.min)
         j = jnp.argmax(scaled(scores - top) + noise).astype(jnp.int32)
-        score, noise, index = scores[j], noise[j], i * scores.shape[0] + j
-        best_score, best_noise, best_index = best
-        wins = scaled(score - best_score) + noise > best_noise
-        return (
-            jnp.where(wins, score, best_score),
-            jnp.where(wins, noise, best_noise),
-            jnp.where(wins, index, best_index),
-        ), None
+        index = (offset + i) * scores.shape[0] + j
+        return better(best, _Best(scores[j], noise[j], index))
 
     # Plain words of the keys: under vmap, the check for key reuse takes keys that a
     # scan runs over for used ones.
     impl = jax.random.key_impl(key)
-    words = jax.random.key_data(jax.random.split(key, num_chunks))
-    start = (jnp.array(-jnp.inf, dtype), jnp.zeros((), dtype), jnp.int32(0))
-    chunks = jnp.arange(num_chunks, dtype="int32")
-    return jax.lax.scan(step, start, (words, chunks))[0][2]
+    words = jax.random.key_data(jax.random.split(key, num_chunks * num_shares(axes)))
+    offset = jnp.int32(0)
+    if axes:
+        offset = jax.lax.axis_index(axes).astype(jnp.int32) * num_chunks
+        words = jax.lax.dynamic_slice_in_dim(words, offset, num_chunks)
+    none = _Best(jnp.array(-jnp.inf, dtype), jnp.zeros((), dtype), jnp.int32(0))
+    chunks = words, jnp.arange(num_chunks, dtype="int32")
+    best, _ = jax.lax.scan(step, varying(none, varying_axes(offset)), chunks)
+    if axes:
+        of_devices = jax.tree.map(lambda x: from_all(x, axes), best)
+        best, _ = jax.lax.scan(better, none, of_devices)
+    return best.place

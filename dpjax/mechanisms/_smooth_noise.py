@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from dpjax import _validate
+from dpjax._sharding import check_key_varies_as
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.mechanisms import _samplers
 
@@ -113,18 +114,19 @@ def arsinh_normal(key: Key, value: PyTree, *, scale: PyTree, sigma: Scalar) -> P
     return _add_noise(_arsinh_normal, key, value, scale, sigma)
 
 
-def _laplace_log_normal(key, sigma, shape, dtype):
+def _laplace_log_normal(key, sigma, *kind):
     laplace_key, normal_key = jax.random.split(key)
-    spread = jnp.exp(sigma * _samplers.normal(normal_key, shape, dtype))
-    return _samplers.laplace(laplace_key, shape, dtype) * spread
+    spread = jnp.exp(sigma * _samplers.normal(normal_key, *kind))
+    return _samplers.laplace(laplace_key, *kind) * spread
 
 
-def _arsinh_normal(key, sigma, shape, dtype):
-    return jnp.sinh(sigma * _samplers.normal(key, shape, dtype)) / sigma
+def _arsinh_normal(key, sigma, *kind):
+    return jnp.sinh(sigma * _samplers.normal(key, *kind)) / sigma
 
 
 def _add_noise(sampler, key, value, scale, sigma):
     _validate.typed_key(key)
+    check_key_varies_as(value, key)
     _validate.within(_LEAST_SIGMA, _LARGEST_SIGMA, sigma=sigma)
     for leaf in jax.tree.leaves(value):
         dtype = jnp.result_type(leaf)
@@ -163,8 +165,10 @@ def _noisy(sampler, key, value, scale, sigma):
         lambda x: x if x.dtype == jnp.float64 else x.astype(jnp.float32), value
     )
 
-    def draw(key, shape, dtype):
-        return sampler(key, jnp.asarray(sigma).astype(dtype), shape, dtype)
+    def draw(key, shape, dtype, out_sharding=None):
+        return sampler(
+            key, jnp.asarray(sigma).astype(dtype), shape, dtype, out_sharding
+        )
 
     noise = optax.tree.random_like(key, wide, sampler=draw)
 

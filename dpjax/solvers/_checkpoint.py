@@ -1,9 +1,8 @@
 """Runs that outlive their process: saved every so many steps, and taken up again."""
 
 import contextlib
-import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
+from dpjax import _processes, _validate
 from dpjax._types import PyTree
 
 
@@ -25,6 +24,9 @@ class Checkpoint(NamedTuple):
     removed. The state of a finished run stays until its folder is removed, and the same
     call returns the same release from it.
 
+    Several processes of `jax.distributed` save together, into one folder that all of
+    them see. A run is taken up again with as many of them, and of devices, as it had.
+
     The folder is as SECRET as the data: it holds the state of the random keys, and who
     knows the noise can subtract it. It is made readable to its owner alone. Remove it
     with the last use.
@@ -35,9 +37,10 @@ class Checkpoint(NamedTuple):
 
     Raises:
         ValueError: by a solver, if the folder belongs to another run: one with another
-            program (loss, steps, batching), compiler, device, data, key or number. With
-            the same key on other data, the difference of two releases would show the
-            data without noise.
+            program (loss, steps, batching), compiler, device, number of devices or
+            processes, data, key or number. With the same key on other data, the
+            difference of two releases would show the data without noise. Or if
+            processes see different folders.
         ImportError: by a solver, without `pip install "dpjax[checkpoints]"` (orbax).
 
     Example:
@@ -94,7 +97,7 @@ class Store:
         saved = self._manager.restore(
             step, args=ocp.args.Composite(state=ocp.args.StandardRestore(template))
         )
-        return step, jax.tree.map(_with_key, saved["state"], like)
+        return step, jax.tree.map(_as, saved["state"], like)
 
     def save(self, step: int, state: PyTree) -> None:
         """Saves a state, whole or not at all, and then removes the one before it."""
@@ -108,11 +111,18 @@ class Store:
             ),
         )
 
-    def check(self) -> None:
-        """Requires that what is saved belongs to this run."""
+    def check(self, devices: _processes.Devices) -> None:
+        """Requires that what is saved belongs to this run, seen by all processes."""
         import orbax.checkpoint as ocp
 
         step = self._manager.latest_step()
+        seen = _processes.gathered(np.array([-1 if step is None else step]), devices)
+        _validate.require(
+            bool((seen == seen[0]).all()),
+            "checkpoint",
+            str(self._manager.directory),
+            "a folder that all processes share (they see different steps)",
+        )
         if step is None:
             return
         saved = self._manager.restore(
@@ -128,12 +138,15 @@ class Store:
 
 
 @contextlib.contextmanager
-def opened(checkpoint: Checkpoint, run: Mapping[str, str]) -> Iterator[Store]:
+def opened(
+    checkpoint: Checkpoint, run: Mapping[str, str], devices: _processes.Devices
+) -> Iterator[Store]:
     """Opens a folder of states, and refuses those of another run.
 
     Args:
-        checkpoint: the folder.
+        checkpoint: the folder; all processes see the same one.
         run: what tells this run from others: from `identity`.
+        devices: those of several processes, or ().
     """
     try:
         import orbax.checkpoint as ocp
@@ -142,48 +155,79 @@ def opened(checkpoint: Checkpoint, run: Mapping[str, str]) -> Iterator[Store]:
             'checkpoints need orbax: pip install "dpjax[checkpoints]"'
         ) from why
 
+    _validate.require(
+        len(_processes.indices(devices)) == jax.process_count(),
+        "checkpoint",
+        checkpoint,
+        f"None where not all {jax.process_count()} processes take part in the run",
+    )
     folder = Path(checkpoint.folder).absolute()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
+    _check_shared(folder, devices)
     options = ocp.CheckpointManagerOptions(
         max_to_keep=1,
         cleanup_tmp_directories=True,  # of a process that was killed while it saved
         enable_async_checkpointing=False,
+        create=False,
     )
     with ocp.CheckpointManager(folder, options=options) as manager:
         store = Store(manager, run)
-        store.check()
+        store.check(devices)
         yield store
 
 
-def identity(program: str, arguments: Mapping[str, PyTree]) -> dict[str, str]:
+def _check_shared(folder: Path, devices: _processes.Devices) -> None:
+    """Requires that all processes see one folder: else they would wait for ever."""
+    if not devices:
+        return
+    names = _processes.gathered(np.frombuffer(os.urandom(16), np.uint8), devices)
+    is_first = _processes.is_first(devices)
+    marker = folder / f".{names[0].tobytes().hex()}"
+    if is_first:
+        marker.touch(mode=0o600)
+    _processes.gathered(names[0], devices)  # it has been made
+    seen = _processes.gathered(np.array([marker.exists()]), devices)
+    if is_first:
+        marker.unlink()
+    _validate.require(
+        bool(seen.all()),
+        "checkpoint",
+        str(folder),
+        "a folder that all processes share",
+    )
+
+
+def identity(
+    program: str, arguments: Mapping[str, PyTree], devices: _processes.Devices
+) -> dict[str, str]:
     """Returns digests that tell a run from others, by what they are of.
 
     Args:
         program: the text of the run's program.
         arguments: what it takes; for each, the bits of all leaves, their shapes, types
             and places count.
+        devices: those of several processes, or ().
     """
-    compiler = (jax.__version__, metadata.version("jaxlib"))
-    return {
-        "program": _digest([program.encode()]),
-        "compiler or device": " ".join((*compiler, jax.devices()[0].device_kind)),
-        **{name: _digest(_bits(value)) for name, value in arguments.items()},
+    lie_on = {
+        device
+        for leaf in jax.tree.leaves(dict(arguments))
+        if isinstance(leaf, jax.Array)
+        for device in leaf.sharding.device_set
     }
-
-
-def _digest(parts: Iterable[bytes | memoryview]) -> str:
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(part)
-    return found.hexdigest()
-
-
-def _bits(tree: PyTree) -> Iterator[bytes | memoryview]:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        array = np.ascontiguousarray(_without_key(leaf))
-        yield repr((jax.tree_util.keystr(path), array.dtype, array.shape)).encode()
-        yield array.tobytes()
+    of = [device.process_index for device in lie_on]
+    return {
+        **_processes.digests({"program": program, **arguments}, devices),
+        "compiler or device": " ".join(
+            (
+                jax.__version__,
+                metadata.version("jaxlib"),
+                jax.devices()[0].device_kind,
+            )
+        ),
+        # With another number the same sums would be rounded otherwise.
+        "number of processes or devices": str([of.count(i) for i in sorted(set(of))]),
+    }
 
 
 def is_key(leaf: Any) -> bool:
@@ -195,7 +239,10 @@ def _without_key(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
-def _with_key(leaf: Any, like: Any) -> Any:
+def _as(leaf: Any, like: Any) -> Any:
+    """Returns what was saved as a leaf of the run: a key, bound to devices or not."""
+    if not like.committed:
+        leaf = jnp.asarray(np.asarray(leaf))  # orbax binds it to its device
     if not is_key(like):
         return leaf
     return jax.random.wrap_key_data(leaf, impl=str(jax.random.key_impl(like)))

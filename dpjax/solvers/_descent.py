@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._processes import devices_of, digests, is_first
+from dpjax._sharding import AxisName, row_axes
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Batching
 from dpjax.solvers._checkpoint import Checkpoint, identity, is_key, opened
@@ -21,7 +23,8 @@ class Watch(NamedTuple):
     Attributes:
         callback: `callback(step, params)`, called on the host with step = 1, 2, ...; it
             sees released numbers only. Its return value is ignored. A run that is taken
-            up after a kill may show a step again, with the same numbers.
+            up after a kill may show a step again, with the same numbers. Of several
+            processes the first calls it.
         every: how many steps lie between two calls; the last step is always shown.
     """
 
@@ -38,6 +41,8 @@ class Loop(NamedTuple):
         microbatch_size: samples processed at once; speed and memory only.
         watch: shows steps and iterates while the compiled scan runs.
         checkpoint: where the run is saved, if anywhere.
+        axis_name: the mesh axes over which the data's rows are dealt out, if any; `run`
+            finds them.
     """
 
     batching: Batching
@@ -45,6 +50,7 @@ class Loop(NamedTuple):
     microbatch_size: int | None = None
     watch: Watch | None = None
     checkpoint: Checkpoint | None = None
+    axis_name: AxisName | None = None
 
     def checked(self) -> "Loop":
         """Returns itself, or raises `ValueError` for a field out of its range."""
@@ -119,7 +125,11 @@ def descend(
         params, state, key = carry
         key, draw_key = jax.random.split(key)
         batch, is_padding_example = loop.batching.draw(
-            draw_key, data, step=index, num_steps=loop.num_steps
+            draw_key,
+            data,
+            step=index,
+            num_steps=loop.num_steps,
+            axis_name=loop.axis_name,
         )
         grads = grad_fn(params, batch, is_padding_example)
         updates, state = optimizer.update(grads, state, params)
@@ -139,17 +149,34 @@ def descend(
     return Descended(params, state, () if part is None else carry)
 
 
-def run(descent: jax.stages.Wrapped, method: Any, **arguments: Any) -> Any:
+def run(
+    descent: jax.stages.Wrapped, method: Any, *, data: PyTree, **arguments: Any
+) -> Any:
     """Returns what a compiled descent gives; saves it on the way where that is asked.
+
+    Data that are dealt out over devices stay there.
 
     Args:
         descent: `descent(method, part=part, **arguments) -> (result, carry)`, jitted
             with the method static; it calls `descend` with the part.
         method: has a `Loop` as its field `loop`.
+        data: pytree, leaves of shape (n, ...).
         arguments: all that the result depends on besides.
     """
-    loop: Loop = method.loop
+    arguments["data"] = data
+    loop: Loop = method.loop._replace(axis_name=row_axes(data, None) or None)
+    method = method._replace(loop=loop)
     checkpoint, watch = loop.checkpoint, loop.watch
+    devices = devices_of(arguments)
+    if devices:
+        settings = {"batching": repr(loop.batching), "num_steps": loop.num_steps}
+        own = {
+            name: value
+            for name, value in arguments.items()
+            if name != "data"
+            and all(map(_validate.is_concrete, jax.tree.leaves(value)))
+        }
+        digests(own | settings, devices)  # refuses those that differ
     if checkpoint is None:
         return descent(method, part=None, **arguments)[0]
     _validate.require(
@@ -171,7 +198,8 @@ def run(descent: jax.stages.Wrapped, method: Any, **arguments: Any) -> Any:
 
     _, carry = run_part(0, 0, None)
     program = descent.lower(method, part=Part(0, 0, carry), **arguments)
-    with opened(checkpoint, identity(program.as_text(), arguments)) as store:
+    run_identity = identity(program.as_text(), arguments, devices)
+    with opened(checkpoint, run_identity, devices) as store:
         step, carry = store.latest(carry)
         while True:
             cuts = [step - step % every + every for every in intervals]
@@ -179,7 +207,8 @@ def run(descent: jax.stages.Wrapped, method: Any, **arguments: Any) -> Any:
             result, carry = run_part(step, stop, carry)
             is_last = stop == loop.num_steps
             # Shown before it is saved: twice after a kill, but never not at all.
-            if watch and (is_last or stop % watch.every == 0):
+            is_due = watch and (is_last or stop % watch.every == 0)
+            if watch and is_due and is_first(devices):
                 watch.callback(stop, carry[0])
             if stop > step and (is_last or stop % checkpoint.every == 0):
                 store.save(stop, carry)

@@ -349,6 +349,7 @@ def _descend(
         estimator,
         microbatch_size=loop.microbatch_size,
         normalize_by=divisor,
+        axis_name=loop.axis_name,
     )
     noise = optax.identity()
     if method.rho is not None:
@@ -356,11 +357,19 @@ def _descend(
         per_sample = per_sample_grad(method.loss_fn)
 
         def grad_fn(params, batch, is_padding_example):
-            del is_padding_example
+            _validate.require(
+                is_padding_example is None,
+                "batching",
+                loop.batching,
+                f"such that its batches fall evenly on all devices, with {estimator}",
+            )
             return per_sample(params, batch)
 
         noise = privatize_trimmed(
-            cast(TrimmedMean, estimator), rho=method.rho, key=noise_key
+            cast(TrimmedMean, estimator),
+            rho=method.rho,
+            key=noise_key,
+            axis_name=loop.axis_name,
         )
     elif noise_multiplier is not None:
         num_params = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))

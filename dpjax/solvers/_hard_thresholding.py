@@ -159,7 +159,13 @@ def _descend(
     peel_key, batch_key = jax.random.split(key)
     params, _, carry = descend(
         loop,
-        robust_grad(method.loss_fn, estimator, microbatch_size=loop.microbatch_size),
+        robust_grad(
+            method.loss_fn,
+            estimator,
+            microbatch_size=loop.microbatch_size,
+            normalize_by=batch_size,
+            axis_name=loop.axis_name,
+        ),
         optax.chain(
             optax.sgd(learning_rate),
             method.transform_fn(

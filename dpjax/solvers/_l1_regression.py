@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._types import ArrayLike, Calibration, Key, Scalar, SelectionName
+from dpjax._sharding import by_device, psum, row_axes
+from dpjax._types import ArrayLike, Calibration, Key, PyTree, Scalar, SelectionName
 from dpjax.accounting import PrivacyGuarantee, selection_event
 from dpjax.mechanisms import exponential, permute_and_flip
 from dpjax.solvers._l1_scores import Units, chunk_scores, row_blocks
@@ -147,7 +148,13 @@ def dp_l1_regression(
     _validate.positive(truncation=truncation)
 
     params = _choose(
-        _Static(units, chunk_size, mechanism),
+        _Static(
+            units,
+            chunk_size,
+            mechanism,
+            row_axes((features, targets), None),
+            row_axes(candidates, None),
+        ),
         key,
         features,
         targets,
@@ -208,6 +215,8 @@ class _Static(NamedTuple):
     units: Units
     chunk_size: int
     mechanism: SelectionName
+    record_axes: tuple[str, ...]
+    candidate_axes: tuple[str, ...]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -220,28 +229,48 @@ def _choose(
     truncation: Scalar,
     epsilon: Scalar,
 ) -> jax.Array:
-    num_candidates, size = candidates.shape[0], static.chunk_size
-    num_chunks = -(-num_candidates // size)
-    blocks = row_blocks(features, targets, truncation, static.units)
-    padding = num_chunks * size - num_candidates
-    columns = jnp.pad(candidates.T.astype(features.dtype), ((0, 0), (0, padding)))
-
-    def score_chunk(index: jax.Array) -> jax.Array:
-        start = index * size
-        chunk = jax.lax.dynamic_slice_in_dim(columns, start, size, axis=1)
-        scores = chunk_scores(blocks, chunk, static.units)
-        is_padding = start + jnp.arange(size, dtype="int32") >= num_candidates
-        return jnp.where(is_padding, -jnp.inf, scores)
-
+    """Chooses a candidate; records and candidates may lie on several devices each."""
     mechanism = {"exponential": exponential, "permute_and_flip": permute_and_flip}
-    index = mechanism[static.mechanism](
-        key,
-        score_chunk,
-        epsilon=epsilon,
-        sensitivity_range=2.0,  # in units U / (n iota) of the loss
-        num_chunks=num_chunks,
-    )
-    return candidates[index]
+    axes, size = static.candidate_axes, static.chunk_size
+
+    def among(whole: PyTree, candidates: jax.Array) -> tuple[jax.Array, tuple[()]]:
+        (key, _, epsilon), blocks = whole
+        num_candidates = len(candidates)
+        num_chunks = -(-num_candidates // size)
+        padding = num_chunks * size - num_candidates
+        columns = jnp.pad(candidates.T.astype(features.dtype), ((0, 0), (0, padding)))
+
+        def score_chunk(index: jax.Array) -> jax.Array:
+            start = index * size
+            chunk = jax.lax.dynamic_slice_in_dim(columns, start, size, axis=1)
+            scores = chunk_scores(blocks, chunk, static.units, static.record_axes)
+            is_padding = start + jnp.arange(size, dtype="int32") >= num_candidates
+            return jnp.where(is_padding, -jnp.inf, scores)
+
+        index = mechanism[static.mechanism](
+            key,
+            score_chunk,
+            epsilon=epsilon,
+            sensitivity_range=2.0,  # in units U / (n iota) of the loss
+            num_chunks=num_chunks,
+            axis_name=axes or None,
+        )
+        if not axes:
+            return candidates[index], ()
+        index -= jax.lax.axis_index(axes) * num_chunks * size
+        is_here = (index >= 0) & (index < num_candidates)
+        chosen = jnp.where(is_here, candidates[jnp.where(is_here, index, 0)], 0)
+        return psum(chosen, axes), ()
+
+    def on_records(whole: PyTree, data: PyTree) -> tuple[jax.Array, tuple[()]]:
+        numbers, candidates = whole
+        _, truncation, _ = numbers
+        features, targets = data
+        blocks = row_blocks(features, targets, truncation, static.units)
+        return by_device(among, axes, (numbers, blocks), candidates)
+
+    whole = (key, truncation, epsilon), candidates
+    return by_device(on_records, static.record_axes, whole, (features, targets))[0]
 
 
 def _arrays(

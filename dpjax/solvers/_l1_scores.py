@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpjax._sharding import psum, varying, varying_axes
 from dpjax._tree import like
 from dpjax._types import Scalar
 
@@ -86,8 +87,14 @@ def row_blocks(
     return features.reshape(*shape, -1), targets.reshape(shape)
 
 
-def chunk_scores(blocks: Blocks, columns: jax.Array, units: Units) -> jax.Array:
-    """Scores candidates, the columns of a (d, size) matrix: sums of log(f_i) / U."""
+def chunk_scores(
+    blocks: Blocks, columns: jax.Array, units: Units, axes: tuple[str, ...] = ()
+) -> jax.Array:
+    """Scores candidates, the columns of a (d, size) matrix: sums of log(f_i) / U.
+
+    Where rows are dealt out over Manual mesh axes, the integers of all devices are
+    added: a block lies on one device, and every bound holds as it is.
+    """
     grid = 2.0**units.fine_bits / units.unit
 
     def step(total, rows):
@@ -99,6 +106,7 @@ def chunk_scores(blocks: Blocks, columns: jax.Array, units: Units) -> jax.Array:
 
     def run(blocks: Blocks) -> jax.Array:
         zeros = jnp.zeros(columns.shape[1], jnp.int32)
+        zeros = varying(zeros, varying_axes(columns) | varying_axes(blocks[1]))
         return jax.lax.scan(step, zeros, blocks)[0]
 
     def one_by_one() -> jax.Array:
@@ -106,6 +114,7 @@ def chunk_scores(blocks: Blocks, columns: jax.Array, units: Units) -> jax.Array:
 
     # CPU: a block's product stays in cache. Elsewhere: many blocks in parallel.
     total = jax.lax.platform_dependent(cpu=one_by_one, default=lambda: run(blocks))
+    total = psum(total, axes)
     dropped = units.fine_bits - units.score_bits
     rounded = (total + (1 << dropped >> 1)) >> dropped
     return rounded.astype(columns.dtype) * 2.0**-units.score_bits

@@ -8,6 +8,7 @@ import numpy as np
 from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
+from dpjax._sharding import gathered
 from dpjax._types import REPLACE_ONE, Calibration, Key, Scalar
 from dpjax.accounting import (
     PrivacyGuarantee,
@@ -131,6 +132,7 @@ def objective_perturbation(
         loss,
         "a MarginLoss, which declares the bounds that the noise rests on",
     )
+    features, labels = gathered((features, labels))
     num_samples, num_features = check_data(features, labels)
     bounds = {
         "num_samples": num_samples,

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 
 from dpjax import _validate
+from dpjax._sharding import row_axes
 from dpjax._types import Calibration, Key, PyTree
 from dpjax.batching import Full
 from dpjax.estimators import Estimator, SmoothedTruncation, TrimmedMean
@@ -93,20 +94,23 @@ def private_mean(
         "delta": delta,
         "calibration": calibration,
     }
+    axis_name = row_axes(samples, None) or None
     if isinstance(estimator, TrimmedMean):
         rho, privacy = trimmed_rho(Full(), **budget)
-        noise = privatize_trimmed(estimator, rho=rho, key=key)
+        noise = privatize_trimmed(estimator, rho=rho, key=key, axis_name=axis_name)
         mean, _ = noise.update(samples, noise.init(samples))
         return Solution(mean, privacy, {"rho": rho})
     multiplier, privacy = calibrated_noise(estimator, Full(), **budget)
-    mean, released = _release(num_coordinates, samples, key, estimator, multiplier)
+    mean, released = _release(
+        num_coordinates, axis_name, samples, key, estimator, multiplier
+    )
     return Solution(mean, privacy, stats | released | {"noise_multiplier": multiplier})
 
 
-@partial(jax.jit, static_argnums=0)
-def _release(num_coordinates, samples, key, estimator, noise_multiplier):
+@partial(jax.jit, static_argnums=(0, 1))
+def _release(num_coordinates, axis_name, samples, key, estimator, noise_multiplier):
     num_samples = jax.tree.leaves(samples)[0].shape[0]
     sensitivity = estimator.sensitivity(num_samples, num_coordinates).l2
     stddev = noise_multiplier * sensitivity
-    mean = gaussian(key, estimator(samples), stddev=stddev)
+    mean = gaussian(key, estimator(samples, axis_name=axis_name), stddev=stddev)
     return mean, {"l2_sensitivity": sensitivity, "stddev": stddev}

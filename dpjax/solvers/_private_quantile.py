@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._sharding import gathered
 from dpjax._types import ArrayLike, Key, Scalar, SelectionName
 from dpjax.accounting import PrivacyGuarantee, selection_event
 from dpjax.batching import Full
@@ -235,7 +236,7 @@ def _rank_error(epsilon: float, num_candidates: int) -> float:
 
 
 def _samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:
-    x = jnp.asarray(samples)
+    x = jnp.asarray(gathered(samples))
     _validate.require(
         x.ndim == num_axes and 0 < x.size < 2**31 and not jnp.iscomplexobj(x),
         "samples",

@@ -11,6 +11,7 @@ import numpy as np
 from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
+from dpjax._sharding import gathered
 from dpjax._tree import flatten, like
 from dpjax._types import Calibration, Key, PyTree, Scalar
 from dpjax.accounting import (
@@ -126,6 +127,7 @@ def sample_and_aggregate(
     _validate.positive(diameter=diameter)
     spread = diameter / 100 if spread is None else spread
     _validate.positive(spread=spread)
+    data = gathered(data)
     subsets = _Subsets.of(data, num_subsets, overlap)
     template = _template(fit_fn, data, subsets, center, vectorize)
     origin, unflatten = flatten(template, "the result of fit_fn")

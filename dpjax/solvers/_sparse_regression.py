@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate, losses
+from dpjax._sharding import AxisName
 from dpjax._tree import clip, like
 from dpjax._types import Calibration, Key, PyTree, Scalar
 from dpjax.accounting import epsilon_to_rho
@@ -121,7 +122,7 @@ def dp_sparse_linear_regression(
     _validate.typed_key(key)
     features, targets = _validate.linear_data(features, targets)
     num_samples, num_features = features.shape
-    check_sparsity(sparsity, features[0])
+    check_sparsity(sparsity, jnp.zeros(features.shape[1]))
     design = _Design(
         num_samples, num_features, sparsity, epsilon, delta, moment_bound, radius
     )
@@ -150,8 +151,7 @@ def dp_sparse_linear_regression(
     fit = run(
         _descend,
         Method(loop, sparsity, peeling.transform_fn, calibration == "paper"),
-        features=features,
-        targets=targets,
+        data=(features, targets),
         key=key,
         threshold=threshold,
         radius=radius,
@@ -234,8 +234,7 @@ class Fit(NamedTuple):
 @partial(jax.jit, static_argnums=0)
 def _descend(
     method: Method,
-    features: jax.Array,
-    targets: jax.Array,
+    data: tuple[jax.Array, jax.Array],
     key: Key,
     threshold: Scalar,
     radius: Scalar,
@@ -244,13 +243,15 @@ def _descend(
     mean_square_rho: Scalar,
     part: Part | None,
 ) -> tuple[Fit, PyTree]:
-    loop, (num_samples, num_features) = method.loop, features.shape
+    loop, (num_samples, num_features) = method.loop, data[0].shape
     batch_size = int(loop.batching.divisor(num_samples, loop.num_steps))
     scale_key, peel_key, batch_key = jax.random.split(key, 3)
-    data = clip((features, targets), threshold)
-    zeros = jnp.zeros(num_features, features.dtype)
+    data = clip(data, threshold)
+    zeros = jnp.zeros(num_features, data[0].dtype)
     if learning_rate is None:
-        learning_rate = _learning_rate(scale_key, data[0], threshold, mean_square_rho)
+        learning_rate = _learning_rate(
+            scale_key, data[0], threshold, mean_square_rho, loop.axis_name
+        )
 
     def estimator(params: jax.Array) -> Winsorization:
         # |x_j (<x, w> - y)| <= K (K ||w||_1 + K); line 6 has sqrt(s) for ||w||_1.
@@ -260,7 +261,11 @@ def _descend(
 
     def grad_fn(params, batch, is_padding_example):
         mean_grad = robust_grad(
-            losses.squared, estimator(params), microbatch_size=loop.microbatch_size
+            losses.squared,
+            estimator(params),
+            microbatch_size=loop.microbatch_size,
+            normalize_by=batch_size,
+            axis_name=loop.axis_name,
         )
         return mean_grad(params, batch, is_padding_example)
 
@@ -297,13 +302,17 @@ def _descend(
 
 
 def _learning_rate(
-    key: Key, features: jax.Array, threshold: Scalar, rho: Scalar
+    key: Key,
+    features: jax.Array,
+    threshold: Scalar,
+    rho: Scalar,
+    axis_name: AxisName | None,
 ) -> jax.Array:
     """Returns 2/3 of the inverse mean square of clipped features, for rho-zCDP."""
     estimator = Winsorization(like(threshold, features) ** 2)
     sensitivity = estimator.sensitivity(len(features), 1).l2
     stddev = sensitivity / jnp.sqrt(2 * rho)
-    mean_square = estimator(jnp.mean(features**2, axis=1))
+    mean_square = estimator(jnp.mean(features**2, axis=1), axis_name=axis_name)
     noisy = gaussian(key, mean_square, stddev=stddev)
     # Noise may bring it near zero, or below: it is taken to be above four deviations.
     return 2 / 3 / jnp.maximum(noisy, like(4 * stddev, noisy))

@@ -138,7 +138,13 @@ def _descend(
     choice_key, batch_key = jax.random.split(key)
     params, state, carry = descend(
         loop,
-        robust_grad(method.loss_fn, estimator, microbatch_size=loop.microbatch_size),
+        robust_grad(
+            method.loss_fn,
+            estimator,
+            microbatch_size=loop.microbatch_size,
+            normalize_by=batch_size,
+            axis_name=loop.axis_name,
+        ),
         frank_wolfe(
             constraint,
             epsilon=epsilon,

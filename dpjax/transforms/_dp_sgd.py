@@ -2,6 +2,7 @@
 
 import optax
 
+from dpjax._sharding import AxisName
 from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar
 from dpjax.estimators import Estimator
 from dpjax.transforms._privatize import privatize
@@ -15,6 +16,7 @@ def dp_sgd(
     key: Key,
     normalize_by: Scalar | None = None,
     relation: NeighboringRelation = REPLACE_ONE,
+    axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer: privatize per-sample gradients, then a step of SGD.
 
@@ -27,6 +29,8 @@ def dp_sgd(
         key: a typed key; it lives in the state.
         normalize_by: public divisor; the leading size of the gradients by default.
         relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
+        axis_name: the mesh axes over which gradients are dealt out, if they themselves
+            do not tell; see `dpjax.robust_grad`.
 
     Returns:
         An optax optimizer that takes per-sample gradients with leaves (n, ...), and the
@@ -59,6 +63,7 @@ def dp_sgd(
                 key=key,
                 normalize_by=normalize_by,
                 relation=relation,
+                axis_name=axis_name,
             ),
             optax.scale_by_learning_rate(learning_rate),
         )

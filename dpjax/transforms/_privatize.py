@@ -6,13 +6,17 @@ import jax
 import optax
 
 from dpjax import _validate
+from dpjax._sharding import AxisName, num_shares, row_axes
 from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar
 from dpjax.estimators import Estimator
 from dpjax.mechanisms import gaussian
 
 
 def aggregate(
-    estimator: Estimator, *, normalize_by: Scalar | None = None
+    estimator: Estimator,
+    *,
+    normalize_by: Scalar | None = None,
+    axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Returns a transformation from per-sample gradients to their robust mean.
 
@@ -22,6 +26,8 @@ def aggregate(
     Args:
         estimator: the robust mean.
         normalize_by: public divisor; the leading size of the gradients by default.
+        axis_name: the mesh axes over which gradients are dealt out, if they themselves
+            do not tell; see `dpjax.robust_grad`.
 
     Returns:
         A transformation whose update takes gradients with leaves (n, ...) and, as the
@@ -47,7 +53,9 @@ def aggregate(
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
         _validate.per_sample(updates, params)
-        mean = estimator(updates, is_padding_example, normalize_by=normalize_by)
+        mean = estimator(
+            updates, is_padding_example, normalize_by=normalize_by, axis_name=axis_name
+        )
         return mean, state
 
     return optax.GradientTransformationExtraArgs(_init_empty, update)
@@ -66,6 +74,7 @@ def privatize(
     key: Key,
     normalize_by: Scalar | None = None,
     relation: NeighboringRelation = REPLACE_ONE,
+    axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Returns a transformation from per-sample gradients to their private mean.
 
@@ -81,6 +90,8 @@ def privatize(
         normalize_by: public divisor; the leading size of the gradients by default. For
             Poisson batches the expected batch size.
         relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
+        axis_name: the mesh axes over which gradients are dealt out, if they themselves
+            do not tell; see `dpjax.robust_grad`.
 
     Returns:
         A transformation whose update takes gradients with leaves (n, ...) and, as the
@@ -89,13 +100,16 @@ def privatize(
 
     Raises:
         ValueError: where an argument is out of its range, the estimator has no finite
-            sensitivity, or update gets gradients without a sample axis.
+            sensitivity, or update gets gradients without a sample axis; or where the
+            key is known to vary over devices of axis_name, or gradients over devices of
+            another axis than the key.
 
     Privacy:
         One update is a Gaussian mechanism with stddev / sensitivity = noise_multiplier
         under `relation`, for every input, NaN and infinities included; T updates on the
         same data compose to `gaussian_epsilon(noise_multiplier, delta, sensitivity=1,
-        num_releases=T)`.
+        num_releases=T)`. On several devices too: the noise is that of the mean over all
+        rows, and every device draws the same from the same key.
 
     Pitfalls:
         * One optimizer is for one run: `init` starts with the same key each time, and
@@ -107,6 +121,8 @@ def privatize(
           smaller batches: account for every one of them.
         * `optax.inject_hyperparams(privatize, static_args=("estimator", "key",
           "relation"))` makes noise_multiplier a schedule.
+        * Inside `jax.shard_map` every device must hold the same key. Where JAX is told
+          check_vma=False nobody can see whether it does.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -143,8 +159,11 @@ def privatize(
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
         _validate.per_sample(updates, params)
-        mean = estimator(updates, is_padding_example, normalize_by=normalize_by)
+        mean = estimator(
+            updates, is_padding_example, normalize_by=normalize_by, axis_name=axis_name
+        )
         num_rows = _validate.leading_size(updates, "updates")
+        num_rows *= num_shares(row_axes(updates, axis_name))
         num_coordinates = sum(leaf.size for leaf in jax.tree.leaves(mean))
         # A mask, or a divisor of its own, is what batches of varying size have.
         if normalize_by is None and is_padding_example is None:

@@ -6,6 +6,7 @@ import jax
 import optax
 
 from dpjax import _validate
+from dpjax._sharding import AxisName, num_shares, row_axes
 from dpjax._types import Key
 from dpjax.accounting import calibrate_smooth_noise
 from dpjax.estimators import TrimmedMean
@@ -19,7 +20,12 @@ class PrivatizeTrimmedState(NamedTuple):
 
 
 def privatize_trimmed(
-    estimator: TrimmedMean, *, rho: float, key: Key, relative_spread: float = 1.0
+    estimator: TrimmedMean,
+    *,
+    rho: float,
+    key: Key,
+    relative_spread: float = 1.0,
+    axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Returns a transformation from per-sample gradients to their private trimmed mean.
 
@@ -36,6 +42,8 @@ def privatize_trimmed(
         relative_spread: a public guess of the range of a coordinate's gradients, in
             units of upper - lower. Smoothness and noise are split for it; privacy holds
             whatever it is. See `dpjax.accounting.calibrate_smooth_noise`.
+        axis_name: the mesh axes over which gradients are dealt out, if they themselves
+            do not tell; see `dpjax.robust_grad`.
 
     Returns:
         A transformation whose update takes gradients with leaves (n, ...) and returns
@@ -112,14 +120,17 @@ def privatize_trimmed(
             "None: every row has its place in the order",
         )
         num_samples = _validate.leading_size(updates, "updates")
-        num_entries = sum(leaf.size for leaf in jax.tree.leaves(updates))
+        num_coordinates = sum(x.size for x in jax.tree.leaves(updates)) // num_samples
+        num_samples *= num_shares(row_axes(updates, axis_name))
         noise = calibrate_smooth_noise(
-            float(rho) * num_samples / num_entries,  # of one coordinate
+            float(rho) / num_coordinates,
             num_samples=num_samples,
             trim_count=estimator.trim_count(num_samples),
             relative_spread=float(relative_spread),
         )
-        mean, sensitivity = estimator.with_smooth_sensitivity(updates, noise.smoothness)
+        mean, sensitivity = estimator.with_smooth_sensitivity(
+            updates, noise.smoothness, axis_name=axis_name
+        )
         next_key, noise_key = jax.random.split(state.key)
         released = laplace_log_normal(
             noise_key,

@@ -13,12 +13,8 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
-from dpjax.estimators._fold import (
-    _Plan,
-    _split,
-    block_length,
-    digit_layout,
-)
+from dpjax.estimators._digits import _split, digit_layout
+from dpjax.estimators._fold import _Plan, block_length
 from dpjax.gradients import robust_grad
 
 AWKWARD = [1, 2, 63, 64, 65, 127, 129, 1000, 4097]
@@ -26,7 +22,7 @@ SIZES = [None, 1, 3, 64, 100, 1000]
 
 
 @pytest.mark.parametrize("nmant", [23, 52])
-@pytest.mark.parametrize("num_sums", [1, 2, 3, 64, 1024, 1025, 65_535, 2**20])
+@pytest.mark.parametrize("num_sums", [1, 2, 3, 64, 1024, 1025, 65_535, 2**20, 2**22])
 def test_digits_of_all_sums_add_within_the_mantissa(num_sums, nmant):
     layout = digit_layout(num_sums, nmant)
     exact = 2 ** (nmant + 1)
@@ -39,11 +35,21 @@ def test_digits_of_all_sums_add_within_the_mantissa(num_sums, nmant):
 
 
 def test_too_many_rows_are_refused():
-    with pytest.raises(ValueError, match="samples must be fewer than 2"):
-        digit_layout(2**22, 23)
+    with pytest.raises(ValueError, match=r"samples must be at most 2\^22 blocks"):
+        digit_layout(2**22 + 1, 23)
 
 
-@pytest.mark.parametrize("num_sums", [1, 1024, 1025, 2**20])
+def test_a_billion_rows_are_taken():
+    # Longer blocks, so that their sums are few enough; the sensitivity counts them.
+    assert block_length(2**27) == 64
+    assert block_length(2**27 + 1) == block_length(10**9) == 256
+    mean = jax.eval_shape(
+        Winsorization(1.0), jax.ShapeDtypeStruct((10**9,), jnp.float32)
+    )
+    assert mean.shape == ()
+
+
+@pytest.mark.parametrize("num_sums", [1, 1024, 1025, 2**20, 2**22])
 def test_digits_stand_for_their_number(num_sums):
     layout = digit_layout(num_sums, 23)
     base = 2.0**layout.base_bits

@@ -1,0 +1,83 @@
+"""Trains over all processes of a cluster: each runs this one command.
+
+    python train.py --features X --targets Y --folder RUN --epsilon 1 --delta 1e-6
+
+The processes find each other through Slurm; elsewhere they are told, by --coordinator,
+--num-processes and --process-id. RUN is a folder that all of them share. A job that was
+stopped goes on when the same commands are given again. X and Y are .npy files.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dpjax import loading, losses, solvers
+from dpjax.estimators import SmoothedTruncation
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--features", type=Path, required=True, help="(n, d) .npy")
+    parser.add_argument("--targets", type=Path, required=True, help="(n,) .npy")
+    parser.add_argument("--folder", type=Path, required=True, help="shared by all")
+    parser.add_argument("--epsilon", type=float, required=True)
+    parser.add_argument("--delta", type=float, required=True)
+    parser.add_argument(
+        "--scale", type=float, default=5.0, help="of SmoothedTruncation"
+    )
+    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--save-every", type=int, default=10)
+    parser.add_argument("--coordinator", help="host:port of process 0")
+    parser.add_argument("--num-processes", type=int)
+    parser.add_argument("--process-id", type=int)
+    parser.add_argument("--seconds-to-start", type=int, default=300)
+    parser.add_argument("--seconds-of-silence", type=int, default=100)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    jax.distributed.initialize(
+        args.coordinator,
+        args.num_processes,
+        args.process_id,
+        initialization_timeout=args.seconds_to_start,
+        # A process that is silent for so long counts as dead, and ends the others.
+        heartbeat_timeout_seconds=args.seconds_of_silence,
+    )
+    mesh = jax.make_mesh((jax.device_count(),), ("records",))
+    source = loading.MemoryMapped((args.features, args.targets))
+    data = loading.load(source, NamedSharding(mesh, PartitionSpec("records")))
+    # One secret key on all processes, the same when the job is started again.
+    key = jax.random.wrap_key_data(
+        jnp.asarray(np.fromfile(args.folder / "key", np.uint32)), impl="threefry2x32"
+    )
+    solution = solvers.dp_gradient_descent(
+        losses.squared,
+        jnp.zeros(data[0].shape[1]),
+        data,
+        key=key,
+        epsilon=args.epsilon,
+        delta=args.delta,
+        estimator=SmoothedTruncation(args.scale),
+        learning_rate=args.learning_rate,
+        num_steps=args.steps,
+        checkpoint=solvers.Checkpoint(args.folder / "states", args.save_every),
+    )
+    if jax.process_index() == 0:
+        released = np.asarray(solution.params)
+        part = args.folder / ".params.npy"
+        np.save(part, released)
+        os.replace(part, args.folder / "params.npy")
+        (args.folder / "privacy.txt").write_text(f"{solution.privacy}\n")
+        print(solution.privacy, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Several processes: what they must agree on before they compute one thing together.
+
+Each process calls the same function with the same arguments and its own share of the
+data. Random keys, above all: noise that differs from process to process releases one
+value several times, and their copies of the parameters drift apart.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dpjax import _validate
+from dpjax._types import PyTree
+
+Device = Any  # a jax.Device, which type checkers take for a value
+Devices = tuple[Device, ...]
+
+
+def devices_of(tree: PyTree) -> Devices:
+    """Returns the devices over which arrays are dealt out, () within one process.
+
+    Those of arrays that are traced are not known: () too.
+    """
+    for leaf in jax.tree.leaves(tree):
+        if _is_elsewhere(leaf):
+            return spanning(leaf.sharding.device_set)
+    return ()
+
+
+def spanning(devices: Iterable[Device]) -> Devices:
+    """Returns devices in one order, the same in all processes; () if one has all."""
+    found = tuple(sorted(devices, key=lambda device: device.id))
+    return found if len({device.process_index for device in found}) > 1 else ()
+
+
+def indices(devices: Devices) -> list[int]:
+    """Returns the processes of devices; () stands for this one's."""
+    return sorted({x.process_index for x in devices}) or [jax.process_index()]
+
+
+def is_first(devices: Devices) -> bool:
+    """Tells whether this process is the first of those."""
+    return jax.process_index() == indices(devices)[0]
+
+
+def gathered(row: np.ndarray, devices: Devices) -> np.ndarray:
+    """Returns every process's row, in the order of `indices`; all must call it.
+
+    Args:
+        row: shape (m,), of one dtype and size on all processes.
+        devices: from `devices_of`.
+    """
+    if not devices:
+        return row[None]
+    mesh = Mesh(np.array(devices), ("devices",))
+    rows = jax.make_array_from_callback(
+        (len(devices), row.size),
+        NamedSharding(mesh, PartitionSpec("devices")),
+        lambda _: row[None],
+    )
+    whole = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    by_device = np.asarray(whole(rows))
+    of = [device.process_index for device in devices]
+    return by_device[[of.index(process) for process in indices(devices)]]
+
+
+def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
+    """Returns digests of values, the same on all processes; all must call it.
+
+    Of each value the bits of all leaves, their shapes, types and places count. Of an
+    array that is dealt out, each process reads what it holds; nothing is sent but
+    digests.
+
+    Raises:
+        ValueError: on all processes, where they differ in what each has for itself.
+    """
+    found = {name: (_digest(_own(x)), _digest(_dealt(x))) for name, x in values.items()}
+    row = np.frombuffer(b"".join(map(b"".join, found.values())), np.uint8)
+    rows = gathered(row, devices).reshape(-1, len(found), 2, 32)
+    for name, own in zip(found, rows[:, :, 0].transpose(1, 0, 2), strict=True):
+        differ = (own != own[0]).any(axis=1)
+        others = [i for i, x in zip(indices(devices), differ, strict=True) if x]
+        _validate.require(
+            not others,
+            name,
+            f"others in processes {others} than in the first",
+            "the same in all processes",
+        )
+    return {
+        name: _digest([own, *(part[i, 1].tobytes() for part in rows)]).hex()
+        for i, (name, (own, _)) in enumerate(found.items())
+    }
+
+
+def _is_elsewhere(leaf: Any) -> bool:
+    """Tells whether a part of a concrete array lies in other processes."""
+    is_array = isinstance(leaf, jax.Array) and _validate.is_concrete(leaf)
+    return is_array and not leaf.is_fully_addressable
+
+
+def _digest(parts: Iterable[bytes]) -> bytes:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.digest()
+
+
+def _own(value: PyTree) -> Iterator[bytes]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+        if isinstance(leaf, str):
+            yield leaf.encode()
+            continue
+        bits = _bits(leaf)
+        yield repr((jax.tree_util.keystr(path), bits.dtype, bits.shape)).encode()
+        if not _is_elsewhere(bits):
+            yield np.ascontiguousarray(bits).tobytes()
+        elif bits.is_fully_replicated:
+            yield np.ascontiguousarray(bits.addressable_data(0)).tobytes()
+
+
+def _dealt(value: PyTree) -> Iterator[bytes]:
+    for leaf in jax.tree.leaves(value):
+        if _is_elsewhere(leaf) and not leaf.is_fully_replicated:
+            shards = _bits(leaf).addressable_shards
+            for shard in sorted(shards, key=lambda shard: shard.device.id):
+                yield repr(shard.index).encode()
+                yield np.ascontiguousarray(shard.data).tobytes()
+
+
+def _bits(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)

@@ -1,0 +1,287 @@
+"""Rows that are dealt out over axes of a device mesh.
+
+Where those axes are Manual, inside `jax.shard_map`, an array of rows is the share of
+one device, and what all devices hold together is asked for by the axes' names.
+Elsewhere `by_device` goes there.
+
+A value is the same on all devices of an axis, or it varies over it. JAX keeps track of
+that inside `jax.shard_map`, unless check_vma=False tells it not to: then nothing is
+known here to vary.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from dpjax import _validate
+from dpjax._types import PyTree
+
+AxisName = str | tuple[str, ...]
+
+
+def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
+    """Returns the mesh axes over which rows are dealt out, () where there are none.
+
+    Args:
+        rows: pytree, leaves of shape (n, ...).
+        axis_name: the axes; None finds them in the arrays, as far as those tell: a
+            traced array knows its Explicit axes, one at hand all of them.
+
+    Raises:
+        ValueError: where axis_name names no axes, or leaves lie over different ones.
+    """
+    if axis_name is None:
+        found = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
+        _validate.require(
+            len(found) <= 1,
+            "axis_name",
+            axis_name,
+            f"given where leaves are dealt out over different axes, {found}",
+        )
+        return found[0] if found else ()
+    axes = (axis_name,) if isinstance(axis_name, str) else axis_name
+    _validate.require(
+        isinstance(axes, tuple)
+        and len(axes) == len(set(axes)) > 0
+        and all(isinstance(axis, str) and axis for axis in axes),
+        "axis_name",
+        axis_name,
+        "the name of a mesh axis, or a tuple of different names",
+    )
+    return axes
+
+
+def num_shares(axes: tuple[str, ...]) -> int:
+    """Returns how many arrays such as the one at hand make up the whole."""
+    return jax.lax.axis_size(axes) if _are_manual(axes) else 1
+
+
+def num_other_devices(x: jax.Array) -> int:
+    """Returns over how many devices an array may be dealt out that looks like one here.
+
+    Those of the Auto and Explicit axes of its mesh; 1 where it has none.
+    """
+    mesh = jax.typeof(x).sharding.mesh
+    sizes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
+    return math.prod(size for kind, size in sizes if kind is not AxisType.Manual)
+
+
+def by_device(
+    function: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    axes: tuple[str, ...],
+    whole: PyTree,
+    rows: PyTree,
+) -> tuple[PyTree, PyTree]:
+    """Returns `function(whole, rows)`, which each device calls with its own rows.
+
+    Args:
+        function: returns what is the same on all devices, and what is by row.
+        axes: the mesh axes over which rows are dealt out, from `row_axes`.
+        whole: pytree that every device needs.
+        rows: pytree, leaves of shape (n, ...), or (n / devices, ...) in `shard_map`.
+
+    Raises:
+        ValueError: where no mesh with these axes is at hand, n is not divisible by the
+            number of devices, or rows are the same on all of them.
+    """
+    if not axes:
+        return function(whole, rows)
+    if _are_manual(axes):
+        _check_rows_vary(axes, rows)
+        return function(whole, rows)
+    mesh = _mesh_of(axes, (rows, whole))
+    num_rows = _validate.leading_size(rows, "rows")
+    num_devices = math.prod(mesh.shape[axis] for axis in axes)
+    _validate.require(
+        num_rows % num_devices == 0,
+        "axis_name",
+        axes,
+        f"axes over which {num_rows} rows fall evenly, not {num_devices} devices: add "
+        "rows that is_padding_example marks, and give the number without them as "
+        "normalize_by",
+    )
+    _check_other_axes(mesh, axes, (whole, rows))
+    dealt = PartitionSpec(axes)
+    mapped = jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), dealt),
+        out_specs=(PartitionSpec(), dealt),
+        axis_names=set(axes),
+    )
+
+    def placed(tree: PyTree, spec: PartitionSpec) -> PyTree:
+        # Under Explicit axes arrays must lie as `shard_map` wants them.
+        if AxisType.Explicit not in {_type_of(mesh, axis) for axis in axes}:
+            return tree
+        place = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda x: jax.sharding.reshard(x, place), tree)
+
+    return jax.jit(mapped)(placed(whole, PartitionSpec()), placed(rows, dealt))
+
+
+def gathered(tree: PyTree) -> PyTree:
+    """Returns arrays of which every device has all rows, for what needs them so."""
+
+    def whole(x: Any) -> Any:
+        if isinstance(x, Tracer) or not _leading_axes(x):
+            return x
+        place = NamedSharding(jax.typeof(x).sharding.mesh, PartitionSpec())
+        return jax.jit(lambda x: x, out_shardings=place)(x)
+
+    return jax.tree.map(whole, tree)
+
+
+def psum(tree: PyTree, axes: tuple[str, ...]) -> PyTree:
+    """Returns the sum over all devices, inside `by_device`."""
+    return jax.lax.psum(tree, axes) if axes else tree
+
+
+def from_all(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Returns every device's array, stacked in the order of their rows."""
+    if not axes:
+        return x[None]
+    stacked = jnp.zeros((num_shares(axes), *x.shape), x.dtype)
+    return psum(stacked.at[jax.lax.axis_index(axes)].set(x), axes)
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """Returns the Manual axes that a value, or the type of one, is known to vary over.
+
+    Empty outside of `jax.shard_map`.
+    """
+    kind = _type(x)
+    # The attribute was called `vma` until JAX 0.10.
+    kind = getattr(kind, "manual_axis_type", None) or kind
+    return getattr(kind, "varying", None) or getattr(kind, "vma", None) or frozenset()
+
+
+def varying(tree: PyTree, axes: Any) -> PyTree:
+    """Returns values as ones that vary over axes, each device's own.
+
+    A derivative with respect to a value that is the same on all devices is the sum of
+    theirs; with respect to its own, a device gets the derivative of what it computes.
+    """
+
+    def cast(x):
+        missing = tuple(sorted(set(axes) - varying_axes(x)))
+        return jax.lax.pcast(jnp.asarray(x), missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)
+
+
+def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
+    """Refuses noise that devices share where their values differ, or the other way.
+
+    Values of their own under one noise: their difference is released without any. One
+    value under several noises: it is released several times, and copies drift apart.
+    """
+    of_key = varying_axes(key)
+    for leaf in jax.tree.leaves(value):
+        axes = varying_axes(leaf)
+        _validate.require(
+            axes == of_key,
+            "key",
+            f"a key that varies over mesh axes {sorted(of_key)}",
+            f"one that varies over the axes {sorted(axes)}, as the value does; rows "
+            "that are dealt out over axes want those as axis_name, and one key on all "
+            "devices",
+        )
+
+
+def zeros(like: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
+    """Returns zeros of an array's type: dtype, sharding, the axes it varies over.
+
+    Args:
+        like: an array, or a `jax.ShapeDtypeStruct`.
+        shape: another shape of as many axes.
+    """
+    shape = like.shape if shape is None else shape
+    sharding = _type(like).sharding
+    is_explicit = isinstance(sharding, NamedSharding) and any(sharding.spec)
+    x = jnp.zeros(shape, like.dtype, out_sharding=sharding if is_explicit else None)
+    return varying(x, varying_axes(like))
+
+
+def _type(x: Any) -> Any:
+    return x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+
+
+def _leading_axes(x: Any) -> tuple[str, ...]:
+    sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else _sharding_of(x)
+    first = sharding.spec[0] if sharding is not None and len(sharding.spec) else None
+    return (first,) if isinstance(first, str) else tuple(first or ())
+
+
+def _sharding_of(x: Any) -> NamedSharding | None:
+    sharding = getattr(x, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def _are_manual(axes: tuple[str, ...]) -> bool:
+    inside = [axis in jax.sharding.get_abstract_mesh().manual_axes for axis in axes]
+    _validate.require(
+        all(inside) or not any(inside),
+        "axis_name",
+        axes,
+        "axes that are all Manual here, or none of them",
+    )
+    return bool(axes) and all(inside)
+
+
+def _check_rows_vary(axes: tuple[str, ...], rows: PyTree) -> None:
+    if not varying_axes(jax.lax.axis_index(axes)):
+        return  # nothing is known: check_vma=False
+    vary = frozenset().union(*map(varying_axes, jax.tree.leaves(rows)))
+    _validate.require(
+        vary >= set(axes),
+        "axis_name",
+        axes,
+        "axes that rows are dealt out over; rows that are the same on all devices "
+        "would count several times",
+    )
+
+
+def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
+    """Returns the mesh in which the axes are, of the context or of the arrays."""
+    meshes = [jax.sharding.get_abstract_mesh()]
+    for x in jax.tree.leaves(tree):
+        of = jax.typeof(x).sharding if isinstance(x, Tracer) else _sharding_of(x)
+        meshes += [] if of is None else [of.mesh]
+    meshes = [mesh for mesh in meshes if set(axes) <= set(mesh.axis_names)]
+    _validate.require(
+        bool(meshes),
+        "axis_name",
+        axes,
+        "axes of a mesh that the arrays lie on, or that jax.set_mesh has set",
+    )
+    return meshes[0]
+
+
+def _check_other_axes(
+    mesh: Mesh | AbstractMesh, axes: tuple[str, ...], tree: PyTree
+) -> None:
+    """Refuses Explicit axes of a model: `shard_map` would gather what lies on them."""
+    used = {
+        axis
+        for x in jax.tree.leaves(tree)
+        for part in jax.typeof(x).sharding.spec
+        for axis in ((part,) if isinstance(part, str) else part or ())
+    }
+    others = sorted(used & set(mesh.axis_names) - set(axes))
+    _validate.require(
+        not others,
+        "axis_name",
+        axes,
+        f"the only axes that are not Auto; make the mesh with {others} of "
+        "jax.sharding.AxisType.Auto",
+    )
+
+
+def _type_of(mesh: Mesh | AbstractMesh, axis: str) -> AxisType:
+    return dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[axis]

@@ -1,0 +1,79 @@
+"""Records by number, and those of memory-mapped arrays."""
+
+import dataclasses
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from dpjax import _validate
+from dpjax._types import PyTree
+
+Rows = int | slice | np.ndarray
+
+
+class Records(Protocol):
+    """Records by number: 0 to len - 1. It may be a source of Grain's, too."""
+
+    def __len__(self) -> int:
+        """Returns n, which is public."""
+        ...
+
+    def __getitem__(self, rows: Any) -> PyTree:
+        """Returns one record, or those of a slice or an array: leaves (rows, ...)."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryMapped:
+    """Arrays in .npy files, of which only what is asked for is read.
+
+    Attributes:
+        files: pytree of paths; each file has shape (n, ...).
+
+    Raises:
+        ValueError: where an array holds anything but real numbers or booleans, or they
+            are not of one length.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> file = tempfile.mkdtemp() + "/squares.npy"
+        >>> np.save(file, np.arange(5.0) ** 2)
+        >>> source = MemoryMapped({"square": file})
+        >>> len(source), source[3:]
+        (5, {'square': array([ 9., 16.], dtype=float32)})
+    """
+
+    files: PyTree
+
+    def __post_init__(self):
+        arrays = self._arrays
+        for path, array in zip(
+            jax.tree.leaves(self.files), jax.tree.leaves(arrays), strict=True
+        ):
+            _validate.require(
+                array.dtype.kind in "fiub",
+                "files",
+                f"{path} of {array.dtype}",
+                "arrays of real numbers or booleans",
+            )
+        _validate.leading_size(arrays, "files")
+
+    @cached_property
+    def _arrays(self) -> PyTree:
+        return jax.tree.map(partial(np.load, mmap_mode="r"), self.files)
+
+    def __len__(self) -> int:
+        """See `Records`."""
+        return len(jax.tree.leaves(self._arrays)[0])
+
+    def __getitem__(self, rows: Rows) -> PyTree:
+        """See `Records`."""
+        return jax.tree.map(lambda x: for_jax(x[rows]), self._arrays)
+
+
+def for_jax(x: Any) -> np.ndarray:
+    """Returns numbers in the type that JAX has for them; one too large is infinite."""
+    with np.errstate(over="ignore"):
+        return np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))

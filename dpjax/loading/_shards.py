@@ -1,0 +1,210 @@
+"""Records dealt out over devices: all of them, or batch by batch."""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from dpjax import _processes, _validate
+from dpjax._types import Key, PyTree
+from dpjax.batching import Batching
+from dpjax.loading._records import Records
+
+
+def load(source: Records, sharding: NamedSharding) -> PyTree:
+    """Returns all records, dealt out over devices, as solvers take them.
+
+    Each process reads what lies on its own devices, one device after the other. The
+    records must fall evenly on the devices: the last n mod devices are left out. Which
+    these are is public, and so is the n that remains, the leading size of the result;
+    privacy is that of the records that remain. Leave the same ones out by hand to
+    compare runs on different numbers of devices.
+
+    Files must not change while the arrays are in use: on a CPU these may lie in the
+    files themselves, of which the system then keeps in memory what it has room for.
+
+    Args:
+        source: the same on all processes, such as `MemoryMapped` or `Parquet`.
+        sharding: of the records, such as NamedSharding(mesh, PartitionSpec("records")).
+
+    Raises:
+        ValueError: where there are fewer records than devices, or processes see others.
+
+    Example:
+        >>> import tempfile, jax, numpy as np
+        >>> from jax.sharding import NamedSharding, PartitionSpec
+        >>> from dpjax.loading import MemoryMapped
+        >>> file = tempfile.mkdtemp() + "/numbers.npy"
+        >>> np.save(file, np.arange(4.0))
+        >>> mesh = jax.make_mesh((jax.device_count(),), ("records",))
+        >>> load(MemoryMapped(file), NamedSharding(mesh, PartitionSpec("records")))
+        Array([0., 1., 2., 3.], dtype=float32)
+    """
+    num_shares = _num_shares(sharding)
+    _check_same(source, sharding)
+    num_records = len(source) - len(source) % num_shares
+    _validate.require(
+        num_records > 0,
+        "source",
+        f"{len(source)} records",
+        f"at least one record for each of {num_shares} devices",
+    )
+    return _dealt(num_records, sharding, lambda rows: source[rows])
+
+
+def batches(
+    source: Records,
+    batching: Batching,
+    *,
+    key: Key,
+    num_steps: int,
+    sharding: NamedSharding,
+) -> Iterable[tuple[PyTree, jax.Array | None]]:
+    """Returns the batches of a run and their padding masks, as a dataset of Grain's.
+
+    All processes draw the same rows, as `batching.draw` does, with
+    `jax.random.fold_in(key, step)`; each reads those that come to lie on its own
+    devices. One batch is read ahead. Rows that are padding are zeros; they fill a batch
+    up to a multiple of the devices, too. The state of its iterator, `get_state()`, is
+    the step, and `set_state` goes on from there with the same batches.
+
+    Args:
+        source: the same on all processes, such as `MemoryMapped` or `Parquet`.
+        batching: how a step chooses its records; a `Poisson` one with its capacity.
+        key: a typed key, used here alone; the same one on all processes.
+        num_steps: T.
+        sharding: of a batch, such as NamedSharding(mesh, PartitionSpec("records")).
+
+    Raises:
+        ValueError: where an argument is out of its range, or processes have others.
+        ImportError: without `pip install "dpjax[loading]"` (grain).
+
+    Privacy:
+        Which records enter a batch depends on the key alone, so that the price of T
+        steps is that of `batching.accounting(len(source), T)`. Draw each batch once:
+        two steps on one batch are no sample of two.
+
+    Example:
+        >>> import tempfile, jax, numpy as np
+        >>> from dpjax.batching import WithoutReplacement
+        >>> from dpjax.loading import MemoryMapped
+        >>> from jax.sharding import NamedSharding, PartitionSpec
+        >>> file = tempfile.mkdtemp() + "/numbers.npy"
+        >>> np.save(file, np.arange(100.0))
+        >>> mesh = jax.make_mesh((jax.device_count(),), ("records",))
+        >>> for batch, is_padding_example in batches(
+        ...     MemoryMapped(file), WithoutReplacement(8), key=jax.random.key(0),
+        ...     num_steps=2, sharding=NamedSharding(mesh, PartitionSpec("records"))):
+        ...     print(batch.shape, is_padding_example)
+        (8,) None
+        (8,) None
+    """
+    try:
+        import grain
+    except ImportError as why:
+        raise ImportError('batches need Grain: pip install "dpjax[loading]"') from why
+    _validate.require(
+        isinstance(batching, Batching),
+        "batching",
+        batching,
+        "Full(), Disjoint(), Poisson(...) or WithoutReplacement(...)",
+    )
+    _validate.typed_key(key)
+    _validate.count(num_steps=num_steps)
+    num_records, num_shares = len(source), _num_shares(sharding)
+    _validate.require(
+        1 <= num_records < 2**31,
+        "source",
+        f"{num_records} records",
+        "at least one record, and fewer than 2^31",
+    )
+    _check_same(source, sharding, key=key, batching=repr(batching), num_steps=num_steps)
+
+    @jax.jit
+    def drawn(step: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        return batching.draw(
+            jax.random.fold_in(key, step),
+            jnp.arange(num_records),
+            step=step,
+            num_steps=num_steps,
+        )
+
+    # Before the first step: a batching without its capacity is refused.
+    likely, mask = jax.eval_shape(drawn, 0)
+    num_rows = math.ceil(likely.size / num_shares) * num_shares
+    has_padding = mask is not None or num_rows > likely.size
+
+    def batch(step: int) -> tuple[PyTree, jax.Array | None]:
+        chosen, is_padding = drawn(step)
+        rows = np.full(num_rows, -1)
+        rows[: chosen.size] = chosen
+        if is_padding is not None:
+            rows[: chosen.size][np.asarray(is_padding)] = -1
+        read = _dealt(num_rows, sharding, lambda part: _taken(source, rows[part]))
+        padding = _dealt(num_rows, sharding, lambda part: rows[part] < 0)
+        return read, padding if has_padding else None
+
+    return (
+        grain.MapDataset.range(num_steps)
+        .map(batch)
+        .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
+    )
+
+
+def _taken(source: Records, rows: np.ndarray) -> PyTree:
+    """Returns records by number, in the order of the file while reading; -1: zeros."""
+    places = np.argsort(rows, kind="stable")[np.count_nonzero(rows < 0) :]
+
+    def placed(x: np.ndarray) -> np.ndarray:
+        whole = np.zeros((len(rows), *x.shape[1:]), x.dtype)
+        whole[places] = x
+        return whole
+
+    return jax.tree.map(placed, source[rows[places]])
+
+
+def _dealt(
+    num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
+) -> PyTree:
+    """Returns arrays of num_rows, of which each device gets what is read for it."""
+    shares = [
+        jax.tree.map(partial(jax.device_put, device=device), read(rows))
+        for device, (rows,) in _places(num_rows, sharding).items()
+    ]
+    return jax.tree.map(
+        lambda *parts: jax.make_array_from_single_device_arrays(
+            (num_rows, *parts[0].shape[1:]), sharding, list(parts)
+        ),
+        *shares,
+    )
+
+
+def _places(num_rows: int, sharding: NamedSharding) -> dict[Any, tuple[slice]]:
+    """Returns the rows of each device of this process."""
+    places = sharding.addressable_devices_indices_map((num_rows,))
+    return cast(dict[Any, tuple[slice]], places)
+
+
+def _num_shares(sharding: NamedSharding) -> int:
+    """Returns over how many devices rows are dealt out, and requires that they are."""
+    is_named = isinstance(sharding, NamedSharding)
+    _validate.require(
+        is_named and len(sharding.spec) == 1 and sharding.spec[0] is not None,
+        "sharding",
+        sharding,
+        'a NamedSharding of rows alone, such as one by PartitionSpec("records")',
+    )
+    num_devices = sharding.num_devices
+    return num_devices // sharding.shard_shape((num_devices,))[0]
+
+
+def _check_same(source: Records, sharding: NamedSharding, **others: Any) -> None:
+    """Requires the same records, by number and type, and arguments on all processes."""
+    like = [(x.shape, str(x.dtype)) for x in jax.tree.leaves(source[:0])]
+    arguments = {"source": repr((len(source), like)), **others}
+    _processes.digests(arguments, _processes.spanning(sharding.device_set))

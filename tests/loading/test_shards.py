@@ -1,0 +1,122 @@
+"""Records dealt out over devices; tests/test_processes.py does so over processes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dpjax.batching import Disjoint, Full, Poisson, WithoutReplacement
+from dpjax.loading import MemoryMapped, batches, load
+
+N, T = 40, 4
+KEY = jax.random.key(3)
+FEATURES = np.random.default_rng(0).standard_normal((N, 2)).astype(np.float32)
+
+
+class Recorder:
+    """Records in memory that write down which of them were read."""
+
+    def __init__(self, data):
+        self.data, self.read = data, []
+
+    def __len__(self):
+        return len(self.data[0])
+
+    def __getitem__(self, rows):
+        if not isinstance(rows, slice):
+            self.read.append(rows)
+        return tuple(x[rows] for x in self.data)
+
+
+def by_records():
+    mesh = jax.make_mesh((jax.device_count(),), ("records",))
+    return NamedSharding(mesh, PartitionSpec("records"))
+
+
+def source():
+    return Recorder((FEATURES, np.arange(N, dtype=np.int32)))
+
+
+def test_loads_all_records(tmp_path):
+    np.save(tmp_path / "x.npy", FEATURES)
+    data = load(MemoryMapped({"x": tmp_path / "x.npy"}), by_records())
+    assert data["x"].sharding == by_records()
+    np.testing.assert_array_equal(data["x"], FEATURES)
+
+
+BATCHINGS = [Full(), Disjoint(), Poisson(8.0, capacity=20), WithoutReplacement(7)]
+
+
+@pytest.mark.parametrize("batching", BATCHINGS, ids=repr)
+def test_batches_are_those_that_are_drawn_in_memory(batching):
+    records = source()
+    found = list(
+        batches(records, batching, key=KEY, num_steps=T, sharding=by_records())
+    )
+    assert len(found) == T
+    for step, ((features, numbers), mask) in enumerate(found):
+        (wanted, rows), wanted_mask = batching.draw(
+            jax.random.fold_in(KEY, step),
+            (jnp.asarray(FEATURES), jnp.arange(N)),
+            step=step,
+            num_steps=T,
+        )
+        np.testing.assert_array_equal(features, wanted)
+        np.testing.assert_array_equal(numbers, rows)
+        assert (mask is None) == (wanted_mask is None)
+        real = np.asarray(rows)
+        if mask is not None:
+            np.testing.assert_array_equal(mask, wanted_mask)
+            assert not np.any(np.asarray(features)[np.asarray(mask)])
+            real = real[~np.asarray(mask)]
+        # No record is read but those of the batch.
+        np.testing.assert_array_equal(records.read[step], np.sort(real))
+
+
+def test_goes_on_from_a_state():
+    def dataset():
+        return batches(
+            source(), Poisson(8.0, 20), key=KEY, num_steps=T, sharding=by_records()
+        )
+
+    whole = [np.asarray(numbers) for (_, numbers), _ in dataset()]
+    iterator = iter(dataset())
+    next(iterator)
+    state = iterator.get_state()
+    again = iter(dataset())
+    again.set_state(state)
+    rest = [np.asarray(numbers) for (_, numbers), _ in again]
+    np.testing.assert_array_equal(rest, whole[1:])
+
+
+ARGUMENTS = {
+    "source": source(),
+    "batching": WithoutReplacement(7),
+    "key": KEY,
+    "num_steps": T,
+}
+WRONG = {
+    "batching must be Full": {"batching": 7},
+    "capacity must be given": {"batching": Poisson(8.0)},
+    "batch_size must be at most": {"batching": WithoutReplacement(N + 1)},
+    "key must be a single typed JAX key": {"key": 3},
+    "num_steps must be": {"num_steps": 0},
+    "sharding must be a NamedSharding": {"sharding": jax.devices()[0]},
+    "source must be at least one record": {"source": Recorder((FEATURES[:0],))},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_names_what_is_wrong(message):
+    arguments = ARGUMENTS | {"sharding": by_records()} | WRONG[message]
+    with pytest.raises(ValueError, match=message):
+        batches(arguments.pop("source"), arguments.pop("batching"), **arguments)
+
+
+def test_load_names_what_is_wrong():
+    unsharded = NamedSharding(by_records().mesh, PartitionSpec(None))
+    with pytest.raises(ValueError, match="sharding must be a NamedSharding of rows"):
+        load(source(), unsharded)
+    with pytest.raises(ValueError, match="source must be at least one record"):
+        load(Recorder((FEATURES[:0],)), by_records())

@@ -1,0 +1,123 @@
+"""One of several processes that train together; tests/test_processes.py starts them."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dpjax import loading, losses, solvers
+from dpjax.batching import Poisson, WithoutReplacement
+from dpjax.estimators import SmoothedTruncation
+from dpjax.solvers import Checkpoint, Watch
+
+address, num_processes, process, folder, *tasks = sys.argv[1:]
+process, num_processes, folder = int(process), int(num_processes), Path(folder)
+(folder / f"{process}.pid").write_text(str(os.getpid()))
+if num_processes > 1:
+    jax.distributed.initialize(
+        address,
+        num_processes,
+        process,
+        initialization_timeout=240,
+        heartbeat_timeout_seconds=10,
+    )
+
+mesh = jax.make_mesh((jax.device_count(),), ("records",))
+by_records = NamedSharding(mesh, PartitionSpec("records"))
+source = loading.MemoryMapped((folder / "features.npy", folder / "targets.npy"))
+
+
+def train(data, key=1, **options):
+    solution = solvers.dp_gradient_descent(
+        losses.squared,
+        jnp.zeros(3),
+        data,
+        key=jax.random.key(key),
+        epsilon=0.1,
+        delta=1e-2,
+        estimator=SmoothedTruncation(3.0),
+        learning_rate=0.3,
+        num_steps=5,
+        **options,
+    )
+    stats = {name: float(x) for name, x in solution.stats.items()}
+    params = np.asarray(solution.params).tolist()
+    return {"params": params, "privacy": repr(solution.privacy), "stats": stats}
+
+
+def error_of(function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def rows_of(step_and_batch):
+    """This process's part of a batch: where it lies, the records, the padding."""
+    (features, targets), is_padding = step_and_batch
+    masks = is_padding.addressable_shards if is_padding is not None else [None]
+    return [
+        [x.index[0].start or 0, x.data.tolist(), y.data.tolist()]
+        + ([] if mask is None else [mask.data.tolist()])
+        for x, y, mask in zip(
+            features.addressable_shards, targets.addressable_shards, masks, strict=True
+        )
+    ]
+
+
+def kill_another(step, params):
+    """Ends process 1 by a signal that it cannot handle."""
+    del params
+    if step == 3:
+        os.kill(int((folder / "1.pid").read_text()), signal.SIGKILL)
+
+
+def undisturbed():
+    data = loading.load(source, by_records)
+    odd = loading.load(loading.MemoryMapped(folder / "odd.npy"), by_records)
+    other = loading.MemoryMapped(folder / ("odd.npy", "targets.npy")[process % 2])
+    return {
+        "full": train(data),
+        "poisson": train(data, batching=Poisson(16.0)),
+        "odd": odd.shape[0],
+        "errors": [
+            error_of(train, data, key=process),
+            error_of(loading.load, other, by_records),
+        ],
+    }
+
+
+def read_by_batch():
+    results = {}
+    for batching in (Poisson(6.0, capacity=13), WithoutReplacement(7)):
+        found = loading.batches(
+            source, batching, key=jax.random.key(5), num_steps=2, sharding=by_records
+        )
+        results[f"batches {batching}"] = [rows_of(batch) for batch in found]
+    return results
+
+
+def unshared():
+    data = loading.load(source, by_records)
+    own = Checkpoint(folder / f"own {process}")
+    return {"unshared": error_of(train, data, checkpoint=own)}
+
+
+def saved():
+    data = loading.load(source, by_records)
+    watch = Watch(kill_another) if "kill" in tasks else None
+    checkpoint = Checkpoint(folder / "states", every=2)
+    return {"saved": train(data, checkpoint=checkpoint, watch=watch)}
+
+
+results = {}
+for task in (undisturbed, read_by_batch, unshared, saved):
+    results |= task() if task.__name__ in tasks else {}
+print("RESULT", json.dumps(results), flush=True)
