@@ -3,6 +3,8 @@
 import jax
 import pytest
 
+collect_ignore = ["processes/worker.py"]  # a program, not a module
+
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -111,7 +111,7 @@ def find(name: str) -> list[Panel]:
 
     Example:
         >>> [panel.name for panel in find("004-3")]
-        ['004-3a', '004-3b']
+        ['004-3a', '004-3b', '004-3c', '004-3d']
     """
     found = [one for one in panels().values() if name in (one.name, one.figure)]
     _validate.require(
