@@ -15,18 +15,19 @@ from dpjax.estimators import Clipping, Winsorization
 from dpjax.gradients import robust_grad
 from dpjax.transforms import aggregate, dp_sgd, privatize
 
-CHECKS = Path(__file__).parent / "sharding" / "eight_devices.py"
+CHECKS = Path(__file__).parent / "sharding"
 ROWS = jnp.arange(6.0).reshape(3, 2)
 
 
-def test_on_eight_devices():
+@pytest.mark.parametrize("name", ["eight_devices.py", "solvers_on_devices.py"])
+def test_on_eight_devices(name):
     flags = "--xla_force_host_platform_device_count=8"
     flags += " --xla_llvm_disable_expensive_passes=true"  # compiling takes the time
     options = ["-q", "-n", "0", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(CHECKS)],
+        [sys.executable, "-m", "pytest", *options, str(CHECKS / name)],
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        cwd=CHECKS.parents[2],
+        cwd=CHECKS.parents[1],
         capture_output=True,
         text=True,
         check=False,
