@@ -157,28 +157,24 @@ def _choice(tables: dict[str, pl.DataFrame]) -> Iterator[str]:
 
 
 def _agreement(panel: Panel, means: pl.DataFrame) -> str:
-    """Says whether the paper's method goes along the axis as the paper found."""
-    printed = means.filter(pl.col("method").str.ends_with("paper"))
-    tight = means.filter(pl.col("method").str.ends_with("tight"))
-    along = {}
-    for name, rows in (("printed", printed), ("tight", tight)):
-        if rows.height:
-            mean = rows.group_by(panel.x).agg(pl.col("value").mean()).sort(panel.x)
-            along[name] = mean["value"][0], mean["value"][-1]
-    falls = panel.x in ("epsilon", "num_samples", "num_steps")
-    verdicts = []
-    for name, (first, last) in along.items():
-        agrees = "as there" if (last < first) == falls else "NOT as there"
+    """Says how the error goes here, and whether the paper says so, where it does."""
+    along, parts = {}, []
+    for name, ending in (("printed", "paper"), ("tight", "tight")):
+        rows = means.filter(pl.col("method").str.ends_with(ending))
+        if not rows.height:
+            continue
+        mean = rows.group_by(panel.x).agg(pl.col("value").mean()).sort(panel.x)
+        first, last = along[name] = mean["value"][0], mean["value"][-1]
         way = "falls" if last < first else "grows"
-        verdicts.append(
-            f"with {name} constants it {way} from {number(first)} to {number(last)}, "
-            f"{agrees}"
+        verdict = {"": "", way: ", as there"}.get(panel.direction, ", NOT as there")
+        parts.append(
+            f"with {name} constants it {way} from {number(first)} to "
+            f"{number(last)}{verdict}"
         )
-    gain = ""
     if len(along) == 2:
         ratio = along["printed"][1] / along["tight"][1]
-        gain = f"; tight constants divide the error by {number(ratio)} in the end"
-    return f"Here, over all curves, {', '.join(verdicts)}{gain}.\n"
+        parts.append(f"tight constants divide it by {number(ratio)} in the end")
+    return f"Here, over all curves: {'; '.join(parts)}.\n"
 
 
 def _of(errors: dict[str, float], calibration: str) -> float | None:

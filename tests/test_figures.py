@@ -185,6 +185,11 @@ def test_the_page(tmp_path):
     errors = dict(table.select("method", "value").iter_rows())
     for method, error in errors.items():
         assert f"| {method} | {number(error)} | {number(error)} |" in text
+    tight = number(errors["Frank-Wolfe, tight"])
+    # One point along the axis does not fall, as the paper says that it does.
+    assert (
+        f"with tight constants it grows from {tight} to {tight}, NOT as there" in text
+    )
     private = min(errors, key=errors.get)
     assert f"| 004-1b | {panel.problem} | d = 8 | {private} |" in text
     assert plot.read_bytes().startswith(b"\x89PNG")

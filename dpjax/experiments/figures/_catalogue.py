@@ -5,6 +5,7 @@ Where a paper does not print the numbers of an axis they are ours, within its ra
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal
 
 from dpjax.experiments.figures._panel import Panel, Setting
 
@@ -69,6 +70,7 @@ def _paper_001() -> list[Panel]:
             values=(10, 20, 30, 40, 50),
             methods=methods,
             reported="the error falls with epsilon and grows with d",
+            direction="grows",
         )
         by_records = dataclasses.replace(
             by_dimension,
@@ -77,6 +79,7 @@ def _paper_001() -> list[Panel]:
             x="num_samples",
             values=(20_000, 40_000, 60_000, 80_000, 100_000),
             reported="the error falls with n and with epsilon",
+            direction="falls",
         )
         panels += [by_step, on_adult, by_dimension, by_records]
         # Figures 5 and 6 are 1 and 2 with the band from best to worst: ours have it.
@@ -96,6 +99,7 @@ def _three_panels(
     sizes: tuple[int, ...],
     num_features: int,
     reported: Mapping[str, str],
+    by_records: Literal["falls", ""] = "",
 ) -> list[Panel]:
     """(a) by epsilon, (b) by n, both for several d; (c) beside the optimum, by n."""
     dimensions = ("num_features", (200, 400, 800))
@@ -118,6 +122,7 @@ def _three_panels(
         x="num_samples",
         values=sizes,
         reported=reported.get("b", ""),
+        direction=by_records,
     )
     beside = dataclasses.replace(
         by_size,
@@ -127,6 +132,7 @@ def _three_panels(
         methods=("not private", *methods),
         metric="risk",
         reported=reported.get("c", ""),
+        direction="",
     )
     return [base, by_size, beside]
 
@@ -156,6 +162,7 @@ def _sparse_panels(
                 metric="excess risk",
                 reported="falls with n and epsilon, hardly depends on d, and grows "
                 "much with s*",
+                direction="grows" if letter == "c" else "falls",
             )
         )
     return panels
@@ -177,6 +184,7 @@ def _paper_004() -> list[Panel]:
             sizes=sizes,
             num_features=400,
             reported={"a": same, "b": "0.14 at n = 10,000 to 0.03 at n = 90,000"},
+            by_records="falls",
         ),
         *_three_panels(
             "004-2",
@@ -232,6 +240,7 @@ def _paper_004() -> list[Panel]:
                 methods=frank_wolfe,
                 metric="excess risk",
                 reported="mostly falls with n and epsilon, unstably",
+                direction="falls",
                 substitute=substitute,
             )
         )

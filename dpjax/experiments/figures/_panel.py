@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from dpjax import _validate
 
@@ -78,6 +78,8 @@ class Panel:
         metric: what is measured, with its unit; a name of `_problems.METRICS`.
         repetitions: of a full run.
         reported: what the paper says of it, in words; where it is a figure only, "".
+        direction: which way the paper says that the error goes along the axis, "falls"
+            or "grows"; "" where it does not say.
         substitute: the paper's data set, where another one stands for it.
         exponent: of x in the theory's error, for a setting; drawn through the first
             point of the last method.
@@ -100,6 +102,7 @@ class Panel:
     metric: str
     repetitions: int = 20
     reported: str = ""
+    direction: Literal["falls", "grows", ""] = ""
     substitute: str = ""
     exponent: Callable[[Setting], float] | None = None
 
