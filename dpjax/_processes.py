@@ -48,7 +48,7 @@ def is_first(devices: Devices) -> bool:
     return jax.process_index() == indices(devices)[0]
 
 
-def gathered(row: np.ndarray, devices: Devices) -> np.ndarray:
+def rows_of_all(row: np.ndarray, devices: Devices) -> np.ndarray:
     """Returns every process's row, in the order of `indices`; all must call it.
 
     Args:
@@ -81,7 +81,7 @@ def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
     """
     found = {name: (_digest(_own(x)), _digest(_dealt(x))) for name, x in values.items()}
     row = np.frombuffer(b"".join(map(b"".join, found.values())), np.uint8)
-    rows = gathered(row, devices).reshape(-1, len(found), 2, 32)
+    rows = rows_of_all(row, devices).reshape(-1, len(found), 2, 32)
     for name, own in zip(found, rows[:, :, 0].transpose(1, 0, 2), strict=True):
         differ = (own != own[0]).any(axis=1)
         others = [i for i, x in zip(indices(devices), differ, strict=True) if x]

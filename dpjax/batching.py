@@ -62,6 +62,8 @@ class Batching(abc.ABC):
         axes = row_axes(data, axis_name)
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
         rows = self._rows(key, num_samples, step=step, num_steps=num_steps)
+        if rows is None:
+            return data, None
         batch, is_padding_example = _taken(data, rows, num_samples, axes)
         num_taken = is_padding_example.size * num_shares(axes)
         has_padding = self.pads or num_taken > rows.size
@@ -70,8 +72,11 @@ class Batching(abc.ABC):
     @abc.abstractmethod
     def _rows(
         self, key: Key, num_samples: int, *, step: Scalar, num_steps: int
-    ) -> jax.Array:
-        """Returns the indices of the batch's records; num_samples stands for none."""
+    ) -> jax.Array | None:
+        """Returns the indices of the batch's records, or None where it holds all.
+
+        num_samples stands for a row that is padding.
+        """
 
     @abc.abstractmethod
     def divisor(self, num_samples: int, num_steps: int) -> float:
@@ -98,14 +103,8 @@ class Full(Batching):
         {'num_steps': 50}
     """
 
-    def draw(self, key, data, *, step, num_steps, axis_name=None):
-        """See `Batching.draw`: all the data."""
-        del key, step, num_steps, axis_name
-        return data, None
-
     def _rows(self, key, num_samples, *, step, num_steps):
-        del key, step, num_steps
-        return jnp.arange(num_samples)
+        del key, num_samples, step, num_steps
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: n."""

@@ -116,7 +116,7 @@ class Store:
         import orbax.checkpoint as ocp
 
         step = self._manager.latest_step()
-        seen = _processes.gathered(np.array([-1 if step is None else step]), devices)
+        seen = _processes.rows_of_all(np.array([-1 if step is None else step]), devices)
         _validate.require(
             bool((seen == seen[0]).all()),
             "checkpoint",
@@ -181,13 +181,13 @@ def _check_shared(folder: Path, devices: _processes.Devices) -> None:
     """Requires that all processes see one folder: else they would wait for ever."""
     if not devices:
         return
-    names = _processes.gathered(np.frombuffer(os.urandom(16), np.uint8), devices)
+    names = _processes.rows_of_all(np.frombuffer(os.urandom(16), np.uint8), devices)
     is_first = _processes.is_first(devices)
     marker = folder / f".{names[0].tobytes().hex()}"
     if is_first:
         marker.touch(mode=0o600)
-    _processes.gathered(names[0], devices)  # it has been made
-    seen = _processes.gathered(np.array([marker.exists()]), devices)
+    _processes.rows_of_all(names[0], devices)  # it has been made
+    seen = _processes.rows_of_all(np.array([marker.exists()]), devices)
     if is_first:
         marker.unlink()
     _validate.require(

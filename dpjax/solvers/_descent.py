@@ -10,8 +10,10 @@ import optax
 from dpjax import _validate
 from dpjax._processes import devices_of, digests, is_first
 from dpjax._sharding import AxisName, row_axes
-from dpjax._types import Key, PyTree, Scalar
+from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.batching import Batching
+from dpjax.estimators import Estimator
+from dpjax.gradients import robust_grad
 from dpjax.solvers._checkpoint import Checkpoint, identity, is_key, opened
 
 GradFn = Callable[[PyTree, PyTree, jax.Array | None], PyTree]
@@ -74,6 +76,18 @@ class Loop(NamedTuple):
         if self.checkpoint is not None:
             Checkpoint.checked(self.checkpoint)
         return self
+
+    def mean_grad(
+        self, loss_fn: LossFn, estimator: Estimator, divisor: Scalar
+    ) -> GradFn:
+        """Returns the robust mean gradient on a step's batch, over all its devices."""
+        return robust_grad(
+            loss_fn,
+            estimator,
+            microbatch_size=self.microbatch_size,
+            normalize_by=divisor,
+            axis_name=self.axis_name,
+        )
 
 
 class Part(NamedTuple):

@@ -14,10 +14,10 @@ from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import Batching, Full
 from dpjax.estimators import Estimator, TrimmedMean
-from dpjax.gradients import per_sample_grad, robust_grad
+from dpjax.gradients import per_sample_grad
 from dpjax.solvers._calibration import calibrated_noise, check_budget, trimmed_rho
 from dpjax.solvers._checkpoint import Checkpoint
-from dpjax.solvers._descent import Loop, Part, Watch, descend, run
+from dpjax.solvers._descent import GradFn, Loop, Part, Watch, descend, run
 from dpjax.solvers._solution import Solution
 from dpjax.transforms import (
     add_gaussian_noise,
@@ -344,27 +344,10 @@ def _descend(
     divisor = loop.batching.divisor(num_samples, loop.num_steps)
     stats = {"num_steps": loop.num_steps, "batch_size": divisor}
     noise_key, batch_key = jax.random.split(key)
-    grad_fn = robust_grad(
-        method.loss_fn,
-        estimator,
-        microbatch_size=loop.microbatch_size,
-        normalize_by=divisor,
-        axis_name=loop.axis_name,
-    )
+    grad_fn = loop.mean_grad(method.loss_fn, estimator, divisor)
     noise = optax.identity()
     if method.rho is not None:
-        # The noise follows the gradients themselves, so all of them are needed.
-        per_sample = per_sample_grad(method.loss_fn)
-
-        def grad_fn(params, batch, is_padding_example):
-            _validate.require(
-                is_padding_example is None,
-                "batching",
-                loop.batching,
-                f"such that its batches fall evenly on all devices, with {estimator}",
-            )
-            return per_sample(params, batch)
-
+        grad_fn = _every_grad(method, estimator)
         noise = privatize_trimmed(
             cast(TrimmedMean, estimator),
             rho=method.rho,
@@ -395,3 +378,19 @@ def _descend(
         part,
     )
     return (average_params(state) if method.averaging else params, stats), carry
+
+
+def _every_grad(method: Method, estimator: Estimator) -> GradFn:
+    """Returns all gradients themselves: noise of a trimmed mean follows them."""
+    per_sample = per_sample_grad(method.loss_fn)
+
+    def grad_fn(params, batch, is_padding_example):
+        _validate.require(
+            is_padding_example is None,
+            "batching",
+            method.loop.batching,
+            f"such that its batches fall evenly on all devices, with {estimator}",
+        )
+        return per_sample(params, batch)
+
+    return grad_fn

@@ -12,7 +12,6 @@ import optax
 from dpjax import _validate
 from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.estimators import Estimator, SmoothedTruncation, Truncation
-from dpjax.gradients import robust_grad
 from dpjax.solvers._checkpoint import Checkpoint
 from dpjax.solvers._descent import Loop, Part, Watch, descend, run
 from dpjax.solvers._peeled_steps import (
@@ -159,13 +158,7 @@ def _descend(
     peel_key, batch_key = jax.random.split(key)
     params, _, carry = descend(
         loop,
-        robust_grad(
-            method.loss_fn,
-            estimator,
-            microbatch_size=loop.microbatch_size,
-            normalize_by=batch_size,
-            axis_name=loop.axis_name,
-        ),
+        loop.mean_grad(method.loss_fn, estimator, batch_size),
         optax.chain(
             optax.sgd(learning_rate),
             method.transform_fn(

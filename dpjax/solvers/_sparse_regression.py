@@ -16,7 +16,6 @@ from dpjax._types import Calibration, Key, PyTree, Scalar
 from dpjax.accounting import epsilon_to_rho
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Winsorization
-from dpjax.gradients import robust_grad
 from dpjax.mechanisms import gaussian
 from dpjax.solvers._checkpoint import Checkpoint
 from dpjax.solvers._descent import Loop, Part, Watch, descend, run
@@ -260,13 +259,7 @@ def _descend(
         return Winsorization(like(threshold, params) ** 2 * (1 + size))
 
     def grad_fn(params, batch, is_padding_example):
-        mean_grad = robust_grad(
-            losses.squared,
-            estimator(params),
-            microbatch_size=loop.microbatch_size,
-            normalize_by=batch_size,
-            axis_name=loop.axis_name,
-        )
+        mean_grad = loop.mean_grad(losses.squared, estimator(params), batch_size)
         return mean_grad(params, batch, is_padding_example)
 
     def sensitivity(params: jax.Array) -> Scalar:

@@ -19,7 +19,6 @@ from dpjax.accounting import (
 from dpjax.batching import Disjoint
 from dpjax.constraints import VertexConstraint
 from dpjax.estimators import Estimator
-from dpjax.gradients import robust_grad
 from dpjax.mechanisms import exponential, permute_and_flip
 from dpjax.solvers._descent import Loop, Part, descend, run
 from dpjax.transforms import FrankWolfeState, frank_wolfe
@@ -138,13 +137,7 @@ def _descend(
     choice_key, batch_key = jax.random.split(key)
     params, state, carry = descend(
         loop,
-        robust_grad(
-            method.loss_fn,
-            estimator,
-            microbatch_size=loop.microbatch_size,
-            normalize_by=batch_size,
-            axis_name=loop.axis_name,
-        ),
+        loop.mean_grad(method.loss_fn, estimator, batch_size),
         frank_wolfe(
             constraint,
             epsilon=epsilon,
