@@ -21,17 +21,18 @@ PAPERS = {
 INTRODUCTION = """\
 # The papers' figures, measured again
 
-Written by `python -m benchmarks figures FOLDER` from the tables that `dpjax figures run
-NAME` wrote to FOLDER. Lines are means over repetitions, bands go from the best to the
-worst. All private methods of a panel get the same epsilon, with delta = n^-1.1 where
-they spend one; "tight" takes the noise that the guarantee needs, "paper" the printed
-constants, whatever they guarantee: what they really give stands beside them. Excess
-risks are over the best weights that are known, those that made the data or the optimum
-without privacy. Axes that a paper does not print are ours.
+Written by `python -m benchmarks figures FOLDER`, which keeps the tables that `dpjax
+figures run NAME --out FOLDER` wrote in `results/figures/`. Lines are means over
+repetitions, bands go from the best to the worst. All private methods of a panel get the
+same epsilon, with delta = n^-1.1 where they spend one; "tight" takes the noise that the
+guarantee needs, "paper" the printed constants, whatever they guarantee: beside them
+stands what they really give. Excess risks are over the best weights that are known,
+those that made the data or the optimum without privacy. Axes that a paper does not
+print are ours.
 
 A **quick** run has at most 10,000 records, 200 features and 3 repetitions, and three
-points along an axis; a **full** run the sizes of the paper, and 20 repetitions unless
-fewer are said.
+points along an axis; a **full** run the sizes of the paper, and as many repetitions as
+are said, 20 by default.
 """
 CHOICE = """\
 At the last point of each panel's axis, for its largest curve: the best private method,
@@ -50,26 +51,42 @@ here one that suits unit scales; the others take a bound on a moment.
 
 
 def write_page(folder: Path, output: Path | None = None) -> list[Path]:
-    """Writes FIGURES.md and a plot a figure, and returns the files.
+    """Keeps a folder's tables, and writes FIGURES.md and a plot a figure from all kept.
 
     Args:
-        folder: of tables, `NAME.csv`.
-        output: folder of the page; by default this one.
+        folder: of tables, `NAME.csv`; a quick run does not take a full run's place.
+        output: folder of the page and of `results/figures/`; by default this one.
+
+    Returns:
+        The page and the plots.
 
     Raises:
         ValueError: where the folder holds no table.
     """
     output = ROOT if output is None else output
-    tables = {
-        panel.name: read(folder / f"{panel.name}.csv")
-        for panel in panels().values()
-        if (folder / f"{panel.name}.csv").exists()
-    }
-    if not tables:
+    kept = output / "results" / "figures"
+    found = [one for one in panels().values() if (folder / f"{one.name}.csv").exists()]
+    if not found:
         raise ValueError(f"folder = {str(folder)!r}: must hold tables of figures")
+    kept.mkdir(parents=True, exist_ok=True)
+    for panel in found:
+        rows, path = read(folder / f"{panel.name}.csv"), kept / f"{panel.name}.parquet"
+        was_full = path.exists() and _is_full(panel, pl.read_parquet(path))
+        if _is_full(panel, rows) or not was_full:
+            rows.write_parquet(path)
+    tables = {
+        name: pl.read_parquet(kept / f"{name}.parquet")
+        for name in panels()
+        if (kept / f"{name}.parquet").exists()
+    }
     plots = output / "plots" / "figures"
     plots.mkdir(parents=True, exist_ok=True)
-    parts = [INTRODUCTION, "## Which method\n", CHOICE, *_choice(tables)]
+    num_full = sum(_is_full(panels()[name], rows) for name, rows in tables.items())
+    state = (
+        f"Of {len(panels())} panels {num_full} were run in full, "
+        f"{len(tables) - num_full} quick, {len(panels()) - len(tables)} not yet.\n"
+    )
+    parts = [INTRODUCTION, state, "## Which method\n", CHOICE, *_choice(tables)]
     files = [output / "FIGURES.md"]
     paper = ""
     for figure in dict.fromkeys(panel.figure for panel in panels().values()):
@@ -101,11 +118,12 @@ def _panel(panel: Panel, rows: pl.DataFrame | None) -> Iterator[str]:
         return
     first, last = rows[panel.x].min(), rows[panel.x].max()
     repetitions = rows["repetition"].n_unique()
-    is_full = rows["records"].max() == max(one.num_samples for one in panel.settings())
-    kind = Size.FULL if is_full else Size.QUICK
+    is_full = _is_full(panel, rows)
     yield (
-        f"A {kind} run: n = {rows['records'].max():,}, {repetitions} repetitions, "
-        f"from {panel.x} = {first:,} to {last:,}.\n"
+        f"A {Size.FULL if is_full else Size.QUICK} run: n = {rows['records'].max():,}, "
+        f"{repetitions} repetitions, from {panel.x} = {first:,} to {last:,}."
+        + ("" if is_full else " The full run: not yet run.")
+        + "\n"
     )
     means = rows.group_by("curve", "method", panel.x, maintain_order=True).agg(
         pl.col("value").mean(), pl.col("epsilon_spent").first()
@@ -123,6 +141,15 @@ def _panel(panel: Panel, rows: pl.DataFrame | None) -> Iterator[str]:
         shown.append([curve, method, values[0], values[-1], privacy])
     header = ["", "method", f"at {first:,}", f"at {last:,}", "epsilon, really"]
     yield table(header, shown)
+
+
+def _is_full(panel: Panel, rows: pl.DataFrame) -> bool:
+    """Whether rows hold every point of a panel at the paper's sizes."""
+    asked = {
+        (panel.curve_name(setting), setting.num_samples, getattr(setting, panel.x))
+        for setting in panel.settings()
+    }
+    return asked <= set(rows.select("curve", "records", panel.x).unique().iter_rows())
 
 
 def _choice(tables: dict[str, pl.DataFrame]) -> Iterator[str]:

@@ -181,6 +181,7 @@ def test_the_page(tmp_path):
     assert all(f"**{name}**" in text for name in NAMES)
     assert text.count("Not yet run.") == len(NAMES) - 1
     assert "A quick run: n = 400, 1 repetitions" in text
+    assert f"Of {len(NAMES)} panels 0 were run in full, 1 quick" in text
     assert f"The paper: {panel.reported}." in text
     errors = dict(table.select("method", "value").iter_rows())
     for method, error in errors.items():
@@ -195,6 +196,29 @@ def test_the_page(tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="must hold tables of figures"):
         figures.write_page(tmp_path)
+
+
+def test_the_page_keeps_full_runs(tmp_path):
+    panel = panels()["004-10a"]
+    rows = [
+        {
+            "method": method,
+            "curve": panel.curve_name(setting),
+            "epsilon": setting.epsilon,
+            "repetition": 0,
+            "value": 1.0,
+            "epsilon_spent": setting.epsilon,
+            "records": setting.num_samples,
+        }
+        for setting in panel.settings()
+        for method in panel.methods
+    ]
+    table, output = tmp_path / "004-10a.csv", tmp_path / "page"
+    for kept, kind in (rows[4:], "quick"), (rows, "full"), (rows[4:], "full"):
+        pl.DataFrame(kept).write_csv(table)
+        text = figures.write_page(tmp_path, output)[0].read_text()
+        assert f"A {kind} run: n = 8,000, 1 repetitions" in text
+        assert text.count("full run: not yet run") == (kind == "quick")
 
 
 def test_the_command_lists():
