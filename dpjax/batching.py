@@ -13,16 +13,26 @@ records enter a batch depends on indices and on the key alone, never on values.
 
 import abc
 import dataclasses
+import math
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._sharding import AxisName, by_device, num_shares, row_axes
+from dpjax._sharding import (
+    AxisName,
+    by_device,
+    num_shares,
+    row_axes,
+    varying,
+    varying_axes,
+)
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import poisson_capacity
+
+_SPREAD = 8  # standard deviations that the number of heads may be off its mean
 
 
 class Batching(abc.ABC):
@@ -213,14 +223,8 @@ class Poisson(Batching):
             "given, or set by prepared(num_samples, num_steps, epsilon=, delta=)",
         )
         coin_key, place_key = jax.random.split(key)
-        # 32 random bits below floor(q 2^32): a probability of at most q, and near it.
-        threshold = int(self._sampling_prob(num_samples) * 2**32)
-        if threshold == 2**32:
-            enters = jnp.ones(num_samples, bool)
-        else:
-            bits = jax.random.bits(coin_key, (num_samples,), "uint32")
-            enters = bits < jnp.uint32(threshold)
-        (rows,) = jnp.nonzero(enters, size=self.capacity, fill_value=num_samples)
+        enters = _coins(coin_key, num_samples, self._sampling_prob(num_samples))
+        rows = _true_places(enters, cast(int, self.capacity))
         return jax.random.permutation(place_key, rows)
 
     def divisor(self, num_samples, num_steps):
@@ -289,7 +293,7 @@ class WithoutReplacement(Batching):
     def _rows(self, key, num_samples, *, step, num_steps):
         del step, num_steps
         self.divisor(num_samples, 1)
-        return jax.random.permutation(key, num_samples)[: self.batch_size]
+        return _uniform_subset(key, num_samples, self.batch_size)
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the batch size."""
@@ -309,6 +313,47 @@ class WithoutReplacement(Batching):
             "num_samples": num_samples,
             "batch_size": self.divisor(num_samples, num_steps),
         }
+
+
+def _coins(key: Key, num_samples: int, probability: float) -> jax.Array:
+    """Tosses a coin a record, true with at most a probability, and near it."""
+    threshold = int(probability * 2**32)  # of 32 random bits
+    if threshold == 2**32:
+        return jnp.ones(num_samples, bool)
+    return jax.random.bits(key, (num_samples,), "uint32") < jnp.uint32(threshold)
+
+
+def _true_places(mask: jax.Array, size: int) -> jax.Array:
+    """Returns the indices of the first true entries; beyond the last, the length."""
+    return jnp.searchsorted(jnp.cumsum(mask), jnp.arange(1, size + 1)).astype(int)
+
+
+def _uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
+    """Returns so many different records in random order, all subsets equally likely.
+
+    Every record tosses a coin, and among the heads, a few more than are wanted, those
+    with the smallest random numbers are taken: a sort of these alone. Where heads are
+    too few or too many, or two numbers are equal, all is drawn again, which favours no
+    record. Nothing here looks at the data.
+    """
+    spread = _SPREAD * (math.sqrt(size) + 1)
+    capacity = min(math.ceil(size + 2 * spread), num_samples)
+    probability = min((size + spread) / num_samples, 1.0)
+
+    def draw(state: tuple[Key, jax.Array, jax.Array]):
+        next_key, coin_key, order_key = jax.random.split(state[0], 3)
+        is_head = _coins(coin_key, num_samples, probability)
+        rows = _true_places(is_head, capacity)
+        high, low = jax.random.bits(order_key, (2, capacity), "uint32")
+        is_none = rows == num_samples
+        _, high, low, rows = jax.lax.sort((is_none, high, low, rows), num_keys=3)
+        num_heads = jnp.sum(is_head)
+        is_tied = jnp.any((high[1:] == high[:-1]) & (low[1:] == low[:-1]))
+        is_good = (size <= num_heads) & (num_heads <= capacity) & ~is_tied
+        return next_key, rows[:size], is_good
+
+    start = varying((jnp.zeros(size, int), jnp.array(False)), varying_axes(key))
+    return jax.lax.while_loop(lambda state: ~state[2], draw, (key, *start))[1]
 
 
 def _taken(

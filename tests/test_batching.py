@@ -3,6 +3,7 @@
 Every random check has a fixed key and a false-alarm rate of at most 1e-6.
 """
 
+import itertools
 import math
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 import scipy.stats
 
 from dpjax import accounting
+from dpjax import batching as batching_module
 from dpjax.batching import Disjoint, Full, Poisson, WithoutReplacement
 from dpjax.estimators import MedianOfMeans, Truncation, Winsorization
 from dpjax.transforms import privatize
@@ -207,6 +209,57 @@ def test_without_replacement_takes_any_order(key):
     low, high = binomial_bounds(20_000, 1 / 5, 20)
     for position in range(4):
         counts = np.bincount(rows[:, position], minlength=5)
+        assert (low <= counts).all()
+        assert (counts <= high).all()
+
+
+@pytest.mark.parametrize("spread", [0.0, 8])
+@pytest.mark.parametrize(("num_samples", "size"), [(40, 3), (5, 4), (4, 4)])
+def test_subsets_are_uniform_however_often_they_are_drawn(
+    key, monkeypatch, num_samples, size, spread
+):
+    # Without room for more heads than are wanted, most draws are thrown away.
+    monkeypatch.setattr(batching_module, "_SPREAD", spread)
+    num_draws = 20_000
+    draw = jax.jit(
+        jax.vmap(lambda key: batching_module._uniform_subset(key, num_samples, size))
+    )
+    rows = np.asarray(draw(jax.random.split(key, num_draws)))
+    assert ((rows >= 0) & (rows < num_samples)).all()
+    assert all(len(set(row)) == size for row in rows.tolist())
+    # Every ordered pair of records at every pair of places.
+    places = list(itertools.combinations(range(size), 2))
+    prob = 1 / (num_samples * (num_samples - 1))
+    low, high = binomial_bounds(num_draws, prob, len(places) * num_samples**2)
+    for i, j in places:
+        pairs = np.zeros((num_samples, num_samples))
+        np.add.at(pairs, (rows[:, i], rows[:, j]), 1)
+        off_diagonal = pairs[~np.eye(num_samples, dtype=bool)]
+        assert (low <= off_diagonal).all()
+        assert (off_diagonal <= high).all()
+
+
+def test_equal_random_numbers_are_drawn_again(key, monkeypatch):
+    # With one bit a number there are ties in most draws; taken by index, they would
+    # favour the first records.
+    bits, num_calls = jax.random.bits, []
+
+    def few_bits(key, shape, dtype):
+        found = bits(key, shape, dtype)
+        num_calls.append(shape)
+        return found >> 31 if len(shape) == 2 else found
+
+    monkeypatch.setattr(jax.random, "bits", few_bits)
+
+    @jax.vmap
+    def draw(key):
+        return batching_module._uniform_subset(key, 4, 2)
+
+    rows = np.asarray(draw(jax.random.split(key, 20_000)))
+    assert (2, 4) in num_calls
+    low, high = binomial_bounds(20_000, 1 / 4, 8)
+    for position in range(2):
+        counts = np.bincount(rows[:, position], minlength=4)
         assert (low <= counts).all()
         assert (counts <= high).all()
 

@@ -111,19 +111,21 @@ def _from_tail(
     word = bits(word_key)
     k = word >> 1
 
-    def draw(v: jax.Array | float) -> jax.Array:
-        return quantile((k.astype(dtype) + v) * 2.0**-32, (word & 1) == 1)
-
     # The key enters the branch as plain words: under vmap the branch becomes a select,
     # which the check for key reuse would take for a second use.
     impl = jax.random.key_impl(more_key)
 
     def fine(words: jax.Array) -> jax.Array:
-        key = jax.random.wrap_key_data(words, impl=impl)
-        more = bits(key).astype(dtype)
-        return draw(more * 2.0**-32 + 2.0**-33)
+        more = bits(jax.random.wrap_key_data(words, impl=impl))
+        return more.astype(dtype) * 2.0**-32 + 2.0**-33
+
+    def coarse(words: jax.Array) -> jax.Array:
+        del words
+        return jnp.full_like(word, 0.5, dtype=dtype)
 
     words = jax.random.key_data(more_key)
     if dtype == jnp.float64:
-        return fine(words)
-    return jax.lax.cond(jnp.any(k < _SMALL), fine, lambda _: draw(0.5), words)
+        v = fine(words)
+    else:
+        v = jax.lax.cond(jnp.any(k < _SMALL), fine, coarse, words)
+    return quantile((k.astype(dtype) + v) * 2.0**-32, (word & 1) == 1)

@@ -137,6 +137,9 @@ class Panel:
         is_smoke = size == Size.SMOKE
         # Another epsilon compiles nothing; other sizes do.
         most = 3 if not is_smoke else 2 if self.x == "epsilon" else 1
+        curves = self.curves
+        is_dear = self.x != "epsilon" and curves and curves[0] == "num_features"
+        most_curves = 1 if is_smoke or is_dear else 2
         limits = (
             {
                 "num_samples": 400,
@@ -166,9 +169,8 @@ class Panel:
             field: min(getattr(self.fixed, field), limit)
             for field, limit in limits.items()
         }
-        curves = self.curves
         if curves is not None:
-            curves = (curves[0], shrunk(*curves, 1 if is_smoke else 2))
+            curves = (curves[0], shrunk(*curves, most_curves))
         return dataclasses.replace(
             self,
             fixed=dataclasses.replace(self.fixed, **fixed),
