@@ -31,8 +31,8 @@ those that made the data or the optimum without privacy. Axes that a paper does 
 print are ours.
 
 A **quick** run has at most 10,000 records, 200 features and 3 repetitions, three points
-along an axis, and two curves, or only the largest d; a **full** run the
-sizes of the paper, and as many repetitions as are said, 20 by default.
+along an axis, and two curves, or only the largest d; a **full** run the sizes of the
+paper, and as many repetitions as are said, 20 by default.
 """
 CHOICE = """\
 At the last point of each panel's axis, for its largest curve: the best private method,

@@ -118,6 +118,19 @@ def test_a_finished_cell_is_not_run_again(tmp_path, monkeypatch):
     assert resumed.equals(whole)
 
 
+def test_an_optimum_is_found_once_for_the_same_data(tmp_path, monkeypatch):
+    calls, found = [], runner.optimum
+    monkeypatch.setattr(
+        runner, "optimum", lambda *args: calls.append(args) or found(*args)
+    )
+    _, table, _ = run("004-10a", tmp_path, repetitions=2)
+    assert table["epsilon"].n_unique() == 2
+    assert len(calls) == 2  # one a repetition
+    zero = table.filter(pl.col("method") == "zero").sort("repetition", "epsilon")
+    first, second = zero["value"].to_numpy().reshape(2, 2)
+    assert first[0] == first[1] != second[0] == second[1]
+
+
 def test_a_function_of_the_seed(tmp_path):
     tables = [run("004-1a", tmp_path / str(i), seed=i // 2)[1] for i in range(3)]
     assert tables[0].equals(tables[1])

@@ -70,12 +70,12 @@ def run_panel(panel: Panel, folder: Path, *, seed: int, on_cell: OnCell) -> Path
         OSError: if a file cannot be written.
     """
     settings = list(panel.settings())
-    tables = []
+    tables, optima = [], {}
     on_cell(0, len(settings))
     for i, setting in enumerate(settings):
         path = folder / "cells" / f"{panel.name}-{_digest(panel, setting, seed)}.csv"
         if not path.exists():
-            _write(path, pl.DataFrame(list(_rows(panel, setting, seed))))
+            _write(path, pl.DataFrame(list(_rows(panel, setting, seed, optima))))
         tables.append(pl.read_csv(path, schema_overrides={"curve": pl.String}))
         on_cell(i + 1, len(settings))
     table = folder / f"{panel.name}.csv"
@@ -108,7 +108,13 @@ def _named(key: Key, *names: Any) -> Key:
     return jax.random.fold_in(key, zlib.crc32(repr(names).encode()))
 
 
-def _rows(panel: Panel, setting: Setting, seed: int) -> Iterator[dict[str, Any]]:
+def _rows(
+    panel: Panel, setting: Setting, seed: int, optima: dict[Any, jax.Array]
+) -> Iterator[dict[str, Any]]:
+    """Yields a row a method, repetition and step.
+
+    Cells that draw the same data, for another epsilon, share their optima.
+    """
     problem = PROBLEMS[panel.problem]
     root = jax.random.key(seed)
     sizes = (
@@ -120,14 +126,16 @@ def _rows(panel: Panel, setting: Setting, seed: int) -> Iterator[dict[str, Any]]
     data_keys = jax.random.split(_named(root, panel.problem, *sizes), panel.repetitions)
     for part in _parts(panel, setting):
         samples = jax.vmap(lambda key: problem.draw(key, setting))(data_keys[part])
-        best = jax.vmap(lambda sample: optimum(problem, sample))(samples)
+        place = sizes, part.start
+        if place not in optima:
+            optima[place] = jax.vmap(lambda sample: optimum(problem, sample))(samples)
         for name in panel.methods:
             keys = jax.random.split(
                 _named(root, panel.name, dataclasses.astuple(setting), name),
                 panel.repetitions,
             )[part]
             steps, solution, iterates = _solved(panel, setting, name, samples, keys)
-            values = _values(panel, iterates, best, samples)
+            values = _values(panel, iterates, optima[place], samples)
             for repetition, row in zip(
                 range(panel.repetitions)[part], values.tolist(), strict=True
             ):
