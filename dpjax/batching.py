@@ -273,6 +273,8 @@ class Poisson(Batching):
 class WithoutReplacement(Batching):
     """Each batch is a uniform subset of `batch_size` records, drawn anew every step.
 
+    A draw costs n random words and a sort of little more than `batch_size` records.
+
     Raises:
         ValueError: where batch_size is not a positive count.
 

@@ -29,7 +29,8 @@ def read(table: Path) -> pl.DataFrame:
 def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> bytes:
     """Returns the PNG of a figure.
 
-    Lines are means over repetitions, bands go from the best to the worst one.
+    Lines are means over repetitions, bands go from the best to the worst one, and are
+    cut off below a third of the lowest mean.
 
     Args:
         panels: of one figure.
@@ -99,16 +100,22 @@ def _draw_panel(
             if panel.curve_name(one) in curves  # a smaller run has fewer
         }
         _draw_theory(axes, panel, table, exponents)
-    if panel.x in ("num_samples", "epsilon"):
-        axes.set_xscale("log")
+    if panel.x != "num_steps":
         ticks = table[panel.x].unique().sort().to_list()
+        if ticks[-1] > 10 * ticks[0]:
+            axes.set_xscale("log")
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.xaxis.set_minor_formatter(NullFormatter())
-    values = table["value"].to_numpy()
-    if values.min() > 0:
-        axes.set_yscale("log")
+    means = (
+        table.group_by("method", "curve", panel.x)
+        .agg(pl.col("value").mean())["value"]
+        .to_numpy()
+    )
+    if means.min() > 0:
+        axes.set_yscale("log", nonpositive="clip")
+        axes.set_ylim(bottom=max(table["value"].min(), means.min() / 3) / 1.2)
     else:  # a method is as good as the optimum, or better by chance
-        axes.set_yscale("symlog", linthresh=np.abs(values[values != 0]).min())
+        axes.set_yscale("symlog", linthresh=np.abs(means[means != 0]).min())
     axes.set_xlabel(TITLES[panel.x])
     is_excess = panel.metric == "excess risk"
     axes.set_ylabel("excess risk over the best weights" if is_excess else panel.metric)
