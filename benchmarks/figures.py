@@ -35,9 +35,10 @@ along an axis, and two curves, or only the largest d; a **full** run the sizes o
 paper, and as many repetitions as are said, 20 by default.
 """
 CHOICE = """\
-At the last point of each panel's axis, for its largest curve: the best private method,
-and how many times larger the others' error is. Weights of zero need no records: a
-method that is no better has learnt nothing at that size.
+At the last point of each panel's axis, for its largest curve: the best private method
+of those that keep the budget, which some printed constants do not, and how many times
+larger the others' error is. Weights of zero need no records: a method that is no better
+has learnt nothing at that size.
 
 What decides: a bound on the whole gradient (clipping) takes noise for one vector; a
 bound on each of d coordinates (truncation, winsorization, smoothed truncation) takes
@@ -162,12 +163,14 @@ def _choice(tables: dict[str, pl.DataFrame]) -> Iterator[str]:
             & (pl.col(panel.x) == found[panel.x].max())
             & (pl.col("epsilon_spent") < float("inf"))
         )
-        means = last.group_by("method", maintain_order=True).agg(pl.col("value").mean())
-        errors: dict[str, float] = {
-            method.removeprefix("stochastic "): value
-            for method, value in means.iter_rows()
-        }
-        best = min(errors, key=lambda method: errors[method])
+        means = last.group_by(
+            pl.col("method").str.strip_prefix("stochastic "), maintain_order=True
+        ).agg(pl.col("value").mean(), pl.col("epsilon_spent").first())
+        errors = dict(means.select("method", "value").iter_rows())
+        asked = means.filter(~pl.col("method").str.ends_with("paper"))
+        within = asked["epsilon_spent"].max() * (1 + 1e-9)
+        kept = means.filter(pl.col("epsilon_spent") <= within).sort("value")
+        best = kept["method"][0]
         wins[best.split(",")[0]] += 1
         others = [
             errors.get("zero"),
