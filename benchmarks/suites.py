@@ -1,6 +1,14 @@
 """The cases of each suite, in the order that they run and stand on the page."""
 
-from benchmarks import cost, estimators, frank_wolfe, gradients, noise, solvers
+from benchmarks import (
+    batches,
+    cost,
+    estimators,
+    frank_wolfe,
+    gradients,
+    noise,
+    solvers,
+)
 
 SUITES = {
     "cpu": [
@@ -17,6 +25,7 @@ SUITES = {
         frank_wolfe.WIDE,
         solvers.SWEEP,
         solvers.REPETITIONS,
+        batches.BATCHES,
         noise.NOISE,
         *cost.COSTS,
     ],
