@@ -74,6 +74,7 @@ def public_functions():
             name
             for name, value in vars(package).items()
             if getattr(value, "__module__", None) == package.__name__
+            and not name.startswith("_")
         ]
         for name in names:
             value = getattr(package, name)
