@@ -77,7 +77,8 @@ def write_page(folder: Path, output: Path | None = None) -> list[Path]:
         rows, path = read(folder / f"{panel.name}.csv"), kept / f"{panel.name}.parquet"
         was_full = path.exists() and _is_full(panel, pl.read_parquet(path))
         if _is_full(panel, rows) or not was_full:
-            rows.write_parquet(path)
+            rows.write_parquet(part := path.with_suffix(".part"))
+            part.replace(path)  # whole or not at all: it may have taken a night
     tables = {
         name: pl.read_parquet(kept / f"{name}.parquet")
         for name in panels()
