@@ -223,7 +223,7 @@ class StudentT(Law):
         0.0
 
     Reference:
-        004, section 6.4.
+        004, section 6.4; sampled as in Bailey (1994).
     """
 
     degrees_of_freedom: float
@@ -235,7 +235,13 @@ class StudentT(Law):
         return 0.0 if self.degrees_of_freedom > 1 else math.nan
 
     def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
-        return jax.random.t(key, self.degrees_of_freedom, shape)
+        # A coordinate of the law on the plane: P(radius > r) = (1 + r^2/nu)^(-nu/2).
+        # Without rejection, and so many times faster than `jax.random.t`.
+        radius_key, angle_key = jax.random.split(key)
+        nu = self.degrees_of_freedom
+        grown = jnp.expm1(2 / nu * jax.random.exponential(radius_key, shape))
+        angle = jax.random.uniform(angle_key, shape, maxval=2 * math.pi)
+        return jnp.sqrt(nu * grown) * jnp.cos(angle)
 
 
 @dataclass(frozen=True)

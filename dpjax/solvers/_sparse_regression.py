@@ -72,7 +72,7 @@ def dp_sparse_linear_regression(
             of like size and little correlation; for others give a smaller one, or the
             steps may diverge to the sphere.
         num_steps: T; by default the one, of at most floor(log n), that balances noise
-            against convergence.
+            against convergence: a single step, unless n epsilon is large for s.
         moment_bound: a public bound on E x_j^4 and E y^4, for the defaults. Privacy
             holds whether or not the bound does.
         radius: of the l2 ball that the weights are projected onto.
@@ -84,8 +84,8 @@ def dp_sparse_linear_regression(
 
     Returns:
         A `Solution` with weights of shape (d,). Its stats hold threshold,
-        learning_rate, num_steps, batch_size, and for a step at the released weights
-        linf_sensitivity, noise_scale of each and noise_norm = noise_scale sqrt(s); and
+        learning_rate, num_steps, batch_size, and of the last step linf_sensitivity,
+        noise_scale of each entry and noise_norm = noise_scale sqrt(s); and
         is_informative, false where that exceeds the radius, so that zero may be as
         good as the result.
 
@@ -195,22 +195,31 @@ class _Design(NamedTuple):
         return (2 * self.moment_bound * batch_size / cost) ** 0.25
 
     def best_num_steps(self) -> int:
-        """Returns the T with the least sum of what is left of the start and noise.
+        """Returns the T whose expected squared distance to the best weights is least.
 
         Each step leaves a third of the distance, at eta = 2/3 of the inverse curvature
-        (with moments at their bound, sqrt(M)), and adds its own noise: 3/2 in all.
+        (with moments at their bound, sqrt(M)), and adds noise of deviation b to each of
+        s entries. Choosing them among d noisy ones loses entries as large as
+        b sqrt(2 log(d/s)), all s at worst. b grows with 1 + ||w||_1, which is 1 at the
+        start and up to 1 + R sqrt(s) from then on: what makes a second step dear.
         """
+        rho = epsilon_to_rho(self.epsilon, self.delta)
+        rate = 2 / 3 / math.sqrt(self.moment_bound)
+        largest_l1 = self.radius * math.sqrt(self.sparsity)
+        spread = 1 + 2 * math.log(self.num_features / self.sparsity)
 
-        def error(num_steps: int) -> float:
+        def squared_error(num_steps: int) -> float:
             batch_size = max(1, self.num_samples // num_steps)
-            rate = 2 / 3 / math.sqrt(self.moment_bound)
-            size = self.best_threshold(num_steps) ** 2
-            size *= 1 + self.radius * math.sqrt(self.sparsity)
-            noise = math.sqrt(self.sparsity / epsilon_to_rho(self.epsilon, self.delta))
-            norm = noise * math.sqrt(self.sparsity) * 2 * rate * size / batch_size
-            return self.radius / 3**num_steps + 1.5 * norm
+            sensitivity = 2 * rate * self.best_threshold(num_steps) ** 2 / batch_size
+            noise = sensitivity * math.sqrt(self.sparsity / rho)
+            added = self.sparsity * spread * noise**2
+            error = self.radius**2 / 9 + added
+            for _ in range(num_steps - 1):
+                error = error / 9 + added * (1 + largest_l1) ** 2
+            return error
 
-        return min(range(1, papers_num_steps(self.num_samples) + 1), key=error)
+        candidates = range(1, papers_num_steps(self.num_samples) + 1)
+        return min(candidates, key=squared_error)
 
 
 class Method(NamedTuple):
@@ -227,6 +236,13 @@ class Fit(NamedTuple):
 
     params: jax.Array
     learning_rate: Scalar
+    sensitivity: Scalar
+
+
+class _PeelState(NamedTuple):
+    """State of the peeling, and the linf sensitivity that its noise was for."""
+
+    peel_state: optax.OptState
     sensitivity: Scalar
 
 
@@ -275,15 +291,20 @@ def _descend(
             key=peel_key,
         )
 
-    def peel_by_params(updates, state, params=None):
-        return peeling(cast(jax.Array, params)).update(updates, state, params)
+    def init(params):
+        return _PeelState(peeling(params).init(params), sensitivity(params))
 
-    params, _, carry = descend(
+    def peel_by_params(updates, state, params=None):
+        params = cast(jax.Array, params)
+        updates, peel_state = peeling(params).update(updates, state.peel_state, params)
+        return updates, _PeelState(peel_state, sensitivity(params))
+
+    params, state, carry = descend(
         loop,
         grad_fn,
         optax.chain(
             optax.sgd(learning_rate),
-            optax.GradientTransformation(peeling(zeros).init, peel_by_params),
+            optax.GradientTransformation(init, peel_by_params),
             project(L2Ball(radius).project),
         ),
         zeros,
@@ -291,7 +312,8 @@ def _descend(
         batch_key,
         part,
     )
-    return Fit(params, learning_rate, sensitivity(params)), carry
+    last_sensitivity = optax.tree_utils.tree_get(state, "sensitivity")
+    return Fit(params, learning_rate, last_sensitivity), carry
 
 
 def _learning_rate(

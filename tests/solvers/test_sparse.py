@@ -16,6 +16,7 @@ from dpjax.estimators import (
     Winsorization,
 )
 from dpjax.solvers import (
+    Watch,
     dp_gradient_descent,
     dp_iterative_hard_thresholding,
     dp_sparse_linear_regression,
@@ -27,15 +28,15 @@ def linear(params, example):
     return jnp.dot(params, example)
 
 
-def problem(num_samples=50_000, num_features=1000, seed=0):
-    """Sparse regression with s* = 20, as in figure 7 of paper 004."""
+def problem(num_samples=50_000, num_features=1000, seed=0, sparsity=20):
+    """Sparse regression, as in figure 7 of paper 004."""
     return datasets.linear_model(
         jax.random.key(seed),
         num_samples=num_samples,
         num_features=num_features,
         feature_law=datasets.Normal(scale=5**0.5),
         noise_law=datasets.LogNormal(scale=0.5**0.5),
-        params_fn=datasets.sparse_params(20),
+        params_fn=datasets.sparse_params(sparsity),
     )
 
 
@@ -218,13 +219,48 @@ def test_noise_of_a_regression_step():
         assert (pvalue > 1e-6) == is_right
 
 
-def test_per_step_noise_follows_the_weights():
-    # After the first step ||w||_1 is one, so that the noise doubles.
-    solution = regress(threshold=2.0, learning_rate=0.1, num_steps=4, epsilon=1e6)
-    norm = float(jnp.abs(solution.params).sum())
-    exact = 0.1 * 2 * 4 * (1 + norm) / 25
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_per_step_noise_follows_the_weights(num_steps):
+    """The stated noise is that of the last step, from the weights before it."""
+    norms = {0: 0.0}
+
+    def show(step, params):
+        norms[int(step)] = float(jnp.abs(params).sum())
+
+    solution = regress(
+        threshold=2.0,
+        learning_rate=0.1,
+        num_steps=num_steps,
+        epsilon=1e6,
+        watch=Watch(show),
+    )
+    batch_size = 100 // num_steps
+    exact = 0.1 * 2 * 4 * (1 + norms[num_steps - 1]) / batch_size
+    assert norms[num_steps] > norms[num_steps - 1] + 0.03  # far beyond the slack
     assert float(solution.stats["linf_sensitivity"]) == pytest.approx(exact, rel=5e-3)
     assert solution.stats["linf_sensitivity"] >= exact
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "sparsity", "epsilon", "dearer"),
+    [(40_000, 20, 1.0, 2), (50_000, 5, 4.0, 1)],
+)
+def test_steps_are_taken_where_they_pay(num_samples, sparsity, epsilon, dearer):
+    """A step too many, or too few, is worse, by more than chance."""
+    options = {"epsilon": epsilon, "delta": 1e-6, "moment_bound": 75.0}
+    distances = {None: [], dearer: []}
+    for seed in range(2):
+        setting = problem(num_samples, 400, seed, sparsity)
+        for num_steps, found in distances.items():
+            solution = dp_sparse_linear_regression(
+                *setting.data,
+                key=jax.random.key(seed),
+                sparsity=sparsity,
+                num_steps=num_steps,
+                **options,
+            )
+            found.append(distance(solution, setting))
+    assert max(distances[None]) < min(distances[dearer])
 
 
 def test_gradients_on_clipped_data_keep_the_stated_sensitivity():
