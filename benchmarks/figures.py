@@ -178,7 +178,7 @@ def _choice(tables: dict[str, pl.DataFrame]) -> Iterator[str]:
         wins[best.split(",")[0]] += 1
         others = [
             errors.get("zero"),
-            errors.get("DP-GD, clipping", errors.get("clipped mean")),
+            next((errors[one] for one in errors if "clip" in one), None),
             _of(errors, "tight"),
             _of(errors, "paper"),
         ]

@@ -100,11 +100,11 @@ def test_a_finished_cell_is_not_run_again(tmp_path, monkeypatch):
     _, whole, cells = run(name, tmp_path / "whole")
     assert cells == [(0, 2), (1, 2), (2, 2)]
 
-    def killed(panel, setting, method, samples, keys):
+    def killed(panel, setting, method, *rest):
         calls.append((setting.epsilon, method))
-        if len(calls) == 7:
+        if len(calls) == 10:  # in the second cell: clipping is tried four times
             raise KeyboardInterrupt
-        return solved(panel, setting, method, samples, keys)
+        return solved(panel, setting, method, *rest)
 
     calls = []
     monkeypatch.setattr(runner, "_solved", killed)
@@ -114,8 +114,29 @@ def test_a_finished_cell_is_not_run_again(tmp_path, monkeypatch):
     assert not list((tmp_path / "killed").glob("*.csv"))
     assert len(list((tmp_path / "killed" / "cells").iterdir())) == 1
     _, resumed, _ = run(name, tmp_path / "killed")
-    assert first not in {epsilon for epsilon, _ in calls[7:]}
+    assert first not in {epsilon for epsilon, _ in calls[10:]}
     assert resumed.equals(whole)
+
+
+def test_clipping_takes_the_norm_that_ends_best(tmp_path, monkeypatch):
+    name, method = "001-1a", "DP-GD, best clipping"
+    options = {"methods": (method,), "repetitions": 3}
+    _, best, _ = run(name, tmp_path / "best", **options)
+    candidates, alone = METHODS[method].candidates, []
+    for i, candidate in enumerate(candidates):
+        one = dataclasses.replace(METHODS[method], candidates=(candidate,))
+        monkeypatch.setitem(METHODS, method, one)
+        alone.append(run(name, tmp_path / str(i), **options)[1])
+    by_norm = np.stack([table["value"].to_numpy().reshape(3, -1) for table in alone])
+    chosen = by_norm[:, :, -1].argmin(axis=0)
+    assert len(candidates) == 4
+    expected = by_norm[chosen, np.arange(3)]  # all steps of the one that ends best
+    assert np.array_equal(best["value"].to_numpy().reshape(3, -1), expected)
+
+
+def test_a_run_that_breaks_is_not_the_best():
+    values = [np.array([[1.0, np.nan]]), np.array([[2.0, 3.0]])]
+    assert runner._best(values).tolist() == [[2.0, 3.0]]
 
 
 def test_an_optimum_is_found_once_for_the_same_data(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,8 +134,14 @@ def _rows(
                 _named(root, panel.name, dataclasses.astuple(setting), name),
                 panel.repetitions,
             )[part]
-            steps, solution, iterates = _solved(panel, setting, name, samples, keys)
-            values = _values(panel, iterates, optima[place], samples)
+            tried = [  # with the same noise
+                _solved(panel, setting, name, options, samples, jax.random.clone(keys))
+                for options in METHODS[name].candidates
+            ]
+            steps, solution, _ = tried[0]
+            values = _best(
+                [_values(panel, one[2], optima[place], samples) for one in tried]
+            )
             for repetition, row in zip(
                 range(panel.repetitions)[part], values.tolist(), strict=True
             ):
@@ -167,7 +173,12 @@ def _parts(panel: Panel, setting: Setting) -> Iterator[slice]:
 
 
 def _solved(
-    panel: Panel, setting: Setting, name: str, samples: Sample, keys: Key
+    panel: Panel,
+    setting: Setting,
+    name: str,
+    candidate: Mapping[str, Any],
+    samples: Sample,
+    keys: Key,
 ) -> tuple[list[int], Solution, jax.Array]:
     """Returns the steps that are shown, a solution, and iterates (repetition, step, d).
 
@@ -182,13 +193,13 @@ def _solved(
         return solutions[-1].params
 
     if len(keys) > 1:
-        params = jax.vmap(solve)(keys, samples)
+        params = jax.vmap(partial(solve, **candidate))(keys, samples)
         return [0], solutions[0], params[:, None]
     key, sample = keys[0], jax.tree.map(lambda x: x[0], samples)
     if panel.x != "num_steps":
-        params = solve(key, sample)
+        params = solve(key, sample, **candidate)
         return [0], solutions[0], params[None, None]
-    options = {}
+    options = dict(candidate)
     _SEEN.taken()  # of a run that broke off
     if method.has_steps:
         every = max(1, setting.num_steps // _NUM_SHOWN)
@@ -199,6 +210,13 @@ def _solved(
     seen = _SEEN.taken() or [(1, params), (setting.num_steps, params)]
     iterates = jnp.stack([jnp.asarray(params) for _, params in seen])
     return [step for step, _ in seen], solutions[0], iterates[None]
+
+
+def _best(values: list[np.ndarray]) -> np.ndarray:
+    """Returns of several candidates the one that ends best, for each repetition."""
+    stacked = np.stack(values)  # (candidate, repetition, step)
+    last = np.nan_to_num(stacked[:, :, -1], nan=np.inf)
+    return stacked[last.argmin(axis=0), np.arange(stacked.shape[1])]
 
 
 def _values(panel: Panel, iterates: Any, best: Any, samples: Sample) -> np.ndarray:
