@@ -17,6 +17,7 @@ PAPERS = {
     "002": "several parties",
     "003": "moments of order below two",
     "004": "high dimensions",
+    "all": "estimators beside each other",
 }
 INTRODUCTION = """\
 # The papers' figures, measured again

@@ -41,7 +41,7 @@ def run(name, folder, size=Size.SMOKE, seed=0, **changes):
 def test_every_figure_of_the_papers_is_there():
     figures = {panel.figure for panel in panels().values()}
     measured = {"001": 6, "004": 11}
-    assert figures == {"000-1", "002-1", "003-1"} | {
+    assert figures == {"000-1", "002-1", "003-1", "all-1", "all-2"} | {
         f"{paper}-{i + 1}" for paper, count in measured.items() for i in range(count)
     }
 
@@ -69,6 +69,7 @@ SMOKE = ["000-1b", "002-1a", "003-1b"]
 SMOKE += ["001-1a", "001-2d", "001-3b", "001-4a", "001-5c", "001-6b"]
 SMOKE += ["004-1b", "004-2c", "004-3a", "004-3d", "004-4c", "004-4d", "004-5a"]
 SMOKE += ["004-6b", "004-7a", "004-8a", "004-9c", "004-10b", "004-11a"]
+SMOKE += ["all-1c", "all-2a"]
 
 
 @pytest.mark.parametrize("name", SMOKE)

@@ -1,4 +1,4 @@
-"""The panels of papers 001 and 004, and one each for 000, 002 and 003.
+"""The panels of papers 001 and 004, one each for 000, 002, 003, and one for all.
 
 Where a paper does not print the numbers of an axis they are ours, within its ranges.
 """
@@ -340,14 +340,55 @@ def _among_parties() -> Panel:
     )
 
 
+def _estimators() -> list[Panel]:
+    """Estimators beside each other: the same steps, each with the best of four scales.
+
+    On data of the papers: noise with a tail, features with one, both; and real.
+    """
+    methods = (
+        "zero",
+        "DP-GD, best clipping",
+        "DP-GD, best winsorization",
+        "DP-GD, best truncation",
+        "DP-GD, best smoothed truncation",
+    )
+    synthetic = Setting(num_samples=20_000, num_features=200)
+    panels = []
+    for name, problem, fixed in (
+        ("all-1a", "ridge, log-normal noise", synthetic),
+        ("all-1b", "logistic, log-normal features", synthetic),
+        ("all-1c", "sparse linear, log-logistic noise", synthetic),
+        ("all-2a", "Adult, logistic", Setting(28_000, 105)),
+        ("all-2b", "RAND HIE", Setting(16_000, 0)),
+        ("all-2c", "BlogFeedback", Setting(40_000, 0)),
+    ):
+        is_synthetic = fixed is synthetic
+        panels.append(
+            Panel(
+                name=name,
+                title=f"{problem}, by epsilon",
+                problem=problem,
+                fixed=fixed,
+                x="epsilon",
+                values=(0.1, 0.5, 2.0, 8.0),
+                curves=("num_features", (20, 200)) if is_synthetic else None,
+                methods=methods,
+                metric="excess risk",
+                repetitions=5,
+            )
+        )
+    return panels
+
+
 def panels() -> dict[str, Panel]:
-    """Returns every panel by its name, in the papers' order.
+    """Returns every panel by its name, in the papers' order, then those of all papers.
 
     Example:
         >>> list(panels())[:2], panels()["004-1b"].reported
         (['000-1a', '000-1b'], '0.14 at n = 10,000 to 0.03 at n = 90,000')
     """
     found = [*_by_moments(), _among_parties(), *_paper_001(), *_paper_004()]
+    found += _estimators()
 
     def order(panel: Panel) -> tuple[str, int, str]:
         paper, rest = panel.name.split("-")

@@ -38,9 +38,9 @@ def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> bytes:
     """
     figure = Figure(figsize=(4.6 * len(panels), 4.4), dpi=120, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    methods = list(
-        dict.fromkeys(_shown(name) for panel in panels for name in panel.methods)
-    )
+    # Those of the tables: an older one may have other methods than the panel has now.
+    names = (name for table in tables for name in table["method"])
+    methods = list(dict.fromkeys(map(_shown, names)))
     for panel, table, place in zip(panels, tables, axes, strict=True):
         _draw_panel(place, panel, table, methods)
     handles = [
@@ -138,7 +138,7 @@ def _draw_theory(
     axes: Axes, panel: Panel, table: pl.DataFrame, exponents: Mapping[str, float]
 ) -> None:
     """Draws the theory's slope, through the first point of the last method."""
-    rows = table.filter(pl.col("method") == panel.methods[-1])
+    rows = table.filter(pl.col("method") == table["method"][-1])
     for i, curve in enumerate(exponents):
         along = rows.filter(pl.col("curve") == curve).group_by(panel.x)
         means = along.agg(pl.col("value").mean()).sort(panel.x)

@@ -28,6 +28,7 @@ from dpjax.estimators import (
     SmoothedTruncation,
     TrimmedMean,
     Truncation,
+    Winsorization,
 )
 from dpjax.experiments.figures._panel import Setting
 from dpjax.experiments.figures._problems import ProblemKind, Sample, pareto_moment
@@ -317,33 +318,31 @@ def _falling(num_steps: int) -> optax.Schedule:
     return optax.linear_schedule(1.0, 0.0, num_steps)
 
 
-def _clipped(task: Task, *, norm: float, **options: Any) -> Solution:
-    """The usual way: gradients clipped to a norm, and steps that fall to zero.
+def _falling_descent(task: Task, **options: Any) -> Solution:
+    """The usual descent, with steps that fall to zero.
 
     Steps of one size swing around the optimum where features are many and correlated.
     """
     num_steps = task.setting.num_steps or 25
     return _descent(
-        task,
-        estimator=Clipping(norm),
-        learning_rate=_falling(num_steps),
-        num_steps=num_steps,
-        **options,
+        task, learning_rate=_falling(num_steps), num_steps=num_steps, **options
     )
 
 
-def _clipped_mean(task: Task, *, norm: float) -> Solution:
-    return _mean(task, estimator=Clipping(norm))
-
-
-# What a user of clipping has to guess. With one norm for all problems it would lose
-# where the guess is bad, which says nothing about clipping.
-_CLIP_NORMS = tuple({"norm": norm} for norm in (0.1, 1.0, 5.0, 25.0))
+# A user has to guess a scale. With one for all problems an estimator would lose where
+# the guess is bad, which says nothing of it. A coordinate gets a fifth of a vector's.
+_CLIP_NORMS = (0.1, 1.0, 5.0, 25.0)
+_CLIPPED = tuple({"estimator": Clipping(norm)} for norm in _CLIP_NORMS)
+_COORDINATE_WISE = {
+    "truncation": Truncation,
+    "winsorization": Winsorization,
+    "smoothed truncation": SmoothedTruncation,
+}
 
 METHODS: dict[str, FigureMethod] = {
     "zero": FigureMethod(_zero, has_steps=False),
     "not private": FigureMethod(_best, is_private=False, has_steps=False),
-    "DP-GD, best clipping": FigureMethod(_clipped, candidates=_CLIP_NORMS),
+    "DP-GD, best clipping": FigureMethod(_falling_descent, candidates=_CLIPPED),
     "empirical mean": FigureMethod(_empirical_mean, is_private=False, has_steps=False),
     "one curator": FigureMethod(
         partial(
@@ -357,7 +356,7 @@ METHODS: dict[str, FigureMethod] = {
     "parties, aggregator trusted": FigureMethod(
         partial(_among_parties, is_trusted=True)
     ),
-    "mean, best clipping": FigureMethod(_clipped_mean, candidates=_CLIP_NORMS),
+    "mean, best clipping": FigureMethod(_mean, candidates=_CLIPPED),
     "RGD": FigureMethod(partial(_descent, is_private=False), is_private=False),
     "stochastic RGD": FigureMethod(
         partial(_descent, is_private=False, is_stochastic=True), is_private=False
@@ -372,12 +371,20 @@ METHODS: dict[str, FigureMethod] = {
     "Algorithm 4, tight": FigureMethod(_descent),
     "Algorithm 4, paper": FigureMethod(partial(_descent, calibration="paper")),
     "stochastic DP-GD, best clipping": FigureMethod(
-        partial(_clipped, is_stochastic=True), candidates=_CLIP_NORMS
+        partial(_descent, is_stochastic=True), candidates=_CLIPPED
     ),
     "stochastic Algorithm 4, tight": FigureMethod(
         partial(_descent, is_stochastic=True)
     ),
-} | {
+}
+METHODS |= {
+    f"DP-GD, best {name}": FigureMethod(
+        _falling_descent,
+        candidates=tuple({"estimator": kind(norm / 5)} for norm in _CLIP_NORMS),
+    )
+    for name, kind in _COORDINATE_WISE.items()
+}
+METHODS |= {
     f"{name}, {calibration}": FigureMethod(partial(solve, calibration=calibration))
     for name, solve in {
         "Frank-Wolfe": _frank_wolfe,
