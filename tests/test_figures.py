@@ -233,6 +233,21 @@ def test_the_page(tmp_path):
         figures.write_page(tmp_path)
 
 
+def test_the_page_compares_estimators(tmp_path):
+    _, table, _ = run("all-1a", tmp_path / "tables")
+    text = figures.write_page(tmp_path / "tables", tmp_path / "page")[0].read_text()
+    for (curve, epsilon), point in table.group_by("curve", "epsilon"):
+        errors = dict(point.select("method", "value").iter_rows())
+        least = min(errors, key=errors.get)
+        cells = [
+            f"**{number(error)}**" if method == least else number(error)
+            for method, error in errors.items()
+        ]
+        row = ["ridge, log-normal noise", "400", curve, number(epsilon), *cells]
+        assert f"| {' | '.join(row)} |" in text
+    assert text.count("ridge, log-normal noise | 400") == 2
+
+
 def test_the_page_keeps_full_runs(tmp_path):
     panel = panels()["004-10a"]
     rows = [
