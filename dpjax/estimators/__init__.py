@@ -3,11 +3,13 @@
 Which one? `Clipping` bounds a whole vector, so its noise does not grow with the number
 of coordinates d; it is biased where vectors are longer than its norm, whatever n and
 epsilon are. `SmoothedTruncation`, `Truncation` and `Winsorization` bound each
-coordinate: sqrt(d) times the noise, but a bias that theory balances against it
-(`for_moment`). They win where n epsilon is large against d, and clipping where it is
-not, or where its norm suits the data. `MedianOfMeans` is for moments below two,
-`TrimmedMean` for data that are well within a known range. The measured table, data by
-data: "Which method" in benchmarks/FIGURES.md of the repository.
+coordinate: sqrt(d) times the noise, but a bias that theory balances against it: a
+public bound on a moment sets their scale (`for_moment`), where the norm of clipping is
+a guess. With a norm that suits the data, clipping was ahead on most of what was
+measured; coordinate-wise bounds come level where n epsilon is large against d, and
+pass it on some heavy-tailed features. `MedianOfMeans` is for moments below two,
+`TrimmedMean` for data that are well within a known range. The measured tables, data by
+data: "Which method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
 """
 
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
