@@ -5,11 +5,10 @@ of coordinates d; it is biased where vectors are longer than its norm, whatever 
 epsilon are. `SmoothedTruncation`, `Truncation` and `Winsorization` bound each
 coordinate: sqrt(d) times the noise, but a bias that theory balances against it: a
 public bound on a moment sets their scale (`for_moment`), where the norm of clipping is
-a guess. With a norm that suits the data, clipping was ahead on most of what was
-measured; coordinate-wise bounds come level where n epsilon is large against d, and
-pass it on some heavy-tailed features. `MedianOfMeans` is for moments below two,
-`TrimmedMean` for data that are well within a known range. The measured tables, data by
-data: "Which method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
+a guess. Measured with the same steps and the best of four scales for each, clipping was
+ahead more often than not. `MedianOfMeans` is for moments below two, `TrimmedMean` for
+data that are well within a known range. The measured tables, data by data: "Which
+method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
 """
 
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation

@@ -195,7 +195,7 @@ class _Design(NamedTuple):
         return (2 * self.moment_bound * batch_size / cost) ** 0.25
 
     def best_num_steps(self) -> int:
-        """Returns the T whose expected squared distance to the best weights is least.
+        """Returns the T with the least squared distance to the best weights, modelled.
 
         Each step leaves a third of the distance, at eta = 2/3 of the inverse curvature
         (with moments at their bound, sqrt(M)), and adds noise of deviation b to each of

@@ -343,7 +343,7 @@ def _among_parties() -> Panel:
 def _estimators() -> list[Panel]:
     """Estimators beside each other: the same steps, each with the best of four scales.
 
-    On data of the papers: noise with a tail, features with one, both; and real.
+    On data of the papers, with a tail in the noise or in the features; and real.
     """
     methods = (
         "zero",

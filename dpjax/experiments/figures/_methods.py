@@ -75,7 +75,7 @@ class FigureMethod:
         is_private: whether it protects the records.
         has_steps: whether it has iterates to show.
         candidates: options to try; each repetition keeps those that do best in the end,
-            in hindsight, which costs no privacy here and would elsewhere.
+            by the metric. That choice is not private, and no guarantee counts it.
     """
 
     solve: Callable[..., Solution]
