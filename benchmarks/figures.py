@@ -1,5 +1,6 @@
 """The page of the papers' figures, from the tables that `dpjax figures run` wrote."""
 
+import io
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from benchmarks.plots import save_png
+from benchmarks.record import write_whole
 from benchmarks.text import number, table
 from dpjax.experiments.figures import Panel, Size, draw, panels, read
 
@@ -96,20 +98,18 @@ def write_page(folder: Path, output: Path | None = None) -> list[Path]:
     found = [one for one in panels().values() if (folder / f"{one.name}.csv").exists()]
     if not found:
         raise ValueError(f"folder = {str(folder)!r}: must hold tables of figures")
-    kept.mkdir(parents=True, exist_ok=True)
     for panel in found:
         rows, path = read(folder / f"{panel.name}.csv"), kept / f"{panel.name}.parquet"
         was_full = path.exists() and _is_full(panel, pl.read_parquet(path))
         if _is_full(panel, rows) or not was_full:
-            rows.write_parquet(part := path.with_suffix(".part"))
-            part.replace(path)  # whole or not at all: it may have taken a night
+            rows.write_parquet(content := io.BytesIO())
+            write_whole(path, content.getvalue())  # it may have taken a night
     tables = {
         name: pl.read_parquet(kept / f"{name}.parquet")
         for name in panels()
         if (kept / f"{name}.parquet").exists()
     }
     plots = output / "plots" / "figures"
-    plots.mkdir(parents=True, exist_ok=True)
     num_full = sum(_is_full(panels()[name], rows) for name, rows in tables.items())
     state = (
         f"Of {len(panels())} panels {num_full} were run in full, "
@@ -136,7 +136,7 @@ def write_page(folder: Path, output: Path | None = None) -> list[Path]:
             parts.append(f"![{figure}](plots/figures/{figure}.png)\n")
         for panel in chosen:
             parts += _panel(panel, tables.get(panel.name))
-    files[0].write_text("\n".join(parts))
+    write_whole(files[0], "\n".join(parts).encode())
     return files
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmarks import floor
 from benchmarks.case import Case
-from benchmarks.record import Measurement, Record
+from benchmarks.record import Measurement, Record, write_whole
 from benchmarks.text import number
 
 # Colours of Okabe and Ito (2008), told apart by colour-blind readers too; and markers.
@@ -89,7 +89,9 @@ def _save(figure: Figure, path: Path) -> None:
 def save_png(png: bytes, path: Path) -> None:
     """Writes a PNG of 256 colours, which is half the size; fewer change the palette."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
-    image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    small = io.BytesIO()
+    image.quantize(256, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    write_whole(path, small.getvalue())
 
 
 def _show_log_ticks(axis: Any) -> None:

@@ -127,13 +127,25 @@ def check_writable(folder: Path) -> None:
 
 
 def write(record: Record, folder: Path) -> Path:
-    """Writes the record whole: under a temporary name, then renamed."""
-    path = folder / record.file_name
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    """Writes the record, whole."""
     content = {"format": FORMAT, **dataclasses.asdict(record)}
+    text = json.dumps(content, indent=1, allow_nan=False)
+    path = folder / record.file_name
+    write_whole(path, text.encode())
+    return path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file under a temporary name, which it leaves when it is complete.
+
+    Raises:
+        ValueError: if it cannot be written; what stood there is still there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w") as file:
-            json.dump(content, file, indent=1, allow_nan=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -142,7 +154,6 @@ def write(record: Record, folder: Path) -> Path:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-    return path
 
 
 def read(path: Path) -> Record:

@@ -9,7 +9,15 @@ import numpy as np
 from benchmarks import floor, plots
 from benchmarks.case import Case, Target
 from benchmarks.cost_page import cost_page
-from benchmarks.record import RESULTS, ROOT, Measurement, Record, latest, read
+from benchmarks.record import (
+    RESULTS,
+    ROOT,
+    Measurement,
+    Record,
+    latest,
+    read,
+    write_whole,
+)
 from benchmarks.suites import SUITES
 from benchmarks.text import duration, machine, number, source, table
 from benchmarks.verdict import Verdict, judge
@@ -82,13 +90,12 @@ def write_pages(paths: Sequence[Path] = (), output: Path | None = None) -> list[
     if "cpu" not in records:
         raise ValueError(f"record: there is none of the suite cpu in {RESULTS}")
     output = ROOT if output is None else output
-    (output / "plots").mkdir(parents=True, exist_ok=True)
     pages = {
         "README.md": _readme(records, output),
         "COST.md": cost_page(SUITES["cpu"], *records["cpu"], output=output),
     }
     for name, text in pages.items():
-        (output / name).write_text(text)
+        write_whole(output / name, text.encode())
     return [output / name for name in pages] + sorted((output / "plots").glob("*.png"))
 
 

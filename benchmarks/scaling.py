@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,10 +113,7 @@ def write_page(output: Path | None = None, *, quick: bool = False) -> list[Path]
         output / "SCALING.md": _page(found),
     }
     for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as sink:
-            sink.write(text)
-        os.replace(sink.name, path)
+        record.write_whole(path, text.encode())
     return list(files)
 
 

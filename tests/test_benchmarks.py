@@ -252,6 +252,21 @@ def test_pages_are_written_from_a_record(folder):
         assert f"## {case.title}\n" in (cost if case.axis else readme)
 
 
+def test_a_page_that_cannot_be_written_stays(folder, monkeypatch):
+    path, pages = record.latest("cpu", folder), folder / "pages"
+    files = report.write_pages([path], pages)
+    before = {file: file.read_bytes() for file in files}
+
+    def fail(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(record.os, "fsync", fail)
+    with pytest.raises(ValueError, match="no space left"):
+        report.write_pages([path], pages)
+    found = (file for file in pages.rglob("*") if file.is_file())
+    assert {file: file.read_bytes() for file in found} == before
+
+
 def test_plots_keep_their_colours(folder):
     record_of_all = record.read(record.latest("cpu", folder))
     methods = [measurement(name, package=name) for name in plots.PACKAGES]

@@ -119,7 +119,7 @@ def test_a_finished_cell_is_not_run_again(tmp_path, monkeypatch):
     assert resumed.equals(whole)
 
 
-def test_clipping_takes_the_norm_that_ends_best(tmp_path, monkeypatch):
+def test_clipping_takes_the_candidate_that_ends_best(tmp_path, monkeypatch):
     name, method = "001-1a", "DP-GD, best clipping"
     options = {"methods": (method,), "repetitions": 3}
     _, best, _ = run(name, tmp_path / "best", **options)
@@ -128,10 +128,12 @@ def test_clipping_takes_the_norm_that_ends_best(tmp_path, monkeypatch):
         one = dataclasses.replace(METHODS[method], candidates=(candidate,))
         monkeypatch.setitem(METHODS, method, one)
         alone.append(run(name, tmp_path / str(i), **options)[1])
-    by_norm = np.stack([table["value"].to_numpy().reshape(3, -1) for table in alone])
-    chosen = by_norm[:, :, -1].argmin(axis=0)
-    assert len(candidates) == 4
-    expected = by_norm[chosen, np.arange(3)]  # all steps of the one that ends best
+    by_candidate = np.stack(
+        [table["value"].to_numpy().reshape(3, -1) for table in alone]
+    )
+    chosen = by_candidate[:, :, -1].argmin(axis=0)
+    assert len(candidates) == 5
+    expected = by_candidate[chosen, np.arange(3)]  # all steps of the one that ends best
     assert np.array_equal(best["value"].to_numpy().reshape(3, -1), expected)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from dp_accounting import NoOpDpEvent
 
-from dpjax import losses, parties, solvers
+from dpjax import parties, solvers
 from dpjax._types import Calibration, Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import WithoutReplacement
@@ -31,10 +31,14 @@ from dpjax.estimators import (
     Winsorization,
 )
 from dpjax.experiments.figures._panel import Setting
-from dpjax.experiments.figures._problems import ProblemKind, Sample, pareto_moment
+from dpjax.experiments.figures._problems import (
+    ProblemKind,
+    Sample,
+    optimum,
+    pareto_moment,
+)
 from dpjax.solvers import Solution
 
-_FAILURE_PROB = 0.01  # of 001's experiments
 _NUM_ROUNDS = 10  # of the parties' descent
 _BATCH_SIZE = 1_000  # of 001's stochastic runs
 _TRIMMED = 0.05  # m / n of 001's Algorithm 3
@@ -84,44 +88,6 @@ class FigureMethod:
     candidates: tuple[Mapping[str, Any], ...] = ({},)
 
 
-def optimum(problem: ProblemKind, sample: Sample) -> jax.Array:
-    """Returns the best weights that are known, without privacy.
-
-    Those that made the data of a linear model; else where accelerated projected
-    gradient descent arrives from zero.
-    """
-    if problem.dataset is None and problem.loss_fn is not losses.logistic:
-        return sample.true_params
-    start = jnp.zeros_like(sample.true_params)
-    return _accelerated(problem.penalized, problem.project, start, sample.data)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 4))
-def _accelerated(
-    loss_fn: Any, project: Any, start: jax.Array, data: Any, num_steps: int = 200
-) -> jax.Array:
-    """Beck and Teboulle (2009), with the step size of the largest curvature."""
-    features, _ = data
-
-    def power(v, _):
-        v = features.T @ (features @ v)
-        return v / jnp.maximum(jnp.linalg.norm(v), 1e-30), None
-
-    v, _ = jax.lax.scan(power, jnp.ones_like(start), None, length=20)
-    curvature = jnp.mean((features @ v) ** 2) / jnp.maximum(v @ v, 1e-30) + 1e-2
-    grad_fn = jax.grad(lambda w: jnp.mean(jax.vmap(loss_fn, (None, 0))(w, data)))
-
-    def step(carry, t):
-        params, ahead = carry
-        new = project(ahead - grad_fn(ahead) / curvature)
-        return (new, new + t / (t + 3) * (new - params)), None
-
-    (params, _), _ = jax.lax.scan(
-        step, (start, start), jnp.arange(num_steps, dtype=start.dtype)
-    )
-    return params
-
-
 def _zero(task: Task) -> Solution:
     nothing = PrivacyGuarantee.of(0.0, 0.0, dp_event=NoOpDpEvent())
     return Solution(task.start, nothing, {})
@@ -130,10 +96,6 @@ def _zero(task: Task) -> Solution:
 def _best(task: Task) -> Solution:
     params = optimum(task.problem, task.sample)
     return Solution(params, PrivacyGuarantee.non_private(), {})
-
-
-def _inverse_root(step: jax.Array) -> jax.Array:
-    return 1 / jnp.sqrt(step + 1)  # 1 / sqrt(t) of 001, t = 1, 2, ...
 
 
 def _descent(
@@ -163,7 +125,7 @@ def _descent(
     options |= {
         "key": task.key,
         "estimator": estimator,
-        "learning_rate": _inverse_root if is_stochastic else learning_rate,
+        "learning_rate": learning_rate,
         "num_steps": num_steps,
         "projection_fn": task.problem.project if task.problem.ball else None,
     }
@@ -314,25 +276,40 @@ def _empirical_mean(task: Task) -> Solution:
 
 
 @cache  # another schedule compiles anew
-def _falling(num_steps: int) -> optax.Schedule:
-    return optax.linear_schedule(1.0, 0.0, num_steps)
+def _falling(first: float, num_steps: int) -> optax.Schedule:
+    return optax.linear_schedule(first, 0.0, num_steps)
 
 
-def _falling_descent(task: Task, **options: Any) -> Solution:
-    """The usual descent, with steps that fall to zero.
+@cache
+def _inverse_root(first: float) -> optax.Schedule:
+    return lambda step: first / jnp.sqrt(step + 1)  # 1 / sqrt(t) of 001, t = 1, 2, ...
+
+
+def _falling_descent(task: Task, *, first: float = 1.0, **options: Any) -> Solution:
+    """The usual descent, with steps that fall from the first one to zero.
 
     Steps of one size swing around the optimum where features are many and correlated.
     """
     num_steps = task.setting.num_steps or 25
-    return _descent(
-        task, learning_rate=_falling(num_steps), num_steps=num_steps, **options
-    )
+    steps = _falling(first, num_steps)
+    return _descent(task, learning_rate=steps, num_steps=num_steps, **options)
 
 
-# A user has to guess a scale. With one for all problems an estimator would lose where
-# the guess is bad, which says nothing of it. A coordinate gets a fifth of a vector's.
-_CLIP_NORMS = (0.1, 1.0, 5.0, 25.0)
-_CLIPPED = tuple({"estimator": Clipping(norm)} for norm in _CLIP_NORMS)
+def _stochastic_descent(task: Task, *, first: float = 1.0, **options: Any) -> Solution:
+    steps = _inverse_root(first)
+    return _descent(task, learning_rate=steps, is_stochastic=True, **options)
+
+
+# A user has to guess a scale, and a step. With one guess for all problems an estimator
+# would lose where it is bad, which says nothing of it. Where a norm hardly clips, steps
+# from 1 may be too long. A coordinate gets a fifth of a vector's norm.
+_NORMS_AND_FIRST_STEPS = ((0.1, 1.0), (1.0, 1.0), (5.0, 1.0), (25.0, 1.0), (25.0, 0.1))
+_CLIPPED = tuple(
+    {"estimator": Clipping(norm), "first": first}
+    for norm, first in _NORMS_AND_FIRST_STEPS
+)
+# A mean takes no steps, and Pareto's tail wants long ones.
+_CLIPPED_MEANS = tuple({"estimator": Clipping(5.0**power)} for power in range(5))
 _COORDINATE_WISE = {
     "truncation": Truncation,
     "winsorization": Winsorization,
@@ -356,10 +333,10 @@ METHODS: dict[str, FigureMethod] = {
     "parties, aggregator trusted": FigureMethod(
         partial(_among_parties, is_trusted=True)
     ),
-    "mean, best clipping": FigureMethod(_mean, candidates=_CLIPPED),
+    "mean, best clipping": FigureMethod(_mean, candidates=_CLIPPED_MEANS),
     "RGD": FigureMethod(partial(_descent, is_private=False), is_private=False),
     "stochastic RGD": FigureMethod(
-        partial(_descent, is_private=False, is_stochastic=True), is_private=False
+        partial(_stochastic_descent, is_private=False), is_private=False
     ),
     "Algorithm 3": FigureMethod(
         partial(
@@ -371,16 +348,17 @@ METHODS: dict[str, FigureMethod] = {
     "Algorithm 4, tight": FigureMethod(_descent),
     "Algorithm 4, paper": FigureMethod(partial(_descent, calibration="paper")),
     "stochastic DP-GD, best clipping": FigureMethod(
-        partial(_descent, is_stochastic=True), candidates=_CLIPPED
+        _stochastic_descent, candidates=_CLIPPED
     ),
-    "stochastic Algorithm 4, tight": FigureMethod(
-        partial(_descent, is_stochastic=True)
-    ),
+    "stochastic Algorithm 4, tight": FigureMethod(_stochastic_descent),
 }
 METHODS |= {
     f"DP-GD, best {name}": FigureMethod(
         _falling_descent,
-        candidates=tuple({"estimator": kind(norm / 5)} for norm in _CLIP_NORMS),
+        candidates=tuple(
+            {"estimator": kind(norm / 5), "first": first}
+            for norm, first in _NORMS_AND_FIRST_STEPS
+        ),
     )
     for name, kind in _COORDINATE_WISE.items()
 }

@@ -21,9 +21,9 @@ import polars as pl
 
 from dpjax._types import Key, LossFn
 from dpjax.experiments._audit import write_whole
-from dpjax.experiments.figures._methods import METHODS, Task, optimum
+from dpjax.experiments.figures._methods import METHODS, Task
 from dpjax.experiments.figures._panel import Panel, Setting
-from dpjax.experiments.figures._problems import PROBLEMS, Sample, measure
+from dpjax.experiments.figures._problems import PROBLEMS, Sample, measure, optimum
 from dpjax.solvers import Solution, Watch
 
 _NUM_SHOWN = 50  # iterates of a run, at most twice as many
