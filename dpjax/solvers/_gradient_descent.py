@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import Partial
 
 from dpjax import _validate
 from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
@@ -81,7 +82,8 @@ def dp_gradient_descent(
         delta: privacy of the whole run, in (0, 1).
         estimator: the robust mean, with a finite sensitivity; its scale is public. See
             `SmoothedTruncation.for_moment` and its kin for the theory's choice.
-        learning_rate: step size eta, or an optax schedule of the step.
+        learning_rate: step size eta, or an optax schedule of the step. Another schedule
+            compiles anew; not so a `jax.tree_util.Partial` with other numbers.
         num_steps: T; by default ceil(10 log n), the theory's T for strongly convex
             losses at a condition number of 10.
         batching: which records a step sees; all of them by default.
@@ -173,7 +175,7 @@ def dp_gradient_descent(
         data=data,
         key=key,
         estimator=estimator,
-        learning_rate=_step_size(learning_rate),
+        learning_rate=None if method.schedule else learning_rate,
         noise_multiplier=multiplier,
     )
     return Solution(params, privacy, stats | spent)
@@ -265,15 +267,16 @@ def robust_gradient_descent(
         data=data,
         key=key,
         estimator=estimator,
-        learning_rate=_step_size(learning_rate),
+        learning_rate=None if method.schedule else learning_rate,
         noise_multiplier=None,
     )
     return Solution(params, PrivacyGuarantee.non_private(), stats)
 
 
-def _step_size(learning_rate: optax.ScalarOrSchedule) -> Any:
-    """The step size where it is a number, which is traced; None for a schedule."""
-    return None if callable(learning_rate) else learning_rate
+def _schedule(learning_rate: optax.ScalarOrSchedule) -> optax.Schedule | None:
+    """Returns what is static: a schedule; but of a Partial the numbers are traced."""
+    is_static = callable(learning_rate) and not isinstance(learning_rate, Partial)
+    return cast(optax.Schedule, learning_rate) if is_static else None
 
 
 def _loop(
@@ -317,7 +320,7 @@ def _method(
     return Method(
         loop,
         loss_fn,
-        cast(optax.Schedule, learning_rate) if callable(learning_rate) else None,
+        _schedule(learning_rate),
         projection_fn,
         bool(averaging),
     )
@@ -337,7 +340,7 @@ def _descend(
     """Runs w <- Proj(w - eta·(robust gradient + noise)) for T steps.
 
     There is no noise where noise_multiplier and rho are None; learning_rate is None
-    where the method has a schedule.
+    where the method has the schedule.
     """
     loop = method.loop
     num_samples = jax.tree.leaves(data)[0].shape[0]

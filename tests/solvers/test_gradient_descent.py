@@ -310,6 +310,29 @@ def test_schedules():
     assert (fixed.params != halved.params).all()
 
 
+def test_numbers_of_a_schedule_are_traced():
+    traces = []
+
+    def falling(first, step):
+        traces.append(first)
+        return first / (1 + step.astype(jnp.float32))
+
+    def solve(schedule):
+        return dp_gradient_descent(
+            location,
+            jnp.zeros(2),
+            jnp.ones((30, 2)),
+            **settings(learning_rate=schedule),
+        ).params
+
+    params = [solve(jax.tree_util.Partial(falling, first)) for first in (0.1, 0.2)]
+    assert len(traces) == 1
+    for first, found in zip((0.1, 0.2), params, strict=True):
+        static = solve(functools.partial(falling, first))
+        np.testing.assert_allclose(found, static, rtol=1e-6)
+    assert (params[0] != params[1]).all()
+
+
 @pytest.mark.parametrize("microbatch_size", [1, 7, 1000])
 def test_microbatch_size_changes_rounding_only(microbatch_size):
     data = jax.random.t(jax.random.key(2), 2.0, (100, 3))

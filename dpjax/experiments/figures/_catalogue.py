@@ -277,7 +277,7 @@ def _by_moments() -> list[Panel]:
         values=sizes,
         curves=orders,
         methods=(*_BASELINES, "l1 regression, paper", "l1 regression, tight"),
-        metric="excess risk",
+        metric="excess test risk",
         exponent=lambda setting: 1 / setting.moment_order - 1,  # Theorem 2
     )
     mean = Panel(

@@ -117,8 +117,8 @@ def _draw_panel(
     else:  # a method is as good as the optimum, or better by chance
         axes.set_yscale("symlog", linthresh=np.abs(means[means != 0]).min())
     axes.set_xlabel(TITLES[panel.x])
-    is_excess = panel.metric == "excess risk"
-    axes.set_ylabel("excess risk over the best weights" if is_excess else panel.metric)
+    is_excess = panel.metric.startswith("excess")
+    axes.set_ylabel(panel.metric + " over the best weights" * is_excess)
     axes.set_title(f"{panel.name}: {panel.title}", fontsize="small", loc="left")
     axes.grid(alpha=0.3, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)

@@ -8,7 +8,7 @@ the printed constants, whatever they give.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from dp_accounting import NoOpDpEvent
+from jax.tree_util import Partial
 
 from dpjax import parties, solvers
-from dpjax._types import Calibration, Key
+from dpjax._types import Calibration, Key, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import WithoutReplacement
 from dpjax.constraints import Box, L1Ball, halton_net
@@ -275,14 +276,12 @@ def _empirical_mean(task: Task) -> Solution:
     return Solution(params, PrivacyGuarantee.non_private(), {})
 
 
-@cache  # another schedule compiles anew
-def _falling(first: float, num_steps: int) -> optax.Schedule:
-    return optax.linear_schedule(first, 0.0, num_steps)
+def _falling(first: Scalar, num_steps: Scalar, step: jax.Array) -> jax.Array:
+    return first * (1 - step / num_steps)
 
 
-@cache
-def _inverse_root(first: float) -> optax.Schedule:
-    return lambda step: first / jnp.sqrt(step + 1)  # 1 / sqrt(t) of 001, t = 1, 2, ...
+def _inverse_root(first: Scalar, step: jax.Array) -> jax.Array:
+    return first / jnp.sqrt(step + 1)  # 1 / sqrt(t) of 001, t = 1, 2, ...
 
 
 def _falling_descent(task: Task, *, first: float = 1.0, **options: Any) -> Solution:
@@ -291,12 +290,12 @@ def _falling_descent(task: Task, *, first: float = 1.0, **options: Any) -> Solut
     Steps of one size swing around the optimum where features are many and correlated.
     """
     num_steps = task.setting.num_steps or 25
-    steps = _falling(first, num_steps)
+    steps = Partial(_falling, first, num_steps)  # another one compiles nothing
     return _descent(task, learning_rate=steps, num_steps=num_steps, **options)
 
 
 def _stochastic_descent(task: Task, *, first: float = 1.0, **options: Any) -> Solution:
-    steps = _inverse_root(first)
+    steps = Partial(_inverse_root, first)
     return _descent(task, learning_rate=steps, is_stochastic=True, **options)
 
 

@@ -138,7 +138,7 @@ class Panel:
         # Another epsilon compiles nothing; other sizes do.
         most = 3 if not is_smoke else 2 if self.x == "epsilon" else 1
         curves = self.curves
-        is_dear = self.x != "epsilon" and curves and curves[0] == "num_features"
+        is_dear = curves is not None and curves[0] == "num_features"
         most_curves = 1 if is_smoke or is_dear else 2
         limits = (
             {
