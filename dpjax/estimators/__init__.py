@@ -5,9 +5,9 @@ of coordinates d; it is biased where vectors are longer than its norm, whatever 
 epsilon are. `SmoothedTruncation`, `Truncation` and `Winsorization` bound each
 coordinate: sqrt(d) times the noise, but a bias that theory balances against it: a
 public bound on a moment sets their scale (`for_moment`), where the norm of clipping is
-a guess. Measured with the same steps and the best of four scales for each, clipping was
-ahead more often than not. `MedianOfMeans` is for moments below two, `TrimmedMean` for
-data that are well within a known range. The measured tables, data by data: "Which
+a guess. Measured with the same steps and the best of five settings for each, clipping
+was ahead more often than not. `MedianOfMeans` is for moments below two, `TrimmedMean`
+for data that are well within a known range. The measured tables, data by data: "Which
 method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
 """
 

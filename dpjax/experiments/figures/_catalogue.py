@@ -341,7 +341,7 @@ def _among_parties() -> Panel:
 
 
 def _estimators() -> list[Panel]:
-    """Estimators beside each other: the same steps, each with the best of four scales.
+    """Estimators beside each other: the same steps, the best of five settings for each.
 
     On data of the papers, with a tail in the noise or in the features; and real.
     """
