@@ -158,8 +158,10 @@ def selection_event(
         ValueError: If an argument is out of its range.
 
     Privacy:
-        Read it with an `RdpAccountant(REPLACE_ONE)`. At delta = 0 no accountant of
-        dp_accounting has an answer: `total_selection_epsilon` does.
+        Read it with an `RdpAccountant(REPLACE_ONE)`. The `PLDAccountant` of
+        dp_accounting 0.6 counts a randomised response once, however often it is
+        composed: what it says is too small. At delta = 0 no accountant of dp_accounting
+        has an answer: `total_selection_epsilon` does.
 
     Example:
         >>> selection_event(0.4, num_selections=10)

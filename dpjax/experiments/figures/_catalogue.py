@@ -67,6 +67,7 @@ def _paper_001() -> list[Panel]:
             title=f"Adult, {loss}, {how}",
             problem=f"Adult, {loss}",
             fixed=adult,
+            methods=(*by_step.methods, "not private"),
             metric="test risk",
         )
         by_dimension = dataclasses.replace(
@@ -331,7 +332,7 @@ def _among_parties() -> Panel:
         curves=("epsilon", (0.5, 2.0)),
         methods=(
             "zero",
-            "one curator",
+            "clipped DP-GD, one curator",
             "parties, aggregator trusted",
             "parties, transcript seen",
         ),

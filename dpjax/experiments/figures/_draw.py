@@ -1,6 +1,7 @@
 """Plots of finished panels: a figure is a PNG, its panels side by side."""
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -39,18 +40,27 @@ def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> bytes:
     figure = Figure(figsize=(4.6 * len(panels), 4.4), dpi=120, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     # Those of the tables: an older one may have other methods than the panel has now.
-    names = (name for table in tables for name in table["method"])
-    methods = list(dict.fromkeys(map(_shown, names)))
+    every = pl.concat([table.select("method", "curve") for table in tables])
+    methods = list(dict.fromkeys(map(_shown, every["method"])))
+    curves = filter(None, dict.fromkeys(every["curve"]))
+    lines = dict(zip(curves, _LINES, strict=False))
     for panel, table, place in zip(panels, tables, axes, strict=True):
-        _draw_panel(place, panel, table, methods)
+        _draw_panel(place, panel, table, methods, lines)
     handles = [
         Line2D([], [], color=_COLORS[i], marker=_MARKERS[i], markersize=4, label=name)
         for i, name in enumerate(methods)
     ]
+    handles += [
+        Line2D([], [], color="#666666", linestyle=line, label=curve)
+        for curve, line in lines.items()
+    ]
+    if any(panel.exponent is not None for panel in panels):
+        handles.append(Line2D([], [], color=_GRAY, linewidth=0.8, label="theory"))
+    num_rows = math.ceil(len(handles) / (2 * len(panels)))
     figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=min(len(handles), 2 * len(panels)),
+        ncols=math.ceil(len(handles) / num_rows),
         fontsize="small",
         frameon=False,
     )
@@ -65,9 +75,12 @@ def _shown(method: str) -> str:
 
 
 def _draw_panel(
-    axes: Axes, panel: Panel, table: pl.DataFrame, methods: Sequence[str]
+    axes: Axes,
+    panel: Panel,
+    table: pl.DataFrame,
+    methods: Sequence[str],
+    lines: Mapping[str, str],
 ) -> None:
-    curves = table["curve"].unique(maintain_order=True).to_list()
     for (name, curve), rows in table.group_by("method", "curve", maintain_order=True):
         i = methods.index(_shown(str(name)))
         along = (
@@ -84,7 +97,7 @@ def _draw_panel(
             x,
             along["mean"].to_numpy(),
             color=_COLORS[i],
-            linestyle=_LINES[curves.index(curve)],
+            linestyle=lines.get(str(curve), "-"),
             marker=_MARKERS[i],
             markersize=4,
             markevery=max(1, len(x) // 8),
@@ -93,13 +106,7 @@ def _draw_panel(
         if rows["repetition"].n_unique() > 1:
             low, high = along["low"].to_numpy(), along["high"].to_numpy()
             axes.fill_between(x, low, high, color=_COLORS[i], alpha=0.12, linewidth=0)
-    if panel.exponent is not None:
-        exponents = {
-            panel.curve_name(one): panel.exponent(one)
-            for one in panel.settings()
-            if panel.curve_name(one) in curves  # a smaller run has fewer
-        }
-        _draw_theory(axes, panel, table, exponents)
+    _draw_theory(axes, panel, table, lines)
     if panel.x != "num_steps":
         ticks = table[panel.x].unique().sort().to_list()
         if ticks[-1] > 10 * ticks[0]:
@@ -123,30 +130,23 @@ def _draw_panel(
     axes.grid(alpha=0.3, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize="small")
-    handles = [
-        Line2D([], [], color="#666666", linestyle=line, label=curve)
-        for line, curve in zip(_LINES, curves, strict=False)
-        if curve
-    ]
-    if panel.exponent is not None:
-        handles.append(Line2D([], [], color=_GRAY, linewidth=0.8, label="theory"))
-    if handles:
-        axes.legend(handles=handles, fontsize="x-small", frameon=False)
 
 
 def _draw_theory(
-    axes: Axes, panel: Panel, table: pl.DataFrame, exponents: Mapping[str, float]
+    axes: Axes, panel: Panel, table: pl.DataFrame, lines: Mapping[str, str]
 ) -> None:
-    """Draws the theory's slope, through the first point of the last method."""
-    rows = table.filter(pl.col("method") == table["method"][-1])
-    for i, curve in enumerate(exponents):
-        along = rows.filter(pl.col("curve") == curve).group_by(panel.x)
-        means = along.agg(pl.col("value").mean()).sort(panel.x)
+    """Draws the theory's slope, if any, through the first point of the last method."""
+    if panel.exponent is None:
+        return
+    exponents = {panel.curve_name(one): panel.exponent(one) for one in panel.settings()}
+    last = table.filter(pl.col("method") == table["method"][-1])
+    for (curve,), rows in last.group_by("curve", maintain_order=True):
+        means = rows.group_by(panel.x).agg(pl.col("value").mean()).sort(panel.x)
         x, value = means[panel.x].to_numpy(), means["value"].to_numpy()
         axes.plot(
             x,
-            value[0] * (x / x[0]) ** exponents[curve],
+            value[0] * (x / x[0]) ** exponents[str(curve)],
             color=_GRAY,
-            linestyle=_LINES[i % len(_LINES)],
+            linestyle=lines.get(str(curve), "-"),
             linewidth=0.8,
         )

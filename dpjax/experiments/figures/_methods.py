@@ -235,6 +235,19 @@ def _mean(
     )
 
 
+def _falling(first: Scalar, num_steps: Scalar, step: jax.Array) -> jax.Array:
+    return first * (1 - step / num_steps)
+
+
+# Steps from the inverse of the curvature: 1 / (4d), where d = 5 features of norm
+# one point everywhere alike.
+_AMONG_PARTIES: dict[str, Any] = {
+    "estimator": Clipping(1.0),
+    "learning_rate": partial(_falling, 20.0, _NUM_ROUNDS),
+    "num_steps": _NUM_ROUNDS,
+}
+
+
 def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
     """Parties in threads of this process; one may collude with whoever listens."""
     num_parties = task.setting.num_parties
@@ -261,9 +274,7 @@ def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
             (features, labels),
             transport=transport,
             **task.budget,
-            estimator=Clipping(1.0),
-            learning_rate=4.0,  # the inverse of the largest curvature
-            num_steps=_NUM_ROUNDS,
+            **_AMONG_PARTIES,
             max_colluding=1,
             test_only_random_bytes=random_bytes,
         )
@@ -274,10 +285,6 @@ def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
 def _empirical_mean(task: Task) -> Solution:
     params = jnp.mean(task.sample.data[0], axis=0)
     return Solution(params, PrivacyGuarantee.non_private(), {})
-
-
-def _falling(first: Scalar, num_steps: Scalar, step: jax.Array) -> jax.Array:
-    return first * (1 - step / num_steps)
 
 
 def _inverse_root(first: Scalar, step: jax.Array) -> jax.Array:
@@ -320,14 +327,7 @@ METHODS: dict[str, FigureMethod] = {
     "not private": FigureMethod(_best, is_private=False, has_steps=False),
     "DP-GD, best clipping": FigureMethod(_falling_descent, candidates=_CLIPPED),
     "empirical mean": FigureMethod(_empirical_mean, is_private=False, has_steps=False),
-    "one curator": FigureMethod(
-        partial(
-            _descent,
-            estimator=Clipping(1.0),
-            learning_rate=4.0,
-            num_steps=_NUM_ROUNDS,
-        )
-    ),
+    "clipped DP-GD, one curator": FigureMethod(partial(_descent, **_AMONG_PARTIES)),
     "parties, transcript seen": FigureMethod(partial(_among_parties, is_trusted=False)),
     "parties, aggregator trusted": FigureMethod(
         partial(_among_parties, is_trusted=True)

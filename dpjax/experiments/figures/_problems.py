@@ -132,18 +132,22 @@ METRICS = ("excess risk", "excess test risk", "risk", "test risk", "estimation e
 
 @partial(jax.jit, static_argnums=(0, 1))
 def measure(
-    metric: str, loss_fn: LossFn, params: jax.Array, best: jax.Array, sample: Sample
+    metric: str,
+    problem: ProblemKind,
+    params: jax.Array,
+    best: jax.Array,
+    sample: Sample,
 ) -> jax.Array:
     """Returns a metric of weights.
 
     Args:
-        metric: "excess risk", the mean loss less that of `best`; for linear models with
-            independent noise it is half the mean square of <x, w - w*>, which is the
-            same in expectation and exists where the noise has no variance. "risk", the
-            mean loss on the records. "test risk" and "excess test risk", those on the
-            test records.
-            "estimation error", the l2 distance from `best`.
-        loss_fn: the loss without the penalty.
+        metric: "excess risk", the mean loss, with the penalty, less that of `best`; for
+            data of a linear model it is half the mean square of <x, w - w*>, which is
+            the same in expectation, but for the penalty, and exists where the noise has
+            no variance. "risk", the mean loss on the records. "test risk" and "excess
+            test risk", those on the test records, without the penalty. "estimation
+            error", the l2 distance from `best`.
+        problem: the problem.
         params: the weights.
         best: the best weights that are known: those that made the data of a linear
             model, else the optimum without privacy.
@@ -151,9 +155,13 @@ def measure(
     """
     if metric == "estimation error":
         return jnp.linalg.norm(params - best)
-    if metric == "excess risk" and loss_fn is losses.squared:
+    is_linear_model = problem.dataset is None and problem.loss_fn is losses.squared
+    if metric == "excess risk" and is_linear_model:
         return jnp.mean((sample.data[0] @ (params - best)) ** 2) / 2
 
+    # `best` minimises the penalized loss, and others would beat it without the penalty.
+    is_penalized = metric == "excess risk"
+    loss_fn = problem.penalized if is_penalized else problem.loss_fn
     losses_of = jax.vmap(loss_fn, (None, 0))
     data = sample.test if "test" in metric else sample.data
     values = losses_of(params, data)

@@ -19,11 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 import polars as pl
 
-from dpjax._types import Key, LossFn
+from dpjax._types import Key
 from dpjax.experiments._audit import write_whole
 from dpjax.experiments.figures._methods import METHODS, Task
 from dpjax.experiments.figures._panel import Panel, Setting
-from dpjax.experiments.figures._problems import PROBLEMS, Sample, measure, optimum
+from dpjax.experiments.figures._problems import (
+    PROBLEMS,
+    ProblemKind,
+    Sample,
+    measure,
+    optimum,
+)
 from dpjax.solvers import Solution, Watch
 
 _NUM_SHOWN = 50  # iterates of a run, at most twice as many
@@ -221,16 +227,20 @@ def _best(values: list[np.ndarray]) -> np.ndarray:
 
 def _values(panel: Panel, iterates: Any, best: Any, samples: Sample) -> np.ndarray:
     """Returns the metric, shape (repetitions, steps)."""
-    loss_fn = PROBLEMS[panel.problem].loss_fn
-    values = _measured(panel.metric, loss_fn, iterates, best, samples)
+    problem = PROBLEMS[panel.problem]
+    values = _measured(panel.metric, problem, iterates, best, samples)
     return np.asarray(values, np.float64)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 @partial(jax.vmap, in_axes=(None, None, 0, 0, 0))
 def _measured(
-    metric: str, loss_fn: LossFn, iterates: jax.Array, best: jax.Array, sample: Sample
+    metric: str,
+    problem: ProblemKind,
+    iterates: jax.Array,
+    best: jax.Array,
+    sample: Sample,
 ) -> jax.Array:
     return jax.lax.map(
-        lambda params: measure(metric, loss_fn, params, best, sample), iterates
+        lambda params: measure(metric, problem, params, best, sample), iterates
     )
