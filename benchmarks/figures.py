@@ -29,10 +29,12 @@ figures run NAME --out FOLDER` wrote in `results/figures/`. Lines are means over
 repetitions, bands go from the best to the worst. All private methods of a panel get the
 same epsilon, with delta = n^-1.1 where they spend one; "tight" takes the noise that the
 guarantee needs, "paper" the printed constants, whatever they guarantee: beside them
-stands what they really give. Excess risks are over the best weights that are known: on
-data of a linear model those that made them, w*, and the risk is half the mean square of
-<x, w - w*>; else the optimum without privacy, and the risk is the mean loss, with the
-penalty if there is one. Axes that a paper does not print are ours.
+stands what they really give. Axes that a paper does not print are ours.
+
+Excess risks are mean losses less that of the best weights that are known, with the
+penalty if there is one. The best are, on data of a linear model, those that made them,
+w*, else the optimum without privacy. With the squared loss and w* it is half the mean
+square of <x, w - w*>, which needs no variance of the noise.
 
 A **quick** run has at most 10,000 records, 200 features and 3 repetitions, three points
 along an axis, and two curves, or only the largest d; a **full** run the sizes of the
