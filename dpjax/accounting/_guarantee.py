@@ -23,8 +23,9 @@ class PrivacyGuarantee:
         delta: privacy parameter in [0, 1).
         relation: which data sets count as neighbours.
         dp_event: the `dp_accounting` event of the release, in the convention of that
-            relation (see `gaussian_event` and `sampled_gaussian_event` for which
-            accountant reads it). It must be hashable: compose tuples, not lists.
+            relation (see `gaussian_event`, `sampled_gaussian_event` and
+            `selection_event` for which accountant reads it). It must be hashable:
+            compose tuples, not lists.
         description: one sentence that a person understands.
 
     Raises:

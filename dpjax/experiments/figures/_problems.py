@@ -160,8 +160,7 @@ def measure(
         return jnp.mean((sample.data[0] @ (params - best)) ** 2) / 2
 
     # `best` minimises the penalized loss, and others would beat it without the penalty.
-    is_penalized = metric == "excess risk"
-    loss_fn = problem.penalized if is_penalized else problem.loss_fn
+    loss_fn = problem.penalized if metric == "excess risk" else problem.loss_fn
     losses_of = jax.vmap(loss_fn, (None, 0))
     data = sample.test if "test" in metric else sample.data
     values = losses_of(params, data)
