@@ -22,8 +22,9 @@ from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
 # The computed norm may be too small by this relative error, so that a clipped sample
 # may be longer than the clip norm by as much: sums of squares pass at most 6 levels of
 # 256 terms (any number below 2^48 of coordinates, 2^32 where they lie on several
-# devices, since two sums follow one another) and the leaves are few; half of the error
-# of a square goes into its root; three roundings follow.
+# devices, since two sums follow one another), those of the leaves one more level for
+# each doubling of their number; half of the error of a square goes into its root; three
+# roundings follow.
 NORM_ERROR = 2.0**-13
 ROW = 256
 
@@ -111,7 +112,9 @@ def _scaled_squared_norm(leaves, dtype):
 
 
 def _squared_norm(leaves, dtype):
-    return sum((_sum_of_squares(x).astype(dtype) for x in leaves), jnp.zeros((), dtype))
+    # As a tree: one after the other, thousands of leaves err by as many roundings.
+    sums = [_sum_of_squares(x).astype(dtype) for x in leaves]
+    return jax.tree.reduce_associative(jnp.add, sums, identity=jnp.zeros((), dtype))
 
 
 def _sum_of_squares(x: jax.Array) -> jax.Array:
@@ -153,6 +156,9 @@ class Clipping(Estimator):
     Sensitivity: replacing one of n records moves the mean by at most
     2·l2_clip_norm / n in the l2 norm; float32 rounding is added to that. linf is the
     same, l1 is sqrt(d) times it.
+
+    However large the norm is, samples below it keep their precision. For a mean without
+    any bound, which has no finite sensitivity, take `Mean()`.
 
     Attributes:
         l2_clip_norm: C > 0, in units of the samples; a pytree leaf.

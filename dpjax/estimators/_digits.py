@@ -1,4 +1,4 @@
-"""Sums that are exact: floats written as a few integer digits, digit by digit."""
+"""Sums that neighbours share: floats written as integer digits, and a small rest."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,13 +12,16 @@ from dpjax._validate import require
 
 
 class Digits(NamedTuple):
-    """Writes block sums as integer digits in a float, so that they add exactly.
+    """Writes block sums as digits, so that they add without rounding that matters.
 
-    A sum x stands as x / normalize_by = (d0 + d1/base + d2/base^2) / unit. Each digit
-    is an integer so small that the digits of all blocks, on all devices, add up within
-    the float's mantissa: whatever sums are taken first, they are exact. `unit` and
-    `base` are powers of two, the same for all blocks: the only rounding of the mean is
-    the last one, to the float that is returned.
+    A sum x stands as x / normalize_by = (d0 + d1/base + d2/base^2) / unit, exactly. All
+    digits but the last are integers so small that those of all blocks, on all devices,
+    add up within the float's mantissa: whatever sums are taken first, they are exact.
+    `unit` and `base` are powers of two, the same for all blocks.
+
+    The last digit is the rest, a float of size base/2 at most. Sums of rests round, by
+    far less than a record moves: `digit_layout` sees to that. And since nothing is
+    dropped, values far below the limit keep their own precision.
     """
 
     unit: jax.Array | None  # None where influences are unbounded: then plain sums
@@ -88,13 +91,11 @@ class Digits(NamedTuple):
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _split(scaled: PyTree, base: float, num_digits: int) -> tuple[PyTree, ...]:
-    if num_digits == 1:  # a plain sum
-        return (scaled,)
     digits = []
-    for _ in range(num_digits):
+    for _ in range(num_digits - 1):
         digits.append(jax.tree.map(jnp.round, scaled))
         scaled = jax.tree.map(lambda x, d: (x - d) * base, scaled, digits[-1])
-    return tuple(digits)
+    return (*digits, scaled)
 
 
 @_split.defjvp
@@ -116,7 +117,8 @@ class DigitLayout(NamedTuple):
 def digit_layout(num_sums: int, nmant: int) -> DigitLayout:
     """Returns digits such that `num_sums` of them add exactly in `nmant` + 1 bits.
 
-    The first digit is at most 2^high_bits, the others at most base/2 in size.
+    The first digit is at most 2^high_bits, the others at most base/2 in size. Only sums
+    of the last one round, by 2^-(nmant + 11) of a block's bound at most.
     """
     bits = max(num_sums - 1, 0).bit_length()
     require(
@@ -126,6 +128,11 @@ def digit_layout(num_sums: int, nmant: int) -> DigitLayout:
         f"at most 2^{nmant - 1} blocks (the sum of more could not be exact)",
     )
     high, base = nmant - bits, nmant + 1 - bits
-    # As many digits as resolve 2^-(nmant + 11) of a block's bound: coordinates round
-    # apart from each other, and the slack counts sqrt(d) times that.
-    return DigitLayout(high, base, 1 + -(-(nmant + 11 - high) // base))
+    if bits == 0:  # one sum: nothing is added to it
+        return DigitLayout(high, base, 1)
+    # Rests of 2^bits sums are at most 2^-(b + 1) of a block's bound each, where b bits
+    # stand before them. In whatever order they are added, their sum is off by at most
+    # 2^(2 bits) 2^-(nmant + 1) (1 + 1/3) times that: b = 11 + 2 bits is enough.
+    # (Coordinates round apart from each other: the slack counts sqrt(d) times that.)
+    more = max(0, -(-(11 + 2 * bits - high) // base))
+    return DigitLayout(high, base, 2 + more)

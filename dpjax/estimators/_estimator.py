@@ -69,7 +69,9 @@ class Estimator(abc.ABC):
                 takes the influence's limit where there is one, else it counts as zero.
             is_padding_example: shape (n,), true for rows that count for nothing. They
                 do not change the divisor.
-            normalize_by: public divisor; n by default.
+            normalize_by: public divisor; n by default. Beyond 4,608 rows it may not be
+                below n / 1.125, up to where rounding is proven: a smaller number at
+                hand is refused, a smaller traced one is raised to that.
             axis_name: the mesh axes over which rows are dealt out, if the samples
                 themselves do not tell; see `dpjax.robust_grad`.
 

@@ -5,9 +5,9 @@ replaced: every later addition rounds differently. The fold prevents that in two
 
 1. At most `block_length` influences are added as plain floats. A replaced record
    changes one block only, so its rounding counts once, and a block is short.
-2. A block's sum is written as a few integer digits, and the digits are added. Sums of
-   integers are exact, so they are the same in any order, for every microbatch size,
-   and on any number of devices.
+2. A block's sum is written as a few integer digits and a small rest, and those are
+   added. Sums of integers are exact, in any order, for every microbatch size and on
+   any number of devices; what sums of rests round is far below what a record moves.
 
 Where rows are dealt out over devices, each adds up blocks of its own rows, and the sums
 of digits are added last. A block lies on one device. All devices run one program on as
@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._sharding import num_shares, psum, zeros
-from dpjax._tree import by_row
+from dpjax._tree import by_row, float_dtype
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
 from dpjax.estimators._digits import Digits
@@ -87,7 +87,7 @@ def fold_mean(
         normalize_by: the public divisor.
         microbatch_size: how many samples are processed at once; None chooses.
     """
-    check_rows_per_divisor(rows.num_rows_in_all, normalize_by)
+    normalize_by = _proven_divisor(rows.num_rows_in_all, normalize_by)
     longest = block_length(
         float(normalize_by) if is_concrete(normalize_by) else MANY_ROWS
     )
@@ -177,14 +177,32 @@ def num_coordinates(tree: PyTree) -> int:
 def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
     """Refuses divisors so small that the proven rounding slack would not hold."""
     if is_concrete(normalize_by):
-        most = 1.125 * max(float(normalize_by), FEW_ROWS)
         require(
-            num_rows <= most,
+            normalize_by >= _least_divisor(num_rows),
             "normalize_by",
             normalize_by,
-            f"at least {num_rows / 1.125:.0f} for a batch of {num_rows} rows (the "
-            "rounding slack inside sensitivity() is proven up to there)",
+            f"at least {_least_divisor(num_rows):.0f} for a batch of {num_rows} rows "
+            "(the rounding slack inside sensitivity() is proven up to there)",
         )
+
+
+def _proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:
+    """Returns the divisor, a traced one raised to where the slack is proven.
+
+    A smaller divisor cannot be refused where its value is not at hand. A larger one has
+    the smaller sensitivity, so what `sensitivity(normalize_by)` says still covers it.
+    """
+    least = _least_divisor(num_rows)
+    if is_concrete(normalize_by) or least == 0:
+        check_rows_per_divisor(num_rows, normalize_by)
+        return normalize_by
+    divisor = jnp.asarray(normalize_by)
+    return jnp.maximum(divisor.astype(float_dtype(divisor)), least)
+
+
+def _least_divisor(num_rows: int) -> float:
+    """The mean of 9/8 as many rows as the divisor stays within 9/8 of the limit."""
+    return 0.0 if num_rows <= 1.125 * FEW_ROWS else num_rows / 1.125
 
 
 class _Plan(NamedTuple):

@@ -124,10 +124,10 @@ def _change_before_rounding(limit, num_samples, num_coordinates, relation):
     is_known = _validate.is_concrete(num_samples)
     length = block_length(float(num_samples) if is_known else 1)
     block = 2 * 1.01 * (length * (length + 1) / 2 - 1) * ROUNDOFF
-    # Each neighbour's block sum is divided by n, and its last digit is rounded: digits
-    # resolve 2^-34 of the power of two above the block's bound.
-    last_digit = 2.0**-34
-    digits = 2 * length * (last_digit * math.sqrt(num_coordinates) + ROUNDOFF)
+    # Each neighbour's block sum is divided by n, and the rests that are left below the
+    # exact digits of all blocks are added as floats (`digit_layout`).
+    rests = 2.0**-34
+    digits = 2 * length * (rests * math.sqrt(num_coordinates) + ROUNDOFF)
     # 16 u: the limit as a float32, and this very formula under jit.
     return limit / num_samples * ((influences + block + digits) * (1 + 16 * ROUNDOFF))
 

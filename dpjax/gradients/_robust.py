@@ -38,7 +38,8 @@ def robust_grad(
             memory, and the mean by rounding at most. By default it is chosen from the
             number of parameters, the batch and the platform.
         normalize_by: public divisor of the mean; the batch's leading size by default.
-            Give it for batches of varying size, such as Poisson ones.
+            Give it for batches of varying size, such as Poisson ones. The rule for
+            small divisors stands at `Estimator.__call__`.
         return_values: whether the per-sample losses are wanted too.
         has_aux: whether loss_fn returns auxiliary values too.
         axis_name: the axes of a device mesh over which rows are dealt out, a name or a
