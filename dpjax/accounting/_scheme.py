@@ -1,4 +1,31 @@
-"""How batches are drawn, which event that is, and which accountant reads it."""
+"""How batches are drawn, which event that is, and which accountant reads it.
+
+Poisson batches where a record is replaced. The other records' batch S enters both runs
+with the same probabilities, so the hockey-stick divergence of the two mixtures over S
+is at most that at the worst S (joint convexity). Given S, put the origin at its sum and
+let stddev be 1: with probability q the record moves the sum by a, or by b in the other
+run, |a|, |b| <= C. With phi_m the density of N(m, I) and gamma >= 1,
+
+    H(a, b) = int ((1 - q) phi_0 + q phi_a - gamma ((1 - q) phi_0 + q phi_b))_+
+            = q int (phi_a - gamma phi_b - c phi_0)_+,  c = (1 - q)(gamma - 1)/q >= 0.
+
+H is largest at a = -b, |a| = C, which is the pair that the PLD accountant takes. Let E
+be where the integrand is positive: exp(<a, x> - |a|^2/2) > gamma exp(<b, x> - |b|^2/2)
++ c. As E maximises the integral, H changes as phi_a and phi_b do on a fixed E.
+
+1. Rotate b towards a, by the unit vector u orthogonal to b with <a, u> >= 0. Given the
+   part of x along b, E is a half-line {<x, u> > tau}, since its right side does not
+   depend on <x, u>. There dH = -q gamma |b| E[<x, u>; E] <= 0, as <x, u> is centred
+   under phi_b. So H grows as b turns away from a, until they are opposite.
+2. Then only the line through both counts: a > 0 > b, and E = {x > tau}, since its left
+   side increases in x and its right side decreases. phi_a(E) increases in a, and
+   phi_b(E) in b: H grows with |a| and |b|.
+
+For gamma < 1 swap the runs: the pair is symmetric. So it dominates every step, and its
+T-fold composition T adaptive ones (Zhu, Dong, Wang 2022, "Optimal accounting of
+differential privacy via characteristic function", Theorem 10; for a record that is
+added or removed the pair is their Theorem 11).
+"""
 
 import dataclasses
 import functools

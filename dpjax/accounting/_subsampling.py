@@ -77,8 +77,11 @@ def noise_multiplier(
         117.97
 
     Reference:
-        Full batches: Balle, Wang (2018), Theorem 8. Poisson: Doroshenko, Ghazi, Kamath,
-        Kumar, Manurangsi (2022), Connect the dots. Fixed size: Wang, Balle,
+        Full batches: Balle, Wang (2018), Theorem 8. Poisson: the worst pair of laws is
+        proved in `_scheme.py` for a record that is replaced, by Zhu, Dong, Wang (2022),
+        Theorem 11, for one that is added or removed; they are composed by Doroshenko,
+        Ghazi, Kamath, Kumar, Manurangsi (2022), Connect the dots. Fixed size: Wang,
+        Balle,
         Kasiviswanathan (2019), Subsampled Renyi differential privacy and analytical
         moments accountant, Theorem 27 (arXiv 1808.00087).
     """
