@@ -202,7 +202,7 @@ SIGNATURES = {
     accounting.total_selection_epsilon: "epsilon delta * num_selections mechanism=",
     accounting.selection_event: "epsilon * num_selections= mechanism=",
     transforms.frank_wolfe: (
-        "constraint * epsilon sensitivity limit key learning_rate= select_fn="
+        "constraint * epsilon sensitivity limit key learning_rate= mechanism="
     ),
     transforms.peel: "sparsity * rho sensitivity limit key",
     transforms.laplace_peel: "sparsity * rho sensitivity limit key",

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 
-from dpjax import accounting, mechanisms, transforms
+from dpjax import accounting, transforms
 from dpjax._types import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
@@ -287,10 +287,6 @@ def _frank_wolfe(
     name: str, mechanism: SelectionName, epsilon: float, *, num_others: int
 ) -> Case:
     estimator = Winsorization(1.0)
-    select_fns = {
-        "exponential": mechanisms.exponential,
-        "permute_and_flip": mechanisms.permute_and_flip,
-    }
     grads = [[1.0, -1.0]] * (num_others + 1)
     return _of_update(
         name,
@@ -303,7 +299,7 @@ def _frank_wolfe(
                 limit=estimator.limit,
                 key=key,
                 learning_rate=1.0,
-                select_fn=select_fns[mechanism],
+                mechanism=mechanism,
             ),
         ),
         grads,

@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
+from dpjax import _validate, mechanisms
 from dpjax._sharding import gathered
 from dpjax._types import ArrayLike, Key, Scalar, SelectionName
 from dpjax.accounting import PrivacyGuarantee, selection_event
 from dpjax.batching import Full
-from dpjax.mechanisms import exponential, permute_and_flip
 from dpjax.solvers._descent import Loop
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import FAILURE_PROB, Choices
@@ -204,9 +203,8 @@ def _choose_quantile(
     epsilon: Scalar,
 ) -> jax.Array:
     mechanism, quantile = static
-    select_fns = {"exponential": exponential, "permute_and_flip": permute_and_flip}
     scores = _scores(samples, edges, quantile)
-    index = select_fns[mechanism](
+    index = getattr(mechanisms, mechanism)(
         key, scores, epsilon=epsilon, sensitivity_range=_RANGE
     )
     return edges[index] / 2 + edges[index + 1] / 2

@@ -19,7 +19,6 @@ from dpjax.accounting import (
 from dpjax.batching import Disjoint
 from dpjax.constraints import VertexConstraint
 from dpjax.estimators import Estimator
-from dpjax.mechanisms import exponential, permute_and_flip
 from dpjax.solvers._descent import Loop, Part, descend, run
 from dpjax.transforms import FrankWolfeState, frank_wolfe
 
@@ -133,7 +132,6 @@ def _descend(
     num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
     batch_size = int(loop.batching.divisor(num_samples, loop.num_steps))
     sensitivity = estimator.sensitivity(batch_size, num_coordinates).linf
-    select_fns = {"exponential": exponential, "permute_and_flip": permute_and_flip}
     choice_key, batch_key = jax.random.split(key)
     params, state, carry = descend(
         loop,
@@ -145,7 +143,7 @@ def _descend(
             limit=cast(Scalar, estimator.limit),
             key=choice_key,
             learning_rate=method.schedule or learning_rate,
-            select_fn=select_fns[method.mechanism],
+            mechanism=method.mechanism,
         ),
         params,
         data,

@@ -1,22 +1,20 @@
 """Frank-Wolfe steps with a private choice of the vertex, as a transformation."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
+from dp_accounting import DpEvent
 
-from dpjax import _validate
+from dpjax import _validate, mechanisms
 from dpjax._tree import clip, like
-from dpjax._types import Key, Scalar
+from dpjax._types import Key, Scalar, SelectionName
+from dpjax.accounting import selection_event, total_selection_epsilon
 from dpjax.constraints import VertexConstraint
-from dpjax.mechanisms import exponential
 
 # The range itself is a few float32 operations: never choose more sharply than asked.
 _ROUNDED_UP = 1 + 2.0**-20
-
-SelectFn = Callable[..., jax.Array]
 
 
 class FrankWolfeState(NamedTuple):
@@ -30,6 +28,72 @@ class FrankWolfeState(NamedTuple):
     sensitivity_range: jax.Array
 
 
+class FrankWolfe(optax.GradientTransformation):
+    """The transformation of `frank_wolfe`, which knows what its choices cost.
+
+    `optax.chain` keeps what it does and not what it costs: ask before chaining.
+
+    Attributes:
+        epsilon: privacy parameter of one choice.
+        mechanism: by which a vertex is chosen.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.constraints import L1Ball
+        >>> for mechanism in ("exponential", "permute_and_flip"):
+        ...     step = frank_wolfe(
+        ...         L1Ball(1.0), epsilon=0.1, sensitivity=0.01, limit=1.0,
+        ...         key=jax.random.key(0), mechanism=mechanism)
+        ...     print(round(step.total_epsilon(1e-5, num_updates=50), 2))
+        1.48
+        2.84
+    """
+
+    epsilon: Scalar
+    mechanism: SelectionName
+
+    def total_epsilon(self, delta: float, *, num_updates: int) -> float:
+        """Returns epsilon at delta of that many updates on the same data.
+
+        Args:
+            delta: in [0, 1); with 0 it is num_updates times that of one choice.
+            num_updates: how many, one after another.
+
+        Raises:
+            ValueError: where an argument is out of its range, or epsilon is traced.
+        """
+        return total_selection_epsilon(
+            self._epsilon_at_hand(),
+            delta,
+            num_selections=num_updates,
+            mechanism=self.mechanism,
+        )
+
+    def dp_event(self, *, num_updates: int) -> DpEvent:
+        """Returns their `dp_accounting` event; see `accounting.selection_event`.
+
+        Args:
+            num_updates: how many, one after another.
+
+        Raises:
+            ValueError: as for `total_epsilon`.
+        """
+        return selection_event(
+            self._epsilon_at_hand(),
+            num_selections=num_updates,
+            mechanism=self.mechanism,
+        )
+
+    def _epsilon_at_hand(self) -> float:
+        _validate.require(
+            _validate.is_concrete(self.epsilon),
+            "epsilon",
+            self.epsilon,
+            "a number at hand, not a traced one, to say what choices cost",
+        )
+        return float(self.epsilon)
+
+
 def frank_wolfe(
     constraint: VertexConstraint,
     *,
@@ -38,8 +102,8 @@ def frank_wolfe(
     limit: Scalar,
     key: Key,
     learning_rate: optax.ScalarOrSchedule | None = None,
-    select_fn: SelectFn = exponential,
-) -> optax.GradientTransformation:
+    mechanism: SelectionName = "exponential",
+) -> FrankWolfe:
     """Returns a transformation that moves parameters towards a private vertex.
 
     The update is eta_t (v - w), with v chosen by its score -<v, g>. The parameters stay
@@ -56,12 +120,13 @@ def frank_wolfe(
         key: a typed key. It lives in the state; each update draws from a fresh one.
         learning_rate: eta, or a schedule of the step 0, 1, ...; by default
             2 / (t + 3), the papers' 2 / (t + 2) with steps counted from one.
-        select_fn: `mechanisms.exponential`, or `mechanisms.permute_and_flip` for
-            choices that do not add up, such as those on disjoint batches.
+        mechanism: "exponential", or "permute_and_flip" for choices that do not add up,
+            such as those on disjoint batches.
 
     Returns:
         An optax transformation; its update needs params, in the set. Its state is a
-        pytree of arrays.
+        pytree of arrays. `.total_epsilon(delta, num_updates=T)` and
+        `.dp_event(num_updates=T)` say what T updates cost.
 
     Raises:
         ValueError: where an argument is out of its range, or update gets no params.
@@ -71,8 +136,9 @@ def frank_wolfe(
         by at most diameter("l1")·sensitivity more at one vertex than at another, since
         <v - w, g - g'> <= ||v - w||_1 ||g - g'||_inf, and rounding moves each of the
         four scores by at most `constraint.score_error`·limit. T of them on the same
-        data cost `accounting.total_selection_epsilon(epsilon, delta,
-        num_selections=T)`, under the relation that the sensitivity is stated for.
+        data cost `.total_epsilon(delta, num_updates=T)` of what is returned, which is
+        more by permute-and-flip than by the exponential mechanism; on disjoint batches
+        they cost one `epsilon`. Under the relation that the sensitivity is stated for.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -103,7 +169,12 @@ def frank_wolfe(
     )
     _validate.positive(epsilon=epsilon, sensitivity=sensitivity, limit=limit)
     _validate.typed_key(key)
-    _validate.require(callable(select_fn), "select_fn", select_fn, "callable")
+    _validate.require(
+        mechanism in get_args(SelectionName),
+        "mechanism",
+        mechanism,
+        "exponential or permute_and_flip",
+    )
     if learning_rate is None:
         schedule = _papers_rate
     elif callable(learning_rate):
@@ -111,6 +182,8 @@ def frank_wolfe(
     else:
         _validate.within(0, 1, learning_rate=learning_rate)
         schedule = optax.constant_schedule(learning_rate)
+
+    select = getattr(mechanisms, mechanism)
 
     def init(params):
         num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
@@ -122,7 +195,7 @@ def frank_wolfe(
     def update(updates, state, params=None):
         _validate.optax_params(params)
         next_key, choice_key = jax.random.split(state.key)
-        index = select_fn(
+        index = select(
             choice_key,
             constraint.vertex_scores(clip(updates, limit)),
             epsilon=epsilon,
@@ -133,7 +206,10 @@ def frank_wolfe(
         moves = jax.tree.map(lambda v, w: like(rate, v) * (v - w), vertex, params)
         return moves, state._replace(key=next_key, num_steps=state.num_steps + 1)
 
-    return optax.GradientTransformation(init, update)
+    transformation = FrankWolfe(init, update)
+    transformation.epsilon = epsilon
+    transformation.mechanism = mechanism
+    return transformation
 
 
 def _papers_rate(step: jax.typing.ArrayLike) -> jax.Array:

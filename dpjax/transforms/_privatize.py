@@ -112,6 +112,11 @@ def privatize(
         rows, and every device draws the same from the same key.
 
     Pitfalls:
+        * What stands before it in a chain must not mix samples. `optax
+          .clip_by_global_norm` and `optax.clip_by_block_rms` do: they scale all rows by
+          a norm of all of them, so that one record moves every row, and the noise is
+          many times too small (30 times, in one trial). It goes first; what else is
+          done to a sample belongs in the loss or in the estimator.
         * One optimizer is for one run: `init` starts with the same key each time, and
           two runs on the same data with the same noise are not private together.
         * `optax.masked(privatize(...), mask)` is a leak: leaves that are masked out

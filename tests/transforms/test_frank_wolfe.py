@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from dp_accounting.rdp import RdpAccountant
 
+from dpjax import REPLACE_ONE, accounting
 from dpjax.constraints import Box, L1Ball, Polytope, Simplex
 from dpjax.estimators import Clipping, Winsorization
-from dpjax.mechanisms import exponential, permute_and_flip
 from dpjax.transforms import aggregate, frank_wolfe
 
 SETS = {
@@ -111,9 +112,9 @@ def test_range_of_the_computed_scores(name, num_samples):
         assert stated < 1.001 * exact
 
 
-@pytest.mark.parametrize("select_fn", [exponential, permute_and_flip])
+@pytest.mark.parametrize("mechanism", ["exponential", "permute_and_flip"])
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
-def test_two_candidates_attain_epsilon_and_never_pass_it(select_fn, epsilon):
+def test_two_candidates_attain_epsilon_and_never_pass_it(mechanism, epsilon):
     """Two vertices; one record decides which of them is ahead.
 
     The law of the choice has two points, so that the largest log ratio is attained at
@@ -124,7 +125,7 @@ def test_two_candidates_attain_epsilon_and_never_pass_it(select_fn, epsilon):
     rows = np.zeros((num_samples, 2), np.float32)
     counts = []
     # Permute-and-flip is at its worst where the scores tie, the other about a tie.
-    tie = 1.0 if select_fn is permute_and_flip else 0.0
+    tie = 1.0 if mechanism == "permute_and_flip" else 0.0
     for sign in (1.0, -1.0):
         data = rows.copy()
         data[0], data[1] = (sign, -sign), (tie, -tie)
@@ -138,7 +139,7 @@ def test_two_candidates_attain_epsilon_and_never_pass_it(select_fn, epsilon):
                 limit=1.0,
                 key=key,
                 learning_rate=1.0,
-                select_fn=select_fn,
+                mechanism=mechanism,
             )
             params = jnp.zeros(2)
             return one.update(mean, one.init(params), params)[0][0] > 0.5
@@ -149,7 +150,31 @@ def test_two_candidates_attain_epsilon_and_never_pass_it(select_fn, epsilon):
     log_ratio = np.abs(np.log(p / q)).max()
     deviation = math.sqrt((1 / np.concatenate([p, q])).max() * 2 / num_draws)
     assert log_ratio <= epsilon + 5 * deviation
-    assert log_ratio >= (0.97 if select_fn is permute_and_flip else 0.45) * epsilon
+    assert log_ratio >= (0.97 if mechanism == "permute_and_flip" else 0.45) * epsilon
+
+
+@pytest.mark.parametrize("mechanism", ["exponential", "permute_and_flip"])
+def test_the_price_is_that_of_the_mechanism(mechanism):
+    # Fifty answers of randomised response are what permute-and-flip can be: 2.709 by
+    # their exact delta, where the exponential mechanism's price would be 1.478.
+    step = transform(epsilon=0.1, mechanism=mechanism)
+    total = step.total_epsilon(1e-5, num_updates=50)
+    assert total == accounting.total_selection_epsilon(
+        0.1, 1e-5, num_selections=50, mechanism=mechanism
+    )
+    accountant = RdpAccountant(neighboring_relation=REPLACE_ONE)
+    accountant.compose(step.dp_event(num_updates=50))
+    assert total <= accountant.get_epsilon(1e-5)
+    assert (total > 2.709) == (mechanism == "permute_and_flip")
+
+
+def test_a_traced_epsilon_has_no_price():
+    with pytest.raises(ValueError, match="epsilon must be a number at hand"):
+        jax.jit(
+            lambda epsilon: transform(epsilon=epsilon).total_epsilon(
+                1e-5, num_updates=2
+            )
+        )(1.0)
 
 
 def test_updates_beyond_the_limit_are_clipped():
@@ -171,7 +196,7 @@ def test_updates_beyond_the_limit_are_clipped():
         ({"limit": math.inf}, "limit must be positive"),
         ({"key": 3}, "key must be a single typed JAX key"),
         ({"learning_rate": 1.5}, "learning_rate must be between 0 and 1"),
-        ({"select_fn": "exponential"}, "select_fn must be callable"),
+        ({"mechanism": "laplace"}, "mechanism must be exponential or permute_and_flip"),
     ],
 )
 def test_bad_arguments_are_named(changes, message):
