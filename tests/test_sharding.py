@@ -19,11 +19,22 @@ CHECKS = Path(__file__).parent / "sharding"
 ROWS = jnp.arange(6.0).reshape(3, 2)
 
 
-@pytest.mark.parametrize("name", ["eight_devices.py", "solvers_on_devices.py"])
+@pytest.mark.parametrize(
+    "name",
+    ["eight_devices.py", "solvers_on_devices.py", "../estimators/test_neighbours.py"],
+)
 def test_on_eight_devices(name):
     flags = "--xla_force_host_platform_device_count=8"
     flags += " --xla_llvm_disable_expensive_passes=true"  # compiling takes the time
-    options = ["-q", "-n", "0", "-p", "no:cacheprovider"]
+    options = [
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow and not audit",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(CHECKS / name)],
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},

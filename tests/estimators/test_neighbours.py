@@ -71,7 +71,8 @@ class Drawn:
         mask[position] = False
         other_rows, other_mask = rows.copy(), mask.copy()
         if self.relation is REPLACE_ONE:
-            other_rows[position] *= self.replacement
+            with np.errstate(invalid="ignore"):
+                other_rows[position] *= self.replacement
         else:
             other_mask[position] = True
         splits = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
