@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._tree import flatten
+from dpjax._tree import flatten, like
 from dpjax._types import PyTree, Scalar
 
 Norm = Literal["l1", "l2"]
@@ -18,6 +18,18 @@ Norm = Literal["l1", "l2"]
 SMALLEST, LARGEST = 1e-20, 1e30
 
 ROUNDOFF = 2.0**-24  # unit roundoff of float32
+
+
+def kept_finite(gradient: jax.Array, largest_norm: Scalar) -> jax.Array:
+    """Returns a gradient clipped so that no score <v, g>, ||v||_1 <= norm, overflows.
+
+    A score that overflowed to -inf would be out for one data set and in for its
+    neighbour. Clipping brings no two gradients farther apart, in any coordinate: what
+    the scores of neighbours differ by is still bounded by their linf distance. Up to
+    a quarter of the largest float, differences of scores do not overflow either.
+    """
+    limit = jnp.finfo(gradient.dtype).max / 4 / like(largest_norm, gradient)
+    return jnp.clip(gradient, -limit, limit)
 
 
 class Constraint(abc.ABC):
@@ -139,6 +151,9 @@ class VertexConstraint(Constraint):
     @abc.abstractmethod
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
         """Returns the score -<v, gradient> of every vertex v; higher is better.
+
+        Entries of the gradient so large that a score could pass a quarter of the
+        largest float are clipped first.
 
         Args:
             gradient: pytree shaped as the parameters, all finite.

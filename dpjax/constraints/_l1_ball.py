@@ -15,6 +15,7 @@ from dpjax.constraints._constraint import (
     Norm,
     VertexConstraint,
     check_diameter,
+    kept_finite,
     project_simplex,
 )
 
@@ -86,7 +87,7 @@ class L1Ball(VertexConstraint):
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
         """See `VertexConstraint.vertex_scores`: -radius g, then radius g."""
         vector, _ = flatten(gradient, "gradient")
-        scores = like(self.radius, vector) * vector
+        scores = like(self.radius, vector) * kept_finite(vector, self.radius)
         return jnp.concatenate([-scores, scores])
 
     def _vertex(self, index, vector):

@@ -17,6 +17,7 @@ from dpjax.constraints._constraint import (
     VertexConstraint,
     check_coordinates,
     check_diameter,
+    kept_finite,
 )
 
 
@@ -87,9 +88,10 @@ class Polytope(VertexConstraint):
         dtype = jnp.asarray(self.vertices).dtype
         dtype = dtype if dtype == jnp.float64 else jnp.float32
         vertices = jnp.asarray(self.vertices).astype(dtype)
-        # In units in which no square overflows; the result does not depend on them.
+        # In units in which no square overflows: a power of two, since a rounded quotient
+        # of vertices far from zero would lose their distance.
         largest = jax.lax.stop_gradient(jnp.max(jnp.abs(vertices)))
-        unit = jnp.where(largest > 0, largest, 1)
+        unit = jnp.ldexp(jnp.ones_like(largest), jnp.frexp(largest)[1])
         vertices = vertices / unit
 
         def farthest(vertex: jax.Array) -> jax.Array:
@@ -126,6 +128,7 @@ class Polytope(VertexConstraint):
         vector, _ = flatten(gradient, "gradient")
         check_coordinates(vector.size, self.vertices.shape[1])
         vertices = jnp.asarray(self.vertices).astype(vector.dtype)
+        vector = kept_finite(vector, jnp.max(jnp.sum(jnp.abs(vertices), axis=1)))
         # Accelerators otherwise multiply in half precision, far from the true scores.
         return -jnp.matmul(vertices, vector, precision=jax.lax.Precision.HIGHEST)
 

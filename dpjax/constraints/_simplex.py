@@ -16,6 +16,7 @@ from dpjax.constraints._constraint import (
     Norm,
     VertexConstraint,
     check_diameter,
+    kept_finite,
     project_simplex,
 )
 
@@ -86,7 +87,7 @@ class Simplex(VertexConstraint):
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
         """See `VertexConstraint.vertex_scores`: -radius g."""
         vector, _ = flatten(gradient, "gradient")
-        return -like(self.radius, vector) * vector
+        return -like(self.radius, vector) * kept_finite(vector, self.radius)
 
     def _vertex(self, index, vector):
         return jnp.zeros_like(vector).at[index].set(like(self.radius, vector))

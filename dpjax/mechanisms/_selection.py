@@ -48,8 +48,8 @@ def exponential(
             taken in float32. Or, with num_chunks, a function of the chunk's index (an
             int32 scalar, traced) that returns the scores of that chunk, all of one
             shape (chunk_size,). -inf marks a candidate that is out for every data set,
-            such as padding; NaN counts as the lowest and +inf as the highest finite
-            score.
+            such as padding. Scores count up to a quarter of the largest float, so that
+            their differences are finite; NaN counts as the lowest, +inf as the highest.
         epsilon: privacy parameter of this choice; positive, may be traced.
         sensitivity_range: the supremum over neighbours of max_v du(v) - min_v du(v),
             with du the change of the scores: at most twice their linf sensitivity, and
@@ -223,10 +223,13 @@ def _scan(
     finite = jnp.finfo(dtype)
     # Both may have been rounded to float32 a few times, by 2^-24 each: never choose
     # more sharply than was asked. Within normal numbers no product is 0 times inf.
+    # Numbers below the smallest normal one count as zero: gaps, and in linear scores
+    # each of up to 2^24 products, for both neighbours.
     epsilon = jnp.asarray(epsilon).astype(dtype)
     epsilon = jnp.clip(epsilon, finite.tiny, finite.max)
     sensitivity_range = jnp.asarray(sensitivity_range).astype(dtype) * (1 + 2.0**-21)
-    sensitivity_range = jnp.maximum(sensitivity_range, finite.tiny)
+    sensitivity_range = sensitivity_range + 2.0**26 * finite.tiny
+    largest = finite.max / 4
 
     def scaled(gap: jax.Array) -> jax.Array:
         return jnp.where(jnp.isinf(gap), gap, gap / sensitivity_range * epsilon)
@@ -239,11 +242,11 @@ def _scan(
         words, i = chunk
         chunk_key = jax.random.wrap_key_data(words, impl=impl)
         scores = jnp.asarray(score_fn(i)).astype(dtype)
-        scores = jnp.nan_to_num(
-            scores, nan=finite.min, posinf=finite.max, neginf=-jnp.inf
-        )
+        scores = jnp.where(jnp.isnan(scores), -largest, scores)
+        is_out = scores == -jnp.inf
+        scores = jnp.where(is_out, scores, jnp.clip(scores, -largest, largest))
         noise = sampler(chunk_key, scores.shape, dtype)
-        top = jnp.maximum(scores.max(), finite.min)
+        top = jnp.maximum(scores.max(), -largest)
         j = jnp.argmax(scaled(scores - top) + noise).astype(jnp.int32)
         index = (offset + i) * scores.shape[0] + j
         return better(best, _Best(scores[j], noise[j], index))

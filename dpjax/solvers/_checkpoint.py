@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import platform
+import re
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -20,9 +22,10 @@ class Checkpoint(NamedTuple):
 
     A run that finds a state of its own in the folder goes on from there; the same call
     after a kill gives the same released parameters, bit for bit on the same machine,
-    and draws its noise once. A state is written whole before the one before it is
-    removed. The state of a finished run stays until its folder is removed, and the same
-    call returns the same release from it.
+    and draws its noise once. The folder belongs to its run from before the first step
+    on, and to one process at a time. A state is written whole before the one before it
+    is removed. The state of a finished run stays until its folder is removed, and the
+    same call returns the same release from it.
 
     Several processes of `jax.distributed` save together, into one folder that all of
     them see. A run is taken up again with as many of them, and of devices, as it had.
@@ -37,10 +40,11 @@ class Checkpoint(NamedTuple):
 
     Raises:
         ValueError: by a solver, if the folder belongs to another run: one with another
-            program (loss, steps, batching), compiler, device, number of devices or
-            processes, data, key or number. With the same key on other data, the
-            difference of two releases would show the data without noise. Or if
-            processes see different folders.
+            program (loss, steps, batching), compiler (XLA_FLAGS included), device or
+            processor, number of devices or processes, data, key or number. With the
+            same key on other data, or rounded otherwise, the difference of two releases
+            would show the data without noise. Or if another process has the folder
+            open, or processes see different folders.
         ImportError: by a solver, without `pip install "dpjax[checkpoints]"` (orbax).
 
     Example:
@@ -85,6 +89,11 @@ class Store:
 
     def __init__(self, manager: Any, run: Mapping[str, str]) -> None:
         self._manager, self._run = manager, run
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been saved yet."""
+        return self._manager.latest_step() is None
 
     def latest(self, like: PyTree) -> tuple[int, PyTree]:
         """Returns the last step that is saved and its state; (0, like) without one."""
@@ -165,16 +174,49 @@ def opened(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     _check_shared(folder, devices)
+    with _locked(folder, devices), _manager(folder) as manager:
+        store = Store(manager, run)
+        store.check(devices)
+        yield store
+
+
+def _manager(folder: Path) -> Any:
+    import orbax.checkpoint as ocp
+
     options = ocp.CheckpointManagerOptions(
         max_to_keep=1,
         cleanup_tmp_directories=True,  # of a process that was killed while it saved
         enable_async_checkpointing=False,
         create=False,
     )
-    with ocp.CheckpointManager(folder, options=options) as manager:
-        store = Store(manager, run)
-        store.check(devices)
-        yield store
+    return ocp.CheckpointManager(folder, options=options)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, devices: _processes.Devices) -> Iterator[None]:
+    """Keeps other processes out, until this one leaves or ends.
+
+    Two runs that both find an empty folder would both draw from the same key.
+    """
+    import fcntl  # which Windows lacks: the rest of the package works there
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        is_free = True
+        if _processes.is_first(devices):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                is_free = False
+        _validate.require(
+            bool(_processes.rows_of_all(np.array([is_free]), devices).all()),
+            "checkpoint",
+            str(folder),
+            "a folder that no other process has open",
+        )
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _check_shared(folder: Path, devices: _processes.Devices) -> None:
@@ -222,12 +264,30 @@ def identity(
             (
                 jax.__version__,
                 metadata.version("jaxlib"),
-                jax.devices()[0].device_kind,
+                os.environ.get("XLA_FLAGS", ""),
+                *sorted({_kind(device) for device in lie_on}),
             )
         ),
         # With another number the same sums would be rounded otherwise.
         "number of processes or devices": str([of.count(i) for i in sorted(set(of))]),
     }
+
+
+def _kind(device: Any) -> str:
+    """Returns what kind of device this is; of a CPU, with what it can do.
+
+    The compiler takes the widest instructions that it finds, and each width adds up in
+    another order.
+    """
+    if device.platform != "cpu":
+        return device.device_kind
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    found = re.findall(r"(?mi)^(?:model name|flags|features)\s*:.*$", text)
+    words = sorted(set(found)) or [platform.processor()]
+    return " ".join([device.device_kind, platform.machine(), *words])
 
 
 def is_key(leaf: Any) -> bool:
