@@ -88,8 +88,8 @@ class Polytope(VertexConstraint):
         dtype = jnp.asarray(self.vertices).dtype
         dtype = dtype if dtype == jnp.float64 else jnp.float32
         vertices = jnp.asarray(self.vertices).astype(dtype)
-        # In units in which no square overflows: a power of two, since a rounded quotient
-        # of vertices far from zero would lose their distance.
+        # In units in which no square overflows: a power of two, since the rounded
+        # quotients of vertices far from zero would lose their distance.
         largest = jax.lax.stop_gradient(jnp.max(jnp.abs(vertices)))
         unit = jnp.ldexp(jnp.ones_like(largest), jnp.frexp(largest)[1])
         vertices = vertices / unit

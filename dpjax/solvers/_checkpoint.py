@@ -158,7 +158,7 @@ def opened(
         devices: those of several processes, or ().
     """
     try:
-        import orbax.checkpoint as ocp
+        import orbax.checkpoint  # noqa: F401
     except ImportError as why:
         raise ImportError(
             'checkpoints need orbax: pip install "dpjax[checkpoints]"'

@@ -1,0 +1,259 @@
+"""Attacks on the range that private choices of vertices rest on.
+
+Gradients of neighbours are made as far apart as the linf sensitivity allows, along the
+difference of two vertices, and at the ends of float32. The scores are taken as they are
+computed, their differences in float64.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import solvers, transforms
+from dpjax.constraints import L1Ball, Polytope, Simplex
+from dpjax.mechanisms import exponential, permute_and_flip
+
+TINY = float(np.finfo(np.float32).tiny)
+FLOOR = 2.0**26 * TINY  # what a mechanism adds to the range
+
+scores_of = jax.jit(lambda constraint, gradient: constraint.vertex_scores(gradient))
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def range_of(constraint, sensitivity, limit, num_coordinates):
+    transform = transforms.frank_wolfe(
+        constraint,
+        epsilon=1.0,
+        sensitivity=sensitivity,
+        limit=limit,
+        key=jax.random.key(0),
+    )
+    return transform.init(jnp.zeros(num_coordinates)).sensitivity_range
+
+
+def ratio(constraint, gradient, other, limit):
+    """The measured over the stated range of what the scores differ by."""
+    g, h = (
+        np.clip(np.asarray(x), -limit, limit).astype(np.float32)
+        for x in (gradient, other)
+    )
+    sensitivity = np.abs(g.astype(float) - h).max()
+    first, second = (np.asarray(scores_of(constraint, x), float) for x in (g, h))
+    assert np.isfinite(first).all()
+    assert np.isfinite(second).all()
+    moves = second - first
+    stated = float(range_of(constraint, sensitivity, limit, g.size))
+    return (moves.max() - moves.min()) / (stated + FLOOR)
+
+
+def random_vertices(rng, num_vertices, d):
+    kind = rng.integers(5)
+    if kind == 0:  # all far from zero, and nearly one point
+        base = rng.normal(size=d) * 10.0 ** rng.uniform(-20, 25)
+        return base * (1 + rng.integers(-3, 4, (num_vertices, d)) * 2.0**-23)
+    if kind == 1:
+        return rng.standard_cauchy((num_vertices, d)) * 10.0 ** rng.uniform(-25, 20)
+    if kind == 2:  # added up one after another, all but the first would be lost
+        vertices = np.full((num_vertices, d), 2.0**-25)
+        vertices[:, 0] = 1
+        return vertices * np.where(np.arange(num_vertices)[:, None] > 0, -1, 1)
+    if kind == 3:
+        return rng.normal(size=(num_vertices, d)) * (
+            rng.random((num_vertices, d)) < 0.1
+        )
+    return rng.normal(size=(num_vertices, d))
+
+
+def random_constraint(rng, d):
+    kind = rng.integers(6)
+    if kind == 0:
+        return L1Ball(10.0 ** rng.uniform(-20, 30))
+    if kind == 1:
+        return Simplex(10.0 ** rng.uniform(-20, 30))
+    vertices = random_vertices(rng, int(rng.choice([2, 3, 8])), d)
+    return Polytope(jnp.asarray(np.clip(vertices, -9e29, 9e29), jnp.float32))
+
+
+def extreme_pair(constraint, rng, d):
+    """Neighbours' gradients, as far apart as is allowed along two vertices."""
+    limit = 10.0 ** rng.uniform(-18, 30)
+    move = 2 * limit / float(rng.choice([1, 2, 1e3, 1e6, 1e9]))
+    size = limit
+    if rng.random() < 0.5:  # where scores are about to overflow, or to underflow
+        corner = float(rng.choice([2.0**128, TINY]))
+        largest = float(jnp.max(jnp.abs(constraint.vertex(0, jnp.zeros(d)))))
+        size = min(limit, corner / max(largest, 1e-30))
+    gradient = size * rng.choice([rng.uniform(-1, 1, d), np.sign(rng.normal(size=d))])
+    first, second = (
+        np.asarray(constraint.vertex(i % constraint.num_vertices(d), jnp.zeros(d)))
+        for i in (0, 1)
+    )
+    along = np.sign(first.astype(float) - second)
+    other = np.clip(gradient + move * along, -limit, limit)
+    return np.clip(other - move * along, -limit, limit), other, limit
+
+
+def worst_of_search(seed, num_cases, dimensions):
+    rng = np.random.default_rng(seed)
+    worst = 0.0
+    for _ in range(num_cases):
+        d = int(rng.choice(dimensions))
+        constraint = random_constraint(rng, d)
+        worst = max(worst, ratio(constraint, *extreme_pair(constraint, rng, d)))
+    return worst
+
+
+def test_no_search_finds_a_wider_range():
+    assert 0.9 < worst_of_search(0, 60, [1, 2, 17]) <= 1
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_no_long_search_finds_a_wider_range(seed):
+    assert 0.99 < worst_of_search(seed, 3000, [1, 2, 3, 17, 1000]) <= 1
+
+
+@pytest.mark.parametrize(
+    "d", [10_000, pytest.param(1_000_000, marks=pytest.mark.audit)]
+)
+def test_many_coordinates(d):
+    rng = np.random.default_rng(3)
+    for vertices in (
+        rng.uniform(0, 1, (3, d)),
+        np.where(np.arange(d) > 0, 2.0**-25, 1)[None] * np.array([[1], [-1], [0]]),
+    ):
+        polytope = Polytope(jnp.asarray(vertices, jnp.float32))
+        exact = np.asarray(polytope.vertices, float)
+        gaps = np.abs(exact[:, None] - exact[None]).sum(axis=-1)
+        assert float(polytope.diameter("l1", d)) == pytest.approx(gaps.max(), rel=1e-6)
+        assert ratio(polytope, *extreme_pair(polytope, rng, d)) <= 1
+    for ball in (L1Ball(3.0), Simplex(1e-20)):
+        assert ratio(ball, *extreme_pair(ball, rng, d)) <= 1
+
+
+@pytest.mark.parametrize("scale", [1e-30, 3.3, 1.1e7, 7e29])
+@pytest.mark.parametrize("d", [1, 2, 17])
+def test_the_diameter_of_a_polytope_far_from_zero(scale, d):
+    # Rows next to each other in float32: quotients of them may be one number.
+    rng = np.random.default_rng(0)
+    first = (scale * rng.uniform(0.5, 1, d)).astype(np.float32)
+    vertices = np.stack([first, np.nextafter(first, np.float32(np.inf))])
+    polytope = Polytope(jnp.asarray(vertices))
+    gap = vertices[1].astype(float) - vertices[0]
+    assert float(polytope.diameter("l1", d)) == pytest.approx(gap.sum(), rel=1e-6)
+    exact = math.sqrt((gap**2).sum())
+    assert float(polytope.diameter("l2", d)) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "gradient", "other"),
+    [
+        (Simplex(1e30), [3.41e8, 3.38e8, 0.0], [3.39e8, 3.38e8, 0.0]),
+        (L1Ball(1e20), [3.41e18, 3e18], [3.39e18, 3e18]),
+        (L1Ball(1e20), [1.71e18, 0.0], [1.69e18, 0.0]),  # differences overflow
+        (Polytope(jnp.array([[9e29, -9e29], [-9e29, 9e29]])), [1e9, 1e9], [1e8, 1e8]),
+        (Polytope(jnp.array([[9e29] * 3, [8e29] * 3])), [2e8] * 3, [1.9e8] * 3),
+    ],
+)
+def test_scores_that_would_overflow_are_in_for_both_neighbours(
+    constraint, gradient, other
+):
+    d = len(gradient)
+    moves = []
+    for g in (gradient, other):
+        scores = np.asarray(scores_of(constraint, jnp.array(g)), float)
+        assert np.isfinite(scores).all()
+        assert scores.max() - scores.min() <= np.finfo(np.float32).max
+        moves.append(scores)
+    sensitivity = np.abs(np.subtract(gradient, other)).max()
+    moves = moves[1] - moves[0]
+    stated = float(range_of(constraint, sensitivity, 1e10, d))
+    assert moves.max() - moves.min() <= stated
+
+
+@pytest.mark.parametrize("mechanism", [exponential, permute_and_flip])
+@pytest.mark.parametrize(
+    ("scores", "other", "sensitivity_range"),
+    [
+        # Finite scores whose difference overflows, and one that does not.
+        ([1.71e38, -1.71e38], [1.69e38, -1.69e38], 3.0e38),
+        # Products below the smallest normal number count as zero.
+        ([0.0, 0.0], [1.18e-38, -1.18e-38], 4e-40),
+    ],
+)
+def test_choices_at_the_ends_of_float32(mechanism, scores, other, sensitivity_range):
+    # An epsilon of 1 lets no probability change by more than a factor of e; five
+    # standard errors of 20,000 draws.
+    num_draws = 20_000
+
+    def share(scores):
+        def choose(key):
+            return mechanism(
+                key,
+                jnp.array(scores),
+                epsilon=1.0,
+                sensitivity_range=sensitivity_range,
+            )
+
+        keys = jax.random.split(jax.random.key(2), num_draws)
+        return float((jax.vmap(choose)(keys) == 1).mean())
+
+    first, second = share(scores), share(other)
+    error = 5 * math.sqrt(0.25 / num_draws)
+    assert first > 0.05
+    assert first <= math.e * second + 2 * error
+    assert second <= math.e * first + 2 * error
+
+
+@pytest.mark.parametrize(
+    ("radius", "threshold", "n", "level"),
+    [
+        (1e20, 1e10, 200, 0.017),  # scores differ by more or less than 2^128
+        (1e-20, 1e-8, 100_000, 0.011755),  # products above or below 2^-126
+        (1e30, 1e12, 200, 0.5),  # all scores overflow, and the range does
+    ],
+)
+def test_lasso_at_the_ends_of_its_settings(radius, threshold, n, level):
+    # One record moves the scores, radius K^2 (level +- 1/n), across the end.
+    num_runs = 400
+
+    def share_of_worse_vertex(first_target):
+        features = jnp.full((n, 1), threshold)
+        targets = jnp.full(n, level * threshold).at[0].set(first_target)
+
+        def choose(key):
+            return solvers.dp_lasso(
+                features,
+                targets,
+                key=key,
+                epsilon=1.0,
+                delta=0.0,
+                radius=radius,
+                threshold=threshold,
+                num_steps=1,
+            ).params[0]
+
+        keys = jax.random.split(jax.random.key(4), num_runs)
+        return float((jax.vmap(choose)(keys) < 0).mean())
+
+    shares = share_of_worse_vertex(threshold), share_of_worse_vertex(-threshold)
+    error = 5 * math.sqrt(0.25 / num_runs)
+    assert min(shares) > 0.01
+    for one, other in (shares, shares[::-1]):
+        assert one <= math.e * other + error
+
+
+def test_a_thousand_leaves_have_the_scores_of_one_vector():
+    rng = np.random.default_rng(1)
+    leaves = {f"{i:04}": rng.normal(size=i % 5 + 1) for i in range(1000)}
+    leaves = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), leaves)
+    vector = jnp.concatenate(jax.tree.leaves(leaves))
+    rows = jnp.asarray(rng.normal(size=(3, vector.size)), jnp.float32)
+    for constraint in (L1Ball(2.0), Simplex(2.0), Polytope(rows)):
+        np.testing.assert_array_equal(
+            scores_of(constraint, leaves), scores_of(constraint, vector)
+        )
