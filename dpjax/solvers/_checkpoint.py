@@ -90,17 +90,20 @@ class Store:
     def __init__(self, manager: Any, run: Mapping[str, str]) -> None:
         self._manager, self._run = manager, run
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has been saved yet."""
-        return self._manager.latest_step() is None
+    def claim(self) -> None:
+        """Writes whose folder this is, before the first step uses its keys."""
+        import orbax.checkpoint as ocp
+
+        if self._manager.latest_step() is None:
+            run = ocp.args.JsonSave(dict(self._run))
+            self._manager.save(0, args=ocp.args.Composite(run=run))
 
     def latest(self, like: PyTree) -> tuple[int, PyTree]:
-        """Returns the last step that is saved and its state; (0, like) without one."""
+        """Returns the last step that is saved and its state; (0, like) before it."""
         import orbax.checkpoint as ocp
 
         step = self._manager.latest_step()
-        if step is None:
+        if not step:
             return 0, like
         template = jax.tree.map(_without_key, like)
         saved = self._manager.restore(

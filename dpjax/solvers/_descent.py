@@ -214,8 +214,7 @@ def run(
     program = descent.lower(method, part=Part(0, 0, carry), **arguments)
     run_identity = identity(program.as_text(), arguments, devices)
     with opened(checkpoint, run_identity, devices) as store:
-        if store.is_empty:  # nobody else may start with these keys
-            store.save(0, carry)
+        store.claim()  # nobody else may start with these keys
         step, carry = store.latest(carry)
         while True:
             cuts = [step - step % every + every for every in intervals]
