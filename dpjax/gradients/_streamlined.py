@@ -24,7 +24,8 @@ def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
       it; else it is stored along the wrong axis, and copied.
 
     The values are the same, to the rounding of a convolution. What stands inside a
-    loop, a branch or a `jax.checkpoint` of the function's own stays as it is.
+    loop, a branch or a `jax.checkpoint` of the function's own stays as it is, and so
+    does what states its sharding.
     """
 
     def rewritten(*args: PyTree) -> PyTree:
@@ -44,35 +45,71 @@ def _evaluate(jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> 
         return atom.val if isinstance(atom, core.Literal) else values[atom]
 
     for equation in jaxpr.eqns:
-        kind, variables = equation.primitive, equation.invars
+        variables = equation.invars
         inputs = [read(variable) for variable in variables]
-        out = equation.outvars[0] if equation.outvars else None
-        if kind is lax.conv_general_dilated_p:
-            results = [_convolution(*inputs, **equation.params)]
-        elif kind is lax.dot_general_p and _is_outer_product(inputs, equation.params):
-            dtype = equation.params["preferred_element_type"]
-            dtype = jnp.result_type(*inputs) if dtype is None else dtype
-            factors[out] = [jnp.asarray(x).astype(dtype) for x in inputs]
-            results = [jnp.outer(*factors[out])]
-        elif kind is lax.transpose_p and variables[0] in factors:
-            results = [jnp.outer(*reversed(factors[variables[0]]))]
-        elif kind.name == "jit":
-            inner = equation.params["jaxpr"]
-            results = _evaluate(inner.jaxpr, inner.consts, inputs)
-        else:
-            used = list(dict.fromkeys(x for x in variables if isinstance(x, core.Var)))
-            alone = jaxpr.replace(
-                constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]
-            )
-            run = core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))
-            results = run(*(values[x] for x in used))
+        with equation.ctx.manager:  # where and how it is to be computed
+            if _is_convolution_of_other_order(equation):
+                results = [_convolution(*inputs, **equation.params)]
+            elif _is_outer_product(equation):
+                factors[equation.outvars[0]] = inputs
+                results = [jnp.outer(*inputs)]
+            elif _is_matrix_transpose(equation) and variables[0] in factors:
+                results = [jnp.outer(*reversed(factors[variables[0]]))]
+            elif _is_plain_jit(equation):
+                inner = equation.params["jaxpr"]
+                results = _evaluate(inner.jaxpr, inner.consts, inputs)
+            else:
+                used = list(
+                    dict.fromkeys(x for x in variables if isinstance(x, core.Var))
+                )
+                alone = jaxpr.replace(
+                    constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]
+                )
+                run = core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))
+                results = run(*(values[x] for x in used))
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _is_outer_product(inputs, params) -> bool:
-    contracted, _ = params["dimension_numbers"][0]
-    return len(contracted) == 0 and all(jnp.ndim(x) == 1 for x in inputs)
+def _is_outer_product(equation: core.JaxprEqn) -> bool:
+    """Whether it multiplies each entry of a vector by each of another."""
+    if equation.primitive is not lax.dot_general_p:
+        return False
+    avals: list[Any] = [x.aval for x in (*equation.invars, *equation.outvars)]
+    is_placed = equation.params["out_sharding"] is not None
+    ndims, dtypes = [x.ndim for x in avals], {x.dtype for x in avals}
+    return ndims == [1, 1, 2] and len(dtypes) == 1 and not is_placed
+
+
+def _is_matrix_transpose(equation: core.JaxprEqn) -> bool:
+    return (
+        equation.primitive is lax.transpose_p
+        and isinstance(equation.invars[0], core.Var)  # a literal has no hash
+        and equation.params["permutation"] == (1, 0)
+    )
+
+
+def _is_plain_jit(equation: core.JaxprEqn) -> bool:
+    """Whether it only names a part of the program, and places nothing."""
+    if equation.primitive is not core.primitives.jit_p:
+        return False
+    places = equation.params["in_shardings"] + equation.params["out_shardings"]
+    return not any(isinstance(x, jax.sharding.Sharding) for x in places)
+
+
+def _is_convolution_of_other_order(equation: core.JaxprEqn) -> bool:
+    if equation.primitive is not lax.conv_general_dilated_p:
+        return False
+    numbers = equation.params["dimension_numbers"]
+    is_placed = equation.params["out_sharding"] is not None
+    return numbers != _order(len(numbers.lhs_spec)) and not is_placed
+
+
+def _order(ndim: int) -> lax.ConvDimensionNumbers:
+    """That of NHWC and HWIO, for any number of spatial axes."""
+    image = (0, ndim - 1, *range(1, ndim - 1))  # of N, C, H, W, ...
+    kernel = (ndim - 1, ndim - 2, *range(ndim - 2))  # of O, I, H, W, ...
+    return lax.ConvDimensionNumbers(image, kernel, image)
 
 
 def _convolution(lhs, rhs, *, dimension_numbers, **params):
@@ -85,16 +122,14 @@ def _convolution(lhs, rhs, *, dimension_numbers, **params):
 
     def in_order(lhs, rhs):
         (batch, feature, *space), (out, into, *window), result = dimension_numbers
-        ndim = lhs.ndim
-        places = (0, ndim - 1, *range(1, ndim - 1))  # of N, C, H, W, ...
-        kernel = (ndim - 1, ndim - 2, *range(ndim - 2))  # of O, I, H, W, ...
+        order = _order(lhs.ndim)
         value = lax.conv_general_dilated_p.bind(
             lhs.transpose(batch, *space, feature),
             rhs.transpose(*window, into, out),
-            dimension_numbers=lax.ConvDimensionNumbers(places, kernel, places),
+            dimension_numbers=order,
             **params,
         )
-        place = dict(zip(result, places, strict=True))
-        return value.transpose([place[axis] for axis in range(ndim)])
+        place = dict(zip(result, order.out_spec, strict=True))
+        return value.transpose([place[axis] for axis in range(lhs.ndim)])
 
     return lax.platform_dependent(lhs, rhs, cpu=in_order, default=as_given)

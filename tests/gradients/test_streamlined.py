@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpjax
 from dpjax.estimators import Truncation
@@ -112,6 +114,161 @@ def test_outer_products_keep_their_dtype(dtype):
     actual, expected = streamlined(jax.grad(loss_fn))(w, x), jax.grad(loss_fn)(w, x)
     assert actual.dtype == expected.dtype == dtype
     np.testing.assert_array_equal(actual, expected)
+
+
+def outer(x, y, **options):
+    return jax.lax.dot_general(x, y, (((), ()), ((), ())), **options)
+
+
+def swaps_nothing(x, y):
+    return jax.lax.transpose_p.bind(outer(x, y), permutation=(0, 1))
+
+
+def of_weak_type(x, y):
+    return outer(jax.lax.broadcast(2.0, (3,)), jax.lax.broadcast(3.0, (4,)))
+
+
+def several_results(x, y):
+    matrix = outer(x, y)
+    return jnp.linalg.svd(matrix), jnp.linalg.qr(matrix), jax.lax.top_k(y, 2)
+
+
+def over_a_named_axis(x, y):
+    def share(y):
+        return y / jax.lax.psum(y, "axis")
+
+    return outer(x, jax.vmap(share, axis_name="axis")(y))
+
+
+def of_a_callback(x, y):
+    shape = jax.ShapeDtypeStruct(y.shape, y.dtype)
+    return outer(x, jax.pure_callback(np.sin, shape, y, vmap_method="sequential"))
+
+
+def by_a_rule_for_batches(x, y):
+    @jax.custom_batching.custom_vmap
+    def triple(x):
+        return 3 * x
+
+    @triple.def_vmap
+    def _(axis_size, in_batched, x):
+        return 5 * x, in_batched[0]
+
+    return outer(triple(x), y)
+
+
+def on_devices(x, y):
+    mesh = jax.make_mesh((1,), ("axis",))
+    replicated = PartitionSpec()
+    return jax.shard_map(
+        lambda x, y: outer(x, y).T, mesh=mesh, in_specs=replicated, out_specs=replicated
+    )(x, y)
+
+
+def of_other_numbers(x, y):
+    k = jnp.arange(100, 103).astype(jnp.int8)
+    summed_in = jnp.int32
+    return (
+        outer(k, k),
+        outer(k, k, preferred_element_type=summed_in),
+        outer(k > 101, k > 0),
+    )
+
+
+@pytest.mark.parametrize(
+    "by", [lambda f: f, jax.jit, jax.vmap], ids=["", "jit", "vmap"]
+)
+@pytest.mark.parametrize(
+    "function",
+    [
+        swaps_nothing,
+        of_weak_type,
+        several_results,
+        over_a_named_axis,
+        of_a_callback,
+        by_a_rule_for_batches,
+        on_devices,
+        of_other_numbers,
+    ],
+)
+def test_operations_beside_the_two_stay_as_they_are(function, by):
+    args = jnp.linspace(-1.0, 1.0, 3), jnp.linspace(0.5, 2.0, 4)
+    if by is jax.vmap:
+        args = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), args)
+    actual, expected = by(streamlined(function))(*args), by(function)(*args)
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for got, wanted in zip(
+        jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
+    ):
+        assert got.aval == wanted.aval
+        np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_a_constant_may_be_transposed():
+    matrix = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+
+    def scaled(x):
+        return jax.lax.transpose(matrix, (1, 0)) * x
+
+    jax.config.update("jax_use_simplified_jaxpr_constants", True)  # else no literal
+    try:
+        np.testing.assert_array_equal(streamlined(scaled)(jnp.ones(())), matrix.T)
+    finally:
+        jax.config.update("jax_use_simplified_jaxpr_constants", False)
+
+
+def test_what_states_its_sharding_keeps_it(key):
+    mesh = jax.make_mesh((1,), ("axis",), axis_types=(AxisType.Explicit,))
+    dealt = NamedSharding(mesh, PartitionSpec("axis"))
+    x = jnp.arange(1.0, 5.0)
+
+    def placed(x):
+        return jax.jit(jnp.sin, out_shardings=dealt)(x)
+
+    assert streamlined(placed)(x).sharding == placed(x).sharding == dealt
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x, dealt)  # an outer product cannot be dealt out twice
+
+        def by_rows(x):
+            return outer(x, x, out_sharding=PartitionSpec("axis", None))
+
+        assert streamlined(by_rows)(x).sharding == by_rows(x).sharding
+        np.testing.assert_array_equal(streamlined(by_rows)(x), by_rows(x))
+
+        def channels_first(kernel, x):
+            return jax.lax.conv_general_dilated(
+                x, kernel, (1,), "SAME", out_sharding=PartitionSpec("axis", None, None)
+            )
+
+        kernel = jax.random.normal(key, (3, 2, 2))
+        images = jax.device_put(jnp.ones((2, 2, 5)), dealt)
+        actual, expected = (
+            f(kernel, images) for f in (streamlined(channels_first), channels_first)
+        )
+        assert actual.sharding == expected.sharding
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_product_spelled_out_keeps_its_marks():
+    def marked(x):
+        with set_xla_metadata(mark="this"):
+            return outer(x, x)
+
+    text = jax.jit(streamlined(marked)).lower(jnp.ones(3)).as_text()
+    assert re.search('multiply.*mark = "this"', text)
+
+
+def test_each_callback_is_called_once():
+    calls = []
+
+    def loss_fn(w, x):
+        jax.debug.callback(calls.append, x)
+        jax.debug.callback(calls.append, -x, ordered=True)
+        return jnp.sum(outer(w, x) ** 2)
+
+    jax.block_until_ready(streamlined(jax.value_and_grad(loss_fn))(*jnp.ones((2, 3))))
+    jax.effects_barrier()
+    assert sorted(call[0].item() for call in calls) == [-1, 1]
 
 
 @jax.custom_vjp
