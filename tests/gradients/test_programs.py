@@ -1,0 +1,400 @@
+"""Programs of every make, streamlined or not, have the same values and gradients."""
+
+from functools import partial
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from jax import lax
+
+import dpjax
+from dpjax.estimators import Mean
+from dpjax.gradients._streamlined import streamlined
+
+FAST_TO_COMPILE = {"xla_backend_optimization_level": 0}
+TOLERANCES = {jnp.bfloat16: 2**-6, jnp.float32: 1e-4, jnp.complex64: 1e-4}
+
+
+@pytest.fixture(autouse=True)
+def keys_may_be_used_again():
+    """The check takes a batched condition for a second use of its key."""
+    with jax.debug_key_reuse(False):
+        yield
+
+
+def searched(quick, long):
+    """Runs a test on so many programs, and on more in the audit."""
+    long = pytest.param(long, marks=pytest.mark.audit)
+    return pytest.mark.parametrize("num_programs", [quick, long])
+
+
+def search(check, programs, num_programs):
+    settings = hypothesis.settings(
+        max_examples=num_programs, derandomize=True, deadline=None, database=None
+    )
+    with jax.enable_x64(True):
+        settings(hypothesis.given(programs)(check))()
+
+
+def assert_same(run, *args):
+    """Compares `run(streamlined, *args)` with `run(plainly, *args)`."""
+
+    def both(*args):
+        return run(streamlined, *args), run(lambda function: function, *args)
+
+    assert_equal(*jax.jit(both, compiler_options=FAST_TO_COMPILE)(*args))
+
+
+def assert_equal(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for got, wanted in zip(
+        jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
+    ):
+        assert got.aval == wanted.aval
+        tolerance = TOLERANCES.get(wanted.dtype.type, 1e-11)
+        limit = tolerance * np.abs(wanted).max(initial=0).astype(float)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=limit)
+
+
+def assert_same_operation(function, *args):
+    """Compares a function of arrays, its gradients, and those of a batch."""
+
+    def run(change, *args):
+        values = change(function)(*args)
+        if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in args):
+            return values
+
+        def loss_fn(*args):
+            return jnp.sum(jnp.sin(function(*args)))
+
+        grad_fn = change(jax.value_and_grad(loss_fn, tuple(range(len(args)))))
+        batch = [jnp.stack([x, 2 * x]) for x in args]
+        return values, grad_fn(*args), jax.vmap(grad_fn)(*batch)
+
+    assert_same(run, *args)
+
+
+def numbers(shape, dtype, seed):
+    """Values that no rounding of a sum or product changes by much."""
+    values = np.random.default_rng(seed).uniform(-2.0, 2.0, shape)
+    if np.issubdtype(dtype, np.complexfloating):
+        values = values + 1j * values[..., ::-1] if shape else values + 1j
+    return jnp.asarray(4 * values if dtype == np.int8 else values).astype(dtype)
+
+
+DTYPES = {  # and those that products may be summed up in
+    jnp.float64: [None],
+    jnp.float32: [None, jnp.float32, jnp.float64],
+    jnp.bfloat16: [None, jnp.bfloat16, jnp.float32],
+    jnp.complex64: [None, jnp.complex128],
+    jnp.int8: [None, jnp.int32],
+    jnp.bool_: [None],
+}
+
+
+@st.composite
+def dots(draw):
+    """Two shapes, which of their axes are summed over and shared, and dtypes."""
+    num_shared, num_summed = draw(st.integers(0, 2)), draw(st.integers(0, 2))
+    sizes = {axis: draw(st.integers(1, 3)) for axis in "abcdef"}
+    common = "abcd"[: num_shared + num_summed]
+    left, right = (
+        draw(st.permutations(common + own[: draw(st.integers(0, 1))])) for own in "ef"
+    )
+    order = draw(st.permutations(common))
+    places = [tuple(x.index(axis) for axis in order) for x in (left, right)]
+    axes = [tuple(x[part] for x in places) for part in np.s_[num_shared:, :num_shared]]
+    dtype = draw(st.sampled_from(list(DTYPES)))
+    shapes = [tuple(sizes[axis] for axis in x) for x in (left, right)]
+    return shapes, axes, dtype, draw(st.sampled_from(DTYPES[dtype]))
+
+
+@searched(quick=20, long=500)
+def test_products_of_any_two_arrays(num_programs):
+    def check(program):
+        (shapes, axes, dtype, summed_in), is_flipped = program
+
+        def dot(x, y):
+            product = lax.dot_general(x, y, axes, preferred_element_type=summed_in)
+            return product.T if is_flipped else product
+
+        args = [numbers(shape, dtype, i) for i, shape in enumerate(shapes)]
+        assert_same_operation(dot, *args)
+
+    search(check, st.tuples(dots(), st.booleans()), num_programs)
+
+
+@st.composite
+def einsums(draw):
+    terms = draw(st.lists(st.text("ijk", max_size=3), min_size=1, max_size=3))
+    letters = sorted(set("".join(terms)))
+    result = draw(st.permutations(letters))[: draw(st.integers(0, len(letters)))]
+    return ",".join(terms) + "->" + "".join(result)
+
+
+@searched(quick=10, long=250)
+def test_einsums(num_programs):
+    def check(equation):
+        size = {"i": 2, "j": 3, "k": 1}
+        terms = equation.split("->")[0].split(",")
+        shapes = [tuple(size[letter] for letter in term) for term in terms]
+        args = [numbers(shape, jnp.float64, i) for i, shape in enumerate(shapes)]
+        assert_same_operation(partial(jnp.einsum, equation), *args)
+
+    search(check, einsums(), num_programs)
+
+
+@st.composite
+def convolutions(draw):
+    """The shapes, the dtype and the parameters of a convolution."""
+    num_space = draw(st.integers(0, 3))
+
+    def each(*values):
+        return tuple(draw(st.sampled_from(values)) for _ in range(num_space))
+
+    groups, batch_groups = draw(st.sampled_from([(1, 1), (2, 1), (1, 2)]))
+    features, dtype = draw(st.integers(1, 2)), draw(st.sampled_from(list(DTYPES)[:-1]))
+    images, outputs = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    image = (batch_groups * images, groups * features, *each(3, 4))
+    kernel = (groups * batch_groups * outputs, features, *each(1, 2))
+    orders = [draw(st.permutations(range(num_space + 2))) for _ in range(3)]
+    shapes = []
+    for order, shape in zip(orders, (image, kernel), strict=False):
+        sizes = dict(zip(order, shape, strict=True))
+        shapes.append(tuple(sizes[axis] for axis in range(num_space + 2)))
+    params = {
+        "window_strides": each(1, 2),
+        "padding": each((0, 0), (1, 2), (-1, 1), (2, -1)),
+        "lhs_dilation": each(1, 2),
+        "rhs_dilation": each(1, 2),
+        "dimension_numbers": lax.ConvDimensionNumbers(*map(tuple, orders)),
+        "feature_group_count": groups,
+        "batch_group_count": batch_groups,
+    }
+    if dtype in (jnp.complex64, jnp.int8):  # JAX has no gradient of it for the others
+        params["preferred_element_type"] = draw(st.sampled_from(DTYPES[dtype]))
+    return shapes, dtype, params
+
+
+@searched(quick=8, long=250)
+def test_convolutions_of_any_parameters(num_programs):
+    def check(program):
+        shapes, dtype, params = program
+        args = [numbers(shape, dtype, i) for i, shape in enumerate(shapes)]
+        assert_same_operation(partial(lax.conv_general_dilated, **params), *args)
+
+    search(check, convolutions(), num_programs)
+
+
+# Layers: functions of (params, key, x) that return an x of the same shape, (3,).
+
+
+def convolved(params, key, x):
+    kernel, image = params["matrix"][None, :2], x[None, :, None]
+    return lax.conv_general_dilated(
+        image, kernel, (1,), [(1, 0)], dimension_numbers=("CHN", "IHO", "HCN")
+    )[:, 0].sum(1)
+
+
+def dropped_out(params, key, x):
+    return jnp.where(jax.random.bernoulli(key, 0.6, x.shape), x, 0.5)
+
+
+def written_to(params, key, x):
+    jax.debug.callback(lambda x: None, x)
+    return x.at[1].add(params["vector"][0]) + jnp.sort(x)
+
+
+LAYERS = {
+    "dense": lambda params, key, x: jnp.tanh(x @ params["matrix"]),
+    "outer": lambda params, key, x: jnp.sin(jnp.outer(params["vector"], x)) @ x,
+    "flipped": lambda params, key, x: jnp.outer(x, params["vector"]).T @ jnp.cos(x),
+    "entries": lambda params, key, x: jnp.einsum("i,i->i", params["vector"], x),
+    "rows": lambda params, key, x: jax.vmap(jnp.dot)(params["matrix"], jnp.outer(x, x)),
+    "gelu": lambda params, key, x: jax.nn.gelu(x) + params["vector"],
+    "one": lambda params, key, x: jnp.ones_like(x),
+    "convolved": convolved,
+    "dropped out": dropped_out,
+    "written to": written_to,
+}
+
+
+def with_rule(layer):
+    @jax.custom_vjp
+    def ruled(*args):
+        return layer(*args)
+
+    def backward(args, cotangent):
+        params, key, x = args
+        pull = jax.vjp(lambda params, x: layer(params, key, x), params, x)[1]
+        grads = jax.tree.map(lambda g: 3 * g, pull(cotangent))
+        return grads[0], None, grads[1]
+
+    ruled.defvjp(lambda *args: (layer(*args), args), backward)
+    return ruled
+
+
+def with_tangent(layer):
+    @jax.custom_jvp
+    def ruled(*args):
+        return layer(*args)
+
+    @ruled.defjvp
+    def rule(primals, tangents):
+        value, tangent = jax.jvp(layer, primals, tangents)
+        return value, 3 * tangent
+
+    return ruled
+
+
+def closed_over(layer):
+    constants = np.arange(3.0)
+    return lambda params, key, x: jax.jit(
+        lambda x: layer(params, key, x) + jnp.asarray(constants, x.dtype)
+    )(x)
+
+
+def without_gradient(layer):
+    def looped(params, key, x):
+        fixed, start = lax.stop_gradient((params, x))
+        return x * lax.while_loop(
+            lambda x: jnp.abs(x).max() > 1,
+            lambda x: jnp.tanh(layer(fixed, key, x)) / 2,
+            start,
+        )
+
+    return looped
+
+
+WRAPPERS = {
+    "jit": jax.jit,
+    "inlined": partial(jax.jit, inline=True),
+    "donated": partial(jax.jit, donate_argnums=2),
+    "closed over": closed_over,
+    "checkpoint": jax.checkpoint,
+    "rule": with_rule,
+    "tangent": with_tangent,
+    "scan": lambda layer: (
+        lambda params, key, x: lax.scan(
+            lambda x, scale: (scale * layer(params, key, x), None),
+            x,
+            jnp.ones(2, x.dtype),
+        )[0]
+    ),
+    "while": without_gradient,
+    "loop": lambda layer: (
+        lambda params, key, x: lax.fori_loop(
+            0, 2, lambda i, x: layer(params, key, x), x
+        )
+    ),
+    "cond": lambda layer: (
+        lambda params, key, x: lax.cond(x[0] > 0, layer, LAYERS["gelu"], params, key, x)
+    ),
+    "rows": lambda layer: (
+        lambda params, key, x: jax.vmap(layer, (None, None, 0))(
+            params, key, jnp.stack([x, -x])
+        ).sum(0)
+    ),
+}
+
+
+def built(program):
+    """A layer from a name, (wrapper, layer) or ("then", layer, layer)."""
+    if isinstance(program, str):
+        return LAYERS[program]
+    name, *layers = program
+    if name != "then":
+        return WRAPPERS[name](built(*layers))
+    first, second = map(built, layers)
+    return lambda params, key, x: second(params, key, first(params, key, x))
+
+
+def loss_of(program):
+    def loss_fn(params, example):
+        return jnp.sum(jnp.sin(built(program)(params, example["key"], example["x"])))
+
+    return loss_fn
+
+
+def model_and_batch(dtype, num_rows=2):
+    params = {
+        "matrix": numbers((3, 3), dtype, 0),
+        "vector": numbers((3,), dtype, 1),
+        "none": None,
+    }
+    keys = jax.random.split(jax.random.key(3), num_rows)
+    return params, {"x": numbers((num_rows, 3), dtype, 2), "key": keys}
+
+
+PROGRAMS = st.recursive(
+    st.sampled_from(list(LAYERS)),
+    lambda layers: (
+        st.tuples(st.sampled_from(list(WRAPPERS)), layers)
+        | st.tuples(st.just("then"), layers, layers)
+    ),
+    max_leaves=4,
+)
+
+
+@searched(quick=12, long=250)
+def test_layers_in_and_after_each_other(num_programs):
+    def check(program):
+        def run(change, params, batch):
+            grad_fn = change(jax.value_and_grad(loss_of(program)))
+            one = jax.tree.map(lambda x: x[0], batch)
+            return grad_fn(params, one), jax.vmap(grad_fn, (None, 0))(params, batch)
+
+        assert_same(run, *model_and_batch(jnp.float64))
+
+    search(check, PROGRAMS, num_programs)
+
+
+def assert_mean_of_gradients(loss_fn, params, batch, **options):
+    def both(params, batch):
+        grads = jax.vmap(jax.grad(loss_fn), (None, 0))(params, batch)
+        mean = dpjax.robust_grad(loss_fn, Mean(), **options)(params, batch)
+        return mean, jax.tree.map(lambda g: g.mean(0), grads)
+
+    actual, expected = jax.jit(both, compiler_options=FAST_TO_COMPILE)(params, batch)
+    assert all(np.abs(wanted).max() > 0.01 for wanted in jax.tree.leaves(expected))
+    assert_equal(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda w, x: jnp.sum(jnp.einsum("i,i->i", w, x) ** 2),
+        lambda w, x: jnp.sum(jax.vmap(jnp.dot)(w, x)),
+        lambda w, x: lax.transpose(np.float32(2), ()) * jnp.sum(w * x),
+    ],
+    ids=["einsum", "vmapped dot", "transposed number"],
+)
+def test_ordinary_losses_have_robust_gradients(loss_fn):
+    w, batch = jnp.array([0.5, -1.0, 2.0]), jnp.arange(15.0).reshape(5, 3)
+    assert_mean_of_gradients(loss_fn, w, batch)
+
+
+@pytest.mark.parametrize("microbatch_size", [1, None])
+@pytest.mark.parametrize(
+    "program",
+    [
+        ("then", "outer", ("rule", "dense")),
+        ("then", ("jit", "flipped"), ("scan", "rows")),
+        ("then", ("closed over", "entries"), ("cond", "outer")),
+        ("then", ("rows", "convolved"), ("tangent", "entries")),
+        ("then", ("checkpoint", "dense"), ("while", "written to")),
+    ],
+    ids=str,
+)
+def test_robust_gradients_of_programs(program, microbatch_size):
+    params, batch = model_and_batch(jnp.float32, num_rows=5)
+
+    def loss_fn(params, example):
+        rest = jnp.sum(params["matrix"] * example["x"][:, None]) + params["vector"][0]
+        dropped = dropped_out(params, example["key"], params["vector"])
+        return loss_of(program)(params, example) + rest + jnp.sum(dropped**2)
+
+    assert_mean_of_gradients(loss_fn, params, batch, microbatch_size=microbatch_size)
