@@ -620,3 +620,17 @@ def test_the_entry_point(folder):
     result = subprocess.run(command + arguments, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "wrote out/params.npz" in result.stdout
+
+
+def test_a_guarantee_is_never_rounded_down(folder):
+    asked = {"epsilon": 10.00490001, "delta": 1.2345612e-5}
+    result = run("data.csv", *options(**asked), "--show-unprotected")
+    assert result.exit_code == 0, result.stderr
+    shown = " ".join(result.stdout.split())
+    assert "epsilon = 10.005, delta = 1.23457e-05." in shown
+    assert "(10.01," in shown  # in a cell of two lines
+    assert "1.3e-05)-DP" in shown
+    assert "a factor e^10.01 = 22300, up to a failure probability of 1.23457e" in shown
+    report = read_report(folder / "out")["privacy"]
+    assert report["epsilon"] == asked["epsilon"]  # every digit
+    assert report["delta"] == asked["delta"]

@@ -241,3 +241,12 @@ def test_the_record_is_found_again(name, record):
     # Another machine's floats may put a few releases on the other side of a threshold.
     assert found.epsilon == pytest.approx(record[name].epsilon, abs=0.02 * found.claim)
     assert found.epsilon <= found.claim
+
+
+def test_the_page_rounds_claims_up_and_bounds_down(record):
+    odd = dataclasses.replace(
+        record["laplace"], claim=1.00001, delta=1.2345612e-5, epsilon=0.99998
+    )
+    page = _guarantees.page(record | {"laplace": odd})
+    assert "ε ≥ 0.999 of 1.01 |" in page
+    assert "| 1.001 | 1.23457e-05 | 0.9999 | 99% | 100,000 |" in page

@@ -10,12 +10,13 @@ import dpjax
 ROOT = Path(dpjax.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # Private modules that every layer may import.
-SHARED = {"_processes", "_sharding", "_tree", "_types", "_validate"}
+SHARED = {"_processes", "_rounding", "_sharding", "_tree", "_types", "_validate"}
 
 # What each layer may import. The ground floor, estimators, mechanisms and accounting,
 # imports none of its own.
 BELOW = {
     "_processes": set(),
+    "_rounding": set(),
     "_sharding": set(),
     "_tree": set(),
     "_types": set(),

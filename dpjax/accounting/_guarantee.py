@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dp_accounting import DpEvent, NonPrivateDpEvent, UnsupportedDpEvent
 
 from dpjax import _validate
+from dpjax._rounding import factor_up, rounded_up
 from dpjax._types import REPLACE_ONE, NeighboringRelation
 
 
@@ -26,7 +27,8 @@ class PrivacyGuarantee:
             relation (see `gaussian_event`, `sampled_gaussian_event` and
             `selection_event` for which accountant reads it). It must be hashable:
             compose tuples, not lists.
-        description: one sentence that a person understands.
+        description: one sentence that a person understands. The one of `of` rounds
+            epsilon, e^epsilon and delta up.
 
     Raises:
         ValueError: If epsilon is negative or NaN, delta is outside [0, 1), the relation
@@ -181,11 +183,14 @@ def _describe(
     # Under add/remove the number of records is itself private, hence never named.
     record = "record" if num_samples is None else f"of the {num_samples:,} records"
     neighbours = _NEIGHBOURS[relation].format(record=record)
-    factor = f"e^{epsilon:.4g}"
-    if epsilon < 700:  # Beyond, e^epsilon leaves the float range.
-        # Three digits of e^epsilon - 1, so that a small epsilon does not read "1".
-        factor += f" = {1 + float(f'{math.expm1(epsilon):.3g}'):g}"
-    failure = f", up to a failure probability of {delta:g}" if delta > 0 else ""
+    # Rounded up: what is read is never a stronger claim.
+    shown = rounded_up(epsilon, 4)
+    factor = f"e^{shown}"
+    # Beyond, e^epsilon leaves the float range, or has too many digits to be read.
+    if epsilon == 0 or 1e-6 <= float(shown) < 700:
+        factor += f" = {factor_up(float(shown))}"
+    probability = rounded_up(delta, 6)
+    failure = f", up to a failure probability of {probability}" if delta > 0 else ""
     return (
         f"{neighbours} changes the probability of any outcome by at most a factor "
         f"{factor}{failure}."

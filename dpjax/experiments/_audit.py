@@ -11,6 +11,7 @@ import scipy.stats
 from matplotlib.figure import Figure
 
 from dpjax import _validate
+from dpjax._rounding import as_decimal, rounded_down, rounded_up
 from dpjax.accounting import gaussian_stddev
 from dpjax.audit import Audit, Case, cases, gaussian_lower_bound
 from dpjax.experiments import _display
@@ -49,16 +50,17 @@ def audit(
     _check_path(path)
 
     console, case = _display.terminal(), names[method]
+    claim = case.privacy
     console.print(
-        f"{case.name}: claims epsilon = {case.privacy.epsilon:.4g} at "
-        f"delta = {case.privacy.delta:g}, {case.privacy.relation.name.lower()}"
+        f"{case.name}: claims epsilon = {rounded_up(claim.epsilon, 4)} at "
+        f"delta = {rounded_up(claim.delta, 6)}, {claim.relation.name.lower()}"
     )
     found = case.audit(key=jax.random.key(seed), num_releases=num_releases)
-    stands = found.epsilon <= case.privacy.epsilon
+    stands = found.epsilon <= claim.epsilon
     write_whole(path, plot_region(case, found), name="--output")
     console.print(
-        f"An attack proves epsilon >= {found.epsilon:.4g}, with confidence "
-        f"1 - {1 - found.confidence:.1g}, from {found.num_releases:,} releases."
+        f"An attack proves epsilon >= {rounded_down(found.epsilon, 4)}, "
+        f"with confidence 1 - {_failure(found)}, from {found.num_releases:,} releases."
     )
     if stands:
         console.print(
@@ -88,12 +90,14 @@ def plot_region(case: Case, found: Audit) -> bytes:
     rates = np.concatenate([np.geomspace(1e-6, 0.01, 100), np.linspace(0.01, 1, 400)])
     epsilon, delta = case.privacy.epsilon, case.privacy.delta
     edge = _edge(rates, epsilon, delta)
-    label = f"claim: ε = {epsilon:.3g}" + (f", δ = {delta:g}" if delta > 0 else "")
+    label = f"claim: ε = {rounded_up(epsilon, 3)}"
+    if delta > 0:
+        label += f", δ = {rounded_up(delta, 6)}"
     if case.lower_bound is gaussian_lower_bound:
         # The claim is more than one epsilon and delta: the whole curve of mu.
         mu = 1 / gaussian_stddev(epsilon, delta, sensitivity=1.0)
         edge = scipy.stats.norm.cdf(scipy.stats.norm.isf(rates) - mu)
-        label += f", by μ = {mu:.3g} of Gaussian DP"
+        label += f", by μ = {rounded_up(mu, 3)} of Gaussian DP"
     axes.fill_between(rates, 0, edge, color="#999999", alpha=0.3, linewidth=0)
     axes.plot(rates, edge, color=_CLAIM, linewidth=1.5, label=label)
     axes.plot(
@@ -105,9 +109,8 @@ def plot_region(case: Case, found: Audit) -> bytes:
     some = np.unique(np.abs(way[:, None] - marks).argmin(axis=0))
     _points(axes, found, found.roc[some], _ATTACKS, "o", "attack, other thresholds")
     chosen = np.array([[found.false_positives, found.true_positives]])
-    _points(
-        axes, found, chosen, _CHOSEN, "s", f"chosen attack: ε ≥ {found.epsilon:.3g}"
-    )
+    label = f"chosen attack: ε ≥ {rounded_down(found.epsilon, 3)}"
+    _points(axes, found, chosen, _CHOSEN, "s", label)
     axes.set_xlabel("false positive rate: data called neighbour")
     axes.set_ylabel("false negative rate: neighbour called data")
     axes.set_xlim(0, 1)
@@ -119,7 +122,7 @@ def plot_region(case: Case, found: Audit) -> bytes:
     axes.legend(fontsize="small", framealpha=0.8, edgecolor="none", loc="upper right")
     axes.set_title(
         f"{case.name}: {found.num_releases:,} releases, bars at confidence "
-        f"1 - {1 - found.confidence:.1g} each",
+        f"1 - {_failure(found)} each",
         fontsize="medium",
         loc="left",
         parse_math=False,
@@ -127,6 +130,10 @@ def plot_region(case: Case, found: Audit) -> bytes:
     png = io.BytesIO()
     figure.savefig(png, format="png")
     return png.getvalue()
+
+
+def _failure(found: Audit) -> str:
+    return rounded_up(1 - as_decimal(found.confidence), 1)
 
 
 def _edge(rates: np.ndarray, epsilon: float, delta: float) -> np.ndarray:

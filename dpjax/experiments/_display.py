@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from dpjax._rounding import rounded_up
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Dataset
 from dpjax.experiments._candidates import is_thin
 from dpjax.experiments._plan import Plan
@@ -101,14 +103,11 @@ def show(
             style="yellow",
         )
     privacy = private.solution.privacy
-    console.print(
-        f"Privacy of {private.method}: epsilon = {privacy.epsilon:g}, "
-        f"delta = {privacy.delta:g}. {privacy}"
-    )
+    console.print(f"Privacy of {private.method}: {_claim(privacy)}. {privacy}")
     if ranges is not None:
         part = ranges.privacy
         console.print(
-            f"Of it, epsilon = {part.epsilon:g}, delta = {part.delta:g} bought the "
+            f"Of it, {_claim(part)} bought the "
             f"centers and scales of {len(ranges.columns)} columns: see ranges in "
             "report.json."
         )
@@ -171,4 +170,9 @@ def _spent(run: Run) -> str:
     privacy = run.solution.privacy
     if not run.is_private:
         return "no"
-    return f"({privacy.epsilon:.4g}, {privacy.delta:.2g})-DP"
+    return f"({rounded_up(privacy.epsilon, 4)}, {rounded_up(privacy.delta, 2)})-DP"
+
+
+def _claim(privacy: PrivacyGuarantee) -> str:
+    epsilon, delta = rounded_up(privacy.epsilon, 6), rounded_up(privacy.delta, 6)
+    return f"epsilon = {epsilon}, delta = {delta}"

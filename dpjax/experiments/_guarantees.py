@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from dpjax import estimators, mechanisms, parties, solvers, transforms
+from dpjax._rounding import as_decimal, rounded_down, rounded_up
 from dpjax.audit import cases
 from dpjax.experiments import _audit_record, _display
 from dpjax.experiments._audit import write_whole
@@ -177,7 +179,8 @@ def guarantees(
         if with_audits:
             for name, one in _audit_record.complete(cases(), RECORD):
                 console.print(
-                    f"{name}: epsilon >= {one.epsilon:.3g} of {one.claim:.3g}"
+                    f"{name}: epsilon >= {rounded_down(one.epsilon, 3)} "
+                    f"of {rounded_up(one.claim, 3)}"
                 )
         text = page(_audit_record.read(RECORD))
         write_whole(path, text.encode(), name="--output")
@@ -228,7 +231,10 @@ def _table(
     for one in claims:
         findings = [record[case] for case in cases_of[one.name]]
         best = max(findings, key=lambda x: x.epsilon / x.claim, default=None)
-        shown = f"ε ≥ {best.epsilon:.2f} of {best.claim:.3g}" if best else "not audited"
+        shown = "not audited"
+        if best:
+            bound, claim = rounded_down(best.epsilon, 3), rounded_up(best.claim, 3)
+            shown = f"ε ≥ {bound} of {claim}"
         rows.append([f"`{one.name}`", one.neighbours, _cell(one.summary), shown])
     return _markdown(["release", "neighbours", "claim", "best attack"], rows)
 
@@ -244,17 +250,17 @@ def _details(claims: Sequence[Statement]) -> str:
 
 
 def _results(record: Mapping[str, Finding]) -> Iterator[str]:
-    failures = {1 - one.confidence for one in record.values()}
-    confidence = " or ".join(f"1 - {failure:.0e}" for failure in failures)
+    failures = {1 - as_decimal(one.confidence) for one in record.values()}
+    confidence = " or ".join(f"1 - {rounded_up(failure, 1)}" for failure in failures)
     yield RESULTS.format(confidence=confidence, seed=SEED)
     rows = [
         [
             f"`{name}`",
             one.relation.lower().replace("_", "-"),
-            f"{one.claim:.4g}",
-            f"{one.delta:g}",
-            f"{one.epsilon:.3f}",
-            f"{one.epsilon / one.claim:.0%}",
+            rounded_up(one.claim, 4),
+            rounded_up(one.delta, 6),
+            rounded_down(one.epsilon, 4),
+            f"{math.floor(100 * one.epsilon / one.claim)}%",
             f"{one.num_releases:,}",
         ]
         for name, one in record.items()

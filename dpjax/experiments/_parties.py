@@ -21,6 +21,7 @@ from rich.console import Console
 
 import dpjax
 from dpjax import _validate, losses
+from dpjax._rounding import rounded_up
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping
 from dpjax.experiments import _display, _report
@@ -155,7 +156,8 @@ def _show(console: Console, settings: PartySettings, content: dict[str, Any]) ->
         f"{content['data']}: {content['num_samples']:,} records of "
         f"{content['num_parties']} parties, {content['num_steps']} rounds\n"
         f"{content['score_name']} on test records: {content['score']:.4g}\n"
-        f"Privacy: epsilon = {privacy['epsilon']:g}, delta = {privacy['delta']:g}, "
+        f"Privacy: epsilon = {rounded_up(privacy['epsilon'], 6)}, "
+        f"delta = {rounded_up(privacy['delta'], 6)}, "
         f"against outsiders and any {settings.max_colluding} of the parties. "
         f"{privacy['description']}"
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dpjax import _validate, losses
+from dpjax._rounding import difference_down
 from dpjax._types import LossFn
 from dpjax.datasets import Dataset
 from dpjax.experiments._descent import Descent, Facts, plan_descent
@@ -78,7 +79,10 @@ def split_budget(
         _validate.probability(**{"--delta": delta})  # one record has n^-1.1 = 1
     share = settings.private_ranges or 0.0
     ranges = Budget(share * settings.epsilon, share * delta)
-    return ranges, Budget(settings.epsilon - ranges.epsilon, delta - ranges.delta)
+    return ranges, Budget(
+        difference_down(settings.epsilon, ranges.epsilon),
+        difference_down(delta, ranges.delta),
+    )
 
 
 def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:

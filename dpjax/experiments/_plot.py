@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from dpjax._rounding import rounded_up
 from dpjax.datasets import Dataset
 from dpjax.experiments._plan import Plan
 from dpjax.experiments._train import ZERO, Run, Scores
@@ -89,8 +90,8 @@ def _label(run: Run, scores: Scores) -> str:
     if not run.is_private:
         return f"{run.method} (not private)"
     privacy = run.solution.privacy
-    delta = f", δ = {privacy.delta:.2g}" if privacy.delta > 0 else ""
-    return f"{run.method} (ε = {privacy.epsilon:.3g}{delta})"
+    delta = f", δ = {rounded_up(privacy.delta, 2)}" if privacy.delta > 0 else ""
+    return f"{run.method} (ε = {rounded_up(privacy.epsilon, 3)}{delta})"
 
 
 def _limits(scored: Sequence[tuple[Run, Scores]]) -> tuple[float | None, float | None]:

@@ -10,6 +10,7 @@ import numpy as np
 from dp_accounting import ComposedDpEvent
 
 from dpjax import _validate
+from dpjax._rounding import sum_up
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Numeric
@@ -77,8 +78,8 @@ def charge(run: Run, ranges: Ranges | None) -> Run:
     # A tuple, where a list is declared: an event of a guarantee must be hashable.
     events: Any = tuple(part.dp_event for part in parts)
     total = PrivacyGuarantee.of(
-        sum(part.epsilon for part in parts),
-        sum(part.delta for part in parts),
+        sum_up(*(part.epsilon for part in parts)),
+        sum_up(*(part.delta for part in parts)),
         dp_event=ComposedDpEvent(events),
         num_samples=ranges.num_samples,
     )

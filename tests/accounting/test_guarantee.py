@@ -2,10 +2,14 @@
 
 import dataclasses
 import math
+import re
 
 import dp_accounting
+import hypothesis
 import jax
+import mpmath
 import pytest
+from hypothesis import strategies as st
 
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.accounting import (
@@ -79,15 +83,43 @@ def test_description_names_records_factor_and_delta():
     ("epsilon", "text"),
     [
         (0.0, "e^0 = 1,"),
-        (0.001, "e^0.001 = 1.001,"),
-        (10.0, "e^10 = 22001,"),
-        (50.0, "e^50 = 5.18e+21,"),
+        (1e-12, "a factor e^1e-12,"),
+        (1e-6, "e^1e-06 = 1.00000101,"),
+        (0.001, "e^0.001 = 1.00101,"),
+        (10.0, "e^10 = 22100,"),
+        (10.0049, "e^10.01 = 22300,"),
+        (50.0, "e^50 = 5.19e+21,"),
         (1e4, "a factor e^1e+04,"),
     ],
 )
 def test_description_at_any_epsilon(epsilon, text):
     guarantee = PrivacyGuarantee.of(epsilon, 1e-5, dp_event=EVENT)
     assert text in guarantee.description
+
+
+@hypothesis.settings(max_examples=500, deadline=None, database=None)
+@hypothesis.given(
+    epsilon=st.floats(1e-6, 1e3)
+    | st.floats(-6, 3).map(lambda x: min(max(10**x, 1e-6), 1e3)),
+    delta=st.just(0.0)
+    | st.floats(1e-300, 0.5)
+    | st.floats(-300, -1).map(lambda x: max(10**x, 1e-300)),
+)
+def test_what_is_read_is_never_a_stronger_claim(epsilon, delta):
+    said = str(PrivacyGuarantee.of(epsilon, delta, dp_event=EVENT))
+    power, *factor = re.search(r"e\^(\S+?)(?: = (\S+?))?[,.]( |$)", said).groups()[:2]
+    assert epsilon <= float(power) <= epsilon * (1 + 1e-3)
+    if factor[0] is not None:
+        with mpmath.workprec(2_000):
+            true = mpmath.exp(mpmath.mpf(epsilon))
+            read = mpmath.mpf(factor[0])
+            assert true <= read
+            assert read - 1 <= (mpmath.exp(mpmath.mpf(power)) - 1) * 1.01
+    assert (factor[0] is None) == (float(power) >= 700)
+    probability = re.search(r"a failure probability of (\S+)\.$", said)
+    assert (probability is None) == (delta == 0)
+    if probability:
+        assert delta <= float(probability[1]) <= delta * (1 + 1e-5)
 
 
 def test_description_of_pure_and_other_relations():

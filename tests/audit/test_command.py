@@ -7,7 +7,7 @@ import jax
 import pytest
 from typer.testing import CliRunner
 
-from dpjax.audit import _mechanisms, _solvers, _transforms, cases
+from dpjax.audit import Case, _mechanisms, _solvers, _transforms, cases
 from dpjax.experiments import _audit
 from dpjax.experiments._app import app
 
@@ -117,3 +117,20 @@ def test_a_plot_that_cannot_be_written_leaves_nothing(folder, monkeypatch):
     assert "--output plot.png could not be written to: no space" in result.stderr
     assert (folder / "plot.png").read_text() == "of an earlier run"
     assert [p.name for p in folder.iterdir()] == ["plot.png"]
+
+
+def test_a_claim_is_rounded_up_and_a_bound_down(folder, monkeypatch):
+    class Rounded(Case):
+        def audit(self, **options):
+            found = super().audit(**options)
+            return dataclasses.replace(found, epsilon=0.69997, confidence=0.9984)
+
+    case = cases()["laplace"]
+    fields = {one.name: getattr(case, one.name) for one in dataclasses.fields(case)}
+    privacy = dataclasses.replace(case.privacy, epsilon=1.00001, delta=1.2345612e-5)
+    case = Rounded(**fields | {"privacy": privacy})
+    monkeypatch.setattr(_audit, "cases", lambda: {"laplace": case})
+    result = run("laplace", "--releases", 1000)
+    text = words(result.stdout)
+    assert "claims epsilon = 1.001 at delta = 1.23457e-05," in text
+    assert "epsilon >= 0.6999, with confidence 1 - 0.002, from 1,000" in text

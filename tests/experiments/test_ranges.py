@@ -1,12 +1,16 @@
 """Centres and scales that are bought: from which numbers, and what is charged."""
 
+from fractions import Fraction
+
 import jax
 import numpy as np
 import pytest
 
 from dpjax.datasets import Categorical, Numeric
+from dpjax.experiments._plan import split_budget
 from dpjax.experiments._ranges import _numbers, buy_ranges, charge
 from dpjax.experiments._schema import Schema
+from dpjax.experiments._settings import Settings
 from dpjax.experiments._sources import Table, encode_table
 from dpjax.experiments._train import Run
 from dpjax.solvers import Solution, private_mean
@@ -73,3 +77,17 @@ def test_a_run_is_charged_for_its_ranges():
     free = Solution(mean.params, mean.privacy.non_private(), {})
     run = Run("mean", free, np.zeros(1), np.zeros((1, 1)))
     assert charge(run, bought) is run
+
+
+def test_parts_never_cost_more_than_the_whole():
+    settings = Settings(epsilon=0.3, delta=3e-5, private_ranges=0.1)
+    parts = split_budget(settings, 800, is_classification=False)
+    bought = buy(table(), **parts[0]._asdict())
+    mean = private_mean(np.zeros((800, 1)), key=jax.random.key(1), **parts[1]._asdict())
+    run = Run("mean", mean, np.zeros(1), np.zeros((1, 1)))
+    privacy = charge(run, bought).solution.privacy
+    assert privacy.epsilon <= 0.3
+    assert privacy.delta <= 3e-5
+    assert "a factor e^0.3 = 1.35, up to a failure probability of 3e-05" in str(privacy)
+    exact = Fraction(mean.privacy.epsilon) + Fraction(bought.privacy.epsilon)
+    assert exact <= Fraction(privacy.epsilon)

@@ -10,7 +10,7 @@ import pytest
 from dpjax import losses
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Truncation
-from dpjax.experiments import _report
+from dpjax.experiments import _plot, _report
 from dpjax.experiments._plan import make_plan
 from dpjax.experiments._plot import plot_test_risk
 from dpjax.experiments._settings import BatchingName, EstimatorName, LossName, Settings
@@ -185,3 +185,13 @@ def test_a_folder_that_cannot_be_used_is_refused_early(tmp_path):
         with pytest.raises(ValueError, match="--output must be a folder"):
             _report.check_folder(folder)
     assert sorted(os.listdir(tmp_path)) == ["file", "taken"]
+
+
+def test_the_plot_rounds_a_guarantee_up():
+    data = dataset()
+    plan = make_plan(
+        Settings(epsilon=1.001, delta=1.01e-5, steps=2), data, is_named=False
+    )
+    run = train_private(plan, data, key=jax.random.key(0), on_step=ignore)
+    label = _plot._label(run, score_run(plan, data, run))
+    assert label.endswith("(ε = 1.01, δ = 1.1e-05)")

@@ -1,0 +1,115 @@
+"""Privacy parameters as text: a claim is rounded up, a bound from below down.
+
+Who reads a number back never reads a stronger claim than was made: not a smaller
+epsilon or delta than the true one, and not a larger lower bound than was proved.
+"""
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
+
+
+def rounded_up(value: float | Decimal, digits: int) -> str:
+    """Returns the least number of so many significant digits that is no smaller.
+
+    A float stands for the shortest decimal that reads back to it, so that 0.1, which
+    in binary is a little more, is 0.1. Exact in decimal arithmetic.
+
+    Args:
+        value: zero or above; infinity is "inf".
+        digits: at least 1.
+
+    Example:
+        >>> rounded_up(10.0049, 4), rounded_up(1.0, 4), rounded_up(1e-5, 4)
+        ('10.01', '1', '1e-05')
+    """
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def rounded_down(value: float | Decimal, digits: int) -> str:
+    """Returns the largest number of so many significant digits that is no larger.
+
+    Args:
+        value: as in `rounded_up`.
+        digits: at least 1.
+
+    Example:
+        >>> rounded_down(0.96489, 3), rounded_down(2.0, 3)
+        ('0.964', '2')
+    """
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def as_decimal(value: float) -> Decimal:
+    """Returns the shortest decimal that reads back to a float.
+
+    Example:
+        >>> 1 - as_decimal(0.999)
+        Decimal('0.001')
+    """
+    return Decimal(repr(float(value)))
+
+
+def factor_up(epsilon: float) -> str:
+    """Returns e^epsilon rounded up: three digits of e^epsilon - 1.
+
+    So a small epsilon does not read "1".
+
+    Args:
+        epsilon: zero, or from 1e-6 to 1e4.
+
+    Example:
+        >>> factor_up(1.0), factor_up(0.001), factor_up(0.0)
+        ('2.72', '1.00101', '1')
+    """
+    if epsilon == 0:
+        return "1"
+    factor = Context(prec=50).exp(as_decimal(epsilon))
+    step = Decimal(1).scaleb((factor - 1).adjusted() - 2)
+    return _text(factor.quantize(step, ROUND_CEILING, Context(prec=50)), 6)
+
+
+def sum_up(*values: float) -> float:
+    """Returns the least float that is no smaller than the exact sum.
+
+    Example:
+        >>> sum_up(1.0, 1e-20)
+        1.0000000000000002
+    """
+    exact = sum(map(Fraction, values))
+    nearest = float(exact)
+    return nearest if nearest >= exact else math.nextafter(nearest, math.inf)
+
+
+def difference_down(total: float, part: float) -> float:
+    """Returns the largest float that together with the part is not above the total.
+
+    Example:
+        >>> 0.1 * 0.3 + (0.3 - 0.1 * 0.3) > 0.3
+        True
+        >>> 0.1 * 0.3 + difference_down(0.3, 0.1 * 0.3) > 0.3
+        False
+    """
+    exact = Fraction(total) - Fraction(part)
+    nearest = float(exact)
+    return nearest if nearest <= exact else math.nextafter(nearest, -math.inf)
+
+
+def _exact(value: float | Decimal) -> Decimal:
+    return value if isinstance(value, Decimal) else as_decimal(value)
+
+
+def _rounded(value: float | Decimal, digits: int, rounding: str) -> str:
+    exact = _exact(value)
+    if not math.isfinite(exact):
+        return str(float(exact))
+    return _text(Context(prec=digits, rounding=rounding).plus(exact), digits)
+
+
+def _text(value: Decimal, width: int) -> str:
+    """Returns all digits, written as Python's `:g` would in so many places."""
+    value = value.normalize(Context(prec=60))
+    if -5 < value.adjusted() < width:
+        return f"{value:f}"
+    mantissa, exponent = f"{value:e}".split("e")
+    return f"{mantissa}e{int(exponent):+03d}"
