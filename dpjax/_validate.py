@@ -5,6 +5,8 @@ Traced values are never looked at, so estimators and transforms may be built ins
 exception would be a release that nobody paid for.
 """
 
+import os
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -189,6 +191,19 @@ def mask(is_padding_example: Any, num_rows: int) -> None:
             getattr(is_padding_example, "aval", is_padding_example),
             f"a boolean array of shape ({num_rows},), one entry a row",
         )
+
+
+def can_be_folder(path: Path) -> bool:
+    """Tells whether a path is a folder that can be written to, or can be made one.
+
+    Not where it, or what it lies below, is a file or a link that leads nowhere.
+    """
+    places = (path.absolute(), *path.absolute().parents)
+    try:
+        there = next(place for place in places if os.path.lexists(place))
+        return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except OSError:  # not even to be looked at
+        return False
 
 
 def is_concrete(value: Any) -> bool:

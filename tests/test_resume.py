@@ -121,7 +121,12 @@ def test_refuses_a_folder_that_holds_something_else(tmp_path):
 def test_refuses_methods_without_steps(tmp_path):
     method = ("--method", "sample-aggregate", "--subsets", "20")
     arguments = ["train", "rand-hie", "--epsilon", "1", *method]
-    folders = ["--checkpoint", str(tmp_path / "kept"), "--output", str(tmp_path)]
+    folders = [
+        "--checkpoint",
+        str(tmp_path / "kept"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
     result = CliRunner().invoke(app, [*arguments, *folders])
     assert result.exit_code == 2
     assert "--checkpoint must be left out with" in " ".join(result.stderr.split())

@@ -214,9 +214,10 @@ def train(
         Path | None,
         _option(
             _OUTPUT,
-            "Folder that keeps the private run while it lasts: the same command takes "
-            "a run that was stopped up from there. It holds the key, and so is as "
-            "secret as the data; it is removed in the end.",
+            "Folder that keeps the private run while it lasts, apart from --output: "
+            "the same command takes a run that was stopped up from there. It holds the "
+            "key, and so is as secret as the data; it is removed when the files are "
+            "written. A run that was killed leaves it: take it up, or remove it.",
         ),
     ] = None,
     show_unprotected: Annotated[
@@ -265,7 +266,7 @@ def train(
             checkpoint=checkpoint,
             show_unprotected=show_unprotected,
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         # By the rules of the package none depends on a value in a private record.
         _display.show_error(_display.terminal(stderr=True), error)
         if isinstance(error, SchemaNeeded):

@@ -1,8 +1,6 @@
 """`dpjax audit`: attacks a claim, prints the lower bound and draws the region."""
 
-import contextlib
 import io
-import os
 from pathlib import Path
 
 import jax
@@ -14,7 +12,7 @@ from dpjax import _validate
 from dpjax._rounding import as_decimal, rounded_down, rounded_up
 from dpjax.accounting import gaussian_stddev
 from dpjax.audit import Audit, Case, cases, gaussian_lower_bound
-from dpjax.experiments import _display
+from dpjax.experiments import _display, _outputs
 
 # Of Okabe and Ito (2008); the lines differ in their dashes and marks too.
 _CLAIM, _ATTACKS, _CHOSEN = "#000000", "#0072B2", "#D55E00"
@@ -47,7 +45,7 @@ def audit(
             num_releases >= 100, "--releases", num_releases, "at least 100"
         )
     path = output or Path("dpjax-output", f"{method}-audit.png")
-    _check_path(path)
+    _outputs.check_file("--output", path, suffix=".png")
 
     console, case = _display.terminal(), names[method]
     claim = case.privacy
@@ -57,7 +55,7 @@ def audit(
     )
     found = case.audit(key=jax.random.key(seed), num_releases=num_releases)
     stands = found.epsilon <= claim.epsilon
-    write_whole(path, plot_region(case, found), name="--output")
+    _outputs.write_whole(path, plot_region(case, found), name="--output")
     console.print(
         f"An attack proves epsilon >= {rounded_down(found.epsilon, 4)}, "
         f"with confidence 1 - {_failure(found)}, from {found.num_releases:,} releases."
@@ -164,35 +162,3 @@ def _points(axes, found: Audit, counts: np.ndarray, color, marker, label) -> Non
         label=label,
         zorder=3 if marker == "s" else 2,
     )
-
-
-def _check_path(path: Path) -> None:
-    places = path.absolute().parents
-    existing = next(place for place in places if place.exists())
-    _validate.require(
-        path.suffix == ".png"
-        and not path.is_dir()
-        and existing.is_dir()
-        and os.access(existing, os.W_OK | os.X_OK),
-        "--output",
-        str(path),
-        "a file that ends in .png, in a folder that can be written to, or made",
-    )
-
-
-def write_whole(path: Path, content: bytes, *, name: str) -> None:
-    """Writes a file under a temporary name, which it leaves when it is complete.
-
-    Raises:
-        OSError: if it cannot be written, with the name of the option that chose it.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError as why:
-        raise OSError(f"{name} {path} could not be written to: {why}.") from why
-    finally:
-        with contextlib.suppress(OSError):  # it has its name, or never was
-            partial.unlink()

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from dpjax.audit import Case
-from dpjax.experiments._audit import write_whole
+from dpjax.experiments._outputs import write_whole
 
 SEED = 0  # that of `dpjax audit`, which finds the same
 

@@ -16,8 +16,7 @@ import typer
 from dpjax import estimators, mechanisms, parties, solvers, transforms
 from dpjax._rounding import as_decimal, rounded_down, rounded_up
 from dpjax.audit import cases
-from dpjax.experiments import _audit_record, _display
-from dpjax.experiments._audit import write_whole
+from dpjax.experiments import _audit_record, _display, _outputs
 from dpjax.experiments._audit_record import SEED, Finding
 
 PAGE = Path(__file__).parents[1] / "GUARANTEES.md"
@@ -176,6 +175,9 @@ def guarantees(
     """
     console, path = _display.terminal(), output or PAGE
     try:
+        _outputs.check_file("--output", path)
+        read = {"the record": RECORD, "the pitfalls": PITFALLS}
+        _outputs.check_spared("--output", [path], read)
         if with_audits:
             for name, one in _audit_record.complete(cases(), RECORD):
                 console.print(
@@ -183,7 +185,7 @@ def guarantees(
                     f"of {rounded_up(one.claim, 3)}"
                 )
         text = page(_audit_record.read(RECORD))
-        write_whole(path, text.encode(), name="--output")
+        _outputs.write_whole(path, text.encode(), name="--output")
     except (ValueError, OSError) as error:
         _display.show_error(_display.terminal(stderr=True), error)
         raise typer.Exit(2) from None

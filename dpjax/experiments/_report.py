@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 import dpjax
-from dpjax import _validate
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Dataset
+from dpjax.experiments import _outputs
 from dpjax.experiments._plan import Plan
 from dpjax.experiments._ranges import Ranges
 from dpjax.experiments._train import Run, Scores
 
 PARAMS, REPORT, PLOT = "params.npz", "report.json", "test_risk.png"
+_NOTHING: Mapping[str, Path] = {}
 
 
 def report(
@@ -128,10 +129,8 @@ def score_name(data: Dataset) -> str:
     return f"mean absolute error ({data.target_unit})"
 
 
-def files(
-    data: Dataset, private: Run, content: Mapping[str, Any], plot: bytes | None
-) -> dict[str, bytes]:
-    """Returns the files of a run, by name."""
+def files(data: Dataset, private: Run, content: Mapping[str, Any]) -> dict[str, bytes]:
+    """Returns the files of a run, by name; the plot is written apart."""
     params = io.BytesIO()
     np.savez(
         params,
@@ -139,30 +138,31 @@ def files(
         feature_names=np.array(data.feature_names),
     )
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    written = {PARAMS: params.getvalue(), REPORT: text.encode()}
-    return written if plot is None else written | {PLOT: plot}
+    return {PARAMS: params.getvalue(), REPORT: text.encode()}
 
 
-def check_folder(folder: Path) -> None:
-    """Requires a folder that can be written to, or made, before anything is spent."""
-    places = (folder, *folder.absolute().parents)
-    existing = next(place for place in places if place.exists())
-    _validate.require(
-        existing.is_dir()
-        and os.access(existing, os.W_OK | os.X_OK)
-        and not any((folder / name).is_dir() for name in (PARAMS, REPORT, PLOT)),
-        "--output",
-        str(folder),
-        "a folder that can be written to, or made",
-    )
+def check_folder(folder: Path, inputs: Mapping[str, Path] = _NOTHING) -> None:
+    """Requires a folder that a run's files can be written to, before anything is spent.
+
+    Args:
+        folder: it may be made.
+        inputs: the files that are read, by the option that named them: none of them
+            may be written over.
+
+    Raises:
+        ValueError: with --output, if not.
+    """
+    names = (PARAMS, REPORT, PLOT)
+    _outputs.check_folder("--output", folder, names=names)
+    _outputs.check_spared("--output", [folder / name for name in names], inputs)
 
 
 def write(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Writes files into a folder, all of them or none.
 
     Each is written under a temporary name; only when all are complete do they take
-    their names. A plot of an earlier run, which would stand beside a report that it
-    does not belong to, is removed.
+    their names, the parameters last: nothing is released before. A plot of an earlier
+    run, which would stand beside a report that it does not belong to, is removed.
 
     Example:
         >>> import tempfile
@@ -177,8 +177,9 @@ def write(folder: Path, contents: Mapping[str, bytes]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, path in partial.items():
             path.write_bytes(contents[name])
-        for name, path in partial.items():
-            os.replace(path, folder / name)
+        (folder / PLOT).unlink(missing_ok=True)
+        for name in sorted(partial, key=lambda name: name == PARAMS):
+            os.replace(partial[name], folder / name)
     except OSError as why:
         raise OSError(f"--output {folder} could not be written to: {why}.") from why
     finally:
@@ -188,8 +189,6 @@ def write(folder: Path, contents: Mapping[str, bytes]) -> None:
         if is_new:
             with contextlib.suppress(OSError):  # it holds the files, or never was
                 folder.rmdir()
-    if PLOT not in contents:
-        (folder / PLOT).unlink(missing_ok=True)
 
 
 def _number(x: Any) -> float | None:

@@ -1,7 +1,9 @@
 """The folder from which a killed `dpjax train` is taken up again."""
 
+import contextlib
 import io
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +18,25 @@ from dpjax._types import Key
 from dpjax.solvers import Checkpoint
 
 _KEY, _STATES, _ITERATES = "key.npy", "states", "iterates.npz"
+_STATE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")  # by its step; while it is saved
+
+
+def _partial(name: str) -> str:
+    """Returns the name of a file while it is written, which a kill leaves behind."""
+    return f".{name}.part"
+
+
+# All files, the one that tells most first.
+_FILES = (_KEY, _partial(_KEY), _ITERATES, _partial(_ITERATES))
 
 
 class RunFolder(NamedTuple):
     """A folder for one run: its key, its solver's states, and the iterates shown.
 
-    It is made for its owner alone, since whoever has the key can subtract the noise,
-    and removed when the run's files are written.
+    It is made for its owner alone, since whoever has the key or a state can subtract
+    the noise, and removed as soon as the run's parameters and report are written. A
+    process that is killed before leaves it behind, to be taken up from, and as secret
+    as the data.
 
     Attributes:
         path: where it is.
@@ -39,23 +53,52 @@ class RunFolder(NamedTuple):
 
     path: Path
 
-    def check(self) -> None:
-        """Requires a folder that may be removed when the run is over.
+    def checked(self) -> "RunFolder":
+        """Returns itself, by the one path without links, if it may be removed later.
 
         Raises:
-            ValueError: if it is no folder, or holds files of something else.
+            ValueError: if it is no folder, a link to one, or holds files of something
+                else.
         """
         _validate.require(
-            not self.path.exists()
-            or (
-                self.path.is_dir()
-                and {path.name for path in self.path.iterdir()}
-                <= {_KEY, _STATES, _ITERATES, _partial(_KEY), _partial(_ITERATES)}
-            ),
+            not self.path.is_symlink(),
             "--checkpoint",
             str(self.path),
-            "a folder of a run that was stopped, an empty or a new one",
+            "a folder, no link to one, since it is removed in the end",
         )
+        _validate.require(
+            _validate.can_be_folder(self.path)
+            and (not self.path.exists() or self._is_of_a_run()),
+            "--checkpoint",
+            str(self.path),
+            "a folder of a run that was stopped, an empty or a new one, that can be "
+            "written to",
+        )
+        return RunFolder(Path(os.path.realpath(self.path)))
+
+    def _is_of_a_run(self) -> bool:
+        entries = {path.name: path for path in self.path.iterdir()}
+        states = entries.pop(_STATES, None)
+        kept = [] if states is None else [states]
+        if states is not None and states.is_dir():
+            kept += states.iterdir()
+        return (
+            entries.keys() <= set(_FILES)
+            and all(path.is_file() for path in entries.values())
+            and all(path.is_dir() for path in kept)
+            and all(_STATE.fullmatch(path.name) for path in kept[1:])
+            and not any(path.is_symlink() for path in (*entries.values(), *kept))
+        )
+
+    def make(self) -> None:
+        """Makes the folder where it is missing, and its owner's alone."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+
+    def has_states(self) -> bool:
+        """Tells whether there is a state to take the run up from."""
+        states = self.path / _STATES
+        return states.is_dir() and any(states.iterdir())
 
     def kept_key(self) -> Key | None:
         """Returns the key of the run that was stopped, if there was one."""
@@ -88,13 +131,35 @@ class RunFolder(NamedTuple):
         self._write(_ITERATES, content.getvalue())
 
     def remove(self) -> None:
-        """Removes the folder: the run is over, and nobody needs its key."""
-        shutil.rmtree(self.path)
+        """Removes what the run kept, its key first: nobody needs it any more.
+
+        And then the folder, but where something else has come into it, or where it
+        cannot be removed, such as a mounted one.
+
+        Raises:
+            OSError: if something is left that tells of the noise.
+        """
+        whys = []
+        for name in (*_FILES, _STATES):
+            path = self.path / name
+            try:
+                if name == _STATES and path.exists():
+                    shutil.rmtree(path)
+                elif name != _STATES:
+                    path.unlink(missing_ok=True)
+            except OSError as why:
+                whys.append(str(why))
+        if whys:
+            raise OSError(
+                f"--checkpoint {self.path} could not be removed ({'; '.join(whys)}): "
+                "remove it, for who finds it can subtract the run's noise."
+            )
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     def _write(self, name: str, content: bytes) -> None:
         """Writes a file whole or not at all."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.chmod(0o700)
+        self.make()
         partial = self.path / _partial(name)
         try:
             with open(partial, "wb") as sink:
@@ -104,8 +169,3 @@ class RunFolder(NamedTuple):
             os.replace(partial, self.path / name)
         finally:
             partial.unlink(missing_ok=True)
-
-
-def _partial(name: str) -> str:
-    """Returns the name of a file while it is written, which a kill leaves behind."""
-    return f".{name}.part"

@@ -31,15 +31,17 @@ class Checkpoint(NamedTuple):
     them see. A run is taken up again with as many of them, and of devices, as it had.
 
     The folder is as SECRET as the data: it holds the state of the random keys, and who
-    knows the noise can subtract it. It is made readable to its owner alone. Remove it
-    with the last use.
+    knows the noise can subtract it. It is made readable to its owner alone, and lies
+    apart from what is published. Nothing here removes it, nor is it gone when a process
+    is killed: remove it with the last use.
 
     Attributes:
         folder: a folder of this run alone; it is made where it is missing.
         every: how many steps lie between two saves; the last step is always saved.
 
     Raises:
-        ValueError: by a solver, if the folder belongs to another run: one with another
+        ValueError: by a solver, if the folder cannot be written to or made, is a link
+            to nowhere, or belongs to something else or to another run: one with another
             program (loss, steps, batching), compiler (XLA_FLAGS included), device or
             processor, number of devices or processes, data, key or number. With the
             same key on other data, or rounded otherwise, the difference of two releases
@@ -76,10 +78,10 @@ class Checkpoint(NamedTuple):
         )
         _validate.count(every=self.every)
         _validate.require(
-            not Path(self.folder).exists() or Path(self.folder).is_dir(),
+            _validate.can_be_folder(Path(self.folder)),
             "checkpoint",
             str(self.folder),
-            "a folder",
+            "a folder that can be written to, or made",
         )
         return self
 
@@ -137,9 +139,15 @@ class Store:
         )
         if step is None:
             return
-        saved = self._manager.restore(
-            step, args=ocp.args.Composite(run=ocp.args.JsonRestore())
-        )["run"]
+        try:
+            saved = self._manager.restore(
+                step, args=ocp.args.Composite(run=ocp.args.JsonRestore())
+            )["run"]
+        except (KeyError, FileNotFoundError):  # a folder with a number for its name
+            raise ValueError(
+                "checkpoint must be a folder of one run's states alone, got "
+                f"{str(self._manager.directory / str(step))!r}, which is none."
+            ) from None
         others = [name for name in self._run if self._run[name] != saved.get(name)]
         _validate.require(
             not others,

@@ -110,7 +110,7 @@ def test_a_plot_that_cannot_be_written_leaves_nothing(folder, monkeypatch):
     def fail(*_):
         raise OSError("no space")
 
-    monkeypatch.setattr(_audit.os, "replace", fail)
+    monkeypatch.setattr("os.replace", fail)
     (folder / "plot.png").write_text("of an earlier run")
     result = run("laplace", "--releases", 1000, "--output", "plot.png")
     assert result.exit_code == 2

@@ -134,7 +134,7 @@ def test_the_report_files_unprotected_numbers_apart(tmp_path):
     # JSON has no NaN: a number that is none is null.
     odd = [(private, Scores(np.array([np.nan]), np.array([np.inf])))]
     content = _report.report(plan, data, private, odd, **args)
-    files = _report.files(data, private, content, plot=None)
+    files = _report.files(data, private, content)
     assert json.loads(files["report.json"])["unprotected"][0]["test_risk"] is None
 
 

@@ -263,12 +263,35 @@ def test_one_state_is_kept(tmp_path):
         ("folder", r"checkpoint must be a Checkpoint\(folder, every\), got 'folder'"),
         (Checkpoint(3), "checkpoint must be a Checkpoint"),
         (Checkpoint("folder", 0), "every must be"),
-        (Checkpoint(__file__), "checkpoint must be a folder, got"),
+        (
+            Checkpoint(__file__),
+            "checkpoint must be a folder that can be written to, or made, got",
+        ),
     ],
 )
 def test_refuses_what_is_no_checkpoint(checkpoint, message):
     with pytest.raises(ValueError, match=message):
         descent(checkpoint=checkpoint)
+
+
+def test_refuses_a_path_that_can_be_no_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    before = sorted(os.listdir(tmp_path))
+    for folder in ("file/x", "link", "link/x", "loop"):
+        with pytest.raises(ValueError, match="checkpoint must be a folder that can"):
+            descent(checkpoint=Checkpoint(tmp_path / folder))
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("year", ["0", "3", "2019"])
+def test_refuses_a_folder_of_something_else(year, tmp_path):
+    (tmp_path / year).mkdir()
+    (tmp_path / year / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="checkpoint must be a folder of one run's"):
+        descent(checkpoint=Checkpoint(tmp_path, 1))
+    assert [path.name for path in tmp_path.rglob("*")] == [year, "thesis.tex"]
 
 
 def test_refuses_to_be_traced(tmp_path):

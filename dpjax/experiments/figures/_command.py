@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 
 from dpjax import _validate
-from dpjax.experiments import _display
-from dpjax.experiments._audit import write_whole
+from dpjax.experiments import _display, _outputs
 from dpjax.experiments.figures._catalogue import panels
 from dpjax.experiments.figures._draw import draw, read
 from dpjax.experiments.figures._panel import Panel, Size
-from dpjax.experiments.figures._run import run_panel
+from dpjax.experiments.figures._run import CELLS, run_panel
 
 app = typer.Typer(no_args_is_help=True, help="The papers' figures, measured again.")
 
@@ -61,6 +60,10 @@ def run_figure(
         chosen = [panel.at(size) for panel in find(name)]
         if repeats is not None:
             chosen = [dataclasses.replace(one, repetitions=repeats) for one in chosen]
+        plot = folder / f"{name}.png"
+        names = [plot.name, *(f"{panel.name}.csv" for panel in chosen)]
+        _outputs.check_folder("--out", folder, names=names)
+        _outputs.check_folder("--out", folder / CELLS)
         with _display.progress_bars(messages) as on_step:
             tables = [
                 run_panel(
@@ -71,8 +74,8 @@ def run_figure(
                 )
                 for panel in chosen
             ]
-        plot = folder / f"{name}.png"
-        write_whole(plot, draw(chosen, [read(table) for table in tables]), name="--out")
+        content = draw(chosen, [read(table) for table in tables])
+        _outputs.write_whole(plot, content, name="--out")
     except (ValueError, OSError, ImportError) as error:
         _display.show_error(messages, error)
         raise typer.Exit(2) from None
@@ -91,12 +94,13 @@ def plot_figures(
         _validate.require(
             bool(known), "DIR", str(folder), "a folder that `figures run` wrote to"
         )
-        plots = []
-        for name in dict.fromkeys(panel.figure for panel in known):
+        names, plots = dict.fromkeys(panel.figure for panel in known), []
+        _outputs.check_folder("DIR", folder, names=[f"{name}.png" for name in names])
+        for name in names:
             chosen = [panel for panel in known if panel.figure == name]
             plots.append(folder / f"{name}.png")
             content = draw(chosen, [read(tables[panel.name]) for panel in chosen])
-            write_whole(plots[-1], content, name="DIR")
+            _outputs.write_whole(plots[-1], content, name="DIR")
     except (ValueError, OSError) as error:
         _display.show_error(_display.terminal(stderr=True), error)
         raise typer.Exit(2) from None

@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from dpjax._types import Key
-from dpjax.experiments._audit import write_whole
+from dpjax.experiments._outputs import write_whole
 from dpjax.experiments.figures._methods import METHODS, Task
 from dpjax.experiments.figures._panel import Panel, Setting
 from dpjax.experiments.figures._problems import (
@@ -33,6 +33,7 @@ from dpjax.experiments.figures._problems import (
 from dpjax.solvers import Solution, Watch
 
 _NUM_SHOWN = 50  # iterates of a run, at most twice as many
+CELLS = "cells"  # the folder of finished cells
 _CHUNK_BYTES = 2**28  # of features that repetitions side by side may take
 
 
@@ -79,7 +80,7 @@ def run_panel(panel: Panel, folder: Path, *, seed: int, on_cell: OnCell) -> Path
     tables, optima = [], {}
     on_cell(0, len(settings))
     for i, setting in enumerate(settings):
-        path = folder / "cells" / f"{panel.name}-{_digest(panel, setting, seed)}.csv"
+        path = folder / CELLS / f"{panel.name}-{_digest(panel, setting, seed)}.csv"
         if not path.exists():
             _write(path, pl.DataFrame(list(_rows(panel, setting, seed, optima))))
         tables.append(pl.read_csv(path, schema_overrides={"curve": pl.String}))
