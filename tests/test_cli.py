@@ -579,7 +579,7 @@ def test_a_schema_with_an_unknown_column(folder):
     refused(result, "--schema must be made of columns of data.csv", "got ['floors']")
 
 
-def test_a_plot_that_fails_leaves_nothing(folder, monkeypatch):
+def test_a_plot_that_fails_leaves_what_was_paid_for(folder, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("no fonts")
 
@@ -587,7 +587,10 @@ def test_a_plot_that_fails_leaves_nothing(folder, monkeypatch):
     arguments = ["train", "data.csv", *map(str, options()), "--show-unprotected"]
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, RuntimeError)
-    assert not (folder / "out").exists()
+    left = {path.name for path in (folder / "out").iterdir()}
+    assert left == {"params.npz", "report.json"}
+    assert "wrote out/params.npz" in result.stdout
+    assert "test_risk.png" not in result.stdout
 
 
 BLOCKED = """

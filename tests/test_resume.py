@@ -111,11 +111,13 @@ def fill_the_disk(folder, files):
 
 
 def test_refuses_a_folder_that_holds_something_else(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    result = run(tmp_path / "out", tmp_path)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "thesis.tex").write_text("years of work")
+    result = run(tmp_path / "out", work)
     assert result.exit_code == 2
     assert "--checkpoint must be a folder of a run that was stopped" in result.stderr
-    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    assert (work / "thesis.tex").read_text() == "years of work"
 
 
 def test_refuses_methods_without_steps(tmp_path):
