@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +40,24 @@ def register(*, data_fields: list[str], meta_fields: list[str]) -> Callable:
         return cls
 
     return decorate
+
+
+def num_coordinates(tree: PyTree) -> int:
+    """Returns the number of entries in all leaves together."""
+    return sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(tree))
+
+
+@register(data_fields=[], meta_fields=["value"])
+@dataclass(frozen=True)
+class Static:
+    """A pytree without leaves: a number that stays a number under jit."""
+
+    value: Any
+
+    @staticmethod
+    def value_of(x: Any) -> Any:
+        """Returns the number, of one that is static or traced."""
+        return x.value if isinstance(x, Static) else x
 
 
 def like(value: Scalar, x: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ Scalar = float | jax.Array
 LossFn = Callable[[PyTree, PyTree], Any]  # loss_fn(params, example) -> scalar
 RandomBytes = Callable[[int], bytes]  # n -> n uniform, independent bytes
 Calibration = Literal["tight", "paper"]  # exact constants, or those that are printed
+NoiseName = Literal["gaussian", "laplace_log_normal"]  # in dpjax.mechanisms
 SelectionName = Literal["exponential", "permute_and_flip"]  # in dpjax.mechanisms
 
 # Two data sets are neighbours when they have the same public size n and differ in one
@@ -28,6 +29,7 @@ __all__ = [
     "Key",
     "LossFn",
     "NeighboringRelation",
+    "NoiseName",
     "PyTree",
     "RandomBytes",
     "Scalar",

@@ -132,11 +132,11 @@ def test_every_case_attacks_one_release(record):
 
 
 def test_an_estimators_name_is_no_release():
-    names = ["privatize", "privatize_trimmed"]
-    of_cases = ["privatize_trimmed_mean", "privatize_trimmed_smooth", "privatize_x"]
+    names = ["peel", "peel_trimmed"]
+    of_cases = ["peel_trimmed_mean", "peel_trimmed_smooth", "peel_x"]
     assert _guarantees.audited(names, of_cases) == {
-        "privatize": ["privatize_trimmed_mean", "privatize_x"],
-        "privatize_trimmed": ["privatize_trimmed_smooth"],
+        "peel": ["peel_trimmed_mean", "peel_x"],
+        "peel_trimmed": ["peel_trimmed_smooth"],
     }
 
 

@@ -18,7 +18,7 @@ import pytest
 from dpjax import losses, solvers
 from dpjax.batching import Poisson, WithoutReplacement
 from dpjax.estimators import SmoothedTruncation
-from dpjax.solvers import Checkpoint
+from dpjax.solvers import Checkpoint, Execution
 
 WORKER = Path(__file__).parent / "processes" / "worker.py"
 LAUNCH = Path(__file__).parents[1] / "benchmarks" / "launch"
@@ -215,7 +215,7 @@ def test_a_killed_process_stops_the_job_and_the_job_goes_on(folder, of_two, tmp_
 def test_refuses_the_state_of_another_number_of_processes(folder, of_two):
     del of_two
     with pytest.raises(ValueError, match="another number of processes or devices"):
-        train(checkpoint=Checkpoint(folder / "states", every=2))
+        train(execution=Execution(checkpoint=Checkpoint(folder / "states", every=2)))
 
 
 @pytest.mark.slow

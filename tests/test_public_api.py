@@ -42,6 +42,7 @@ PACKAGES = [
 # Parameters in order; those after * are keyword-only, "=" marks a default.
 SIGNATURES = {
     dpjax.per_sample_grad: "loss_fn * has_aux=",
+    dpjax.streamed_grad: "loss_fn * microbatch_size=",
     dpjax.robust_grad: (
         "loss_fn estimator * microbatch_size= normalize_by= return_values= has_aux= "
         "axis_name="
@@ -56,7 +57,7 @@ SIGNATURES = {
     estimators.Winsorization: "threshold",
     estimators.SmoothedTruncation: "scale beta=",
     estimators.MedianOfMeans: "inner num_groups",
-    estimators.TrimmedMean: "trim_fraction lower upper",
+    estimators.TrimmedMean: "trim_fraction lower upper relative_spread=",
     estimators.TrimmedMean.smooth_sensitivity: (
         "self samples smoothness * bound= axis_name="
     ),
@@ -94,6 +95,7 @@ SIGNATURES = {
     accounting.gaussian_epsilon: "stddev delta * sensitivity num_releases=",
     accounting.noise_multiplier: (
         "epsilon delta * num_steps sampling_prob= num_samples= batch_size= relation="
+        " noise="
     ),
     accounting.objective_noise: (
         "epsilon delta * num_samples regularization curvature_bound derivative_bound="
@@ -138,9 +140,8 @@ SIGNATURES = {
     audit.Case.audit: "self * key num_releases=",
     transforms.aggregate: "estimator * normalize_by= axis_name=",
     transforms.privatize: (
-        "estimator * noise_multiplier key normalize_by= relation= axis_name="
+        "estimator * noise_multiplier key normalize_by= relation= sampled= axis_name="
     ),
-    transforms.privatize_trimmed: "estimator * rho key relative_spread= axis_name=",
     transforms.add_gaussian_noise: "* stddev key",
     transforms.project: "projection_fn",
     transforms.average_iterates: "",
@@ -156,11 +157,11 @@ SIGNATURES = {
     loading.batches: "source batching * key num_steps sharding",
     solvers.Solution: "params privacy stats",
     solvers.Checkpoint: "folder every=",
-    solvers.Watch: "callback every=",
+    solvers.Execution: ("* microbatch_size= callback= callback_every= checkpoint="),
     solvers.multiparty_gradient_descent: (
         "loss_fn params data * transport epsilon delta estimator learning_rate"
         " num_steps= max_colluding= max_dropouts= projection_fn= averaging="
-        " microbatch_size= watch= test_only_random_bytes="
+        " execution= test_only_random_bytes="
     ),
     solvers.multiparty_objective_perturbation: (
         "features labels * transport epsilon delta regularization loss="
@@ -191,8 +192,7 @@ SIGNATURES = {
     solvers.private_center_and_scale: "samples * key epsilon delta=",
     solvers.robust_gradient_descent: (
         "loss_fn params data * estimator learning_rate num_steps= batching= key="
-        " projection_fn= averaging= microbatch_size= watch="
-        " checkpoint="
+        " projection_fn= averaging= execution="
     ),
     solvers.dp_l1_regression: (
         "features targets * key epsilon candidates truncation= moment_order="
@@ -208,23 +208,19 @@ SIGNATURES = {
     transforms.laplace_peel: "sparsity * rho sensitivity limit key",
     solvers.dp_frank_wolfe: (
         "loss_fn params data * key epsilon delta= constraint estimator= moment_bound="
-        " num_steps= learning_rate= batching= calibration= microbatch_size= watch="
-        " checkpoint="
+        " num_steps= learning_rate= batching= calibration= execution="
     ),
     solvers.dp_lasso: (
         "features targets * key epsilon delta radius= threshold= num_steps="
-        " moment_bound= calibration= microbatch_size= watch="
-        " checkpoint="
+        " moment_bound= calibration= execution="
     ),
     solvers.dp_sparse_linear_regression: (
         "features targets * key epsilon delta sparsity threshold= learning_rate="
-        " num_steps= moment_bound= radius= calibration= microbatch_size= watch="
-        " checkpoint="
+        " num_steps= moment_bound= radius= calibration= execution="
     ),
     solvers.dp_iterative_hard_thresholding: (
         "loss_fn params data * key epsilon delta sparsity estimator learning_rate"
-        " num_steps= calibration= microbatch_size= watch="
-        " checkpoint="
+        " num_steps= calibration= execution="
     ),
     constraints.grid_net: "constraint num_coordinates * radius",
     constraints.halton_net: "box num_coordinates * num_candidates",
@@ -239,8 +235,7 @@ SIGNATURES = {
     ),
     solvers.dp_gradient_descent: (
         "loss_fn params data * key epsilon delta estimator learning_rate num_steps="
-        " batching= projection_fn= averaging= calibration= microbatch_size= watch="
-        " checkpoint="
+        " batching= projection_fn= averaging= calibration= execution="
     ),
 }
 
@@ -289,19 +284,17 @@ RECORDS = {
     "dpjax.estimators.Estimator",
     "dpjax.estimators.NeighboringRelation",
     "dpjax.estimators.REPLACE_ONE",
-    "dpjax.estimators.Rows",
+    "dpjax.estimators.SampleStream",
     "dpjax.loading.Records",
     "dpjax.parties.JaxTransport",
     "dpjax.parties.PartyError",
     "dpjax.parties.Transport",
     "dpjax.solvers.Solution",
-    "dpjax.solvers.Watch",
     "dpjax.transforms.AddGaussianNoiseState",
     "dpjax.transforms.AverageIteratesState",
     "dpjax.transforms.FrankWolfeState",
     "dpjax.transforms.PeelState",
     "dpjax.transforms.PrivatizeState",
-    "dpjax.transforms.PrivatizeTrimmedState",
 }
 
 

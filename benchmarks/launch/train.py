@@ -68,7 +68,9 @@ def main() -> None:
         estimator=SmoothedTruncation(args.scale),
         learning_rate=args.learning_rate,
         num_steps=args.steps,
-        checkpoint=solvers.Checkpoint(args.folder / "states", args.save_every),
+        execution=solvers.Execution(
+            checkpoint=solvers.Checkpoint(args.folder / "states", args.save_every)
+        ),
     )
     if jax.process_index() == 0:
         released = np.asarray(solution.params)

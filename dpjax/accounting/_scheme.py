@@ -30,6 +30,7 @@ added or removed the pair is their Theorem 11).
 import dataclasses
 import functools
 import math
+from typing import get_args
 
 from dp_accounting import (
     DpEvent,
@@ -37,18 +38,25 @@ from dp_accounting import (
     PoissonSampledDpEvent,
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
+    ZCDpEvent,
 )
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import _validate
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax._types import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    NeighboringRelation,
+    NoiseName,
+)
 from dpjax.accounting._capacity import check_sampling_prob, without_overflow
 from dpjax.accounting._gaussian import (
     gaussian_epsilon,
     gaussian_event,
     gaussian_stddev,
 )
+from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 
 # Outside this range of noise multipliers no sampled step is analysed: below, epsilon
 # would be beyond 1e5; above, the accountants' float64 differences vanish.
@@ -59,6 +67,9 @@ _LARGEST_MULTIPLIER = 1e6
 # Gaussian, its delta was short by up to 2e-16 a step (T = 10 to 1e6). Set aside 5 times
 # that.
 _FFT_ERROR = 1e-15
+
+# A square root and a quotient, so that 1 / (2 z^2) is never above the budget's rho.
+_ROUNDED_UP = 2.0**-50
 
 # A calibrated multiplier is at most this share above the smallest one.
 _TOLERANCE = 1e-3
@@ -72,6 +83,7 @@ class Scheme:
     sampling_prob: float
     fixed_size: tuple[int, int] | None  # (num_samples, batch_size)
     relation: NeighboringRelation
+    noise: NoiseName = "gaussian"
 
     @property
     def is_poisson(self) -> bool:
@@ -83,6 +95,9 @@ class Scheme:
 
     def event(self, multiplier: float) -> DpEvent:
         """The whole run, in the convention of the accountant that reads it."""
+        if self.noise != "gaussian":
+            rho = 0.5 / multiplier**2 if multiplier > 0 else math.inf
+            return SelfComposedDpEvent(ZCDpEvent(rho), self.num_steps)
         if self.fixed_size is not None:
             # The RDP accountant wants stddev / sensitivity, that is stddev / 2C.
             step = SampledWithoutReplacementDpEvent(
@@ -101,6 +116,10 @@ class Scheme:
 
     def epsilon(self, multiplier: float, delta: float) -> float:
         """An upper bound of epsilon at `delta`."""
+        if self.noise != "gaussian":
+            if multiplier == 0:
+                return math.inf
+            return rho_to_epsilon(0.5 * self.num_steps / multiplier**2, delta)
         if self.is_poisson:
             delta = without_overflow(delta)
         # Batches never depend on the data, so a sampled run is a mixture of runs that
@@ -140,8 +159,18 @@ def scheme_of(
     num_samples: int | None,
     batch_size: int | None,
     relation: NeighboringRelation,
+    noise: NoiseName,
 ) -> Scheme:
     """Checks the sampling arguments of `noise_multiplier` and tells the scheme."""
+    _validate.require(
+        noise in get_args(NoiseName), "noise", noise, " or ".join(get_args(NoiseName))
+    )
+    _validate.require(
+        noise == "gaussian" or (sampling_prob == 1 and batch_size is None),
+        "noise",
+        noise,
+        "gaussian where batches are sampled: no amplification is known for another",
+    )
     _validate.count(num_steps=num_steps)
     check_sampling_prob(sampling_prob)
     _validate.require(
@@ -155,7 +184,7 @@ def scheme_of(
         _validate.require(batch_size is None, "num_samples", num_samples, rule)
         rule = "given where num_samples is"
         _validate.require(num_samples is None, "batch_size", batch_size, rule)
-        return Scheme(num_steps, float(sampling_prob), None, relation)
+        return Scheme(num_steps, float(sampling_prob), None, relation, noise)
 
     _validate.count(num_samples=num_samples, batch_size=batch_size)
     _validate.require(
@@ -177,6 +206,9 @@ def scheme_of(
 @functools.lru_cache(maxsize=256)
 def calibrate(epsilon: float, delta: float, scheme: Scheme) -> float:
     """The smallest multiplier whose epsilon at `delta` is at most `epsilon`."""
+    if scheme.noise != "gaussian":
+        rho = epsilon_to_rho(epsilon, delta) / scheme.num_steps
+        return math.sqrt(0.5 / rho) * (1 + _ROUNDED_UP) if rho > 0 else math.inf
     usable_delta = without_overflow(delta) if scheme.is_poisson else delta
     full_batch = gaussian_stddev(
         epsilon, usable_delta, sensitivity=1.0, num_releases=scheme.num_steps

@@ -12,7 +12,7 @@ import math
 from dp_accounting import DpEvent
 
 from dpjax import _validate
-from dpjax._types import REPLACE_ONE, NeighboringRelation
+from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName
 from dpjax.accounting._scheme import calibrate, scheme_of
 
 
@@ -25,6 +25,7 @@ def noise_multiplier(
     num_samples: int | None = None,
     batch_size: int | None = None,
     relation: NeighboringRelation = REPLACE_ONE,
+    noise: NoiseName = "gaussian",
 ) -> float:
     """The smallest stddev / l2 sensitivity that keeps a training run within budget.
 
@@ -45,6 +46,9 @@ def noise_multiplier(
         num_samples: public number of records; only with `batch_size`.
         batch_size: number of records in every batch; only with `num_samples`.
         relation: REPLACE_ONE or ADD_OR_REMOVE_ONE.
+        noise: an estimator's `noise`. Other than "gaussian", the multiplier z stands
+            for a step that is 1 / (2 z^2)-zCDP, as Gaussian noise of z is; batches may
+            not be sampled.
 
     Returns:
         Standard deviation of each step's noise, divided by the l2 sensitivity of the
@@ -93,6 +97,7 @@ def noise_multiplier(
         num_samples=num_samples,
         batch_size=batch_size,
         relation=relation,
+        noise=noise,
     )
     return calibrate(float(epsilon), float(delta), scheme)
 
@@ -106,6 +111,7 @@ def noise_multiplier_to_epsilon(
     num_samples: int | None = None,
     batch_size: int | None = None,
     relation: NeighboringRelation = REPLACE_ONE,
+    noise: NoiseName = "gaussian",
 ) -> float:
     """The epsilon that a training run with a given noise multiplier costs.
 
@@ -119,6 +125,9 @@ def noise_multiplier_to_epsilon(
         num_samples: public number of records; only with `batch_size`.
         batch_size: number of records in every batch; only with `num_samples`.
         relation: REPLACE_ONE or ADD_OR_REMOVE_ONE.
+        noise: an estimator's `noise`. Other than "gaussian", the multiplier z stands
+            for a step that is 1 / (2 z^2)-zCDP, as Gaussian noise of z is; batches may
+            not be sampled.
 
     Returns:
         epsilon >= 0, an upper bound; inf without noise or at delta = 0.
@@ -146,6 +155,7 @@ def noise_multiplier_to_epsilon(
         num_samples=num_samples,
         batch_size=batch_size,
         relation=relation,
+        noise=noise,
     )
     return scheme.epsilon(float(noise_multiplier), float(delta))
 
@@ -158,6 +168,7 @@ def sampled_gaussian_event(
     num_samples: int | None = None,
     batch_size: int | None = None,
     relation: NeighboringRelation = REPLACE_ONE,
+    noise: NoiseName = "gaussian",
 ) -> DpEvent:
     """The `dp_accounting` event of a training run with a given noise multiplier.
 
@@ -168,6 +179,9 @@ def sampled_gaussian_event(
         num_samples: public number of records; only with `batch_size`.
         batch_size: number of records in every batch; only with `num_samples`.
         relation: REPLACE_ONE or ADD_OR_REMOVE_ONE.
+        noise: an estimator's `noise`. Other than "gaussian", the multiplier z stands
+            for a step that is 1 / (2 z^2)-zCDP, as Gaussian noise of z is; batches may
+            not be sampled.
 
     Returns:
         The event, in the convention of the one accountant that reads it right:
@@ -198,5 +212,6 @@ def sampled_gaussian_event(
         num_samples=num_samples,
         batch_size=batch_size,
         relation=relation,
+        noise=noise,
     )
     return scheme.event(float(noise_multiplier))

@@ -187,7 +187,7 @@ def multiparty_gradient_descent() -> Case:
     party's noise. Shows 2.1 of 4: a run takes 50 ms, so 2,000 releases.
     """
 
-    def solve(key: Key, data: jax.Array, watch: solvers.Watch | None) -> Solution:
+    def solve(key: Key, data: jax.Array, shown: solvers.Execution) -> Solution:
         def party_fn(transport: parties.Transport) -> Solution:
             party = transport.party
             return solvers.multiparty_gradient_descent(
@@ -201,7 +201,7 @@ def multiparty_gradient_descent() -> Case:
                 learning_rate=1.0,
                 num_steps=2,
                 max_colluding=0,
-                watch=watch if party == 0 else None,
+                execution=shown if party == 0 else solvers.Execution(),
                 test_only_random_bytes=_party_bytes(key, party),
             )
 
@@ -209,7 +209,8 @@ def multiparty_gradient_descent() -> Case:
 
     def release(key: Key, data: jax.Array) -> list[jax.Array]:
         iterates = []
-        solve(key, data, solvers.Watch(lambda _, params: iterates.append(params)))
+        shown = solvers.Execution(callback=lambda _, params: iterates.append(params))
+        solve(key, data, shown)
         return iterates
 
     data = jnp.ones((2, 1, 1))  # party, record, feature
@@ -218,7 +219,7 @@ def multiparty_gradient_descent() -> Case:
         release=release,
         data=data,
         neighbor=data.at[-1].multiply(-1),
-        privacy=solve(jax.random.key(0), data, None).privacy,
+        privacy=solve(jax.random.key(0), data, solvers.Execution()).privacy,
         num_releases=2_000,
         lower_bound=gaussian_lower_bound,
         vectorize=False,
@@ -257,7 +258,7 @@ def multiparty_objective_perturbation() -> Case:
         release=lambda key, data: solve(key, data).params,
         data=data,
         neighbor=(features, labels.at[-1].multiply(-1)),
-        privacy=solve(jax.random.key(0), data).privacy,
+        privacy=solve(jax.random.key(0), data, solvers.Execution()).privacy,
         num_releases=2_000,
         vectorize=False,
     )

@@ -75,13 +75,6 @@ def privatize_median_of_means() -> Case:
     return _privatized("privatize_median_of_means", estimator, grads)
 
 
-def privatize_trimmed_mean() -> Case:
-    """The median goes from one bound of the clamp to the other. Shows 3.6 of 4."""
-    grads = [[-1e30], [1e30], [1e30]]
-    estimator = TrimmedMean(0.25, lower=-1.0, upper=1.0)
-    return _privatized("privatize_trimmed_mean", estimator, grads)
-
-
 def privatize_added_record() -> Case:
     """A row of a padded batch is filled, under add/remove. Shows 3.6 of 4."""
     multiplier, privacy = _gaussian_claim(relation=ADD_OR_REMOVE_ONE)
@@ -150,7 +143,7 @@ def add_gaussian_noise() -> Case:
     )
 
 
-def privatize_trimmed() -> Case:
+def privatize_trimmed_mean() -> Case:
     """Sixteen coordinates cross the clamp, as far as one gradient can move them.
 
     Shows 1.3 of 2.0.
@@ -161,15 +154,17 @@ def privatize_trimmed() -> Case:
 
     estimator = TrimmedMean(0.34, lower=-1.0, upper=1.0)
     return _of_update(
-        "privatize_trimmed",
-        lambda key: transforms.privatize_trimmed(estimator, rho=_RHO, key=key),
+        "privatize_trimmed_mean",
+        lambda key: transforms.privatize(
+            estimator, noise_multiplier=(2 * _RHO) ** -0.5, key=key
+        ),
         np.outer([-9.0, 9.0, 9.0], np.ones(16)),
         _zero_concentrated_claim(),
         statistic=statistic,
     )
 
 
-def privatize_trimmed_smooth() -> Case:
+def privatize_trimmed_mean_smooth() -> Case:
     """The smooth sensitivity grows by its e^t, and the mean moves by all of it.
 
     Shows 0.2 of 2.0: the claim adds up the cost of a new scale and that of a shift,
@@ -188,8 +183,10 @@ def privatize_trimmed_smooth() -> Case:
     neighbor[0] = 1e9
     estimator = TrimmedMean(num_trimmed / num_samples, lower=0.0, upper=1.0)
     return _of_update(
-        "privatize_trimmed_smooth",
-        lambda key: transforms.privatize_trimmed(estimator, rho=_RHO, key=key),
+        "privatize_trimmed_mean_smooth",
+        lambda key: transforms.privatize(
+            estimator, noise_multiplier=(2 * _RHO) ** -0.5, key=key
+        ),
         grads,
         _zero_concentrated_claim(),
         neighbor=neighbor,
@@ -349,8 +346,7 @@ BUILDERS: dict[str, Callable[[], Case]] = {
         privatize_added_record,
         dp_sgd,
         add_gaussian_noise,
-        privatize_trimmed,
-        privatize_trimmed_smooth,
+        privatize_trimmed_mean_smooth,
         frank_wolfe,
         frank_wolfe_permute_and_flip,
         peel,

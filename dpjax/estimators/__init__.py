@@ -14,7 +14,6 @@ method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.estimators._clipping import Clipping, clip_to_norm
 from dpjax.estimators._estimator import CoordinateEstimator, Estimator
-from dpjax.estimators._fold import Rows
 from dpjax.estimators._mean import Mean
 from dpjax.estimators._median_of_means import MedianOfMeans
 from dpjax.estimators._sensitivity import Sensitivity
@@ -22,6 +21,7 @@ from dpjax.estimators._smoothed_truncation import (
     SmoothedTruncation,
     smoothed_truncate,
 )
+from dpjax.estimators._stream import SampleStream
 from dpjax.estimators._trimmed_mean import TrimmedMean
 from dpjax.estimators._truncation import Truncation, truncate
 from dpjax.estimators._winsorization import Winsorization, winsorize
@@ -35,7 +35,7 @@ __all__ = [
     "Mean",
     "MedianOfMeans",
     "NeighboringRelation",
-    "Rows",
+    "SampleStream",
     "Sensitivity",
     "SmoothedTruncation",
     "TrimmedMean",

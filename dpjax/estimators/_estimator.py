@@ -2,19 +2,19 @@
 
 import abc
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._sharding import AxisName, by_device, num_shares, row_axes
+from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying
 from dpjax._tree import like
 from dpjax._types import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
     NeighboringRelation,
+    NoiseName,
     PyTree,
     Scalar,
 )
@@ -24,6 +24,7 @@ from dpjax.estimators._sensitivity import (
     coordinate_sensitivity,
     maximum,
 )
+from dpjax.estimators._stream import SampleStream
 
 # Thresholds, scales and norms lie in this range, so that neither their sums over any
 # number of rows overflow in float32 nor their digits underflow.
@@ -40,6 +41,9 @@ class Estimator(abc.ABC):
 
     # Whether records count by their public index, so that no sampled batch will do.
     groups_by_index: ClassVar[bool] = False
+    # The mechanism whose noise makes the mean private: Gaussian noise in proportion to
+    # `sensitivity`, or Laplace log-normal noise in proportion to a smooth sensitivity.
+    noise: ClassVar[NoiseName] = "gaussian"
 
     @abc.abstractmethod
     def influence(self, sample: PyTree) -> PyTree:
@@ -65,8 +69,9 @@ class Estimator(abc.ABC):
         """Returns the robust mean of samples over axis 0.
 
         Args:
-            samples: pytree, leaves of shape (n, ...). NaN counts as zero; an infinity
-                takes the influence's limit where there is one, else it counts as zero.
+            samples: pytree, leaves of shape (n, ...), or a stream of them, such as
+                `dpjax.streamed_grad` gives. NaN counts as zero; an infinity takes the
+                influence's limit where there is one, else it counts as zero.
             is_padding_example: shape (n,), true for rows that count for nothing. They
                 do not change the divisor.
             normalize_by: public divisor; n by default. Beyond 4,608 rows it may not be
@@ -82,16 +87,58 @@ class Estimator(abc.ABC):
             ValueError: where leaves or mask disagree on n, normalize_by is not
                 positive or much smaller than n, or axis_name does not fit.
         """
-        num_rows = _validate.leading_size(samples, "samples")
+        if isinstance(samples, SampleStream):
+            return self.with_records(
+                samples,
+                is_padding_example,
+                normalize_by=normalize_by,
+                axis_name=axis_name,
+            )[0]
+        stream = SampleStream.of(samples)
+        axes, divisor = self._checked(
+            stream, is_padding_example, normalize_by, axis_name
+        )
+        return _jitted_fold(axes, self, stream, is_padding_example, divisor)[0]
+
+    def with_records(
+        self,
+        stream: SampleStream,
+        is_padding_example: jax.Array | None = None,
+        *,
+        normalize_by: Scalar | None = None,
+        axis_name: AxisName | None = None,
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the robust mean of a stream of samples, and its records.
+
+        Args:
+            stream: makes samples, and what is wanted back for each, a few at a time.
+            is_padding_example: as for the mean of arrays, and so are the others.
+            normalize_by: public divisor; n by default.
+            axis_name: the mesh axes over which the stream's rows are sharded.
+
+        Returns:
+            The mean, and the records with leading axis n. Records are NOT private.
+
+        Raises:
+            ValueError: as for the mean of arrays.
+        """
+        axes, divisor = self._checked(
+            stream, is_padding_example, normalize_by, axis_name
+        )
+        return _fold_stream(axes, self, stream, is_padding_example, divisor)
+
+    def _checked(self, stream, is_padding_example, normalize_by, axis_name):
+        """Returns the rows' axes, and the divisor; None where it is their number."""
+        num_rows = stream.num_rows
         _validate.mask(is_padding_example, num_rows)
-        axes = row_axes(samples, axis_name)
+        axes = row_axes(stream.rows, axis_name)
         if normalize_by is not None:
             _validate.positive(normalize_by=normalize_by)
             num_rows *= num_shares(axes)
             _fold.check_rows_per_divisor(num_rows, normalize_by)
             if _validate.is_concrete(normalize_by) and normalize_by == num_rows:
                 normalize_by = None  # inside jit it would be out of sight
-        return _estimate(axes, self, samples, is_padding_example, normalize_by)
+        return axes, normalize_by
 
     @abc.abstractmethod
     def sensitivity(
@@ -136,6 +183,33 @@ class Estimator(abc.ABC):
             return masked
         replaced = self.sensitivity(num_samples, num_coordinates, relation)
         return jax.tree.map(lambda one, half: maximum(one, 2 * half), replaced, masked)
+
+    def noise_parameters(
+        self,
+        noise_multiplier: Scalar,
+        num_samples: Scalar,
+        num_coordinates: int,
+        relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        is_sampled: bool = False,
+    ) -> dict[str, Scalar]:
+        """Returns what is drawn for a noise multiplier, as far as data do not tell.
+
+        Args:
+            noise_multiplier: stddev / l2 sensitivity; for noise that is not Gaussian
+                the one of the Gaussian noise that costs the same zCDP.
+            num_samples: the public divisor.
+            num_coordinates: entries of all leaves of one sample together.
+            relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
+            is_sampled: whether chance decides which records a batch holds.
+
+        Returns:
+            l2_sensitivity and stddev, their product with the noise multiplier.
+        """
+        measure = self.sampled_sensitivity if is_sampled else self.sensitivity
+        sensitivity = measure(num_samples, num_coordinates, relation).l2
+        stddev = noise_multiplier * sensitivity
+        return {"l2_sensitivity": sensitivity, "stddev": stddev}
 
     def fold(
         self,
@@ -195,26 +269,24 @@ class CoordinateEstimator(Estimator):
         )
 
 
-@partial(jax.jit, static_argnums=0)
-def _estimate(axes, estimator, samples, is_padding_example, normalize_by):
+def _fold_stream(axes, estimator, stream, is_padding_example, normalize_by):
     def on_device(whole, rows):
-        estimator, normalize_by = whole
-        samples, is_padding_example = rows
+        estimator, normalize_by, shared = whole
+        rows, is_padding_example = rows
+        # Else their gradient would be the sum over devices: of several records.
+        mine = stream.on_device(varying(shared, axes), rows)
+        rows = _fold.Rows(mine.read, mine.num_rows, is_padding_example, axes)
+        return estimator.fold(
+            rows,
+            normalize_by=rows.num_rows_in_all if normalize_by is None else normalize_by,
+            microbatch_size=stream.microbatch_size,
+        )
 
-        def read(start, size):
-            part = partial(
-                jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size
-            )
-            return jax.tree.map(part, samples), ()
+    whole = estimator, normalize_by, stream.shared
+    return by_device(on_device, axes, whole, (stream.rows, is_padding_example))
 
-        num_rows = jax.tree.leaves(samples)[0].shape[0]
-        rows = _fold.Rows(read, num_rows, is_padding_example, axes)
-        divisor = rows.num_rows_in_all if normalize_by is None else normalize_by
-        return estimator.fold(rows, normalize_by=divisor)
 
-    whole, rows = (estimator, normalize_by), (samples, is_padding_example)
-    mean, _ = by_device(on_device, axes, whole, rows)
-    return mean
+_jitted_fold = jax.jit(_fold_stream, static_argnums=0)
 
 
 def as_float(x: jax.Array) -> jax.Array:

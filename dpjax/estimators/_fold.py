@@ -19,7 +19,6 @@ Samples come through `Rows.read`, a few at a time: a materialised array, or grad
 that are computed when they are asked for and never stored.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -29,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._sharding import num_shares, psum, zeros
-from dpjax._tree import by_row, float_dtype
+from dpjax._tree import by_row, float_dtype, num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
 from dpjax.estimators._digits import Digits
@@ -56,6 +55,17 @@ class Rows(NamedTuple):
     num_rows: int
     is_padding_example: jax.Array | None = None
     axes: tuple[str, ...] = ()
+
+    def read_all(self, microbatch_size: int | None) -> tuple[PyTree, PyTree]:
+        """Returns all samples and records, made so many at once; None is all."""
+        if microbatch_size is None:
+            return self.read(0, self.num_rows)
+        each = jax.lax.map(
+            lambda row: self.read(row, 1),
+            jnp.arange(self.num_rows),
+            batch_size=microbatch_size,
+        )
+        return jax.tree.map(lambda x: x[:, 0], each)
 
     @property
     def num_rows_in_all(self) -> int:
@@ -167,11 +177,6 @@ def block_length(normalize_by: float) -> int:
     what a record moves, and longer blocks keep the sums few enough to be exact.
     """
     return 64 if FEW_ROWS < normalize_by <= 2**27 else 256
-
-
-def num_coordinates(tree: PyTree) -> int:
-    """Returns the number of entries in all leaves together."""
-    return sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(tree))
 
 
 def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, NoReturn, get_args
 
 import jax
@@ -10,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._sharding import AxisName, by_device, num_shares, row_axes
+from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying
 from dpjax._tree import by_column, like, register
-from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
+from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName, PyTree, Scalar
 from dpjax.estimators._estimator import LARGEST, Estimator, as_float
 from dpjax.estimators._fold import Rows
 from dpjax.estimators._order_statistics import middle_sum, order_statistics
@@ -22,11 +21,14 @@ from dpjax.estimators._smooth_sensitivity import (
     smooth_sensitivity,
     smooth_weights,
 )
+from dpjax.estimators._stream import SampleStream
 
 LEAST_WIDTH = 1e-15  # so that no sensitivity that matters underflows in float32
 
 
-@register(data_fields=["lower", "upper"], meta_fields=["trim_fraction"])
+@register(
+    data_fields=["lower", "upper"], meta_fields=["trim_fraction", "relative_spread"]
+)
 @dataclass(frozen=True)
 class TrimmedMean(Estimator):
     """The mean without the m smallest and m largest samples, clamped to [lower, upper].
@@ -39,14 +41,17 @@ class TrimmedMean(Estimator):
 
     Sensitivity: for the worst data it is upper - lower in every coordinate, which is
     what `sensitivity` says and much too large to be of use. For data whose middle is
-    narrow it is far smaller: `smooth_sensitivity` and `dpjax.transforms
-    .privatize_trimmed`.
+    narrow it is far smaller: the noise of `dpjax.transforms.privatize` is in proportion
+    to the `smooth_sensitivity`.
 
     Attributes:
         trim_fraction: share that is trimmed on either side, 0 < trim_fraction < 1/2;
             static, since it decides shapes.
         lower: a, public, in units of the samples; a pytree leaf.
         upper: b > a, public; a pytree leaf.
+        relative_spread: a public guess of the range of a coordinate's samples, in units
+            of upper - lower; static. The noise is split for it; privacy holds whatever
+            it is. See `dpjax.accounting.calibrate_smooth_noise`.
 
     Raises:
         ValueError: where trim_fraction is not in (0, 1/2), a bound not within ±1e30, or
@@ -66,8 +71,10 @@ class TrimmedMean(Estimator):
     trim_fraction: float
     lower: Scalar
     upper: Scalar
+    relative_spread: float = 1.0
     # Not by index; but no sampled batch will do either.
     groups_by_index: ClassVar[bool] = True
+    noise: ClassVar[NoiseName] = "laplace_log_normal"
 
     def __post_init__(self):
         fraction = self.trim_fraction
@@ -77,6 +84,13 @@ class TrimmedMean(Estimator):
             fraction,
             "a Python float strictly between 0 and 1/2",
         )
+        _validate.require(
+            _validate.is_concrete(self.relative_spread),
+            "relative_spread",
+            self.relative_spread,
+            "a number at hand, not a traced one",
+        )
+        _validate.positive(relative_spread=self.relative_spread)
         _validate.within(-LARGEST, LARGEST, lower=self.lower, upper=self.upper)
         if _validate.is_concrete(self.lower) and _validate.is_concrete(self.upper):
             _validate.require(
@@ -141,6 +155,32 @@ class TrimmedMean(Estimator):
         l2 = math.sqrt(num_coordinates) * linf
         return Sensitivity(num_coordinates * linf, l2, linf)
 
+    def noise_parameters(
+        self,
+        noise_multiplier: Scalar,
+        num_samples: Scalar,
+        num_coordinates: int,
+        relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        is_sampled: bool = False,
+    ) -> dict[str, Scalar]:
+        """See `Estimator.noise_parameters`: rho, the zCDP cost of one release.
+
+        Raises:
+            ValueError: where records are sampled, or added and removed: each has its
+                place in the order, so that a batch by chance is no more private.
+        """
+        del num_samples, num_coordinates
+        _validate.positive(noise_multiplier=noise_multiplier)
+        _validate.require(
+            relation is REPLACE_ONE and not is_sampled,
+            "estimator",
+            self,
+            "one that takes masks: a trimmed mean is for batches that are fixed by "
+            "index, without a mask, under replace-one",
+        )
+        return {"rho": 0.5 / noise_multiplier**2}
+
     def fold(
         self,
         rows: Rows,
@@ -168,15 +208,7 @@ class TrimmedMean(Estimator):
             f"the number of rows, {num_rows}: the trimmed mean cannot take a sampled "
             "batch",
         )
-        if microbatch_size is None:
-            samples, records = rows.read(0, rows.num_rows)
-        else:
-            each = jax.lax.map(
-                lambda row: rows.read(row, 1),
-                jnp.arange(rows.num_rows),
-                batch_size=microbatch_size,
-            )
-            samples, records = jax.tree.map(lambda x: x[:, 0], each)
+        samples, records = rows.read_all(microbatch_size)
         trimmed = self.trim_count(num_rows)
 
         def mean(columns):
@@ -266,7 +298,8 @@ class TrimmedMean(Estimator):
             >>> print(f"{mean:.2f} {sensitivity:.2f}")
             2.00 3.68
         """
-        num_samples = _validate.leading_size(samples, "samples")
+        stream = SampleStream.of(samples)
+        num_samples = stream.num_rows
         _validate.require(
             _validate.is_concrete(smoothness) and np.ndim(smoothness) == 0,
             "smoothness",
@@ -275,23 +308,22 @@ class TrimmedMean(Estimator):
         )
         _validate.positive(smoothness=smoothness)
         _validate.require(bound in get_args(Bound), "bound", bound, "fast or exact")
-        axes = row_axes(samples, axis_name)
+        axes = row_axes(stream.rows, axis_name)
         num_samples *= num_shares(axes)
         weights = smooth_weights(float(smoothness), self.trim_count(num_samples))
-        pairs = _with_sensitivity(bound, axes, self, samples, weights)
-        return jax.tree.transpose(
-            jax.tree.structure(samples), jax.tree.structure((0, 0)), pairs
-        )
+        run = _with_sensitivity if stream is samples else _jitted_with_sensitivity
+        return run(bound, axes, self, stream, weights)
 
     def _mean(self, middle_sum, num_kept):
         mean = middle_sum * (1 / num_kept)
         return jnp.clip(mean, like(self.lower, mean), like(self.upper, mean))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _with_sensitivity(bound, axes, estimator, samples, weights):
-    def on_device(whole, samples):
-        estimator, weights = whole
+def _with_sensitivity(bound, axes, estimator, stream, weights):
+    def on_device(whole, rows):
+        estimator, weights, shared = whole
+        mine = stream.on_device(varying(shared, axes), rows)
+        samples, _ = Rows(mine.read, mine.num_rows).read_all(stream.microbatch_size)
 
         def both(x):
             trimmed = len(weights) - 1
@@ -303,7 +335,14 @@ def _with_sensitivity(bound, axes, estimator, samples, weights):
             )
             return estimator._mean(order.middle_sum, num_kept), sensitivity
 
-        return jax.tree.map(lambda x: by_column(both, as_float(x)), samples), ()
+        leaves, structure = jax.tree.flatten(samples)
+        pairs = [by_column(both, as_float(x)) for x in leaves]
+        return tuple(
+            jax.tree.unflatten(structure, x) for x in zip(*pairs, strict=True)
+        ), ()
 
-    pairs, _ = by_device(on_device, axes, (estimator, weights), samples)
-    return pairs
+    whole = estimator, weights, stream.shared
+    return by_device(on_device, axes, whole, stream.rows)[0]
+
+
+_jitted_with_sensitivity = jax.jit(_with_sensitivity, static_argnums=(0, 1))

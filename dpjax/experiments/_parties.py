@@ -27,7 +27,7 @@ from dpjax.estimators import Clipping
 from dpjax.experiments import _display, _report
 from dpjax.experiments._sources import PUBLIC_SETS, public_name
 from dpjax.parties import JaxTransport, num_secret_shares
-from dpjax.solvers import Solution, Watch, multiparty_gradient_descent
+from dpjax.solvers import Execution, Solution, multiparty_gradient_descent
 
 _ROUND = "round "  # what a line begins with that a party prints for the terminal
 
@@ -197,7 +197,9 @@ def run_party(settings: PartySettings, party: int, coordinator: str) -> None:
         num_steps=settings.steps,
         max_colluding=settings.max_colluding,
         max_dropouts=settings.max_dropouts,
-        watch=Watch(watch, max(1, settings.steps // 10)),
+        execution=Execution(
+            callback=watch, callback_every=max(1, settings.steps // 10)
+        ),
     )
     if party == 0:
         _report.write(settings.folder, _files(settings, data, solution))

@@ -22,8 +22,8 @@ from dpjax.experiments._plan import Plan
 from dpjax.experiments._run_folder import RunFolder
 from dpjax.experiments._settings import MethodName
 from dpjax.solvers import (
+    Execution,
     Solution,
-    Watch,
     dp_gradient_descent,
     robust_gradient_descent,
 )
@@ -177,9 +177,9 @@ def _run(
         problem = loss_fn, start, (features, targets)
     total = arguments.get("num_steps")
     every = max(1, (total or 0) // _NUM_SHOWN)
-    seen = []
+    seen, checkpoint = [], None
     if run_folder is not None:
-        arguments = {**arguments, "checkpoint": run_folder.checkpoint(10 * every)}
+        checkpoint = run_folder.checkpoint(10 * every)
         seen = list(run_folder.iterates().items())
 
     def watch(step, params):
@@ -192,7 +192,10 @@ def _run(
 
     on_step(name, 0, total)
     if method.has_steps:
-        arguments = {**arguments, "watch": Watch(watch, every)}
+        execution = Execution(
+            callback=watch, callback_every=every, checkpoint=checkpoint
+        )
+        arguments = {**arguments, "execution": execution}
     solution = method.solver(*problem, **arguments)
     jax.block_until_ready(solution.params)
     jax.effects_barrier()  # every call of watch has returned

@@ -1,17 +1,52 @@
-"""The robust mean of per-sample gradients, without holding them."""
+"""Gradients of samples as a stream, and their robust mean, without holding them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 
 from dpjax import _validate
-from dpjax._sharding import AxisName, by_device, row_axes, varying
+from dpjax._sharding import AxisName
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
-from dpjax.estimators import Estimator, Rows
+from dpjax.estimators import Estimator, SampleStream
 from dpjax.gradients._streamlined import streamlined
+
+
+def streamed_grad(
+    loss_fn: LossFn, *, microbatch_size: int | None = None
+) -> Callable[[PyTree, PyTree], SampleStream]:
+    """Returns `per_sample_grad` as a stream: gradients are made where they are used.
+
+    Args:
+        loss_fn: `loss_fn(params, example) -> scalar`.
+        microbatch_size: how many samples are processed at once. It changes speed and
+            memory, and a mean by rounding at most. By default it is chosen from the
+            number of parameters, the batch and the platform.
+
+    Returns:
+        `grad_fn(params, batch)`, where leaves of batch have shape (n, ...). It returns
+        a `SampleStream`, which estimators, `aggregate` and `privatize` take in the
+        place of gradients with leaves (n, ...).
+
+    Raises:
+        ValueError: where microbatch_size is not a positive count; (from grad_fn) where
+            leaves of batch disagree on n.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.estimators import Winsorization
+        >>> from dpjax.transforms import privatize
+        >>> loss_fn = lambda w, x: 0.5 * (w - x) ** 2
+        >>> optimizer = privatize(
+        ...     Winsorization(1.0), noise_multiplier=0.0, key=jax.random.key(0))
+        >>> grads = streamed_grad(loss_fn)(1.0, jnp.array([0.5, 1e30]))
+        >>> print(optimizer.update(grads, optimizer.init(1.0))[0])
+        -0.25
+    """
+    return _stream_fn(_SampleGrad(loss_fn), microbatch_size)
 
 
 def robust_grad(
@@ -100,49 +135,56 @@ def robust_grad(
         -0.25
     """
     _validate.estimator(estimator)
-    if microbatch_size is not None:
-        _validate.count(microbatch_size=microbatch_size)
     if normalize_by is not None:
         _validate.positive(normalize_by=normalize_by)
-    value_and_grad = streamlined(jax.value_and_grad(loss_fn, has_aux=has_aux))
+    stream_fn = _stream_fn(
+        _SampleGrad(loss_fn, has_aux, return_values), microbatch_size
+    )
 
     def grad_fn(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
     ) -> Any:
-        num_rows = _validate.leading_size(batch, "batch")
-        _validate.mask(is_padding_example, num_rows)
-        axes = row_axes(batch, axis_name)
-
-        def on_device(params: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
-            batch, is_padding_example = rows
-            # Else their gradient would be the sum over devices: of several records.
-            own_params = varying(params, axes)
-
-            def read(start: Scalar, size: int) -> tuple[PyTree, PyTree]:
-                part = partial(
-                    jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size
-                )
-                values, grads = by_row(partial(value_and_grad, own_params), size)(
-                    jax.tree.map(part, batch)
-                )
-                values, aux = values if has_aux else (values, ())
-                return grads, {"values": values if return_values else (), "aux": aux}
-
-            num_rows = _validate.leading_size(batch, "batch")
-            rows = Rows(read, num_rows, is_padding_example, axes)
-            return estimator.fold(
-                rows,
-                normalize_by=(
-                    rows.num_rows_in_all if normalize_by is None else normalize_by
-                ),
-                microbatch_size=microbatch_size,
-            )
-
-        grads, records = by_device(on_device, axes, params, (batch, is_padding_example))
+        grads, records = estimator.with_records(
+            stream_fn(params, batch),
+            is_padding_example,
+            normalize_by=normalize_by,
+            axis_name=axis_name,
+        )
         wanted = ["values"] * return_values + ["aux"] * has_aux
         if not wanted:
             return grads
         records = tuple(records[name] for name in wanted)
         return grads, records if len(wanted) == 2 else records[0]
+
+    return grad_fn
+
+
+@dataclass(frozen=True)
+class _SampleGrad:
+    """Makes the gradients of some rows, with what is wanted back for each row."""
+
+    loss_fn: LossFn
+    has_aux: bool = False
+    return_values: bool = False
+
+    def __call__(self, params: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
+        value_and_grad = streamlined(
+            jax.value_and_grad(self.loss_fn, has_aux=self.has_aux)
+        )
+        num_rows = _validate.leading_size(rows, "batch")
+        values, grads = by_row(partial(value_and_grad, params), num_rows)(rows)
+        values, aux = values if self.has_aux else (values, ())
+        return grads, {"values": values if self.return_values else (), "aux": aux}
+
+
+def _stream_fn(
+    make_grads: _SampleGrad, microbatch_size: int | None
+) -> Callable[[PyTree, PyTree], SampleStream]:
+    if microbatch_size is not None:
+        _validate.count(microbatch_size=microbatch_size)
+
+    def grad_fn(params: PyTree, batch: PyTree) -> SampleStream:
+        _validate.leading_size(batch, "batch")
+        return SampleStream(make_grads, params, batch, microbatch_size)
 
     return grad_fn

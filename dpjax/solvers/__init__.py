@@ -1,7 +1,6 @@
 """The papers' algorithms: data and a budget in, a released solution out."""
 
 from dpjax.solvers._checkpoint import Checkpoint
-from dpjax.solvers._descent import Watch
 from dpjax.solvers._frank_wolfe import dp_frank_wolfe
 from dpjax.solvers._gradient_descent import (
     dp_gradient_descent,
@@ -10,6 +9,7 @@ from dpjax.solvers._gradient_descent import (
 from dpjax.solvers._hard_thresholding import dp_iterative_hard_thresholding
 from dpjax.solvers._l1_regression import dp_l1_regression
 from dpjax.solvers._lasso import dp_lasso
+from dpjax.solvers._loop import Execution
 from dpjax.solvers._margin_loss import MarginLoss
 from dpjax.solvers._multiparty import multiparty_gradient_descent
 from dpjax.solvers._multiparty_objective import multiparty_objective_perturbation
@@ -25,9 +25,9 @@ from dpjax.solvers._sparse_regression import dp_sparse_linear_regression
 
 __all__ = [
     "Checkpoint",
+    "Execution",
     "MarginLoss",
     "Solution",
-    "Watch",
     "dp_frank_wolfe",
     "dp_gradient_descent",
     "dp_iterative_hard_thresholding",

@@ -3,8 +3,6 @@
 import dataclasses
 import math
 
-from dp_accounting import SelfComposedDpEvent, ZCDpEvent
-
 from dpjax import _validate
 from dpjax._types import REPLACE_ONE, Calibration
 from dpjax.accounting import (
@@ -34,47 +32,23 @@ def calibrated_noise(
     delta: float,
     calibration: Calibration,
 ) -> tuple[float, PrivacyGuarantee]:
-    """Returns stddev / l2 sensitivity of one step, and the guarantee of all steps."""
+    """Returns the noise multiplier of one step, and the guarantee of all steps."""
     sampling = batching.accounting(num_samples, num_steps)
+    noise = estimator.noise
     if calibration == "tight":
-        multiplier = noise_multiplier(epsilon, delta, **sampling)
+        multiplier = noise_multiplier(epsilon, delta, noise=noise, **sampling)
     else:
         multiplier = _paper_multiplier(
             estimator, batching, num_steps=num_steps, epsilon=epsilon, delta=delta
         )
         # The printed constants are reported at what they really give.
-        epsilon = noise_multiplier_to_epsilon(multiplier, delta, **sampling)
+        epsilon = noise_multiplier_to_epsilon(
+            multiplier, delta, noise=noise, **sampling
+        )
     return multiplier, PrivacyGuarantee.of(
         epsilon,
         delta,
-        dp_event=sampled_gaussian_event(multiplier, **sampling),
-        relation=REPLACE_ONE,
-        num_samples=num_samples,
-    )
-
-
-def trimmed_rho(
-    batching: Batching,
-    *,
-    num_samples: int,
-    num_steps: int,
-    epsilon: float,
-    delta: float,
-    calibration: Calibration,
-) -> tuple[float, PrivacyGuarantee]:
-    """Returns rho of one step of a private trimmed mean, and the guarantee of all."""
-    _validate.require(
-        calibration == "tight",
-        "calibration",
-        calibration,
-        "'tight' with TrimmedMean: no privacy follows from the printed scale",
-    )
-    num_releases = batching.accounting(num_samples, num_steps)["num_steps"]
-    rho = epsilon_to_rho(epsilon, delta) / num_releases
-    return rho, PrivacyGuarantee.of(
-        epsilon,
-        delta,
-        dp_event=SelfComposedDpEvent(ZCDpEvent(rho), num_releases),
+        dp_event=sampled_gaussian_event(multiplier, noise=noise, **sampling),
         relation=REPLACE_ONE,
         num_samples=num_samples,
     )
@@ -88,6 +62,13 @@ def _paper_multiplier(
     epsilon: float,
     delta: float,
 ) -> float:
+    _validate.require(
+        estimator.noise == "gaussian",
+        "calibration",
+        "paper",
+        f"'tight' with {type(estimator).__name__}: no privacy follows from the printed "
+        "scale",
+    )
     _validate.require(
         not batching.is_sampled,
         "calibration",

@@ -60,8 +60,9 @@ class Checkpoint(NamedTuple):
         ...         key=jax.random.key(0), epsilon=1.0, delta=0.1, learning_rate=0.1,
         ...         estimator=Winsorization(1.0), num_steps=4, **options).params
         >>> checkpoint = solvers.Checkpoint(tempfile.mkdtemp(), every=2)
-        >>> first = run(checkpoint=checkpoint)
-        >>> bool((run(checkpoint=checkpoint) == first).all())
+        >>> execution = solvers.Execution(checkpoint=checkpoint)
+        >>> first = run(execution=execution)
+        >>> bool((run(execution=execution) == first).all())
         True
     """
 

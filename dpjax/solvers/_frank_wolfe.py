@@ -3,17 +3,15 @@
 import math
 from typing import cast
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._tree import num_coordinates
 from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.batching import Batching, Disjoint, Full
 from dpjax.constraints import VertexConstraint
 from dpjax.estimators import Estimator, SmoothedTruncation
-from dpjax.solvers._checkpoint import Checkpoint
-from dpjax.solvers._descent import Loop, Watch
+from dpjax.solvers._loop import Execution, check_steps
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import (
     FAILURE_PROB,
@@ -40,9 +38,7 @@ def dp_frank_wolfe(
     learning_rate: optax.ScalarOrSchedule | None = None,
     batching: Batching | None = None,
     calibration: Calibration = "tight",
-    microbatch_size: int | None = None,
-    watch: Watch | None = None,
-    checkpoint: Checkpoint | None = None,
+    execution: Execution = Execution(),
 ) -> Solution:
     """Minimises the mean loss over a polytope, by private choices of its vertices.
 
@@ -73,9 +69,7 @@ def dp_frank_wolfe(
         calibration: "tight" takes the exact noise. "paper" takes the printed constants
             on disjoint batches, and the scale floor(n epsilon) of its experiments;
             `Solution.privacy` says what they really give.
-        microbatch_size: samples processed at once; speed and memory only.
-        watch: shows steps and iterates while the compiled scan runs.
-        checkpoint: where the run is saved, so that it outlives its process.
+        execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size, selection_epsilon (of one
@@ -130,11 +124,12 @@ def dp_frank_wolfe(
     if num_steps is None:
         power = 1 / 3 if isinstance(batching, Disjoint) else 2 / 5
         num_steps = default_num_steps(num_samples, epsilon, power)
-    loop = Loop(batching, num_steps, microbatch_size, watch, checkpoint).checked()
     check_num_steps(num_steps, num_samples)
+    check_steps(num_samples, num_steps, batching)
     batch_size = int(batching.divisor(num_samples, num_steps))
-    choices = Choices.tight(loop, epsilon, delta)
-    num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
+    num_composed = batching.accounting(num_samples, num_steps)["num_steps"]
+    choices = Choices.tight(num_composed, epsilon, delta)
+    num_params = num_coordinates(params)
     stats: dict[str, Scalar] = {}
     if estimator is None:
         if calibration == "paper":
@@ -146,8 +141,8 @@ def dp_frank_wolfe(
                 moment_bound,
                 batch_size=batch_size,
                 num_steps=num_steps,
-                num_coordinates=num_coordinates,
-                num_vertices=constraint.num_vertices(num_coordinates),
+                num_coordinates=num_params,
+                num_vertices=constraint.num_vertices(num_params),
             )
         stats = {"scale": estimator.scale, "beta": estimator.beta}
     _validate.bounded_estimator(estimator)
@@ -155,7 +150,6 @@ def dp_frank_wolfe(
         each = epsilon * _paper_share(estimator)
         choices = Choices.exponential(each, delta, num_composed=1)
     params, released = choose_vertices(
-        loop,
         loss_fn,
         params,
         data,
@@ -164,8 +158,11 @@ def dp_frank_wolfe(
         constraint=constraint,
         estimator=estimator,
         learning_rate=learning_rate,
+        num_steps=num_steps,
+        batching=batching,
+        execution=execution,
     )
-    largest_score = constraint.diameter("l1", num_coordinates) * moment_bound**0.5
+    largest_score = constraint.diameter("l1", num_params) * moment_bound**0.5
     released["is_informative"] = released["selection_error"] < largest_score
     return Solution(params, choices.guarantee(num_samples), stats | released)
 

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -11,35 +11,84 @@ import optax
 from jax.tree_util import Partial
 
 from dpjax import _validate
+from dpjax._sharding import row_axes
+from dpjax._tree import Static, register
 from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import Batching, Full
-from dpjax.estimators import Estimator, TrimmedMean
-from dpjax.gradients import per_sample_grad
-from dpjax.solvers._calibration import calibrated_noise, check_budget, trimmed_rho
-from dpjax.solvers._checkpoint import Checkpoint
-from dpjax.solvers._descent import GradFn, Loop, Part, Watch, descend, run
+from dpjax.estimators import Estimator
+from dpjax.solvers._calibration import calibrated_noise, check_budget
+from dpjax.solvers._loop import (
+    Execution,
+    OptaxStep,
+    check_execution,
+    check_steps,
+    iterate,
+)
 from dpjax.solvers._solution import Solution
 from dpjax.transforms import (
-    add_gaussian_noise,
+    aggregate,
     average_iterates,
     average_params,
-    privatize_trimmed,
+    privatize,
     project,
 )
 
 ProjectionFn = Callable[[PyTree], PyTree]
 
 
-class Method(NamedTuple):
-    """The static part of a descent: a call with another one compiles anew."""
+@register(
+    data_fields=["estimator", "learning_rate", "noise_multiplier", "key"],
+    meta_fields=[
+        *("loss_fn", "schedule", "projection_fn", "averaging"),
+        *("divisor", "is_sampled", "microbatch_size", "axis_name"),
+    ],
+)
+@dataclass(frozen=True)
+class GradientStep(OptaxStep):
+    """w <- Proj(w - eta·(robust mean of gradients + noise)): 001 Alg. 4, 003 Alg. 2.
 
-    loop: Loop
+    There is no noise where noise_multiplier is None. The step size is static where it
+    is a schedule, but for a `Partial`, whose numbers are traced.
+    """
+
+    estimator: Estimator
+    learning_rate: Scalar | Partial | None
+    noise_multiplier: Scalar | Static | None
+    key: Key | None
     loss_fn: LossFn
     schedule: optax.Schedule | None
     projection_fn: ProjectionFn | None
     averaging: bool
-    rho: float | None = None  # of one step; for a private trimmed mean
+    divisor: float
+    is_sampled: bool
+    microbatch_size: int | None
+    axis_name: tuple[str, ...] | None
+
+    def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+        """See `OptaxStep.optimizer`."""
+        del params
+        rate = cast(optax.ScalarOrSchedule, self.schedule or self.learning_rate)
+        if self.noise_multiplier is None:
+            mean = aggregate(
+                self.estimator, normalize_by=self.divisor, axis_name=self.axis_name
+            )
+        else:
+            mean = privatize(
+                self.estimator,
+                noise_multiplier=Static.value_of(self.noise_multiplier),
+                key=cast(Key, self.key),
+                normalize_by=self.divisor,
+                sampled=self.is_sampled,
+                axis_name=self.axis_name,
+            )
+        keep = optax.identity()
+        return optax.chain(
+            mean,
+            optax.sgd(rate),
+            project(self.projection_fn) if self.projection_fn else keep,
+            average_iterates() if self.averaging else keep,
+        )
 
 
 def dp_gradient_descent(
@@ -57,9 +106,7 @@ def dp_gradient_descent(
     projection_fn: ProjectionFn | None = None,
     averaging: bool = False,
     calibration: Calibration = "tight",
-    microbatch_size: int | None = None,
-    watch: Watch | None = None,
-    checkpoint: Checkpoint | None = None,
+    execution: Execution = Execution(),
 ) -> Solution:
     """Minimises the mean loss by noisy steps along robust means of gradients.
 
@@ -92,14 +139,12 @@ def dp_gradient_descent(
         averaging: whether to release the mean of the iterates instead of the last.
         calibration: "tight" takes the exact noise. "paper" takes the noise printed for
             the estimator, and `Solution.privacy` says what it really gives.
-        microbatch_size: samples processed at once; speed and memory only.
-        watch: shows steps and iterates while the compiled scan runs.
-        checkpoint: where the run is saved, so that it outlives its process.
+        execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
-        A `Solution`. Its stats hold num_steps, batch_size (the divisor), l2_sensitivity
-        and stddev, and noise_multiplier = stddev / l2_sensitivity; with `TrimmedMean`,
-        whose noise follows the data, rho of one step in place of those three.
+        A `Solution`. Its stats hold num_steps, batch_size (the divisor),
+        noise_multiplier, and l2_sensitivity and stddev, their product; with
+        `TrimmedMean`, whose noise follows the data, rho of one step instead of the two.
 
     Raises:
         ValueError: where an argument is out of its range; before any computation.
@@ -108,7 +153,7 @@ def dp_gradient_descent(
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together: each step is a Gaussian mechanism on a mean of known sensitivity, and
         T of them compose exactly (`accounting.noise_multiplier`); a step with
-        `TrimmedMean` is rho-zCDP (`transforms.privatize_trimmed`). The loss function,
+        `TrimmedMean` is rho-zCDP (`transforms.privatize`). The loss function,
         params, step sizes, T and the projection must not depend on the data. Floating
         point noise has gaps: no claim is made against attacks on its last bits.
 
@@ -136,49 +181,44 @@ def dp_gradient_descent(
     _validate.calibration(calibration)
     _validate.typed_key(key)
     num_samples = _validate.leading_size(data, "data")
-    loop = _loop(
-        num_samples,
-        batching,
-        num_steps,
-        microbatch_size,
-        watch,
-        checkpoint,
-        epsilon=epsilon,
-        delta=delta,
+    num_steps, batching = _steps(
+        num_samples, num_steps, batching, epsilon=epsilon, delta=delta
     )
     _validate.bounded_estimator(estimator)
     _validate.require(
-        not (estimator.groups_by_index and loop.batching.is_sampled),
+        not (estimator.groups_by_index and batching.is_sampled),
         "batching",
-        loop.batching,
+        batching,
         f"Full() or Disjoint() with {estimator}, to which records count by their index",
     )
-    method = _method(loop, loss_fn, learning_rate, projection_fn, averaging)
-    budget = {
-        "num_samples": num_samples,
-        "num_steps": loop.num_steps,
-        "epsilon": epsilon,
-        "delta": delta,
-        "calibration": calibration,
-    }
-    if isinstance(estimator, TrimmedMean):
-        estimator.trim_count(int(loop.batching.divisor(num_samples, loop.num_steps)))
-        rho, privacy = trimmed_rho(loop.batching, **budget)
-        method, multiplier, spent = method._replace(rho=rho), None, {"rho": rho}
-    else:
-        multiplier, privacy = calibrated_noise(estimator, loop.batching, **budget)
-        spent = {"noise_multiplier": multiplier}
-    params, stats = run(
-        _descend,
-        method,
-        params=params,
-        data=data,
+    multiplier, privacy = calibrated_noise(
+        estimator,
+        batching,
+        num_samples=num_samples,
+        num_steps=num_steps,
+        epsilon=epsilon,
+        delta=delta,
+        calibration=calibration,
+    )
+    params, stats = _descend(
+        loss_fn,
+        params,
+        data,
         key=key,
         estimator=estimator,
-        learning_rate=None if method.schedule else learning_rate,
+        learning_rate=learning_rate,
         noise_multiplier=multiplier,
+        num_steps=num_steps,
+        batching=batching,
+        projection_fn=projection_fn,
+        averaging=averaging,
+        execution=execution,
     )
-    return Solution(params, privacy, stats | spent)
+    num_params = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
+    stats |= estimator.noise_parameters(
+        multiplier, stats["batch_size"], num_params, is_sampled=batching.is_sampled
+    )
+    return Solution(params, privacy, stats | {"noise_multiplier": multiplier})
 
 
 def robust_gradient_descent(
@@ -193,9 +233,7 @@ def robust_gradient_descent(
     key: Key | None = None,
     projection_fn: ProjectionFn | None = None,
     averaging: bool = False,
-    microbatch_size: int | None = None,
-    watch: Watch | None = None,
-    checkpoint: Checkpoint | None = None,
+    execution: Execution = Execution(),
 ) -> Solution:
     """Minimises the mean loss along robust means of gradients, WITHOUT privacy.
 
@@ -213,9 +251,7 @@ def robust_gradient_descent(
         key: a typed key; needed where batching draws at random.
         projection_fn: maps parameters into the constraint set.
         averaging: whether to return the mean of the iterates instead of the last.
-        microbatch_size: samples processed at once; speed and memory only.
-        watch: shows steps and iterates while the compiled scan runs.
-        checkpoint: where the run is saved, so that it outlives its process.
+        execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution` whose guarantee says epsilon = inf.
@@ -240,74 +276,69 @@ def robust_gradient_descent(
     """
     num_samples = _validate.leading_size(data, "data")
     # Without a budget to say how rare overflow must be, a Poisson batch takes 1e-5.
-    loop = _loop(
-        num_samples,
-        batching,
-        num_steps,
-        microbatch_size,
-        watch,
-        checkpoint,
-        epsilon=1.0,
-        delta=1e-5,
+    num_steps, batching = _steps(
+        num_samples, num_steps, batching, epsilon=1.0, delta=1e-5
     )
     _validate.estimator(estimator)
     _validate.require(
-        key is not None or not loop.batching.is_sampled,
+        key is not None or not batching.is_sampled,
         "key",
         key,
-        f"given where batches are drawn, as by {loop.batching}",
+        f"given where batches are drawn, as by {batching}",
     )
-    method = _method(loop, loss_fn, learning_rate, projection_fn, averaging)
     key = jax.random.key(0) if key is None else key  # draws nothing
     _validate.typed_key(key)
-    params, stats = run(
-        _descend,
-        method,
-        params=params,
-        data=data,
+    params, stats = _descend(
+        loss_fn,
+        params,
+        data,
         key=key,
         estimator=estimator,
-        learning_rate=None if method.schedule else learning_rate,
+        learning_rate=learning_rate,
         noise_multiplier=None,
+        num_steps=num_steps,
+        batching=batching,
+        projection_fn=projection_fn,
+        averaging=averaging,
+        execution=execution,
     )
     return Solution(params, PrivacyGuarantee.non_private(), stats)
 
 
-def _schedule(learning_rate: optax.ScalarOrSchedule) -> optax.Schedule | None:
-    """Returns what is static: a schedule; but of a Partial the numbers are traced."""
-    is_static = callable(learning_rate) and not isinstance(learning_rate, Partial)
-    return cast(optax.Schedule, learning_rate) if is_static else None
-
-
-def _loop(
+def _steps(
     num_samples: int,
-    batching: Batching | None,
     num_steps: int | None,
-    microbatch_size: int | None,
-    watch: Watch | None,
-    checkpoint: Checkpoint | None,
+    batching: Batching | None,
     *,
     epsilon: float,
     delta: float,
-) -> Loop:
-    """Checks and gathers the steps; takes their default and a Poisson capacity."""
+) -> tuple[int, Batching]:
+    """Checks the steps; takes their default and a Poisson capacity."""
     if num_steps is None:
         num_steps = max(1, math.ceil(10 * math.log(num_samples)))
     batching = Full() if batching is None else batching
-    loop = Loop(batching, num_steps, microbatch_size, watch, checkpoint).checked()
-    batching.divisor(num_samples, num_steps)
-    batching = batching.prepared(num_samples, num_steps, epsilon=epsilon, delta=delta)
-    return loop._replace(batching=batching)
+    check_steps(num_samples, num_steps, batching)
+    return num_steps, batching.prepared(
+        num_samples, num_steps, epsilon=epsilon, delta=delta
+    )
 
 
-def _method(
-    loop: Loop,
+def _descend(
     loss_fn: LossFn,
+    params: PyTree,
+    data: PyTree,
+    *,
+    key: Key,
+    estimator: Estimator,
     learning_rate: optax.ScalarOrSchedule,
+    noise_multiplier: float | None,
+    num_steps: int,
+    batching: Batching,
     projection_fn: ProjectionFn | None,
     averaging: bool,
-) -> Method:
-    """Checks and gathers what a descent is."""
+    execution: Execution,
+) -> tuple[PyTree, dict[str, Scalar]]:
+    """Checks what a descent is, and runs it: the released iterate, what was taken."""
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.require(
         projection_fn is None or callable(projection_fn),
@@ -317,83 +348,33 @@ def _method(
     )
     if not callable(learning_rate):
         _validate.positive(learning_rate=learning_rate)
-    return Method(
-        loop,
+    check_execution(execution)
+    is_static = callable(learning_rate) and not isinstance(learning_rate, Partial)
+    noise_key, batch_key = jax.random.split(key)
+    divisor = batching.divisor(len(jax.tree.leaves(data)[0]), num_steps)
+    step = GradientStep(
+        estimator,
+        None if is_static else cast(Scalar | Partial, learning_rate),
+        # Other noise than Gaussian is fitted to its multiplier on the host.
+        noise_multiplier if estimator.noise == "gaussian" else Static(noise_multiplier),
+        None if noise_multiplier is None else noise_key,
         loss_fn,
-        _schedule(learning_rate),
+        cast(optax.Schedule, learning_rate) if is_static else None,
         projection_fn,
         bool(averaging),
+        divisor,
+        batching.is_sampled,
+        execution.microbatch_size,
+        row_axes(data, None) or None,
     )
-
-
-@partial(jax.jit, static_argnums=0)
-def _descend(
-    method: Method,
-    params: PyTree,
-    data: PyTree,
-    key: Key,
-    estimator: Estimator,
-    learning_rate: Any,
-    noise_multiplier: Scalar | None,
-    part: Part | None,
-) -> tuple[tuple[PyTree, dict[str, Scalar]], PyTree]:
-    """Runs w <- Proj(w - eta·(robust gradient + noise)) for T steps.
-
-    There is no noise where noise_multiplier and rho are None; learning_rate is None
-    where the method has the schedule.
-    """
-    loop = method.loop
-    num_samples = jax.tree.leaves(data)[0].shape[0]
-    divisor = loop.batching.divisor(num_samples, loop.num_steps)
-    stats = {"num_steps": loop.num_steps, "batch_size": divisor}
-    noise_key, batch_key = jax.random.split(key)
-    grad_fn = loop.mean_grad(method.loss_fn, estimator, divisor)
-    noise = optax.identity()
-    if method.rho is not None:
-        grad_fn = _every_grad(method, estimator)
-        noise = privatize_trimmed(
-            cast(TrimmedMean, estimator),
-            rho=method.rho,
-            key=noise_key,
-            axis_name=loop.axis_name,
-        )
-    elif noise_multiplier is not None:
-        num_params = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
-        is_sampled = loop.batching.is_sampled
-        measure = estimator.sampled_sensitivity if is_sampled else estimator.sensitivity
-        sensitivity = measure(divisor, num_params).l2
-        stddev = noise_multiplier * sensitivity
-        stats |= {"l2_sensitivity": sensitivity, "stddev": stddev}
-        noise = add_gaussian_noise(stddev=stddev, key=noise_key)
-    projection_fn = method.projection_fn
-    params, state, carry = descend(
-        loop,
-        grad_fn,
-        optax.chain(
-            noise,
-            optax.sgd(method.schedule or learning_rate),
-            project(projection_fn) if projection_fn else optax.identity(),
-            average_iterates() if method.averaging else optax.identity(),
-        ),
+    params, state = iterate(
+        step,
         params,
         data,
-        batch_key,
-        part,
+        key=batch_key,
+        num_steps=num_steps,
+        batching=batching,
+        execution=execution,
     )
-    return (average_params(state) if method.averaging else params, stats), carry
-
-
-def _every_grad(method: Method, estimator: Estimator) -> GradFn:
-    """Returns all gradients themselves: noise of a trimmed mean follows them."""
-    per_sample = per_sample_grad(method.loss_fn)
-
-    def grad_fn(params, batch, is_padding_example):
-        _validate.require(
-            is_padding_example is None,
-            "batching",
-            method.loop.batching,
-            f"such that its batches fall evenly on all devices, with {estimator}",
-        )
-        return per_sample(params, batch)
-
-    return grad_fn
+    stats = {"num_steps": num_steps, "batch_size": divisor}
+    return average_params(state) if averaging else params, stats

@@ -2,26 +2,33 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple, cast
+from dataclasses import dataclass
+from typing import cast
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._sharding import row_axes
+from dpjax._tree import num_coordinates, register
 from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
+from dpjax.batching import Disjoint
 from dpjax.estimators import Estimator, SmoothedTruncation, Truncation
-from dpjax.solvers._checkpoint import Checkpoint
-from dpjax.solvers._descent import Loop, Part, Watch, descend, run
+from dpjax.solvers._loop import (
+    Execution,
+    OptaxStep,
+    check_execution,
+    check_steps,
+    iterate,
+)
 from dpjax.solvers._peeled_steps import (
     ROUNDED_UP,
     Peeling,
     check_sparsity,
-    disjoint_loop,
     papers_num_steps,
 )
 from dpjax.solvers._solution import Solution
+from dpjax.transforms import aggregate
 
 
 def dp_iterative_hard_thresholding(
@@ -37,9 +44,7 @@ def dp_iterative_hard_thresholding(
     learning_rate: float,
     num_steps: int | None = None,
     calibration: Calibration = "tight",
-    microbatch_size: int | None = None,
-    watch: Watch | None = None,
-    checkpoint: Checkpoint | None = None,
+    execution: Execution = Execution(),
 ) -> Solution:
     """Minimises the mean loss over sparse parameters, with private hard thresholding.
 
@@ -64,9 +69,7 @@ def dp_iterative_hard_thresholding(
         calibration: "tight" takes Gumbel and Gaussian noise for the exact sensitivity;
             "paper" the papers' Laplace noise, for `SmoothedTruncation` and
             `Truncation`; `Solution.privacy` says what it really gives.
-        microbatch_size: samples processed at once; speed and memory only.
-        watch: shows steps and iterates while the compiled scan runs.
-        checkpoint: where the run is saved, so that it outlives its process.
+        execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size, linf_sensitivity (of eta g),
@@ -109,72 +112,85 @@ def dp_iterative_hard_thresholding(
     num_samples = _validate.leading_size(data, "data")
     if num_steps is None:
         num_steps = papers_num_steps(num_samples)
-    loop = disjoint_loop(num_samples, num_steps, microbatch_size, watch, checkpoint)
+    check_steps(num_samples, num_steps, Disjoint())
+    check_execution(execution)
     if calibration == "tight":
         peeling = Peeling.tight(sparsity, epsilon, delta)
     else:
         peeling = _papers_peeling(sparsity, epsilon, delta, estimator)
-    params, sensitivity = run(
-        _descend,
-        Method(loop, loss_fn, sparsity, peeling.transform_fn),
-        params=params,
-        data=data,
-        key=key,
-        estimator=estimator,
-        learning_rate=learning_rate,
-        rho=peeling.rho,
+    peel_key, batch_key = jax.random.split(key)
+    step = ThresholdingStep(
+        estimator,
+        learning_rate,
+        peeling.rho,
+        peel_key,
+        loss_fn,
+        sparsity,
+        peeling.transform_fn,
+        num_samples // num_steps,
+        num_coordinates(params),
+        execution.microbatch_size,
+        row_axes(data, None) or None,
     )
-    stats = peeling.stats(loop, num_samples, sensitivity)
+    params, _ = iterate(
+        step,
+        params,
+        data,
+        key=batch_key,
+        num_steps=num_steps,
+        batching=Disjoint(),
+        execution=execution,
+    )
+    stats = peeling.stats(num_samples, num_steps, step.sensitivity)
     return Solution(params, peeling.guarantee(num_samples), stats)
 
 
-class Method(NamedTuple):
-    """The static part of a run: a call with another one compiles anew."""
+@register(
+    data_fields=["estimator", "learning_rate", "rho", "key"],
+    meta_fields=[
+        *("loss_fn", "sparsity", "transform_fn", "batch_size", "num_coordinates"),
+        *("microbatch_size", "axis_name"),
+    ],
+)
+@dataclass(frozen=True)
+class ThresholdingStep(OptaxStep):
+    """w <- peeling of w - eta g, g the robust mean of gradients (003, 004: Alg. 5)."""
 
-    loop: Loop
+    estimator: Estimator
+    learning_rate: Scalar
+    rho: Scalar
+    key: Key
     loss_fn: LossFn
     sparsity: int
     transform_fn: Callable[..., optax.GradientTransformation]
+    batch_size: int
+    num_coordinates: int
+    microbatch_size: int | None
+    axis_name: tuple[str, ...] | None
 
+    @property
+    def sensitivity(self) -> Scalar:
+        """The linf sensitivity of eta g."""
+        change = self.estimator.sensitivity(self.batch_size, self.num_coordinates).linf
+        return self.learning_rate * change * ROUNDED_UP
 
-@partial(jax.jit, static_argnums=0)
-def _descend(
-    method: Method,
-    params: PyTree,
-    data: PyTree,
-    key: Key,
-    estimator: Estimator,
-    learning_rate: Scalar,
-    rho: Scalar,
-    part: Part | None,
-) -> tuple[tuple[PyTree, Scalar], PyTree]:
-    """Returns (the last iterate, the linf sensitivity of eta g), and what goes on."""
-    loop = method.loop
-    num_samples = jax.tree.leaves(data)[0].shape[0]
-    num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
-    batch_size = int(loop.batching.divisor(num_samples, loop.num_steps))
-    per_gradient = estimator.sensitivity(batch_size, num_coordinates).linf
-    sensitivity = learning_rate * per_gradient * ROUNDED_UP
-    peel_key, batch_key = jax.random.split(key)
-    params, _, carry = descend(
-        loop,
-        loop.mean_grad(method.loss_fn, estimator, batch_size),
-        optax.chain(
-            optax.sgd(learning_rate),
-            method.transform_fn(
-                method.sparsity,
-                rho=rho,
-                sensitivity=sensitivity,
-                limit=learning_rate * cast(Scalar, estimator.limit) * ROUNDED_UP,
-                key=peel_key,
+    def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+        """See `OptaxStep.optimizer`."""
+        del params
+        limit = cast(Scalar, self.estimator.limit)
+        return optax.chain(
+            aggregate(
+                self.estimator, normalize_by=self.batch_size, axis_name=self.axis_name
             ),
-        ),
-        params,
-        data,
-        batch_key,
-        part,
-    )
-    return (params, sensitivity), carry
+            optax.sgd(self.learning_rate),
+            self.transform_fn(
+                self.sparsity,
+                rho=self.rho,
+                sensitivity=self.sensitivity,
+                limit=self.learning_rate * limit * ROUNDED_UP,
+                key=self.key,
+            ),
+        )
 
 
 def _papers_peeling(

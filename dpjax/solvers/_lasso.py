@@ -11,8 +11,7 @@ from dpjax._types import Calibration, Key, PyTree, Scalar
 from dpjax.batching import Full
 from dpjax.constraints import L1Ball
 from dpjax.estimators import Winsorization
-from dpjax.solvers._checkpoint import Checkpoint
-from dpjax.solvers._descent import Loop, Watch
+from dpjax.solvers._loop import Execution, check_steps
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import (
     FAILURE_PROB,
@@ -35,9 +34,7 @@ def dp_lasso(
     num_steps: int | None = None,
     moment_bound: float = 1.0,
     calibration: Calibration = "tight",
-    microbatch_size: int | None = None,
-    watch: Watch | None = None,
-    checkpoint: Checkpoint | None = None,
+    execution: Execution = Execution(),
 ) -> Solution:
     """Fits a linear model in an l1 ball: Frank-Wolfe on clipped data, all of it a step.
 
@@ -60,9 +57,7 @@ def dp_lasso(
             Privacy holds whether or not the bound does.
         calibration: "tight" takes the exact noise. "paper" takes the printed one, and
             K = (n epsilon)^(1/4) / T^(1/8); `Solution.privacy` says what it gives.
-        microbatch_size: samples processed at once; speed and memory only.
-        watch: shows steps and iterates while the compiled scan runs.
-        checkpoint: where the run is saved, so that it outlives its process.
+        execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution` with weights of shape (d,). Its stats hold threshold, num_steps,
@@ -105,9 +100,9 @@ def dp_lasso(
     num_samples, num_features = features.shape
     if num_steps is None:
         num_steps = default_num_steps(num_samples, epsilon, 2 / 5)
-    loop = Loop(Full(), num_steps, microbatch_size, watch, checkpoint).checked()
+    check_steps(num_samples, num_steps, Full())
     check_num_steps(num_steps, num_samples)
-    choices = Choices.tight(loop, epsilon, delta)
+    choices = Choices.tight(num_steps, epsilon, delta)
     if threshold is None:
         if calibration == "paper":
             threshold = math.sqrt(math.sqrt(num_samples * epsilon / num_steps**0.5))
@@ -129,7 +124,6 @@ def dp_lasso(
         )
         loss_fn, limit = losses.squared, threshold**2 * (1 + radius)
     params, released = choose_vertices(
-        loop,
         loss_fn,
         jnp.zeros(num_features, features.dtype),
         clip((features, targets), threshold),
@@ -138,6 +132,9 @@ def dp_lasso(
         constraint=ball,
         estimator=Winsorization(limit),
         learning_rate=None,
+        num_steps=num_steps,
+        batching=Full(),
+        execution=execution,
     )
     largest_score = 2 * radius * moment_bound**0.5
     if calibration == "paper":

@@ -19,14 +19,13 @@ from dpjax.accounting import (
     gaussian_event,
     gaussian_stddev,
 )
-from dpjax.batching import Full
 from dpjax.estimators import Estimator
 from dpjax.gradients import robust_grad
 from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import Grid, SecureSum, Transport, agree, num_secret_shares
 from dpjax.solvers._calibration import check_budget
-from dpjax.solvers._descent import Loop, Watch
 from dpjax.solvers._gradient_descent import ProjectionFn
+from dpjax.solvers._loop import Execution, check_execution
 from dpjax.solvers._solution import Solution
 from dpjax.transforms import average_iterates, average_params, project
 
@@ -46,8 +45,7 @@ def multiparty_gradient_descent(
     max_dropouts: int = 0,
     projection_fn: ProjectionFn | None = None,
     averaging: bool = False,
-    microbatch_size: int | None = None,
-    watch: Watch | None = None,
+    execution: Execution = Execution(),
     test_only_random_bytes: RandomBytes | None = None,
 ) -> Solution:
     """Minimises the mean loss over all parties' records; no party sees another's.
@@ -79,8 +77,8 @@ def multiparty_gradient_descent(
             with one more the run ends in a `PartyError`.
         projection_fn: maps parameters into the constraint set.
         averaging: whether to release the mean of the iterates instead of the last.
-        microbatch_size: samples processed at once; speed and memory only.
-        watch: shows steps and iterates; called by this party, on the host.
+        execution: how it runs: microbatches, and a callback that this party calls. It
+            may differ between parties; a checkpoint is refused.
         test_only_random_bytes: replaces the entropy of the operating system by
             something known, such as `np.random.default_rng(0).bytes`. For tests: it
             protects nobody.
@@ -144,8 +142,15 @@ def multiparty_gradient_descent(
     step_size = None if callable(learning_rate) else learning_rate
     if step_size is not None:
         _validate.positive(learning_rate=step_size)
-    checked_steps = 1 if num_steps is None else num_steps
-    Loop(Full(), checked_steps, microbatch_size, watch).checked()
+    if num_steps is not None:
+        _validate.count(num_steps=num_steps)
+    check_execution(execution)
+    _validate.require(
+        execution.checkpoint is None,
+        "checkpoint",
+        execution.checkpoint,
+        "None: a round of several parties cannot be taken up again",
+    )
     num_shares = num_secret_shares(transport.num_parties, max_colluding, max_dropouts)
     num_mine = _validate.leading_size(data, "data")
     settings = (
@@ -172,7 +177,7 @@ def multiparty_gradient_descent(
     )
     method = _Method(
         loss_fn,
-        microbatch_size,
+        execution.microbatch_size,
         learning_rate if step_size is None else None,
         projection_fn,
         averaging,
@@ -189,8 +194,9 @@ def multiparty_gradient_descent(
         divisor = sum(num_records[k] for k in secure_sum.live)
         grads = _to_tree(total / divisor, shapes)
         params, state = _move(method, params, state, grads, step_size)
-        if watch is not None and (step % watch.every == 0 or step == num_steps):
-            watch.callback(step, params)
+        is_due = step % execution.callback_every == 0 or step == num_steps
+        if execution.callback is not None and is_due:
+            execution.callback(step, params)
     return Solution(
         average_params(state) if averaging else params,
         PrivacyGuarantee.of(

@@ -4,17 +4,13 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import optax
 from dp_accounting import ZCDpEvent
 
 from dpjax import _validate
+from dpjax._tree import num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, epsilon_to_rho, rho_to_epsilon
-from dpjax.batching import Disjoint
-from dpjax.solvers._checkpoint import Checkpoint
-from dpjax.solvers._descent import Loop, Watch
 from dpjax.transforms import laplace_peel, peel
 
 # A product of float32 numbers may be rounded down: never count less than it is.
@@ -51,13 +47,13 @@ class Peeling(NamedTuple):
         epsilon = min(pure, rho_to_epsilon(rho, delta))
         return cls(sparsity, rho, laplace_peel, (epsilon, delta))
 
-    def stats(self, loop: Loop, num_samples: int, sensitivity: Scalar) -> dict:
+    def stats(self, num_samples: int, num_steps: int, sensitivity: Scalar) -> dict:
         """Returns what was taken, and how large the noise of the last step is."""
         rounds = 1.0 if self.transform_fn is peel else 2.5
         scale = sensitivity * math.sqrt(rounds * self.sparsity / self.rho)
         return {
-            "num_steps": loop.num_steps,
-            "batch_size": int(loop.batching.divisor(num_samples, loop.num_steps)),
+            "num_steps": num_steps,
+            "batch_size": num_samples // num_steps,
             "linf_sensitivity": sensitivity,
             "noise_scale": scale,
             "noise_norm": scale * math.sqrt(self.sparsity),
@@ -70,19 +66,6 @@ class Peeling(NamedTuple):
         )
 
 
-def disjoint_loop(
-    num_samples: int,
-    num_steps: int,
-    microbatch_size: int | None = None,
-    watch: Watch | None = None,
-    checkpoint: Checkpoint | None = None,
-) -> Loop:
-    """Returns the steps on disjoint batches, each of floor(n / T) >= 1 records."""
-    loop = Loop(Disjoint(), num_steps, microbatch_size, watch, checkpoint).checked()
-    loop.batching.divisor(num_samples, num_steps)
-    return loop
-
-
 def papers_num_steps(num_samples: int) -> int:
     """Returns floor(log n), at least 1."""
     return max(1, math.floor(math.log(num_samples)))
@@ -91,10 +74,10 @@ def papers_num_steps(num_samples: int) -> int:
 def check_sparsity(sparsity: int, params: PyTree) -> None:
     """Requires 1 <= sparsity <= the entries of all leaves together."""
     _validate.count(sparsity=sparsity)
-    num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
+    num_params = num_coordinates(params)
     _validate.require(
-        sparsity <= num_coordinates,
+        sparsity <= num_params,
         "sparsity",
         sparsity,
-        f"at most the {num_coordinates} entries of the parameters",
+        f"at most the {num_params} entries of the parameters",
     )

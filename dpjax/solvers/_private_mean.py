@@ -6,13 +6,13 @@ import jax
 
 from dpjax import _validate
 from dpjax._sharding import row_axes
+from dpjax._tree import Static
 from dpjax._types import Calibration, Key, PyTree
 from dpjax.batching import Full
-from dpjax.estimators import Estimator, SmoothedTruncation, TrimmedMean
-from dpjax.mechanisms import gaussian
-from dpjax.solvers._calibration import calibrated_noise, check_budget, trimmed_rho
+from dpjax.estimators import Estimator, SmoothedTruncation
+from dpjax.solvers._calibration import calibrated_noise, check_budget
 from dpjax.solvers._solution import Solution
-from dpjax.transforms import privatize_trimmed
+from dpjax.transforms import privatize
 
 
 def private_mean(
@@ -47,15 +47,15 @@ def private_mean(
 
     Returns:
         A `Solution` whose params are the mean, leaves of shape (...). Its stats hold
-        l2_sensitivity, stddev and noise_multiplier, and the default's scale and beta;
-        with `TrimmedMean` rho, in place of the first three.
+        noise_multiplier, l2_sensitivity and stddev, and the default's scale and beta;
+        with `TrimmedMean`, whose noise follows the data, rho in place of the two.
 
     Raises:
         ValueError: where an argument is out of its range.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: a Gaussian mechanism on
-        a mean of known sensitivity, or `transforms.privatize_trimmed`. Floating point
+        a mean of known sensitivity, or that of `transforms.privatize`. Floating point
         noise has gaps: no claim is made against attacks on its last bits.
 
     Example:
@@ -87,30 +87,33 @@ def private_mean(
         )
         stats = {"scale": estimator.scale, "beta": estimator.beta}
     _validate.bounded_estimator(estimator)
-    budget = {
-        "num_samples": num_samples,
-        "num_steps": 1,
-        "epsilon": epsilon,
-        "delta": delta,
-        "calibration": calibration,
-    }
-    axis_name = row_axes(samples, None) or None
-    if isinstance(estimator, TrimmedMean):
-        rho, privacy = trimmed_rho(Full(), **budget)
-        noise = privatize_trimmed(estimator, rho=rho, key=key, axis_name=axis_name)
-        mean, _ = noise.update(samples, noise.init(samples))
-        return Solution(mean, privacy, {"rho": rho})
-    multiplier, privacy = calibrated_noise(estimator, Full(), **budget)
-    mean, released = _release(
-        num_coordinates, axis_name, samples, key, estimator, multiplier
+    multiplier, privacy = calibrated_noise(
+        estimator,
+        Full(),
+        num_samples=num_samples,
+        num_steps=1,
+        epsilon=epsilon,
+        delta=delta,
+        calibration=calibration,
     )
-    return Solution(mean, privacy, stats | released | {"noise_multiplier": multiplier})
+    is_traceable = estimator.noise == "gaussian"
+    mean = _release(
+        row_axes(samples, None) or None,
+        samples,
+        key,
+        estimator,
+        multiplier if is_traceable else Static(multiplier),
+    )
+    stats |= estimator.noise_parameters(multiplier, num_samples, num_coordinates)
+    return Solution(mean, privacy, stats | {"noise_multiplier": multiplier})
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _release(num_coordinates, axis_name, samples, key, estimator, noise_multiplier):
-    num_samples = jax.tree.leaves(samples)[0].shape[0]
-    sensitivity = estimator.sensitivity(num_samples, num_coordinates).l2
-    stddev = noise_multiplier * sensitivity
-    mean = gaussian(key, estimator(samples, axis_name=axis_name), stddev=stddev)
-    return mean, {"l2_sensitivity": sensitivity, "stddev": stddev}
+@partial(jax.jit, static_argnums=0)
+def _release(axis_name, samples, key, estimator, noise_multiplier):
+    noise = privatize(
+        estimator,
+        noise_multiplier=Static.value_of(noise_multiplier),
+        key=key,
+        axis_name=axis_name,
+    )
+    return noise.update(samples, noise.init(samples))[0]

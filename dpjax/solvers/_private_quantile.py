@@ -11,8 +11,6 @@ from dpjax import _validate, mechanisms
 from dpjax._sharding import gathered
 from dpjax._types import ArrayLike, Key, Scalar, SelectionName
 from dpjax.accounting import PrivacyGuarantee, selection_event
-from dpjax.batching import Full
-from dpjax.solvers._descent import Loop
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import FAILURE_PROB, Choices
 
@@ -159,7 +157,7 @@ def private_center_and_scale(
     _validate.typed_key(key)
     samples = _samples(samples, num_axes=2)
     num_samples, num_choices = samples.shape[0], 2 * samples.shape[1]
-    choices = Choices.tight(Loop(Full(), num_choices), epsilon, delta)
+    choices = Choices.tight(num_choices, epsilon, delta)
     params = _standardize(choices.mechanism, key, samples, choices.epsilon)
     rank_error = _rank_error(choices.epsilon, num_choices * (_EDGES.size - 1))
     stats: dict[str, Scalar] = {

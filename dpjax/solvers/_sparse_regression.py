@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -10,24 +11,28 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate, losses
-from dpjax._sharding import AxisName
-from dpjax._tree import clip, like
-from dpjax._types import Calibration, Key, PyTree, Scalar
+from dpjax._sharding import AxisName, row_axes
+from dpjax._tree import clip, like, register
+from dpjax._types import Calibration, Key, LossFn, Scalar
 from dpjax.accounting import epsilon_to_rho
+from dpjax.batching import Disjoint
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Winsorization
-from dpjax.mechanisms import gaussian
-from dpjax.solvers._checkpoint import Checkpoint
-from dpjax.solvers._descent import Loop, Part, Watch, descend, run
+from dpjax.solvers._loop import (
+    Execution,
+    OptaxStep,
+    check_execution,
+    check_steps,
+    iterate,
+)
 from dpjax.solvers._peeled_steps import (
     ROUNDED_UP,
     Peeling,
     check_sparsity,
-    disjoint_loop,
     papers_num_steps,
 )
 from dpjax.solvers._solution import Solution
-from dpjax.transforms import peel, project
+from dpjax.transforms import aggregate, peel, privatize, project
 
 _FAILURE_PROB = 0.01  # of the error bound behind the default threshold
 _MEAN_SQUARE_SHARE = 0.02  # of rho, where the mean square decides the step size
@@ -47,9 +52,7 @@ def dp_sparse_linear_regression(
     moment_bound: float = 1.0,
     radius: float = 1.0,
     calibration: Calibration = "tight",
-    microbatch_size: int | None = None,
-    watch: Watch | None = None,
-    checkpoint: Checkpoint | None = None,
+    execution: Execution = Execution(),
 ) -> Solution:
     """Fits a linear model with few nonzero weights, on shrunken data.
 
@@ -78,9 +81,7 @@ def dp_sparse_linear_regression(
         radius: of the l2 ball that the weights are projected onto.
         calibration: "tight" takes the exact noise. "paper" takes the printed noise, K,
             T and eta = 0.5, and `Solution.privacy` says what it really gives.
-        microbatch_size: samples processed at once; speed and memory only.
-        watch: shows steps and iterates while the compiled scan runs.
-        checkpoint: where the run is saved, so that it outlives its process.
+        execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution` with weights of shape (d,). Its stats hold threshold,
@@ -130,7 +131,8 @@ def dp_sparse_linear_regression(
         learning_rate = 0.5 if learning_rate is None else learning_rate
     elif num_steps is None:
         num_steps = design.best_num_steps()
-    loop = disjoint_loop(num_samples, num_steps, microbatch_size, watch, checkpoint)
+    check_steps(num_samples, num_steps, Disjoint())
+    check_execution(execution)
     if threshold is None:
         is_paper = calibration == "paper"
         choose = design.papers_threshold if is_paper else design.best_threshold
@@ -147,22 +149,41 @@ def dp_sparse_linear_regression(
     else:
         peeling = Peeling(sparsity, (1 - share) * rho, peel, (epsilon, delta))
 
-    fit = run(
-        _descend,
-        Method(loop, sparsity, peeling.transform_fn, calibration == "paper"),
-        data=(features, targets),
-        key=key,
-        threshold=threshold,
-        radius=radius,
-        learning_rate=learning_rate,
-        rho=peeling.rho,
-        mean_square_rho=share * rho,
+    key, scale_key, peel_key = jax.random.split(key, 3)
+    axis_name = row_axes(features, None) or None
+    data = clip((features, targets), threshold)
+    rate: Scalar = (
+        _learning_rate(axis_name, scale_key, data[0], threshold, share * rho)
+        if learning_rate is None
+        else learning_rate
     )
-    stats = peeling.stats(loop, num_samples, fit.sensitivity)
-    stats |= {"threshold": threshold, "learning_rate": fit.learning_rate}
+    step = ShrunkenStep(
+        threshold,
+        radius,
+        rate,
+        peeling.rho,
+        peel_key,
+        sparsity,
+        peeling.transform_fn,
+        calibration == "paper",
+        num_samples // num_steps,
+        execution.microbatch_size,
+        axis_name,
+    )
+    params, state = iterate(
+        step,
+        jnp.zeros(num_features, features.dtype),
+        data,
+        key=key,
+        num_steps=num_steps,
+        batching=Disjoint(),
+        execution=execution,
+    )
+    stats = peeling.stats(num_samples, num_steps, state.sensitivity)
+    stats |= {"threshold": threshold, "learning_rate": rate}
     stats["is_informative"] = stats["noise_norm"] < radius
     spent = peeling._replace(rho=peeling.rho + share * rho)
-    return Solution(fit.params, spent.guarantee(num_samples), stats)
+    return Solution(params, spent.guarantee(num_samples), stats)
 
 
 class _Design(NamedTuple):
@@ -222,112 +243,95 @@ class _Design(NamedTuple):
         return min(candidates, key=squared_error)
 
 
-class Method(NamedTuple):
-    """The static part of a run: a call with another one compiles anew."""
+class ShrunkenState(NamedTuple):
+    """State of the chain, and the linf sensitivity that its noise was for."""
 
-    loop: Loop
+    chain_state: optax.OptState
+    sensitivity: Scalar
+
+
+@register(
+    data_fields=["threshold", "radius", "learning_rate", "rho", "key"],
+    meta_fields=[
+        *("sparsity", "transform_fn", "is_paper", "batch_size"),
+        *("microbatch_size", "axis_name", "loss_fn"),
+    ],
+)
+@dataclass(frozen=True)
+class ShrunkenStep(OptaxStep):
+    """w <- Proj(peeling of w - (eta/m) sum x (<x, w> - y)), on clipped data.
+
+    Algorithm 3 of paper 004. The sensitivity follows w, which has been released.
+    """
+
+    threshold: Scalar
+    radius: Scalar
+    learning_rate: Scalar
+    rho: Scalar
+    key: Key
     sparsity: int
     transform_fn: Callable[..., optax.GradientTransformation]
     is_paper: bool
+    batch_size: int
+    microbatch_size: int | None
+    axis_name: tuple[str, ...] | None
+    loss_fn: LossFn = losses.squared
 
+    def init(self, params: jax.Array) -> ShrunkenState:
+        """See `Step.init`."""
+        return ShrunkenState(super().init(params), self._sensitivity(params))
 
-class Fit(NamedTuple):
-    """What a run gives: the weights, eta, and the last step's linf sensitivity."""
+    def __call__(self, params, state, batch, is_padding_example):
+        """See `Step.__call__`."""
+        moved, chain_state = super().__call__(
+            params, state.chain_state, batch, is_padding_example
+        )
+        return moved, ShrunkenState(chain_state, self._sensitivity(params))
 
-    params: jax.Array
-    learning_rate: Scalar
-    sensitivity: Scalar
+    def optimizer(self, params: jax.Array) -> optax.GradientTransformation:
+        """See `OptaxStep.optimizer`."""
+        estimator = self._estimator(params)
+        return optax.chain(
+            aggregate(
+                estimator, normalize_by=self.batch_size, axis_name=self.axis_name
+            ),
+            optax.sgd(self.learning_rate),
+            self.transform_fn(
+                self.sparsity,
+                rho=self.rho,
+                sensitivity=self._sensitivity(params),
+                limit=self.learning_rate * estimator.limit * ROUNDED_UP,
+                key=self.key,
+            ),
+            project(L2Ball(self.radius).project),
+        )
 
+    def _estimator(self, params: jax.Array) -> Winsorization:
+        # |x_j (<x, w> - y)| <= K (K ||w||_1 + K); line 6 has sqrt(s) for ||w||_1.
+        largest = like(self.radius * math.sqrt(self.sparsity), params)
+        size = largest if self.is_paper else jnp.sum(jnp.abs(params))
+        return Winsorization(like(self.threshold, params) ** 2 * (1 + size))
 
-class _PeelState(NamedTuple):
-    """State of the peeling, and the linf sensitivity that its noise was for."""
-
-    peel_state: optax.OptState
-    sensitivity: Scalar
+    def _sensitivity(self, params: jax.Array) -> Scalar:
+        change = self._estimator(params).sensitivity(self.batch_size, params.size).linf
+        return self.learning_rate * change * ROUNDED_UP
 
 
 @partial(jax.jit, static_argnums=0)
-def _descend(
-    method: Method,
-    data: tuple[jax.Array, jax.Array],
-    key: Key,
-    threshold: Scalar,
-    radius: Scalar,
-    learning_rate: Scalar | None,
-    rho: Scalar,
-    mean_square_rho: Scalar,
-    part: Part | None,
-) -> tuple[Fit, PyTree]:
-    loop, (num_samples, num_features) = method.loop, data[0].shape
-    batch_size = int(loop.batching.divisor(num_samples, loop.num_steps))
-    scale_key, peel_key, batch_key = jax.random.split(key, 3)
-    data = clip(data, threshold)
-    zeros = jnp.zeros(num_features, data[0].dtype)
-    if learning_rate is None:
-        learning_rate = _learning_rate(
-            scale_key, data[0], threshold, mean_square_rho, loop.axis_name
-        )
-
-    def estimator(params: jax.Array) -> Winsorization:
-        # |x_j (<x, w> - y)| <= K (K ||w||_1 + K); line 6 has sqrt(s) for ||w||_1.
-        largest = like(radius * math.sqrt(method.sparsity), params)
-        size = largest if method.is_paper else jnp.sum(jnp.abs(params))
-        return Winsorization(like(threshold, params) ** 2 * (1 + size))
-
-    def grad_fn(params, batch, is_padding_example):
-        mean_grad = loop.mean_grad(losses.squared, estimator(params), batch_size)
-        return mean_grad(params, batch, is_padding_example)
-
-    def sensitivity(params: jax.Array) -> Scalar:
-        per_gradient = estimator(params).sensitivity(batch_size, num_features).linf
-        return learning_rate * per_gradient * ROUNDED_UP
-
-    def peeling(params: jax.Array) -> optax.GradientTransformation:
-        return method.transform_fn(
-            method.sparsity,
-            rho=rho,
-            sensitivity=sensitivity(params),
-            limit=learning_rate * estimator(params).limit * ROUNDED_UP,
-            key=peel_key,
-        )
-
-    def init(params):
-        return _PeelState(peeling(params).init(params), sensitivity(params))
-
-    def peel_by_params(updates, state, params=None):
-        params = cast(jax.Array, params)
-        updates, peel_state = peeling(params).update(updates, state.peel_state, params)
-        return updates, _PeelState(peel_state, sensitivity(params))
-
-    params, state, carry = descend(
-        loop,
-        grad_fn,
-        optax.chain(
-            optax.sgd(learning_rate),
-            optax.GradientTransformation(init, peel_by_params),
-            project(L2Ball(radius).project),
-        ),
-        zeros,
-        data,
-        batch_key,
-        part,
-    )
-    last_sensitivity = optax.tree_utils.tree_get(state, "sensitivity")
-    return Fit(params, learning_rate, last_sensitivity), carry
-
-
 def _learning_rate(
+    axis_name: AxisName | None,
     key: Key,
     features: jax.Array,
     threshold: Scalar,
     rho: Scalar,
-    axis_name: AxisName | None,
 ) -> jax.Array:
     """Returns 2/3 of the inverse mean square of clipped features, for rho-zCDP."""
     estimator = Winsorization(like(threshold, features) ** 2)
-    sensitivity = estimator.sensitivity(len(features), 1).l2
-    stddev = sensitivity / jnp.sqrt(2 * rho)
-    mean_square = estimator(jnp.mean(features**2, axis=1), axis_name=axis_name)
-    noisy = gaussian(key, mean_square, stddev=stddev)
+    noise = privatize(
+        estimator, noise_multiplier=jnp.sqrt(0.5 / rho), key=key, axis_name=axis_name
+    )
+    squares = jnp.mean(features**2, axis=1)
+    noisy = cast(jax.Array, noise.update(squares, noise.init(squares))[0])
+    stddev = estimator.noise_parameters(jnp.sqrt(0.5 / rho), len(features), 1)["stddev"]
     # Noise may bring it near zero, or below: it is taken to be above four deviations.
     return 2 / 3 / jnp.maximum(noisy, like(4 * stddev, noisy))

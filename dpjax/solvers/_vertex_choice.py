@@ -1,14 +1,15 @@
 """Frank-Wolfe steps by private choices: what its solvers share."""
 
 import math
-from functools import partial
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._sharding import row_axes
+from dpjax._tree import num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar, SelectionName
 from dpjax.accounting import (
     PrivacyGuarantee,
@@ -16,11 +17,11 @@ from dpjax.accounting import (
     selection_event,
     total_selection_epsilon,
 )
-from dpjax.batching import Disjoint
+from dpjax.batching import Batching
 from dpjax.constraints import VertexConstraint
 from dpjax.estimators import Estimator
-from dpjax.solvers._descent import Loop, Part, descend, run
-from dpjax.transforms import FrankWolfeState, frank_wolfe
+from dpjax.solvers._loop import Execution, OptaxStep, check_execution, iterate
+from dpjax.transforms import aggregate, frank_wolfe
 
 FAILURE_PROB = 0.01  # of the error bounds in defaults and stats
 
@@ -41,19 +42,25 @@ class Choices(NamedTuple):
     privacy: tuple[float, float]
 
     @classmethod
-    def tight(cls, loop: Loop, epsilon: float, delta: float) -> "Choices":
-        """Returns the choices that a budget affords, exponential only where it wins."""
-        if isinstance(loop.batching, Disjoint):
+    def tight(cls, num_composed: int, epsilon: float, delta: float) -> "Choices":
+        """Returns the choices that a budget affords, exponential only where it wins.
+
+        Args:
+            num_composed: how many choices one record meets; the best is found for it.
+            epsilon: of all of them together.
+            delta: of all of them together.
+        """
+        if num_composed == 1:
             return cls("permute_and_flip", epsilon, 1, (epsilon, 0.0))
         by_name: dict[SelectionName, float] = {
             name: selection_epsilon(
-                epsilon, delta, num_selections=loop.num_steps, mechanism=name
+                epsilon, delta, num_selections=num_composed, mechanism=name
             )
             for name in ("permute_and_flip", "exponential")
         }
         # At the same epsilon permute-and-flip, the first of them, is never worse.
         name = max(by_name, key=lambda name: by_name[name])
-        return cls(name, by_name[name], loop.num_steps, (epsilon, delta))
+        return cls(name, by_name[name], num_composed, (epsilon, delta))
 
     @classmethod
     def exponential(cls, each: float, delta: float, *, num_composed: int) -> "Choices":
@@ -72,8 +79,55 @@ class Choices(NamedTuple):
         )
 
 
+@register(
+    data_fields=["estimator", "constraint", "epsilon", "learning_rate", "key"],
+    meta_fields=[
+        *("loss_fn", "schedule", "mechanism", "batch_size", "num_coordinates"),
+        *("microbatch_size", "axis_name"),
+    ],
+)
+@dataclass(frozen=True)
+class VertexStep(OptaxStep):
+    """w <- w + eta_t (v_t - w), v_t a privately chosen vertex (004, Alg. 1 and 2)."""
+
+    estimator: Estimator
+    constraint: VertexConstraint
+    epsilon: Scalar
+    learning_rate: Scalar | None
+    key: Key
+    loss_fn: LossFn
+    schedule: optax.Schedule | None
+    mechanism: SelectionName
+    batch_size: int
+    num_coordinates: int
+    microbatch_size: int | None
+    axis_name: tuple[str, ...] | None
+
+    @property
+    def sensitivity(self) -> Scalar:
+        """The linf sensitivity of a gradient's mean."""
+        return self.estimator.sensitivity(self.batch_size, self.num_coordinates).linf
+
+    def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+        """See `OptaxStep.optimizer`."""
+        del params
+        return optax.chain(
+            aggregate(
+                self.estimator, normalize_by=self.batch_size, axis_name=self.axis_name
+            ),
+            frank_wolfe(
+                self.constraint,
+                epsilon=self.epsilon,
+                sensitivity=self.sensitivity,
+                limit=cast(Scalar, self.estimator.limit),
+                key=self.key,
+                learning_rate=self.schedule or self.learning_rate,
+                mechanism=self.mechanism,
+            ),
+        )
+
+
 def choose_vertices(
-    loop: Loop,
     loss_fn: LossFn,
     params: PyTree,
     data: PyTree,
@@ -83,84 +137,52 @@ def choose_vertices(
     constraint: VertexConstraint,
     estimator: Estimator,
     learning_rate: optax.ScalarOrSchedule | None,
+    num_steps: int,
+    batching: Batching,
+    execution: Execution,
 ) -> tuple[PyTree, dict[str, Scalar]]:
-    """Runs w <- w + eta_t (v_t - w), v_t a private choice among the vertices.
-
-    Returns:
-        The last iterate, and what was taken.
-    """
+    """Returns the last iterate of steps to private vertices, and what was taken."""
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+    check_execution(execution)
     schedule = cast(optax.Schedule, learning_rate) if callable(learning_rate) else None
     if not callable(learning_rate) and learning_rate is not None:
         _validate.within(0, 1, learning_rate=learning_rate)
-    return run(
-        _descend,
-        Method(loop, loss_fn, choices.mechanism, schedule),
-        params=params,
-        data=data,
-        key=key,
-        constraint=constraint,
-        estimator=estimator,
-        epsilon=choices.epsilon,
-        learning_rate=None if callable(learning_rate) else learning_rate,
-    )
-
-
-class Method(NamedTuple):
-    """The static part of a run: a call with another one compiles anew."""
-
-    loop: Loop
-    loss_fn: LossFn
-    mechanism: SelectionName
-    schedule: optax.Schedule | None
-
-
-@partial(jax.jit, static_argnums=0)
-def _descend(
-    method: Method,
-    params: PyTree,
-    data: PyTree,
-    key: Key,
-    constraint: VertexConstraint,
-    estimator: Estimator,
-    epsilon: Scalar,
-    learning_rate: Any,
-    part: Part | None,
-) -> tuple[tuple[PyTree, dict[str, Scalar]], PyTree]:
-    loop = method.loop
-    num_samples = jax.tree.leaves(data)[0].shape[0]
-    num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
-    batch_size = int(loop.batching.divisor(num_samples, loop.num_steps))
-    sensitivity = estimator.sensitivity(batch_size, num_coordinates).linf
     choice_key, batch_key = jax.random.split(key)
-    params, state, carry = descend(
-        loop,
-        loop.mean_grad(method.loss_fn, estimator, batch_size),
-        frank_wolfe(
-            constraint,
-            epsilon=epsilon,
-            sensitivity=sensitivity,
-            limit=cast(Scalar, estimator.limit),
-            key=choice_key,
-            learning_rate=method.schedule or learning_rate,
-            mechanism=method.mechanism,
-        ),
+    num_samples = _validate.leading_size(data, "data")
+    step = VertexStep(
+        estimator,
+        constraint,
+        choices.epsilon,
+        None if callable(learning_rate) else learning_rate,
+        choice_key,
+        loss_fn,
+        schedule,
+        choices.mechanism,
+        int(batching.divisor(num_samples, num_steps)),
+        num_coordinates(params),
+        execution.microbatch_size,
+        row_axes(data, None) or None,
+    )
+    params, (_, state) = iterate(
+        step,
         params,
         data,
-        batch_key,
-        part,
+        key=batch_key,
+        num_steps=num_steps,
+        batching=batching,
+        execution=execution,
     )
     # Both mechanisms: Pr[score < best - (range / epsilon) log(|V| / p)] <= p.
-    num_choices = constraint.num_vertices(num_coordinates) * loop.num_steps
-    unit = cast(FrankWolfeState, state).sensitivity_range / epsilon
+    num_choices = constraint.num_vertices(step.num_coordinates) * num_steps
+    unit = state.sensitivity_range / choices.epsilon
     stats = {
-        "num_steps": loop.num_steps,
-        "batch_size": batch_size,
-        "selection_epsilon": epsilon,
-        "linf_sensitivity": sensitivity,
+        "num_steps": num_steps,
+        "batch_size": step.batch_size,
+        "selection_epsilon": choices.epsilon,
+        "linf_sensitivity": step.sensitivity,
         "selection_error": unit * math.log(num_choices / FAILURE_PROB),
     }
-    return (params, stats), carry
+    return params, stats
 
 
 def default_num_steps(num_samples: int, epsilon: float, power: float) -> int:

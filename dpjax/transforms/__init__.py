@@ -11,10 +11,6 @@ from dpjax.transforms._iterates import (
 from dpjax.transforms._noise import AddGaussianNoiseState, add_gaussian_noise
 from dpjax.transforms._peel import PeelState, laplace_peel, peel
 from dpjax.transforms._privatize import PrivatizeState, aggregate, privatize
-from dpjax.transforms._privatize_trimmed import (
-    PrivatizeTrimmedState,
-    privatize_trimmed,
-)
 
 __all__ = [
     "AddGaussianNoiseState",
@@ -22,7 +18,6 @@ __all__ = [
     "FrankWolfeState",
     "PeelState",
     "PrivatizeState",
-    "PrivatizeTrimmedState",
     "add_gaussian_noise",
     "aggregate",
     "average_iterates",
@@ -32,6 +27,5 @@ __all__ = [
     "laplace_peel",
     "peel",
     "privatize",
-    "privatize_trimmed",
     "project",
 ]

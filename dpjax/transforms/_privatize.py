@@ -1,5 +1,7 @@
 """Robust aggregation of per-sample gradients, and its private version."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -7,9 +9,17 @@ import optax
 
 from dpjax import _validate
 from dpjax._sharding import AxisName, num_shares, row_axes
-from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar
-from dpjax.estimators import Estimator
-from dpjax.mechanisms import gaussian
+from dpjax._types import (
+    REPLACE_ONE,
+    Key,
+    NeighboringRelation,
+    NoiseName,
+    PyTree,
+    Scalar,
+)
+from dpjax.accounting import calibrate_smooth_noise
+from dpjax.estimators import Estimator, SampleStream
+from dpjax.mechanisms import gaussian, laplace_log_normal
 
 
 def aggregate(
@@ -74,29 +84,35 @@ def privatize(
     key: Key,
     normalize_by: Scalar | None = None,
     relation: NeighboringRelation = REPLACE_ONE,
+    sampled: bool | None = None,
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Returns a transformation from per-sample gradients to their private mean.
 
     The robust mean plus Gaussian noise of standard deviation noise_multiplier times the
-    estimator's l2 sensitivity. It goes first in a chain: what comes after it, such as
-    momentum, adam or schedules, is post-processing and costs no privacy.
+    estimator's l2 sensitivity; with `TrimmedMean` Laplace log-normal noise, in
+    proportion to its smooth sensitivity, that costs the same zCDP. It goes first in a
+    chain: what comes after it, such as momentum, adam or schedules, is post-processing
+    and costs no privacy.
 
     Args:
         estimator: the robust mean; its sensitivity must be finite.
         noise_multiplier: stddev / l2 sensitivity under `relation`, non-negative. See
-            `dpjax.accounting.noise_multiplier`.
+            `dpjax.accounting.noise_multiplier`, which takes the estimator's `noise`.
         key: a typed key. It lives in the state; each update draws from a fresh one.
         normalize_by: public divisor; the leading size of the gradients by default. For
             Poisson batches the expected batch size.
         relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
-        axis_name: the mesh axes over which gradients are dealt out, if they themselves
-            do not tell; see `dpjax.robust_grad`.
+        sampled: whether chance decides which records a batch holds; by default it is
+            taken to where normalize_by or a mask is given.
+        axis_name: the mesh axes over which gradients are sharded, if they themselves do
+            not tell; see `dpjax.robust_grad`.
 
     Returns:
-        A transformation whose update takes gradients with leaves (n, ...) and, as the
-        keyword is_padding_example, a mask of shape (n,); it returns leaves (...), in
-        float32 for half-precision gradients. Its state is a pytree of arrays.
+        A transformation whose update takes gradients with leaves (n, ...), or the
+        stream that `dpjax.streamed_grad` makes of them, and, as the keyword
+        is_padding_example, a mask of shape (n,); it returns leaves (...), in float32
+        for half-precision gradients. Its state is a pytree of arrays.
 
     Raises:
         ValueError: where an argument is out of its range, the estimator has no finite
@@ -111,12 +127,20 @@ def privatize(
         num_releases=T)`. On several devices too: the noise is that of the mean over all
         rows, and every device draws the same from the same key.
 
+        With `TrimmedMean` one update is (1 / (2 noise_multiplier^2))-zCDP under
+        replace-one: each of d coordinates takes a share 1/d of that.
+        `rho_to_epsilon(T * rho, delta)` tells the epsilon of T updates. Paper 001
+        prints another sensitivity, which is not smooth: no privacy follows from it.
+
     Pitfalls:
         * What stands before it in a chain must not mix samples. `optax
           .clip_by_global_norm` and `optax.clip_by_block_rms` do: they scale all rows by
           a norm of all of them, so that one record moves every row, and the noise is
           many times too small (30 times, in one trial). It goes first; what else is
           done to a sample belongs in the loss or in the estimator.
+        * With `TrimmedMean` the noise has heavy tails and depends on the samples: few
+          coordinates and many samples are its place. It needs all n gradients at once,
+          of batches that are fixed by index, such as all records or disjoint parts.
         * One optimizer is for one run: `init` starts with the same key each time, and
           two runs on the same data with the same noise are not private together.
         * `optax.masked(privatize(...), mask)` is a leak: leaves that are masked out
@@ -143,18 +167,19 @@ def privatize(
 
     Reference:
         Balle, Wang (2018), "Improving the Gaussian mechanism"; Dong, Roth, Su (2022),
-        "Gaussian differential privacy", Corollary 3.3, for T updates.
+        "Gaussian differential privacy", Corollary 3.3, for T updates. `TrimmedMean`:
+        Wang, Xiao, Devadas, Xu (2020), Algorithms 2 and 3, with the smooth sensitivity
+        in place of the printed bound, and the noise of Bun, Steinke (2019), Section 3.
     """
     _validate.estimator(estimator)
     _validate.non_negative(noise_multiplier=noise_multiplier)
     _validate.typed_key(key)
     if normalize_by is not None:
         _validate.positive(normalize_by=normalize_by)
-    _validate.require(
-        not _is_infinite(estimator.sensitivity(2**20, 1, relation).l2),
-        "estimator",
-        estimator,
-        "one with a finite sensitivity",
+    _validate.bounded_estimator(estimator)
+    # Refuses what the estimator has no noise for, before any data.
+    estimator.noise_parameters(
+        noise_multiplier, 2**20, 1, relation, is_sampled=sampled is True
     )
 
     def init(params):
@@ -164,31 +189,75 @@ def privatize(
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
         _validate.per_sample(updates, params)
-        mean = estimator(
-            updates, is_padding_example, normalize_by=normalize_by, axis_name=axis_name
+        stream = SampleStream.of(updates)
+        num_rows = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
+        varies = normalize_by is not None or is_padding_example is not None
+        parameters = estimator.noise_parameters(
+            noise_multiplier,
+            num_rows if normalize_by is None else normalize_by,
+            stream.num_coordinates(),
+            relation,
+            is_sampled=varies if sampled is None else sampled,
         )
-        num_rows = _validate.leading_size(updates, "updates")
-        num_rows *= num_shares(row_axes(updates, axis_name))
-        num_coordinates = sum(leaf.size for leaf in jax.tree.leaves(mean))
-        # A mask, or a divisor of its own, is what batches of varying size have.
-        if normalize_by is None and is_padding_example is None:
-            sensitivity = estimator.sensitivity(num_rows, num_coordinates, relation)
-        else:
-            divisor = num_rows if normalize_by is None else normalize_by
-            sensitivity = estimator.sampled_sensitivity(
-                divisor, num_coordinates, relation
-            )
+        release = _RELEASES[estimator.noise](
+            estimator,
+            parameters,
+            updates,
+            is_padding_example,
+            normalize_by=normalize_by,
+            axis_name=axis_name,
+        )
         next_key, noise_key = jax.random.split(state.key)
-        stddev = noise_multiplier * sensitivity.l2
-        return gaussian(noise_key, mean, stddev=stddev), PrivatizeState(next_key)
+        return release(noise_key), PrivatizeState(next_key)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _gaussian_release(estimator, parameters, samples, is_padding_example, **how):
+    """Returns what a key draws: the mean, with noise by its sensitivity."""
+    mean = estimator(samples, is_padding_example, **how)
+    return partial(gaussian, value=mean, stddev=parameters["stddev"])
+
+
+def _smooth_release(
+    estimator, parameters, samples, is_padding_example, *, normalize_by, axis_name
+):
+    """Returns what a key draws: the mean, with noise by its smooth sensitivity."""
+    rho = parameters["rho"]
+    _validate.require(
+        _validate.is_concrete(rho),
+        "noise_multiplier",
+        rho,
+        "a number at hand, not a traced one: the noise's shape is fitted to it",
+    )
+    stream = SampleStream.of(samples)
+    num_samples = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
+    _validate.require(
+        is_padding_example is None and normalize_by in (None, num_samples),
+        "is_padding_example",
+        is_padding_example,
+        f"None, and normalize_by the number of rows, with {estimator}: every row has "
+        "its place in the order",
+    )
+    noise = calibrate_smooth_noise(
+        float(rho) / stream.num_coordinates(),
+        num_samples=num_samples,
+        trim_count=estimator.trim_count(num_samples),
+        relative_spread=estimator.relative_spread,
+    )
+    mean, sensitivity = estimator.with_smooth_sensitivity(
+        samples, noise.smoothness, axis_name=axis_name
+    )
+    scale = jax.tree.map(lambda s: noise.multiplier * s, sensitivity)
+    return partial(laplace_log_normal, value=mean, scale=scale, sigma=noise.sigma)
+
+
+_RELEASES: dict[NoiseName, Callable[..., Callable[[Key], PyTree]]] = {
+    "gaussian": _gaussian_release,
+    "laplace_log_normal": _smooth_release,
+}
 
 
 def _init_empty(params):
     del params
     return optax.EmptyState()
-
-
-def _is_infinite(value: Scalar) -> bool:
-    return _validate.is_concrete(value) and bool(value == float("inf"))

@@ -14,7 +14,7 @@ from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Winsor
 from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import PartyError, run_parties
 from dpjax.solvers import (
-    Watch,
+    Execution,
     _multiparty,
     multiparty_gradient_descent,
     multiparty_objective_perturbation,
@@ -62,7 +62,9 @@ def sums_without_colluders(
             num_steps=num_steps,
             max_colluding=max_colluding,
             max_dropouts=dropouts,
-            watch=Watch(lambda _, params: iterates.append(np.asarray(params, float))),
+            execution=Execution(
+                callback=lambda _, params: iterates.append(np.asarray(params, float))
+            ),
             test_only_random_bytes=np.random.default_rng(transport.party).bytes,
         )
         return np.array(iterates), solution.stats

@@ -15,11 +15,11 @@ from dpjax.estimators import (
     Mean,
     MedianOfMeans,
     NeighboringRelation,
-    Rows,
     SmoothedTruncation,
     Truncation,
     Winsorization,
 )
+from dpjax.estimators._fold import Rows
 
 ALL = {
     "mean": Mean(),

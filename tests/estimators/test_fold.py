@@ -8,13 +8,12 @@ import pytest
 from dpjax.estimators import (
     Clipping,
     MedianOfMeans,
-    Rows,
     SmoothedTruncation,
     Truncation,
     Winsorization,
 )
 from dpjax.estimators._digits import _split, digit_layout
-from dpjax.estimators._fold import _Plan, block_length
+from dpjax.estimators._fold import Rows, _Plan, block_length
 from dpjax.gradients import robust_grad
 
 AWKWARD = [1, 2, 63, 64, 65, 127, 129, 1000, 4097]

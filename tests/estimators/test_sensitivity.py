@@ -16,12 +16,12 @@ from dpjax.estimators import (
     Clipping,
     Mean,
     MedianOfMeans,
-    Rows,
     Sensitivity,
     SmoothedTruncation,
     Truncation,
     Winsorization,
 )
+from dpjax.estimators._fold import Rows
 from dpjax.gradients import robust_grad
 
 ROBUST = [

@@ -18,13 +18,13 @@ from dpjax.estimators import (
     ADD_OR_REMOVE_ONE,
     Clipping,
     MedianOfMeans,
-    Rows,
     Sensitivity,
     SmoothedTruncation,
     TrimmedMean,
     Truncation,
     Winsorization,
 )
+from dpjax.estimators._fold import Rows
 
 # No multiple of anything: blocks with a rest, for all plans and group sizes.
 N, NUM_COORDINATES = 611, 5

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dpjax import loading, losses, solvers
 from dpjax.batching import Poisson, WithoutReplacement
 from dpjax.estimators import SmoothedTruncation
-from dpjax.solvers import Checkpoint, Watch
+from dpjax.solvers import Checkpoint, Execution
 
 address, num_processes, process, folder, *tasks = sys.argv[1:]
 process, num_processes, folder = int(process), int(num_processes), Path(folder)
@@ -107,14 +107,16 @@ def read_by_batch():
 def unshared():
     data = loading.load(source, by_records)
     own = Checkpoint(folder / f"own {process}")
-    return {"unshared": error_of(train, data, checkpoint=own)}
+    return {"unshared": error_of(train, data, execution=Execution(checkpoint=own))}
 
 
 def saved():
     data = loading.load(source, by_records)
-    watch = Watch(kill_another) if "kill" in tasks else None
-    checkpoint = Checkpoint(folder / "states", every=2)
-    return {"saved": train(data, checkpoint=checkpoint, watch=watch)}
+    execution = Execution(
+        callback=kill_another if "kill" in tasks else None,
+        checkpoint=Checkpoint(folder / "states", every=2),
+    )
+    return {"saved": train(data, execution=execution)}
 
 
 results = {}

@@ -211,7 +211,8 @@ def test_uneven_disjoint_batches_and_order_statistics_are_refused():
 
 def test_a_run_is_taken_up_again(tmp_path):
     def run(**options):
-        return descent(Winsorization(1.0), **options)(*dealt((X, Y)))
+        execution = solvers.Execution(**options)
+        return descent(Winsorization(1.0), execution=execution)(*dealt((X, Y)))
 
     class KilledError(Exception):
         pass
@@ -223,10 +224,12 @@ def test_a_run_is_taken_up_again(tmp_path):
     whole = run(checkpoint=solvers.Checkpoint(tmp_path / "whole", 2))
     again = solvers.Checkpoint(tmp_path / "killed", 2)
     with pytest.raises(KilledError):
-        run(checkpoint=again, watch=solvers.Watch(kill))
+        run(checkpoint=again, callback=kill)
     np.testing.assert_array_equal(run(checkpoint=again).params, whole.params)
     with pytest.raises(ValueError, match="another program"):
-        descent(Winsorization(1.0), checkpoint=again)(*dealt((X, Y), 4))
+        descent(Winsorization(1.0), execution=solvers.Execution(checkpoint=again))(
+            *dealt((X, Y), 4)
+        )
 
 
 MESHES = {"candidates": (8,), "records": (8,), "both": (4, 2)}

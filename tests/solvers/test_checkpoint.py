@@ -1,5 +1,6 @@
 """A run that is killed and taken up again releases the same, once."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from dpjax import losses, solvers
 from dpjax.batching import Poisson
 from dpjax.constraints import L1Ball
 from dpjax.estimators import SmoothedTruncation, TrimmedMean, Winsorization
-from dpjax.solvers import Checkpoint, Watch
+from dpjax.solvers import Checkpoint, Execution
 
 N, D, T = 60, 3, 5
 
@@ -39,8 +40,16 @@ def descent(loss_fn=losses.squared, data=None, seed=1, **options):
         jnp.zeros(D),
         make_data() if data is None else data,
         key=jax.random.key(seed),
-        **(settings | options),
+        **(settings | executed(options)),
     )
+
+
+def executed(options):
+    """Returns options of a solver, those of how it runs as one of them."""
+    names = {field.name for field in dataclasses.fields(Execution)}
+    how = {name: x for name, x in options.items() if name in names}
+    others = {name: x for name, x in options.items() if name not in names}
+    return others | {"execution": Execution(**how)}
 
 
 def sparse(**options):
@@ -51,7 +60,7 @@ def sparse(**options):
         delta=1e-3,
         sparsity=2,
         num_steps=T,
-        **options,
+        **executed(options),
     )
 
 
@@ -67,7 +76,7 @@ def hard_thresholding(**options):
         sparsity=2,
         learning_rate=0.1,
         num_steps=T,
-        **options,
+        **executed(options),
     )
 
 
@@ -81,7 +90,7 @@ def frank_wolfe(**options):
         constraint=L1Ball(1.0),
         estimator=Winsorization(1.0),
         num_steps=T,
-        **options,
+        **executed(options),
     )
 
 
@@ -93,7 +102,7 @@ def lasso(**options):
         delta=1e-3,
         radius=1.0,
         num_steps=T,
-        **options,
+        **executed(options),
     )
 
 
@@ -105,7 +114,7 @@ def robust(**options):
         estimator=Winsorization(1.0),
         learning_rate=0.1,
         num_steps=T,
-        **options,
+        **executed(options),
     )
 
 
@@ -130,7 +139,7 @@ def kill_at(step):
         if now == step:
             raise KilledError
 
-    return Watch(callback)
+    return callback
 
 
 def assert_same(solution, expected):
@@ -150,7 +159,7 @@ def test_a_killed_run_goes_on_to_the_same_release(name, tmp_path):
     whole = run(checkpoint=Checkpoint(tmp_path / "whole", 2))
     again = Checkpoint(tmp_path / "killed", 2)
     with pytest.raises(KilledError):
-        run(checkpoint=again, watch=kill_at(3))
+        run(checkpoint=again, callback=kill_at(3))
     assert_same(run(checkpoint=again), whole)
     np.testing.assert_allclose(whole.params, run().params, rtol=1e-5, atol=1e-6)
 
@@ -161,10 +170,10 @@ def test_killed_at_any_step(step, every, tmp_path):
     whole = descent(checkpoint=Checkpoint(tmp_path / "whole", every))
     killed = Checkpoint(tmp_path / "killed", every)
     with pytest.raises(KilledError):
-        descent(checkpoint=killed, watch=kill_at(step))
+        descent(checkpoint=killed, callback=kill_at(step))
     seen = {}
     assert_same(
-        descent(checkpoint=killed, watch=Watch(lambda i, w: seen.update({i: w}))),
+        descent(checkpoint=killed, callback=lambda i, w: seen.update({i: w})),
         whole,
     )
     # It went on where it was saved. A step is shown before it is saved: the one that
@@ -175,14 +184,14 @@ def test_killed_at_any_step(step, every, tmp_path):
 
 def test_iterates_after_resuming_are_those_of_the_whole_run(tmp_path):
     def watched(seen):
-        return Watch(lambda step, params: seen.update({step: np.asarray(params)}))
+        return lambda step, params: seen.update({step: np.asarray(params)})
 
     whole, resumed = {}, {}
-    descent(checkpoint=Checkpoint(tmp_path / "whole", 2), watch=watched(whole))
+    descent(checkpoint=Checkpoint(tmp_path / "whole", 2), callback=watched(whole))
     killed = Checkpoint(tmp_path / "killed", 2)
     with pytest.raises(KilledError):
-        descent(checkpoint=killed, watch=kill_at(3))
-    descent(checkpoint=killed, watch=watched(resumed))
+        descent(checkpoint=killed, callback=kill_at(3))
+    descent(checkpoint=killed, callback=watched(resumed))
     assert list(resumed) == [3, 4, 5]  # drawn once: the same noise, no other
     for step, params in resumed.items():
         np.testing.assert_array_equal(params, whole[step])
@@ -191,7 +200,7 @@ def test_iterates_after_resuming_are_those_of_the_whole_run(tmp_path):
 def test_watches_the_same_steps_with_and_without(tmp_path):
     def steps(**options):
         seen = []
-        descent(watch=Watch(lambda step, _: seen.append(int(step)), 2), **options)
+        descent(callback=lambda step, _: seen.append(int(step), 2), **options)
         jax.effects_barrier()
         return sorted(seen)
 
@@ -224,7 +233,7 @@ def test_refuses_the_state_of_another_run(name, tmp_path):
     run = partial(descent, checkpoint=Checkpoint(tmp_path / "mine", 2))
     run = partial(run, loss_fn=weighted(WEIGHTS))
     with pytest.raises(KilledError):
-        run(watch=kill_at(3))
+        run(callback=kill_at(3))
     rule = f"checkpoint must be of the same run .*another {name.split(',')[0]}"
     with pytest.raises(ValueError, match=rule):
         run(**OTHERS[name])
@@ -309,7 +318,7 @@ PROCESS = """
     import jax, jax.numpy as jnp
     from dpjax import losses, solvers
     from dpjax.estimators import Winsorization
-    from dpjax.solvers import Checkpoint, Watch
+    from dpjax.solvers import Checkpoint, Execution
 
     folder, fault = sys.argv[1:]
 
@@ -324,7 +333,8 @@ PROCESS = """
     solution = solvers.dp_gradient_descent(
         losses.squared, jnp.zeros(200), data, key=jax.random.key(1), epsilon=1.0,
         delta=1e-3, estimator=Winsorization(1.0), learning_rate=0.3, num_steps=6,
-        checkpoint=Checkpoint(folder, every=2), watch=Watch(watch))
+        execution=Execution(
+            callback=watch, checkpoint=Checkpoint(folder, every=2)))
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     print(solution.params.tobytes().hex())
 """

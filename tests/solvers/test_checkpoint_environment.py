@@ -10,7 +10,7 @@ import pytest
 
 from dpjax import losses, solvers
 from dpjax.estimators import Winsorization
-from dpjax.solvers import Checkpoint, Watch
+from dpjax.solvers import Checkpoint, Execution
 
 T = 6
 
@@ -25,10 +25,18 @@ def kill_at(step):
         if now == step:
             raise KilledError
 
-    return Watch(callback)
+    return callback
 
 
-def descent(folder, *, every=2, sign=1.0, implementation="threefry2x32", **options):
+def descent(
+    folder,
+    *,
+    every=2,
+    sign=1.0,
+    implementation="threefry2x32",
+    callback=None,
+    **options,
+):
     features = np.random.default_rng(0).standard_t(3, (40, 3)).astype(np.float32)
     settings = {"num_steps": T, "epsilon": 1.0}
     return solvers.dp_gradient_descent(
@@ -39,7 +47,7 @@ def descent(folder, *, every=2, sign=1.0, implementation="threefry2x32", **optio
         delta=1e-3,
         estimator=Winsorization(1.0),
         learning_rate=0.3,
-        checkpoint=Checkpoint(folder, every),
+        execution=Execution(callback=callback, checkpoint=Checkpoint(folder, every)),
         **(settings | options),
     ).params
 
@@ -48,7 +56,7 @@ def test_a_folder_belongs_to_its_run_before_the_first_save(tmp_path):
     # Steps 1 to 3 have been shown. On other data the same noise would be drawn, and
     # the difference of both would have none.
     with pytest.raises(KilledError):
-        descent(tmp_path, every=5, watch=kill_at(3))
+        descent(tmp_path, every=5, callback=kill_at(3))
     for other in ({"sign": -1.0}, {"epsilon": 2.0}, {"num_steps": T + 1}):
         with pytest.raises(ValueError, match="checkpoint must be of the same run"):
             descent(tmp_path, every=5, **other)
@@ -65,7 +73,7 @@ def test_one_process_at_a_time(tmp_path):
             descent(tmp_path / "states", sign=-1.0)
         refused.append(step)
 
-    first = descent(tmp_path / "states", watch=Watch(second))
+    first = descent(tmp_path / "states", callback=second)
     assert refused == list(range(1, T + 1))
     # Once it has ended, whoever asks for the same gets it.
     np.testing.assert_array_equal(descent(tmp_path / "states"), first)
@@ -89,7 +97,7 @@ def with_another_processor(monkeypatch):
 @pytest.mark.parametrize("change", [with_flags, with_another_processor])
 def test_another_compiler_or_processor_rounds_otherwise(change, tmp_path, monkeypatch):
     with pytest.raises(KilledError):
-        descent(tmp_path, watch=kill_at(4))
+        descent(tmp_path, callback=kill_at(4))
     with monkeypatch.context() as context:
         change(context)
         with pytest.raises(ValueError, match="another compiler or device was saved"):
@@ -108,7 +116,7 @@ def test_another_compiler_or_processor_rounds_otherwise(change, tmp_path, monkey
 )
 def test_another_setting_of_jax_is_another_run(setting, tmp_path):
     with pytest.raises(KilledError):
-        descent(tmp_path, watch=kill_at(4))
+        descent(tmp_path, callback=kill_at(4))
     with setting(), pytest.raises(ValueError, match="another program"):
         descent(tmp_path)
 
@@ -116,13 +124,13 @@ def test_another_setting_of_jax_is_another_run(setting, tmp_path):
 def test_another_generator_is_another_run(tmp_path):
     # The words of both keys are the same.
     with pytest.raises(KilledError):
-        descent(tmp_path, implementation="rbg", watch=kill_at(4))
+        descent(tmp_path, implementation="rbg", callback=kill_at(4))
     with pytest.raises(ValueError, match="another program was saved"):
         descent(tmp_path, implementation="unsafe_rbg")
 
 
 def test_other_intervals_draw_the_same_noise(tmp_path):
     with pytest.raises(KilledError):
-        descent(tmp_path, watch=kill_at(4))
+        descent(tmp_path, callback=kill_at(4))
     whole = descent(tmp_path / "whole")
     np.testing.assert_array_equal(descent(tmp_path, every=1), whole)

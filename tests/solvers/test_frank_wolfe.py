@@ -17,7 +17,7 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
-from dpjax.solvers import Watch, dp_frank_wolfe
+from dpjax.solvers import Execution, dp_frank_wolfe
 
 
 def linear(params, example):
@@ -251,11 +251,14 @@ def test_a_sweep_compiles_once(caplog):
     assert sum(compiled in message for message in caplog.messages) == 1
 
 
-def test_watch_sees_the_iterates():
+def test_callback_sees_the_iterates():
     seen = {}
     solution = solve(
         num_steps=6,
-        watch=Watch(lambda step, params: seen.update({int(step): params}), every=2),
+        execution=Execution(
+            callback=lambda step, params: seen.update({int(step): params}),
+            callback_every=2,
+        ),
     )
     jax.effects_barrier()
     assert sorted(seen) == [2, 4, 6]
@@ -318,7 +321,7 @@ def test_no_gradient_of_every_sample_is_stored():
         ({"calibration": "paper"}, "estimator must be a SmoothedTruncation"),
         ({"learning_rate": 2.0}, "learning_rate must be between 0 and 1"),
         ({"microbatch_size": 0}, "microbatch_size must be an integer"),
-        ({"watch": print}, "watch must be a Watch"),
+        ({"execution": print}, "execution must be an Execution"),
         ({"loss_fn": None}, "loss_fn must be callable"),
         ({"key": 0}, "key must be a single typed JAX key"),
     ],

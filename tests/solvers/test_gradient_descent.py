@@ -21,7 +21,7 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
-from dpjax.solvers import Watch, dp_gradient_descent, robust_gradient_descent
+from dpjax.solvers import Execution, dp_gradient_descent, robust_gradient_descent
 
 ESTIMATORS = {
     "clipping": Clipping(1.0),
@@ -197,12 +197,14 @@ def test_disjoint_steps_see_their_own_records():
     iterates = []
     for value in (1.0, -1.0):
         seen = {}
-        watch = Watch(lambda step, params, seen=seen: seen.update({int(step): params}))
+        execution = Execution(
+            callback=lambda step, params, seen=seen: seen.update({int(step): params})
+        )
         dp_gradient_descent(
             linear,
             jnp.zeros(2),
             jnp.ones((11, 2)).at[7].set(value),
-            **settings(batching=Disjoint(), watch=watch, num_steps=5),
+            **settings(batching=Disjoint(), execution=execution, num_steps=5),
         )
         jax.effects_barrier()
         iterates.append(seen)
@@ -266,9 +268,15 @@ def test_default_number_of_steps():
 
 def collect(every, **changes):
     seen = {}
-    watch = Watch(lambda step, params: seen.update({int(step): params}), every)
+    execution = Execution(
+        callback=lambda step, params: seen.update({int(step): params}),
+        callback_every=every,
+    )
     solution = dp_gradient_descent(
-        location, jnp.zeros(2), jnp.ones((30, 2)), **settings(watch=watch, **changes)
+        location,
+        jnp.zeros(2),
+        jnp.ones((30, 2)),
+        **settings(execution=execution, **changes),
     )
     jax.effects_barrier()
     return seen, solution
@@ -277,13 +285,13 @@ def collect(every, **changes):
 @pytest.mark.parametrize(
     ("every", "steps"), [(1, range(1, 9)), (3, [3, 6, 8]), (4, [4, 8]), (20, [8])]
 )
-def test_watch(every, steps):
+def test_callback(every, steps):
     seen, solution = collect(every, num_steps=8)
     assert sorted(seen) == list(steps)
     np.testing.assert_array_equal(seen[8], solution.params)
 
 
-def test_averaging_projection_and_watch():
+def test_averaging_projection_and_callback():
     seen, solution = collect(
         1, num_steps=8, averaging=True, projection_fn=BALL, learning_rate=3.0
     )
@@ -338,7 +346,10 @@ def test_microbatch_size_changes_rounding_only(microbatch_size):
     data = jax.random.t(jax.random.key(2), 2.0, (100, 3))
     results = [
         dp_gradient_descent(
-            location, jnp.zeros(3), data, **settings(microbatch_size=size)
+            location,
+            jnp.zeros(3),
+            data,
+            **settings(execution=Execution(microbatch_size=size)),
         ).params
         for size in (None, microbatch_size)
     ]
@@ -506,13 +517,24 @@ BAD = [
     ),
     (bad(projection_fn=1.0), "projection_fn must be callable, got 1.0"),
     (bad(calibration="loose"), "calibration must be tight or paper, got 'loose'"),
-    (bad(microbatch_size=0), "microbatch_size must be an integer of at least 1"),
-    (bad(watch=print), "watch must be a Watch"),
-    (bad(watch=Watch(None)), "watch must be a Watch"),
-    (bad(watch=Watch(print, 0)), "every must be an integer of at least 1, got 0"),
+    (bad(execution=print), "execution must be an Execution"),
     (bad(key=0), "key must be a single typed JAX key"),
     (bad(key=None), "key must be a single typed JAX key"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"microbatch_size": 0}, "microbatch_size must be an integer of at least 1"),
+        ({"callback": 3}, "callback must be callable, got 3"),
+        ({"callback_every": 0}, "callback_every must be an integer of at least 1"),
+        ({"checkpoint": "here"}, "checkpoint must be a Checkpoint"),
+    ],
+)
+def test_bad_fields_of_an_execution_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Execution(**fields)
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD)

@@ -18,7 +18,12 @@ from dpjax import losses
 from dpjax.estimators import Clipping, Mean, MedianOfMeans, SmoothedTruncation
 from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import PartyError, run_parties
-from dpjax.solvers import Watch, _multiparty, multiparty_gradient_descent
+from dpjax.solvers import (
+    Checkpoint,
+    Execution,
+    _multiparty,
+    multiparty_gradient_descent,
+)
 
 FALSE_ALARM = 1e-6
 CLIP = 1.0
@@ -257,16 +262,18 @@ def test_our_transcript_does_not_tell_neighbours_apart():
     for trial in range(num_trials):
         truth = trial % 2
         iterates = [jnp.zeros(3)]
-        watch = Watch(lambda step, params, iterates=iterates: iterates.append(params))
+        shown = Execution(
+            callback=lambda step, params, iterates=iterates: iterates.append(params)
+        )
 
-        def party_fn(transport, truth=truth, watch=watch):
+        def party_fn(transport, truth=truth, shown=shown):
             recorder = Recorder(transport, [])
             multiparty_gradient_descent(
                 losses.logistic,
                 jnp.zeros(3),
                 seconds[truth] if transport.party else first,
                 transport=recorder,
-                watch=None if transport.party else watch,
+                execution=Execution() if transport.party else shown,
                 **(SETTING | {"epsilon": epsilon, "num_steps": num_steps}),
             )
             return recorder.heard
@@ -361,7 +368,7 @@ def test_the_party_that_ends_the_run_is_named(replacement):
         solve(
             data,
             change=partial(Silent, first=4, replacement=replacement),
-            watch=Watch(lambda step, params: seen.append(step)),
+            execution=Execution(callback=lambda step, params: seen.append(step)),
         )
     assert max(seen) == 2  # nothing of the third round came out
 
@@ -409,7 +416,7 @@ def test_a_pytree_a_schedule_an_average_and_a_projection():
         learning_rate=optax.linear_schedule(0.5, 0.1, 5),
         projection_fn=partial(optax.projections.projection_l2_ball, scale=0.1),
         averaging=True,
-        microbatch_size=7,
+        execution=Execution(microbatch_size=7),
     )
     found = solutions[0].params
     assert found["w"].shape == (3, 1)
@@ -500,8 +507,8 @@ def test_parties_with_other_arguments_are_named():
         ("max_colluding", {"max_colluding": 2}),
         ("max_dropouts", {"max_dropouts": 1}),
         ("projection_fn", {"projection_fn": 3}),
-        ("microbatch_size", {"microbatch_size": 0}),
-        ("watch", {"watch": print}),
+        ("execution", {"execution": print}),
+        ("checkpoint", {"execution": Execution(checkpoint=Checkpoint("states"))}),
         ("data", {"data": ()}),
         ("num_groups", {"estimator": MedianOfMeans(Clipping(1.0), 31)}),
         ("at most 2\\^52", {"estimator": Clipping(1e-18), "epsilon": 1e30}),

@@ -16,7 +16,7 @@ from dpjax.estimators import (
     Winsorization,
 )
 from dpjax.solvers import (
-    Watch,
+    Execution,
     dp_gradient_descent,
     dp_iterative_hard_thresholding,
     dp_sparse_linear_regression,
@@ -232,7 +232,7 @@ def test_per_step_noise_follows_the_weights(num_steps):
         learning_rate=0.1,
         num_steps=num_steps,
         epsilon=1e6,
-        watch=Watch(show),
+        execution=Execution(callback=show),
     )
     batch_size = 100 // num_steps
     exact = 0.1 * 2 * 4 * (1 + norms[num_steps - 1]) / batch_size

@@ -19,7 +19,7 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
-from dpjax.transforms import aggregate, dp_sgd, privatize, privatize_trimmed
+from dpjax.transforms import aggregate, dp_sgd, privatize
 
 FALSE_ALARM = 1e-6
 RELATIONS = [REPLACE_ONE, ADD_OR_REMOVE_ONE]
@@ -285,8 +285,8 @@ EACH_FIRST = {
     "aggregate": lambda key: aggregate(Truncation(1.0)),
     "privatize": lambda key: privatize(Truncation(1.0), noise_multiplier=1.0, key=key),
     "dp_sgd": lambda key: dp_sgd(0.1, Truncation(1.0), noise_multiplier=1.0, key=key),
-    "privatize_trimmed": lambda key: privatize_trimmed(
-        TrimmedMean(0.25, -1.0, 1.0), rho=1.0, key=key
+    "privatize_trimmed_mean": lambda key: privatize(
+        TrimmedMean(0.25, -1.0, 1.0), noise_multiplier=1.0, key=key
     ),
 }
 each_first = pytest.mark.parametrize("name", EACH_FIRST)

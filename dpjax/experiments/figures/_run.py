@@ -30,7 +30,7 @@ from dpjax.experiments.figures._problems import (
     measure,
     optimum,
 )
-from dpjax.solvers import Solution, Watch
+from dpjax.solvers import Execution, Solution
 
 _NUM_SHOWN = 50  # iterates of a run, at most twice as many
 CELLS = "cells"  # the folder of finished cells
@@ -210,7 +210,7 @@ def _solved(
     _SEEN.taken()  # of a run that broke off
     if method.has_steps:
         every = max(1, setting.num_steps // _NUM_SHOWN)
-        options["watch"] = Watch(_SEEN.put, every)
+        options["execution"] = Execution(callback=_SEEN.put, callback_every=every)
     params = jax.block_until_ready(solve(key, sample, **options))
     jax.effects_barrier()  # every call of watch has returned
     # Without steps: the same at every step.

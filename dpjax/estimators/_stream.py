@@ -1,0 +1,67 @@
+"""Samples that are made a few at a time, and never held all at once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+
+from dpjax import _validate
+from dpjax._tree import register
+from dpjax._types import PyTree, Scalar
+
+
+@register(
+    data_fields=["shared", "rows"], meta_fields=["make_samples", "microbatch_size"]
+)
+@dataclass(frozen=True)
+class SampleStream:
+    """Samples in the place of arrays: `make_samples(shared, rows)`, where asked for.
+
+    An estimator takes it as it takes a pytree of samples. What `streamed_grad` returns
+    is one: the gradients of a batch, of which a few are in memory at a time.
+
+    Attributes:
+        make_samples: returns `(samples, records)` for some of the rows, both with
+            leading axis as long as theirs; records are what is wanted back for each
+            row, or `()`.
+        shared: pytree that all samples depend on, such as parameters.
+        rows: pytree, leaves of shape (n, ...): what each sample is made of.
+        microbatch_size: how many are made at once; None chooses.
+    """
+
+    make_samples: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+    shared: PyTree
+    rows: PyTree
+    microbatch_size: int | None = None
+
+    @classmethod
+    def of(cls, samples: PyTree) -> "SampleStream":
+        """Returns a stream as it is, and arrays of samples as one."""
+        if isinstance(samples, SampleStream):
+            return samples
+        return cls(_themselves, (), samples)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are, padding included; on this device, if sharded."""
+        return _validate.leading_size(self.rows, "samples")
+
+    def read(self, start: Scalar, size: int) -> tuple[PyTree, PyTree]:
+        """Returns samples and records of rows `start` to `start + size - 1`."""
+        part = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
+        return self.make_samples(self.shared, jax.tree.map(part, self.rows))
+
+    def num_coordinates(self) -> int:
+        """Returns the number of entries of one sample, all leaves together."""
+        samples, _ = jax.eval_shape(lambda stream: stream.read(0, 1), self)
+        return sum(x.size for x in jax.tree.leaves(samples))
+
+    def on_device(self, shared: PyTree, rows: PyTree) -> "SampleStream":
+        """Returns the stream of one device's rows."""
+        return replace(self, shared=shared, rows=rows)
+
+
+def _themselves(shared: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
+    del shared
+    return rows, ()

@@ -1,0 +1,308 @@
+"""The loop of all iterative solvers: batch, step, batch, step, in one compiled scan."""
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import _validate
+from dpjax._processes import devices_of, digests, is_first
+from dpjax._sharding import row_axes
+from dpjax._types import Key, LossFn, PyTree, Scalar
+from dpjax.batching import Batching
+from dpjax.gradients import streamed_grad
+from dpjax.solvers._checkpoint import Checkpoint, identity, is_key, opened
+
+
+class Step(Protocol):
+    """An algorithm's line: a frozen dataclass, registered as a pytree.
+
+    Leaves are traced, so that a sweep over them compiles once; what is no leaf is
+    static, and another one compiles anew.
+    """
+
+    def init(self, params: PyTree) -> PyTree:
+        """Returns the state before the first step."""
+        ...
+
+    def __call__(
+        self,
+        params: PyTree,
+        state: PyTree,
+        batch: PyTree,
+        is_padding_example: jax.Array | None,
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the next iterate and state."""
+        ...
+
+
+class OptaxStep(abc.ABC):
+    """A step along per-sample gradients, which an optax chain turns into an update.
+
+    A subclass has the fields `loss_fn` and `microbatch_size`, and the chain.
+    """
+
+    loss_fn: LossFn
+    microbatch_size: int | None
+
+    @abc.abstractmethod
+    def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+        """Returns the chain at these parameters: the algorithm's line."""
+
+    def init(self, params: PyTree) -> PyTree:
+        """See `Step.init`."""
+        return self.optimizer(params).init(params)
+
+    def __call__(
+        self,
+        params: PyTree,
+        state: PyTree,
+        batch: PyTree,
+        is_padding_example: jax.Array | None,
+    ) -> tuple[PyTree, PyTree]:
+        """See `Step.__call__`."""
+        grad_fn = streamed_grad(self.loss_fn, microbatch_size=self.microbatch_size)
+        optimizer = optax.with_extra_args_support(self.optimizer(params))
+        updates, state = optimizer.update(
+            cast(Any, grad_fn(params, batch)),
+            state,
+            params,
+            is_padding_example=is_padding_example,
+        )
+        return optax.apply_updates(params, updates), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How an iterative solver runs; none of it changes the privacy.
+
+    Attributes:
+        microbatch_size: samples processed at once; speed and memory only. None chooses.
+        callback: `callback(step, params)`, called on the host with step = 1, 2, ...
+            while the compiled loop runs. It sees released numbers only; what it returns
+            is ignored. A run that is taken up after a kill may show a step again, with
+            the same numbers. Of several processes the first calls it.
+        callback_every: how many steps lie between two calls; the last step is always
+            shown.
+        checkpoint: where the run is saved, so that it outlives its process.
+
+    Raises:
+        ValueError: where a field is out of its range.
+
+    Example:
+        >>> Execution(microbatch_size=32)
+        Execution(microbatch_size=32, callback=None, callback_every=1, checkpoint=None)
+    """
+
+    microbatch_size: int | None = None
+    callback: Callable[[Any, PyTree], None] | None = None
+    callback_every: int = 1
+    checkpoint: Checkpoint | None = None
+
+    def __post_init__(self):
+        if self.microbatch_size is not None:
+            _validate.count(microbatch_size=self.microbatch_size)
+        _validate.require(
+            self.callback is None or callable(self.callback),
+            "callback",
+            self.callback,
+            "callable",
+        )
+        _validate.count(callback_every=self.callback_every)
+        if self.checkpoint is not None:
+            Checkpoint.checked(self.checkpoint)
+
+
+def check_execution(execution: Execution) -> None:
+    """Requires an `Execution`."""
+    _validate.require(
+        isinstance(execution, Execution),
+        "execution",
+        execution,
+        "an Execution(microbatch_size=, callback=, checkpoint=)",
+    )
+
+
+def check_steps(num_samples: int, num_steps: int, batching: Batching) -> None:
+    """Requires a batching, a count of steps, and that they suit the records."""
+    _validate.require(
+        isinstance(batching, Batching),
+        "batching",
+        batching,
+        "Full(), Disjoint(), Poisson(...) or WithoutReplacement(...)",
+    )
+    _validate.count(num_steps=num_steps)
+    batching.divisor(num_samples, num_steps)
+
+
+def iterate(
+    step: Step,
+    params: PyTree,
+    data: PyTree,
+    *,
+    key: Key,
+    num_steps: int,
+    batching: Batching,
+    execution: Execution,
+) -> tuple[PyTree, PyTree]:
+    """Returns the last iterate and state of so many steps, each on its own batch.
+
+    Args:
+        step: the algorithm's line.
+        params: where to start.
+        data: pytree, leaves of shape (n, ...). Sharded data stay where they are.
+        key: a typed key for drawing batches.
+        num_steps: T.
+        batching: which records a step sees.
+        execution: how to run; where a checkpoint is, saved on the way.
+    """
+    plan = _Plan(
+        num_steps,
+        batching,
+        row_axes(data, None) or None,
+        execution.callback,
+        execution.callback_every,
+    )
+    traced = {"params": params, "data": data, "key": key}
+    arguments = {"params": params, "data": data, "batch key": key}
+    arguments |= _leaves_by_name(step)
+    devices = devices_of(arguments)
+    if devices:
+        settings = {"batching": repr(batching), "num_steps": num_steps}
+        own = {
+            name: value
+            for name, value in arguments.items()
+            if name != "data"
+            and all(map(_validate.is_concrete, jax.tree.leaves(value)))
+        }
+        digests(own | settings, devices)  # refuses those that differ
+    if execution.checkpoint is not None:
+        return _saved(plan, step, traced, arguments, execution, devices)
+    params, state, _ = _run(plan, step, part=None, **traced)
+    return params, state
+
+
+class _Plan(NamedTuple):
+    """The static part of a run beside the step's."""
+
+    num_steps: int
+    batching: Batching
+    axis_name: tuple[str, ...] | None
+    callback: Callable[[Any, PyTree], None] | None
+    callback_every: int
+
+
+class _Part(NamedTuple):
+    """Steps `start` + 1 to `stop` of a run, and what the steps before left.
+
+    Without a carry none is made: it is what stands before the first step.
+    """
+
+    start: Scalar
+    stop: Scalar
+    carry: tuple[PyTree, PyTree, Key] | None
+
+
+@partial(jax.jit, static_argnums=0)
+def _run(
+    plan: _Plan,
+    step: Step,
+    params: PyTree,
+    data: PyTree,
+    key: Key,
+    part: _Part | None,
+) -> tuple[PyTree, PyTree, Key]:
+    """Returns iterate, state and key after a part of the steps; None is all of them."""
+
+    @jax.checkpoint
+    def one_step(carry, index):
+        params, state, key = carry
+        key, draw_key = jax.random.split(key)
+        batch, is_padding_example = plan.batching.draw(
+            draw_key,
+            data,
+            step=index,
+            num_steps=plan.num_steps,
+            axis_name=plan.axis_name,
+        )
+        params, state = step(params, state, batch, is_padding_example)
+        if plan.callback is not None:
+            _show(plan, index + 1, params)
+        return (params, state, key), None
+
+    if part is not None and part.carry is not None:
+        # One loop that compiles once for all parts.
+        return jax.lax.fori_loop(
+            part.start, part.stop, lambda i, carry: one_step(carry, i)[0], part.carry
+        )
+    carry = (params, step.init(params), key)
+    if part is not None:
+        return carry
+    return jax.lax.scan(one_step, carry, jnp.arange(plan.num_steps))[0]
+
+
+def _show(plan: _Plan, step: jax.Array, params: PyTree) -> None:
+    callback = cast(Callable[..., None], plan.callback)
+    is_due = (step % plan.callback_every == 0) | (step == plan.num_steps)
+    jax.lax.cond(
+        is_due,
+        lambda: jax.debug.callback(callback, step, params, ordered=False),
+        lambda: None,
+    )
+
+
+def _saved(plan, step, traced, arguments, execution, devices):
+    """Runs part by part, saves the carry after each, and goes on from one saved."""
+    checkpoint = execution.checkpoint
+    _validate.require(
+        all(map(_validate.is_concrete, jax.tree.leaves(arguments))),
+        "checkpoint",
+        checkpoint,
+        "None under jit, vmap and grad, where nothing can be saved",
+    )
+    # Shown from here: a callback would make every process's program another one.
+    callback, plan = plan.callback, plan._replace(callback=None)
+    intervals = [checkpoint.every]
+    if callback is not None:
+        intervals.append(plan.callback_every)
+
+    def run_part(start, stop, carry):
+        # The parts are one release: each goes on with the keys where they stand.
+        again = jax.tree.map(
+            lambda x: jax.random.clone(x) if is_key(x) else x, (step, traced)
+        )
+        return _run(plan, again[0], part=_Part(start, stop, carry), **again[1])
+
+    carry = run_part(0, 0, None)
+    program = _run.lower(plan, step, part=_Part(0, 0, carry), **traced)
+    run_identity = identity(program.as_text(), arguments, devices)
+    with opened(checkpoint, run_identity, devices) as store:
+        store.claim()  # nobody else may start with these keys
+        done, carry = store.latest(carry)
+        while True:
+            cuts = [done - done % every + every for every in intervals]
+            stop = min(plan.num_steps, *cuts)
+            carry = run_part(done, stop, carry)
+            is_last = stop == plan.num_steps
+            # Shown before it is saved: twice after a kill, but never not at all.
+            is_due = callback and (is_last or stop % plan.callback_every == 0)
+            if callback and is_due and is_first(devices):
+                callback(stop, carry[0])
+            if stop > done and (is_last or stop % checkpoint.every == 0):
+                store.save(stop, carry)
+            if is_last:
+                return carry[:2]
+            done = stop
+
+
+def _leaves_by_name(step: Step) -> dict[str, PyTree]:
+    """Returns the traced fields of a step, each under its name."""
+    fields, _ = jax.tree_util.tree_flatten_with_path(
+        step, is_leaf=lambda x: x is not step
+    )
+    return {path[0].name: value for path, value in fields}

@@ -1,0 +1,118 @@
+"""Gradients as a stream: what takes gradients takes it, and gives the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax.estimators import (
+    Clipping,
+    Mean,
+    MedianOfMeans,
+    SmoothedTruncation,
+    TrimmedMean,
+    Winsorization,
+)
+from dpjax.transforms import aggregate, privatize
+
+ESTIMATORS = {
+    "mean": Mean(),
+    "clipping": Clipping(1.0),
+    "winsorization": Winsorization(0.5),
+    "smoothed": SmoothedTruncation(1.0),
+    "medians": MedianOfMeans(Winsorization(0.5), 3),
+    "trimmed": TrimmedMean(0.1, -2.0, 2.0),
+}
+N = 60
+
+
+def loss_fn(params, example):
+    x, y = example
+    return (x @ params["w"] + params["b"] - y) ** 2
+
+
+@pytest.fixture
+def problem(key):
+    features = jax.random.t(key, 3.0, (N, 4))
+    return {"w": jnp.ones(4), "b": jnp.float32(0.5)}, (features, features[:, 0])
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 1, 7])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_estimators_take_a_stream(name, microbatch_size, problem):
+    estimator = ESTIMATORS[name]
+    expected = estimator(dpjax.per_sample_grad(loss_fn)(*problem))
+    stream = dpjax.streamed_grad(loss_fn, microbatch_size=microbatch_size)(*problem)
+    for found in (estimator(stream), jax.jit(estimator)(stream)):
+        for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "mean"])
+def test_privatize_takes_a_stream(name, problem):
+    # The same key draws the same noise, of the same size.
+    params, _ = problem
+    optimizer = optax.chain(
+        privatize(ESTIMATORS[name], noise_multiplier=0.5, key=jax.random.key(3)),
+        optax.sgd(0.1),
+    )
+    state = optimizer.init(params)
+    updates = [
+        optimizer.update(grad_fn(loss_fn)(*problem), fresh(state), params)[0]
+        for grad_fn in (dpjax.per_sample_grad, dpjax.streamed_grad)
+    ]
+    for one, other in zip(*map(jax.tree.leaves, updates), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def fresh(state):
+    """Returns a state with a key of the same numbers, for the check of key reuse."""
+    return jax.tree.map(
+        lambda x: (
+            jax.random.clone(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        ),
+        state,
+    )
+
+
+def test_masks_and_divisors_reach_a_stream(problem):
+    params, batch = problem
+    mask = jnp.arange(N) >= 50
+    transform = aggregate(Winsorization(0.5), normalize_by=40)
+    found, _ = transform.update(
+        dpjax.streamed_grad(loss_fn)(params, batch),
+        transform.init(params),
+        params,
+        is_padding_example=mask,
+    )
+    kept = jax.tree.map(lambda x: x[:50], batch)
+    expected = Winsorization(0.5)(
+        dpjax.per_sample_grad(loss_fn)(params, kept), normalize_by=40
+    )
+    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_stream_holds_no_gradients(problem):
+    # 60 gradients of 2^16 numbers are 15 MB; the stream makes a few at a time.
+    width = 2**16
+
+    def bytes_of(grad_fn):
+        def run(w, x):
+            return Winsorization(0.5)(grad_fn(lambda w, x: jnp.sum(w * x))(w, x))
+
+        shapes = (jnp.zeros(width), jnp.zeros((N, 1)))
+        return jax.jit(run).lower(*shapes).compile().memory_analysis()
+
+    assert bytes_of(dpjax.per_sample_grad).temp_size_in_bytes > N * width * 4
+    assert bytes_of(dpjax.streamed_grad).temp_size_in_bytes < N * width * 4 / 4
+
+
+def test_bad_arguments_are_named(problem):
+    with pytest.raises(ValueError, match="microbatch_size must be an integer"):
+        dpjax.streamed_grad(loss_fn, microbatch_size=0)
+    params, (features, targets) = problem
+    with pytest.raises(ValueError, match="batch must be arrays that share"):
+        dpjax.streamed_grad(loss_fn)(params, (features, targets[:3]))
