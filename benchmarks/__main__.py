@@ -1,6 +1,7 @@
 """The command: `run` measures and writes one record, `report` the pages from it.
 
-`figures` writes the page of the papers' figures, `scaling` that of many devices.
+`figures` writes the page of the papers' figures, `scaling` that of many devices,
+`guarantees` that of claims and what audits found.
 """
 
 import argparse
@@ -11,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 
 import jax
+
+from dpjax._files import check_folder
 
 
 def main(arguments=None):
@@ -30,6 +33,13 @@ def main(arguments=None):
     scaling = commands.add_parser("scaling", help="write the page of many devices")
     scaling.add_argument("--quick", action="store_true", help="few repeats, 8 devices")
     scaling.add_argument("--output", type=Path, help="folder of the page")
+    guarantees = commands.add_parser("guarantees", help="write dpjax/GUARANTEES.md")
+    guarantees.add_argument(
+        "--audit",
+        action="store_true",
+        help="first audit what the record lacks, or what has a new claim",
+    )
+    guarantees.add_argument("--output", type=Path, help="file of the page")
     peak = commands.add_parser("peak", help="peak memory of one method, for `run`")
     peak.add_argument("case")
     peak.add_argument("method")
@@ -40,12 +50,13 @@ def main(arguments=None):
         "report": _report,
         "figures": _figures,
         "scaling": _scaling,
+        "guarantees": _guarantees,
         "peak": _peak,
     }
     command = commands[options.pop("command")]
     try:
         command(**options)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 
 
@@ -58,7 +69,7 @@ def _run(suite, quick, case, output):
         if name not in names:
             raise ValueError(f"case = {name!r}: must be one of {', '.join(names)}")
     output = record.RESULTS if output is None else output
-    record.check_writable(output)
+    check_folder("output", output)
     if suite == "cpu":
         jax.config.update("jax_platforms", "cpu")
     elif jax.default_backend() == "cpu" and not quick:
@@ -116,6 +127,12 @@ def _scaling(quick, output):
 
     for path in scaling.write_page(output, quick=quick):
         print(path)
+
+
+def _guarantees(audit, output):
+    from benchmarks import guarantees
+
+    print(guarantees.write_page(output, with_audits=audit))
 
 
 def _peak(case, method, quick):

@@ -8,9 +8,9 @@ from pathlib import Path
 import polars as pl
 
 from benchmarks.plots import save_png
-from benchmarks.record import write_whole
 from benchmarks.text import number, table
-from dpjax.experiments.figures import Panel, Size, draw, panels, read
+from dpjax._files import write_whole
+from dpjax.figures import Panel, Size, draw, panels, read
 
 ROOT = Path(__file__).parent
 PAPERS = {

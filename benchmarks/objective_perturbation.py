@@ -20,6 +20,7 @@ import numpy as np
 
 import dpjax
 from benchmarks.text import table as markdown_table
+from dpjax._default_delta import default_delta
 
 # The regularization times n, a public choice; 1 is diffprivlib's default, C = 1.
 STRENGTHS = [1.0, 3.0, 10.0, 30.0, 100.0]
@@ -64,7 +65,7 @@ def ours(data, strengths, num_seeds, epsilon, **settings):
                 data["targets"],
                 key=jax.random.key(seed),
                 epsilon=epsilon,
-                delta=num_samples**-1.1,
+                delta=default_delta(num_samples),
                 regularization=strength / num_samples,
                 **settings,
             )

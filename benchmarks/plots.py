@@ -14,8 +14,9 @@ from PIL import Image
 
 from benchmarks import floor
 from benchmarks.case import Case
-from benchmarks.record import Measurement, Record, write_whole
+from benchmarks.record import Measurement, Record
 from benchmarks.text import number
+from dpjax._files import write_whole
 
 # Colours of Okabe and Ito (2008), told apart by colour-blind readers too; and markers.
 PACKAGES = {

@@ -1,6 +1,5 @@
 """The record of a run: one JSON, written whole, and read back with suspicion."""
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+
+from dpjax._files import write_whole
 
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results"
@@ -115,45 +116,13 @@ class Record:
         return "-".join([moment, self.suite, *marks]) + ".json"
 
 
-def check_writable(folder: Path) -> None:
-    """Refuses a folder that no record can be written to, before hours are spent."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".writable-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"output = {folder}: must be a folder to write to") from error
-
-
 def write(record: Record, folder: Path) -> Path:
     """Writes the record, whole."""
     content = {"format": FORMAT, **dataclasses.asdict(record)}
     text = json.dumps(content, indent=1, allow_nan=False)
     path = folder / record.file_name
-    write_whole(path, text.encode())
+    write_whole(path, text.encode(), name="record")
     return path
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file under a temporary name, which it leaves when it is complete.
-
-    Raises:
-        ValueError: if it cannot be written; what stood there is still there.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be written: {error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def read(path: Path) -> Record:

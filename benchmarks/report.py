@@ -16,11 +16,11 @@ from benchmarks.record import (
     Record,
     latest,
     read,
-    write_whole,
 )
 from benchmarks.suites import SUITES
 from benchmarks.text import duration, machine, number, source, table
 from benchmarks.verdict import Verdict, judge
+from dpjax._files import write_whole
 
 QUANTITIES = {
     "seconds": "",

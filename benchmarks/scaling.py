@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import record
 from benchmarks.text import number, table
+from dpjax._files import check_folder, write_whole
 
 ROOT = Path(__file__).parent
 RUN_ON, COMPILED_FOR = (1, 2, 4, 8), (8, 64, 512)
@@ -100,7 +101,7 @@ def write_page(output: Path | None = None, *, quick: bool = False) -> list[Path]
         quick: few repeats, and no program for 512 devices.
     """
     output = ROOT if output is None else output
-    record.check_writable(output)
+    check_folder("output", output)
     compiled_for = COMPILED_FOR[:1] if quick else COMPILED_FOR
     found = {
         "machine": record.machine(),
@@ -113,7 +114,7 @@ def write_page(output: Path | None = None, *, quick: bool = False) -> list[Path]
         output / "SCALING.md": _page(found),
     }
     for path, text in files.items():
-        record.write_whole(path, text.encode())
+        write_whole(path, text.encode())
     return list(files)
 
 

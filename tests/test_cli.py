@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from dpjax.experiments import _command
-from dpjax.experiments._app import app
+from dpjax.cli import _train
+from dpjax.cli._app import app
 
 SCHEMA = """
 [columns.rooms]
@@ -583,7 +583,7 @@ def test_a_plot_that_fails_leaves_what_was_paid_for(folder, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("no fonts")
 
-    monkeypatch.setattr(_command, "plot_test_risk", fail)
+    monkeypatch.setattr(_train, "plot_test_risk", fail)
     arguments = ["train", "data.csv", *map(str, options()), "--show-unprotected"]
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, RuntimeError)

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from benchmarks import figures
 from benchmarks.text import number
 from dpjax import datasets
-from dpjax.experiments._app import app
-from dpjax.experiments.figures import Panel, Size, draw, panels
-from dpjax.experiments.figures import _run as runner
-from dpjax.experiments.figures._methods import METHODS
-from dpjax.experiments.figures._panel import Setting
-from dpjax.experiments.figures._problems import METRICS, PROBLEMS, measure, optimum
+from dpjax.cli._app import app
+from dpjax.figures import Panel, Size, draw, panels
+from dpjax.figures import _run as runner
+from dpjax.figures._methods import METHODS
+from dpjax.figures._panel import Setting
+from dpjax.figures._problems import METRICS, PROBLEMS, measure, optimum
 
 NAMES = list(panels())
 BUNDLED = (datasets.adult, datasets.rand_hie)

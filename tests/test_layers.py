@@ -10,17 +10,15 @@ import dpjax
 ROOT = Path(dpjax.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # Private modules that every layer may import.
-SHARED = {"_processes", "_rounding", "_sharding", "_tree", "_types", "_validate"}
+SHARED = {
+    *("_default_delta", "_files", "_processes", "_rounding", "_sharding", "_tree"),
+    *("_types", "_validate"),
+}
 
 # What each layer may import. The ground floor, estimators, mechanisms and accounting,
 # imports none of its own.
 BELOW = {
-    "_processes": set(),
-    "_rounding": set(),
-    "_sharding": set(),
-    "_tree": set(),
-    "_types": set(),
-    "_validate": set(),
+    **{name: set() for name in SHARED},
     "accounting": set(),
     "estimators": set(),
     "mechanisms": set(),
@@ -51,12 +49,8 @@ BELOW = {
     },
 }
 BELOW["audit"] = BELOW["solvers"] | {"solvers"}
-BELOW["experiments"] = BELOW["audit"] | {"audit", "datasets"}
-BELOW["cli"] = BELOW["experiments"] | {"experiments"}
-
-
-# The command is the door of the experiments: it opens them when an extra is there.
-OWN = {"cli": "experiments"}
+BELOW["figures"] = BELOW["solvers"] | {"solvers", "datasets"}
+BELOW["cli"] = BELOW["audit"] | BELOW["figures"] | {"audit", "figures"}
 
 
 def modules_of(path):
@@ -85,8 +79,8 @@ def violations(source, layer):
         if parts[0] != "dpjax":
             continue
         if len(parts) == 1:
-            is_allowed = layer in ("experiments", "cli")
-        elif parts[1] in SHARED or parts[1] in (layer, OWN.get(layer)):
+            is_allowed = layer == "cli"
+        elif parts[1] in SHARED or parts[1] == layer:
             is_allowed = True
         else:
             is_public = not any(part.startswith("_") for part in parts[1:])
@@ -125,8 +119,7 @@ def test_a_planted_import_is_found(layer, line):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_are_short_and_named_by_subject(path):
     assert len(path.read_text().splitlines()) <= 400
-    # One level, but for the papers' figures: an experiment of several files.
-    assert len(modules_of(path)) <= (3 if path.parent.name == "figures" else 2)
+    assert len(modules_of(path)) <= 2
     banned = {"utils", "util", "common", "core", "base", "misc", "helpers"}
     assert path.stem.strip("_") not in banned
     assert path.read_text().startswith('"""'), "one line tells what the file is"

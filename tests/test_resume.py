@@ -11,7 +11,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from dpjax.experiments._app import app
+from dpjax.cli._app import app
 
 
 def command(output, checkpoint, *options):
@@ -79,7 +79,7 @@ def run(*arguments):
 
 
 def test_refuses_the_folder_of_another_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpjax.experiments._command._report.write", fill_the_disk)
+    monkeypatch.setattr("dpjax.cli._train._report.write", fill_the_disk)
     kept, output = tmp_path / "kept", tmp_path / "out"
     quick = ("--quick", "--steps", "4")
     assert run(output, kept, *quick).exit_code == 2
@@ -100,7 +100,7 @@ def test_refuses_the_folder_of_another_run(tmp_path, monkeypatch):
 def test_killed_while_a_file_was_written(tmp_path, name):
     kept, output = tmp_path / "kept", tmp_path / "out"
     kept.mkdir()
-    (kept / f".{name}.part").write_bytes(b"the first half of")
+    (kept / f".{name}.7.part").write_bytes(b"the first half of")
     result = run(output, kept, "--quick", "--steps", "4")
     assert result.exit_code == 0, result.stderr
     assert not kept.exists()

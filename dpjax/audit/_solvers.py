@@ -258,7 +258,7 @@ def multiparty_objective_perturbation() -> Case:
         release=lambda key, data: solve(key, data).params,
         data=data,
         neighbor=(features, labels.at[-1].multiply(-1)),
-        privacy=solve(jax.random.key(0), data, solvers.Execution()).privacy,
+        privacy=solve(jax.random.key(0), data).privacy,
         num_releases=2_000,
         vectorize=False,
     )

@@ -7,7 +7,6 @@ import importlib.resources
 import io
 import itertools
 import os
-import tempfile
 import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+
+from dpjax._files import replacing
 
 
 @dataclass(frozen=True)
@@ -110,22 +111,14 @@ def read_matrix(text: bytes) -> np.ndarray:
 
 
 def _fetch(file: DataFile, address: str, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Written under another name and renamed when it is known to be right, so that no
-    # half file or wrong file is ever taken for the data.
-    handle, partial = tempfile.mkstemp(dir=target.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as sink:
-            checksum = _copy(file, address, sink)
+    # No half file or wrong file is ever taken for the data.
+    with replacing(target) as sink:
+        checksum = _copy(file, address, sink)
         if checksum != file.sha256:
             raise ValueError(
                 _by_hand(file, f"has sha256 {checksum} at {address}")
                 + f" The checksum must be {file.sha256}."
             )
-        os.replace(partial, target)
-    except BaseException:
-        os.unlink(partial)
-        raise
 
 
 def _copy(file: DataFile, address: str, sink: BinaryIO) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpjax.experiments import _audit_record, _guarantees
+from benchmarks import audit_record, guarantees
 
 
 @pytest.fixture
@@ -16,4 +16,4 @@ def few_releases(key):
 @pytest.fixture(scope="session")
 def recorded():
     """What is recorded of each case, and stands on the page of guarantees."""
-    return _audit_record.read(_guarantees.RECORD)
+    return audit_record.read(guarantees.RECORD)

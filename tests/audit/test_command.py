@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dpjax.audit import Case, _mechanisms, _solvers, _transforms, cases
-from dpjax.experiments import _audit
-from dpjax.experiments._app import app
+from dpjax.cli import _audit
+from dpjax.cli._app import app
 
 PNG = b"\x89PNG"
 

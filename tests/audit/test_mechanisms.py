@@ -53,7 +53,7 @@ def test_every_mechanism_has_a_case():
 @pytest.mark.parametrize("name", _mechanisms.BUILDERS)
 def test_a_few_releases_do_not_refute_the_claim(name, key, recorded):
     case = _mechanisms.BUILDERS[name]()
-    assert recorded[name].is_of(case), "run `dpjax guarantees --audit`"
+    assert recorded[name].is_of(case), "run `python -m benchmarks guarantees --audit`"
     audit = case.audit(key=key, num_releases=20_000)
     assert 0 < audit.epsilon <= case.privacy.epsilon
     assert audit.delta == case.privacy.delta

@@ -48,7 +48,7 @@ def test_every_private_solver_has_a_case():
 def test_a_few_releases_do_not_refute_the_claim(name, few_releases, recorded):
     case = _solvers.BUILDERS[name]()
     assert case.name == name
-    assert recorded[name].is_of(case), "run `dpjax guarantees --audit`"
+    assert recorded[name].is_of(case), "run `python -m benchmarks guarantees --audit`"
     assert few_releases(case).epsilon <= case.privacy.epsilon
 
 

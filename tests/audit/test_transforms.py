@@ -53,7 +53,7 @@ def test_privatize_has_a_case_for_every_estimator():
 def test_a_few_releases_do_not_refute_the_claim(name, few_releases, recorded):
     case = _transforms.BUILDERS[name]()
     assert case.name == name
-    assert recorded[name].is_of(case), "run `dpjax guarantees --audit`"
+    assert recorded[name].is_of(case), "run `python -m benchmarks guarantees --audit`"
     assert few_releases(case).epsilon <= case.privacy.epsilon
 
 

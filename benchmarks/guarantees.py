@@ -1,0 +1,277 @@
+"""The page of guarantees, written from docstrings and recorded audits."""
+
+import dataclasses
+import inspect
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import dpjax
+from benchmarks import audit_record
+from benchmarks.audit_record import SEED, Finding
+from benchmarks.record import RESULTS
+from dpjax import estimators, mechanisms, parties, solvers, transforms
+from dpjax._files import check_file, check_spared, write_whole
+from dpjax._rounding import as_decimal, rounded_down, rounded_up
+from dpjax.audit import cases
+
+PAGE = Path(dpjax.__file__).with_name("GUARANTEES.md")
+RECORD = RESULTS / "audits.json"
+PITFALLS = Path(__file__).with_name("pitfalls.md")
+
+_POST_PROCESSING = "post-processing"
+
+INTRODUCTION = """\
+# What dpjax guarantees
+
+Written by `python -m benchmarks guarantees` from docstrings and recorded audits:
+[mechanisms](#mechanisms), [transforms](#transforms), [solvers](#solvers),
+[parties](#parties), [estimators](#estimators), [audits](#audits). Then,
+[what no guarantee covers](#what-no-guarantee-covers), and
+[how one is lost in practice](#pitfalls).
+
+Two data sets are **neighbours** under replace-one when one record differs and their
+number is the same. A claim holds for every two neighbours and every input, NaN and
+infinities included, of the code as it runs, but for the last bits of the noise. An
+**audit** attacks it: it draws releases of two neighbours chosen to be told apart, and
+proves a lower bound on epsilon. A bound above the claim would refute it; one below
+proves nothing more.
+"""
+LAYERS: dict[str, tuple[ModuleType, str]] = {
+    "Mechanisms": (mechanisms, "Pure functions of a key and a value."),
+    "Transforms": (transforms, "One update of an `optax` transformation."),
+    "Solvers": (solvers, "A whole run, all iterates together."),
+    "Parties": (
+        parties,
+        "Not audited: these claims are about what messages show to other parties.\n"
+        "What the solvers that use them release is audited, above.",
+    ),
+}
+SENSITIVITY = """\
+What the noise of `privatize` and of the solvers is calibrated to, float32 rounding
+included. The audit is that of `privatize`, which one record moves as far as it can.
+"""
+FINDINGS = """\
+Each is right with probability {confidence}. The same is found by
+`dpjax audit NAME --seed {seed}`; `python -m benchmarks guarantees --audit` repeats what
+the record lacks. Many releases are needed to see a small delta, so that claims through
+zCDP are audited at delta = 0.05, and those of Gaussian noise by its whole trade-off
+curve.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """What the docstring of a public name says of privacy.
+
+    Attributes:
+        name: public, within its package.
+        claim: the section Privacy, or Sensitivity.
+        source: the section Reference.
+        neighbours: for which data sets the claim holds, in words.
+    """
+
+    name: str
+    claim: str
+    source: str
+    neighbours: str
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the name only works on what has been released."""
+        return self.claim.startswith(_POST_PROCESSING)
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the claim, with what it presupposes."""
+        words = " ".join(self.claim.split())
+        # A short first sentence is the assumption of the second.
+        found = re.match(r".{30,}?(?=[.:;](\s|$))", words)
+        return found[0] if found else words
+
+
+def statements(package: ModuleType) -> list[Statement]:
+    """Returns the statements of all public names of a package that make one.
+
+    Raises:
+        ValueError: where a claim does not say for which neighbours it holds.
+    """
+    found = []
+    for name in package.__all__:
+        documentation = inspect.getdoc(getattr(package, name)) or ""
+        claim = section(documentation, "Privacy") or section(
+            documentation, "Sensitivity"
+        )
+        if claim:
+            neighbours = _neighbours(name, getattr(package, name), claim)
+            source = section(documentation, "Reference")
+            found.append(Statement(name, claim, source, neighbours))
+    return found
+
+
+def section(documentation: str, heading: str) -> str:
+    """Returns the text of a docstring's section, or nothing."""
+    inline = re.search(rf"^{heading}: (.+?)(\n\n|\Z)", documentation, re.M | re.S)
+    if inline:
+        return inline[1].strip()
+    block = re.search(rf"^{heading}:\n((?:[ ].*\n?|\n)+)", documentation, re.M)
+    return textwrap.dedent(block[1]).strip() if block else ""
+
+
+def _neighbours(name: str, value: Any, claim: str) -> str:
+    of_estimator = getattr(value, "sensitivity", value)
+    parameters = inspect.signature(of_estimator).parameters
+    if "relation" in parameters:
+        return "replace-one, or add/remove"
+    if "replace-one" in claim:
+        return "replace-one"
+    if "relation" in claim or "sensitivity" in claim or "sensitivity" in parameters:
+        return "those of the sensitivity"
+    if "parties" in claim or claim.startswith(_POST_PROCESSING):
+        return ""
+    raise ValueError(f"{name} does not say for which neighbours its claim holds.")
+
+
+def audited(names: Sequence[str], case_names: Sequence[str]) -> dict[str, list[str]]:
+    """Returns for each release the cases that attack it.
+
+    A case has the name of its release, and perhaps more words. Where several releases
+    fit, it is the one that leaves an estimator's name, or else the longest.
+    """
+    words = {name.lower() for name in estimators.__all__}
+    found: dict[str, list[str]] = {name: [] for name in names}
+
+    def order(name: str, case: str) -> tuple[int, int]:
+        rest = case.removeprefix(name).replace("_", "")
+        return len(rest) if rest in words else 0, len(name)
+
+    for case in case_names:
+        fitting = [name for name in names if f"{case}_".startswith(f"{name}_")]
+        if fitting:
+            found[max(fitting, key=partial(order, case=case))].append(case)
+    return found
+
+
+def write_page(output: Path | None = None, *, with_audits: bool = False) -> Path:
+    """Writes the page, and returns its path.
+
+    All audits take a while. The record is written after each of them, so that they may
+    be cut off and taken up again.
+
+    Args:
+        output: Markdown file; that of the package by default.
+        with_audits: whether to audit first what the record lacks, or what has a new
+            claim.
+
+    Raises:
+        ValueError: where the record is broken, or the path is no good.
+        OSError: where a file cannot be written.
+    """
+    path = output or PAGE
+    check_file("output", path)
+    read = {"the record": RECORD, "the pitfalls": PITFALLS}
+    check_spared("output", [path], read)
+    if with_audits:
+        for name, one in audit_record.complete(cases(), RECORD):
+            bound, claim = rounded_down(one.epsilon, 3), rounded_up(one.claim, 3)
+            print(f"{name}: epsilon >= {bound} of {claim}", flush=True)
+    write_whole(path, page(audit_record.read(RECORD)).encode(), name="output")
+    return path
+
+
+def page(record: Mapping[str, Finding]) -> str:
+    """Returns the whole page, in Markdown.
+
+    Args:
+        record: what audits found, by case.
+    """
+    parts = [INTRODUCTION]
+    stated = {title: statements(package) for title, (package, _) in LAYERS.items()}
+    names = [one.name for claims in stated.values() for one in claims]
+    cases_of = audited(names, list(record))
+    for title, (_, words) in LAYERS.items():
+        claims = [one for one in stated[title] if not one.is_free]
+        free = [f"`{one.name}`" for one in stated[title] if one.is_free]
+        parts += [f"## {title}\n", f"{words}\n", _table(claims, cases_of, record)]
+        if free:
+            parts.append(f"{' and '.join(free)} cost nothing: post-processing.\n")
+        parts.append(_details(claims))
+    bounds = [one for one in statements(estimators) if one.name != "Mean"]
+    of_privatize = {
+        one.name: [
+            case
+            for case in record
+            if case.replace("_", "") == f"privatize{one.name.lower()}"
+        ]
+        for one in bounds
+    }
+    parts += ["## Estimators\n", SENSITIVITY, _table(bounds, of_privatize, record)]
+    parts.append(_details(bounds))
+    parts += ["## Audits\n", *_results(record), PITFALLS.read_text()]
+    return "\n".join(parts)
+
+
+def _table(
+    claims: Sequence[Statement],
+    cases_of: Mapping[str, Sequence[str]],
+    record: Mapping[str, Finding],
+) -> str:
+    rows = []
+    for one in claims:
+        findings = [record[case] for case in cases_of[one.name]]
+        best = max(findings, key=lambda x: x.epsilon / x.claim, default=None)
+        shown = "not audited"
+        if best:
+            bound, claim = rounded_down(best.epsilon, 3), rounded_up(best.claim, 3)
+            shown = f"ε ≥ {bound} of {claim}"
+        rows.append([f"`{one.name}`", one.neighbours, _cell(one.summary), shown])
+    return _markdown(["release", "neighbours", "claim", "best attack"], rows)
+
+
+def _details(claims: Sequence[Statement]) -> str:
+    lines = ["<details><summary>Whole statements, and their sources</summary>\n"]
+    for one in claims:
+        lines += [f"**`{one.name}`**\n", "```text", one.claim]
+        if one.source:
+            lines += ["", "Source: " + one.source]
+        lines += ["```\n"]
+    return "\n".join([*lines, "</details>\n"])
+
+
+def _results(record: Mapping[str, Finding]) -> Iterator[str]:
+    failures = {1 - as_decimal(one.confidence) for one in record.values()}
+    confidence = " or ".join(f"1 - {rounded_up(failure, 1)}" for failure in failures)
+    yield FINDINGS.format(confidence=confidence, seed=SEED)
+    rows = [
+        [
+            f"`{name}`",
+            one.relation.lower().replace("_", "-"),
+            rounded_up(one.claim, 4),
+            rounded_up(one.delta, 6),
+            rounded_down(one.epsilon, 4),
+            f"{math.floor(100 * one.epsilon / one.claim)}%",
+            f"{one.num_releases:,}",
+        ]
+        for name, one in record.items()
+    ]
+    yield _markdown(
+        ["case", "neighbours", "claimed ε", "δ", "proved ε ≥", "share", "releases"],
+        rows,
+    )
+
+
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _cell(words: str) -> str:
+    """Escapes what a table's cell takes for something else."""
+    for sign in "|<*":
+        words = words.replace(sign, f"\\{sign}")
+    return words

@@ -1,0 +1,173 @@
+"""Files that are written: refused before anything is spent, then written whole."""
+
+import contextlib
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dpjax import _validate
+
+
+def check_folder(option: str, folder: Path, *, names: Iterable[str] = ()) -> None:
+    """Requires a folder that can be written to, or made.
+
+    Args:
+        option: that named the folder.
+        folder: where to write.
+        names: of the files; none may be a folder.
+
+    Raises:
+        ValueError: with the option, if the folder is a file, a link to nowhere, lies
+            below one, or is not writable.
+    """
+    _validate.require(
+        _validate.can_be_folder(folder)
+        and not any((folder / name).is_dir() for name in names),
+        option,
+        str(folder),
+        "a folder that can be written to, or made",
+    )
+
+
+def check_file(option: str, path: Path, *, suffix: str = "") -> None:
+    """Requires a path for a file, in a folder that can be written to, or made.
+
+    Raises:
+        ValueError: with the option, if not.
+    """
+    ending = f" that ends in {suffix}" if suffix else ""
+    _validate.require(
+        (not suffix or path.suffix == suffix)
+        and not path.is_dir()
+        and _validate.can_be_folder(path.parent),
+        option,
+        str(path),
+        f"a file{ending}, in a folder that can be written to, or made",
+    )
+
+
+def check_spared(
+    option: str, outputs: Iterable[Path], inputs: Mapping[str, Path]
+) -> None:
+    """Requires that no file that is read would be written over.
+
+    Args:
+        option: that named the outputs.
+        outputs: all files that will be written.
+        inputs: the files that are read, by the option that named them.
+
+    Raises:
+        ValueError: with the option, if an output is an input under any name.
+    """
+    for output in outputs:
+        for name, path in inputs.items():
+            _validate.require(
+                _place(output) != _place(path),
+                option,
+                str(output),
+                f"another file than {name} {path}, which is read",
+            )
+
+
+def is_within(inner: Path, outer: Path) -> bool:
+    """Tells whether a path is another one or lies inside it, however both are spelled.
+
+    Links and `..` are followed, and one folder that is mounted twice is one. Where
+    nothing exists as yet, upper and lower case are the same, as some disks have it.
+
+    Example:
+        >>> is_within(Path("out/../kept/key"), Path("kept"))
+        True
+        >>> is_within(Path("kept"), Path("kept-too"))
+        False
+    """
+    inner = Path(os.path.realpath(inner))
+    return _place(outer) in map(_place, (inner, *inner.parents))
+
+
+def _place(path: Path) -> tuple[Any, ...]:
+    """Returns what all spellings of a path share: a folder on disk, and what is new."""
+    path = Path(os.path.realpath(path))
+    existing = next(place for place in (path, *path.parents) if place.exists())
+    status = existing.stat()
+    new = (
+        unicodedata.normalize("NFC", part).casefold()
+        for part in path.relative_to(existing).parts
+    )
+    return status.st_dev, status.st_ino, *new
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file under a temporary name; it gets its own when the block ends well.
+
+    Else nothing is left of it, and what stood there stays. Where the path is a link,
+    the file takes the link's place, and what the link led to stays as it is.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):  # it has its name, or never was
+            partial.unlink()
+
+
+def write_whole(path: Path, content: bytes, *, name: str = "file") -> None:
+    """Writes a file whole or not at all, as `replacing` does.
+
+    Raises:
+        OSError: if it cannot be written, with the name of the option that chose it.
+    """
+    try:
+        with replacing(path) as file:
+            file.write(content)
+    except OSError as why:
+        raise OSError(f"{name} {path} could not be written to: {why}.") from why
+
+
+def write_together(
+    folder: Path, contents: Mapping[str, bytes], *, name: str, stale: Path | None = None
+) -> None:
+    """Writes files into a folder, all of them or none.
+
+    Only when all are complete do they take their names, in their order.
+
+    Args:
+        folder: it is made where it is missing.
+        contents: of the files, by their names.
+        name: of the option that chose the folder.
+        stale: a file that does not belong to them; removed before they appear.
+
+    Raises:
+        OSError: if they cannot be written, with the name of the option.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp(), "out")
+        >>> write_together(folder, {"report.json": b"{}"}, name="--output")
+        >>> [path.name for path in folder.iterdir()]
+        ['report.json']
+    """
+    is_new = not folder.exists()
+    try:
+        with contextlib.ExitStack() as last_first:
+            for file_name, content in reversed([*contents.items()]):
+                file = last_first.enter_context(replacing(folder / file_name))
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if stale is not None:
+                stale.unlink(missing_ok=True)
+    except OSError as why:
+        raise OSError(f"{name} {folder} could not be written to: {why}.") from why
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # it holds the files, or never was
+                folder.rmdir()

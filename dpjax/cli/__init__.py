@@ -1,0 +1,29 @@
+"""The `dpjax` command; `dpjax --help` tells what it does."""
+
+import importlib
+import sys
+
+_EXTRA = ("typer", "rich", "matplotlib", "polars")
+
+
+def main() -> None:
+    """Runs the command, or tells what to install where the extra is missing."""
+    missing = [name for name in _EXTRA if not _is_installed(name)]
+    if missing:
+        print(
+            f"The dpjax command needs {', '.join(missing)}: "
+            'install with pip install "dpjax[experiments]".',
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    from dpjax.cli._app import app
+
+    app()
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True

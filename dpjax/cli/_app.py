@@ -1,0 +1,59 @@
+"""The commands, as typer sees them."""
+
+import typer
+
+from dpjax.cli import _audit, _figures, _parties, _train
+from dpjax.cli._options import taking
+from dpjax.cli._settings import Settings
+
+# Local variables hold private records: no traceback may show them.
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False
+)
+
+
+@app.callback()
+def dpjax() -> None:
+    """Differentially private optimization for heavy-tailed data."""
+
+
+@app.command()
+@taking(Settings)
+def train(settings: Settings) -> None:
+    """Trains a differentially private linear model.
+
+    Example: dpjax train adult --epsilon 1
+    """
+    _train.train(settings)
+
+
+@app.command()
+@taking(_parties.PartySettings)
+def parties(settings: _parties.PartySettings) -> None:
+    """Trains a linear model among parties that show their records to nobody.
+
+    Starts one process a party on this machine. Each holds a part of the records, noise
+    and masks of its own; they exchange masked sums.
+
+    Example: dpjax parties adult --num-parties 4 --epsilon 1
+    """
+    _parties.train_with_parties(settings)
+
+
+@app.command()
+@taking(_audit.AuditSettings)
+def audit(settings: _audit.AuditSettings) -> None:
+    """Attacks a method's claim: tells its releases of two neighbours apart.
+
+    Prints a lower bound on epsilon, and draws the attack's error rates and those
+    that the claim allows. The exit code is 1 where the bound is above the claim.
+
+    Example: dpjax audit laplace
+    """
+    if settings.method == "list":
+        _audit.show_names()
+    elif not _audit.audit(settings):
+        raise typer.Exit(1)
+
+
+app.add_typer(_figures.app, name="figures")

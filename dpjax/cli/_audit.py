@@ -1,0 +1,187 @@
+"""`dpjax audit`: attacks a claim, prints the lower bound and draws the region."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import numpy as np
+import scipy.stats
+from matplotlib.figure import Figure
+
+from dpjax import _files, _validate
+from dpjax._rounding import as_decimal, rounded_down, rounded_up
+from dpjax.accounting import gaussian_stddev
+from dpjax.audit import Audit, Case, cases, gaussian_lower_bound
+from dpjax.cli._options import METHOD, OUTPUT, Argument, Option, check_each, check_seed
+from dpjax.cli._terminal import show_paths, terminal
+
+# Of Okabe and Ito (2008); the lines differ in their dashes and marks too.
+_CLAIM, _ATTACKS, _CHOSEN = "#000000", "#0072B2", "#D55E00"
+
+_NUM_POINTS = 15
+
+
+def _check_releases(**counts: int) -> None:
+    for name, count in counts.items():
+        _validate.require(count >= 100, name, count, "at least 100")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSettings:
+    """The options of `dpjax audit`."""
+
+    method: Annotated[
+        str, Argument("[METHOD]", "What to attack; list prints names.")
+    ] = "list"
+    releases: Annotated[
+        int | None,
+        Option(
+            METHOD,
+            "How many to draw; the more, the tighter the bound.",
+            check=_check_releases,
+        ),
+    ] = None
+    # Of made-up records, which nobody protects.
+    seed: Annotated[int, Option(METHOD, "Of the releases.", check=check_seed)] = 0
+    output: Annotated[
+        Path | None,
+        Option(OUTPUT, "PNG file; dpjax-output/METHOD-audit.png by default."),
+    ] = None
+
+    def __post_init__(self):
+        check_each(self)
+
+
+def audit(settings: AuditSettings) -> bool:
+    """Audits one method, writes a plot, and tells whether its claim stands.
+
+    Raises:
+        ValueError: if an option is wrong; nothing is written.
+        OSError: if the file cannot be written.
+    """
+    names, method = cases(), settings.method
+    _validate.require(
+        method in names, "METHOD", method, f"list, or one of {', '.join(names)}"
+    )
+    path = settings.output or Path("dpjax-output", f"{method}-audit.png")
+    _files.check_file("--output", path, suffix=".png")
+
+    console, case = terminal(), names[method]
+    claim = case.privacy
+    console.print(
+        f"{case.name}: claims epsilon = {rounded_up(claim.epsilon, 4)} at "
+        f"delta = {rounded_up(claim.delta, 6)}, {claim.relation.name.lower()}"
+    )
+    found = case.audit(
+        key=jax.random.key(settings.seed), num_releases=settings.releases
+    )
+    stands = found.epsilon <= claim.epsilon
+    _files.write_whole(path, plot_region(case, found), name="--output")
+    console.print(
+        f"An attack proves epsilon >= {rounded_down(found.epsilon, 4)}, "
+        f"with confidence 1 - {_failure(found)}, from {found.num_releases:,} releases."
+    )
+    if stands:
+        console.print(
+            "The claim stands against this attack, which proves nothing more."
+        )
+    else:
+        console.print("REFUTED: the releases tell more than is claimed.", style="red")
+    show_paths(console, [path])
+    return stands
+
+
+def show_names() -> None:
+    """Prints what can be audited, a name a line."""
+    for name in cases():
+        print(name)
+
+
+def plot_region(case: Case, found: Audit) -> bytes:
+    """Draws which error rates the claim allows, and the attack's; returns a PNG.
+
+    Args:
+        case: the claim.
+        found: what its audit found.
+    """
+    figure = Figure(figsize=(6.4, 5.6), dpi=200, layout="constrained")
+    axes = figure.subplots()
+    rates = np.concatenate([np.geomspace(1e-6, 0.01, 100), np.linspace(0.01, 1, 400)])
+    epsilon, delta = case.privacy.epsilon, case.privacy.delta
+    edge = _edge(rates, epsilon, delta)
+    label = f"claim: ε = {rounded_up(epsilon, 3)}"
+    if delta > 0:
+        label += f", δ = {rounded_up(delta, 6)}"
+    if case.lower_bound is gaussian_lower_bound:
+        # The claim is more than one epsilon and delta: the whole curve of mu.
+        mu = 1 / gaussian_stddev(epsilon, delta, sensitivity=1.0)
+        edge = scipy.stats.norm.cdf(scipy.stats.norm.isf(rates) - mu)
+        label += f", by μ = {rounded_up(mu, 3)} of Gaussian DP"
+    axes.fill_between(rates, 0, edge, color="#999999", alpha=0.3, linewidth=0)
+    axes.plot(rates, edge, color=_CLAIM, linewidth=1.5, label=label)
+    axes.plot(
+        rates, 1 - rates, color=_CLAIM, linewidth=0.8, linestyle=":", label="guessing"
+    )
+    # Some of the thresholds, as far from each other as from the next.
+    way = found.roc.sum(axis=1)
+    marks = np.linspace(way[0], way[-1], _NUM_POINTS)
+    some = np.unique(np.abs(way[:, None] - marks).argmin(axis=0))
+    _points(axes, found, found.roc[some], _ATTACKS, "o", "attack, other thresholds")
+    chosen = np.array([[found.false_positives, found.true_positives]])
+    label = f"chosen attack: ε ≥ {rounded_down(found.epsilon, 3)}"
+    _points(axes, found, chosen, _CHOSEN, "s", label)
+    axes.set_xlabel("false positive rate: data called neighbour")
+    axes.set_ylabel("false negative rate: neighbour called data")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_aspect("equal")
+    axes.grid(alpha=0.3, linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.text(0.03, 0.03, "bars wholly in here refute the claim", fontsize="small")
+    axes.legend(fontsize="small", framealpha=0.8, edgecolor="none", loc="upper right")
+    axes.set_title(
+        f"{case.name}: {found.num_releases:,} releases, bars at confidence "
+        f"1 - {_failure(found)} each",
+        fontsize="medium",
+        loc="left",
+        parse_math=False,
+    )
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return png.getvalue()
+
+
+def _failure(found: Audit) -> str:
+    return rounded_up(1 - as_decimal(found.confidence), 1)
+
+
+def _edge(rates: np.ndarray, epsilon: float, delta: float) -> np.ndarray:
+    """Returns the least false negative rate that (epsilon, delta)-DP allows."""
+    left = 1 - delta - np.exp(epsilon) * rates
+    right = np.exp(-epsilon) * (1 - delta - rates)
+    return np.maximum(np.maximum(left, right), 0.0)
+
+
+def _points(axes, found: Audit, counts: np.ndarray, color, marker, label) -> None:
+    false, missed = counts[:, 0], found.num_tested - counts[:, 1]
+    bars = []
+    for count in (false, missed):
+        rate = count / found.num_tested
+        low, high = found.rate_bounds(count)
+        bars.append((rate, np.stack([rate - low, high - rate])))
+    (x, x_bars), (y, y_bars) = bars
+    axes.errorbar(
+        x,
+        y,
+        xerr=x_bars,
+        yerr=y_bars,
+        color=color,
+        marker=marker,
+        markersize=4,
+        linestyle="none",
+        linewidth=1,
+        label=label,
+        zorder=3 if marker == "s" else 2,
+    )

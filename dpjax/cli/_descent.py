@@ -1,0 +1,247 @@
+"""What the options of gradient descent become: the default method, and baselines."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dpjax import _validate
+from dpjax._default_delta import default_delta
+from dpjax._types import Calibration
+from dpjax.batching import Batching, Disjoint, Full, Poisson, WithoutReplacement
+from dpjax.cli._settings import BatchingName, EstimatorName, LossName
+from dpjax.estimators import (
+    Clipping,
+    Estimator,
+    MedianOfMeans,
+    SmoothedTruncation,
+    Truncation,
+    Winsorization,
+)
+
+# Whose theory gives the scale.
+_KINDS = {
+    EstimatorName.SMOOTHED_TRUNCATION: SmoothedTruncation,
+    EstimatorName.TRUNCATION: Truncation,
+    EstimatorName.WINSORIZATION: Winsorization,
+    EstimatorName.MEDIAN_OF_MEANS: Truncation,  # of each group
+    EstimatorName.CLIPPING: SmoothedTruncation,  # of its baseline; it has none itself
+}
+
+
+class Facts(NamedTuple):
+    """What is public about a run before it is planned.
+
+    Attributes:
+        num_samples: n.
+        num_features: d.
+        loss: the loss's name.
+        epsilon: privacy of the training.
+        delta: privacy of the training.
+        calibration: of the noise.
+        is_named: whether the data set is one of the public ones, which take 300 steps.
+        is_quick: whether to try things out only.
+    """
+
+    num_samples: int
+    num_features: int
+    loss: LossName
+    epsilon: float
+    delta: float
+    calibration: Calibration
+    is_named: bool
+    is_quick: bool
+
+    @property
+    def smoothness(self) -> float:
+        """The largest second derivative of the loss in its prediction, but absolute."""
+        return 0.25 if self.loss == LossName.LOGISTIC else 1.0
+
+    @property
+    def moment_bound(self) -> float:
+        """Default bound on the second moment of a gradient's coordinate.
+
+        That of a feature of unit size times a residual of size one, or for the logistic
+        loss a half.
+        """
+        return 0.25 if self.loss == LossName.LOGISTIC else 1.0
+
+    @property
+    def default_rate(self) -> float:
+        """Default step size of gradient descent."""
+        return 1.0 if self.loss == LossName.LOGISTIC else 0.1
+
+    @property
+    def gaussian_delta(self) -> float:
+        """The delta of Gaussian noise, which needs one, beside a pure method."""
+        return self.delta or default_delta(self.num_samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """Gradient descent with nothing left open.
+
+    Attributes:
+        estimator: the robust mean.
+        robust_baseline: its kind at the scale that the papers print, for the baseline
+            without privacy; smoothed truncation in the place of clipping.
+        learning_rate: step size.
+        num_steps: how many steps.
+        batching: which records a step sees.
+        calibration: of the noise.
+    """
+
+    estimator: Estimator
+    robust_baseline: Estimator
+    learning_rate: float
+    num_steps: int
+    batching: Batching
+    calibration: Calibration
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of `dp_gradient_descent`."""
+        return {
+            "estimator": self.estimator,
+            "learning_rate": self.learning_rate,
+            "num_steps": self.num_steps,
+            "batching": self.batching,
+            "calibration": self.calibration,
+        }
+
+
+def plan_descent(
+    facts: Facts,
+    *,
+    estimator: EstimatorName | None = None,
+    scale: float | None = None,
+    moment_bound: float | None = None,
+    num_groups: int | None = None,
+    steps: int | None = None,
+    learning_rate: float | None = None,
+    batching: BatchingName | None = None,
+    batch_size: int | None = None,
+) -> Descent:
+    """Fills in what the options leave open, from public sizes alone.
+
+    Raises:
+        ValueError: if an option does not suit the facts.
+    """
+    num_steps = steps or _default_steps(facts)
+    batches = choose_batching(facts, num_steps, batching, batch_size)
+    size = int(batches.divisor(facts.num_samples, num_steps))
+    options: dict[str, Any] = {
+        "num_samples": size,
+        # One step a record under disjoint batches, which share no budget.
+        "num_steps": batches.accounting(facts.num_samples, num_steps)["num_steps"],
+        "moment_bound": moment_bound,
+        "num_groups": num_groups,
+    }
+    return Descent(
+        estimator=choose_estimator(facts, estimator, scale=scale, **options),
+        robust_baseline=choose_estimator(facts, estimator, is_baseline=True, **options),
+        learning_rate=learning_rate or facts.default_rate,
+        num_steps=num_steps,
+        batching=batches,
+        calibration=facts.calibration,
+    )
+
+
+def _default_steps(facts: Facts) -> int:
+    if facts.is_quick:
+        return min(10, facts.num_samples)
+    if facts.is_named:
+        return 300
+    # The theory's number for strongly convex losses at a condition number of 10.
+    return max(1, math.ceil(10 * math.log(facts.num_samples)))
+
+
+def choose_batching(
+    facts: Facts,
+    num_steps: int,
+    name: BatchingName | None,
+    batch_size: int | None = None,
+) -> Batching:
+    """Returns the batching, if it suits the number of records."""
+    if name in (None, BatchingName.FULL):
+        return Full()
+    if name == BatchingName.DISJOINT:
+        check_steps(num_steps, facts)
+        return Disjoint()
+    batch_size = batch_size or 1  # given, as the settings have checked
+    _validate.require(
+        batch_size <= facts.num_samples,
+        "--batch-size",
+        batch_size,
+        f"at most the number of records, {facts.num_samples}",
+    )
+    if name == BatchingName.POISSON:
+        return Poisson(batch_size)
+    return WithoutReplacement(batch_size)
+
+
+def check_steps(num_steps: int | None, facts: Facts) -> int | None:
+    """Requires no more steps than records, where steps share the records out."""
+    _validate.require(
+        num_steps is None or num_steps <= facts.num_samples,
+        "--steps",
+        num_steps,
+        f"at most the {facts.num_samples} records that disjoint batches share",
+    )
+    return num_steps
+
+
+def choose_estimator(
+    facts: Facts,
+    name: EstimatorName | None,
+    *,
+    scale: float | None = None,
+    moment_bound: float | None = None,
+    num_groups: int | None = None,
+    num_samples: int,
+    num_steps: int = 1,
+    is_baseline: bool = False,
+) -> Estimator:
+    """Returns the estimator that is asked for, its scale as asked or by the theory.
+
+    Args:
+        facts: public facts.
+        name: of the estimator; smoothed truncation by default.
+        scale: the option.
+        moment_bound: the option.
+        num_groups: the option.
+        num_samples: how many records a step sees.
+        num_steps: how many steps see a record.
+        is_baseline: whether to take the scale that the papers print.
+    """
+    name = name or EstimatorName.SMOOTHED_TRUNCATION
+    if name == EstimatorName.CLIPPING and not is_baseline:
+        return Clipping(scale or 1.0)
+    has_groups = name == EstimatorName.MEDIAN_OF_MEANS
+    groups = _num_groups(facts, num_groups, num_samples) if has_groups else 1
+    if scale is not None:
+        estimator = _KINDS[name](scale)
+    else:
+        estimator = _KINDS[name].for_moment(
+            moment_bound or facts.moment_bound,
+            num_samples=num_samples // groups,
+            num_coordinates=facts.num_features,
+            num_steps=num_steps,
+            epsilon=facts.epsilon,
+            delta=facts.gaussian_delta,
+            calibration="paper" if is_baseline else "tight",
+        )
+    return MedianOfMeans(estimator, groups) if has_groups else estimator
+
+
+def _num_groups(facts: Facts, num_groups: int | None, batch_size: int) -> int:
+    if num_groups is None:
+        default = MedianOfMeans.for_failure_prob(
+            Truncation(1.0), num_coordinates=facts.num_features
+        )
+        return min(default.num_groups, batch_size)
+    _validate.require(
+        num_groups <= batch_size,
+        "--num-groups",
+        num_groups,
+        f"at most the {batch_size} records of a batch",
+    )
+    return num_groups

@@ -1,0 +1,144 @@
+"""What a person sees of a training run in the terminal."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dpjax._rounding import rounded_up
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.cli._high_dimensional import is_thin
+from dpjax.cli._plan import Plan
+from dpjax.cli._ranges import Ranges
+from dpjax.cli._report import score_name
+from dpjax.cli._runs import Run, Scores
+from dpjax.datasets import Dataset
+
+
+def warn_of_seed(console: Console) -> None:
+    """Warns that a known seed protects nobody."""
+    console.print(
+        "Warning: whoever knows --seed can subtract the noise, and then nothing is "
+        "protected. Use it on public data only.",
+        style="yellow",
+    )
+
+
+def warn_of_weakness(console: Console, plan: Plan, ranges: Ranges | None) -> None:
+    """Warns of what makes a good model unlikely, from public numbers."""
+    if is_thin(plan.arguments):
+        console.print(
+            "Warning: in so many dimensions any net of candidates is thin, so that "
+            "--method l1 finds coarse weights at best. It is made for few features.",
+            style="yellow",
+        )
+    if ranges is not None and not ranges.is_informative:
+        console.print(
+            "Warning: the centers and scales that were bought may be mere noise "
+            f"(their quantiles may err by {ranges.rank_error:,.0f} of "
+            f"{ranges.num_samples:,} records). Declare them in the schema, or spend "
+            "more on them.",
+            style="yellow",
+        )
+
+
+def show(
+    console: Console,
+    plan: Plan,
+    data: Dataset,
+    private: Run,
+    scored: Sequence[tuple[Run, Scores]],
+    ranges: Ranges | None,
+    *,
+    is_public: bool,
+) -> None:
+    """Prints the run, the table where there are scores, and the privacy statement."""
+    console.print(
+        f"{data.name}: n = {len(data.features):,} records, "
+        f"d = {len(data.feature_names)} features, {plan.facts.loss} loss, "
+        f"{_taken(plan, private)}"
+    )
+    if scored:
+        if not is_public:
+            console.print(
+                f"UNPROTECTED: the numbers of this table come from "
+                f"{len(data.test_features):,} records held out (every fifth), and no "
+                "guarantee covers them. The private model was trained on the rest.",
+                style="bold red",
+            )
+        console.print(_table(data, scored))
+    if not private.solution.stats.get("is_informative", True):
+        console.print(
+            "By its own bound of the noise this model may be no better than zero "
+            "weights: more records, a larger epsilon or fewer steps would help.",
+            style="yellow",
+        )
+    privacy = private.solution.privacy
+    console.print(f"Privacy of {private.method}: {_claim(privacy)}. {privacy}")
+    if ranges is not None:
+        part = ranges.privacy
+        console.print(
+            f"Of it, {_claim(part)} bought the "
+            f"centers and scales of {len(ranges.columns)} columns: see ranges in "
+            "report.json."
+        )
+    if not scored:
+        console.print(
+            "No guarantee would cover test risks or comparisons, so there are none; "
+            "--show-unprotected shows them."
+        )
+
+
+def _taken(plan: Plan, private: Run) -> str:
+    """Returns what a person wants to know of what was taken, in words."""
+    taken: dict[str, Any] = {**plan.arguments, **private.solution.stats}
+    if "constraint" in taken:
+        taken["radius"] = taken["constraint"].radius
+    words = {
+        "num_steps": "{:d} steps",
+        "learning_rate": "learning rate {:g}",
+        "radius": "radius {:g}",
+        "sparsity": "{:d} weights",
+        "threshold": "records cut off at {:.3g}",
+        "num_candidates": "{:,d} candidates",
+        "num_subsets": "{:,d} subsets",
+        "regularization": "regularization {:.3g}",
+        "truncation": "truncation {:.3g}",
+    }
+    return ", ".join(
+        form.format(taken[name].item() if hasattr(taken[name], "item") else taken[name])
+        for name, form in words.items()
+        if taken.get(name) is not None
+    )
+
+
+def _table(data: Dataset, scored: Sequence[tuple[Run, Scores]]) -> Table:
+    is_accuracy = data.task == "classification"
+    table = Table()
+    table.add_column("method", no_wrap=True)
+    table.add_column("private")
+    for title in ("test risk", score_name(data)):
+        table.add_column(title, justify="right")
+    for run, scores in scored:
+        score = scores.scores[-1]
+        table.add_row(
+            run.method,
+            _spent(run),
+            f"{scores.risks[-1]:.4f}",
+            f"{score:.1%}" if is_accuracy else f"{score:.4g}",
+            style="bold" if run.is_private else None,
+        )
+    return table
+
+
+def _spent(run: Run) -> str:
+    privacy = run.solution.privacy
+    if not run.is_private:
+        return "no"
+    return f"({rounded_up(privacy.epsilon, 4)}, {rounded_up(privacy.delta, 2)})-DP"
+
+
+def _claim(privacy: PrivacyGuarantee) -> str:
+    epsilon, delta = rounded_up(privacy.epsilon, 6), rounded_up(privacy.delta, 6)
+    return f"epsilon = {epsilon}, delta = {delta}"

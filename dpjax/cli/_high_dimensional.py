@@ -1,0 +1,237 @@
+"""What the options of the methods for many features, and of l1 regression, become.
+
+The parameters of a function are the options that its method reads; it returns the
+arguments of the solver.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax.cli._descent import Facts, check_steps, choose_batching, choose_estimator
+from dpjax.cli._settings import BatchingName, EstimatorName
+from dpjax.constraints import Box, L1Ball, halton_net
+
+_MOST_NUMBERS = 2**28  # of all candidates together: 1 GiB
+_MOST_FEATURES_OF_A_BOX = 10  # beyond, halton_net's points lie on lines
+
+
+def frank_wolfe(
+    facts: Facts,
+    *,
+    radius: float = 1.0,
+    estimator: EstimatorName | None = None,
+    scale: float | None = None,
+    moment_bound: float | None = None,
+    steps: int | None = None,
+    learning_rate: float | None = None,
+    batching: BatchingName | None = None,
+) -> dict[str, Any]:
+    """Makes the arguments of `dp_frank_wolfe`, and checks its options."""
+    is_paper = facts.calibration == "paper"
+    _validate.require(
+        batching in (None, BatchingName.DISJOINT)
+        or (batching == BatchingName.FULL and not is_paper),
+        "--batching",
+        str(batching),
+        "disjoint, or full with --calibration tight, with --method frank-wolfe",
+    )
+    if learning_rate is not None:
+        _validate.within(0, 1, **{"--learning-rate": learning_rate})
+    _validate.require(
+        estimator != EstimatorName.MEDIAN_OF_MEANS,
+        "--estimator",
+        str(estimator),
+        "another one with --method frank-wolfe",
+    )
+    is_smoothed = estimator in (None, EstimatorName.SMOOTHED_TRUNCATION)
+    _validate.require(
+        is_smoothed or not is_paper,
+        "--estimator",
+        str(estimator),
+        "smoothed-truncation with --calibration paper, with --method frank-wolfe",
+    )
+    _validate.require(
+        is_smoothed or scale is not None or estimator == EstimatorName.CLIPPING,
+        "--scale",
+        scale,
+        f"given with --method frank-wolfe and --estimator {estimator}",
+    )
+    chosen = None  # the solver's, whose scale suits choices
+    if scale is not None or not is_smoothed:
+        chosen = choose_estimator(
+            facts, estimator, scale=scale, num_samples=facts.num_samples
+        )
+    num_steps = _steps(steps, facts)
+    batches = None
+    if batching is not None:
+        batches = choose_batching(facts, num_steps or 1, batching)
+    return {
+        "constraint": L1Ball(radius),
+        "estimator": chosen,
+        "moment_bound": moment_bound or facts.moment_bound,
+        "num_steps": num_steps,
+        "learning_rate": learning_rate,
+        "batching": batches,
+    }
+
+
+def lasso(
+    facts: Facts,
+    *,
+    radius: float = 1.0,
+    scale: float | None = None,
+    moment_bound: float = 1.0,
+    steps: int | None = None,
+) -> dict[str, Any]:
+    """Makes the arguments of `dp_lasso`."""
+    _check_delta(facts)
+    return {
+        "radius": radius,
+        "threshold": _threshold(scale),
+        "num_steps": _steps(steps, facts),
+        "moment_bound": moment_bound,
+    }
+
+
+def sparse_linear(
+    facts: Facts,
+    *,
+    radius: float = 1.0,
+    sparsity: int,
+    scale: float | None = None,
+    moment_bound: float = 1.0,
+    steps: int | None = None,
+    learning_rate: float | None = None,
+) -> dict[str, Any]:
+    """Makes the arguments of `dp_sparse_linear_regression`."""
+    _check_sparsity(sparsity, facts)
+    return {
+        "sparsity": sparsity,
+        "threshold": _threshold(scale),
+        "learning_rate": learning_rate,
+        "num_steps": check_steps(steps, facts),
+        "moment_bound": moment_bound,
+        "radius": radius,
+    }
+
+
+def hard_thresholding(
+    facts: Facts,
+    *,
+    sparsity: int,
+    estimator: EstimatorName | None = None,
+    scale: float | None = None,
+    moment_bound: float | None = None,
+    steps: int | None = None,
+    learning_rate: float | None = None,
+) -> dict[str, Any]:
+    """Makes the arguments of `dp_iterative_hard_thresholding`."""
+    _check_delta(facts)
+    _check_sparsity(sparsity, facts)
+    # The papers' number; records are shared out among the steps.
+    papers = max(1, math.floor(math.log(facts.num_samples)))
+    num_steps = check_steps(steps, facts) or papers
+    return {
+        "sparsity": sparsity,
+        "estimator": choose_estimator(
+            facts._replace(num_features=sparsity),  # as many coordinates have noise
+            estimator,
+            scale=scale,
+            moment_bound=moment_bound,
+            num_samples=facts.num_samples // num_steps,
+        ),
+        # In theory 2/3 of the inverse smoothness, here for features of unit size.
+        "learning_rate": learning_rate or 2 / 3 / facts.smoothness,
+        "num_steps": num_steps,
+    }
+
+
+def l1(
+    facts: Facts,
+    *,
+    radius: float = 1.0,
+    candidates: int | None = None,
+    scale: float | None = None,
+    moment_bound: float = 1.0,
+) -> dict[str, Any]:
+    """Makes the arguments of `dp_l1_regression`, its candidates too."""
+    number = candidates or (1_000 if facts.is_quick else 100_000)
+    _validate.require(
+        2 <= number <= _MOST_NUMBERS // facts.num_features,
+        "--candidates",
+        number,
+        f"from 2 to {_MOST_NUMBERS // facts.num_features:,} with "
+        f"{facts.num_features} features, for memory",
+    )
+    return {
+        "candidates": candidate_net(number, facts.num_features, radius),
+        "truncation": None if scale is None else 1 / scale,
+        "moment_bound": moment_bound,
+    }
+
+
+def candidate_net(number: int, num_features: int, radius: float) -> jax.Array:
+    """Returns public weight vectors to choose among, the first of them zero.
+
+    Up to ten features: a Halton sequence in the box of ±radius. With more a box is all
+    corners, so that each lies in the l1 ball of four coordinates instead, uniformly,
+    drawn once and for all: a thin net, which reaches coarse weights at best.
+
+    Example:
+        >>> print(candidate_net(3, 2, 3.0))
+        [[ 0.  0.]
+         [-3. -3.]
+         [ 0. -1.]]
+    """
+    zero = jnp.zeros((1, num_features))
+    if num_features <= _MOST_FEATURES_OF_A_BOX:
+        net = halton_net(Box(-radius, radius), num_features, num_candidates=number - 1)
+        return jnp.concatenate([zero, net])
+    place_key, sign_key, size_key = jax.random.split(jax.random.key(0), 3)
+    shape = (number - 1, 4)
+    places = jax.random.randint(place_key, shape, 0, num_features)
+    signs = jax.random.rademacher(sign_key, shape, jnp.float32)
+    gaps = jax.random.exponential(size_key, (number - 1, 5))
+    sizes = radius * gaps[:, 1:] / jnp.sum(gaps, axis=1, keepdims=True)
+    net = jnp.zeros((number - 1, num_features))
+    net = net.at[jnp.arange(number - 1)[:, None], places].add(signs * sizes)
+    return jnp.concatenate([zero, net])
+
+
+def is_thin(arguments: Mapping[str, Any]) -> bool:
+    """Tells whether a method chooses among too few candidates for their dimension."""
+    net = arguments.get("candidates")
+    return net is not None and net.shape[1] > _MOST_FEATURES_OF_A_BOX
+
+
+def _check_delta(facts: Facts) -> None:
+    """Requires what the papers' constants need."""
+    if facts.calibration == "paper":
+        _validate.probability(**{"--delta": facts.delta})
+
+
+def _threshold(scale: float | None) -> float | None:
+    if scale is not None:
+        _validate.within(1e-8, 1e12, **{"--scale": scale})
+    return scale
+
+
+def _check_sparsity(sparsity: int, facts: Facts) -> None:
+    _validate.require(
+        sparsity <= facts.num_features,
+        "--sparsity",
+        sparsity,
+        f"at most the number of features, {facts.num_features}",
+    )
+
+
+def _steps(steps: int | None, facts: Facts) -> int | None:
+    """Returns the steps that are asked for; None leaves them to the solver."""
+    if steps is None and facts.is_quick:
+        return min(10, facts.num_samples)
+    return check_steps(steps, facts)

@@ -1,0 +1,204 @@
+"""The private methods of `dpjax train`: one declaration each.
+
+A method names a solver, and the function that makes the solver's arguments of options,
+whose parameters are the options that the method reads. Another one is a name in
+`_settings.MethodName` and an entry of `METHODS`.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dpjax import _validate
+from dpjax.cli import _high_dimensional, _single_fits
+from dpjax.cli._descent import Facts, plan_descent
+from dpjax.cli._options import flag
+from dpjax.cli._settings import LossName, MethodName, Settings
+from dpjax.solvers import (
+    Solution,
+    dp_frank_wolfe,
+    dp_gradient_descent,
+    dp_iterative_hard_thresholding,
+    dp_l1_regression,
+    dp_lasso,
+    dp_sparse_linear_regression,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A solver, and what it takes.
+
+    Attributes:
+        title: how tables and plots call it.
+        solver: takes (loss_fn, params, data) where losses are free, and (features,
+            targets) where it has a loss of its own.
+        options: takes public facts, and as keywords the options that the method reads,
+            those without a default needed; returns arguments of the solver.
+        losses: those that it can minimise.
+        has_own_loss: which of the two the solver takes.
+        has_steps: whether it can be watched.
+        has_delta: whether it spends a delta.
+        can_be_pure: whether it can do with delta = 0.
+    """
+
+    title: str
+    solver: Callable[..., Solution]
+    options: Callable[..., dict[str, Any]]
+    losses: tuple[LossName, ...] = tuple(LossName)
+    has_own_loss: bool = False
+    has_steps: bool = True
+    has_delta: bool = True
+    can_be_pure: bool = False
+
+    @property
+    def reads(self) -> dict[str, bool]:
+        """The options that not every method reads, and whether they are needed."""
+        _, *parameters = inspect.signature(self.options).parameters.values()
+        read = {one.name: one.default is one.empty for one in parameters}
+        return read if self.has_own_loss else {"l2": False} | read
+
+    def given(self, settings: Settings) -> dict[str, Any]:
+        """Returns the options that the method reads, where they are given."""
+        _, *names = inspect.signature(self.options).parameters
+        values = {name: getattr(settings, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def find_method(settings: Settings, *, is_classification: bool | None = None) -> Method:
+    """Returns the method that is asked for, and checks that the options go with it.
+
+    Args:
+        settings: the options.
+        is_classification: the task, for a data set that has a loss by default.
+
+    Raises:
+        ValueError: if the loss or an option does not go with the method.
+    """
+    loss = find_loss(settings, is_classification=is_classification)
+    method = next(m for m in METHODS[settings.method] if loss in m.losses)
+    where = f"with --method {settings.method}"
+    if len(METHODS[settings.method]) > 1:
+        where += f" and --loss {loss}"
+    for name, value in settings.given_to_method().items():
+        shown = str(value) if isinstance(value, str) else value
+        is_read = name in method.reads
+        _validate.require(is_read, flag(name), shown, f"left out {where}")
+    for name, is_needed in method.reads.items():
+        value = getattr(settings, name)
+        is_fine = value is not None or not is_needed
+        _validate.require(is_fine, flag(name), value, f"given {where}")
+    if settings.delta is not None and not method.has_delta:
+        _validate.require(
+            settings.delta == 0, "--delta", settings.delta, f"0 or left out {where}"
+        )
+    elif settings.delta is not None and not method.can_be_pure:
+        _validate.probability(**{"--delta": settings.delta})
+    return method
+
+
+def find_loss(settings: Settings, *, is_classification: bool | None = None) -> LossName:
+    """Returns the loss that is asked for, or the one that suits task and method.
+
+    Raises:
+        ValueError: if the method cannot minimise it, or it is open for a user's file.
+    """
+    possible = [name for m in METHODS[settings.method] for name in m.losses]
+    if settings.loss is not None:
+        _validate.require(
+            settings.loss in possible,
+            "--loss",
+            str(settings.loss),
+            f"{' or '.join(possible)} with --method {settings.method}",
+        )
+        return settings.loss
+    if len(possible) == 1:
+        return possible[0]
+    _validate.require(
+        is_classification is not None,
+        "--loss",
+        None,
+        f"given for a file: {', '.join(possible)}",
+    )
+    return LossName.LOGISTIC if is_classification else LossName.SQUARED
+
+
+@functools.wraps(plan_descent)
+def _gradient_descent(facts: Facts, **options: Any) -> dict[str, Any]:
+    return plan_descent(facts, **options).arguments()
+
+
+_LOSSES_WITH_GRADIENTS = tuple(name for name in LossName if name != LossName.SQUARED)
+
+# For each name the variants, of which the first takes that can minimise the loss.
+METHODS: dict[MethodName, tuple[Method, ...]] = {
+    MethodName.GRADIENT_DESCENT: (
+        Method(title="DP-GD", solver=dp_gradient_descent, options=_gradient_descent),
+    ),
+    MethodName.FRANK_WOLFE: (
+        Method(
+            title="DP-FW",
+            solver=dp_frank_wolfe,
+            options=_high_dimensional.frank_wolfe,
+            can_be_pure=True,
+        ),
+    ),
+    MethodName.LASSO: (
+        Method(
+            title="DP-LASSO",
+            solver=dp_lasso,
+            options=_high_dimensional.lasso,
+            losses=(LossName.SQUARED,),
+            has_own_loss=True,
+            can_be_pure=True,
+        ),
+    ),
+    MethodName.SPARSE: (
+        Method(
+            title="DP sparse regression",
+            solver=dp_sparse_linear_regression,
+            options=_high_dimensional.sparse_linear,
+            losses=(LossName.SQUARED,),
+            has_own_loss=True,
+        ),
+        Method(
+            title="DP-IHT",
+            solver=dp_iterative_hard_thresholding,
+            options=_high_dimensional.hard_thresholding,
+            losses=_LOSSES_WITH_GRADIENTS,
+            can_be_pure=True,
+        ),
+    ),
+    MethodName.L1: (
+        Method(
+            title="DP l1 regression",
+            solver=dp_l1_regression,
+            options=_high_dimensional.l1,
+            losses=(LossName.ABSOLUTE,),
+            has_own_loss=True,
+            has_steps=False,
+            has_delta=False,
+            can_be_pure=True,
+        ),
+    ),
+    MethodName.SAMPLE_AGGREGATE: (
+        Method(
+            title="DP sample-and-aggregate",
+            solver=_single_fits.aggregate_fits,
+            options=_single_fits.sample_aggregate,
+            has_steps=False,
+        ),
+    ),
+    MethodName.OBJECTIVE_PERTURBATION: (
+        Method(
+            title="DP objective perturbation",
+            solver=_single_fits.perturb_objective,
+            options=_single_fits.objective_perturbation_of_rows,
+            losses=(LossName.LOGISTIC,),
+            has_own_loss=True,
+            has_steps=False,
+        ),
+    ),
+}

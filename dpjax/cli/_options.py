@@ -1,0 +1,120 @@
+"""Options as data: each is one field of a dataclass, with its type, help and check.
+
+What typer sees of a command, and what is checked before it starts, follow from them.
+"""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any
+
+import typer
+
+from dpjax import _validate
+from dpjax.cli._terminal import refusals
+
+PRIVACY, DATA, METHOD, OUTPUT = "Privacy", "Data of a file", "Method", "Output"
+_NUMBERS = {float: "a number", int: "a whole number"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is said of an option beside its name, type and default.
+
+    Attributes:
+        panel: where the help shows it.
+        help: what it is.
+        check: of a value that is not None: `check(**{"--name": value})`.
+    """
+
+    panel: str
+    help: str
+    check: Callable[..., None] | None = None
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What is said of what a command is given first, without a name."""
+
+    metavar: str
+    help: str
+
+
+def flag(field: str) -> str:
+    """Returns how a field is given: "--batch-size"."""
+    return f"--{field.replace('_', '-')}"
+
+
+def declared(options: Any) -> dict[str, tuple[Any, Option | Argument]]:
+    """Returns the type and the declaration of every field."""
+    hints = typing.get_type_hints(options, include_extras=True)
+    return {name: typing.get_args(hint) for name, hint in hints.items()}
+
+
+def check_each(options: Any) -> None:
+    """Checks every option by itself.
+
+    Raises:
+        ValueError: where one breaks its rule.
+    """
+    for name, (_, said) in declared(type(options)).items():
+        value = getattr(options, name)
+        if isinstance(said, Option) and said.check and value is not None:
+            said.check(**{flag(name): value})
+
+
+def check_seed(**seeds: int) -> None:
+    """Requires what 32 bits hold."""
+    for name, seed in seeds.items():
+        _validate.require(0 <= seed < 2**32, name, seed, "from 0 to 2^32 - 1")
+
+
+def taking(options: type) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
+    """Makes a function of options into one that typer takes as a command."""
+    missing = inspect.Parameter.empty
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=getattr(options, name, missing),
+            annotation=Annotated[hint, _seen_by_typer(name, hint, said)],
+        )
+        for name, (hint, said) in declared(options).items()
+    ]
+
+    def decorate(run: Callable[[Any], None]) -> Callable[..., None]:
+        @functools.wraps(run)
+        def command(**given: Any) -> None:
+            with refusals():
+                run(options(**given))
+
+        vars(command)["__signature__"] = inspect.Signature(parameters)
+        return command
+
+    return decorate
+
+
+def _seen_by_typer(name: str, hint: Any, said: Option | Argument) -> Any:
+    if isinstance(said, Argument):
+        return typer.Argument(metavar=said.metavar, help=said.help)
+    panel: dict[str, Any] = {"help": said.help, "rich_help_panel": said.panel}
+    kinds = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    (kind,) = (kind for kind in kinds if kind is not NoneType)
+    if kind is bool:
+        return typer.Option(flag(name), **panel)
+    if kind not in _NUMBERS:
+        return typer.Option(**panel)
+    parser = functools.partial(_parsed, kind)
+    return typer.Option(parser=parser, metavar=f"<{kind.__name__}>", **panel)
+
+
+def _parsed(kind: type, text: Any) -> Any:
+    """Reads a number; the error, unlike typer's own, repeats what could not be read."""
+    try:
+        return kind(text)
+    except ValueError:
+        message = f"must be {_NUMBERS[kind]}, got {text!r}."
+        raise typer.BadParameter(message) from None

@@ -1,0 +1,273 @@
+"""`dpjax parties`: starts a process a party, and trains one model with all of them."""
+
+import dataclasses
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+import dpjax
+from dpjax import _validate, losses
+from dpjax._default_delta import default_delta
+from dpjax._rounding import rounded_up
+from dpjax.cli import _report
+from dpjax.cli._options import (
+    DATA,
+    METHOD,
+    OUTPUT,
+    PRIVACY,
+    Argument,
+    Option,
+    check_each,
+)
+from dpjax.cli._sources import PUBLIC_SETS, public_name
+from dpjax.cli._terminal import show_paths, terminal
+from dpjax.datasets import Dataset
+from dpjax.estimators import Clipping
+from dpjax.parties import JaxTransport, num_secret_shares
+from dpjax.solvers import Execution, Solution, multiparty_gradient_descent
+
+_ROUND = "round "  # what a line begins with that a party prints for the terminal
+
+
+def _check_parties(**counts: int) -> None:
+    for name, count in counts.items():
+        _validate.require(count >= 2, name, count, "2 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartySettings:
+    """What is asked of all parties alike; every entry is public."""
+
+    source: Annotated[str, Argument("DATA", f"One of {', '.join(PUBLIC_SETS)}.")]
+    epsilon: Annotated[
+        float, Option(PRIVACY, "Privacy of the run.", check=_validate.positive)
+    ]
+    delta: Annotated[
+        float | None,
+        Option(
+            PRIVACY,
+            "Privacy of the run; n^-1.1 by default.",
+            check=_validate.probability,
+        ),
+    ] = None
+    num_parties: Annotated[
+        int,
+        Option(
+            DATA, "How many parties the records are dealt out to.", check=_check_parties
+        ),
+    ] = 4
+    max_colluding: Annotated[
+        int, Option(PRIVACY, "How many of them may put together what they know.")
+    ] = 1
+    max_dropouts: Annotated[int, Option(PRIVACY, "How many of them may drop out.")] = 0
+    steps: Annotated[
+        int, Option(METHOD, "Rounds of the protocol.", check=_validate.count)
+    ] = 50
+    learning_rate: Annotated[
+        float | None,
+        Option(METHOD, "1 for classification, else 0.1.", check=_validate.positive),
+    ] = None
+    clip_norm: Annotated[
+        float,
+        Option(
+            METHOD,
+            "The l2 norm that gradients are clipped to.",
+            check=_validate.positive,
+        ),
+    ] = 1.0
+    quick: Annotated[bool, Option(METHOD, "10 rounds, to try things out.")] = False
+    output: Annotated[
+        Path | None,
+        Option(OUTPUT, "Folder to write to; dpjax-output/NAME-parties by default."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        _validate.require(
+            public_name(self.source) is not None,
+            "DATA",
+            self.source,
+            f"one of {', '.join(PUBLIC_SETS)}",
+        )
+        check_each(self)
+        num_secret_shares(self.num_parties, self.max_colluding, self.max_dropouts)
+
+    @property
+    def num_steps(self) -> int:
+        """How many rounds there are."""
+        return 10 if self.quick else self.steps
+
+    @property
+    def folder(self) -> Path:
+        """Where the files go."""
+        return Path(self.output or f"dpjax-output/{public_name(self.source)}-parties")
+
+
+def train_with_parties(settings: PartySettings) -> None:
+    """Starts the parties on this machine, and prints what they have trained.
+
+    Raises:
+        ValueError: if the folder cannot be written to; nothing is started.
+        ChildProcessError: if a party fails; nothing is written.
+    """
+    _report.check_folder(settings.folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    messages = terminal(stderr=True)
+    with tempfile.TemporaryFile("w+") as errors:
+        processes = [
+            _start(settings, party, coordinator, errors)
+            for party in range(settings.num_parties)
+        ]
+        relay = threading.Thread(target=_relay, args=(messages, processes[0]))
+        relay.start()
+        try:
+            failed = _wait(processes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+            relay.join()
+        errors.seek(0)
+        told = [line.strip() for line in errors if line.startswith("Error: ")]
+    if failed:
+        why = told[0].removeprefix("Error: ") if told else "see jax.distributed"
+        raise ChildProcessError(f"party {failed[0]} did not finish: {why}")
+    content = json.loads((settings.folder / _report.REPORT).read_text())
+    _show(terminal(), settings, content)
+
+
+def _start(
+    settings: PartySettings, party: int, coordinator: str, errors: IO[str]
+) -> subprocess.Popen[str]:
+    options = json.dumps(dataclasses.asdict(settings), default=str)
+    return subprocess.Popen(
+        [sys.executable, "-m", "dpjax.cli._parties", options, str(party), coordinator],
+        stdout=subprocess.PIPE if party == 0 else subprocess.DEVNULL,
+        stderr=errors,
+        text=True,
+    )
+
+
+def _wait(processes: Sequence[subprocess.Popen[str]]) -> list[int]:
+    """Waits until all have finished or some have failed, and returns those."""
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = [party for party, code in enumerate(codes) if code]
+        if failed or None not in codes:
+            return failed
+        time.sleep(0.05)
+
+
+def _relay(console: Console, process: subprocess.Popen[str]) -> None:
+    """Shows the rounds of a party while it runs; its runtime prints other lines too."""
+    if process.stdout is not None:
+        with process.stdout:
+            for line in process.stdout:
+                if line.startswith(_ROUND):
+                    console.print(line.strip())
+
+
+def _show(console: Console, settings: PartySettings, content: dict[str, Any]) -> None:
+    privacy = content["privacy"]
+    console.print(
+        f"{content['data']}: {content['num_samples']:,} records of "
+        f"{content['num_parties']} parties, {content['num_steps']} rounds\n"
+        f"{content['score_name']} on test records: {content['score']:.4g}\n"
+        f"Privacy: epsilon = {rounded_up(privacy['epsilon'], 6)}, "
+        f"delta = {rounded_up(privacy['delta'], 6)}, "
+        f"against outsiders and any {settings.max_colluding} of the parties. "
+        f"{privacy['description']}"
+    )
+    show_paths(
+        console,
+        [settings.folder / name for name in (_report.PARAMS, _report.REPORT)],
+    )
+
+
+def run_party(settings: PartySettings, party: int, coordinator: str) -> None:
+    """Runs one party in this process; the first one writes the files.
+
+    The party holds every K-th record of the data set, by index.
+    """
+    jax.distributed.initialize(
+        coordinator, settings.num_parties, party, initialization_timeout=60
+    )
+    name = public_name(settings.source)
+    data = PUBLIC_SETS[name or settings.source]()
+    features, targets = (x[party :: settings.num_parties] for x in data.train)
+    is_classification = data.task == "classification"
+
+    def watch(step: int, params: jax.Array) -> None:
+        if party == 0:
+            size = float(jnp.linalg.norm(params))
+            print(f"{_ROUND}{step}/{settings.num_steps}: |w| = {size:.3f}", flush=True)
+
+    solution = multiparty_gradient_descent(
+        losses.logistic if is_classification else losses.squared,
+        jnp.zeros(features.shape[1]),
+        (jnp.asarray(features), jnp.asarray(targets)),
+        transport=JaxTransport(),
+        epsilon=settings.epsilon,
+        delta=settings.delta or default_delta(len(data.features)),
+        estimator=Clipping(settings.clip_norm),
+        learning_rate=settings.learning_rate or (1.0 if is_classification else 0.1),
+        num_steps=settings.num_steps,
+        max_colluding=settings.max_colluding,
+        max_dropouts=settings.max_dropouts,
+        execution=Execution(
+            callback=watch, callback_every=max(1, settings.num_steps // 10)
+        ),
+    )
+    if party == 0:
+        _report.write(settings.folder, _files(settings, data, solution))
+
+
+def _files(
+    settings: PartySettings, data: Dataset, solution: Solution
+) -> dict[str, bytes]:
+    weights = np.asarray(solution.params)
+    predictions = data.test_features @ weights
+    if data.task == "classification":
+        score = np.mean((predictions > 0) == (data.test_targets > 0))
+    else:
+        score = np.mean(np.abs(predictions - data.test_targets))
+    asked = dataclasses.asdict(settings) | {"steps": settings.num_steps}
+    del asked["quick"]
+    content = {
+        "dpjax": dpjax.__version__,
+        "data": data.name,
+        "settings": asked,
+        **solution.stats,
+        "score_name": _report.score_name(data),
+        "score": float(score),
+        "privacy": _report.statement(solution.privacy),
+    }
+    return _report.files(data, solution, content)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the party that `train_with_parties` has started."""
+    settings, party, coordinator = arguments
+    try:
+        run_party(PartySettings(**json.loads(settings)), int(party), coordinator)
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        print(f"Error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

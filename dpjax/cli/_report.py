@@ -1,0 +1,174 @@
+"""What a run leaves behind: params.npz, report.json and a plot, whole or not at all."""
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dpjax
+from dpjax import _files
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.cli._plan import Plan
+from dpjax.cli._ranges import Ranges
+from dpjax.cli._runs import Run, Scores
+from dpjax.datasets import Dataset
+from dpjax.solvers import Solution
+
+PARAMS, REPORT, PLOT = "params.npz", "report.json", "test_risk.png"
+_NOTHING: Mapping[str, Path] = {}
+
+
+def report(
+    plan: Plan,
+    data: Dataset,
+    private: Run,
+    scored: Sequence[tuple[Run, Scores]] = (),
+    ranges: Ranges | None = None,
+    *,
+    is_public: bool,
+    noise_key: str,
+) -> dict[str, Any]:
+    """Returns what may be said about a run, ready for JSON.
+
+    Args:
+        plan: the run.
+        data: its records; their numbers and names are reported, no values.
+        private: the private method's run.
+        scored: all methods with their test scores, or none. On a user's data they are
+            filed as "unprotected".
+        ranges: the centres and scales that were bought.
+        is_public: whether the records are public.
+        noise_key: where the noise comes from, in words; never a seed.
+    """
+    privacy = private.solution.privacy
+    content = {
+        "dpjax": dpjax.__version__,
+        "data": data.name,
+        "is_public": is_public,
+        "num_samples": len(data.features),
+        "num_test_samples": len(data.test_features),
+        "num_features": len(data.feature_names),
+        "feature_names": list(data.feature_names),
+        "target_unit": data.target_unit,
+        "method": private.method,
+        "loss": str(plan.facts.loss),
+        "l2": plan.l2,
+        "arguments": _plain(plan.arguments),
+        "stats": _plain(private.solution.stats),
+        "privacy": statement(privacy) | {"noise_key": noise_key},
+    }
+    if ranges is not None:
+        content["ranges"] = {
+            "columns": {
+                name: {"center": kind.center, "scale": kind.scale}
+                for name, kind in ranges.columns.items()
+            },
+            "rank_error": ranges.rank_error,
+            "is_informative": ranges.is_informative,
+            "privacy": statement(ranges.privacy),
+        }
+    if scored:
+        name = "comparison" if is_public else "unprotected"
+        content[name] = [_row(data, run, scores) for run, scores in scored]
+    return content
+
+
+def statement(privacy: PrivacyGuarantee) -> dict[str, Any]:
+    """Returns a guarantee for JSON."""
+    return {
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta,
+        "relation": privacy.relation.name,
+        "description": privacy.description,
+    }
+
+
+def _plain(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments or numbers for JSON; None was left to the solver."""
+    plain = {}
+    for name, entry in entries.items():
+        value = (
+            entry.item() if np.ndim(entry) == 0 and hasattr(entry, "item") else entry
+        )
+        if isinstance(value, bool | int | str) or value is None:
+            plain[name] = value
+        elif isinstance(value, float):
+            plain[name] = _number(value)
+        elif hasattr(value, "shape"):
+            plain[name] = f"an array of shape {value.shape}"
+        else:
+            plain[name] = repr(value)
+    return plain
+
+
+def _row(data: Dataset, run: Run, scores: Scores) -> dict[str, Any]:
+    privacy = run.solution.privacy
+    return {
+        "method": run.method,
+        "epsilon": privacy.epsilon if run.is_private else None,
+        "delta": privacy.delta if run.is_private else None,
+        "test_risk": _number(scores.risks[-1]),
+        score_name(data): _number(scores.scores[-1]),
+    }
+
+
+def score_name(data: Dataset) -> str:
+    """Returns what is measured beside the risk.
+
+    Example:
+        >>> from dpjax import datasets
+        >>> score_name(datasets.rand_hie())
+        'mean absolute error (100 dollars)'
+    """
+    if data.task == "classification":
+        return "accuracy"
+    return f"mean absolute error ({data.target_unit})"
+
+
+def files(
+    data: Dataset, solution: Solution, content: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """Returns the files of a run, by name; the plot is written apart."""
+    params = io.BytesIO()
+    np.savez(
+        params,
+        params=np.asarray(solution.params),
+        feature_names=np.array(data.feature_names),
+    )
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return {PARAMS: params.getvalue(), REPORT: text.encode()}
+
+
+def check_folder(folder: Path, inputs: Mapping[str, Path] = _NOTHING) -> None:
+    """Requires a folder that a run's files can be written to, before anything is spent.
+
+    Args:
+        folder: it may be made.
+        inputs: the files that are read, by the option that named them: none of them
+            may be written over.
+
+    Raises:
+        ValueError: with --output, if not.
+    """
+    names = (PARAMS, REPORT, PLOT)
+    _files.check_folder("--output", folder, names=names)
+    _files.check_spared("--output", [folder / name for name in names], inputs)
+
+
+def write(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Writes the files of a run, all of them or none.
+
+    The parameters appear last: nothing is released before. A plot of an earlier run,
+    which would stand beside a report that it does not belong to, is removed.
+    """
+    ordered = dict(sorted(contents.items(), key=lambda item: item[0] == PARAMS))
+    _files.write_together(folder, ordered, name="--output", stale=folder / PLOT)
+
+
+def _number(x: Any) -> float | None:
+    """Returns a float for JSON, which knows neither NaN nor infinities."""
+    return float(x) if math.isfinite(x) else None

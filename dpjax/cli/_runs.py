@@ -1,0 +1,234 @@
+"""The run: the private method, and what it is compared with on public data."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dp_accounting import NoOpDpEvent
+
+from dpjax import losses
+from dpjax._types import Key
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.cli._methods import METHODS, Method
+from dpjax.cli._plan import Plan
+from dpjax.cli._run_folder import RunFolder
+from dpjax.cli._settings import MethodName
+from dpjax.cli._terminal import OnStep
+from dpjax.datasets import Dataset
+from dpjax.estimators import Clipping, Estimator, Mean
+from dpjax.solvers import (
+    Execution,
+    Solution,
+    dp_gradient_descent,
+    robust_gradient_descent,
+)
+
+ZERO = "zero weights"
+_NUM_SHOWN = 60  # iterates that are watched, at most twice as many
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What one method gave.
+
+    Attributes:
+        method: its name.
+        solution: its parameters, their guarantee, and public numbers.
+        steps: the steps of the iterates, shape (k,), ending with the last; 0 alone
+            where a method has no steps.
+        iterates: parameters after those steps, shape (k, d). They are covered by the
+            guarantee of the solution.
+    """
+
+    method: str
+    solution: Solution
+    steps: np.ndarray
+    iterates: np.ndarray
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the method protects the records."""
+        return self.solution.privacy.epsilon < np.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """How the iterates of a run do on the test records; protected by nothing.
+
+    Attributes:
+        risks: mean loss without the penalty, shape (k,).
+        scores: accuracy for classification, else mean absolute error, shape (k,).
+    """
+
+    risks: np.ndarray
+    scores: np.ndarray
+
+
+def system_key() -> Key:
+    """Returns a key of 64 bits from the operating system, as many as the key holds.
+
+    The noise protects nobody from a person who can guess the key: a small seed such as
+    `jax.random.key(0)` is for public data alone.
+    """
+    words = np.frombuffer(os.urandom(8), np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+
+
+def train_private(
+    plan: Plan,
+    data: Dataset,
+    *,
+    key: Key,
+    on_step: OnStep,
+    run_folder: RunFolder | None = None,
+) -> Run:
+    """Runs the planned private method on the training records.
+
+    Where there is a run_folder, its states are kept there, and taken up from there.
+    """
+    method = plan.method
+    arguments: dict[str, Any] = dict(
+        plan.arguments, key=key, epsilon=plan.facts.epsilon
+    )
+    if method.has_delta:
+        arguments["delta"] = plan.facts.delta
+    estimator = arguments.get("estimator")
+    name = f"{method.title}, {_spoken(estimator)}" if estimator else method.title
+    return _run(name, method, arguments, plan, data, on_step, run_folder)
+
+
+def train_baselines(
+    plan: Plan, data: Dataset, *, key: Key, on_step: OnStep
+) -> list[Run]:
+    """Runs what the private method is compared with.
+
+    Weights of zero, which need no records; gradient descent and robust gradient descent
+    on all records, which protect nobody; and DP-GD by clipping to norm 1, which is
+    asked for the same (epsilon, delta) in the same calibration, unless clipping is the
+    method itself. Where the method is gradient descent, they take its steps and step
+    size. Else the two without privacy take no step size at which they might diverge.
+    """
+    descent = plan.descent
+    without_noise = METHODS[MethodName.GRADIENT_DESCENT][0]
+    without_noise = dataclasses.replace(without_noise, solver=robust_gradient_descent)
+    is_itself = plan.method.solver is dp_gradient_descent
+    rate = descent.learning_rate
+    if not is_itself:
+        rate = min(rate, _stable_rate(plan, data))
+    steps = {"learning_rate": rate, "num_steps": descent.num_steps}
+    runs = [_zero(data)]
+    for name, estimator in (
+        ("GD", Mean()),
+        (f"RGD, {_spoken(descent.robust_baseline)}", descent.robust_baseline),
+    ):
+        arguments = steps | {"estimator": estimator}
+        runs.append(_run(name, without_noise, arguments, plan, data, on_step))
+    if not (is_itself and isinstance(descent.estimator, Clipping)):
+        arguments = descent.arguments() | {"estimator": Clipping(1.0), "key": key}
+        arguments |= {"epsilon": plan.facts.epsilon, "delta": plan.facts.gaussian_delta}
+        method = METHODS[MethodName.GRADIENT_DESCENT][0]
+        runs.append(_run("DP-GD, clipping", method, arguments, plan, data, on_step))
+    return runs
+
+
+def _stable_rate(plan: Plan, data: Dataset) -> float:
+    """Returns the inverse smoothness of the risk: nothing protects it."""
+    features = data.features.astype(np.float64)
+    largest = np.linalg.eigvalsh(features.T @ features / len(features))[-1]
+    return float(1 / max(largest * plan.facts.smoothness, 1e-12))
+
+
+def _zero(data: Dataset) -> Run:
+    params = jnp.zeros(data.features.shape[1])
+    nothing = PrivacyGuarantee.of(0.0, 0.0, dp_event=NoOpDpEvent())
+    return Run(ZERO, Solution(params, nothing, {}), np.zeros(1), np.array([params]))
+
+
+def score_run(plan: Plan, data: Dataset, run: Run) -> Scores:
+    """Measures the iterates of a run on the test records."""
+    risks, scores = _measure(
+        (plan.loss_fn, data.task), jnp.asarray(run.iterates), _on_device(data.test)
+    )
+    return Scores(np.asarray(risks), np.asarray(scores))
+
+
+def _run(
+    name: str,
+    method: Method,
+    arguments: Mapping[str, Any],
+    plan: Plan,
+    data: Dataset,
+    on_step: OnStep,
+    run_folder: RunFolder | None = None,
+) -> Run:
+    features, targets = _on_device(data.train)
+    loss_fn = losses.regularized(plan.loss_fn, plan.l2) if plan.l2 else plan.loss_fn
+    start = jnp.zeros(features.shape[1], features.dtype)
+    if method.has_own_loss:
+        problem = features, targets
+    else:
+        problem = loss_fn, start, (features, targets)
+    total = arguments.get("num_steps")
+    every = max(1, (total or 0) // _NUM_SHOWN)
+    seen, checkpoint = [], None
+    if run_folder is not None:
+        checkpoint = run_folder.checkpoint(10 * every)
+        seen = list(run_folder.iterates().items())
+
+    def watch(step, params):
+        # Calls may come out of order, and must not wait for the device.
+        seen.append((step, params))
+        done = len(seen) * every
+        on_step(name, done if total is None else min(done, total), total)
+        if run_folder is not None:  # then the calls come one by one, from the host
+            run_folder.keep_iterates({i: np.asarray(w) for i, w in seen})
+
+    on_step(name, 0, total)
+    if method.has_steps:
+        execution = Execution(
+            callback=watch, callback_every=every, checkpoint=checkpoint
+        )
+        arguments = {**arguments, "execution": execution}
+    solution = method.solver(*problem, **arguments)
+    jax.block_until_ready(solution.params)
+    jax.effects_barrier()  # every call of watch has returned
+    if not method.has_steps:
+        seen.append((0, solution.params))
+    # A step is seen again where the run was taken up before it: the same iterate.
+    iterates = {int(step): params for step, params in seen}
+    steps = sorted(iterates)
+    last = max(1, steps[-1])
+    on_step(name, last, last)
+    shown = np.array([iterates[step] for step in steps])
+    return Run(name, solution, np.array(steps), shown)
+
+
+@partial(jax.jit, static_argnums=0)
+def _measure(static, iterates, test):
+    loss_fn, task = static
+    features, targets = test
+
+    def measure(params):
+        risk = jnp.mean(jax.vmap(loss_fn, (None, 0))(params, test))
+        predictions = features @ params
+        if task == "classification":
+            return risk, jnp.mean((predictions > 0) == (targets > 0))
+        return risk, jnp.mean(jnp.abs(predictions - targets))
+
+    return jax.lax.map(measure, iterates)
+
+
+def _on_device(pair: tuple[np.ndarray, np.ndarray]) -> tuple[jax.Array, jax.Array]:
+    return jnp.asarray(pair[0]), jnp.asarray(pair[1])
+
+
+def _spoken(estimator: Estimator) -> str:
+    """Returns "smoothed truncation" for a SmoothedTruncation."""
+    name = type(estimator).__name__
+    return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()

@@ -1,0 +1,124 @@
+"""Solvers that release one fit, as `dpjax train` calls them, and their options.
+
+The parameters of the first two functions are the options that a method reads.
+"""
+
+import dataclasses
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._types import Calibration, Key, LossFn, PyTree
+from dpjax.cli._descent import Facts
+from dpjax.constraints import L2Ball
+from dpjax.estimators import Mean
+from dpjax.solvers import (
+    Solution,
+    objective_perturbation,
+    robust_gradient_descent,
+    sample_and_aggregate,
+)
+
+
+def sample_aggregate(
+    facts: Facts,
+    *,
+    subsets: int,
+    radius: float = 1.0,
+    steps: int | None = None,
+    learning_rate: float | None = None,
+) -> dict[str, Any]:
+    """Makes the arguments of `aggregate_fits`."""
+    _validate.require(
+        subsets <= facts.num_samples,
+        "--subsets",
+        subsets,
+        f"at most the number of records, {facts.num_samples}",
+    )
+    return {
+        "num_subsets": subsets,
+        "radius": radius,
+        "learning_rate": learning_rate or facts.default_rate,
+        "num_steps": steps or (10 if facts.is_quick else 100),
+    }
+
+
+def objective_perturbation_of_rows(
+    facts: Facts, *, scale: float | None = None, l2: float = 0.0
+) -> dict[str, Any]:
+    """Makes the arguments of `perturb_objective`."""
+    return {
+        # Features of unit size make rows of about sqrt(d); longer ones are shrunk.
+        "longest_row": scale or math.sqrt(facts.num_features),
+        # N Lambda of a few is what suits rows of length one.
+        "regularization": l2 or 3 / facts.num_samples,
+    }
+
+
+def aggregate_fits(
+    loss_fn: LossFn,
+    params: PyTree,
+    data: PyTree,
+    *,
+    key: Key,
+    epsilon: float,
+    delta: float,
+    num_subsets: int,
+    radius: float,
+    learning_rate: float,
+    num_steps: int,
+    calibration: Calibration,
+) -> Solution:
+    """Fits each subset by gradient descent, and releases a centre of the weights.
+
+    The weights of a subset are projected onto the l2 ball of the radius, and so is what
+    is released.
+    """
+    fit = partial(
+        robust_gradient_descent,
+        loss_fn,
+        params,
+        estimator=Mean(),
+        learning_rate=learning_rate,
+        num_steps=num_steps,
+    )
+    solution = sample_and_aggregate(
+        lambda subset: fit(subset).params,
+        data,
+        key=key,
+        epsilon=epsilon,
+        delta=delta,
+        num_subsets=num_subsets,
+        diameter=2 * radius,
+        calibration=calibration,
+    )
+    params = L2Ball(radius).project(solution.params)
+    return dataclasses.replace(solution, params=params)
+
+
+def perturb_objective(
+    features: jax.Array,
+    targets: jax.Array,
+    *,
+    key: Key,
+    epsilon: float,
+    delta: float,
+    longest_row: float,
+    regularization: float,
+    calibration: Calibration,
+) -> Solution:
+    """Fits a logistic regression to features in units of the longest row."""
+    solution = objective_perturbation(
+        jnp.asarray(features) / longest_row,
+        targets,
+        key=key,
+        epsilon=epsilon,
+        delta=delta,
+        regularization=regularization,
+        calibration=calibration,
+    )
+    return dataclasses.replace(solution, params=solution.params / longest_row)

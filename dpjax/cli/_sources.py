@@ -1,0 +1,185 @@
+"""Where the records come from: a data set by its name, or a user's file."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dpjax import _validate, datasets
+from dpjax.cli._schema import Schema, read_schema, template
+from dpjax.cli._tables import column_names, read_columns
+from dpjax.datasets import Categorical, Dataset, Numeric
+
+PUBLIC_SETS = {
+    "adult": datasets.adult,
+    "rand_hie": datasets.rand_hie,
+    "blog_feedback": datasets.blog_feedback,
+    "credit_default": datasets.credit_default,
+    "belgian_motor": datasets.belgian_motor,
+    "twitter": datasets.twitter,
+    "winnipeg": datasets.winnipeg,
+    "year_prediction": datasets.year_prediction,
+}
+
+
+class SchemaNeeded(ValueError):
+    """There is no schema; `template` is the text of one to fill in."""
+
+    def __init__(self, message: str, template: str):
+        super().__init__(message)
+        self.template = template
+
+
+def public_name(data: str) -> str | None:
+    """Returns the name of the public data set that is meant, or None for a file.
+
+    Example:
+        >>> public_name("rand-hie"), public_name("prices.csv")
+        ('rand_hie', None)
+    """
+    name = data.replace("-", "_")
+    return name if name in PUBLIC_SETS else None
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A user's file, read but not yet encoded.
+
+    Attributes:
+        name: of the file.
+        columns: the columns that the schema names, and the target's, each (n,).
+        schema: what is public about them.
+        target: the target's name.
+        is_test: which records are held out for testing, shape (n,).
+    """
+
+    name: str
+    columns: Mapping[str, np.ndarray]
+    schema: Schema
+    target: str
+    is_test: np.ndarray
+
+    @property
+    def num_samples(self) -> int:
+        """The number of records to train on."""
+        return int(np.sum(~self.is_test))
+
+    def open_columns(self) -> list[str]:
+        """Returns the columns of numbers whose centre and scale the schema leaves open.
+
+        The target comes last.
+        """
+        kinds = {**self.schema.columns, self.target: self.schema.target}
+        return [name for name, kind in kinds.items() if kind is None]
+
+    def with_ranges(self, ranges: Mapping[str, Numeric]) -> "Table":
+        """Returns the table with what was open filled in."""
+        columns = {
+            name: ranges[name] if kind is None else kind
+            for name, kind in self.schema.columns.items()
+        }
+        target = self.schema.target
+        schema = Schema(columns, ranges[self.target] if target is None else target)
+        return dataclasses.replace(self, schema=schema)
+
+
+def read_table(
+    path: Path,
+    *,
+    schema: Path | None,
+    target: str | None,
+    is_classification: bool,
+    hold_out: bool,
+    allows_empty: bool = False,
+) -> Table:
+    """Reads the columns of a user's file that its schema names.
+
+    Args:
+        path: a CSV, Parquet or NPZ file.
+        schema: the file that says what is public about each column.
+        target: the column to predict.
+        is_classification: whether its target is one of two classes, or a number.
+        hold_out: whether every fifth record, by its public index, is for testing.
+        allows_empty: whether the schema may leave centres and scales open.
+
+    Raises:
+        SchemaNeeded: if schema is None.
+        ValueError: if a file, the schema or a name in it is wrong; never because of the
+            values in a record.
+    """
+    _validate.require(
+        path.exists(), "DATA", str(path), f"a file, or one of {', '.join(PUBLIC_SETS)}"
+    )
+    names = column_names(path)
+    _validate.require(
+        target is None or target in names, "--target", target, f"a column of {names}"
+    )
+    if schema is None:
+        raise SchemaNeeded(
+            f"--schema must be given for a file, to declare what is public in {path}. "
+            "Fill in this template:",
+            template(names, target=target, is_classification=is_classification),
+        )
+    if target is None:
+        raise ValueError(f"--target must be given for a file: a column of {names}.")
+    declared = read_schema(
+        schema, is_classification=is_classification, allows_empty=allows_empty
+    )
+    unknown = [name for name in declared.columns if name not in names]
+    _validate.require(
+        not unknown, "--schema", unknown, f"made of columns of {path.name} ({names})"
+    )
+    _validate.require(
+        target not in declared.columns,
+        "--target",
+        target,
+        "a column that is no feature: [columns] of the schema names it",
+    )
+    columns = read_columns(path, [*declared.columns, target])
+    num_records = len(columns[target])
+    _validate.require(
+        not hold_out or num_records >= 5,
+        "--show-unprotected",
+        num_records,
+        "left out below 5 records",
+    )
+    is_test = np.arange(num_records) % 5 == (4 if hold_out else -1)
+    return Table(path.name, columns, declared, target, is_test)
+
+
+def encode_table(table: Table) -> Dataset:
+    """Encodes a table by its schema; the last feature is an intercept of ones.
+
+    A number is standardised as the schema says, and one that does not parse lies at the
+    centre; in classification, the positive value becomes +1 and anything else -1.
+
+    Raises:
+        ValueError: if the schema leaves a centre and scale open.
+    """
+    declared = {k: v for k, v in table.schema.columns.items() if v is not None}
+    target = table.schema.target
+    if target is None or len(declared) < len(table.schema.columns):
+        raise ValueError(f"schema must be closed, got {table.open_columns()} open.")
+    features, feature_names = datasets.encode(table.columns, declared)
+    features = np.hstack([features, np.ones((len(features), 1), np.float32)])
+    targets = target.encode(table.columns[table.target])[:, 0]
+    if isinstance(target, Categorical):
+        targets, unit = 2 * targets - 1, f"+1 for {target.categories[0]}"
+    else:
+        scale = target.scale
+        unit = table.target if scale == 1 else f"{table.target} / {scale:g}"
+    is_test = table.is_test
+    return Dataset(
+        name=table.name,
+        task="classification" if isinstance(target, Categorical) else "regression",
+        feature_names=(*feature_names, "intercept"),
+        features=features[~is_test],
+        targets=targets[~is_test],
+        test_features=features[is_test],
+        test_targets=targets[is_test],
+        target_unit=unit,
+        licence="not stated",
+        source=table.name,
+    )

@@ -1,0 +1,55 @@
+"""The terminal: progress, paths, and how commands refuse."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from dpjax.cli._sources import SchemaNeeded
+
+# What runs, how many steps are done, and of how many, if that is known.
+OnStep = Callable[[str, int, int | None], None]
+
+
+def terminal(*, stderr: bool = False) -> Console:
+    """A console that takes every text as it is: names may hold brackets and colons."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Shows an error on one line, so that paths in it can be copied; exits with 2.
+
+    By the rules of the package no such error depends on a value in a private record.
+    """
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        terminal(stderr=True).print(f"Error: {error}", style="red", soft_wrap=True)
+        if isinstance(error, SchemaNeeded):
+            print(error.template)
+        raise typer.Exit(2) from None
+
+
+@contextlib.contextmanager
+def progress_bars(console: Console) -> Iterator[OnStep]:
+    """Shows a bar a name, and gives the function that moves it."""
+    columns = TextColumn("{task.description:30}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=console) as progress:
+        bars = {}
+
+        def on_step(name: str, step: int, total: int | None) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(name, total=total)
+            progress.update(bars[name], completed=step, total=total)
+
+        yield on_step
+
+
+def show_paths(console: Console, paths: Sequence[Path]) -> None:
+    """Prints where the files are, a line each, so that they can be copied."""
+    for path in paths:
+        console.print(f"wrote {path}", soft_wrap=True)

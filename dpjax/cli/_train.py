@@ -1,0 +1,221 @@
+"""`dpjax train`, from the options to the files: loads, runs, writes and shows."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import jax
+
+from dpjax import _files, _validate
+from dpjax._types import Key
+from dpjax.cli import _display, _report
+from dpjax.cli._methods import find_method
+from dpjax.cli._options import flag
+from dpjax.cli._plan import make_plan, split_budget
+from dpjax.cli._plot import plot_test_risk
+from dpjax.cli._ranges import buy_ranges, charge
+from dpjax.cli._run_folder import RunFolder
+from dpjax.cli._runs import (
+    Run,
+    Scores,
+    score_run,
+    system_key,
+    train_baselines,
+    train_private,
+)
+from dpjax.cli._settings import LossName, Settings
+from dpjax.cli._sources import (
+    PUBLIC_SETS,
+    Table,
+    encode_table,
+    public_name,
+    read_table,
+)
+from dpjax.cli._terminal import progress_bars, show_paths, terminal
+from dpjax.datasets import Dataset
+
+
+def train(settings: Settings) -> None:
+    """Trains a private model, writes its files and prints what may be printed.
+
+    On a user's file the private method alone runs, and only what its guarantee covers
+    is shown and written, unless show_unprotected asks for the rest.
+
+    The folder of --checkpoint is no link, lies apart from the output and the files that
+    are read, and is removed when the parameters and the report are written. A run that
+    breaks off leaves it as soon as there is a state to go on from.
+
+    Raises:
+        ValueError: if an option, a file or the schema is wrong; nothing is written.
+        OSError: if a file cannot be found, fetched or written.
+    """
+    source, schema, seed = settings.source, settings.schema, settings.seed
+    name = public_name(source)
+    folder = settings.output or Path("dpjax-output", Path(name or source).stem)
+    inputs = {} if name is not None else {"DATA": Path(source)}
+    if schema is not None:
+        inputs["--schema"] = schema
+    _report.check_folder(folder, inputs)
+    run_folder = _run_folder(settings.checkpoint, folder, inputs)
+    if seed is not None:
+        run_key, noise_key = jax.random.key(seed), "seeded, hence for public data only"
+    else:
+        kept_key = run_folder.kept_key() if run_folder is not None else None
+        run_key = system_key() if kept_key is None else kept_key
+        noise_key = "from the operating system"
+    key, baseline_key, ranges_key = jax.random.split(run_key, 3)
+    is_public = name is not None
+    ranges = None
+    if name is not None:
+        data = _load_public(name, settings)
+    else:
+        table = _read_private(settings)
+        if settings.private_ranges is not None:
+            cost, _ = split_budget(settings, table.num_samples)
+            ranges = buy_ranges(
+                table, key=ranges_key, epsilon=cost.epsilon, delta=cost.delta
+            )
+            table = table.with_ranges(ranges.columns)
+        data = encode_table(table)
+    plan = make_plan(settings, data, is_named=is_public)
+    _validate.require(
+        run_folder is None or plan.method.has_steps,
+        "--checkpoint",
+        str(settings.checkpoint),
+        f"left out with --method {settings.method}, which has no steps",
+    )
+
+    # Standard output holds the results; progress and warnings go beside it.
+    console, messages = terminal(), terminal(stderr=True)
+    if seed is not None:
+        _display.warn_of_seed(messages)
+    _display.warn_of_weakness(messages, plan, ranges)
+
+    scored: list[tuple[Run, Scores]] = []
+    with progress_bars(messages) as on_step:
+        with _kept(run_folder, None if seed is not None else run_key):
+            private = train_private(
+                plan, data, key=key, on_step=on_step, run_folder=run_folder
+            )
+        private = charge(private, ranges)
+        if is_public or settings.show_unprotected:
+            runs = train_baselines(plan, data, key=baseline_key, on_step=on_step)
+            runs = [charge(run, ranges) for run in runs]
+            runs.insert(3, private)
+            scored = [(run, score_run(plan, data, run)) for run in runs]
+
+    content = _report.report(
+        plan, data, private, scored, ranges, is_public=is_public, noise_key=noise_key
+    )
+    files = _report.files(data, private.solution, content)
+    # What was paid for is out before anything else can fail, and its key goes with it.
+    with _uninterrupted():
+        _report.write(folder, files)
+        if run_folder is not None:
+            run_folder.remove()
+    _display.show(console, plan, data, private, scored, ranges, is_public=is_public)
+    show_paths(console, [folder / name for name in files])
+    if scored:
+        path = folder / _report.PLOT
+        plot = plot_test_risk(plan, data, scored, is_public=is_public)
+        _files.write_whole(path, plot, name="--output")
+        show_paths(console, [path])
+
+
+def _run_folder(
+    checkpoint: Path | None, output: Path, inputs: Mapping[str, Path]
+) -> RunFolder | None:
+    """Returns the folder that keeps the run, if it can go without taking more along."""
+    if checkpoint is None:
+        return None
+    overlaps = _files.is_within(output, checkpoint) or _files.is_within(
+        checkpoint, output
+    )
+    _validate.require(
+        not overlaps,
+        "--checkpoint",
+        str(checkpoint),
+        f"apart from --output {output}, neither inside the other, since it is removed "
+        "in the end",
+    )
+    for name, path in inputs.items():
+        _validate.require(
+            not _files.is_within(path, checkpoint),
+            "--checkpoint",
+            str(checkpoint),
+            f"a folder without {name} {path}, since it is removed in the end",
+        )
+    return RunFolder(checkpoint).checked()
+
+
+@contextlib.contextmanager
+def _kept(run_folder: RunFolder | None, key: Key | None) -> Iterator[None]:
+    """Keeps the key while a run is on, and where it breaks off with a state to go on.
+
+    Args:
+        run_folder: where, if anywhere.
+        key: of the run, if it is not to be given again.
+    """
+    if run_folder is None:
+        yield
+        return
+    try:
+        run_folder.make()
+        if key is not None:
+            run_folder.keep_key(jax.random.clone(key))
+        yield
+    except BaseException:
+        if not run_folder.has_states():
+            run_folder.remove()
+        raise
+
+
+def _load_public(name: str, settings: Settings) -> Dataset:
+    for option in ("schema", "target", "private_ranges"):
+        value = getattr(settings, option)
+        shown = value if option == "private_ranges" else str(value)
+        rule = f"left out with {name}, which has its own"
+        _validate.require(value is None, flag(option), shown, rule)
+    return PUBLIC_SETS[name]()
+
+
+def _read_private(settings: Settings) -> Table:
+    if settings.schema is not None:
+        find_method(settings)  # what is wrong without the file is said before it
+    return read_table(
+        Path(settings.source),
+        schema=settings.schema,
+        target=settings.target,
+        is_classification=settings.loss == LossName.LOGISTIC,
+        hold_out=settings.show_unprotected,
+        allows_empty=settings.private_ranges is not None,
+    )
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Puts Ctrl-C, and what else asks the process to end, off until the block is over.
+
+    Only the main thread gets such signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    # A handler that is not of Python, which is None, could not be put back.
+    numbers = [number for number in numbers if signal.getsignal(number) is not None]
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in numbers
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)

@@ -1,1 +1,0 @@
-"""What the `dpjax` command does, as plain functions; needs `dpjax[experiments]`."""

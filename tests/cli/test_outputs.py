@@ -1,0 +1,351 @@
+"""Where commands write: paths that are refused, and what a run leaves at its end."""
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpjax import _files
+from dpjax.audit import Case
+from dpjax.cli import _figures, _report, _run_folder, _train
+from dpjax.cli._app import app
+
+SCHEMA = "[columns.x]\ncenter = 0\nscale = 1\n[target]\ncenter = 0\nscale = 1\n"
+RELEASED = ["params.npz", "report.json"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with a file of 40 records and its schema."""
+    monkeypatch.chdir(tmp_path)
+    x = np.linspace(-1, 1, 40)
+    lines = [f"{a},{2 * a}" for a in x]
+    (tmp_path / "data.csv").write_text("\n".join(["x,y", *lines]) + "\n")
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    return tmp_path
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def train(output, checkpoint, *options, data="data.csv", schema="schema.toml"):
+    folders = ["--output", output, "--checkpoint", checkpoint]
+    what = ["--schema", schema, "--target", "y", "--loss", "squared"]
+    return invoke(
+        "train", data, *what, "--epsilon", 1, "--steps", 3, *folders, *options
+    )
+
+
+def tree(folder):
+    """All that lies in a folder: what files hold, and where links lead to."""
+    found = {}
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            found[path] = os.readlink(path)
+        else:
+            found[path] = path.read_bytes() if path.is_file() else None
+    return found
+
+
+def refused(result, *parts):
+    assert result.exit_code == 2, result.exception
+    message = " ".join(result.stderr.replace("│", " ").split())
+    for part in parts:
+        assert part in message
+
+
+def nothing():
+    pass
+
+
+def folders():
+    Path("a").mkdir()
+    Path("d").mkdir()
+    Path("link").symlink_to("d")
+
+
+def dangling():
+    Path("link").symlink_to("nowhere")
+
+
+def loop():
+    Path("link").symlink_to("link")
+
+
+def plain_file():
+    Path("file").write_text("years of work")
+
+
+def linked_key():
+    Path("kept").mkdir()
+    plain_file()
+    Path("kept/key.npy").symlink_to("../file")
+
+
+def linked_partial():
+    Path("kept").mkdir()
+    plain_file()
+    Path("kept/.key.npy.7.part").symlink_to("../file")
+
+
+def linked_states():
+    folders()
+    Path("kept").mkdir()
+    Path("kept/states").symlink_to("../d")
+
+
+def other_states():
+    Path("kept/states/Ohio").mkdir(parents=True)
+
+
+def file_of_a_state():
+    Path("kept/states").mkdir(parents=True)
+    Path("kept/states/7").write_text("years of work")
+
+
+APART = "--checkpoint must be apart from --output"
+NO_LINK = "--checkpoint must be a folder, no link to one"
+NO_RUN = "--checkpoint must be a folder of a run that was stopped"
+NO_OUTPUT = "--output must be a folder that can be written to, or made"
+
+
+@pytest.mark.parametrize(
+    ("arrange", "output", "checkpoint", "message"),
+    [
+        (nothing, "x", "x", APART),
+        (nothing, "x", "./y/../x/", APART),
+        (folders, "a/../x", "x", APART),
+        (nothing, "x/out", "x", APART),
+        (nothing, "x", "x/kept", APART),
+        (nothing, "x", Path("x").absolute, APART),
+        (nothing, "Café", "CAFE\u0301", APART),  # one folder on some disks
+        (nothing, "out", ".", APART),
+        (folders, "d/x", "link/x", APART),
+        (folders, "link/x", "d/x", APART),
+        (folders, "link", "d", APART),
+        (folders, "link/../x", "x", APART),
+        (folders, "link/x", "d", APART),
+        (folders, "d", "link", APART),
+        (folders, "out", "link", NO_LINK),
+        (folders, "out", "link/", NO_LINK),
+        (dangling, "out", "link", NO_LINK),
+        (loop, "out", "link", NO_LINK),
+        (dangling, "out", "link/x", NO_RUN),
+        (loop, "out", "link/x", NO_RUN),
+        (plain_file, "out", "file", NO_RUN),
+        (plain_file, "out", "file/x", NO_RUN),
+        (linked_key, "out", "kept", NO_RUN),
+        (linked_partial, "out", "kept", NO_RUN),
+        (linked_states, "out", "kept", NO_RUN),
+        (other_states, "out", "kept", NO_RUN),
+        (file_of_a_state, "out", "kept", NO_RUN),
+        (dangling, "link", "kept", NO_OUTPUT),
+        (dangling, "link/x", "kept", NO_OUTPUT),
+        (loop, "link", "kept", NO_OUTPUT),
+        (plain_file, "file", "kept", NO_OUTPUT),
+        (plain_file, "file/x", "kept", NO_OUTPUT),
+        (nothing, "data.csv/out", "kept", NO_OUTPUT),
+    ],
+)
+def test_paths_that_are_refused(
+    arrange, output, checkpoint, message, folder, monkeypatch
+):
+    monkeypatch.setattr(_train, "_read_private", None)  # before a record is read
+    arrange()
+    before = tree(folder)
+    checkpoint = checkpoint() if callable(checkpoint) else checkpoint
+    named = output if message == NO_OUTPUT else checkpoint
+    refused(train(output, checkpoint), message, str(Path(named)))
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("how", ["itself", "link", "hard link"])
+@pytest.mark.parametrize("name", ["params.npz", "report.json", "test_risk.png"])
+def test_what_is_read_is_not_written_over(name, how, folder, monkeypatch):
+    monkeypatch.setattr(_train, "_read_private", None)
+    (folder / "out").mkdir()
+    data, there = folder / "out" / name, folder / "mine"
+    if how == "itself":
+        data.write_text("years of work")
+    else:
+        there.write_text("years of work")
+        data.symlink_to(there) if how == "link" else data.hardlink_to(there)
+        data = there
+    before = tree(folder)
+    rule = f"--output must be another file than DATA {data}, which is read"
+    refused(train("out", "kept", data=data), rule)
+    rule = f"--output must be another file than --schema {data}, which is read"
+    refused(train("out", "kept", schema=data), rule)
+    assert tree(folder) == before
+
+
+def test_what_is_read_is_not_removed(folder, monkeypatch):
+    monkeypatch.setattr(_train, "_read_private", None)
+    (folder / "kept").mkdir()
+    data = folder / "kept" / "iterates.npz"
+    data.write_text("years of work")
+    before = tree(folder)
+    rule = f"--checkpoint must be a folder without DATA {data}, since it is removed"
+    refused(train("out", "kept", data=data), rule)
+    refused(train("out", "kept", schema=data), "a folder without --schema")
+    assert tree(folder) == before
+
+
+def test_folders_side_by_side_are_fine(folder):
+    # Below a link, by another path, with a name that begins alike.
+    folders()
+    result = train("d/out", "link/../d/out-too")
+    assert result.exit_code == 0, result.stderr
+    assert sorted(os.listdir("d/out")) == RELEASED
+    assert not Path("d/out-too").exists()
+
+
+def fails(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no font"), KeyboardInterrupt()])
+@pytest.mark.parametrize("step", ["plot_test_risk", "_display.show"])
+def test_a_release_outlives_what_fails_after_it(step, error, folder, monkeypatch):
+    monkeypatch.setattr(f"dpjax.cli._train.{step}", fails(error))
+    (folder / "out").mkdir()
+    (folder / "out" / "test_risk.png").write_text("of an earlier run")
+    result = train("out", "kept", "--show-unprotected")
+    assert result.exit_code not in (0, 2)
+    assert sorted(os.listdir("out")) == RELEASED
+    assert not (folder / "kept").exists()  # nobody can find the key
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_signal_waits_until_the_key_is_gone(when, number, folder, monkeypatch):
+    write, ended = _report.write, []
+
+    def interrupted(*arguments):
+        if when == "before":
+            signal.raise_signal(number)
+        write(*arguments)
+        if when == "after":
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(_report, "write", interrupted)
+    old = signal.signal(signal.SIGTERM, lambda *_: ended.append(os.listdir()))
+    try:
+        result = train("out", "kept")
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    if number == signal.SIGINT:
+        assert result.exit_code not in (0, 2)
+    else:
+        assert len(ended) == 1
+        assert "kept" not in ended[0]
+    assert sorted(os.listdir("out")) == RELEASED
+    assert not (folder / "kept").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), KeyboardInterrupt()])
+def test_no_key_is_left_without_a_state(error, folder, monkeypatch):
+    kept = []
+
+    def fail(*_, **__):
+        kept.append(os.listdir("kept"))
+        raise error
+
+    monkeypatch.setattr(_train, "train_private", fail)
+    assert train("out", "kept").exit_code != 0
+    assert kept == [["key.npy"]]
+    assert not (folder / "kept").exists()
+    assert not (folder / "out").exists()
+
+
+def test_what_came_into_the_folder_stays(folder, monkeypatch):
+    write = _report.write
+
+    def write_beside(*arguments):
+        write(*arguments)
+        Path("kept/thesis.tex").write_text("years of work")
+
+    monkeypatch.setattr(_report, "write", write_beside)
+    result = train("out", "kept")
+    assert result.exit_code == 0, result.stderr
+    assert os.listdir("kept") == ["thesis.tex"]
+
+
+def test_a_folder_that_cannot_be_removed_is_emptied(folder, monkeypatch):
+    monkeypatch.setattr(type(folder), "rmdir", fails(OSError("busy")))
+    result = train("out", "kept")
+    assert result.exit_code == 0, result.stderr
+    assert os.listdir("kept") == []
+
+
+def test_who_must_remove_the_key_is_told(folder, monkeypatch):
+    busy = SimpleNamespace(rmtree=fails(OSError("busy")))  # for us: orbax has its own
+    monkeypatch.setattr(_run_folder, "shutil", busy)
+    refused(train("out", "kept"), "--checkpoint", "could not be removed (busy)")
+    assert os.listdir("kept") == ["states"]  # the key itself is gone
+    assert sorted(os.listdir("out")) == RELEASED
+
+
+def test_parameters_are_the_last_to_appear(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def fail(source, target):
+        if target.name == "report.json":
+            raise OSError("busy")
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match=r"--output .* could not be written to: busy"):
+        _report.write(tmp_path / "out", {"params.npz": b"new", "report.json": b"new"})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_takes_the_place_of_a_link(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("years of work")
+    link.symlink_to(target)
+    _files.write_whole(link, b"new", name="--output")
+    assert target.read_text() == "years of work"
+    assert not link.is_symlink()
+    assert link.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("output", ["link/a.png", "d.png"])
+def test_audit_refuses_before_it_draws(output, folder, monkeypatch):
+    dangling()
+    Path("d.png").mkdir()
+    monkeypatch.setattr(Case, "audit", None)
+    before = tree(folder)
+    result = invoke("audit", "laplace", "--output", output)
+    refused(result, "--output must be a file that ends in .png", output)
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("out", ["file", "file/x", "link", "csv", "png", "cells"])
+def test_figures_refuse_before_a_cell_is_run(out, folder, monkeypatch):
+    plain_file()
+    dangling()
+    Path("csv/004-1b.csv").mkdir(parents=True)
+    Path("png/004-1b.png").mkdir(parents=True)
+    Path("cells").mkdir()
+    Path("cells/cells").write_text("")
+    monkeypatch.setattr(_figures, "run_panel", None)
+    before = tree(folder)
+    result = invoke("figures", "run", "004-1b", "--out", out)
+    refused(result, "--out must be a folder that can be written to, or made", out)
+    assert tree(folder) == before
+
+
+def test_parties_refuse_a_link_to_nowhere(folder):
+    dangling()
+    result = invoke("parties", "rand-hie", "--epsilon", 1, "--output", "link")
+    refused(result, NO_OUTPUT, "link")

@@ -1,0 +1,79 @@
+"""`dpjax parties`: four processes from one command, and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpjax.cli import _parties
+from dpjax.cli._app import app
+
+
+@pytest.mark.slow
+def test_one_command_starts_four_parties(tmp_path):
+    command = [sys.executable, "-m", "dpjax.cli", "parties", "rand-hie"]
+    options = ["--epsilon", "1", "--steps", "3", "--output", str(tmp_path / "out")]
+    result = subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    rounds = [x for x in result.stderr.splitlines() if x.startswith("round")]
+    assert [x.split(":")[0] for x in rounds] == [f"round {i}/3" for i in (1, 2, 3)]
+    assert "any 1 of the parties" in " ".join(result.stdout.split())
+    assert sorted(x.name for x in (tmp_path / "out").iterdir()) == [
+        "params.npz",
+        "report.json",
+    ]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["privacy"]["epsilon"] == 1.0
+    assert report["num_parties"] == report["num_live"] == 4
+    assert f"{report['num_samples']:,} records" in report["privacy"]["description"]
+    with np.load(tmp_path / "out" / "params.npz") as file:
+        assert file["params"].shape == file["feature_names"].shape
+        assert np.all(np.isfinite(file["params"]))
+
+
+@pytest.mark.slow
+def test_a_party_that_fails_is_named_and_nothing_is_written(tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+    settings = _parties.PartySettings(
+        source="rand_hie", num_parties=2, epsilon=1.0, output=folder
+    )
+    start = _parties._start
+
+    def start_all_but_one(settings, party, coordinator, errors):
+        process = start(settings, party, coordinator, errors)
+        if party == 1:
+            process.kill()
+        return process
+
+    monkeypatch.setattr(_parties, "_start", start_all_but_one)
+    with pytest.raises(ChildProcessError, match="party 1"):
+        _parties.train_with_parties(settings)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["foo", "--epsilon", "1"], ["DATA", "foo"]),
+        (["adult", "--epsilon", "0"], ["--epsilon", "0"]),
+        (["adult", "--epsilon", "1", "--delta", "1"], ["--delta"]),
+        (["adult", "--epsilon", "1", "--num-parties", "1"], ["--num-parties", "1"]),
+        (["adult", "--epsilon", "1", "--steps", "0"], ["--steps"]),
+        (["adult", "--epsilon", "1", "--clip-norm", "-1"], ["--clip-norm"]),
+        (["adult", "--epsilon", "1", "--learning-rate", "-1"], ["--learning-rate"]),
+        (["adult", "--epsilon", "1", "--max-dropouts", "3"], ["max_dropouts", "4"]),
+        (["adult", "--epsilon", "1", "--output", "/dev/null"], ["--output"]),
+    ],
+)
+def test_bad_options_are_named_before_anything_starts(arguments, parts, monkeypatch):
+    monkeypatch.setattr(_parties, "_start", None)
+    result = CliRunner().invoke(app, ["parties", *arguments])
+    assert result.exit_code == 2
+    message = " ".join(result.stderr.replace("│", " ").split())
+    for part in parts:
+        assert part in message
