@@ -213,7 +213,7 @@ def test_a_broken_record_is_refused(folder, change):
 def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(OSError, match="record .* could not be written to"):
+    with pytest.raises(OSError, match=r"record .* could not be written to"):
         record.write(made_up(), file)
 
     def fail(*_, **__):
@@ -406,7 +406,10 @@ def test_the_command_writes_one_record(tmp_path):
     ("arguments", "message"),
     [
         (["run", "--case", "none"], r"case = 'none': must be one of"),
-        (["run", "--output", __file__], "output must be a folder that can be written to"),
+        (
+            ["run", "--output", __file__],
+            "output must be a folder that can be",
+        ),
         (["report", "absent.json"], "not a record of a run"),
     ],
 )

@@ -14,7 +14,13 @@ from dpjax import _files, _validate
 from dpjax._rounding import as_decimal, rounded_down, rounded_up
 from dpjax.accounting import gaussian_stddev
 from dpjax.audit import Audit, Case, cases, gaussian_lower_bound
-from dpjax.cli._options import METHOD, OUTPUT, Argument, Option, check_each, check_seed
+from dpjax.cli._options import (
+    Argument,
+    check_each,
+    check_seed,
+    of_method,
+    of_output,
+)
 from dpjax.cli._terminal import show_paths, terminal
 
 # Of Okabe and Ito (2008); the lines differ in their dashes and marks too.
@@ -37,17 +43,14 @@ class AuditSettings:
     ] = "list"
     releases: Annotated[
         int | None,
-        Option(
-            METHOD,
-            "How many to draw; the more, the tighter the bound.",
-            check=_check_releases,
+        of_method(
+            "How many to draw; the more, the tighter the bound.", _check_releases
         ),
     ] = None
     # Of made-up records, which nobody protects.
-    seed: Annotated[int, Option(METHOD, "Of the releases.", check=check_seed)] = 0
+    seed: Annotated[int, of_method("Of the releases.", check_seed)] = 0
     output: Annotated[
-        Path | None,
-        Option(OUTPUT, "PNG file; dpjax-output/METHOD-audit.png by default."),
+        Path | None, of_output("PNG file; dpjax-output/METHOD-audit.png by default.")
     ] = None
 
     def __post_init__(self):

@@ -20,11 +20,11 @@ from dpjax.estimators import (
 
 # Whose theory gives the scale.
 _KINDS = {
-    EstimatorName.SMOOTHED_TRUNCATION: SmoothedTruncation,
-    EstimatorName.TRUNCATION: Truncation,
-    EstimatorName.WINSORIZATION: Winsorization,
-    EstimatorName.MEDIAN_OF_MEANS: Truncation,  # of each group
-    EstimatorName.CLIPPING: SmoothedTruncation,  # of its baseline; it has none itself
+    "smoothed-truncation": SmoothedTruncation,
+    "truncation": Truncation,
+    "winsorization": Winsorization,
+    "median-of-means": Truncation,  # of each group
+    "clipping": SmoothedTruncation,  # of its baseline; it has none itself
 }
 
 
@@ -54,7 +54,7 @@ class Facts(NamedTuple):
     @property
     def smoothness(self) -> float:
         """The largest second derivative of the loss in its prediction, but absolute."""
-        return 0.25 if self.loss == LossName.LOGISTIC else 1.0
+        return 0.25 if self.loss == "logistic" else 1.0
 
     @property
     def moment_bound(self) -> float:
@@ -63,12 +63,12 @@ class Facts(NamedTuple):
         That of a feature of unit size times a residual of size one, or for the logistic
         loss a half.
         """
-        return 0.25 if self.loss == LossName.LOGISTIC else 1.0
+        return 0.25 if self.loss == "logistic" else 1.0
 
     @property
     def default_rate(self) -> float:
         """Default step size of gradient descent."""
-        return 1.0 if self.loss == LossName.LOGISTIC else 0.1
+        return 1.0 if self.loss == "logistic" else 0.1
 
     @property
     def gaussian_delta(self) -> float:
@@ -161,9 +161,9 @@ def choose_batching(
     batch_size: int | None = None,
 ) -> Batching:
     """Returns the batching, if it suits the number of records."""
-    if name in (None, BatchingName.FULL):
+    if name in (None, "full"):
         return Full()
-    if name == BatchingName.DISJOINT:
+    if name == "disjoint":
         check_steps(num_steps, facts)
         return Disjoint()
     batch_size = batch_size or 1  # given, as the settings have checked
@@ -173,7 +173,7 @@ def choose_batching(
         batch_size,
         f"at most the number of records, {facts.num_samples}",
     )
-    if name == BatchingName.POISSON:
+    if name == "poisson":
         return Poisson(batch_size)
     return WithoutReplacement(batch_size)
 
@@ -212,10 +212,10 @@ def choose_estimator(
         num_steps: how many steps see a record.
         is_baseline: whether to take the scale that the papers print.
     """
-    name = name or EstimatorName.SMOOTHED_TRUNCATION
-    if name == EstimatorName.CLIPPING and not is_baseline:
+    name = name or "smoothed-truncation"
+    if name == "clipping" and not is_baseline:
         return Clipping(scale or 1.0)
-    has_groups = name == EstimatorName.MEDIAN_OF_MEANS
+    has_groups = name == "median-of-means"
     groups = _num_groups(facts, num_groups, num_samples) if has_groups else 1
     if scale is not None:
         estimator = _KINDS[name](scale)

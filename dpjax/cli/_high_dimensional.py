@@ -34,29 +34,28 @@ def frank_wolfe(
     """Makes the arguments of `dp_frank_wolfe`, and checks its options."""
     is_paper = facts.calibration == "paper"
     _validate.require(
-        batching in (None, BatchingName.DISJOINT)
-        or (batching == BatchingName.FULL and not is_paper),
+        batching in (None, "disjoint") or (batching == "full" and not is_paper),
         "--batching",
-        str(batching),
+        batching,
         "disjoint, or full with --calibration tight, with --method frank-wolfe",
     )
     if learning_rate is not None:
         _validate.within(0, 1, **{"--learning-rate": learning_rate})
     _validate.require(
-        estimator != EstimatorName.MEDIAN_OF_MEANS,
+        estimator != "median-of-means",
         "--estimator",
-        str(estimator),
+        estimator,
         "another one with --method frank-wolfe",
     )
-    is_smoothed = estimator in (None, EstimatorName.SMOOTHED_TRUNCATION)
+    is_smoothed = estimator in (None, "smoothed-truncation")
     _validate.require(
         is_smoothed or not is_paper,
         "--estimator",
-        str(estimator),
+        estimator,
         "smoothed-truncation with --calibration paper, with --method frank-wolfe",
     )
     _validate.require(
-        is_smoothed or scale is not None or estimator == EstimatorName.CLIPPING,
+        is_smoothed or scale is not None or estimator == "clipping",
         "--scale",
         scale,
         f"given with --method frank-wolfe and --estimator {estimator}",

@@ -8,8 +8,8 @@ whose parameters are the options that the method reads. Another one is a name in
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, get_args
 
 from dpjax import _validate
 from dpjax.cli import _high_dimensional, _single_fits
@@ -27,11 +27,12 @@ from dpjax.solvers import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Method:
     """A solver, and what it takes.
 
     Attributes:
+        name: how `--method` calls it; two that minimise different losses share one.
         title: how tables and plots call it.
         solver: takes (loss_fn, params, data) where losses are free, and (features,
             targets) where it has a loss of its own.
@@ -44,10 +45,12 @@ class Method:
         can_be_pure: whether it can do with delta = 0.
     """
 
+    name: MethodName
     title: str
     solver: Callable[..., Solution]
     options: Callable[..., dict[str, Any]]
-    losses: tuple[LossName, ...] = tuple(LossName)
+    losses: tuple[LossName, ...] = get_args(LossName)
+    _: KW_ONLY
     has_own_loss: bool = False
     has_steps: bool = True
     has_delta: bool = True
@@ -78,14 +81,14 @@ def find_method(settings: Settings, *, is_classification: bool | None = None) ->
         ValueError: if the loss or an option does not go with the method.
     """
     loss = find_loss(settings, is_classification=is_classification)
-    method = next(m for m in METHODS[settings.method] if loss in m.losses)
+    variants = [method for method in METHODS if method.name == settings.method]
+    method = next(method for method in variants if loss in method.losses)
     where = f"with --method {settings.method}"
-    if len(METHODS[settings.method]) > 1:
+    if len(variants) > 1:
         where += f" and --loss {loss}"
     for name, value in settings.given_to_method().items():
-        shown = str(value) if isinstance(value, str) else value
         is_read = name in method.reads
-        _validate.require(is_read, flag(name), shown, f"left out {where}")
+        _validate.require(is_read, flag(name), value, f"left out {where}")
     for name, is_needed in method.reads.items():
         value = getattr(settings, name)
         is_fine = value is not None or not is_needed
@@ -105,12 +108,13 @@ def find_loss(settings: Settings, *, is_classification: bool | None = None) -> L
     Raises:
         ValueError: if the method cannot minimise it, or it is open for a user's file.
     """
-    possible = [name for m in METHODS[settings.method] for name in m.losses]
+    variants = [method for method in METHODS if method.name == settings.method]
+    possible: list[LossName] = [name for one in variants for name in one.losses]
     if settings.loss is not None:
         _validate.require(
             settings.loss in possible,
             "--loss",
-            str(settings.loss),
+            settings.loss,
             f"{' or '.join(possible)} with --method {settings.method}",
         )
         return settings.loss
@@ -122,7 +126,7 @@ def find_loss(settings: Settings, *, is_classification: bool | None = None) -> L
         None,
         f"given for a file: {', '.join(possible)}",
     )
-    return LossName.LOGISTIC if is_classification else LossName.SQUARED
+    return "logistic" if is_classification else "squared"
 
 
 @functools.wraps(plan_descent)
@@ -130,75 +134,67 @@ def _gradient_descent(facts: Facts, **options: Any) -> dict[str, Any]:
     return plan_descent(facts, **options).arguments()
 
 
-_LOSSES_WITH_GRADIENTS = tuple(name for name in LossName if name != LossName.SQUARED)
-
-# For each name the variants, of which the first takes that can minimise the loss.
-METHODS: dict[MethodName, tuple[Method, ...]] = {
-    MethodName.GRADIENT_DESCENT: (
-        Method(title="DP-GD", solver=dp_gradient_descent, options=_gradient_descent),
+# Of those with one name the first takes that can minimise the loss.
+METHODS = (
+    Method("gradient-descent", "DP-GD", dp_gradient_descent, _gradient_descent),
+    Method(
+        "frank-wolfe",
+        "DP-FW",
+        dp_frank_wolfe,
+        _high_dimensional.frank_wolfe,
+        can_be_pure=True,
     ),
-    MethodName.FRANK_WOLFE: (
-        Method(
-            title="DP-FW",
-            solver=dp_frank_wolfe,
-            options=_high_dimensional.frank_wolfe,
-            can_be_pure=True,
-        ),
+    Method(
+        "lasso",
+        "DP-LASSO",
+        dp_lasso,
+        _high_dimensional.lasso,
+        losses=("squared",),
+        has_own_loss=True,
+        can_be_pure=True,
     ),
-    MethodName.LASSO: (
-        Method(
-            title="DP-LASSO",
-            solver=dp_lasso,
-            options=_high_dimensional.lasso,
-            losses=(LossName.SQUARED,),
-            has_own_loss=True,
-            can_be_pure=True,
-        ),
+    Method(
+        "sparse",
+        "DP sparse regression",
+        dp_sparse_linear_regression,
+        _high_dimensional.sparse_linear,
+        losses=("squared",),
+        has_own_loss=True,
     ),
-    MethodName.SPARSE: (
-        Method(
-            title="DP sparse regression",
-            solver=dp_sparse_linear_regression,
-            options=_high_dimensional.sparse_linear,
-            losses=(LossName.SQUARED,),
-            has_own_loss=True,
-        ),
-        Method(
-            title="DP-IHT",
-            solver=dp_iterative_hard_thresholding,
-            options=_high_dimensional.hard_thresholding,
-            losses=_LOSSES_WITH_GRADIENTS,
-            can_be_pure=True,
-        ),
+    Method(
+        "sparse",
+        "DP-IHT",
+        dp_iterative_hard_thresholding,
+        _high_dimensional.hard_thresholding,
+        losses=("logistic", "absolute", "huber", "biweight"),
+        can_be_pure=True,
     ),
-    MethodName.L1: (
-        Method(
-            title="DP l1 regression",
-            solver=dp_l1_regression,
-            options=_high_dimensional.l1,
-            losses=(LossName.ABSOLUTE,),
-            has_own_loss=True,
-            has_steps=False,
-            has_delta=False,
-            can_be_pure=True,
-        ),
+    Method(
+        "l1",
+        "DP l1 regression",
+        dp_l1_regression,
+        _high_dimensional.l1,
+        losses=("absolute",),
+        has_own_loss=True,
+        has_steps=False,
+        has_delta=False,
+        can_be_pure=True,
     ),
-    MethodName.SAMPLE_AGGREGATE: (
-        Method(
-            title="DP sample-and-aggregate",
-            solver=_single_fits.aggregate_fits,
-            options=_single_fits.sample_aggregate,
-            has_steps=False,
-        ),
+    Method(
+        "sample-aggregate",
+        "DP sample-and-aggregate",
+        _single_fits.aggregate_fits,
+        _single_fits.sample_aggregate,
+        has_steps=False,
     ),
-    MethodName.OBJECTIVE_PERTURBATION: (
-        Method(
-            title="DP objective perturbation",
-            solver=_single_fits.perturb_objective,
-            options=_single_fits.objective_perturbation_of_rows,
-            losses=(LossName.LOGISTIC,),
-            has_own_loss=True,
-            has_steps=False,
-        ),
+    Method(
+        "objective-perturbation",
+        "DP objective perturbation",
+        _single_fits.perturb_objective,
+        _single_fits.objective_perturbation_of_rows,
+        losses=("logistic",),
+        has_own_loss=True,
+        has_steps=False,
     ),
-}
+)
+GRADIENT_DESCENT = METHODS[0]

@@ -35,6 +35,11 @@ class Option:
     check: Callable[..., None] | None = None
 
 
+of_privacy, of_data, of_method, of_output = (
+    functools.partial(Option, panel) for panel in (PRIVACY, DATA, METHOD, OUTPUT)
+)
+
+
 @dataclass(frozen=True)
 class Argument:
     """What is said of what a command is given first, without a name."""

@@ -24,13 +24,12 @@ from dpjax._default_delta import default_delta
 from dpjax._rounding import rounded_up
 from dpjax.cli import _report
 from dpjax.cli._options import (
-    DATA,
-    METHOD,
-    OUTPUT,
-    PRIVACY,
     Argument,
-    Option,
     check_each,
+    of_data,
+    of_method,
+    of_output,
+    of_privacy,
 )
 from dpjax.cli._sources import PUBLIC_SETS, public_name
 from dpjax.cli._terminal import show_paths, terminal
@@ -52,46 +51,30 @@ class PartySettings:
     """What is asked of all parties alike; every entry is public."""
 
     source: Annotated[str, Argument("DATA", f"One of {', '.join(PUBLIC_SETS)}.")]
-    epsilon: Annotated[
-        float, Option(PRIVACY, "Privacy of the run.", check=_validate.positive)
-    ]
+    epsilon: Annotated[float, of_privacy("Privacy of the run.", _validate.positive)]
     delta: Annotated[
         float | None,
-        Option(
-            PRIVACY,
-            "Privacy of the run; n^-1.1 by default.",
-            check=_validate.probability,
-        ),
+        of_privacy("Privacy of the run; n^-1.1 by default.", _validate.probability),
     ] = None
     num_parties: Annotated[
-        int,
-        Option(
-            DATA, "How many parties the records are dealt out to.", check=_check_parties
-        ),
+        int, of_data("How many parties the records are dealt out to.", _check_parties)
     ] = 4
     max_colluding: Annotated[
-        int, Option(PRIVACY, "How many of them may put together what they know.")
+        int, of_privacy("How many of them may put together what they know.")
     ] = 1
-    max_dropouts: Annotated[int, Option(PRIVACY, "How many of them may drop out.")] = 0
-    steps: Annotated[
-        int, Option(METHOD, "Rounds of the protocol.", check=_validate.count)
-    ] = 50
+    max_dropouts: Annotated[int, of_privacy("How many of them may drop out.")] = 0
+    steps: Annotated[int, of_method("Rounds of the protocol.", _validate.count)] = 50
     learning_rate: Annotated[
-        float | None,
-        Option(METHOD, "1 for classification, else 0.1.", check=_validate.positive),
+        float | None, of_method("1 for classification, else 0.1.", _validate.positive)
     ] = None
     clip_norm: Annotated[
         float,
-        Option(
-            METHOD,
-            "The l2 norm that gradients are clipped to.",
-            check=_validate.positive,
-        ),
+        of_method("The l2 norm that gradients are clipped to.", _validate.positive),
     ] = 1.0
-    quick: Annotated[bool, Option(METHOD, "10 rounds, to try things out.")] = False
+    quick: Annotated[bool, of_method("10 rounds, to try things out.")] = False
     output: Annotated[
         Path | None,
-        Option(OUTPUT, "Folder to write to; dpjax-output/NAME-parties by default."),
+        of_output("Folder to write to; dpjax-output/NAME-parties by default."),
     ] = None
 
     def __post_init__(self) -> None:

@@ -10,20 +10,20 @@ from dpjax._rounding import difference_down
 from dpjax._types import LossFn
 from dpjax.cli._descent import Descent, Facts, plan_descent
 from dpjax.cli._methods import Method, find_loss, find_method
-from dpjax.cli._settings import CalibrationName, LossName, Settings
+from dpjax.cli._settings import LossName, Settings
 from dpjax.datasets import Dataset
 from dpjax.solvers import dp_gradient_descent
 
 # The thresholds with 95 per cent efficiency for standard normal errors (Holland and
 # Welsch 1977), in units of the target.
 _LOSSES: dict[LossName, LossFn] = {
-    LossName.LOGISTIC: losses.logistic,
-    LossName.SQUARED: losses.squared,
-    LossName.ABSOLUTE: losses.absolute,
-    LossName.HUBER: losses.huber(1.345),
-    LossName.BIWEIGHT: losses.biweight(4.685),
+    "logistic": losses.logistic,
+    "squared": losses.squared,
+    "absolute": losses.absolute,
+    "huber": losses.huber(1.345),
+    "biweight": losses.biweight(4.685),
 }
-_FOR_NUMBERS = [name for name in LossName if name != LossName.LOGISTIC]
+_FOR_NUMBERS = [name for name in _LOSSES if name != "logistic"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,9 +109,9 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
     is_classification = data.task == "classification"
     loss = find_loss(settings, is_classification=is_classification)
     _validate.require(
-        is_classification or loss != LossName.LOGISTIC,
+        is_classification or loss != "logistic",
         "--loss",
-        str(loss),
+        loss,
         f"{', '.join(_FOR_NUMBERS)} for {data.name}, whose target is a number",
     )
     method = find_method(settings, is_classification=is_classification)
@@ -125,9 +125,7 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
         loss=loss,
         epsilon=training.epsilon,
         delta=training.delta,
-        calibration="paper"
-        if settings.calibration == CalibrationName.PAPER
-        else "tight",
+        calibration=settings.calibration,
         is_named=is_named,
         is_quick=settings.quick,
     )

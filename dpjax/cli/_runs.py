@@ -15,10 +15,9 @@ from dp_accounting import NoOpDpEvent
 from dpjax import losses
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.cli._methods import METHODS, Method
+from dpjax.cli._methods import GRADIENT_DESCENT, Method
 from dpjax.cli._plan import Plan
 from dpjax.cli._run_folder import RunFolder
-from dpjax.cli._settings import MethodName
 from dpjax.cli._terminal import OnStep
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping, Estimator, Mean
@@ -115,8 +114,9 @@ def train_baselines(
     size. Else the two without privacy take no step size at which they might diverge.
     """
     descent = plan.descent
-    without_noise = METHODS[MethodName.GRADIENT_DESCENT][0]
-    without_noise = dataclasses.replace(without_noise, solver=robust_gradient_descent)
+    without_noise = dataclasses.replace(
+        GRADIENT_DESCENT, solver=robust_gradient_descent
+    )
     is_itself = plan.method.solver is dp_gradient_descent
     rate = descent.learning_rate
     if not is_itself:
@@ -132,7 +132,7 @@ def train_baselines(
     if not (is_itself and isinstance(descent.estimator, Clipping)):
         arguments = descent.arguments() | {"estimator": Clipping(1.0), "key": key}
         arguments |= {"epsilon": plan.facts.epsilon, "delta": plan.facts.gaussian_delta}
-        method = METHODS[MethodName.GRADIENT_DESCENT][0]
+        method = GRADIENT_DESCENT
         runs.append(_run("DP-GD, clipping", method, arguments, plan, data, on_step))
     return runs
 
@@ -176,9 +176,8 @@ def _run(
         problem = loss_fn, start, (features, targets)
     total = arguments.get("num_steps")
     every = max(1, (total or 0) // _NUM_SHOWN)
-    seen, checkpoint = [], None
+    seen = []
     if run_folder is not None:
-        checkpoint = run_folder.checkpoint(10 * every)
         seen = list(run_folder.iterates().items())
 
     def watch(step, params):
@@ -192,7 +191,9 @@ def _run(
     on_step(name, 0, total)
     if method.has_steps:
         execution = Execution(
-            callback=watch, callback_every=every, checkpoint=checkpoint
+            callback=watch,
+            callback_every=every,
+            checkpoint=run_folder.checkpoint(10 * every) if run_folder else None,
         )
         arguments = {**arguments, "execution": execution}
     solution = method.solver(*problem, **arguments)

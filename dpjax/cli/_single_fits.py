@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._types import Calibration, Key, LossFn, PyTree
+from dpjax._types import LossFn, PyTree
 from dpjax.cli._descent import Facts
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Mean
@@ -64,19 +64,16 @@ def aggregate_fits(
     params: PyTree,
     data: PyTree,
     *,
-    key: Key,
-    epsilon: float,
-    delta: float,
     num_subsets: int,
     radius: float,
     learning_rate: float,
     num_steps: int,
-    calibration: Calibration,
+    **release: Any,
 ) -> Solution:
     """Fits each subset by gradient descent, and releases a centre of the weights.
 
     The weights of a subset are projected onto the l2 ball of the radius, and so is what
-    is released.
+    is released. The release takes key, budget and calibration.
     """
     fit = partial(
         robust_gradient_descent,
@@ -89,36 +86,18 @@ def aggregate_fits(
     solution = sample_and_aggregate(
         lambda subset: fit(subset).params,
         data,
-        key=key,
-        epsilon=epsilon,
-        delta=delta,
         num_subsets=num_subsets,
         diameter=2 * radius,
-        calibration=calibration,
+        **release,
     )
     params = L2Ball(radius).project(solution.params)
     return dataclasses.replace(solution, params=params)
 
 
 def perturb_objective(
-    features: jax.Array,
-    targets: jax.Array,
-    *,
-    key: Key,
-    epsilon: float,
-    delta: float,
-    longest_row: float,
-    regularization: float,
-    calibration: Calibration,
+    features: jax.Array, targets: jax.Array, *, longest_row: float, **release: Any
 ) -> Solution:
     """Fits a logistic regression to features in units of the longest row."""
-    solution = objective_perturbation(
-        jnp.asarray(features) / longest_row,
-        targets,
-        key=key,
-        epsilon=epsilon,
-        delta=delta,
-        regularization=regularization,
-        calibration=calibration,
-    )
+    rows = jnp.asarray(features) / longest_row
+    solution = objective_perturbation(rows, targets, **release)
     return dataclasses.replace(solution, params=solution.params / longest_row)

@@ -25,7 +25,7 @@ from dpjax.cli._runs import (
     train_baselines,
     train_private,
 )
-from dpjax.cli._settings import LossName, Settings
+from dpjax.cli._settings import Settings
 from dpjax.cli._sources import (
     PUBLIC_SETS,
     Table,
@@ -188,7 +188,7 @@ def _read_private(settings: Settings) -> Table:
         Path(settings.source),
         schema=settings.schema,
         target=settings.target,
-        is_classification=settings.loss == LossName.LOGISTIC,
+        is_classification=settings.loss == "logistic",
         hold_out=settings.show_unprotected,
         allows_empty=settings.private_ranges is not None,
     )

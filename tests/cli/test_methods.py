@@ -1,14 +1,17 @@
 """The methods: what each makes of its options, beyond what the command's tests show."""
 
+from typing import get_args
+
 import jax
 import numpy as np
 import pytest
 
 from dpjax.cli._high_dimensional import candidate_net, is_thin
 from dpjax.cli._methods import METHODS, find_method
+from dpjax.cli._options import METHOD, declared
 from dpjax.cli._plan import make_plan
 from dpjax.cli._runs import train_private
-from dpjax.cli._settings import LossName, MethodName, Settings
+from dpjax.cli._settings import MethodName, Settings
 from dpjax.constraints import L1Ball
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping, SmoothedTruncation, Truncation
@@ -53,6 +56,10 @@ def train(plan, task="regression"):
     )
 
 
+def named(name):
+    return next(method for method in METHODS if method.name == name)
+
+
 def needed(method):
     return {name: 2 for name, is_needed in method.reads.items() if is_needed}
 
@@ -80,12 +87,12 @@ VARIANTS = [  # name, options, the epsilon that it costs, whether that is all
 @pytest.mark.parametrize(("name", "changes", "is_exact"), VARIANTS)
 def test_variants_run_at_what_they_cost(name, changes, is_exact):
     task = "classification" if name == "objective-perturbation" else "regression"
-    run = train(plan(task, method=MethodName(name), **changes), task)
+    run = train(plan(task, method=name, **changes), task)
     assert np.isfinite(run.solution.params).all()
     privacy = run.solution.privacy
     assert (privacy.epsilon == 1.0) == is_exact
     assert privacy.delta in (0.0, 60**-1.1)
-    if METHODS[MethodName(name)][0].has_steps:
+    if named(name).has_steps:
         assert len(run.steps) == run.steps[-1] == run.solution.stats["num_steps"]
         assert np.array_equal(run.iterates[-1], run.solution.params)
 
@@ -114,18 +121,18 @@ def test_sample_and_aggregate_stays_in_its_ball():
 @pytest.mark.parametrize("subsets", [None, 61])
 def test_subsets_are_given_and_no_more_than_the_records(subsets):
     with pytest.raises(ValueError, match="--subsets must be"):
-        plan(method=MethodName.SAMPLE_AGGREGATE, subsets=subsets)
+        plan(method="sample-aggregate", subsets=subsets)
 
 
 def test_what_options_become():
-    made = plan("classification", method=MethodName.FRANK_WOLFE, radius=3.0)
-    assert made.facts.loss == LossName.LOGISTIC
+    made = plan("classification", method="frank-wolfe", radius=3.0)
+    assert made.facts.loss == "logistic"
     assert made.arguments["constraint"] == L1Ball(3.0)
     assert made.arguments["estimator"] is None  # the solver's own
     assert made.arguments["moment_bound"] == 0.25
-    clipping = plan(method=MethodName.FRANK_WOLFE, estimator="clipping", scale=2.0)
+    clipping = plan(method="frank-wolfe", estimator="clipping", scale=2.0)
     assert clipping.arguments["estimator"] == Clipping(2.0)
-    sparse = {"method": MethodName.SPARSE, "sparsity": 2, "steps": 6}
+    sparse = {"method": "sparse", "sparsity": 2, "steps": 6}
     iterated = plan("classification", **sparse).arguments
     assert iterated["learning_rate"] == pytest.approx(8 / 3)
     assert iterated["estimator"] == SmoothedTruncation.for_moment(
@@ -135,21 +142,21 @@ def test_what_options_become():
     assert huber.arguments["estimator"] == Truncation(2.0)
     regression = plan(scale=2.0, **sparse).arguments
     assert (regression["threshold"], regression["sparsity"]) == (2.0, 2)
-    l1 = plan(method=MethodName.L1, scale=4.0, candidates=7).arguments
+    l1 = plan(method="l1", scale=4.0, candidates=7).arguments
     assert l1["truncation"] == 0.25
     assert l1["candidates"].shape == (7, 5)
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in METHODS if name != "gradient-descent"]
+    "name", [name for name in get_args(MethodName) if name != "gradient-descent"]
 )
 def test_baselines_are_gradient_descent_by_its_own_defaults(name):
-    given = needed(METHODS[name][0]) | {"method": name}
+    given = needed(named(name)) | {"method": name}
     task = "classification" if name == "objective-perturbation" else "regression"
     changed, default = plan(task, **given), plan(task)
     assert changed.descent.num_steps == 300
     assert changed.descent.learning_rate == default.descent.learning_rate
-    pure = plan(method=MethodName.FRANK_WOLFE, delta=0.0)
+    pure = plan(method="frank-wolfe", delta=0.0)
     assert pure.facts.delta == 0
     assert pure.facts.gaussian_delta == 60**-1.1
 
@@ -160,12 +167,21 @@ def test_private_ranges_leave_the_rest_to_training():
 
 
 def test_every_loss_of_a_method_finds_its_variant():
-    for name, variants in METHODS.items():
-        for variant in variants:
-            for loss in variant.losses:
-                given = needed(variant) | {"method": name, "loss": loss}
-                assert find_method(asked(epsilon=1.0, **given)) is variant
-    assert set(METHODS) == set(MethodName)
+    for variant in METHODS:
+        for loss in variant.losses:
+            given = needed(variant) | {"method": variant.name, "loss": loss}
+            assert find_method(asked(epsilon=1.0, **given)) is variant
+    assert {variant.name for variant in METHODS} == set(get_args(MethodName))
+
+
+def test_every_option_of_methods_is_read_by_one():
+    of_methods = {
+        name
+        for name, (_, said) in declared(Settings).items()
+        if getattr(said, "panel", None) == METHOD
+    }
+    read = {name for method in METHODS for name in method.reads}
+    assert read == of_methods - {"method", "loss", "quick"}
 
 
 @pytest.mark.parametrize("num_features", [3, 10, 11, 300])

@@ -2,6 +2,7 @@
 
 import json
 import os
+from typing import get_args
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ from dpjax.cli._runs import (
     train_baselines,
     train_private,
 )
-from dpjax.cli._settings import BatchingName, EstimatorName, LossName, Settings
+from dpjax.cli._settings import EstimatorName, Settings
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Truncation
 
@@ -63,7 +64,7 @@ def test_defaults_follow_from_the_task_and_the_sizes(task, loss, learning_rate):
     assert named.descent.num_steps == named.arguments["num_steps"] == 300
 
 
-@pytest.mark.parametrize("name", EstimatorName)
+@pytest.mark.parametrize("name", get_args(EstimatorName))
 def test_a_scale_is_taken_as_it_is(name):
     settings = asked(epsilon=1.0, estimator=name, scale=3.0)
     estimator = make_plan(settings, dataset(), is_named=False).descent.estimator
@@ -73,7 +74,7 @@ def test_a_scale_is_taken_as_it_is(name):
 
 
 def test_groups_fit_the_batch():
-    settings = asked(epsilon=1.0, estimator=EstimatorName.MEDIAN_OF_MEANS)
+    settings = asked(epsilon=1.0, estimator="median-of-means")
     plan = make_plan(settings, dataset(n=7), is_named=False)
     assert isinstance(plan.descent.estimator, MedianOfMeans)
     assert isinstance(plan.descent.estimator.inner, Truncation)
@@ -81,7 +82,7 @@ def test_groups_fit_the_batch():
 
 
 def test_clipping_has_a_robust_baseline():
-    settings = asked(epsilon=1.0, estimator=EstimatorName.CLIPPING)
+    settings = asked(epsilon=1.0, estimator="clipping")
     plan = make_plan(settings, dataset(), is_named=False)
     assert plan.descent.estimator == Clipping(1.0)
     assert isinstance(plan.descent.robust_baseline, SmoothedTruncation)
@@ -99,7 +100,7 @@ def test_disjoint_batches_allow_a_larger_scale():
             dataset(n=10_000),
             is_named=False,
         ).descent
-        for name in (BatchingName.FULL, BatchingName.DISJOINT)
+        for name in ("full", "disjoint")
     )
     assert full.batching != disjoint.batching
     assert full.estimator != disjoint.estimator
@@ -120,7 +121,7 @@ def test_runs_are_watched_in_order():
 
 def test_the_report_files_unprotected_numbers_apart(tmp_path):
     data = dataset()
-    settings = asked(epsilon=1.0, steps=150, loss=LossName.HUBER)
+    settings = asked(epsilon=1.0, steps=150, loss="huber")
     plan = make_plan(settings, data, is_named=False)
     private = train_private(plan, data, key=jax.random.key(0), on_step=ignore)
     assert len(private.steps) == 75
