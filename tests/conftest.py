@@ -1,13 +1,53 @@
-"""Strict JAX settings for the whole suite, and the fixtures that tests share."""
+"""Strict JAX settings for the whole suite, its marks, and the fixtures tests share."""
+
+import os
+import zlib
+from collections import defaultdict
 
 import jax
 import pytest
 
 collect_ignore = ["processes/worker.py"]  # a program, not a module
 
+jax.config.update("jax_num_cpu_devices", 8)  # most tests compute on the first alone
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+LONG = {"slow", "audit", "figures"}  # not in the default run
+MOST_SECONDS = 10.0  # of the processor's time, for a test in the default run
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items):
+    """Marks as slow all but a few cases of a test with `quick`.
+
+    The few lie evenly over the list. Every test begins at another place of it, so that
+    the tests of a layer, run over one list, together meet every member.
+    """
+    cases = defaultdict(list)
+    for item in items:
+        quick = item.get_closest_marker("quick")
+        if quick and not LONG & {mark.name for mark in item.iter_markers()}:
+            cases[item.parent.nodeid, item.originalname, *quick.args].append(item)
+    for (_, name, count), among in cases.items():
+        start = zlib.crc32(name.encode())
+        kept = {(start + i * len(among) // count) % len(among) for i in range(count)}
+        for i, item in enumerate(among):
+            if i not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Where CI is true, fails a test without a mark that takes too long."""
+    before = os.times()
+    result = yield
+    seconds = sum(os.times()[:4]) - sum(before[:4])  # with processes that have ended
+    is_long = any(mark.name in LONG for mark in item.iter_markers())
+    if os.environ.get("CI") == "true" and seconds > MOST_SECONDS and not is_long:
+        pytest.fail(f"took {seconds:.1f} s of processor time: mark it as slow")
+    return result
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -75,6 +75,7 @@ def test_disjoint_refuses_more_steps_than_records(method):
     assert Disjoint().divisor(3, 3) == 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("expected", [0.5, 6.0, 19.9])
 def test_poisson_inclusion(expected, key):
     num_samples, num_draws = 20, 20_000

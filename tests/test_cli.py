@@ -182,6 +182,7 @@ def test_unprotected_numbers_are_asked_for_and_labelled(folder):
     assert "unprotected" not in read_report(folder / "out")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "extra",
     [
@@ -223,6 +224,7 @@ def test_every_method_on_a_file(folder, name):
     assert "steps" in result.stdout or name == "l1"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("data", "arguments", "titles"),
     [

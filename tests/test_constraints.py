@@ -273,6 +273,7 @@ def test_scores_err_by_no_more_than_stated(name):
     assert (np.abs(scores - exact.T) <= stated[:, None]).all()
 
 
+@pytest.mark.quick(2)
 @each
 def test_jit_vmap_and_export(name):
     constraint, x = SETS[name], points(4)

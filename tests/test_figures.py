@@ -79,6 +79,7 @@ SMOKE += ["004-6b", "004-7a", "004-8a", "004-9c", "004-10b", "004-11a"]
 SMOKE += ["all-1c", "all-2a"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", SMOKE)
 def test_smoke(name, tmp_path):
     check(*run(name, tmp_path)[:2])
@@ -195,6 +196,7 @@ def test_side_by_side_is_the_same(tmp_path, monkeypatch):
     np.testing.assert_allclose(alone["value"], together["value"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("figure", sorted({one.figure for one in panels().values()}))
 def test_every_figure_can_be_drawn(figure):
     # Without running it: each method has a colour of its own, each curve a line.

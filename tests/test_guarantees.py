@@ -157,6 +157,7 @@ def test_a_claim_without_neighbours_is_refused():
         guarantees._neighbours("release", release, claim)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", PITFALLS)
 def test_pitfall(name):
     code = "".join(re.findall(r"```pycon\n(.*?)```", SETUP + PITFALLS[name], re.S))

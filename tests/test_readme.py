@@ -21,6 +21,7 @@ def run_example(heading):
     return names
 
 
+@pytest.mark.slow
 def test_many_features(capsys):
     names = run_example("Many features")
     assert capsys.readouterr().out == "[3 8]\n"

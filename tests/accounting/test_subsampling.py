@@ -58,6 +58,7 @@ def one_step_delta(epsilon, stddev, prob, relation):
     return max(delta(1.0, 0.0), delta(0.0, 1.0))
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
 @pytest.mark.parametrize("delta", [1e-6, 1e-3])
 @pytest.mark.parametrize("prob", [0.01, 0.3])

@@ -261,6 +261,7 @@ def search(calibration, seed, num_cases, num_climbs):
     return attack.ratio(calibration, num_points=801)
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("calibration", ["tight", "paper"])
 @pytest.mark.parametrize("angle", [math.pi, math.pi / 2, math.pi / 2 + 0.02, 0.3])
 @pytest.mark.parametrize("strength", [0.0, 1.0, 1000.0])
@@ -296,6 +297,7 @@ def test_back_to_back_records_spend_all_that_is_stated():
     assert attack.measured(50 * 1e4, 0.9 * noise.stddev, 401) > 0.5 * 1.05
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("calibration", ["tight", "paper"])
 def test_no_attack_that_is_found_exceeds_what_is_stated(calibration):
     assert search(calibration, 1, 20, 5) <= 1 + _QUADRATURE

@@ -44,6 +44,7 @@ def test_every_private_solver_has_a_case():
             assert name in _solvers.BUILDERS
 
 
+@pytest.mark.quick(1)
 @each
 def test_a_few_releases_do_not_refute_the_claim(name, few_releases, recorded):
     case = _solvers.BUILDERS[name]()

@@ -212,6 +212,7 @@ def fails(error):
     return fail
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("error", [RuntimeError("no font"), KeyboardInterrupt()])
 @pytest.mark.parametrize("step", ["plot_test_risk", "_display.show"])
 def test_a_release_outlives_what_fails_after_it(step, error, folder, monkeypatch):

@@ -34,6 +34,7 @@ def farthest(net, points):
     return scipy.spatial.KDTree(np.asarray(net)).query(np.asarray(points))[0].max()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("radius", [0.7, 0.25, 0.1])
 @pytest.mark.parametrize("name", SETS)
 def test_a_grid_covers_its_set(name, radius, key):

@@ -73,6 +73,7 @@ def test_estimate_is_the_mean_of_influences(estimator, tree):
     assert jax.tree.map(jnp.shape, estimator(tree)) == {"w": ((2, 3), (4,)), "b": ()}
 
 
+@pytest.mark.quick(1)
 @each(ALL)
 def test_jit_equals_eager(estimator, tree):
     with jax.disable_jit():
@@ -81,6 +82,7 @@ def test_jit_equals_eager(estimator, tree):
         chex.assert_trees_all_close(compiled, eager, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.quick(1)
 @each(ALL)
 def test_vmap_over_samples_and_over_hyperparameters(estimator, key):
     batch = jax.random.cauchy(key, (5, 11, 3))
@@ -101,6 +103,7 @@ def test_vmap_over_samples_and_over_hyperparameters(estimator, key):
     np.testing.assert_allclose(together, jnp.stack(one_by_one), rtol=2e-6, atol=4e-6)
 
 
+@pytest.mark.quick(1)
 @each(ALL)
 def test_dtypes(estimator):
     rows = np.linspace(-2, 2, 33).reshape(11, 3)
@@ -132,6 +135,7 @@ def test_float64_estimates_are_as_exact_as_float64(estimator):
         np.testing.assert_allclose(estimator(rows), expected, rtol=0, atol=1e-15)
 
 
+@pytest.mark.quick(3)
 @each(ALL)
 def test_one_record_and_one_coordinate(estimator):
     if isinstance(estimator, MedianOfMeans):
@@ -164,6 +168,7 @@ def test_order_within_groups_does_not_matter(num_groups, key):
     np.testing.assert_allclose(estimator(rows), estimator(shuffled), atol=1e-5)
 
 
+@pytest.mark.quick(4)
 @each(ALL)
 def test_masked_rows_count_nothing_and_keep_the_divisor(estimator, key):
     rows = jax.random.normal(key, (11, 3))
@@ -181,6 +186,7 @@ def test_masked_rows_count_nothing_and_keep_the_divisor(estimator, key):
     )
 
 
+@pytest.mark.quick(2)
 @each(DIVISIBLE)
 def test_normalize_by(estimator, key):
     rows = jax.random.normal(key, (11, 3))
@@ -207,6 +213,7 @@ def test_median_of_means_takes_no_other_divisor(key):
 BAD_VALUES = [np.nan, np.inf, -np.inf, 1e38, -3.4e38, 3e19, 1e19, 1e-45, 1e-38, 0.0]
 
 
+@pytest.mark.quick(3)
 @each(BOUNDED)
 def test_bad_values_are_bounded_by_the_limit(estimator):
     limit = float(estimator.limit) * (1 + 2**-13)  # Clipping's norm may err by that
@@ -323,6 +330,7 @@ def test_the_gradient_of_an_estimator_is_one_whatever_its_sign(estimator):
         assert jax.tree.structure(gradient) == jax.tree.structure(estimator)
 
 
+@pytest.mark.quick(3)
 @each(ALL)
 def test_no_derivative_is_nan(estimator):
     spoiled = [jnp.full((11, 3), 0.3).at[4, 1].set(value) for value in BAD_VALUES]
@@ -447,6 +455,7 @@ def test_sensitivity_is_ordered_and_halves_for_a_row_that_is_removed(estimator):
             np.testing.assert_allclose(remove, np.array(replace) / 2, rtol=1e-2)
 
 
+@pytest.mark.quick(1)
 @each(ALL)
 def test_a_fold_says_what_it_was_given(estimator):
     rows = jnp.linspace(-1, 1, 33).reshape(11, 3)

@@ -89,6 +89,7 @@ def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
                 assert plan.lanes * plan.length <= n
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("n", AWKWARD)
 def test_mean_does_not_depend_on_plan_or_microbatch_size(plan, n):
     # Blocks of K float32 additions of values up to 1 err by K (K + 1) u / 2 each; then
@@ -122,6 +123,7 @@ def test_whole_numbers_have_the_same_mean_in_all_chunks(plan):
         assert mean == exact
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "estimator",
     [

@@ -1,7 +1,7 @@
 """Neighbours of programs that are drawn at random stay within `sensitivity`.
 
 An estimator, its rows and their mask, a divisor at hand or traced, dtypes, leaves, and,
-where there are several, devices. On eight devices `tests/test_sharding.py` runs it.
+where they are asked for, devices.
 """
 
 from dataclasses import dataclass
@@ -114,11 +114,9 @@ class Drawn:
 
 
 @st.composite
-def drawn(draw):
+def drawn(draw, numbers_of_devices=(1,)):
     limit = draw(st.sampled_from(LIMITS))
-    num_devices = draw(
-        st.sampled_from([k for k in (1, 2, 8) if k <= jax.device_count()])
-    )
+    num_devices = draw(st.sampled_from(numbers_of_devices))
     num_rows = draw(st.sampled_from(ROWS))
     num_rows += -num_rows % num_devices
     fitting = [x for x in LEAVES if num_rows * sum(map(np.prod, x)) < 2**22]
@@ -189,9 +187,18 @@ def options(max_examples):
     )
 
 
+@pytest.mark.slow
 @given(drawn())
 @options(60)
 def test_neighbours_are_within_sensitivity(drawn):
+    check(drawn)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+@given(drawn((1, 2, 8)))
+@options(60)
+def test_neighbours_on_devices_are_within_sensitivity(drawn):
     check(drawn)
 
 

@@ -114,6 +114,7 @@ def test_one_record_moves_the_printed_sensitivity_a_millionfold():
 GRID = np.array([-50.0, -1.0, 0.0, 0.5, 50.0], np.float32)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("n", "fraction"), [(3, 0.3), (4, 0.3), (5, 0.25), (5, 0.45)])
 @pytest.mark.parametrize(("width", "t"), [(8.0, 0.2), (8.0, 1.5), (1e6, 4.0)])
 def test_exact_equals_brute_force(n, fraction, width, t):
@@ -230,6 +231,7 @@ def test_trees_and_dtypes(key):
         np.testing.assert_allclose(mean, exact, rtol=1e-15, atol=1e-16)
 
 
+@pytest.mark.quick(1)
 @each_bound
 def test_jit_vmap_and_hyperparameters(bound, key):
     batch = jax.random.cauchy(key, (5, 20, 3))

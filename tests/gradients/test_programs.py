@@ -377,6 +377,7 @@ def test_ordinary_losses_have_robust_gradients(loss_fn):
     assert_mean_of_gradients(loss_fn, w, batch)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("microbatch_size", [1, None])
 @pytest.mark.parametrize(
     "program",

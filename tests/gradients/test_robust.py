@@ -49,6 +49,7 @@ def batch(key):
     }
 
 
+@pytest.mark.quick(1)
 @each
 def test_it_is_the_estimator_of_per_sample_gradients(estimator, batch):
     expected = estimator(per_sample_grad(loss_fn)(PARAMS, batch))
@@ -100,6 +101,7 @@ def test_a_bad_record_stays_within_the_sensitivity(estimator, batch):
             assert np.linalg.norm(change) <= stated.l2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["clipping", "median"])
 @pytest.mark.parametrize("microbatch_size", [None, 3, 64])
 def test_values_and_aux_come_per_sample_and_in_order(name, microbatch_size, batch):

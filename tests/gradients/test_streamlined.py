@@ -53,6 +53,7 @@ def convolution(name, strides, padding=(1, 2)):
     return loss_fn, x, kernel
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("strides", [1, 2])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_of_all_kinds(name, strides, key):

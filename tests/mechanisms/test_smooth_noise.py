@@ -43,6 +43,7 @@ MECHANISMS = {
 each = pytest.mark.parametrize("name", MECHANISMS)
 
 
+@pytest.mark.quick(5)
 @each
 @pytest.mark.parametrize("sigma", [0.4, 1.0])
 @pytest.mark.parametrize("scale", [1e-3, 2.5, 1e4])

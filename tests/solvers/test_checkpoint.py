@@ -153,6 +153,7 @@ def assert_same(solution, expected):
         np.testing.assert_array_equal(x, y)  # bit for bit
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_killed_run_goes_on_to_the_same_release(name, tmp_path):
     run = RUNS[name]
@@ -228,6 +229,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", OTHERS)
 def test_refuses_the_state_of_another_run(name, tmp_path):
     run = partial(descent, checkpoint=Checkpoint(tmp_path / "mine", 2))

@@ -57,6 +57,7 @@ def solve(data=None, params=None, loss_fn=linear, **changes):
     )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "estimator",
     [Clipping(1.0), Truncation(1.0), Winsorization(1.0), SmoothedTruncation(1.0), None],

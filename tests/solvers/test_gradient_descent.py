@@ -99,6 +99,7 @@ def test_noise_has_the_stated_scale(batching):
     assert not law.ppf(5e-7) < total * 4 < law.isf(5e-7)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 20.0])
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_spends_the_budget(batching, epsilon):
@@ -125,6 +126,7 @@ def test_spends_the_budget(batching, epsilon):
         np.testing.assert_allclose(delta, 1e-5, rtol=1e-4)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     "wild", [math.nan, math.inf, -math.inf, 1e38, -1e38, -1.0, 0.0, 1e-42]
 )
@@ -388,6 +390,7 @@ def test_vmap_over_key_params_and_data():
         assert mapped.privacy == single.privacy
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_jit_around_the_solver(batching):
     data = jax.random.normal(jax.random.key(2), (40, 2))

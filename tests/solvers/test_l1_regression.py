@@ -251,6 +251,7 @@ def test_heavy_tails(key):
         assert jnp.linalg.norm(solution.params - truth) < 0.2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("order", [2.0, 1.4])
 @pytest.mark.parametrize("calibration", ["tight", "paper"])
 def test_risk_bound(order, calibration, key):

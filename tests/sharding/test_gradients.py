@@ -1,8 +1,4 @@
-"""Rows over eight devices: the mean, the noise and the sensitivity of one device.
-
-Not collected by itself: `tests/test_sharding.py` runs it in a process of its own, whose
-CPU counts as eight devices.
-"""
+"""Rows over eight devices: the mean, the noise and the sensitivity of one device."""
 
 import functools
 import re
@@ -30,6 +26,10 @@ from dpjax.gradients import _per_sample, _robust, per_sample_grad, robust_grad
 from dpjax.mechanisms import gaussian, laplace, laplace_log_normal
 from dpjax.transforms import aggregate, dp_sgd, privatize
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices"),
+]
 N = 80
 ESTIMATORS = {
     "mean": Mean(),
@@ -154,10 +154,6 @@ def assert_equal(found, expected):
         found,
         expected,
     )
-
-
-def test_there_are_eight_devices():
-    assert jax.device_count() == 8
 
 
 @functools.cache
