@@ -170,6 +170,7 @@ def test_events_misread_are_refused_or_reported_dearer():
     assert PLDAccountant(REPLACE_ONE).compose(full).get_epsilon(1e-5) > 2.0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("multiplier", [0.5, 2.7, 100.0, 1e4])
 def test_fixed_size_covers_two_attainable_cases(multiplier):
     claimed = noise_multiplier_to_epsilon(multiplier, 1e-5, **FIXED_SIZE)

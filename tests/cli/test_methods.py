@@ -84,6 +84,7 @@ VARIANTS = [  # name, options, the epsilon that it costs, whether that is all
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "changes", "is_exact"), VARIANTS)
 def test_variants_run_at_what_they_cost(name, changes, is_exact):
     task = "classification" if name == "objective-perturbation" else "regression"

@@ -19,6 +19,7 @@ models = pytest.mark.parametrize("model", MODELS)
 FALSE_ALARM = 1e-4  # of each Kolmogorov-Smirnov test, over fresh keys
 
 
+@pytest.mark.quick(1)
 @models
 def test_shapes_and_determinism(model, key):
     problem = model(key, num_samples=50, num_features=7)
@@ -29,6 +30,7 @@ def test_shapes_and_determinism(model, key):
     assert problem.data == (problem.features, problem.targets)
 
 
+@pytest.mark.quick(1)
 @models
 def test_repetitions_are_one_vmap(model, key):
     problems = jax.vmap(lambda key: model(key, num_samples=50, num_features=7))(

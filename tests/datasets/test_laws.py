@@ -99,6 +99,7 @@ def test_mean_is_the_closed_form(law, oracle, wrong, key):
     assert law.mean == pytest.approx(expected, abs=1e-9, nan_ok=True)
 
 
+@pytest.mark.quick(4)
 @cases
 def test_shape_dtype_determinism_and_jit(law, oracle, wrong, key):
     samples = law.sample(key, (3, 4))

@@ -58,6 +58,7 @@ def leaves(estimator):
     return jax.tree.leaves(estimator)
 
 
+@pytest.mark.quick(2)
 @each(ALL)
 def test_estimate_is_the_mean_of_influences(estimator, tree):
     # In float64, in groups: the definition, beside the fold.

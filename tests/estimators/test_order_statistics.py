@@ -96,6 +96,7 @@ def check(samples, trim_count, order=order, total_of=total_of):
         assert abs(total - exact) <= error + n * float(info.tiny)
 
 
+@pytest.mark.quick(6)
 @both_dtypes
 @pytest.mark.parametrize(("n", "m"), SIZES)
 def test_fresh_and_special_samples(n, m, dtype, rng):
@@ -183,6 +184,7 @@ def test_the_work_is_fixed(function):
     assert sizes == [] if function is middle_sum else {s[1] for s in sizes} == {50}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
 def test_on_several_devices_only_counts_travel():
     # In float32, as the module's other tests are not.
@@ -199,7 +201,7 @@ def test_on_several_devices_only_counts_travel():
             assert moved or "all-reduce" in text
             for dtype, shape in moved:
                 size = np.prod([int(k) for k in shape.split(",")])
-                # Counts; for the ends also which samples they are: bits, counts by word.
+                # Counts; for the ends also which samples: bits, and counts by word.
                 is_small = dtype == "pred" or 32 * size <= x.size
                 assert size <= 1000 or (run is both and is_small)
             leaves = (jax.tree.leaves(run(samples)) for samples in (split, x))

@@ -175,6 +175,7 @@ def test_extreme_neighbours_catch_a_sensitivity_that_is_halved(estimator):
             assert (factors > 0.51).all()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("n", [1, 2, 65, 1000])
 def test_masked_rows_leave_nothing_behind(n):
     # Every row is padding: whatever the rows hold, the estimate is zero.

@@ -101,6 +101,7 @@ def certified_error(beta):
     return (v * (off + rounding)).max() + np.abs(tail).sum()
 
 
+@pytest.mark.slow
 def test_error_is_certified_up_to_beta_of_one_per_cent_failure():
     seed = int.from_bytes(os.urandom(4))
     print(f"numpy.random.default_rng({seed})")

@@ -85,6 +85,7 @@ def fuzz(bound):
     return greatest
 
 
+@pytest.mark.quick(1)
 @each_bound
 def test_smooth_and_sensitive_for_every_neighbour(bound):
     smoothness, sensitivity, _ = fuzz(bound)
@@ -291,6 +292,7 @@ def test_sensitivity_is_the_width():
     assert TrimmedMean(0.1, -1.0, 2.0).limit == 2.0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("microbatch_size", [None, 1, 4, 50])
 def test_robust_grad(microbatch_size, key):
     def loss_fn(params, example):

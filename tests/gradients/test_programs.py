@@ -179,6 +179,7 @@ def convolutions(draw):
     return shapes, dtype, params
 
 
+@pytest.mark.quick(1)
 @searched(quick=8, long=250)
 def test_convolutions_of_any_parameters(num_programs):
     def check(program):
@@ -339,6 +340,7 @@ PROGRAMS = st.recursive(
 )
 
 
+@pytest.mark.quick(1)
 @searched(quick=12, long=250)
 def test_layers_in_and_after_each_other(num_programs):
     def check(program):

@@ -60,6 +60,7 @@ def test_it_is_the_estimator_of_per_sample_gradients(estimator, batch):
         assert jax.tree.map(jnp.shape, grads) == {"w": (3,), "b": ()}
 
 
+@pytest.mark.quick(1)
 @each
 def test_masks_and_divisors(estimator, batch):
     mask = jnp.arange(N) % 3 == 0
@@ -133,6 +134,7 @@ def test_values_and_aux_come_per_sample_and_in_order(name, microbatch_size, batc
     check(grads, found, aux)
 
 
+@pytest.mark.quick(2)
 @each
 def test_half_precision_parameters_give_float32_gradients(estimator, batch):
     params, halved = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (PARAMS, batch))
@@ -152,6 +154,7 @@ def test_float64_is_kept(batch):
         chex.assert_trees_all_close(grads, expected, rtol=0, atol=1e-14)
 
 
+@pytest.mark.quick(2)
 @each
 def test_vmap_over_params(estimator, batch):
     grad_fn = robust_grad(loss_fn, estimator)
@@ -166,6 +169,7 @@ def test_vmap_over_params(estimator, batch):
         )
 
 
+@pytest.mark.quick(3)
 @each
 def test_a_traced_estimator_compiles_once(estimator, batch):
     @jax.jit
