@@ -38,16 +38,22 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.slow)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    """Where CI is true, fails a test without a mark that takes too long."""
-    before = os.times()
-    result = yield
-    seconds = sum(os.times()[:4]) - sum(before[:4])  # with processes that have ended
-    is_long = any(mark.name in LONG for mark in item.iter_markers())
-    if os.environ.get("CI") == "true" and seconds > MOST_SECONDS and not is_long:
-        pytest.fail(f"took {seconds:.1f} s of processor time: mark it as slow")
-    return result
+class TimeLimit:
+    """Fails a test of the default run, or an example, that takes too long."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item):
+        before = os.times()
+        result = yield
+        seconds = sum(os.times()[:4]) - sum(before[:4])  # with processes that ended
+        if seconds > MOST_SECONDS and not LONG & {m.name for m in item.iter_markers()}:
+            pytest.fail(f"took {seconds:.1f} s of processor time: mark it as slow")
+        return result
+
+
+def pytest_configure(config):
+    if os.environ.get("CI") == "true":
+        config.pluginmanager.register(TimeLimit())
 
 
 @pytest.fixture(scope="module", autouse=True)
