@@ -214,6 +214,7 @@ def test_without_replacement_takes_any_order(key):
         assert (counts <= high).all()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("spread", [0.0, 8])
 @pytest.mark.parametrize(("num_samples", "size"), [(40, 3), (5, 4), (4, 4)])
 def test_subsets_are_uniform_however_often_they_are_drawn(

@@ -250,6 +250,7 @@ def test_pages_are_written_from_a_record(folder):
         assert f"## {case.title}\n" in (cost if case.axis else readme)
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_written_stays(folder, monkeypatch):
     path, pages = record.latest("cpu", folder), folder / "pages"
     files = report.write_pages([path], pages)
@@ -348,6 +349,7 @@ def result_of(made):
     return sorted_leaves(function(*arguments))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", ["mlp", "small_convolutional"])
 def test_numpy_and_torch_compute_our_gradient(model):
     setting = MODELS[model](4)
@@ -385,6 +387,7 @@ def test_the_jax_peers_compute_our_gradient(name):
     assert result == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_command_writes_one_record(tmp_path):
     folder = tmp_path / "results"
     arguments = ["run", "--quick", "--case", "sweep", "--output", str(folder)]

@@ -97,6 +97,7 @@ def test_adult_shows_the_comparison(tmp_path):
         assert saved["params"].shape == saved["feature_names"].shape == (105,)
 
 
+@pytest.mark.slow
 def test_dashes_in_a_name(folder):
     result = run("rand-hie", "--epsilon", 1, "--steps", 2, "--estimator", "clipping")
     assert result.exit_code == 0
@@ -116,6 +117,7 @@ def as_npz(folder):
     return "data.npz"
 
 
+@pytest.mark.slow
 def test_every_kind_of_file_gives_the_same_model(folder):
     models = []
     for name in ("data.csv", as_parquet(folder), as_npz(folder)):
@@ -155,6 +157,7 @@ def test_a_file_shows_protected_numbers_only(folder):
         assert saved["feature_names"].tolist() == FEATURES
 
 
+@pytest.mark.slow
 def test_the_report_depends_on_public_numbers_only(folder):
     run("data.csv", *options(seed=1, output="first"))
     lines = (folder / "data.csv").read_text().splitlines()
@@ -166,6 +169,7 @@ def test_the_report_depends_on_public_numbers_only(folder):
     assert read_report(folder / "first") == read_report(folder / "second")
 
 
+@pytest.mark.slow
 def test_unprotected_numbers_are_asked_for_and_labelled(folder):
     result = run("data.csv", *options(), "--show-unprotected")
     assert result.exit_code == 0
@@ -209,6 +213,7 @@ METHODS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_on_a_file(folder, name):
     result = run("data.csv", *options(method=name, **METHODS[name]))

@@ -273,7 +273,7 @@ def test_scores_err_by_no_more_than_stated(name):
     assert (np.abs(scores - exact.T) <= stated[:, None]).all()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each
 def test_jit_vmap_and_export(name):
     constraint, x = SETS[name], points(4)
@@ -303,6 +303,7 @@ def test_jit_vmap_and_export(name):
     assert exported.platforms == tuple(platforms)
 
 
+@pytest.mark.quick(1)
 @each_projection
 def test_gradients_of_projection(name):
     x = jnp.array([1.2, -2.2, 0.4, 0.81, 0.1])

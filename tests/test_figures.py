@@ -196,7 +196,7 @@ def test_side_by_side_is_the_same(tmp_path, monkeypatch):
     np.testing.assert_allclose(alone["value"], together["value"], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("figure", sorted({one.figure for one in panels().values()}))
 def test_every_figure_can_be_drawn(figure):
     # Without running it: each method has a colour of its own, each curve a line.

@@ -291,7 +291,7 @@ def test_a_witness_sees_what_the_check_does_not():
     assert set(witness.uses_of(noisy, DATA).values()) == {1}
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", sorted(WITNESSED))
 def test_no_release_uses_words_twice(name):
     case = CASES[name]

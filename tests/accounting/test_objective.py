@@ -159,7 +159,7 @@ def hockey_stick(epsilon, data, other, loss, convexity, stddev):
     return np.maximum(first - math.exp(epsilon) * second, 0).sum() * cell
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("regularization", [0.0, 1e-3, 0.03])
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ POISSON = {"num_steps": 1000, "sampling_prob": 0.01}
 FIXED_SIZE = {"num_steps": 1000, "num_samples": 100_000, "batch_size": 1000}
 
 
+@pytest.mark.slow
 def test_numbers_of_a_typical_run():
     # In units of the norm bound C of a record: replace-one sensitivity is 2C.
     budget = (1.0, 1e-5)
@@ -58,7 +59,7 @@ def one_step_delta(epsilon, stddev, prob, relation):
     return max(delta(1.0, 0.0), delta(0.0, 1.0))
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
 @pytest.mark.parametrize("delta", [1e-6, 1e-3])
 @pytest.mark.parametrize("prob", [0.01, 0.3])

@@ -185,6 +185,7 @@ def cauchy(key, value):
     return value + jax.random.cauchy(key, value.shape)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("release", "data", "neighbor", "least"),
     [

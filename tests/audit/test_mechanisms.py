@@ -50,7 +50,7 @@ def test_every_mechanism_has_a_case():
         assert case.num_releases >= 100_000
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", _mechanisms.BUILDERS)
 def test_a_few_releases_do_not_refute_the_claim(name, key, recorded):
     case = _mechanisms.BUILDERS[name]()

@@ -207,6 +207,7 @@ def linear(params, row):
     return jnp.sum(params * row)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_record_moves_the_integers_of_a_sum_by_what_is_stated(name):
     worst = farthest_move(ESTIMATORS[name], np.random.default_rng(1), 3)

@@ -261,7 +261,7 @@ def search(calibration, seed, num_cases, num_climbs):
     return attack.ratio(calibration, num_points=801)
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("calibration", ["tight", "paper"])
 @pytest.mark.parametrize("angle", [math.pi, math.pi / 2, math.pi / 2 + 0.02, 0.3])
 @pytest.mark.parametrize("strength", [0.0, 1.0, 1000.0])
@@ -311,6 +311,7 @@ def test_no_attack_of_a_long_search_exceeds_what_is_stated(calibration, seed):
     assert 0.9 < worst <= 1 + _QUADRATURE
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("calibration", ["tight", "paper"])
 def test_released_points_have_the_density_that_is_attacked(calibration):
     rows = np.array([direction(0.2), direction(1.8), direction(3.0, 0.4)])

@@ -356,7 +356,7 @@ def test_every_required_fault_is_planted():
     assert set(FAULTS) >= REQUIRED
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_few_releases_catch(name, few_releases):
     check(name, few_releases(FAULTS[name].build(True)))

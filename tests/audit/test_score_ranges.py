@@ -135,6 +135,7 @@ def test_many_coordinates(d):
         assert ratio(ball, *extreme_pair(ball, rng, d)) <= 1
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("scale", [1e-30, 3.3, 1.1e7, 7e29])
 @pytest.mark.parametrize("d", [1, 2, 17])
 def test_the_diameter_of_a_polytope_far_from_zero(scale, d):
@@ -175,6 +176,7 @@ def test_scores_that_would_overflow_are_in_for_both_neighbours(
     assert moves.max() - moves.min() <= stated
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mechanism", [exponential, permute_and_flip])
 @pytest.mark.parametrize(
     ("scores", "other", "sensitivity_range"),
@@ -209,6 +211,7 @@ def test_choices_at_the_ends_of_float32(mechanism, scores, other, sensitivity_ra
     assert second <= math.e * first + 2 * error
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("radius", "threshold", "n", "level"),
     [

@@ -49,7 +49,7 @@ def test_privatize_has_a_case_for_every_estimator():
     assert {member.__name__.lower() for member in private} <= names
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each
 def test_a_few_releases_do_not_refute_the_claim(name, few_releases, recorded):
     case = _transforms.BUILDERS[name]()

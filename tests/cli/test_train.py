@@ -119,6 +119,7 @@ def test_runs_are_watched_in_order():
     assert run.solution.privacy.epsilon == 1.0
 
 
+@pytest.mark.slow
 def test_the_report_files_unprotected_numbers_apart(tmp_path):
     data = dataset()
     settings = asked(epsilon=1.0, steps=150, loss="huber")

@@ -86,6 +86,7 @@ cases = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.quick(5)
 @cases
 def test_samples_follow_the_law(law, oracle, wrong, key):
     samples = np.asarray(law.sample(key, (NUM_SAMPLES,)), np.float64)
@@ -99,7 +100,7 @@ def test_mean_is_the_closed_form(law, oracle, wrong, key):
     assert law.mean == pytest.approx(expected, abs=1e-9, nan_ok=True)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @cases
 def test_shape_dtype_determinism_and_jit(law, oracle, wrong, key):
     samples = law.sample(key, (3, 4))

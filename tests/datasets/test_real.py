@@ -112,6 +112,7 @@ def test_rand_hie_targets_are_hundreds_of_dollars():
     assert targets.mean() == pytest.approx(1.7156790, rel=1e-5)
 
 
+@pytest.mark.quick(1)
 @needs_data
 @pytest.mark.parametrize(
     ("load", "mean", "largest"),

@@ -42,7 +42,7 @@ def test_norm_is_global_over_the_tree():
         np.testing.assert_array_equal(leaf, same)
 
 
-@pytest.mark.quick(36)
+@pytest.mark.quick(18)
 @pytest.mark.parametrize("limit", [1e-20, 1e-10, 1.2, 1e30])
 @pytest.mark.parametrize("size", [1e-45, 1e-38, 1e-30, 1e-5, 1.0, 1e19, 1e30, 3.4e38])
 @pytest.mark.parametrize("d", [1, 2, 300])

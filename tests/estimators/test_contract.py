@@ -58,7 +58,7 @@ def leaves(estimator):
     return jax.tree.leaves(estimator)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each(ALL)
 def test_estimate_is_the_mean_of_influences(estimator, tree):
     # In float64, in groups: the definition, beside the fold.
@@ -128,6 +128,7 @@ def test_dtypes(estimator):
         assert kept == {"x": jnp.float64, "y": jnp.float32}
 
 
+@pytest.mark.quick(2)
 @each(DIVISIBLE)
 def test_float64_estimates_are_as_exact_as_float64(estimator):
     with jax.enable_x64(True):
@@ -136,7 +137,7 @@ def test_float64_estimates_are_as_exact_as_float64(estimator):
         np.testing.assert_allclose(estimator(rows), expected, rtol=0, atol=1e-15)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @each(ALL)
 def test_one_record_and_one_coordinate(estimator):
     if isinstance(estimator, MedianOfMeans):
@@ -150,6 +151,7 @@ def test_one_record_and_one_coordinate(estimator):
     assert estimator(jnp.ones((7, 0))).shape == (0,)
 
 
+@pytest.mark.quick(2)
 @each(DIVISIBLE)
 def test_order_of_records_does_not_matter(estimator, key):
     rows = jax.random.cauchy(key, (500, 3))
@@ -169,7 +171,7 @@ def test_order_within_groups_does_not_matter(num_groups, key):
     np.testing.assert_allclose(estimator(rows), estimator(shuffled), atol=1e-5)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @each(ALL)
 def test_masked_rows_count_nothing_and_keep_the_divisor(estimator, key):
     rows = jax.random.normal(key, (11, 3))
@@ -187,7 +189,7 @@ def test_masked_rows_count_nothing_and_keep_the_divisor(estimator, key):
     )
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each(DIVISIBLE)
 def test_normalize_by(estimator, key):
     rows = jax.random.normal(key, (11, 3))
@@ -214,7 +216,7 @@ def test_median_of_means_takes_no_other_divisor(key):
 BAD_VALUES = [np.nan, np.inf, -np.inf, 1e38, -3.4e38, 3e19, 1e19, 1e-45, 1e-38, 0.0]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @each(BOUNDED)
 def test_bad_values_are_bounded_by_the_limit(estimator):
     limit = float(estimator.limit) * (1 + 2**-13)  # Clipping's norm may err by that
@@ -228,6 +230,7 @@ def test_bad_values_are_bounded_by_the_limit(estimator):
     np.testing.assert_allclose(estimates, influences, rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_infinities_take_the_limit_where_there_is_one():
     sample = jnp.array([jnp.inf, -jnp.inf, jnp.nan])
     for name, estimator in ALL.items():
@@ -260,6 +263,7 @@ def test_an_estimator_is_a_pytree(estimator, key):
     assert all(path.split(".")[-1] in repr(estimator) for path in paths)
 
 
+@pytest.mark.quick(4)
 @each(ALL)
 def test_a_sweep_over_hyperparameters_compiles_once(estimator):
     rows = jnp.ones((11, 3))
@@ -331,7 +335,7 @@ def test_the_gradient_of_an_estimator_is_one_whatever_its_sign(estimator):
         assert jax.tree.structure(gradient) == jax.tree.structure(estimator)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @each(ALL)
 def test_no_derivative_is_nan(estimator):
     spoiled = [jnp.full((11, 3), 0.3).at[4, 1].set(value) for value in BAD_VALUES]
@@ -351,6 +355,7 @@ def test_no_derivative_is_nan(estimator):
         assert jnp.isfinite(leaf).all()
 
 
+@pytest.mark.quick(1)
 @each(ALL)
 def test_lowers_for_every_platform(estimator):
     rows = jax.ShapeDtypeStruct((11, 3), jnp.float32)

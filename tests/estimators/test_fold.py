@@ -89,7 +89,7 @@ def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
                 assert plan.lanes * plan.length <= n
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("n", AWKWARD)
 def test_mean_does_not_depend_on_plan_or_microbatch_size(plan, n):
     # Blocks of K float32 additions of values up to 1 err by K (K + 1) u / 2 each; then
@@ -123,7 +123,7 @@ def test_whole_numbers_have_the_same_mean_in_all_chunks(plan):
         assert mean == exact
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "estimator",
     [
@@ -153,6 +153,7 @@ def test_records_come_back_in_order(plan, estimator, n):
         np.testing.assert_array_equal(records["pair"], np.stack([rows, -rows], 1))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("n", [59, 60, 1000])
 def test_group_means_are_those_of_public_index_ranges(plan, n):
     rows = np.random.default_rng(n).normal(size=(n, 2)).astype(np.float32)

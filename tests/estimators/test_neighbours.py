@@ -209,6 +209,7 @@ def test_many_neighbours_are_within_sensitivity(drawn):
     check(drawn)
 
 
+@pytest.mark.slow
 def test_a_traced_divisor_of_few_rows_is_covered():
     # Its rows are eight times as many, so that the mean's own rounding is too.
     num_coordinates, divisor, num_rows = 1024, 4112, 33_029
@@ -237,6 +238,7 @@ def test_a_traced_divisor_of_a_million_is_covered():
     assert np.sqrt((gap**2).sum()) <= stated.l2
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("limit", [1e2, 1e8, 1e12, 1e15, 1e30])
 @pytest.mark.parametrize("make", [Clipping, Winsorization, Truncation])
 def test_a_limit_far_above_the_samples_leaves_their_mean_alone(make, limit):

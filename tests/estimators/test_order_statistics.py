@@ -96,14 +96,14 @@ def check(samples, trim_count, order=order, total_of=total_of):
         assert abs(total - exact) <= error + n * float(info.tiny)
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @both_dtypes
 @pytest.mark.parametrize(("n", "m"), SIZES)
 def test_fresh_and_special_samples(n, m, dtype, rng):
     check(columns(rng, n, dtype), m)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("block", [1, 250, 1000, 10**9])
 def test_every_block_and_every_plan(block, rng, plan, monkeypatch):
     # Columns by one, by two with an overlap, by nine, and together.
@@ -268,7 +268,7 @@ def test_ties_share_the_derivative():
     np.testing.assert_allclose(pair, [0, 1 / 2, 0, 1 / 2])
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @both_dtypes
 @pytest.mark.parametrize("n", [1, 2, 3, 24, 41, 100])
 def test_median(n, dtype, rng):
@@ -288,6 +288,7 @@ def test_group_means_are_selected_not_sorted():
     assert "sort" not in {e.primitive.name for e in jaxprs(program.jaxpr)}
 
 
+@pytest.mark.slow
 def test_vmap_and_no_columns(rng):
     batch = rng.standard_t(2, (3, 200, 4)).astype(np.float32)
     together = jax.vmap(lambda x: order_statistics(x, 9))(batch)

@@ -158,7 +158,7 @@ def test_extreme_neighbours_stay_within_the_stated_sensitivity(estimator, d):
         assert is_within(removed, estimator.sensitivity(n, d, ADD_OR_REMOVE_ONE))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("estimator", ROBUST, ids=name_of)
 def test_extreme_neighbours_catch_a_sensitivity_that_is_halved(estimator):
     # At every size, so that none of them is a test of nothing.
@@ -235,7 +235,7 @@ MILLIONS = {
 }
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("neighbours", MILLIONS.values(), ids=MILLIONS)
 @pytest.mark.parametrize("microbatch_size", [1, 3, 64, 1000, None])
 def test_a_million_rows_for_every_microbatch_size(plan, microbatch_size, neighbours):
@@ -278,7 +278,7 @@ def test_a_million_rows_catch_a_naive_sum():
     assert change.linf > 1000 * stated.linf
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize("n", [4096, 300_000, 1_000_000])
 def test_rounding_at_ties_and_powers_of_two(n, threshold):
@@ -338,6 +338,7 @@ def test_clipping_in_many_coordinates_with_entries_that_round_badly(n, key):
     assert max(change.l2 for change in found) > 0.98 * stated.l2
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("estimator", ROBUST[:6], ids=name_of)
 def test_sensitivity_is_reached_by_the_antipodal_pair(estimator):
     n = 100

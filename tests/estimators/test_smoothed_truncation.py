@@ -146,6 +146,7 @@ def test_the_printed_closed_form_does_not_serve_in_float32():
     assert smoothed_truncate(jnp.float32(1e5), 1.0, 1.0) < 0.65
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("beta", BETAS)
 def test_influence_is_odd_bounded_and_increasing_to_its_limit(beta):
     value = np.asarray(smoothed_truncate(SIZES, 2.5, beta), np.float64)
@@ -162,6 +163,7 @@ def test_influence_is_odd_bounded_and_increasing_to_its_limit(beta):
     np.testing.assert_allclose(SmoothedTruncation(2.5, beta).limit, limit, rtol=1e-15)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("beta", [0.05, 1.0, 4.0, 9.21, 10.0])
 def test_series_and_exact_form_agree(beta):
     # A traced beta takes the exact form, a number takes the series.

@@ -210,7 +210,7 @@ def largest_share(estimator, dtypes, values):
     return sizes.max() / estimator.limit
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [x for x in ESTIMATORS if not x.startswith("median")])
 def test_one_record_alone_is_within_the_limit(name):
     # The bound that all else rests on, at its sharpest: a batch of one record.

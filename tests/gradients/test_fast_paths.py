@@ -161,7 +161,7 @@ def test_the_stream_is_the_definition(estimator, model, rng):
             np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=atol)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("model", ["side by side", "one by one"])
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def dots(draw):
     return shapes, axes, dtype, draw(st.sampled_from(DTYPES[dtype]))
 
 
+@pytest.mark.quick(1)
 @searched(quick=20, long=500)
 def test_products_of_any_two_arrays(num_programs):
     def check(program):
@@ -135,6 +136,7 @@ def einsums(draw):
     return ",".join(terms) + "->" + "".join(result)
 
 
+@pytest.mark.quick(1)
 @searched(quick=10, long=250)
 def test_einsums(num_programs):
     def check(equation):
@@ -379,7 +381,7 @@ def test_ordinary_losses_have_robust_gradients(loss_fn):
     assert_mean_of_gradients(loss_fn, w, batch)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("microbatch_size", [1, None])
 @pytest.mark.parametrize(
     "program",

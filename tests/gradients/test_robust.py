@@ -82,6 +82,7 @@ def test_masks_and_divisors(estimator, batch):
     chex.assert_trees_all_close(halves, expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.quick(2)
 @each
 def test_a_bad_record_stays_within_the_sensitivity(estimator, batch):
     if estimator.limit is None:
@@ -134,7 +135,7 @@ def test_values_and_aux_come_per_sample_and_in_order(name, microbatch_size, batc
     check(grads, found, aux)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each
 def test_half_precision_parameters_give_float32_gradients(estimator, batch):
     params, halved = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (PARAMS, batch))
@@ -154,7 +155,7 @@ def test_float64_is_kept(batch):
         chex.assert_trees_all_close(grads, expected, rtol=0, atol=1e-14)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each
 def test_vmap_over_params(estimator, batch):
     grad_fn = robust_grad(loss_fn, estimator)
@@ -169,7 +170,7 @@ def test_vmap_over_params(estimator, batch):
         )
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @each
 def test_a_traced_estimator_compiles_once(estimator, batch):
     @jax.jit
@@ -223,6 +224,7 @@ def test_derivatives_in_params_and_hyperparameters(estimator, batch):
         np.testing.assert_allclose(backward, forward, rtol=1e-10)
 
 
+@pytest.mark.quick(2)
 @each
 def test_lowers_for_every_platform(estimator, batch):
     grad_fn = robust_grad(loss_fn, estimator, return_values=True)

@@ -32,6 +32,7 @@ def ks_distance(draws, law, scale):
     return scipy.stats.kstest(draws, law(scale=scale).cdf).statistic
 
 
+@pytest.mark.quick(2)
 @each
 @pytest.mark.parametrize("scale", [1e-3, 2.5, 1e4])
 def test_scale(name, scale, key):
@@ -78,6 +79,7 @@ def test_no_scale_no_noise(name, key):
     np.testing.assert_array_equal(mechanism(key, value, 0.0), value)
 
 
+@pytest.mark.quick(1)
 @each
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_is_cast_down_after_the_noise(name, dtype, key):

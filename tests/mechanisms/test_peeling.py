@@ -95,6 +95,7 @@ def test_choice_has_the_law_of_sequential_picks(name, sparsity, key):
     assert rejects(SCALE * 1.1)
 
 
+@pytest.mark.quick(1)
 @each
 def test_release_noise(name, key):
     # All coordinates are chosen, so only the release is random.

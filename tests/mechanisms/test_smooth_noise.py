@@ -43,7 +43,7 @@ MECHANISMS = {
 each = pytest.mark.parametrize("name", MECHANISMS)
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @each
 @pytest.mark.parametrize("sigma", [0.4, 1.0])
 @pytest.mark.parametrize("scale", [1e-3, 2.5, 1e4])
@@ -117,6 +117,7 @@ def test_no_scale_no_noise(name, key):
     np.testing.assert_array_equal(noisy, value)
 
 
+@pytest.mark.quick(1)
 @each
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_is_cast_down_after_the_noise(name, dtype, key):

@@ -112,6 +112,7 @@ IS_SYMMETRIC = {name: name not in ("gumbel", "exponential") for name in NOISES}
 each = pytest.mark.parametrize("name", NOISES)
 
 
+@pytest.mark.quick(2)
 @each
 def test_tails_have_their_mass(name, key):
     noise = NOISES[name]
@@ -135,6 +136,7 @@ def test_tails_have_their_mass(name, key):
             assert scipy.stats.binomtest(counts[0], sum(counts)).pvalue > FALSE_ALARM
 
 
+@pytest.mark.quick(2)
 @each
 def test_no_value_repeats_beyond_chance(name, key):
     # Two draws are equal with probability E m(Z), where m(z) is the mass of one float:

@@ -82,6 +82,7 @@ def test_paper_001(beta, factor):
     np.testing.assert_allclose(ratio, 1.313 * factor, rtol=2e-3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("batching", [Full(), Disjoint()])
 @pytest.mark.parametrize("estimator", [MEDIANS, SmoothedTruncation(1.0)])
 def test_paper_constants_are_reported_at_what_they_give(estimator, batching):

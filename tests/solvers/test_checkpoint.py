@@ -165,6 +165,7 @@ def test_a_killed_run_goes_on_to_the_same_release(name, tmp_path):
     np.testing.assert_allclose(whole.params, run().params, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("step", range(1, T + 1))
 @pytest.mark.parametrize("every", [1, 2])
 def test_killed_at_any_step(step, every, tmp_path):

@@ -94,6 +94,7 @@ def with_another_processor(monkeypatch):
     monkeypatch.setattr("platform.processor", lambda: "avx1024")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("change", [with_flags, with_another_processor])
 def test_another_compiler_or_processor_rounds_otherwise(change, tmp_path, monkeypatch):
     with pytest.raises(KilledError):

@@ -99,7 +99,7 @@ def test_noise_has_the_stated_scale(batching):
     assert not law.ppf(5e-7) < total * 4 < law.isf(5e-7)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 20.0])
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_spends_the_budget(batching, epsilon):
@@ -126,7 +126,7 @@ def test_spends_the_budget(batching, epsilon):
         np.testing.assert_allclose(delta, 1e-5, rtol=1e-4)
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "wild", [math.nan, math.inf, -math.inf, 1e38, -1e38, -1.0, 0.0, 1e-42]
 )
@@ -284,6 +284,7 @@ def collect(every, **changes):
     return seen, solution
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("every", "steps"), [(1, range(1, 9)), (3, [3, 6, 8]), (4, [4, 8]), (20, [8])]
 )

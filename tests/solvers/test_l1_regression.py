@@ -39,6 +39,7 @@ def problem(num_samples, num_candidates=64, num_features=3):
     return [jnp.asarray(a, jnp.float32) for a in (features, targets, candidates)]
 
 
+@pytest.mark.quick(4)
 @each_order
 @pytest.mark.parametrize("num_samples", [1, 65, 5000, 100_000])
 def test_scores_are_the_formula(num_samples, order):
@@ -80,6 +81,7 @@ def test_units_hold_what_the_proof_says(num_samples, order):
     assert unit / math.log(order) < (1.002 if num_samples <= 10**5 else 1.01)
 
 
+@pytest.mark.quick(1)
 @each_order
 @pytest.mark.parametrize("num_samples", [1, 130, 100_000])
 def test_neighbours_move_scores_by_one_at_most(num_samples, order):
@@ -132,6 +134,7 @@ def law_of_two(num_first, calibration, epsilon):
     return np.array([first, LAWS[calibration](-gap, epsilon)])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize("calibration", ["tight", "paper"])
 def test_two_candidates_attain_epsilon_and_never_pass_it(calibration, epsilon):
@@ -351,6 +354,7 @@ def test_a_sweep_over_constants_compiles_once(key):
     assert _l1_regression._choose._cache_size() == before + 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64])
 def test_dtypes(dtype):
     features, targets, candidates = problem(300)

@@ -69,6 +69,7 @@ def drawn_noise(seed, d, stddev):
         return np.asarray(gaussian(key, jnp.zeros(d, jnp.float64), stddev=stddev))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("max_colluding", [0, 2])
 def test_released_is_the_minimiser_for_the_noise_that_was_drawn(max_colluding):
     data = [records(size, seed) for seed, size in enumerate((300, 120, 81))]
@@ -160,6 +161,7 @@ def test_the_transcript_is_not_private():
         assert errors[truth] < 1e-6 < 1e-4 < errors[1 - truth]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e38, 1e300, 3e-320])
 def test_odd_records_neither_raise_nor_leak_into_the_result(value):
     data = [records(100, seed) for seed in range(2)]

@@ -83,7 +83,7 @@ CASES = [
 ]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "loss"), CASES)
 @pytest.mark.parametrize(("epsilon", "regularization"), [(0.1, 0.01), (10.0, 0.0)])
 def test_certificate_holds(name, loss, epsilon, regularization):

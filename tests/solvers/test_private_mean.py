@@ -58,7 +58,7 @@ def test_noise_has_the_stated_scale(name):
     np.testing.assert_allclose(stats["noise_multiplier"], stddev, rtol=1e-6)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "wild", [math.nan, math.inf, -math.inf, 1e38, -1e38, -1.0, 0.0]
 )

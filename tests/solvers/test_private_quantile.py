@@ -144,6 +144,7 @@ def test_the_rank_is_as_near_as_is_said(quantile, key):
     assert is_outside.sum() <= 12
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -37.5, 2e-6, 8e8])
 def test_a_constant_column_is_found(value):
     found = private_quantile(jnp.full(200, value), **settings()).params
@@ -200,6 +201,7 @@ def test_columns_come_out_in_unit_size():
     assert not few.stats["is_informative"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_choices_share_the_budget(delta):
     solution = private_center_and_scale(

@@ -329,6 +329,7 @@ def test_paper_calibration(estimator, excess):
     assert solution.privacy.epsilon < 1
 
 
+@pytest.mark.slow
 def test_private_values_never_raise():
     rows = jnp.array([[jnp.nan, jnp.inf, -jnp.inf], [3e38, -3e38, 1e-45]] * 30)
     for estimator in (Winsorization(1.0), SmoothedTruncation(1.0), Truncation(1.0)):

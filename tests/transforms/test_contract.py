@@ -121,6 +121,7 @@ def test_chains_and_traces_once(name, optimizer):
     assert (params["w"] != 1).any()
 
 
+@pytest.mark.quick(4)
 @each
 def test_jit_equals_eager(name):
     results = []
@@ -130,7 +131,7 @@ def test_jit_equals_eager(name):
     chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @each
 def test_scan_equals_a_loop(name):
     optimizer = chained(name, "sgd", jax.random.key(1))
@@ -171,7 +172,7 @@ def continued(optimizer, state, name):
     return jax.jit(optimizer.update)(make_updates(name, 9), state, params)[0]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @each
 def test_state_pickles(name):
     optimizer = chained(name, "adam", jax.random.key(1))
@@ -198,7 +199,7 @@ def is_key(x):
     return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @each
 def test_state_survives_orbax(name, tmp_path):
     optimizer = chained(name, "adam", jax.random.key(1))
@@ -215,6 +216,7 @@ def test_state_survives_orbax(name, tmp_path):
     )
 
 
+@pytest.mark.quick(1)
 @each
 def test_exports_for_every_platform(name):
     optimizer = chained(name, "adam", jax.random.key(1))

@@ -36,6 +36,7 @@ def transform(constraint=SETS["l1_ball"], **changes):
     )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", SETS)
 def test_great_epsilon_goes_to_the_best_vertex(name):
     constraint = SETS[name]

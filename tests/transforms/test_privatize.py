@@ -84,6 +84,7 @@ def test_mean_without_noise(key):
         )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("normalize_by", [None, 16.0, 40.0])
 def test_the_mask_does_not_change_the_divisor(normalize_by, key):
     grads = jax.random.normal(key, (16, 3))
