@@ -300,6 +300,7 @@ def many(folder):
     return folder
 
 
+@pytest.mark.slow
 def test_private_ranges_count_in_the_guarantee(many):
     result = run("data.csv", *options(private_ranges=0.25, delta=1e-4))
     assert result.exit_code == 0, result.stderr
@@ -335,6 +336,7 @@ def test_private_ranges_count_in_the_guarantee(many):
     )
 
 
+@pytest.mark.slow
 def test_private_ranges_of_a_pure_method(many):
     changes = METHODS["l1"] | {"private_ranges": 0.5}
     arguments = options(method="l1", **changes)
@@ -349,6 +351,7 @@ def test_private_ranges_of_a_pure_method(many):
     assert "any one of the 3,200 records" in report["ranges"]["privacy"]["description"]
 
 
+@pytest.mark.slow
 def test_ranges_of_odd_columns(folder):
     (folder / "number.toml").write_text(OPEN)
     lines = (folder / "data.csv").read_text().splitlines()
@@ -360,6 +363,7 @@ def test_ranges_of_odd_columns(folder):
         assert np.isfinite(saved["params"]).all()
 
 
+@pytest.mark.slow
 def test_names_are_taken_as_they_are(folder):
     # None is markup of the terminal or of the plot.
     odd = "[/b] $x :smile: $\\"
@@ -372,6 +376,7 @@ def test_names_are_taken_as_they_are(folder):
     refused(run("[b]a.csv", *options(target="[x]")), "got '[x]'", "[/b] $x :smile:")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("label", ["yes", "never"])
 def test_a_target_with_one_class(folder, label):
     text = (folder / "data.csv").read_text()
@@ -390,6 +395,7 @@ def test_columns_of_nan_and_of_nothing(folder):
         assert np.isfinite(saved["params"]).all()
 
 
+@pytest.mark.slow
 def test_the_noise_is_fresh_unless_seeded(folder):
     def params(**changes):
         result = run("data.csv", *options(**changes))
@@ -586,6 +592,7 @@ def test_a_schema_with_an_unknown_column(folder):
     refused(result, "--schema must be made of columns of data.csv", "got ['floors']")
 
 
+@pytest.mark.slow
 def test_a_plot_that_fails_leaves_what_was_paid_for(folder, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("no fonts")
@@ -624,6 +631,7 @@ def test_without_the_extra():
     assert result.stdout == ""
 
 
+@pytest.mark.slow
 def test_the_entry_point(folder):
     command = [sys.executable, "-W", "error", "-m", "dpjax.cli", "train", "data.csv"]
     arguments = [str(argument) for argument in options()]
@@ -632,6 +640,7 @@ def test_the_entry_point(folder):
     assert "wrote out/params.npz" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_guarantee_is_never_rounded_down(folder):
     asked = {"epsilon": 10.00490001, "delta": 1.2345612e-5}
     result = run("data.csv", *options(**asked), "--show-unprotected")

@@ -104,6 +104,7 @@ def check(panel, table):
     assert all(min(asked) <= epsilon <= max(asked) * (1 + 1e-9) for epsilon in tight)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("problem", ["logistic, in the unit ball", "RAND HIE"])
 def test_nothing_is_better_than_the_optimum(problem):
     # With a penalty, or with a ball that holds the weights back.
@@ -121,6 +122,7 @@ def test_nothing_is_better_than_the_optimum(problem):
     assert measure("excess risk", kind, best, best, sample) == 0
 
 
+@pytest.mark.slow
 def test_a_finished_cell_is_not_run_again(tmp_path, monkeypatch):
     name, solved = "004-1a", runner._solved
     _, whole, cells = run(name, tmp_path / "whole")
@@ -144,6 +146,7 @@ def test_a_finished_cell_is_not_run_again(tmp_path, monkeypatch):
     assert resumed.equals(whole)
 
 
+@pytest.mark.slow
 def test_clipping_takes_the_candidate_that_ends_best(tmp_path, monkeypatch):
     name, method = "001-1a", "DP-GD, best clipping"
     options = {"methods": (method,), "repetitions": 3}
@@ -167,6 +170,7 @@ def test_a_run_that_breaks_is_not_the_best():
     assert runner._best(values).tolist() == [[2.0, 3.0]]
 
 
+@pytest.mark.slow
 def test_an_optimum_is_found_once_for_the_same_data(tmp_path, monkeypatch):
     calls, found = [], runner.optimum
     monkeypatch.setattr(
@@ -186,6 +190,7 @@ def test_a_function_of_the_seed(tmp_path):
     assert not tables[0].equals(tables[2])
 
 
+@pytest.mark.slow
 def test_side_by_side_is_the_same(tmp_path, monkeypatch):
     _, alone, _ = run("004-1b", tmp_path / "alone", repetitions=3)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -261,6 +266,7 @@ def test_the_page(tmp_path):
         figures.write_page(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_page_compares_estimators(tmp_path):
     _, table, _ = run("all-1a", tmp_path / "tables")
     text = figures.write_page(tmp_path / "tables", tmp_path / "page")[0].read_text()

@@ -177,6 +177,7 @@ def test_printed_exponent_of_l1_regression_gives_twice_epsilon():
         assert np.abs(right).max() == pytest.approx(EPSILON, rel=1e-6)
 
 
+@pytest.mark.quick(1)
 @each
 def test_scores_that_are_not_finite(name, key):
     mechanism, _ = MECHANISMS[name]

@@ -64,6 +64,7 @@ def regression(num_samples=200, dtype=jnp.float32):
     return features, features @ jnp.array([1.0, 2.0], dtype)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_noise_has_the_stated_scale(batching):
     # Without gradients T steps are a sum of T independent noises, each times the rate.
