@@ -20,6 +20,7 @@ from dpjax.cli._options import (
     check_seed,
     of_method,
     of_output,
+    required,
 )
 from dpjax.cli._terminal import show_paths, terminal
 
@@ -27,11 +28,6 @@ from dpjax.cli._terminal import show_paths, terminal
 _CLAIM, _ATTACKS, _CHOSEN = "#000000", "#0072B2", "#D55E00"
 
 _NUM_POINTS = 15
-
-
-def _check_releases(**counts: int) -> None:
-    for name, count in counts.items():
-        _validate.require(count >= 100, name, count, "at least 100")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +40,8 @@ class AuditSettings:
     releases: Annotated[
         int | None,
         of_method(
-            "How many to draw; the more, the tighter the bound.", _check_releases
+            "How many to draw; the more, the tighter the bound.",
+            required(lambda count: count >= 100, "at least 100"),
         ),
     ] = None
     # Of made-up records, which nobody protects.

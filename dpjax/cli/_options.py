@@ -71,10 +71,17 @@ def check_each(options: Any) -> None:
             said.check(**{flag(name): value})
 
 
-def check_seed(**seeds: int) -> None:
-    """Requires what 32 bits hold."""
-    for name, seed in seeds.items():
-        _validate.require(0 <= seed < 2**32, name, seed, "from 0 to 2^32 - 1")
+def required(is_fine: Callable[[Any], bool], rule: str) -> Callable[..., None]:
+    """Makes the check of an option of a rule."""
+
+    def check(**values: Any) -> None:
+        for name, value in values.items():
+            _validate.require(is_fine(value), name, value, rule)
+
+    return check
+
+
+check_seed = required(lambda seed: 0 <= seed < 2**32, "from 0 to 2^32 - 1")
 
 
 def taking(options: type) -> Callable[[Callable[[Any], None]], Callable[..., None]]:

@@ -30,6 +30,7 @@ from dpjax.cli._options import (
     of_method,
     of_output,
     of_privacy,
+    required,
 )
 from dpjax.cli._sources import PUBLIC_SETS, public_name
 from dpjax.cli._terminal import show_paths, terminal
@@ -39,11 +40,6 @@ from dpjax.parties import JaxTransport, num_secret_shares
 from dpjax.solvers import Execution, Solution, multiparty_gradient_descent
 
 _ROUND = "round "  # what a line begins with that a party prints for the terminal
-
-
-def _check_parties(**counts: int) -> None:
-    for name, count in counts.items():
-        _validate.require(count >= 2, name, count, "2 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +53,11 @@ class PartySettings:
         of_privacy("Privacy of the run; n^-1.1 by default.", _validate.probability),
     ] = None
     num_parties: Annotated[
-        int, of_data("How many parties the records are dealt out to.", _check_parties)
+        int,
+        of_data(
+            "How many parties the records are dealt out to.",
+            required(lambda count: count >= 2, "2 or more"),
+        ),
     ] = 4
     max_colluding: Annotated[
         int, of_privacy("How many of them may put together what they know.")

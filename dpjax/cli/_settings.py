@@ -22,6 +22,7 @@ from dpjax.cli._options import (
     of_method,
     of_output,
     of_privacy,
+    required,
 )
 from dpjax.cli._sources import PUBLIC_SETS
 
@@ -46,10 +47,6 @@ EstimatorName = Literal[
 BatchingName = Literal["full", "disjoint", "poisson", "without-replacement"]
 
 
-def _check_delta(**deltas: float) -> None:
-    _validate.probability(**{name: x for name, x in deltas.items() if x != 0})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What a run is asked for; None leaves it to the method."""
@@ -69,7 +66,7 @@ class Settings:
             "Privacy of the run; n^-1.1 by default. 0 for pure epsilon-DP, with "
             "frank-wolfe, lasso, sparse (but the squared loss) and l1, which is pure "
             "always.",
-            _check_delta,
+            required(lambda delta: 0 <= delta < 1, "strictly between 0 and 1"),
         ),
     ] = None
     calibration: Annotated[
