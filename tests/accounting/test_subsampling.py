@@ -90,6 +90,7 @@ def poisson_excess(first, second, *, gamma, prob, stddev=1.0):
     return np.maximum(law(first) - gamma * law(second), 0).sum()
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("prob", [0.02, 0.2, 0.9])
 @pytest.mark.parametrize("gamma", [0.7, 1.0, 1.35, 3.0])
 def test_antipodal_records_are_the_worst_replacement(gamma, prob):
@@ -116,6 +117,7 @@ def test_one_sided_contributions_need_twice_their_sensitivity():
     assert one_step_delta(doubled, 1.0, 0.1, ADD_OR_REMOVE_ONE) <= 1e-5
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
 def test_poisson_agrees_with_dp_accounting_alone(relation):
     # The library's answer rebuilt without it, in stddev / norm bound.
@@ -146,6 +148,7 @@ def test_poisson_add_remove_is_below_renyi(multiplier):
     assert ours <= by_rdp
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scheme", [POISSON, FIXED_SIZE])
 def test_the_named_accountant_reports_no_more_than_we_claim(scheme):
     multiplier = noise_multiplier(1.0, 1e-5, **scheme)

@@ -97,6 +97,7 @@ EACH = [(epsilon_lower_bound, name) for name in KNOWN]
 EACH.append((gaussian_lower_bound, "gaussian"))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("bound", "name"), EACH)
 def test_valid_over_many_keys(bound, name, key):
     num_keys, confidence = 50, 0.8
@@ -185,7 +186,7 @@ def cauchy(key, value):
     return value + jax.random.cauchy(key, value.shape)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("release", "data", "neighbor", "least"),
     [
