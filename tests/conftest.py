@@ -9,17 +9,29 @@ import pytest
 
 collect_ignore = ["processes/worker.py"]  # a program, not a module
 
-jax.config.update("jax_num_cpu_devices", 8)  # most tests compute on the first alone
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+DEVICES = "--xla_force_host_platform_device_count=8"  # in XLA_FLAGS
+IN_CI = os.environ.get("CI") == "true"
 LONG = {"slow", "audit", "figures"}  # not in the default run
 MOST_SECONDS = 10.0  # of the processor's time, for a test in the default run
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
+    """Marks as slow what `quick` leaves out, and skips what lacks its devices."""
+    few_cases_of_each(items)
+    for item in items:
+        needed = item.get_closest_marker("devices")
+        # CI sets them, and must not skip.
+        if needed and jax.device_count() < needed.args[0] and not IN_CI:
+            reason = f"needs {needed.args[0]} devices: XLA_FLAGS={DEVICES}"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def few_cases_of_each(items):
     """Marks as slow all but a few cases of a test with `quick`.
 
     The few lie evenly over the list. Every test begins at another place of it, so that
@@ -52,7 +64,7 @@ class TimeLimit:
 
 
 def pytest_configure(config):
-    if os.environ.get("CI") == "true":
+    if IN_CI:
         config.pluginmanager.register(TimeLimit())
 
 

@@ -195,7 +195,7 @@ def test_neighbours_are_within_sensitivity(drawn):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+@pytest.mark.devices(8)
 @given(drawn((1, 2, 8)))
 @options(60)
 def test_neighbours_on_devices_are_within_sensitivity(drawn):

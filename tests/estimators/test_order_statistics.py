@@ -185,7 +185,7 @@ def test_the_work_is_fixed(function):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+@pytest.mark.devices(4)
 def test_on_several_devices_only_counts_travel():
     # In float32, as the module's other tests are not.
     with jax.enable_x64(False):

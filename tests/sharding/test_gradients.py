@@ -26,10 +26,7 @@ from dpjax.gradients import _per_sample, _robust, per_sample_grad, robust_grad
 from dpjax.mechanisms import gaussian, laplace, laplace_log_normal
 from dpjax.transforms import aggregate, dp_sgd, privatize
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.devices(8)]
 N = 80
 ESTIMATORS = {
     "mean": Mean(),

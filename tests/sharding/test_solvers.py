@@ -23,10 +23,7 @@ from dpjax.estimators import (
 )
 from dpjax.mechanisms import exponential, permute_and_flip
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.devices(8)]
 N, D = 480, 6
 
 
