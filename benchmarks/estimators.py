@@ -12,12 +12,12 @@ from dpjax.estimators import (
     Clipping,
     Mean,
     MedianOfMeans,
-    Rows,
     SmoothedTruncation,
     TrimmedMean,
     Truncation,
     Winsorization,
 )
+from dpjax.estimators._fold import Rows
 
 # Operations a coordinate, the addition into the accumulator included: magnitude,
 # comparison, choice; two comparisons; a square and its sum, a product; and for the
