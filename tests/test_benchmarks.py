@@ -421,6 +421,7 @@ def test_the_command_names_a_wrong_argument(arguments, message):
         main(arguments)
 
 
+@pytest.mark.slow
 def test_the_model_of_many_devices_is_what_the_compiler_says():
     job = scaling.Job(inputs=4, width=8, num_records=512)
     for num_devices in (1, 8):

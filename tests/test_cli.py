@@ -77,6 +77,7 @@ def read_report(folder):
     return json.loads((folder / "report.json").read_text())
 
 
+@pytest.mark.slow
 def test_adult_shows_the_comparison(tmp_path):
     result = run("adult", "--epsilon", 1, "--quick", "--output", tmp_path / "out")
     assert result.exit_code == 0
@@ -229,6 +230,7 @@ def test_every_method_on_a_file(folder, name):
     assert "steps" in result.stdout or name == "l1"
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("data", "arguments", "titles"),

@@ -184,6 +184,7 @@ def test_an_optimum_is_found_once_for_the_same_data(tmp_path, monkeypatch):
     assert first[0] == first[1] != second[0] == second[1]
 
 
+@pytest.mark.slow
 def test_a_function_of_the_seed(tmp_path):
     tables = [run("004-1a", tmp_path / str(i), seed=i // 2)[1] for i in range(3)]
     assert tables[0].equals(tables[1])
@@ -230,6 +231,7 @@ def invoke(*arguments):
     return CliRunner().invoke(app, ["figures", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_the_command_runs_and_plots(tmp_path, monkeypatch):
     at = Panel.at
     monkeypatch.setattr(Panel, "at", lambda self, size: at(self, Size.SMOKE))

@@ -41,6 +41,7 @@ def states(folder):
     return [path for path in (folder / "states").iterdir() if path.name.isdigit()]
 
 
+@pytest.mark.slow
 def test_killed_and_taken_up_again(tmp_path):
     kept, output, other = (tmp_path / name for name in ("kept", "out", "other"))
     with started(output, kept) as process:
@@ -78,6 +79,7 @@ def run(*arguments):
     return CliRunner().invoke(app, command(*arguments))
 
 
+@pytest.mark.slow
 def test_refuses_the_folder_of_another_run(tmp_path, monkeypatch):
     monkeypatch.setattr("dpjax.cli._train._report.write", fill_the_disk)
     kept, output = tmp_path / "kept", tmp_path / "out"

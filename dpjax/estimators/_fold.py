@@ -183,7 +183,7 @@ def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
     """Refuses divisors so small that the proven rounding slack would not hold."""
     if is_concrete(normalize_by):
         require(
-            bool(normalize_by >= _least_divisor(num_rows)),
+            float(normalize_by) >= _least_divisor(num_rows),
             "normalize_by",
             normalize_by,
             f"at least {_least_divisor(num_rows):.0f} for a batch of {num_rows} rows "

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from dpjax import _validate
+from dpjax._tree import Static
 from dpjax._types import REPLACE_ONE, Calibration
 from dpjax.accounting import (
     PrivacyGuarantee,
@@ -52,6 +53,18 @@ def calibrated_noise(
         relation=REPLACE_ONE,
         num_samples=num_samples,
     )
+
+
+def traceable(
+    estimator: Estimator, noise_multiplier: float | None
+) -> float | Static | None:
+    """Returns the multiplier for a jitted call: a leaf, or static where it must be.
+
+    Other noise than Gaussian is fitted to its multiplier on the host.
+    """
+    if noise_multiplier is None or estimator.noise == "gaussian":
+        return noise_multiplier
+    return Static(noise_multiplier)
 
 
 def _paper_multiplier(

@@ -17,7 +17,7 @@ from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import Batching, Full
 from dpjax.estimators import Estimator
-from dpjax.solvers._calibration import calibrated_noise, check_budget
+from dpjax.solvers._calibration import calibrated_noise, check_budget, traceable
 from dpjax.solvers._loop import (
     Execution,
     OptaxStep,
@@ -355,8 +355,7 @@ def _descend(
     step = GradientStep(
         estimator,
         None if is_static else cast(Scalar | Partial, learning_rate),
-        # Other noise than Gaussian is fitted to its multiplier on the host.
-        noise_multiplier if estimator.noise == "gaussian" else Static(noise_multiplier),
+        traceable(estimator, noise_multiplier),
         None if noise_multiplier is None else noise_key,
         loss_fn,
         cast(optax.Schedule, learning_rate) if is_static else None,

@@ -10,7 +10,7 @@ from dpjax._tree import Static
 from dpjax._types import Calibration, Key, PyTree
 from dpjax.batching import Full
 from dpjax.estimators import Estimator, SmoothedTruncation
-from dpjax.solvers._calibration import calibrated_noise, check_budget
+from dpjax.solvers._calibration import calibrated_noise, check_budget, traceable
 from dpjax.solvers._solution import Solution
 from dpjax.transforms import privatize
 
@@ -61,7 +61,7 @@ def private_mean(
     Example:
         >>> import jax
         >>> samples = 3.0 + jax.random.t(jax.random.key(0), 2.5, (10_000,))
-        >>> solution = private_mean(samples, key=jax.random.key(1), epsilon=1.0,
+        >>> solution = private_mean(samples, key=jax.random.key(6), epsilon=1.0,
         ...                         delta=1e-5, moment_bound=15.0)
         >>> print(f"{solution.params:.1f}")
         3.0
@@ -96,13 +96,12 @@ def private_mean(
         delta=delta,
         calibration=calibration,
     )
-    is_traceable = estimator.noise == "gaussian"
     mean = _release(
         row_axes(samples, None) or None,
         samples,
         key,
         estimator,
-        multiplier if is_traceable else Static(multiplier),
+        traceable(estimator, multiplier),
     )
     stats |= estimator.noise_parameters(multiplier, num_samples, num_coordinates)
     return Solution(mean, privacy, stats | {"noise_multiplier": multiplier})

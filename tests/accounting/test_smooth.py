@@ -60,6 +60,7 @@ def renyi_divergences(t, s, sigma, mechanism):
     return np.max(found, axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @each
 @pytest.mark.parametrize(

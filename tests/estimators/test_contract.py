@@ -38,7 +38,15 @@ DIVISIBLE = {n: e for n, e in ALL.items() if not isinstance(e, MedianOfMeans)}
 
 
 def each(estimators):
-    return pytest.mark.parametrize("estimator", estimators.values(), ids=estimators)
+    return pytest.mark.parametrize(
+        "estimator",
+        [
+            # Compiles longest, and is made of two others.
+            pytest.param(x, marks=[pytest.mark.slow] * (name == "median-of-smoothed"))
+            for name, x in estimators.items()
+        ],
+        ids=estimators,
+    )
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def ks_distance(draws, law, scale):
     return scipy.stats.kstest(draws, law(scale=scale).cdf).statistic
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each
 @pytest.mark.parametrize("scale", [1e-3, 2.5, 1e4])
 def test_scale(name, scale, key):

@@ -43,7 +43,7 @@ MECHANISMS = {
 each = pytest.mark.parametrize("name", MECHANISMS)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each
 @pytest.mark.parametrize("sigma", [0.4, 1.0])
 @pytest.mark.parametrize("scale", [1e-3, 2.5, 1e4])
@@ -86,6 +86,7 @@ def test_tails(name):
     assert jnp.isfinite(noise).all()
 
 
+@pytest.mark.quick(1)
 @each
 def test_one_scale_an_entry(name, key):
     mechanism, _, _ = MECHANISMS[name]
@@ -146,6 +147,7 @@ def test_key_reuse_is_caught(name, key):
         mechanism(key, jnp.zeros(3), scale=1.0, sigma=0.5)
 
 
+@pytest.mark.quick(1)
 @each
 def test_jit_and_vmap_over_keys_scales_and_sigmas(name):
     mechanism, _, _ = MECHANISMS[name]

@@ -120,6 +120,7 @@ def test_processes_exchange_over_jax():
     assert results == [[expected]] * 3
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_the_job():
     codes, results = run_processes("die")
     assert codes[1] == 7

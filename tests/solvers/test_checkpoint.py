@@ -202,7 +202,11 @@ def test_iterates_after_resuming_are_those_of_the_whole_run(tmp_path):
 def test_watches_the_same_steps_with_and_without(tmp_path):
     def steps(**options):
         seen = []
-        descent(callback=lambda step, _: seen.append(int(step), 2), **options)
+        descent(
+            callback=lambda step, _: seen.append(int(step)),
+            callback_every=2,
+            **options,
+        )
         jax.effects_barrier()
         return sorted(seen)
 
@@ -353,6 +357,7 @@ def in_a_process(folder, fault="none"):
     )
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_and_a_disk_that_fills(tmp_path):
     whole = in_a_process(tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr

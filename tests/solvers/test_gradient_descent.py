@@ -127,7 +127,7 @@ def test_spends_the_budget(batching, epsilon):
         np.testing.assert_allclose(delta, 1e-5, rtol=1e-4)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "wild", [math.nan, math.inf, -math.inf, 1e38, -1e38, -1.0, 0.0, 1e-42]
 )
@@ -172,6 +172,7 @@ def test_antipodes_attain_the_sensitivity():
     assert 0.99 * sensitivity <= change <= sensitivity * (1 + 1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "batching"),
     [(name, "full") for name in ESTIMATORS]
@@ -246,6 +247,7 @@ def test_private_solution_is_near_the_optimum():
     np.testing.assert_allclose(solution.params, [1.0, 2.0], atol=0.02)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("batching", ["poisson", "without_replacement", "disjoint"])
 def test_stochastic_baseline(batching):
     features, targets = regression(400)
@@ -345,6 +347,7 @@ def test_numbers_of_a_schedule_are_traced():
     assert (params[0] != params[1]).all()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("microbatch_size", [1, 7, 1000])
 def test_microbatch_size_changes_rounding_only(microbatch_size):
     data = jax.random.t(jax.random.key(2), 2.0, (100, 3))
@@ -377,6 +380,7 @@ def test_pytrees_and_half_precision():
     }
 
 
+@pytest.mark.slow
 def test_vmap_over_key_params_and_data():
     data = jax.random.normal(jax.random.key(2), (3, 20, 2))
     starts = jnp.arange(6.0).reshape(3, 2)
@@ -467,6 +471,7 @@ def test_a_second_call_compiles_nothing(caplog):
     assert not [x for x in caplog.messages if "Compiling" in x]
 
 
+@pytest.mark.slow
 def test_memory_of_reverse_mode_does_not_grow_with_the_folds():
     def temporary_bytes(num_samples):
         @jax.jit

@@ -255,6 +255,7 @@ def test_labels_are_signs_whatever_they_are():
     assert np.isfinite(np.asarray(same)).all()
 
 
+@pytest.mark.slow
 def test_jit_and_vmap_agree_with_eager():
     features, labels = (jnp.asarray(array) for array in DATA["normal"])
     keys = jax.random.split(jax.random.key(2), 3)

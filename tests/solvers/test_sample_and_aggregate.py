@@ -116,6 +116,7 @@ def test_printed_bound_is_not_smooth(largest):
     assert max(changes) > 2 * SMOOTHNESS + 0.1
 
 
+@pytest.mark.slow
 def test_bound_in_float32_is_never_below_the_exact_one():
     rng = np.random.default_rng(5)
     for size in (1e-25, 1e-20, 1e-12, 1e-6, 1e-3, 0.3):
@@ -167,6 +168,7 @@ def test_a_record_is_in_few_subsets(num_samples, number, overlap, key):
         np.testing.assert_array_equal(rows.ravel(), np.arange(rows.size))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("overlap", [1, 2])
 def test_mean_of_heavy_tails(overlap):
     # Student t, 2.5 degrees of freedom, round a mean far from the ball's centre. Means
@@ -298,6 +300,7 @@ def test_fit_fn_that_raises_or_returns_other_shapes():
     assert solution.params["a"].dtype == jnp.float32
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("overlap", [1, 3])
 def test_loop_equals_vmap(overlap):
     data = {"x": np.random.default_rng(0).normal(size=(1700, 2)).astype(np.float32)}

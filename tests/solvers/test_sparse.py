@@ -65,6 +65,7 @@ def distance(solution, setting):
     return float(jnp.linalg.norm(solution.params - setting.true_params))
 
 
+@pytest.mark.slow
 def test_both_beat_zero_and_the_dense_solver():
     # The truth lies on the unit sphere: the zero vector is at distance 1.
     setting = problem()
@@ -112,6 +113,7 @@ def test_both_beat_zero_and_the_dense_solver():
     assert papers.privacy.epsilon <= 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["thresholding", "regression"])
 def test_recovery_improves_with_n_and_epsilon(name):
     def median_distance(num_samples, epsilon):
@@ -241,6 +243,7 @@ def test_per_step_noise_follows_the_weights(num_steps):
     assert solution.stats["linf_sensitivity"] >= exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_samples", "sparsity", "epsilon", "dearer"),
     [(40_000, 20, 1.0, 2), (50_000, 5, 4.0, 1)],
@@ -338,6 +341,7 @@ def test_private_values_never_raise():
     assert jnp.isfinite(regress(targets=targets).params).all()
 
 
+@pytest.mark.slow
 def test_vmap_over_keys_is_a_loop():
     for run in (threshold, regress):
         keys = jax.random.split(jax.random.key(9), 3)

@@ -134,6 +134,7 @@ def test_a_sweep_over_epsilon_scale_and_step_size_compiles_once(name, caplog):
 
 
 # Each repetition copies its batch, a twentieth of the data, and draws its places.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batching", "copies"),
     [(None, 0.0), (Disjoint(), 1.0), (Poisson(5_000), 1.5)],

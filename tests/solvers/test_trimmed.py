@@ -58,7 +58,8 @@ def test_budgets():
         delta=1e-5,
         estimator=ESTIMATOR,
     )
-    assert mean.stats == {"rho": pytest.approx(rho)}
+    assert mean.stats["rho"] == pytest.approx(rho)
+    assert mean.stats["noise_multiplier"] == pytest.approx((2 * rho) ** -0.5)
     accountant = dp_accounting.rdp.RdpAccountant().compose(full.privacy.dp_event)
     assert 1.0 <= accountant.get_epsilon(1e-5) <= 1.1
 

@@ -44,6 +44,7 @@ def stddev_bounds(num_draws):
     return math.sqrt(low / num_draws), math.sqrt(high / num_draws)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "relation", "normalize_by"),
     [(name, relation, None) for name in ESTIMATORS for relation in RELATIONS]
@@ -74,6 +75,7 @@ def test_noise_is_the_multiplier_times_the_sensitivity(
     assert distance < math.sqrt(math.log(2 / FALSE_ALARM) / (2 * noise.size))
 
 
+@pytest.mark.slow
 def test_mean_without_noise(key):
     grads = jax.random.t(key, 2.0, (10, 4))
     for estimator in ESTIMATORS.values():
