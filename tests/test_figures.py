@@ -79,7 +79,7 @@ SMOKE += ["004-6b", "004-7a", "004-8a", "004-9c", "004-10b", "004-11a"]
 SMOKE += ["all-1c", "all-2a"]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMOKE)
 def test_smoke(name, tmp_path):
     check(*run(name, tmp_path)[:2])

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _validate
 from dpjax._tree import register
@@ -54,7 +56,18 @@ class SampleStream:
 
     def num_coordinates(self) -> int:
         """Returns the number of entries of one sample, all leaves together."""
-        samples, _ = jax.eval_shape(lambda stream: stream.read(0, 1), self)
+
+        def one(x):  # of no mesh: no row lies on several devices
+            return jax.ShapeDtypeStruct((1, *np.shape(x)[1:]), jnp.result_type(x))
+
+        def whole(x):
+            return jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x))
+
+        samples, _ = jax.eval_shape(
+            self.make_samples,
+            jax.tree.map(whole, self.shared),
+            jax.tree.map(one, self.rows),
+        )
         return sum(x.size for x in jax.tree.leaves(samples))
 
     def on_device(self, shared: PyTree, rows: PyTree) -> "SampleStream":
