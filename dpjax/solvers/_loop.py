@@ -280,7 +280,9 @@ def _saved(plan, step, traced, arguments, execution, devices):
 
     carry = run_part(0, 0, None)
     program = _run.lower(plan, step, part=_Part(0, 0, carry), **traced)
-    run_identity = identity(program.as_text(), arguments, devices)
+    # The program runs any part of the steps: how many there are is said besides.
+    text = f"{program.as_text()}\n{plan.num_steps} steps of {plan.batching!r}"
+    run_identity = identity(text, arguments, devices)
     with opened(checkpoint, run_identity, devices) as store:
         store.claim()  # nobody else may start with these keys
         done, carry = store.latest(carry)

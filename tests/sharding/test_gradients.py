@@ -21,8 +21,9 @@ from dpjax.estimators import (
     TrimmedMean,
     Truncation,
     Winsorization,
+    _estimator,
 )
-from dpjax.gradients import _per_sample, _robust, per_sample_grad, robust_grad
+from dpjax.gradients import _per_sample, per_sample_grad, robust_grad
 from dpjax.mechanisms import gaussian, laplace, laplace_log_normal
 from dpjax.transforms import aggregate, dp_sgd, privatize
 
@@ -280,7 +281,7 @@ def test_gradients_are_those_of_one_record(setting):
 
 
 def test_gradients_of_several_records_would_be_seen(monkeypatch):
-    for module in (_robust, _per_sample):
+    for module in (_estimator, _per_sample):
         monkeypatch.setattr(module, "varying", lambda tree, axes: tree)
     expected = robust_grad(loss_fn, Winsorization(0.3))(PARAMS, BATCH)
     wrong = manual(grads_of(Winsorization(0.3)), mesh_of(8))(PARAMS, BATCH)
