@@ -350,13 +350,12 @@ def _descend(
         _validate.positive(learning_rate=learning_rate)
     check_execution(execution)
     is_static = callable(learning_rate) and not isinstance(learning_rate, Partial)
-    noise_key, batch_key = jax.random.split(key)
     divisor = batching.divisor(len(jax.tree.leaves(data)[0]), num_steps)
     step = GradientStep(
         estimator,
         None if is_static else cast(Scalar | Partial, learning_rate),
         traceable(estimator, noise_multiplier),
-        None if noise_multiplier is None else noise_key,
+        None,
         loss_fn,
         cast(optax.Schedule, learning_rate) if is_static else None,
         projection_fn,
@@ -370,7 +369,7 @@ def _descend(
         step,
         params,
         data,
-        key=batch_key,
+        key=key,
         num_steps=num_steps,
         batching=batching,
         execution=execution,

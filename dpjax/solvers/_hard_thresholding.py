@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-import jax
 import optax
 
 from dpjax import _validate
@@ -118,12 +117,11 @@ def dp_iterative_hard_thresholding(
         peeling = Peeling.tight(sparsity, epsilon, delta)
     else:
         peeling = _papers_peeling(sparsity, epsilon, delta, estimator)
-    peel_key, batch_key = jax.random.split(key)
     step = ThresholdingStep(
         estimator,
         learning_rate,
         peeling.rho,
-        peel_key,
+        None,
         loss_fn,
         sparsity,
         peeling.transform_fn,
@@ -136,7 +134,7 @@ def dp_iterative_hard_thresholding(
         step,
         params,
         data,
-        key=batch_key,
+        key=key,
         num_steps=num_steps,
         batching=Disjoint(),
         execution=execution,
@@ -159,7 +157,7 @@ class ThresholdingStep(OptaxStep):
     estimator: Estimator
     learning_rate: Scalar
     rho: Scalar
-    key: Key
+    key: Key | None
     loss_fn: LossFn
     sparsity: int
     transform_fn: Callable[..., optax.GradientTransformation]

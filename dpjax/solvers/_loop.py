@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -23,7 +23,7 @@ class Step(Protocol):
     """An algorithm's line: a frozen dataclass, registered as a pytree.
 
     Leaves are traced, so that a sweep over them compiles once; what is no leaf is
-    static, and another one compiles anew.
+    static, and another one compiles anew. Its field `key` is set by `iterate`.
     """
 
     def init(self, params: PyTree) -> PyTree:
@@ -156,7 +156,7 @@ def iterate(
         step: the algorithm's line.
         params: where to start.
         data: pytree, leaves of shape (n, ...). Sharded data stay where they are.
-        key: a typed key for drawing batches.
+        key: a typed key, for the step's draws and for drawing batches.
         num_steps: T.
         batching: which records a step sees.
         execution: how to run; where a checkpoint is, saved on the way.
@@ -169,8 +169,7 @@ def iterate(
         execution.callback_every,
     )
     traced = {"params": params, "data": data, "key": key}
-    arguments = {"params": params, "data": data, "batch key": key}
-    arguments |= _leaves_by_name(step)
+    arguments = _leaves_by_name(step) | traced
     devices = devices_of(arguments)
     if devices:
         settings = {"batching": repr(batching), "num_steps": num_steps}
@@ -218,6 +217,8 @@ def _run(
     part: _Part | None,
 ) -> tuple[PyTree, PyTree, Key]:
     """Returns iterate, state and key after a part of the steps; None is all of them."""
+    step_key, batch_key = jax.random.split(key)
+    step = replace(cast(Any, step), key=step_key)
 
     @jax.checkpoint
     def one_step(carry, index):
@@ -240,7 +241,7 @@ def _run(
         return jax.lax.fori_loop(
             part.start, part.stop, lambda i, carry: one_step(carry, i)[0], part.carry
         )
-    carry = (params, step.init(params), key)
+    carry = (params, step.init(params), batch_key)
     if part is not None:
         return carry
     return jax.lax.scan(one_step, carry, jnp.arange(plan.num_steps))[0]

@@ -149,7 +149,7 @@ def dp_sparse_linear_regression(
     else:
         peeling = Peeling(sparsity, (1 - share) * rho, peel, (epsilon, delta))
 
-    key, scale_key, peel_key = jax.random.split(key, 3)
+    key, scale_key = jax.random.split(key)
     axis_name = row_axes(features, None) or None
     data = clip((features, targets), threshold)
     rate: Scalar = (
@@ -162,7 +162,7 @@ def dp_sparse_linear_regression(
         radius,
         rate,
         peeling.rho,
-        peel_key,
+        None,
         sparsity,
         peeling.transform_fn,
         calibration == "paper",
@@ -268,7 +268,7 @@ class ShrunkenStep(OptaxStep):
     radius: Scalar
     learning_rate: Scalar
     rho: Scalar
-    key: Key
+    key: Key | None
     sparsity: int
     transform_fn: Callable[..., optax.GradientTransformation]
     is_paper: bool

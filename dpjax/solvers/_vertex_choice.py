@@ -94,7 +94,7 @@ class VertexStep(OptaxStep):
     constraint: VertexConstraint
     epsilon: Scalar
     learning_rate: Scalar | None
-    key: Key
+    key: Key | None
     loss_fn: LossFn
     schedule: optax.Schedule | None
     mechanism: SelectionName
@@ -120,7 +120,7 @@ class VertexStep(OptaxStep):
                 epsilon=self.epsilon,
                 sensitivity=self.sensitivity,
                 limit=cast(Scalar, self.estimator.limit),
-                key=self.key,
+                key=cast(Key, self.key),
                 learning_rate=self.schedule or self.learning_rate,
                 mechanism=self.mechanism,
             ),
@@ -147,14 +147,13 @@ def choose_vertices(
     schedule = cast(optax.Schedule, learning_rate) if callable(learning_rate) else None
     if not callable(learning_rate) and learning_rate is not None:
         _validate.within(0, 1, learning_rate=learning_rate)
-    choice_key, batch_key = jax.random.split(key)
     num_samples = _validate.leading_size(data, "data")
     step = VertexStep(
         estimator,
         constraint,
         choices.epsilon,
         None if callable(learning_rate) else learning_rate,
-        choice_key,
+        None,
         loss_fn,
         schedule,
         choices.mechanism,
@@ -167,7 +166,7 @@ def choose_vertices(
         step,
         params,
         data,
-        key=batch_key,
+        key=key,
         num_steps=num_steps,
         batching=batching,
         execution=execution,

@@ -126,7 +126,7 @@ def test_another_generator_is_another_run(tmp_path):
     # The words of both keys are the same.
     with pytest.raises(KilledError):
         descent(tmp_path, implementation="rbg", callback=kill_at(4))
-    with pytest.raises(ValueError, match="another program, another"):
+    with pytest.raises(ValueError, match="another program was saved"):
         descent(tmp_path, implementation="unsafe_rbg")
 
 
