@@ -60,7 +60,7 @@ def ours(data, strengths, num_seeds, epsilon, **settings):
     for strength in strengths:
         for seed in range(num_seeds):
             start = time.perf_counter()
-            solution = dpjax.solvers.objective_perturbation(
+            solution = dpjax.solvers.dp_objective_perturbation(
                 data["features"],
                 data["targets"],
                 key=jax.random.key(seed),

@@ -16,7 +16,7 @@ from dpjax import (
     transforms,
 )
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
-from dpjax.gradients import per_sample_grad, robust_grad, streamed_grad
+from dpjax.gradients import per_sample_grad, robust_grad
 from dpjax.transforms import dp_sgd
 
 __version__ = "0.1.0"
@@ -40,6 +40,5 @@ __all__ = [
     "per_sample_grad",
     "robust_grad",
     "solvers",
-    "streamed_grad",
     "transforms",
 ]

@@ -14,6 +14,7 @@ LossFn = Callable[[PyTree, PyTree], Any]  # loss_fn(params, example) -> scalar
 RandomBytes = Callable[[int], bytes]  # n -> n uniform, independent bytes
 Calibration = Literal["tight", "paper"]  # exact constants, or those that are printed
 NoiseName = Literal["gaussian", "laplace_log_normal"]  # in dpjax.mechanisms
+PeelingNoise = Literal["gumbel", "laplace"]  # of `mechanisms.peeling`
 SelectionName = Literal["exponential", "permute_and_flip"]  # in dpjax.mechanisms
 
 # Two data sets are neighbours when they have the same public size n and differ in one
@@ -30,6 +31,7 @@ __all__ = [
     "LossFn",
     "NeighboringRelation",
     "NoiseName",
+    "PeelingNoise",
     "PyTree",
     "RandomBytes",
     "Scalar",

@@ -7,7 +7,7 @@ exception would be a release that nobody paid for.
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -79,11 +79,11 @@ def delta(delta: Any) -> None:
     require(bool(np.all((values >= 0) & (values < 1))), "delta", delta, "in [0, 1)")
 
 
-def calibration(calibration: Any) -> None:
-    """Requires "tight" or "paper"."""
-    require(
-        calibration in ("tight", "paper"), "calibration", calibration, "tight or paper"
-    )
+def choice(literal: Any, **arguments: Any) -> None:
+    """Requires every argument to be one of the words of a `Literal`."""
+    words = get_args(literal)
+    for name, value in arguments.items():
+        require(value in words, name, value, " or ".join(words))
 
 
 def count(**arguments: Any) -> None:

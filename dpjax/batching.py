@@ -32,15 +32,21 @@ from dpjax._sharding import (
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import poisson_capacity
 
+__all__ = ["Batching", "Disjoint", "Full", "Poisson", "WithoutReplacement"]
+
 _SPREAD = 8  # standard deviations that the number of heads may be off its mean
 
 
 class Batching(abc.ABC):
-    """How each step chooses its records.
+    """How each step chooses its records: what `batching=` of a solver takes.
 
     Attributes:
         is_sampled: whether chance decides which records a batch holds.
         pads: whether rows of a batch may be padding.
+
+    Example:
+        >>> WithoutReplacement(2).divisor(num_samples=7, num_steps=3)
+        2
     """
 
     is_sampled: ClassVar[bool] = False

@@ -21,6 +21,8 @@ import optax
 from dpjax import _validate
 from dpjax._types import LossFn, PyTree, Scalar
 
+__all__ = ["absolute", "biweight", "huber", "logistic", "regularized", "squared"]
+
 
 def squared(params: PyTree, example: PyTree) -> jax.Array:
     """Squared loss of linear regression.
@@ -151,7 +153,8 @@ def regularized(loss_fn: LossFn, l2: Scalar) -> LossFn:
     """Adds a squared l2 penalty to every example's loss.
 
     loss_fn(w, z) + (l2 / 2) ||w||^2, the norm taken over all leaves of `params`.
-    `regularized(logistic, l2)` is regularised logistic regression.
+    `regularized(logistic, l2)` is regularised logistic regression,
+    `regularized(squared, l2)` ridge regression.
 
     Args:
         loss_fn: per-example loss.
@@ -168,39 +171,13 @@ def regularized(loss_fn: LossFn, l2: Scalar) -> LossFn:
         >>> loss_fn = regularized(logistic, l2=0.5)
         >>> round(float(loss_fn(jnp.array([2.0]), (jnp.zeros(1), 1.0))), 4)
         1.6931
+        >>> regularized(squared, 1.0) == regularized(squared, 1.0)  # compiled once
+        True
 
     Reference:
         001, section 6; 004, section 6.5.
     """
     return _Regularized(loss_fn, l2)
-
-
-def ridge(regularization: Scalar) -> LossFn:
-    """Makes the loss of ridge regression.
-
-    (<w, x> - y)^2 / 2 + (regularization / 2) ||w||^2.
-
-    Args:
-        regularization: strength of the penalty, zero or above.
-
-    Returns:
-        A per-example loss.
-
-    Raises:
-        ValueError: if the regularization is negative or not finite.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> float(ridge(1.0)(jnp.ones(2), (jnp.array([1.0, 2.0]), 1.0)))
-        3.0
-        >>> ridge(1.0) == ridge(1.0)
-        True
-
-    Reference:
-        001, section 6.
-    """
-    _validate.non_negative(regularization=regularization)
-    return _Regularized(squared, regularization)
 
 
 @dataclass(frozen=True)

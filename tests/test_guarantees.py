@@ -29,9 +29,7 @@ SOURCES = {"key", "random_bytes", "transport", "test_only_random_bytes"}
 # Takes such an argument, and releases nothing of records.
 NO_RELEASE = {
     "audit.Case.audit": "attacks made-up records",
-    "audit.Case.lower_bound": "an attack",
     "audit.epsilon_lower_bound": "an attack",
-    "audit.gaussian_lower_bound": "an attack",
     "audit.one_run": "an attack",
     "batching.Batching.draw": "a batch, as private as the records",
     "batching.Disjoint.draw": "a batch",

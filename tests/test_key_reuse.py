@@ -22,8 +22,8 @@ CASES = audit.cases()
 # Their noise is made on the host, from bytes and not from a key.
 ON_HOST = {
     "discrete_gaussian",
-    "multiparty_gradient_descent",
-    "multiparty_objective_perturbation",
+    "dp_multiparty_gradient_descent",
+    "dp_multiparty_objective_perturbation",
 }
 NOT_PRIVATE = {"robust_gradient_descent"}  # its key is for batches alone
 BATCHINGS = [
@@ -267,7 +267,7 @@ class Witness:
 WITNESSED = [
     *(_mechanisms.BUILDERS.keys() - ON_HOST),
     "dp_sgd",
-    "laplace_peel",
+    "peel_laplace",
     "dp_frank_wolfe",
     "dp_gradient_descent_poisson",
 ]

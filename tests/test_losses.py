@@ -24,7 +24,7 @@ CASES = {
     "huber": (losses.huber(1.5), lambda w, x, y: _huber(w @ x - y)),
     "biweight": (losses.biweight(2.5), lambda w, x, y: _biweight(w @ x - y)),
     "ridge": (
-        losses.ridge(0.3),
+        losses.regularized(losses.squared, l2=0.3),
         lambda w, x, y: (w @ x - y) ** 2 / 2 + 0.15 * w @ w,
     ),
     "regularized_logistic": (
@@ -36,7 +36,6 @@ cases = pytest.mark.parametrize(("loss_fn", "formula"), CASES.values(), ids=CASE
 FACTORIES = {
     "huber": losses.huber,
     "biweight": losses.biweight,
-    "ridge": losses.ridge,
     "regularized": lambda l2: losses.regularized(losses.logistic, l2),
 }
 factories = pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES)
@@ -109,7 +108,7 @@ def test_biweight_is_flat_beyond_its_threshold():
         (losses.logistic, 1, 0.25),
         (losses.huber(1.5), 0, 1.0),
         (losses.biweight(2.5), 0, 1.0),
-        (losses.ridge(0.3), 0, 1.3),
+        (losses.regularized(losses.squared, l2=0.3), 0, 1.3),
     ],
 )
 def test_curvature_where_the_prediction_is_zero(loss_fn, target, curvature):
@@ -180,7 +179,7 @@ def test_hyperparameters_may_be_traced(factory):
         (lambda: losses.huber(0.0), "threshold"),
         (lambda: losses.biweight(-1.0), "threshold"),
         (lambda: losses.biweight(float("nan")), "threshold"),
-        (lambda: losses.ridge(-1.0), "regularization"),
+        (lambda: losses.regularized(losses.squared, l2=-1.0), "l2"),
         (lambda: losses.regularized(losses.logistic, float("inf")), "l2"),
     ],
 )

@@ -7,15 +7,12 @@ from dpjax.accounting._discrete_gaussian import (
 )
 from dpjax.accounting._gaussian import (
     gaussian_epsilon,
-    gaussian_event,
     gaussian_stddev,
 )
-from dpjax.accounting._guarantee import PrivacyGuarantee, parallel_composition
+from dpjax.accounting._guarantee import PrivacyGuarantee
 from dpjax.accounting._objective import (
-    ObjectiveNoise,
     objective_epsilon,
     objective_noise,
-    paper_objective_noise,
 )
 from dpjax.accounting._selection import (
     selection_epsilon,
@@ -23,7 +20,6 @@ from dpjax.accounting._selection import (
     total_selection_epsilon,
 )
 from dpjax.accounting._smooth import (
-    SmoothNoise,
     calibrate_smooth_noise,
     smooth_noise_multiplier,
     smooth_noise_rho,
@@ -34,16 +30,14 @@ from dpjax.accounting._smooth_gaussian import (
     smooth_gaussian_multiplier,
 )
 from dpjax.accounting._subsampling import (
+    gaussian_event,
     noise_multiplier,
     noise_multiplier_to_epsilon,
-    sampled_gaussian_event,
 )
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 
 __all__ = [
-    "ObjectiveNoise",
     "PrivacyGuarantee",
-    "SmoothNoise",
     "calibrate_smooth_noise",
     "discrete_gaussian_epsilon",
     "discrete_gaussian_stddev",
@@ -56,11 +50,8 @@ __all__ = [
     "noise_multiplier_to_epsilon",
     "objective_epsilon",
     "objective_noise",
-    "paper_objective_noise",
-    "parallel_composition",
     "poisson_capacity",
     "rho_to_epsilon",
-    "sampled_gaussian_event",
     "selection_epsilon",
     "selection_event",
     "smooth_gaussian_epsilon",

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism, exactly: its noise, its epsilon and its event.
+"""The Gaussian mechanism, exactly: its noise and its epsilon.
 
 T adaptive releases of l2 sensitivity D, with noise of standard deviation s, are exactly
 as private as one release of sensitivity sqrt(T) D (Dong, Roth, Su 2022, Corollary 3.3).
@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 import scipy.special
-from dp_accounting import GaussianDpEvent, SelfComposedDpEvent, gaussian_mechanism
+from dp_accounting import gaussian_mechanism
 
 from dpjax import _validate
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
@@ -132,40 +132,6 @@ def gaussian_epsilon(
         by_zcdp = rho_to_epsilon(1 / (2 * unit**2), delta)
         return min(_SMALLEST_ANALYTIC_EPSILON, by_zcdp)
     return float(epsilon) * (1 + _EPSILON_SLACK)
-
-
-def gaussian_event(
-    noise_multiplier: float, *, num_releases: int = 1
-) -> SelfComposedDpEvent:
-    """The `dp_accounting` event of Gaussian releases on the full data.
-
-    Args:
-        noise_multiplier: stddev / l2 sensitivity under the relation of interest.
-        num_releases: number of releases T.
-
-    Returns:
-        T-fold composition of `GaussianDpEvent(noise_multiplier)`.
-
-    Raises:
-        ValueError: If the noise multiplier is negative or NaN, or num_releases is below
-            one.
-
-    Privacy:
-        Read it with an `RdpAccountant` (any relation) or with a
-        `PLDAccountant(ADD_OR_REMOVE_ONE)`. A `PLDAccountant(REPLACE_ONE)` takes the
-        multiplier for stddev / norm bound and doubles the sensitivity once more: it
-        reports more epsilon than is spent, never less.
-
-    Example:
-        >>> import dp_accounting
-        >>> event = gaussian_event(3.7306, num_releases=1)
-        >>> accountant = dp_accounting.pld.PLDAccountant().compose(event)
-        >>> round(accountant.get_epsilon(1e-5), 3)
-        1.0
-    """
-    _validate.within(0.0, math.inf, noise_multiplier=noise_multiplier)
-    _validate.count(num_releases=num_releases)
-    return SelfComposedDpEvent(GaussianDpEvent(float(noise_multiplier)), num_releases)
 
 
 def _zero_epsilon_stddev(delta: float) -> float:

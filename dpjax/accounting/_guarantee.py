@@ -24,7 +24,7 @@ class PrivacyGuarantee:
         delta: privacy parameter in [0, 1).
         relation: which data sets count as neighbours.
         dp_event: the `dp_accounting` event of the release, in the convention of that
-            relation (see `gaussian_event`, `sampled_gaussian_event` and
+            relation (see `gaussian_event`, `gaussian_event` and
             `selection_event` for which accountant reads it). It must be hashable:
             compose tuples, not lists.
         description: one sentence that a person understands. The one of `of` rounds

@@ -44,11 +44,12 @@ m^2/4 >= 1, there delta_G(e, m) = integral of k <= m k(m)/2, which is that claim
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import scipy.stats
 
 from dpjax import _validate
+from dpjax._types import Calibration
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 
 # The share of delta for the two smaller terms of (3). Any share is valid; this one
@@ -80,11 +81,23 @@ def objective_noise(
     curvature_bound: float,
     derivative_bound: float = 1.0,
     is_non_increasing: bool = False,
+    calibration: Calibration = "tight",
+    num_features: int | None = None,
 ) -> ObjectiveNoise:
     """The noise that makes the minimiser of a perturbed objective private.
 
     Solves (2) of this module, or (3) for a loss that never increases, for sigma. Where
     j would exceed epsilon/2, regularization is raised until it equals epsilon/2.
+
+    calibration="paper" takes Procedure 3 of paper 002, with the private one of its two
+    roots. With e = epsilon - 2 log(1 + c/(N lambda)) and Delta = 0 where e is positive,
+    else e = epsilon/2 and Delta = c/(N (e^(epsilon/4) - 1)) - lambda; with q^2 the
+    1 - delta quantile of chi-square with d degrees of freedom,
+
+        sigma = L (q + sqrt(q^2 + 2 e)) / e.
+
+    The printed equation, P(chi^2 <= ((sigma^2 e - 2) / (2 sigma))^2) = 1 - delta, also
+    holds at a small sigma with sigma^2 e < 2, which protects nobody.
 
     Args:
         epsilon: privacy parameter, positive and finite.
@@ -93,33 +106,55 @@ def objective_noise(
         regularization: lambda >= 0, per record: the objective is the *sum* of losses
             plus (N lambda / 2) ||w||^2.
         curvature_bound: c > 0, a Lipschitz constant of phi'.
-        derivative_bound: L > 0, a bound on |phi'|.
-        is_non_increasing: whether phi' <= 0 everywhere.
+        derivative_bound: L > 0, a bound on |phi'|; 1 in the paper.
+        is_non_increasing: whether phi' <= 0 everywhere; "paper" makes no use of it.
+        calibration: "tight" or "paper".
+        num_features: d, the dimension of w, on which only "paper" depends.
 
     Returns:
         `ObjectiveNoise(stddev, extra_regularization)`. The stddev is proportional to L
         at a fixed c / (N Lambda): scaling the loss by L and Lambda by L scales (1).
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of its range, or num_features is missing.
 
     Privacy:
         The exact minimiser of (1) is (epsilon, delta)-DP under replace-one, by the
-        proof above, for predictors that see a record through <w, x> alone.
+        proof above, for predictors that see a record through <w, x> alone; with the
+        paper's noise by its Theorem 4.1, and loosely, since that noise grows with
+        sqrt(d): `objective_epsilon` tells what it really gives.
 
     Example:
-        >>> noise = objective_noise(1.0, 1e-5, num_samples=1000, regularization=0.01,
-        ...                         curvature_bound=0.25, is_non_increasing=True)
+        >>> setting = {"num_samples": 1000, "regularization": 0.01,
+        ...            "curvature_bound": 0.25, "is_non_increasing": True}
+        >>> noise = objective_noise(1.0, 1e-5, **setting)
         >>> round(noise.stddev, 2), noise.extra_regularization
         (7.63, 0.0)
+        >>> noise = objective_noise(
+        ...     1.0, 1e-5, **setting, calibration="paper", num_features=50)
+        >>> round(noise.stddev, 1)
+        21.6
 
     Reference:
-        Rajkumar, Agarwal (2012), Theorem 4.1; Chaudhuri, Monteleoni, Sarwate (2011),
-        Theorem 9, for the Jacobian. The bounds (2) and (3) are proved above.
+        Rajkumar, Agarwal (2012), Procedure 3 and Theorem 4.1; Chaudhuri, Monteleoni,
+        Sarwate (2011), Theorem 9, for the Jacobian. The bounds (2) and (3) are proved
+        above.
     """
     _check(delta, num_samples, curvature_bound, derivative_bound)
     _validate.positive(epsilon=epsilon)
     _validate.non_negative(regularization=regularization)
+    _validate.choice(Calibration, calibration=calibration)
+    if calibration == "paper":
+        _validate.count(num_features=num_features)
+        unit, extra = _papers_noise(
+            epsilon,
+            delta,
+            num_samples,
+            cast(int, num_features),
+            regularization,
+            curvature_bound,
+        )
+        return ObjectiveNoise(unit * derivative_bound, extra)
     budget = min(epsilon / 2, _LARGEST_JACOBIAN)
     least = curvature_bound / (num_samples * math.expm1(budget))
     extra = max(0.0, least - regularization)
@@ -189,59 +224,15 @@ def objective_epsilon(
     return remaining + _jacobian(num_samples, regularization, curvature_bound)
 
 
-def paper_objective_noise(
+def _papers_noise(
     epsilon: float,
     delta: float,
-    *,
     num_samples: int,
     num_features: int,
     regularization: float,
     curvature_bound: float,
-    derivative_bound: float = 1.0,
-) -> ObjectiveNoise:
-    """The noise of Procedure 3 of paper 002, with the private one of its two roots.
-
-    With e = epsilon - 2 log(1 + c/(N lambda)) and Delta = 0 where e is positive, else
-    e = epsilon/2 and Delta = c/(N (e^(epsilon/4) - 1)) - lambda; with q^2 the 1 - delta
-    quantile of chi-square with d degrees of freedom,
-
-        sigma = L (q + sqrt(q^2 + 2 e)) / e.
-
-    The printed equation, P(chi^2 <= ((sigma^2 e - 2) / (2 sigma))^2) = 1 - delta, also
-    holds at a small sigma with sigma^2 e < 2, which protects nobody.
-
-    Args:
-        epsilon: privacy parameter, positive and finite.
-        delta: privacy parameter in (0, 1).
-        num_samples: N, public.
-        num_features: d, the dimension of w.
-        regularization: lambda >= 0, per record.
-        curvature_bound: c > 0, a Lipschitz constant of phi'.
-        derivative_bound: L > 0, a bound on |phi'|; 1 in the paper.
-
-    Returns:
-        `ObjectiveNoise(stddev, extra_regularization)`.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Privacy:
-        (epsilon, delta)-DP under replace-one, by the paper's Theorem 4.1, and loosely:
-        the noise grows with sqrt(d). `objective_epsilon` tells what it really gives.
-
-    Example:
-        >>> noise = paper_objective_noise(1.0, 1e-5, num_samples=1000, num_features=50,
-        ...                               regularization=0.01, curvature_bound=0.25)
-        >>> round(noise.stddev, 1)
-        21.6
-
-    Reference:
-        Rajkumar, Agarwal (2012), Procedure 3 and Theorem 4.1.
-    """
-    _check(delta, num_samples, curvature_bound, derivative_bound)
-    _validate.count(num_features=num_features)
-    _validate.positive(epsilon=epsilon)
-    _validate.non_negative(regularization=regularization)
+) -> tuple[float, float]:
+    """Returns sigma for L = 1, and Delta, of Procedure 3 of paper 002."""
     remaining, extra = epsilon / 2, 0.0
     if regularization > 0:
         jacobian = 2 * _jacobian(num_samples, regularization, curvature_bound)
@@ -252,8 +243,7 @@ def paper_objective_noise(
         least = curvature_bound / (num_samples * math.expm1(budget))
         extra = least - regularization
     quantile = math.sqrt(float(scipy.stats.chi2.isf(delta, num_features)))
-    stddev = (quantile + math.sqrt(quantile**2 + 2 * remaining)) / remaining
-    return ObjectiveNoise(stddev * derivative_bound, extra)
+    return (quantile + math.sqrt(quantile**2 + 2 * remaining)) / remaining, extra
 
 
 def _jacobian(num_samples: int, regularization: float, curvature_bound: float) -> float:

@@ -30,7 +30,6 @@ added or removed the pair is their Theorem 11).
 import dataclasses
 import functools
 import math
-from typing import get_args
 
 from dp_accounting import (
     DpEvent,
@@ -51,11 +50,7 @@ from dpjax._types import (
     NoiseName,
 )
 from dpjax.accounting._capacity import check_sampling_prob, without_overflow
-from dpjax.accounting._gaussian import (
-    gaussian_epsilon,
-    gaussian_event,
-    gaussian_stddev,
-)
+from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 
 # Outside this range of noise multipliers no sampled step is analysed: below, epsilon
@@ -111,7 +106,7 @@ class Scheme:
                 self.sampling_prob, GaussianDpEvent(per_norm * multiplier)
             )
         else:
-            return gaussian_event(multiplier, num_releases=self.num_steps)
+            step = GaussianDpEvent(multiplier)
         return SelfComposedDpEvent(step, self.num_steps)
 
     def epsilon(self, multiplier: float, delta: float) -> float:
@@ -162,9 +157,7 @@ def scheme_of(
     noise: NoiseName,
 ) -> Scheme:
     """Checks the sampling arguments of `noise_multiplier` and tells the scheme."""
-    _validate.require(
-        noise in get_args(NoiseName), "noise", noise, " or ".join(get_args(NoiseName))
-    )
+    _validate.choice(NoiseName, noise=noise)
     _validate.require(
         noise == "gaussian" or (sampling_prob == 1 and batch_size is None),
         "noise",

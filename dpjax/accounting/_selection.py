@@ -204,9 +204,4 @@ def _root(function: Callable[[float], float], upper: float) -> float:
 def _check(delta: float, num_selections: int, mechanism: str) -> None:
     _validate.delta(delta)
     _validate.count(num_selections=num_selections)
-    _validate.require(
-        mechanism in ("exponential", "permute_and_flip"),
-        "mechanism",
-        mechanism,
-        "exponential or permute_and_flip",
-    )
+    _validate.choice(SelectionName, mechanism=mechanism)

@@ -37,7 +37,7 @@ for sigma >= 0.3. Both are below (a/2) t (t/sigma^2 + 1/sigma + 2).
 """
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import scipy.special
@@ -269,10 +269,5 @@ def _stddev(sigma, mechanism):
 
 
 def _check(sigma: float, mechanism: str) -> None:
-    _validate.require(
-        mechanism in get_args(SmoothNoiseName),
-        "mechanism",
-        mechanism,
-        "laplace_log_normal or arsinh_normal",
-    )
+    _validate.choice(SmoothNoiseName, mechanism=mechanism)
     _validate.within(_LEAST_SIGMA[mechanism], _LARGEST_SIGMA, sigma=sigma)

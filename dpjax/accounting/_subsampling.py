@@ -120,7 +120,7 @@ def noise_multiplier_to_epsilon(
     Args:
         noise_multiplier: stddev / l2 sensitivity under `relation`, 0 to inf.
         delta: privacy parameter in [0, 1).
-        num_steps: number of noisy steps T.
+        num_steps: number of noisy releases, or of steps of a run, T.
         sampling_prob: probability in (0, 1] with which each record enters a batch.
         num_samples: public number of records; only with `batch_size`.
         batch_size: number of records in every batch; only with `num_samples`.
@@ -160,21 +160,21 @@ def noise_multiplier_to_epsilon(
     return scheme.epsilon(float(noise_multiplier), float(delta))
 
 
-def sampled_gaussian_event(
+def gaussian_event(
     noise_multiplier: float,
     *,
-    num_steps: int,
+    num_steps: int = 1,
     sampling_prob: float = 1.0,
     num_samples: int | None = None,
     batch_size: int | None = None,
     relation: NeighboringRelation = REPLACE_ONE,
     noise: NoiseName = "gaussian",
 ) -> DpEvent:
-    """The `dp_accounting` event of a training run with a given noise multiplier.
+    """The `dp_accounting` event of Gaussian releases of a given noise multiplier.
 
     Args:
         noise_multiplier: stddev / l2 sensitivity under `relation`, 0 to inf.
-        num_steps: number of noisy steps T.
+        num_steps: number of noisy releases, or of steps of a run, T.
         sampling_prob: probability in (0, 1] with which each record enters a batch.
         num_samples: public number of records; only with `batch_size`.
         batch_size: number of records in every batch; only with `num_samples`.
@@ -191,7 +191,10 @@ def sampled_gaussian_event(
           relation it was made for.
         * fixed size: `RdpAccountant(neighboring_relation=REPLACE_ONE)`. The Gaussian
           carries the multiplier itself.
-        * full batch: as `gaussian_event` says.
+        * full batch: `RdpAccountant` (any relation) or
+          `PLDAccountant(ADD_OR_REMOVE_ONE)`. The Gaussian carries the multiplier
+          itself, which `PLDAccountant(REPLACE_ONE)` takes for stddev / norm bound: it
+          doubles the sensitivity once more.
 
     Raises:
         ValueError: As for `noise_multiplier`.
@@ -201,7 +204,11 @@ def sampled_gaussian_event(
         the event either reads it as above, reports more epsilon, or refuses it.
 
     Example:
-        >>> sampled_gaussian_event(1.18, num_steps=1000, sampling_prob=0.01).event
+        >>> import dp_accounting
+        >>> accountant = dp_accounting.pld.PLDAccountant()
+        >>> round(accountant.compose(gaussian_event(3.7306)).get_epsilon(1e-5), 3)
+        1.0
+        >>> gaussian_event(1.18, num_steps=1000, sampling_prob=0.01).event
         PoissonSampledDpEvent(sampling_probability=0.01,
                               event=GaussianDpEvent(noise_multiplier=2.36))
     """

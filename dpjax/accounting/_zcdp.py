@@ -159,6 +159,4 @@ def _largest_b(log_inverse: float) -> float:
 
 def _check_delta_and_conversion(delta: float, conversion: str) -> None:
     _validate.delta(delta)
-    _validate.require(
-        conversion in ("tight", "simple"), "conversion", conversion, "tight or simple"
-    )
+    _validate.choice(Conversion, conversion=conversion)

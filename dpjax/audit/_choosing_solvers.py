@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from dpjax import batching, constraints, solvers
 from dpjax._types import Key, PyTree
-from dpjax.audit._case import Case
+from dpjax.audit._lower_bound import Case
 from dpjax.estimators import Winsorization
 from dpjax.solvers import Solution
 
@@ -77,23 +77,19 @@ def dp_l1_regression() -> Case:
     )
 
 
-def private_quantile() -> Case:
+def dp_quantile() -> Case:
     """The smaller of two samples jumps over the other. Shows 0.83 of 1.
 
     Of all neighbours in up to four bins none is told apart better: 0.92 by the law.
     """
 
     def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.private_quantile(
-            samples, key=key, epsilon=1.0, edges=jnp.arange(5.0)
-        )
+        return solvers.dp_quantile(samples, key=key, epsilon=1.0, edges=jnp.arange(5.0))
 
-    return solved(
-        "private_quantile", solve, jnp.array([0.5, 1.5]), jnp.array([3.5, 1.5])
-    )
+    return solved("dp_quantile", solve, jnp.array([0.5, 1.5]), jnp.array([3.5, 1.5]))
 
 
-def private_center_and_scale() -> Case:
+def dp_center_and_scale() -> Case:
     """One record decides the median, and the quantile of distances from it.
 
     Shows 2.6 of 4. Choices among 1,501 bins are slow: 20,000 releases.
@@ -107,7 +103,7 @@ def private_center_and_scale() -> Case:
     samples = jnp.array([*below, *[near] * 8, *[above] * 20])
 
     def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.private_center_and_scale(samples[:, None], key=key, epsilon=4.0)
+        return solvers.dp_center_and_scale(samples[:, None], key=key, epsilon=4.0)
 
     def statistic(params: PyTree) -> jax.Array:
         centers, scales = params
@@ -117,7 +113,7 @@ def private_center_and_scale() -> Case:
         return jnp.sum(is_moved)
 
     return solved(
-        "private_center_and_scale",
+        "dp_center_and_scale",
         solve,
         samples,
         samples.at[12].set(center + far),
@@ -185,7 +181,7 @@ BUILDERS: dict[str, Callable[[], Case]] = {
         dp_frank_wolfe_composed,
         dp_lasso,
         dp_l1_regression,
-        private_quantile,
-        private_center_and_scale,
+        dp_quantile,
+        dp_center_and_scale,
     )
 }

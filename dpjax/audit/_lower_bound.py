@@ -13,13 +13,14 @@ Counts of independent releases bound f from above and t from below (Clopper and 
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import scipy.stats
 
 from dpjax import _validate
 from dpjax._types import Key, PyTree
-from dpjax.accounting import gaussian_epsilon
+from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon
 from dpjax.audit._releases import Release, Source, Statistic
 from dpjax.audit._statistics import learn_statistics
 
@@ -89,6 +90,7 @@ def epsilon_lower_bound(
     delta: float = 0.0,
     num_releases: int = 100_000,
     confidence: float = 1 - 1e-6,
+    is_gaussian: bool = False,
     statistic: Statistic | None = None,
     batch_size: int | None = None,
     vectorize: bool = True,
@@ -100,7 +102,10 @@ def epsilon_lower_bound(
 
         epsilon >= max(log((t - delta) / f), log((1 - f - delta) / (1 - t))),
 
-    by (1) of this module.
+    by (1) of this module. Of a claim of Gaussian differential privacy the attack bounds
+    mu >= Phi^-1(t) - Phi^-1(f), by (2), and epsilon is that of mu at delta. Where delta
+    is small it is far closer to the truth, since mu shows in attacks that often
+    succeed, epsilon at delta only in rare ones.
 
     Args:
         release: `release(key, data)`, any traceable function that returns a pytree of
@@ -108,9 +113,11 @@ def epsilon_lower_bound(
         data: a pytree of arrays.
         neighbor: another of the same shapes and dtypes.
         key: a typed key, used once here. Every release gets a key of its own.
-        delta: at which to bound epsilon, in [0, 1).
+        delta: at which to bound epsilon, in [0, 1), or (0, 1) of a Gaussian claim.
         num_releases: how many to draw, half of each data set; at least 100.
         confidence: one minus the probability of a bound that is too high.
+        is_gaussian: whether the claim is mu-Gaussian-DP: Gaussian noise on values of
+            bounded l2 sensitivity, composed, and anything computed from them.
         statistic: a traceable function of a release that returns a scalar, in whose
             high or low values the two data sets differ. By default the best of what
             is learnt from the first releases: a linear discriminant, log ratios of
@@ -121,7 +128,8 @@ def epsilon_lower_bound(
             release after the other.
 
     Returns:
-        An `Audit`, the same for the same key.
+        An `Audit`, the same for the same key; `audit.mu` is the bound on mu. An epsilon
+        of a Gaussian claim that is below 1e-4 is given as zero.
 
     Raises:
         ValueError: where an argument is out of its range, the data sets differ in
@@ -134,7 +142,9 @@ def epsilon_lower_bound(
         attack is fixed before the releases that test it are looked at, their counts
         are binomial, and each of the two rates fails with half of 1 - confidence. That
         covers neither the choice of the data sets nor of the attack: a low bound
-        proves nothing, a bound above a claim refutes it.
+        proves nothing, a bound above a claim refutes it. With is_gaussian it bounds
+        mu, hence the epsilon of a claim that is Gaussian; it does not refute a claim
+        that is (epsilon, delta) for one delta only.
 
     Example:
         >>> import jax
@@ -144,97 +154,95 @@ def epsilon_lower_bound(
         ...     key=jax.random.key(0))
         >>> print(f"{audit.epsilon:.2f} of 1")
         0.88 of 1
-
-    Reference:
-        Kairouz, Oh, Viswanath (2015), "The composition theorem for differential
-        privacy", Theorem 2.1, for (1). Clopper, Pearson (1934). Attacks as lower
-        bounds: Jagielski, Ullman, Oprea (2020), "Auditing differentially private
-        machine learning"; Bichsel et al. (2021), "DP-Sniper", for learnt attacks.
-    """
-    _validate.delta(delta)
-
-    def bound(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        return _epsilon_bound(low, high, delta)
-
-    def epsilon_fn(epsilon: np.ndarray) -> float:
-        return max(0.0, float(epsilon))
-
-    source = Source(release, data, neighbor, statistic, batch_size, vectorize)
-    return _attack(source, key, delta, num_releases, confidence, bound, epsilon_fn)
-
-
-def gaussian_lower_bound(
-    release: Release,
-    data: PyTree,
-    neighbor: PyTree,
-    *,
-    key: Key,
-    delta: float,
-    num_releases: int = 100_000,
-    confidence: float = 1 - 1e-6,
-    statistic: Statistic | None = None,
-    batch_size: int | None = None,
-    vectorize: bool = True,
-) -> Audit:
-    """A lower bound on epsilon of a release that is claimed to be Gaussian-DP.
-
-    As `epsilon_lower_bound`, but the attack bounds mu >= Phi^-1(t) - Phi^-1(f), by (2)
-    of this module, and epsilon is that of mu-Gaussian differential privacy at delta.
-    Where delta is small it is far closer to the truth, since mu shows in attacks that
-    often succeed, epsilon at delta only in rare ones.
-
-    Args:
-        release: as for `epsilon_lower_bound`.
-        data: as for `epsilon_lower_bound`.
-        neighbor: as for `epsilon_lower_bound`.
-        key: a typed key, used once here.
-        delta: at which to state epsilon, strictly between 0 and 1.
-        num_releases: how many to draw, half of each data set; at least 100.
-        confidence: one minus the probability of a bound that is too high.
-        statistic: as for `epsilon_lower_bound`.
-        batch_size: as for `epsilon_lower_bound`.
-        vectorize: as for `epsilon_lower_bound`.
-
-    Returns:
-        An `Audit`, the same for the same key; `audit.mu` is the bound on mu. An epsilon
-        below 1e-4 is given as zero.
-
-    Raises:
-        ValueError: as for `epsilon_lower_bound`.
-
-    Privacy:
-        Holds for releases that are claimed to be mu-Gaussian-DP: Gaussian noise on
-        values of bounded l2 sensitivity, composed, and anything computed from them. If
-        the claim is true, audit.mu <= mu with probability `confidence`, hence
-        audit.epsilon <= `dpjax.accounting.gaussian_epsilon` of it. It does not refute
-        a claim that is (epsilon, delta) for one delta only.
-
-    Example:
-        >>> import jax
         >>> from dpjax.accounting import gaussian_stddev
         >>> from dpjax.mechanisms import gaussian
         >>> stddev = gaussian_stddev(1.0, 1e-5, sensitivity=1.0)
-        >>> audit = gaussian_lower_bound(
+        >>> audit = epsilon_lower_bound(
         ...     lambda key, value: gaussian(key, value, stddev=stddev), 0.0, 1.0,
-        ...     key=jax.random.key(0), delta=1e-5)
+        ...     key=jax.random.key(0), delta=1e-5, is_gaussian=True)
         >>> print(f"{audit.epsilon:.2f} of 1")
         0.71 of 1
 
     Reference:
-        Dong, Roth, Su (2022), "Gaussian differential privacy", Definition 2.6 and
-        Corollary 2.13; Nasr et al. (2023), "Tight auditing of differentially private
-        machine learning".
+        Kairouz, Oh, Viswanath (2015), "The composition theorem for differential
+        privacy", Theorem 2.1, for (1). Dong, Roth, Su (2022), "Gaussian differential
+        privacy", Definition 2.6 and Corollary 2.13, for (2). Clopper, Pearson (1934).
+        Attacks as lower bounds: Jagielski, Ullman, Oprea (2020), "Auditing
+        differentially private machine learning"; Nasr et al. (2023), "Tight auditing of
+        differentially private machine learning"; Bichsel et al. (2021), "DP-Sniper",
+        for learnt attacks.
     """
-    _validate.probability(delta=delta)
-
-    def epsilon_fn(mu: np.ndarray) -> float:
-        if mu <= 0:
-            return 0.0
-        epsilon = gaussian_epsilon(1 / float(mu), delta, sensitivity=1.0)
-        return 0.0 if epsilon <= _SMALLEST_EPSILON else epsilon * (1 - _EPSILON_SLACK)
-
+    _validate.delta(delta)
     source = Source(release, data, neighbor, statistic, batch_size, vectorize)
-    return _attack(source, key, delta, num_releases, confidence, _mu_bound, epsilon_fn)
+    if is_gaussian:
+        _validate.probability(delta=delta)
+        bound, epsilon_fn = _mu_bound, partial(_epsilon_of_mu, delta=delta)
+    else:
+        bound, epsilon_fn = partial(_epsilon_bound, delta=delta), _at_least_zero
+    return _attack(source, key, delta, num_releases, confidence, bound, epsilon_fn)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One release on two neighbouring data sets, and the privacy it claims.
+
+    Args:
+        name: what the release is called.
+        release: `release(key, data)`, as for `epsilon_lower_bound`.
+        data: a data set.
+        neighbor: a neighbour of it under `privacy.relation`, chosen to be told apart.
+        privacy: the claim, an (epsilon, delta) guarantee.
+        statistic: as for `epsilon_lower_bound`; learnt where it is None.
+        num_releases: how many releases an audit takes unless it is told.
+        is_gaussian: as for `epsilon_lower_bound`.
+        vectorize: as for `epsilon_lower_bound`.
+
+    Example:
+        >>> import dataclasses, jax
+        >>> from dpjax.audit import cases
+        >>> case = cases()["laplace"]
+        >>> def release(key, value):  # of too little noise
+        ...     return case.release(key, jax.tree.map(lambda x: 1.5 * x, value))
+        >>> faulty = dataclasses.replace(case, release=release)
+        >>> found = faulty.audit(key=jax.random.key(0))
+        >>> print(found.epsilon > case.privacy.epsilon)
+        True
+    """
+
+    name: str
+    release: Release
+    data: PyTree
+    neighbor: PyTree
+    privacy: PrivacyGuarantee
+    statistic: Statistic | None = None
+    num_releases: int = 100_000
+    is_gaussian: bool = False
+    vectorize: bool = True
+
+    def audit(self, *, key: Key, num_releases: int | None = None) -> Audit:
+        """Attacks the claim, which a bound above `privacy.epsilon` refutes.
+
+        Args:
+            key: a typed key, used once here.
+            num_releases: how many to draw; by default the case's own number.
+
+        Returns:
+            What `epsilon_lower_bound` found.
+
+        Raises:
+            ValueError: as for `epsilon_lower_bound`.
+        """
+        return epsilon_lower_bound(
+            self.release,
+            self.data,
+            self.neighbor,
+            key=key,
+            delta=self.privacy.delta,
+            num_releases=self.num_releases if num_releases is None else num_releases,
+            is_gaussian=self.is_gaussian,
+            statistic=self.statistic,
+            vectorize=self.vectorize,
+        )
 
 
 def clopper_pearson(
@@ -251,6 +259,17 @@ def clopper_pearson(
         low = scipy.stats.beta.ppf(significance, counts, total - counts + 1)
         high = scipy.stats.beta.isf(significance, counts + 1, total - counts)
     return np.where(counts > 0, low, 0.0), np.where(counts < total, high, 1.0)
+
+
+def _at_least_zero(epsilon: np.ndarray) -> float:
+    return max(0.0, float(epsilon))
+
+
+def _epsilon_of_mu(mu: np.ndarray, delta: float) -> float:
+    if mu <= 0:
+        return 0.0
+    epsilon = gaussian_epsilon(1 / float(mu), delta, sensitivity=1.0)
+    return 0.0 if epsilon <= _SMALLEST_EPSILON else epsilon * (1 - _EPSILON_SLACK)
 
 
 def _epsilon_bound(low: np.ndarray, high: np.ndarray, delta: float) -> np.ndarray:

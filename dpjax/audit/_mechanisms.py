@@ -16,8 +16,7 @@ from dp_accounting import DpEvent, LaplaceDpEvent, UnsupportedDpEvent, ZCDpEvent
 from dpjax import accounting, mechanisms
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.audit._case import Case
-from dpjax.audit._lower_bound import gaussian_lower_bound
+from dpjax.audit._lower_bound import Case
 from dpjax.audit._releases import Statistic
 
 _DELTA = 0.05
@@ -36,7 +35,7 @@ def gaussian() -> Case:
         privacy=PrivacyGuarantee.of(
             epsilon, delta, dp_event=accounting.gaussian_event(stddev)
         ),
-        lower_bound=gaussian_lower_bound,
+        is_gaussian=True,
     )
 
 
@@ -159,16 +158,23 @@ def peeling() -> Case:
     )
 
 
-def laplace_peeling() -> Case:
+def peeling_laplace() -> Case:
     """The coordinate that is behind falls behind further, and rarely comes first."""
 
     def release(key: Key, vector: jax.Array) -> jax.Array:
-        return mechanisms.laplace_peeling(key, vector, sparsity=1, scale=scale)
+        return mechanisms.peeling(
+            key,
+            vector,
+            sparsity=1,
+            selection_scale=scale,
+            release_stddev=math.sqrt(2) * scale,
+            noise="laplace",
+        )
 
     epsilon = 1.5
     scale = 3 / epsilon
     return Case(
-        name="laplace_peeling",
+        name="peeling_laplace",
         release=release,
         data=jnp.array([104.0, 100.0]),
         neighbor=jnp.array([105.0, 99.0]),
@@ -221,6 +227,6 @@ BUILDERS: dict[str, Callable[[], Case]] = {
         exponential,
         permute_and_flip,
         peeling,
-        laplace_peeling,
+        peeling_laplace,
     )
 }

@@ -14,33 +14,30 @@ import numpy as np
 from dpjax import batching, estimators, parties, solvers
 from dpjax._types import Key, PyTree
 from dpjax.audit import _choosing_solvers
-from dpjax.audit._case import Case
 from dpjax.audit._choosing_solvers import linear, solved
-from dpjax.audit._lower_bound import gaussian_lower_bound
+from dpjax.audit._lower_bound import Case
 from dpjax.estimators import Clipping, Winsorization
 from dpjax.solvers import Solution
 
 _FAR = [[0.0, 0.0], [3e30, 4e30]]
 
 
-def private_mean() -> Case:
+def dp_mean() -> Case:
     """With the default estimator an infinite sample changes sign. Shows 3.6 of 4."""
 
     def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.private_mean(samples, key=key, epsilon=4.0, delta=1e-5)
+        return solvers.dp_mean(samples, key=key, epsilon=4.0, delta=1e-5)
 
     samples = jnp.array([0.0, jnp.inf])
-    return solved(
-        "private_mean", solve, samples, -samples, lower_bound=gaussian_lower_bound
-    )
+    return solved("dp_mean", solve, samples, -samples, is_gaussian=True)
 
 
-def private_mean_trimmed() -> Case:
+def dp_mean_trimmed() -> Case:
     """Sixteen coordinates cross the clamp. Shows 1.2 of 2, through zCDP."""
     estimator = estimators.TrimmedMean(0.34, lower=-1.0, upper=1.0)
 
     def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.private_mean(
+        return solvers.dp_mean(
             samples, key=key, epsilon=2.0, delta=0.05, estimator=estimator
         )
 
@@ -49,7 +46,7 @@ def private_mean_trimmed() -> Case:
 
     samples = jnp.outer(jnp.array([-9.0, 9.0, 9.0]), jnp.ones(16))
     return solved(
-        "private_mean_trimmed",
+        "dp_mean_trimmed",
         solve,
         samples,
         samples.at[-1].multiply(-1),
@@ -62,7 +59,7 @@ def dp_gradient_descent() -> Case:
     return _descended(
         "dp_gradient_descent",
         _FAR,
-        lower_bound=gaussian_lower_bound,
+        is_gaussian=True,
         epsilon=4.0,
         delta=1e-5,
     )
@@ -73,7 +70,7 @@ def dp_gradient_descent_disjoint() -> Case:
     return _descended(
         "dp_gradient_descent_disjoint",
         _FAR,
-        lower_bound=gaussian_lower_bound,
+        is_gaussian=True,
         epsilon=4.0,
         delta=1e-5,
         batching=batching.Disjoint(),
@@ -140,11 +137,11 @@ def dp_sparse_linear_regression_scaled() -> Case:
     return _regressed("dp_sparse_linear_regression_scaled", learning_rate=None)
 
 
-def objective_perturbation() -> Case:
+def dp_objective_perturbation() -> Case:
     """The only label turns round, where the loss has its full slope. Shows 3.0 of 4."""
 
     def solve(key: Key, data: PyTree) -> Solution:
-        return solvers.objective_perturbation(
+        return solvers.dp_objective_perturbation(
             *data,
             key=key,
             epsilon=4.0,
@@ -155,18 +152,18 @@ def objective_perturbation() -> Case:
 
     features, labels = jnp.ones((1, 1)), jnp.ones(1)
     return solved(
-        "objective_perturbation", solve, (features, labels), (features, -labels)
+        "dp_objective_perturbation", solve, (features, labels), (features, -labels)
     )
 
 
-def sample_and_aggregate() -> Case:
+def dp_sample_and_aggregate() -> Case:
     """The first result crosses the ball, and with it the centre. Shows 3.0 of 4.
 
     The rest of the claim is for a scale that may differ, which here it does not.
     """
 
     def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.sample_and_aggregate(
+        return solvers.dp_sample_and_aggregate(
             jnp.mean,
             samples,
             key=key,
@@ -177,10 +174,10 @@ def sample_and_aggregate() -> Case:
         )
 
     samples = jnp.where(jnp.arange(201) < 101, -0.5, 0.5)
-    return solved("sample_and_aggregate", solve, samples, samples.at[0].set(0.5))
+    return solved("dp_sample_and_aggregate", solve, samples, samples.at[0].set(0.5))
 
 
-def multiparty_gradient_descent() -> Case:
+def dp_multiparty_gradient_descent() -> Case:
     """Both iterates of two parties with a record each, one of which turns round.
 
     They tell what the parties' two sums tell, and the case is for those who know no
@@ -190,7 +187,7 @@ def multiparty_gradient_descent() -> Case:
     def solve(key: Key, data: jax.Array, shown: solvers.Execution) -> Solution:
         def party_fn(transport: parties.Transport) -> Solution:
             party = transport.party
-            return solvers.multiparty_gradient_descent(
+            return solvers.dp_multiparty_gradient_descent(
                 linear,
                 jnp.zeros(1),
                 data[party],
@@ -215,18 +212,18 @@ def multiparty_gradient_descent() -> Case:
 
     data = jnp.ones((2, 1, 1))  # party, record, feature
     return Case(
-        name="multiparty_gradient_descent",
+        name="dp_multiparty_gradient_descent",
         release=release,
         data=data,
         neighbor=data.at[-1].multiply(-1),
         privacy=solve(jax.random.key(0), data, solvers.Execution()).privacy,
         num_releases=2_000,
-        lower_bound=gaussian_lower_bound,
+        is_gaussian=True,
         vectorize=False,
     )
 
 
-def multiparty_objective_perturbation() -> Case:
+def dp_multiparty_objective_perturbation() -> Case:
     """One of two parties' labels turns round, where the loss has its full slope.
 
     Shows 1.5 of 4: a run takes 80 ms, so 2,000 releases. Released are the parameters
@@ -238,7 +235,7 @@ def multiparty_objective_perturbation() -> Case:
 
         def party_fn(transport: parties.Transport) -> Solution:
             party = transport.party
-            return solvers.multiparty_objective_perturbation(
+            return solvers.dp_multiparty_objective_perturbation(
                 features[party],
                 labels[party],
                 transport=transport,
@@ -254,7 +251,7 @@ def multiparty_objective_perturbation() -> Case:
     features, labels = jnp.ones((2, 1, 1)), jnp.ones((2, 1))
     data = (features, labels)
     return Case(
-        name="multiparty_objective_perturbation",
+        name="dp_multiparty_objective_perturbation",
         release=lambda key, data: solve(key, data).params,
         data=data,
         neighbor=(features, labels.at[-1].multiply(-1)),
@@ -270,7 +267,7 @@ def _party_bytes(key: Key, party: int) -> Callable[[int], bytes]:
     return np.random.default_rng(seed).bytes
 
 
-def _descended(name: str, samples, *, lower_bound=None, **options) -> Case:
+def _descended(name: str, samples, *, is_gaussian=False, **options) -> Case:
     """Two steps along gradients that are the samples; the last one turns round."""
     settings = {"estimator": Clipping(1.0), "learning_rate": 1.0} | options
 
@@ -285,8 +282,7 @@ def _descended(name: str, samples, *, lower_bound=None, **options) -> Case:
         )
 
     data = jnp.array(samples, "float32")
-    bound = {} if lower_bound is None else {"lower_bound": lower_bound}
-    return solved(name, solve, data, data.at[-1].multiply(-1), **bound)
+    return solved(name, solve, data, data.at[-1].multiply(-1), is_gaussian=is_gaussian)
 
 
 def _peeled(name: str, *, epsilon: float, delta: float) -> Case:
@@ -332,8 +328,8 @@ def _regressed(name: str, *, learning_rate: float | None) -> Case:
 BUILDERS: dict[str, Callable[[], Case]] = {
     build.__name__: build
     for build in (
-        private_mean,
-        private_mean_trimmed,
+        dp_mean,
+        dp_mean_trimmed,
         dp_gradient_descent,
         dp_gradient_descent_disjoint,
         dp_gradient_descent_poisson,
@@ -343,9 +339,9 @@ BUILDERS: dict[str, Callable[[], Case]] = {
         dp_iterative_hard_thresholding_pure,
         dp_sparse_linear_regression,
         dp_sparse_linear_regression_scaled,
-        objective_perturbation,
-        sample_and_aggregate,
-        multiparty_gradient_descent,
-        multiparty_objective_perturbation,
+        dp_objective_perturbation,
+        dp_sample_and_aggregate,
+        dp_multiparty_gradient_descent,
+        dp_multiparty_objective_perturbation,
     )
 } | _choosing_solvers.BUILDERS

@@ -19,12 +19,12 @@ from dpjax._types import (
     REPLACE_ONE,
     Key,
     NeighboringRelation,
+    PeelingNoise,
     PyTree,
     SelectionName,
 )
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.audit._case import Case
-from dpjax.audit._lower_bound import Audit, epsilon_lower_bound, gaussian_lower_bound
+from dpjax.audit._lower_bound import Case
 from dpjax.audit._releases import Statistic
 from dpjax.constraints import Simplex
 from dpjax.estimators import (
@@ -98,7 +98,7 @@ def privatize_added_record() -> Case:
         data=(grads, jnp.array([False, True, True])),
         neighbor=(grads, jnp.array([False, True, False])),
         privacy=privacy,
-        lower_bound=gaussian_lower_bound,
+        is_gaussian=True,
     )
 
 
@@ -122,7 +122,7 @@ def dp_sgd() -> Case:
         data=grads,
         neighbor=grads.at[-1].multiply(-1),
         privacy=privacy,
-        lower_bound=gaussian_lower_bound,
+        is_gaussian=True,
     )
 
 
@@ -139,7 +139,7 @@ def add_gaussian_noise() -> Case:
         ),
         [[0.0, 0.0], [9.0, -9.0]],
         privacy,
-        lower_bound=gaussian_lower_bound,
+        is_gaussian=True,
     )
 
 
@@ -207,15 +207,15 @@ def frank_wolfe_permute_and_flip() -> Case:
 def peel() -> Case:
     """The two entries of the parameters change places. Shows 1.2 of 2.0."""
     privacy = _zero_concentrated_claim()
-    return _peeled("peel", transforms.peel, _RHO, privacy)
+    return _peeled("peel", "gumbel", _RHO, privacy)
 
 
-def laplace_peel() -> Case:
+def peel_laplace() -> Case:
     """The two entries of the parameters change places. Shows 1.2 of 2."""
     epsilon = 2.0
     privacy = PrivacyGuarantee.of(epsilon, 0.0, dp_event=UnsupportedDpEvent())
     rho = 5 * epsilon**2 / 18
-    return _peeled("laplace_peel", transforms.laplace_peel, rho, privacy)
+    return _peeled("peel_laplace", "laplace", rho, privacy)
 
 
 def _gaussian_claim(
@@ -225,7 +225,7 @@ def _gaussian_claim(
     multiplier = accounting.gaussian_stddev(
         _EPSILON, _DELTA, sensitivity=1.0, num_releases=num_releases
     )
-    event = accounting.gaussian_event(multiplier, num_releases=num_releases)
+    event = accounting.gaussian_event(multiplier, num_steps=num_releases)
     return multiplier, PrivacyGuarantee.of(
         _EPSILON, _DELTA, dp_event=event, relation=relation
     )
@@ -245,7 +245,7 @@ def _of_update(
     start: float = 0.0,
     neighbor: np.ndarray | None = None,
     statistic: Statistic | None = None,
-    lower_bound: Callable[..., Audit] = epsilon_lower_bound,
+    is_gaussian: bool = False,
 ) -> Case:
     """Audits one update; by default the neighbour's last gradient turns round."""
     data = jnp.asarray(grads, "float32")
@@ -263,7 +263,7 @@ def _of_update(
         neighbor=jnp.asarray(other, "float32"),
         privacy=privacy,
         statistic=statistic,
-        lower_bound=lower_bound,
+        is_gaussian=is_gaussian,
     )
 
 
@@ -276,7 +276,7 @@ def _privatized(name: str, estimator: Estimator, grads: list) -> Case:
         ),
         grads,
         privacy,
-        lower_bound=gaussian_lower_bound,
+        is_gaussian=True,
     )
 
 
@@ -310,7 +310,7 @@ def _frank_wolfe(
 
 def _peeled(
     name: str,
-    peel_fn: Callable[..., optax.GradientTransformation],
+    noise: PeelingNoise,
     rho: float,
     privacy: PrivacyGuarantee,
 ) -> Case:
@@ -320,12 +320,13 @@ def _peeled(
         lambda key: optax.chain(
             transforms.aggregate(estimator),
             optax.sgd(1.0),
-            peel_fn(
+            transforms.peel(
                 1,
                 rho=rho,
                 sensitivity=estimator.sensitivity(1, 2).linf,
                 limit=estimator.limit,
                 key=key,
+                noise=noise,
             ),
         ),
         [[1.0, -1.0]],
@@ -350,6 +351,6 @@ BUILDERS: dict[str, Callable[[], Case]] = {
         frank_wolfe,
         frank_wolfe_permute_and_flip,
         peel,
-        laplace_peel,
+        peel_laplace,
     )
 }

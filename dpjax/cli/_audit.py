@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from dpjax import _files, _validate
 from dpjax._rounding import as_decimal, rounded_down, rounded_up
 from dpjax.accounting import gaussian_stddev
-from dpjax.audit import Audit, Case, cases, gaussian_lower_bound
+from dpjax.audit import Audit, Case, cases
 from dpjax.cli._options import (
     Argument,
     check_each,
@@ -114,7 +114,7 @@ def plot_region(case: Case, found: Audit) -> bytes:
     label = f"claim: ε = {rounded_up(epsilon, 3)}"
     if delta > 0:
         label += f", δ = {rounded_up(delta, 6)}"
-    if case.lower_bound is gaussian_lower_bound:
+    if case.is_gaussian:
         # The claim is more than one epsilon and delta: the whole curve of mu.
         mu = 1 / gaussian_stddev(epsilon, delta, sensitivity=1.0)
         edge = scipy.stats.norm.cdf(scipy.stats.norm.isf(rates) - mu)

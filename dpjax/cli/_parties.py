@@ -37,7 +37,7 @@ from dpjax.cli._terminal import show_paths, terminal
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping
 from dpjax.parties import JaxTransport, num_secret_shares
-from dpjax.solvers import Execution, Solution, multiparty_gradient_descent
+from dpjax.solvers import Execution, Solution, dp_multiparty_gradient_descent
 
 _ROUND = "round "  # what a line begins with that a party prints for the terminal
 
@@ -199,7 +199,7 @@ def run_party(settings: PartySettings, party: int, coordinator: str) -> None:
             size = float(jnp.linalg.norm(params))
             print(f"{_ROUND}{step}/{settings.num_steps}: |w| = {size:.3f}", flush=True)
 
-    solution = multiparty_gradient_descent(
+    solution = dp_multiparty_gradient_descent(
         losses.logistic if is_classification else losses.squared,
         jnp.zeros(features.shape[1]),
         (jnp.asarray(features), jnp.asarray(targets)),

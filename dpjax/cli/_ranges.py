@@ -16,7 +16,7 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._runs import Run
 from dpjax.cli._sources import Table
 from dpjax.datasets import Numeric
-from dpjax.solvers import private_center_and_scale
+from dpjax.solvers import dp_center_and_scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ def buy_ranges(table: Table, *, key: Key, epsilon: float, delta: float) -> Range
         "left out where the schema leaves no center and scale open",
     )
     columns = [_numbers(table.columns[name][~table.is_test]) for name in names]
-    solution = private_center_and_scale(
+    solution = dp_center_and_scale(
         np.stack(columns, axis=1), key=key, epsilon=epsilon, delta=delta
     )
     centers, scales = (np.asarray(x, np.float64).tolist() for x in solution.params)

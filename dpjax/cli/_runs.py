@@ -129,7 +129,7 @@ def train_baselines(
     ):
         arguments = steps | {"estimator": estimator}
         runs.append(_run(name, without_noise, arguments, plan, data, on_step))
-    if not (is_itself and isinstance(descent.estimator, Clipping)):
+    if not (is_itself and _spoken(descent.estimator) == "clipping"):
         arguments = descent.arguments() | {"estimator": Clipping(1.0), "key": key}
         arguments |= {"epsilon": plan.facts.epsilon, "delta": plan.facts.gaussian_delta}
         method = GRADIENT_DESCENT

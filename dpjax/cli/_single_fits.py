@@ -18,9 +18,9 @@ from dpjax.constraints import L2Ball
 from dpjax.estimators import Mean
 from dpjax.solvers import (
     Solution,
-    objective_perturbation,
+    dp_objective_perturbation,
+    dp_sample_and_aggregate,
     robust_gradient_descent,
-    sample_and_aggregate,
 )
 
 
@@ -83,7 +83,7 @@ def aggregate_fits(
         learning_rate=learning_rate,
         num_steps=num_steps,
     )
-    solution = sample_and_aggregate(
+    solution = dp_sample_and_aggregate(
         lambda subset: fit(subset).params,
         data,
         num_subsets=num_subsets,
@@ -99,5 +99,5 @@ def perturb_objective(
 ) -> Solution:
     """Fits a logistic regression to features in units of the longest row."""
     rows = jnp.asarray(features) / longest_row
-    solution = objective_perturbation(rows, targets, **release)
+    solution = dp_objective_perturbation(rows, targets, **release)
     return dataclasses.replace(solution, params=solution.params / longest_row)

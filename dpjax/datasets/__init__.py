@@ -13,17 +13,13 @@ from dpjax.datasets._credit_default import credit_default
 from dpjax.datasets._dataset import Dataset
 from dpjax.datasets._encoding import Categorical, Numeric, encode
 from dpjax.datasets._heavy_tailed import (
-    Problem,
     l1_ball_params,
     linear_model,
     logistic_model,
-    reversed_logistic_model,
     sparse_params,
 )
 from dpjax.datasets._laws import (
-    Centered,
     Laplace,
-    Law,
     LogGamma,
     Logistic,
     LogLogistic,
@@ -39,10 +35,8 @@ from dpjax.datasets._year_prediction import year_prediction
 
 __all__ = [
     "Categorical",
-    "Centered",
     "Dataset",
     "Laplace",
-    "Law",
     "LogGamma",
     "LogLogistic",
     "LogNormal",
@@ -50,7 +44,6 @@ __all__ = [
     "Normal",
     "Numeric",
     "Pareto",
-    "Problem",
     "StudentT",
     "adult",
     "belgian_motor",
@@ -61,7 +54,6 @@ __all__ = [
     "linear_model",
     "logistic_model",
     "rand_hie",
-    "reversed_logistic_model",
     "sparse_params",
     "twitter",
     "winnipeg",

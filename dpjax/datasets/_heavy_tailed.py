@@ -8,11 +8,10 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._types import Key
-from dpjax.datasets._laws import Centered, Law, LogLogistic, LogNormal, Normal
+from dpjax.datasets._laws import Law, LogNormal, Normal
 
 _STANDARD_NORMAL = Normal()
-_SKEWED_NOISE = Centered(LogNormal(location=1.0, scale=1.0))
-_LABEL_NOISE = Centered(LogLogistic(location=0.2, scale=0.2))
+_SKEWED_NOISE = LogNormal(location=1.0, scale=1.0).centered()
 _SKEWED_FEATURES = LogNormal(scale=0.6**0.5)
 
 
@@ -170,13 +169,16 @@ def logistic_model(
     feature_law: Law = _SKEWED_FEATURES,
     noise_law: Law | None = None,
     params_fn: Callable[[Key, int], jax.Array] = l1_ball_params,
+    sign: int = 1,
 ) -> Problem:
-    """Draws a binary classification problem, in the sign convention of 004.
+    """Draws a binary classification problem.
 
-    y = sign(sigmoid(z) - 1/2) with z = <w*, x> + e: the label is the sign of z, and -1
-    where z is not above zero. The logistic loss falls along w*.
+    The target is the sign of sign·z, z = <w*, x> + e, and -1 where that is not above
+    zero. With sign = 1, as in 004, y = sign(sigmoid(z) - 1/2), and the logistic loss
+    falls along w*. With sign = -1, as 001 writes it, y = sign(1 / (1 + exp(z)) - 1/2),
+    and the loss falls along -w*.
 
-    The defaults are the experiment of figure 2: log-normal features, no noise.
+    The defaults are the experiment of 004's figure 2: log-normal features, no noise.
 
     Args:
         key: a typed JAX key.
@@ -185,13 +187,14 @@ def logistic_model(
         feature_law: law of every entry of x.
         noise_law: law of e; None for no noise.
         params_fn: (key, d) -> w*, shape (d,).
+        sign: 1 or -1.
 
     Returns:
-        The problem, with features (n, d), targets (n,) in {-1, +1} and true
-        parameters (d,).
+        The problem, with features (n, d), targets (n,) in {-1, +1} and the w* of z,
+        shape (d,).
 
     Raises:
-        ValueError: if the key or a count is not of its kind.
+        ValueError: if the key, a count or the sign is not of its kind.
 
     Example:
         >>> import jax
@@ -202,62 +205,13 @@ def logistic_model(
         [-1.0, 1.0]
 
     Reference:
-        004, sections 6.1 and 6.3.
+        004, sections 6.1 and 6.3; 001, section 6 and appendix C.
     """
+    _validate.require(sign in (1, -1), "sign", sign, "1 or -1")
     features, latent, true_params = _latent_model(
         key, num_samples, num_features, feature_law, noise_law, params_fn
     )
-    return Problem(features, _signs(latent), true_params)
-
-
-def reversed_logistic_model(
-    key: Key,
-    *,
-    num_samples: int,
-    num_features: int,
-    feature_law: Law = _STANDARD_NORMAL,
-    noise_law: Law | None = _LABEL_NOISE,
-    params_fn: Callable[[Key, int], jax.Array] = l1_ball_params,
-) -> Problem:
-    """Draws a binary classification problem, in the sign convention of 001.
-
-    y = sign(1 / (1 + exp(z)) - 1/2) with z = <w*, x> + e: the label is the sign of -z,
-    the opposite of 004's. The logistic loss falls along -w*, not along w*.
-
-    The defaults are the experiment of 001: log-logistic noise (mu, sigma) = (0.2, 0.2),
-    less its mean; features and w* as in `linear_model`.
-
-    Args:
-        key: a typed JAX key.
-        num_samples: n.
-        num_features: d.
-        feature_law: law of every entry of x.
-        noise_law: law of e; None for no noise.
-        params_fn: (key, d) -> w*, shape (d,).
-
-    Returns:
-        The problem, with features (n, d), targets (n,) in {-1, +1} and the w* of the
-        formula (d,).
-
-    Raises:
-        ValueError: if the key or a count is not of its kind.
-
-    Example:
-        >>> import jax
-        >>> problem = reversed_logistic_model(
-        ...     jax.random.key(0), num_samples=100, num_features=10
-        ... )
-        >>> margins = problem.targets * (problem.features @ problem.true_params)
-        >>> bool(margins.mean() < 0)
-        True
-
-    Reference:
-        001, section 6 and appendix C.
-    """
-    features, latent, true_params = _latent_model(
-        key, num_samples, num_features, feature_law, noise_law, params_fn
-    )
-    return Problem(features, _signs(-latent), true_params)
+    return Problem(features, _signs(sign * latent), true_params)
 
 
 def _latent_model(

@@ -46,6 +46,21 @@ class Law(abc.ABC):
         largest = jnp.finfo(samples.dtype).max
         return jnp.clip(samples, -largest, largest)
 
+    def centered(self) -> "Law":
+        """Returns the law moved so that its mean is zero: Delta - E[Delta].
+
+        Raises:
+            ValueError: if it has no finite mean, as log-logistic noise with c = 0.1.
+
+        Example:
+            >>> LogNormal(location=1.0, scale=1.0).centered().mean
+            0.0
+
+        Reference:
+            001, section 6.
+        """
+        return _Centered(self)
+
     @abc.abstractmethod
     def _mean(self) -> float: ...
 
@@ -276,25 +291,12 @@ class Pareto(Law):
         return self.scale * jax.random.pareto(key, self.tail_index, shape)
 
 
-@dataclass(frozen=True)
-class Centered(Law):
-    """A law moved so that its mean is zero: Delta - E[Delta].
-
-    Args:
-        law: a law with a finite mean.
-
-    Raises:
-        ValueError: if the law has no finite mean, as log-logistic noise with c = 0.1.
-
-    Example:
-        >>> Centered(LogNormal(location=1.0, scale=1.0)).mean
-        0.0
-
-    Reference:
-        001, section 6.
-    """
-
+@dataclass(frozen=True, repr=False)
+class _Centered(Law):
     law: Law
+
+    def __repr__(self) -> str:
+        return f"{self.law!r}.centered()"
 
     def __post_init__(self) -> None:
         _validate.require(

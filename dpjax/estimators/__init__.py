@@ -11,9 +11,8 @@ for data that are well within a known range. The measured tables, data by data: 
 method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
 """
 
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.estimators._clipping import Clipping, clip_to_norm
-from dpjax.estimators._estimator import CoordinateEstimator, Estimator
+from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._mean import Mean
 from dpjax.estimators._median_of_means import MedianOfMeans
 from dpjax.estimators._sensitivity import Sensitivity
@@ -27,14 +26,10 @@ from dpjax.estimators._truncation import Truncation, truncate
 from dpjax.estimators._winsorization import Winsorization, winsorize
 
 __all__ = [
-    "ADD_OR_REMOVE_ONE",
-    "REPLACE_ONE",
     "Clipping",
-    "CoordinateEstimator",
     "Estimator",
     "Mean",
     "MedianOfMeans",
-    "NeighboringRelation",
     "SampleStream",
     "Sensitivity",
     "SmoothedTruncation",

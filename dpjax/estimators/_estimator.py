@@ -44,6 +44,8 @@ class Estimator(abc.ABC):
     # The mechanism whose noise makes the mean private: Gaussian noise in proportion to
     # `sensitivity`, or Laplace log-normal noise in proportion to a smooth sensitivity.
     noise: ClassVar[NoiseName] = "gaussian"
+    # The paper that prints constants of its noise, which solvers compare: "001", "003".
+    paper: ClassVar[str | None] = None
 
     @abc.abstractmethod
     def influence(self, sample: PyTree) -> PyTree:
@@ -57,6 +59,11 @@ class Estimator(abc.ABC):
     @abc.abstractmethod
     def limit(self) -> Scalar | None:
         """The largest size of any coordinate of an influence; None where unbounded."""
+
+    @property
+    def printed_limit(self) -> Scalar | None:
+        """The limit that `paper` prints, at least the true one."""
+        return self.limit
 
     def __call__(
         self,

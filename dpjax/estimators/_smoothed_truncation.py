@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +81,7 @@ class SmoothedTruncation(CoordinateEstimator):
 
     scale: Scalar
     beta: Scalar = 1.0
+    paper: ClassVar[str | None] = "001"
     _degree: int = field(default=0, repr=False, kw_only=True)  # 0: no series
 
     def __post_init__(self):
@@ -103,6 +105,11 @@ class SmoothedTruncation(CoordinateEstimator):
     def limit(self) -> Scalar:
         """scale·(2 sqrt(2)/3) erf(sqrt(beta/2))."""
         return self.scale * _catoni.supremum(self.beta)
+
+    @property
+    def printed_limit(self) -> Scalar:
+        """scale·2 sqrt(2)/3: 001, Algorithm 4; 004, Algorithm 1."""
+        return self.scale * (2 * math.sqrt(2) / 3)
 
     @classmethod
     def for_moment(
@@ -160,7 +167,7 @@ class SmoothedTruncation(CoordinateEstimator):
             delta=delta,
             failure_prob=failure_prob,
         ).checked()
-        _validate.calibration(calibration)
+        _validate.choice(Calibration, calibration=calibration)
         if beta is None:
             beta = 2 * math.log(1 / failure_prob)
         _validate.positive(beta=beta)

@@ -86,7 +86,7 @@ class ThresholdEstimator(CoordinateEstimator):
             delta=delta,
             failure_prob=failure_prob,
         ).checked()
-        _validate.calibration(calibration)
+        _validate.choice(Calibration, calibration=calibration)
         if calibration == "paper":
             return cls(_scale.paper_threshold(setting))
         return cls(

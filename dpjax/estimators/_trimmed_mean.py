@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, get_args
+from typing import Any, ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -307,7 +307,7 @@ class TrimmedMean(Estimator):
             "one number at hand, not a traced one",
         )
         _validate.positive(smoothness=smoothness)
-        _validate.require(bound in get_args(Bound), "bound", bound, "fast or exact")
+        _validate.choice(Bound, bound=bound)
         axes = row_axes(stream.rows, axis_name)
         num_samples *= num_shares(axes)
         weights = smooth_weights(float(smoothness), self.trim_count(num_samples))

@@ -1,6 +1,7 @@
 """Truncation: samples beyond a threshold count as zero (paper 003, Algorithm 1)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,8 @@ class Truncation(ThresholdEstimator):
     Reference:
         Tao, Wu, Cheng, Wang (2022), Algorithm 1, line 1.
     """
+
+    paper: ClassVar[str | None] = "003"
 
     def influence(self, sample: PyTree) -> PyTree:
         """Returns the sample with entries beyond the threshold set to zero."""

@@ -226,7 +226,7 @@ def _mean(
             **task.budget,
             calibration=calibration,
         )
-    return solvers.private_mean(
+    return solvers.dp_mean(
         task.sample.data[0],
         key=task.key,
         **task.budget,
@@ -259,7 +259,7 @@ def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
         features, labels = (part[mine] for part in task.sample.data)
         random_bytes = np.random.default_rng([*words, transport.party]).bytes
         if is_trusted:
-            return solvers.multiparty_objective_perturbation(
+            return solvers.dp_multiparty_objective_perturbation(
                 features,
                 labels,
                 transport=transport,
@@ -268,7 +268,7 @@ def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
                 max_colluding=1,
                 test_only_random_bytes=random_bytes,
             )
-        return solvers.multiparty_gradient_descent(
+        return solvers.dp_multiparty_gradient_descent(
             task.problem.penalized,
             task.start,
             (features, labels),

@@ -18,7 +18,6 @@ from dpjax import datasets, losses
 from dpjax._types import Key, LossFn
 from dpjax.constraints import L1Ball, L2Ball
 from dpjax.datasets import (
-    Centered,
     Dataset,
     Laplace,
     LogGamma,
@@ -169,7 +168,7 @@ def measure(
     return jnp.mean(values)
 
 
-def _synthetic(model: Callable[..., datasets.Problem], **laws: Any) -> Any:
+def _synthetic(model: Callable[..., Any], **laws: Any) -> Any:
     @partial(jax.jit, static_argnums=(1, 2, 3))
     def sample(key: Key, num_samples: int, num_features: int, sparsity: int) -> Sample:
         options = dict(laws)
@@ -273,7 +272,7 @@ def _linear_in_l1(**laws: Any) -> ProblemKind:
     )
 
 
-def _sparse_linear(noise_law: datasets.Law) -> ProblemKind:
+def _sparse_linear(noise_law: Any) -> ProblemKind:
     draw = _synthetic(
         datasets.linear_model, feature_law=_WIDE, noise_law=noise_law, is_sparse=True
     )
@@ -286,9 +285,7 @@ def _sparse_linear(noise_law: datasets.Law) -> ProblemKind:
     )
 
 
-def _sparse_logistic(
-    feature_law: datasets.Law, noise_law: datasets.Law, bound: float
-) -> ProblemKind:
+def _sparse_logistic(feature_law: Any, noise_law: Any, bound: float) -> ProblemKind:
     draw = _synthetic(
         datasets.logistic_model,
         feature_law=feature_law,
@@ -313,7 +310,12 @@ PROBLEMS = {
         _synthetic(datasets.linear_model), losses.squared, l2=RIDGE, moment_bound=20.0
     ),
     "logistic, log-logistic noise": ProblemKind(
-        _synthetic(datasets.reversed_logistic_model),
+        _synthetic(
+            datasets.logistic_model,
+            feature_law=Normal(),
+            noise_law=LogLogistic(location=0.2, scale=0.2).centered(),
+            sign=-1,
+        ),
         losses.logistic,
         l2=RIDGE,
         moment_bound=0.25,
@@ -341,15 +343,15 @@ PROBLEMS = {
         moment_bound=3.4,  # E x^2 = e^1.2; a derivative is at most 1
     ),
     "sparse linear, log-normal noise": _sparse_linear(
-        Centered(LogNormal(0.0, 0.5**0.5))
+        LogNormal(0.0, 0.5**0.5).centered()
     ),
     "sparse linear, log-logistic noise": _sparse_linear(LogLogistic(0.0, 10.0)),
-    "sparse linear, log-gamma noise": _sparse_linear(Centered(LogGamma(0.5))),
+    "sparse linear, log-gamma noise": _sparse_linear(LogGamma(0.5).centered()),
     "sparse logistic, logistic noise": _sparse_logistic(
         _WIDE, Logistic(scale=0.5), 5.0
     ),
     "sparse logistic, log-gamma noise": _sparse_logistic(
-        Laplace(scale=5.0), Centered(LogGamma(0.5)), 50.0
+        Laplace(scale=5.0), LogGamma(0.5).centered(), 50.0
     ),
     "linear, noise of order theta": ProblemKind(
         _student_noise, losses.absolute, moment_bound=20.0

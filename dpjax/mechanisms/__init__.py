@@ -2,7 +2,7 @@
 
 from dpjax.mechanisms._additive import gaussian, laplace
 from dpjax.mechanisms._discrete_gaussian import discrete_gaussian
-from dpjax.mechanisms._peeling import laplace_peeling, peeling
+from dpjax.mechanisms._peeling import peeling
 from dpjax.mechanisms._selection import exponential, permute_and_flip
 from dpjax.mechanisms._smooth_noise import arsinh_normal, laplace_log_normal
 
@@ -13,7 +13,6 @@ __all__ = [
     "gaussian",
     "laplace",
     "laplace_log_normal",
-    "laplace_peeling",
     "peeling",
     "permute_and_flip",
 ]

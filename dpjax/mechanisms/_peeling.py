@@ -1,12 +1,13 @@
 """Private sparse vectors: the largest coordinates under noise, released with noise."""
 
+import math
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._types import Key, Scalar
+from dpjax._types import Key, PeelingNoise, Scalar
 from dpjax.mechanisms import _samplers
 
 
@@ -17,35 +18,48 @@ def peeling(
     sparsity: int,
     selection_scale: Scalar,
     release_stddev: Scalar,
+    noise: PeelingNoise = "gumbel",
 ) -> jax.Array:
-    """Releases the s largest coordinates of a vector: Gumbel choice, Gaussian noise.
+    """Releases the s largest coordinates of a vector, with noise.
 
-    S = the s largest of |v| + selection_scale·Gumbel, noise drawn once;
-    the result is v + release_stddev·N(0, 1) on S and zero elsewhere.
+    With noise="gumbel", S = the s largest of |v| + selection_scale·Gumbel, noise drawn
+    once; the result is v + release_stddev·N(0, 1) on S and zero elsewhere.
+
+    With noise="laplace", as in the papers, in each of s rounds the coordinate with the
+    largest |v| + selection_scale·Lap(1), fresh noise every round, leaves the vector and
+    joins S; the noise released has a Laplace law of the same standard deviation. At the
+    same rho it needs more than twice the noise, but it is pure epsilon-DP too.
 
     Args:
         key: a typed key, used once here.
         vector: v, of shape (d,) and of floating point. Half precision is taken in
             float32 and cast down after the noise. NaN and infinities count as zero.
         sparsity: s, from 1 to d.
-        selection_scale: g, of the Gumbel noise, in units of v; non-negative, may be
+        selection_scale: g, of the choice's noise, in units of v; non-negative, may be
             traced.
-        release_stddev: sigma, in units of v; non-negative, may be traced.
+        release_stddev: sigma, in units of v; non-negative, may be traced. The papers'
+            one Laplace scale b is g = b and sigma = sqrt(2) b.
+        noise: "gumbel" or "laplace".
 
     Returns:
         A vector of shape (d,) with at most s entries that are not zero.
 
     Raises:
         ValueError: where key is no single typed key, a scale is negative or not finite,
-            vector is not a vector of floating point, or sparsity is not in 1 to d.
+            vector is not a vector of floating point, sparsity is not in 1 to d, or
+            noise is unknown.
 
     Privacy:
         With linf sensitivity lam of v, rho-zCDP under the relation that lam is stated
-        for, with rho = s lam^2 / (2 g^2) + s lam^2 / (2 sigma^2). The choice has the
+        for, with rho = s lam^2 / (2 g^2) + s lam^2 / (2 sigma^2) for Gumbel noise, and
+        s (2 lam^2/g^2 + lam^2/sigma^2) for Laplace noise. Gumbel: the choice has the
         law of s exponential mechanisms without replacement: each has scores |v| of
         range 2 lam, hence epsilon = 2 lam/g and rho = epsilon^2/8. The release has l2
-        sensitivity sqrt(s) lam. Half of rho for each: g = sigma = lam sqrt(s/rho). For
-        real numbers, as for `gaussian`.
+        sensitivity sqrt(s) lam. Half of rho for each: g = sigma = lam sqrt(s/rho).
+        Laplace: each round is (2 lam/g)-DP and each released coordinate
+        (sqrt(2) lam/sigma)-DP, so all are s (2 lam/g + sqrt(2) lam/sigma)-DP, and
+        epsilon-DP is (epsilon^2/2)-zCDP; with one scale b, that is (3 s lam/b)-DP and
+        rho = (5/2) s lam^2/b^2. For real numbers, as for `gaussian` and `laplace`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -57,58 +71,16 @@ def peeling(
 
     Reference:
         Durfee, Rogers (2019), "Practical differentially private top-k selection with
-        pay-what-you-get composition". Peeling: Cai, Wang, Zhang (2021), "The cost of
-        privacy", after Dwork, Su, Zhang (2018).
+        pay-what-you-get composition". Rounds of Laplace noise: Hu, Ni, Xiao, Wang
+        (2022), Algorithm Peeling, after Cai, Wang, Zhang (2021), "The cost of privacy".
     """
     _check(key, vector, sparsity)
+    _validate.choice(PeelingNoise, noise=noise)
     _validate.non_negative(
         selection_scale=selection_scale, release_stddev=release_stddev
     )
-    return _peel_once(sparsity, key, vector, selection_scale, release_stddev)
-
-
-def laplace_peeling(
-    key: Key, vector: jax.Array, *, sparsity: int, scale: Scalar
-) -> jax.Array:
-    """Releases the s largest coordinates of a vector as the papers do: Laplace noise.
-
-    In each of s rounds the coordinate with the largest |v| + scale·Lap(1), fresh noise
-    every round, leaves the vector and joins S; the result is v + scale·Lap(1) on S and
-    zero elsewhere. At the same rho `peeling` needs less than half the noise.
-
-    Args:
-        key: a typed key, used once here.
-        vector: v, as for `peeling`.
-        sparsity: s, the number of rounds, from 1 to d.
-        scale: b, of the Laplace law, in units of v; non-negative, may be traced.
-
-    Returns:
-        A vector of shape (d,) with at most s entries that are not zero.
-
-    Raises:
-        ValueError: as for `peeling`.
-
-    Privacy:
-        With linf sensitivity lam of v, (3 s lam/b)-DP, and rho-zCDP with
-        rho = (5/2) s lam^2 / b^2, under the relation that lam is stated for: each round
-        is (2 lam/b)-DP, each released coordinate (lam/b)-DP, and epsilon-DP is
-        (epsilon^2/2)-zCDP. For real numbers, as for `laplace`.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> v = jnp.array([0.1, -9.0, 0.2, 7.0, 0.0])
-        >>> sparse = laplace_peeling(jax.random.key(0), v, sparsity=2, scale=0.2)
-        >>> print(jnp.flatnonzero(sparse))
-        [1 3]
-
-    Reference:
-        Hu, Ni, Xiao, Wang (2022), "High dimensional differentially private stochastic
-        optimization with heavy-tailed data", Algorithm Peeling, after Cai, Wang, Zhang
-        (2021), "The cost of privacy".
-    """
-    _check(key, vector, sparsity)
-    _validate.non_negative(scale=scale)
-    return _peel_in_rounds(sparsity, key, vector, scale)
+    peel = _peel_once if noise == "gumbel" else _peel_in_rounds
+    return peel(sparsity, key, vector, selection_scale, release_stddev)
 
 
 def _check(key: Key, vector: jax.Array, sparsity: int) -> None:
@@ -141,7 +113,7 @@ def _peel_once(sparsity, key, vector, selection_scale, release_stddev):
 
 
 @partial(jax.jit, static_argnums=0)
-def _peel_in_rounds(sparsity, key, vector, scale):
+def _peel_in_rounds(sparsity, key, vector, selection_scale, release_stddev):
     v = _finite(vector)
     choice_key, release_key = jax.random.split(key)
 
@@ -153,12 +125,12 @@ def _peel_in_rounds(sparsity, key, vector, scale):
     def peel(size: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]:
         round_key = jax.random.wrap_key_data(words, impl=impl)
         noise = _samplers.laplace(round_key, v.shape, v.dtype)
-        j = jnp.argmax(size + _rounded_up(scale, v) * noise)
+        j = jnp.argmax(size + _rounded_up(selection_scale, v) * noise)
         return size.at[j].set(-jnp.inf), j
 
     chosen = jax.lax.scan(peel, jnp.abs(v), words)[1]
     noise = _samplers.laplace(release_key, (sparsity,), v.dtype)
-    return _release(vector, v, chosen, scale, noise)
+    return _release(vector, v, chosen, release_stddev / math.sqrt(2), noise)
 
 
 def _finite(vector: jax.Array) -> jax.Array:

@@ -11,15 +11,15 @@ from dpjax.solvers._l1_regression import dp_l1_regression
 from dpjax.solvers._lasso import dp_lasso
 from dpjax.solvers._loop import Execution
 from dpjax.solvers._margin_loss import MarginLoss
-from dpjax.solvers._multiparty import multiparty_gradient_descent
-from dpjax.solvers._multiparty_objective import multiparty_objective_perturbation
-from dpjax.solvers._objective_perturbation import objective_perturbation
-from dpjax.solvers._private_mean import private_mean
-from dpjax.solvers._private_quantile import (
-    private_center_and_scale,
-    private_quantile,
+from dpjax.solvers._mean import dp_mean
+from dpjax.solvers._multiparty_gradient_descent import dp_multiparty_gradient_descent
+from dpjax.solvers._multiparty_objective import dp_multiparty_objective_perturbation
+from dpjax.solvers._objective_perturbation import dp_objective_perturbation
+from dpjax.solvers._quantile import (
+    dp_center_and_scale,
+    dp_quantile,
 )
-from dpjax.solvers._sample_and_aggregate import sample_and_aggregate
+from dpjax.solvers._sample_and_aggregate import dp_sample_and_aggregate
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._sparse_regression import dp_sparse_linear_regression
 
@@ -28,18 +28,18 @@ __all__ = [
     "Execution",
     "MarginLoss",
     "Solution",
+    "dp_center_and_scale",
     "dp_frank_wolfe",
     "dp_gradient_descent",
     "dp_iterative_hard_thresholding",
     "dp_l1_regression",
     "dp_lasso",
+    "dp_mean",
+    "dp_multiparty_gradient_descent",
+    "dp_multiparty_objective_perturbation",
+    "dp_objective_perturbation",
+    "dp_quantile",
+    "dp_sample_and_aggregate",
     "dp_sparse_linear_regression",
-    "multiparty_gradient_descent",
-    "multiparty_objective_perturbation",
-    "objective_perturbation",
-    "private_center_and_scale",
-    "private_mean",
-    "private_quantile",
     "robust_gradient_descent",
-    "sample_and_aggregate",
 ]

@@ -1,20 +1,20 @@
 """Noise multipliers for a budget: exact ones, and those that the papers print."""
 
-import dataclasses
 import math
+from typing import cast
 
 from dpjax import _validate
 from dpjax._tree import Static
-from dpjax._types import REPLACE_ONE, Calibration
+from dpjax._types import REPLACE_ONE, Calibration, Scalar
 from dpjax.accounting import (
     PrivacyGuarantee,
     epsilon_to_rho,
+    gaussian_event,
     noise_multiplier,
     noise_multiplier_to_epsilon,
-    sampled_gaussian_event,
 )
 from dpjax.batching import Batching, Disjoint, Full
-from dpjax.estimators import Estimator, SmoothedTruncation
+from dpjax.estimators import Estimator
 
 
 def check_budget(epsilon: float, delta: float) -> None:
@@ -49,7 +49,7 @@ def calibrated_noise(
     return multiplier, PrivacyGuarantee.of(
         epsilon,
         delta,
-        dp_event=sampled_gaussian_event(multiplier, noise=noise, **sampling),
+        dp_event=gaussian_event(multiplier, noise=noise, **sampling),
         relation=REPLACE_ONE,
         num_samples=num_samples,
     )
@@ -65,6 +65,11 @@ def traceable(
     if noise_multiplier is None or estimator.noise == "gaussian":
         return noise_multiplier
     return Static(noise_multiplier)
+
+
+def printed_excess(estimator: Estimator) -> float:
+    """Returns how many times its true limit the papers print for an estimator."""
+    return float(cast(Scalar, estimator.printed_limit) / cast(Scalar, estimator.limit))
 
 
 def _paper_multiplier(
@@ -88,13 +93,12 @@ def _paper_multiplier(
         "paper",
         f"'tight' with {batching}: the papers print no noise for sampled batches",
     )
-    if isinstance(estimator, SmoothedTruncation):
+    if estimator.paper == "001":
         # 001, Algorithm 4: rho = (sqrt(log 1/delta + epsilon) - sqrt(log 1/delta))^2,
         # with the range 2 sqrt(2)/3 in place of the sharp one.
         releases = 1 if isinstance(batching, Disjoint) else num_steps
         rho = epsilon_to_rho(epsilon, delta, conversion="simple")
-        sharp = dataclasses.replace(estimator, scale=1.0).limit
-        return math.sqrt(releases / (2 * rho)) * 2 * math.sqrt(2) / 3 / float(sharp)
+        return math.sqrt(releases / (2 * rho)) * printed_excess(estimator)
     if isinstance(batching, Full) and num_steps > 1:
         # 003, Algorithm 2, line 3: advanced composition.
         epsilon /= 2 * math.sqrt(2 * num_steps * math.log(2 / delta))

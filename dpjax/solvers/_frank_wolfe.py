@@ -1,7 +1,6 @@
 """Private Frank-Wolfe over a polytope (paper 004, Algorithm 1)."""
 
 import math
-from typing import cast
 
 import optax
 
@@ -11,6 +10,7 @@ from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.batching import Batching, Disjoint, Full
 from dpjax.constraints import VertexConstraint
 from dpjax.estimators import Estimator, SmoothedTruncation
+from dpjax.solvers._calibration import printed_excess
 from dpjax.solvers._loop import Execution, check_steps
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import (
@@ -108,7 +108,7 @@ def dp_frank_wolfe(
     """
     _validate.positive(epsilon=epsilon, moment_bound=moment_bound)
     _validate.delta(delta)
-    _validate.calibration(calibration)
+    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     num_samples = _validate.leading_size(data, "data")
     check_start(constraint, params)
@@ -203,10 +203,9 @@ def _paper_share(estimator: Estimator) -> float:
     scores range over 2 ||W||_1 M s / m, so the share is half of M / (2 sqrt(2) / 3).
     """
     _validate.require(
-        isinstance(estimator, SmoothedTruncation),
+        estimator.paper == "001",
         "estimator",
         estimator,
         "a SmoothedTruncation, for which alone the paper prints constants",
     )
-    supremum = SmoothedTruncation(1.0, cast(SmoothedTruncation, estimator).beta).limit
-    return 0.5 * float(supremum) / (2 * math.sqrt(2) / 3)
+    return 0.5 / printed_excess(estimator)

@@ -178,7 +178,7 @@ def dp_gradient_descent(
         Wang (2022), Algorithm 2, Theorems 5 to 7.
     """
     check_budget(epsilon, delta)
-    _validate.calibration(calibration)
+    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     num_samples = _validate.leading_size(data, "data")
     num_steps, batching = _steps(

@@ -1,7 +1,6 @@
 """Sparse learning by private hard thresholding (003 Algorithm 5, 004 Algorithm 5)."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,9 +9,10 @@ import optax
 from dpjax import _validate
 from dpjax._sharding import row_axes
 from dpjax._tree import num_coordinates, register
-from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
+from dpjax._types import Calibration, Key, LossFn, PeelingNoise, PyTree, Scalar
 from dpjax.batching import Disjoint
-from dpjax.estimators import Estimator, SmoothedTruncation, Truncation
+from dpjax.estimators import Estimator
+from dpjax.solvers._calibration import printed_excess
 from dpjax.solvers._loop import (
     Execution,
     OptaxStep,
@@ -27,7 +27,7 @@ from dpjax.solvers._peeled_steps import (
     papers_num_steps,
 )
 from dpjax.solvers._solution import Solution
-from dpjax.transforms import aggregate
+from dpjax.transforms import aggregate, peel
 
 
 def dp_iterative_hard_thresholding(
@@ -104,7 +104,7 @@ def dp_iterative_hard_thresholding(
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.positive(epsilon=epsilon, learning_rate=learning_rate)
     _validate.delta(delta)
-    _validate.calibration(calibration)
+    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     check_sparsity(sparsity, params)
     _validate.bounded_estimator(estimator)
@@ -124,7 +124,7 @@ def dp_iterative_hard_thresholding(
         None,
         loss_fn,
         sparsity,
-        peeling.transform_fn,
+        peeling.noise,
         num_samples // num_steps,
         num_coordinates(params),
         execution.microbatch_size,
@@ -146,7 +146,7 @@ def dp_iterative_hard_thresholding(
 @register(
     data_fields=["estimator", "learning_rate", "rho", "key"],
     meta_fields=[
-        *("loss_fn", "sparsity", "transform_fn", "batch_size", "num_coordinates"),
+        *("loss_fn", "sparsity", "noise", "batch_size", "num_coordinates"),
         *("microbatch_size", "axis_name"),
     ],
 )
@@ -160,7 +160,7 @@ class ThresholdingStep(OptaxStep):
     key: Key | None
     loss_fn: LossFn
     sparsity: int
-    transform_fn: Callable[..., optax.GradientTransformation]
+    noise: PeelingNoise
     batch_size: int
     num_coordinates: int
     microbatch_size: int | None
@@ -181,12 +181,13 @@ class ThresholdingStep(OptaxStep):
                 self.estimator, normalize_by=self.batch_size, axis_name=self.axis_name
             ),
             optax.sgd(self.learning_rate),
-            self.transform_fn(
+            peel(
                 self.sparsity,
                 rho=self.rho,
                 sensitivity=self.sensitivity,
                 limit=self.learning_rate * limit * ROUNDED_UP,
-                key=self.key,
+                key=cast(Key, self.key),
+                noise=self.noise,
             ),
         )
 
@@ -197,19 +198,18 @@ def _papers_peeling(
     """Returns the printed Laplace noise, as the rho of the exact sensitivity."""
     _validate.probability(delta=delta)
     log_inverse = math.log(1 / delta)
-    if isinstance(estimator, SmoothedTruncation):
+    _validate.require(
+        estimator.paper is not None,
+        "estimator",
+        estimator,
+        "SmoothedTruncation or Truncation, for which the papers print constants",
+    )
+    if estimator.paper == "001":
         # 004, Algorithm 4: b = 2 lam sqrt(3 s L) / epsilon; and Algorithm 5, line 7:
         # lam = 4 sqrt(2) k eta / m, where 2 M k eta / m holds.
-        supremum = SmoothedTruncation(1.0, estimator.beta).limit
-        excess = 2 * math.sqrt(2) / float(supremum)
+        excess = 3 * printed_excess(estimator)
         rho = 5 / 24 * epsilon**2 / log_inverse / excess**2
     else:
-        _validate.require(
-            isinstance(estimator, Truncation),
-            "estimator",
-            estimator,
-            "SmoothedTruncation or Truncation, for which the papers print constants",
-        )
         # 003: b = 4 lam sqrt(2 s L) / epsilon.
         rho = 5 / 64 * epsilon**2 / log_inverse
     return Peeling.laplace(sparsity, rho, delta)

@@ -119,7 +119,7 @@ def dp_l1_regression(
         epsilon=epsilon, moment_bound=moment_bound, moment_order=moment_order
     )
     _validate.probability(failure_prob=failure_prob)
-    _validate.calibration(calibration)
+    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     _validate.require(1 < moment_order <= 2, "moment_order", moment_order, "in (1, 2]")
     features, targets, candidates = _arrays(features, targets, candidates)

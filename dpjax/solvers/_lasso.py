@@ -93,7 +93,7 @@ def dp_lasso(
     """
     _validate.positive(epsilon=epsilon, moment_bound=moment_bound)
     _validate.delta(delta)
-    _validate.calibration(calibration)
+    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     ball = L1Ball(radius)
     features, targets = _validate.linear_data(features, targets)

@@ -39,13 +39,13 @@ from dpjax.solvers._perturbed_objective import (
 )
 from dpjax.solvers._solution import Solution
 
-_OUTPUT_SHARE = 0.01  # of the budget, as in `objective_perturbation`
+_OUTPUT_SHARE = 0.01  # of the budget, as in `dp_objective_perturbation`
 _OUTPUT_STEPS = 2**14  # of the output's grid, in a stddev of its noise
 _LENGTHS = 2.0 ** -np.arange(8)  # of Newton's step; a gradient step is the ninth point
 _STOP, _GRADIENTS, _HESSIAN = 0.0, 1.0, 2.0
 
 
-def multiparty_objective_perturbation(
+def dp_multiparty_objective_perturbation(
     features: jax.Array,
     labels: jax.Array,
     *,
@@ -64,18 +64,20 @@ def multiparty_objective_perturbation(
     Party 0, the aggregator, finds the minimiser from sums of gradients and Hessians at
     points that it chooses, and only that point with the output's noise is released.
 
-    This is the paper's algorithm as far as it is private: `objective_perturbation` with
-    the records and the noise spread over the parties. Secure sums hide each party's
-    part, but the sums of two rounds differ by a difference of gradients without any
+    This is the paper's algorithm as far as it is private: `dp_objective_perturbation`
+    with the records and the noise spread over the parties. Secure sums hide each
+    party's part, but the sums of two rounds differ by a difference of gradients without
+    any
     noise, and so do the points that the aggregator asks for. Whoever sees a transcript,
     as every party does, can tell neighbouring data sets apart. Take
-    `multiparty_gradient_descent` where the parties do not trust each other.
+    `dp_multiparty_gradient_descent` where the parties do not trust each other.
 
     Args:
         features: this party's rows, shape (n_k, d); all n_k are public. Rows longer
             than 1 are scaled down to length 1.
         labels: shape (n_k,); above zero is the class +1, anything else the class -1.
-        transport: the way to the other parties, as for `multiparty_gradient_descent`.
+        transport: the way to the other parties, as for
+            `dp_multiparty_gradient_descent`.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
         regularization: lambda >= 0, per record, public.
@@ -87,7 +89,7 @@ def multiparty_objective_perturbation(
 
     Returns:
         A `Solution`, the same for all parties. Its stats are those of
-        `objective_perturbation`, and num_samples and num_parties.
+        `dp_objective_perturbation`, and num_samples and num_parties.
 
     Raises:
         ValueError: where an argument is out of its range, or another party's arguments
@@ -98,9 +100,9 @@ def multiparty_objective_perturbation(
     Privacy:
         (epsilon, delta)-DP under replace-one for those who see the released parameters
         and nothing else but C noise shares. Given these, the other shares sum up to
-        noise of stddev or more, and the proof is that of `objective_perturbation`: the
-        exact minimiser has 99 per cent of the budget, and its distance to the computed
-        one is hidden by discrete Gaussian shares on a grid
+        noise of stddev or more, and the proof is that of `dp_objective_perturbation`:
+        the exact minimiser has 99 per cent of the budget, and its distance to the
+        computed one is hidden by discrete Gaussian shares on a grid
         (`accounting.discrete_gaussian_stddev`). Rounding the parties' gradients to
         their grid counts as an error in the certificate ||grad J|| <= gamma. A point
         without it is never released: NaN would be. Neither the number of rounds nor
@@ -114,7 +116,7 @@ def multiparty_objective_perturbation(
         >>> labels = features[..., 0] - features[..., 1]
         >>> def train(transport):
         ...     k = transport.party
-        ...     return multiparty_objective_perturbation(
+        ...     return dp_multiparty_objective_perturbation(
         ...         features[k], labels[k], transport=transport, epsilon=1.0,
         ...         delta=1e-6, regularization=0.01)
         >>> solution = run_parties(train, 2)[0]
@@ -267,8 +269,8 @@ class _Party(NamedTuple):
     def minimize(self) -> np.ndarray:
         """Directs the search: w with a certified gradient, or NaN.
 
-        As in `objective_perturbation`: Newton's step at several lengths and a gradient
-        step, of which the point with the shortest gradient is kept.
+        As in `dp_objective_perturbation`: Newton's step at several lengths and a
+        gradient step, of which the point with the shortest gradient is kept.
         """
         problem, convexity = self.search.problem, self.search.convexity
         smoothness = convexity + problem.num_samples * problem.loss.curvature_bound

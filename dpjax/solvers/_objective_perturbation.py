@@ -15,7 +15,6 @@ from dpjax.accounting import (
     gaussian_stddev,
     objective_epsilon,
     objective_noise,
-    paper_objective_noise,
 )
 from dpjax.mechanisms import gaussian
 from dpjax.solvers._calibration import check_budget
@@ -35,7 +34,7 @@ from dpjax.solvers._solution import Solution
 _OUTPUT_SHARE = 0.01
 
 
-def objective_perturbation(
+def dp_objective_perturbation(
     features: jax.Array,
     labels: jax.Array,
     *,
@@ -109,7 +108,7 @@ def objective_perturbation(
         >>> import jax
         >>> features = jax.random.normal(jax.random.key(0), (5000, 3)) / 3
         >>> labels = features[:, 0] - features[:, 1]
-        >>> solution = objective_perturbation(
+        >>> solution = dp_objective_perturbation(
         ...     features, labels, key=jax.random.key(1), epsilon=1.0, delta=1e-6,
         ...     regularization=0.01)
         >>> predicted = features @ solution.params > 0
@@ -122,7 +121,7 @@ def objective_perturbation(
         private convex optimization", Algorithm 1, for the approximate minimiser.
     """
     check_budget(epsilon, delta)
-    _validate.calibration(calibration)
+    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     _validate.non_negative(regularization=regularization)
     loss = MarginLoss.logistic() if loss is None else loss
@@ -149,10 +148,11 @@ def objective_perturbation(
             **bounds,
         )
     else:
-        noise = paper_objective_noise(
+        noise = objective_noise(
             epsilon,
             delta,
             regularization=regularization,
+            calibration="paper",
             num_features=num_features,
             **bounds,
         )

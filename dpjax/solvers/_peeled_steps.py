@@ -1,17 +1,14 @@
 """Steps on disjoint batches that end in a private peeling: what solvers share."""
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
-import optax
 from dp_accounting import ZCDpEvent
 
 from dpjax import _validate
 from dpjax._tree import num_coordinates
-from dpjax._types import PyTree, Scalar
+from dpjax._types import PeelingNoise, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, epsilon_to_rho, rho_to_epsilon
-from dpjax.transforms import laplace_peel, peel
 
 # A product of float32 numbers may be rounded down: never count less than it is.
 ROUNDED_UP = 1 + 2.0**-21
@@ -23,13 +20,13 @@ class Peeling(NamedTuple):
     Attributes:
         sparsity: s.
         rho: zCDP cost of one peeling.
-        transform_fn: `transforms.peel`, or `transforms.laplace_peel`.
+        noise: "gumbel", or "laplace" as in the papers.
         privacy: (epsilon, delta) of one peeling, hence of all on disjoint batches.
     """
 
     sparsity: int
     rho: float
-    transform_fn: Callable[..., optax.GradientTransformation]
+    noise: PeelingNoise
     privacy: tuple[float, float]
 
     @classmethod
@@ -37,19 +34,19 @@ class Peeling(NamedTuple):
         """Returns the peeling with the least noise that a budget affords."""
         if delta == 0:
             rho = 5 * epsilon**2 / (18 * sparsity)
-            return cls(sparsity, rho, laplace_peel, (epsilon, delta))
-        return cls(sparsity, epsilon_to_rho(epsilon, delta), peel, (epsilon, delta))
+            return cls(sparsity, rho, "laplace", (epsilon, delta))
+        return cls(sparsity, epsilon_to_rho(epsilon, delta), "gumbel", (epsilon, delta))
 
     @classmethod
     def laplace(cls, sparsity: int, rho: float, delta: float) -> "Peeling":
         """Returns the papers' peeling for a given rho, at what it really costs."""
         pure = 3 * math.sqrt(2 * sparsity * rho / 5)
         epsilon = min(pure, rho_to_epsilon(rho, delta))
-        return cls(sparsity, rho, laplace_peel, (epsilon, delta))
+        return cls(sparsity, rho, "laplace", (epsilon, delta))
 
     def stats(self, num_samples: int, num_steps: int, sensitivity: Scalar) -> dict:
         """Returns what was taken, and how large the noise of the last step is."""
-        rounds = 1.0 if self.transform_fn is peel else 2.5
+        rounds = 1.0 if self.noise == "gumbel" else 2.5
         scale = sensitivity * math.sqrt(rounds * self.sparsity / self.rho)
         return {
             "num_steps": num_steps,

@@ -34,7 +34,7 @@ from dpjax.solvers._solution import Solution
 FitFn = Callable[[PyTree], PyTree]
 
 
-def sample_and_aggregate(
+def dp_sample_and_aggregate(
     fit_fn: FitFn,
     data: PyTree,
     *,
@@ -109,7 +109,7 @@ def sample_and_aggregate(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> samples = 3.0 + jax.random.t(jax.random.key(0), 2.5, (100_000, 2))
-        >>> solution = sample_and_aggregate(
+        >>> solution = dp_sample_and_aggregate(
         ...     lambda subset: subset.mean(axis=0), samples, key=jax.random.key(1),
         ...     epsilon=2.0, delta=1e-5, num_subsets=500, diameter=20.0)
         >>> print(jnp.abs(solution.params - 3.0) < 1.5)
@@ -121,7 +121,7 @@ def sample_and_aggregate(
         analysis, Section 4. S and the noise are others than printed: see above.
     """
     check_budget(epsilon, delta)
-    _validate.calibration(calibration)
+    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     _validate.count(num_subsets=num_subsets, overlap=overlap)
     _validate.positive(diameter=diameter)

@@ -1,7 +1,6 @@
 """Private sparse linear regression on shrunken data (paper 004, Algorithm 3)."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, cast
@@ -13,7 +12,7 @@ import optax
 from dpjax import _validate, losses
 from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import clip, like, register
-from dpjax._types import Calibration, Key, LossFn, Scalar
+from dpjax._types import Calibration, Key, LossFn, PeelingNoise, Scalar
 from dpjax.accounting import epsilon_to_rho
 from dpjax.batching import Disjoint
 from dpjax.constraints import L2Ball
@@ -118,7 +117,7 @@ def dp_sparse_linear_regression(
     """
     _validate.positive(epsilon=epsilon, moment_bound=moment_bound, radius=radius)
     _validate.probability(delta=delta)
-    _validate.calibration(calibration)
+    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     features, targets = _validate.linear_data(features, targets)
     num_samples, num_features = features.shape
@@ -147,7 +146,7 @@ def dp_sparse_linear_regression(
         papers_rho = 5 / 24 * epsilon**2 / math.log(1 / delta)
         peeling = Peeling.laplace(sparsity, papers_rho, delta)
     else:
-        peeling = Peeling(sparsity, (1 - share) * rho, peel, (epsilon, delta))
+        peeling = Peeling(sparsity, (1 - share) * rho, "gumbel", (epsilon, delta))
 
     key, scale_key = jax.random.split(key)
     axis_name = row_axes(features, None) or None
@@ -164,7 +163,7 @@ def dp_sparse_linear_regression(
         peeling.rho,
         None,
         sparsity,
-        peeling.transform_fn,
+        peeling.noise,
         calibration == "paper",
         num_samples // num_steps,
         execution.microbatch_size,
@@ -253,7 +252,7 @@ class ShrunkenState(NamedTuple):
 @register(
     data_fields=["threshold", "radius", "learning_rate", "rho", "key"],
     meta_fields=[
-        *("sparsity", "transform_fn", "is_paper", "batch_size"),
+        *("sparsity", "noise", "is_paper", "batch_size"),
         *("microbatch_size", "axis_name", "loss_fn"),
     ],
 )
@@ -270,7 +269,7 @@ class ShrunkenStep(OptaxStep):
     rho: Scalar
     key: Key | None
     sparsity: int
-    transform_fn: Callable[..., optax.GradientTransformation]
+    noise: PeelingNoise
     is_paper: bool
     batch_size: int
     microbatch_size: int | None
@@ -296,12 +295,13 @@ class ShrunkenStep(OptaxStep):
                 estimator, normalize_by=self.batch_size, axis_name=self.axis_name
             ),
             optax.sgd(self.learning_rate),
-            self.transform_fn(
+            peel(
                 self.sparsity,
                 rho=self.rho,
                 sensitivity=self._sensitivity(params),
                 limit=self.learning_rate * estimator.limit * ROUNDED_UP,
-                key=self.key,
+                key=cast(Key, self.key),
+                noise=self.noise,
             ),
             project(L2Ball(self.radius).project),
         )

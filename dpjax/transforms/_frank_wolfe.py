@@ -1,6 +1,6 @@
 """Frank-Wolfe steps with a private choice of the vertex, as a transformation."""
 
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -169,12 +169,7 @@ def frank_wolfe(
     )
     _validate.positive(epsilon=epsilon, sensitivity=sensitivity, limit=limit)
     _validate.typed_key(key)
-    _validate.require(
-        mechanism in get_args(SelectionName),
-        "mechanism",
-        mechanism,
-        "exponential or permute_and_flip",
-    )
+    _validate.choice(SelectionName, mechanism=mechanism)
     if learning_rate is None:
         schedule = _papers_rate
     elif callable(learning_rate):

@@ -10,8 +10,8 @@ from dpjax._types import Key, Scalar
 from dpjax.mechanisms import gaussian
 
 
-class AddGaussianNoiseState(NamedTuple):
-    """State of `add_gaussian_noise`: the key of the next draws."""
+class KeyState(NamedTuple):
+    """State of a transformation that draws: the key of its next draws."""
 
     key: Key
 
@@ -52,12 +52,12 @@ def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformat
 
     def init(params):
         del params
-        return AddGaussianNoiseState(key)
+        return KeyState(key)
 
     def update(updates, state, params=None):
         del params
         next_key, noise_key = jax.random.split(state.key)
         noisy = gaussian(noise_key, updates, stddev=stddev)
-        return noisy, AddGaussianNoiseState(next_key)
+        return noisy, KeyState(next_key)
 
     return optax.GradientTransformation(init, update)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import optax
@@ -20,6 +19,7 @@ from dpjax._types import (
 from dpjax.accounting import calibrate_smooth_noise
 from dpjax.estimators import Estimator, SampleStream
 from dpjax.mechanisms import gaussian, laplace_log_normal
+from dpjax.transforms._noise import KeyState
 
 
 def aggregate(
@@ -71,12 +71,6 @@ def aggregate(
     return optax.GradientTransformationExtraArgs(_init_empty, update)
 
 
-class PrivatizeState(NamedTuple):
-    """State of `privatize`: the key of the next draws."""
-
-    key: Key
-
-
 def privatize(
     estimator: Estimator,
     *,
@@ -110,7 +104,7 @@ def privatize(
 
     Returns:
         A transformation whose update takes gradients with leaves (n, ...), or the
-        stream that `dpjax.streamed_grad` makes of them, and, as the keyword
+        stream that `dpjax.gradients.streamed_grad` makes of them, and, as the keyword
         is_padding_example, a mask of shape (n,); it returns leaves (...), in float32
         for half-precision gradients. Its state is a pytree of arrays.
 
@@ -184,7 +178,7 @@ def privatize(
 
     def init(params):
         del params
-        return PrivatizeState(key)
+        return KeyState(key)
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
@@ -208,7 +202,7 @@ def privatize(
             axis_name=axis_name,
         )
         next_key, noise_key = jax.random.split(state.key)
-        return release(noise_key), PrivatizeState(next_key)
+        return release(noise_key), KeyState(next_key)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -80,7 +80,7 @@ def test_composition_and_units_are_exact(epsilon):
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 8.0])
 def test_other_accountants_report_no_less(epsilon, num_releases):
     stddev = gaussian_stddev(epsilon, 1e-5, sensitivity=1.0, num_releases=num_releases)
-    event = gaussian_event(stddev, num_releases=num_releases)
+    event = gaussian_event(stddev, num_steps=num_releases)
     by_pld = PLDAccountant(ADD_OR_REMOVE_ONE).compose(event).get_epsilon(1e-5)
     assert by_pld == pytest.approx(epsilon, abs=1e-3)
     for relation in (ADD_OR_REMOVE_ONE, REPLACE_ONE):
@@ -155,5 +155,5 @@ def test_bad_arguments_are_named(name, bad):
 def test_bad_event(bad):
     with pytest.raises(ValueError, match=r"^noise_multiplier must be"):
         gaussian_event(bad)
-    with pytest.raises(ValueError, match=r"^num_releases must be"):
-        gaussian_event(1.0, num_releases=0)
+    with pytest.raises(ValueError, match=r"^num_steps must be"):
+        gaussian_event(1.0, num_steps=0)

@@ -16,9 +16,8 @@ from dpjax.accounting import (
     PrivacyGuarantee,
     gaussian_event,
     noise_multiplier,
-    parallel_composition,
-    sampled_gaussian_event,
 )
+from dpjax.accounting._guarantee import parallel_composition
 
 EVENT = gaussian_event(3.7306)
 
@@ -58,8 +57,8 @@ def test_serves_as_static_metadata_of_a_pytree():
     "event",
     [
         EVENT,
-        sampled_gaussian_event(1.0, num_steps=5, sampling_prob=0.1),
-        sampled_gaussian_event(1.0, num_steps=5, num_samples=9, batch_size=2),
+        gaussian_event(1.0, num_steps=5, sampling_prob=0.1),
+        gaussian_event(1.0, num_steps=5, num_samples=9, batch_size=2),
         dp_accounting.ZCDpEvent(0.1),
         dp_accounting.ComposedDpEvent((EVENT, dp_accounting.NoOpDpEvent())),
         dp_accounting.NonPrivateDpEvent(),

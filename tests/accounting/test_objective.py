@@ -1,6 +1,7 @@
 """Perturbed objectives: noise against exact densities, both roots, inverse pairs."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from dpjax.accounting import (
     gaussian_stddev,
     objective_epsilon,
     objective_noise,
-    paper_objective_noise,
 )
 
 LOGISTIC = {"curvature_bound": 0.25, "is_non_increasing": True}
+
+paper_objective_noise = partial(objective_noise, calibration="paper")
 
 
 def noise_of(epsilon=1.0, delta=1e-5, **changes):

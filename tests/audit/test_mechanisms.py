@@ -42,7 +42,7 @@ def less_private(mechanism, noise):
 
 
 def test_every_mechanism_has_a_case():
-    assert set(_mechanisms.BUILDERS) == set(mechanisms.__all__)
+    assert set(_mechanisms.BUILDERS) == {*mechanisms.__all__, "peeling_laplace"}
     for name, build in _mechanisms.BUILDERS.items():
         case = build()
         assert case.name == name

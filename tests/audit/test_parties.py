@@ -15,9 +15,9 @@ from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import PartyError, run_parties
 from dpjax.solvers import (
     Execution,
-    _multiparty,
-    multiparty_gradient_descent,
-    multiparty_objective_perturbation,
+    _multiparty_gradient_descent,
+    dp_multiparty_gradient_descent,
+    dp_multiparty_objective_perturbation,
 )
 
 FALSE_ALARM_IN_ERRORS = 5  # standard errors, two-sided: 6e-7
@@ -50,7 +50,7 @@ def sums_without_colluders(
 
     def party_fn(transport):
         iterates = [np.zeros(size)]
-        solution = multiparty_gradient_descent(
+        solution = dp_multiparty_gradient_descent(
             losses.squared,
             jnp.zeros(size),
             (jnp.zeros((2, size)), jnp.zeros(2)),
@@ -70,7 +70,7 @@ def sums_without_colluders(
         return np.array(iterates), solution.stats
 
     iterates, stats = run_parties(party_fn, num_parties)[0]
-    noise = _multiparty._Noise.calibrated(
+    noise = _multiparty_gradient_descent._Noise.calibrated(
         Clipping(1.0),
         [2] * num_parties,
         num_params=size,
@@ -172,7 +172,7 @@ def farthest_move(estimator, rng, num_cases):
     worst = 0.0
     for _ in range(num_cases):
         size, d = int(rng.choice([3, 7, 40])), int(rng.choice([1, 2, 9]))
-        noise = _multiparty._Noise.calibrated(
+        noise = _multiparty_gradient_descent._Noise.calibrated(
             estimator,
             [size, 3],
             num_params=d,
@@ -181,11 +181,15 @@ def farthest_move(estimator, rng, num_cases):
             epsilon=1.0,
             delta=1e-5,
         )
-        method = _multiparty._Method(linear, None, None, None, False)
+        method = _multiparty_gradient_descent._Method(linear, None, None, None, False)
 
         def integers(rows, method=method, noise=noise, size=size, d=d):
-            mean = _multiparty._mean_grad(method, jnp.zeros(d), rows, estimator)
-            return noise.grid.to_integers(size * _multiparty._to_vector(mean))
+            mean = _multiparty_gradient_descent._mean_grad(
+                method, jnp.zeros(d), rows, estimator
+            )
+            return noise.grid.to_integers(
+                size * _multiparty_gradient_descent._to_vector(mean)
+            )
 
         for _ in range(8):
             rows = rng.choice(EXTREMES, (size, d)).astype(np.float32)
@@ -225,7 +229,7 @@ def test_one_party_of_nan_and_infinities_harms_no_other():
     rows[1] = [[np.nan, np.nan], [np.inf, -np.inf], [1e38, -1e38], [np.nan, 1e38]]
 
     def party_fn(transport):
-        return multiparty_gradient_descent(
+        return dp_multiparty_gradient_descent(
             linear,
             jnp.zeros(2),
             rows[transport.party],
@@ -249,7 +253,7 @@ def residual_of_objective(num_parties, num_colluders, num_runs, d=32):
     for run in range(num_runs):
 
         def party_fn(transport, run=run):
-            return multiparty_objective_perturbation(
+            return dp_multiparty_objective_perturbation(
                 np.zeros((2, d), np.float32),
                 np.ones(2, np.float32),
                 transport=transport,

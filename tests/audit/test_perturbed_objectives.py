@@ -19,7 +19,6 @@ from dpjax import solvers
 from dpjax.accounting import (
     objective_epsilon,
     objective_noise,
-    paper_objective_noise,
 )
 
 # Sums over a grid of 7.5 stddevs on each side are this exact; a test holds them to it.
@@ -93,9 +92,10 @@ class Attack(NamedTuple):
         if calibration == "tight":
             noise = objective_noise(self.epsilon, self.delta, **setting, **bounds)
         else:
-            noise = paper_objective_noise(
+            noise = objective_noise(
                 self.epsilon,
                 self.delta,
+                calibration="paper",
                 num_features=2,
                 curvature_bound=bounds["curvature_bound"],
                 **setting,
@@ -317,7 +317,7 @@ def test_released_points_have_the_density_that_is_attacked(calibration):
     rows = np.array([direction(0.2), direction(1.8), direction(3.0, 0.4)])
 
     def solve(key):
-        return solvers.objective_perturbation(
+        return solvers.dp_objective_perturbation(
             jnp.asarray(rows, jnp.float32),
             jnp.ones(3),
             key=key,

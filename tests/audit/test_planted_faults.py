@@ -16,20 +16,18 @@ import jax.numpy as jnp
 import pytest
 from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 
-from dpjax import transforms
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, transforms
 from dpjax.accounting import (
     PrivacyGuarantee,
     gaussian_epsilon,
     gaussian_event,
     gaussian_stddev,
     objective_epsilon,
-    paper_objective_noise,
+    objective_noise,
     rho_to_epsilon,
 )
-from dpjax.audit import Case, gaussian_lower_bound
+from dpjax.audit import Case
 from dpjax.estimators import (
-    ADD_OR_REMOVE_ONE,
-    REPLACE_ONE,
     Clipping,
     Mean,
     MedianOfMeans,
@@ -73,7 +71,7 @@ def gaussian_claim(num_releases=1, relation=REPLACE_ONE):
     multiplier = gaussian_stddev(
         EPSILON, DELTA, sensitivity=1.0, num_releases=num_releases
     )
-    event = gaussian_event(multiplier, num_releases=num_releases)
+    event = gaussian_event(multiplier, num_steps=num_releases)
     return multiplier, PrivacyGuarantee.of(
         EPSILON, DELTA, dp_event=event, relation=relation
     )
@@ -93,7 +91,7 @@ def gaussian_case(release, data, neighbor, privacy, statistic=None):
         neighbor=neighbor,
         privacy=privacy,
         statistic=statistic,
-        lower_bound=gaussian_lower_bound,
+        is_gaussian=True,
     )
 
 
@@ -213,9 +211,10 @@ def paper_002_one_noise_for_all_rounds(is_planted):
     # eta: S_2 - S_1 = G(w_2) - G(w_1), at points that it knows. G has slope 2 on one
     # data set and slope 1 on the other, where a record has x = 0.
     multiplier, privacy = gaussian_claim(num_releases=2)
-    noise = paper_objective_noise(
+    noise = objective_noise(
         EPSILON,
         DELTA,
+        calibration="paper",
         num_samples=2,
         num_features=1,
         regularization=1.0,
@@ -290,7 +289,9 @@ OBJECTIVE = {"num_samples": 1, "regularization": 1.0, "curvature_bound": 0.25}
 
 def roots():
     """Both roots of Procedure 3, for one record with one feature."""
-    noise = paper_objective_noise(ROOTS_EPSILON, DELTA, num_features=1, **OBJECTIVE)
+    noise = objective_noise(
+        ROOTS_EPSILON, DELTA, calibration="paper", num_features=1, **OBJECTIVE
+    )
     assert noise.extra_regularization == 0
     # sigma^2 e - 2 q sigma - 2 = 0 for the one, sigma^2 e + 2 q sigma - 2 = 0 for the
     # other: their product is 2/e.

@@ -11,8 +11,8 @@ NON_PRIVATE = {"robust_gradient_descent"}  # it says so
 
 # The share of its claim that a case shows at least, with all its releases.
 SHOWN = {
-    "private_mean": 0.85,
-    "private_mean_trimmed": 0.55,
+    "dp_mean": 0.85,
+    "dp_mean_trimmed": 0.55,
     "dp_gradient_descent": 0.85,
     "dp_gradient_descent_disjoint": 0.85,
     "dp_gradient_descent_poisson": 0.5,
@@ -27,12 +27,12 @@ SHOWN = {
     "dp_sparse_linear_regression": 0.55,
     "dp_sparse_linear_regression_scaled": 0.5,
     "dp_l1_regression": 0.9,
-    "private_quantile": 0.75,
-    "private_center_and_scale": 0.6,
-    "objective_perturbation": 0.7,
-    "sample_and_aggregate": 0.7,
-    "multiparty_gradient_descent": 0.2,
-    "multiparty_objective_perturbation": 0.1,
+    "dp_quantile": 0.75,
+    "dp_center_and_scale": 0.6,
+    "dp_objective_perturbation": 0.7,
+    "dp_sample_and_aggregate": 0.7,
+    "dp_multiparty_gradient_descent": 0.2,
+    "dp_multiparty_objective_perturbation": 0.1,
 }
 
 each = pytest.mark.parametrize("name", _solvers.BUILDERS)
@@ -62,7 +62,7 @@ def test_all_releases_do_not_refute_the_claim(name, key):
 
 
 def test_parties_that_are_simulated_release_the_same_for_the_same_key(key):
-    case = _solvers.BUILDERS["multiparty_gradient_descent"]()
+    case = _solvers.BUILDERS["dp_multiparty_gradient_descent"]()
     first, second = (case.release(key, case.data) for _ in range(2))
     assert first == second
     assert len(first) == 2

@@ -13,7 +13,7 @@ from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table, encode_table
 from dpjax.datasets import Categorical, Numeric
-from dpjax.solvers import Solution, private_mean
+from dpjax.solvers import Solution, dp_mean
 
 
 def asked(**options):
@@ -68,9 +68,7 @@ def test_a_cell_is_missing_where_the_encoder_says_so():
 
 def test_a_run_is_charged_for_its_ranges():
     bought = buy(table(), epsilon=0.25, delta=1e-6)
-    mean = private_mean(
-        np.zeros((800, 1)), key=jax.random.key(1), epsilon=0.5, delta=1e-5
-    )
+    mean = dp_mean(np.zeros((800, 1)), key=jax.random.key(1), epsilon=0.5, delta=1e-5)
     run = Run("mean", mean, np.zeros(1), np.zeros((1, 1)))
     privacy = charge(run, bought).solution.privacy
     assert privacy.epsilon == 0.75
@@ -87,7 +85,7 @@ def test_parts_never_cost_more_than_the_whole():
     settings = asked(epsilon=0.3, delta=3e-5, private_ranges=0.1)
     parts = split_budget(settings, 800, is_classification=False)
     bought = buy(table(), **parts[0]._asdict())
-    mean = private_mean(np.zeros((800, 1)), key=jax.random.key(1), **parts[1]._asdict())
+    mean = dp_mean(np.zeros((800, 1)), key=jax.random.key(1), **parts[1]._asdict())
     run = Run("mean", mean, np.zeros(1), np.zeros((1, 1)))
     privacy = charge(run, bought).solution.privacy
     assert privacy.epsilon <= 0.3

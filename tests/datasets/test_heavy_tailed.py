@@ -10,11 +10,7 @@ from scipy import stats
 
 from dpjax import datasets, losses
 
-MODELS = [
-    datasets.linear_model,
-    datasets.logistic_model,
-    datasets.reversed_logistic_model,
-]
+MODELS = [datasets.linear_model, datasets.logistic_model]
 models = pytest.mark.parametrize("model", MODELS)
 FALSE_ALARM = 1e-4  # of each Kolmogorov-Smirnov test, over fresh keys
 
@@ -64,10 +60,8 @@ def test_logistic_model_has_the_sign_of_paper_004(key):
     assert _mean_loss(problem, 1.0) < _mean_loss(problem, -1.0)
 
 
-def test_reversed_logistic_model_has_the_sign_of_paper_001(key):
-    problem = datasets.reversed_logistic_model(
-        key, num_samples=2_000, num_features=7, noise_law=None
-    )
+def test_logistic_model_has_the_other_sign_of_paper_001(key):
+    problem = datasets.logistic_model(key, num_samples=2_000, num_features=7, sign=-1)
     latent = np.asarray(problem.features) @ np.asarray(problem.true_params)
     assert np.array_equal(problem.targets, np.sign(1 / (1 + np.exp(latent)) - 0.5))
     assert _mean_loss(problem, -1.0) < _mean_loss(problem, 1.0)
@@ -75,10 +69,12 @@ def test_reversed_logistic_model_has_the_sign_of_paper_001(key):
 
 def test_label_noise_of_paper_001_is_centred_log_logistic(key):
     # P(y = +1) = P(<w*, x> + e < 0); with w* = 0 it is P(e < 0), the law at its mean.
-    problem = datasets.reversed_logistic_model(
+    problem = datasets.logistic_model(
         key,
         num_samples=40_000,
         num_features=1,
+        noise_law=datasets.LogLogistic(location=0.2, scale=0.2).centered(),
+        sign=-1,
         params_fn=lambda key, num_features: jnp.zeros(num_features),
     )
     law = stats.fisk(5, scale=math.exp(0.2))

@@ -76,7 +76,7 @@ CASES = {
         stats.pareto(1.8, scale=2),
     ),
     "centered": (
-        datasets.Centered(datasets.LogNormal(location=1.0, scale=1.0)),
+        datasets.LogNormal(location=1.0, scale=1.0).centered(),
         stats.lognorm(1, loc=-math.exp(1.5), scale=math.e),
         stats.lognorm(1, loc=-math.exp(1.5) + 0.5, scale=math.e),
     ),
@@ -157,7 +157,7 @@ def test_samples_are_finite_where_the_law_leaves_float32(key):
 def test_no_centring_without_a_mean(law, mean):
     assert law.mean == pytest.approx(mean, nan_ok=True)
     with pytest.raises(ValueError, match="law must be"):
-        datasets.Centered(law)
+        law.centered()
 
 
 @pytest.mark.parametrize(

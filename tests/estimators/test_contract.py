@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax import ADD_OR_REMOVE_ONE, NeighboringRelation
 from dpjax.estimators import (
-    ADD_OR_REMOVE_ONE,
     Clipping,
     Mean,
     MedianOfMeans,
-    NeighboringRelation,
     SmoothedTruncation,
     Truncation,
     Winsorization,

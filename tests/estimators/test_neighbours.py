@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.estimators import (
-    ADD_OR_REMOVE_ONE,
-    REPLACE_ONE,
     Clipping,
     MedianOfMeans,
     SmoothedTruncation,

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.estimators import (
-    ADD_OR_REMOVE_ONE,
-    REPLACE_ONE,
     Clipping,
     Mean,
     MedianOfMeans,

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import robust_grad
+from dpjax import ADD_OR_REMOVE_ONE, robust_grad
 from dpjax.estimators import (
-    ADD_OR_REMOVE_ONE,
     MedianOfMeans,
     TrimmedMean,
 )

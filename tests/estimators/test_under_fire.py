@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from dpjax import ADD_OR_REMOVE_ONE
 from dpjax.estimators import (
-    ADD_OR_REMOVE_ONE,
     Clipping,
     MedianOfMeans,
     Sensitivity,

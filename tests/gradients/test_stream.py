@@ -15,6 +15,7 @@ from dpjax.estimators import (
     TrimmedMean,
     Winsorization,
 )
+from dpjax.gradients import streamed_grad
 from dpjax.transforms import aggregate, privatize
 
 ESTIMATORS = {
@@ -44,7 +45,7 @@ def problem(key):
 def test_estimators_take_a_stream(name, microbatch_size, problem):
     estimator = ESTIMATORS[name]
     expected = estimator(dpjax.per_sample_grad(loss_fn)(*problem))
-    stream = dpjax.streamed_grad(loss_fn, microbatch_size=microbatch_size)(*problem)
+    stream = streamed_grad(loss_fn, microbatch_size=microbatch_size)(*problem)
     for found in (estimator(stream), jax.jit(estimator)(stream)):
         for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
@@ -61,7 +62,7 @@ def test_privatize_takes_a_stream(name, problem):
     state = optimizer.init(params)
     updates = [
         optimizer.update(grad_fn(loss_fn)(*problem), fresh(state), params)[0]
-        for grad_fn in (dpjax.per_sample_grad, dpjax.streamed_grad)
+        for grad_fn in (dpjax.per_sample_grad, streamed_grad)
     ]
     for one, other in zip(*map(jax.tree.leaves, updates), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
@@ -82,7 +83,7 @@ def test_masks_and_divisors_reach_a_stream(problem):
     mask = jnp.arange(N) >= 50
     transform = aggregate(Winsorization(0.5), normalize_by=40)
     found, _ = transform.update(
-        dpjax.streamed_grad(loss_fn)(params, batch),
+        streamed_grad(loss_fn)(params, batch),
         transform.init(params),
         params,
         is_padding_example=mask,
@@ -107,12 +108,12 @@ def test_a_stream_holds_no_gradients(problem):
         return jax.jit(run).lower(*shapes).compile().memory_analysis()
 
     assert bytes_of(dpjax.per_sample_grad).temp_size_in_bytes > N * width * 4
-    assert bytes_of(dpjax.streamed_grad).temp_size_in_bytes < N * width * 4 / 4
+    assert bytes_of(streamed_grad).temp_size_in_bytes < N * width * 4 / 4
 
 
 def test_bad_arguments_are_named(problem):
     with pytest.raises(ValueError, match="microbatch_size must be an integer"):
-        dpjax.streamed_grad(loss_fn, microbatch_size=0)
+        streamed_grad(loss_fn, microbatch_size=0)
     params, (features, targets) = problem
     with pytest.raises(ValueError, match="batch must be arrays that share"):
-        dpjax.streamed_grad(loss_fn)(params, (features, targets[:3]))
+        streamed_grad(loss_fn)(params, (features, targets[:3]))

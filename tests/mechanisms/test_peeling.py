@@ -14,7 +14,7 @@ import scipy.integrate
 import scipy.special
 import scipy.stats
 
-from dpjax.mechanisms import laplace_peeling, peeling
+from dpjax.mechanisms import peeling
 
 FALSE_ALARM = 1e-6
 VECTOR = np.array([0.3, -2.0, 1.2, -0.8])
@@ -27,10 +27,21 @@ def gumbel(key, vector, *, sparsity, scale):
     )
 
 
+def laplace(key, vector, *, sparsity, scale):
+    return peeling(
+        key,
+        vector,
+        sparsity=sparsity,
+        selection_scale=scale,
+        release_stddev=math.sqrt(2) * scale,
+        noise="laplace",
+    )
+
+
 # name: (mechanism with one scale, law of the released noise)
 MECHANISMS = {
     "gumbel": (gumbel, scipy.stats.norm),
-    "laplace": (laplace_peeling, scipy.stats.laplace),
+    "laplace": (laplace, scipy.stats.laplace),
 }
 each = pytest.mark.parametrize("name", MECHANISMS)
 
@@ -246,8 +257,18 @@ def test_bad_scales(value, key):
     for argument in good:
         with pytest.raises(ValueError, match=f"^{argument} must be"):
             peeling(key, jnp.zeros(3), sparsity=1, **(good | {argument: value}))
-    with pytest.raises(ValueError, match=r"^scale must be"):
-        laplace_peeling(key, jnp.zeros(3), sparsity=1, scale=value)
+
+
+def test_unknown_noise(key):
+    with pytest.raises(ValueError, match=r"^noise must be gumbel or laplace"):
+        peeling(
+            key,
+            jnp.zeros(3),
+            sparsity=1,
+            selection_scale=1.0,
+            release_stddev=1.0,
+            noise="cauchy",
+        )
 
 
 @each

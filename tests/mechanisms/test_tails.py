@@ -5,6 +5,7 @@ are mapped to is checked, bit by bit. Every random check has a fixed key and a
 false-alarm rate of 1e-6 for a right sampler.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -69,9 +70,16 @@ def of_peeling(key, n):
     )
 
 
-def of_laplace_peeling(key, n):
+def of_peeling_laplace(key, n):
     def one(key):
-        return mechanisms.laplace_peeling(key, jnp.zeros(1), sparsity=1, scale=1.0)[0]
+        return mechanisms.peeling(
+            key,
+            jnp.zeros(1),
+            sparsity=1,
+            selection_scale=1.0,
+            release_stddev=math.sqrt(2),
+            noise="laplace",
+        )[0]
 
     return jax.vmap(one)(jax.random.split(key, n))
 
@@ -104,8 +112,8 @@ NOISES = {
         pdf=mixed(lambda z, b: scipy.stats.laplace.pdf(z / b) / b),
     ),
     "peeling": Noise(of_peeling, *law(scipy.stats.norm), num_draws=2**20),
-    "laplace_peeling": Noise(
-        of_laplace_peeling, *law(scipy.stats.laplace), num_draws=2**20
+    "peeling_laplace": Noise(
+        of_peeling_laplace, *law(scipy.stats.laplace), num_draws=2**20
     ),
 }
 IS_SYMMETRIC = {name: name not in ("gumbel", "exponential") for name in NOISES}

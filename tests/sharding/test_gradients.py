@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dpjax import ADD_OR_REMOVE_ONE
 from dpjax.estimators import (
-    ADD_OR_REMOVE_ONE,
     Clipping,
     Mean,
     MedianOfMeans,
@@ -408,7 +408,7 @@ def test_noise_is_drawn_once_and_the_same_everywhere(setting):
         np.testing.assert_array_equal(shard, shards[0])
 
 
-def private_mean(key, rows, axis_name=None):
+def dp_mean(key, rows, axis_name=None):
     transform = privatize(
         Winsorization(1.0), noise_multiplier=1.0, key=key, axis_name=axis_name
     )
@@ -422,9 +422,9 @@ def test_noise_drawn_by_device_has_another_variance():
 
     def by_device(key, rows, axis_name=None):
         key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        return jax.lax.pmean(private_mean(key, rows, axis_name), axis_name)
+        return jax.lax.pmean(dp_mean(key, rows, axis_name), axis_name)
 
-    right = manual(private_mean, mesh, False)(jax.random.key(2), rows)
+    right = manual(dp_mean, mesh, False)(jax.random.key(2), rows)
     wrong = manual(by_device, mesh, False)(jax.random.key(2), rows)
     # The standard error of a standard deviation is 0.5 % here.
     assert 0.975 < right.std() / stddev < 1.025
@@ -434,7 +434,7 @@ def test_noise_drawn_by_device_has_another_variance():
 def test_a_key_of_its_own_is_refused():
     def by_device(key, rows, axis_name=None):
         key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        return private_mean(key, rows, axis_name)
+        return dp_mean(key, rows, axis_name)
 
     with pytest.raises(ValueError, match="key must be one that varies over the axes"):
         manual(by_device, mesh_of(8))(jax.random.key(3), jnp.zeros((N, 2)))
@@ -443,7 +443,7 @@ def test_a_key_of_its_own_is_refused():
 def test_one_noise_for_different_values_is_refused():
     # Rows of each device, their mean under the noise that the other devices have too.
     def forgotten(key, rows, axis_name=None):
-        return private_mean(key, rows)
+        return dp_mean(key, rows)
 
     with pytest.raises(ValueError, match="want those as axis_name"):
         manual(forgotten, mesh_of(8))(jax.random.key(4), jnp.zeros((N, 2)))
@@ -464,7 +464,7 @@ def test_one_noise_for_different_values_is_refused():
 def test_runs_of_their_own_on_each_device_are_not_refused():
     # Eight repetitions, each with its data and its key: nothing is shared.
     def repetition(keys, rows):
-        return private_mean(keys[0], rows)[None]
+        return dp_mean(keys[0], rows)[None]
 
     keys = jax.random.split(jax.random.key(6), 8)
     run = jax.shard_map(

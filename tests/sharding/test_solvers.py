@@ -79,13 +79,13 @@ def frank_wolfe(x, y, params=None):
 
 def perturbed_objective(x, y):
     norms = jnp.linalg.norm(x, axis=1, keepdims=True)
-    return solvers.objective_perturbation(
+    return solvers.dp_objective_perturbation(
         x / jnp.maximum(norms, 1), jnp.sign(y), regularization=0.1, **budget()
     )
 
 
 def of_subsets(x, y):
-    return solvers.sample_and_aggregate(
+    return solvers.dp_sample_and_aggregate(
         lambda batch: jnp.mean(batch[0], axis=0),
         (x, y),
         num_subsets=120,
@@ -119,12 +119,12 @@ RUNS = {
         learning_rate=0.1,
         **budget(),
     ),
-    "mean": lambda x, y: solvers.private_mean(x, moment_bound=3.0, **budget()),
-    "trimmed mean": lambda x, y: solvers.private_mean(
+    "mean": lambda x, y: solvers.dp_mean(x, moment_bound=3.0, **budget()),
+    "trimmed mean": lambda x, y: solvers.dp_mean(
         x, estimator=TrimmedMean(0.05, -10.0, 10.0), **budget()
     ),
     "l1 regression": l1_regression,
-    "quantile": lambda x, y: solvers.private_quantile(y, key=key(), epsilon=1.0),
+    "quantile": lambda x, y: solvers.dp_quantile(y, key=key(), epsilon=1.0),
     "perturbed objective": perturbed_objective,
     "subsets": of_subsets,
 }

@@ -15,7 +15,7 @@ from dpjax.estimators import (
     SmoothedTruncation,
     Truncation,
 )
-from dpjax.solvers import dp_gradient_descent, private_mean
+from dpjax.solvers import dp_gradient_descent, dp_mean
 
 EPSILON, DELTA, NUM_STEPS = 1.0, 1e-5, 50
 MEDIANS = MedianOfMeans(Truncation(1.0), 3)
@@ -102,7 +102,7 @@ def test_classical_gaussian_fails_beyond_its_range():
     # Proved for epsilon <= 1 only; the guarantee says so rather than repeat the claim.
     samples = jnp.zeros((50, 2))
     for epsilon, holds in ((1.0, True), (20.0, False)):
-        solution = private_mean(
+        solution = dp_mean(
             samples,
             key=jax.random.key(0),
             epsilon=epsilon,
@@ -122,7 +122,7 @@ def test_papers_print_no_noise_for_sampled_batches(batching):
 def test_default_scale_of_the_paper():
     samples = jnp.zeros((200, 2))
     scales = [
-        private_mean(
+        dp_mean(
             samples,
             key=jax.random.key(0),
             epsilon=EPSILON,

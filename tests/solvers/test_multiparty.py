@@ -21,8 +21,8 @@ from dpjax.parties import PartyError, run_parties
 from dpjax.solvers import (
     Checkpoint,
     Execution,
-    _multiparty,
-    multiparty_gradient_descent,
+    _multiparty_gradient_descent as _multiparty,
+    dp_multiparty_gradient_descent,
 )
 
 FALSE_ALARM = 1e-6
@@ -75,7 +75,7 @@ def solve(data, *, change=None, **setting):
     def party_fn(transport):
         transport = Recorder(transport, [])
         problem = {"loss_fn": losses.logistic, "params": jnp.zeros(3)}
-        solution = multiparty_gradient_descent(
+        solution = dp_multiparty_gradient_descent(
             data=data[transport.party],
             transport=change(transport) if change else transport,
             **(problem | SETTING | setting),
@@ -132,7 +132,7 @@ def test_parties_do_as_one_process_does_with_the_same_noise():
     data = [records(size, seed) for seed, size in enumerate(SIZES)]
 
     def party_fn(transport):
-        return multiparty_gradient_descent(
+        return dp_multiparty_gradient_descent(
             losses.logistic,
             jnp.zeros(3),
             data[transport.party],
@@ -155,10 +155,10 @@ jax.distributed.initialize(address, num_parties, party, initialization_timeout=6
 from dpjax import losses
 from dpjax.estimators import Clipping
 from dpjax.parties import JaxTransport
-from dpjax.solvers import multiparty_gradient_descent
+from dpjax.solvers import dp_multiparty_gradient_descent
 with np.load(sys.argv[4]) as file:
     data = file[f"features{party}"], file[f"targets{party}"]
-solution = multiparty_gradient_descent(
+solution = dp_multiparty_gradient_descent(
     losses.logistic, jnp.zeros(3), data, transport=JaxTransport(), epsilon=2.0,
     delta=1e-6, estimator=Clipping(1.0), learning_rate=0.5, num_steps=5,
     test_only_random_bytes=np.random.default_rng(party).bytes)
@@ -268,7 +268,7 @@ def test_our_transcript_does_not_tell_neighbours_apart():
 
         def party_fn(transport, truth=truth, shown=shown):
             recorder = Recorder(transport, [])
-            multiparty_gradient_descent(
+            dp_multiparty_gradient_descent(
                 losses.logistic,
                 jnp.zeros(3),
                 seconds[truth] if transport.party else first,
@@ -383,7 +383,7 @@ def test_odd_records_move_nothing_beyond_the_bound(value):
 
         def party_fn(transport, second=second):
             recorder = Recorder(transport, [])
-            multiparty_gradient_descent(
+            dp_multiparty_gradient_descent(
                 losses.logistic,
                 jnp.zeros(3),
                 second if transport.party else data[0],
@@ -433,7 +433,7 @@ def test_float64_parameters_stay_so():
 
         def party_fn(transport):
             with jax.enable_x64(True):
-                return multiparty_gradient_descent(
+                return dp_multiparty_gradient_descent(
                     loss_fn,
                     jnp.zeros(3, jnp.float64),
                     data[transport.party],
@@ -481,7 +481,7 @@ def test_parties_with_other_arguments_are_named():
 
     def party_fn(transport):
         setting = SETTING | {"epsilon": 1.0 + transport.party}
-        return multiparty_gradient_descent(
+        return dp_multiparty_gradient_descent(
             losses.logistic,
             jnp.zeros(3),
             data[transport.party],
@@ -522,7 +522,7 @@ def test_bad_arguments_are_named(name, change):
             "data": records(30, transport.party),
         }
         arguments |= SETTING | change
-        return multiparty_gradient_descent(transport=transport, **arguments)
+        return dp_multiparty_gradient_descent(transport=transport, **arguments)
 
     with pytest.raises(ValueError, match=name):
         run_parties(party_fn, 2)

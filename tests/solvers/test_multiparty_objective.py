@@ -12,8 +12,8 @@ from dpjax.mechanisms import gaussian
 from dpjax.parties import PartyError, run_parties
 from dpjax.solvers import (
     MarginLoss,
-    multiparty_objective_perturbation,
-    objective_perturbation,
+    dp_multiparty_objective_perturbation,
+    dp_objective_perturbation,
 )
 
 FALSE_ALARM = 1e-6
@@ -48,7 +48,7 @@ def solve(data, *, seeds=None, **setting):
         source = None
         if seeds is not None:
             source = np.random.default_rng(seeds[transport.party]).bytes
-        solution = multiparty_objective_perturbation(
+        solution = dp_multiparty_objective_perturbation(
             *data[transport.party],
             transport=recorder,
             test_only_random_bytes=source,
@@ -96,7 +96,9 @@ def test_released_is_the_minimiser_for_the_noise_that_was_drawn(max_colluding):
 def test_the_noise_is_that_of_one_party_with_all_records():
     data = [records(size, seed) for seed, size in enumerate((300, 120, 81))]
     features, labels = (np.concatenate(x) for x in zip(*data, strict=True))
-    pooled = objective_perturbation(features, labels, key=jax.random.key(0), **SETTING)
+    pooled = dp_objective_perturbation(
+        features, labels, key=jax.random.key(0), **SETTING
+    )
     solution = solve(data)[0][0]
     for name in ("stddev", "regularization", "extra_regularization"):
         assert solution.stats[name] == pooled.stats[name]
@@ -186,7 +188,7 @@ def test_a_silent_party_ends_the_run_and_is_named():
                 is_silent = self.party == 1 and len(self.heard) >= 3
                 return super().exchange(b"" if is_silent else message, num_bytes)
 
-        return multiparty_objective_perturbation(
+        return dp_multiparty_objective_perturbation(
             *data[transport.party], transport=Silent(transport), **SETTING
         )
 
@@ -211,7 +213,7 @@ def test_bad_arguments_are_named(name, change):
     arguments = {"features": features, "labels": labels} | SETTING | change
 
     def party_fn(transport):
-        return multiparty_objective_perturbation(transport=transport, **arguments)
+        return dp_multiparty_objective_perturbation(transport=transport, **arguments)
 
     with pytest.raises(ValueError, match=name):
         run_parties(party_fn, 2)
@@ -222,7 +224,7 @@ def test_parties_with_other_arguments_are_named():
 
     def party_fn(transport):
         setting = SETTING | {"regularization": 0.01 * (1 + transport.party)}
-        return multiparty_objective_perturbation(
+        return dp_multiparty_objective_perturbation(
             *data[transport.party], transport=transport, **setting
         )
 

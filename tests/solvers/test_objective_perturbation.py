@@ -12,7 +12,7 @@ import scipy.special
 import scipy.stats
 
 from dpjax import accounting
-from dpjax.solvers import MarginLoss, _perturbed_objective, objective_perturbation
+from dpjax.solvers import MarginLoss, _perturbed_objective, dp_objective_perturbation
 
 RNG = np.random.default_rng(20261120)
 PSEUDO_HUBER = MarginLoss(lambda z: (z - 1) / jnp.hypot(1.0, z - 1), 1.0, 1.0)
@@ -89,7 +89,7 @@ CASES = [
 def test_certificate_holds(name, loss, epsilon, regularization):
     (features, labels), loss = DATA[name], LOSSES[loss]
     arguments = settings(epsilon=epsilon, regularization=regularization, loss=loss)
-    solution = objective_perturbation(features, labels, **arguments)
+    solution = dp_objective_perturbation(features, labels, **arguments)
     assert np.isfinite(np.asarray(solution.params)).all()
     stats = solution.stats
     convexity = len(features) * stats["regularization"]
@@ -143,7 +143,7 @@ def test_noise_has_the_stated_scale(loss):
     features, labels = jnp.zeros((20, 3)), jnp.ones(20)
 
     def solve(key):
-        return objective_perturbation(
+        return dp_objective_perturbation(
             features, labels, **settings(key=key, loss=LOSSES[loss])
         )
 
@@ -161,7 +161,7 @@ def test_noise_has_the_stated_scale(loss):
 
 
 def test_budget_is_split_as_stated():
-    solution = objective_perturbation(*DATA["normal"], **settings())
+    solution = dp_objective_perturbation(*DATA["normal"], **settings())
     stats, share = solution.stats, 0.01
     noise = accounting.objective_noise(
         1 - share,
@@ -184,15 +184,15 @@ def test_budget_is_split_as_stated():
 
 
 def test_stats_do_not_depend_on_the_data():
-    first = objective_perturbation(*DATA["normal"], **settings())
-    other = objective_perturbation(*DATA["wild"], **settings())
+    first = dp_objective_perturbation(*DATA["normal"], **settings())
+    other = dp_objective_perturbation(*DATA["wild"], **settings())
     assert first.stats == other.stats
     assert first.privacy == other.privacy
 
 
 def test_papers_calibration_reports_what_it_gives():
-    tight = objective_perturbation(*DATA["normal"], **settings())
-    paper = objective_perturbation(*DATA["normal"], **settings(calibration="paper"))
+    tight = dp_objective_perturbation(*DATA["normal"], **settings())
+    paper = dp_objective_perturbation(*DATA["normal"], **settings(calibration="paper"))
     assert paper.stats["stddev"] > tight.stats["stddev"]
     assert paper.privacy.epsilon < 1.0
     total = paper.stats["regularization"]
@@ -241,7 +241,7 @@ def test_no_row_is_longer_than_one(dtype):
 
 def test_labels_are_signs_whatever_they_are():
     features, labels = DATA["normal"]
-    expected = objective_perturbation(features, labels, **settings()).params
+    expected = dp_objective_perturbation(features, labels, **settings()).params
     kinds = [
         labels > 0,
         np.where(labels > 0, 7.5, np.nan),
@@ -249,9 +249,11 @@ def test_labels_are_signs_whatever_they_are():
         np.where(labels > 0, 200, 0).astype(np.uint8),
     ]
     for other in kinds:
-        found = objective_perturbation(features, other, **settings()).params
+        found = dp_objective_perturbation(features, other, **settings()).params
         np.testing.assert_array_equal(found, expected)
-    same = objective_perturbation(features, np.full(300, np.nan), **settings()).params
+    same = dp_objective_perturbation(
+        features, np.full(300, np.nan), **settings()
+    ).params
     assert np.isfinite(np.asarray(same)).all()
 
 
@@ -261,7 +263,7 @@ def test_jit_and_vmap_agree_with_eager():
     keys = jax.random.split(jax.random.key(2), 3)
 
     def solve(features, key):
-        return objective_perturbation(features, labels, **settings(key=key))
+        return dp_objective_perturbation(features, labels, **settings(key=key))
 
     def clone(key):
         return jax.random.clone(key)
@@ -279,11 +281,11 @@ def test_jit_and_vmap_agree_with_eager():
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32])
 def test_released_dtype(dtype):
     features, labels = np.ones((10, 2), dtype), np.ones(10)
-    solution = objective_perturbation(features, labels, **settings())
+    solution = dp_objective_perturbation(features, labels, **settings())
     is_half = dtype == np.float16
     assert solution.params.dtype == (jnp.float16 if is_half else jnp.float32)
     with jax.enable_x64(True):
-        solution = objective_perturbation(features, labels, **settings())
+        solution = dp_objective_perturbation(features, labels, **settings())
         if dtype == np.float64:
             assert solution.params.dtype == jnp.float64
 
@@ -301,7 +303,9 @@ def test_a_sweep_compiles_once():
     for epsilon in (0.5, 2.0):
         for regularization in (0.0, 0.1):
             changes = {"epsilon": epsilon, "regularization": regularization}
-            objective_perturbation(features, labels, **settings(loss=loss, **changes))
+            dp_objective_perturbation(
+                features, labels, **settings(loss=loss, **changes)
+            )
             counts.add(len(calls))
     assert len(counts) == 1  # the first call alone traces
 
@@ -309,7 +313,7 @@ def test_a_sweep_compiles_once():
 def test_lowers_for_every_platform():
     def solve(features, labels, words):
         key = jax.random.wrap_key_data(words)
-        return objective_perturbation(features, labels, **settings(key=key)).params
+        return dp_objective_perturbation(features, labels, **settings(key=key)).params
 
     shapes = (
         jax.ShapeDtypeStruct((30, 3), jnp.float32),
@@ -369,7 +373,7 @@ def test_more_budget_finds_the_classifier():
     features = RNG.normal(size=(4000, 5)) / 3
     labels = features @ np.array([1.0, -2.0, 0.5, 0.0, 3.0])
     for loss in (None, MarginLoss.smoothed_hinge()):
-        params = objective_perturbation(
+        params = dp_objective_perturbation(
             features, labels, **settings(regularization=1e-3, loss=loss)
         ).params
         predicted = features @ np.asarray(params, np.float64) > 0
@@ -390,12 +394,12 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_arguments_are_named(name):
     with pytest.raises(ValueError, match=name):
-        objective_perturbation(*DATA["normal"], **settings(**{name: BAD[name]}))
+        dp_objective_perturbation(*DATA["normal"], **settings(**{name: BAD[name]}))
 
 
 def test_a_loss_without_declared_bounds_is_refused():
     with pytest.raises(ValueError, match="declares the bounds"):
-        objective_perturbation(*DATA["normal"], **settings(loss=jax.nn.softplus))
+        dp_objective_perturbation(*DATA["normal"], **settings(loss=jax.nn.softplus))
 
 
 @pytest.mark.parametrize(
@@ -412,7 +416,7 @@ def test_a_loss_without_declared_bounds_is_refused():
 )
 def test_bad_arrays_are_named(features, labels, name):
     with pytest.raises(ValueError, match=name):
-        objective_perturbation(features, labels, **settings())
+        dp_objective_perturbation(features, labels, **settings())
 
 
 @pytest.mark.parametrize(

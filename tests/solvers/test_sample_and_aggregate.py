@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 
 from dpjax import accounting
-from dpjax.solvers import _smooth_center, sample_and_aggregate
+from dpjax.solvers import _smooth_center, dp_sample_and_aggregate
 from dpjax.solvers._sample_and_aggregate import _Subsets
 
 SMOOTHNESS = 0.2
@@ -174,7 +174,7 @@ def test_mean_of_heavy_tails(overlap):
     # Student t, 2.5 degrees of freedom, round a mean far from the ball's centre. Means
     # of 2,000 spread over 0.2; S is a few times that, and the noise 2 to 4 times S.
     samples = 30.0 + np.random.default_rng(0).standard_t(2.5, 1_000_000)
-    solution = sample_and_aggregate(
+    solution = dp_sample_and_aggregate(
         mean,
         samples.astype(np.float32),
         **settings(num_subsets=500 * overlap, overlap=overlap, diameter=100.0),
@@ -186,7 +186,7 @@ def test_outliers_do_not_matter():
     # A quarter of the subsets hold a record of size 1e30.
     samples = jax.random.normal(jax.random.key(0), (60_000, 2))
     wild = samples.at[:15_000:30].set(1e30)
-    solution = sample_and_aggregate(mean, wild, **settings(num_subsets=2000))
+    solution = dp_sample_and_aggregate(mean, wild, **settings(num_subsets=2000))
     np.testing.assert_allclose(solution.params, 0.0, atol=1.0)
 
 
@@ -195,7 +195,7 @@ def test_noise_has_the_stated_scale():
     data = jnp.ones((1200, 3))
 
     def solve(key):
-        return sample_and_aggregate(mean, data, **settings(key=key))
+        return dp_sample_and_aggregate(mean, data, **settings(key=key))
 
     solutions = jax.vmap(solve)(jax.random.split(jax.random.key(5), 700))
     stats = jax.tree.map(lambda x: float(x[0]), solutions.stats)
@@ -227,7 +227,7 @@ def test_audit_of_the_worst_pair():
     @jax.jit
     def release(data, keys):
         def solve(key):
-            return sample_and_aggregate(jnp.mean, data, **(arguments | {"key": key}))
+            return dp_sample_and_aggregate(jnp.mean, data, **(arguments | {"key": key}))
 
         return jax.lax.map(lambda key: solve(key).params, keys, batch_size=1000)
 
@@ -253,8 +253,8 @@ def test_scale_moves_by_no_more_than_its_smoothness(key):
     # the draws of the noise are the same.
     data, center = jnp.zeros((200, 2)), jnp.array([4.0, 0.0])
     arguments = settings(key=jax.random.clone(key), num_subsets=200, center=center)
-    first = sample_and_aggregate(mean, data, **(arguments | {"key": key}))
-    second = sample_and_aggregate(mean, data.at[7, 0].set(100.0), **arguments)
+    first = dp_sample_and_aggregate(mean, data, **(arguments | {"key": key}))
+    second = dp_sample_and_aggregate(mean, data.at[7, 0].set(100.0), **arguments)
     ratio = np.asarray(second.params, np.float64) / np.asarray(first.params, np.float64)
     smoothness = first.stats["smoothness"]
     np.testing.assert_allclose(np.log(ratio), smoothness, rtol=1e-3)
@@ -269,11 +269,11 @@ def test_wild_records_are_harmless(wild, vectorize):
     data[3] = wild
     center = np.zeros(2, np.float32)
     with np.errstate(all="ignore"):
-        solution = sample_and_aggregate(
+        solution = dp_sample_and_aggregate(
             mean, data, **settings(vectorize=vectorize, center=center)
         )
     np.testing.assert_allclose(solution.params, 1.0, atol=0.5)
-    all_wild = sample_and_aggregate(
+    all_wild = dp_sample_and_aggregate(
         mean, jnp.full((800, 2), wild), **settings(center=center)
     )
     assert np.isfinite(all_wild.params).all()
@@ -292,7 +292,7 @@ def test_fit_fn_that_raises_or_returns_other_shapes():
     data = np.ones(800)
     data[[0, 100, 200]] = 5.0, 6.0, 7.0
     center = {"a": np.zeros(2, np.float32), "b": np.float32(0)}
-    solution = sample_and_aggregate(
+    solution = dp_sample_and_aggregate(
         fit, data, **settings(vectorize=False, center=center)
     )
     np.testing.assert_allclose(solution.params["a"], 1.0, atol=0.5)
@@ -311,7 +311,7 @@ def test_loop_equals_vmap(overlap):
 
     arguments = {"center": center, "overlap": overlap, "num_subsets": 800}
     one, other = (
-        sample_and_aggregate(fit, data, **settings(vectorize=vectorize, **arguments))
+        dp_sample_and_aggregate(fit, data, **settings(vectorize=vectorize, **arguments))
         for vectorize in (True, False)
     )
     np.testing.assert_allclose(one.params["w"], other.params["w"], rtol=1e-5)
@@ -321,7 +321,7 @@ def test_loop_equals_vmap(overlap):
 def test_results_are_projected_round_the_center():
     data = jnp.full((800, 2), 100.0)
     center = jnp.array([30.0, 40.0])
-    solution = sample_and_aggregate(
+    solution = dp_sample_and_aggregate(
         mean, data, **settings(center=center, diameter=10.0)
     )
     edge = np.array([70.0, 60.0]) / math.hypot(70, 60) * 5 + np.asarray(center)
@@ -336,7 +336,7 @@ def test_any_pytree_and_dtype():
         )
 
     data = jnp.ones((800, 2))
-    solution = sample_and_aggregate(fit, data, **settings(diameter=20.0))
+    solution = dp_sample_and_aggregate(fit, data, **settings(diameter=20.0))
     low, rest = solution.params
     assert low.dtype == jnp.bfloat16
     assert rest["matrix"].shape == (2, 2)
@@ -348,7 +348,7 @@ def test_any_pytree_and_dtype():
 def test_float64():
     with jax.enable_x64(True):
         data = 0.01 * np.random.default_rng(0).normal(size=(4000, 2))
-        solution = sample_and_aggregate(
+        solution = dp_sample_and_aggregate(
             mean, data, **settings(key=jax.random.key(3), num_subsets=1000)
         )
         assert solution.params.dtype == jnp.float64
@@ -359,7 +359,7 @@ def test_jit_and_vmap_over_data():
     data = jax.random.normal(jax.random.key(2), (3, 800, 2))
 
     def solve(seed, data):
-        return sample_and_aggregate(mean, data, **settings(key=jax.random.key(seed)))
+        return dp_sample_and_aggregate(mean, data, **settings(key=jax.random.key(seed)))
 
     mapped = jax.vmap(solve)(jnp.arange(3), data)
     for i in range(3):
@@ -378,13 +378,13 @@ def test_one_trace_for_other_keys_and_numbers():
 
     for seed in range(3):
         arguments = settings(key=jax.random.key(seed), diameter=4.0 + seed)
-        sample_and_aggregate(fit, jnp.zeros((800, 2)), **arguments)
+        dp_sample_and_aggregate(fit, jnp.zeros((800, 2)), **arguments)
     assert len(traces) == 2  # one for the shapes of the result
 
 
 def test_lowers_for_every_platform():
     def solve(data):
-        return sample_and_aggregate(mean, data, **settings(overlap=2)).params
+        return dp_sample_and_aggregate(mean, data, **settings(overlap=2)).params
 
     spec = jax.ShapeDtypeStruct((800, 2), jnp.float32)
     jax.export.export(jax.jit(solve), platforms=["cpu", "cuda", "tpu"])(spec)
@@ -393,7 +393,7 @@ def test_lowers_for_every_platform():
 def test_spread_trades_the_floor_for_the_noise():
     data = jnp.zeros((4000, 2))
     stats = [
-        sample_and_aggregate(mean, data, **settings(spread=spread)).stats
+        dp_sample_and_aggregate(mean, data, **settings(spread=spread)).stats
         for spread in (1e-6, 1e-2, 8.0)
     ]
     assert stats[0]["least_stddev"] < stats[1]["least_stddev"] < 8.0
@@ -407,12 +407,14 @@ def test_spread_trades_the_floor_for_the_noise():
 def test_paper_constants_report_what_they_give():
     data = jnp.zeros((2000, 1))
     arguments = settings(num_subsets=1000, epsilon=1.0)
-    paper = sample_and_aggregate(mean, data, calibration="paper", **arguments)
+    paper = dp_sample_and_aggregate(mean, data, calibration="paper", **arguments)
     log = math.log(2e5)
     assert paper.stats["smoothness"] == pytest.approx(1 / (4 * (1 + log)))
     assert paper.stats["noise_multiplier"] == pytest.approx(5 * math.sqrt(2 * log))
     assert paper.privacy.epsilon < 0.5
-    tight = sample_and_aggregate(mean, data, **(arguments | {"key": jax.random.key(2)}))
+    tight = dp_sample_and_aggregate(
+        mean, data, **(arguments | {"key": jax.random.key(2)})
+    )
     assert tight.privacy.epsilon == 1.0
     assert tight.stats["noise_multiplier"] * 4 < paper.stats["noise_multiplier"]
 
@@ -427,13 +429,13 @@ def test_the_smallest_number_of_subsets_is_named():
         arguments["overlap"] = overlap
         arguments["num_subsets"] = 20
         with pytest.raises(ValueError, match="num_subsets must be at least") as error:
-            sample_and_aggregate(fit, np.zeros((3000, 2)), **arguments)
+            dp_sample_and_aggregate(fit, np.zeros((3000, 2)), **arguments)
         least = int(str(error.value).split("at least ")[1].split()[0])
         arguments["num_subsets"] = least - 1
         with pytest.raises(ValueError, match=f"at least {least} for epsilon = 1"):
-            sample_and_aggregate(fit, np.zeros((3000, 2)), **arguments)
+            dp_sample_and_aggregate(fit, np.zeros((3000, 2)), **arguments)
         arguments["num_subsets"] = least
-        solution = sample_and_aggregate(
+        solution = dp_sample_and_aggregate(
             fit, np.zeros((3000, 2)), **(arguments | {"key": jax.random.key(2)})
         )
         assert solution.stats["least_stddev"] < arguments["diameter"]
@@ -459,18 +461,18 @@ def test_the_smallest_number_of_subsets_is_named():
 )
 def test_bad_arguments(changes, message):
     with pytest.raises(ValueError, match=message):
-        sample_and_aggregate(mean, jnp.zeros((800, 2)), **settings(**changes))
+        dp_sample_and_aggregate(mean, jnp.zeros((800, 2)), **settings(**changes))
 
 
 @pytest.mark.parametrize("data", [(jnp.zeros(3), jnp.zeros(4)), 1.0, {}])
 def test_bad_data(data):
     with pytest.raises(ValueError, match=r"data must be .* got \["):
-        sample_and_aggregate(mean, data, **settings())
+        dp_sample_and_aggregate(mean, data, **settings())
 
 
 def test_bad_results():
     for result in (jnp.zeros(2, "complex64"), jnp.zeros(0)):
         with pytest.raises(ValueError, match="the result of fit_fn must be a pytree"):
-            sample_and_aggregate(
+            dp_sample_and_aggregate(
                 lambda subset, result=result: result, jnp.zeros(800), **settings()
             )

@@ -52,7 +52,7 @@ RELEASES = {
         learning_rate=0.1 + 0.05 * i,
         num_steps=5,
     ),
-    "private_mean": lambda key, i: solvers.private_mean(
+    "dp_mean": lambda key, i: solvers.dp_mean(
         data()[0],
         key=key,
         epsilon=0.5 + i / 10,
@@ -109,7 +109,7 @@ RELEASES = {
         candidates=jnp.linspace(-1.0, 1.0, 5 * D).reshape(5, D),
         truncation=0.5 + i,
     ),
-    "objective_perturbation": lambda key, i: solvers.objective_perturbation(
+    "dp_objective_perturbation": lambda key, i: solvers.dp_objective_perturbation(
         data()[0],
         jnp.sign(data()[1]),
         key=key,

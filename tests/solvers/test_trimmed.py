@@ -9,7 +9,7 @@ import pytest
 from dpjax import accounting, losses
 from dpjax.batching import Disjoint, Poisson, WithoutReplacement
 from dpjax.estimators import MedianOfMeans, TrimmedMean
-from dpjax.solvers import dp_gradient_descent, private_mean, robust_gradient_descent
+from dpjax.solvers import dp_gradient_descent, dp_mean, robust_gradient_descent
 
 ESTIMATOR = TrimmedMean(0.05, lower=-5.0, upper=5.0)
 
@@ -32,7 +32,7 @@ def descend(data=None, **changes):
 
 def test_the_mean_is_found_with_little_noise():
     data = samples()
-    solution = private_mean(
+    solution = dp_mean(
         data, key=jax.random.key(1), epsilon=1.0, delta=1e-5, estimator=ESTIMATOR
     )
     np.testing.assert_allclose(solution.params, [1.0, -2.0], atol=0.1)
@@ -51,7 +51,7 @@ def test_budgets():
     disjoint = descend(batching=Disjoint())
     assert disjoint.stats["rho"] == pytest.approx(rho)
     assert disjoint.stats["batch_size"] == 50
-    mean = private_mean(
+    mean = dp_mean(
         samples(200),
         key=jax.random.key(2),
         epsilon=1.0,
@@ -77,7 +77,7 @@ def test_noise_grows_with_outliers_that_are_not_trimmed():
         keys = jax.random.split(jax.random.key(3), 300)
 
         def release(key):
-            return private_mean(
+            return dp_mean(
                 data, key=key, epsilon=1.0, delta=1e-5, estimator=ESTIMATOR
             ).params
 

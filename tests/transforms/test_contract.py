@@ -53,9 +53,9 @@ TRANSFORMS = {
         lambda key: transforms.peel(4, rho=1.0, sensitivity=0.1, limit=1.0, key=key),
         False,
     ),
-    "laplace_peel": (
-        lambda key: transforms.laplace_peel(
-            4, rho=1.0, sensitivity=0.1, limit=1.0, key=key
+    "peel_laplace": (
+        lambda key: transforms.peel(
+            4, rho=1.0, sensitivity=0.1, limit=1.0, key=key, noise="laplace"
         ),
         False,
     ),

@@ -25,7 +25,7 @@ _EDGES = np.concatenate([-_SIZES[::-1], _SIZES])
 _DISTANCE_EDGES = np.concatenate([[-_SIZES[0]], _SIZES])
 
 
-def private_quantile(
+def dp_quantile(
     samples: ArrayLike,
     *,
     key: Key,
@@ -76,7 +76,7 @@ def private_quantile(
     Example:
         >>> import jax
         >>> samples = 3.0 + jax.random.cauchy(jax.random.key(0), (10_000,))
-        >>> solution = private_quantile(samples, key=jax.random.key(1), epsilon=0.5)
+        >>> solution = dp_quantile(samples, key=jax.random.key(1), epsilon=0.5)
         >>> print(f"{solution.params:.1f} {solution.stats['rank_error']:.0f}")
         3.0 48
 
@@ -108,7 +108,7 @@ def private_quantile(
     return Solution(params, privacy, stats)
 
 
-def private_center_and_scale(
+def dp_center_and_scale(
     samples: ArrayLike, *, key: Key, epsilon: float, delta: float = 0.0
 ) -> Solution:
     """Releases for each column a centre and a scale that standardise it.
@@ -135,7 +135,7 @@ def private_center_and_scale(
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input. A record has a value in
-        each column: 2d choices as in `private_quantile`, each scale after its centre,
+        each column: 2d choices as in `dp_quantile`, each scale after its centre,
         share the budget (`accounting.selection_epsilon`), by whichever mechanism
         affords more. Bins are those of its default. No claim is made against attacks
         on the noise's last bits.
@@ -144,13 +144,13 @@ def private_center_and_scale(
         >>> import jax, numpy as np
         >>> normal = np.random.default_rng(0).normal(size=(20_000, 2))
         >>> samples = np.array([2000.0, -3.0]) + np.array([50.0, 0.1]) * normal
-        >>> centers, scales = private_center_and_scale(
+        >>> centers, scales = dp_center_and_scale(
         ...     samples, key=jax.random.key(0), epsilon=0.5).params
         >>> print(np.abs((np.array(centers) - [2000.0, -3.0]) / [50.0, 0.1]) < 1)
         [ True  True]
 
     Reference:
-        As for `private_quantile`.
+        As for `dp_quantile`.
     """
     _validate.positive(epsilon=epsilon)
     _validate.delta(delta)

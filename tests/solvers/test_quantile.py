@@ -10,8 +10,8 @@ import pytest
 import scipy.stats
 
 from dpjax.accounting import selection_epsilon
-from dpjax.solvers import private_center_and_scale, private_quantile
-from dpjax.solvers._private_quantile import _scores
+from dpjax.solvers import dp_center_and_scale, dp_quantile
+from dpjax.solvers._quantile import _scores
 
 WILD = [math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-45, -0.0, 0.5, 1.5, 2.5, 9.0]
 EDGES = jnp.array([0.0, 1.0, 2.0, 3.0])
@@ -109,7 +109,7 @@ def test_the_law_that_is_drawn(key):
 
     def draw(key):
         options = settings(key=key, epsilon=epsilon, edges=EDGES)
-        return private_quantile(samples, **options).params
+        return dp_quantile(samples, **options).params
 
     values = jax.jit(jax.vmap(draw))(jax.random.split(key, num_draws))
     counts = [int((values == middle).sum()) for middle in (0.5, 1.5, 2.5)]
@@ -130,7 +130,7 @@ def test_the_rank_is_as_near_as_is_said(quantile, key):
     samples = 1e3 * jax.random.cauchy(jax.random.key(0), (2_000,))
 
     def draw(key):
-        return private_quantile(samples, **settings(key=key, quantile=quantile))
+        return dp_quantile(samples, **settings(key=key, quantile=quantile))
 
     solutions = jax.vmap(draw)(jax.random.split(key, 200))
     error, rank = solutions.stats["rank_error"][0], solutions.stats["rank"][0]
@@ -147,7 +147,7 @@ def test_the_rank_is_as_near_as_is_said(quantile, key):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -37.5, 2e-6, 8e8])
 def test_a_constant_column_is_found(value):
-    found = private_quantile(jnp.full(200, value), **settings()).params
+    found = dp_quantile(jnp.full(200, value), **settings()).params
     assert float(found) == pytest.approx(value, rel=0.03)
 
 
@@ -156,17 +156,15 @@ def test_missing_values_leave_the_quantile_of_the_others(quantile):
     samples = jnp.linspace(100.0, 200.0, 10_000)
     is_missing = jax.random.uniform(jax.random.key(3), (10_000,)) < 0.6
     samples = jnp.where(is_missing, jnp.nan, samples)
-    found = private_quantile(samples, **settings(quantile=quantile, epsilon=5.0)).params
+    found = dp_quantile(samples, **settings(quantile=quantile, epsilon=5.0)).params
     assert float(found) == pytest.approx(100 + 100 * quantile, rel=0.05)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38, 1e-45])
 def test_a_column_of_nothing(value):
-    found = private_quantile(jnp.full(50, value), **settings()).params
+    found = dp_quantile(jnp.full(50, value), **settings()).params
     assert np.abs(found) <= 1.1e9
-    centers, scales = private_center_and_scale(
-        jnp.full((50, 2), value), **settings()
-    ).params
+    centers, scales = dp_center_and_scale(jnp.full((50, 2), value), **settings()).params
     assert np.isfinite(centers).all()
     assert (np.asarray(scales) > 0).all()
 
@@ -187,7 +185,7 @@ def columns(num_samples=20_000):
 
 def test_columns_come_out_in_unit_size():
     samples = columns()
-    solution = private_center_and_scale(samples, **settings(delta=1e-6))
+    solution = dp_center_and_scale(samples, **settings(delta=1e-6))
     centers, scales = (np.asarray(x) for x in solution.params)
     within = np.mean(np.abs(samples - centers) <= scales, axis=0)
     np.testing.assert_allclose(within[:3], 0.68, atol=0.06)
@@ -197,14 +195,14 @@ def test_columns_come_out_in_unit_size():
     assert (centers[3], scales[3]) == (0, 1)  # mostly one value
     assert np.abs(centers[4] - 7) < 0.35 >= scales[4]
     assert solution.stats["is_informative"]
-    few = private_center_and_scale(samples[:50], **settings())
+    few = dp_center_and_scale(samples[:50], **settings())
     assert not few.stats["is_informative"]
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_choices_share_the_budget(delta):
-    solution = private_center_and_scale(
+    solution = dp_center_and_scale(
         jnp.zeros((90, 30)), **settings(epsilon=0.5, delta=delta)
     )
     assert (solution.privacy.epsilon, solution.privacy.delta) == (0.5, delta)
@@ -215,7 +213,7 @@ def test_choices_share_the_budget(delta):
     )
     assert solution.stats["selection_epsilon"] == each
     assert each >= 0.25 / 30
-    pure = private_quantile(jnp.zeros(90), **settings(epsilon=0.5)).privacy
+    pure = dp_quantile(jnp.zeros(90), **settings(epsilon=0.5)).privacy
     assert (pure.epsilon, pure.delta) == (0.5, 0.0)
 
 
@@ -224,7 +222,7 @@ def test_jit_and_vmap_over_columns(key):
     keys = jax.random.split(key, 5)
 
     def solve(key, column):
-        return private_quantile(column, **settings(key=key, epsilon=0.1))
+        return dp_quantile(column, **settings(key=key, epsilon=0.1))
 
     many = jax.vmap(solve)(jax.random.clone(keys), samples)
     jitted = jax.jit(solve)
@@ -232,28 +230,28 @@ def test_jit_and_vmap_over_columns(key):
         one, again = solve(key, samples[i]), jitted(jax.random.clone(key), samples[i])
         assert many.params[i] == one.params == again.params
         assert many.privacy == one.privacy == again.privacy
-    runs = jax.vmap(
-        lambda key: private_center_and_scale(samples.T, **settings(key=key))
-    )(jax.random.split(jax.random.key(5), 3))
+    runs = jax.vmap(lambda key: dp_center_and_scale(samples.T, **settings(key=key)))(
+        jax.random.split(jax.random.key(5), 3)
+    )
     assert runs.params[0].shape == runs.params[1].shape == (3, 5)
     assert len(np.unique(runs.params[1])) > 5
 
 
 def test_dtypes():
     whole = np.arange(-10, 40)
-    expected = private_quantile(whole.astype(np.float32), **settings()).params
+    expected = dp_quantile(whole.astype(np.float32), **settings()).params
     assert expected.dtype == jnp.float32
     for dtype in (jnp.bfloat16, np.int64, np.float64):
-        found = private_quantile(whole.astype(dtype), **settings()).params
+        found = dp_quantile(whole.astype(dtype), **settings()).params
         np.testing.assert_array_equal(found, expected)
     with jax.enable_x64(True):
-        wide = private_center_and_scale(whole[:, None] * 1.0, **settings())
+        wide = dp_center_and_scale(whole[:, None] * 1.0, **settings())
         assert wide.params[0].dtype == wide.params[1].dtype == jnp.float64
 
 
 def test_exports_for_every_platform(key):
     def solve(key, samples):
-        return private_center_and_scale(samples, **settings(key=key)).params
+        return dp_center_and_scale(samples, **settings(key=key)).params
 
     platforms = ("cpu", "cuda", "tpu")
     exported = jax.export.export(jax.jit(solve), platforms=platforms)
@@ -274,7 +272,7 @@ def test_exports_for_every_platform(key):
 )
 def test_bad_arguments(changes, message):
     with pytest.raises(ValueError, match=message):
-        private_quantile(jnp.zeros(8), **settings(**changes))
+        dp_quantile(jnp.zeros(8), **settings(**changes))
 
 
 def test_bad_samples_and_budgets():
@@ -282,13 +280,13 @@ def test_bad_samples_and_budgets():
         with pytest.raises(
             ValueError, match="samples must be a real array with 1 axes"
         ):
-            private_quantile(samples, **settings())
+            dp_quantile(samples, **settings())
     with pytest.raises(ValueError, match="samples must be a real array with 2 axes"):
-        private_center_and_scale(jnp.zeros(3), **settings())
+        dp_center_and_scale(jnp.zeros(3), **settings())
     for changes, message in [
         ({"delta": 1.0}, r"delta must be in \[0, 1\), got 1.0"),
         ({"epsilon": math.inf}, "epsilon must be positive and finite"),
         ({"key": None}, "key must be a single typed JAX key"),
     ]:
         with pytest.raises(ValueError, match=message):
-            private_center_and_scale(jnp.zeros((3, 2)), **settings(**changes))
+            dp_center_and_scale(jnp.zeros((3, 2)), **settings(**changes))

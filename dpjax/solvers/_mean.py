@@ -15,7 +15,7 @@ from dpjax.solvers._solution import Solution
 from dpjax.transforms import privatize
 
 
-def private_mean(
+def dp_mean(
     samples: PyTree,
     *,
     key: Key,
@@ -61,7 +61,7 @@ def private_mean(
     Example:
         >>> import jax
         >>> samples = 3.0 + jax.random.t(jax.random.key(0), 2.5, (10_000,))
-        >>> solution = private_mean(samples, key=jax.random.key(6), epsilon=1.0,
+        >>> solution = dp_mean(samples, key=jax.random.key(6), epsilon=1.0,
         ...                         delta=1e-5, moment_bound=15.0)
         >>> print(f"{solution.params:.1f}")
         3.0
@@ -71,7 +71,7 @@ def private_mean(
         equation (12) and Theorem 6.
     """
     check_budget(epsilon, delta)
-    _validate.calibration(calibration)
+    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     num_samples = _validate.leading_size(samples, "samples")
     num_coordinates = sum(leaf.size for leaf in jax.tree.leaves(samples)) // num_samples

@@ -17,7 +17,7 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
-from dpjax.solvers import private_mean
+from dpjax.solvers import dp_mean
 
 ESTIMATORS = {
     "default": None,
@@ -40,7 +40,7 @@ def test_noise_has_the_stated_scale(name):
     samples = {"a": jnp.zeros((20, 3)), "b": jnp.zeros(20)}
 
     def solve(key):
-        return private_mean(
+        return dp_mean(
             samples, **settings(key=key, estimator=ESTIMATORS[name], epsilon=0.7)
         )
 
@@ -66,7 +66,7 @@ def test_noise_has_the_stated_scale(name):
 def test_neighbours_stay_within_the_sensitivity(name, wild):
     base = jnp.ones((20, 3)).at[::2].set(0.5)
     first, second = (
-        private_mean(
+        dp_mean(
             base.at[7].set(value),
             **settings(estimator=ESTIMATORS[name], moment_bound=1.0),
         )
@@ -81,7 +81,7 @@ def test_neighbours_stay_within_the_sensitivity(name, wild):
 def test_default_finds_a_heavy_tailed_mean():
     # A Student t with 2.5 degrees of freedom has variance 5, hence E x^2 = 14.
     samples = 3.0 + jax.random.t(jax.random.key(0), 2.5, (20_000, 2))
-    solution = private_mean(samples, **settings(moment_bound=15.0))
+    solution = dp_mean(samples, **settings(moment_bound=15.0))
     np.testing.assert_allclose(solution.params, [3.0, 3.0], atol=0.2)
     setting = {"num_samples": 20_000, "num_coordinates": 2}
     expected = SmoothedTruncation.for_moment(15.0, epsilon=1.0, delta=1e-5, **setting)
@@ -93,7 +93,7 @@ def test_jit_and_vmap_over_samples():
     samples = jax.random.normal(jax.random.key(2), (3, 50, 2))
 
     def solve(seed, samples):
-        return private_mean(samples, **settings(key=jax.random.key(seed)))
+        return dp_mean(samples, **settings(key=jax.random.key(seed)))
 
     mapped = jax.vmap(solve)(jnp.arange(3), samples)
     for i in range(3):
@@ -106,11 +106,9 @@ def test_jit_and_vmap_over_samples():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, np.int32, np.float64])
 def test_dtypes(dtype):
     samples = np.ones((40, 2)).astype(dtype)
-    solution = private_mean(samples, **settings(estimator=Winsorization(2.0)))
+    solution = dp_mean(samples, **settings(estimator=Winsorization(2.0)))
     assert solution.params.dtype == jnp.float32
-    wide = private_mean(
-        samples.astype(np.float32), **settings(estimator=Winsorization(2.0))
-    )
+    wide = dp_mean(samples.astype(np.float32), **settings(estimator=Winsorization(2.0)))
     np.testing.assert_array_equal(solution.params, wide.params)
 
 
@@ -130,10 +128,10 @@ def test_dtypes(dtype):
 )
 def test_bad_arguments(changes, message):
     with pytest.raises(ValueError, match=message):
-        private_mean(jnp.zeros((8, 2)), **settings(**changes))
+        dp_mean(jnp.zeros((8, 2)), **settings(**changes))
 
 
 @pytest.mark.parametrize("samples", [(jnp.zeros(3), jnp.zeros(4)), 1.0, {}])
 def test_bad_samples(samples):
     with pytest.raises(ValueError, match=r"samples must be .* got \["):
-        private_mean(samples, **settings())
+        dp_mean(samples, **settings())

@@ -30,7 +30,7 @@ from dpjax.solvers._solution import Solution
 from dpjax.transforms import average_iterates, average_params, project
 
 
-def multiparty_gradient_descent(
+def dp_multiparty_gradient_descent(
     loss_fn: LossFn,
     params: PyTree,
     data: PyTree,
@@ -111,7 +111,7 @@ def multiparty_gradient_descent(
 
         The paper adds the SAME noise in every round. Differences of its sums are then
         free of noise, and tell neighbouring data sets apart with certainty: for a
-        trusted aggregator there is `multiparty_objective_perturbation`.
+        trusted aggregator there is `dp_multiparty_objective_perturbation`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -122,7 +122,7 @@ def multiparty_gradient_descent(
         >>> targets = features @ jnp.array([1.0, 2.0])
         >>> def train(transport):
         ...     k = transport.party
-        ...     return multiparty_gradient_descent(
+        ...     return dp_multiparty_gradient_descent(
         ...         losses.squared, jnp.zeros(2), (features[k], targets[k]),
         ...         transport=transport, epsilon=1.0, delta=1e-6,
         ...         estimator=Clipping(2.0), learning_rate=0.5, num_steps=20)
@@ -203,7 +203,7 @@ def multiparty_gradient_descent(
             epsilon,
             delta,
             dp_event=gaussian_event(
-                noise.multiplier, num_releases=num_steps + max_dropouts
+                noise.multiplier, num_steps=num_steps + max_dropouts
             ),
             relation=REPLACE_ONE,
             num_samples=num_samples,
