@@ -1,6 +1,5 @@
 """Host-side privacy accounting: Gaussian, zCDP, subsampling, guarantees."""
 
-from dpjax.accounting._capacity import poisson_capacity
 from dpjax.accounting._discrete_gaussian import (
     discrete_gaussian_epsilon,
     discrete_gaussian_stddev,
@@ -14,6 +13,7 @@ from dpjax.accounting._objective import (
     objective_epsilon,
     objective_noise,
 )
+from dpjax.accounting._poisson_capacity import poisson_capacity
 from dpjax.accounting._selection import (
     selection_epsilon,
     selection_event,

@@ -4,7 +4,7 @@
 of records of l2 norm at most C has sensitivity 2C when one record is replaced, C when
 one is added or removed. dp_accounting counts otherwise: for the same event class, its
 PLD accountant wants stddev / C under either relation, its RDP accountant stddev /
-sensitivity. The translation is made once, in `_scheme.py`.
+sensitivity. The translation is made once, in `_sampled_gaussian.py`.
 """
 
 import math
@@ -13,7 +13,7 @@ from dp_accounting import DpEvent
 
 from dpjax import _validate
 from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName
-from dpjax.accounting._scheme import calibrate, scheme_of
+from dpjax.accounting._sampled_gaussian import calibrate, scheme_of
 
 
 def noise_multiplier(
@@ -82,8 +82,8 @@ def noise_multiplier(
 
     Reference:
         Full batches: Balle, Wang (2018), Theorem 8. Poisson: the worst pair of laws is
-        proved in `_scheme.py` for a record that is replaced, by Zhu, Dong, Wang (2022),
-        Theorem 11, for one that is added or removed; they are composed by Doroshenko,
+        proved in `_sampled_gaussian.py` for a record that is replaced, by Zhu, Dong,
+        Wang (2022), Theorem 11, for one that is added or removed; they are composed by Doroshenko,
         Ghazi, Kamath, Kumar, Manurangsi (2022), Connect the dots. Fixed size: Wang,
         Balle,
         Kasiviswanathan (2019), Subsampled Renyi differential privacy and analytical

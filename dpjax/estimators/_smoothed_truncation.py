@@ -12,7 +12,8 @@ import numpy as np
 from dpjax import _validate
 from dpjax._tree import like, register
 from dpjax._types import Calibration, PyTree, Scalar
-from dpjax.estimators import _catoni, _scale
+from dpjax.estimators import _catoni
+from dpjax.estimators import _theory_scale as theory
 from dpjax.estimators._estimator import (
     LARGEST,
     SMALLEST,
@@ -157,7 +158,7 @@ class SmoothedTruncation(CoordinateEstimator):
             Wang, Xiao, Devadas, Xu (2020), Lemma 3 and Algorithm 4, line 1; the bound
             with noise follows Catoni, Giulini (2017) and a union over d·T.
         """
-        setting = _scale.Setting(
+        setting = theory.Setting(
             moment_bound=moment_bound,
             moment_order=2.0,
             num_samples=num_samples,

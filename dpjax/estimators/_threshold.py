@@ -6,7 +6,7 @@ from typing import Self
 
 from dpjax import _validate
 from dpjax._types import Calibration, Scalar
-from dpjax.estimators import _scale
+from dpjax.estimators import _theory_scale as theory
 from dpjax.estimators._estimator import LARGEST, SMALLEST, CoordinateEstimator
 
 
@@ -76,7 +76,7 @@ class ThresholdEstimator(CoordinateEstimator):
         Reference:
             Tao, Wu, Cheng, Wang (2022), Algorithm 1 (d = T = 1) and Theorem 7.
         """
-        setting = _scale.Setting(
+        setting = theory.Setting(
             moment_bound=moment_bound,
             moment_order=moment_order,
             num_samples=num_samples,
@@ -88,7 +88,7 @@ class ThresholdEstimator(CoordinateEstimator):
         ).checked()
         _validate.choice(Calibration, calibration=calibration)
         if calibration == "paper":
-            return cls(_scale.paper_threshold(setting))
+            return cls(theory.paper_threshold(setting))
         return cls(
-            _scale.noise_aware_threshold(setting, cls.bias_factor(moment_order - 1))
+            theory.noise_aware_threshold(setting, cls.bias_factor(moment_order - 1))
         )

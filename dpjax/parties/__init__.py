@@ -7,7 +7,7 @@ which brings every message to every party.
 
 from dpjax.parties._agreement import agree, num_secret_shares
 from dpjax.parties._quantize import Grid
-from dpjax.parties._round import PartyError, SecureSum
+from dpjax.parties._secure_sum import PartyError, SecureSum
 from dpjax.parties._transport import JaxTransport, Transport, run_parties
 
 __all__ = [

@@ -3,7 +3,7 @@
 import hashlib
 
 from dpjax import _validate
-from dpjax.parties._round import exchange_all
+from dpjax.parties._secure_sum import exchange_all
 from dpjax.parties._transport import Transport
 
 _COUNT_BYTES = 8

@@ -21,8 +21,10 @@ from dpjax.parties import PartyError, run_parties
 from dpjax.solvers import (
     Checkpoint,
     Execution,
-    _multiparty_gradient_descent as _multiparty,
     dp_multiparty_gradient_descent,
+)
+from dpjax.solvers import (
+    _multiparty_gradient_descent as _multiparty,
 )
 
 FALSE_ALARM = 1e-6

@@ -49,8 +49,8 @@ from dpjax._types import (
     NeighboringRelation,
     NoiseName,
 )
-from dpjax.accounting._capacity import check_sampling_prob, without_overflow
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
+from dpjax.accounting._poisson_capacity import check_sampling_prob, without_overflow
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 
 # Outside this range of noise multipliers no sampled step is analysed: below, epsilon
