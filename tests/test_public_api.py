@@ -23,6 +23,7 @@ from dpjax import (
     solvers,
     transforms,
 )
+from tests.test_registry import described
 
 PACKAGES = [
     dpjax,
@@ -41,7 +42,7 @@ PACKAGES = [
     transforms,
 ]
 
-# Parameters in order; those after * are keyword-only, "=" marks a default.
+# Parameters, as in the registry, of what is no part of a layer.
 SIGNATURES = {
     dpjax.per_sample_grad: "loss_fn * has_aux=",
     gradients.streamed_grad: "loss_fn * microbatch_size=",
@@ -53,13 +54,6 @@ SIGNATURES = {
         "learning_rate estimator * noise_multiplier key normalize_by= relation= "
         "axis_name="
     ),
-    estimators.Mean: "",
-    estimators.Clipping: "l2_clip_norm",
-    estimators.Truncation: "threshold",
-    estimators.Winsorization: "threshold",
-    estimators.SmoothedTruncation: "scale beta=",
-    estimators.MedianOfMeans: "inner num_groups",
-    estimators.TrimmedMean: "trim_fraction lower upper relative_spread=",
     estimators.TrimmedMean.smooth_sensitivity: (
         "self samples smoothness * bound= axis_name="
     ),
@@ -80,18 +74,7 @@ SIGNATURES = {
         "moment_bound * moment_order= num_samples num_coordinates= num_steps= epsilon"
         " delta failure_prob= calibration="
     ),
-    mechanisms.gaussian: "key value * stddev",
-    mechanisms.exponential: (
-        "key scores * epsilon sensitivity_range num_chunks= axis_name="
-    ),
-    mechanisms.permute_and_flip: (
-        "key scores * epsilon sensitivity_range num_chunks= axis_name="
-    ),
     mechanisms.peeling: ("key vector * sparsity selection_scale release_stddev noise="),
-    mechanisms.laplace: "key value * scale",
-    mechanisms.arsinh_normal: "key value * scale sigma",
-    mechanisms.laplace_log_normal: "key value * scale sigma",
-    mechanisms.discrete_gaussian: "shape * stddev random_bytes=",
     accounting.gaussian_stddev: "epsilon delta * sensitivity num_releases=",
     accounting.gaussian_epsilon: "stddev delta * sensitivity num_releases=",
     accounting.noise_multiplier: (
@@ -131,18 +114,7 @@ SIGNATURES = {
         " vectorize="
     ),
     audit.Case.audit: "self * key num_releases=",
-    transforms.aggregate: "estimator * normalize_by= axis_name=",
-    transforms.privatize: (
-        "estimator * noise_multiplier key normalize_by= relation= sampled= axis_name="
-    ),
-    transforms.add_gaussian_noise: "* stddev key",
-    transforms.project: "projection_fn",
-    transforms.average_iterates: "",
     transforms.average_params: "state",
-    batching.Full: "",
-    batching.Disjoint: "",
-    batching.Poisson: "expected_batch_size capacity=",
-    batching.WithoutReplacement: "batch_size",
     batching.Batching.draw: "self key data * step num_steps axis_name=",
     loading.MemoryMapped: "files",
     loading.Parquet: "files columns",
@@ -167,13 +139,6 @@ SIGNATURES = {
     parties.agree: "transport settings num_records",
     parties.num_secret_shares: "num_parties max_colluding max_dropouts",
     parties.run_parties: "party_fn num_parties * timeout=",
-    solvers.dp_mean: (
-        "samples * key epsilon delta estimator= moment_bound= calibration="
-    ),
-    solvers.dp_sample_and_aggregate: (
-        "fit_fn data * key epsilon delta num_subsets diameter center= overlap= spread="
-        " vectorize= calibration="
-    ),
     accounting.largest_smoothness: "epsilon delta * num_coordinates",
     accounting.smooth_gaussian_multiplier: (
         "epsilon delta * smoothness num_coordinates"
@@ -181,39 +146,9 @@ SIGNATURES = {
     accounting.smooth_gaussian_epsilon: (
         "noise_multiplier delta * smoothness num_coordinates"
     ),
-    solvers.dp_quantile: "samples * key epsilon quantile= edges=",
-    solvers.dp_center_and_scale: "samples * key epsilon delta=",
-    solvers.robust_gradient_descent: (
-        "loss_fn params data * estimator learning_rate num_steps= batching= key="
-        " projection_fn= averaging= execution="
-    ),
-    solvers.dp_l1_regression: (
-        "features targets * key epsilon candidates truncation= moment_order="
-        " moment_bound= failure_prob= calibration= chunk_size="
-    ),
     accounting.selection_epsilon: "epsilon delta * num_selections mechanism=",
     accounting.total_selection_epsilon: "epsilon delta * num_selections mechanism=",
     accounting.selection_event: "epsilon * num_selections= mechanism=",
-    transforms.frank_wolfe: (
-        "constraint * epsilon sensitivity limit key learning_rate= mechanism="
-    ),
-    transforms.peel: "sparsity * rho sensitivity limit key noise=",
-    solvers.dp_frank_wolfe: (
-        "loss_fn params data * key epsilon delta= constraint estimator= moment_bound="
-        " num_steps= learning_rate= batching= calibration= execution="
-    ),
-    solvers.dp_lasso: (
-        "features targets * key epsilon delta radius= threshold= num_steps="
-        " moment_bound= calibration= execution="
-    ),
-    solvers.dp_sparse_linear_regression: (
-        "features targets * key epsilon delta sparsity threshold= learning_rate="
-        " num_steps= moment_bound= radius= calibration= execution="
-    ),
-    solvers.dp_iterative_hard_thresholding: (
-        "loss_fn params data * key epsilon delta sparsity estimator learning_rate"
-        " num_steps= calibration= execution="
-    ),
     constraints.grid_net: "constraint num_coordinates * radius",
     constraints.halton_net: "box num_coordinates * num_candidates",
     solvers.MarginLoss: (
@@ -221,27 +156,7 @@ SIGNATURES = {
     ),
     solvers.MarginLoss.logistic: "",
     solvers.MarginLoss.smoothed_hinge: "width=",
-    solvers.dp_objective_perturbation: (
-        "features labels * key epsilon delta regularization loss= calibration="
-        " gradient_norm="
-    ),
-    solvers.dp_gradient_descent: (
-        "loss_fn params data * key epsilon delta estimator learning_rate num_steps="
-        " batching= projection_fn= averaging= calibration= execution="
-    ),
 }
-
-
-def described(function):
-    parts, has_star = [], False
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name.startswith("_"):
-            continue
-        if parameter.kind is parameter.KEYWORD_ONLY and not has_star:
-            parts, has_star = [*parts, "*"], True
-        has_default = parameter.default is not parameter.empty
-        parts.append(parameter.name + "=" * has_default)
-    return " ".join(parts)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,10 @@ nearly whole. One that goes through zCDP is larger than what the noise costs: it
 stated at delta = 0.05 and rho = 1/2, where most of it shows.
 """
 
-from collections.abc import Callable
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,7 @@ import numpy as np
 import optax
 from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 
-from dpjax import accounting, transforms
+from dpjax import accounting, estimators, transforms
 from dpjax._types import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
@@ -31,7 +34,6 @@ from dpjax.estimators import (
     Clipping,
     Estimator,
     MedianOfMeans,
-    SmoothedTruncation,
     TrimmedMean,
     Truncation,
     Winsorization,
@@ -41,31 +43,28 @@ TransformFn = Callable[[Key], optax.GradientTransformationExtraArgs]
 
 _EPSILON, _DELTA = 4.0, 1e-5  # of Gaussian claims
 _RHO, _ZCDP_DELTA = 0.5, 0.05
+_TURNED = [[0.0, 0.0], [1.0, -1.0]], [[0.0, 0.0], [1e30, -1e30]]  # near, and far
 
 
-def privatize_clipping() -> Case:
-    """A gradient far beyond the norm turns round. Shows 3.6 of 4."""
-    grads = [[0.0, 0.0], [3e30, 4e30]]
-    return _privatized("privatize_clipping", Clipping(1.0), grads)
+def _privatized_kind(kind: type[Any]) -> Callable[[], Case]:
+    """The gradient with the largest influence turns round. Shows 3.6 of 4."""
+
+    def build() -> Case:
+        estimator = kind(1.0)
+        most = max(_TURNED, key=lambda x: float(jnp.abs(estimator(jnp.array(x))).max()))
+        return _privatized(build.__name__, estimator, most)
+
+    words = re.sub("(?=[A-Z])", "_", kind.__name__).lower()
+    build.__name__ = f"privatize{words}"
+    return build
 
 
-def privatize_truncation() -> Case:
-    """A gradient at the threshold changes sign. Shows 3.7 of 4."""
-    grads = [[0.0, 0.0], [1.0, -1.0]]
-    return _privatized("privatize_truncation", Truncation(1.0), grads)
-
-
-def privatize_winsorization() -> Case:
-    """An infinite gradient changes sign. Shows 3.6 of 4."""
-    grads = [[0.0, 0.0], [np.inf, -np.inf]]
-    return _privatized("privatize_winsorization", Winsorization(1.0), grads)
-
-
-def privatize_smoothed_truncation() -> Case:
-    """An infinite gradient changes sign. Shows 3.6 of 4."""
-    grads = [[0.0, 0.0], [np.inf, -np.inf]]
-    name = "privatize_smoothed_truncation"
-    return _privatized(name, SmoothedTruncation(1.0), grads)
+def _kinds_of_one_number() -> Iterator[type[Any]]:
+    for kind in vars(estimators).values():
+        if isinstance(kind, type) and issubclass(kind, Estimator):
+            fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+            if sum(x.default is dataclasses.MISSING for x in fields) == 1:
+                yield kind
 
 
 def privatize_median_of_means() -> Case:
@@ -338,10 +337,7 @@ def _peeled(
 BUILDERS: dict[str, Callable[[], Case]] = {
     build.__name__: build
     for build in (
-        privatize_clipping,
-        privatize_truncation,
-        privatize_winsorization,
-        privatize_smoothed_truncation,
+        *map(_privatized_kind, _kinds_of_one_number()),
         privatize_median_of_means,
         privatize_trimmed_mean,
         privatize_added_record,

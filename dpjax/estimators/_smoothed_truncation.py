@@ -2,25 +2,18 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax import _validate
-from dpjax._tree import like, register
+from dpjax._tree import register
 from dpjax._types import Calibration, PyTree, Scalar
 from dpjax.estimators import _catoni
 from dpjax.estimators import _theory_scale as theory
-from dpjax.estimators._estimator import (
-    LARGEST,
-    SMALLEST,
-    CoordinateEstimator,
-    as_float,
-    within,
-)
+from dpjax.estimators._estimator import CoordinateEstimator
+from dpjax.estimators._smoothed import SmoothedEstimator, prepared, smoothed
 
 
 @jax.jit
@@ -42,15 +35,15 @@ def smoothed_truncate(x: jax.Array, scale: Scalar, beta: Scalar = 1.0) -> jax.Ar
     degree, largest = list(_catoni.SERIES.items())[-1]
     return jax.lax.cond(
         jnp.asarray(beta) <= largest,
-        lambda x: _influence_fn(scale, beta, degree)(x),
-        lambda x: _influence_fn(scale, beta, 0)(x),
+        lambda x: smoothed(x, *prepared(scale, beta, degree)),
+        lambda x: smoothed(x, *prepared(scale, beta, 0)),
         x,
     )
 
 
 @register(data_fields=["scale", "beta"], meta_fields=["_degree"])
 @dataclass(frozen=True)
-class SmoothedTruncation(CoordinateEstimator):
+class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
     """The mean of scale·h_beta(x / scale), coordinate by coordinate.
 
     Sensitivity: replacing one of n records moves a coordinate by at most
@@ -80,37 +73,10 @@ class SmoothedTruncation(CoordinateEstimator):
         stable evaluation are derived in `dpjax.estimators._catoni`.
     """
 
-    scale: Scalar
-    beta: Scalar = 1.0
-    paper: ClassVar[str | None] = "001"
-    _degree: int = field(default=0, repr=False, kw_only=True)  # 0: no series
-
-    def __post_init__(self):
-        # The influence stays clipped to its range however it is approximated.
-        _validate.within(SMALLEST * 100, LARGEST, scale=self.scale)
-        _validate.within(1e-6, 1e6, beta=self.beta)
-        is_known = _validate.is_concrete(self.beta)
-        degree = _catoni.degree_for(float(np.max(self.beta))) if is_known else 0
-        object.__setattr__(self, "_degree", degree)
-
-    def influence(self, sample: PyTree) -> PyTree:
-        """Returns scale·h_beta(x / scale) for every entry x of the sample."""
-        return self.influence_fn()(sample)
-
     def influence_fn(self) -> Callable[[PyTree], PyTree]:
         """See `Estimator.influence_fn`: computes the coefficients of the series."""
-        influence = _influence_fn(self.scale, self.beta, self._degree)
-        return lambda sample: jax.tree.map(influence, sample)
-
-    @property
-    def limit(self) -> Scalar:
-        """scale·(2 sqrt(2)/3) erf(sqrt(beta/2))."""
-        return self.scale * _catoni.supremum(self.beta)
-
-    @property
-    def printed_limit(self) -> Scalar:
-        """scale·2 sqrt(2)/3: 001, Algorithm 4; 004, Algorithm 1."""
-        return self.scale * (2 * math.sqrt(2) / 3)
+        parameters = prepared(self.scale, self.beta, self._degree)
+        return lambda sample: jax.tree.map(lambda x: smoothed(x, *parameters), sample)
 
     @classmethod
     def for_moment(
@@ -182,26 +148,3 @@ class SmoothedTruncation(CoordinateEstimator):
         cost = beta / 2 + setting.log_failure + noise
         gain = num_samples * moment_bound * (1 + 1 / beta) / 2
         return cls(math.sqrt(gain / cost), beta)
-
-
-def _influence_fn(
-    scale: Scalar, beta: Scalar, degree: int
-) -> Callable[[jax.Array], jax.Array]:
-    supremum = _catoni.supremum(beta)
-    coefficients = None
-    if degree:
-        coefficients = _catoni.series_coefficients(beta, degree)
-        supremum = jnp.where(jnp.isnan(coefficients[0]), jnp.nan, supremum)
-
-    def influence(x: jax.Array) -> jax.Array:
-        x = as_float(x)
-        s, b = like(scale, x), like(beta, x)
-        # Beyond FAR nothing changes; an infinity would spoil the derivative.
-        a = within(x, _catoni.FAR * s) * (1 / s)
-        if coefficients is None:
-            h = _catoni.exact(a, b)
-        else:
-            h = _catoni.series(a, b, like(coefficients, x))
-        return jnp.where(jnp.isnan(x), 0, within(s * h, s * like(supremum, x)))
-
-    return influence

@@ -11,20 +11,12 @@ from dpjax.estimators import Estimator, Mean
 # What these return is as private as what they are given.
 NOT_RELEASED = {"aggregate", "average_iterates", "average_params", "project"}
 
-# The share of its claim that a case shows at least, with all its releases.
+# The share of its claim that a case shows at least, with all its releases; 0.85 of
+# those that are not here.
 SHOWN = {
-    "privatize_clipping": 0.85,
-    "privatize_truncation": 0.85,
-    "privatize_winsorization": 0.85,
-    "privatize_smoothed_truncation": 0.85,
-    "privatize_median_of_means": 0.85,
-    "privatize_added_record": 0.85,
-    "dp_sgd": 0.85,
-    "add_gaussian_noise": 0.85,
     "privatize_trimmed_mean": 0.55,
     "privatize_trimmed_mean_smooth": 0.1,
     "frank_wolfe": 0.7,
-    "frank_wolfe_permute_and_flip": 0.85,
     "peel": 0.55,
     "peel_laplace": 0.55,
 }
@@ -63,4 +55,4 @@ def test_a_few_releases_do_not_refute_the_claim(name, few_releases, recorded):
 def test_all_releases_do_not_refute_the_claim(name, key):
     case = _transforms.BUILDERS[name]()
     claim, shown = case.privacy.epsilon, case.audit(key=key).epsilon
-    assert SHOWN[name] * claim <= shown <= claim
+    assert SHOWN.get(name, 0.85) * claim <= shown <= claim

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax.estimators import Clipping, clip_to_norm
-from dpjax.estimators._clipping import _squared_norm
+from dpjax.estimators._norm import _squared_norm
 
 # What sensitivity() allows for: a clipped sample is at most this much longer.
 NORM_ERROR = 2.0**-13

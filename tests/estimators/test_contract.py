@@ -19,20 +19,12 @@ from dpjax.estimators import (
     Winsorization,
 )
 from dpjax.estimators._fold import Rows
+from tests import registry
 
-ALL = {
-    "mean": Mean(),
-    "clipping": Clipping(1.5),
-    "truncation": Truncation(1.5),
-    "winsorization": Winsorization(1.5),
-    "smoothed-1": SmoothedTruncation(1.5),
-    "smoothed-9": SmoothedTruncation(1.5, 9.21),
-    "smoothed-50": SmoothedTruncation(1.5, 50.0),
-    "median-of-clipping": MedianOfMeans(Clipping(1.5), 3),
-    "median-of-truncation": MedianOfMeans(Truncation(1.5), 4),
-    "median-of-smoothed": MedianOfMeans(SmoothedTruncation(1.5), 1),
-}
-BOUNDED = {name: e for name, e in ALL.items() if name != "mean"}
+BOUNDED = registry.bounded_estimators(1.5)
+ALL = {"Mean": Mean(), **BOUNDED}
+# Of an infinity their influence takes its limit; of the others it is zero.
+LIMITED = ("Winsorization", "SmoothedTruncation", "MedianOfMeans, one group")
 DIVISIBLE = {n: e for n, e in ALL.items() if not isinstance(e, MedianOfMeans)}
 
 
@@ -41,7 +33,7 @@ def each(estimators):
         "estimator",
         [
             # Compiles longest, and is made of two others.
-            pytest.param(x, marks=[pytest.mark.slow] * (name == "median-of-smoothed"))
+            pytest.param(x, marks=[pytest.mark.slow] * ("one group" in name))
             for name, x in estimators.items()
         ],
         ids=estimators,
@@ -212,7 +204,7 @@ def test_normalize_by(estimator, key):
 
 def test_median_of_means_takes_no_other_divisor(key):
     rows = jax.random.normal(key, (11, 3))
-    for name in ("median-of-clipping", "median-of-truncation"):
+    for name in ("MedianOfMeans", "MedianOfMeans, of truncation"):
         estimator = ALL[name]
         np.testing.assert_array_equal(estimator(rows, normalize_by=11), estimator(rows))
         for other in (12, 10.5):
@@ -242,7 +234,7 @@ def test_infinities_take_the_limit_where_there_is_one():
     sample = jnp.array([jnp.inf, -jnp.inf, jnp.nan])
     for name, estimator in ALL.items():
         sign = np.array([1.0, -1.0, 0.0])
-        has_limit = name.startswith(("winsorization", "smoothed", "median-of-smoothed"))
+        has_limit = name.startswith(LIMITED)
         expected = sign * float(estimator.limit) if has_limit else 0 * sign
         np.testing.assert_allclose(estimator.influence(sample), expected, rtol=1e-6)
 
@@ -334,7 +326,12 @@ def test_derivatives_in_hyperparameters(estimator):
         np.testing.assert_allclose(backward, forward, rtol=1e-10, atol=1e-12)
 
 
-@each({name: ALL[name] for name in ("clipping", "smoothed-1", "median-of-truncation")})
+@each(
+    {
+        name: ALL[name]
+        for name in ("Clipping", "SmoothedTruncation", "MedianOfMeans, of truncation")
+    }
+)
 def test_the_gradient_of_an_estimator_is_one_whatever_its_sign(estimator):
     rows = jnp.full((11, 2), 100.0)
     for sign in (-1, 0, 1):

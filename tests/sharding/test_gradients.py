@@ -17,23 +17,20 @@ from dpjax.estimators import (
     Clipping,
     Mean,
     MedianOfMeans,
-    SmoothedTruncation,
     TrimmedMean,
-    Truncation,
     Winsorization,
     _estimator,
 )
 from dpjax.gradients import _per_sample, per_sample_grad, robust_grad
 from dpjax.mechanisms import gaussian, laplace, laplace_log_normal
 from dpjax.transforms import aggregate, dp_sgd, privatize
+from tests import registry
 
 pytestmark = [pytest.mark.slow, pytest.mark.devices(8)]
 N = 80
 ESTIMATORS = {
     "mean": Mean(),
-    "clipping": Clipping(0.8),
-    "smoothed": SmoothedTruncation(0.8),
-    "smoothed-50": SmoothedTruncation(0.8, 50.0),
+    **registry.bounded_estimators(0.8),
     "median-3": MedianOfMeans(Winsorization(0.8), 3),  # groups of several devices
     "median-19": MedianOfMeans(Clipping(0.8), 19),  # devices of several groups
     "trimmed": TrimmedMean(0.1, -1.0, 1.0),
@@ -95,9 +92,9 @@ SETTINGS = {
 }
 # Compiling takes the time: every estimator in one setting, every setting with one.
 PAIRS = [("auto", name) for name in ESTIMATORS]
-PAIRS += [(name, "clipping") for name in SETTINGS if name != "auto"]
+PAIRS += [(name, "Clipping") for name in SETTINGS if name != "auto"]
 PAIRS += [("manual", "median-19"), ("unchecked", "median-3"), ("manual", "trimmed")]
-PAIRS += [("manual", "smoothed-50")]
+PAIRS += [("manual", "SmoothedTruncation, beta 50")]
 
 
 def loss_fn(params, example):
@@ -175,14 +172,14 @@ def test_over_two_axes():
     mesh = jax.make_mesh((2, 4), ("hosts", "chips"), axis_types=(AxisType.Auto,) * 2)
     batch = dealt(BATCH, mesh, P(("hosts", "chips")))
     # At hand, an array tells; traced, it must be said.
-    found = robust_grad(loss_fn, ESTIMATORS["clipping"])(PARAMS, batch)
-    assert_close(found, mean_of_one_device("clipping"))
+    found = robust_grad(loss_fn, ESTIMATORS["Clipping"])(PARAMS, batch)
+    assert_close(found, mean_of_one_device("Clipping"))
     median = ESTIMATORS["median-19"]
     grad_fn = robust_grad(loss_fn, median, axis_name=("hosts", "chips"))
     assert_close(jax.jit(grad_fn)(PARAMS, batch), mean_of_one_device("median-19"))
 
 
-@pytest.mark.parametrize("name", ["clipping", "median-19", "trimmed"])
+@pytest.mark.parametrize("name", ["Clipping", "median-19", "trimmed"])
 def test_nothing_with_as_many_rows_travels(name):
     estimator = ESTIMATORS[name]
     batch = dealt(BATCH, mesh_of(8))
@@ -302,14 +299,7 @@ def test_sums_are_exact_on_all_devices_together():
 
 # ---------------------------------------------------------------- sensitivity
 
-ROBUST = {
-    "clipping": Clipping(1.2),
-    "truncation": Truncation(1.1),
-    "winsorization": Winsorization(0.7),
-    "smoothed": SmoothedTruncation(3.0),
-    "median-1": MedianOfMeans(Clipping(1.0), 1),
-    "median-3": MedianOfMeans(Truncation(3.0), 3),
-}
+ROBUST = registry.bounded_estimators(1.2)
 
 
 def changes(first, second):
@@ -334,7 +324,7 @@ def test_a_replaced_record_on_any_device_stays_within_the_sensitivity(name):
     mesh = mesh_of(8)
 
     def mean(samples, mask):
-        if name != "clipping":
+        if name != "Clipping":
             return estimator(samples, mask, axis_name="records")
         mapped = jax.shard_map(
             partial(estimator, axis_name="records"),
@@ -599,8 +589,8 @@ def over_model(tree, mesh):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("clipping", AxisType.Auto),
-        ("clipping", AxisType.Explicit),
+        ("Clipping", AxisType.Auto),
+        ("Clipping", AxisType.Explicit),
         ("median-3", AxisType.Auto),
         ("trimmed", AxisType.Auto),
     ],

@@ -1,5 +1,6 @@
 """A sweep compiles once, and repetitions share the memory of one."""
 
+import functools
 import logging
 
 import jax
@@ -9,9 +10,9 @@ import pytest
 
 from dpjax import solvers
 from dpjax.batching import Disjoint, Poisson
-from dpjax.constraints import L1Ball
-from dpjax.estimators import Clipping, SmoothedTruncation, Winsorization
+from dpjax.estimators import Winsorization
 from dpjax.losses import squared
+from tests import registry
 
 N, D = 400, 6
 
@@ -21,108 +22,9 @@ def data(d=D):
     return features, features[:, 0]
 
 
-def descent(key, i, **changes):
-    settings = {
-        "epsilon": 0.5 + i / 10,
-        "delta": 1e-5,
-        "estimator": SmoothedTruncation(1.0 + i),
-        "learning_rate": 0.1 + 0.05 * i,
-        "num_steps": 5,
-    }
-    return solvers.dp_gradient_descent(
-        squared, jnp.zeros(D), data(), key=key, **(settings | changes)
-    )
-
-
-# Each: one release, whose numbers (epsilon, scales, step sizes) depend on i. Budgets
-# are near each other: where another mechanism becomes the better one, it is compiled.
-RELEASES = {
-    "dp_gradient_descent": descent,
-    "dp_gradient_descent, disjoint": lambda key, i: descent(
-        key, i, batching=Disjoint()
-    ),
-    "dp_gradient_descent, clipping": lambda key, i: descent(
-        key, i, estimator=Clipping(1.0 + i)
-    ),
-    "robust_gradient_descent": lambda key, i: solvers.robust_gradient_descent(
-        squared,
-        jnp.zeros(D),
-        data(),
-        estimator=Winsorization(1.0 + i),
-        learning_rate=0.1 + 0.05 * i,
-        num_steps=5,
-    ),
-    "dp_mean": lambda key, i: solvers.dp_mean(
-        data()[0],
-        key=key,
-        epsilon=0.5 + i / 10,
-        delta=1e-5,
-        estimator=SmoothedTruncation(1.0 + i),
-    ),
-    "dp_frank_wolfe": lambda key, i: solvers.dp_frank_wolfe(
-        squared,
-        jnp.zeros(D),
-        data(),
-        key=key,
-        epsilon=0.5 + i / 10,
-        constraint=L1Ball(1.0 + i),
-        estimator=Winsorization(1.0 + i),
-        num_steps=5,
-    ),
-    "dp_lasso": lambda key, i: solvers.dp_lasso(
-        *data(),
-        key=key,
-        epsilon=0.5 + i / 10,
-        delta=1e-5,
-        radius=1.0 + i,
-        threshold=2.0 + i,
-        num_steps=5,
-    ),
-    "dp_iterative_hard_thresholding": lambda key, i: (
-        solvers.dp_iterative_hard_thresholding(
-            squared,
-            jnp.zeros(D),
-            data(),
-            key=key,
-            epsilon=0.5 + i / 10,
-            delta=1e-5,
-            sparsity=2,
-            estimator=SmoothedTruncation(1.0 + i),
-            learning_rate=0.1 + 0.05 * i,
-            num_steps=5,
-        )
-    ),
-    "dp_sparse_linear_regression": lambda key, i: solvers.dp_sparse_linear_regression(
-        *data(),
-        key=key,
-        epsilon=0.5 + i / 10,
-        delta=1e-5,
-        sparsity=2,
-        threshold=2.0 + i,
-        learning_rate=0.1 + 0.05 * i,
-        num_steps=5,
-    ),
-    "dp_l1_regression": lambda key, i: solvers.dp_l1_regression(
-        *data(),
-        key=key,
-        epsilon=0.5 + i / 10,
-        candidates=jnp.linspace(-1.0, 1.0, 5 * D).reshape(5, D),
-        truncation=0.5 + i,
-    ),
-    "dp_objective_perturbation": lambda key, i: solvers.dp_objective_perturbation(
-        data()[0],
-        jnp.sign(data()[1]),
-        key=key,
-        epsilon=0.5 + i / 10,
-        delta=1e-5,
-        regularization=0.1 + i,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", registry.SOLVERS)
 def test_a_sweep_over_epsilon_scale_and_step_size_compiles_once(name, caplog):
-    release = RELEASES[name]
+    release = functools.partial(registry.SOLVERS[name].make, data())
     keys = list(jax.random.split(jax.random.key(5), 4))
     first = release(keys[0], 0)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):

@@ -1,6 +1,5 @@
 """What every transform owes: optax chains, jit, vmap, scan, checkpoints."""
 
-import functools
 import pickle
 
 import chex
@@ -11,57 +10,11 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 
-from dpjax import transforms
-from dpjax.constraints import L1Ball
-from dpjax.estimators import SmoothedTruncation, TrimmedMean, Truncation
+from tests import registry
 
 NUM_ROWS = 8
-BALL = functools.partial(optax.projections.projection_l2_ball, scale=0.5)
 
-# name: (factory of the transform for a key, whether it takes per-sample gradients)
-TRANSFORMS = {
-    "aggregate": (lambda key: transforms.aggregate(Truncation(1.0)), True),
-    "privatize": (
-        lambda key: transforms.privatize(
-            SmoothedTruncation(1.0), noise_multiplier=0.5, key=key
-        ),
-        True,
-    ),
-    "privatize_trimmed_mean": (
-        lambda key: transforms.privatize(
-            TrimmedMean(0.2, -1.0, 1.0), noise_multiplier=0.02, key=key
-        ),
-        True,
-    ),
-    "dp_sgd": (
-        lambda key: transforms.dp_sgd(
-            0.1, Truncation(1.0), noise_multiplier=0.5, key=key
-        ),
-        True,
-    ),
-    "add_gaussian_noise": (
-        lambda key: transforms.add_gaussian_noise(stddev=0.1, key=key),
-        False,
-    ),
-    "frank_wolfe": (
-        lambda key: transforms.frank_wolfe(
-            L1Ball(4.0), epsilon=1.0, sensitivity=0.1, limit=1.0, key=key
-        ),
-        False,
-    ),
-    "peel": (
-        lambda key: transforms.peel(4, rho=1.0, sensitivity=0.1, limit=1.0, key=key),
-        False,
-    ),
-    "peel_laplace": (
-        lambda key: transforms.peel(
-            4, rho=1.0, sensitivity=0.1, limit=1.0, key=key, noise="laplace"
-        ),
-        False,
-    ),
-    "project": (lambda key: transforms.project(BALL), False),
-    "average_iterates": (lambda key: transforms.average_iterates(), False),
-}
+TRANSFORMS = registry.TRANSFORMS
 OPTIMIZERS = {
     "sgd": lambda: optax.sgd(0.1, momentum=0.9),
     "adam": lambda: optax.adam(1e-2),
@@ -83,7 +36,7 @@ def make_params():
 
 def make_updates(name, step):
     """Gradients, with the leading axis of samples where the transform wants it."""
-    lead = (NUM_ROWS,) if TRANSFORMS[name][1] else ()
+    lead = (NUM_ROWS,) if TRANSFORMS[name].takes_samples else ()
     keys = jax.random.split(jax.random.key(100 + step))
     return {
         "w": jax.random.t(keys[0], 2.0, (*lead, 2, 3)),
@@ -92,7 +45,7 @@ def make_updates(name, step):
 
 
 def chained(name, optimizer, key):
-    transform, is_first = TRANSFORMS[name][0](key), TRANSFORMS[name][1]
+    transform, is_first = TRANSFORMS[name].make(key), TRANSFORMS[name].takes_samples
     parts = [transform, OPTIMIZERS[optimizer]()]
     return optax.chain(*(parts if is_first else reversed(parts)))
 
@@ -227,10 +180,12 @@ def test_exports_for_every_platform(name):
     assert exported.platforms == ("cpu", "cuda", "tpu")
 
 
-@pytest.mark.parametrize("name", [name for name in TRANSFORMS if TRANSFORMS[name][1]])
+@pytest.mark.parametrize(
+    "name", [name for name in TRANSFORMS if TRANSFORMS[name].takes_samples]
+)
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf, 1e38])
 def test_wild_gradients_stay_finite(name, bad):
-    transform, _ = TRANSFORMS[name]
+    transform = TRANSFORMS[name].make
     updates = make_updates(name, 0)
     updates["w"] = updates["w"].at[3].set(bad)
     optimizer = transform(jax.random.key(0))
@@ -238,9 +193,3 @@ def test_wild_gradients_stay_finite(name, bad):
     result, _ = optimizer.update(updates, optimizer.init(params), params)
     chex.assert_tree_all_finite(result)
     assert float(np.abs(result["w"]).max()) < 10
-
-
-def test_the_list_is_complete():
-    factories = {x for x in transforms.__all__ if x[0].islower()} - {"average_params"}
-    assert factories <= set(TRANSFORMS)
-    assert all(any(name.startswith(x) for x in factories) for name in TRANSFORMS)

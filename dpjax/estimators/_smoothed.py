@@ -1,0 +1,81 @@
+"""What smoothed influences share: scale·h_beta(x / scale), prepared, and its range."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._tree import like
+from dpjax._types import PyTree, Scalar
+from dpjax.estimators import _catoni
+from dpjax.estimators._estimator import LARGEST, SMALLEST, Estimator, as_float, within
+
+
+@dataclass(frozen=True)
+class SmoothedEstimator(Estimator):
+    """An estimator that bounds numbers by scale·h_beta(x / scale)."""
+
+    scale: Scalar
+    beta: Scalar = 1.0
+    paper: ClassVar[str | None] = "001"
+    _degree: int = field(default=0, repr=False, kw_only=True)  # 0: no series
+
+    def __post_init__(self):
+        # The influence stays clipped to its range however it is approximated.
+        _validate.within(SMALLEST * 100, LARGEST, scale=self.scale)
+        _validate.within(1e-6, 1e6, beta=self.beta)
+        is_known = _validate.is_concrete(self.beta)
+        degree = _catoni.degree_for(float(np.max(self.beta))) if is_known else 0
+        object.__setattr__(self, "_degree", degree)
+
+    def influence(self, sample: PyTree) -> PyTree:
+        """See `Estimator.influence`."""
+        return self.influence_fn()(sample)
+
+    @property
+    def limit(self) -> Scalar:
+        """scale·(2 sqrt(2)/3) erf(sqrt(beta/2))."""
+        return self.scale * _catoni.supremum(self.beta)
+
+    @property
+    def printed_limit(self) -> Scalar:
+        """scale·2 sqrt(2)/3: 001, Algorithm 4; 004, Algorithm 1."""
+        return self.scale * _catoni.supremum(float("inf"))
+
+
+def prepared(scale: Scalar, beta: Scalar, degree: int) -> tuple[Any, ...]:
+    """Returns the arguments of `smoothed`, which no sample changes.
+
+    Args:
+        scale: s.
+        beta: of the smoothing.
+        degree: of the series that serves beta; 0 for none.
+    """
+    supremum = _catoni.supremum(beta)
+    if not degree:
+        return scale, beta, supremum, None
+    coefficients = _catoni.series_coefficients(beta, degree)
+    supremum = jnp.where(jnp.isnan(coefficients[0]), jnp.nan, supremum)
+    return scale, beta, supremum, coefficients
+
+
+def smoothed(
+    x: jax.Array,
+    scale: Scalar,
+    beta: Scalar,
+    supremum: Scalar,
+    coefficients: jax.Array | None,
+) -> jax.Array:
+    """Returns scale·h_beta(x / scale) by coordinate; NaN gives zero."""
+    x = as_float(x)
+    s, b = like(scale, x), like(beta, x)
+    # Beyond FAR nothing changes; an infinity would spoil the derivative.
+    a = within(x, _catoni.FAR * s) * (1 / s)
+    if coefficients is None:
+        h = _catoni.exact(a, b)
+    else:
+        h = _catoni.series(a, b, like(coefficients, x))
+    return jnp.where(jnp.isnan(x), 0, within(s * h, s * like(supremum, x)))

@@ -1,0 +1,105 @@
+"""The registry names every part of dpjax, with the signature that it has."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from dpjax import (
+    batching,
+    constraints,
+    estimators,
+    losses,
+    mechanisms,
+    solvers,
+    transforms,
+)
+from tests import registry
+
+# What a layer's package holds beside its parts: bases, records, functions on parts.
+BESIDE = {
+    estimators: {
+        *("Estimator", "Sensitivity", "SampleStream", "clip_to_norm"),
+        *("smoothed_truncate", "truncate", "winsorize"),
+    },
+    mechanisms: set(),
+    transforms: {"average_params"},
+    solvers: {
+        *("Checkpoint", "Execution", "MarginLoss", "Solution"),
+        # Of several parties, who call it together: tests/solvers/test_multiparty*.py.
+        *("dp_multiparty_gradient_descent", "dp_multiparty_objective_perturbation"),
+    },
+    constraints: {"Constraint", "VertexConstraint", "grid_net", "halton_net"},
+    losses: set(),
+    batching: {"Batching"},
+}
+LAYERS = {
+    estimators: registry.ESTIMATORS,
+    mechanisms: registry.MECHANISMS,
+    transforms: registry.TRANSFORMS,
+    solvers: registry.SOLVERS,
+    constraints: registry.CONSTRAINTS,
+    losses: registry.LOSSES,
+    batching: registry.BATCHINGS,
+}
+NAMED = [
+    (layer, name, part.signature)
+    for layer, parts in LAYERS.items()
+    for name, part in parts.items()
+    if part.signature is not None
+]
+
+
+def described(function):
+    """Its parameters in order, as `Part.signature` writes them."""
+    parts, has_star = [], False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name.startswith("_"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not has_star:
+            parts, has_star = [*parts, "*"], True
+        has_default = parameter.default is not parameter.empty
+        parts.append(parameter.name + "=" * has_default)
+    return " ".join(parts)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
+def test_every_part_of_a_layer_is_registered(layer):
+    parts = LAYERS[layer]
+    assert registry.names(parts) == set(layer.__all__) - BESIDE[layer]
+    unsigned = {name for name, part in parts.items() if part.signature is None}
+    assert all("," in name for name in unsigned)
+
+
+@pytest.mark.parametrize(("layer", "name", "signature"), NAMED)
+def test_signature(layer, name, signature):
+    assert described(getattr(layer, name)) == signature
+
+
+@pytest.mark.parametrize("name", registry.MECHANISMS)
+def test_every_mechanism_releases_anew_for_every_key(name):
+    value = jnp.array([3.0, -2.0, 8.0, 0.5])
+    release = registry.MECHANISMS[name].make
+    one, other = (release(jax.random.key(seed), value) for seed in (1, 2))
+    assert jnp.shape(one) in (value.shape, ())
+    if jnp.shape(one):  # no choice
+        assert (one != other).any()
+
+
+@pytest.mark.parametrize("name", registry.LOSSES)
+def test_every_loss_is_a_number_of_one_example(name):
+    loss_fn = registry.LOSSES[name].make()
+    example = jnp.array([1.0, -2.0]), jnp.float32(1.0)
+    value, grad = jax.value_and_grad(loss_fn)(jnp.array([0.3, 0.1]), example)
+    assert value.shape == ()
+    assert value > 0
+    assert grad.shape == (2,)
+
+
+@pytest.mark.parametrize("name", registry.CONSTRAINTS)
+def test_every_constraint_holds_its_far_ends(name):
+    constraint = registry.CONSTRAINTS[name].make(1.5)
+    end = constraint.minimize_linear(jnp.array([1.0, -2.0]))
+    assert bool(constraint.contains(end))
+    assert not bool(constraint.contains(100 * end + 1.0))
