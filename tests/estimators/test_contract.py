@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import dpjax
 from dpjax import ADD_OR_REMOVE_ONE, NeighboringRelation
 from dpjax.estimators import (
     Clipping,
@@ -247,7 +248,7 @@ def test_an_estimator_is_a_pytree(estimator, key):
         jax.tree.map(jnp.asarray, estimator),
         dataclasses.replace(estimator),
         pickle.loads(pickle.dumps(estimator)),
-        eval(repr(estimator)),
+        eval(repr(estimator), vars(dpjax.estimators).copy()),
     ]:
         assert type(copy) is type(estimator)
         assert copy == estimator
