@@ -47,6 +47,7 @@ ESTIMATORS = {
     "Truncation": Part("threshold", estimators.Truncation),
     "Winsorization": Part("threshold", estimators.Winsorization),
     "SmoothedTruncation": Part("scale beta=", estimators.SmoothedTruncation),
+    "SmoothedClipping": Part("scale beta=", estimators.SmoothedClipping),
     "SmoothedTruncation, beta 9": Part(
         None, lambda size: estimators.SmoothedTruncation(size, 9.21)
     ),

@@ -16,6 +16,7 @@ from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._mean import Mean
 from dpjax.estimators._median_of_means import MedianOfMeans
 from dpjax.estimators._sensitivity import Sensitivity
+from dpjax.estimators._smoothed_clipping import SmoothedClipping
 from dpjax.estimators._smoothed_truncation import (
     SmoothedTruncation,
     smoothed_truncate,
@@ -32,6 +33,7 @@ __all__ = [
     "MedianOfMeans",
     "SampleStream",
     "Sensitivity",
+    "SmoothedClipping",
     "SmoothedTruncation",
     "TrimmedMean",
     "Truncation",
