@@ -83,11 +83,10 @@ def noise_multiplier(
     Reference:
         Full batches: Balle, Wang (2018), Theorem 8. Poisson: the worst pair of laws is
         proved in `_sampled_gaussian.py` for a record that is replaced, by Zhu, Dong,
-        Wang (2022), Theorem 11, for one that is added or removed; they are composed by Doroshenko,
-        Ghazi, Kamath, Kumar, Manurangsi (2022), Connect the dots. Fixed size: Wang,
-        Balle,
-        Kasiviswanathan (2019), Subsampled Renyi differential privacy and analytical
-        moments accountant, Theorem 27 (arXiv 1808.00087).
+        Wang (2022), Theorem 11, for one that is added or removed; they are composed by
+        Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), Connect the dots. Fixed
+        size: Wang, Balle, Kasiviswanathan (2019), Subsampled Renyi differential privacy
+        and analytical moments accountant, Theorem 27 (arXiv 1808.00087).
     """
     _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
     _validate.delta(delta)

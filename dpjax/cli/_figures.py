@@ -9,7 +9,17 @@ import typer
 from dpjax import _files, _validate
 from dpjax.cli._options import check_seed
 from dpjax.cli._terminal import progress_bars, refusals, show_paths, terminal
-from dpjax.figures import CELLS, Panel, Size, draw, panels, read, run_panel
+from dpjax.figures import (
+    CELLS,
+    REPEATS,
+    Panel,
+    Size,
+    draw,
+    figures,
+    panels,
+    read,
+    run_panel,
+)
 
 app = typer.Typer(no_args_is_help=True, help="The papers' figures, measured again.")
 
@@ -18,8 +28,12 @@ app = typer.Typer(no_args_is_help=True, help="The papers' figures, measured agai
 def list_figures() -> None:
     """Lists the figures and their panels."""
     console = terminal()
-    for panel in panels().values():
-        console.print(f"{panel.name}  {panel.title} ({panel.metric})", soft_wrap=True)
+    for name, chosen in figures().items():
+        if name in REPEATS:
+            console.print(f"{name}   repeats {REPEATS[name]}")
+        for panel in chosen:
+            text = f"{panel.name}  {panel.title} ({panel.metric})"
+            console.print(text, soft_wrap=True)
 
 
 @app.command("run")
@@ -54,6 +68,7 @@ def run_figure(
         if repeats is not None:
             _validate.count(**{"--repeats": repeats})
         size = Size.FULL if full else Size.QUICK
+        asked, name = name, original(name)
         chosen = [panel.at(size) for panel in find(name)]
         if repeats is not None:
             chosen = [dataclasses.replace(one, repetitions=repeats) for one in chosen]
@@ -61,6 +76,8 @@ def run_figure(
         names = [plot.name, *(f"{panel.name}.csv" for panel in chosen)]
         _files.check_folder("--out", folder, names=names)
         _files.check_folder("--out", folder / CELLS)
+        if asked != name:
+            terminal().print(f"{asked} repeats {name}, which is run")
         with progress_bars(terminal(stderr=True)) as on_step:
             tables = [
                 run_panel(
@@ -95,6 +112,19 @@ def plot_figures(
             content = draw(chosen, [read(tables[panel.name]) for panel in chosen])
             _files.write_whole(plots[-1], content, name="DIR")
     show_paths(terminal(), plots)
+
+
+def original(name: str) -> str:
+    """Returns the figure or panel that a repeat stands for, else the name.
+
+    Example:
+        >>> original("001-5"), original("001-6b"), original("004-3a")
+        ('001-1', '001-2b', '004-3a')
+    """
+    for repeat, first in REPEATS.items():
+        if name == repeat or (name[:-1] == repeat and name[-1].isalpha()):
+            return first + name.removeprefix(repeat)
+    return name
 
 
 def find(name: str) -> list[Panel]:
