@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_varies_as
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.mechanisms import _samplers
@@ -113,7 +114,7 @@ def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
 
     # As a float32 product of sensitivity and multiplier the scale may have been rounded
     # down a few times, by 2^-24 each: never add less noise than was calibrated.
-    scale = jnp.asarray(scale) * (1 + 2.0**-21)
+    scale = jnp.asarray(scale) * ROUNDED_UP
 
     def add(x: jax.Array, z: jax.Array, out: jax.Array) -> jax.Array:
         return (x + scale.astype(x.dtype) * z).astype(out.dtype)

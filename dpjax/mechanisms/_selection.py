@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import (
     AxisName,
     from_all,
@@ -227,7 +228,7 @@ def _scan(
     # each of up to 2^24 products, for both neighbours.
     epsilon = jnp.asarray(epsilon).astype(dtype)
     epsilon = jnp.clip(epsilon, finite.tiny, finite.max)
-    sensitivity_range = jnp.asarray(sensitivity_range).astype(dtype) * (1 + 2.0**-21)
+    sensitivity_range = jnp.asarray(sensitivity_range).astype(dtype) * ROUNDED_UP
     sensitivity_range = sensitivity_range + 2.0**26 * finite.tiny
     largest = finite.max / 4
 

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_varies_as
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.mechanisms import _samplers
@@ -174,7 +175,7 @@ def _noisy(sampler, key, value, scale, sigma):
 
     def add(x, scale, z, out):
         # As for Gaussian noise: a rounded scale must not mean less noise.
-        scale = jnp.asarray(scale).astype(x.dtype) * (1 + 2.0**-21)
+        scale = jnp.asarray(scale).astype(x.dtype) * ROUNDED_UP
         return (x + jnp.broadcast_to(scale, x.shape) * z).astype(out.dtype)
 
     return jax.tree.map(add, wide, scale, noise, value)

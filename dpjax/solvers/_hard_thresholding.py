@@ -7,6 +7,7 @@ from typing import cast
 import optax
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import row_axes
 from dpjax._tree import num_coordinates, register
 from dpjax._types import Calibration, Key, LossFn, PeelingNoise, PyTree, Scalar
@@ -21,7 +22,6 @@ from dpjax.solvers._loop import (
     iterate,
 )
 from dpjax.solvers._peeled_steps import (
-    ROUNDED_UP,
     Peeling,
     check_sparsity,
     papers_num_steps,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate, losses
+from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import clip, like, register
 from dpjax._types import Calibration, Key, LossFn, PeelingNoise, Scalar
@@ -25,7 +26,6 @@ from dpjax.solvers._loop import (
     iterate,
 )
 from dpjax.solvers._peeled_steps import (
-    ROUNDED_UP,
     Peeling,
     check_sparsity,
     papers_num_steps,

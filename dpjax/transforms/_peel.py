@@ -7,13 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDOFF
 from dpjax._tree import clip, flatten
 from dpjax._types import Key, PeelingNoise, Scalar
 from dpjax.mechanisms import peeling
 from dpjax.transforms._noise import KeyState
-
-ROUNDOFF = 2.0**-24  # unit roundoff of float32
-
 
 # b^2 rho / (s sensitivity^2) for the scale b of the choice, and the standard deviation
 # of what is released in units of b.
