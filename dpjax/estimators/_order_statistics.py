@@ -55,9 +55,9 @@ def order_statistics(
 ) -> OrderStatistics:
     """Orders the ends of each column of samples, floats of shape (n, d), 2m < n.
 
-    NaN counts as zero, and all samples are clipped to ±1e30. Where n samples are dealt
-    out over Manual mesh axes, `samples` are those of one device, and the result is the
-    same on all. Its derivative brings the samples of all devices together.
+    NaN counts as zero, and all samples are clipped to ±1e30. Sharded over Manual mesh
+    axes, `samples` are one device's shard and the result is replicated. Its derivative
+    gathers the samples of all devices.
     """
     low, high, middle_sum = _by_columns(
         partial(_ends, m=trim_count, axes=axes), samples
