@@ -68,16 +68,16 @@ def run_figure(
         if repeats is not None:
             _validate.count(**{"--repeats": repeats})
         size = Size.FULL if full else Size.QUICK
-        asked, name = name, original(name)
         chosen = [panel.at(size) for panel in find(name)]
         if repeats is not None:
             chosen = [dataclasses.replace(one, repetitions=repeats) for one in chosen]
-        plot = folder / f"{name}.png"
+        first = original(name)
+        plot = folder / f"{first}.png"
         names = [plot.name, *(f"{panel.name}.csv" for panel in chosen)]
         _files.check_folder("--out", folder, names=names)
         _files.check_folder("--out", folder / CELLS)
-        if asked != name:
-            terminal().print(f"{asked} repeats {name}, which is run")
+        if first != name:
+            terminal().print(f"{name} repeats {first}, which is run")
         with progress_bars(terminal(stderr=True)) as on_step:
             tables = [
                 run_panel(
@@ -118,17 +118,14 @@ def original(name: str) -> str:
     """Returns the figure or panel that a repeat stands for, else the name.
 
     Example:
-        >>> original("001-5"), original("001-6b"), original("004-3a")
-        ('001-1', '001-2b', '004-3a')
+        >>> original("001-6b"), original("004-3a")
+        ('001-2b', '004-3a')
     """
-    for repeat, first in REPEATS.items():
-        if name == repeat or (name[:-1] == repeat and name[-1].isalpha()):
-            return first + name.removeprefix(repeat)
-    return name
+    return REPEATS.get(name[:5], name[:5]) + name[5:]
 
 
 def find(name: str) -> list[Panel]:
-    """Returns the panels of a figure, or the one of that name.
+    """Returns the panels of a figure, or the one of that name, or those of a repeat.
 
     Raises:
         ValueError: if there is none.
@@ -137,7 +134,8 @@ def find(name: str) -> list[Panel]:
         >>> [panel.name for panel in find("004-3")]
         ['004-3a', '004-3b', '004-3c', '004-3d']
     """
-    found = [one for one in panels().values() if name in (one.name, one.figure)]
+    first = original(name)
+    found = [one for one in panels().values() if first in (one.name, one.figure)]
     _validate.require(
         bool(found), "NAME", name, "a figure or panel that `dpjax figures list` shows"
     )

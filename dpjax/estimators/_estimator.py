@@ -19,11 +19,7 @@ from dpjax._types import (
     Scalar,
 )
 from dpjax.estimators import _fold
-from dpjax.estimators._sensitivity import (
-    Sensitivity,
-    coordinate_sensitivity,
-    maximum,
-)
+from dpjax.estimators._sensitivity import Sensitivity, coordinate_sensitivity, maximum
 from dpjax.estimators._stream import SampleStream
 
 # Thresholds, scales and norms lie in this range, so that neither their sums over any

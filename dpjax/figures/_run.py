@@ -23,13 +23,7 @@ from dpjax._files import write_whole
 from dpjax._types import Key
 from dpjax.figures._methods import METHODS, Task
 from dpjax.figures._panel import Panel, Setting
-from dpjax.figures._problems import (
-    PROBLEMS,
-    ProblemKind,
-    Sample,
-    measure,
-    optimum,
-)
+from dpjax.figures._problems import PROBLEMS, ProblemKind, Sample, measure, optimum
 from dpjax.solvers import Execution, Solution
 
 _NUM_SHOWN = 50  # iterates of a run, at most twice as many

@@ -49,8 +49,8 @@ def laplace_log_normal(
             epsilon = t / sigma + exp(1.5 sigma^2) s,
 
         under the relation that S is stated for; entries add up. Proof and calibration:
-        `dpjax.accounting.smooth_noise_multiplier`. It holds for real numbers, with the
-        caveat of `gaussian` for floating point.
+        `dpjax.accounting.smooth_noise_multiplier`. For real numbers: see
+        `dpjax.mechanisms`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -98,8 +98,8 @@ def arsinh_normal(key: Key, value: PyTree, *, scale: PyTree, sigma: Scalar) -> P
 
         sigma >= 0.3, under the relation that S is stated for; entries add up. Proof and
         calibration: `dpjax.accounting.smooth_noise_multiplier`. Where t is small
-        `laplace_log_normal` needs far less noise. It holds for real numbers, with the
-        caveat of `gaussian` for floating point.
+        `laplace_log_normal` needs far less noise. For real numbers: see
+        `dpjax.mechanisms`.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -30,7 +30,7 @@ def peel(
     key: Key,
     noise: PeelingNoise = "gumbel",
 ) -> optax.GradientTransformation:
-    """Returns a transformation after which params have few entries, with noise.
+    """Returns a transformation that keeps the s largest entries of params, with noise.
 
     The parameters become `mechanisms.peeling` of params + update, all leaves as one
     vector. Gumbel and Gaussian noise have both scales sensitivity·sqrt(s / rho), the
@@ -44,8 +44,7 @@ def peel(
         sensitivity: linf sensitivity of the incoming update, in units of the
             parameters: learning_rate·`estimator.sensitivity(n, d).linf`.
         limit: bound on the entries of the incoming update, learning_rate·
-            `estimator.limit`; they are clipped to it. Sums are rounded by a share of
-            it.
+            `estimator.limit`; they are clipped to it. It bounds how sums are rounded.
         key: a typed key. It lives in the state; each update draws from a fresh one.
         noise: "gumbel", or "laplace" as in the papers.
 
