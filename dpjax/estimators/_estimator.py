@@ -150,7 +150,7 @@ class Estimator(abc.ABC):
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
     ) -> Sensitivity:
-        """Returns how far apart the estimates of two neighbours are, at most.
+        """Returns a bound on the distance between the estimates of two neighbours.
 
         Args:
             num_samples: the public divisor: n, or `normalize_by`.

@@ -227,7 +227,7 @@ def _choose(
     truncation: Scalar,
     epsilon: Scalar,
 ) -> jax.Array:
-    """Chooses a candidate; records and candidates may lie on several devices each."""
+    """Chooses a candidate; records and candidates may both be sharded."""
     mechanism = {"exponential": exponential, "permute_and_flip": permute_and_flip}
     axes, size = static.candidate_axes, static.chunk_size
 
