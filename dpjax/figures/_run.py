@@ -32,7 +32,7 @@ _CHUNK_BYTES = 2**28  # of features that repetitions side by side may take
 
 
 class _Iterates:
-    """Iterates as they are shown; one for all runs, since another one compiles anew."""
+    """Iterates as they are shown; one for all runs, as it is static."""
 
     def __init__(self) -> None:
         self._pairs: list[tuple[Any, Any]] = []

@@ -208,7 +208,7 @@ class _Theory(NamedTuple):
 
 
 class _Static(NamedTuple):
-    """What a call with other values compiles anew for."""
+    """The static arguments of a call."""
 
     units: Units
     chunk_size: int
