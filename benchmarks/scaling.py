@@ -158,7 +158,7 @@ def measure(job: Job, repeats: int) -> dict[str, Any]:
 
     devices = jax.devices()
     mesh = jax.make_mesh((len(devices),), ("records",), axis_types=(AxisType.Auto,))
-    dealt = NamedSharding(mesh, PartitionSpec("records"))
+    by_record = NamedSharding(mesh, PartitionSpec("records"))
     whole = NamedSharding(mesh, PartitionSpec())
     n, width = job.num_records, job.width
     params = {"w1": (job.inputs, width), "w2": (width, width), "w3": (width,)}
@@ -167,7 +167,7 @@ def measure(job: Job, repeats: int) -> dict[str, Any]:
         for name, shape in params.items()
     }
     data = tuple(
-        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=dealt)
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=by_record)
         for shape in ((n, job.inputs), (n,))
     )
     estimator = Winsorization(1.0)
@@ -235,7 +235,7 @@ _INTRODUCTION = """\
 
 Written by `python -m benchmarks scaling`. A private step on all records: per-sample
 gradients of a perceptron, their robust mean over a mesh of devices, noise, descent.
-Records are dealt out over D devices, parameters lie on each.
+Records are sharded over D devices, parameters are replicated.
 
 The model: a device holds n/D records and the parameters, and sends nothing but the sums
 of its gradients. A sum is k digits for each of p parameters (integers in float32: they
@@ -250,7 +250,7 @@ def _page(found: dict[str, Any]) -> str:
     parts = [_INTRODUCTION, "## Run on host devices\n"]
     parts.append(
         f"{machine['cores']} cores of {machine['processor']}, shared by all devices: "
-        f"beyond D = {machine['cores']} the time can only grow, by what dealing out "
+        f"beyond D = {machine['cores']} the time can only grow, by what sharding "
         "costs. "
         f"n = {SMALL.num_records:,}, p = {SMALL.num_params:,}. jax "
         f"{found['versions']['jax']}.\n"
@@ -327,7 +327,7 @@ _LIMITS = """\
 
 * On all records arithmetic does, and falls with D. On batches of this size the
   all-reduce does from some tens of devices on: it does not fall with D. Larger batches,
-  or parameters dealt out over a second mesh axis, are the way out; noise is then drawn
+  or parameters sharded over a second mesh axis, are the way out; noise is then drawn
   shard by shard.
 * Digits make the sum k times as large as a plain float32 sum, which would not have a
   provable sensitivity: a plain sum of many terms moves by more than one term. A fold

@@ -22,9 +22,9 @@ Devices = tuple[Device, ...]
 
 
 def devices_of(tree: PyTree) -> Devices:
-    """Returns the devices over which arrays are dealt out, () within one process.
+    """Returns the devices over which arrays are sharded; () if one process has them.
 
-    Those of arrays that are traced are not known: () too.
+    And () for traced arrays, whose devices are not known.
     """
     for leaf in jax.tree.leaves(tree):
         if _is_elsewhere(leaf):
@@ -73,13 +73,15 @@ def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
     """Returns digests of values, the same on all processes; all must call it.
 
     Of each value the bits of all leaves, their shapes, types and places count. Of an
-    array that is dealt out, each process reads what it holds; nothing is sent but
+    array that is sharded, each process reads its own shards; nothing is sent but
     digests.
 
     Raises:
         ValueError: on all processes, where they differ in what each has for itself.
     """
-    found = {name: (_digest(_own(x)), _digest(_dealt(x))) for name, x in values.items()}
+    found = {
+        name: (_digest(_own(x)), _digest(_shards(x))) for name, x in values.items()
+    }
     row = np.frombuffer(b"".join(map(b"".join, found.values())), np.uint8)
     rows = rows_of_all(row, devices).reshape(-1, len(found), 2, 32)
     for name, own in zip(found, rows[:, :, 0].transpose(1, 0, 2), strict=True):
@@ -123,7 +125,7 @@ def _own(value: PyTree) -> Iterator[bytes]:
             yield np.ascontiguousarray(bits.addressable_data(0)).tobytes()
 
 
-def _dealt(value: PyTree) -> Iterator[bytes]:
+def _shards(value: PyTree) -> Iterator[bytes]:
     for leaf in jax.tree.leaves(value):
         if _is_elsewhere(leaf) and not leaf.is_fully_replicated:
             shards = _bits(leaf).addressable_shards

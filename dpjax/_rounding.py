@@ -1,12 +1,17 @@
-"""Privacy parameters as text: a claim is rounded up, a bound from below down.
+"""Rounding, of float32 and of privacy parameters as text.
 
-Who reads a number back never reads a stronger claim than was made: not a smaller
-epsilon or delta than the true one, and not a larger lower bound than was proved.
+Of text a claim is rounded up, a bound from below down: who reads a number back never
+reads a smaller epsilon or delta than the true one, nor a larger lower bound than was
+proved.
 """
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
+
+ROUNDOFF = 2.0**-24  # unit roundoff of float32; float64 rounds less
+ROUNDED_UP = 1 + 2.0**-21  # more than the few products of a scale round down
+LEAST_WEIGHT = 2.0**-40  # in a smooth sensitivity: float32 results resolve no less
 
 
 def rounded_up(value: float | Decimal, digits: int) -> str:

@@ -1,12 +1,10 @@
-"""Rows that are dealt out over axes of a device mesh.
+"""Rows that are sharded over axes of a device mesh.
 
-Where those axes are Manual, inside `jax.shard_map`, an array of rows is the share of
-one device, and what all devices hold together is asked for by the axes' names.
-Elsewhere `by_device` goes there.
+Inside `jax.shard_map` these axes are Manual: an array of rows is one device's shard,
+and collectives over the axes reach the others. Elsewhere `by_device` enters it.
 
-A value is the same on all devices of an axis, or it varies over it. JAX keeps track of
-that inside `jax.shard_map`, unless check_vma=False tells it not to: then nothing is
-known here to vary.
+There a value is replicated over an axis, or varies over it. JAX tracks that, unless
+check_vma=False: then no value is known to vary.
 """
 
 import math
@@ -25,12 +23,12 @@ AxisName = str | tuple[str, ...]
 
 
 def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
-    """Returns the mesh axes over which rows are dealt out, () where there are none.
+    """Returns the mesh axes over which rows are sharded, () where there are none.
 
     Args:
         rows: pytree, leaves of shape (n, ...).
-        axis_name: the axes; None finds them in the arrays, as far as those tell: a
-            traced array knows its Explicit axes, one at hand all of them.
+        axis_name: the axes; None reads them from the arrays, of which traced ones show
+            Explicit axes only.
 
     Raises:
         ValueError: where axis_name names no axes, or leaves lie over different ones.
@@ -57,14 +55,14 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
 
 
 def num_shares(axes: tuple[str, ...]) -> int:
-    """Returns how many arrays such as the one at hand make up the whole."""
+    """Returns the number of shards of an array of rows, 1 outside `jax.shard_map`."""
     return jax.lax.axis_size(axes) if _are_manual(axes) else 1
 
 
 def num_other_devices(x: jax.Array) -> int:
-    """Returns over how many devices an array may be dealt out that looks like one here.
+    """Returns how many devices the Auto and Explicit axes of an array's mesh have.
 
-    Those of the Auto and Explicit axes of its mesh; 1 where it has none.
+    A traced array may be sharded over those without showing it.
     """
     mesh = jax.typeof(x).sharding.mesh
     sizes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
@@ -80,14 +78,14 @@ def by_device(
     """Returns `function(whole, rows)`, which each device calls with its own rows.
 
     Args:
-        function: returns what is the same on all devices, and what is by row.
-        axes: the mesh axes over which rows are dealt out, from `row_axes`.
-        whole: pytree that every device needs.
+        function: returns a replicated pytree, and one that is sharded like rows.
+        axes: the mesh axes over which rows are sharded, from `row_axes`.
+        whole: pytree, replicated.
         rows: pytree, leaves of shape (n, ...), or (n / devices, ...) in `shard_map`.
 
     Raises:
-        ValueError: where no mesh with these axes is at hand, n is not divisible by the
-            number of devices, or rows are the same on all of them.
+        ValueError: where no mesh has these axes, n is not divisible by the number of
+            devices, or rows are replicated.
     """
     if not axes:
         return function(whole, rows)
@@ -106,27 +104,27 @@ def by_device(
         "normalize_by",
     )
     _check_other_axes(mesh, axes, (whole, rows))
-    dealt = PartitionSpec(axes)
+    by_row = PartitionSpec(axes)
     mapped = jax.shard_map(
         function,
         mesh=mesh,
-        in_specs=(PartitionSpec(), dealt),
-        out_specs=(PartitionSpec(), dealt),
+        in_specs=(PartitionSpec(), by_row),
+        out_specs=(PartitionSpec(), by_row),
         axis_names=set(axes),
     )
 
     def placed(tree: PyTree, spec: PartitionSpec) -> PyTree:
-        # Under Explicit axes arrays must lie as `shard_map` wants them.
+        # Under Explicit axes `shard_map` takes only arrays of its own sharding.
         if AxisType.Explicit not in {_type_of(mesh, axis) for axis in axes}:
             return tree
         place = NamedSharding(mesh, spec)
         return jax.tree.map(lambda x: jax.sharding.reshard(x, place), tree)
 
-    return jax.jit(mapped)(placed(whole, PartitionSpec()), placed(rows, dealt))
+    return jax.jit(mapped)(placed(whole, PartitionSpec()), placed(rows, by_row))
 
 
 def gathered(tree: PyTree) -> PyTree:
-    """Returns arrays of which every device has all rows, for what needs them so."""
+    """Returns concrete arrays replicated, for algorithms that need all rows at once."""
 
     def whole(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
@@ -143,7 +141,7 @@ def psum(tree: PyTree, axes: tuple[str, ...]) -> PyTree:
 
 
 def from_all(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Returns every device's array, stacked in the order of their rows."""
+    """Returns every device's array, stacked in the order of their rows; replicated."""
     if not axes:
         return x[None]
     stacked = jnp.zeros((num_shares(axes), *x.shape), x.dtype)
@@ -162,10 +160,10 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 
 def varying(tree: PyTree, axes: Any) -> PyTree:
-    """Returns values as ones that vary over axes, each device's own.
+    """Casts values to vary over axes.
 
-    A derivative with respect to a value that is the same on all devices is the sum of
-    theirs; with respect to its own, a device gets the derivative of what it computes.
+    The gradient with respect to a replicated value is a psum over devices; with respect
+    to a varying one, each device has its own.
     """
 
     def cast(x):
@@ -176,10 +174,11 @@ def varying(tree: PyTree, axes: Any) -> PyTree:
 
 
 def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
-    """Refuses noise that devices share where their values differ, or the other way.
+    """Refuses a key that varies over other mesh axes than the value.
 
-    Values of their own under one noise: their difference is released without any. One
-    value under several noises: it is released several times, and copies drift apart.
+    The same noise on different values: their difference is released without any.
+    Different noise on a replicated value: it is released several times, and its copies
+    drift apart.
     """
     of_key = varying_axes(key)
     for leaf in jax.tree.leaves(value):
@@ -266,7 +265,7 @@ def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
 def _check_other_axes(
     mesh: Mesh | AbstractMesh, axes: tuple[str, ...], tree: PyTree
 ) -> None:
-    """Refuses Explicit axes of a model: `shard_map` would gather what lies on them."""
+    """Refuses other Explicit axes: `shard_map` would gather what they shard."""
     used = {
         axis
         for x in jax.tree.leaves(tree)

@@ -85,7 +85,7 @@ def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
 def by_column(function: Callable[[jax.Array], PyTree], x: jax.Array) -> PyTree:
     """Returns the function of columns (n, d) for an array (n, ...), leaves (...).
 
-    Axes that may lie on several devices are not merged: that would bring them together.
+    Axes that may be sharded are not merged: that would gather them.
     """
     if x.ndim > 2 and num_other_devices(x) > 1:
         return jax.vmap(partial(by_column, function), in_axes=1)(x)

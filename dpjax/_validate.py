@@ -207,7 +207,7 @@ def can_be_folder(path: Path) -> bool:
 
 
 def is_concrete(value: Any) -> bool:
-    """Tells whether a value is a number at hand, not traced nor a placeholder."""
+    """Tells whether a value is concrete, neither traced nor a placeholder."""
     if isinstance(value, Tracer):
         return False
     return isinstance(

@@ -1,6 +1,6 @@
 """Batches that keep their shape under jit, and what each costs in privacy.
 
-A batching is used by the solvers, and in a loop of one's own:
+Solvers take a batching as an argument. In your own loop:
 
     key, batch_key = jax.random.split(key)
     batch, is_padding_example = batching.draw(batch_key, data, step=t, num_steps=T)
@@ -41,7 +41,7 @@ class Batching(abc.ABC):
     """How each step chooses its records: what `batching=` of a solver takes.
 
     Attributes:
-        is_sampled: whether chance decides which records a batch holds.
+        is_sampled: whether batches are drawn at random.
         pads: whether rows of a batch may be padding.
 
     Example:
@@ -63,17 +63,16 @@ class Batching(abc.ABC):
     ) -> tuple[PyTree, jax.Array | None]:
         """Returns the batch of one step and its padding mask, or None without padding.
 
-        Where data are dealt out over devices, so is the batch, with the same records:
-        its rows travel, the data stay where they are. Rows that are padding fill it up
-        to a multiple of the devices.
+        Of sharded data the batch is sharded alike, with the same records as on one
+        device: only its rows are sent. Padding fills it up to a multiple of the number
+        of devices.
 
         Args:
-            key: a typed key, used once here; the same one on all devices.
+            key: a typed key, used once here; replicated.
             data: pytree, leaves of shape (n, ...).
             step: 0 to num_steps - 1; may be traced.
             num_steps: how many batches are drawn in all.
-            axis_name: mesh axes over which the rows of data are dealt out, as in
-                `robust_grad`.
+            axis_name: mesh axes over which data are sharded, as in `robust_grad`.
         """
         axes = row_axes(data, axis_name)
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
@@ -89,10 +88,7 @@ class Batching(abc.ABC):
     def _rows(
         self, key: Key, num_samples: int, *, step: Scalar, num_steps: int
     ) -> jax.Array | None:
-        """Returns the indices of the batch's records, or None where it holds all.
-
-        num_samples stands for a row that is padding.
-        """
+        """Returns the batch's indices, num_samples for padding; or None for all."""
 
     @abc.abstractmethod
     def divisor(self, num_samples: int, num_steps: int) -> float:
@@ -105,14 +101,14 @@ class Batching(abc.ABC):
     def prepared(
         self, num_samples: int, num_steps: int, *, epsilon: float, delta: float
     ) -> "Batching":
-        """Returns the batching with what it takes from the sizes and the budget."""
+        """Returns the batching with the defaults that follow from size and budget."""
         del num_samples, num_steps, epsilon, delta
         return self
 
 
 @dataclasses.dataclass(frozen=True)
 class Full(Batching):
-    """Every step sees all records.
+    """Every batch is all records.
 
     Example:
         >>> Full().accounting(num_samples=1000, num_steps=50)
@@ -135,7 +131,9 @@ class Full(Batching):
 
 @dataclasses.dataclass(frozen=True)
 class Disjoint(Batching):
-    """Step t sees records t·b to (t+1)·b - 1, b = floor(n / num_steps); the rest none.
+    """Batch t is records t·b to (t+1)·b - 1, b = floor(n / num_steps).
+
+    The last n - b num_steps records are in none.
 
     Privacy: a replaced record lies in one batch, so the whole run costs no more than
     one step (parallel composition; replace-one only, with records fixed by index).
@@ -184,19 +182,18 @@ class Disjoint(Batching):
 
 @dataclasses.dataclass(frozen=True)
 class Poisson(Batching):
-    """Every record enters each batch by a coin of its own; batches are padded.
+    """Every record enters each batch independently with one probability.
 
-    Records take the rows of a batch at random, so that one more record fills a row that
-    is padding without it, and all others keep their places.
+    Batches are padded. Records are placed at random rows, so that one more record
+    replaces a padding row and moves no other record.
 
     Attributes:
-        expected_batch_size: n times the probability of a record to enter; it is the
-            divisor too. At most n.
+        expected_batch_size: n times the probability, at most n; the divisor, too.
         capacity: rows of a padded batch. Records beyond it are dropped, the last ones
             first. By default `prepared` makes it so large that dropping costs one
             thousandth of delta, which the accounting sets aside
-            (`accounting.poisson_capacity`). It refuses a smaller one: where a record
-            enters another is dropped, and the batch's sum moves by twice as much.
+            (`accounting.poisson_capacity`). It refuses a smaller one: in a full batch a
+            record that enters drops another, and the sum moves by twice as much.
 
     Raises:
         ValueError: where a size is not positive.
@@ -324,7 +321,7 @@ class WithoutReplacement(Batching):
 
 
 def _coins(key: Key, num_samples: int, probability: float) -> jax.Array:
-    """Tosses a coin a record, true with at most a probability, and near it."""
+    """Draws for each record true with the probability, rounded down to 32 bits."""
     threshold = int(probability * 2**32)  # of 32 random bits
     if threshold == 2**32:
         return jnp.ones(num_samples, bool)
@@ -337,12 +334,12 @@ def _true_places(mask: jax.Array, size: int) -> jax.Array:
 
 
 def _uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
-    """Returns so many different records in random order, all subsets equally likely.
+    """Returns `size` different indices in random order, all subsets equally likely.
 
-    Every record tosses a coin, and among the heads, a few more than are wanted, those
-    with the smallest random numbers are taken: a sort of these alone. Where heads are
-    too few or too many, or two numbers are equal, all is drawn again, which favours no
-    record. Nothing here looks at the data.
+    Every index is kept with a probability that keeps a few more than `size`, and of
+    those the ones with the smallest random numbers are taken: only they are sorted.
+    Where too few or too many are kept, or numbers tie, all is drawn again, which
+    favours no record. Nothing here looks at the data.
     """
     spread = _SPREAD * (math.sqrt(size) + 1)
     capacity = min(math.ceil(size + 2 * spread), num_samples)
@@ -367,7 +364,7 @@ def _uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
 def _taken(
     data: PyTree, rows: jax.Array, num_samples: int, axes: tuple[str, ...]
 ) -> tuple[PyTree, jax.Array]:
-    """Returns records by their indices, dealt out as data are, and what is padding.
+    """Returns rows of data by index, sharded like data, and which are padding.
 
     Padding is zeros: where a mask is forgotten no record counts twice.
     """
@@ -379,11 +376,11 @@ def _taken(
             return (), (jax.tree.map(partial(_take, rows), data), rows == num_samples)
         size = num_samples // num_devices
         device = jax.lax.axis_index(axes)
-        # Of every record its own device has the numbers, and the others zeros.
+        # A row of the batch is its record on the record's device, zeros on the others.
         place = rows - device * size
         place = jnp.where((place >= 0) & (place < size), place, size)
 
-        def dealt(x: jax.Array) -> jax.Array:
+        def scattered(x: jax.Array) -> jax.Array:
             numbers = _take(place, x)
             sent = numbers.astype(jnp.uint8) if numbers.dtype == bool else numbers
             share = jax.lax.psum_scatter(sent, axes, tiled=True)
@@ -391,7 +388,7 @@ def _taken(
 
         share = len(rows) // num_devices
         mine = jax.lax.dynamic_slice_in_dim(rows, device * share, share)
-        return (), (jax.tree.map(dealt, data), mine == num_samples)
+        return (), (jax.tree.map(scattered, data), mine == num_samples)
 
     return by_device(on_device, axes, rows, data)[1]
 

@@ -9,7 +9,17 @@ import typer
 from dpjax import _files, _validate
 from dpjax.cli._options import check_seed
 from dpjax.cli._terminal import progress_bars, refusals, show_paths, terminal
-from dpjax.figures import CELLS, Panel, Size, draw, panels, read, run_panel
+from dpjax.figures import (
+    CELLS,
+    REPEATS,
+    Panel,
+    Size,
+    draw,
+    figures,
+    panels,
+    read,
+    run_panel,
+)
 
 app = typer.Typer(no_args_is_help=True, help="The papers' figures, measured again.")
 
@@ -18,8 +28,12 @@ app = typer.Typer(no_args_is_help=True, help="The papers' figures, measured agai
 def list_figures() -> None:
     """Lists the figures and their panels."""
     console = terminal()
-    for panel in panels().values():
-        console.print(f"{panel.name}  {panel.title} ({panel.metric})", soft_wrap=True)
+    for name, chosen in figures().items():
+        if name in REPEATS:
+            console.print(f"{name}   repeats {REPEATS[name]}")
+        for panel in chosen:
+            text = f"{panel.name}  {panel.title} ({panel.metric})"
+            console.print(text, soft_wrap=True)
 
 
 @app.command("run")
@@ -57,10 +71,13 @@ def run_figure(
         chosen = [panel.at(size) for panel in find(name)]
         if repeats is not None:
             chosen = [dataclasses.replace(one, repetitions=repeats) for one in chosen]
-        plot = folder / f"{name}.png"
+        first = original(name)
+        plot = folder / f"{first}.png"
         names = [plot.name, *(f"{panel.name}.csv" for panel in chosen)]
         _files.check_folder("--out", folder, names=names)
         _files.check_folder("--out", folder / CELLS)
+        if first != name:
+            terminal().print(f"{name} repeats {first}, which is run")
         with progress_bars(terminal(stderr=True)) as on_step:
             tables = [
                 run_panel(
@@ -97,8 +114,18 @@ def plot_figures(
     show_paths(terminal(), plots)
 
 
+def original(name: str) -> str:
+    """Returns the figure or panel that a repeat stands for, else the name.
+
+    Example:
+        >>> original("001-6b"), original("004-3a")
+        ('001-2b', '004-3a')
+    """
+    return REPEATS.get(name[:5], name[:5]) + name[5:]
+
+
 def find(name: str) -> list[Panel]:
-    """Returns the panels of a figure, or the one of that name.
+    """Returns the panels of a figure, or the one of that name, or those of a repeat.
 
     Raises:
         ValueError: if there is none.
@@ -107,7 +134,8 @@ def find(name: str) -> list[Panel]:
         >>> [panel.name for panel in find("004-3")]
         ['004-3a', '004-3b', '004-3c', '004-3d']
     """
-    found = [one for one in panels().values() if name in (one.name, one.figure)]
+    first = original(name)
+    found = [one for one in panels().values() if first in (one.name, one.figure)]
     _validate.require(
         bool(found), "NAME", name, "a figure or panel that `dpjax figures list` shows"
     )

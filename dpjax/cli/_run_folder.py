@@ -1,4 +1,4 @@
-"""The folder from which a killed `dpjax train` is taken up again."""
+"""The folder from which a killed `dpjax train` resumes."""
 
 import contextlib
 import os
@@ -27,8 +27,8 @@ class RunFolder(NamedTuple):
 
     It is made for its owner alone, since whoever has the key or a state can subtract
     the noise, and removed as soon as the run's parameters and report are written. A
-    process that is killed before leaves it behind, to be taken up from, and as secret
-    as the data.
+    process that is killed before leaves it behind, to resume from, and as secret as the
+    data.
 
     Attributes:
         path: where it is.
@@ -88,7 +88,7 @@ class RunFolder(NamedTuple):
         self.path.chmod(0o700)
 
     def has_states(self) -> bool:
-        """Tells whether there is a state to take the run up from."""
+        """Tells whether there is a state to resume from."""
         states = self.path / _STATES
         return states.is_dir() and any(states.iterdir())
 

@@ -89,7 +89,7 @@ def train_private(
 ) -> Run:
     """Runs the planned private method on the training records.
 
-    Where there is a run_folder, its states are kept there, and taken up from there.
+    Where there is a run_folder, states are saved there, and the run resumes from them.
     """
     method = plan.method
     arguments: dict[str, Any] = dict(
@@ -201,7 +201,7 @@ def _run(
     jax.effects_barrier()  # every call of watch has returned
     if not method.has_steps:
         seen.append((0, solution.params))
-    # A step is seen again where the run was taken up before it: the same iterate.
+    # A step is seen again where the run resumed before it: the same iterate.
     iterates = {int(step): params for step, params in seen}
     steps = sorted(iterates)
     last = max(1, steps[-1])

@@ -17,8 +17,6 @@ Norm = Literal["l1", "l2"]
 # overflow in float32 nor their digits underflow.
 SMALLEST, LARGEST = 1e-20, 1e30
 
-ROUNDOFF = 2.0**-24  # unit roundoff of float32
-
 
 def kept_finite(gradient: jax.Array, largest_norm: Scalar) -> jax.Array:
     """Returns a gradient clipped so that no score <v, g>, ||v||_1 <= norm, overflows.

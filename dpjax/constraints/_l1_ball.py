@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDOFF
 from dpjax._tree import flatten, like, register
 from dpjax._types import PyTree, Scalar
 from dpjax.constraints._constraint import (
     LARGEST,
-    ROUNDOFF,
     SMALLEST,
     Norm,
     VertexConstraint,

@@ -19,11 +19,7 @@ from dpjax._types import (
     Scalar,
 )
 from dpjax.estimators import _fold
-from dpjax.estimators._sensitivity import (
-    Sensitivity,
-    coordinate_sensitivity,
-    maximum,
-)
+from dpjax.estimators._sensitivity import Sensitivity, coordinate_sensitivity, maximum
 from dpjax.estimators._stream import SampleStream
 
 # Thresholds, scales and norms lie in this range, so that neither their sums over any
@@ -34,17 +30,17 @@ SMALLEST, LARGEST = 1e-20, 1e30
 class Estimator(abc.ABC):
     """The robust mean of samples along axis 0, with a known sensitivity.
 
-    A subclass is a frozen dataclass, registered as a pytree with its hyperparameters as
-    leaves: `vmap` and `grad` over a threshold work, and a sweep compiles once. It
-    defines `influence` and `limit`; the estimate is the mean of influences.
+    A subclass is a frozen dataclass and a pytree whose leaves are its hyperparameters:
+    `vmap` and `grad` over a threshold work, and a sweep compiles once. It defines
+    `influence` and `limit`; the estimate is the mean of influences.
     """
 
-    # Whether records count by their public index, so that no sampled batch will do.
+    # Whether rows must be fixed by their public index: sampled batches are refused.
     groups_by_index: ClassVar[bool] = False
-    # The mechanism whose noise makes the mean private: Gaussian noise in proportion to
-    # `sensitivity`, or Laplace log-normal noise in proportion to a smooth sensitivity.
+    # What makes the mean private: Gaussian noise in proportion to `sensitivity`, or
+    # Laplace log-normal noise in proportion to a smooth sensitivity.
     noise: ClassVar[NoiseName] = "gaussian"
-    # The paper that prints constants of its noise, which solvers compare: "001", "003".
+    # The paper whose noise `calibration="paper"` takes: "001", "003".
     paper: ClassVar[str | None] = None
 
     @abc.abstractmethod
@@ -52,13 +48,13 @@ class Estimator(abc.ABC):
         """Maps one sample to a bounded value of the same shape, in float32 at least."""
 
     def influence_fn(self) -> Callable[[PyTree], PyTree]:
-        """Returns `influence`, with what no sample changes computed beforehand."""
+        """Returns `influence`, with what does not depend on the sample precomputed."""
         return self.influence
 
     @property
     @abc.abstractmethod
     def limit(self) -> Scalar | None:
-        """The largest size of any coordinate of an influence; None where unbounded."""
+        """The bound on |coordinate| of every influence; None where there is none."""
 
     @property
     def printed_limit(self) -> Scalar | None:
@@ -77,15 +73,15 @@ class Estimator(abc.ABC):
 
         Args:
             samples: pytree, leaves of shape (n, ...), or a stream of them, such as
-                `dpjax.streamed_grad` gives. NaN counts as zero; an infinity takes the
-                influence's limit where there is one, else it counts as zero.
-            is_padding_example: shape (n,), true for rows that count for nothing. They
-                do not change the divisor.
-            normalize_by: public divisor; n by default. Beyond 4,608 rows it may not be
-                below n / 1.125, up to where rounding is proven: a smaller number at
-                hand is refused, a smaller traced one is raised to that.
-            axis_name: the mesh axes over which rows are dealt out, if the samples
-                themselves do not tell; see `dpjax.robust_grad`.
+                `dpjax.streamed_grad` gives. NaN counts as zero; an infinity as the
+                influence's limit at infinity where there is one, else as zero.
+            is_padding_example: shape (n,), true for rows to leave out. The divisor
+                stays the same.
+            normalize_by: public divisor of the sum; n by default. For more than 4,608
+                rows the bound on rounding needs at least n / 1.125: a smaller concrete
+                divisor is refused, a smaller traced one is replaced by that.
+            axis_name: the mesh axes over which rows are sharded, where arrays do not
+                show it; see `dpjax.robust_grad`.
 
         Returns:
             A pytree of leaves (...), float32 for half-precision samples.
@@ -95,7 +91,7 @@ class Estimator(abc.ABC):
                 positive or much smaller than n, or axis_name does not fit.
         """
         if isinstance(samples, SampleStream):
-            return self.with_records(
+            return self.with_aux(
                 samples,
                 is_padding_example,
                 normalize_by=normalize_by,
@@ -107,7 +103,7 @@ class Estimator(abc.ABC):
         )
         return _jitted_fold(axes, self, stream, is_padding_example, divisor)[0]
 
-    def with_records(
+    def with_aux(
         self,
         stream: SampleStream,
         is_padding_example: jax.Array | None = None,
@@ -115,19 +111,19 @@ class Estimator(abc.ABC):
         normalize_by: Scalar | None = None,
         axis_name: AxisName | None = None,
     ) -> tuple[PyTree, PyTree]:
-        """Returns the robust mean of a stream of samples, and its records.
+        """Returns the robust mean of a stream of samples, and its aux.
 
         Args:
-            stream: makes samples, and what is wanted back for each, a few at a time.
-            is_padding_example: as for the mean of arrays, and so are the others.
+            stream: makes samples, with an aux for each, a few at a time.
+            is_padding_example: this and the others are those of `__call__`.
             normalize_by: public divisor; n by default.
             axis_name: the mesh axes over which the stream's rows are sharded.
 
         Returns:
-            The mean, and the records with leading axis n. Records are NOT private.
+            The mean, and the aux of all samples, leading axis n, which is NOT private.
 
         Raises:
-            ValueError: as for the mean of arrays.
+            ValueError: as `__call__`.
         """
         axes, divisor = self._checked(
             stream, is_padding_example, normalize_by, axis_name
@@ -135,7 +131,7 @@ class Estimator(abc.ABC):
         return _fold_stream(axes, self, stream, is_padding_example, divisor)
 
     def _checked(self, stream, is_padding_example, normalize_by, axis_name):
-        """Returns the rows' axes, and the divisor; None where it is their number."""
+        """Returns the mesh axes of rows and the divisor, None if that is n."""
         num_rows = stream.num_rows
         _validate.mask(is_padding_example, num_rows)
         axes = row_axes(stream.rows, axis_name)
@@ -144,7 +140,7 @@ class Estimator(abc.ABC):
             num_rows *= num_shares(axes)
             _fold.check_rows_per_divisor(num_rows, normalize_by)
             if _validate.is_concrete(normalize_by) and normalize_by == num_rows:
-                normalize_by = None  # inside jit it would be out of sight
+                normalize_by = None  # static: as an argument of jit it is traced
         return axes, normalize_by
 
     @abc.abstractmethod
@@ -154,12 +150,13 @@ class Estimator(abc.ABC):
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
     ) -> Sensitivity:
-        """Returns how far the estimate moves, at most, when one record is replaced.
+        """Returns a bound on the distance between the estimates of two neighbours.
 
         Args:
-            num_samples: the public divisor: the number of records, or `normalize_by`.
+            num_samples: the public divisor: n, or `normalize_by`.
             num_coordinates: entries of all leaves of one sample together.
-            relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE (a row is masked).
+            relation: REPLACE_ONE, neighbours differ in the values of one row; or
+                ADD_OR_REMOVE_ONE, one of them has a row masked, as padding.
 
         Returns:
             The l1, l2 and linf sensitivity, for every input, float32 rounding included.
@@ -171,11 +168,12 @@ class Estimator(abc.ABC):
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
     ) -> Sensitivity:
-        """Returns the sensitivity for batches that hold a record by chance.
+        """Returns the sensitivity for batches that are drawn at random.
 
-        The privacy of Poisson batches is counted from a batch without the record, which
-        may lie no farther than half the sensitivity from the batch with it. Exactly it
-        does; with rounding, twice the sensitivity to masking a row may be the larger.
+        The accounting of Poisson batches also compares batches with and without one
+        record, and takes their means to differ by half the replace-one sensitivity at
+        most. Float32 rounding may exceed that: then this is twice the sensitivity to
+        masking a row.
 
         Args:
             num_samples: the public divisor.
@@ -200,15 +198,15 @@ class Estimator(abc.ABC):
         *,
         is_sampled: bool = False,
     ) -> dict[str, Scalar]:
-        """Returns what is drawn for a noise multiplier, as far as data do not tell.
+        """Returns the parameters of the noise that do not depend on the data.
 
         Args:
-            noise_multiplier: stddev / l2 sensitivity; for noise that is not Gaussian
-                the one of the Gaussian noise that costs the same zCDP.
+            noise_multiplier: stddev / l2 sensitivity; for other noise than Gaussian,
+                that of Gaussian noise of the same zCDP.
             num_samples: the public divisor.
             num_coordinates: entries of all leaves of one sample together.
             relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
-            is_sampled: whether chance decides which records a batch holds.
+            is_sampled: whether batches are drawn at random.
 
         Returns:
             l2_sensitivity and stddev, their product with the noise multiplier.
@@ -225,25 +223,25 @@ class Estimator(abc.ABC):
         normalize_by: Scalar,
         microbatch_size: int | None = None,
     ) -> tuple[PyTree, Any]:
-        """Returns the robust mean of rows that are made a few at a time, and records.
+        """Returns the robust mean of rows that are read a few at a time, and their aux.
 
         Args:
-            rows: the samples, and what else is wanted back for each row.
+            rows: the samples, with an aux for each.
             normalize_by: public divisor.
             microbatch_size: samples processed at once; changes nothing but speed,
                 memory and rounding.
         """
-        mean, records = _fold.fold_mean(
+        mean, aux = _fold.fold_mean(
             self.influence_fn(),
             self.limit,
             rows,
             normalize_by=normalize_by,
             microbatch_size=microbatch_size,
         )
-        return self._within_limit(mean, normalize_by), records
+        return self._within_limit(mean, normalize_by), aux
 
     def _within_limit(self, mean: PyTree, normalize_by: Scalar) -> PyTree:
-        # Neighbours stay as close; sensitivity() needs to know the largest float.
+        # Moves neighbours no farther apart; sensitivity() needs the largest result.
         limit = self.limit
         if limit is None:
             return mean
@@ -280,7 +278,7 @@ def _fold_stream(axes, estimator, stream, is_padding_example, normalize_by):
     def on_device(whole, rows):
         estimator, normalize_by, shared = whole
         rows, is_padding_example = rows
-        # Else their gradient would be the sum over devices: of several records.
+        # With respect to replicated params a gradient would be a psum over devices.
         mine = stream.on_device(varying(shared, axes), rows)
         rows = _fold.Rows(mine.read, mine.num_rows, is_padding_example, axes)
         return estimator.fold(
@@ -305,8 +303,7 @@ def as_float(x: jax.Array) -> jax.Array:
 def within(x: jax.Array, limit: jax.Array) -> jax.Array:
     """Returns floats clipped to ±limit; NaN becomes the limit.
 
-    As two selections, each of them one instruction; `jnp.clip` passes NaN on, which
-    takes three.
+    Two selects of one instruction each; `jnp.clip` keeps NaN, which takes three.
     """
     x = jnp.where(x < limit, x, limit)
     return jnp.where(x > -limit, x, -limit)

@@ -1,22 +1,21 @@
-"""The fold: a mean of bounded influences in one pass, with sums that are safe.
+"""The fold: a mean of bounded influences in one pass, with a proven sensitivity.
 
-A float32 sum of many terms may move by far more than one term does when one term is
-replaced: every later addition rounds differently. The fold prevents that in two steps.
+In a float32 sum, replacing one term changes how every later addition rounds: the sum
+may move by far more than the term. The fold bounds that in two steps.
 
-1. At most `block_length` influences are added as plain floats. A replaced record
-   changes one block only, so its rounding counts once, and a block is short.
-2. A block's sum is written as a few integer digits and a small rest, and those are
-   added. Sums of integers are exact, in any order, for every microbatch size and on
-   any number of devices; what sums of rests round is far below what a record moves.
+1. Up to `block_length` influences are added as floats, to the sum of a block. A record
+   is in one block, so its replacement changes the rounding of that short sum only.
+2. A block's sum is split into a few integer digits and a small rest (`_digits`). Digits
+   add exactly, in any order, for every microbatch size and number of devices; the
+   rounding of added rests is far below what a record moves.
 
-Where rows are dealt out over devices, each adds up blocks of its own rows, and the sums
-of digits are added last. A block lies on one device. All devices run one program on as
-many rows each, so their blocks are as long, and digits mean the same everywhere: what
-is proven of a replaced record and its block does not know of devices. Only the number
-of sums does, and the number of rows per divisor, which both count all devices.
+Sharded rows: each device folds its own, and a psum adds the digits. No block has rows
+of two devices, and all devices have equally many rows, hence blocks of one length and
+the same digits. So the bound for one replaced record does not depend on the number of
+devices; only the numbers of blocks and of rows per divisor count all of them.
 
-Samples come through `Rows.read`, a few at a time: a materialised array, or gradients
-that are computed when they are asked for and never stored.
+Samples come through `Rows.read`, a few at a time: slices of an array, or gradients that
+are computed when they are read and never stored.
 """
 
 from collections.abc import Callable
@@ -33,22 +32,20 @@ from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
 from dpjax.estimators._digits import Digits
 
-FEW_ROWS = 4096  # any divisor may stand over this many rows: sums of a batch are legal
-MANY_ROWS = 2**24  # assumed of a number of rows that is traced
+FEW_ROWS = 4096  # up to so many rows any divisor is allowed, such as 1 for their sum
+MANY_ROWS = 2**24  # stands for a traced divisor
 
 
 class Rows(NamedTuple):
-    """Samples that are made a few at a time.
+    """Samples that are read a few at a time.
 
     Attributes:
-        read: `read(start, size)` returns `(samples, records)` for rows `start` to
-            `start + size - 1`; leaves have leading axis `size`, which is static.
-            `records` is what the caller wants back for each row, or `()`.
-        num_rows: how many rows there are, padding included; on this device, where they
-            are dealt out.
-        is_padding_example: shape (num_rows,), true where a row counts for nothing.
-        axes: the Manual mesh axes over which rows are dealt out, as many to each
-            device. `()` where all rows are here.
+        read: `read(start, size)` returns `(samples, aux)` of rows `start` to
+            `start + size - 1`; leaves have leading axis `size`, which is static. `aux`
+            is whatever the caller wants returned for each row, or `()`.
+        num_rows: number of rows on this device, padding included.
+        is_padding_example: shape (num_rows,), true for rows to leave out.
+        axes: the Manual mesh axes over which rows are sharded evenly, `()` if none.
     """
 
     read: Callable[[Scalar, int], tuple[PyTree, PyTree]]
@@ -57,7 +54,7 @@ class Rows(NamedTuple):
     axes: tuple[str, ...] = ()
 
     def read_all(self, microbatch_size: int | None) -> tuple[PyTree, PyTree]:
-        """Returns all samples and records, made so many at once; None is all."""
+        """Returns all samples and aux, read so many rows at once; None is all."""
         if microbatch_size is None:
             return self.read(0, self.num_rows)
         each = jax.lax.map(
@@ -69,7 +66,7 @@ class Rows(NamedTuple):
 
     @property
     def num_rows_in_all(self) -> int:
-        """The number of rows on all devices together."""
+        """The number of rows on all devices."""
         return self.num_rows * num_shares(self.axes)
 
 
@@ -88,12 +85,12 @@ def fold_mean(
     normalize_by: Scalar,
     microbatch_size: int | None,
 ) -> tuple[PyTree, PyTree]:
-    """Returns the sum of influences divided by `normalize_by`, and the records.
+    """Returns the sum of influences divided by `normalize_by`, and the aux of all rows.
 
     Args:
         influence: maps one sample to a pytree of floats within [-limit, limit].
         limit: the bound of every coordinate; None where there is none (`Mean`).
-        rows: where the samples come from.
+        rows: the samples.
         normalize_by: the public divisor.
         microbatch_size: how many samples are processed at once; None chooses.
     """
@@ -107,8 +104,8 @@ def fold_mean(
         all_count = plan.is_exact and rows.is_padding_example is None
         span = None if all_count else Span(0, rows.num_rows)
         add = partial(_add_span, influence, rows, plan, digits)
-        total, records = add(span, digits.zeros(shape), _no_records(rows))
-        return digits.mean(psum(total, rows.axes)), records
+        total, aux = add(span, digits.zeros(shape), _no_aux(rows))
+        return digits.mean(psum(total, rows.axes)), aux
 
     return _by_platform(run, influence, rows, rows.num_rows, longest, microbatch_size)
 
@@ -121,14 +118,14 @@ def group_means(
     sizes: np.ndarray,
     microbatch_size: int | None,
 ) -> tuple[PyTree, PyTree]:
-    """Returns the mean influence of every group, leaves (G, ...), and the records.
+    """Returns the mean influence of every group, leaves (G, ...), and the aux of rows.
 
     Args:
         influence: as for `fold_mean`.
         limit: as for `fold_mean`.
-        rows: where the samples come from.
-        sizes: how many rows each group has, shape (G,). Groups follow one another
-            through the rows of all devices.
+        rows: the samples.
+        sizes: the number of rows of each group, shape (G,). Groups are consecutive
+            ranges of the rows of all devices.
         microbatch_size: as for `fold_mean`.
     """
     device = jax.lax.axis_index(rows.axes) if rows.axes else 0
@@ -140,20 +137,18 @@ def group_means(
     def run(plan: _Plan, shape: PyTree) -> tuple[PyTree, PyTree]:
         every = _digits(plan, shape, limit, rows, jnp.asarray(sizes))
 
-        def group(records, place):
+        def group(aux, place):
             index, span = place
             digits = every.of_group(index)
             add = partial(_add_span, influence, rows, plan, digits)
-            total, records = add(span, digits.zeros(shape), records)
-            return records, total if rows.axes else digits.mean(total)
+            total, aux = add(span, digits.zeros(shape), aux)
+            return aux, total if rows.axes else digits.mean(total)
 
         indices = first + jnp.arange(len(starts))
-        records, found = jax.lax.scan(
-            group, _no_records(rows), (indices, Span(starts, stops))
-        )
+        aux, found = jax.lax.scan(group, _no_aux(rows), (indices, Span(starts, stops)))
         if not rows.axes:
-            return found, records
-        # Each device has the digits of those groups of which it has rows.
+            return found, aux
+        # A device has found the digits of those groups that it has rows of.
         total = jax.tree.map(
             lambda x: jax.lax.dynamic_update_slice_in_dim(
                 zeros(x, (len(sizes), *x.shape[1:])), x, first, 0
@@ -161,7 +156,7 @@ def group_means(
             found,
         )
         mean = jax.vmap(lambda index, total: every.of_group(index).mean(total))
-        return mean(jnp.arange(len(sizes)), psum(total, rows.axes)), records
+        return mean(jnp.arange(len(sizes)), psum(total, rows.axes)), aux
 
     most = min(int(sizes.max()), rows.num_rows)
     longest = block_length(MANY_ROWS)
@@ -169,18 +164,18 @@ def group_means(
 
 
 def block_length(normalize_by: float) -> int:
-    """Returns how many influences are added as floats before they turn into digits.
+    """Returns how many influences a block adds as floats.
 
-    K of them cost K^2 2^-25 of the sensitivity in slack: 0.2 per cent at 256, which is
-    what few records can afford; 0.01 at 64, since with many records the rounding of the
-    float32 mean itself needs the room. With more than 2^27 that rounding is ten times
-    what a record moves, and longer blocks keep the sums few enough to be exact.
+    A block of K adds K^2 2^-25 of the sensitivity: 0.2 per cent at 256, for few
+    records; 0.01 at 64, for many, where rounding the float32 mean costs more than that.
+    Beyond 2^27 that rounding is ten times what a record moves, and longer blocks keep
+    the number of block sums below where digits no longer add exactly.
     """
     return 64 if FEW_ROWS < normalize_by <= 2**27 else 256
 
 
 def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
-    """Refuses divisors so small that the proven rounding slack would not hold."""
+    """Refuses divisors too small for the bound on rounding to hold."""
     if is_concrete(normalize_by):
         require(
             float(normalize_by) >= _least_divisor(num_rows),
@@ -192,10 +187,10 @@ def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
 
 
 def _proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:
-    """Returns the divisor, a traced one raised to where the slack is proven.
+    """Returns the divisor; a traced one is raised to where the bound on rounding holds.
 
-    A smaller divisor cannot be refused where its value is not at hand. A larger one has
-    the smaller sensitivity, so what `sensitivity(normalize_by)` says still covers it.
+    A traced divisor cannot be refused. Raising it is safe: the sensitivity falls with
+    the divisor, so that `sensitivity(normalize_by)` is still a bound.
     """
     least = _least_divisor(num_rows)
     if is_concrete(normalize_by) or least == 0:
@@ -206,14 +201,14 @@ def _proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:
 
 
 def _least_divisor(num_rows: int) -> float:
-    """The mean of 9/8 as many rows as the divisor stays within 9/8 of the limit."""
+    """Returns n / 1.125: the mean then stays within 9/8 of the limit."""
     return 0.0 if num_rows <= 1.125 * FEW_ROWS else num_rows / 1.125
 
 
 class _Plan(NamedTuple):
-    """How rows fall into blocks: `lanes` blocks side by side, each `length` rows.
+    """How rows fall into blocks of `length` rows, of which `lanes` are summed at once.
 
-    No block is longer than `longest`. `unroll` steps of a block are written out.
+    No block is longer than `longest`. `unroll` steps of a block are unrolled.
     """
 
     lanes: int
@@ -231,12 +226,11 @@ class _Plan(NamedTuple):
         longest: int,
         microbatch_size: int | None,
     ):
-        """Lanes that fill 2^15 floats for a small model, four rows a step for a large.
+        """Many accumulators for a small model, one for a large one.
 
-        A lane is an accumulator, and rows side by side are worth it while all lanes
-        stay in the first cache. From 2^13 coordinates on, rows come one after the
-        other into one accumulator: what is added up is fused across the rows that are
-        written out, and the cores share what is not.
+        A lane is an accumulator; several are faster as long as all fit into the first
+        cache, 2^15 floats. From 2^13 coordinates on there is one, and XLA fuses the
+        additions of four unrolled rows.
         """
         is_large = num_coordinates > 2**13
         if microbatch_size is None:
@@ -251,7 +245,7 @@ class _Plan(NamedTuple):
         lanes = -(-num_rows // steps)
         num_blocks = -(-steps // longest)
         length = -(-steps // num_blocks)
-        # A divisor: what is left over would be compiled once more.
+        # A divisor of the length: a remainder would be compiled once more.
         unroll = max(x for x in range(1, in_turn + 1) if length % x == 0)
         return cls(lanes, length, num_blocks, num_rows, True, unroll)
 
@@ -279,10 +273,10 @@ class _Plan(NamedTuple):
 
 
 def _groups_by_device(sizes, rows):
-    """Returns the first group that each device looks at, and the spans of all of them.
+    """Returns each device's first group, and where its k groups start and stop there.
 
-    Shapes (devices,), (devices, k) and (devices, k): k groups for each, as many as any
-    device has rows of. A span holds the device's own rows of a group, or none.
+    Shapes (devices,), (devices, k) and (devices, k), where k is the largest number of
+    groups that a device has rows of; others have groups without rows of theirs.
     """
     stops = np.cumsum(sizes)
     offsets = np.arange(0, rows.num_rows_in_all, rows.num_rows)
@@ -298,7 +292,7 @@ def _groups_by_device(sizes, rows):
 
 
 def _by_platform(run, influence, rows, num_rows, longest, microbatch_size):
-    """Returns `run(plan, shape)`: the platform's plan, the shape of an influence."""
+    """Returns `run(plan, shape)` with the platform's plan and an influence's shape."""
 
     def one():
         samples, _ = rows.read(0, 1)
@@ -306,7 +300,7 @@ def _by_platform(run, influence, rows, num_rows, longest, microbatch_size):
 
     shape = jax.eval_shape(one)
     args = num_rows, max(num_coordinates(shape), 1), longest, microbatch_size
-    # CPU: a few samples at a time go straight into the accumulators, no reduction over
+    # CPU: a few samples at a time are added to accumulators, without a reduction over
     # the sample axis. Elsewhere: many at once, and one parallel reduction.
     return jax.lax.platform_dependent(
         cpu=lambda: run(_Plan.sequential(*args), shape),
@@ -319,45 +313,45 @@ def _digits(plan, shape, limit, rows, normalize_by):
     return Digits.of(num_sums, plan.length, shape, limit, normalize_by)
 
 
-def _no_records(rows):
-    """Returns zeros that will hold the records of all rows."""
-    _, records = jax.eval_shape(lambda: rows.read(0, 1))
-    return jax.tree.map(lambda x: zeros(x, (rows.num_rows, *x.shape[1:])), records)
+def _no_aux(rows):
+    """Returns zeros that will hold the aux of all rows."""
+    _, aux = jax.eval_shape(lambda: rows.read(0, 1))
+    return jax.tree.map(lambda x: zeros(x, (rows.num_rows, *x.shape[1:])), aux)
 
 
-def _add_span(influence, rows, plan, digits, span, total, records):
-    """Adds the influences of a span, by blocks, to digits; and fills in records."""
+def _add_span(influence, rows, plan, digits, span, total, aux):
+    """Adds the influences of a span to digits, by blocks, and fills in its aux."""
 
     def block(carry, index):
-        total, records = carry
-        sums, records = _block_sum(influence, rows, span, plan, index, records)
-        return (digits.add(total, sums), records), None
+        total, aux = carry
+        sums, aux = _block_sum(influence, rows, span, plan, index, aux)
+        return (digits.add(total, sums), aux), None
 
     blocks = jnp.arange(plan.num_blocks)
-    return jax.lax.scan(jax.checkpoint(block), (total, records), blocks)[0]
+    return jax.lax.scan(jax.checkpoint(block), (total, aux), blocks)[0]
 
 
-def _block_sum(influence, rows, span, plan, index, records):
-    """Sums the influences of block `index`: leaves (lanes, ...), `length` rows each.
+def _block_sum(influence, rows, span, plan, index, aux):
+    """Sums the influences of `lanes` blocks of `length` rows: leaves (lanes, ...).
 
-    `span` is None where every row counts and the blocks cover them without a rest.
+    `span` is None where no row is left out and blocks cover the rows exactly.
     """
     first = index * (plan.lanes * plan.length) + (0 if span is None else span.start)
 
     @partial(jax.checkpoint, static_argnums=1)
-    def slab(start, size, records):
-        # The last slab may reach past the end: it is moved back inside, and the rows
-        # that were already counted are left out.
+    def slab(start, size, aux):
+        # The last slab may reach past the end: it is shifted back, and those of its
+        # rows that are already counted are left out.
         inside = start if span is None else jnp.minimum(start, rows.num_rows - size)
         samples, new = rows.read(inside, size)
-        records = jax.tree.map(
+        aux = jax.tree.map(
             lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x, inside, 0),
-            records,
+            aux,
             new,
         )
         values = by_row(influence, size)(samples)
         if span is None:
-            return values, records
+            return values, aux
         row = inside + jnp.arange(size)
         counts = (row >= start) & (row < span.stop)
         if rows.is_padding_example is not None:
@@ -367,22 +361,22 @@ def _block_sum(influence, rows, span, plan, index, records):
         def keep(x):
             return jnp.where(counts.reshape(size, *(1,) * (x.ndim - 1)), x, 0)
 
-        return jax.tree.map(keep, values), records
+        return jax.tree.map(keep, values), aux
 
     if not plan.one_by_one:
-        values, records = slab(first, plan.length * plan.lanes, records)
+        values, aux = slab(first, plan.length * plan.lanes, aux)
         by_lane = jax.tree.map(
             lambda x: x.reshape(plan.length, plan.lanes, *x.shape[1:]), values
         )
-        return jax.tree.map(lambda x: x.sum(axis=0), by_lane), records
+        return jax.tree.map(lambda x: x.sum(axis=0), by_lane), aux
 
     def add(step, carry):
-        sums, records = carry
-        values, records = slab(first + step * plan.lanes, plan.lanes, records)
-        return jax.tree.map(jnp.add, sums, values), records
+        sums, aux = carry
+        values, aux = slab(first + step * plan.lanes, plan.lanes, aux)
+        return jax.tree.map(jnp.add, sums, values), aux
 
     shape = jax.eval_shape(
         lambda: by_row(influence, plan.lanes)(rows.read(0, plan.lanes)[0])
     )
     none = jax.tree.map(zeros, shape)
-    return jax.lax.fori_loop(0, plan.length, add, (none, records), unroll=plan.unroll)
+    return jax.lax.fori_loop(0, plan.length, add, (none, aux), unroll=plan.unroll)

@@ -123,7 +123,7 @@ class MedianOfMeans(Estimator):
         sizes = np.full(self.num_groups, smallest) + (
             np.arange(self.num_groups) < longer
         )
-        means, records = _fold.group_means(
+        means, aux = _fold.group_means(
             self.inner.influence_fn(),
             self.limit,
             rows,
@@ -132,7 +132,7 @@ class MedianOfMeans(Estimator):
         )
         means = jax.vmap(self._within_limit)(means, jnp.asarray(sizes))
 
-        return jax.tree.map(partial(by_column, median), means), records
+        return jax.tree.map(partial(by_column, median), means), aux
 
     @classmethod
     def for_failure_prob(

@@ -1,10 +1,10 @@
 """Order statistics of many columns, by counting instead of sorting.
 
-The bits of a float, read as an integer, rise with it, once those of negative floats are
-turned round: its key. The key of x_(r+1) is the largest integer with no more than r
-keys below it, and is found one bit at a time, from the highest: each bit takes one pass
-that counts. The work depends on shapes alone, never on values; and counts add up, so
-where samples lie on several devices only counts travel between them, and the ends.
+A float's key is its bits as an integer, flipped for negative floats so that keys have
+the order of the floats. The key of x_(r+1) is the largest integer with at most r keys
+below it, and is found one bit at a time, from the highest: each bit takes one pass that
+counts. The work depends on shapes alone, never on values. Of sharded samples only
+counts and ends are sent: a psum adds the counts.
 
 The middle sum follows from the two ends of the window, ties or not:
 
@@ -55,9 +55,9 @@ def order_statistics(
 ) -> OrderStatistics:
     """Orders the ends of each column of samples, floats of shape (n, d), 2m < n.
 
-    NaN counts as zero, and all samples are clipped to ±1e30. Where n samples are dealt
-    out over Manual mesh axes, `samples` are those of one device, and the result is the
-    same on all. Its derivative brings the samples of all devices together.
+    NaN counts as zero, and all samples are clipped to ±1e30. Sharded over Manual mesh
+    axes, `samples` are one device's shard and the result is replicated. Its derivative
+    gathers the samples of all devices.
     """
     low, high, middle_sum = _by_columns(
         partial(_ends, m=trim_count, axes=axes), samples
@@ -166,7 +166,7 @@ def _ends(x, m, axes):
     """Returns the m + 1 lowest and highest in rising order, and the middle sum."""
     keys, n = _finite(_key(x)), x.shape[1] * num_shares(axes)
     # Measured: a sort of all is the faster from m = 0.22 n to 0.32 n on, for n = 100 to
-    # 100,000. Samples that lie on several devices are never gathered for it.
+    # 100,000. Sharded samples are never gathered for it.
     if not axes and 7 * m >= 2 * (n - 32):
         ordered = jnp.sort(keys, axis=1)
         lows, highs = ordered[:, : m + 1], ordered[:, n - m - 1 :]

@@ -1,8 +1,8 @@
 """The worst-case sensitivity of a robust mean, its float32 rounding included.
 
-The neighbouring relation is replace-one throughout dpjax: n is public and one record
-is changed. Under add/remove the record's row is masked instead of changed (it becomes
-padding), so that all other rows keep their places.
+The neighbouring relation of dpjax is replace-one: n is public, and neighbours differ in
+one record. Under add/remove its row is masked as padding in one of the two, so that all
+other rows keep their places.
 """
 
 import math
@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDOFF
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, Scalar
 from dpjax.estimators._fold import FEW_ROWS, block_length
-
-ROUNDOFF = 2.0**-24  # unit roundoff of float32; float64 estimates round less
 
 
 class Sensitivity(NamedTuple):
@@ -139,11 +138,11 @@ def _largest_mean(limit, num_samples):
 
 
 def maximum(a: Scalar, b: Scalar) -> Scalar:
-    """Returns the larger number: a Python float where both are at hand."""
+    """Returns the larger number: a Python float where both are concrete."""
     xp = _numpy_for(a, b)
     return float(xp.maximum(a, b)) if xp is np else xp.maximum(a, b)
 
 
 def _numpy_for(*values: Any) -> Any:
-    """NumPy in float64 where all values are at hand, jax.numpy where one is traced."""
+    """NumPy in float64 where all values are concrete, jax.numpy if one is traced."""
     return np if all(map(_validate.is_concrete, values)) else jnp

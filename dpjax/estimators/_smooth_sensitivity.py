@@ -46,6 +46,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._rounding import LEAST_WEIGHT, ROUNDOFF
 from dpjax._tree import like
 from dpjax._types import Scalar
 from dpjax.estimators._order_statistics import OrderStatistics
@@ -53,15 +54,13 @@ from dpjax.estimators._order_statistics import OrderStatistics
 Bound = Literal["fast", "exact"]
 
 SLACK = 2.0**-19
-_MEAN_ROUNDOFF = 5 * 2.0**-24  # 5 u in equation (4)
-# 1e-12 of the width is below what a float32 result resolves.
-_LEAST_WEIGHT = 2.0**-40
+_MEAN_ROUNDOFF = 5 * ROUNDOFF  # 5 u in equation (4)
 
 
 def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
     """Returns w_0, ..., w_m: on the host, so that their ratios are exact enough."""
     steps = np.arange(trim_count + 1)
-    return np.maximum(np.exp(-max(smoothness - SLACK, 0.0) * steps), _LEAST_WEIGHT)
+    return np.maximum(np.exp(-max(smoothness - SLACK, 0.0) * steps), LEAST_WEIGHT)
 
 
 def smooth_sensitivity(

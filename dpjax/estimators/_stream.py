@@ -18,17 +18,17 @@ from dpjax._types import PyTree, Scalar
 )
 @dataclass(frozen=True)
 class SampleStream:
-    """Samples in the place of arrays: `make_samples(shared, rows)`, where asked for.
+    """Samples that are computed from rows when they are needed, a few at a time.
 
-    An estimator takes it as it takes a pytree of samples. What `streamed_grad` returns
-    is one: the gradients of a batch, of which a few are in memory at a time.
+    An estimator takes it in place of a pytree of samples. `streamed_grad` returns one:
+    the gradients of a batch.
 
     Attributes:
-        make_samples: returns `(samples, records)` for some of the rows, both with
-            leading axis as long as theirs; records are what is wanted back for each
+        make_samples: `make_samples(shared, some_rows)` returns `(samples, aux)`, both
+            with the leading axis of some_rows; aux is whatever is wanted back for each
             row, or `()`.
         shared: pytree that all samples depend on, such as parameters.
-        rows: pytree, leaves of shape (n, ...): what each sample is made of.
+        rows: pytree, leaves of shape (n, ...), such as a batch.
         microbatch_size: how many are made at once; None chooses.
     """
 
@@ -39,18 +39,18 @@ class SampleStream:
 
     @classmethod
     def of(cls, samples: PyTree) -> "SampleStream":
-        """Returns a stream as it is, and arrays of samples as one."""
+        """Returns arrays of samples as a stream, and a stream as it is."""
         if isinstance(samples, SampleStream):
             return samples
         return cls(_themselves, (), samples)
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are, padding included; on this device, if sharded."""
+        """Number of rows, padding included; inside `jax.shard_map` on this device."""
         return _validate.leading_size(self.rows, "samples")
 
     def read(self, start: Scalar, size: int) -> tuple[PyTree, PyTree]:
-        """Returns samples and records of rows `start` to `start + size - 1`."""
+        """Returns samples and aux of rows `start` to `start + size - 1`."""
         part = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
         return self.make_samples(self.shared, jax.tree.map(part, self.rows))
 

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDOFF
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying
 from dpjax._tree import by_column, like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName, PyTree, Scalar
 from dpjax.estimators._estimator import LARGEST, Estimator, as_float
 from dpjax.estimators._fold import Rows
 from dpjax.estimators._order_statistics import middle_sum, order_statistics
-from dpjax.estimators._sensitivity import ROUNDOFF, Sensitivity, maximum
+from dpjax.estimators._sensitivity import Sensitivity, maximum
 from dpjax.estimators._smooth_sensitivity import (
     Bound,
     smooth_sensitivity,
@@ -188,7 +189,7 @@ class TrimmedMean(Estimator):
         normalize_by: Scalar,
         microbatch_size: int | None = None,
     ) -> tuple[PyTree, Any]:
-        """See `Estimator.fold`: no fold here, all rows are made first.
+        """See `Estimator.fold`: no fold here, all rows are read first.
 
         Raises:
             ValueError: where rows are masked, or normalize_by is not their number: a
@@ -208,14 +209,14 @@ class TrimmedMean(Estimator):
             f"the number of rows, {num_rows}: the trimmed mean cannot take a sampled "
             "batch",
         )
-        samples, records = rows.read_all(microbatch_size)
+        samples, aux = rows.read_all(microbatch_size)
         trimmed = self.trim_count(num_rows)
 
         def mean(columns):
             total = middle_sum(columns, trimmed, rows.axes)
             return self._mean(total, num_rows - 2 * trimmed)
 
-        return jax.tree.map(lambda x: by_column(mean, as_float(x)), samples), records
+        return jax.tree.map(lambda x: by_column(mean, as_float(x)), samples), aux
 
     def smooth_sensitivity(
         self,
@@ -240,11 +241,11 @@ class TrimmedMean(Estimator):
 
         Args:
             samples: pytree, leaves of shape (n, ...), as for the estimate itself.
-            smoothness: t > 0, a public number at hand, not traced. Below 2^-19, which
-                float32 does not resolve, the result is upper - lower.
+            smoothness: t > 0, public and concrete. Below 2^-19, which float32 does not
+                resolve, the result is upper - lower.
             bound: "fast" or "exact".
-            axis_name: the mesh axes over which samples are dealt out, as for the
-                estimate itself.
+            axis_name: the mesh axes over which samples are sharded, as for the estimate
+                itself.
 
         Returns:
             A pytree of leaves (...), in units of the samples, each at least

@@ -46,7 +46,7 @@ class Setting:
         sparsity: nonzero entries of the true weights, where they are sparse.
         num_steps: steps of gradient descent, where they are shown.
         moment_order: theta; moments of this order are bounded, of 2 by default.
-        num_parties: K, among whom the records are dealt out.
+        num_parties: K, which have n/K records each.
     """
 
     num_samples: int

@@ -23,13 +23,7 @@ from dpjax._files import write_whole
 from dpjax._types import Key
 from dpjax.figures._methods import METHODS, Task
 from dpjax.figures._panel import Panel, Setting
-from dpjax.figures._problems import (
-    PROBLEMS,
-    ProblemKind,
-    Sample,
-    measure,
-    optimum,
-)
+from dpjax.figures._problems import PROBLEMS, ProblemKind, Sample, measure, optimum
 from dpjax.solvers import Execution, Solution
 
 _NUM_SHOWN = 50  # iterates of a run, at most twice as many
@@ -38,7 +32,7 @@ _CHUNK_BYTES = 2**28  # of features that repetitions side by side may take
 
 
 class _Iterates:
-    """Iterates as they are shown; one for all runs, since another one compiles anew."""
+    """Iterates as they are shown; one for all runs, as it is static."""
 
     def __init__(self) -> None:
         self._pairs: list[tuple[Any, Any]] = []

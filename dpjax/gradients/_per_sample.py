@@ -23,8 +23,8 @@ def per_sample_grad(
         `grad_fn(params, batch)`, where leaves of batch have shape (n, ...). It returns
         a pytree like params with leaves (n, ...), and the stacked aux with has_aux. It
         holds n gradients at once: `robust_grad` gives their robust mean without that.
-        Rows that are dealt out over devices have their gradients there, inside
-        `jax.shard_map` too: never the sum over devices that `jax.grad` makes of shared
+        The gradients of sharded rows are sharded alike. Inside `jax.shard_map`, too,
+        each is of one example: no psum over devices, as `jax.grad` makes for replicated
         parameters.
 
     Raises:
@@ -39,7 +39,7 @@ def per_sample_grad(
     grad = jax.grad(loss_fn, has_aux=has_aux)
 
     def on_device(params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        # Of parameters that all devices share, `grad` would give the sum over devices.
+        # With respect to replicated parameters `grad` would be a psum over devices.
         axes = frozenset().union(*map(varying_axes, jax.tree.leaves(batch)))
         grads = jax.vmap(grad, in_axes=(None, 0))(varying(params, axes), batch)
         return (), grads

@@ -73,14 +73,14 @@ def robust_grad(
             memory, and the mean by rounding at most. By default it is chosen from the
             number of parameters, the batch and the platform.
         normalize_by: public divisor of the mean; the batch's leading size by default.
-            Give it for batches of varying size, such as Poisson ones. The rule for
-            small divisors stands at `Estimator.__call__`.
+            Give it for batches of varying size, such as Poisson ones. For small
+            divisors see `Estimator.__call__`.
         return_values: whether the per-sample losses are wanted too.
         has_aux: whether loss_fn returns auxiliary values too.
-        axis_name: the axes of a device mesh over which rows are dealt out, a name or a
-            tuple of names; see below. By default found in the batch: arrays at hand
-            tell, and traced ones do where the axes are Explicit; axes that are Auto
-            inside `jax.jit`, and Manual ones, must be named.
+        axis_name: the mesh axes over which rows are sharded, a name or a tuple of
+            names; see below. By default read from the batch: concrete arrays show all
+            their axes, traced ones Explicit axes only. Auto axes inside `jax.jit`, and
+            Manual ones, must be named.
 
     Returns:
         `grad_fn(params, batch, is_padding_example=None)`, where leaves of batch have
@@ -96,19 +96,19 @@ def robust_grad(
             devices do not divide n, or rows are known to be the same on all of them.
 
     On several devices:
-        Each computes the gradients of its own rows, and the sums travel: a few digits
-        for every parameter, and nothing with n rows. n is the number of rows on all
+        Each device computes the gradients of its own rows, and one psum adds a few
+        digits for every parameter; nothing of n rows is sent. n counts the rows of all
         devices. Inside the caller's `jax.shard_map`, batch, mask, values and aux are
-        one device's share, params and the result the same on all; without axis_name
-        the mean is of one device's rows. Where JAX is told check_vma=False, it cannot
-        be seen whether rows are dealt out or copied, which they must not be.
+        one device's shard, params and the mean are replicated; without axis_name the
+        mean is of one device's rows. With check_vma=False rows that are replicated,
+        which they must not be, cannot be refused.
 
         Where n is not a multiple of the number of devices, fill up with rows that
         is_padding_example marks, and give the number without them as normalize_by.
 
         Parameters may be sharded over other axes of the mesh, if those are Auto, as in
-        `jax.make_mesh((4, 2), ("records", "model"), axis_types=(Explicit, Auto))`; so
-        is their mean gradient then.
+        `jax.make_mesh((4, 2), ("records", "model"), axis_types=(Explicit, Auto))`. The
+        mean gradient then has their sharding.
 
     Sensitivity:
         `estimator.sensitivity(n or normalize_by, number of parameters)`, under
@@ -144,7 +144,7 @@ def robust_grad(
     def grad_fn(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
     ) -> Any:
-        grads, records = estimator.with_records(
+        grads, aux = estimator.with_aux(
             stream_fn(params, batch),
             is_padding_example,
             normalize_by=normalize_by,
@@ -153,15 +153,15 @@ def robust_grad(
         wanted = ["values"] * return_values + ["aux"] * has_aux
         if not wanted:
             return grads
-        records = tuple(records[name] for name in wanted)
-        return grads, records if len(wanted) == 2 else records[0]
+        found = tuple(aux[name] for name in wanted)
+        return grads, found if len(wanted) == 2 else found[0]
 
     return grad_fn
 
 
 @dataclass(frozen=True)
 class _SampleGrad:
-    """Makes the gradients of some rows, with what is wanted back for each row."""
+    """Returns the gradients of some rows, and the values and aux that are wanted."""
 
     loss_fn: LossFn
     has_aux: bool = False

@@ -21,13 +21,14 @@ Layout = tuple[np.dtype, tuple[int, ...]]  # of one value: its type and shape
 class Parquet:
     """Columns of Parquet files, read by row groups.
 
-    Rows at random cost the whole row groups that they lie in: batches want small ones,
-    or `MemoryMapped`. A missing value is NaN in a column of floats, which estimators
-    count as zero, and 0 or False in others.
+    To read a row is to read its whole row group: for random batches take small row
+    groups, or `MemoryMapped`. A missing value is NaN in a column of floats, which
+    estimators count as zero, and 0 or False in others.
 
     Attributes:
-        files: a path, or several, whose records follow one another.
-        columns: pytree of names: of numbers, booleans, or lists of one fixed length.
+        files: a path, or several, whose records are concatenated.
+        columns: pytree of names, of columns of numbers, booleans, or lists of one
+            fixed length.
 
     Raises:
         ValueError: where a column is missing, or of another type.

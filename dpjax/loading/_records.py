@@ -14,7 +14,7 @@ Rows = int | slice | np.ndarray
 
 
 class Records(Protocol):
-    """Records by number: 0 to len - 1. It may be a source of Grain's, too."""
+    """Records by number, 0 to len - 1, such as a random-access source of Grain."""
 
     def __len__(self) -> int:
         """Returns n, which is public."""
@@ -27,7 +27,7 @@ class Records(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class MemoryMapped:
-    """Arrays in .npy files, of which only what is asked for is read.
+    """Memory-mapped arrays in .npy files.
 
     Attributes:
         files: pytree of paths; each file has shape (n, ...).

@@ -1,4 +1,4 @@
-"""Records dealt out over devices: all of them, or batch by batch."""
+"""Records sharded over devices: all of them, or batch by batch."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -17,16 +17,15 @@ from dpjax.loading._records import Records
 
 
 def load(source: Records, sharding: NamedSharding) -> PyTree:
-    """Returns all records, dealt out over devices, as solvers take them.
+    """Returns all records, sharded over devices, as solvers take them.
 
-    Each process reads what lies on its own devices, one device after the other. The
-    records must fall evenly on the devices: the last n mod devices are left out. Which
-    these are is public, and so is the n that remains, the leading size of the result;
-    privacy is that of the records that remain. Leave the same ones out by hand to
-    compare runs on different numbers of devices.
+    Each process reads the shards of its own devices, one after the other. All shards
+    have the same size: the last n mod devices records are left out. Which these are is
+    public, and so is the leading size of the result, the n of all guarantees. To
+    compare runs on different numbers of devices, leave the same records out.
 
-    Files must not change while the arrays are in use: on a CPU these may lie in the
-    files themselves, of which the system then keeps in memory what it has room for.
+    Files must not change while the arrays are in use: on a CPU the arrays may be
+    memory-mapped files.
 
     Args:
         source: the same on all processes, such as `MemoryMapped` or `Parquet`.
@@ -54,7 +53,7 @@ def load(source: Records, sharding: NamedSharding) -> PyTree:
         f"{len(source)} records",
         f"at least one record for each of {num_shares} devices",
     )
-    return _dealt(num_records, sharding, lambda rows: source[rows])
+    return _placed(num_records, sharding, lambda rows: source[rows])
 
 
 def batches(
@@ -68,10 +67,10 @@ def batches(
     """Returns the batches of a run and their padding masks, as a dataset of Grain's.
 
     All processes draw the same rows, as `batching.draw` does, with
-    `jax.random.fold_in(key, step)`; each reads those that come to lie on its own
-    devices. One batch is read ahead. Rows that are padding are zeros; they fill a batch
-    up to a multiple of the devices, too. The state of its iterator, `get_state()`, is
-    the step, and `set_state` goes on from there with the same batches.
+    `jax.random.fold_in(key, step)`; each reads those of its own devices. One batch is
+    prefetched. Padding rows are zeros; they also fill a batch up to a multiple of the
+    number of devices. The state of its iterator, `get_state()`, is the step; after
+    `set_state` the same batches follow.
 
     Args:
         source: the same on all processes, such as `MemoryMapped` or `Parquet`.
@@ -145,8 +144,8 @@ def batches(
         rows[: chosen.size] = chosen
         if is_padding is not None:
             rows[: chosen.size][np.asarray(is_padding)] = -1
-        read = _dealt(num_rows, sharding, lambda part: _taken(source, rows[part]))
-        padding = _dealt(num_rows, sharding, lambda part: rows[part] < 0)
+        read = _placed(num_rows, sharding, lambda part: _taken(source, rows[part]))
+        padding = _placed(num_rows, sharding, lambda part: rows[part] < 0)
         return read, padding if has_padding else None
 
     return (
@@ -157,7 +156,7 @@ def batches(
 
 
 def _taken(source: Records, rows: np.ndarray) -> PyTree:
-    """Returns records by number, in the order of the file while reading; -1: zeros."""
+    """Returns records by number, read in the order of the file; zeros for -1."""
     places = np.argsort(rows, kind="stable")[np.count_nonzero(rows < 0) :]
 
     def placed(x: np.ndarray) -> np.ndarray:
@@ -168,10 +167,10 @@ def _taken(source: Records, rows: np.ndarray) -> PyTree:
     return jax.tree.map(placed, source[rows[places]])
 
 
-def _dealt(
+def _placed(
     num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
 ) -> PyTree:
-    """Returns arrays of num_rows, of which each device gets what is read for it."""
+    """Returns arrays of num_rows, each shard read for its device."""
     shares = [
         jax.tree.map(partial(jax.device_put, device=device), read(rows))
         for device, (rows,) in _places(num_rows, sharding).items()
@@ -191,7 +190,7 @@ def _places(num_rows: int, sharding: NamedSharding) -> dict[Any, tuple[slice]]:
 
 
 def _num_shares(sharding: NamedSharding) -> int:
-    """Returns over how many devices rows are dealt out, and requires that they are."""
+    """Returns the number of shards, and requires a sharding of rows."""
     is_named = isinstance(sharding, NamedSharding)
     _validate.require(
         is_named and len(sharding.spec) == 1 and sharding.spec[0] is not None,

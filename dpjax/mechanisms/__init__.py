@@ -1,4 +1,9 @@
-"""Noise and choices: pure functions of a key and a value."""
+"""Noise and choices: pure functions of a key and a value.
+
+Guarantees, here and of all that draws from here, are for noise in real numbers. Noise
+in floating point has full tails but gaps, and nothing is claimed against attacks on its
+last bits (Mironov, 2012). Only `discrete_gaussian` is exact.
+"""
 
 from dpjax.mechanisms._additive import gaussian, laplace
 from dpjax.mechanisms._discrete_gaussian import discrete_gaussian

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_varies_as
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.mechanisms import _samplers
@@ -32,13 +33,11 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
     Privacy:
         With l2 sensitivity D of value and sigma = stddev/D this is the Gaussian
         mechanism: `dpjax.accounting.gaussian_epsilon(stddev, delta, sensitivity=D)`,
-        under the relation that D is stated for. That holds for real numbers; the noise
-        has full tails, but floating point noise has gaps, and nothing is claimed
-        against attacks on its last bits (Mironov, 2012). A value that is sharded over
-        devices gets the noise of one that is not. Inside `jax.shard_map` one key for
-        values that differ between devices would give all of them one noise, and a key
-        of each device's own would release one value several times: with
-        check_vma=False nobody can see that.
+        under the relation that D is stated for; for real numbers, see
+        `dpjax.mechanisms`. Sharding a value does not change its noise. Inside
+        `jax.shard_map` the key must vary over the mesh axes that the value varies over:
+        else values that differ get the same noise, or one value is released with
+        several. With check_vma=False that cannot be checked.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -73,7 +72,7 @@ def laplace(key: Key, value: PyTree, *, scale: Scalar) -> PyTree:
 
     Privacy:
         With l1 sensitivity D of value this is (D/scale)-differentially private, under
-        the relation that D is stated for; for real numbers, as for `gaussian`.
+        the relation that D is stated for; for real numbers, see `dpjax.mechanisms`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -113,7 +112,7 @@ def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
 
     # As a float32 product of sensitivity and multiplier the scale may have been rounded
     # down a few times, by 2^-24 each: never add less noise than was calibrated.
-    scale = jnp.asarray(scale) * (1 + 2.0**-21)
+    scale = jnp.asarray(scale) * ROUNDED_UP
 
     def add(x: jax.Array, z: jax.Array, out: jax.Array) -> jax.Array:
         return (x + scale.astype(x.dtype) * z).astype(out.dtype)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDED_UP
 from dpjax._types import Key, PeelingNoise, Scalar
 from dpjax.mechanisms import _samplers
 
@@ -149,4 +150,4 @@ def _release(vector, v, chosen, scale, noise) -> jax.Array:
 def _rounded_up(scale: Scalar, v: jax.Array) -> jax.Array:
     # In float32 the scale may have been rounded down a few times, by 2^-24 each: never
     # add less noise than was calibrated.
-    return (jnp.asarray(scale) * (1 + 2.0**-21)).astype(v.dtype)
+    return (jnp.asarray(scale) * ROUNDED_UP).astype(v.dtype)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import (
     AxisName,
     from_all,
@@ -56,13 +57,12 @@ def exponential(
             the linf sensitivity itself where all scores move in one direction.
             Positive, may be traced.
         num_chunks: how many chunks the function gives; None for an array.
-        axis_name: the axes of a `jax.shard_map` over which candidates are dealt out, if
-            any. Each device gives its own, as many as the others; the key is the same
-            on all of them. Chunks count through all devices, and have the noise that
-            they would have on one.
+        axis_name: the axes of a `jax.shard_map` over which candidates are sharded, if
+            any: equally many on each device, under a replicated key. Chunks are
+            numbered across devices, and get the noise that they would get on one.
 
     Returns:
-        The index as an int32 scalar, the same on all devices:
+        The index as an int32 scalar, replicated:
         chunk_index * chunk_size + position in chunks.
 
     Raises:
@@ -77,7 +77,7 @@ def exponential(
         signs. A log ratio with that span has the zCDP stated (Hoeffding).
         sensitivity_range has to bound the scores as they are taken here, NaN and
         infinities replaced: bound each record's share of the score first. For real
-        numbers; nothing is claimed against attacks on the noise's last bits.
+        numbers: see `dpjax.mechanisms`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -227,7 +227,7 @@ def _scan(
     # each of up to 2^24 products, for both neighbours.
     epsilon = jnp.asarray(epsilon).astype(dtype)
     epsilon = jnp.clip(epsilon, finite.tiny, finite.max)
-    sensitivity_range = jnp.asarray(sensitivity_range).astype(dtype) * (1 + 2.0**-21)
+    sensitivity_range = jnp.asarray(sensitivity_range).astype(dtype) * ROUNDED_UP
     sensitivity_range = sensitivity_range + 2.0**26 * finite.tiny
     largest = finite.max / 4
 

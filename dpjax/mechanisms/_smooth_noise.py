@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_varies_as
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.mechanisms import _samplers
@@ -48,8 +49,8 @@ def laplace_log_normal(
             epsilon = t / sigma + exp(1.5 sigma^2) s,
 
         under the relation that S is stated for; entries add up. Proof and calibration:
-        `dpjax.accounting.smooth_noise_multiplier`. It holds for real numbers, with the
-        caveat of `gaussian` for floating point.
+        `dpjax.accounting.smooth_noise_multiplier`. For real numbers: see
+        `dpjax.mechanisms`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -97,8 +98,8 @@ def arsinh_normal(key: Key, value: PyTree, *, scale: PyTree, sigma: Scalar) -> P
 
         sigma >= 0.3, under the relation that S is stated for; entries add up. Proof and
         calibration: `dpjax.accounting.smooth_noise_multiplier`. Where t is small
-        `laplace_log_normal` needs far less noise. It holds for real numbers, with the
-        caveat of `gaussian` for floating point.
+        `laplace_log_normal` needs far less noise. For real numbers: see
+        `dpjax.mechanisms`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -174,7 +175,7 @@ def _noisy(sampler, key, value, scale, sigma):
 
     def add(x, scale, z, out):
         # As for Gaussian noise: a rounded scale must not mean less noise.
-        scale = jnp.asarray(scale).astype(x.dtype) * (1 + 2.0**-21)
+        scale = jnp.asarray(scale).astype(x.dtype) * ROUNDED_UP
         return (x + jnp.broadcast_to(scale, x.shape) * z).astype(out.dtype)
 
     return jax.tree.map(add, wide, scale, noise, value)

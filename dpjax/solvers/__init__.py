@@ -1,11 +1,11 @@
-"""The papers' algorithms: data and a budget in, a released solution out."""
+"""The papers' algorithms: data and a budget in, a released solution out.
+
+Guarantees are for noise in real numbers: see `dpjax.mechanisms`.
+"""
 
 from dpjax.solvers._checkpoint import Checkpoint
 from dpjax.solvers._frank_wolfe import dp_frank_wolfe
-from dpjax.solvers._gradient_descent import (
-    dp_gradient_descent,
-    robust_gradient_descent,
-)
+from dpjax.solvers._gradient_descent import dp_gradient_descent, robust_gradient_descent
 from dpjax.solvers._hard_thresholding import dp_iterative_hard_thresholding
 from dpjax.solvers._l1_regression import dp_l1_regression
 from dpjax.solvers._lasso import dp_lasso
@@ -15,10 +15,7 @@ from dpjax.solvers._mean import dp_mean
 from dpjax.solvers._multiparty_gradient_descent import dp_multiparty_gradient_descent
 from dpjax.solvers._multiparty_objective import dp_multiparty_objective_perturbation
 from dpjax.solvers._objective_perturbation import dp_objective_perturbation
-from dpjax.solvers._quantile import (
-    dp_center_and_scale,
-    dp_quantile,
-)
+from dpjax.solvers._quantile import dp_center_and_scale, dp_quantile
 from dpjax.solvers._sample_and_aggregate import dp_sample_and_aggregate
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._sparse_regression import dp_sparse_linear_regression

@@ -1,4 +1,4 @@
-"""Runs that outlive their process: saved every so many steps, and taken up again."""
+"""Runs that outlive their process: saved every so many steps, and resumed."""
 
 import contextlib
 import os
@@ -20,24 +20,22 @@ from dpjax._types import PyTree
 class Checkpoint(NamedTuple):
     """Where a run saves its state, and how often.
 
-    A run that finds a state of its own in the folder goes on from there; the same call
-    after a kill gives the same released parameters, bit for bit on the same machine,
-    and draws its noise once. The folder belongs to its run from before the first step
-    on, and to one process at a time. A state is written whole before the one before it
-    is removed. The state of a finished run stays until its folder is removed, and the
-    same call returns the same release from it.
+    A run that finds its own state in the folder resumes from it: the same call after a
+    kill returns the same parameters, bit for bit on the same machine, and draws its
+    noise once. The folder belongs to one run from before its first step, and to one
+    process at a time. A state is written whole before the last one is removed. That of
+    a finished run stays, and the same call returns the same release from it.
 
     Several processes of `jax.distributed` save together, into one folder that all of
-    them see. A run is taken up again with as many of them, and of devices, as it had.
+    them see. A run resumes on as many processes and devices as it had.
 
     The folder is as SECRET as the data: it holds the state of the random keys, and who
-    knows the noise can subtract it. It is made readable to its owner alone, and lies
-    apart from what is published. Nothing here removes it, nor is it gone when a process
-    is killed: remove it with the last use.
+    knows the noise can subtract it. It is made readable to its owner alone. Keep it
+    apart from what is published, and remove it after the last use: nothing here does.
 
     Attributes:
         folder: a folder of this run alone; it is made where it is missing.
-        every: how many steps lie between two saves; the last step is always saved.
+        every: saved at every so many steps, and at the last.
 
     Raises:
         ValueError: by a solver, if the folder cannot be written to or made, is a link

@@ -73,11 +73,11 @@ def dp_frank_wolfe(
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size, selection_epsilon (of one
-        choice), linf_sensitivity, and the default estimator's scale and beta. And what
-        to expect: with probability 0.99 each choice scores at most selection_error
-        below the best vertex, by the estimated gradient, so that a start whose excess
-        risk is below it may beat the result; is_informative is false where any start
-        may, since no gradient within moment_bound has scores that differ by more.
+        choice), linf_sensitivity, and the default estimator's scale and beta. With
+        probability 0.99 the score of each choice is at most selection_error below the
+        best one: a start whose excess risk is less may be better than the result.
+        is_informative is false where that error exceeds all differences of scores that
+        moment_bound allows, so that any start may be.
 
     Raises:
         ValueError: where an argument is out of its range; before any computation.
@@ -88,8 +88,7 @@ def dp_frank_wolfe(
         permute-and-flip with the whole epsilon. On full batches T choices share the
         budget (`accounting.selection_epsilon`). For the sensitivity of the scores see
         `transforms.frank_wolfe`. The loss function, params, the set, steps and T must
-        not depend on the data. No claim is made against attacks on the last bits of
-        the noise.
+        not depend on the data.
 
     Example:
         >>> import jax, jax.numpy as jnp

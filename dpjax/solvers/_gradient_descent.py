@@ -48,8 +48,8 @@ ProjectionFn = Callable[[PyTree], PyTree]
 class GradientStep(OptaxStep):
     """w <- Proj(w - eta·(robust mean of gradients + noise)): 001 Alg. 4, 003 Alg. 2.
 
-    There is no noise where noise_multiplier is None. The step size is static where it
-    is a schedule, but for a `Partial`, whose numbers are traced.
+    noise_multiplier None is no noise. A schedule is static, unless it is a `Partial`,
+    whose arguments are traced.
     """
 
     estimator: Estimator
@@ -129,11 +129,11 @@ def dp_gradient_descent(
         delta: privacy of the whole run, in (0, 1).
         estimator: the robust mean, with a finite sensitivity; its scale is public. See
             `SmoothedTruncation.for_moment` and its kin for the theory's choice.
-        learning_rate: step size eta, or an optax schedule of the step. Another schedule
-            compiles anew; not so a `jax.tree_util.Partial` with other numbers.
+        learning_rate: step size eta, or an optax schedule of the step. A schedule is
+            static, but the arguments of a `jax.tree_util.Partial` are traced.
         num_steps: T; by default ceil(10 log n), the theory's T for strongly convex
             losses at a condition number of 10.
-        batching: which records a step sees; all of them by default.
+        batching: the batch of each step; all records by default.
         projection_fn: maps parameters into the constraint set, such as
             `functools.partial(optax.projections.projection_l2_ball, scale=1.0)`.
         averaging: whether to release the mean of the iterates instead of the last.
@@ -154,8 +154,7 @@ def dp_gradient_descent(
         together: each step is a Gaussian mechanism on a mean of known sensitivity, and
         T of them compose exactly (`accounting.noise_multiplier`); a step with
         `TrimmedMean` is rho-zCDP (`transforms.privatize`). The loss function,
-        params, step sizes, T and the projection must not depend on the data. Floating
-        point noise has gaps: no claim is made against attacks on its last bits.
+        params, step sizes, T and the projection must not depend on the data.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -247,7 +246,7 @@ def robust_gradient_descent(
         estimator: the robust mean.
         learning_rate: step size, or an optax schedule of the step.
         num_steps: T; by default ceil(10 log n).
-        batching: which records a step sees; all of them by default.
+        batching: the batch of each step; all records by default.
         key: a typed key; needed where batching draws at random.
         projection_fn: maps parameters into the constraint set.
         averaging: whether to return the mean of the iterates instead of the last.

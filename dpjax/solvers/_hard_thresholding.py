@@ -7,6 +7,7 @@ from typing import cast
 import optax
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import row_axes
 from dpjax._tree import num_coordinates, register
 from dpjax._types import Calibration, Key, LossFn, PeelingNoise, PyTree, Scalar
@@ -20,12 +21,7 @@ from dpjax.solvers._loop import (
     check_steps,
     iterate,
 )
-from dpjax.solvers._peeled_steps import (
-    ROUNDED_UP,
-    Peeling,
-    check_sparsity,
-    papers_num_steps,
-)
+from dpjax.solvers._peeled_steps import Peeling, check_sparsity, papers_num_steps
 from dpjax.solvers._solution import Solution
 from dpjax.transforms import aggregate, peel
 
@@ -82,7 +78,7 @@ def dp_iterative_hard_thresholding(
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together: a replaced record lies in one batch, whose peeling has the whole
         budget (`transforms.peel`). The loss function, params, eta, s and T must not
-        depend on the data. No claim is made against attacks on the noise's last bits.
+        depend on the data.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -60,16 +60,16 @@ def dp_l1_regression(
         calibration: "paper" takes the exponential mechanism with the printed exponent,
             twice as sharp, for which `Solution.privacy` says 2 epsilon; and the iota
             that minimises the printed (14), or (26) where theta < 2.
-        chunk_size: candidates scored at once; speed and memory, and which noise meets
-            which candidate, but not the law.
+        chunk_size: candidates scored at once. It changes speed, memory and the noise
+            that a candidate gets, but not the law of the result.
 
     Returns:
         A `Solution` whose params are one candidate, shape (d,). Its stats hold
         truncation, num_candidates, num_chunks, sensitivity_slack (the factor on the
         sensitivity that pays for rounding) and risk_bound: with probability
-        1 - failure_prob and for i.i.d. records, the mean of |y - <x, w>| at params is
-        that at the best candidate and at most so much more. Add zeta E||x||_2 for the
-        best point of a set of which candidates are a zeta-net.
+        1 - failure_prob and for i.i.d. records, E|y - <x, w>| at params exceeds that at
+        the best candidate by at most so much. Add zeta E||x||_2 for the best point of a
+        set of which candidates are a zeta-net.
 
     Raises:
         ValueError: where an argument is out of its range; before any computation.
@@ -82,10 +82,8 @@ def dp_l1_regression(
         its algorithms divide by D for the range, and are 2 epsilon-DP.
 
         This holds for float32 scores: `Units` gives the proof. The same program must
-        run on both neighbours, as one compiled program does. Noise is for real numbers:
-        no claim is made against attacks on its last bits.
-
-        Candidates, truncation and all other arguments must not depend on the data.
+        run on both neighbours, as one compiled program does. Candidates, truncation and
+        all other arguments must not depend on the data.
 
     Utility:
         risk_bound = 2 M iota^(theta-1) / theta
@@ -210,7 +208,7 @@ class _Theory(NamedTuple):
 
 
 class _Static(NamedTuple):
-    """What a call with other values compiles anew for."""
+    """The static arguments of a call."""
 
     units: Units
     chunk_size: int
@@ -229,7 +227,7 @@ def _choose(
     truncation: Scalar,
     epsilon: Scalar,
 ) -> jax.Array:
-    """Chooses a candidate; records and candidates may lie on several devices each."""
+    """Chooses a candidate; records and candidates may both be sharded."""
     mechanism = {"exponential": exponential, "permute_and_flip": permute_and_flip}
     axes, size = static.candidate_axes, static.chunk_size
 

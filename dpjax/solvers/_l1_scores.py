@@ -92,8 +92,8 @@ def chunk_scores(
 ) -> jax.Array:
     """Scores candidates, the columns of a (d, size) matrix: sums of log(f_i) / U.
 
-    Where rows are dealt out over Manual mesh axes, the integers of all devices are
-    added: a block lies on one device, and every bound holds as it is.
+    Of rows that are sharded over Manual mesh axes a psum adds the integers: a block has
+    rows of one device, and every bound holds as it is.
     """
     grid = 2.0**units.fine_bits / units.unit
 

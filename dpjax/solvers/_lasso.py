@@ -36,7 +36,7 @@ def dp_lasso(
     calibration: Calibration = "tight",
     execution: Execution = Execution(),
 ) -> Solution:
-    """Fits a linear model in an l1 ball: Frank-Wolfe on clipped data, all of it a step.
+    """Fits a linear model in an l1 ball by Frank-Wolfe, on clipped data.
 
     Features and targets are clipped to ±K; then, from w = 0 on,
     w <- w + eta_t (v - w), eta_t = 2 / (t + 2), with the vertex v of the ball chosen by
@@ -63,8 +63,8 @@ def dp_lasso(
         A `Solution` with weights of shape (d,). Its stats hold threshold, num_steps,
         batch_size, selection_epsilon (of one choice), linf_sensitivity and
         selection_error, the last two for g / (1 + ||w||_1); and is_informative, false
-        where choices err by more than any gradient within moment_bound can have scores
-        that differ, so that zero may be as good as the result.
+        where that error exceeds all differences of scores that moment_bound allows, so
+        that zero may be as good as the result.
 
     Raises:
         ValueError: where an argument is out of its range; before any computation.
@@ -74,8 +74,7 @@ def dp_lasso(
         together. On clipped data an entry of g / (1 + ||w||_1) lies within K^2, and w
         has been released: its linf sensitivity is 2 K^2 / n, the scores range over
         2 r times that, and T choices share the budget
-        (`accounting.selection_epsilon`). No claim is made against attacks on the
-        noise's last bits.
+        (`accounting.selection_epsilon`).
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -20,10 +20,10 @@ from dpjax.solvers._checkpoint import Checkpoint, identity, is_key, opened
 
 
 class Step(Protocol):
-    """An algorithm's line: a frozen dataclass, registered as a pytree.
+    """One step of an algorithm: a frozen dataclass, registered as a pytree.
 
-    Leaves are traced, so that a sweep over them compiles once; what is no leaf is
-    static, and another one compiles anew. Its field `key` is set by `iterate`.
+    Its leaves are traced, so that a sweep over them compiles once; all other fields are
+    static. `iterate` sets its field `key`.
     """
 
     def init(self, params: PyTree) -> PyTree:
@@ -52,7 +52,7 @@ class OptaxStep(abc.ABC):
 
     @abc.abstractmethod
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """Returns the chain at these parameters: the algorithm's line."""
+        """Returns the chain that makes a step from these parameters."""
 
     def init(self, params: PyTree) -> PyTree:
         """See `Step.init`."""
@@ -85,10 +85,9 @@ class Execution:
         microbatch_size: samples processed at once; speed and memory only. None chooses.
         callback: `callback(step, params)`, called on the host with step = 1, 2, ...
             while the compiled loop runs. It sees released numbers only; what it returns
-            is ignored. A run that is taken up after a kill may show a step again, with
-            the same numbers. Of several processes the first calls it.
-        callback_every: how many steps lie between two calls; the last step is always
-            shown.
+            is ignored. A resumed run may show a step again, with the same numbers. Of
+            several processes the first calls it.
+        callback_every: called at every so many steps, and at the last.
         checkpoint: where the run is saved, so that it outlives its process.
 
     Raises:
@@ -129,7 +128,7 @@ def check_execution(execution: Execution) -> None:
 
 
 def check_steps(num_samples: int, num_steps: int, batching: Batching) -> None:
-    """Requires a batching, a count of steps, and that they suit the records."""
+    """Requires a batching and a count of steps that suit the number of records."""
     _validate.require(
         isinstance(batching, Batching),
         "batching",
@@ -153,12 +152,12 @@ def iterate(
     """Returns the last iterate and state of so many steps, each on its own batch.
 
     Args:
-        step: the algorithm's line.
+        step: one step of the algorithm.
         params: where to start.
-        data: pytree, leaves of shape (n, ...). Sharded data stay where they are.
+        data: pytree, leaves of shape (n, ...); may be sharded.
         key: a typed key, for the step's draws and for drawing batches.
         num_steps: T.
-        batching: which records a step sees.
+        batching: the batch of each step.
         execution: how to run; where a checkpoint is, saved on the way.
     """
     plan = _Plan(
@@ -197,9 +196,9 @@ class _Plan(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Steps `start` + 1 to `stop` of a run, and what the steps before left.
+    """Steps `start` + 1 to `stop` of a run, from the carry of the steps before.
 
-    Without a carry none is made: it is what stands before the first step.
+    Where that is None no step is made, and the initial carry is returned.
     """
 
     start: Scalar
@@ -237,7 +236,7 @@ def _run(
         return (params, state, key), None
 
     if part is not None and part.carry is not None:
-        # One loop that compiles once for all parts.
+        # Traced bounds: one program for all parts.
         return jax.lax.fori_loop(
             part.start, part.stop, lambda i, carry: one_step(carry, i)[0], part.carry
         )

@@ -18,11 +18,11 @@ class MarginLoss:
     to zero from above where it is declared non-increasing), so that this bound holds
     whatever is passed. That phi' grows, and no faster than declared, is taken on trust.
 
-    Compares and hashes by its fields: one made anew from a new lambda compiles anew.
+    Compares and hashes by its fields: one of a new lambda is compiled anew.
 
     Attributes:
         derivative_fn: phi', from a scalar margin to a scalar, differentiable by JAX;
-            `jax.grad(phi)` where phi is at hand. It must never decrease, and be
+            `jax.grad(phi)`, for instance. It must never decrease, and be
             evaluated to 16 units in the last place of L, at a margin that is off by
             16 units in the last place of 1 + |z|.
         derivative_bound: L, a bound on |phi'|.

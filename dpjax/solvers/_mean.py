@@ -55,8 +55,7 @@ def dp_mean(
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: a Gaussian mechanism on
-        a mean of known sensitivity, or that of `transforms.privatize`. Floating point
-        noise has gaps: no claim is made against attacks on its last bits.
+        a mean of known sensitivity, or that of `transforms.privatize`.
 
     Example:
         >>> import jax

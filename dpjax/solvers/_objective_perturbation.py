@@ -97,8 +97,7 @@ def dp_objective_perturbation(
         certificate counts every rounding, and gamma is 8 times what rounding can amount
         to at the largest possible w, but that Newton steps get there is known by
         experience. The number of steps depends on the data: the running time is not
-        protected. Normal noise in floating point has gaps: no claim is made against
-        attacks on its last bits.
+        protected.
 
     Note:
         A step costs n d^2 + d^3. The rounding bound is that of IEEE float64, on CPU and

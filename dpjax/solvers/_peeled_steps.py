@@ -10,9 +10,6 @@ from dpjax._tree import num_coordinates
 from dpjax._types import PeelingNoise, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, epsilon_to_rho, rho_to_epsilon
 
-# A product of float32 numbers may be rounded down: never count less than it is.
-ROUNDED_UP = 1 + 2.0**-21
-
 
 class Peeling(NamedTuple):
     """How the entries of a step are chosen and released, and what that costs.

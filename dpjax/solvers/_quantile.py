@@ -41,14 +41,14 @@ def dp_quantile(
 
     minus the least number of records to replace for the r-th smallest to lie in it.
     Permute-and-flip chooses a bin, whose midpoint is released. Nothing is assumed about
-    the law of the samples: the error is one of ranks, and grows with the logarithm of
-    the number of bins.
+    the law of the samples: the error in rank grows with the logarithm of the number of
+    bins.
 
     Args:
-        samples: shape (n,), real; n is public. A value beyond the edges counts as one
-            in the first or the last bin, infinities too. A missing value, NaN, counts
-            as lowest for a share `quantile` of all indices and else as highest, so that
-            the quantile of the others is found.
+        samples: shape (n,), real; n is public. Values beyond the edges, infinities too,
+            count in the first or the last bin. NaN is a missing value: at a share
+            `quantile` of the indices it counts as the lowest, at the others as the
+            highest, so that the quantile of the other samples is found.
         key: a typed key.
         epsilon: privacy parameter, positive, any size.
         quantile: from 0, the smallest, to 1, the largest.
@@ -58,8 +58,8 @@ def dp_quantile(
 
     Returns:
         A `Solution` whose params are a scalar. Its stats hold rank, num_bins, and
-        rank_error: with probability 0.99 the bin holds the r-th smallest once so many
-        records are replaced, so no more of them lie between.
+        rank_error: with probability 0.99 no more records than that lie between the bin
+        and the r-th smallest.
 
     Raises:
         ValueError: where an argument is out of its range; before any computation.
@@ -70,8 +70,7 @@ def dp_quantile(
         numbers of replaced records, so one more moves it by at most 1. Scores thus move
         by at most 2 against each other, which a record that jumps over the r-th
         smallest attains. Counts are integers, and scores too, cut at -2^24: exact in
-        float32. Quantile and edges must not depend on the samples. No claim is made
-        against attacks on the noise's last bits.
+        float32. Quantile and edges must not depend on the samples.
 
     Example:
         >>> import jax
@@ -113,9 +112,9 @@ def dp_center_and_scale(
 ) -> Solution:
     """Releases for each column a centre and a scale that standardise it.
 
-    The centre is a private median; the scale a private quantile of |x - centre|, the
-    distance within which 68 per cent of the values lie, as they do within a standard
-    deviation of a normal law. A column that mostly repeats one value has scale 1.
+    The centre is a private median, the scale a private 68 per cent quantile of
+    |x - centre|: for a normal law the standard deviation. A column that mostly repeats
+    one value has scale 1.
 
     Args:
         samples: shape (n, d), real; n is public. Missing values are NaN.
@@ -126,9 +125,9 @@ def dp_center_and_scale(
     Returns:
         A `Solution` with params (centers, scales), each of shape (d,), in units of the
         columns; scales are positive. Its stats hold selection_epsilon, of one of the
-        2d choices; rank_error, the number of records by which with probability 0.99
-        all of them err at most; and is_informative, false where that exceeds the
-        records outside the scale, so that any bin may be the outcome.
+        2d choices; rank_error, which with probability 0.99 bounds the error in rank of
+        all of them; and is_informative, false where it exceeds the number of records
+        outside the scale, so that any bin may be the outcome.
 
     Raises:
         ValueError: where an argument is out of its range; before any computation.
@@ -137,8 +136,7 @@ def dp_center_and_scale(
         (epsilon, delta)-DP under replace-one, for every input. A record has a value in
         each column: 2d choices as in `dp_quantile`, each scale after its centre,
         share the budget (`accounting.selection_epsilon`), by whichever mechanism
-        affords more. Bins are those of its default. No claim is made against attacks
-        on the noise's last bits.
+        affords more. Bins are those of its default.
 
     Example:
         >>> import jax, numpy as np

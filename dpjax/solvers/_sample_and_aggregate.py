@@ -51,10 +51,10 @@ def dp_sample_and_aggregate(
 ) -> Solution:
     """Fits any function on each of many subsets, and releases a centre of the results.
 
-    Of the results z_i, the one round which a ball holding a majority of them is
-    smallest is released with Gaussian noise. The noise is in proportion to a smooth
-    bound S of how far one record can move that centre: small where three quarters of
-    the results agree, whatever the others are.
+    The centre is the result whose ball around a majority of all results is smallest. It
+    is released with Gaussian noise in proportion to S, a smooth bound of how far one
+    record can move it: small where three quarters of the results agree, whatever the
+    others are.
 
     Args:
         fit_fn: `fit_fn(subset) -> params`, any estimator without privacy of its own;
@@ -69,8 +69,8 @@ def dp_sample_and_aggregate(
         center: of that ball, public, with the structure and shapes of a result; zero by
             default. Entries of a result that are not finite are replaced by its own.
         overlap: s, in how many subsets a record is. By default subsets are disjoint
-            ranges of records: shuffle records whose order matters. With more, further
-            ranges in s - 1 random orders follow: subsets are s times as large, but the
+            ranges of records: shuffle records whose order matters. For s > 1, ranges of
+            s - 1 random orders are subsets, too: they are s times as large, but the
             least noise falls with m / s only. The paper takes sqrt(m).
         spread: a public guess of the distance within which three quarters of the
             results lie from each other, by default diameter / 100. It chooses how
@@ -98,8 +98,7 @@ def dp_sample_and_aggregate(
         the key alone, and a record is in s subsets at most. That S bounds the movement
         of the centre and is beta-smooth is proved in `dpjax.solvers._smooth_center`,
         for computed distances too; how much Gaussian noise that takes, in
-        `dpjax.accounting.smooth_gaussian_multiplier`. No claim is made against attacks
-        on the noise's last bits.
+        `dpjax.accounting.smooth_gaussian_multiplier`.
 
         A fit_fn must be no channel of its own: what it prints, and how long it takes,
         is not protected. Without `vectorize` an exception, or a result of other shapes,

@@ -40,12 +40,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._rounding import LEAST_WEIGHT
 from dpjax._tree import like
 from dpjax._types import ArrayLike
 
 _SLACK = 2.0**-20
-# 1e-12 of the diameter is below what a float32 result resolves.
-_LEAST_WEIGHT = 2.0**-40
 
 
 def majority(num_points: int, overlap: int) -> int:
@@ -67,7 +66,7 @@ def least_num_points(num_steps: int, overlap: int) -> int:
 def smooth_weights(smoothness: float, num_steps: int) -> np.ndarray:
     """Returns w_0, ..., w_K = e^(-Bk), not below 2^-40: on the host, in float64."""
     steps = np.arange(num_steps + 1)
-    return np.maximum(np.exp(-max(smoothness - _SLACK, 0.0) * steps), _LEAST_WEIGHT)
+    return np.maximum(np.exp(-max(smoothness - _SLACK, 0.0) * steps), LEAST_WEIGHT)
 
 
 def smooth_center(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate, losses
+from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import clip, like, register
 from dpjax._types import Calibration, Key, LossFn, PeelingNoise, Scalar
@@ -24,12 +25,7 @@ from dpjax.solvers._loop import (
     check_steps,
     iterate,
 )
-from dpjax.solvers._peeled_steps import (
-    ROUNDED_UP,
-    Peeling,
-    check_sparsity,
-    papers_num_steps,
-)
+from dpjax.solvers._peeled_steps import Peeling, check_sparsity, papers_num_steps
 from dpjax.solvers._solution import Solution
 from dpjax.transforms import aggregate, peel, privatize, project
 
@@ -70,9 +66,9 @@ def dp_sparse_linear_regression(
             alike. By default the one that balances the bias of clipping against the
             noise, for `moment_bound`.
         learning_rate: eta. By default 2/3 of the inverse mean square of the clipped
-            features, for which 2 per cent of the budget is spent. That suits features
-            of like size and little correlation; for others give a smaller one, or the
-            steps may diverge to the sphere.
+            features, which costs 2 per cent of the budget. That suits features of like
+            size and little correlation; for others give a smaller one, or the steps may
+            diverge.
         num_steps: T; by default the one, of at most floor(log n), that balances noise
             against convergence: a single step, unless n epsilon is large for s.
         moment_bound: a public bound on E x_j^4 and E y^4, for the defaults. Privacy
@@ -98,8 +94,7 @@ def dp_sparse_linear_regression(
         K^2 (1 + ||w||_1), and w has been released: replacing one of m records moves
         eta g by at most 2 eta K^2 (1 + ||w||_1) / m in the linf norm, where the paper
         takes (1 + sqrt(s)) for (1 + ||w||_1). A replaced record lies in one batch, and
-        counts once more in the mean square, a Gaussian mechanism. No claim is made
-        against attacks on the noise's last bits.
+        counts once more in the mean square, a Gaussian mechanism.
 
     Example:
         >>> import jax, jax.numpy as jnp

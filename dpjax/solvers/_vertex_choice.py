@@ -141,7 +141,7 @@ def choose_vertices(
     batching: Batching,
     execution: Execution,
 ) -> tuple[PyTree, dict[str, Scalar]]:
-    """Returns the last iterate of steps to private vertices, and what was taken."""
+    """Returns the last iterate of steps to private vertices, and the run's stats."""
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     check_execution(execution)
     schedule = cast(optax.Schedule, learning_rate) if callable(learning_rate) else None
@@ -200,7 +200,7 @@ def check_num_steps(num_steps: int, num_samples: int) -> None:
 
 
 def check_start(constraint: VertexConstraint, params: PyTree) -> None:
-    """Requires a set with vertices, and a start in it where its numbers are at hand."""
+    """Requires a set with vertices, and a start in it if both are concrete."""
     _validate.require(
         isinstance(constraint, VertexConstraint),
         "constraint",

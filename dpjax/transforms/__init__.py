@@ -2,11 +2,7 @@
 
 from dpjax.transforms._dp_sgd import dp_sgd
 from dpjax.transforms._frank_wolfe import frank_wolfe
-from dpjax.transforms._iterates import (
-    average_iterates,
-    average_params,
-    project,
-)
+from dpjax.transforms._iterates import average_iterates, average_params, project
 from dpjax.transforms._noise import add_gaussian_noise
 from dpjax.transforms._peel import peel
 from dpjax.transforms._privatize import aggregate, privatize

@@ -29,8 +29,8 @@ def dp_sgd(
         key: a typed key; it lives in the state.
         normalize_by: public divisor; the leading size of the gradients by default.
         relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
-        axis_name: the mesh axes over which gradients are dealt out, if they themselves
-            do not tell; see `dpjax.robust_grad`.
+        axis_name: the mesh axes over which gradients are sharded, where they do not
+            show it; see `dpjax.robust_grad`.
 
     Returns:
         An optax optimizer that takes per-sample gradients with leaves (n, ...), and the

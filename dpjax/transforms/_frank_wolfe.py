@@ -29,9 +29,9 @@ class FrankWolfeState(NamedTuple):
 
 
 class FrankWolfe(optax.GradientTransformation):
-    """The transformation of `frank_wolfe`, which knows what its choices cost.
+    """The transformation of `frank_wolfe`, with methods for the cost of its choices.
 
-    `optax.chain` keeps what it does and not what it costs: ask before chaining.
+    `optax.chain` returns a transformation without them: call them before chaining.
 
     Attributes:
         epsilon: privacy parameter of one choice.
@@ -106,9 +106,9 @@ def frank_wolfe(
 ) -> FrankWolfe:
     """Returns a transformation that moves parameters towards a private vertex.
 
-    The update is eta_t (v - w), with v chosen by its score -<v, g>. The parameters stay
-    in the set where they start in it. It stands where `optax.sgd` would: after
-    `aggregate`, without noise.
+    The update is eta_t (v - w), with v chosen by its score -<v, g>. Parameters that
+    start in the set stay there. It takes the place of `optax.sgd` after `aggregate`,
+    and needs no other noise.
 
     Args:
         constraint: a set with vertices: `L1Ball`, `Simplex` or `Polytope`.
@@ -116,12 +116,12 @@ def frank_wolfe(
         sensitivity: linf sensitivity of the incoming update g, in its units, such as
             `estimator.sensitivity(n, d).linf`.
         limit: bound on the entries of g, such as `estimator.limit`; they are clipped
-            to it. Scores are rounded by a share of it.
+            to it. It bounds how scores are rounded.
         key: a typed key. It lives in the state; each update draws from a fresh one.
         learning_rate: eta, or a schedule of the step 0, 1, ...; by default
             2 / (t + 3), the papers' 2 / (t + 2) with steps counted from one.
-        mechanism: "exponential", or "permute_and_flip" for choices that do not add up,
-            such as those on disjoint batches.
+        mechanism: "exponential", or "permute_and_flip" for choices that need not be
+            composed, such as those on disjoint batches.
 
     Returns:
         An optax transformation; its update needs params, in the set. Its state is a

@@ -7,13 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDOFF
 from dpjax._tree import clip, flatten
 from dpjax._types import Key, PeelingNoise, Scalar
 from dpjax.mechanisms import peeling
 from dpjax.transforms._noise import KeyState
-
-ROUNDOFF = 2.0**-24  # unit roundoff of float32
-
 
 # b^2 rho / (s sensitivity^2) for the scale b of the choice, and the standard deviation
 # of what is released in units of b.
@@ -32,7 +30,7 @@ def peel(
     key: Key,
     noise: PeelingNoise = "gumbel",
 ) -> optax.GradientTransformation:
-    """Returns a transformation after which params have few entries, with noise.
+    """Returns a transformation that keeps the s largest entries of params, with noise.
 
     The parameters become `mechanisms.peeling` of params + update, all leaves as one
     vector. Gumbel and Gaussian noise have both scales sensitivity·sqrt(s / rho), the
@@ -46,8 +44,7 @@ def peel(
         sensitivity: linf sensitivity of the incoming update, in units of the
             parameters: learning_rate·`estimator.sensitivity(n, d).linf`.
         limit: bound on the entries of the incoming update, learning_rate·
-            `estimator.limit`; they are clipped to it. Sums are rounded by a share of
-            it.
+            `estimator.limit`; they are clipped to it. It bounds how sums are rounded.
         key: a typed key. It lives in the state; each update draws from a fresh one.
         noise: "gumbel", or "laplace" as in the papers.
 

@@ -36,8 +36,8 @@ def aggregate(
     Args:
         estimator: the robust mean.
         normalize_by: public divisor; the leading size of the gradients by default.
-        axis_name: the mesh axes over which gradients are dealt out, if they themselves
-            do not tell; see `dpjax.robust_grad`.
+        axis_name: the mesh axes over which gradients are sharded, where they do not
+            show it; see `dpjax.robust_grad`.
 
     Returns:
         A transformation whose update takes gradients with leaves (n, ...) and, as the
@@ -45,7 +45,7 @@ def aggregate(
 
     Raises:
         ValueError: where estimator is none, normalize_by is not positive, or update
-            gets gradients without a sample axis, which it sees where it gets params.
+            gets gradients without a sample axis, which it can tell if it gets params.
 
     Example:
         >>> import jax.numpy as jnp
@@ -97,10 +97,10 @@ def privatize(
         normalize_by: public divisor; the leading size of the gradients by default. For
             Poisson batches the expected batch size.
         relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
-        sampled: whether chance decides which records a batch holds; by default it is
-            taken to where normalize_by or a mask is given.
-        axis_name: the mesh axes over which gradients are sharded, if they themselves do
-            not tell; see `dpjax.robust_grad`.
+        sampled: whether batches are drawn at random; by default that is assumed where
+            normalize_by or a mask is given.
+        axis_name: the mesh axes over which gradients are sharded, where they do not
+            show it; see `dpjax.robust_grad`.
 
     Returns:
         A transformation whose update takes gradients with leaves (n, ...), or the
@@ -127,25 +127,25 @@ def privatize(
         prints another sensitivity, which is not smooth: no privacy follows from it.
 
     Pitfalls:
-        * What stands before it in a chain must not mix samples. `optax
+        * No transformation before it in a chain may mix samples. `optax
           .clip_by_global_norm` and `optax.clip_by_block_rms` do: they scale all rows by
           a norm of all of them, so that one record moves every row, and the noise is
-          many times too small (30 times, in one trial). It goes first; what else is
-          done to a sample belongs in the loss or in the estimator.
-        * With `TrimmedMean` the noise has heavy tails and depends on the samples: few
-          coordinates and many samples are its place. It needs all n gradients at once,
-          of batches that are fixed by index, such as all records or disjoint parts.
+          many times too small (30 times, in one trial). Transform single samples in
+          the loss or in the estimator.
+        * With `TrimmedMean` the noise has heavy tails and depends on the samples: it
+          suits few coordinates and many samples. It needs all n gradients at once, of
+          batches that are fixed by index, such as all records or disjoint parts.
         * One optimizer is for one run: `init` starts with the same key each time, and
           two runs on the same data with the same noise are not private together.
         * `optax.masked(privatize(...), mask)` is a leak: leaves that are masked out
           pass raw per-sample gradients through. Put `optax.masked` after `privatize`.
-        * `optax.MultiSteps` around it would take the mean over samples before it, and
-          is refused. `optax.apply_every` after it adds up several noisy means of
-          smaller batches: account for every one of them.
+        * `optax.MultiSteps` around it would average over samples before it, and is
+          refused. `optax.apply_every` after it adds up noisy means of several batches:
+          account for each of them.
         * `optax.inject_hyperparams(privatize, static_args=("estimator", "key",
           "relation"))` makes noise_multiplier a schedule.
-        * Inside `jax.shard_map` every device must hold the same key. Where JAX is told
-          check_vma=False nobody can see whether it does.
+        * Inside `jax.shard_map` the key must be replicated; with check_vma=False that
+          cannot be checked.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
