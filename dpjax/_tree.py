@@ -1,5 +1,6 @@
 """Dataclasses as pytrees, trees as vectors, numbers in the dtype of an array."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,27 +17,32 @@ from dpjax._sharding import num_other_devices
 from dpjax._types import PyTree, Scalar
 
 
-def register(*, data_fields: list[str], meta_fields: list[str]) -> Callable:
-    """Registers a frozen dataclass as a pytree.
+def register(*data_fields: str) -> Callable:
+    """Registers a frozen dataclass as a pytree; its other fields are static.
 
     Unlike `jax.tree_util.register_dataclass` it rebuilds without the checks of the
     constructor: the gradient of an estimator or a set is one too, with any sign.
     """
 
-    def unflatten(cls, meta, data):
-        self = object.__new__(cls)
-        for name, value in zip(meta_fields + data_fields, (*meta, *data), strict=True):
-            object.__setattr__(self, name, value)
-        return self
-
-    def flatten_with_keys(self):
-        data = [(jax.tree_util.GetAttrKey(x), getattr(self, x)) for x in data_fields]
-        return data, tuple(getattr(self, x) for x in meta_fields)
-
     def decorate(cls):
-        jax.tree_util.register_pytree_with_keys(
-            cls, flatten_with_keys, partial(unflatten, cls)
-        )
+        fields = [field.name for field in dataclasses.fields(cls)]
+        meta_fields = [name for name in fields if name not in data_fields]
+
+        def flatten_with_keys(self):
+            data = [
+                (jax.tree_util.GetAttrKey(x), getattr(self, x)) for x in data_fields
+            ]
+            return data, tuple(getattr(self, x) for x in meta_fields)
+
+        def unflatten(meta, data):
+            self = object.__new__(cls)
+            for name, value in zip(meta_fields, meta, strict=True):
+                object.__setattr__(self, name, value)
+            for name, value in zip(data_fields, data, strict=True):
+                object.__setattr__(self, name, value)
+            return self
+
+        jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
         return cls
 
     return decorate
@@ -47,7 +53,7 @@ def num_coordinates(tree: PyTree) -> int:
     return sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(tree))
 
 
-@register(data_fields=[], meta_fields=["value"])
+@register()
 @dataclass(frozen=True)
 class Static:
     """A pytree without leaves: a number that stays a number under jit."""

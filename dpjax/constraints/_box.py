@@ -21,7 +21,7 @@ from dpjax.constraints._constraint import (
 )
 
 
-@register(data_fields=["lower", "upper"], meta_fields=[])
+@register("lower", "upper")
 @dataclass(frozen=True)
 class Box(Constraint):
     """All x with lower <= x <= upper.

@@ -20,7 +20,7 @@ from dpjax.constraints._constraint import (
 )
 
 
-@register(data_fields=["radius"], meta_fields=[])
+@register("radius")
 @dataclass(frozen=True)
 class L1Ball(VertexConstraint):
     r"""All x with ||x||_1 <= radius.

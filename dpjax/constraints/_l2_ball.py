@@ -18,7 +18,7 @@ from dpjax.constraints._constraint import (
 )
 
 
-@register(data_fields=["radius"], meta_fields=[])
+@register("radius")
 @dataclass(frozen=True)
 class L2Ball(Constraint):
     """All x with ||x||_2 <= radius.

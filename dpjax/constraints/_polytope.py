@@ -21,7 +21,7 @@ from dpjax.constraints._constraint import (
 )
 
 
-@register(data_fields=["vertices"], meta_fields=[])
+@register("vertices")
 @dataclass(frozen=True)
 class Polytope(VertexConstraint):
     """The convex hull of the rows of a matrix.

@@ -21,7 +21,7 @@ from dpjax.constraints._constraint import (
 )
 
 
-@register(data_fields=["radius"], meta_fields=[])
+@register("radius")
 @dataclass(frozen=True)
 class Simplex(VertexConstraint):
     """All x >= 0 with sum radius; with radius 1, the probability vectors.

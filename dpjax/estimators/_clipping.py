@@ -27,7 +27,7 @@ def clip_to_norm(sample: PyTree, l2_clip_norm: Scalar) -> PyTree:
     return shorten(jnp.minimum, sample, l2_clip_norm)
 
 
-@register(data_fields=["l2_clip_norm"], meta_fields=[])
+@register("l2_clip_norm")
 @dataclass(frozen=True)
 class Clipping(NormEstimator):
     """The mean of samples clipped to a global l2 norm: the estimator of DP-SGD.

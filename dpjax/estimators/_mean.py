@@ -11,7 +11,7 @@ from dpjax.estimators._estimator import Estimator, as_finite
 from dpjax.estimators._sensitivity import Sensitivity
 
 
-@register(data_fields=[], meta_fields=[])
+@register()
 @dataclass(frozen=True)
 class Mean(Estimator):
     """The mean of samples over axis 0; NaN and infinities count as zero.

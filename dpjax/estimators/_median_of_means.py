@@ -17,7 +17,7 @@ from dpjax.estimators._order_statistics import median
 from dpjax.estimators._sensitivity import Sensitivity, largest_ulp
 
 
-@register(data_fields=["inner"], meta_fields=["num_groups"])
+@register("inner")
 @dataclass(frozen=True)
 class MedianOfMeans(Estimator):
     """The median over groups, by coordinate, of an inner estimator's group means.

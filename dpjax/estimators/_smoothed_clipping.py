@@ -14,7 +14,7 @@ from dpjax.estimators._smoothed import SmoothedEstimator, prepared, smoothed
 _TINY = 1e-6  # of the scale: h_beta(a) is a (1 - O(a^2)), more exactly than computed
 
 
-@register(data_fields=["scale", "beta"], meta_fields=["_degree"])
+@register("scale", "beta")
 @dataclass(frozen=True)
 class SmoothedClipping(SmoothedEstimator, NormEstimator):
     """The mean of scale·h_beta(||g|| / scale)·g / ||g||, the norm over all leaves.

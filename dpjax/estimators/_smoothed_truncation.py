@@ -41,7 +41,7 @@ def smoothed_truncate(x: jax.Array, scale: Scalar, beta: Scalar = 1.0) -> jax.Ar
     )
 
 
-@register(data_fields=["scale", "beta"], meta_fields=["_degree"])
+@register("scale", "beta")
 @dataclass(frozen=True)
 class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
     """The mean of scale·h_beta(x / scale), coordinate by coordinate.

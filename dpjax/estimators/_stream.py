@@ -13,9 +13,7 @@ from dpjax._tree import register
 from dpjax._types import PyTree, Scalar
 
 
-@register(
-    data_fields=["shared", "rows"], meta_fields=["make_samples", "microbatch_size"]
-)
+@register("shared", "rows")
 @dataclass(frozen=True)
 class SampleStream:
     """Samples that are computed from rows when they are needed, a few at a time.

@@ -27,9 +27,7 @@ from dpjax.estimators._stream import SampleStream
 LEAST_WIDTH = 1e-15  # so that no sensitivity that matters underflows in float32
 
 
-@register(
-    data_fields=["lower", "upper"], meta_fields=["trim_fraction", "relative_spread"]
-)
+@register("lower", "upper")
 @dataclass(frozen=True)
 class TrimmedMean(Estimator):
     """The mean without the m smallest and m largest samples, clamped to [lower, upper].

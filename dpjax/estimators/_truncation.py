@@ -25,7 +25,7 @@ def truncate(x: jax.Array, threshold: Scalar) -> jax.Array:
     return jnp.where(jnp.abs(x) <= like(threshold, x), x, 0)
 
 
-@register(data_fields=["threshold"], meta_fields=[])
+@register("threshold")
 @dataclass(frozen=True)
 class Truncation(ThresholdEstimator):
     """The mean of x·1{|x| <= threshold}, coordinate by coordinate.

@@ -24,7 +24,7 @@ def winsorize(x: jax.Array, threshold: Scalar) -> jax.Array:
     return jnp.where(jnp.isnan(x), 0, within(x, like(threshold, x)))
 
 
-@register(data_fields=["threshold"], meta_fields=[])
+@register("threshold")
 @dataclass(frozen=True)
 class Winsorization(ThresholdEstimator):
     """The mean of min(max(x, -threshold), threshold), coordinate by coordinate.

@@ -11,7 +11,6 @@ import optax
 from jax.tree_util import Partial
 
 from dpjax import _validate
-from dpjax._sharding import row_axes
 from dpjax._tree import Static, register
 from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
@@ -19,15 +18,14 @@ from dpjax.batching import Batching, Full
 from dpjax.estimators import Estimator
 from dpjax.solvers._calibration import calibrated_noise, check_budget, traceable
 from dpjax.solvers._loop import (
+    Batches,
     Execution,
     OptaxStep,
-    check_execution,
     check_steps,
     iterate,
 )
 from dpjax.solvers._solution import Solution
 from dpjax.transforms import (
-    aggregate,
     average_iterates,
     average_params,
     privatize,
@@ -37,14 +35,8 @@ from dpjax.transforms import (
 ProjectionFn = Callable[[PyTree], PyTree]
 
 
-@register(
-    data_fields=["estimator", "learning_rate", "noise_multiplier", "key"],
-    meta_fields=[
-        *("loss_fn", "schedule", "projection_fn", "averaging"),
-        *("divisor", "is_sampled", "microbatch_size", "axis_name"),
-    ],
-)
-@dataclass(frozen=True)
+@register("estimator", "learning_rate", "noise_multiplier", "key")
+@dataclass(frozen=True, kw_only=True)
 class GradientStep(OptaxStep):
     """w <- Proj(w - eta·(robust mean of gradients + noise)): 001 Alg. 4, 003 Alg. 2.
 
@@ -55,32 +47,24 @@ class GradientStep(OptaxStep):
     estimator: Estimator
     learning_rate: Scalar | Partial | None
     noise_multiplier: Scalar | Static | None
-    key: Key | None
-    loss_fn: LossFn
     schedule: optax.Schedule | None
     projection_fn: ProjectionFn | None
     averaging: bool
-    divisor: float
-    is_sampled: bool
-    microbatch_size: int | None
-    axis_name: tuple[str, ...] | None
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
         """See `OptaxStep.optimizer`."""
         del params
         rate = cast(optax.ScalarOrSchedule, self.schedule or self.learning_rate)
         if self.noise_multiplier is None:
-            mean = aggregate(
-                self.estimator, normalize_by=self.divisor, axis_name=self.axis_name
-            )
+            mean = self.mean(self.estimator)
         else:
             mean = privatize(
                 self.estimator,
                 noise_multiplier=Static.value_of(self.noise_multiplier),
                 key=cast(Key, self.key),
-                normalize_by=self.divisor,
-                sampled=self.is_sampled,
-                axis_name=self.axis_name,
+                normalize_by=self.batches.divisor,
+                sampled=self.batches.is_sampled,
+                axis_name=self.batches.axis_name,
             )
         keep = optax.identity()
         return optax.chain(
@@ -347,22 +331,16 @@ def _descend(
     )
     if not callable(learning_rate):
         _validate.positive(learning_rate=learning_rate)
-    check_execution(execution)
     is_static = callable(learning_rate) and not isinstance(learning_rate, Partial)
-    divisor = batching.divisor(len(jax.tree.leaves(data)[0]), num_steps)
     step = GradientStep(
-        estimator,
-        None if is_static else cast(Scalar | Partial, learning_rate),
-        traceable(estimator, noise_multiplier),
-        None,
-        loss_fn,
-        cast(optax.Schedule, learning_rate) if is_static else None,
-        projection_fn,
-        bool(averaging),
-        divisor,
-        batching.is_sampled,
-        execution.microbatch_size,
-        row_axes(data, None) or None,
+        loss_fn=loss_fn,
+        batches=Batches.of(data, num_steps, batching, execution),
+        estimator=estimator,
+        learning_rate=None if is_static else cast(Scalar | Partial, learning_rate),
+        noise_multiplier=traceable(estimator, noise_multiplier),
+        schedule=cast(optax.Schedule, learning_rate) if is_static else None,
+        projection_fn=projection_fn,
+        averaging=bool(averaging),
     )
     params, state = iterate(
         step,
@@ -373,5 +351,5 @@ def _descend(
         batching=batching,
         execution=execution,
     )
-    stats = {"num_steps": num_steps, "batch_size": divisor}
+    stats = {"num_steps": num_steps, "batch_size": step.batches.divisor}
     return average_params(state) if averaging else params, stats

@@ -8,22 +8,21 @@ import optax
 
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
-from dpjax._sharding import row_axes
 from dpjax._tree import num_coordinates, register
 from dpjax._types import Calibration, Key, LossFn, PeelingNoise, PyTree, Scalar
 from dpjax.batching import Disjoint
 from dpjax.estimators import Estimator
 from dpjax.solvers._calibration import printed_excess
 from dpjax.solvers._loop import (
+    Batches,
     Execution,
     OptaxStep,
-    check_execution,
     check_steps,
     iterate,
 )
 from dpjax.solvers._peeled_steps import Peeling, check_sparsity, papers_num_steps
 from dpjax.solvers._solution import Solution
-from dpjax.transforms import aggregate, peel
+from dpjax.transforms import peel
 
 
 def dp_iterative_hard_thresholding(
@@ -108,23 +107,19 @@ def dp_iterative_hard_thresholding(
     if num_steps is None:
         num_steps = papers_num_steps(num_samples)
     check_steps(num_samples, num_steps, Disjoint())
-    check_execution(execution)
     if calibration == "tight":
         peeling = Peeling.tight(sparsity, epsilon, delta)
     else:
         peeling = _papers_peeling(sparsity, epsilon, delta, estimator)
     step = ThresholdingStep(
-        estimator,
-        learning_rate,
-        peeling.rho,
-        None,
-        loss_fn,
-        sparsity,
-        peeling.noise,
-        num_samples // num_steps,
-        num_coordinates(params),
-        execution.microbatch_size,
-        row_axes(data, None) or None,
+        loss_fn=loss_fn,
+        batches=Batches.of(data, num_steps, Disjoint(), execution),
+        estimator=estimator,
+        learning_rate=learning_rate,
+        rho=peeling.rho,
+        sparsity=sparsity,
+        noise=peeling.noise,
+        num_coordinates=num_coordinates(params),
     )
     params, _ = iterate(
         step,
@@ -139,33 +134,23 @@ def dp_iterative_hard_thresholding(
     return Solution(params, peeling.guarantee(num_samples), stats)
 
 
-@register(
-    data_fields=["estimator", "learning_rate", "rho", "key"],
-    meta_fields=[
-        *("loss_fn", "sparsity", "noise", "batch_size", "num_coordinates"),
-        *("microbatch_size", "axis_name"),
-    ],
-)
-@dataclass(frozen=True)
+@register("estimator", "learning_rate", "rho", "key")
+@dataclass(frozen=True, kw_only=True)
 class ThresholdingStep(OptaxStep):
     """w <- peeling of w - eta g, g the robust mean of gradients (003, 004: Alg. 5)."""
 
     estimator: Estimator
     learning_rate: Scalar
     rho: Scalar
-    key: Key | None
-    loss_fn: LossFn
     sparsity: int
     noise: PeelingNoise
-    batch_size: int
     num_coordinates: int
-    microbatch_size: int | None
-    axis_name: tuple[str, ...] | None
 
     @property
     def sensitivity(self) -> Scalar:
         """The linf sensitivity of eta g."""
-        change = self.estimator.sensitivity(self.batch_size, self.num_coordinates).linf
+        divisor = self.batches.divisor
+        change = self.estimator.sensitivity(divisor, self.num_coordinates).linf
         return self.learning_rate * change * ROUNDED_UP
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
@@ -173,9 +158,7 @@ class ThresholdingStep(OptaxStep):
         del params
         limit = cast(Scalar, self.estimator.limit)
         return optax.chain(
-            aggregate(
-                self.estimator, normalize_by=self.batch_size, axis_name=self.axis_name
-            ),
+            self.mean(self.estimator),
             optax.sgd(self.learning_rate),
             peel(
                 self.sparsity,

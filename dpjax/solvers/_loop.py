@@ -15,8 +15,10 @@ from dpjax._processes import devices_of, digests, is_first
 from dpjax._sharding import row_axes
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.batching import Batching
+from dpjax.estimators import Estimator
 from dpjax.gradients import streamed_grad
 from dpjax.solvers._checkpoint import Checkpoint, identity, is_key, opened
+from dpjax.transforms import aggregate
 
 
 class Step(Protocol):
@@ -41,14 +43,50 @@ class Step(Protocol):
         ...
 
 
-class OptaxStep(abc.ABC):
-    """A step along per-sample gradients, which an optax chain turns into an update.
+class Batches(NamedTuple):
+    """What a step knows of its batches; all of it is static.
 
-    A subclass has the fields `loss_fn` and `microbatch_size`, and the chain.
+    Attributes:
+        divisor: the public number by which a sum over a batch is divided.
+        is_sampled: whether chance decides which records a batch holds.
+        microbatch_size: samples processed at once; None chooses.
+        axis_name: the mesh axes over which rows are sharded.
     """
 
-    loss_fn: LossFn
+    divisor: float
+    is_sampled: bool
     microbatch_size: int | None
+    axis_name: tuple[str, ...] | None
+
+    @classmethod
+    def of(
+        cls, data: PyTree, num_steps: int, batching: Batching, execution: "Execution"
+    ) -> "Batches":
+        """Returns the facts of so many batches of the data."""
+        check_execution(execution)
+        return cls(
+            batching.divisor(_validate.leading_size(data, "data"), num_steps),
+            batching.is_sampled,
+            execution.microbatch_size,
+            row_axes(data, None) or None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptaxStep(abc.ABC):
+    """A step along per-sample gradients, which an optax chain turns into an update."""
+
+    loss_fn: LossFn
+    batches: Batches
+    key: Key | None = None
+
+    def mean(self, estimator: Estimator) -> optax.GradientTransformation:
+        """Returns the first link of a chain: the robust mean, without noise."""
+        return aggregate(
+            estimator,
+            normalize_by=self.batches.divisor,
+            axis_name=self.batches.axis_name,
+        )
 
     @abc.abstractmethod
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
@@ -66,7 +104,9 @@ class OptaxStep(abc.ABC):
         is_padding_example: jax.Array | None,
     ) -> tuple[PyTree, PyTree]:
         """See `Step.__call__`."""
-        grad_fn = streamed_grad(self.loss_fn, microbatch_size=self.microbatch_size)
+        grad_fn = streamed_grad(
+            self.loss_fn, microbatch_size=self.batches.microbatch_size
+        )
         optimizer = optax.with_extra_args_support(self.optimizer(params))
         updates, state = optimizer.update(
             cast(Any, grad_fn(params, batch)),

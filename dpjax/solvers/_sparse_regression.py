@@ -11,23 +11,23 @@ import optax
 
 from dpjax import _validate, losses
 from dpjax._rounding import ROUNDED_UP
-from dpjax._sharding import AxisName, row_axes
+from dpjax._sharding import AxisName
 from dpjax._tree import clip, like, register
-from dpjax._types import Calibration, Key, LossFn, PeelingNoise, Scalar
+from dpjax._types import Calibration, Key, PeelingNoise, Scalar
 from dpjax.accounting import epsilon_to_rho
 from dpjax.batching import Disjoint
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Winsorization
 from dpjax.solvers._loop import (
+    Batches,
     Execution,
     OptaxStep,
-    check_execution,
     check_steps,
     iterate,
 )
 from dpjax.solvers._peeled_steps import Peeling, check_sparsity, papers_num_steps
 from dpjax.solvers._solution import Solution
-from dpjax.transforms import aggregate, peel, privatize, project
+from dpjax.transforms import peel, privatize, project
 
 _FAILURE_PROB = 0.01  # of the error bound behind the default threshold
 _MEAN_SQUARE_SHARE = 0.02  # of rho, where the mean square decides the step size
@@ -126,7 +126,7 @@ def dp_sparse_linear_regression(
     elif num_steps is None:
         num_steps = design.best_num_steps()
     check_steps(num_samples, num_steps, Disjoint())
-    check_execution(execution)
+    batches = Batches.of((features, targets), num_steps, Disjoint(), execution)
     if threshold is None:
         is_paper = calibration == "paper"
         choose = design.papers_threshold if is_paper else design.best_threshold
@@ -144,25 +144,22 @@ def dp_sparse_linear_regression(
         peeling = Peeling(sparsity, (1 - share) * rho, "gumbel", (epsilon, delta))
 
     key, scale_key = jax.random.split(key)
-    axis_name = row_axes(features, None) or None
     data = clip((features, targets), threshold)
     rate: Scalar = (
-        _learning_rate(axis_name, scale_key, data[0], threshold, share * rho)
+        _learning_rate(batches.axis_name, scale_key, data[0], threshold, share * rho)
         if learning_rate is None
         else learning_rate
     )
     step = ShrunkenStep(
-        threshold,
-        radius,
-        rate,
-        peeling.rho,
-        None,
-        sparsity,
-        peeling.noise,
-        calibration == "paper",
-        num_samples // num_steps,
-        execution.microbatch_size,
-        axis_name,
+        loss_fn=losses.squared,
+        batches=batches,
+        threshold=threshold,
+        radius=radius,
+        learning_rate=rate,
+        rho=peeling.rho,
+        sparsity=sparsity,
+        noise=peeling.noise,
+        is_paper=calibration == "paper",
     )
     params, state = iterate(
         step,
@@ -244,14 +241,8 @@ class ShrunkenState(NamedTuple):
     sensitivity: Scalar
 
 
-@register(
-    data_fields=["threshold", "radius", "learning_rate", "rho", "key"],
-    meta_fields=[
-        *("sparsity", "noise", "is_paper", "batch_size"),
-        *("microbatch_size", "axis_name", "loss_fn"),
-    ],
-)
-@dataclass(frozen=True)
+@register("threshold", "radius", "learning_rate", "rho", "key")
+@dataclass(frozen=True, kw_only=True)
 class ShrunkenStep(OptaxStep):
     """w <- Proj(peeling of w - (eta/m) sum x (<x, w> - y)), on clipped data.
 
@@ -262,14 +253,9 @@ class ShrunkenStep(OptaxStep):
     radius: Scalar
     learning_rate: Scalar
     rho: Scalar
-    key: Key | None
     sparsity: int
     noise: PeelingNoise
     is_paper: bool
-    batch_size: int
-    microbatch_size: int | None
-    axis_name: tuple[str, ...] | None
-    loss_fn: LossFn = losses.squared
 
     def init(self, params: jax.Array) -> ShrunkenState:
         """See `Step.init`."""
@@ -286,9 +272,7 @@ class ShrunkenStep(OptaxStep):
         """See `OptaxStep.optimizer`."""
         estimator = self._estimator(params)
         return optax.chain(
-            aggregate(
-                estimator, normalize_by=self.batch_size, axis_name=self.axis_name
-            ),
+            self.mean(estimator),
             optax.sgd(self.learning_rate),
             peel(
                 self.sparsity,
@@ -308,7 +292,8 @@ class ShrunkenStep(OptaxStep):
         return Winsorization(like(self.threshold, params) ** 2 * (1 + size))
 
     def _sensitivity(self, params: jax.Array) -> Scalar:
-        change = self._estimator(params).sensitivity(self.batch_size, params.size).linf
+        estimator, divisor = self._estimator(params), self.batches.divisor
+        change = estimator.sensitivity(divisor, params.size).linf
         return self.learning_rate * change * ROUNDED_UP
 
 

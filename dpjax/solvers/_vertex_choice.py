@@ -8,7 +8,6 @@ import jax
 import optax
 
 from dpjax import _validate
-from dpjax._sharding import row_axes
 from dpjax._tree import num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar, SelectionName
 from dpjax.accounting import (
@@ -20,8 +19,8 @@ from dpjax.accounting import (
 from dpjax.batching import Batching
 from dpjax.constraints import VertexConstraint
 from dpjax.estimators import Estimator
-from dpjax.solvers._loop import Execution, OptaxStep, check_execution, iterate
-from dpjax.transforms import aggregate, frank_wolfe
+from dpjax.solvers._loop import Batches, Execution, OptaxStep, iterate
+from dpjax.transforms import frank_wolfe
 
 FAILURE_PROB = 0.01  # of the error bounds in defaults and stats
 
@@ -79,14 +78,8 @@ class Choices(NamedTuple):
         )
 
 
-@register(
-    data_fields=["estimator", "constraint", "epsilon", "learning_rate", "key"],
-    meta_fields=[
-        *("loss_fn", "schedule", "mechanism", "batch_size", "num_coordinates"),
-        *("microbatch_size", "axis_name"),
-    ],
-)
-@dataclass(frozen=True)
+@register("estimator", "constraint", "epsilon", "learning_rate", "key")
+@dataclass(frozen=True, kw_only=True)
 class VertexStep(OptaxStep):
     """w <- w + eta_t (v_t - w), v_t a privately chosen vertex (004, Alg. 1 and 2)."""
 
@@ -94,27 +87,21 @@ class VertexStep(OptaxStep):
     constraint: VertexConstraint
     epsilon: Scalar
     learning_rate: Scalar | None
-    key: Key | None
-    loss_fn: LossFn
     schedule: optax.Schedule | None
     mechanism: SelectionName
-    batch_size: int
     num_coordinates: int
-    microbatch_size: int | None
-    axis_name: tuple[str, ...] | None
 
     @property
     def sensitivity(self) -> Scalar:
         """The linf sensitivity of a gradient's mean."""
-        return self.estimator.sensitivity(self.batch_size, self.num_coordinates).linf
+        divisor = self.batches.divisor
+        return self.estimator.sensitivity(divisor, self.num_coordinates).linf
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
         """See `OptaxStep.optimizer`."""
         del params
         return optax.chain(
-            aggregate(
-                self.estimator, normalize_by=self.batch_size, axis_name=self.axis_name
-            ),
+            self.mean(self.estimator),
             frank_wolfe(
                 self.constraint,
                 epsilon=self.epsilon,
@@ -143,24 +130,19 @@ def choose_vertices(
 ) -> tuple[PyTree, dict[str, Scalar]]:
     """Returns the last iterate of steps to private vertices, and the run's stats."""
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
-    check_execution(execution)
     schedule = cast(optax.Schedule, learning_rate) if callable(learning_rate) else None
     if not callable(learning_rate) and learning_rate is not None:
         _validate.within(0, 1, learning_rate=learning_rate)
-    num_samples = _validate.leading_size(data, "data")
     step = VertexStep(
-        estimator,
-        constraint,
-        choices.epsilon,
-        None if callable(learning_rate) else learning_rate,
-        None,
-        loss_fn,
-        schedule,
-        choices.mechanism,
-        int(batching.divisor(num_samples, num_steps)),
-        num_coordinates(params),
-        execution.microbatch_size,
-        row_axes(data, None) or None,
+        loss_fn=loss_fn,
+        batches=Batches.of(data, num_steps, batching, execution),
+        estimator=estimator,
+        constraint=constraint,
+        epsilon=choices.epsilon,
+        learning_rate=None if callable(learning_rate) else learning_rate,
+        schedule=schedule,
+        mechanism=choices.mechanism,
+        num_coordinates=num_coordinates(params),
     )
     params, (_, state) = iterate(
         step,
@@ -176,7 +158,7 @@ def choose_vertices(
     unit = state.sensitivity_range / choices.epsilon
     stats = {
         "num_steps": num_steps,
-        "batch_size": step.batch_size,
+        "batch_size": step.batches.divisor,
         "selection_epsilon": choices.epsilon,
         "linf_sensitivity": step.sensitivity,
         "selection_error": unit * math.log(num_choices / FAILURE_PROB),
