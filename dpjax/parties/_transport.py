@@ -56,15 +56,19 @@ class JaxTransport:
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
         """See `Transport.exchange`."""
-        # A collective has one shape in all processes, so lengths go ahead.
-        is_whole = np.array([len(message) == num_bytes])
-        whole = np.asarray(multihost_utils.process_allgather(is_whole))
-        padded = message if is_whole[0] else bytes(num_bytes)
-        sent = multihost_utils.process_allgather(np.frombuffer(padded, np.uint8))
+        # A collective has one shape in all processes, so sizes go ahead, as bytes:
+        # JAX may narrow integers.
+        sizes = np.array([len(message), num_bytes], np.int64).view(np.uint8)
+        sizes = _gather(sizes).view(np.int64)
+        sent = _gather(np.frombuffer(message.ljust(sizes.max(), b"\0"), np.uint8))
         return [
-            row.tobytes() if is_sent else None
-            for row, is_sent in zip(np.asarray(sent), whole[:, 0], strict=True)
+            row[:num_bytes].tobytes() if size == num_bytes else None
+            for row, size in zip(sent, sizes[:, 0], strict=True)
         ]
+
+
+def _gather(row: np.ndarray) -> np.ndarray:
+    return np.asarray(multihost_utils.process_allgather(row))
 
 
 def run_parties(
