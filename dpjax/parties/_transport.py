@@ -56,18 +56,21 @@ class JaxTransport:
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
         """See `Transport.exchange`."""
-        # A collective has one shape in all processes, so sizes go ahead, as bytes:
+        # A collective has one shape in all processes, so sizes go ahead; as bytes, for
         # JAX may narrow integers.
-        sizes = np.array([len(message), num_bytes], np.int64).view(np.uint8)
-        sizes = _gather(sizes).view(np.int64)
-        sent = _gather(np.frombuffer(message.ljust(sizes.max(), b"\0"), np.uint8))
+        mine = np.array([len(message), num_bytes], np.int64).view(np.uint8)
+        sizes = _gather(mine).view(np.int64)
+        whole = message if len(message) == num_bytes else b""
+        sent = _gather(np.frombuffer(whole.ljust(sizes[:, 1].max(), b"\0"), np.uint8))
+        is_sent = (sizes == num_bytes).all(axis=1)
         return [
-            row[:num_bytes].tobytes() if size == num_bytes else None
-            for row, size in zip(sent, sizes[:, 0], strict=True)
+            row[:num_bytes].tobytes() if is_whole else None
+            for row, is_whole in zip(sent, is_sent, strict=True)
         ]
 
 
 def _gather(row: np.ndarray) -> np.ndarray:
+    """Returns the rows of all processes."""
     return np.asarray(multihost_utils.process_allgather(row))
 
 

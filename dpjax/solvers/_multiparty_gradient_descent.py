@@ -68,8 +68,8 @@ def dp_multiparty_gradient_descent(
         num_steps: T; by default ceil(10 log N), N the number of all records.
         projection_fn: maps parameters into the constraint set.
         averaging: whether to release the mean of the iterates instead of the last.
-        execution: how it runs: microbatches, and a callback that this party calls. A
-            checkpoint is refused.
+        execution: how it runs: microbatches, and a callback that this party calls. It
+            may differ between parties; a checkpoint is refused.
 
     Returns:
         A `Solution`. Its stats hold num_steps, num_samples (N), num_parties, num_live
@@ -129,9 +129,11 @@ def dp_multiparty_gradient_descent(
     check_budget(epsilon, delta)
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.bounded_estimator(estimator)
-    step_size = None if callable(learning_rate) else learning_rate
-    if step_size is not None:
-        _validate.positive(learning_rate=step_size)
+    if callable(learning_rate):
+        schedule, step_size = learning_rate, None
+    else:
+        _validate.positive(learning_rate=learning_rate)
+        schedule, step_size = None, float(learning_rate)
     if num_steps is not None:
         _validate.count(num_steps=num_steps)
     check_execution(execution)
@@ -146,11 +148,7 @@ def dp_multiparty_gradient_descent(
     )
     num_mine = _validate.leading_size(data, "data")
     method = _Method(
-        loss_fn,
-        execution.microbatch_size,
-        learning_rate if step_size is None else None,
-        projection_fn,
-        averaging,
+        loss_fn, execution.microbatch_size, schedule, projection_fn, averaging
     )
     state = method.optimizer(step_size).init(params)
     start, record = jax.eval_shape(
@@ -165,9 +163,7 @@ def dp_multiparty_gradient_descent(
         "num_steps": num_steps,
         "averaging": averaging,
         "loss_fn": _grad.trace(loss_fn, start, record),
-        "learning_rate": _call.trace(learning_rate, jnp.int32(0))
-        if callable(learning_rate)
-        else float(learning_rate),
+        "learning_rate": (step_size, schedule and _call.trace(schedule, jnp.int32(0))),
         "projection_fn": projection_fn and _call.trace(projection_fn, start),
     }
     num_records = secure_sum.agree(settings, num_mine)
@@ -236,6 +232,7 @@ class _Method(NamedTuple):
         )
 
 
+# The parties compare the programs of these two; nobody runs them.
 @partial(jax.jit, static_argnums=0)
 def _call(fn: Callable[[PyTree], PyTree], argument: PyTree) -> PyTree:
     return fn(argument)

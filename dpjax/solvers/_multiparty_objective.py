@@ -82,8 +82,8 @@ def dp_multiparty_objective_perturbation(
             of features or labels.
         PartyError: where another party's arguments differ, before any record is used;
             it names the two. The loss is compared by its bounds and its program (see
-            `SecureSum.agree`), features by their number and the result's type, labels
-            not at all. Later, where a party sends nothing, or the wrong size.
+            `SecureSum.agree`), features by d and the type of the result, labels not at
+            all. Later, where a party sends nothing, or the wrong size.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for those who see the released parameters
@@ -129,6 +129,7 @@ def dp_multiparty_objective_perturbation(
     )
     num_shares = secure_sum.num_secret_shares
     num_mine, num_features = check_data(features, labels)
+    dtype = released_dtype(features)
     with jax.enable_x64(True):
         row = jnp.zeros((1, 1, 1))
         settings = {
@@ -136,12 +137,11 @@ def dp_multiparty_objective_perturbation(
             "delta": float(delta),
             "regularization": float(regularization),
             "loss": (
-                *(loss.derivative_bound, loss.curvature_bound),
-                loss.is_non_increasing,
+                (loss.derivative_bound, loss.curvature_bound, loss.is_non_increasing),
                 _gradients.trace(loss, row, row[0]),
                 _hessian.trace(loss, row, row[0, 0]),
             ),
-            "features": str((num_features, released_dtype(features))),
+            "features": str((num_features, dtype)),
         }
         num_records = secure_sum.agree(settings, num_mine)
     num_parties = len(num_records)
@@ -183,10 +183,8 @@ def dp_multiparty_objective_perturbation(
             bound=most_records * loss.curvature_bound,
         ),
     )
-    random_bytes, is_aggregator = (
-        secure_sum.random_bytes,
-        secure_sum.transport.party == 0,
-    )
+    random_bytes = secure_sum.random_bytes
+    is_aggregator = secure_sum.transport.party == 0
     with jax.enable_x64(True):
         key = jax.random.wrap_key_data(
             jnp.asarray(np.frombuffer(random_bytes(8), np.uint32)), impl="threefry2x32"
@@ -242,7 +240,7 @@ def dp_multiparty_objective_perturbation(
         num_samples=num_samples,
     )
     return Solution(
-        jnp.asarray(released, released_dtype(features)),
+        jnp.asarray(released, dtype),
         PrivacyGuarantee(
             epsilon,
             delta,

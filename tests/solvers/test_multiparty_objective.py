@@ -257,3 +257,15 @@ def test_the_argument_that_differs_is_named(name, change):
 
     with pytest.raises(PartyError, match=f"party 1: other {name} than party 0"):
         run_parties(party_fn, 2)
+
+
+def test_features_may_be_of_the_types_that_one_result_comes_from():
+    def party_fn(transport):
+        features, labels = records(100, transport.party)
+        features = features.astype(np.float64 if transport.party else np.float32)
+        return dp_multiparty_objective_perturbation(
+            features, labels, secure_sum=SecureSum(transport), **SETTING
+        )
+
+    for solution in run_parties(party_fn, 2):
+        assert solution.params.dtype == jnp.float32
