@@ -24,7 +24,7 @@ SETUP, PITFALLS = PITFALLS[0], {x.split("\n")[0]: x for x in PITFALLS[1:]}
 AUDIT = "run `python -m benchmarks guarantees --audit`"
 
 # A function with one of these draws at random, or talks to other parties.
-SOURCES = {"key", "random_bytes", "transport", "test_only_random_bytes"}
+SOURCES = {"key", "random_bytes", "transport", "secure_sum"}
 
 # Takes such an argument, and releases nothing of records.
 NO_RELEASE = {
@@ -37,7 +37,6 @@ NO_RELEASE = {
     "batching.Poisson.draw": "a batch",
     "batching.WithoutReplacement.draw": "a batch",
     "loading.batches": "batches",
-    "parties.agree": "settings and sizes, which are public",
     "solvers.robust_gradient_descent": "says that it has no privacy",
 }
 

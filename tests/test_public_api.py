@@ -124,20 +124,20 @@ SIGNATURES = {
     solvers.Checkpoint: "folder every=",
     solvers.Execution: ("* microbatch_size= callback= callback_every= checkpoint="),
     solvers.dp_multiparty_gradient_descent: (
-        "loss_fn params data * transport epsilon delta estimator learning_rate"
-        " num_steps= max_colluding= max_dropouts= projection_fn= averaging="
-        " execution= test_only_random_bytes="
+        "loss_fn params data * secure_sum epsilon delta estimator learning_rate"
+        " num_steps= projection_fn= averaging= execution="
     ),
     solvers.dp_multiparty_objective_perturbation: (
-        "features labels * transport epsilon delta regularization loss="
-        " max_colluding= test_only_random_bytes="
+        "features labels * secure_sum epsilon delta regularization loss="
     ),
     parties.Grid: "step bound",
     parties.Grid.for_stddev: "stddev * bound",
     parties.JaxTransport: "",
-    parties.SecureSum: "transport * max_dropouts= random_bytes=",
-    parties.agree: "transport settings num_records",
-    parties.num_secret_shares: "num_parties max_colluding max_dropouts",
+    parties.SecureSum: (
+        "transport * max_colluding= max_dropouts= test_only_random_bytes="
+    ),
+    parties.SecureSum.agree: "self settings num_records",
+    parties.SecureSum.count_secret_shares: "num_parties max_colluding max_dropouts",
     parties.run_parties: "party_fn num_parties * timeout=",
     accounting.largest_smoothness: "epsilon delta * num_coordinates",
     accounting.smooth_gaussian_multiplier: (

@@ -191,15 +191,13 @@ def dp_multiparty_gradient_descent() -> Case:
                 linear,
                 jnp.zeros(1),
                 data[party],
-                transport=transport,
+                secure_sum=_secure_sum(transport, key),
                 epsilon=4.0,
                 delta=1e-5,
                 estimator=Clipping(1.0),
                 learning_rate=1.0,
                 num_steps=2,
-                max_colluding=0,
                 execution=shown if party == 0 else solvers.Execution(),
-                test_only_random_bytes=_party_bytes(key, party),
             )
 
         return parties.run_parties(party_fn, 2)[0]
@@ -238,12 +236,11 @@ def dp_multiparty_objective_perturbation() -> Case:
             return solvers.dp_multiparty_objective_perturbation(
                 features[party],
                 labels[party],
-                transport=transport,
+                secure_sum=_secure_sum(transport, key),
                 epsilon=4.0,
                 delta=0.05,
                 regularization=1000.0,
                 loss=solvers.MarginLoss.smoothed_hinge(),
-                test_only_random_bytes=_party_bytes(key, party),
             )
 
         return parties.run_parties(party_fn, 2)[0]
@@ -261,10 +258,15 @@ def dp_multiparty_objective_perturbation() -> Case:
     )
 
 
-def _party_bytes(key: Key, party: int) -> Callable[[int], bytes]:
-    """Returns a source of bytes that the key and the party's number decide."""
-    seed = np.append(np.asarray(jax.random.key_data(key)), np.uint32(party))
-    return np.random.default_rng(seed).bytes
+def _secure_sum(transport: parties.Transport, key: Key) -> parties.SecureSum:
+    """Returns sums with the bytes that the key and the party's number decide."""
+    words = np.asarray(jax.random.key_data(key))
+    seed = np.append(words, np.uint32(transport.party))
+    return parties.SecureSum(
+        transport,
+        max_colluding=0,
+        test_only_random_bytes=np.random.default_rng(seed).bytes,
+    )
 
 
 def _descended(name: str, samples, *, is_gaussian=False, **options) -> Case:

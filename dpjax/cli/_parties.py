@@ -36,7 +36,7 @@ from dpjax.cli._sources import PUBLIC_SETS, public_name
 from dpjax.cli._terminal import show_paths, terminal
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping
-from dpjax.parties import JaxTransport, num_secret_shares
+from dpjax.parties import JaxTransport, SecureSum
 from dpjax.solvers import Execution, Solution, dp_multiparty_gradient_descent
 
 _ROUND = "round "  # what a line begins with that a party prints for the terminal
@@ -85,7 +85,9 @@ class PartySettings:
             f"one of {', '.join(PUBLIC_SETS)}",
         )
         check_each(self)
-        num_secret_shares(self.num_parties, self.max_colluding, self.max_dropouts)
+        SecureSum.count_secret_shares(
+            self.num_parties, self.max_colluding, self.max_dropouts
+        )
 
     @property
     def num_steps(self) -> int:
@@ -203,14 +205,16 @@ def run_party(settings: PartySettings, party: int, coordinator: str) -> None:
         losses.logistic if is_classification else losses.squared,
         jnp.zeros(features.shape[1]),
         (jnp.asarray(features), jnp.asarray(targets)),
-        transport=JaxTransport(),
+        secure_sum=SecureSum(
+            JaxTransport(),
+            max_colluding=settings.max_colluding,
+            max_dropouts=settings.max_dropouts,
+        ),
         epsilon=settings.epsilon,
         delta=settings.delta or default_delta(len(data.features)),
         estimator=Clipping(settings.clip_norm),
         learning_rate=settings.learning_rate or (1.0 if is_classification else 0.1),
         num_steps=settings.num_steps,
-        max_colluding=settings.max_colluding,
-        max_dropouts=settings.max_dropouts,
         execution=Execution(
             callback=watch, callback_every=max(1, settings.num_steps // 10)
         ),

@@ -257,26 +257,25 @@ def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
     def train(transport: parties.Transport) -> Solution:
         mine = slice(transport.party * share, (transport.party + 1) * share)
         features, labels = (part[mine] for part in task.sample.data)
-        random_bytes = np.random.default_rng([*words, transport.party]).bytes
+        known = np.random.default_rng([*words, transport.party]).bytes
+        secure_sum = parties.SecureSum(
+            transport, max_colluding=1, test_only_random_bytes=known
+        )
         if is_trusted:
             return solvers.dp_multiparty_objective_perturbation(
                 features,
                 labels,
-                transport=transport,
+                secure_sum=secure_sum,
                 **task.budget,
                 regularization=task.problem.l2,
-                max_colluding=1,
-                test_only_random_bytes=random_bytes,
             )
         return solvers.dp_multiparty_gradient_descent(
             task.problem.penalized,
             task.start,
             (features, labels),
-            transport=transport,
+            secure_sum=secure_sum,
             **task.budget,
             **_AMONG_PARTIES,
-            max_colluding=1,
-            test_only_random_bytes=random_bytes,
         )
 
     return parties.run_parties(train, num_parties)[0]

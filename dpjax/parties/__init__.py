@@ -5,7 +5,6 @@ all that they know and all messages that they saw. Messages travel over a `Trans
 which brings every message to every party.
 """
 
-from dpjax.parties._agreement import agree, num_secret_shares
 from dpjax.parties._quantize import Grid
 from dpjax.parties._secure_sum import PartyError, SecureSum
 from dpjax.parties._transport import JaxTransport, Transport, run_parties
@@ -16,7 +15,5 @@ __all__ = [
     "PartyError",
     "SecureSum",
     "Transport",
-    "agree",
-    "num_secret_shares",
     "run_parties",
 ]

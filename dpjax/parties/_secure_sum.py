@@ -1,16 +1,22 @@
 """The secure sum: masked vectors go out, and only their sum can be read."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import jax
 import numpy as np
 
-from dpjax._types import RandomBytes
+from dpjax import _validate
+from dpjax._processes import digests
+from dpjax._types import PyTree, RandomBytes
 from dpjax.parties._transport import Transport
+
+_COUNT_BYTES, _DIGEST_BYTES = 8, 32
 
 
 class PartyError(RuntimeError):
-    """Parties sent nothing, or a message of the wrong size, and the job has ended.
+    """Parties sent nothing, the wrong size or other arguments, and the job has ended.
 
     Attributes:
         parties: their numbers.
@@ -30,11 +36,23 @@ class SecureSum:
     nothing, and all others make it anew, with new masks and new contributions.
 
     Args:
-        transport: the way to the others.
-        max_dropouts: D, how many parties may drop; with one more the job ends.
-        random_bytes: this party's own entropy; anything but `os.urandom` is for tests.
+        transport: the way to the others: `JaxTransport()` in processes joined by
+            `jax.distributed`, or what `run_parties` hands out.
+        max_colluding: C, how many parties may put together all that they know. A party
+            knows its own noise, so one is the least that protects the parties' records
+            from each other; zero protects them from outsiders alone.
+        max_dropouts: D, how many parties may drop out. The others go on without them;
+            with one more the job ends in a `PartyError`.
+        test_only_random_bytes: replaces the entropy of the operating system by
+            something known, such as `np.random.default_rng(0).bytes`. For tests: it
+            protects nobody.
 
     Attributes:
+        transport: the way to the others.
+        max_dropouts: D.
+        num_secret_shares: K - C - D, how many noise shares are in every sum and known
+            to no colluder.
+        random_bytes: this party's own entropy, for its masks and its noise.
         live: the numbers of the parties that take part.
         fingerprint: of the public keys, equal for all parties unless somebody replaced
             keys on the way.
@@ -42,6 +60,7 @@ class SecureSum:
     Raises:
         ImportError: where the extra `parties` is not installed.
         PartyError: where a party sends no public key.
+        ValueError: where C or D is negative, or no share is secret.
 
     Privacy:
         Let C parties collude. In each attempt they see either nothing of what the other
@@ -71,8 +90,9 @@ class SecureSum:
         self,
         transport: Transport,
         *,
+        max_colluding: int = 1,
         max_dropouts: int = 0,
-        random_bytes: RandomBytes = os.urandom,
+        test_only_random_bytes: RandomBytes | None = None,
     ):
         try:
             from dpjax.parties import _masks
@@ -80,16 +100,95 @@ class SecureSum:
             raise ImportError(
                 'Secure sums need cryptography: pip install "dpjax[parties]".'
             ) from error
-        self._transport = transport
-        self._masks = _masks.PairwiseMasks(transport.party, random_bytes)
-        public_keys = exchange_all(
+        self.num_secret_shares = self.count_secret_shares(
+            transport.num_parties, max_colluding, max_dropouts
+        )
+        self.transport = transport
+        self.max_dropouts = max_dropouts
+        self.random_bytes = test_only_random_bytes or os.urandom
+        self._max_colluding = max_colluding
+        self._masks = _masks.PairwiseMasks(transport.party, self.random_bytes)
+        public_keys = _exchange_all(
             transport, self._masks.public_key, _masks.PUBLIC_KEY_BYTES
         )
         self._masks.agree(public_keys)
-        self._max_dropouts = max_dropouts
         self._attempt = 0
         self.fingerprint = self._masks.fingerprint
         self.live = list(range(transport.num_parties))
+
+    @staticmethod
+    def count_secret_shares(
+        num_parties: int, max_colluding: int, max_dropouts: int
+    ) -> int:
+        """Returns K - C - D.
+
+        Raises:
+            ValueError: where C or D is negative, or no share is secret.
+
+        Example:
+            >>> SecureSum.count_secret_shares(4, max_colluding=1, max_dropouts=1)
+            2
+        """
+        threats = {"max_colluding": max_colluding, "max_dropouts": max_dropouts}
+        for name, value in threats.items():
+            is_count = isinstance(value, int) and value >= 0
+            _validate.require(is_count, name, value, "an integer, 0 or above")
+        shares = num_parties - max_colluding - max_dropouts
+        _validate.require(
+            shares >= 1,
+            "max_colluding + max_dropouts",
+            max_colluding + max_dropouts,
+            f"less than the number of parties, {num_parties}: someone must add noise "
+            "that no colluder knows",
+        )
+        return shares
+
+    def agree(self, settings: Mapping[str, PyTree], num_records: int) -> list[int]:
+        """Compares arguments and tells numbers of records, before there is any sum.
+
+        Nothing is sent but that number and digests. C and D are compared, too.
+
+        Args:
+            settings: what must be the same for all, by name. The leaves of a pytree
+                count by their paths, types, shapes and bits, strings by their text. A
+                function is given as `jax.jit(function).trace(shapes)`, and counts by
+                its program for CPUs, with all constants. What a program calls on the
+                host is not compared. Another version of JAX may write another program.
+            num_records: of this party.
+
+        Returns:
+            The numbers of records, in the order of the parties' numbers.
+
+        Raises:
+            PartyError: where a party sends nothing, or settings differ; it names them.
+
+        Example:
+            >>> from dpjax.parties import run_parties
+            >>> def train(transport):
+            ...     return SecureSum(transport).agree({"epsilon": 1.0}, 100)
+            >>> run_parties(train, 2)
+            [[100, 100], [100, 100]]
+        """
+        compared = {
+            **settings,
+            "max_colluding": self._max_colluding,
+            "max_dropouts": self.max_dropouts,
+        }
+        own = digests(
+            {name: (name, jax.tree.map(_program, x)) for name, x in compared.items()},
+            (),
+        )
+        message = num_records.to_bytes(_COUNT_BYTES, "little")
+        message += bytes.fromhex("".join(own.values()))
+        messages = _exchange_all(self.transport, message, len(message))
+        table = np.frombuffer(b"".join(messages), np.uint8).reshape(len(messages), -1)
+        found = table[:, _COUNT_BYTES:].reshape(len(messages), -1, _DIGEST_BYTES)
+        differs = (found != found[0]).any(axis=2)  # by party and setting
+        if differs.any():
+            names = [name for i, name in enumerate(own) if differs[:, i].any()]
+            others = np.flatnonzero(differs.any(axis=1)).tolist()
+            raise PartyError(others, f"other {', '.join(names)} than party 0")
+        return [int.from_bytes(each[:_COUNT_BYTES], "little") for each in messages]
 
     def __call__(
         self, contribution_fn: Callable[[], np.ndarray], size: int
@@ -102,18 +201,21 @@ class SecureSum:
             size: the length of the sum; a vector of another length drops its party.
 
         Raises:
-            PartyError: where more than max_dropouts parties have dropped by now.
+            PartyError: where more than max_dropouts parties have dropped by now; so do
+                all later calls.
         """
-        while True:
+        num_parties = self.transport.num_parties
+        missing = [i for i in range(num_parties) if i not in self.live]
+        while num_parties - len(self.live) <= self.max_dropouts:
             self._attempt += 1
             message = b""
-            if self._transport.party in self.live:
+            if self.transport.party in self.live:
                 vector = np.asarray(contribution_fn(), np.int64).astype("<u8")
                 mask = self._masks.mask(
                     self.live, attempt=self._attempt, size=vector.size
                 )
                 message = (vector.reshape(-1) + mask).tobytes()
-            messages = self._transport.exchange(message, 8 * size)
+            messages = self.transport.exchange(message, 8 * size)
             missing = [i for i in self.live if messages[i] is None]
             if not missing:
                 vectors = [
@@ -123,22 +225,24 @@ class SecureSum:
                 ]
                 return np.asarray(np.sum(vectors, axis=0, dtype=np.uint64), np.int64)
             self.live = [i for i in self.live if i not in missing]
-            if self._transport.num_parties - len(self.live) > self._max_dropouts:
-                raise PartyError(
-                    missing,
-                    f"no vector of size {size}; the round is aborted and nothing of it "
-                    f"released, since at most {self._max_dropouts} parties may drop",
-                )
+        raise PartyError(
+            missing,
+            f"no vector of size {size}; the round is aborted and nothing of it "
+            f"released, since at most {self.max_dropouts} parties may drop",
+        )
 
 
-def exchange_all(transport: Transport, message: bytes, num_bytes: int) -> list[bytes]:
-    """Exchanges messages that no party may leave out.
+def _program(leaf: Any) -> Any:
+    """A traced function as the text of its program, whatever the parties run it on."""
+    if isinstance(leaf, jax.stages.Traced):
+        return leaf.lower(lowering_platforms=("cpu",)).as_text()
+    return leaf
 
-    Raises:
-        PartyError: where one does, naming it.
-    """
+
+def _exchange_all(transport: Transport, message: bytes, num_bytes: int) -> list[bytes]:
+    """Exchanges messages that no party may leave out."""
     messages = transport.exchange(message, num_bytes)
     missing = [i for i, each in enumerate(messages) if each is None]
     if missing:
-        raise PartyError(missing, "it sent nothing at the start")
+        raise PartyError(missing, f"no message of {num_bytes} bytes at the start")
     return [each for each in messages if each is not None]

@@ -56,15 +56,22 @@ class JaxTransport:
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
         """See `Transport.exchange`."""
-        # A collective has one shape in all processes, so lengths go ahead.
-        is_whole = np.array([len(message) == num_bytes])
-        whole = np.asarray(multihost_utils.process_allgather(is_whole))
-        padded = message if is_whole[0] else bytes(num_bytes)
-        sent = multihost_utils.process_allgather(np.frombuffer(padded, np.uint8))
+        # A collective has one shape in all processes, so sizes go ahead; as bytes, for
+        # JAX may narrow integers.
+        mine = np.array([len(message), num_bytes], np.int64).view(np.uint8)
+        sizes = _gather(mine).view(np.int64)
+        whole = message if len(message) == num_bytes else b""
+        sent = _gather(np.frombuffer(whole.ljust(sizes[:, 1].max(), b"\0"), np.uint8))
+        is_sent = (sizes == num_bytes).all(axis=1)
         return [
-            row.tobytes() if is_sent else None
-            for row, is_sent in zip(np.asarray(sent), whole[:, 0], strict=True)
+            row[:num_bytes].tobytes() if is_whole else None
+            for row, is_whole in zip(sent, is_sent, strict=True)
         ]
+
+
+def _gather(row: np.ndarray) -> np.ndarray:
+    """Returns the rows of all processes."""
+    return np.asarray(multihost_utils.process_allgather(row))
 
 
 def run_parties(

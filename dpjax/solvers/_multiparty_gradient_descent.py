@@ -1,8 +1,7 @@
 """Gradient descent over the records of several parties (paper 002, Algorithm 1)."""
 
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from dpjax.accounting import (
 from dpjax.estimators import Estimator
 from dpjax.gradients import robust_grad
 from dpjax.mechanisms import discrete_gaussian
-from dpjax.parties import Grid, SecureSum, Transport, agree, num_secret_shares
+from dpjax.parties import Grid, SecureSum
 from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._gradient_descent import ProjectionFn
 from dpjax.solvers._loop import Execution, check_execution
@@ -35,18 +34,15 @@ def dp_multiparty_gradient_descent(
     params: PyTree,
     data: PyTree,
     *,
-    transport: Transport,
+    secure_sum: SecureSum,
     epsilon: float,
     delta: float,
     estimator: Estimator,
     learning_rate: optax.ScalarOrSchedule,
     num_steps: int | None = None,
-    max_colluding: int = 1,
-    max_dropouts: int = 0,
     projection_fn: ProjectionFn | None = None,
     averaging: bool = False,
     execution: Execution = Execution(),
-    test_only_random_bytes: RandomBytes | None = None,
 ) -> Solution:
     """Minimises the mean loss over all parties' records; no party sees another's.
 
@@ -63,25 +59,17 @@ def dp_multiparty_gradient_descent(
         params: where to start; public, the same for all parties.
         data: this party's records, leaves of shape (n_k, ...). The sizes n_k of all
             parties are public.
-        transport: the way to the other parties: `parties.JaxTransport()` in processes
-            joined by `jax.distributed`, or what `parties.run_parties` hands out.
+        secure_sum: this party's side of the sums, `parties.SecureSum(transport)`. It
+            says how many parties may collude (C) and drop out (D).
         epsilon: privacy of the whole run, positive, any size.
         delta: privacy of the whole run, in (0, 1).
         estimator: the robust mean, with a finite sensitivity; its scale is public.
         learning_rate: step size eta, or an optax schedule of the step.
         num_steps: T; by default ceil(10 log N), N the number of all records.
-        max_colluding: C, how many parties may put together all that they know. A party
-            knows its own noise, so one is the least that protects the parties' records
-            from each other; zero protects them from outsiders alone.
-        max_dropouts: D, how many parties may drop out. The others go on without them;
-            with one more the run ends in a `PartyError`.
         projection_fn: maps parameters into the constraint set.
         averaging: whether to release the mean of the iterates instead of the last.
         execution: how it runs: microbatches, and a callback that this party calls. It
             may differ between parties; a checkpoint is refused.
-        test_only_random_bytes: replaces the entropy of the operating system by
-            something known, such as `np.random.default_rng(0).bytes`. For tests: it
-            protects nobody.
 
     Returns:
         A `Solution`. Its stats hold num_steps, num_samples (N), num_parties, num_live
@@ -89,11 +77,13 @@ def dp_multiparty_gradient_descent(
         surely secret, both of the sum, and noise_multiplier = stddev / l2_sensitivity.
 
     Raises:
-        ValueError: where an argument is out of its range, or another party's arguments
-            differ; before any record is used.
-        PartyError: where more than max_dropouts parties sent nothing, or the wrong
-            size; it names the party, and nothing of that round is released.
-        ImportError: where the extra `parties` is not installed.
+        ValueError: where an argument is out of its range.
+        PartyError: where another party's arguments differ, before any record is used;
+            it names the two. Functions are compared by their programs (see
+            `SecureSum.agree`), estimators by the names of their classes and their
+            fields, records by their shapes and types, and `execution` not at all.
+            Later, where more than D parties sent nothing, or the wrong size; nothing of
+            that round is released.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for each record of the parties that do
@@ -117,14 +107,14 @@ def dp_multiparty_gradient_descent(
         >>> import jax, jax.numpy as jnp
         >>> from dpjax import losses
         >>> from dpjax.estimators import Clipping
-        >>> from dpjax.parties import run_parties
+        >>> from dpjax.parties import SecureSum, run_parties
         >>> features = jax.random.normal(jax.random.key(0), (4, 5000, 2))
         >>> targets = features @ jnp.array([1.0, 2.0])
         >>> def train(transport):
         ...     k = transport.party
         ...     return dp_multiparty_gradient_descent(
         ...         losses.squared, jnp.zeros(2), (features[k], targets[k]),
-        ...         transport=transport, epsilon=1.0, delta=1e-6,
+        ...         secure_sum=SecureSum(transport), epsilon=1.0, delta=1e-6,
         ...         estimator=Clipping(2.0), learning_rate=0.5, num_steps=20)
         >>> solutions = run_parties(train, 4)
         >>> print(solutions[0].params.round(1))
@@ -139,9 +129,11 @@ def dp_multiparty_gradient_descent(
     check_budget(epsilon, delta)
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.bounded_estimator(estimator)
-    step_size = None if callable(learning_rate) else learning_rate
-    if step_size is not None:
-        _validate.positive(learning_rate=step_size)
+    if callable(learning_rate):
+        schedule, step_size = learning_rate, None
+    else:
+        _validate.positive(learning_rate=learning_rate)
+        schedule, step_size = None, float(learning_rate)
     if num_steps is not None:
         _validate.count(num_steps=num_steps)
     check_execution(execution)
@@ -151,44 +143,49 @@ def dp_multiparty_gradient_descent(
         execution.checkpoint,
         "None: a round of several parties cannot be taken up again",
     )
-    num_shares = num_secret_shares(transport.num_parties, max_colluding, max_dropouts)
-    num_mine = _validate.leading_size(data, "data")
-    settings = (
-        *(epsilon, delta, estimator, num_steps, max_colluding, max_dropouts),
-        None if step_size is None else float(step_size),
-        *((np.shape(x), np.asarray(x).tobytes()) for x in jax.tree.leaves(params)),
+    _validate.require(
+        isinstance(secure_sum, SecureSum), "secure_sum", secure_sum, "a SecureSum"
     )
-    num_records = agree(transport, settings, num_mine)
+    num_mine = _validate.leading_size(data, "data")
+    method = _Method(
+        loss_fn, execution.microbatch_size, schedule, projection_fn, averaging
+    )
+    state = method.optimizer(step_size).init(params)
+    start, record = jax.eval_shape(
+        lambda params, data: (params, jax.tree.map(lambda x: x[0], data)), params, data
+    )
+    settings = {
+        "params": params,
+        "data": jax.tree.map(lambda x: str((x.shape, x.dtype)), record),
+        "epsilon": float(epsilon),
+        "delta": float(delta),
+        "estimator": (str(jax.tree.structure(estimator)), estimator),
+        "num_steps": num_steps,
+        "averaging": averaging,
+        "loss_fn": _grad.trace(loss_fn, start, record),
+        "learning_rate": (step_size, schedule and _call.trace(schedule, jnp.int32(0))),
+        "projection_fn": projection_fn and _call.trace(projection_fn, start),
+    }
+    num_records = secure_sum.agree(settings, num_mine)
     num_samples = sum(num_records)
     if num_steps is None:
         num_steps = max(1, math.ceil(10 * math.log(num_samples)))
+    num_releases = num_steps + secure_sum.max_dropouts
     noise = _Noise.calibrated(
         estimator,
         num_records,
         num_params=sum(np.size(leaf) for leaf in jax.tree.leaves(params)),
-        num_shares=num_shares,
-        num_releases=num_steps + max_dropouts,
+        num_shares=secure_sum.num_secret_shares,
+        num_releases=num_releases,
         epsilon=epsilon,
         delta=delta,
     )
-    random_bytes = test_only_random_bytes or os.urandom
-    secure_sum = SecureSum(
-        transport, max_dropouts=max_dropouts, random_bytes=random_bytes
-    )
-    method = _Method(
-        loss_fn,
-        execution.microbatch_size,
-        learning_rate if step_size is None else None,
-        projection_fn,
-        averaging,
-    )
     shapes = jax.eval_shape(partial(_mean_grad, method), params, data, estimator)
-    state = method.optimizer(step_size).init(params)
     for step in range(1, num_steps + 1):
 
         def contribution(params: PyTree = params) -> np.ndarray:
             mean = _mean_grad(method, params, data, estimator)
-            return noise.add(num_mine * _to_vector(mean), random_bytes)
+            return noise.add(num_mine * _to_vector(mean), secure_sum.random_bytes)
 
         total = noise.grid.to_reals(secure_sum(contribution, noise.num_params))
         divisor = sum(num_records[k] for k in secure_sum.live)
@@ -202,16 +199,14 @@ def dp_multiparty_gradient_descent(
         PrivacyGuarantee.of(
             epsilon,
             delta,
-            dp_event=gaussian_event(
-                noise.multiplier, num_steps=num_steps + max_dropouts
-            ),
+            dp_event=gaussian_event(noise.multiplier, num_steps=num_releases),
             relation=REPLACE_ONE,
             num_samples=num_samples,
         ),
         {
             "num_steps": num_steps,
             "num_samples": num_samples,
-            "num_parties": transport.num_parties,
+            "num_parties": len(num_records),
             "num_live": len(secure_sum.live),
             "l2_sensitivity": noise.l2_sensitivity,
             "stddev": noise.stddev,
@@ -235,6 +230,17 @@ class _Method(NamedTuple):
             project(self.projection_fn) if self.projection_fn else optax.identity(),
             average_iterates() if self.averaging else optax.identity(),
         )
+
+
+# The parties compare the programs of these two; nobody runs them.
+@partial(jax.jit, static_argnums=0)
+def _call(fn: Callable[[PyTree], PyTree], argument: PyTree) -> PyTree:
+    return fn(argument)
+
+
+@partial(jax.jit, static_argnums=0)
+def _grad(loss_fn: LossFn, params: PyTree, record: PyTree) -> PyTree:
+    return jax.grad(loss_fn)(params, record)
 
 
 @partial(jax.jit, static_argnums=0)

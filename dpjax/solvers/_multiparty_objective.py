@@ -1,7 +1,6 @@
 """One noise vector for parties who trust an aggregator (paper 002, Algorithm 1)."""
 
 import math
-import os
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import scipy.linalg
 from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
-from dpjax._types import REPLACE_ONE, RandomBytes, Scalar
+from dpjax._types import REPLACE_ONE, Scalar
 from dpjax.accounting import (
     PrivacyGuarantee,
     discrete_gaussian_stddev,
@@ -20,14 +19,7 @@ from dpjax.accounting import (
     objective_noise,
 )
 from dpjax.mechanisms import discrete_gaussian, gaussian
-from dpjax.parties import (
-    Grid,
-    PartyError,
-    SecureSum,
-    Transport,
-    agree,
-    num_secret_shares,
-)
+from dpjax.parties import Grid, PartyError, SecureSum
 from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._margin_loss import MarginLoss
 from dpjax.solvers._perturbed_objective import (
@@ -49,13 +41,11 @@ def dp_multiparty_objective_perturbation(
     features: jax.Array,
     labels: jax.Array,
     *,
-    transport: Transport,
+    secure_sum: SecureSum,
     epsilon: float,
     delta: float,
     regularization: float,
     loss: MarginLoss | None = None,
-    max_colluding: int = 0,
-    test_only_random_bytes: RandomBytes | None = None,
 ) -> Solution:
     """Objective perturbation for a trusted aggregator; its transcript is NOT private.
 
@@ -67,35 +57,33 @@ def dp_multiparty_objective_perturbation(
     This is the paper's algorithm as far as it is private: `dp_objective_perturbation`
     with the records and the noise spread over the parties. Secure sums hide each
     party's part, but the sums of two rounds differ by a difference of gradients without
-    any
-    noise, and so do the points that the aggregator asks for. Whoever sees a transcript,
-    as every party does, can tell neighbouring data sets apart. Take
+    any noise, and so do the points that the aggregator asks for. Whoever sees a
+    transcript, as every party does, can tell neighbouring data sets apart. Take
     `dp_multiparty_gradient_descent` where the parties do not trust each other.
 
     Args:
         features: this party's rows, shape (n_k, d); all n_k are public. Rows longer
             than 1 are scaled down to length 1.
         labels: shape (n_k,); above zero is the class +1, anything else the class -1.
-        transport: the way to the other parties, as for
-            `dp_multiparty_gradient_descent`.
+        secure_sum: this party's side of the sums, `parties.SecureSum(transport)`. It
+            says of how many parties (C) the noise shares may become known to those who
+            see the result; their view of the transcript may not. No party may drop out.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
         regularization: lambda >= 0, per record, public.
         loss: phi with its bounds; by default `MarginLoss.logistic()`.
-        max_colluding: C, of how many parties the noise shares may become known to those
-            who see the result. Their view of the transcript may not.
-        test_only_random_bytes: replaces the entropy of the operating system by
-            something known. For tests: it protects nobody.
 
     Returns:
         A `Solution`, the same for all parties. Its stats are those of
         `dp_objective_perturbation`, and num_samples and num_parties.
 
     Raises:
-        ValueError: where an argument is out of its range, or another party's arguments
-            differ; never because of the values of features or labels.
-        PartyError: where a party sends nothing, or the wrong size.
-        ImportError: where the extra `parties` is not installed.
+        ValueError: where an argument is out of its range; never because of the values
+            of features or labels.
+        PartyError: where another party's arguments differ, before any record is used;
+            it names the two. The loss is compared by its bounds and its program (see
+            `SecureSum.agree`), features by d and the type of the result, labels not at
+            all. Later, where a party sends nothing, or the wrong size.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for those who see the released parameters
@@ -111,14 +99,14 @@ def dp_multiparty_objective_perturbation(
 
     Example:
         >>> import jax
-        >>> from dpjax.parties import run_parties
+        >>> from dpjax.parties import SecureSum, run_parties
         >>> features = jax.random.normal(jax.random.key(0), (2, 3000, 3)) / 3
         >>> labels = features[..., 0] - features[..., 1]
         >>> def train(transport):
         ...     k = transport.party
         ...     return dp_multiparty_objective_perturbation(
-        ...         features[k], labels[k], transport=transport, epsilon=1.0,
-        ...         delta=1e-6, regularization=0.01)
+        ...         features[k], labels[k], secure_sum=SecureSum(transport),
+        ...         epsilon=1.0, delta=1e-6, regularization=0.01)
         >>> solution = run_parties(train, 2)[0]
         >>> predicted = features @ solution.params > 0
         >>> print((predicted == (labels > 0)).mean() > 0.95)
@@ -133,11 +121,30 @@ def dp_multiparty_objective_perturbation(
     _validate.non_negative(regularization=regularization)
     loss = MarginLoss.logistic() if loss is None else loss
     _validate.require(isinstance(loss, MarginLoss), "loss", loss, "a MarginLoss")
-    num_shares = num_secret_shares(transport.num_parties, max_colluding, 0)
+    _validate.require(
+        isinstance(secure_sum, SecureSum) and secure_sum.max_dropouts == 0,
+        "secure_sum",
+        secure_sum,
+        "a SecureSum without dropouts",
+    )
+    num_shares = secure_sum.num_secret_shares
     num_mine, num_features = check_data(features, labels)
-    bounds = (loss.derivative_bound, loss.curvature_bound, loss.is_non_increasing)
-    settings = (epsilon, delta, regularization, *bounds, max_colluding, num_features)
-    num_records = agree(transport, settings, num_mine)
+    dtype = released_dtype(features)
+    with jax.enable_x64(True):
+        row = jnp.zeros((1, 1, 1))
+        settings = {
+            "epsilon": float(epsilon),
+            "delta": float(delta),
+            "regularization": float(regularization),
+            "loss": (
+                (loss.derivative_bound, loss.curvature_bound, loss.is_non_increasing),
+                _gradients.trace(loss, row, row[0]),
+                _hessian.trace(loss, row, row[0, 0]),
+            ),
+            "features": str((num_features, dtype)),
+        }
+        num_records = secure_sum.agree(settings, num_mine)
+    num_parties = len(num_records)
     num_samples = sum(num_records)
 
     noise = objective_noise(
@@ -152,7 +159,7 @@ def dp_multiparty_objective_perturbation(
     total = regularization + noise.extra_regularization
     convexity = num_samples * total
     problem = Problem(loss, num_samples, num_features)
-    all_noise = noise.stddev * math.sqrt(transport.num_parties / num_shares)
+    all_noise = noise.stddev * math.sqrt(num_parties / num_shares)
     least = least_gradient_norm(problem, convexity, all_noise)
     gradient_norm = max(1e-8 * convexity, 2 * least)
 
@@ -161,7 +168,7 @@ def dp_multiparty_objective_perturbation(
     # A party's rounding to the grid moves a coordinate of the sum by a step at most.
     # Noise beyond 40 stddevs would be clipped; its probability is e^-800.
     most_rounding = gradient_norm / 8
-    step = most_rounding / (transport.num_parties * math.sqrt(num_features))
+    step = most_rounding / (num_parties * math.sqrt(num_features))
     search = _Search(
         problem,
         convexity,
@@ -176,8 +183,8 @@ def dp_multiparty_objective_perturbation(
             bound=most_records * loss.curvature_bound,
         ),
     )
-    random_bytes = test_only_random_bytes or os.urandom
-    secure_sum = SecureSum(transport, random_bytes=random_bytes)
+    random_bytes = secure_sum.random_bytes
+    is_aggregator = secure_sum.transport.party == 0
     with jax.enable_x64(True):
         key = jax.random.wrap_key_data(
             jnp.asarray(np.frombuffer(random_bytes(8), np.uint32)), impl="threefry2x32"
@@ -188,8 +195,8 @@ def dp_multiparty_objective_perturbation(
             stddev=share_stddev,
         )
         rows = signed_rows(jnp.asarray(features), jnp.asarray(labels))
-        party = _Party(transport, secure_sum, search, _chunks(rows), np.asarray(share))
-        params = party.minimize() if transport.party == 0 else party.serve()
+        party = _Party(secure_sum, search, _chunks(rows), np.asarray(share))
+        params = party.minimize() if is_aggregator else party.serve()
 
     # What the computed minimiser may differ by between neighbours.
     sensitivity = 2 * gradient_norm / convexity
@@ -208,7 +215,7 @@ def dp_multiparty_objective_perturbation(
     )
 
     def output() -> np.ndarray:
-        mine = params if transport.party == 0 else np.zeros(num_features)
+        mine = params if is_aggregator else np.zeros(num_features)
         draw = discrete_gaussian(
             num_features, stddev=output_share, random_bytes=random_bytes
         )
@@ -218,7 +225,7 @@ def dp_multiparty_objective_perturbation(
     released = np.where(np.isnan(params), np.nan, released)
     stats: dict[str, Scalar] = {
         "num_samples": num_samples,
-        "num_parties": transport.num_parties,
+        "num_parties": num_parties,
         "stddev": noise.stddev,
         "regularization": total,
         "extra_regularization": noise.extra_regularization,
@@ -233,7 +240,7 @@ def dp_multiparty_objective_perturbation(
         num_samples=num_samples,
     )
     return Solution(
-        jnp.asarray(released, released_dtype(features)),
+        jnp.asarray(released, dtype),
         PrivacyGuarantee(
             epsilon,
             delta,
@@ -260,7 +267,6 @@ class _Search(NamedTuple):
 class _Party(NamedTuple):
     """What a party does while the aggregator, party 0, looks for the minimiser."""
 
-    transport: Transport
     secure_sum: SecureSum
     search: _Search
     chunks: jax.Array  # this party's rows y x
@@ -330,9 +336,9 @@ class _Party(NamedTuple):
         words = np.zeros(1 + (len(_LENGTHS) + 1) * self.search.problem.num_features)
         if points is not None:
             words[: 1 + points.size] = [kind, *points.reshape(-1)]
-        is_aggregator = self.transport.party == 0
-        message = self.transport.exchange(
-            words.tobytes() if is_aggregator else b"", words.nbytes
+        transport = self.secure_sum.transport
+        message = transport.exchange(
+            words.tobytes() if transport.party == 0 else b"", words.nbytes
         )[0]
         if message is None:
             raise PartyError([0], "the aggregator sent nothing")

@@ -12,7 +12,7 @@ import pytest
 from dpjax import losses
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Winsorization
 from dpjax.mechanisms import discrete_gaussian, gaussian
-from dpjax.parties import PartyError, run_parties
+from dpjax.parties import PartyError, SecureSum, run_parties
 from dpjax.solvers import (
     Execution,
     _multiparty_gradient_descent,
@@ -54,18 +54,20 @@ def sums_without_colluders(
             losses.squared,
             jnp.zeros(size),
             (jnp.zeros((2, size)), jnp.zeros(2)),
-            transport=Lossy(transport, drops),
+            secure_sum=SecureSum(
+                Lossy(transport, drops),
+                max_colluding=max_colluding,
+                max_dropouts=dropouts,
+                test_only_random_bytes=np.random.default_rng(transport.party).bytes,
+            ),
             epsilon=1.0,
             delta=1e-5,
             estimator=Clipping(1.0),
             learning_rate=1.0,
             num_steps=num_steps,
-            max_colluding=max_colluding,
-            max_dropouts=dropouts,
             execution=Execution(
                 callback=lambda _, params: iterates.append(np.asarray(params, float))
             ),
-            test_only_random_bytes=np.random.default_rng(transport.party).bytes,
         )
         return np.array(iterates), solution.stats
 
@@ -80,7 +82,7 @@ def sums_without_colluders(
         delta=1e-5,
     )
     assert noise.stddev == stats["stddev"]
-    # Exchanges: numbers of records, keys, and then a vector an attempt.
+    # Exchanges: keys, numbers of records, and then a vector an attempt.
     ends = {party: start - 2 for party, start in drops.items()}
     live = [
         [party for party in range(num_parties) if ends.get(party, np.inf) > step]
@@ -233,7 +235,7 @@ def test_one_party_of_nan_and_infinities_harms_no_other():
             linear,
             jnp.zeros(2),
             rows[transport.party],
-            transport=transport,
+            secure_sum=SecureSum(transport),
             epsilon=1e6,
             delta=1e-5,
             estimator=Winsorization(1.0),
@@ -256,12 +258,14 @@ def residual_of_objective(num_parties, num_colluders, num_runs, d=32):
             return dp_multiparty_objective_perturbation(
                 np.zeros((2, d), np.float32),
                 np.ones(2, np.float32),
-                transport=transport,
+                secure_sum=SecureSum(
+                    transport,
+                    max_colluding=num_colluders,
+                    test_only_random_bytes=source_of(run, transport.party),
+                ),
                 epsilon=1.0,
                 delta=1e-5,
                 regularization=1.0,
-                max_colluding=num_colluders,
-                test_only_random_bytes=source_of(run, transport.party),
             )
 
         solution = run_parties(party_fn, num_parties)[0]

@@ -1,12 +1,15 @@
 """Secure sums: right, restarted when a party drops, and silent about their parts."""
 
+import os
 import threading
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax.parties import PartyError, SecureSum, agree, num_secret_shares, run_parties
+from dpjax.parties import PartyError, SecureSum, run_parties
 
 FALSE_ALARM = 1e-6
 
@@ -32,12 +35,12 @@ class Faulty:
         return self.seen[-1]
 
 
-def sums(num_parties, vectors, *, max_dropouts=0, faults=None):
+def sums(num_parties, vectors, *, faults=None, **threats):
     """Runs two sums of the parties' vectors; also what each saw and contributed."""
 
     def party_fn(transport):
         transport = Faulty(transport, faults or {})
-        secure_sum = SecureSum(transport, max_dropouts=max_dropouts)
+        secure_sum = SecureSum(transport, **threats)
         asked = []
 
         def contribution():
@@ -55,7 +58,7 @@ def sums(num_parties, vectors, *, max_dropouts=0, faults=None):
 def test_sum_is_exact_with_negative_and_large_integers(num_parties):
     rng = np.random.default_rng(0)
     vectors = rng.integers(-(2**60), 2**60, (num_parties, 9))
-    for totals, live, asked, _ in sums(num_parties, vectors):
+    for totals, live, asked, _ in sums(num_parties, vectors, max_colluding=0):
         for total in totals:
             assert total.dtype == np.int64
             np.testing.assert_array_equal(total, vectors.sum(axis=0))
@@ -122,6 +125,18 @@ def test_too_many_dropouts_end_the_job():
         sums(4, np.ones((4, 2), int), max_dropouts=1, faults=both)
 
 
+def test_a_job_that_has_ended_sums_no_more():
+    def party_fn(transport):
+        transport = Faulty(transport, {(1, 1): "nothing"})
+        secure_sum = SecureSum(transport)
+        for _ in range(2):
+            with pytest.raises(PartyError, match="party 1"):
+                secure_sum(lambda: np.ones(3), 3)
+        return len(transport.seen)
+
+    assert run_parties(party_fn, 3) == [2, 2, 2]  # keys, and the round that failed
+
+
 def test_a_party_without_public_key_is_named():
     with pytest.raises(PartyError, match="party 1"):
         sums(3, np.ones((3, 2), int), max_dropouts=1, faults={(1, 0): "nothing"})
@@ -158,14 +173,88 @@ def uniformity(vector):
     return scipy.stats.chisquare(counts).pvalue
 
 
-def test_agreement_names_the_party_that_differs():
-    def party_fn(transport):
-        return agree(transport, {"epsilon": 1 + (transport.party == 2)}, 10)
+def agree(settings_of, num_parties=3):
+    """What the parties tell each other, each with the settings of its number."""
 
-    with pytest.raises(ValueError, match="party"):
+    def party_fn(transport):
+        secure_sum = SecureSum(transport)
+        return secure_sum.agree(settings_of(transport.party), 10 + transport.party)
+
+    return run_parties(party_fn, num_parties)
+
+
+def traced(function, shape=(3,)):
+    return jax.jit(function).trace(jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
+@jax.jit
+def inner_product(x, table):
+    return x @ table
+
+
+TABLE = np.arange(3000, dtype=np.float32).reshape(3, 1000)
+OTHER_TABLE = TABLE + (np.arange(1000) == 500).astype(np.float32)
+# Pairs that differ as little as can be.
+OTHER = [
+    (1.0, np.nextafter(1.0, 2.0)),
+    (None, 0),
+    ([1.0, None], [None, 1.0]),
+    ({"w": jnp.zeros(2)}, {"w": jnp.zeros((2, 1))}),
+    (jnp.zeros(2), np.zeros(2)),
+    (np.array(0.0), np.array(-0.0)),
+    (TABLE, OTHER_TABLE),
+    (traced(jnp.sin), traced(jnp.cos)),
+    (traced(lambda x: x + 1.0), traced(lambda x: x + np.float32(1.0000001))),
+    (traced(lambda x: x @ TABLE), traced(lambda x: x @ OTHER_TABLE)),
+    (
+        traced(lambda x: inner_product(x, TABLE)),
+        traced(lambda x: inner_product(x, OTHER_TABLE)),
+    ),
+    (traced(lambda x: x), traced(lambda x: x, (4,))),
+]
+
+
+@pytest.mark.parametrize("pair", OTHER, ids=range(len(OTHER)))
+def test_agreement_names_the_party_and_what_differs(pair):
+    with pytest.raises(PartyError, match="party 2: other value than party 0") as error:
+        agree(lambda party: {"value": pair[party == 2], "x": 1})
+    assert error.value.parties == [2]
+
+
+def test_agreement_tells_the_numbers_of_records():
+    def settings(party):
+        del party
+        table = TABLE.copy()
+        return {
+            "epsilon": 1.0,
+            "params": {"w": jnp.ones(2), "b": None},
+            "text": "x",
+            "fn": traced(lambda x: jnp.sin(inner_product(x, table))),
+        }
+
+    assert agree(settings) == [[10, 11, 12]] * 3
+
+
+def test_agreement_is_about_the_same_things():
+    with pytest.raises(PartyError, match=r"party 1: other [ab] than party 0"):
+        agree(lambda party: {"ab"[party]: 1.0}, 2)
+    with pytest.raises(PartyError, match="bytes at the start"):
+        agree(lambda party: {name: 1.0 for name in "ab"[party:]}, 2)
+
+
+@pytest.mark.parametrize("name", ["max_colluding", "max_dropouts"])
+def test_agreement_is_about_threats_too(name):
+    def party_fn(transport):
+        threats = {name: int(transport.party == 1)}
+        return SecureSum(transport, **threats).agree({}, 10)
+
+    with pytest.raises(PartyError, match=f"party 1: other {name} than party 0"):
         run_parties(party_fn, 3)
-    counts = run_parties(lambda t: agree(t, (1.0, "x"), 10 + t.party), 3)
-    assert counts == [[10, 11, 12]] * 3
+
+
+def test_entropy_is_the_operating_systems():
+    sources = run_parties(lambda transport: SecureSum(transport).random_bytes, 2)
+    assert sources == [os.urandom] * 2
 
 
 @pytest.mark.parametrize(
@@ -178,6 +267,12 @@ def test_agreement_names_the_party_that_differs():
     ],
 )
 def test_threats_leave_a_share(name, arguments):
+    num_parties, max_colluding, max_dropouts = arguments
     with pytest.raises(ValueError, match=name):
-        num_secret_shares(*arguments)
-    assert num_secret_shares(1, 0, 0) == 1
+        run_parties(
+            lambda transport: SecureSum(
+                transport, max_colluding=max_colluding, max_dropouts=max_dropouts
+            ),
+            num_parties,
+        )
+    assert SecureSum.count_secret_shares(1, 0, 0) == 1

@@ -80,9 +80,11 @@ from dpjax.parties import JaxTransport
 transport = JaxTransport()
 everything = transport.exchange(bytes([party]) * 5, 5)
 gaps = transport.exchange(b"" if party == 1 else b"ab" * (1 + party), 2)
+# They may also await different sizes.
+own = transport.exchange(b"abc" if party == 1 else b"de", 2 + (party == 1))
 if sys.argv[3] == "die" and party == 1:
     os._exit(7)
-print("RESULT", everything, gaps, transport.exchange(b"z", 1), flush=True)
+print("RESULT", everything, gaps, own, transport.exchange(b"z", 1), flush=True)
 """
 
 
@@ -116,8 +118,11 @@ def test_processes_exchange_over_jax():
     codes, results = run_processes("live")
     assert codes == [0, 0, 0]
     everything = [bytes([party]) * 5 for party in range(3)]
-    expected = f"RESULT {everything} {[b'ab', None, None]} {[b'z'] * 3}"
-    assert results == [[expected]] * 3
+    most, one = [b"de", None, b"de"], [None, b"abc", None]
+    assert results == [
+        [f"RESULT {everything} {[b'ab', None, None]} {own} {[b'z'] * 3}"]
+        for own in (most, one, most)
+    ]
 
 
 @pytest.mark.slow

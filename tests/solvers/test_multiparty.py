@@ -15,9 +15,16 @@ import pytest
 import scipy.stats
 
 from dpjax import losses
-from dpjax.estimators import Clipping, Mean, MedianOfMeans, SmoothedTruncation
+from dpjax.estimators import (
+    Clipping,
+    Mean,
+    MedianOfMeans,
+    SmoothedTruncation,
+    Truncation,
+    Winsorization,
+)
 from dpjax.mechanisms import discrete_gaussian
-from dpjax.parties import PartyError, run_parties
+from dpjax.parties import PartyError, SecureSum, run_parties
 from dpjax.solvers import (
     Checkpoint,
     Execution,
@@ -71,15 +78,26 @@ class Recorder(NamedTuple):
         return self.heard[-1]
 
 
-def solve(data, *, change=None, **setting):
+def known_sum(transport):
+    """Secure sums of a party whose random bytes are known."""
+    known = np.random.default_rng(transport.party).bytes
+    return SecureSum(transport, test_only_random_bytes=known)
+
+
+def solve(data, *, change=None, max_colluding=1, max_dropouts=0, **setting):
     """Runs parties in threads; their solutions, and what the first one heard."""
 
     def party_fn(transport):
         transport = Recorder(transport, [])
+        secure_sum = SecureSum(
+            change(transport) if change else transport,
+            max_colluding=max_colluding,
+            max_dropouts=max_dropouts,
+        )
         problem = {"loss_fn": losses.logistic, "params": jnp.zeros(3)}
         solution = dp_multiparty_gradient_descent(
             data=data[transport.party],
-            transport=change(transport) if change else transport,
+            secure_sum=secure_sum,
             **(problem | SETTING | setting),
         )
         return solution, transport.heard
@@ -138,8 +156,7 @@ def test_parties_do_as_one_process_does_with_the_same_noise():
             losses.logistic,
             jnp.zeros(3),
             data[transport.party],
-            transport=transport,
-            test_only_random_bytes=np.random.default_rng(transport.party).bytes,
+            secure_sum=known_sum(transport),
             **SETTING,
         )
 
@@ -156,14 +173,15 @@ party, num_parties, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 jax.distributed.initialize(address, num_parties, party, initialization_timeout=60)
 from dpjax import losses
 from dpjax.estimators import Clipping
-from dpjax.parties import JaxTransport
+from dpjax.parties import JaxTransport, SecureSum
 from dpjax.solvers import dp_multiparty_gradient_descent
 with np.load(sys.argv[4]) as file:
     data = file[f"features{party}"], file[f"targets{party}"]
+known = np.random.default_rng(party).bytes
 solution = dp_multiparty_gradient_descent(
-    losses.logistic, jnp.zeros(3), data, transport=JaxTransport(), epsilon=2.0,
-    delta=1e-6, estimator=Clipping(1.0), learning_rate=0.5, num_steps=5,
-    test_only_random_bytes=np.random.default_rng(party).bytes)
+    losses.logistic, jnp.zeros(3), data,
+    secure_sum=SecureSum(JaxTransport(), test_only_random_bytes=known), epsilon=2.0,
+    delta=1e-6, estimator=Clipping(1.0), learning_rate=0.5, num_steps=5)
 print("RESULT", *(float(x).hex() for x in solution.params), flush=True)
 """
 
@@ -274,7 +292,7 @@ def test_our_transcript_does_not_tell_neighbours_apart():
                 losses.logistic,
                 jnp.zeros(3),
                 seconds[truth] if transport.party else first,
-                transport=recorder,
+                secure_sum=SecureSum(recorder),
                 execution=Execution() if transport.party else shown,
                 **(SETTING | {"epsilon": epsilon, "num_steps": num_steps}),
             )
@@ -358,7 +376,7 @@ def test_the_others_go_on_without_a_party_that_drops(replacement):
         assert solution.stats["num_live"] == 3
         assert np.all(np.isfinite(solution.params))
         np.testing.assert_array_equal(solution.params, solutions[0].params)
-    # Arguments, keys, two rounds, the failed attempt, its restart and two rounds.
+    # Keys, arguments, two rounds, the failed attempt, its restart and two rounds.
     assert len(heard) == 2 + 2 + 1 + 3
 
 
@@ -389,8 +407,7 @@ def test_odd_records_move_nothing_beyond_the_bound(value):
                 losses.logistic,
                 jnp.zeros(3),
                 second if transport.party else data[0],
-                transport=recorder,
-                test_only_random_bytes=np.random.default_rng(transport.party).bytes,
+                secure_sum=known_sum(recorder),
                 **(SETTING | {"num_steps": 1}),
             )
             return recorder.heard
@@ -439,7 +456,7 @@ def test_float64_parameters_stay_so():
                     loss_fn,
                     jnp.zeros(3, jnp.float64),
                     data[transport.party],
-                    transport=transport,
+                    secure_sum=SecureSum(transport),
                     **SETTING,
                 )
 
@@ -478,21 +495,111 @@ def test_the_event_spends_what_is_claimed():
     np.testing.assert_allclose(accountant.get_epsilon(1e-6), 2.0, rtol=1e-3)
 
 
-def test_parties_with_other_arguments_are_named():
+@jax.custom_vjp
+def as_logistic(params, example):
+    """The logistic loss, with a gradient of its own."""
+    return losses.logistic(params, example)
+
+
+def _forward(params, example):
+    return as_logistic(params, example), (params, example)
+
+
+def _backward(residual, slope):
+    grads = jax.grad(losses.logistic, argnums=(0, 1))(*residual)
+    return jax.tree.map(lambda x: 2 * slope * x, grads)
+
+
+as_logistic.defvjp(_forward, _backward)
+
+
+def scaled_logistic(scale):
+    return lambda params, example: scale * losses.logistic(params, example)
+
+
+BALL = partial(optax.projections.projection_l2_ball, scale=1.0)
+LINE = optax.linear_schedule(0.5, 0.1, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_all", "of_one"),
+    [
+        ("epsilon", {}, {"epsilon": 2.1}),
+        ("delta", {}, {"delta": 2e-6}),
+        ("estimator", {}, {"estimator": Clipping(1.1)}),
+        (
+            "estimator",
+            {"estimator": Truncation(1.0)},
+            {"estimator": Winsorization(1.0)},
+        ),
+        ("num_steps", {}, {"num_steps": 6}),
+        ("num_steps", {"num_steps": None}, {"num_steps": 41}),
+        ("averaging", {}, {"averaging": True}),
+        ("params", {}, {"params": jnp.full(3, 1e-9)}),
+        # What the loss is traced for.
+        (
+            "data, loss_fn",
+            {},
+            {"data": (np.zeros((30, 3), np.float32), np.zeros(30, np.int32))},
+        ),
+        ("loss_fn", {}, {"loss_fn": losses.squared}),
+        ("loss_fn", {}, {"loss_fn": as_logistic}),
+        (
+            "loss_fn",
+            {"loss_fn": scaled_logistic(2.0)},
+            {"loss_fn": scaled_logistic(2.0000002)},
+        ),
+        ("learning_rate", {}, {"learning_rate": 0.6}),
+        ("learning_rate", {}, {"learning_rate": lambda step: 0.5}),
+        (
+            "learning_rate",
+            {"learning_rate": LINE},
+            {"learning_rate": optax.linear_schedule(0.5, 0.2, 5)},
+        ),
+        ("projection_fn", {}, {"projection_fn": BALL}),
+        (
+            "projection_fn",
+            {"projection_fn": BALL},
+            {"projection_fn": partial(BALL, scale=2.0)},
+        ),
+    ],
+)
+def test_the_argument_that_differs_is_named(name, of_all, of_one):
+    sent = []
+
+    def party_fn(transport):
+        recorder = Recorder(transport, sent)
+        arguments = {
+            "loss_fn": losses.logistic,
+            "params": jnp.zeros(3),
+            "data": records(30, transport.party),
+        }
+        arguments |= SETTING | of_all | (of_one if transport.party == 1 else {})
+        secure_sum = SecureSum(recorder)
+        return dp_multiparty_gradient_descent(secure_sum=secure_sum, **arguments)
+
+    with pytest.raises(PartyError, match=f"party 1: other {name} than party 0"):
+        run_parties(party_fn, 2)
+    assert len(sent) == 2 * 2  # keys and digests: nothing of any record
+
+
+def test_functions_made_anew_by_each_party_are_the_same():
     data = [records(30, seed) for seed in range(2)]
 
     def party_fn(transport):
-        setting = SETTING | {"epsilon": 1.0 + transport.party}
+        table = jnp.arange(200.0)
         return dp_multiparty_gradient_descent(
-            losses.logistic,
+            lambda params, example: losses.logistic(params, example) * table[3],
             jnp.zeros(3),
             data[transport.party],
-            transport=transport,
-            **setting,
+            secure_sum=SecureSum(transport),
+            projection_fn=lambda params: params / 2,
+            execution=Execution(microbatch_size=1 + transport.party),
+            **SETTING | {"learning_rate": lambda step: 1 / (step + 2)},
         )
 
-    with pytest.raises(ValueError, match="party"):
-        run_parties(party_fn, 2)
+    first, second = run_parties(party_fn, 2)
+    np.testing.assert_array_equal(first.params, second.params)
 
 
 @pytest.mark.parametrize(
@@ -505,9 +612,7 @@ def test_parties_with_other_arguments_are_named():
         ("estimator", {"estimator": None}),
         ("learning_rate", {"learning_rate": -1.0}),
         ("num_steps", {"num_steps": 0}),
-        ("max_colluding", {"max_colluding": -1}),
-        ("max_colluding", {"max_colluding": 2}),
-        ("max_dropouts", {"max_dropouts": 1}),
+        ("secure_sum", {"secure_sum": None}),
         ("projection_fn", {"projection_fn": 3}),
         ("execution", {"execution": print}),
         ("checkpoint", {"execution": Execution(checkpoint=Checkpoint("states"))}),
@@ -522,9 +627,9 @@ def test_bad_arguments_are_named(name, change):
             "loss_fn": losses.logistic,
             "params": jnp.zeros(3),
             "data": records(30, transport.party),
+            "secure_sum": SecureSum(transport),
         }
-        arguments |= SETTING | change
-        return dp_multiparty_gradient_descent(transport=transport, **arguments)
+        return dp_multiparty_gradient_descent(**(arguments | SETTING | change))
 
     with pytest.raises(ValueError, match=name):
         run_parties(party_fn, 2)

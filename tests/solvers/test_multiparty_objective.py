@@ -9,7 +9,7 @@ import scipy.special
 import scipy.stats
 
 from dpjax.mechanisms import gaussian
-from dpjax.parties import PartyError, run_parties
+from dpjax.parties import PartyError, SecureSum, run_parties
 from dpjax.solvers import (
     MarginLoss,
     dp_multiparty_objective_perturbation,
@@ -40,7 +40,7 @@ class Recorder:
         return self.heard[-1]
 
 
-def solve(data, *, seeds=None, **setting):
+def solve(data, *, seeds=None, max_colluding=0, **setting):
     """All parties' solutions, and what the last party heard."""
 
     def party_fn(transport):
@@ -50,8 +50,9 @@ def solve(data, *, seeds=None, **setting):
             source = np.random.default_rng(seeds[transport.party]).bytes
         solution = dp_multiparty_objective_perturbation(
             *data[transport.party],
-            transport=recorder,
-            test_only_random_bytes=source,
+            secure_sum=SecureSum(
+                recorder, max_colluding=max_colluding, test_only_random_bytes=source
+            ),
             **(SETTING | setting),
         )
         return solution, recorder.heard
@@ -189,7 +190,7 @@ def test_a_silent_party_ends_the_run_and_is_named():
                 return super().exchange(b"" if is_silent else message, num_bytes)
 
         return dp_multiparty_objective_perturbation(
-            *data[transport.party], transport=Silent(transport), **SETTING
+            *data[transport.party], secure_sum=SecureSum(Silent(transport)), **SETTING
         )
 
     with pytest.raises(PartyError, match="party 1"):
@@ -203,7 +204,6 @@ def test_a_silent_party_ends_the_run_and_is_named():
         ("delta", {"delta": 0.0}),
         ("regularization", {"regularization": -1.0}),
         ("loss", {"loss": "logistic"}),
-        ("max_colluding", {"max_colluding": 2}),
         ("features", {"features": np.zeros(3)}),
         ("labels", {"labels": np.zeros((100, 2))}),
     ],
@@ -213,20 +213,59 @@ def test_bad_arguments_are_named(name, change):
     arguments = {"features": features, "labels": labels} | SETTING | change
 
     def party_fn(transport):
-        return dp_multiparty_objective_perturbation(transport=transport, **arguments)
+        secure_sum = SecureSum(transport)
+        return dp_multiparty_objective_perturbation(secure_sum=secure_sum, **arguments)
 
     with pytest.raises(ValueError, match=name):
         run_parties(party_fn, 2)
 
 
-def test_parties_with_other_arguments_are_named():
-    data = [records(100, seed) for seed in range(2)]
-
+@pytest.mark.parametrize("threats", [{"max_dropouts": 1}, None])
+def test_no_party_may_drop_out(threats):
     def party_fn(transport):
-        setting = SETTING | {"regularization": 0.01 * (1 + transport.party)}
+        secure_sum = transport if threats is None else SecureSum(transport, **threats)
         return dp_multiparty_objective_perturbation(
-            *data[transport.party], transport=transport, **setting
+            *records(100, 0), secure_sum=secure_sum, **SETTING
         )
 
-    with pytest.raises(ValueError, match="party"):
+    with pytest.raises(ValueError, match="secure_sum"):
+        run_parties(party_fn, 3)
+
+
+STEEPER = MarginLoss(lambda z: -2 * jax.nn.sigmoid(-z), 1.0, 0.25, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("epsilon", {"epsilon": 1.1}),
+        ("delta", {"delta": 2e-6}),
+        ("regularization", {"regularization": 0.03}),
+        ("loss", {"loss": STEEPER}),
+        ("loss", {"loss": MarginLoss.smoothed_hinge()}),
+        ("features", {"features": np.zeros((100, 2))}),
+    ],
+)
+def test_the_argument_that_differs_is_named(name, change):
+    def party_fn(transport):
+        features, labels = records(100, transport.party)
+        arguments = {"features": features, "labels": labels} | SETTING
+        return dp_multiparty_objective_perturbation(
+            secure_sum=SecureSum(transport),
+            **(arguments | change if transport.party == 1 else arguments),
+        )
+
+    with pytest.raises(PartyError, match=f"party 1: other {name} than party 0"):
         run_parties(party_fn, 2)
+
+
+def test_features_may_be_of_the_types_that_one_result_comes_from():
+    def party_fn(transport):
+        features, labels = records(100, transport.party)
+        features = features.astype(np.float64 if transport.party else np.float32)
+        return dp_multiparty_objective_perturbation(
+            features, labels, secure_sum=SecureSum(transport), **SETTING
+        )
+
+    for solution in run_parties(party_fn, 2):
+        assert solution.params.dtype == jnp.float32
