@@ -292,14 +292,14 @@ SOLVERS = {
         ),
     ),
     "dp_lasso": Part(
-        "features targets * key epsilon delta radius= threshold= num_steps="
-        " moment_bound= calibration= execution=",
+        "features targets * key epsilon delta= radius= threshold= num_steps="
+        " fourth_moment_bound= calibration= execution=",
         lambda data, key, i: solvers.dp_lasso(
             *data, radius=1.0 + i, threshold=2.0 + i, num_steps=5, **_budget(key, i)
         ),
     ),
     "dp_iterative_hard_thresholding": Part(
-        "loss_fn params data * key epsilon delta sparsity estimator learning_rate"
+        "loss_fn params data * key epsilon delta= sparsity estimator learning_rate"
         " num_steps= calibration= execution=",
         lambda data, key, i: solvers.dp_iterative_hard_thresholding(
             losses.squared,
@@ -314,7 +314,7 @@ SOLVERS = {
     ),
     "dp_sparse_linear_regression": Part(
         "features targets * key epsilon delta sparsity threshold= learning_rate="
-        " num_steps= moment_bound= radius= calibration= execution=",
+        " num_steps= fourth_moment_bound= radius= calibration= execution=",
         lambda data, key, i: solvers.dp_sparse_linear_regression(
             *data,
             sparsity=2,
@@ -326,7 +326,7 @@ SOLVERS = {
     ),
     "dp_l1_regression": Part(
         "features targets * key epsilon candidates truncation= moment_order="
-        " moment_bound= failure_prob= calibration= chunk_size=",
+        " residual_moment_bound= failure_prob= calibration= chunk_size=",
         lambda data, key, i: solvers.dp_l1_regression(
             *data,
             key=key,

@@ -93,7 +93,7 @@ def lasso(
         "radius": radius,
         "threshold": _threshold(scale),
         "num_steps": _steps(steps, facts),
-        "moment_bound": moment_bound,
+        "fourth_moment_bound": moment_bound,
     }
 
 
@@ -114,7 +114,7 @@ def sparse_linear(
         "threshold": _threshold(scale),
         "learning_rate": learning_rate,
         "num_steps": check_steps(steps, facts),
-        "moment_bound": moment_bound,
+        "fourth_moment_bound": moment_bound,
         "radius": radius,
     }
 
@@ -170,7 +170,7 @@ def l1(
     return {
         "candidates": candidate_net(number, facts.num_features, radius),
         "truncation": None if scale is None else 1 / scale,
-        "moment_bound": moment_bound,
+        "residual_moment_bound": moment_bound,
     }
 
 

@@ -157,7 +157,7 @@ def _lasso(task: Task, *, calibration: Calibration) -> Solution:
         *task.sample.data,
         key=task.key,
         **task.budget,
-        moment_bound=task.problem.data_moment_bound,
+        fourth_moment_bound=task.problem.fourth_moment_bound,
         calibration=calibration,
     )
 
@@ -168,7 +168,7 @@ def _sparse(task: Task, *, calibration: Calibration) -> Solution:
         key=task.key,
         **task.budget,
         sparsity=task.setting.sparsity,
-        moment_bound=task.problem.data_moment_bound,
+        fourth_moment_bound=task.problem.fourth_moment_bound,
         calibration=calibration,
     )
 
@@ -204,7 +204,7 @@ def _l1_regression(task: Task, *, calibration: Calibration) -> Solution:
         epsilon=task.setting.epsilon,
         candidates=halton_net(Box(-1.0, 1.0), num_features, num_candidates=4096),
         moment_order=task.setting.moment_order,
-        moment_bound=task.problem.moment_bound,
+        residual_moment_bound=task.problem.moment_bound,
         calibration=calibration,
     )
 

@@ -58,8 +58,8 @@ class ProblemKind:
         ball: the unit ball that the weights lie in: "l1", "l2" or None.
         moment_bound: a bound on the second moment of a gradient's coordinate, which
             the theory of the estimators takes; public.
-        data_moment_bound: a bound on the fourth moments of features and targets, which
-            `dp_lasso` and `dp_sparse_linear_regression` take; public.
+        fourth_moment_bound: a bound on the fourth moments of features and targets,
+            which `dp_lasso` and `dp_sparse_linear_regression` take; public.
         dataset: the loader of a real data set, or None.
     """
 
@@ -68,7 +68,7 @@ class ProblemKind:
     l2: float = 0.0
     ball: str | None = None
     moment_bound: float = 1.0
-    data_moment_bound: float = 1.0
+    fourth_moment_bound: float = 1.0
     dataset: Callable[[], Dataset] | None = None
 
     @property
@@ -268,7 +268,7 @@ def _linear_in_l1(**laws: Any) -> ProblemKind:
         losses.squared,
         ball="l1",
         moment_bound=10.0,
-        data_moment_bound=_SKEWED_FOURTH,
+        fourth_moment_bound=_SKEWED_FOURTH,
     )
 
 
@@ -281,7 +281,7 @@ def _sparse_linear(noise_law: Any) -> ProblemKind:
         losses.squared,
         ball="l2",
         moment_bound=50.0,
-        data_moment_bound=75.0,  # E x^4 = 3 * 5^2
+        fourth_moment_bound=75.0,  # E x^4 = 3 * 5^2
     )
 
 
@@ -334,7 +334,7 @@ PROBLEMS = {
         losses.squared,
         ball="l1",
         moment_bound=2.0,
-        data_moment_bound=6.25,  # 3 * 10^2 / (8 * 6)
+        fourth_moment_bound=6.25,  # 3 * 10^2 / (8 * 6)
     ),
     "logistic, log-normal features": ProblemKind(
         _synthetic(datasets.logistic_model, feature_law=_SKEWED),

@@ -32,7 +32,7 @@ def dp_iterative_hard_thresholding(
     *,
     key: Key,
     epsilon: float,
-    delta: float,
+    delta: float = 0.0,
     sparsity: int,
     estimator: Estimator,
     learning_rate: float,

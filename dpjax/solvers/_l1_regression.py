@@ -31,7 +31,7 @@ def dp_l1_regression(
     candidates: ArrayLike,
     truncation: Scalar | None = None,
     moment_order: float = 2.0,
-    moment_bound: float = 1.0,
+    residual_moment_bound: float = 1.0,
     failure_prob: float = 0.01,
     calibration: Calibration = "tight",
     chunk_size: int | None = None,
@@ -54,8 +54,8 @@ def dp_l1_regression(
         truncation: iota > 0, the inverse of the residual from which on a record counts
             no more. By default the minimiser of the risk bound below.
         moment_order: theta in (1, 2]; scoring is about five times faster at 2.
-        moment_bound: a public bound M on E|y - <x, w>|^theta, for all candidates w.
-            Privacy holds whether or not the bound does.
+        residual_moment_bound: a public bound M on E|y - <x, w>|^theta, for all
+            candidates w. Privacy holds whether or not the bound does.
         failure_prob: the probability with which risk_bound may fail.
         calibration: "paper" takes the exponential mechanism with the printed exponent,
             twice as sharp, for which `Solution.privacy` says 2 epsilon; and the iota
@@ -114,7 +114,9 @@ def dp_l1_regression(
         McKenna, Sheldon (2020).
     """
     _validate.positive(
-        epsilon=epsilon, moment_bound=moment_bound, moment_order=moment_order
+        epsilon=epsilon,
+        residual_moment_bound=residual_moment_bound,
+        moment_order=moment_order,
     )
     _validate.probability(failure_prob=failure_prob)
     _validate.choice(Calibration, calibration=calibration)
@@ -133,7 +135,7 @@ def dp_l1_regression(
     units = Units.of(num_samples, moment_order)
     theory = _Theory(
         moment_order=moment_order,
-        moment_bound=moment_bound,
+        moment_bound=residual_moment_bound,
         num_samples=num_samples,
         num_candidates=num_candidates,
         failure_prob=failure_prob,

@@ -28,11 +28,11 @@ def dp_lasso(
     *,
     key: Key,
     epsilon: float,
-    delta: float,
+    delta: float = 0.0,
     radius: float = 1.0,
     threshold: float | None = None,
     num_steps: int | None = None,
-    moment_bound: float = 1.0,
+    fourth_moment_bound: float = 1.0,
     calibration: Calibration = "tight",
     execution: Execution = Execution(),
 ) -> Solution:
@@ -51,10 +51,10 @@ def dp_lasso(
         radius: r, of the l1 ball, in units of the weights.
         threshold: K, in units of the features and of the targets, which should be
             alike. By default the one that balances the bias of clipping against the
-            error of choices, for `moment_bound`.
+            error of choices, for `fourth_moment_bound`.
         num_steps: T; by default floor((n epsilon)^(2/5)), as in the paper.
-        moment_bound: a public bound on E x_j^4 and E y^4, for the default threshold.
-            Privacy holds whether or not the bound does.
+        fourth_moment_bound: a public bound on E x_j^4 and E y^4, for the default
+            threshold. Privacy holds whether or not the bound does.
         calibration: "tight" takes the exact noise. "paper" takes the printed one, and
             K = (n epsilon)^(1/4) / T^(1/8); `Solution.privacy` says what it gives.
         execution: how it runs: microbatches, callback, checkpoint.
@@ -63,8 +63,8 @@ def dp_lasso(
         A `Solution` with weights of shape (d,). Its stats hold threshold, num_steps,
         batch_size, selection_epsilon (of one choice), linf_sensitivity and
         selection_error, the last two for g / (1 + ||w||_1); and is_informative, false
-        where that error exceeds all differences of scores that moment_bound allows, so
-        that zero may be as good as the result.
+        where that error exceeds all differences of scores that fourth_moment_bound
+        allows, so that zero may be as good as the result.
 
     Raises:
         ValueError: where an argument is out of its range; before any computation.
@@ -90,7 +90,7 @@ def dp_lasso(
         Thakurta, Zhang (2015), "Nearly optimal private LASSO". The paper prints the
         noise of the unit ball only.
     """
-    _validate.positive(epsilon=epsilon, moment_bound=moment_bound)
+    _validate.positive(epsilon=epsilon, fourth_moment_bound=fourth_moment_bound)
     _validate.delta(delta)
     _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
@@ -107,7 +107,7 @@ def dp_lasso(
             threshold = math.sqrt(math.sqrt(num_samples * epsilon / num_steps**0.5))
         else:
             threshold = _best_threshold(
-                choices, num_samples, num_features, moment_bound
+                choices, num_samples, num_features, fourth_moment_bound
             )
     _validate.within(1e-8, 1e12, threshold=threshold)
     stats: dict[str, Scalar] = {"threshold": threshold}
@@ -135,7 +135,7 @@ def dp_lasso(
         batching=Full(),
         execution=execution,
     )
-    largest_score = 2 * radius * moment_bound**0.5
+    largest_score = 2 * radius * fourth_moment_bound**0.5
     if calibration == "paper":
         largest_score *= 1 + radius
     stats |= released
@@ -153,7 +153,7 @@ def _scaled_squared(params: PyTree, example: PyTree) -> jax.Array:
 
 
 def _best_threshold(
-    choices: Choices, num_samples: int, num_features: int, moment_bound: float
+    choices: Choices, num_samples: int, num_features: int, fourth_moment_bound: float
 ) -> float:
     """Returns the K that minimises the error of a choice's score.
 
@@ -163,4 +163,4 @@ def _best_threshold(
     """
     num_choices = 2 * num_features * choices.num_composed
     cost = (2 / choices.epsilon + 4 / 3) * math.log(num_choices / FAILURE_PROB)
-    return (2 * moment_bound * num_samples / cost) ** 0.25
+    return (2 * fourth_moment_bound * num_samples / cost) ** 0.25

@@ -44,7 +44,7 @@ def dp_sparse_linear_regression(
     threshold: float | None = None,
     learning_rate: float | None = None,
     num_steps: int | None = None,
-    moment_bound: float = 1.0,
+    fourth_moment_bound: float = 1.0,
     radius: float = 1.0,
     calibration: Calibration = "tight",
     execution: Execution = Execution(),
@@ -64,15 +64,15 @@ def dp_sparse_linear_regression(
         sparsity: s, how many weights are not zero.
         threshold: K, in units of the features and of the targets, which should be
             alike. By default the one that balances the bias of clipping against the
-            noise, for `moment_bound`.
+            noise, for `fourth_moment_bound`.
         learning_rate: eta. By default 2/3 of the inverse mean square of the clipped
             features, which costs 2 per cent of the budget. That suits features of like
             size and little correlation; for others give a smaller one, or the steps may
             diverge.
         num_steps: T; by default the one, of at most floor(log n), that balances noise
             against convergence: a single step, unless n epsilon is large for s.
-        moment_bound: a public bound on E x_j^4 and E y^4, for the defaults. Privacy
-            holds whether or not the bound does.
+        fourth_moment_bound: a public bound on E x_j^4 and E y^4, for the defaults.
+            Privacy holds whether or not the bound does.
         radius: of the l2 ball that the weights are projected onto.
         calibration: "tight" takes the exact noise. "paper" takes the printed noise, K,
             T and eta = 0.5, and `Solution.privacy` says what it really gives.
@@ -110,7 +110,9 @@ def dp_sparse_linear_regression(
         Hu, Ni, Xiao, Wang (2022), Algorithm 3, Theorems 6 and 7. Unlike there, K and T
         balance the noise, eta follows the features, and the sensitivity is per step.
     """
-    _validate.positive(epsilon=epsilon, moment_bound=moment_bound, radius=radius)
+    _validate.positive(
+        epsilon=epsilon, fourth_moment_bound=fourth_moment_bound, radius=radius
+    )
     _validate.probability(delta=delta)
     _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
@@ -118,7 +120,7 @@ def dp_sparse_linear_regression(
     num_samples, num_features = features.shape
     check_sparsity(sparsity, jnp.zeros(features.shape[1]))
     design = _Design(
-        num_samples, num_features, sparsity, epsilon, delta, moment_bound, radius
+        num_samples, num_features, sparsity, epsilon, delta, fourth_moment_bound, radius
     )
     if calibration == "paper":
         num_steps = papers_num_steps(num_samples) if num_steps is None else num_steps
@@ -185,7 +187,7 @@ class _Design(NamedTuple):
     sparsity: int
     epsilon: float
     delta: float
-    moment_bound: float
+    fourth_moment_bound: float
     radius: float
 
     def papers_threshold(self, num_steps: int) -> float:
@@ -204,7 +206,7 @@ class _Design(NamedTuple):
         noise = math.sqrt(self.sparsity / epsilon_to_rho(self.epsilon, self.delta))
         cost = 2 * noise * math.sqrt(2 * log_failure) + 4 / 3 * log_failure
         batch_size = max(1, self.num_samples // num_steps)
-        return (2 * self.moment_bound * batch_size / cost) ** 0.25
+        return (2 * self.fourth_moment_bound * batch_size / cost) ** 0.25
 
     def best_num_steps(self) -> int:
         """Returns the T with the least squared distance to the best weights, modelled.
@@ -216,7 +218,7 @@ class _Design(NamedTuple):
         start and up to 1 + R sqrt(s) from then on: what makes a second step dear.
         """
         rho = epsilon_to_rho(self.epsilon, self.delta)
-        rate = 2 / 3 / math.sqrt(self.moment_bound)
+        rate = 2 / 3 / math.sqrt(self.fourth_moment_bound)
         largest_l1 = self.radius * math.sqrt(self.sparsity)
         spread = 1 + 2 * math.log(self.num_features / self.sparsity)
 

@@ -61,7 +61,7 @@ def l1_regression(x, y, candidates=NET):
         candidates=candidates,
         chunk_size=32,
         moment_order=2.0,
-        moment_bound=3.0,
+        residual_moment_bound=3.0,
     )
 
 

@@ -249,7 +249,7 @@ def test_heavy_tails(key):
             epsilon=4.0,
             candidates=net,
             moment_order=order,
-            moment_bound=3.0,
+            residual_moment_bound=3.0,
         )
         assert jnp.linalg.norm(solution.params - truth) < 0.2
 
@@ -274,7 +274,7 @@ def test_risk_bound(order, calibration, key):
             epsilon=1.0,
             candidates=candidates,
             moment_order=order,
-            moment_bound=9 ** (order / 2),
+            residual_moment_bound=9 ** (order / 2),
             calibration=calibration,
         )
 
@@ -292,7 +292,9 @@ def test_risk_bound(order, calibration, key):
 @pytest.mark.parametrize("order", [2.0, 1.4])
 def test_default_truncation_is_least_in_its_bound(order):
     features, targets, candidates = problem(500)
-    options = settings(candidates=candidates, moment_order=order, moment_bound=2.0)
+    options = settings(
+        candidates=candidates, moment_order=order, residual_moment_bound=2.0
+    )
 
     def stats(truncation, **changes):
         changes |= {"truncation": truncation, "key": jax.random.key(3)}
@@ -349,7 +351,11 @@ def test_a_sweep_over_constants_compiles_once(key):
     features, targets, candidates = problem(37)
     before = _l1_regression._choose._cache_size()
     for i, seed in enumerate(jax.random.split(key, 3)):
-        options = {"epsilon": 1.0 + i, "truncation": None, "moment_bound": 1.0 + i}
+        options = {
+            "epsilon": 1.0 + i,
+            "truncation": None,
+            "residual_moment_bound": 1.0 + i,
+        }
         dp_l1_regression(
             features, targets, **settings(key=seed, candidates=candidates, **options)
         )
@@ -435,7 +441,10 @@ def test_guarantee():
             {"moment_order": math.nan},
             "moment_order must be positive and finite, got nan",
         ),
-        ({"moment_bound": 0.0}, "moment_bound must be positive and finite, got 0.0"),
+        (
+            {"residual_moment_bound": 0.0},
+            "residual_moment_bound must be positive and finite, got 0.0",
+        ),
         ({"failure_prob": 1.0}, "failure_prob must be strictly between 0 and 1"),
         ({"truncation": 0.0}, "truncation must be positive and finite, got 0.0"),
         ({"truncation": -1.0}, "truncation must be positive and finite, got -1.0"),

@@ -68,7 +68,7 @@ def test_weights_of_a_larger_ball():
         epsilon=50.0,
         delta=1e-6,
         radius=4.0,
-        moment_bound=1.0,
+        fourth_moment_bound=1.0,
         num_steps=60,
     )
     assert 1.5 < float(jnp.abs(solution.params).sum()) <= 4.001
@@ -154,7 +154,7 @@ def test_integers_and_float64_data():
         ({"delta": 0.0, "calibration": "paper"}, "delta must be strictly between"),
         ({"threshold": -2.0}, "threshold must be between"),
         ({"num_steps": 91}, "num_steps must be at most the 90 samples"),
-        ({"moment_bound": 0.0}, "moment_bound must be positive"),
+        ({"fourth_moment_bound": 0.0}, "fourth_moment_bound must be positive"),
         ({"targets": jnp.zeros((90, 1))}, "targets must be a real array with 1 axes"),
         ({"targets": jnp.zeros(80)}, "targets must be one number for each of 90 rows"),
         ({"key": 0}, "key must be a single typed JAX key"),

@@ -250,7 +250,7 @@ def test_per_step_noise_follows_the_weights(num_steps):
 )
 def test_steps_are_taken_where_they_pay(num_samples, sparsity, epsilon, dearer):
     """A step too many, or too few, is worse, by more than chance."""
-    options = {"epsilon": epsilon, "delta": 1e-6, "moment_bound": 75.0}
+    options = {"epsilon": epsilon, "delta": 1e-6, "fourth_moment_bound": 75.0}
     distances = {None: [], dearer: []}
     for seed in range(2):
         setting = problem(num_samples, 400, seed, sparsity)
@@ -387,7 +387,11 @@ def test_bad_arguments_are_named(run, changes, message):
         ),
         (regress, {"threshold": 0.0}, "threshold must be between"),
         (regress, {"radius": -1.0}, "radius must be positive"),
-        (regress, {"moment_bound": math.inf}, "moment_bound must be positive"),
+        (
+            regress,
+            {"fourth_moment_bound": math.inf},
+            "fourth_moment_bound must be positive",
+        ),
         (regress, {"targets": jnp.zeros(99)}, "targets must be one number for each"),
         (regress, {"delta": 0.0}, "delta must be strictly between"),
     ],
