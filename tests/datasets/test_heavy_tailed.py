@@ -29,9 +29,8 @@ def test_shapes_and_determinism(model, key):
 @pytest.mark.quick(1)
 @models
 def test_repetitions_are_one_vmap(model, key):
-    problems = jax.vmap(lambda key: model(key, num_samples=50, num_features=7))(
-        jax.random.split(key, 3)
-    )
+    repeated = jax.vmap(lambda key: model(key, num_samples=50, num_features=7))
+    problems = jax.jit(repeated)(jax.random.split(key, 3))
     assert [leaf.shape for leaf in problems] == [(3, 50, 7), (3, 50), (3, 7)]
     assert not np.array_equal(problems.targets[0], problems.targets[1])
 
@@ -85,9 +84,8 @@ def test_label_noise_of_paper_001_is_centred_log_logistic(key):
 
 
 def test_l1_ball_params_are_uniform(key):
-    draws = jax.vmap(lambda key: datasets.l1_ball_params(key, 4))(
-        jax.random.split(key, 5_000)
-    )
+    draw = jax.jit(jax.vmap(lambda key: datasets.l1_ball_params(key, 4)))
+    draws = draw(jax.random.split(key, 5_000))
     # The l1 norm of a uniform point of the ball in d dimensions has the law r^d.
     norms = np.abs(np.asarray(draws, np.float64)).sum(axis=1)
     assert stats.kstest(norms, stats.beta(4, 1).cdf).pvalue > FALSE_ALARM
@@ -96,9 +94,8 @@ def test_l1_ball_params_are_uniform(key):
 
 
 def test_sparse_params_are_sparse_unit_vectors(key):
-    draws = jax.vmap(lambda key: datasets.sparse_params(5)(key, 30))(
-        jax.random.split(key, 500)
-    )
+    draw = jax.jit(jax.vmap(lambda key: datasets.sparse_params(5)(key, 30)))
+    draws = draw(jax.random.split(key, 500))
     assert np.all((np.asarray(draws) != 0).sum(axis=1) == 5)
     np.testing.assert_allclose(np.linalg.norm(draws, axis=1), 1.0, rtol=1e-5)
     assert np.all((np.asarray(draws) != 0).any(axis=0))

@@ -115,7 +115,7 @@ def test_one_record_moves_the_printed_sensitivity_a_millionfold():
 GRID = np.array([-50.0, -1.0, 0.0, 0.5, 50.0], np.float32)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("n", "fraction"), [(3, 0.3), (4, 0.3), (5, 0.25), (5, 0.45)])
 @pytest.mark.parametrize(("width", "t"), [(8.0, 0.2), (8.0, 1.5), (1e6, 4.0)])
 def test_exact_equals_brute_force(n, fraction, width, t):
@@ -166,6 +166,7 @@ def test_the_least_sensitivity():
             assert found >= expected
 
 
+@pytest.mark.quick(1)
 @each_bound
 def test_rounding_of_many_samples_is_covered(bound):
     # A narrow middle far from zero: the mean is rounded by more than it moves.
@@ -267,6 +268,7 @@ def test_gradient():
     assert by_upper == 1
 
 
+@pytest.mark.slow
 def test_exports_for_every_platform():
     estimator = TrimmedMean(0.2, -1.0, 1.0)
     for bound in BOUNDS:
@@ -304,15 +306,17 @@ def test_robust_grad(microbatch_size, key):
     data = (jax.random.normal(keys[0], (21, 3)), jax.random.cauchy(keys[1], (21,)))
     params = {"w": jnp.ones(3), "b": jnp.zeros(())}
     estimator = TrimmedMean(0.2, -2.0, 2.0)
-    gradients = jax.vmap(jax.grad(loss_fn), (None, 0))(params, data)
-    found, values = robust_grad(
-        loss_fn, estimator, microbatch_size=microbatch_size, return_values=True
+    gradients = jax.jit(jax.vmap(jax.grad(loss_fn), (None, 0)))(params, data)
+    found, values = jax.jit(
+        robust_grad(
+            loss_fn, estimator, microbatch_size=microbatch_size, return_values=True
+        )
     )(params, data)
     assert values.shape == (21,)
-    expected = estimator(gradients)
+    expected = jax.jit(estimator)(gradients)
     for name in params:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)
-    losses = jax.vmap(loss_fn, (None, 0))(params, data)
+    losses = jax.jit(jax.vmap(loss_fn, (None, 0)))(params, data)
     np.testing.assert_allclose(values, losses, rtol=1e-5)
 
 

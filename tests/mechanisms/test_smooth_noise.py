@@ -64,6 +64,7 @@ def test_law(name, sigma, scale, key):
     assert distance(scale, 3 * sigma) > bound
 
 
+@pytest.mark.quick(1)
 @each
 def test_standard_deviation(name, key):
     mechanism, _, stddev = MECHANISMS[name]
@@ -72,6 +73,7 @@ def test_standard_deviation(name, key):
     assert abs(float(noise.std()) / stddev(0.3) - 1) < 5 * math.sqrt(12 / 4 / 400_000)
 
 
+@pytest.mark.quick(1)
 @each
 def test_tails(name):
     mechanism, cdf, _ = MECHANISMS[name]
@@ -130,6 +132,7 @@ def test_half_precision_is_cast_down_after_the_noise(name, dtype, key):
     np.testing.assert_array_equal(noisy, wide.astype(dtype))
 
 
+@pytest.mark.quick(1)
 @each
 def test_float64(name, key):
     with jax.enable_x64(True):
@@ -168,6 +171,7 @@ def test_jit_and_vmap_over_keys_scales_and_sigmas(name):
         np.testing.assert_allclose(mapped[name], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @each
 def test_exports_for_every_platform(name, key):
     def noisy(key, value, scale):
@@ -179,6 +183,7 @@ def test_exports_for_every_platform(name, key):
     assert exported(key, value, value).platforms == platforms
 
 
+@pytest.mark.quick(1)
 @each
 def test_a_rounded_scale_never_means_less_noise(name, key):
     mechanism, _, _ = MECHANISMS[name]

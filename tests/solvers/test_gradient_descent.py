@@ -79,7 +79,7 @@ def test_noise_has_the_stated_scale(batching):
         )
 
     keys = jax.random.split(jax.random.key(5), num_keys)
-    solutions = jax.vmap(solve)(keys)
+    solutions = jax.jit(jax.vmap(solve))(keys)
     stats = jax.tree.map(lambda x: float(x[0]), solutions.stats)
     estimator = Winsorization(1.0)
     sensitivity = (
@@ -217,6 +217,7 @@ def test_disjoint_steps_see_their_own_records():
         assert same == (step < 4)  # record 7 is in batch 3, hence in step 4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("estimator", [Mean(), SmoothedTruncation(100.0)])
 def test_reaches_the_optimum_without_noise(estimator):
     features, targets = regression()
@@ -324,6 +325,7 @@ def test_schedules():
     assert (fixed.params != halved.params).all()
 
 
+@pytest.mark.slow
 def test_numbers_of_a_schedule_are_traced():
     traces = []
 
@@ -396,8 +398,17 @@ def test_vmap_over_key_params_and_data():
         assert mapped.privacy == single.privacy
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize(
+    "batching",
+    [
+        "full",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in BATCHINGS
+            if name != "full"
+        ),
+    ],
+)
 def test_jit_around_the_solver(batching):
     data = jax.random.normal(jax.random.key(2), (40, 2))
 
@@ -444,6 +455,7 @@ def test_derivatives_against_finite_differences():
             np.testing.assert_allclose(reverse, numeric, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_second_call_compiles_nothing(caplog):
     traces = []
 

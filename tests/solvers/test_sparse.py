@@ -166,6 +166,7 @@ def test_the_support_and_a_pytree():
     np.testing.assert_allclose(tree.params["w"], [0.75, -1.35], atol=1e-3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
 def test_noise_of_a_step(delta):
     """All entries stay, no gradient: what is released is noise of the stated scale.
@@ -221,6 +222,7 @@ def test_noise_of_a_regression_step():
         assert (pvalue > 1e-6) == is_right
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("num_steps", [1, 4])
 def test_per_step_noise_follows_the_weights(num_steps):
     """The stated noise is that of the last step, from the weights before it."""
@@ -314,6 +316,7 @@ def test_mean_square_is_paid_for_and_close():
     assert multipliers[0] / multipliers[1] == pytest.approx(0.98**-0.5, rel=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("estimator", "excess"), [(SmoothedTruncation(1.0), 3 / 0.6827), (Truncation(1), 1)]
 )

@@ -170,6 +170,7 @@ def test_a_second_run_of_one_optimizer_is_caught(key):
         updated(optimizer, grads)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_gives_float32(dtype, key):
     grads = jax.random.normal(key, (8, 3)).astype(dtype)
