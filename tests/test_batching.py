@@ -96,6 +96,7 @@ def test_poisson_inclusion(expected, key):
     assert distance <= math.sqrt(math.log(2 / FALSE_ALARM) / (2 * num_draws))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("expected", [1 / 3, 0.1, 2.9999999, 1e-12, 3.0])
 def test_poisson_probability_never_passes_q(expected, key, monkeypatch):
     # Of the 2^32 words exactly floor(q 2^32) let a record enter.
@@ -203,6 +204,7 @@ def test_without_replacement(key):
             assert low <= pairs[i, j] <= high
 
 
+@pytest.mark.slow
 def test_without_replacement_takes_any_order(key):
     # Median of means groups by position: a record is equally likely at each.
     @jax.jit
@@ -245,6 +247,7 @@ def test_subsets_are_uniform_however_often_they_are_drawn(
         assert (off_diagonal <= high).all()
 
 
+@pytest.mark.slow
 def test_equal_random_numbers_are_drawn_again(key, monkeypatch):
     # With one bit a number there are ties in most draws; taken by index, they would
     # favour the first records.
@@ -299,6 +302,7 @@ def test_draw_needs_a_capacity(key):
         Poisson(2.0).draw(key, jnp.arange(5), step=0, num_steps=1)
 
 
+@pytest.mark.quick(2)
 @each
 def test_membership_does_not_depend_on_values(name):
     @jax.jit
@@ -314,7 +318,7 @@ def test_membership_does_not_depend_on_values(name):
         np.testing.assert_array_equal(mask, drawn[0][1])
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each
 def test_jit_scan_and_vmap(name):
     batching, data = BATCHINGS[name], jnp.arange(12.0)
@@ -356,7 +360,7 @@ def test_accounting_keywords(name):
     assert multiplier <= full
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each
 def test_a_loop_of_ones_own(name, key):
     batching, num_steps, data = BATCHINGS[name], 3, jnp.arange(1.0, 13.0) / 10

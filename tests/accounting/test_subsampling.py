@@ -89,7 +89,7 @@ def poisson_excess(first, second, *, gamma, prob, stddev=1.0):
     return np.maximum(law(first) - gamma * law(second), 0).sum()
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("prob", [0.02, 0.2, 0.9])
 @pytest.mark.parametrize("gamma", [0.7, 1.0, 1.35, 3.0])
 def test_antipodal_records_are_the_worst_replacement(gamma, prob):
@@ -108,6 +108,7 @@ def test_antipodal_records_are_the_worst_replacement(gamma, prob):
     assert others[-1] == pytest.approx(worst, rel=1e-3, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_one_sided_contributions_need_twice_their_sensitivity():
     # A record in [0, 1] against an absent one: more than "half of 1 either way".
     epsilon = noise_multiplier_to_epsilon(1.0, 1e-5, num_steps=1, sampling_prob=0.1)
@@ -137,6 +138,7 @@ def test_poisson_agrees_with_dp_accounting_alone(relation):
     assert sensitivity * ours == pytest.approx(stddev, rel=2e-3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("multiplier", [0.6, 1.18, 20.0])
 def test_poisson_add_remove_is_below_renyi(multiplier):
     event = gaussian_event(multiplier, **POISSON, relation=ADD_OR_REMOVE_ONE)

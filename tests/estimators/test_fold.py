@@ -89,7 +89,7 @@ def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
                 assert plan.lanes * plan.length <= n
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("n", AWKWARD)
 def test_mean_does_not_depend_on_plan_or_microbatch_size(plan, n):
     # Blocks of K float32 additions of values up to 1 err by K (K + 1) u / 2 each; then

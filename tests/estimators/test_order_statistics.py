@@ -96,7 +96,7 @@ def check(samples, trim_count, order=order, total_of=total_of):
         assert abs(total - exact) <= error + n * float(info.tiny)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @both_dtypes
 @pytest.mark.parametrize(("n", "m"), SIZES)
 def test_fresh_and_special_samples(n, m, dtype, rng):

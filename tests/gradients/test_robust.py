@@ -180,7 +180,7 @@ def test_vmap_over_params(estimator, batch):
         )
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @each
 def test_a_traced_estimator_compiles_once(estimator, batch):
     @jax.jit

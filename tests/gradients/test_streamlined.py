@@ -178,6 +178,7 @@ def of_other_numbers(x, y):
     )
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     "by", [lambda f: f, jax.jit, jax.vmap], ids=["", "jit", "vmap"]
 )

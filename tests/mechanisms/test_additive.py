@@ -46,6 +46,7 @@ def test_scale(name, scale, key):
         assert ks_distance(noise, law, scale * wrong) > 4 * bound
 
 
+@pytest.mark.quick(1)
 @each
 def test_leaves_get_different_noise(name, key):
     mechanism, _ = MECHANISMS[name]
@@ -72,6 +73,7 @@ def test_adds_to_the_value_and_repeats_with_its_key(name, key):
     ).all()
 
 
+@pytest.mark.quick(1)
 @each
 def test_no_scale_no_noise(name, key):
     mechanism, _ = MECHANISMS[name]
@@ -91,7 +93,7 @@ def test_half_precision_is_cast_down_after_the_noise(name, dtype, key):
     np.testing.assert_array_equal(noisy, wide.astype(dtype))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @each
 def test_float64(name, key):
     mechanism, _ = MECHANISMS[name]
@@ -118,6 +120,7 @@ def test_key_reuse_is_caught(name, key):
         planted(jax.random.key(1))
 
 
+@pytest.mark.quick(1)
 @each
 def test_jit_and_vmap_over_keys(name):
     mechanism, _ = MECHANISMS[name]

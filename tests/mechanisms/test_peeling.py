@@ -158,6 +158,7 @@ def renyi(alpha, p, q):
     return scipy.special.logsumexp(log_terms) / (alpha - 1)
 
 
+@pytest.mark.quick(1)
 @each
 def test_choice_costs_at_most_its_rho(name):
     # Exact Renyi divergences of the chosen set, on every corner of the sensitivity.
@@ -184,6 +185,7 @@ def test_tight_rho_costs_less_noise_than_the_papers():
     assert 5 / 2 / papers**2 == pytest.approx(5 / 24 / log_inverse)
 
 
+@pytest.mark.quick(1)
 @each
 def test_values_that_are_not_finite_count_as_zero(name, key):
     mechanism, _ = MECHANISMS[name]
@@ -197,7 +199,7 @@ def test_values_that_are_not_finite_count_as_zero(name, key):
     assert jnp.isfinite(mechanism(key, huge, sparsity=6, scale=SCALE)).all()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @each
 def test_half_precision_is_cast_down_after_the_noise(name, key):
     mechanism, _ = MECHANISMS[name]

@@ -64,7 +64,7 @@ def test_law(name, sigma, scale, key):
     assert distance(scale, 3 * sigma) > bound
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @each
 def test_standard_deviation(name, key):
     mechanism, _, stddev = MECHANISMS[name]
@@ -73,7 +73,7 @@ def test_standard_deviation(name, key):
     assert abs(float(noise.std()) / stddev(0.3) - 1) < 5 * math.sqrt(12 / 4 / 400_000)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @each
 def test_tails(name):
     mechanism, cdf, _ = MECHANISMS[name]
@@ -94,6 +94,7 @@ def test_one_scale_an_entry(name, key):
     mechanism, _, _ = MECHANISMS[name]
     value = {"a": jnp.zeros((200, 3)), "b": (jnp.zeros(200), jnp.ones(()))}
 
+    @jax.jit
     def noisy(scale):
         return mechanism(jax.random.clone(key), value, scale=scale, sigma=0.5)
 
@@ -113,6 +114,7 @@ def test_one_scale_an_entry(name, key):
     assert abs(scipy.stats.spearmanr(first, second).statistic) < 5 / math.sqrt(200)
 
 
+@pytest.mark.quick(1)
 @each
 def test_no_scale_no_noise(name, key):
     value = jnp.arange(4.0)
@@ -120,7 +122,7 @@ def test_no_scale_no_noise(name, key):
     np.testing.assert_array_equal(noisy, value)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @each
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_is_cast_down_after_the_noise(name, dtype, key):
@@ -132,7 +134,7 @@ def test_half_precision_is_cast_down_after_the_noise(name, dtype, key):
     np.testing.assert_array_equal(noisy, wide.astype(dtype))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @each
 def test_float64(name, key):
     with jax.enable_x64(True):
@@ -214,6 +216,7 @@ def test_scale_that_does_not_fit(name, scale, key):
         MECHANISMS[name][0](key, jnp.zeros(3), scale=scale, sigma=0.5)
 
 
+@pytest.mark.quick(1)
 @each
 def test_a_private_scale_is_never_looked_at(name, key):
     # An error would tell about the data.

@@ -156,6 +156,7 @@ def test_neighbours_stay_within_the_sensitivity(name, wild):
     assert max(changes) <= rate * sensitivity * (1 + 1e-5)
 
 
+@pytest.mark.slow
 def test_antipodes_attain_the_sensitivity():
     outputs = [
         dp_gradient_descent(
@@ -236,6 +237,7 @@ def test_reaches_the_optimum_without_noise(estimator):
     assert solution.privacy.epsilon == math.inf
 
 
+@pytest.mark.slow
 def test_private_solution_is_near_the_optimum():
     features, targets = regression(20_000)
     solution = dp_gradient_descent(
@@ -349,7 +351,7 @@ def test_numbers_of_a_schedule_are_traced():
     assert (params[0] != params[1]).all()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatch_size", [1, 7, 1000])
 def test_microbatch_size_changes_rounding_only(microbatch_size):
     data = jax.random.t(jax.random.key(2), 2.0, (100, 3))

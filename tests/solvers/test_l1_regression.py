@@ -82,7 +82,7 @@ def test_units_hold_what_the_proof_says(num_samples, order):
     assert unit / math.log(order) < (1.002 if num_samples <= 10**5 else 1.01)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each_order
 @pytest.mark.parametrize("num_samples", [1, 130, 100_000])
 def test_neighbours_move_scores_by_one_at_most(num_samples, order):
@@ -201,6 +201,7 @@ def test_chunks_change_nothing(chunk_size, key):
     assert solution.stats["num_chunks"] == -(-64 // chunk_size)
 
 
+@pytest.mark.slow
 def test_chunked_law_and_its_padding(key):
     # Five candidates in chunks of two, all with one score; false alarm 1e-6.
     candidates = jnp.arange(5.0)[:, None]
@@ -293,7 +294,7 @@ def test_risk_bound(order, calibration, key):
     assert excess.mean() < 0.5 * (risk(candidates).mean() - risk(best))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [2.0, 1.4])
 def test_default_truncation_is_least_in_its_bound(order):
     features, targets, candidates = problem(500)

@@ -101,6 +101,7 @@ def test_certificate_holds(name, loss, epsilon, regularization):
     assert np.linalg.norm(gradient) <= stats["gradient_norm"]
 
 
+@pytest.mark.slow
 def test_rounding_bound_covers_the_error():
     features = RNG.normal(size=(3000, 20))
     convexity, eta = 30.0, 10 * RNG.normal(size=20)
@@ -337,6 +338,7 @@ def test_lowers_for_every_platform():
     assert exported(*shapes).platforms == ("cpu", "cuda", "tpu")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_losses_keep_their_declared_bounds(loss):
     loss = LOSSES[loss]
@@ -382,7 +384,7 @@ def test_losses_compare_by_their_fields():
     assert MarginLoss.smoothed_hinge(0.3) != MarginLoss.smoothed_hinge(0.4)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [None, MarginLoss.smoothed_hinge()], ids=str)
 def test_more_budget_finds_the_classifier(loss):
     features = RNG.normal(size=(4000, 5)) / 3

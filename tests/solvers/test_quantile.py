@@ -38,6 +38,7 @@ def all_counts(total):
     ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("quantile", [0.0, 0.3, 0.5, 1.0])
 def test_scores_count_the_records_to_replace(quantile):
     # Over all ways to put 5 records into 3 bins: the distance to the nearest data set
@@ -54,6 +55,7 @@ def test_scores_count_the_records_to_replace(quantile):
             assert found[j] == -distance
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("num_samples", [1, 2, 50, 3000])
 def test_neighbours_move_scores_by_one_and_their_gaps_by_two(num_samples):
     rng = np.random.default_rng(0)
@@ -124,7 +126,7 @@ def test_the_law_that_is_drawn(key):
     assert rejects(epsilon * 3 / 2)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("quantile", [0.05, 0.5, 0.9])
 def test_the_rank_is_as_near_as_is_said(quantile, key):
     # Failure probability 0.01 for each of 200 draws: more than 12 have 1e-6.
@@ -162,7 +164,7 @@ def test_missing_values_leave_the_quantile_of_the_others(quantile):
     assert float(found) == pytest.approx(100 + 100 * quantile, rel=0.05)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38, 1e-45])
 def test_a_column_of_nothing(value):
     found = dp_quantile(jnp.full(50, value), **settings()).params

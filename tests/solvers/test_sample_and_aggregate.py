@@ -156,6 +156,7 @@ def test_weights_and_counts():
             assert _smooth_center.num_steps(least - 1, overlap) == steps - 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("num_samples", "number", "overlap"), [(103, 10, 1), (103, 10, 3), (50, 7, 7)]
 )
@@ -184,6 +185,7 @@ def test_mean_of_heavy_tails(overlap):
     np.testing.assert_allclose(solution.params, 30.0, atol=2.0)
 
 
+@pytest.mark.slow
 def test_outliers_do_not_matter():
     # A quarter of the subsets hold a record of size 1e30.
     wild = np.random.default_rng(0).normal(size=(60_000, 2)).astype(np.float32)
@@ -425,7 +427,7 @@ def test_paper_constants_report_what_they_give():
     assert tight.stats["noise_multiplier"] * 4 < paper.stats["noise_multiplier"]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [1, 4])
 def test_the_smallest_number_of_subsets_is_named(overlap):
     def fit(subset):

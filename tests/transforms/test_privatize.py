@@ -44,7 +44,7 @@ def stddev_bounds(num_draws):
     return math.sqrt(low / num_draws), math.sqrt(high / num_draws)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "relation", "normalize_by"),
     [(name, relation, None) for name in ESTIMATORS for relation in RELATIONS]
@@ -205,6 +205,7 @@ def test_masked_around_leaks():
     np.testing.assert_array_equal(updated(optimizer, grads)["other"], grads["other"])
 
 
+@pytest.mark.slow
 def test_noise_multiplier_as_a_schedule(key):
     schedule = optax.piecewise_constant_schedule(2.0, {1: 0.0})  # 2, then nothing
     make = optax.inject_hyperparams(
@@ -296,6 +297,7 @@ EACH_FIRST = {
 each_first = pytest.mark.parametrize("name", EACH_FIRST)
 
 
+@pytest.mark.quick(2)
 @each_first
 @pytest.mark.parametrize("wrapped", [lambda x: x, jax.jit])
 def test_gradients_without_a_sample_axis_are_refused(name, wrapped, key):
@@ -306,6 +308,7 @@ def test_gradients_without_a_sample_axis_are_refused(name, wrapped, key):
         wrapped(transform.update)(params, state, params)
 
 
+@pytest.mark.quick(1)
 @each_first
 def test_gradients_with_a_sample_axis_are_taken(name, key):
     params = {"a": jnp.zeros((8, 2)), "b": jnp.zeros(()), "c": optax.MaskedNode()}
@@ -316,6 +319,7 @@ def test_gradients_with_a_sample_axis_are_taken(name, key):
     assert update["b"].shape == ()
 
 
+@pytest.mark.quick(1)
 @each_first
 def test_multi_steps_around_it_is_refused(name, key):
     optimizer = optax.MultiSteps(EACH_FIRST[name](key), every_k_schedule=4)
