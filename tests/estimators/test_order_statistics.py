@@ -140,6 +140,7 @@ def test_any_samples_in_any_order(samples, random):
     np.testing.assert_array_equal(negated.middle_sum, -first.middle_sum)
 
 
+@pytest.mark.slow
 def test_one_larger_sample_lowers_nothing(rng):
     samples = columns(rng, 50, np.float32)
     larger = samples.copy()

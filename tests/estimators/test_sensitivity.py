@@ -406,6 +406,7 @@ def test_the_mean_has_no_finite_sensitivity():
     assert MedianOfMeans(Mean(), 2).sensitivity(10, 2) == (np.inf,) * 3
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("n", "num_groups"), [(59, 30), (59, 29), (64, 4), (7, 7)])
 def test_median_of_means_groups_that_do_not_divide_the_records(n, num_groups):
     # The noise printed in the paper is for groups of n / num_groups records. Group

@@ -120,6 +120,7 @@ def test_influence_in_float64_is_as_accurate_as_its_series(beta):
         np.testing.assert_allclose(value, definition(beta), rtol=0, atol=5e-7)
 
 
+@pytest.mark.slow
 def test_the_printed_closed_form_does_not_serve_in_float32():
     # Eq. (10) subtracts terms of size a^3/6 from each other: 1.7e8 at a = 1e3, where
     # float32 is spaced by 16, while the result lies below 0.65.

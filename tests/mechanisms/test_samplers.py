@@ -26,7 +26,7 @@ def ks_distance(draws, cdf):
     return scipy.stats.kstest(np.asarray(draws, np.float64), cdf).statistic
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("law", LAWS)
 def test_law_accepts_its_scale_and_rejects_others(law, dtype, key):

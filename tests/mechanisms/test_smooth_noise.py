@@ -88,7 +88,7 @@ def test_tails(name):
     assert jnp.isfinite(noise).all()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @each
 def test_one_scale_an_entry(name, key):
     mechanism, _, _ = MECHANISMS[name]

@@ -121,6 +121,7 @@ def test_papers_print_no_noise_for_sampled_batches(batching):
         solve(Truncation(1.0), "paper", batching=batching)
 
 
+@pytest.mark.slow
 def test_default_scale_of_the_paper():
     samples = jnp.zeros((200, 2))
     scales = [

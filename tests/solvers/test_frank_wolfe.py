@@ -189,10 +189,11 @@ def test_figure_1b_at_its_largest_sample(num_features):
     assert solution.stats["is_informative"]
 
 
-def test_stats_say_when_choices_are_blind():
-    assert not solve(estimator=None, epsilon=0.01, num_steps=5).stats["is_informative"]
-    setting = solve(calibration="paper", estimator=None, num_steps=5)
-    assert not setting.stats["is_informative"]
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("changes", [{"epsilon": 0.01}, {"calibration": "paper"}])
+def test_stats_say_when_choices_are_blind(changes):
+    solution = solve(estimator=None, num_steps=5, **changes)
+    assert not solution.stats["is_informative"]
 
 
 @pytest.mark.slow
@@ -240,6 +241,7 @@ def test_private_values_never_raise(estimator):
     assert L1Ball(1.0).contains(solution.params)
 
 
+@pytest.mark.slow
 def test_vmap_over_keys_is_a_loop():
     keys = jax.random.split(jax.random.key(9), 3)
     together = jax.jit(jax.vmap(lambda key: solve(key=key, num_steps=4).params))(keys)

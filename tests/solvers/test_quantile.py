@@ -200,7 +200,11 @@ def test_columns_come_out_in_unit_size():
     assert (centers[3], scales[3]) == (0, 1)  # mostly one value
     assert np.abs(centers[4] - 7) < 0.35 >= scales[4]
     assert solution.stats["is_informative"]
-    few = dp_center_and_scale(samples[:50], **settings())
+
+
+@pytest.mark.slow
+def test_few_records_are_said_to_be_few():
+    few = dp_center_and_scale(columns()[:50], **settings())
     assert not few.stats["is_informative"]
 
 
@@ -235,8 +239,13 @@ def test_jit_and_vmap_over_columns(key):
         one, again = solve(key, samples[i]), jitted(jax.random.clone(key), samples[i])
         assert many.params[i] == one.params == again.params
         assert many.privacy == one.privacy == again.privacy
+
+
+@pytest.mark.slow
+def test_centers_and_scales_are_mapped_over_keys():
+    samples = columns(300)
     runs = jax.jit(
-        jax.vmap(lambda key: dp_center_and_scale(samples.T, **settings(key=key)))
+        jax.vmap(lambda key: dp_center_and_scale(samples, **settings(key=key)))
     )(jax.random.split(jax.random.key(5), 3))
     assert runs.params[0].shape == runs.params[1].shape == (3, 5)
     assert len(np.unique(runs.params[1])) > 5

@@ -19,8 +19,8 @@ def location(params, example):
 
 
 def samples(num_samples=20_000, num_features=2):
-    noise = jax.random.t(jax.random.key(0), 2.5, (num_samples, num_features))
-    return noise + jnp.array([[1.0, -2.0]])
+    noise = np.random.default_rng(0).standard_t(2.5, (num_samples, num_features))
+    return jnp.asarray(noise + [1.0, -2.0], jnp.float32)
 
 
 def descend(data=None, **changes):
