@@ -265,6 +265,7 @@ def test_every_method_is_compared(tmp_path, data, arguments, titles):
     assert not is_pure or rows[3]["test_risk"] < 1.1 * rows[0]["test_risk"]
 
 
+@pytest.mark.slow
 def test_many_features_make_a_thin_net(folder):
     names = [f"x{i}" for i in range(12)]
     frame = pl.DataFrame({name: np.arange(30.0) for name in [*names, "price"]})

@@ -66,6 +66,7 @@ def test_logistic_model_has_the_other_sign_of_paper_001(key):
     assert _mean_loss(problem, -1.0) < _mean_loss(problem, 1.0)
 
 
+@pytest.mark.slow
 def test_label_noise_of_paper_001_is_centred_log_logistic(key):
     # P(y = +1) = P(<w*, x> + e < 0); with w* = 0 it is P(e < 0), the law at its mean.
     problem = datasets.logistic_model(
@@ -83,6 +84,7 @@ def test_label_noise_of_paper_001_is_centred_log_logistic(key):
     assert stats.binomtest(positives, 40_000, 0.5).pvalue < 1e-9
 
 
+@pytest.mark.slow
 def test_l1_ball_params_are_uniform(key):
     draw = jax.jit(jax.vmap(lambda key: datasets.l1_ball_params(key, 4)))
     draws = draw(jax.random.split(key, 5_000))

@@ -20,7 +20,7 @@ def location(params, example):
 
 def samples(num_samples=20_000, num_features=2):
     noise = np.random.default_rng(0).standard_t(2.5, (num_samples, num_features))
-    return jnp.asarray(noise + [1.0, -2.0], jnp.float32)
+    return jnp.asarray(noise + np.array([1.0, -2.0]), jnp.float32)
 
 
 def descend(data=None, **changes):
