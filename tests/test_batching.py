@@ -37,6 +37,7 @@ def binomial_bounds(num_trials, prob, num_tests):
 def memberships(batching, num_samples, num_draws, key):
     """Who is in: a 0/1 matrix of shape (num_draws, num_samples)."""
 
+    @jax.jit
     @jax.vmap
     def draw(key):
         rows, mask = batching.draw(key, jnp.arange(num_samples), step=0, num_steps=1)
@@ -95,6 +96,7 @@ def test_poisson_inclusion(expected, key):
     assert distance <= math.sqrt(math.log(2 / FALSE_ALARM) / (2 * num_draws))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("expected", [1 / 3, 0.1, 2.9999999, 1e-12, 3.0])
 def test_poisson_probability_never_passes_q(expected, key, monkeypatch):
     # Of the 2^32 words exactly floor(q 2^32) let a record enter.
@@ -135,7 +137,8 @@ def test_poisson_places_do_not_depend_on_who_else_is_there(key):
             ((rows == 7) & ~mask).any()
         )
 
-    places, is_in = jax.vmap(row_of_last)(jax.random.split(key, 20_000))
+    draws = jax.jit(jax.vmap(row_of_last))
+    places, is_in = draws(jax.random.split(key, 20_000))
     counts = np.bincount(np.asarray(places)[np.asarray(is_in)], minlength=10)
     expected = counts.sum() / 10
     assert ((counts - expected) ** 2 / expected).sum() < 44.8
@@ -161,6 +164,7 @@ def test_poisson_capacity_is_prepared():
         Poisson(50.0, capacity=60).prepared(10_000, 100, epsilon=1.0, delta=1e-5)
 
 
+@pytest.mark.slow
 def test_why_a_small_capacity_is_refused():
     # One step, q = 0.02, a capacity so small that every batch is full: a record that
     # enters pushes out another, and the sum moves by 2 C where the accounting of
@@ -200,8 +204,10 @@ def test_without_replacement(key):
             assert low <= pairs[i, j] <= high
 
 
+@pytest.mark.slow
 def test_without_replacement_takes_any_order(key):
     # Median of means groups by position: a record is equally likely at each.
+    @jax.jit
     @jax.vmap
     def draw(key):
         return WithoutReplacement(4).draw(key, jnp.arange(5), step=0, num_steps=1)[0]
@@ -241,6 +247,7 @@ def test_subsets_are_uniform_however_often_they_are_drawn(
         assert (off_diagonal <= high).all()
 
 
+@pytest.mark.slow
 def test_equal_random_numbers_are_drawn_again(key, monkeypatch):
     # With one bit a number there are ties in most draws; taken by index, they would
     # favour the first records.
@@ -253,6 +260,7 @@ def test_equal_random_numbers_are_drawn_again(key, monkeypatch):
 
     monkeypatch.setattr(jax.random, "bits", few_bits)
 
+    @jax.jit
     @jax.vmap
     def draw(key):
         return batching_module._uniform_subset(key, 4, 2)
@@ -294,19 +302,23 @@ def test_draw_needs_a_capacity(key):
         Poisson(2.0).draw(key, jnp.arange(5), step=0, num_steps=1)
 
 
+@pytest.mark.quick(2)
 @each
 def test_membership_does_not_depend_on_values(name):
-    index = jnp.arange(12)
-    drawn = []
+    @jax.jit
+    def draw(data):
+        return BATCHINGS[name].draw(jax.random.key(3), data, step=1, num_steps=3)
+
+    index, drawn = jnp.arange(12), []
     for values in (jnp.zeros(12), jnp.full(12, jnp.nan), 1e38 * jnp.arange(12.0)):
-        data = {"index": index, "values": values}
-        batch, mask = BATCHINGS[name].draw(jax.random.key(3), data, step=1, num_steps=3)
+        batch, mask = draw({"index": index, "values": values})
         drawn.append((batch["index"], jnp.zeros(0, bool) if mask is None else mask))
     for rows, mask in drawn[1:]:
         np.testing.assert_array_equal(rows, drawn[0][0])
         np.testing.assert_array_equal(mask, drawn[0][1])
 
 
+@pytest.mark.quick(1)
 @each
 def test_jit_scan_and_vmap(name):
     batching, data = BATCHINGS[name], jnp.arange(12.0)
@@ -317,7 +329,7 @@ def test_jit_scan_and_vmap(name):
 
     eager = [draw(jax.random.key(step), step) for step in range(3)]
     keys = jax.vmap(jax.random.key)(jnp.arange(3))
-    mapped = jax.vmap(draw)(jax.random.clone(keys), jnp.arange(3))
+    mapped = jax.jit(jax.vmap(draw))(jax.random.clone(keys), jnp.arange(3))
     np.testing.assert_array_equal(mapped, jnp.stack(eager))
     np.testing.assert_array_equal(jax.jit(draw)(jax.random.key(1), 1), eager[1])
 
@@ -329,6 +341,16 @@ def test_jit_scan_and_vmap(name):
 
 
 @each
+def test_sampling_costs_no_more_than_all_records(name):
+    sampling = BATCHINGS[name].accounting(1_000, 10)
+    full = accounting.noise_multiplier(1.0, 1e-5, num_steps=10)
+    epsilon = accounting.noise_multiplier_to_epsilon(full, 1e-5, **sampling)
+    assert 0 < epsilon <= 1.0
+    assert (epsilon > 0.99) == (name == "full")
+
+
+@pytest.mark.slow
+@each
 def test_accounting_keywords(name):
     sampling = BATCHINGS[name].accounting(1_000, 10)
     multiplier = accounting.noise_multiplier(1.0, 1e-5, **sampling)
@@ -338,6 +360,7 @@ def test_accounting_keywords(name):
     assert multiplier <= full
 
 
+@pytest.mark.quick(1)
 @each
 def test_a_loop_of_ones_own(name, key):
     batching, num_steps, data = BATCHINGS[name], 3, jnp.arange(1.0, 13.0) / 10

@@ -265,6 +265,7 @@ def test_every_method_is_compared(tmp_path, data, arguments, titles):
     assert not is_pure or rows[3]["test_risk"] < 1.1 * rows[0]["test_risk"]
 
 
+@pytest.mark.slow
 def test_many_features_make_a_thin_net(folder):
     names = [f"x{i}" for i in range(12)]
     frame = pl.DataFrame({name: np.arange(30.0) for name in [*names, "price"]})
@@ -378,7 +379,7 @@ def test_names_are_taken_as_they_are(folder):
     refused(run("[b]a.csv", *options(target="[x]")), "got '[x]'", "[/b] $x :smile:")
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["yes", "never"])
 def test_a_target_with_one_class(folder, label):
     text = (folder / "data.csv").read_text()
@@ -389,6 +390,7 @@ def test_a_target_with_one_class(folder, label):
     assert read_report(folder / "out")["target_unit"] == "+1 for yes"
 
 
+@pytest.mark.slow
 def test_columns_of_nan_and_of_nothing(folder):
     frame = {"rooms": [float("nan")] * 9, "town": [None] * 9, "price": [1e308] * 9}
     pl.DataFrame(frame).write_parquet(folder / "data.parquet")

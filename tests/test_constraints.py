@@ -67,6 +67,7 @@ def nearest(name, x):
     return weights @ vertices
 
 
+@pytest.mark.quick(3)
 @each_projection
 def test_projection_is_the_nearest_point(name):
     x = jnp.asarray([x for x in points() if jnp.linalg.norm(x) < 20])
@@ -75,6 +76,7 @@ def test_projection_is_the_nearest_point(name):
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
+@pytest.mark.quick(3)
 @each_projection
 def test_projection_is_inside_idempotent_and_non_expansive(name):
     constraint, x = SETS[name], points()
@@ -87,12 +89,14 @@ def test_projection_is_inside_idempotent_and_non_expansive(name):
     assert (after <= before * (1 + 1e-5) + 1e-6).all()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["l1", "l2", "uniform_box"])
 def test_points_inside_stay_as_they_are(name):
     x = jnp.array([0.1, -0.2, 0.0, 0.3, 1 / 3])
     assert (SETS[name].project(x) == x).all()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [1e6, 1e20, 1e37])
 def test_projection_of_huge_points(size):
     x = size * jnp.array([1.0, -2.0, 0.5])
@@ -103,6 +107,7 @@ def test_projection_of_huge_points(size):
     np.testing.assert_array_equal(Box(-1.0, 1.0).project(x), [1, -1, 1])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("radius", [1e-20, 1e30])
 def test_extreme_radii(radius):
     x = radius * jnp.array([2.0, -1.0, 0.5])
@@ -115,6 +120,7 @@ def test_extreme_radii(radius):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_simplex_sum_of_many_coordinates(key):
     # A long sum with its largest entry far above the rest: float32 prefix sums alone
     # leave an error of 1e-3 here.
@@ -142,6 +148,7 @@ def test_diameter_is_the_largest_distance(name, norm, dim):
     assert float(found) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 def test_diameter_of_one_vertex_and_of_a_large_polytope(norm, key):
     one = Polytope(jnp.full((1, 4), 1e20))
@@ -156,6 +163,7 @@ def test_diameter_of_one_vertex_and_of_a_large_polytope(norm, key):
     assert float(many.diameter(norm, 200)) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.quick(2)
 @each
 def test_l1_diameter_bounds_the_range_of_scores(name):
     """|<v - w, g - g'>| <= diameter_l1 ||g - g'||_inf, and signs can attain it."""
@@ -171,6 +179,7 @@ def test_l1_diameter_bounds_the_range_of_scores(name):
         assert gaps.max() == pytest.approx(diameter, rel=1e-6)
 
 
+@pytest.mark.quick(1)
 @each_vertex_set
 def test_scores_and_vertices_against_the_explicit_list(name):
     constraint, rows = SETS[name], vertices_of(name)
@@ -186,6 +195,7 @@ def test_scores_and_vertices_against_the_explicit_list(name):
         np.testing.assert_allclose(constraint.vertex(index, like), rows[index])
 
 
+@pytest.mark.quick(3)
 @each
 def test_linear_minimisation(name):
     constraint = SETS[name]
@@ -215,6 +225,7 @@ def as_tree(x):
     return {"b": x[0], "w": (x[1:3].reshape(2, 1), x[3:])}
 
 
+@pytest.mark.quick(3)
 @each
 def test_a_pytree_is_one_vector(name):
     x = jnp.array([3.0, -2.0, 1.5, 0.7, -4.0])
@@ -263,6 +274,7 @@ def test_polytope_contains_combinations_of_its_vertices(key):
     assert not single.contains(jnp.zeros(2))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", WITH_VERTICES)
 def test_scores_err_by_no_more_than_stated(name):
     constraint = SETS[name]
@@ -323,12 +335,14 @@ def test_gradients_of_projection(name):
         check_grads(lambda x: loss(constraint, x), (0.01 * x,), order=1, modes=["rev"])
 
 
+@pytest.mark.quick(1)
 @each_projection
 def test_gradients_are_finite_at_zero(name):
     jacobian = jax.jacobian(SETS[name].project)(jnp.zeros(5))
     assert jnp.isfinite(jacobian).all()
 
 
+@pytest.mark.slow
 def test_a_sweep_over_radii_compiles_once():
     traces = []
 
@@ -342,6 +356,7 @@ def test_a_sweep_over_radii_compiles_once():
     assert len(traces) == 1
 
 
+@pytest.mark.quick(1)
 @each
 def test_float64(name):
     with jax.enable_x64(True):
@@ -359,6 +374,7 @@ def test_float64(name):
             assert constraint.contains(found, 1e-12)
 
 
+@pytest.mark.quick(2)
 @each
 def test_dtypes_of_leaves_are_kept(name):
     constraint = SETS[name]

@@ -61,6 +61,7 @@ def test_value_is_the_formula(loss_fn, formula):
     np.testing.assert_allclose(values, expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.quick(2)
 @cases
 def test_gradient_is_the_difference_quotient(loss_fn, formula):
     weights, features, labels = _examples()
@@ -77,6 +78,7 @@ def test_gradient_is_the_difference_quotient(loss_fn, formula):
     np.testing.assert_allclose(gradients, expected, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.quick(7)
 @cases
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1.0, 1e18, -1e18])
 def test_gradient_is_finite_for_finite_data(loss_fn, formula, size):
@@ -101,6 +103,7 @@ def test_biweight_is_flat_beyond_its_threshold():
     assert float(jax.grad(loss_fn)(jnp.ones(1), far)[0]) == 0
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("loss_fn", "target", "curvature"),
     [
@@ -129,6 +132,7 @@ def test_integer_labels_and_numpy_examples(loss_fn, formula):
     assert float(loss_fn(jnp.ones(2), (features, np.int32(1)))) == float(expected)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @cases
 def test_half_precision_is_kept(loss_fn, formula, dtype):
@@ -164,6 +168,7 @@ def test_a_static_loss_compiles_once(factory):
     assert num_traces == 1
 
 
+@pytest.mark.quick(1)
 @factories
 def test_hyperparameters_may_be_traced(factory):
     example = (jnp.ones(2), jnp.float32(1))

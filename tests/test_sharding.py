@@ -59,6 +59,7 @@ def dealt(rows):
     return jax.device_put(rows, NamedSharding(mesh, PartitionSpec("records")))
 
 
+@pytest.mark.quick(2)
 @each
 def test_a_mesh_of_one_device(use):
     for name in (None, "records", ("records",)):

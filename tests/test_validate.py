@@ -1,6 +1,7 @@
 """Checks of static arguments: they name argument, value and rule, and skip tracers."""
 
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -73,10 +74,11 @@ def test_delta(value):
         _validate.delta(value)
 
 
-def test_calibration():
-    _validate.calibration("tight")
-    with pytest.raises(ValueError, match="calibration must be tight or paper"):
-        _validate.calibration("Tight")
+def test_choice():
+    _validate.choice(Literal["tight", "paper"], calibration="tight")
+    for value in ("Tight", None, 1):
+        with pytest.raises(ValueError, match="calibration must be tight or paper, got"):
+            _validate.choice(Literal["tight", "paper"], calibration=value)
 
 
 def test_traced_values_are_not_looked_at():

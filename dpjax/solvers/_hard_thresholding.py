@@ -80,16 +80,16 @@ def dp_iterative_hard_thresholding(
         depend on the data.
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import jax, jax.numpy as jnp, numpy as np
         >>> from dpjax import losses
         >>> from dpjax.estimators import SmoothedTruncation
-        >>> features = jax.random.normal(jax.random.key(0), (20_000, 50))
+        >>> features = np.random.default_rng(0).normal(size=(20_000, 50))
         >>> targets = features[:, 7] - features[:, 9]
         >>> solution = dp_iterative_hard_thresholding(
         ...     losses.squared, jnp.zeros(50), (features, targets),
         ...     key=jax.random.key(1), epsilon=1.0, delta=1e-6, sparsity=2,
         ...     estimator=SmoothedTruncation(5.0), learning_rate=0.6)
-        >>> print(jnp.flatnonzero(solution.params))
+        >>> print(np.flatnonzero(solution.params))
         [7 9]
 
     Reference:

@@ -94,11 +94,12 @@ def dp_l1_regression(
         through the empirical optimum of the whole set. Rounding of scores is left out.
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import jax, numpy as np
         >>> from dpjax.constraints import Box, grid_net
-        >>> features = jax.random.normal(jax.random.key(0), (5_000, 2))
-        >>> noise = jax.random.t(jax.random.key(1), 1.5, (5_000,))
-        >>> targets = features @ jnp.array([0.5, -0.3]) + noise
+        >>> rng = np.random.default_rng(0)
+        >>> features = rng.normal(size=(5_000, 2)).astype("float32")
+        >>> noise = rng.standard_t(1.5, 5_000)
+        >>> targets = features @ np.array([0.5, -0.3]) + noise
         >>> net = grid_net(Box(-1.0, 1.0), 2, radius=0.1)
         >>> solution = dp_l1_regression(features, targets, key=jax.random.key(2),
         ...                             epsilon=1.0, candidates=net, truncation=0.3)

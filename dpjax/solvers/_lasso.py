@@ -77,12 +77,12 @@ def dp_lasso(
         (`accounting.selection_epsilon`).
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> features = jax.random.normal(jax.random.key(0), (10_000, 50))
-        >>> targets = features @ jnp.zeros(50).at[7].set(0.9)
+        >>> import jax, numpy as np
+        >>> features = np.random.default_rng(0).normal(size=(10_000, 50))
+        >>> targets = 0.9 * features[:, 7]
         >>> solution = dp_lasso(features, targets, key=jax.random.key(1), epsilon=1.0,
         ...                     delta=1e-6)
-        >>> print(int(jnp.argmax(solution.params)))
+        >>> print(int(np.argmax(solution.params)))
         7
 
     Reference:

@@ -73,8 +73,8 @@ def dp_quantile(
         float32. Quantile and edges must not depend on the samples.
 
     Example:
-        >>> import jax
-        >>> samples = 3.0 + jax.random.cauchy(jax.random.key(0), (10_000,))
+        >>> import jax, numpy as np
+        >>> samples = 3.0 + np.random.default_rng(0).standard_cauchy(10_000)
         >>> solution = dp_quantile(samples, key=jax.random.key(1), epsilon=0.5)
         >>> print(f"{solution.params:.1f} {solution.stats['rank_error']:.0f}")
         3.0 48

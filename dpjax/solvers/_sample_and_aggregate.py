@@ -106,8 +106,8 @@ def dp_sample_and_aggregate(
         fit_fn on public data first.
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> samples = 3.0 + jax.random.t(jax.random.key(0), 2.5, (100_000, 2))
+        >>> import jax, jax.numpy as jnp, numpy as np
+        >>> samples = 3.0 + np.random.default_rng(0).standard_t(2.5, (50_000, 2))
         >>> solution = dp_sample_and_aggregate(
         ...     lambda subset: subset.mean(axis=0), samples, key=jax.random.key(1),
         ...     epsilon=2.0, delta=1e-5, num_subsets=500, diameter=20.0)

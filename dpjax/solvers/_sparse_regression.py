@@ -97,13 +97,13 @@ def dp_sparse_linear_regression(
         counts once more in the mean square, a Gaussian mechanism.
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> features = jax.random.normal(jax.random.key(0), (20_000, 50))
+        >>> import jax, numpy as np
+        >>> features = np.random.default_rng(0).normal(size=(20_000, 50))
         >>> targets = 0.6 * features[:, 7] - 0.8 * features[:, 9]
         >>> solution = dp_sparse_linear_regression(
         ...     features, targets, key=jax.random.key(1), epsilon=1.0, delta=1e-6,
         ...     sparsity=2)
-        >>> print(jnp.flatnonzero(solution.params))
+        >>> print(np.flatnonzero(solution.params))
         [7 9]
 
     Reference:

@@ -77,6 +77,7 @@ def test_vertices_need_less_noise_than_two_degrees_of_freedom():
     assert two_dof_delta(1.0, jacobian, noise_of().stddev) > 5e-5
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-2), (0.3, 1e-3), (4.0, 0.1)])
 def test_no_parallelogram_exceeds_the_bound(epsilon, delta):
     # E max over the vertices, exactly, for every angle between the two records.
@@ -161,7 +162,7 @@ def hockey_stick(epsilon, data, other, loss, convexity, stddev):
     return np.maximum(first - math.exp(epsilon) * second, 0).sum() * cell
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("regularization", [0.0, 1e-3, 0.03])
 @pytest.mark.parametrize(

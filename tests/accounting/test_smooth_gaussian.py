@@ -46,6 +46,7 @@ def largest_delta(epsilon, d, smoothness, multiplier):
     )
 
 
+@pytest.mark.quick(6)
 @each
 def test_multiplier_is_enough_and_tight(epsilon, delta, d):
     limit = largest_smoothness(epsilon, delta, num_coordinates=d)
@@ -103,6 +104,7 @@ def test_the_two_facts_about_pairs(far):
             assert np.all(np.diff([one for one, _ in deltas]) >= -1e-12)  # (a)
 
 
+@pytest.mark.quick(6)
 @each
 def test_epsilon_and_multiplier_are_inverse(epsilon, delta, d):
     limit = largest_smoothness(epsilon, delta, num_coordinates=d)
@@ -113,6 +115,7 @@ def test_epsilon_and_multiplier_are_inverse(epsilon, delta, d):
     assert smooth_gaussian_epsilon(multiplier / 1.5, delta, **setting) > 1.2 * epsilon
 
 
+@pytest.mark.quick(6)
 @each
 def test_limits_in_smoothness(epsilon, delta, d):
     limit = largest_smoothness(epsilon, delta, num_coordinates=d)

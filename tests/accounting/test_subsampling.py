@@ -89,7 +89,7 @@ def poisson_excess(first, second, *, gamma, prob, stddev=1.0):
     return np.maximum(law(first) - gamma * law(second), 0).sum()
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("prob", [0.02, 0.2, 0.9])
 @pytest.mark.parametrize("gamma", [0.7, 1.0, 1.35, 3.0])
 def test_antipodal_records_are_the_worst_replacement(gamma, prob):
@@ -108,6 +108,7 @@ def test_antipodal_records_are_the_worst_replacement(gamma, prob):
     assert others[-1] == pytest.approx(worst, rel=1e-3, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_one_sided_contributions_need_twice_their_sensitivity():
     # A record in [0, 1] against an absent one: more than "half of 1 either way".
     epsilon = noise_multiplier_to_epsilon(1.0, 1e-5, num_steps=1, sampling_prob=0.1)
@@ -116,7 +117,7 @@ def test_one_sided_contributions_need_twice_their_sensitivity():
     assert one_step_delta(doubled, 1.0, 0.1, ADD_OR_REMOVE_ONE) <= 1e-5
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
 def test_poisson_agrees_with_dp_accounting_alone(relation):
     # The library's answer rebuilt without it, in stddev / norm bound.
@@ -137,6 +138,7 @@ def test_poisson_agrees_with_dp_accounting_alone(relation):
     assert sensitivity * ours == pytest.approx(stddev, rel=2e-3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("multiplier", [0.6, 1.18, 20.0])
 def test_poisson_add_remove_is_below_renyi(multiplier):
     event = gaussian_event(multiplier, **POISSON, relation=ADD_OR_REMOVE_ONE)
@@ -197,6 +199,7 @@ def test_whole_data_as_one_batch_is_exact():
     assert ours == noise_multiplier(1.0, 1e-5, num_steps=50)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
 @pytest.mark.parametrize(
     "epsilon", [0.05, 1.0, pytest.param(8.0, marks=pytest.mark.slow)]
@@ -208,12 +211,14 @@ def test_inverse_pair_of_poisson(epsilon, relation):
     assert spent == pytest.approx(epsilon, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_inverse_pair_of_fixed_size():
     scheme = {"num_steps": 20, "num_samples": 500, "batch_size": 50}
     multiplier = noise_multiplier(2.0, 1e-5, **scheme)
     assert 1.99 < noise_multiplier_to_epsilon(multiplier, 1e-5, **scheme) <= 2.0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scheme", [POISSON, FIXED_SIZE])
 def test_sampling_never_costs_more_than_full_batches(scheme):
     for multiplier in (1e-6, 0.02, 0.3, 10.0, 1e5, 1e9):
@@ -224,6 +229,7 @@ def test_sampling_never_costs_more_than_full_batches(scheme):
         assert sampled <= full
 
 
+@pytest.mark.slow
 def test_monotone():
     by_prob = [
         noise_multiplier(1.0, 1e-5, num_steps=500, sampling_prob=q)
@@ -248,6 +254,7 @@ def test_tiny_delta_falls_back_to_full_batches():
     )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("num_steps", [100, 1000, 100_000])
 def test_fft_error_of_the_accountant_is_set_aside(num_steps):
     # The full-batch Gaussian, composed by FFT, against its closed form.

@@ -185,6 +185,7 @@ def test_every_option_of_methods_is_read_by_one():
     assert read == of_methods - {"method", "loss", "quick"}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("num_features", [3, 10, 11, 300])
 def test_candidates_are_in_the_set_and_always_the_same(num_features):
     net = np.asarray(candidate_net(500, num_features, 2.0))

@@ -196,6 +196,7 @@ def test_what_is_read_is_not_removed(folder, monkeypatch):
     assert tree(folder) == before
 
 
+@pytest.mark.slow
 def test_folders_side_by_side_are_fine(folder):
     # Below a link, by another path, with a name that begins alike.
     folders()

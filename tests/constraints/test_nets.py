@@ -48,6 +48,7 @@ def test_a_grid_covers_its_set(name, radius, key):
     assert farthest(net, points) <= radius * (1 + 1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("num_coordinates", [1, 2, 4])
 def test_a_grid_over_a_cube_is_tight(num_coordinates):
     radius = math.sqrt(num_coordinates) / 5  # cells of side 2/5
@@ -58,6 +59,7 @@ def test_a_grid_over_a_cube_is_tight(num_coordinates):
     assert len(np.unique(net, axis=0)) == len(net)
 
 
+@pytest.mark.slow
 def test_a_grid_needs_one_point_where_the_radius_is_large():
     np.testing.assert_allclose(grid_net(L2Ball(1.0), 4, radius=2.0), [[0.0] * 4])
 

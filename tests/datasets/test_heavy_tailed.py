@@ -29,9 +29,8 @@ def test_shapes_and_determinism(model, key):
 @pytest.mark.quick(1)
 @models
 def test_repetitions_are_one_vmap(model, key):
-    problems = jax.vmap(lambda key: model(key, num_samples=50, num_features=7))(
-        jax.random.split(key, 3)
-    )
+    repeated = jax.vmap(lambda key: model(key, num_samples=50, num_features=7))
+    problems = jax.jit(repeated)(jax.random.split(key, 3))
     assert [leaf.shape for leaf in problems] == [(3, 50, 7), (3, 50), (3, 7)]
     assert not np.array_equal(problems.targets[0], problems.targets[1])
 
@@ -67,6 +66,7 @@ def test_logistic_model_has_the_other_sign_of_paper_001(key):
     assert _mean_loss(problem, -1.0) < _mean_loss(problem, 1.0)
 
 
+@pytest.mark.slow
 def test_label_noise_of_paper_001_is_centred_log_logistic(key):
     # P(y = +1) = P(<w*, x> + e < 0); with w* = 0 it is P(e < 0), the law at its mean.
     problem = datasets.logistic_model(
@@ -84,10 +84,10 @@ def test_label_noise_of_paper_001_is_centred_log_logistic(key):
     assert stats.binomtest(positives, 40_000, 0.5).pvalue < 1e-9
 
 
+@pytest.mark.slow
 def test_l1_ball_params_are_uniform(key):
-    draws = jax.vmap(lambda key: datasets.l1_ball_params(key, 4))(
-        jax.random.split(key, 5_000)
-    )
+    draw = jax.jit(jax.vmap(lambda key: datasets.l1_ball_params(key, 4)))
+    draws = draw(jax.random.split(key, 5_000))
     # The l1 norm of a uniform point of the ball in d dimensions has the law r^d.
     norms = np.abs(np.asarray(draws, np.float64)).sum(axis=1)
     assert stats.kstest(norms, stats.beta(4, 1).cdf).pvalue > FALSE_ALARM
@@ -96,9 +96,8 @@ def test_l1_ball_params_are_uniform(key):
 
 
 def test_sparse_params_are_sparse_unit_vectors(key):
-    draws = jax.vmap(lambda key: datasets.sparse_params(5)(key, 30))(
-        jax.random.split(key, 500)
-    )
+    draw = jax.jit(jax.vmap(lambda key: datasets.sparse_params(5)(key, 30)))
+    draws = draw(jax.random.split(key, 500))
     assert np.all((np.asarray(draws) != 0).sum(axis=1) == 5)
     np.testing.assert_allclose(np.linalg.norm(draws, axis=1), 1.0, rtol=1e-5)
     assert np.all((np.asarray(draws) != 0).any(axis=0))

@@ -86,7 +86,7 @@ cases = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 @cases
 def test_samples_follow_the_law(law, oracle, wrong, key):
     samples = np.asarray(law.sample(key, (NUM_SAMPLES,)), np.float64)
@@ -100,7 +100,7 @@ def test_mean_is_the_closed_form(law, oracle, wrong, key):
     assert law.mean == pytest.approx(expected, abs=1e-9, nan_ok=True)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @cases
 def test_shape_dtype_determinism_and_jit(law, oracle, wrong, key):
     samples = law.sample(key, (3, 4))
@@ -124,6 +124,7 @@ def test_laws_of_another_kind_or_scale_differ():
     assert datasets.Normal() != datasets.Normal(scale=2.0)
 
 
+@pytest.mark.slow
 def test_float64_under_x64(key):
     with jax.enable_x64(True):
         assert datasets.LogGamma(0.5).sample(key, (2,)).dtype == jnp.float64

@@ -1,5 +1,6 @@
 """The real data sets: counts, encoding, and where their files come from."""
 
+import functools
 import gzip
 import hashlib
 import os
@@ -28,9 +29,15 @@ SIZES = {
 }
 
 
+@functools.cache
+def loaded(load):
+    """Of the tests that look at a data set and change nothing."""
+    return load()
+
+
 @every_loader
 def test_shapes_dtypes_and_finiteness(load):
-    data = load()
+    data = loaded(load)
     num_train, num_test, num_features = SIZES[data.name]
     assert data.features.shape == (num_train, num_features)
     assert data.test_features.shape == (num_test, num_features)
@@ -49,7 +56,7 @@ def test_shapes_dtypes_and_finiteness(load):
 @every_loader
 def test_public_scales_suit_the_data(load):
     # Not computed from the data, yet near it: no column's spread passes 5 units.
-    assert load().features.std(axis=0).max() < 5
+    assert loaded(load).features.std(axis=0).max() < 5
 
 
 @pytest.mark.parametrize("load", BUNDLED)
@@ -60,7 +67,7 @@ def test_loading_is_deterministic(load):
 
 
 def test_adult_counts():
-    data = datasets.adult()
+    data = loaded(datasets.adult)
     assert int((data.targets > 0).sum()) == 7_841
     assert int((data.test_targets > 0).sum()) == 3_846
 
@@ -68,7 +75,7 @@ def test_adult_counts():
 def test_adult_first_record():
     # 39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family,
     # White, Male, 2174, 0, 40, United-States, <=50K
-    data = datasets.adult()
+    data = loaded(datasets.adult)
     record = dict(zip(data.feature_names, data.features[0].tolist(), strict=True))
     nonzero = {name: value for name, value in record.items() if value}
     assert nonzero == pytest.approx(
@@ -106,7 +113,7 @@ def test_rand_hie_keeps_outcomes_out_of_its_features():
 
 
 def test_rand_hie_targets_are_hundreds_of_dollars():
-    data = datasets.rand_hie()
+    data = loaded(datasets.rand_hie)
     targets = np.concatenate([data.targets, data.test_targets])
     assert targets.max() == pytest.approx(391.8202)
     assert targets.mean() == pytest.approx(1.7156790, rel=1e-5)
@@ -123,7 +130,7 @@ def test_rand_hie_targets_are_hundreds_of_dollars():
     ],
 )
 def test_targets_of_external_data(load, mean, largest):
-    data = load()
+    data = loaded(load)
     targets = np.concatenate([data.targets, data.test_targets]).astype(np.float64)
     assert targets.max() == pytest.approx(largest, rel=1e-5)
     if mean is not None:
@@ -132,7 +139,7 @@ def test_targets_of_external_data(load, mean, largest):
 
 @needs_data
 def test_belgian_motor_keeps_outcomes_out_of_its_features():
-    names = datasets.belgian_motor().feature_names
+    names = loaded(datasets.belgian_motor).feature_names
     assert not {"claim", "nclaims", "amount", "average", "id"} & set(names)
 
 

@@ -89,7 +89,7 @@ def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
                 assert plan.lanes * plan.length <= n
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("n", AWKWARD)
 def test_mean_does_not_depend_on_plan_or_microbatch_size(plan, n):
     # Blocks of K float32 additions of values up to 1 err by K (K + 1) u / 2 each; then
@@ -108,6 +108,7 @@ def test_mean_does_not_depend_on_plan_or_microbatch_size(plan, n):
         np.testing.assert_allclose(mean, expected, rtol=0, atol=error)
 
 
+@pytest.mark.quick(1)
 def test_whole_numbers_have_the_same_mean_in_all_chunks(plan):
     # No addition rounds, so neither the chunks nor the digits may move a bit.
     rows = np.random.default_rng(0).integers(-8, 9, 100_003).astype(np.float32)

@@ -234,7 +234,7 @@ MILLIONS = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("neighbours", MILLIONS.values(), ids=MILLIONS)
 @pytest.mark.parametrize("microbatch_size", [1, 3, 64, 1000, None])
 def test_a_million_rows_for_every_microbatch_size(plan, microbatch_size, neighbours):
@@ -337,7 +337,7 @@ def test_clipping_in_many_coordinates_with_entries_that_round_badly(n, key):
     assert max(change.l2 for change in found) > 0.98 * stated.l2
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("estimator", ROBUST[:6], ids=name_of)
 def test_sensitivity_is_reached_by_the_antipodal_pair(estimator):
     n = 100
@@ -381,6 +381,7 @@ def test_sensitivity_grows_with_the_digits_of_the_widest_models():
     assert excess < 0.011
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
 @pytest.mark.parametrize("estimator", ROBUST, ids=name_of)
 def test_sensitivity_under_jit_is_the_same(estimator, relation):
@@ -405,6 +406,7 @@ def test_the_mean_has_no_finite_sensitivity():
     assert MedianOfMeans(Mean(), 2).sensitivity(10, 2) == (np.inf,) * 3
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("n", "num_groups"), [(59, 30), (59, 29), (64, 4), (7, 7)])
 def test_median_of_means_groups_that_do_not_divide_the_records(n, num_groups):
     # The noise printed in the paper is for groups of n / num_groups records. Group

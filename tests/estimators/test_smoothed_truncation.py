@@ -44,12 +44,14 @@ def definition(beta):
     ]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("beta", BETAS)
 def test_influence_is_the_expectation_that_defines_it(beta):
     value = smoothed_truncate(SIZES, 1.0, beta)
     np.testing.assert_allclose(value, definition(beta), rtol=0, atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("beta", [0.05, 1.0, 9.21, 50.0])
 def test_influence_agrees_with_arbitrary_precision(beta):
     # Four points by another integrator, at 30 digits: the reference has a reference.
@@ -109,6 +111,7 @@ def test_error_is_certified_up_to_beta_of_one_per_cent_failure():
     assert max(certified_error(beta) for beta in [*betas, 1.0, 4.0, 9.21]) < 1e-6
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("beta", [1.0, 9.21, 50.0])
 def test_influence_in_float64_is_as_accurate_as_its_series(beta):
     with jax.enable_x64(True):
@@ -117,6 +120,7 @@ def test_influence_in_float64_is_as_accurate_as_its_series(beta):
         np.testing.assert_allclose(value, definition(beta), rtol=0, atol=5e-7)
 
 
+@pytest.mark.slow
 def test_the_printed_closed_form_does_not_serve_in_float32():
     # Eq. (10) subtracts terms of size a^3/6 from each other: 1.7e8 at a = 1e3, where
     # float32 is spaced by 16, while the result lies below 0.65.
@@ -146,7 +150,7 @@ def test_the_printed_closed_form_does_not_serve_in_float32():
     assert smoothed_truncate(jnp.float32(1e5), 1.0, 1.0) < 0.65
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("beta", BETAS)
 def test_influence_is_odd_bounded_and_increasing_to_its_limit(beta):
     value = np.asarray(smoothed_truncate(SIZES, 2.5, beta), np.float64)
@@ -172,6 +176,7 @@ def test_series_and_exact_form_agree(beta):
     np.testing.assert_allclose(series, exact, rtol=0, atol=1.5e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("beta", [0.5, 9.21, 50.0])
 def test_influence_keeps_units(beta):
     for scale in (1e-18, 1e-3, 1e30):
@@ -182,6 +187,7 @@ def test_influence_keeps_units(beta):
         )
 
 
+@pytest.mark.slow
 def test_a_beta_beyond_the_series_is_never_evaluated_by_it():
     # The degree is chosen from a number; a traced one may be put in its place.
     few = SmoothedTruncation(1.0, 1.0)
@@ -208,6 +214,7 @@ def test_the_tree_does_not_depend_on_its_numbers():
     assert jax.tree.structure(tangent) == jax.tree.structure(few)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("n", [1000, 100_000])
 @pytest.mark.parametrize("beta", [None, 1.0, 4.0])
 @pytest.mark.parametrize(("d", "num_steps"), [(1, 1), (10, 50)])

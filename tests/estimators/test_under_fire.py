@@ -223,6 +223,7 @@ def test_one_record_alone_is_within_the_limit(name):
         assert 0.999 <= largest_share(estimator, WIDE_DTYPES, values) <= most
 
 
+@pytest.mark.quick(1)
 def test_any_record_moves_a_trimmed_mean_within_its_smooth_sensitivity(plan):
     n, smoothness = 41, 0.3
     estimators = {

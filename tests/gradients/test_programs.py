@@ -26,9 +26,10 @@ def keys_may_be_used_again():
 
 
 def searched(quick, long):
-    """Runs a test on so many programs, and on more in the audit."""
+    """Runs a test on so many programs, three times as many, and more in the audit."""
+    slow = pytest.param(3 * quick, marks=pytest.mark.slow)
     long = pytest.param(long, marks=pytest.mark.audit)
-    return pytest.mark.parametrize("num_programs", [quick, long])
+    return pytest.mark.parametrize("num_programs", [quick, slow, long])
 
 
 def search(check, programs, num_programs):
@@ -112,8 +113,7 @@ def dots(draw):
     return shapes, axes, dtype, draw(st.sampled_from(DTYPES[dtype]))
 
 
-@pytest.mark.quick(1)
-@searched(quick=20, long=500)
+@searched(quick=8, long=500)
 def test_products_of_any_two_arrays(num_programs):
     def check(program):
         (shapes, axes, dtype, summed_in), is_flipped = program
@@ -136,8 +136,7 @@ def einsums(draw):
     return ",".join(terms) + "->" + "".join(result)
 
 
-@pytest.mark.quick(1)
-@searched(quick=10, long=250)
+@searched(quick=4, long=250)
 def test_einsums(num_programs):
     def check(equation):
         size = {"i": 2, "j": 3, "k": 1}
@@ -181,8 +180,7 @@ def convolutions(draw):
     return shapes, dtype, params
 
 
-@pytest.mark.quick(1)
-@searched(quick=8, long=250)
+@searched(quick=3, long=250)
 def test_convolutions_of_any_parameters(num_programs):
     def check(program):
         shapes, dtype, params = program
@@ -342,8 +340,7 @@ PROGRAMS = st.recursive(
 )
 
 
-@pytest.mark.quick(1)
-@searched(quick=12, long=250)
+@searched(quick=5, long=250)
 def test_layers_in_and_after_each_other(num_programs):
     def check(program):
         def run(change, params, batch):

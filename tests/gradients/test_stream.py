@@ -35,22 +35,29 @@ def loss_fn(params, example):
 
 
 @pytest.fixture
-def problem(key):
-    features = jax.random.t(key, 3.0, (N, 4))
+def problem():
+    features = np.random.default_rng(0).standard_t(3, (N, 4))
+    features = jnp.asarray(features, jnp.float32)
     return {"w": jnp.ones(4), "b": jnp.float32(0.5)}, (features, features[:, 0])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("microbatch_size", [None, 1, 7])
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_estimators_take_a_stream(name, microbatch_size, problem):
+@pytest.mark.parametrize(
+    "compiled", [jax.jit, pytest.param(lambda f: f, marks=pytest.mark.slow)]
+)
+def test_estimators_take_a_stream(compiled, name, microbatch_size, problem):
     estimator = ESTIMATORS[name]
-    expected = estimator(dpjax.per_sample_grad(loss_fn)(*problem))
+    grads = jax.jit(dpjax.per_sample_grad(loss_fn))(*problem)
+    expected = jax.jit(estimator)(grads)
     stream = streamed_grad(loss_fn, microbatch_size=microbatch_size)(*problem)
-    for found in (estimator(stream), jax.jit(estimator)(stream)):
-        for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    found = compiled(estimator)(stream)
+    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "mean"])
 def test_privatize_takes_a_stream(name, problem):
     # The same key draws the same noise, of the same size.
@@ -60,8 +67,12 @@ def test_privatize_takes_a_stream(name, problem):
         optax.sgd(0.1),
     )
     state = optimizer.init(params)
+
+    def update(grad_fn, state):
+        return optimizer.update(grad_fn(loss_fn)(*problem), state, params)[0]
+
     updates = [
-        optimizer.update(grad_fn(loss_fn)(*problem), fresh(state), params)[0]
+        jax.jit(update, static_argnums=0)(grad_fn, fresh(state))
         for grad_fn in (dpjax.per_sample_grad, streamed_grad)
     ]
     for one, other in zip(*map(jax.tree.leaves, updates), strict=True):
@@ -89,13 +100,13 @@ def test_masks_and_divisors_reach_a_stream(problem):
         is_padding_example=mask,
     )
     kept = jax.tree.map(lambda x: x[:50], batch)
-    expected = Winsorization(0.5)(
-        dpjax.per_sample_grad(loss_fn)(params, kept), normalize_by=40
-    )
+    grads = jax.jit(dpjax.per_sample_grad(loss_fn))(params, kept)
+    expected = Winsorization(0.5)(grads, normalize_by=40)
     for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_stream_holds_no_gradients(problem):
     # 60 gradients of 2^16 numbers are 15 MB; the stream makes a few at a time.
     width = 2**16

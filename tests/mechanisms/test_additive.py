@@ -46,6 +46,7 @@ def test_scale(name, scale, key):
         assert ks_distance(noise, law, scale * wrong) > 4 * bound
 
 
+@pytest.mark.quick(1)
 @each
 def test_leaves_get_different_noise(name, key):
     mechanism, _ = MECHANISMS[name]
@@ -72,6 +73,7 @@ def test_adds_to_the_value_and_repeats_with_its_key(name, key):
     ).all()
 
 
+@pytest.mark.quick(1)
 @each
 def test_no_scale_no_noise(name, key):
     mechanism, _ = MECHANISMS[name]
@@ -91,6 +93,7 @@ def test_half_precision_is_cast_down_after_the_noise(name, dtype, key):
     np.testing.assert_array_equal(noisy, wide.astype(dtype))
 
 
+@pytest.mark.slow
 @each
 def test_float64(name, key):
     mechanism, _ = MECHANISMS[name]
@@ -117,6 +120,7 @@ def test_key_reuse_is_caught(name, key):
         planted(jax.random.key(1))
 
 
+@pytest.mark.quick(1)
 @each
 def test_jit_and_vmap_over_keys(name):
     mechanism, _ = MECHANISMS[name]
@@ -127,12 +131,13 @@ def test_jit_and_vmap_over_keys(name):
     eager = jax.tree.map(lambda *x: jnp.stack(x), *eager)
     traced = [jitted(jax.random.key(seed), value, 0.7) for seed in range(5)]
     traced = jax.tree.map(lambda *x: jnp.stack(x), *traced)
-    mapped = jax.vmap(mechanism, (0, None, None))(keys, value, 0.7)
+    mapped = jax.jit(jax.vmap(mechanism, (0, None, None)))(keys, value, 0.7)
     for name in ("a", "b"):
         np.testing.assert_allclose(traced[name], eager[name], rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(mapped[name], eager[name], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @each
 def test_differentiable_in_value_and_scale(name, key):
     mechanism, _ = MECHANISMS[name]
@@ -143,6 +148,7 @@ def test_differentiable_in_value_and_scale(name, key):
     np.testing.assert_allclose(by_scale(2.0), noise, rtol=1e-6)
 
 
+@pytest.mark.slow
 @each
 def test_exports_for_every_platform(name, key):
     mechanism, _ = MECHANISMS[name]
@@ -182,6 +188,7 @@ def test_bad_value(name, dtype, key):
         mechanism(key, {"a": jnp.zeros(2), "b": jnp.zeros(2, dtype)}, 1.0)
 
 
+@pytest.mark.quick(1)
 @each
 def test_a_rounded_scale_never_means_less_noise(name, key):
     # A scale in float32 may lie three roundings below what was calibrated.

@@ -49,6 +49,7 @@ def test_large_scales_look_normal(stddev):
         assert scipy.stats.kstest(scaled, "norm").pvalue < FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_tails_reach_as_far_as_they_should():
     draws = discrete_gaussian(4_000_000, stddev=2**24, random_bytes=seeded(2))
     for limit in (4.0, 4.5, 5.0):

@@ -80,16 +80,18 @@ def sequential_law(pick, sizes, sparsity, scale):
 PICKS = {"gumbel": softmax_pick, "laplace": laplace_pick}
 
 
+@pytest.mark.quick(1)
 @each
 @pytest.mark.parametrize("sparsity", [1, 2])
 def test_choice_has_the_law_of_sequential_picks(name, sparsity, key):
     mechanism, _ = MECHANISMS[name]
     keys = jax.random.split(key, 100_000)
-    sparse = jax.vmap(
+    draw = jax.vmap(
         lambda key: mechanism(
             key, jnp.asarray(VECTOR, jnp.float32), sparsity=sparsity, scale=SCALE
         )
-    )(keys)
+    )
+    sparse = jax.jit(draw)(keys)
     chosen = np.asarray(sparse) != 0
     assert (chosen.sum(axis=1) == sparsity).all()
     code = chosen @ (2 ** np.arange(4))
@@ -113,9 +115,8 @@ def test_release_noise(name, key):
     mechanism, law = MECHANISMS[name]
     vector = jax.random.normal(jax.random.key(1), (100,))
     keys = jax.random.split(key, 300)
-    sparse = jax.vmap(lambda key: mechanism(key, vector, sparsity=100, scale=SCALE))(
-        keys
-    )
+    draw = jax.vmap(lambda key: mechanism(key, vector, sparsity=100, scale=SCALE))
+    sparse = jax.jit(draw)(keys)
     noise = np.asarray(sparse - vector[None], np.float64).ravel()
     bound = math.sqrt(math.log(2 / FALSE_ALARM) / (2 * len(noise)))
 
@@ -136,6 +137,7 @@ def test_choice_and_release_have_scales_of_their_own(key):
     assert (np.abs(noisy - exact) < 1).all()
 
 
+@pytest.mark.slow
 def test_release_is_independent_of_the_choice(key):
     # With noise shared between them, a chosen value would be biased upwards.
     keys = jax.random.split(key, 50_000)
@@ -156,6 +158,7 @@ def renyi(alpha, p, q):
     return scipy.special.logsumexp(log_terms) / (alpha - 1)
 
 
+@pytest.mark.quick(1)
 @each
 def test_choice_costs_at_most_its_rho(name):
     # Exact Renyi divergences of the chosen set, on every corner of the sensitivity.
@@ -182,6 +185,7 @@ def test_tight_rho_costs_less_noise_than_the_papers():
     assert 5 / 2 / papers**2 == pytest.approx(5 / 24 / log_inverse)
 
 
+@pytest.mark.quick(1)
 @each
 def test_values_that_are_not_finite_count_as_zero(name, key):
     mechanism, _ = MECHANISMS[name]
@@ -195,6 +199,7 @@ def test_values_that_are_not_finite_count_as_zero(name, key):
     assert jnp.isfinite(mechanism(key, huge, sparsity=6, scale=SCALE)).all()
 
 
+@pytest.mark.slow
 @each
 def test_half_precision_is_cast_down_after_the_noise(name, key):
     mechanism, _ = MECHANISMS[name]
@@ -206,6 +211,7 @@ def test_half_precision_is_cast_down_after_the_noise(name, key):
     np.testing.assert_array_equal(half, wide.astype(dtype))
 
 
+@pytest.mark.slow
 @each
 def test_float64(name, key):
     mechanism, _ = MECHANISMS[name]
@@ -218,6 +224,7 @@ def test_float64(name, key):
         assert (back != released).mean() > 0.95
 
 
+@pytest.mark.quick(1)
 @each
 def test_jit_equals_eager(name):
     mechanism, _ = MECHANISMS[name]
@@ -239,6 +246,7 @@ def test_key_reuse_is_caught(name, key):
         mechanism(key, jnp.zeros(3), sparsity=1, scale=1.0)
 
 
+@pytest.mark.slow
 @each
 def test_exports_for_every_platform(name, key):
     mechanism, _ = MECHANISMS[name]

@@ -26,6 +26,7 @@ def ks_distance(draws, cdf):
     return scipy.stats.kstest(np.asarray(draws, np.float64), cdf).statistic
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("law", LAWS)
 def test_law_accepts_its_scale_and_rejects_others(law, dtype, key):
@@ -125,6 +126,7 @@ def test_largest_normal_passes_nine_sigma():
     assert -math.inf < quantile < -9
 
 
+@pytest.mark.slow
 def test_quantile_accuracy():
     # Error of ndtri in float32 against float64, on the tail probabilities in use. The
     # input's own rounding is 2^-24 of the probability, which moves the quantile by at

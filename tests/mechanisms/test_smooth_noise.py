@@ -64,6 +64,7 @@ def test_law(name, sigma, scale, key):
     assert distance(scale, 3 * sigma) > bound
 
 
+@pytest.mark.slow
 @each
 def test_standard_deviation(name, key):
     mechanism, _, stddev = MECHANISMS[name]
@@ -72,6 +73,7 @@ def test_standard_deviation(name, key):
     assert abs(float(noise.std()) / stddev(0.3) - 1) < 5 * math.sqrt(12 / 4 / 400_000)
 
 
+@pytest.mark.slow
 @each
 def test_tails(name):
     mechanism, cdf, _ = MECHANISMS[name]
@@ -86,12 +88,13 @@ def test_tails(name):
     assert jnp.isfinite(noise).all()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @each
 def test_one_scale_an_entry(name, key):
     mechanism, _, _ = MECHANISMS[name]
     value = {"a": jnp.zeros((200, 3)), "b": (jnp.zeros(200), jnp.ones(()))}
 
+    @jax.jit
     def noisy(scale):
         return mechanism(jax.random.clone(key), value, scale=scale, sigma=0.5)
 
@@ -111,6 +114,7 @@ def test_one_scale_an_entry(name, key):
     assert abs(scipy.stats.spearmanr(first, second).statistic) < 5 / math.sqrt(200)
 
 
+@pytest.mark.quick(1)
 @each
 def test_no_scale_no_noise(name, key):
     value = jnp.arange(4.0)
@@ -118,7 +122,7 @@ def test_no_scale_no_noise(name, key):
     np.testing.assert_array_equal(noisy, value)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @each
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_is_cast_down_after_the_noise(name, dtype, key):
@@ -130,6 +134,7 @@ def test_half_precision_is_cast_down_after_the_noise(name, dtype, key):
     np.testing.assert_array_equal(noisy, wide.astype(dtype))
 
 
+@pytest.mark.slow
 @each
 def test_float64(name, key):
     with jax.enable_x64(True):
@@ -168,6 +173,7 @@ def test_jit_and_vmap_over_keys_scales_and_sigmas(name):
         np.testing.assert_allclose(mapped[name], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @each
 def test_exports_for_every_platform(name, key):
     def noisy(key, value, scale):
@@ -179,6 +185,7 @@ def test_exports_for_every_platform(name, key):
     assert exported(key, value, value).platforms == platforms
 
 
+@pytest.mark.quick(1)
 @each
 def test_a_rounded_scale_never_means_less_noise(name, key):
     mechanism, _, _ = MECHANISMS[name]
@@ -209,6 +216,7 @@ def test_scale_that_does_not_fit(name, scale, key):
         MECHANISMS[name][0](key, jnp.zeros(3), scale=scale, sigma=0.5)
 
 
+@pytest.mark.quick(1)
 @each
 def test_a_private_scale_is_never_looked_at(name, key):
     # An error would tell about the data.

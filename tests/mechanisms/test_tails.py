@@ -120,7 +120,7 @@ IS_SYMMETRIC = {name: name not in ("gumbel", "exponential") for name in NOISES}
 each = pytest.mark.parametrize("name", NOISES)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each
 def test_tails_have_their_mass(name, key):
     noise = NOISES[name]
@@ -144,7 +144,7 @@ def test_tails_have_their_mass(name, key):
             assert scipy.stats.binomtest(counts[0], sum(counts)).pvalue > FALSE_ALARM
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each
 def test_no_value_repeats_beyond_chance(name, key):
     # Two draws are equal with probability E m(Z), where m(z) is the mass of one float:
@@ -202,6 +202,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_quantile_has_the_mass_beyond_it(name, key, with_bits):
     # Whatever tail no sample reaches: the mass beyond each value is that of the bits
@@ -224,6 +225,7 @@ def test_every_quantile_has_the_mass_beyond_it(name, key, with_bits):
         assert values[0].max() > {"normal": 9.1, "laplace": 44.0}[name]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("sigma", [0.001, 0.3, 1.0, 8.0])
 def test_smooth_noise_of_every_quantile(sigma, key, with_bits):
     prob = ((np.array(Q, object) + 0.5) * 2.0**-64).astype(np.float64)

@@ -49,6 +49,7 @@ def multipliers(estimator, **changes):
     ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("estimator", [MEDIANS, Truncation(1.0), Clipping(1.0)])
 def test_convex_case_of_paper_003(estimator):
     paper, tight = multipliers(estimator)
@@ -66,6 +67,7 @@ def test_strongly_convex_case_of_paper_003():
     np.testing.assert_allclose(paper / tight, 1.30, atol=0.005)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("beta", "factor"), [(1.0, 1.465), (2 * math.log(100), 1.002)])
 def test_paper_001(beta, factor):
     scale, n, d = 2.0, 200, 2
@@ -119,6 +121,7 @@ def test_papers_print_no_noise_for_sampled_batches(batching):
         solve(Truncation(1.0), "paper", batching=batching)
 
 
+@pytest.mark.slow
 def test_default_scale_of_the_paper():
     samples = jnp.zeros((200, 2))
     scales = [

@@ -23,7 +23,8 @@ N, D, T = 60, 3, 5
 
 
 def make_data(seed=0):
-    features = jax.random.t(jax.random.key(seed), 3.0, (N, D))
+    features = np.random.default_rng(seed).standard_t(3, (N, D))
+    features = jnp.asarray(features, jnp.float32)
     return features, features[:, 0]
 
 
@@ -31,7 +32,7 @@ def descent(loss_fn=losses.squared, data=None, seed=1, **options):
     settings = {
         "epsilon": 1.0,
         "delta": 1e-3,
-        "estimator": SmoothedTruncation(1.0),
+        "estimator": Winsorization(1.0),
         "learning_rate": 0.3,
         "num_steps": T,
     }
@@ -120,6 +121,7 @@ def robust(**options):
 
 RUNS = {
     "dp_gradient_descent": descent,
+    "smoothed truncation": partial(descent, estimator=SmoothedTruncation(1.0)),
     "averaging, Poisson": partial(descent, averaging=True, batching=Poisson(20)),
     "trimmed mean": partial(descent, estimator=TrimmedMean(0.1, -9.0, 9.0)),
     "dp_frank_wolfe": frank_wolfe,
@@ -223,8 +225,8 @@ OTHERS = {
     "key": {"seed": 2},
     "noise_multiplier": {"epsilon": 2.0},
     "learning_rate": {"learning_rate": 0.2},
-    "estimator": {"estimator": SmoothedTruncation(2.0)},
-    "program, estimator type": {"estimator": Winsorization(1.0)},
+    "estimator": {"estimator": Winsorization(2.0)},
+    "program, estimator type": {"estimator": SmoothedTruncation(1.0)},
     "program, loss": {"loss_fn": losses.absolute},
     "program, constant of the loss": {"loss_fn": weighted(2 * WEIGHTS)},
     "program, batching": {"batching": Poisson(20)},

@@ -106,6 +106,7 @@ def test_another_compiler_or_processor_rounds_otherwise(change, tmp_path, monkey
     np.testing.assert_array_equal(descent(tmp_path), descent(tmp_path / "whole"))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "setting",
     [
@@ -122,6 +123,7 @@ def test_another_setting_of_jax_is_another_run(setting, tmp_path):
         descent(tmp_path)
 
 
+@pytest.mark.slow
 def test_another_generator_is_another_run(tmp_path):
     # The words of both keys are the same.
     with pytest.raises(KilledError):

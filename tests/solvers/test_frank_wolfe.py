@@ -97,6 +97,10 @@ def test_budgets():
     assert (full.privacy.epsilon, full.privacy.delta) == (1.0, 1e-5)
     assert full.stats["batch_size"] == 60
     assert full.stats["selection_epsilon"] == pytest.approx(0.0699, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_budgets_of_a_batching_that_is_given():
     basic = solve(num_steps=5, batching=Full())
     assert basic.stats["selection_epsilon"] == pytest.approx(0.2)
     # On disjoint batches a choice needs no delta.
@@ -113,6 +117,7 @@ def test_paper_calibration_reports_what_it_gives():
     assert solution.privacy.delta == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mechanism", ["permute_and_flip", "exponential"])
 def test_two_candidates_attain_epsilon_and_never_pass_it(mechanism):
     """One step, two vertices, and a record that decides which of them is ahead.
@@ -184,12 +189,14 @@ def test_figure_1b_at_its_largest_sample(num_features):
     assert solution.stats["is_informative"]
 
 
-def test_stats_say_when_choices_are_blind():
-    assert not solve(estimator=None, epsilon=0.01, num_steps=5).stats["is_informative"]
-    setting = solve(calibration="paper", estimator=None, num_steps=5)
-    assert not setting.stats["is_informative"]
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("changes", [{"epsilon": 0.01}, {"calibration": "paper"}])
+def test_stats_say_when_choices_are_blind(changes):
+    solution = solve(estimator=None, num_steps=5, **changes)
+    assert not solution.stats["is_informative"]
 
 
+@pytest.mark.slow
 def test_selection_error_is_a_high_probability_bound():
     # Gradients are the same at every step: each choice is off by its own error.
     rows = jnp.tile(jnp.linspace(-1, 1, 20), (40, 1))
@@ -205,6 +212,7 @@ def test_selection_error_is_a_high_probability_bound():
     assert gaps.max() > 0.2 * bounds[0]
 
 
+@pytest.mark.slow
 def test_robust_regression_with_the_biweight_loss():
     # 004, Theorem 3: not convex, fixed steps of 1 / sqrt(T); a tenth are outliers.
     key = jax.random.key(3)
@@ -225,20 +233,23 @@ def test_robust_regression_with_the_biweight_loss():
     assert jnp.linalg.norm(solution.params - true_params) < 0.4
 
 
-def test_private_values_never_raise():
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("estimator", [None, Winsorization(1.0), Clipping(1.0)])
+def test_private_values_never_raise(estimator):
     rows = jnp.array([[jnp.nan, jnp.inf, -jnp.inf], [3e38, -3e38, 1e-45]] * 30)
-    for estimator in (None, Winsorization(1.0), Clipping(1.0)):
-        solution = solve(rows, estimator=estimator, num_steps=4)
-        assert L1Ball(1.0).contains(solution.params)
+    solution = solve(rows, estimator=estimator, num_steps=4)
+    assert L1Ball(1.0).contains(solution.params)
 
 
+@pytest.mark.slow
 def test_vmap_over_keys_is_a_loop():
     keys = jax.random.split(jax.random.key(9), 3)
-    together = jax.vmap(lambda key: solve(key=key, num_steps=4).params)(keys)
+    together = jax.jit(jax.vmap(lambda key: solve(key=key, num_steps=4).params))(keys)
     for key, params in zip(keys, together, strict=True):
         np.testing.assert_allclose(solve(key=key, num_steps=4).params, params)
 
 
+@pytest.mark.slow
 def test_a_sweep_compiles_once(caplog):
     with jax.log_compiles(True), caplog.at_level("WARNING"):
         for i, epsilon in enumerate((0.5, 1.0, 2.0)):
@@ -276,6 +287,7 @@ def test_event_is_read_by_an_accountant():
     assert accounting.total_selection_epsilon(0.0699, 1e-5, num_selections=50) <= 1
 
 
+@pytest.mark.slow
 def test_no_gradient_of_every_sample_is_stored():
     # n d = 1e7 floats; the program needs a few vectors of d beside the data.
     num_samples, num_features = 1000, 10_000

@@ -79,7 +79,7 @@ def test_noise_has_the_stated_scale(batching):
         )
 
     keys = jax.random.split(jax.random.key(5), num_keys)
-    solutions = jax.vmap(solve)(keys)
+    solutions = jax.jit(jax.vmap(solve))(keys)
     stats = jax.tree.map(lambda x: float(x[0]), solutions.stats)
     estimator = Winsorization(1.0)
     sensitivity = (
@@ -156,6 +156,7 @@ def test_neighbours_stay_within_the_sensitivity(name, wild):
     assert max(changes) <= rate * sensitivity * (1 + 1e-5)
 
 
+@pytest.mark.slow
 def test_antipodes_attain_the_sensitivity():
     outputs = [
         dp_gradient_descent(
@@ -217,6 +218,7 @@ def test_disjoint_steps_see_their_own_records():
         assert same == (step < 4)  # record 7 is in batch 3, hence in step 4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("estimator", [Mean(), SmoothedTruncation(100.0)])
 def test_reaches_the_optimum_without_noise(estimator):
     features, targets = regression()
@@ -235,6 +237,7 @@ def test_reaches_the_optimum_without_noise(estimator):
     assert solution.privacy.epsilon == math.inf
 
 
+@pytest.mark.slow
 def test_private_solution_is_near_the_optimum():
     features, targets = regression(20_000)
     solution = dp_gradient_descent(
@@ -324,6 +327,7 @@ def test_schedules():
     assert (fixed.params != halved.params).all()
 
 
+@pytest.mark.slow
 def test_numbers_of_a_schedule_are_traced():
     traces = []
 
@@ -347,7 +351,7 @@ def test_numbers_of_a_schedule_are_traced():
     assert (params[0] != params[1]).all()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatch_size", [1, 7, 1000])
 def test_microbatch_size_changes_rounding_only(microbatch_size):
     data = jax.random.t(jax.random.key(2), 2.0, (100, 3))
@@ -396,8 +400,17 @@ def test_vmap_over_key_params_and_data():
         assert mapped.privacy == single.privacy
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize(
+    "batching",
+    [
+        "full",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in BATCHINGS
+            if name != "full"
+        ),
+    ],
+)
 def test_jit_around_the_solver(batching):
     data = jax.random.normal(jax.random.key(2), (40, 2))
 
@@ -444,6 +457,7 @@ def test_derivatives_against_finite_differences():
             np.testing.assert_allclose(reverse, numeric, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_second_call_compiles_nothing(caplog):
     traces = []
 

@@ -40,6 +40,7 @@ def solve(features=None, targets=None, **changes):
     )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "law", [datasets.LogNormal(scale=0.6**0.5), datasets.StudentT(10.0)]
 )
@@ -58,6 +59,7 @@ def test_default_beats_zero_and_the_printed_constants(law):
     assert not papers.stats["is_informative"]
 
 
+@pytest.mark.slow
 def test_weights_of_a_larger_ball():
     setting = problem()
     targets = 4 * setting.targets
@@ -110,6 +112,7 @@ def test_budgets():
     assert pure.stats["selection_epsilon"] == 0.25
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("radius", [0.5, 1.0, 9.0])
 def test_paper_calibration_reports_what_it_gives(radius):
     # Its exponent is for the unit ball: a large one is less private than it says.
@@ -129,11 +132,17 @@ def test_private_values_never_raise():
         assert float(jnp.abs(solution.params).sum()) <= 1.001
 
 
-def test_integers_and_float64_data():
+def test_integers():
     features = np.arange(270).reshape(90, 3) % 5
     options = {"epsilon": 1.0, "delta": 1e-5, "num_steps": 3}
     solution = dp_lasso(features, features[:, 0], key=jax.random.key(0), **options)
     assert solution.params.dtype == jnp.float32
+
+
+@pytest.mark.slow
+def test_float64_data():
+    features = np.arange(270).reshape(90, 3) % 5
+    options = {"epsilon": 1.0, "delta": 1e-5, "num_steps": 3}
     with jax.enable_x64(True):
         solution = dp_lasso(
             jnp.asarray(features, jnp.float64),

@@ -101,6 +101,7 @@ def test_certificate_holds(name, loss, epsilon, regularization):
     assert np.linalg.norm(gradient) <= stats["gradient_norm"]
 
 
+@pytest.mark.slow
 def test_rounding_bound_covers_the_error():
     features = RNG.normal(size=(3000, 20))
     convexity, eta = 30.0, 10 * RNG.normal(size=20)
@@ -137,6 +138,7 @@ def test_an_uncertified_point_is_never_released():
     assert np.isfinite(computed_minimizer(*arguments, 1e-9)[1]).all()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("loss", ["logistic", "pseudo-Huber"])
 def test_noise_has_the_stated_scale(loss):
     # Zero records leave w = -eta / (N Lambda), and the noise of the output.
@@ -147,7 +149,7 @@ def test_noise_has_the_stated_scale(loss):
             features, labels, **settings(key=key, loss=LOSSES[loss])
         )
 
-    solution = jax.vmap(solve)(jax.random.split(jax.random.key(5), 1_000))
+    solution = jax.jit(jax.vmap(solve))(jax.random.split(jax.random.key(5), 1_000))
     stats = {name: float(value[0]) for name, value in solution.stats.items()}
     convexity = 20 * stats["regularization"]
     stddev = math.hypot(stats["stddev"] / convexity, stats["output_stddev"])
@@ -207,6 +209,7 @@ def test_papers_calibration_reports_what_it_gives():
     assert paper.privacy.epsilon == pytest.approx(exact + 0.01)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_no_row_is_longer_than_one(dtype):
     largest = float(np.finfo(dtype).max)
@@ -239,18 +242,26 @@ def test_no_row_is_longer_than_one(dtype):
     np.testing.assert_allclose(found[106:][inside], short, rtol=1e-14)
 
 
-def test_labels_are_signs_whatever_they_are():
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("yes", "no", "dtype"),
+    [
+        (True, False, bool),
+        (7.5, math.nan, np.float64),
+        (math.inf, -math.inf, np.float32),
+        (200, 0, np.uint8),
+    ],
+)
+def test_labels_are_signs_whatever_they_are(yes, no, dtype):
     features, labels = DATA["normal"]
     expected = dp_objective_perturbation(features, labels, **settings()).params
-    kinds = [
-        labels > 0,
-        np.where(labels > 0, 7.5, np.nan),
-        np.where(labels > 0, np.inf, -np.inf).astype(np.float32),
-        np.where(labels > 0, 200, 0).astype(np.uint8),
-    ]
-    for other in kinds:
-        found = dp_objective_perturbation(features, other, **settings()).params
-        np.testing.assert_array_equal(found, expected)
+    other = np.where(labels > 0, yes, no).astype(dtype)
+    found = dp_objective_perturbation(features, other, **settings()).params
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_labels_that_are_missing_do_no_harm():
+    features, _ = DATA["normal"]
     same = dp_objective_perturbation(
         features, np.full(300, np.nan), **settings()
     ).params
@@ -278,6 +289,7 @@ def test_jit_and_vmap_agree_with_eager():
     np.testing.assert_allclose(both.params[2], mapped.params[2], rtol=1e-4)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32])
 def test_released_dtype(dtype):
     features, labels = np.ones((10, 2), dtype), np.ones(10)
@@ -290,6 +302,7 @@ def test_released_dtype(dtype):
             assert solution.params.dtype == jnp.float64
 
 
+@pytest.mark.slow
 def test_a_sweep_compiles_once():
     calls = []
 
@@ -310,6 +323,7 @@ def test_a_sweep_compiles_once():
     assert len(counts) == 1  # the first call alone traces
 
 
+@pytest.mark.slow
 def test_lowers_for_every_platform():
     def solve(features, labels, words):
         key = jax.random.wrap_key_data(words)
@@ -324,6 +338,7 @@ def test_lowers_for_every_platform():
     assert exported(*shapes).platforms == ("cpu", "cuda", "tpu")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_losses_keep_their_declared_bounds(loss):
     loss = LOSSES[loss]
@@ -369,15 +384,16 @@ def test_losses_compare_by_their_fields():
     assert MarginLoss.smoothed_hinge(0.3) != MarginLoss.smoothed_hinge(0.4)
 
 
-def test_more_budget_finds_the_classifier():
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [None, MarginLoss.smoothed_hinge()], ids=str)
+def test_more_budget_finds_the_classifier(loss):
     features = RNG.normal(size=(4000, 5)) / 3
     labels = features @ np.array([1.0, -2.0, 0.5, 0.0, 3.0])
-    for loss in (None, MarginLoss.smoothed_hinge()):
-        params = dp_objective_perturbation(
-            features, labels, **settings(regularization=1e-3, loss=loss)
-        ).params
-        predicted = features @ np.asarray(params, np.float64) > 0
-        assert np.mean(predicted == (labels > 0)) > 0.97
+    params = dp_objective_perturbation(
+        features, labels, **settings(regularization=1e-3, loss=loss)
+    ).params
+    predicted = features @ np.asarray(params, np.float64) > 0
+    assert np.mean(predicted == (labels > 0)) > 0.97
 
 
 BAD = {

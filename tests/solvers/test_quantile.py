@@ -38,6 +38,7 @@ def all_counts(total):
     ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("quantile", [0.0, 0.3, 0.5, 1.0])
 def test_scores_count_the_records_to_replace(quantile):
     # Over all ways to put 5 records into 3 bins: the distance to the nearest data set
@@ -54,6 +55,7 @@ def test_scores_count_the_records_to_replace(quantile):
             assert found[j] == -distance
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("num_samples", [1, 2, 50, 3000])
 def test_neighbours_move_scores_by_one_and_their_gaps_by_two(num_samples):
     rng = np.random.default_rng(0)
@@ -124,6 +126,7 @@ def test_the_law_that_is_drawn(key):
     assert rejects(epsilon * 3 / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantile", [0.05, 0.5, 0.9])
 def test_the_rank_is_as_near_as_is_said(quantile, key):
     # Failure probability 0.01 for each of 200 draws: more than 12 have 1e-6.
@@ -132,7 +135,7 @@ def test_the_rank_is_as_near_as_is_said(quantile, key):
     def draw(key):
         return dp_quantile(samples, **settings(key=key, quantile=quantile))
 
-    solutions = jax.vmap(draw)(jax.random.split(key, 200))
+    solutions = jax.jit(jax.vmap(draw))(jax.random.split(key, 200))
     error, rank = solutions.stats["rank_error"][0], solutions.stats["rank"][0]
     assert rank == math.ceil(2_000 * quantile)
     assert error == pytest.approx(2 * math.log(1501 / 0.01), rel=1e-5)
@@ -151,6 +154,7 @@ def test_a_constant_column_is_found(value):
     assert float(found) == pytest.approx(value, rel=0.03)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("quantile", [0.25, 0.5])
 def test_missing_values_leave_the_quantile_of_the_others(quantile):
     samples = jnp.linspace(100.0, 200.0, 10_000)
@@ -160,6 +164,7 @@ def test_missing_values_leave_the_quantile_of_the_others(quantile):
     assert float(found) == pytest.approx(100 + 100 * quantile, rel=0.05)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38, 1e-45])
 def test_a_column_of_nothing(value):
     found = dp_quantile(jnp.full(50, value), **settings()).params
@@ -195,7 +200,11 @@ def test_columns_come_out_in_unit_size():
     assert (centers[3], scales[3]) == (0, 1)  # mostly one value
     assert np.abs(centers[4] - 7) < 0.35 >= scales[4]
     assert solution.stats["is_informative"]
-    few = dp_center_and_scale(samples[:50], **settings())
+
+
+@pytest.mark.slow
+def test_few_records_are_said_to_be_few():
+    few = dp_center_and_scale(columns()[:50], **settings())
     assert not few.stats["is_informative"]
 
 
@@ -224,31 +233,43 @@ def test_jit_and_vmap_over_columns(key):
     def solve(key, column):
         return dp_quantile(column, **settings(key=key, epsilon=0.1))
 
-    many = jax.vmap(solve)(jax.random.clone(keys), samples)
+    many = jax.jit(jax.vmap(solve))(jax.random.clone(keys), samples)
     jitted = jax.jit(solve)
     for i, key in enumerate(keys):
         one, again = solve(key, samples[i]), jitted(jax.random.clone(key), samples[i])
         assert many.params[i] == one.params == again.params
         assert many.privacy == one.privacy == again.privacy
-    runs = jax.vmap(lambda key: dp_center_and_scale(samples.T, **settings(key=key)))(
-        jax.random.split(jax.random.key(5), 3)
-    )
+
+
+@pytest.mark.slow
+def test_centers_and_scales_are_mapped_over_keys():
+    samples = columns(300)
+    runs = jax.jit(
+        jax.vmap(lambda key: dp_center_and_scale(samples, **settings(key=key)))
+    )(jax.random.split(jax.random.key(5), 3))
     assert runs.params[0].shape == runs.params[1].shape == (3, 5)
     assert len(np.unique(runs.params[1])) > 5
 
 
-def test_dtypes():
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.int64, np.float64])
+def test_dtypes(dtype):
     whole = np.arange(-10, 40)
     expected = dp_quantile(whole.astype(np.float32), **settings()).params
     assert expected.dtype == jnp.float32
-    for dtype in (jnp.bfloat16, np.int64, np.float64):
-        found = dp_quantile(whole.astype(dtype), **settings()).params
-        np.testing.assert_array_equal(found, expected)
+    found = dp_quantile(whole.astype(dtype), **settings()).params
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.slow
+def test_float64():
+    whole = np.arange(-10, 40)
     with jax.enable_x64(True):
         wide = dp_center_and_scale(whole[:, None] * 1.0, **settings())
         assert wide.params[0].dtype == wide.params[1].dtype == jnp.float64
 
 
+@pytest.mark.slow
 def test_exports_for_every_platform(key):
     def solve(key, samples):
         return dp_center_and_scale(samples, **settings(key=key)).params

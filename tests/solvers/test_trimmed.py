@@ -19,8 +19,8 @@ def location(params, example):
 
 
 def samples(num_samples=20_000, num_features=2):
-    noise = jax.random.t(jax.random.key(0), 2.5, (num_samples, num_features))
-    return noise + jnp.array([[1.0, -2.0]])
+    noise = np.random.default_rng(0).standard_t(2.5, (num_samples, num_features))
+    return jnp.asarray(noise + np.array([1.0, -2.0]), jnp.float32)
 
 
 def descend(data=None, **changes):
@@ -37,7 +37,11 @@ def test_the_mean_is_found_with_little_noise():
     )
     np.testing.assert_allclose(solution.params, [1.0, -2.0], atol=0.1)
     # Noise for the whole range would be seen: 3.7 (upper - lower) sqrt(2).
-    descent = descend(data, num_steps=6)
+
+
+@pytest.mark.slow
+def test_descent_finds_the_mean():
+    descent = descend(samples(), num_steps=6)
     np.testing.assert_allclose(descent.params, [1.0, -2.0], atol=0.2)
 
 
@@ -48,9 +52,19 @@ def test_budgets():
     assert full.stats["batch_size"] == 200
     assert full.privacy.epsilon == 1.0
     assert full.privacy.dp_event.count == 4
-    disjoint = descend(batching=Disjoint())
-    assert disjoint.stats["rho"] == pytest.approx(rho)
-    assert disjoint.stats["batch_size"] == 50
+    accountant = dp_accounting.rdp.RdpAccountant().compose(full.privacy.dp_event)
+    assert 1.0 <= accountant.get_epsilon(1e-5) <= 1.1
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("solver", ["dp_mean", "dp_gradient_descent"])
+def test_one_release_takes_the_whole_budget(solver):
+    rho = accounting.epsilon_to_rho(1.0, 1e-5)
+    if solver == "dp_gradient_descent":
+        disjoint = descend(batching=Disjoint())
+        assert disjoint.stats["rho"] == pytest.approx(rho)
+        assert disjoint.stats["batch_size"] == 50
+        return
     mean = dp_mean(
         samples(200),
         key=jax.random.key(2),
@@ -60,8 +74,6 @@ def test_budgets():
     )
     assert mean.stats["rho"] == pytest.approx(rho)
     assert mean.stats["noise_multiplier"] == pytest.approx((2 * rho) ** -0.5)
-    accountant = dp_accounting.rdp.RdpAccountant().compose(full.privacy.dp_event)
-    assert 1.0 <= accountant.get_epsilon(1e-5) <= 1.1
 
 
 def test_nothing_private_is_told():
@@ -71,6 +83,7 @@ def test_nothing_private_is_told():
     assert not {"stddev", "l2_sensitivity"} & set(first)
 
 
+@pytest.mark.slow
 def test_noise_grows_with_outliers_that_are_not_trimmed():
     # All records equal: only e^(-mt) (upper - lower) is left of the sensitivity.
     def spread(data):
@@ -95,6 +108,7 @@ def test_private_values_never_raise():
     assert jnp.isfinite(descend(rows).params).all()
 
 
+@pytest.mark.slow
 def test_vmap_over_keys_is_a_loop():
     keys = jax.random.split(jax.random.key(9), 3)
     together = jax.vmap(lambda key: descend(key=key).params)(keys)
@@ -102,6 +116,7 @@ def test_vmap_over_keys_is_a_loop():
         np.testing.assert_allclose(descend(key=key).params, params, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_without_privacy():
     solution = robust_gradient_descent(
         losses.squared,

@@ -88,6 +88,7 @@ def test_a_pytree_and_a_chain():
     assert update["b"] == 0
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("num_samples", [10, 10**5, 10**7])
 def test_range_of_the_computed_scores(name, num_samples):
@@ -113,6 +114,7 @@ def test_range_of_the_computed_scores(name, num_samples):
         assert stated < 1.001 * exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["exponential", "permute_and_flip"])
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_two_candidates_attain_epsilon_and_never_pass_it(mechanism, epsilon):

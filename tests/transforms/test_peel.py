@@ -19,6 +19,7 @@ def transform(noise="gumbel", sparsity=2, **changes):
     return peel(sparsity, noise=noise, **(options | changes))
 
 
+@pytest.mark.quick(1)
 @each
 def test_the_largest_entries_stay(noise):
     step = transform(noise, sensitivity=1e-6, limit=1.0)
@@ -31,6 +32,7 @@ def test_the_largest_entries_stay(noise):
     assert moved["b"] == 0
 
 
+@pytest.mark.quick(1)
 @each
 def test_noise_of_released_entries(noise):
     # Two-sided test with false alarm 1e-6 at the right scale; it rejects 2/3 and 3/2.
@@ -56,6 +58,7 @@ def test_noise_of_released_entries(noise):
         assert (pvalue > 1e-6) == is_right
 
 
+@pytest.mark.quick(1)
 @each
 def test_rounding_of_a_large_start_is_paid_for(noise):
     # params + update has spacing 2^-4 here, far above the sensitivity of the update.
@@ -84,6 +87,7 @@ def test_half_precision_is_summed_in_float32():
     assert update[1] == 0
 
 
+@pytest.mark.quick(1)
 @each
 def test_states_draw_fresh_noise(noise):
     step = transform(noise, sparsity=3)

@@ -28,17 +28,17 @@ def updated(transform, updates, **kwargs):
     return transform.update(updates, transform.init(params), params, **kwargs)[0]
 
 
-def samples_of(key, num_rows, num_columns):
+def samples_of(num_rows, num_columns):
     """Columns of very different spread, each many times."""
-    spreads = jnp.tile(jnp.array([0.0, 1e-2, 1.0, 1e2]), num_columns // 4)
-    return jax.random.t(key, 2.0, (num_rows, num_columns)) * spreads[None]
+    samples = np.random.default_rng(0).standard_t(2, (num_rows, num_columns))
+    spreads = np.tile([0.0, 1e-2, 1.0, 1e2], num_columns // 4)
+    return jnp.asarray(samples * spreads, jnp.float32)
 
 
 def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
     rho, n, d = 40.0, 50, 20_000
-    data_key, noise_key = jax.random.split(key)
-    grads = {"a": samples_of(data_key, n, d // 2), "b": jnp.zeros((n, d // 20, 10))}
-    transform = privatized(ESTIMATOR, rho=rho, key=noise_key)
+    grads = {"a": samples_of(n, d // 2), "b": jnp.zeros((n, d // 2))}
+    transform = privatized(ESTIMATOR, rho=rho, key=key)
     released = updated(transform, grads)
     # Each of d coordinates gets a d-th of the budget.
     noise = calibrate_smooth_noise(rho / d, num_samples=n, trim_count=5)
@@ -47,7 +47,9 @@ def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
     )
     assert d * spent <= rho
     assert d * spent > 0.999 * rho
-    mean, sensitivity = ESTIMATOR.with_smooth_sensitivity(grads, noise.smoothness)
+    mean, sensitivity = jax.jit(
+        lambda x: ESTIMATOR.with_smooth_sensitivity(x, noise.smoothness)
+    )(grads)
     units = [
         (x - y) / (noise.multiplier * s)
         for x, y, s in zip(
@@ -60,11 +62,11 @@ def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
     weights /= weights.sum()
 
     def distance(scale):
-        def cdf(z):
-            return sum(
-                w * scipy.stats.laplace.cdf(z / scale, scale=math.exp(noise.sigma * y))
-                for w, y in zip(weights, nodes, strict=True)
-            )
+        def cdf(z):  # of Laplace noise of every spread, averaged
+            tails = [
+                np.exp(-np.abs(z) / scale * math.exp(-noise.sigma * y)) for y in nodes
+            ]
+            return 0.5 + 0.5 * np.sign(z) * (1 - weights @ np.array(tails))
 
         return scipy.stats.kstest(units, cdf).statistic
 
@@ -75,45 +77,51 @@ def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
         assert distance(wrong) > 2 * bound
 
 
-def test_a_large_budget_gives_the_trimmed_mean(key):
-    grads = samples_of(key, 100, 8)
+def test_a_large_budget_gives_the_trimmed_mean():
+    grads = samples_of(100, 8)
     transform = privatized(ESTIMATOR, rho=1e12, key=jax.random.key(0))
-    np.testing.assert_allclose(updated(transform, grads), ESTIMATOR(grads), atol=1e-4)
+    expected = np.clip(np.sort(grads, axis=0)[10:-10].mean(axis=0), -1, 1)
+    np.testing.assert_allclose(updated(transform, grads), expected, atol=1e-4)
 
 
-def test_the_guess_of_the_spread_changes_the_split_alone(key):
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [0.1, 1.0, 1e4])
+def test_the_guess_of_the_spread_changes_the_split_alone(spread, key):
     grads = jax.random.normal(key, (200, 4))
-    for spread in (0.1, 1.0, 1e4):
-        estimator = dataclasses.replace(ESTIMATOR, relative_spread=spread)
-        transform = privatized(estimator, rho=1e6, key=jax.random.key(0))
-        noise = calibrate_smooth_noise(
-            1e6 / 4, num_samples=200, trim_count=20, relative_spread=spread
-        )
-        spent = smooth_noise_rho(
-            noise.multiplier, smoothness=noise.smoothness, sigma=noise.sigma
-        )
-        assert spent <= 1e6 / 4
-        mean = ESTIMATOR(grads)
-        sensitivity = ESTIMATOR.smooth_sensitivity(grads, noise.smoothness)
-        # Laplace beyond 45 scales, normal beyond 9.4: never drawn.
-        largest = 45 * math.exp(9.4 * noise.sigma) * noise.multiplier * sensitivity
-        assert (jnp.abs(updated(transform, grads) - mean) <= largest).all()
+    estimator = dataclasses.replace(ESTIMATOR, relative_spread=spread)
+    transform = privatized(estimator, rho=1e6, key=jax.random.key(0))
+    noise = calibrate_smooth_noise(
+        1e6 / 4, num_samples=200, trim_count=20, relative_spread=spread
+    )
+    spent = smooth_noise_rho(
+        noise.multiplier, smoothness=noise.smoothness, sigma=noise.sigma
+    )
+    assert spent <= 1e6 / 4
+    mean, sensitivity = jax.jit(
+        lambda x: ESTIMATOR.with_smooth_sensitivity(x, noise.smoothness)
+    )(grads)
+    # Laplace beyond 45 scales, normal beyond 9.4: never drawn.
+    largest = 45 * math.exp(9.4 * noise.sigma) * noise.multiplier * sensitivity
+    assert (jnp.abs(updated(transform, grads) - mean) <= largest).all()
 
 
-def test_one_outlier_moves_the_noise_by_little(key):
+def test_one_outlier_moves_the_noise_by_little():
     # With the same key; under the printed sensitivity it would grow a millionfold.
-    grads = jax.random.normal(key, (100, 50))
-    other = grads.at[7].set(1e9)
-    released = [
-        updated(privatized(ESTIMATOR, rho=5.0, key=jax.random.key(0)), x)
-        for x in (grads, other)
-    ]
+    grads = np.random.default_rng(0).normal(size=(100, 50)).astype(np.float32)
+    other = grads.copy()
+    other[7] = 1e9
+
+    @jax.jit
+    def noise_of(x):
+        transform = privatized(ESTIMATOR, rho=5.0, key=jax.random.key(0))
+        return updated(transform, x) - ESTIMATOR(x)
+
     noise = calibrate_smooth_noise(5.0 / 50, num_samples=100, trim_count=10)
-    one, two = (x - ESTIMATOR(y) for x, y in zip(released, (grads, other), strict=True))
-    ratio = np.abs(np.log(np.asarray(one / two)))
+    ratio = np.abs(np.log(np.asarray(noise_of(grads) / noise_of(other))))
     assert ratio.max() <= noise.smoothness + 1e-3
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf, 1e38, -1e38])
 def test_wild_gradients(bad, key):
     grads = jax.random.normal(key, (40, 6)).at[3].set(bad)
@@ -146,7 +154,7 @@ def test_jit_vmap_and_traced_bounds():
         )
         return updated(transform, grads)
 
-    single = jnp.stack([run(seed, -1.0, 1.0) for seed in range(3)])
+    single = np.stack([run(seed, -1.0, 1.0) for seed in range(3)])
     mapped = jax.jit(jax.vmap(run, (0, None, None)))(jnp.arange(3), -1.0, 1.0)
     np.testing.assert_allclose(single, mapped, rtol=1e-5, atol=1e-5)
 
@@ -157,6 +165,7 @@ def test_half_precision_gives_float32():
     assert updated(transform, grads).dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_heavy_tailed_regression():
     # The whole way: per-sample gradients, private means, an optax chain.
     keys = jax.random.split(jax.random.key(5), 2)
