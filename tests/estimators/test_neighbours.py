@@ -19,11 +19,16 @@ from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.estimators import (
     Clipping,
     MedianOfMeans,
-    SmoothedTruncation,
     Truncation,
     Winsorization,
 )
+from tests import registry
 
+MEANS = [
+    registry.ESTIMATORS[name]
+    for name in registry.bounded_estimators(1.0)
+    if not name.startswith("MedianOfMeans")
+]
 LIMITS = [0.7, 1.0, 1.2, 1e-15, 1e12]
 ROWS = [1, 2, 7, 64, 65, 300, 4_608, 4_609, 9_001, 33_029]
 LEAVES = [((),), ((7,),), ((),) * 40, ((3, 5), (), (11,)), ((256,),), ((1024,),)]
@@ -122,10 +127,7 @@ def drawn(draw, numbers_of_devices=(1,)):
     estimator = draw(
         st.sampled_from(
             [
-                Clipping(limit),
-                Winsorization(limit),
-                Truncation(limit),
-                SmoothedTruncation(limit),
+                *(part.make(limit) for part in MEANS),
                 MedianOfMeans(Clipping(limit), min(3, num_rows)),
             ]
         )

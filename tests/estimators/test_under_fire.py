@@ -25,6 +25,7 @@ from dpjax.estimators import (
     Winsorization,
 )
 from dpjax.estimators._fold import Rows
+from tests import registry
 
 # No multiple of anything: blocks with a rest, for all plans and group sizes.
 N, NUM_COORDINATES = 611, 5
@@ -46,32 +47,25 @@ WIDE_VALUES = np.float64(
     [5e-324, -1e-310, 1e-200, 1 + 2**-52, 1e39, -1e150, 1e154, 1e200, 1.7e308]
 )
 ESTIMATORS = {
-    "clipping": Clipping(1.0),
+    **registry.bounded_estimators(1.0),
     "clipping-tiny": Clipping(1e-20),
     "clipping-huge": Clipping(1e30),
-    "truncation": Truncation(1.0),
     "truncation-huge": Truncation(1e30),
     "winsorization": Winsorization(1.1),
     "winsorization-tiny": Winsorization(1e-20),
-    "smoothed": SmoothedTruncation(1.0),
     "smoothed-least-beta": SmoothedTruncation(0.7, 1e-6),
     "smoothed-9": SmoothedTruncation(1e30, 9.21),
     "smoothed-most-beta": SmoothedTruncation(1e-18, 1e6),
-    "median-of-clipping": MedianOfMeans(Clipping(1.0), 3),
-    "median-of-truncation": MedianOfMeans(Truncation(1.0), 4),
     "median-of-winsorization": MedianOfMeans(Winsorization(1.1), 1),
     "median-of-smoothed": MedianOfMeans(SmoothedTruncation(1.0), 5),
 }
 # Those that are searched, each with a microbatch size.
 SEARCHED = {
-    "clipping": None,
+    **dict.fromkeys(registry.bounded_estimators(1.0)),
     "clipping-tiny": 7,
     "truncation-huge": 300,
     "winsorization": 7,
-    "smoothed": 1,
     "smoothed-most-beta": None,
-    "median-of-clipping": 7,
-    "median-of-truncation": None,
     "median-of-winsorization": 300,
     "median-of-smoothed": 1,
 }
@@ -211,7 +205,7 @@ def largest_share(estimator, dtypes, values):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("name", [x for x in ESTIMATORS if not x.startswith("median")])
+@pytest.mark.parametrize("name", [x for x in ESTIMATORS if "median" not in x.lower()])
 def test_one_record_alone_is_within_the_limit(name):
     # The bound that all else rests on, at its sharpest: a batch of one record.
     estimator = ESTIMATORS[name]
