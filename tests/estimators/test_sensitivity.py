@@ -342,8 +342,11 @@ def test_sensitivity_is_reached_by_the_antipodal_pair(estimator):
             value = np.float32(estimator.limit) * row
             if isinstance(estimator, Truncation):
                 value = np.nextafter(value, np.float32(0))
-            if isinstance(estimator, SmoothedTruncation):
-                value = 1e30 * value
+            # At its limit, or far beyond: where the influence is larger.
+            value = max(
+                (value, np.float32(1e30) * value),
+                key=lambda x: np.abs(estimator.influence(x)).max(),
+            )
             samples = np.tile(value, (n, 1))
             neighbour = samples.copy()
             neighbour[0] = -value
