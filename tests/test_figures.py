@@ -248,6 +248,7 @@ def test_the_command_runs_and_plots(tmp_path, monkeypatch):
     assert (tmp_path / "004-1.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_page(tmp_path):
     panel, table, _ = run("004-1b", tmp_path / "tables")
     page, plot = figures.write_page(tmp_path / "tables", tmp_path / "page")

@@ -98,7 +98,7 @@ def test_refuses_the_folder_of_another_run(tmp_path, monkeypatch):
     assert not kept.exists()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["key.npy", "iterates.npz"])
 def test_killed_while_a_file_was_written(tmp_path, name):
     kept, output = tmp_path / "kept", tmp_path / "out"

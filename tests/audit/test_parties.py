@@ -289,6 +289,7 @@ def source_of(run, party):
     return np.random.default_rng([run, party]).bytes
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("num_colluders", "num_runs"),
     [

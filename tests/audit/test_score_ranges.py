@@ -107,6 +107,7 @@ def worst_of_search(seed, num_cases, dimensions):
     return worst
 
 
+@pytest.mark.slow
 def test_no_search_finds_a_wider_range():
     assert 0.9 < worst_of_search(0, 60, [1, 2, 17]) <= 1
 

@@ -213,6 +213,7 @@ def fails(error):
     return fail
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("error", [RuntimeError("no font"), KeyboardInterrupt()])
 @pytest.mark.parametrize("step", ["plot_test_risk", "_display.show"])

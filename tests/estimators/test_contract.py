@@ -24,6 +24,7 @@ from tests import registry
 
 BOUNDED = registry.bounded_estimators(1.5)
 ALL = {"Mean": Mean(), **BOUNDED}
+COSTLY = {"MedianOfMeans, of truncation", "MedianOfMeans, one group"}  # to compile
 # Of an infinity their influence takes its limit; of the others it is zero.
 LIMITED = ("Winsorization", "SmoothedTruncation", "MedianOfMeans, one group")
 DIVISIBLE = {n: e for n, e in ALL.items() if not isinstance(e, MedianOfMeans)}
@@ -33,8 +34,7 @@ def each(estimators):
     return pytest.mark.parametrize(
         "estimator",
         [
-            # Compiles longest, and is made of two others.
-            pytest.param(x, marks=[pytest.mark.slow] * ("one group" in name))
+            pytest.param(x, marks=[pytest.mark.slow] * (name in COSTLY))
             for name, x in estimators.items()
         ],
         ids=estimators,

@@ -114,6 +114,7 @@ def run_processes(*arguments):
     return [process.returncode for process in processes], results
 
 
+@pytest.mark.slow
 def test_processes_exchange_over_jax():
     codes, results = run_processes("live")
     assert codes == [0, 0, 0]

@@ -367,6 +367,7 @@ class Silent(NamedTuple):
         )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("replacement", [b"", bytes(8), bytes(32)])
 def test_the_others_go_on_without_a_party_that_drops(replacement):
     data = [records(30, seed) for seed in range(4)]
@@ -380,6 +381,7 @@ def test_the_others_go_on_without_a_party_that_drops(replacement):
     assert len(heard) == 2 + 2 + 1 + 3
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("replacement", [b"", bytes(8), bytes(32)])
 def test_the_party_that_ends_the_run_is_named(replacement):
     data = [records(30, seed) for seed in range(4)]
@@ -393,6 +395,7 @@ def test_the_party_that_ends_the_run_is_named(replacement):
     assert max(seen) == 2  # nothing of the third round came out
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e38, 3e-42])
 def test_odd_records_move_nothing_beyond_the_bound(value):
     data = [records(30, seed) for seed in range(2)]
@@ -521,6 +524,7 @@ BALL = partial(optax.projections.projection_l2_ball, scale=1.0)
 LINE = optax.linear_schedule(0.5, 0.1, 5)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     ("name", "of_all", "of_one"),
     [

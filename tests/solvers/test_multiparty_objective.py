@@ -235,6 +235,7 @@ def test_no_party_may_drop_out(threats):
 STEEPER = MarginLoss(lambda z: -2 * jax.nn.sigmoid(-z), 1.0, 0.25, True)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("name", "change"),
     [

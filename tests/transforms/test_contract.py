@@ -74,7 +74,7 @@ def test_chains_and_traces_once(name, optimizer):
     assert (params["w"] != 1).any()
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @each
 def test_jit_equals_eager(name):
     results = []
@@ -180,6 +180,7 @@ def test_exports_for_every_platform(name):
     assert exported.platforms == ("cpu", "cuda", "tpu")
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "name", [name for name in TRANSFORMS if TRANSFORMS[name].takes_samples]
 )
