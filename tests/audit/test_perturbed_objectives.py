@@ -311,7 +311,7 @@ def test_no_attack_of_a_long_search_exceeds_what_is_stated(calibration, seed):
     assert 0.9 < worst <= 1 + _QUADRATURE
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("calibration", ["tight", "paper"])
 def test_released_points_have_the_density_that_is_attacked(calibration):
     rows = np.array([direction(0.2), direction(1.8), direction(3.0, 0.4)])

@@ -74,9 +74,17 @@ def test_estimate_is_the_mean_of_influences(estimator, tree):
     assert jax.tree.map(jnp.shape, estimator(tree)) == {"w": ((2, 3), (4,)), "b": ()}
 
 
-@pytest.mark.quick(1)
+def test_jit_equals_eager_where_that_compiles_least(tree):
+    check_jit(Truncation(1.5), tree)
+
+
+@pytest.mark.slow  # eagerly, each operation is a program
 @each(ALL)
 def test_jit_equals_eager(estimator, tree):
+    check_jit(estimator, tree)
+
+
+def check_jit(estimator, tree):
     with jax.disable_jit():
         eager = estimator(tree)
     for compiled in (estimator(tree), jax.jit(lambda e, x: e(x))(estimator, tree)):

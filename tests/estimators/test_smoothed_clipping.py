@@ -90,6 +90,7 @@ def test_what_is_not_finite_counts_as_zero():
     assert found["b"] == 0
 
 
+@pytest.mark.slow
 def test_the_derivative_is_that_of_differences():
     with jax.enable_x64(True):
         sample = jnp.array([0.9, -1.7, 0.4])

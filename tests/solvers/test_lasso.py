@@ -40,7 +40,7 @@ def solve(features=None, targets=None, **changes):
     )
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "law", [datasets.LogNormal(scale=0.6**0.5), datasets.StudentT(10.0)]
 )

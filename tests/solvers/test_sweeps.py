@@ -22,7 +22,7 @@ def data(d=D):
     return features, features[:, 0]
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", registry.SOLVERS)
 def test_a_sweep_over_epsilon_scale_and_step_size_compiles_once(name, caplog):
     release = functools.partial(registry.SOLVERS[name].make, data())

@@ -74,7 +74,7 @@ def test_chains_and_traces_once(name, optimizer):
     assert (params["w"] != 1).any()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each
 def test_jit_equals_eager(name):
     results = []
