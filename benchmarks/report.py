@@ -9,14 +9,7 @@ import numpy as np
 from benchmarks import floor, plots
 from benchmarks.case import Case, Target
 from benchmarks.cost_page import cost_page
-from benchmarks.record import (
-    RESULTS,
-    ROOT,
-    Measurement,
-    Record,
-    latest,
-    read,
-)
+from benchmarks.record import RESULTS, ROOT, Measurement, Record, latest, read
 from benchmarks.suites import SUITES
 from benchmarks.text import duration, machine, number, source, table
 from benchmarks.verdict import Verdict, judge

@@ -1,14 +1,6 @@
 """The cases of each suite, in the order that they run and stand on the page."""
 
-from benchmarks import (
-    batches,
-    cost,
-    estimators,
-    frank_wolfe,
-    gradients,
-    noise,
-    solvers,
-)
+from benchmarks import batches, cost, estimators, frank_wolfe, gradients, noise, solvers
 
 SUITES = {
     "cpu": [

@@ -13,6 +13,10 @@ ROUNDOFF = 2.0**-24  # unit roundoff of float32; float64 rounds less
 ROUNDED_UP = 1 + 2.0**-21  # more than the few products of a scale round down
 LEAST_WEIGHT = 2.0**-40  # in a smooth sensitivity: float32 results resolve no less
 
+# Thresholds, scales, norms and radii lie in this range, so that neither their sums over
+# any number of rows or coordinates overflow in float32 nor their digits underflow.
+SMALLEST, LARGEST = 1e-20, 1e30
+
 
 def rounded_up(value: float | Decimal, digits: int) -> str:
     """Returns the least number of so many significant digits that is no smaller.

@@ -108,7 +108,7 @@ def check(panel, table):
     assert all(min(asked) <= epsilon <= max(asked) * (1 + 1e-9) for epsilon in tight)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", ["logistic, in the unit ball", "RAND HIE"])
 def test_nothing_is_better_than_the_optimum(problem):
     # With a penalty, or with a ball that holds the weights back.

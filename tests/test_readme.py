@@ -50,6 +50,7 @@ def test_flax_training_loop():
     assert np.isfinite(targets).all()
 
 
+@pytest.mark.slow
 def test_many_devices():
     solution = run_example("Many devices")["solution"]
     error = np.asarray(solution.params) - np.arange(5.0)

@@ -43,12 +43,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import _validate
-from dpjax._types import (
-    ADD_OR_REMOVE_ONE,
-    REPLACE_ONE,
-    NeighboringRelation,
-    NoiseName,
-)
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, NoiseName
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 from dpjax.accounting._poisson_capacity import check_sampling_prob, without_overflow
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon

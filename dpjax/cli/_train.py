@@ -26,13 +26,7 @@ from dpjax.cli._runs import (
     train_private,
 )
 from dpjax.cli._settings import Settings
-from dpjax.cli._sources import (
-    PUBLIC_SETS,
-    Table,
-    encode_table,
-    public_name,
-    read_table,
-)
+from dpjax.cli._sources import PUBLIC_SETS, Table, encode_table, public_name, read_table
 from dpjax.cli._terminal import progress_bars, show_paths, terminal
 from dpjax.datasets import Dataset
 

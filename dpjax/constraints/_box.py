@@ -10,10 +10,10 @@ import numpy as np
 import optax
 
 from dpjax import _validate
+from dpjax._rounding import LARGEST
 from dpjax._tree import flatten, register
 from dpjax._types import PyTree, Scalar
 from dpjax.constraints._constraint import (
-    LARGEST,
     Constraint,
     Norm,
     check_coordinates,

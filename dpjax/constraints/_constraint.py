@@ -13,10 +13,6 @@ from dpjax._types import PyTree, Scalar
 
 Norm = Literal["l1", "l2"]
 
-# Sizes lie in this range, so that neither their sums over any number of coordinates
-# overflow in float32 nor their digits underflow.
-SMALLEST, LARGEST = 1e-20, 1e30
-
 
 def kept_finite(gradient: jax.Array, largest_norm: Scalar) -> jax.Array:
     """Returns a gradient clipped so that no score <v, g>, ||v||_1 <= norm, overflows.

@@ -7,15 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._rounding import LARGEST, SMALLEST
 from dpjax._tree import flatten, like, register
 from dpjax._types import PyTree, Scalar
-from dpjax.constraints._constraint import (
-    LARGEST,
-    SMALLEST,
-    Constraint,
-    Norm,
-    check_diameter,
-)
+from dpjax.constraints._constraint import Constraint, Norm, check_diameter
 
 
 @register("radius")

@@ -9,8 +9,9 @@ import numpy as np
 import scipy.stats
 
 from dpjax import _validate
+from dpjax._rounding import LARGEST, SMALLEST
 from dpjax.constraints._box import Box
-from dpjax.constraints._constraint import LARGEST, SMALLEST, Constraint
+from dpjax.constraints._constraint import Constraint
 
 MOST_CANDIDATES = 20_000_000
 

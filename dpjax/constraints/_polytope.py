@@ -8,11 +8,10 @@ import numpy as np
 import scipy.optimize
 
 from dpjax import _validate
-from dpjax._rounding import ROUNDOFF
+from dpjax._rounding import LARGEST, ROUNDOFF
 from dpjax._tree import flatten, register
 from dpjax._types import PyTree, Scalar
 from dpjax.constraints._constraint import (
-    LARGEST,
     Norm,
     VertexConstraint,
     check_coordinates,

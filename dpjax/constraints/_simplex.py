@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._rounding import ROUNDOFF
+from dpjax._rounding import LARGEST, ROUNDOFF, SMALLEST
 from dpjax._tree import flatten, like, register
 from dpjax._types import PyTree, Scalar
 from dpjax.constraints._constraint import (
-    LARGEST,
-    SMALLEST,
     Norm,
     VertexConstraint,
     check_diameter,

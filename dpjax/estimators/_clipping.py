@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._rounding import LARGEST, SMALLEST
 from dpjax._tree import register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._estimator import LARGEST, SMALLEST
 from dpjax.estimators._norm import NormEstimator, shorten
 
 

@@ -22,10 +22,6 @@ from dpjax.estimators import _fold
 from dpjax.estimators._sensitivity import Sensitivity, coordinate_sensitivity, maximum
 from dpjax.estimators._stream import SampleStream
 
-# Thresholds, scales and norms lie in this range, so that neither their sums over any
-# number of rows overflow in float32 nor their digits underflow.
-SMALLEST, LARGEST = 1e-20, 1e30
-
 
 class Estimator(abc.ABC):
     """The robust mean of samples along axis 0, with a known sensitivity.

@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._rounding import LARGEST
 from dpjax._sharding import from_all, num_shares, psum, varying, varying_axes
-from dpjax.estimators._estimator import LARGEST
 
 # On a CPU, columns are handled as many at a time as fit into its cache: 2^18 numbers.
 _BLOCK = 2**18

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._rounding import LARGEST, SMALLEST
 from dpjax._tree import like
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators import _catoni
-from dpjax.estimators._estimator import LARGEST, SMALLEST, Estimator, as_float, within
+from dpjax.estimators._estimator import Estimator, as_float, within
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from dpjax import _validate
+from dpjax._rounding import LARGEST, SMALLEST
 from dpjax._types import Calibration, Scalar
 from dpjax.estimators import _theory_scale as theory
-from dpjax.estimators._estimator import LARGEST, SMALLEST, CoordinateEstimator
+from dpjax.estimators._estimator import CoordinateEstimator
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,7 @@ from dpjax.estimators import (
     Winsorization,
 )
 from dpjax.figures._panel import Setting
-from dpjax.figures._problems import (
-    ProblemKind,
-    Sample,
-    optimum,
-    pareto_moment,
-)
+from dpjax.figures._problems import ProblemKind, Sample, optimum, pareto_moment
 from dpjax.solvers import Solution
 
 _NUM_ROUNDS = 10  # of the parties' descent

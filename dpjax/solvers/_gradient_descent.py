@@ -17,20 +17,9 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import Batching, Full
 from dpjax.estimators import Estimator
 from dpjax.solvers._calibration import calibrated_noise, check_budget, traceable
-from dpjax.solvers._loop import (
-    Batches,
-    Execution,
-    OptaxStep,
-    check_steps,
-    iterate,
-)
+from dpjax.solvers._loop import Batches, Execution, OptaxStep, check_steps, iterate
 from dpjax.solvers._solution import Solution
-from dpjax.transforms import (
-    average_iterates,
-    average_params,
-    privatize,
-    project,
-)
+from dpjax.transforms import average_iterates, average_params, privatize, project
 
 ProjectionFn = Callable[[PyTree], PyTree]
 

@@ -13,13 +13,7 @@ from dpjax._types import Calibration, Key, LossFn, PeelingNoise, PyTree, Scalar
 from dpjax.batching import Disjoint
 from dpjax.estimators import Estimator
 from dpjax.solvers._calibration import printed_excess
-from dpjax.solvers._loop import (
-    Batches,
-    Execution,
-    OptaxStep,
-    check_steps,
-    iterate,
-)
+from dpjax.solvers._loop import Batches, Execution, OptaxStep, check_steps, iterate
 from dpjax.solvers._peeled_steps import Peeling, check_sparsity, papers_num_steps
 from dpjax.solvers._solution import Solution
 from dpjax.transforms import peel

@@ -18,18 +18,12 @@ from dpjax.accounting import epsilon_to_rho
 from dpjax.batching import Disjoint
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Winsorization
-from dpjax.solvers._loop import (
-    Batches,
-    Execution,
-    OptaxStep,
-    check_steps,
-    iterate,
-)
+from dpjax.solvers._loop import Batches, Execution, OptaxStep, check_steps, iterate
 from dpjax.solvers._peeled_steps import Peeling, check_sparsity, papers_num_steps
 from dpjax.solvers._solution import Solution
+from dpjax.solvers._vertex_choice import FAILURE_PROB
 from dpjax.transforms import peel, privatize, project
 
-_FAILURE_PROB = 0.01  # of the error bound behind the default threshold
 _MEAN_SQUARE_SHARE = 0.02  # of rho, where the mean square decides the step size
 
 
@@ -202,7 +196,7 @@ class _Design(NamedTuple):
         (Bernstein) move it by K^2 c / m, c = 2 sqrt(s/rho) sqrt(2 log) + (4/3) log,
         with the logarithm of 2 d T / zeta.
         """
-        log_failure = math.log(2 * self.num_features * num_steps / _FAILURE_PROB)
+        log_failure = math.log(2 * self.num_features * num_steps / FAILURE_PROB)
         noise = math.sqrt(self.sparsity / epsilon_to_rho(self.epsilon, self.delta))
         cost = 2 * noise * math.sqrt(2 * log_failure) + 4 / 3 * log_failure
         batch_size = max(1, self.num_samples // num_steps)

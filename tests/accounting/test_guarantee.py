@@ -12,11 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    gaussian_event,
-    noise_multiplier,
-)
+from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.accounting._guarantee import parallel_composition
 
 EVENT = gaussian_event(3.7306)

@@ -9,11 +9,7 @@ import scipy.integrate
 import scipy.special
 import scipy.stats
 
-from dpjax.accounting import (
-    gaussian_stddev,
-    objective_epsilon,
-    objective_noise,
-)
+from dpjax.accounting import gaussian_stddev, objective_epsilon, objective_noise
 
 LOGISTIC = {"curvature_bound": 0.25, "is_non_increasing": True}
 

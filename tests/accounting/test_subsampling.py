@@ -149,7 +149,7 @@ def test_poisson_add_remove_is_below_renyi(multiplier):
     assert ours <= by_rdp
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [POISSON, FIXED_SIZE])
 def test_the_named_accountant_reports_no_more_than_we_claim(scheme):
     multiplier = noise_multiplier(1.0, 1e-5, **scheme)

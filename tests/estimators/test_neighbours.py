@@ -16,12 +16,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
-from dpjax.estimators import (
-    Clipping,
-    MedianOfMeans,
-    Truncation,
-    Winsorization,
-)
+from dpjax.estimators import Clipping, MedianOfMeans, Truncation, Winsorization
 from tests import registry
 
 MEANS = [

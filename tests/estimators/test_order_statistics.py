@@ -217,7 +217,7 @@ def by_sort(samples, trim_count):
     return rows[trim_count::-1], rows[last - 1 :], rows[trim_count:last].sum(axis=0)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @both_dtypes
 @pytest.mark.parametrize(("n", "m"), [(3, 1), (9, 2), (200, 10), (200, 90)])
 def test_derivatives_are_those_of_the_sort(n, m, dtype, rng):

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax import ADD_OR_REMOVE_ONE, robust_grad
-from dpjax.estimators import (
-    MedianOfMeans,
-    TrimmedMean,
-)
+from dpjax.estimators import MedianOfMeans, TrimmedMean
 
 U = 2.0**-24
 BOUNDS = ["fast", "exact"]

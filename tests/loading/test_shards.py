@@ -48,7 +48,7 @@ def test_loads_all_records(tmp_path):
 BATCHINGS = [Full(), Disjoint(), Poisson(8.0, capacity=20), WithoutReplacement(7)]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("batching", BATCHINGS, ids=repr)
 def test_batches_are_those_that_are_drawn_in_memory(batching):
     records = source()

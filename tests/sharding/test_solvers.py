@@ -13,12 +13,7 @@ from jax.sharding import PartitionSpec as P
 from dpjax import losses, solvers
 from dpjax.batching import Disjoint, Full, Poisson, WithoutReplacement
 from dpjax.constraints import Box, L1Ball, halton_net
-from dpjax.estimators import (
-    MedianOfMeans,
-    TrimmedMean,
-    Truncation,
-    Winsorization,
-)
+from dpjax.estimators import MedianOfMeans, TrimmedMean, Truncation, Winsorization
 from dpjax.mechanisms import exponential, permute_and_flip
 from tests import registry
 

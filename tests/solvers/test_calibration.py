@@ -9,12 +9,7 @@ import pytest
 
 from dpjax.accounting import gaussian_epsilon
 from dpjax.batching import Disjoint, Full, Poisson, WithoutReplacement
-from dpjax.estimators import (
-    Clipping,
-    MedianOfMeans,
-    SmoothedTruncation,
-    Truncation,
-)
+from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Truncation
 from dpjax.solvers import dp_gradient_descent, dp_mean
 
 EPSILON, DELTA, NUM_STEPS = 1.0, 1e-5, 50

@@ -25,14 +25,8 @@ from dpjax.estimators import (
 )
 from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import PartyError, SecureSum, run_parties
-from dpjax.solvers import (
-    Checkpoint,
-    Execution,
-    dp_multiparty_gradient_descent,
-)
-from dpjax.solvers import (
-    _multiparty_gradient_descent as _multiparty,
-)
+from dpjax.solvers import Checkpoint, Execution, dp_multiparty_gradient_descent
+from dpjax.solvers import _multiparty_gradient_descent as _multiparty
 
 FALSE_ALARM = 1e-6
 CLIP = 1.0

@@ -9,12 +9,7 @@ import pytest
 import scipy.stats
 
 from dpjax import accounting, datasets, losses
-from dpjax.estimators import (
-    Mean,
-    SmoothedTruncation,
-    Truncation,
-    Winsorization,
-)
+from dpjax.estimators import Mean, SmoothedTruncation, Truncation, Winsorization
 from dpjax.solvers import (
     Execution,
     dp_gradient_descent,
@@ -297,6 +292,7 @@ def test_gradients_on_clipped_data_keep_the_stated_sensitivity():
     assert 0.99 * stated < worst < stated * 1.01  # noise of epsilon = 1e9 is left
 
 
+@pytest.mark.slow
 def test_mean_square_is_paid_for_and_close():
     features = 3 * np.random.default_rng(0).normal(size=(20_000, 3))
     features = features.astype(np.float32)

@@ -20,7 +20,13 @@ OPTIMIZERS = {
     "adam": lambda: optax.adam(1e-2),
     "schedule": lambda: optax.sgd(optax.cosine_decay_schedule(0.1, 10)),
 }
-each = pytest.mark.parametrize("name", TRANSFORMS)
+each = pytest.mark.parametrize(
+    "name",
+    [  # order statistics compile longest
+        pytest.param(name, marks=[pytest.mark.slow] * ("trimmed" in name))
+        for name in TRANSFORMS
+    ],
+)
 
 
 @pytest.fixture(autouse=True)
