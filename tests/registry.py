@@ -242,7 +242,7 @@ def _of_unit_length(data: Any) -> tuple[jax.Array, jax.Array]:
 
 _GRADIENT_DESCENT = (
     "loss_fn params data * key epsilon delta estimator learning_rate num_steps="
-    " batching= projection_fn= averaging= calibration= execution="
+    " batching= projection_fn= averaging= execution="
 )
 
 # make(data, key, i) -> a release of data = (features, targets), whose numbers (epsilon,
@@ -279,7 +279,7 @@ SOLVERS = {
     ),
     "dp_frank_wolfe": Part(
         "loss_fn params data * key epsilon delta= constraint estimator= moment_bound="
-        " num_steps= learning_rate= batching= calibration= execution=",
+        " num_steps= learning_rate= calibration= execution=",
         lambda data, key, i: solvers.dp_frank_wolfe(
             losses.squared,
             _start(data),

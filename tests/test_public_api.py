@@ -74,6 +74,9 @@ SIGNATURES = {
         "moment_bound * moment_order= num_samples num_coordinates= num_steps= epsilon"
         " delta failure_prob= calibration="
     ),
+    solvers.printed_epsilon: (
+        "estimator * epsilon delta num_samples num_steps= batching="
+    ),
     mechanisms.peeling: ("key vector * sparsity selection_scale release_stddev noise="),
     accounting.gaussian_stddev: "epsilon delta * sensitivity num_releases=",
     accounting.gaussian_epsilon: "stddev delta * sensitivity num_releases=",

@@ -26,7 +26,7 @@ BESIDE = {
     mechanisms: set(),
     transforms: {"average_params"},
     solvers: {
-        *("Checkpoint", "Execution", "MarginLoss", "Solution"),
+        *("Checkpoint", "Execution", "MarginLoss", "Solution", "printed_epsilon"),
         # Of several parties, who call it together: tests/solvers/test_multiparty*.py.
         *("dp_multiparty_gradient_descent", "dp_multiparty_objective_perturbation"),
     },

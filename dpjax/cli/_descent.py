@@ -17,6 +17,7 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
+from dpjax.solvers import printed_epsilon
 
 # Whose theory gives the scale.
 _KINDS = {
@@ -87,7 +88,7 @@ class Descent:
         learning_rate: step size.
         num_steps: how many steps.
         batching: which records a step sees.
-        calibration: of the noise.
+        epsilon: that its noise gives.
     """
 
     estimator: Estimator
@@ -95,7 +96,7 @@ class Descent:
     learning_rate: float
     num_steps: int
     batching: Batching
-    calibration: Calibration
+    epsilon: float
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of `dp_gradient_descent`."""
@@ -104,7 +105,7 @@ class Descent:
             "learning_rate": self.learning_rate,
             "num_steps": self.num_steps,
             "batching": self.batching,
-            "calibration": self.calibration,
+            "epsilon": self.epsilon,
         }
 
 
@@ -135,13 +136,24 @@ def plan_descent(
         "moment_bound": moment_bound,
         "num_groups": num_groups,
     }
+    chosen = choose_estimator(facts, estimator, scale=scale, **options)
+    epsilon = facts.epsilon
+    if facts.calibration == "paper":
+        epsilon = printed_epsilon(
+            chosen,
+            epsilon=epsilon,
+            delta=facts.gaussian_delta,
+            num_samples=facts.num_samples,
+            num_steps=num_steps,
+            batching=batches,
+        )
     return Descent(
-        estimator=choose_estimator(facts, estimator, scale=scale, **options),
+        estimator=chosen,
         robust_baseline=choose_estimator(facts, estimator, is_baseline=True, **options),
         learning_rate=learning_rate or facts.default_rate,
         num_steps=num_steps,
         batching=batches,
-        calibration=facts.calibration,
+        epsilon=epsilon,
     )
 
 

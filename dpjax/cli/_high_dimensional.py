@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax.cli._descent import Facts, check_steps, choose_batching, choose_estimator
-from dpjax.cli._settings import BatchingName, EstimatorName
+from dpjax.cli._descent import Facts, check_steps, choose_estimator
+from dpjax.cli._settings import EstimatorName
 from dpjax.constraints import Box, L1Ball, halton_net
 
 _MOST_NUMBERS = 2**28  # of all candidates together: 1 GiB
@@ -29,16 +29,9 @@ def frank_wolfe(
     moment_bound: float | None = None,
     steps: int | None = None,
     learning_rate: float | None = None,
-    batching: BatchingName | None = None,
 ) -> dict[str, Any]:
     """Makes the arguments of `dp_frank_wolfe`, and checks its options."""
     is_paper = facts.calibration == "paper"
-    _validate.require(
-        batching in (None, "disjoint") or (batching == "full" and not is_paper),
-        "--batching",
-        batching,
-        "disjoint, or full with --calibration tight, with --method frank-wolfe",
-    )
     if learning_rate is not None:
         _validate.within(0, 1, **{"--learning-rate": learning_rate})
     _validate.require(
@@ -65,17 +58,12 @@ def frank_wolfe(
         chosen = choose_estimator(
             facts, estimator, scale=scale, num_samples=facts.num_samples
         )
-    num_steps = _steps(steps, facts)
-    batches = None
-    if batching is not None:
-        batches = choose_batching(facts, num_steps or 1, batching)
     return {
         "constraint": L1Ball(radius),
         "estimator": chosen,
         "moment_bound": moment_bound or facts.moment_bound,
-        "num_steps": num_steps,
+        "num_steps": _steps(steps, facts),
         "learning_rate": learning_rate,
-        "batching": batches,
     }
 
 

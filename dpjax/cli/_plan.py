@@ -132,10 +132,12 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
     options = method.given(settings)
     if method.solver is dp_gradient_descent:
         descent = plan_descent(facts, **options)
+        arguments = descent.arguments()
     else:
         shared = facts._replace(calibration="tight")
         descent = plan_descent(shared, steps=settings.steps)
-    arguments = method.options(facts, **options) | {"calibration": facts.calibration}
+        arguments = method.options(facts, **options)
+        arguments["calibration"] = facts.calibration
     return Plan(
         method=method,
         arguments=arguments,

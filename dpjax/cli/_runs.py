@@ -92,9 +92,7 @@ def train_private(
     Where there is a run_folder, states are saved there, and the run resumes from them.
     """
     method = plan.method
-    arguments: dict[str, Any] = dict(
-        plan.arguments, key=key, epsilon=plan.facts.epsilon
-    )
+    arguments = {"epsilon": plan.facts.epsilon, "key": key, **plan.arguments}
     if method.has_delta:
         arguments["delta"] = plan.facts.delta
     estimator = arguments.get("estimator")
@@ -109,9 +107,9 @@ def train_baselines(
 
     Weights of zero, which need no records; gradient descent and robust gradient descent
     on all records, which protect nobody; and DP-GD by clipping to norm 1, which is
-    asked for the same (epsilon, delta) in the same calibration, unless clipping is the
-    method itself. Where the method is gradient descent, they take its steps and step
-    size. Else the two without privacy take no step size at which they might diverge.
+    asked for the same guarantee, unless clipping is the method itself. Where the method
+    is gradient descent, they take its steps and step size. Else the two without privacy
+    take no step size at which they might diverge.
     """
     descent = plan.descent
     without_noise = dataclasses.replace(
@@ -131,7 +129,7 @@ def train_baselines(
         runs.append(_run(name, without_noise, arguments, plan, data, on_step))
     if not (is_itself and _spoken(descent.estimator) == "clipping"):
         arguments = descent.arguments() | {"estimator": Clipping(1.0), "key": key}
-        arguments |= {"epsilon": plan.facts.epsilon, "delta": plan.facts.gaussian_delta}
+        arguments["delta"] = plan.facts.gaussian_delta
         method = GRADIENT_DESCENT
         runs.append(_run("DP-GD, clipping", method, arguments, plan, data, on_step))
     return runs

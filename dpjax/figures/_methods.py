@@ -129,7 +129,14 @@ def _descent(
         options |= {"batching": WithoutReplacement(batch_size), "averaging": True}
     solve = solvers.robust_gradient_descent
     if is_private:
-        options |= task.budget | {"calibration": calibration}
+        options |= task.budget
+        if calibration == "paper":
+            options["epsilon"] = solvers.printed_epsilon(
+                estimator,
+                **task.budget,
+                num_samples=num_samples,
+                num_steps=num_steps or math.ceil(10 * math.log(num_samples)),
+            )
         solve = solvers.dp_gradient_descent
     return solve(task.problem.penalized, task.start, task.sample.data, **options)
 

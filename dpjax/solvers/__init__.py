@@ -3,6 +3,7 @@
 Guarantees are for noise in real numbers: see `dpjax.mechanisms`.
 """
 
+from dpjax.solvers._calibration import printed_epsilon
 from dpjax.solvers._checkpoint import Checkpoint
 from dpjax.solvers._frank_wolfe import dp_frank_wolfe
 from dpjax.solvers._gradient_descent import dp_gradient_descent, robust_gradient_descent
@@ -38,5 +39,6 @@ __all__ = [
     "dp_quantile",
     "dp_sample_and_aggregate",
     "dp_sparse_linear_regression",
+    "printed_epsilon",
     "robust_gradient_descent",
 ]

@@ -5,7 +5,7 @@ from typing import cast
 
 from dpjax import _validate
 from dpjax._tree import Static
-from dpjax._types import REPLACE_ONE, Calibration, Scalar
+from dpjax._types import REPLACE_ONE, Scalar
 from dpjax.accounting import (
     PrivacyGuarantee,
     epsilon_to_rho,
@@ -15,6 +15,8 @@ from dpjax.accounting import (
 )
 from dpjax.batching import Batching, Disjoint, Full
 from dpjax.estimators import Estimator
+
+_LEAST_EPSILON = 1e-6
 
 
 def check_budget(epsilon: float, delta: float) -> None:
@@ -31,21 +33,11 @@ def calibrated_noise(
     num_steps: int,
     epsilon: float,
     delta: float,
-    calibration: Calibration,
 ) -> tuple[float, PrivacyGuarantee]:
     """Returns the noise multiplier of one step, and the guarantee of all steps."""
     sampling = batching.accounting(num_samples, num_steps)
     noise = estimator.noise
-    if calibration == "tight":
-        multiplier = noise_multiplier(epsilon, delta, noise=noise, **sampling)
-    else:
-        multiplier = _paper_multiplier(
-            estimator, batching, num_steps=num_steps, epsilon=epsilon, delta=delta
-        )
-        # The printed constants are reported at what they really give.
-        epsilon = noise_multiplier_to_epsilon(
-            multiplier, delta, noise=noise, **sampling
-        )
+    multiplier = noise_multiplier(epsilon, delta, noise=noise, **sampling)
     return multiplier, PrivacyGuarantee.of(
         epsilon,
         delta,
@@ -72,7 +64,72 @@ def printed_excess(estimator: Estimator) -> float:
     return float(cast(Scalar, estimator.printed_limit) / cast(Scalar, estimator.limit))
 
 
-def _paper_multiplier(
+def printed_epsilon(
+    estimator: Estimator,
+    *,
+    epsilon: float,
+    delta: float,
+    num_samples: int,
+    num_steps: int = 1,
+    batching: Batching | None = None,
+) -> float:
+    """Returns the epsilon that the noise printed for an estimator really gives.
+
+    As the budget of `dp_gradient_descent` it makes the noise that the paper prints for
+    a descent of `epsilon`, and `Solution.privacy` states what holds.
+
+    Args:
+        estimator: one with Gaussian noise. `SmoothedTruncation` takes the constants of
+            paper 001, Algorithm 4; others those of paper 003, Algorithms 1 to 3.
+        epsilon: what the paper promises, positive.
+        delta: what it promises, in (0, 1).
+        num_samples: n.
+        num_steps: T.
+        batching: `Full()`, the default, or `Disjoint()`.
+
+    Returns:
+        The exact epsilon at the same delta, by the composition of Gaussian noise; 1e-6
+        where it is less, so that it may be a budget.
+
+    Raises:
+        ValueError: where a number is out of its range, records are sampled, or the
+            noise of the estimator follows the data (`TrimmedMean`).
+
+    Example:
+        >>> from dpjax.estimators import SmoothedTruncation
+        >>> round(printed_epsilon(SmoothedTruncation(1.0), epsilon=1.0, delta=1e-5,
+        ...                       num_samples=200, num_steps=50), 3)
+        0.489
+
+    Reference:
+        Wang, Xiao, Devadas, Xu (2020), Algorithm 4; Tao, Wu, Cheng, Wang (2022),
+        Algorithms 1 to 3.
+    """
+    check_budget(epsilon, delta)
+    _validate.count(num_samples=num_samples, num_steps=num_steps)
+    _validate.bounded_estimator(estimator)
+    batching = Full() if batching is None else batching
+    _validate.require(
+        estimator.noise == "gaussian",
+        "estimator",
+        estimator,
+        "another: no privacy follows from the printed scale of its noise",
+    )
+    _validate.require(
+        not batching.is_sampled,
+        "batching",
+        batching,
+        "Full() or Disjoint(): the papers print no noise for sampled batches",
+    )
+    multiplier = _printed_multiplier(
+        estimator, batching, num_steps=num_steps, epsilon=epsilon, delta=delta
+    )
+    num_composed = batching.accounting(num_samples, num_steps)["num_steps"]
+    exact = noise_multiplier_to_epsilon(multiplier, delta, num_steps=num_composed)
+    return max(exact, _LEAST_EPSILON)
+
+
+def _printed_multiplier(
     estimator: Estimator,
     batching: Batching,
     *,
@@ -80,19 +137,6 @@ def _paper_multiplier(
     epsilon: float,
     delta: float,
 ) -> float:
-    _validate.require(
-        estimator.noise == "gaussian",
-        "calibration",
-        "paper",
-        f"'tight' with {type(estimator).__name__}: no privacy follows from the printed "
-        "scale",
-    )
-    _validate.require(
-        not batching.is_sampled,
-        "calibration",
-        "paper",
-        f"'tight' with {batching}: the papers print no noise for sampled batches",
-    )
     if estimator.paper == "001":
         # 001, Algorithm 4: rho = (sqrt(log 1/delta + epsilon) - sqrt(log 1/delta))^2,
         # with the range 2 sqrt(2)/3 in place of the sharp one.

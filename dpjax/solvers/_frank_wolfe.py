@@ -7,7 +7,7 @@ import optax
 from dpjax import _validate
 from dpjax._tree import num_coordinates
 from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
-from dpjax.batching import Batching, Disjoint, Full
+from dpjax.batching import Disjoint, Full
 from dpjax.constraints import VertexConstraint
 from dpjax.estimators import Estimator, SmoothedTruncation
 from dpjax.solvers._calibration import printed_excess
@@ -36,7 +36,6 @@ def dp_frank_wolfe(
     moment_bound: float = 1.0,
     num_steps: int | None = None,
     learning_rate: optax.ScalarOrSchedule | None = None,
-    batching: Batching | None = None,
     calibration: Calibration = "tight",
     execution: Execution = Execution(),
 ) -> Solution:
@@ -52,7 +51,8 @@ def dp_frank_wolfe(
         data: pytree, leaves of shape (n, ...); n is public.
         key: a typed key.
         epsilon: privacy of the whole run, positive.
-        delta: privacy of the whole run; 0 gives pure epsilon-DP.
+        delta: privacy of the whole run. With 0, which gives pure epsilon-DP, each step
+            takes records of its own, as in the paper; else each step takes all.
         constraint: `L1Ball`, `Simplex` or `Polytope`.
         estimator: the robust mean. By default the smoothed truncation whose scale
             minimises the bound of a choice's error for `moment_bound`.
@@ -60,12 +60,10 @@ def dp_frank_wolfe(
             gradient; it decides the default estimator, and `stats`. Privacy holds
             whether or not the bound does.
         num_steps: T; by default floor((n epsilon)^(1/3)) on disjoint batches, as in
-            the paper, and floor((n epsilon)^(2/5)) on full ones.
+            the paper, and floor((n epsilon)^(2/5)) on all records.
         learning_rate: eta, or a schedule of the step 0, 1, ...; by default 2 / (t + 3).
             For losses that are not convex, such as `losses.biweight`, the paper's
             theory takes 1 / sqrt(T).
-        batching: `Disjoint()`, the default where delta is 0, or `Full()`, the default
-            otherwise.
         calibration: "tight" takes the exact noise. "paper" takes the printed constants
             on disjoint batches, and the scale floor(n epsilon) of its experiments;
             `Solution.privacy` says what they really give.
@@ -85,7 +83,7 @@ def dp_frank_wolfe(
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together. On disjoint batches a replaced record meets one choice, made by
-        permute-and-flip with the whole epsilon. On full batches T choices share the
+        permute-and-flip with the whole epsilon. On all records T choices share the
         budget (`accounting.selection_epsilon`). For the sensitivity of the scores see
         `transforms.frank_wolfe`. The loss function, params, the set, steps and T must
         not depend on the data.
@@ -111,17 +109,10 @@ def dp_frank_wolfe(
     _validate.typed_key(key)
     num_samples = _validate.leading_size(data, "data")
     check_start(constraint, params)
-    if batching is None:
-        batching = Disjoint() if delta == 0 or calibration == "paper" else Full()
-    is_allowed = (Disjoint,) if calibration == "paper" else (Disjoint, Full)
-    _validate.require(
-        isinstance(batching, is_allowed),
-        "batching",
-        batching,
-        " or ".join(f"{kind.__name__}()" for kind in is_allowed),
-    )
+    is_disjoint = delta == 0 or calibration == "paper"
+    batching = Disjoint() if is_disjoint else Full()
     if num_steps is None:
-        power = 1 / 3 if isinstance(batching, Disjoint) else 2 / 5
+        power = 1 / 3 if is_disjoint else 2 / 5
         num_steps = default_num_steps(num_samples, epsilon, power)
     check_num_steps(num_steps, num_samples)
     check_steps(num_samples, num_steps, batching)

@@ -12,7 +12,7 @@ from jax.tree_util import Partial
 
 from dpjax import _validate
 from dpjax._tree import Static, register
-from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
+from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import Batching, Full
 from dpjax.estimators import Estimator
@@ -78,7 +78,6 @@ def dp_gradient_descent(
     batching: Batching | None = None,
     projection_fn: ProjectionFn | None = None,
     averaging: bool = False,
-    calibration: Calibration = "tight",
     execution: Execution = Execution(),
 ) -> Solution:
     """Minimises the mean loss by noisy steps along robust means of gradients.
@@ -99,7 +98,8 @@ def dp_gradient_descent(
         data: pytree, leaves of shape (n, ...); n is public.
         key: a typed key.
         epsilon: privacy of the whole run, positive, any size.
-        delta: privacy of the whole run, in (0, 1).
+        delta: privacy of the whole run, in (0, 1). The noise is the least that gives
+            both; for the noise that a paper prints see `solvers.printed_epsilon`.
         estimator: the robust mean, with a finite sensitivity; its scale is public. See
             `SmoothedTruncation.for_moment` and its kin for the theory's choice.
         learning_rate: step size eta, or an optax schedule of the step. A schedule is
@@ -110,8 +110,6 @@ def dp_gradient_descent(
         projection_fn: maps parameters into the constraint set, such as
             `functools.partial(optax.projections.projection_l2_ball, scale=1.0)`.
         averaging: whether to release the mean of the iterates instead of the last.
-        calibration: "tight" takes the exact noise. "paper" takes the noise printed for
-            the estimator, and `Solution.privacy` says what it really gives.
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
@@ -150,7 +148,6 @@ def dp_gradient_descent(
         Wang (2022), Algorithm 2, Theorems 5 to 7.
     """
     check_budget(epsilon, delta)
-    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     num_samples = _validate.leading_size(data, "data")
     num_steps, batching = _steps(
@@ -170,7 +167,6 @@ def dp_gradient_descent(
         num_steps=num_steps,
         epsilon=epsilon,
         delta=delta,
-        calibration=calibration,
     )
     params, stats = _descend(
         loss_fn,

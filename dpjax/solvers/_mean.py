@@ -10,7 +10,12 @@ from dpjax._tree import Static
 from dpjax._types import Calibration, Key, PyTree
 from dpjax.batching import Full
 from dpjax.estimators import Estimator, SmoothedTruncation
-from dpjax.solvers._calibration import calibrated_noise, check_budget, traceable
+from dpjax.solvers._calibration import (
+    calibrated_noise,
+    check_budget,
+    printed_epsilon,
+    traceable,
+)
 from dpjax.solvers._solution import Solution
 from dpjax.transforms import privatize
 
@@ -86,6 +91,10 @@ def dp_mean(
         )
         stats = {"scale": estimator.scale, "beta": estimator.beta}
     _validate.bounded_estimator(estimator)
+    if calibration == "paper":
+        epsilon = printed_epsilon(
+            estimator, epsilon=epsilon, delta=delta, num_samples=num_samples
+        )
     multiplier, privacy = calibrated_noise(
         estimator,
         Full(),
@@ -93,7 +102,6 @@ def dp_mean(
         num_steps=1,
         epsilon=epsilon,
         delta=delta,
-        calibration=calibration,
     )
     mean = _release(
         row_axes(samples, None) or None,

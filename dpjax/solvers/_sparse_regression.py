@@ -140,11 +140,13 @@ def dp_sparse_linear_regression(
         peeling = Peeling(sparsity, (1 - share) * rho, "gumbel", (epsilon, delta))
 
     key, scale_key = jax.random.split(key)
-    data = clip((features, targets), threshold)
-    rate: Scalar = (
-        _learning_rate(batches.axis_name, scale_key, data[0], threshold, share * rho)
-        if learning_rate is None
-        else learning_rate
+    data, rate = _clipped(
+        batches.axis_name,
+        (features, targets),
+        threshold,
+        learning_rate,
+        scale_key,
+        share * rho,
     )
     step = ShrunkenStep(
         loss_fn=losses.squared,
@@ -294,14 +296,22 @@ class ShrunkenStep(OptaxStep):
 
 
 @partial(jax.jit, static_argnums=0)
-def _learning_rate(
+def _clipped(
     axis_name: AxisName | None,
-    key: Key,
-    features: jax.Array,
+    data: tuple[jax.Array, jax.Array],
     threshold: Scalar,
+    learning_rate: Scalar | None,
+    key: Key,
     rho: Scalar,
-) -> jax.Array:
-    """Returns 2/3 of the inverse mean square of clipped features, for rho-zCDP."""
+) -> tuple[tuple[jax.Array, jax.Array], Scalar]:
+    """Returns clipped data, and the step size.
+
+    Where none is given, it is 2/3 of the inverse mean square of clipped features, for
+    rho-zCDP.
+    """
+    features, targets = clip(data, threshold)
+    if learning_rate is not None:
+        return (features, targets), learning_rate
     estimator = Winsorization(like(threshold, features) ** 2)
     noise = privatize(
         estimator, noise_multiplier=jnp.sqrt(0.5 / rho), key=key, axis_name=axis_name
@@ -310,4 +320,4 @@ def _learning_rate(
     noisy = cast(jax.Array, noise.update(squares, noise.init(squares))[0])
     stddev = estimator.noise_parameters(jnp.sqrt(0.5 / rho), len(features), 1)["stddev"]
     # Noise may bring it near zero, or below: it is taken to be above four deviations.
-    return 2 / 3 / jnp.maximum(noisy, like(4 * stddev, noisy))
+    return (features, targets), 2 / 3 / jnp.maximum(noisy, like(4 * stddev, noisy))

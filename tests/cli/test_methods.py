@@ -67,7 +67,7 @@ def needed(method):
 VARIANTS = [  # name, options, the epsilon that it costs, whether that is all
     ("frank-wolfe", {"estimator": "truncation", "scale": 2.0}, True),
     ("frank-wolfe", {"estimator": "clipping", "l2": 0.1, "learning_rate": 0.3}, True),
-    ("frank-wolfe", {"batching": "disjoint", "steps": 5, "loss": "biweight"}, True),
+    ("frank-wolfe", {"delta": 0, "steps": 5, "loss": "biweight"}, True),
     ("frank-wolfe", {"calibration": "paper"}, False),
     ("lasso", {"calibration": "paper"}, False),
     ("sparse", {"sparsity": 2, "learning_rate": 0.1, "scale": 2.0}, True),

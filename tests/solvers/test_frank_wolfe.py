@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dpjax import accounting, datasets, losses
-from dpjax.batching import Disjoint, Full, Poisson
 from dpjax.constraints import Box, L1Ball, Polytope, Simplex
 from dpjax.estimators import (
     Clipping,
@@ -79,7 +78,7 @@ def test_great_epsilon_finds_the_best_vertex(estimator, constraint):
         constraint=constraint,
         estimator=estimator,
         num_steps=10,
-        batching=Full(),
+        delta=1e-6,
     )
     best = constraint.minimize_linear(jnp.array([0.2, -0.9, 0.1]))
     left = 2 / 11 / 12
@@ -97,15 +96,6 @@ def test_budgets():
     assert (full.privacy.epsilon, full.privacy.delta) == (1.0, 1e-5)
     assert full.stats["batch_size"] == 60
     assert full.stats["selection_epsilon"] == pytest.approx(0.0699, abs=1e-4)
-
-
-@pytest.mark.slow
-def test_budgets_of_a_batching_that_is_given():
-    basic = solve(num_steps=5, batching=Full())
-    assert basic.stats["selection_epsilon"] == pytest.approx(0.2)
-    # On disjoint batches a choice needs no delta.
-    disjoint = solve(num_steps=5, delta=1e-5, batching=Disjoint())
-    assert (disjoint.privacy.epsilon, disjoint.privacy.delta) == (1.0, 0.0)
 
 
 def test_paper_calibration_reports_what_it_gives():
@@ -300,8 +290,8 @@ def test_no_gradient_of_every_sample_is_stored():
             key=jax.random.key(0),
             epsilon=1.0,
             constraint=L1Ball(1.0),
+            delta=1e-6,
             num_steps=4,
-            batching=Full(),
         ).params
 
     shapes = (
@@ -323,14 +313,9 @@ def test_no_gradient_of_every_sample_is_stored():
         ({"constraint": Polytope(np.eye(3))}, "params must be in Polytope"),
         ({"constraint": Simplex(1.0)}, "params must be in Simplex"),
         ({"num_steps": 61}, "num_steps must be at most the 60 samples"),
-        ({"num_steps": 61, "batching": Full()}, "num_steps must be at most the 60"),
+        ({"num_steps": 61, "delta": 1e-5}, "num_steps must be at most the 60"),
         ({"num_steps": 0}, "num_steps must be an integer"),
         ({"estimator": Mean()}, "estimator must be one with a finite sensitivity"),
-        ({"batching": Poisson(3.0)}, r"batching must be Disjoint\(\) or Full\(\)"),
-        (
-            {"batching": Full(), "calibration": "paper"},
-            r"batching must be Disjoint\(\),",
-        ),
         ({"calibration": "loose"}, "calibration must be tight or paper"),
         ({"calibration": "paper"}, "estimator must be a SmoothedTruncation"),
         ({"learning_rate": 2.0}, "learning_rate must be between 0 and 1"),

@@ -540,7 +540,6 @@ BAD = [
         for x in (Poisson(5.0), WithoutReplacement(5))
     ),
     (bad(projection_fn=1.0), "projection_fn must be callable, got 1.0"),
-    (bad(calibration="loose"), "calibration must be tight or paper, got 'loose'"),
     (bad(execution=print), "execution must be an Execution"),
     (bad(key=0), "key must be a single typed JAX key"),
     (bad(key=None), "key must be a single typed JAX key"),

@@ -137,7 +137,6 @@ def test_without_privacy():
             {"batching": WithoutReplacement(20)},
             r"batching must be Full\(\) or Disjoint",
         ),
-        ({"calibration": "paper"}, "no privacy follows from the printed scale"),
         (
             {"batching": Disjoint(), "num_steps": 100},
             "num_samples must be more than the 2 samples that are trimmed",
