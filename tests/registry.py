@@ -186,13 +186,22 @@ CONSTRAINTS = {
     ),
 }
 
-# make() -> the loss of (features, target), for parameters (d,).
+# make() -> the loss of (features, target), for parameters (d,); (d, 3) for softmax.
 LOSSES = {
     "squared": Part("params example", lambda: losses.squared),
     "absolute": Part("params example", lambda: losses.absolute),
     "logistic": Part("params example", lambda: losses.logistic),
     "huber": Part("threshold", lambda: losses.huber(1.5)),
     "biweight": Part("threshold", lambda: losses.biweight(2.5)),
+    "poisson": Part("max_mean * max_target=", lambda: losses.poisson(4.0)),
+    "gamma": Part(
+        "* min_mean max_target", lambda: losses.gamma(min_mean=0.1, max_target=20.0)
+    ),
+    "tweedie": Part(
+        "power * min_mean max_mean max_target",
+        lambda: losses.tweedie(1.5, min_mean=0.1, max_mean=5.0, max_target=20.0),
+    ),
+    "softmax": Part("num_classes", lambda: losses.softmax(3)),
     "regularized": Part(
         "loss_fn l2", lambda: losses.regularized(losses.squared, l2=0.3)
     ),

@@ -154,8 +154,17 @@ SIGNATURES = {
     accounting.selection_event: "epsilon * num_selections= mechanism=",
     constraints.grid_net: "constraint num_coordinates * radius",
     constraints.halton_net: "box num_coordinates * num_candidates",
+    losses.LinearLoss.__call__: "self params example",
+    losses.LinearLoss.value: "self predictions targets",
+    losses.LinearLoss.derivative: "self predictions targets",
+    losses.LinearLoss.curvature: "self predictions targets",
+    losses.LinearLoss.targets_of: "self targets",
+    losses.LinearLoss.constant_prediction: "self mean",
+    losses.LinearLoss.mean_of: "self predictions",
+    losses.MarginLoss.derivative: "self predictions targets=",
+    losses.named: "loss",
     solvers.MarginLoss: (
-        "derivative_fn derivative_bound curvature_bound is_non_increasing="
+        "derivative_fn derivative_bound curvature_bound is_non_increasing= value_fn="
     ),
     solvers.MarginLoss.logistic: "",
     solvers.MarginLoss.smoothed_hinge: "width=",

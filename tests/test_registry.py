@@ -31,7 +31,7 @@ BESIDE = {
         *("dp_multiparty_gradient_descent", "dp_multiparty_objective_perturbation"),
     },
     constraints: {"Constraint", "VertexConstraint", "grid_net", "halton_net"},
-    losses: set(),
+    losses: {"LinearLoss", "MarginLoss", "named"},
     batching: {"Batching"},
 }
 LAYERS = {
@@ -91,10 +91,13 @@ def test_every_mechanism_releases_anew_for_every_key(name):
 def test_every_loss_is_a_number_of_one_example(name):
     loss_fn = registry.LOSSES[name].make()
     example = jnp.array([1.0, -2.0]), jnp.float32(1.0)
-    value, grad = jax.value_and_grad(loss_fn)(jnp.array([0.3, 0.1]), example)
+    params = jnp.array([0.3, 0.1])
+    if name == "softmax":
+        params = jnp.outer(params, jnp.arange(3.0))
+    value, grad = jax.value_and_grad(loss_fn)(params, example)
     assert value.shape == ()
     assert value > 0
-    assert grad.shape == (2,)
+    assert grad.shape == params.shape
 
 
 @pytest.mark.parametrize("name", registry.CONSTRAINTS)

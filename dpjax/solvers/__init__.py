@@ -3,6 +3,7 @@
 Guarantees are for noise in real numbers: see `dpjax.mechanisms`.
 """
 
+from dpjax.losses import MarginLoss
 from dpjax.solvers._calibration import printed_epsilon
 from dpjax.solvers._checkpoint import Checkpoint
 from dpjax.solvers._frank_wolfe import dp_frank_wolfe
@@ -11,7 +12,6 @@ from dpjax.solvers._hard_thresholding import dp_iterative_hard_thresholding
 from dpjax.solvers._l1_regression import dp_l1_regression
 from dpjax.solvers._lasso import dp_lasso
 from dpjax.solvers._loop import Execution
-from dpjax.solvers._margin_loss import MarginLoss
 from dpjax.solvers._mean import dp_mean
 from dpjax.solvers._multiparty_gradient_descent import dp_multiparty_gradient_descent
 from dpjax.solvers._multiparty_objective import dp_multiparty_objective_perturbation

@@ -18,10 +18,10 @@ from dpjax.accounting import (
     gaussian_stddev,
     objective_noise,
 )
+from dpjax.losses import MarginLoss
 from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import Grid, PartyError, SecureSum
 from dpjax.solvers._calibration import check_budget
-from dpjax.solvers._margin_loss import MarginLoss
 from dpjax.solvers._perturbed_objective import (
     Problem,
     check_data,

@@ -16,9 +16,9 @@ from dpjax.accounting import (
     objective_epsilon,
     objective_noise,
 )
+from dpjax.losses import MarginLoss
 from dpjax.mechanisms import gaussian
 from dpjax.solvers._calibration import check_budget
-from dpjax.solvers._margin_loss import MarginLoss
 from dpjax.solvers._perturbed_objective import (
     Problem,
     check_data,

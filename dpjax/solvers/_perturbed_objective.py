@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._types import Scalar
-from dpjax.solvers._margin_loss import MarginLoss
+from dpjax.losses import MarginLoss
 
 
 class Problem(NamedTuple):

@@ -1,0 +1,40 @@
+"""Losses of a linear predictor, per example: `loss_fn(params, example) -> scalar`.
+
+Everywhere `params` is the weight vector w, shape (d,), and `example` is the pair
+(x, y) of a feature vector, shape (d,), and a scalar target; a column of ones among the
+features serves as the intercept. `jax.vmap(loss_fn, (None, 0))` takes a data set.
+
+All but `regularized` are a `LinearLoss`, which also tells the loss as a function of the
+prediction <w, x>: its derivative and curvature with their bounds, and which targets it
+is meant for.
+
+No value of the data raises. Gradients are finite for finite data, as long as <w, x> and
+the product of a feature and the residual stay within the range of the dtype.
+
+A loss compares and hashes by its hyperparameters, so `huber(1.0)` may be a static
+argument of `jax.jit` without compiling anew at each call.
+"""
+
+from dpjax.losses._linear_loss import LinearLoss
+from dpjax.losses._log_link import gamma, poisson, tweedie
+from dpjax.losses._margin_loss import MarginLoss, logistic
+from dpjax.losses._named import named
+from dpjax.losses._regularized import regularized
+from dpjax.losses._residual_losses import absolute, biweight, huber, squared
+from dpjax.losses._softmax import softmax
+
+__all__ = [
+    "LinearLoss",
+    "MarginLoss",
+    "absolute",
+    "biweight",
+    "gamma",
+    "huber",
+    "logistic",
+    "named",
+    "poisson",
+    "regularized",
+    "softmax",
+    "squared",
+    "tweedie",
+]

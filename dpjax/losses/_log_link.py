@@ -1,0 +1,200 @@
+"""Losses of counts and amounts, whose mean is the exponential of the prediction."""
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._types import ArrayLike
+from dpjax.losses._linear_loss import LinearLoss, like
+
+_LEAST_MEAN = 1e-6  # of a Poisson law, in max_mean: below it the loss is linear
+
+
+def poisson(max_mean: float, *, max_target: float | None = None) -> LinearLoss:
+    """Makes the loss of Poisson regression with log link, for counts.
+
+    With eta = <w, x>: e^eta - 1 - y eta, whose minimiser in eta is log(y). Beyond
+    max_mean (and below a millionth of it) it goes on linearly, so that it stays convex
+    and its curvature bounded: c = max_mean, L = max(max_mean, max_target).
+
+    The logarithm of an exposure is added to the prediction, so that max_mean bounds the
+    mean of a record and not of a unit of exposure. It has to pass the mean of every
+    kind of record: where the mean count of some kind is larger, no finite prediction
+    is best for it.
+
+    Args:
+        max_mean: the largest mean, positive, public.
+        max_target: the largest count, public; a larger one counts as this, NaN and
+            negatives as 0. By default m + 6 sqrt(m) + 12 for m = max_mean, which a
+            Poisson count passes with a probability below e^-18 (Bernstein).
+
+    Returns:
+        A per-example loss.
+
+    Raises:
+        ValueError: if a maximum is not positive and finite.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loss = poisson(max_mean=5.0)
+        >>> round(float(loss(jnp.ones(1), (jnp.ones(1), 2.0))), 4)
+        -0.2817
+        >>> loss.derivative(jnp.log(jnp.array([2.0, 4.0])), jnp.full(2, 3.0)).round(4)
+        Array([-1.,  1.], dtype=float32)
+
+    Reference:
+        P. McCullagh, J. A. Nelder, Generalized linear models (1989), chapter 6.
+    """
+    _validate.positive(max_mean=max_mean)
+    if max_target is None:
+        max_target = max_mean + 6 * math.sqrt(max_mean) + 12
+    return _LogLink(1.0, _LEAST_MEAN * max_mean, max_mean, max_target)
+
+
+def gamma(*, min_mean: float, max_target: float) -> LinearLoss:
+    """Makes the loss of gamma regression with log link, for positive amounts.
+
+    With eta = <w, x>: eta + y (e^-eta - 1), whose minimiser in eta is log(y). It is
+    blind to units: an error counts in proportion to the mean. Below min_mean and beyond
+    max_target it goes on linearly, so that its curvature is bounded:
+    c = max_target / min_mean, L = max(1, c - 1). At the best prediction the mean
+    curvature is 1; c is far larger where the range is wide.
+
+    Args:
+        min_mean: the least mean of a record, positive, public, in units of the target.
+        max_target: the largest amount, public; a larger one counts as this, NaN and
+            negatives as 0. At least min_mean.
+
+    Returns:
+        A per-example loss.
+
+    Raises:
+        ValueError: if an argument is not positive and finite, or min_mean is larger.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loss = gamma(min_mean=100.0, max_target=5000.0)
+        >>> loss.curvature_bound, loss.derivative_bound
+        (50.0, 49.0)
+        >>> loss.derivative(jnp.log(jnp.array([400.0])), jnp.array([300.0]))
+        Array([0.25], dtype=float32)
+
+    Reference:
+        P. McCullagh, J. A. Nelder, Generalized linear models (1989), chapter 8.
+    """
+    return _LogLink(2.0, min_mean, max_target, max_target)
+
+
+def tweedie(
+    power: float, *, min_mean: float, max_mean: float, max_target: float
+) -> LinearLoss:
+    """Makes the loss of Tweedie regression with log link, for amounts that may be zero.
+
+    The variance is proportional to the mean to the power p: a sum of a Poisson number
+    of gamma amounts, such as the claims of a policy, for p between 1 and 2. With
+    eta = <w, x> and q = 2 - p:
+
+        (e^(q eta) - 1) / q + y (e^((1 - p) eta) - 1) / (p - 1),
+
+    whose minimiser in eta is log(y). Outside [log(min_mean), log(max_mean)] it goes on
+    linearly, so that it stays convex and its curvature bounded. The curvature
+    q e^(q eta) + (p - 1) y e^((1 - p) eta) is convex in eta, so c is its value for
+    y = max_target at one of the ends.
+
+    Args:
+        power: p, strictly between 1 (which is `poisson`) and 2 (which is `gamma`).
+        min_mean: the least mean of a record, positive, public, in units of the target.
+        max_mean: the largest mean of a record, at least min_mean, public.
+        max_target: the largest amount, public; a larger one counts as this, NaN and
+            negatives as 0.
+
+    Returns:
+        A per-example loss.
+
+    Raises:
+        ValueError: if the power is not between 1 and 2, another argument is not
+            positive and finite, or min_mean is larger than max_mean.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loss = tweedie(1.5, min_mean=0.25, max_mean=4.0, max_target=16.0)
+        >>> loss.curvature_bound, loss.derivative_bound
+        (16.25, 31.5)
+        >>> loss.derivative(jnp.log(jnp.array([4.0])), jnp.array([6.0]))
+        Array([-1.], dtype=float32)
+
+    Reference:
+        B. Jørgensen, Exponential dispersion models (1987), for the law.
+    """
+    _validate.require(
+        isinstance(power, int | float) and 1 < power < 2,
+        "power",
+        power,
+        "a number strictly between 1 (losses.poisson) and 2 (losses.gamma)",
+    )
+    return _LogLink(power, min_mean, max_mean, max_target)
+
+
+@dataclass(frozen=True)
+class _LogLink(LinearLoss):
+    power: float  # from 1, Poisson, to 2, gamma
+    min_mean: float
+    max_mean: float
+    max_target: float
+
+    def __post_init__(self) -> None:
+        _validate.positive(
+            min_mean=self.min_mean, max_mean=self.max_mean, max_target=self.max_target
+        )
+        _validate.require(
+            self.min_mean <= self.max_mean,
+            "min_mean",
+            self.min_mean,
+            "at most the largest mean",
+        )
+        low, high, y, p = self.min_mean, self.max_mean, self.max_target, self.power
+        # The derivative grows with eta and falls with y.
+        slopes = y * low ** (1 - p) - low ** (2 - p), high ** (2 - p)
+        bends = [
+            (2 - p) * m ** (2 - p) + (p - 1) * y * m ** (1 - p) for m in (low, high)
+        ]
+        object.__setattr__(self, "derivative_bound", max(slopes))
+        object.__setattr__(self, "curvature_bound", max(bends))
+        object.__setattr__(self, "target_range", (0.0, y))
+
+    def value(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
+        targets = like(targets, predictions)
+        inner = self._inner(predictions)
+        values = _power(inner, 2 - self.power) - targets * _power(inner, 1 - self.power)
+        return values + self._derivative(predictions, targets) * (predictions - inner)
+
+    def constant_prediction(self, mean: ArrayLike) -> jax.Array:
+        return jnp.log(jnp.clip(jnp.asarray(mean), self.min_mean, self.max_mean))
+
+    def mean_of(self, predictions: jax.Array) -> jax.Array:
+        return jnp.exp(self._inner(predictions))
+
+    def _derivative(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        inner = self._inner(predictions)
+        risen, fallen = ((k - self.power) * inner for k in (2, 1))
+        return jnp.exp(risen) - targets * jnp.exp(fallen)
+
+    def _curvature(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        inner, p = self._inner(predictions), self.power
+        rising = (2 - p) * jnp.exp((2 - p) * inner)
+        falling = (p - 1) * targets * jnp.exp((1 - p) * inner)
+        return jnp.where(inner == predictions, rising + falling, 0.0)
+
+    def _inner(self, predictions: jax.Array) -> jax.Array:
+        low, high = math.log(self.min_mean), math.log(self.max_mean)
+        return jnp.clip(predictions, low, high)
+
+
+def _power(predictions: jax.Array, exponent: float) -> jax.Array:
+    """Returns (mu^k - 1) / k of mu = exp(eta), which is eta where k = 0."""
+    if exponent == 0:
+        return predictions
+    return jnp.expm1(exponent * predictions) / exponent

@@ -1,0 +1,199 @@
+"""Convex losses of a margin y <w, x>, with the bounds that private solvers rest on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._types import ArrayLike
+from dpjax.losses._linear_loss import LEAST_SHARE, LinearLoss, like
+
+
+@dataclass(frozen=True)
+class MarginLoss(LinearLoss):
+    """A convex loss phi of the margin z = y <w, x>, told by its derivative.
+
+    A loss without declared bounds has no noise that would make its minimiser private,
+    so the bounds are part of it. The derivative is clipped to the declared bound (and
+    to zero from above where it is declared non-increasing), so that this bound holds
+    whatever is passed. That phi' grows, and no faster than declared, is taken on trust.
+
+    Labels are -1 and +1: of any other target, what is above zero is +1, and all else,
+    NaN too, -1. `derivative` and `curvature` may be called without labels: +1 makes
+    the prediction the margin.
+
+    Compares and hashes by its fields: one of a new lambda is compiled anew.
+
+    Attributes:
+        derivative_fn: phi', from a scalar margin to a scalar, differentiable by JAX;
+            `jax.grad(phi)`, for instance. It must never decrease, and be
+            evaluated to 16 units in the last place of L, at a margin that is off by
+            16 units in the last place of 1 + |z|.
+        derivative_bound: L, a bound on |phi'|.
+        curvature_bound: c, a Lipschitz constant of phi'.
+        is_non_increasing: whether phi' <= 0 everywhere; less noise is then enough.
+        value_fn: phi, from an array of margins to one of losses; only `value`, and so a
+            call, needs it. Solvers that take the derivative alone do not.
+
+    Raises:
+        ValueError: where derivative_fn is not callable or a bound is not positive; by
+            `value`, where value_fn was left out.
+
+    Example:
+        >>> MarginLoss.logistic().curvature_bound
+        0.25
+        >>> import jax.numpy as jnp
+        >>> pseudo_huber = MarginLoss(lambda z: (z - 1) / jnp.hypot(1.0, z - 1),
+        ...                           derivative_bound=1.0, curvature_bound=1.0)
+
+    Reference:
+        Rajkumar, Agarwal (2012), Theorem 4.1; Chaudhuri, Monteleoni, Sarwate (2011),
+        Corollaries 10 to 13, for the two losses that are made here.
+    """
+
+    derivative_fn: Callable[[jax.Array], jax.Array]
+    derivative_bound: float
+    curvature_bound: float
+    is_non_increasing: bool = False
+    value_fn: Callable[[jax.Array], jax.Array] | None = None
+
+    target_range = (-1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        for name in ("derivative_fn", "value_fn"):
+            function = getattr(self, name)
+            _validate.require(
+                callable(function) or (name == "value_fn" and function is None),
+                name,
+                function,
+                "callable",
+            )
+        _validate.positive(
+            derivative_bound=self.derivative_bound,
+            curvature_bound=self.curvature_bound,
+        )
+
+    @classmethod
+    def logistic(cls) -> "MarginLoss":
+        """The logistic loss log(1 + e^-z), which is `losses.logistic`."""
+        return logistic
+
+    @classmethod
+    def smoothed_hinge(cls, width: float = 0.5) -> "MarginLoss":
+        """The hinge of a support vector machine, smoothed by Huber's parabola.
+
+        0 for z > 1 + h, (1 + h - z)^2 / (4h) for |1 - z| <= h, else 1 - z: L = 1 and
+        c = 1/(2h).
+
+        Args:
+            width: h > 0, half the width of the parabola.
+
+        Returns:
+            The loss.
+
+        Raises:
+            ValueError: where the width is not positive.
+        """
+        _validate.positive(width=width)
+        derivative_fn, value_fn = _SmoothedHingeDerivative(width), _SmoothedHinge(width)
+        return cls(derivative_fn, 1.0, 1 / (2 * width), True, value_fn)
+
+    def value(self, predictions: jax.Array, targets: ArrayLike = 1.0) -> jax.Array:
+        """Returns phi of each margin."""
+        if self.value_fn is None:
+            raise ValueError(f"value_fn must be given for a value of {self!r}.")
+        return self.value_fn(like(targets, predictions) * predictions)
+
+    def derivative(self, predictions: jax.Array, targets: ArrayLike = 1.0) -> jax.Array:
+        """Returns y phi' of each margin, within its bound; NaN counts as zero."""
+        return super().derivative(predictions, targets)
+
+    def curvature(self, predictions: jax.Array, targets: ArrayLike = 1.0) -> jax.Array:
+        """Returns y^2 phi'' of each margin, within [0, c]; NaN counts as zero."""
+        return super().curvature(predictions, targets)
+
+    def targets_of(self, targets: jax.Array) -> jax.Array:
+        """Maps what is above zero to +1, and all else, NaN too, to -1."""
+        return jnp.where(targets > 0, jnp.ones_like(targets), -1.0)
+
+    def constant_prediction(self, mean: ArrayLike) -> jax.Array:
+        """Returns log(p / (1 - p)) for p = (1 + mean) / 2, between 1e-6 and 1 - 1e-6.
+
+        That is the best constant for the logistic loss, and near it for others.
+        """
+        share = jnp.clip((1 + jnp.asarray(mean)) / 2, LEAST_SHARE, 1 - LEAST_SHARE)
+        return jnp.log(share) - jnp.log1p(-share)
+
+    def mean_of(self, predictions: jax.Array) -> jax.Array:
+        """Returns the probability of +1 by the logistic law of each prediction."""
+        return jax.nn.sigmoid(predictions)
+
+    def _derivative(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        slopes = _elementwise(self.derivative_fn)(targets * predictions)
+        upper = 0.0 if self.is_non_increasing else self.derivative_bound
+        return targets * jnp.clip(slopes, -self.derivative_bound, upper)
+
+    def _curvature(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        bends = _elementwise(jax.grad(self.derivative_fn))(targets * predictions)
+        return targets**2 * bends
+
+
+class _Logistic(MarginLoss):
+    """Logistic loss for labels in {-1, +1}.
+
+    log(1 + exp(-y <w, x>)), evaluated without overflow. A label outside {-1, +1}
+    weighs the margin and raises nothing. L = 1 and c = 1/4.
+
+    Args:
+        params: weights, shape (d,).
+        example: pair (features of shape (d,), label -1 or +1).
+
+    Returns:
+        The loss of this example, a scalar.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> round(float(logistic(jnp.zeros(2), (jnp.ones(2), 1.0))), 4)
+        0.6931
+        >>> logistic.mean_of(jnp.array([0.0])).tolist()
+        [0.5]
+
+    Reference:
+        001, section 6.
+    """
+
+
+def _logistic_derivative(margin: jax.Array) -> jax.Array:
+    return -jax.nn.sigmoid(-margin)
+
+
+def _logistic_value(margins: jax.Array) -> jax.Array:
+    return jax.nn.softplus(-margins)
+
+
+logistic = _Logistic(_logistic_derivative, 1.0, 0.25, True, _logistic_value)
+
+
+@dataclass(frozen=True)
+class _SmoothedHingeDerivative:
+    width: float
+
+    def __call__(self, margin: jax.Array) -> jax.Array:
+        inner = jnp.clip(1 + self.width - margin, 0.0, 2 * self.width)
+        return -inner / (2 * self.width)
+
+
+@dataclass(frozen=True)
+class _SmoothedHinge:
+    width: float
+
+    def __call__(self, margins: jax.Array) -> jax.Array:
+        inner = jnp.clip(1 + self.width - margins, 0.0, 2 * self.width)
+        beyond = jnp.maximum(1 - self.width - margins, 0.0)
+        return inner**2 / (4 * self.width) + beyond
+
+
+def _elementwise(fn: Callable[[jax.Array], jax.Array]) -> Callable:
+    return lambda x: jax.vmap(fn)(x.reshape(-1)).reshape(x.shape)

@@ -1,0 +1,197 @@
+"""Losses of the residual <w, x> - y: squared, absolute, Huber's, Tukey's biweight."""
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._types import ArrayLike, Scalar
+from dpjax.losses._linear_loss import LinearLoss, like
+
+
+@dataclass(frozen=True)
+class _Squared(LinearLoss):
+    """Squared loss of linear regression.
+
+    (<w, x> - y)^2 / 2, whose gradient is the x (<w, x> - y) of the papers; they print
+    the loss without the half. L = inf and c = 1.
+
+    Args:
+        params: weights, shape (d,).
+        example: pair (features of shape (d,), scalar target).
+
+    Returns:
+        The loss of this example, a scalar.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(squared(jnp.ones(2), (jnp.array([1.0, 2.0]), 1.0)))
+        2.0
+
+    Reference:
+        004, section 4 (LASSO).
+    """
+
+    derivative_bound = math.inf
+    curvature_bound = 1.0
+
+    def value(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
+        return 0.5 * (predictions - like(targets, predictions)) ** 2
+
+    def _derivative(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        return predictions - targets
+
+    def _curvature(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        return jnp.ones_like(predictions)
+
+
+squared = _Squared()
+
+
+@dataclass(frozen=True)
+class _Absolute(LinearLoss):
+    """Absolute loss of l1 regression.
+
+    |<w, x> - y|, with 0 as the subgradient where the residual is zero. L = 1 and
+    c = inf.
+
+    Args:
+        params: weights, shape (d,).
+        example: pair (features of shape (d,), scalar target).
+
+    Returns:
+        The loss of this example, a scalar.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(absolute(jnp.ones(2), (jnp.array([1.0, 2.0]), 5.0)))
+        2.0
+
+    Reference:
+        000, section 1.
+    """
+
+    derivative_bound = 1.0
+    curvature_bound = math.inf
+
+    def value(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
+        return jnp.abs(predictions - like(targets, predictions))
+
+    def _derivative(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        return jnp.sign(predictions - targets)
+
+    def _curvature(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        return jnp.zeros_like(predictions)
+
+
+absolute = _Absolute()
+
+
+def huber(threshold: Scalar) -> LinearLoss:
+    """Makes the Huber loss: quadratic near zero, linear beyond the threshold.
+
+    With s = <w, x> - y and threshold t: s^2 / 2 where |s| <= t, else t |s| - t^2 / 2.
+    L = t and c = 1.
+
+    Args:
+        threshold: t, in units of the target, positive.
+
+    Returns:
+        A per-example loss.
+
+    Raises:
+        ValueError: if the threshold is not positive and finite.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(huber(1.0)(jnp.ones(1), (jnp.array([3.0]), 0.0)))
+        2.5
+
+    Reference:
+        P. J. Huber, Robust estimation of a location parameter (1964).
+    """
+    return _Huber(threshold)
+
+
+@dataclass(frozen=True)
+class _Huber(LinearLoss):
+    threshold: Scalar
+
+    curvature_bound = 1.0
+
+    def __post_init__(self) -> None:
+        _validate.positive(threshold=self.threshold)
+        object.__setattr__(self, "derivative_bound", self.threshold)
+
+    def value(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
+        residuals = predictions - like(targets, predictions)
+        inner = jnp.clip(residuals, -self.threshold, self.threshold)
+        excess = jnp.abs(residuals) - jnp.abs(inner)
+        return 0.5 * inner**2 + self.threshold * excess
+
+    def _derivative(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        return predictions - targets  # clipped to L, which is the threshold
+
+    def _curvature(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        is_inner = jnp.abs(predictions - targets) <= self.threshold
+        return is_inner.astype(predictions.dtype)
+
+
+def biweight(threshold: Scalar) -> LinearLoss:
+    """Makes Tukey's biweight loss of robust regression, bounded and not convex.
+
+    With s = <w, x> - y and threshold t: (t^2 / 6) (1 - (1 - (s/t)^2)^3) where |s| <= t,
+    else t^2 / 6. Near zero it is s^2 / 2; beyond t its gradient is zero.
+    L = 16 t / (25 sqrt(5)) and c = 1.
+
+    Args:
+        threshold: t, in units of the target, positive.
+
+    Returns:
+        A per-example loss.
+
+    Raises:
+        ValueError: if the threshold is not positive and finite.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(biweight(3.0)(jnp.ones(1), (jnp.array([9.0]), 0.0)))
+        1.5
+
+    Reference:
+        004, section 4, footnote 4 (robust regression, Theorem 3).
+    """
+    return _Biweight(threshold)
+
+
+@dataclass(frozen=True)
+class _Biweight(LinearLoss):
+    threshold: Scalar
+
+    curvature_bound = 1.0  # at zero; the least is -4/5, at s^2 = 3 t^2 / 5
+    is_convex = False
+
+    def __post_init__(self) -> None:
+        _validate.positive(threshold=self.threshold)
+        # At s = t / sqrt(5), where the curvature is zero.
+        largest = 16 / (25 * math.sqrt(5)) * self.threshold
+        object.__setattr__(self, "derivative_bound", largest)
+
+    def value(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
+        squares = self._ratios(predictions, like(targets, predictions)) ** 2
+        return (self.threshold**2 / 6) * (1 - (1 - squares) ** 3)
+
+    def _derivative(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        ratios = self._ratios(predictions, targets)
+        return self.threshold * ratios * (1 - ratios**2) ** 2
+
+    def _curvature(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        squares = self._ratios(predictions, targets) ** 2
+        return (1 - squares) * (1 - 5 * squares)
+
+    def _ratios(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        # Clipped before it is squared, a huge residual neither overflows nor leaves a
+        # NaN in the gradient of a branch that is not taken.
+        return jnp.clip((predictions - targets) / self.threshold, -1.0, 1.0)
