@@ -62,7 +62,7 @@ class Problem:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """n and d."""
+        """The numbers n and d."""
         return self.features.shape
 
     @property
@@ -70,19 +70,29 @@ class Problem:
         """n^-1.1."""
         return default_delta(len(self.targets))
 
-    def risk(self, params: np.ndarray) -> np.ndarray:
-        """The mean test loss of weights (d,), or of each column of weights (d, k)."""
+    def risk(self, params: np.ndarray, *, row_norm: float | None = None) -> np.ndarray:
+        """The mean test loss of weights (d,), or of each column of weights (d, k).
+
+        With `row_norm`, longer test rows are first scaled down to it: some methods fit
+        a model of such rows.
+        """
         params = np.asarray(params, np.float64)
         columns = params.reshape(len(params), -1)
-        blocks = [
-            self._risk(columns[:, start : start + BLOCK])
-            for start in range(0, columns.shape[1], BLOCK)
-        ]
-        return np.concatenate(blocks).reshape(params.shape[1:])
+        features, targets = self._wide_test
+        if row_norm is not None:
+            features = scaled_down(features, row_norm)
+        risks = []
+        for start in range(0, columns.shape[1], BLOCK):
+            with np.errstate(over="ignore", invalid="ignore"):
+                predictions = features @ columns[:, start : start + BLOCK]
+                risks.append(np.mean(_losses(self.loss, predictions, targets), axis=0))
+        return np.concatenate(risks).reshape(params.shape[1:])
 
-    def excess(self, params: np.ndarray) -> np.ndarray:
+    def excess(
+        self, params: np.ndarray, *, row_norm: float | None = None
+    ) -> np.ndarray:
         """The risk over that of the reference, at most `LARGEST_EXCESS`; as `risk`."""
-        excess = self.risk(params) - self._reference_risk
+        excess = self.risk(params, row_norm=row_norm) - self.reference_risk
         return np.minimum(
             np.nan_to_num(excess, nan=LARGEST_EXCESS, posinf=LARGEST_EXCESS),
             LARGEST_EXCESS,
@@ -110,7 +120,8 @@ class Problem:
         return float(self.excess(self.constant(mean)))
 
     @cached_property
-    def _reference_risk(self) -> float:
+    def reference_risk(self) -> float:
+        """The risk of the reference."""
         return float(self.risk(self.reference))
 
     @cached_property
@@ -120,11 +131,11 @@ class Problem:
             self.test_targets.astype(np.float64)[:, None],
         )
 
-    def _risk(self, columns: np.ndarray) -> np.ndarray:
-        features, targets = self._wide_test
-        with np.errstate(over="ignore", invalid="ignore"):
-            predictions = features @ columns
-            return np.mean(_losses(self.loss, predictions, targets), axis=0)
+
+def scaled_down(features: np.ndarray, row_norm: float) -> np.ndarray:
+    """Returns the rows, those longer than `row_norm` scaled down to it."""
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    return features * np.minimum(1.0, row_norm / np.maximum(lengths, 1e-30))
 
 
 def _losses(loss: str, predictions: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -222,7 +233,7 @@ def _ill_conditioned() -> Problem:
 
 
 def _heavy_tailed() -> Problem:
-    """y = sign(<w, x> + e), x multivariate t3, correlated, e Student t with 2.5.
+    """Labels sign(<w, x> + e), x multivariate t3, correlated, e Student t with 2.5.
 
     The features are elliptical, so of all weights those of least logistic risk point
     where w does; the reference has the best length, found on the test set.
