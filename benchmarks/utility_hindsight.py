@@ -24,7 +24,7 @@ from dpjax.accounting import noise_multiplier
 NORMS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 STEPS = NORMS
 NUM_STEPS = (10, 30, 100, 300)
-NUM_CHOICE_KEYS = 3
+NUM_CHOICE_KEYS = 5
 # Of the products with the features, in bytes: 3 arrays of float32 a record and column.
 MEMORY = 3e9
 

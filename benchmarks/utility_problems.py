@@ -145,7 +145,9 @@ def _losses(loss: str, predictions: np.ndarray, targets: np.ndarray) -> np.ndarr
     return np.logaddexp(0.0, predictions) - 0.5 * (1 + targets) * predictions
 
 
-def _optimum(loss: str, features: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def non_private_optimum(
+    loss: str, features: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
     """The non-private optimum, in float64."""
     x, y = features.astype(np.float64), targets.astype(np.float64)
     if loss == "squared":
@@ -183,7 +185,7 @@ def _real(name: str, title: str, first: int | None = None) -> Problem:
         targets=targets,
         test_features=data.test_features,
         test_targets=data.test_targets,
-        reference=_optimum(loss, features, targets),
+        reference=non_private_optimum(loss, features, targets),
         intercept=features.shape[1] - 1,
     )
 

@@ -1,0 +1,376 @@
+"""The methods of the page of utility: what each is, whom it serves and what it pays.
+
+`METHODS` is in the order of the tables. A method maps (problem, keys, epsilon) to the
+weights of one run a key, all (epsilon, delta)-DP under replace-one unless it says so.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import utility_hindsight as hindsight
+from benchmarks import utility_peers as peers
+from benchmarks.utility_hindsight import on_device
+from benchmarks.utility_peers import LeftOut
+from benchmarks.utility_problems import Problem, non_private_optimum, scaled_down
+from dpjax import losses, solvers
+from dpjax.accounting import gaussian_stddev
+from dpjax.estimators import Clipping
+
+SQUARED, LOGISTIC = ("squared",), ("logistic",)
+BOTH = SQUARED + LOGISTIC
+LOSSES = {"squared": losses.squared, "logistic": losses.logistic}
+# Of adaptive clipping, as Andrew et al. (2021) fix them for all their tasks; besides
+# their quantile, 0.5, a higher one runs, which suits gradients of few large ones.
+ADAPTATION, FIRST_NORM, COUNT_NOISE = 0.2, 0.1, 1 / 20
+ADAPTIVE_STEPS = 100
+
+Weights = np.ndarray | jax.Array
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to fit a linear model.
+
+    Attributes:
+        name: on the command line and in the record.
+        title: in the tables.
+        price: how the budget is spent, in a line.
+        fit: (problem, keys, epsilon) to weights (d, keys), and facts to record.
+        tasks: the losses it serves.
+        given: what it takes from the data without paying; "" where nothing.
+        is_private: whether what it returns is.
+        row_norm: test rows longer than this are scaled down, as in its training.
+        needs: "intercept" where it serves only problems with a column of ones.
+    """
+
+    name: str
+    title: str
+    price: str
+    fit: Callable[[Problem, jax.Array, float], tuple[Weights, dict[str, Any]]]
+    tasks: tuple[str, ...] = BOTH
+    given: str = ""
+    is_private: bool = True
+    row_norm: float | None = None
+    needs: str = ""
+
+    def serves(self, data: Problem) -> bool:
+        """Whether the problem's task is one of its own."""
+        return data.loss in self.tasks and (
+            self.needs != "intercept" or data.intercept is not None
+        )
+
+
+def each(fit_one: Callable[[Problem, jax.Array, float], Weights]):
+    """Makes a method's `fit` of a function of one key."""
+
+    def fit(data, keys, epsilon):
+        runs = [np.asarray(fit_one(data, key, epsilon)) for key in keys]
+        return np.stack(runs, axis=1), {}
+
+    return fit
+
+
+def zero(data, keys, epsilon):
+    del epsilon
+    return np.zeros((data.shape[1], keys.size)), {}
+
+
+def optimum(data, keys, epsilon):
+    """The reference, or where data are made the fit to them."""
+    del epsilon
+    if data.shape[1] > 1_000:
+        raise LeftOut("takes minutes, and is no private method")
+    params = (
+        data.reference if data.is_real else non_private_optimum(data.loss, *data.train)
+    )
+    return np.repeat(params[:, None], keys.size, axis=1), {}
+
+
+def private_constant(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
+    """A private mean of the targets, as log-odds where they are labels."""
+    # Labels are in [-1, 1], which is public; of numbers nothing is known.
+    options = {"estimator": Clipping(1.0)} if data.loss == "logistic" else {}
+    targets = jnp.asarray(data.targets)
+    mean = float(
+        solvers.dp_mean(
+            targets, key=key, epsilon=epsilon, delta=data.delta, **options
+        ).params
+    )
+    if data.loss == "logistic":
+        margin = 1 / len(data.targets)
+        mean = 2 * np.arctanh(np.clip(mean, margin - 1, 1 - margin))
+    return data.constant(mean)
+
+
+def dp_linear_model(data: Problem, key: jax.Array, epsilon: float) -> Weights:
+    """The solver without settings."""
+    solve = getattr(solvers, "dp_linear_model", None)
+    if solve is None:
+        raise LeftOut("dpjax.solvers.dp_linear_model: not there yet")
+    return solve(
+        data.loss,
+        on_device(data.name),
+        key=key,
+        epsilon=epsilon,
+        delta=data.delta,
+        intercept=data.intercept,
+        max_features=data.max_features,
+    ).params
+
+
+def descent(estimator: str):
+    """Gradient descent as `dpjax train` runs it with an estimator and no options."""
+
+    def fit(data, keys, epsilon):
+        from dpjax.cli._descent import Facts, plan_descent
+
+        facts = Facts(
+            num_samples=data.shape[0],
+            num_features=data.shape[1],
+            loss=data.loss,
+            epsilon=epsilon,
+            delta=data.delta,
+            calibration="tight",
+            is_named=data.is_real,
+            is_quick=False,
+        )
+        plan = plan_descent(facts, estimator=estimator)
+        solve = partial(
+            solvers.dp_gradient_descent,
+            LOSSES[data.loss],
+            jnp.zeros(data.shape[1]),
+            on_device(data.name),
+            epsilon=epsilon,
+            delta=data.delta,
+            **plan.arguments(),
+        )
+        params = [np.asarray(solve(key=key).params) for key in keys]
+        return np.stack(params, axis=1), {
+            "num_steps": plan.num_steps,
+            "learning_rate": plan.learning_rate,
+        }
+
+    return fit
+
+
+@partial(jax.jit, static_argnames=("loss", "num_steps"))
+def _adapt(
+    features, targets, keys, rate, noise, count_noise, quantile, *, loss, num_steps
+):
+    num_samples, num_features = features.shape
+    matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    lengths = jnp.linalg.norm(features, axis=1)[:, None]
+
+    def step(index, carry):
+        params, norms = carry
+        predictions = matmul(features, params)
+        if loss == "squared":
+            slopes = predictions - targets[:, None]
+        else:
+            slopes = jax.nn.sigmoid(predictions) - (targets[:, None] > 0)
+        bounds = norms / jnp.maximum(lengths, 1e-30)
+        share = jnp.mean(jnp.abs(slopes) <= bounds, axis=0)
+        gradients = matmul(features.T, jnp.clip(slopes, -bounds, bounds)) / num_samples
+        draws = jax.vmap(
+            lambda key: jax.random.normal(
+                jax.random.fold_in(key, index), (num_features + 1,)
+            )
+        )(keys).T
+        gradients += noise * norms * draws[1:]
+        share += count_noise * draws[0]
+        return (
+            params - rate * gradients,
+            norms * jnp.exp(-ADAPTATION * (share - quantile)),
+        )
+
+    start = jnp.zeros((num_features, keys.size)), jnp.full(keys.size, FIRST_NORM)
+    return jax.lax.fori_loop(0, num_steps, step, start)[0]
+
+
+def adaptive_clipping(data, keys, epsilon, *, quantile):
+    """Descent with the clip norm led to a quantile of the gradients' norms.
+
+    Of mu^2, each step pays 1 / s^2 for a count with noise s and 1 / z^2 for the mean of
+    clipped gradients with noise multiplier z; s is n / 20, or as much more as keeps the
+    counts at a twentieth of the budget.
+    """
+    num_samples = data.shape[0]
+    mu = 1 / gaussian_stddev(epsilon, data.delta, sensitivity=1.0)
+    stddev = max(COUNT_NOISE * num_samples, np.sqrt(20 * ADAPTIVE_STEPS) / mu)
+    multiplier = 1 / np.sqrt(mu**2 / ADAPTIVE_STEPS - 1 / stddev**2)
+    curvature = 1.0 if data.loss == "squared" else 0.25
+    features = on_device(data.name)[0]
+    largest = _largest_eigenvalue(features) / num_samples
+    params = _adapt(
+        *on_device(data.name),
+        keys,
+        1 / (curvature * largest),
+        multiplier * 2 / num_samples,
+        stddev / num_samples,
+        quantile,
+        loss=data.loss,
+        num_steps=ADAPTIVE_STEPS,
+    )
+    return params, {"num_steps": ADAPTIVE_STEPS, "noise_multiplier": multiplier}
+
+
+@jax.jit
+def _largest_eigenvalue(features):
+    def step(_, vector):
+        vector = features.T @ (features @ vector)
+        return vector / jnp.linalg.norm(vector)
+
+    vector = jax.lax.fori_loop(0, 100, step, jnp.ones(features.shape[1]))
+    return jnp.linalg.norm(features.T @ (features @ vector)) / jnp.linalg.norm(vector)
+
+
+def objective_perturbation(data: Problem, key: jax.Array, epsilon: float) -> Weights:
+    """The library's, on rows scaled down to norm 1."""
+    return solvers.dp_objective_perturbation(
+        scaled_down(data.features, 1.0).astype(np.float32),
+        data.targets,
+        key=key,
+        epsilon=epsilon,
+        delta=data.delta,
+        regularization=1 / data.shape[0],
+    ).params
+
+
+_BY_STEPS = "T Gaussian steps of sensitivity 2s sqrt(d)/n, composed exactly"
+METHODS = {
+    method.name: method
+    for method in (
+        Method("zero", "zero weights", "free", zero),
+        Method(
+            "constant",
+            "private constant",
+            "one Gaussian release, the mean of the targets (`dp_mean`)",
+            each(private_constant),
+            needs="intercept",
+        ),
+        Method(
+            "dp_linear_model",
+            "**`dp_linear_model`**",
+            "as its docstring says; everything it measures is paid",
+            each(dp_linear_model),
+        ),
+        Method(
+            "hindsight",
+            "clipping, best in hindsight",
+            "T Gaussian steps of sensitivity 2C/n, composed exactly; the choice of "
+            "norm, step and T is not paid",
+            hindsight.fit,
+            given="norm, step and T, chosen by the test risk",
+            is_private=False,
+        ),
+        Method(
+            "adaptive_clipping",
+            "DP-GD, adaptive clipping, median",
+            "T = 100 Gaussian steps of sensitivity 2C/n, and T counts of sensitivity 1 "
+            "with noise n/20 (at most a twentieth of mu^2); composed exactly",
+            partial(adaptive_clipping, quantile=0.5),
+            given="the step size 1/L, L the largest curvature",
+        ),
+        Method(
+            "adaptive_clipping_90",
+            "DP-GD, adaptive clipping, 90 %",
+            "as before",
+            partial(adaptive_clipping, quantile=0.9),
+            given="the step size 1/L, L the largest curvature",
+        ),
+        Method(
+            "smoothed_truncation",
+            "DP-GD, smoothed truncation (001, Alg. 4)",
+            _BY_STEPS,
+            descent("smoothed-truncation"),
+        ),
+        Method(
+            "truncation",
+            "DP-GD, truncation (003)",
+            _BY_STEPS,
+            descent("truncation"),
+        ),
+        Method(
+            "median_of_means",
+            "DP-GD, median of means (003, Alg. 2)",
+            "T Gaussian steps, one group of records moves; composed exactly",
+            descent("median-of-means"),
+        ),
+        Method(
+            "clipping",
+            "DP-GD, clipping to norm 1",
+            "T Gaussian steps of sensitivity 2/n, composed exactly",
+            descent("clipping"),
+        ),
+        Method(
+            "objective_perturbation",
+            "objective perturbation",
+            "its own theorem (`accounting.objective_noise`), rows scaled to norm 1",
+            each(objective_perturbation),
+            tasks=LOGISTIC,
+            row_norm=1.0,
+        ),
+        Method(
+            "adassp",
+            "AdaSSP",
+            "three Gaussian releases, a third of mu^2 each",
+            each(peers.adassp),
+            tasks=SQUARED,
+            given="bounds: the largest row norm and the largest absolute target",
+        ),
+        Method(
+            "adassp_quantile",
+            "AdaSSP, bounds at 99 %",
+            "as AdaSSP",
+            each(partial(peers.adassp, quantile=0.99)),
+            tasks=SQUARED,
+            given="bounds: the 99 % quantiles of row norms and absolute targets",
+        ),
+        Method(
+            "boosted_adassp",
+            "boosted AdaSSP",
+            "102 Gaussian releases of one multiplier (100 rounds); clip norms 1",
+            each(peers.boosted_adassp),
+            tasks=SQUARED,
+            row_norm=1.0,
+        ),
+        Method(
+            "tukey_em",
+            "TukeyEM",
+            "epsilon/2 and delta for propose-test-release, epsilon/2 for an "
+            "exponential mechanism; min(1000, n/d) fits; zero where the test fails",
+            each(peers.tukey_em),
+            tasks=SQUARED,
+        ),
+        Method(
+            "diffprivlib_linear",
+            "diffprivlib, LinearRegression",
+            "pure epsilon, its own split over d^2/2 Laplace releases",
+            each(peers.diffprivlib_linear),
+            tasks=SQUARED,
+            given="bounds: least and largest value of every column and of the target",
+        ),
+        Method(
+            "diffprivlib_logistic",
+            "diffprivlib, LogisticRegression",
+            "pure epsilon, objective perturbation; C = 1",
+            each(peers.diffprivlib_logistic),
+            tasks=LOGISTIC,
+            given="bound: the largest row norm",
+        ),
+        Method(
+            "optimum",
+            "non-private optimum",
+            "not private",
+            optimum,
+            given="everything",
+            is_private=False,
+        ),
+    )
+}
