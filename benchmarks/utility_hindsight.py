@@ -18,13 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.utility_problems import Problem, problem
+from benchmarks.utility_problems import Problem
 from dpjax.accounting import noise_multiplier
 
 NORMS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 STEPS = NORMS
 NUM_STEPS = (10, 30, 100, 300)
 NUM_CHOICE_KEYS = 5
+CHOICE = 1_000_000  # folded into a key for these; steps fold in their numbers
 # Of the products with the features, in bytes: 3 arrays of float32 a record and column.
 MEMORY = 3e9
 
@@ -38,9 +39,9 @@ class Setting(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def on_device(name: str) -> tuple[jax.Array, jax.Array]:
+def on_device(data: Problem) -> tuple[jax.Array, jax.Array]:
     """Returns the training pair of a problem as JAX arrays, and keeps the last."""
-    features, targets = problem(name).train
+    features, targets = data.train
     return jnp.asarray(features), jnp.asarray(targets)
 
 
@@ -49,6 +50,7 @@ def _descend(features, targets, norms, rates, keys, num_steps, noise, loss):
     """Returns last iterates of shape (d, settings, keys)."""
     num_samples, num_features = features.shape
     matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    labels = jnp.where(targets > 0, 1.0, 0.0)
     lengths = jnp.linalg.norm(features, axis=1)
     shape = (num_features, norms.size, keys.size)
     clips = jnp.repeat(norms, keys.size)[None, :]  # of a column
@@ -59,15 +61,15 @@ def _descend(features, targets, norms, rates, keys, num_steps, noise, loss):
         if loss == "squared":
             slopes = predictions - targets[:, None]
         else:
-            slopes = jax.nn.sigmoid(predictions) - (targets[:, None] > 0)
+            slopes = jax.nn.sigmoid(predictions) - labels[:, None]
         slopes = jnp.clip(slopes, -clips * bounds, clips * bounds)
         gradients = matmul(features.T, slopes).reshape(shape) / num_samples
         draw = jax.vmap(
             lambda key: jax.random.normal(jax.random.fold_in(key, index), shape[:1])
         )
         stddevs = noise * norms  # of the mean of the clipped gradients
-        gradients += stddevs[:, None] * draw(keys).T[:, None, :]
-        return params - rates[:, None] * gradients
+        gradients += stddevs[None, :, None] * draw(keys).T[:, None, :]
+        return params - rates[None, :, None] * gradients
 
     return jax.lax.fori_loop(0, num_steps, step, jnp.zeros(shape))
 
@@ -96,7 +98,7 @@ def descend(
                 for axis in (0, 1)
             )
             params[:, part] = _descend(
-                *on_device(data.name),
+                *on_device(data),
                 norms,
                 rates,
                 keys,
@@ -129,6 +131,6 @@ def fit(
     Returns:
         The weights (d, keys), and the setting.
     """
-    own = jax.random.split(jax.random.fold_in(keys[0], 1), NUM_CHOICE_KEYS)
+    own = jax.random.split(jax.random.fold_in(keys[0], CHOICE), NUM_CHOICE_KEYS)
     setting = choose(data, own, epsilon, grid())
     return descend(data, [setting], keys, epsilon)[:, 0], setting._asdict()

@@ -115,7 +115,7 @@ def dp_linear_model(data: Problem, key: jax.Array, epsilon: float) -> Weights:
         raise LeftOut("dpjax.solvers.dp_linear_model: not there yet")
     return solve(
         data.loss,
-        on_device(data.name),
+        on_device(data),
         key=key,
         epsilon=epsilon,
         delta=data.delta,
@@ -145,7 +145,7 @@ def descent(estimator: str):
             solvers.dp_gradient_descent,
             LOSSES[data.loss],
             jnp.zeros(data.shape[1]),
-            on_device(data.name),
+            on_device(data),
             epsilon=epsilon,
             delta=data.delta,
             **plan.arguments(),
@@ -165,6 +165,7 @@ def _adapt(
 ):
     num_samples, num_features = features.shape
     matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    labels = jnp.where(targets > 0, 1.0, 0.0)
     lengths = jnp.linalg.norm(features, axis=1)[:, None]
 
     def step(index, carry):
@@ -173,16 +174,16 @@ def _adapt(
         if loss == "squared":
             slopes = predictions - targets[:, None]
         else:
-            slopes = jax.nn.sigmoid(predictions) - (targets[:, None] > 0)
-        bounds = norms / jnp.maximum(lengths, 1e-30)
-        share = jnp.mean(jnp.abs(slopes) <= bounds, axis=0)
+            slopes = jax.nn.sigmoid(predictions) - labels[:, None]
+        bounds = norms[None] / jnp.maximum(lengths, 1e-30)
+        share = jnp.mean(jnp.where(jnp.abs(slopes) <= bounds, 1.0, 0.0), axis=0)
         gradients = matmul(features.T, jnp.clip(slopes, -bounds, bounds)) / num_samples
         draws = jax.vmap(
             lambda key: jax.random.normal(
                 jax.random.fold_in(key, index), (num_features + 1,)
             )
         )(keys).T
-        gradients += noise * norms * draws[1:]
+        gradients += noise * norms[None] * draws[1:]
         share += count_noise * draws[0]
         return (
             params - rate * gradients,
@@ -205,10 +206,10 @@ def adaptive_clipping(data, keys, epsilon, *, quantile):
     stddev = max(COUNT_NOISE * num_samples, np.sqrt(20 * ADAPTIVE_STEPS) / mu)
     multiplier = 1 / np.sqrt(mu**2 / ADAPTIVE_STEPS - 1 / stddev**2)
     curvature = 1.0 if data.loss == "squared" else 0.25
-    features = on_device(data.name)[0]
+    features = on_device(data)[0]
     largest = _largest_eigenvalue(features) / num_samples
     params = _adapt(
-        *on_device(data.name),
+        *on_device(data),
         keys,
         1 / (curvature * largest),
         multiplier * 2 / num_samples,
@@ -230,15 +231,17 @@ def _largest_eigenvalue(features):
     return jnp.linalg.norm(features.T @ (features @ vector)) / jnp.linalg.norm(vector)
 
 
-def objective_perturbation(data: Problem, key: jax.Array, epsilon: float) -> Weights:
-    """The library's, on rows scaled down to norm 1."""
+def objective_perturbation(
+    data: Problem, key: jax.Array, epsilon: float, *, strength: float
+) -> Weights:
+    """The library's, on rows scaled down to norm 1, with n lambda given."""
     return solvers.dp_objective_perturbation(
         scaled_down(data.features, 1.0).astype(np.float32),
         data.targets,
         key=key,
         epsilon=epsilon,
         delta=data.delta,
-        regularization=1 / data.shape[0],
+        regularization=strength / data.shape[0],
     ).params
 
 
@@ -310,9 +313,17 @@ METHODS = {
         ),
         Method(
             "objective_perturbation",
-            "objective perturbation",
+            "objective perturbation, n lambda = 1",
             "its own theorem (`accounting.objective_noise`), rows scaled to norm 1",
-            each(objective_perturbation),
+            each(partial(objective_perturbation, strength=1.0)),
+            tasks=LOGISTIC,
+            row_norm=1.0,
+        ),
+        Method(
+            "objective_perturbation_10",
+            "objective perturbation, n lambda = 10",
+            "as before",
+            each(partial(objective_perturbation, strength=10.0)),
             tasks=LOGISTIC,
             row_norm=1.0,
         ),
@@ -363,6 +374,14 @@ METHODS = {
             each(peers.diffprivlib_logistic),
             tasks=LOGISTIC,
             given="bound: the largest row norm",
+        ),
+        Method(
+            "diffprivlib_logistic_unit",
+            "diffprivlib, LogisticRegression, rows of norm 1",
+            "as before, rows scaled to norm 1",
+            each(partial(peers.diffprivlib_logistic, row_norm=1.0)),
+            tasks=LOGISTIC,
+            row_norm=1.0,
         ),
         Method(
             "optimum",

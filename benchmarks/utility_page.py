@@ -1,26 +1,17 @@
 """Writes UTILITY.md from its record; every number and verdict comes from there."""
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from benchmarks import utility_record
 from benchmarks.record import ROOT
 from benchmarks.text import number, table
+from benchmarks.utility_hindsight import grid
 from benchmarks.utility_methods import METHODS
-from benchmarks.utility_problems import LARGEST_EXCESS
-from benchmarks.utility_record import Place, Record, Row
+from benchmarks.utility_record import Place, Record
+from benchmarks.utility_verdict import BAR, Numbers, Summary, short, verdicts
 from dpjax._files import check_file, write_whole
 
-OURS, BAR, CONSTANT = "dp_linear_model", "hindsight", "constant"
-RIVALS = (
-    *("adassp", "adassp_quantile", "boosted_adassp", "tukey_em"),
-    *("diffprivlib_linear", "diffprivlib_logistic"),
-)
-FLOOR = 0.002  # of the excess of zero weights, added to both sides of a ratio
 HEAD = """\
 # What a private linear model without settings is worth
 
@@ -55,68 +46,6 @@ Computed from the record. Standard errors of differences are those of both means
 """
 
 
-class Summary(NamedTuple):
-    """Mean and standard error of a row's repetitions."""
-
-    mean: float
-    error: float
-
-
-def summary(row: Row | None) -> Summary | None:
-    """Returns the summary; None where nothing ran."""
-    if row is None or len(row.excess) < 2:
-        return None
-    values = np.array(row.excess)
-    return Summary(
-        float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
-    )
-
-
-class Numbers:
-    """The record's numbers, as the page asks for them."""
-
-    def __init__(self, content: Record):
-        self.rows = content.rows
-        self.problems = content.problems
-        self.epsilons = sorted({place.epsilon for place in content.rows})
-
-    def names(self, *, is_real: bool | None = None) -> list[str]:
-        """Returns the problems, all or of one kind, in the order of their tables."""
-        from benchmarks.utility_problems import NAMES
-
-        return [
-            name
-            for name in NAMES
-            if name in self.problems
-            and is_real in (None, self.problems[name]["is_real"])
-        ]
-
-    def of(self, problem: str, method: str, epsilon: float) -> Summary | None:
-        """Returns the summary of a row; None where nothing ran."""
-        return summary(self.rows.get(Place(problem, method, epsilon)))
-
-    def ratio(self, problem: str, method: str, epsilon: float) -> float | None:
-        """Returns a method's ratio to the bar; None without either."""
-        ours, bar = (self.of(problem, one, epsilon) for one in (method, BAR))
-        if ours is None or bar is None:
-            return None
-        floor = FLOOR * self.problems[problem]["zero_excess"]
-        return (max(ours.mean, 0) + floor) / (max(bar.mean, 0) + floor)
-
-    def geometric_mean(
-        self, problems: Sequence[str], method: str, epsilon: float
-    ) -> tuple[float, int] | None:
-        """Returns the mean of the ratios over those problems that have one."""
-        ratios = [
-            ratio
-            for problem in problems
-            if (ratio := self.ratio(problem, method, epsilon)) is not None
-        ]
-        if not ratios:
-            return None
-        return float(np.exp(np.mean(np.log(ratios)))), len(ratios)
-
-
 def write_page(record_path: Path, output: Path | None = None) -> Path:
     """Writes the page and returns its path."""
     output = ROOT / "UTILITY.md" if output is None else output
@@ -128,8 +57,6 @@ def write_page(record_path: Path, output: Path | None = None) -> Path:
 
 def page(content: Record, name: str) -> str:
     """Returns the page."""
-    from benchmarks.utility_hindsight import grid
-
     numbers = Numbers(content)
     parts = [
         HEAD.format(name=name, text=TEXT.format(settings=f"{len(grid())} settings")),
@@ -174,19 +101,13 @@ def _headers(numbers: Numbers) -> list[str]:
 
 
 def _mean_cell(mean: tuple[float, int] | None) -> str:
-    return "" if mean is None else _short(mean[0])
-
-
-def _short(x: float) -> str:
-    if abs(x) >= LARGEST_EXCESS / 100:
-        return "not finite"
-    return f"{x:.0e}".replace("e+", "e") if abs(x) >= 1e5 else number(x)
+    return "" if mean is None else short(mean[0])
 
 
 def _cell(one: Summary | None, is_best: bool) -> str:
     if one is None:
         return ""
-    text = _short(one.mean)
+    text = short(one.mean)
     if abs(one.mean) < 1e5 and one.error > 1e-9 * abs(one.mean):
         error = f"{one.error:.0f}" if one.error >= 10 else f"{one.error:.1g}"
         text += f" ± {error}"
@@ -236,101 +157,6 @@ def _problems(numbers: Numbers) -> Iterator[str]:
 def _best(column: dict[str, Summary]) -> str:
     private = [name for name in column if METHODS[name].is_private]
     return min(private, key=lambda name: column[name].mean, default="")
-
-
-class Verdict(NamedTuple):
-    """One thing asked: what was found, None where the record lacks it."""
-
-    asked: str
-    found: str
-    holds: bool | None
-
-
-def verdicts(numbers: Numbers) -> Iterator[Verdict]:
-    """Judges what the solver without settings was asked to reach."""
-    real, made = (numbers.names(is_real=kind) for kind in (True, False))
-    for epsilon in (1.0, 2.0, 8.0):
-        yield _no_worse(
-            numbers,
-            real,
-            BAR,
-            epsilon,
-            f"every real set, epsilon {epsilon:g}: at most hindsight, within two "
-            "standard errors",
-        )
-        yield _at_most(numbers, real, epsilon, 0.6, "real sets")
-    yield _at_most(numbers, real, 0.1, 1.3, "real sets")
-    for epsilon in numbers.epsilons:
-        yield _no_worse(
-            numbers,
-            real,
-            CONSTANT,
-            epsilon,
-            f"every real set, epsilon {epsilon:g}: at most the private constant plus "
-            "its own standard error",
-        )
-    yield _at_most(numbers, made, 0.1, 3.0, "made sets")
-    for epsilon in numbers.epsilons:
-        if epsilon >= 0.5:
-            yield _at_most(numbers, made, epsilon, 1.5, "made sets")
-    yield _sparse(numbers)
-    for rival in RIVALS:
-        yield _leads(numbers, rival)
-
-
-def _no_worse(numbers, problems, other, epsilon, asked) -> Verdict:
-    worse, compared = [], 0
-    for name in problems:
-        ours, bar = (numbers.of(name, one, epsilon) for one in (OURS, other))
-        if ours is None or bar is None:
-            continue
-        compared += 1
-        room = ours.error
-        if other == BAR:
-            room = 2 * math.hypot(ours.error, bar.error)
-        if ours.mean > bar.mean + room:
-            title = numbers.problems[name]["title"]
-            worse.append(f"{title} {_short(ours.mean)} against {_short(bar.mean)}")
-    found = f"{compared - len(worse)} of {compared} sets"
-    if worse:
-        found += "; not " + ", ".join(worse)
-    return Verdict(asked, found, not worse if compared else None)
-
-
-def _at_most(numbers, problems, epsilon, bound, where) -> Verdict:
-    mean = numbers.geometric_mean(problems, OURS, epsilon)
-    asked = f"{where}, epsilon {epsilon:g}: geometric mean at most {bound:g}"
-    if mean is None:
-        return Verdict(asked, "", None)
-    return Verdict(asked, f"{_short(mean[0])} over {mean[1]} sets", mean[0] <= bound)
-
-
-def _sparse(numbers) -> Verdict:
-    asked = "sparse, epsilon 1: excess at least 50 times below hindsight"
-    ours, bar = (numbers.of("sparse", one, 1.0) for one in (OURS, BAR))
-    if ours is None or bar is None:
-        return Verdict(asked, "", None)
-    factor = bar.mean / ours.mean if ours.mean > 0 else math.inf
-    return Verdict(asked, f"{factor:.0f} times", factor >= 50)
-
-
-def _leads(numbers, rival) -> Verdict:
-    asked = f"every epsilon: ahead of {METHODS[rival].title}, geometric mean"
-    found, holds = [], []
-    for epsilon in numbers.epsilons:
-        shared = [
-            name
-            for name in numbers.names()
-            if numbers.ratio(name, rival, epsilon) is not None
-            and numbers.ratio(name, OURS, epsilon) is not None
-        ]
-        if shared:
-            ours, other = (
-                numbers.geometric_mean(shared, one, epsilon)[0] for one in (OURS, rival)
-            )
-            found.append(f"{epsilon:g}: {_short(ours)} against {_short(other)}")
-            holds.append(ours < other)
-    return Verdict(asked, "; ".join(found), all(holds) if holds else None)
 
 
 def _verdicts(numbers: Numbers) -> str:

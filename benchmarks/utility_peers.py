@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import scipy.linalg
 
-from benchmarks.utility_problems import Problem, problem, scaled_down
+from benchmarks.utility_problems import Problem, scaled_down
 from dpjax.accounting import gaussian_stddev
 
 # Of AdaSSP, the probability that its ridge is too small (Wang 2018, Algorithm 2).
@@ -34,9 +34,9 @@ def generator(key: jax.Array) -> np.random.Generator:
 
 
 @lru_cache(maxsize=2)
-def _moments(name: str, bound: float) -> tuple[np.ndarray, np.ndarray, float]:
+def _moments(data: Problem, bound: float) -> tuple[np.ndarray, np.ndarray, float]:
     """Returns rows scaled down to a bound, X^T X and its least eigenvalue."""
-    features = scaled_down(problem(name).features, bound).astype(np.float32)
+    features = scaled_down(data.features, bound).astype(np.float32)
     # float32 products keep 5,000 features feasible; their error is far below the noise.
     gram = (features.T @ features).astype(np.float64)
     least = scipy.linalg.eigvalsh(gram, subset_by_index=(0, 0), driver="evr")[0]
@@ -67,8 +67,8 @@ def adassp(
         Wang (2018), Algorithm 2, with mu in place of its sqrt(log(6/delta)) / epsilon.
     """
     rng = generator(key)
-    row_bound, bound = _true_bounds(data.name, quantile)
-    features, gram, least = _moments(data.name, row_bound)
+    row_bound, bound = _true_bounds(data, quantile)
+    features, gram, least = _moments(data, row_bound)
     targets = np.clip(data.targets, -bound, bound)
     num_features = len(gram)
     unit = gaussian_stddev(epsilon, data.delta, sensitivity=1.0, num_releases=3)
@@ -84,8 +84,8 @@ def adassp(
 
 
 @lru_cache(maxsize=4)
-def _true_bounds(name: str, quantile: float) -> tuple[float, float]:
-    features, targets = problem(name).train
+def _true_bounds(data: Problem, quantile: float) -> tuple[float, float]:
+    features, targets = data.train
     lengths = np.linalg.norm(features, axis=1)
     return float(np.quantile(lengths, quantile)), float(
         np.quantile(np.abs(targets), quantile)
@@ -103,7 +103,7 @@ def boosted_adassp(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
         Tang, Aydore, Kearns, Rho, Roth, Wang, Wang, Wu (2023), and its settings.
     """
     rng = generator(key)
-    features, gram, least = _moments(data.name, 1.0)
+    features, gram, least = _moments(data, 1.0)
     num_features = len(gram)
     stddev = gaussian_stddev(
         epsilon, data.delta, sensitivity=1.0, num_releases=NUM_ROUNDS + 2
@@ -233,15 +233,21 @@ def diffprivlib_linear(data: Problem, key: jax.Array, epsilon: float) -> np.ndar
     return params
 
 
-def diffprivlib_logistic(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
-    """The output of diffprivlib's objective perturbation, with the data's own bound."""
+def diffprivlib_logistic(
+    data: Problem, key: jax.Array, epsilon: float, *, row_norm: float | None = None
+) -> np.ndarray:
+    """The objective perturbation of diffprivlib.
+
+    With the data's own bound on rows, or on rows scaled down to `row_norm`.
+    """
     models = _diffprivlib()
     features = data.features.astype(np.float64)
+    if row_norm is not None:
+        features = scaled_down(features, row_norm)
     model = models.LogisticRegression(
         epsilon=epsilon,
-        data_norm=float(np.linalg.norm(features, axis=1).max()),
+        data_norm=row_norm or float(np.linalg.norm(features, axis=1).max()),
         fit_intercept=False,
-        max_iter=1_000,
         random_state=int(generator(key).integers(2**31)),
     )
     with warnings.catch_warnings(), np.errstate(all="ignore"):

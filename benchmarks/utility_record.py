@@ -7,6 +7,7 @@ on, and may share one file: a row is merged under a lock, and replaces its like.
 import dataclasses
 import fcntl
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -131,7 +132,9 @@ def merge(parts: Iterable[Record], path: Path) -> Record:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.with_name(f".{path.name}.lock")
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    folder = os.open(path.parent, os.O_RDONLY)  # a lock file of its own would stay
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(folder)
