@@ -23,6 +23,9 @@ from dpjax.accounting import noise_multiplier
 
 NORMS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 STEPS = NORMS
+# Rows of BlogFeedback are long: its best step and norm lie outside the grid.
+WIDE_NORMS = (*NORMS, 1_000.0, 3_000.0)
+WIDE_STEPS = (0.001, 0.003, 0.01, *STEPS)
 NUM_STEPS = (10, 30, 100, 300)
 NUM_CHOICE_KEYS = 5
 CHOICE = 1_000_000  # folded into a key for these; steps fold in their numbers
@@ -109,9 +112,10 @@ def descend(
     return params
 
 
-def grid() -> list[Setting]:
+def grid(*, is_wide: bool = False) -> list[Setting]:
     """Every setting."""
-    return [Setting(*values) for values in product(NORMS, STEPS, NUM_STEPS)]
+    norms, steps = (WIDE_NORMS, WIDE_STEPS) if is_wide else (NORMS, STEPS)
+    return [Setting(*values) for values in product(norms, steps, NUM_STEPS)]
 
 
 def choose(
@@ -124,7 +128,7 @@ def choose(
 
 
 def fit(
-    data: Problem, keys: jax.Array, epsilon: float
+    data: Problem, keys: jax.Array, epsilon: float, *, is_wide: bool = False
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Chooses on keys of its own, runs the choice on those given.
 
@@ -132,5 +136,5 @@ def fit(
         The weights (d, keys), and the setting.
     """
     own = jax.random.split(jax.random.fold_in(keys[0], CHOICE), NUM_CHOICE_KEYS)
-    setting = choose(data, own, epsilon, grid())
+    setting = choose(data, own, epsilon, grid(is_wide=is_wide))
     return descend(data, [setting], keys, epsilon)[:, 0], setting._asdict()

@@ -19,17 +19,11 @@ from benchmarks.utility_hindsight import on_device
 from benchmarks.utility_peers import LeftOut
 from benchmarks.utility_problems import Problem, non_private_optimum, scaled_down
 from dpjax import losses, solvers
-from dpjax.accounting import gaussian_stddev
 from dpjax.estimators import Clipping
 
 SQUARED, LOGISTIC = ("squared",), ("logistic",)
 BOTH = SQUARED + LOGISTIC
 LOSSES = {"squared": losses.squared, "logistic": losses.logistic}
-# Of adaptive clipping, as Andrew et al. (2021) fix them for all their tasks; besides
-# their quantile, 0.5, a higher one runs, which suits gradients of few large ones.
-ADAPTATION, FIRST_NORM, COUNT_NOISE = 0.2, 0.1, 1 / 20
-ADAPTIVE_STEPS = 100
-
 Weights = np.ndarray | jax.Array
 
 
@@ -159,78 +153,6 @@ def descent(estimator: str):
     return fit
 
 
-@partial(jax.jit, static_argnames=("loss", "num_steps"))
-def _adapt(
-    features, targets, keys, rate, noise, count_noise, quantile, *, loss, num_steps
-):
-    num_samples, num_features = features.shape
-    matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    labels = jnp.where(targets > 0, 1.0, 0.0)
-    lengths = jnp.linalg.norm(features, axis=1)[:, None]
-
-    def step(index, carry):
-        params, norms = carry
-        predictions = matmul(features, params)
-        if loss == "squared":
-            slopes = predictions - targets[:, None]
-        else:
-            slopes = jax.nn.sigmoid(predictions) - labels[:, None]
-        bounds = norms[None] / jnp.maximum(lengths, 1e-30)
-        share = jnp.mean(jnp.where(jnp.abs(slopes) <= bounds, 1.0, 0.0), axis=0)
-        gradients = matmul(features.T, jnp.clip(slopes, -bounds, bounds)) / num_samples
-        draws = jax.vmap(
-            lambda key: jax.random.normal(
-                jax.random.fold_in(key, index), (num_features + 1,)
-            )
-        )(keys).T
-        gradients += noise * norms[None] * draws[1:]
-        share += count_noise * draws[0]
-        return (
-            params - rate * gradients,
-            norms * jnp.exp(-ADAPTATION * (share - quantile)),
-        )
-
-    start = jnp.zeros((num_features, keys.size)), jnp.full(keys.size, FIRST_NORM)
-    return jax.lax.fori_loop(0, num_steps, step, start)[0]
-
-
-def adaptive_clipping(data, keys, epsilon, *, quantile):
-    """Descent with the clip norm led to a quantile of the gradients' norms.
-
-    Of mu^2, each step pays 1 / s^2 for a count with noise s and 1 / z^2 for the mean of
-    clipped gradients with noise multiplier z; s is n / 20, or as much more as keeps the
-    counts at a twentieth of the budget.
-    """
-    num_samples = data.shape[0]
-    mu = 1 / gaussian_stddev(epsilon, data.delta, sensitivity=1.0)
-    stddev = max(COUNT_NOISE * num_samples, np.sqrt(20 * ADAPTIVE_STEPS) / mu)
-    multiplier = 1 / np.sqrt(mu**2 / ADAPTIVE_STEPS - 1 / stddev**2)
-    curvature = 1.0 if data.loss == "squared" else 0.25
-    features = on_device(data)[0]
-    largest = _largest_eigenvalue(features) / num_samples
-    params = _adapt(
-        *on_device(data),
-        keys,
-        1 / (curvature * largest),
-        multiplier * 2 / num_samples,
-        stddev / num_samples,
-        quantile,
-        loss=data.loss,
-        num_steps=ADAPTIVE_STEPS,
-    )
-    return params, {"num_steps": ADAPTIVE_STEPS, "noise_multiplier": multiplier}
-
-
-@jax.jit
-def _largest_eigenvalue(features):
-    def step(_, vector):
-        vector = features.T @ (features @ vector)
-        return vector / jnp.linalg.norm(vector)
-
-    vector = jax.lax.fori_loop(0, 100, step, jnp.ones(features.shape[1]))
-    return jnp.linalg.norm(features.T @ (features @ vector)) / jnp.linalg.norm(vector)
-
-
 def objective_perturbation(
     data: Problem, key: jax.Array, epsilon: float, *, strength: float
 ) -> Weights:
@@ -273,18 +195,26 @@ METHODS = {
             is_private=False,
         ),
         Method(
+            "hindsight_wide",
+            "clipping, best in hindsight, wider grid",
+            "as before; steps from 0.001, norms to 3,000",
+            partial(hindsight.fit, is_wide=True),
+            given="norm, step and T, chosen by the test risk",
+            is_private=False,
+        ),
+        Method(
             "adaptive_clipping",
             "DP-GD, adaptive clipping, median",
             "T = 100 Gaussian steps of sensitivity 2C/n, and T counts of sensitivity 1 "
             "with noise n/20 (at most a twentieth of mu^2); composed exactly",
-            partial(adaptive_clipping, quantile=0.5),
+            partial(peers.adaptive_clipping, quantile=0.5),
             given="the step size 1/L, L the largest curvature",
         ),
         Method(
             "adaptive_clipping_90",
             "DP-GD, adaptive clipping, 90 %",
             "as before",
-            partial(adaptive_clipping, quantile=0.9),
+            partial(peers.adaptive_clipping, quantile=0.9),
             given="the step size 1/L, L the largest curvature",
         ),
         Method(

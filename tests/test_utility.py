@@ -140,7 +140,7 @@ def test_hindsight_chooses_by_the_excess_on_keys_of_its_own(monkeypatch):
     settings = [
         Setting(*values) for values in product((0.1, 10.0), (0.001, 0.3), (3, 30))
     ]
-    monkeypatch.setattr(utility_hindsight, "grid", lambda: settings)
+    monkeypatch.setattr(utility_hindsight, "grid", lambda is_wide: settings)
     params, taken = utility_hindsight.fit(data, KEYS, 8.0)
     assert taken == {"l2_clip_norm": 10.0, "learning_rate": 0.3, "num_steps": 30}
     again = utility_hindsight.descend(data, [Setting(**taken)], KEYS, 8.0)
@@ -225,7 +225,7 @@ def test_every_method_fits_what_it_serves(name, loss, monkeypatch):
     if "diffprivlib" in name and importlib.util.find_spec("diffprivlib") is None:
         pytest.skip("diffprivlib is not installed")
     small_grid = [Setting(1.0, 0.3, 10), Setting(10.0, 0.3, 10)]
-    monkeypatch.setattr(utility_hindsight, "grid", lambda: small_grid)
+    monkeypatch.setattr(utility_hindsight, "grid", lambda is_wide: small_grid)
     row = utility.run_one(method, data, 8.0, 2)
     if row.left_out:
         assert name == "dp_linear_model"
