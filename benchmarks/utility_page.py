@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks import utility_record
 from benchmarks.record import ROOT
-from benchmarks.text import number, table
+from benchmarks.text import number, source, table
 from benchmarks.utility_hindsight import grid
 from benchmarks.utility_methods import METHODS
 from benchmarks.utility_record import Place, Record, Row
@@ -17,7 +17,7 @@ HEAD = """\
 
 Excess test risk of every method, at the same epsilon and delta = n^-1.1, under
 replace-one. Written by `python -m benchmarks utility page` from
-[{name}](results/{name}).
+{source}.
 """
 TEXT = """\
 Real data are scaled by public constants only (`dpjax.datasets`), and their excess is
@@ -51,20 +51,16 @@ def write_page(record_path: Path, output: Path | None = None) -> Path:
     output = ROOT / "UTILITY.md" if output is None else output
     check_file("--output", output, suffix=".md")
     content = utility_record.read(record_path)
-    write_whole(output, page(content, record_path.name).encode(), name="page")
+    write_whole(output, page(content, record_path).encode(), name="page")
     return output
 
 
-def page(content: Record, name: str) -> str:
-    """Returns the page."""
+def page(content: Record, path: Path) -> str:
+    """Returns the page of a record that lies there."""
     numbers = Numbers(content)
     parts = [
-        HEAD.format(
-            name=name,
-            text=TEXT.format(
-                settings=f"{len(grid())} settings", wide=len(grid(is_wide=True))
-            ),
-        ),
+        HEAD.format(source=source(path)),
+        TEXT.format(settings=len(grid()), wide=len(grid(is_wide=True))),
         *_means(numbers),
         CHECKS,
         _verdicts(numbers),

@@ -394,6 +394,8 @@ def test_the_page_shows_the_record(tmp_path):
     write(content, path)
     main(["utility", "page", "--record", str(path), "--output", str(page)])
     text = page.read_text()
+    assert "from\n`utility.json`." in text  # no link to what is not in the repository
+    assert "best of 324 settings" in text
     assert "| clipping, best in hindsight | 0.6 ± 0.1 |" in text
     assert "| **`dp_linear_model`** | **0.4 ± 0.1** |" in text
     assert "| zero weights | 10 |" in text
