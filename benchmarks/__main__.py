@@ -1,7 +1,8 @@
 """The command: `run` measures and writes one record, `report` the pages from it.
 
 `figures` writes the page of the papers' figures, `scaling` that of many devices,
-`guarantees` that of claims and what audits found.
+`guarantees` that of claims and what audits found, `utility` that of what a private
+linear model is worth.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import jax
 
+from benchmarks import utility
 from dpjax._files import check_folder
 
 
@@ -44,6 +46,9 @@ def main(arguments=None):
     peak.add_argument("case")
     peak.add_argument("method")
     peak.add_argument("--quick", action="store_true")
+    utility.add_arguments(
+        commands.add_parser("utility", help="measure linear models, write UTILITY.md")
+    )
     options = vars(parser.parse_args(arguments))
     commands = {
         "run": _run,
@@ -52,6 +57,7 @@ def main(arguments=None):
         "scaling": _scaling,
         "guarantees": _guarantees,
         "peak": _peak,
+        "utility": utility.main,
     }
     command = commands[options.pop("command")]
     try:

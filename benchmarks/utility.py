@@ -1,0 +1,149 @@
+"""The command `python -m benchmarks utility`: runs methods, merges, writes the page."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from zlib import crc32
+
+import jax
+import numpy as np
+
+from benchmarks import record as machines
+from benchmarks import utility_page, utility_problems
+from benchmarks.utility_methods import METHODS, LeftOut, Method
+from benchmarks.utility_problems import Problem
+from benchmarks.utility_record import PATH, Place, Record, Row, merge, read
+from dpjax._files import check_file
+
+EPSILONS = (0.1, 0.5, 1.0, 2.0, 8.0)
+SEED = 19
+
+
+def add_arguments(parser):
+    """Adds the commands below `utility`."""
+    commands = parser.add_subparsers(dest="part", required=True)
+    run_parser = commands.add_parser("run", help="run methods, merge into the record")
+    run_parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    run_parser.add_argument("--problems", nargs="+", default=utility_problems.NAMES)
+    run_parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
+    run_parser.add_argument("--repetitions", type=int, default=10)
+    run_parser.add_argument("--out", type=Path, default=PATH, help="the record")
+    run_parser.add_argument(
+        "--again", action="store_true", help="also what the record has"
+    )
+    merge_parser = commands.add_parser("merge", help="merge records of parts")
+    merge_parser.add_argument("parts", nargs="+", type=Path)
+    merge_parser.add_argument("--out", type=Path, default=PATH)
+    page_parser = commands.add_parser("page", help="write UTILITY.md from the record")
+    page_parser.add_argument("--record", type=Path, default=PATH)
+    page_parser.add_argument("--output", type=Path, help="file of the page")
+
+
+def main(part, **options):
+    """Runs the command."""
+    if part == "run":
+        run(**options)
+    elif part == "merge":
+        check_file("--out", options["out"], suffix=".json")
+        merge([read(path) for path in options["parts"]], options["out"])
+    else:
+        print(utility_page.write_page(options["record"], options["output"]))
+
+
+def run(
+    methods: Sequence[str],
+    problems: Sequence[str],
+    epsilons: Sequence[float],
+    repetitions: int,
+    out: Path,
+    again: bool = False,
+) -> None:
+    """Runs what the record lacks, and merges each row as it comes."""
+    check_file("--out", out, suffix=".json")
+    for name in methods:
+        if name not in METHODS:
+            raise ValueError(f"method = {name!r}: must be one of {', '.join(METHODS)}")
+    if repetitions < 2:
+        raise ValueError(f"repetitions = {repetitions}: must be at least 2")
+    for name in problems:
+        if name not in utility_problems.NAMES:
+            utility_problems.problem(name)  # says what it may be
+    for epsilon in epsilons:
+        if not epsilon > 0:
+            raise ValueError(f"epsilon = {epsilon}: must be positive")
+    machine = {
+        **machines.machine(),
+        "versions": {
+            name: version
+            for name, version in machines.versions().items()
+            if name in ("dpjax", "jax", "numpy")
+        },
+        "commit": machines.commit(),
+    }
+    machine.pop("load_before", None)
+    known = read(out).rows if out.exists() else {}
+    for problem_name in problems:
+        for method in (METHODS[name] for name in methods):
+            for epsilon in map(float, epsilons):
+                place = Place(problem_name, method.name, epsilon)
+                row = known.get(place)
+                if row and len(row.excess) >= repetitions and not again:
+                    continue
+                data = utility_problems.problem(problem_name)
+                if not method.serves(data):
+                    break
+                row = run_one(method, data, epsilon, repetitions)
+                merge([Record((machine,), {data.name: facts(data)}, {place: row})], out)
+                print(_line(row), flush=True)
+
+
+def run_one(method: Method, data: Problem, epsilon: float, repetitions: int) -> Row:
+    """Runs a method's repetitions, with keys that depend on all that is run."""
+    name = f"{data.name} {method.name} {epsilon:g}"
+    key = jax.random.fold_in(jax.random.key(SEED), crc32(name.encode()) & 0x7FFFFFFF)
+    keys = jax.vmap(lambda index: jax.random.fold_in(key, index))(
+        np.arange(repetitions, dtype=np.uint32)
+    )
+    start = time.perf_counter()
+    try:
+        params, taken = method.fit(data, keys, epsilon)
+        params = np.asarray(params)
+    except LeftOut as reason:
+        return Row(data.name, method.name, epsilon, left_out=str(reason))
+    seconds = time.perf_counter() - start
+    excess = data.excess(params, row_norm=method.row_norm)
+    return Row(
+        data.name,
+        method.name,
+        epsilon,
+        excess=tuple(float(f"{x:.6g}") for x in excess),
+        seconds=round(seconds, 3),
+        facts={key: float(f"{value:.6g}") for key, value in taken.items()},
+    )
+
+
+def facts(data: Problem) -> dict[str, object]:
+    """What the page says of a problem."""
+    return {
+        "title": data.title,
+        "loss": data.loss,
+        "n": data.shape[0],
+        "d": data.shape[1],
+        "num_test": len(data.test_targets),
+        "delta": data.delta,
+        "is_real": data.is_real,
+        "has_intercept": data.intercept is not None,
+        "max_features": data.max_features,
+        "zero_excess": data.zero_excess,
+        "intercept_excess": data.intercept_excess,
+        "reference_risk": data.reference_risk,
+    }
+
+
+def _line(row: Row) -> str:
+    what = f"{row.problem}, {row.method}, epsilon {row.epsilon:g}: "
+    if row.left_out:
+        return what + f"left out: {row.left_out}"
+    mean = np.mean(row.excess)
+    error = np.std(row.excess, ddof=1) / np.sqrt(len(row.excess))
+    return what + f"{mean:.4g} +- {error:.2g}, {row.seconds:.1f} s"

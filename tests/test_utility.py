@@ -1,0 +1,424 @@
+"""The page of utility: problems, the bar, rivals priced right, record, verdicts."""
+
+import dataclasses
+import importlib.util
+from itertools import product
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks import utility, utility_hindsight, utility_verdict
+from benchmarks import utility_peers as peers
+from benchmarks import utility_problems as problems
+from benchmarks.__main__ import main
+from benchmarks.utility_hindsight import Setting
+from benchmarks.utility_methods import METHODS
+from benchmarks.utility_problems import Problem
+from benchmarks.utility_record import Place, Record, Row, merge, read, write
+from dpjax.accounting import gaussian_stddev
+
+KEYS = jax.random.split(jax.random.key(3), 2)
+MACHINE = {
+    "cores": 2,
+    "processor": "a processor",
+    "accelerator": None,
+    "system": "Linux",
+    "python": "3.11",
+    "versions": {"jax": "0"},
+    "commit": "abc",
+}
+
+
+def small(loss="squared", n=400, d=3, **changes):
+    """A problem of a few features, the last of ones."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((n, d)).astype(np.float32)
+    features[:, -1] = 1
+    params = np.arange(1.0, d + 1)
+    means = features @ params.astype(np.float32)
+    targets = means + 0.1 * rng.standard_normal(n).astype(np.float32)
+    if loss == "logistic":
+        targets = np.where(targets > 0, np.float32(1), np.float32(-1))
+    settings = {
+        "name": "small",
+        "title": "small",
+        "loss": loss,
+        "features": features,
+        "targets": targets,
+        "test_features": features,
+        "test_targets": targets,
+        "reference": problems.non_private_optimum(loss, features, targets),
+        "intercept": d - 1,
+    }
+    return Problem(**(settings | changes))
+
+
+def test_excess_is_that_of_the_mean_test_loss():
+    data = small()
+    weights = np.array([[1.0, 0.0], [2.0, 0.0], [3.5, 0.0]])
+    residuals = data.test_features @ weights - data.test_targets[:, None]
+    assert data.risk(weights) == pytest.approx(0.5 * np.mean(residuals**2, axis=0))
+    assert data.excess(data.reference) == pytest.approx(0, abs=1e-12)
+    assert data.excess(weights[:, 1]) == pytest.approx(data.zero_excess)
+    assert 0 < data.intercept_excess < data.zero_excess
+    assert data.excess(np.full(3, np.nan)) == problems.LARGEST_EXCESS
+
+
+def test_rows_are_scaled_down_where_a_method_says_so():
+    data = small()
+    lengths = np.linalg.norm(data.test_features, axis=1)
+    short = data.test_features / np.maximum(lengths, 1)[:, None]
+    found = data.risk(np.ones(3), row_norm=1.0)
+    assert found == pytest.approx(0.5 * np.mean((short.sum(1) - data.targets) ** 2))
+
+
+def test_a_mean_of_labels_has_the_mean_of_the_losses():
+    predictions = np.array([[-3.0], [0.2], [40.0]])
+    both = [problems._losses("logistic", predictions, y) for y in (-1.0, 1.0)]
+    mixed = problems._losses("logistic", predictions, 0.5)  # +1 three times in four
+    assert mixed == pytest.approx(0.25 * both[0] + 0.75 * both[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "zero", "constant"),
+    [
+        pytest.param(*("adult", (32_561, 105), 0.373, 0.226), marks=pytest.mark.slow),
+        ("rand_hie", (16_190, 29), 3.05, 1.28),
+        ("heavy_tailed", (20_000, 30), 0.179, 0.179),
+    ],
+)
+def test_problems_are_what_the_page_says(name, shape, zero, constant):
+    data = problems.problem(name)
+    assert data.shape == shape
+    assert data.zero_excess == pytest.approx(zero, rel=0.01)
+    assert data.intercept_excess == pytest.approx(constant, rel=0.01)
+
+
+def test_the_heavy_tailed_reference_is_the_best_of_all_weights():
+    data = problems.problem("heavy_tailed")
+    moves = 0.02 * np.concatenate([np.eye(30), -np.eye(30)])
+    excess = data.excess((data.reference + moves).T)
+    assert excess.min() > -1e-5
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_hindsight_descends_by_clipped_gradients_of_each_record(loss):
+    data = small(loss)
+    settings = [Setting(0.5, 0.3, 4), Setting(2.0, 0.1, 7)]
+    found = utility_hindsight.descend(data, settings, KEYS, epsilon=1e7)
+    for index, (norm, rate, num_steps) in enumerate(settings):
+        params = np.zeros(3)
+        for _ in range(num_steps):
+            predictions = data.features @ params
+            slopes = predictions - data.targets
+            if loss == "logistic":
+                slopes = 1 / (1 + np.exp(-predictions)) - (data.targets > 0)
+            grads = slopes[:, None] * data.features
+            lengths = np.linalg.norm(grads, axis=1, keepdims=True)
+            params -= rate * np.mean(grads * np.minimum(1, norm / lengths), axis=0)
+        for column in found[:, index].T:
+            assert column == pytest.approx(params, abs=1e-4)
+
+
+def test_hindsight_draws_the_noise_that_its_epsilon_asks_for():
+    data = small(features=np.zeros((400, 50), np.float32))
+    keys = jax.random.split(jax.random.key(0), 200)
+    setting = Setting(l2_clip_norm=2.0, learning_rate=0.5, num_steps=3)
+    found = utility_hindsight.descend(data, [setting], keys, epsilon=1.0)
+    stddev = gaussian_stddev(1.0, data.delta, sensitivity=2 * 2.0 / 400, num_releases=3)
+    law = stats.norm(scale=0.5 * stddev * np.sqrt(3))  # three steps of 0.5
+    assert stats.kstest(found.ravel(), law.cdf).pvalue > 1e-3
+    for factor in (0.9, 1.1):
+        wrong = stats.norm(scale=factor * law.std())
+        assert stats.kstest(found.ravel(), wrong.cdf).pvalue < 1e-6
+
+
+def test_hindsight_chooses_by_the_excess_on_keys_of_its_own(monkeypatch):
+    data = small()
+    settings = [
+        Setting(*values) for values in product((0.1, 10.0), (0.001, 0.3), (3, 30))
+    ]
+    monkeypatch.setattr(utility_hindsight, "grid", lambda is_wide: settings)
+    params, taken = utility_hindsight.fit(data, KEYS, 8.0)
+    assert taken == {"l2_clip_norm": 10.0, "learning_rate": 0.3, "num_steps": 30}
+    again = utility_hindsight.descend(data, [Setting(**taken)], KEYS, 8.0)
+    np.testing.assert_array_equal(params, again[:, 0])
+
+
+def test_a_noisy_gram_has_half_the_variance_off_its_diagonal():
+    rng = np.random.default_rng(0)
+    noisy = peers._noisy_gram(rng, np.zeros((600, 600)), 3.0)
+    np.testing.assert_array_equal(noisy, noisy.T)
+    upper = noisy[np.triu_indices(600, 1)]
+    assert np.std(upper) == pytest.approx(3 / np.sqrt(2), rel=0.01)
+    assert np.std(noisy.diagonal()) == pytest.approx(3, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["adassp", "boosted_adassp", "tukey_em"])
+def test_rivals_find_the_weights_where_the_budget_is_vast(name):
+    data = small(n=20_000)
+    method = METHODS[name]
+    reference = data.reference
+    if method.row_norm is not None:  # a model of other features: none is worse
+        features = problems.scaled_down(data.features, method.row_norm)
+        targets = (features @ reference).clip(-1, 1).astype(np.float32)
+        data = small(n=20_000, features=features.astype(np.float32), targets=targets)
+        reference = problems.non_private_optimum("squared", features, targets)
+    params, _ = method.fit(data, KEYS, 1e5)
+    for column in params.T:
+        assert column == pytest.approx(reference, abs=0.02)
+
+
+def test_tukey_em_gives_zero_weights_where_its_test_fails():
+    assert not peers.tukey_em(small(), jax.random.key(0), 0.05).any()
+    with pytest.raises(peers.LeftOut, match="5 fits of d records are too few"):
+        peers.tukey_em(small(n=16), jax.random.key(0), 1.0)
+
+
+def test_a_point_between_boxes_is_uniform():
+    rng = np.random.default_rng(0)
+    outer = np.array([[0.0, -1.0], [2.0, 3.0]])
+    inner = np.array([[0.5, 0.0], [1.0, 2.0]])
+    logs = [np.log(box[1] - box[0]) for box in (outer, inner)]
+    points = np.array([peers._between(rng, outer, inner, *logs) for _ in range(20_000)])
+    assert ((points >= outer[0]) & (points <= outer[1])).all()
+    assert not ((points > inner[0]) & (points < inner[1])).all(axis=1).any()
+    area = 2 * 4 - 0.5 * 2
+    parts = [(points[:, 0] < 0.5, 0.5 * 4), (points[:, 1] > 2, 2 * 1)]
+    for is_in, size in parts:
+        assert is_in.mean() == pytest.approx(size / area, abs=0.015)
+
+
+def test_adaptive_clipping_pays_for_its_counts():
+    data = small("logistic")
+    _, facts = METHODS["adaptive_clipping"].fit(data, KEYS, 1.0)
+    mu = 1 / gaussian_stddev(1.0, data.delta, sensitivity=1.0)
+    counts = max(400 / 20, np.sqrt(20 * 100) / mu)
+    spent = 100 * (facts["noise_multiplier"] ** -2 + counts**-2)
+    assert spent == pytest.approx(mu**2, rel=1e-6)
+    assert facts["noise_multiplier"] > gaussian_stddev(
+        1.0, data.delta, sensitivity=1.0, num_releases=100
+    )
+
+
+QUICK = (
+    *("zero", "constant", "adaptive_clipping", "adassp", "adassp_quantile"),
+    *("boosted_adassp", "tukey_em", "optimum"),
+)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in METHODS
+    ],
+)
+def test_every_method_fits_what_it_serves(name, loss, monkeypatch):
+    method, data = METHODS[name], small(loss)
+    if not method.serves(data):
+        assert loss not in method.tasks
+        return
+    if "diffprivlib" in name and importlib.util.find_spec("diffprivlib") is None:
+        pytest.skip("diffprivlib is not installed")
+    small_grid = [Setting(1.0, 0.3, 10), Setting(10.0, 0.3, 10)]
+    monkeypatch.setattr(utility_hindsight, "grid", lambda is_wide: small_grid)
+    row = utility.run_one(method, data, 8.0, 2)
+    if row.left_out:
+        assert name == "dp_linear_model"
+        return
+    assert len(row.excess) == 2
+    assert all(np.isfinite(row.excess))
+    assert row == dataclasses.replace(
+        utility.run_one(method, data, 8.0, 2), seconds=row.seconds
+    )
+
+
+def test_a_method_that_needs_an_intercept_is_left_out_without_one():
+    assert not METHODS["constant"].serves(small(intercept=None))
+    assert METHODS["constant"].serves(small())
+
+
+def facts(**changes):
+    return utility.facts(small()) | {"zero_excess": 10.0} | changes
+
+
+def row(method, *excess, problem="adult", epsilon=1.0, **others):
+    return Row(problem, method, epsilon, excess=excess, **others)
+
+
+def record_of(*rows):
+    kinds = {name: name in problems.NAMES[:5] for name in problems.NAMES}
+    known = {
+        name: facts(is_real=kinds[name], title=name)
+        for name in {row.problem for row in rows}
+    }
+    return Record((MACHINE,), known, {row.place: row for row in rows})
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path):
+    path = tmp_path / "utility.json"
+    content = record_of(
+        row("zero", 1.0, 2.0, seconds=0.5),
+        row("hindsight", 1.5, 0.1, facts={"num_steps": 30.0}),
+        row("tukey_em", left_out="too few"),
+    )
+    write(content, path)
+    assert read(path) == content
+    path.write_text(path.read_text().replace('"machine": 0', '"machine": 7'))
+    with pytest.raises(ValueError, match="not a record of utility"):
+        read(path)
+
+
+def test_parts_are_merged_and_later_rows_win(tmp_path):
+    path = tmp_path / "utility.json"
+    first = record_of(row("zero", 1.0, 2.0), row("zero", 3.0, 4.0, epsilon=8.0))
+    other = {**MACHINE, "cores": 16}
+    second = dataclasses.replace(record_of(row("zero", 5.0, 6.0)), machines=(other,))
+    merge([first], path)
+    whole = merge([second], path)
+    assert whole == read(path)
+    assert whole.machines == (MACHINE, other)
+    assert whole.rows[Place("adult", "zero", 1.0)].excess == (5.0, 6.0)
+    assert whole.rows[Place("adult", "zero", 1.0)].machine == 1
+    assert whole.rows[Place("adult", "zero", 8.0)].machine == 0
+
+
+def test_a_run_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
+    path = tmp_path / "utility.json"
+    monkeypatch.setitem(problems._MAKERS, "adult", lambda: small(name="adult"))
+    problems.problem.cache_clear()
+    done = []
+    fit = METHODS["zero"].fit
+
+    def counted(data, keys, epsilon):
+        done.append((epsilon, keys.size))
+        return fit(data, keys, epsilon)
+
+    method = dataclasses.replace(METHODS["zero"], fit=counted)
+    monkeypatch.setitem(METHODS, "zero", method)
+    settings = {"methods": ["zero"], "problems": ["adult"], "out": path}
+    try:
+        utility.run(**settings, epsilons=[1.0], repetitions=2)
+        utility.run(**settings, epsilons=[1.0, 2.0], repetitions=2)
+        utility.run(**settings, epsilons=[1.0], repetitions=3)
+    finally:
+        problems.problem.cache_clear()
+    assert done == [(1.0, 2), (2.0, 2), (1.0, 3)]
+
+
+def test_more_repetitions_begin_with_the_fewer():
+    data, method = small(), METHODS["adassp"]
+    few, more = (utility.run_one(method, data, 1.0, count).excess for count in (2, 4))
+    assert more[:2] == few
+    assert len(set(more)) == 4
+
+
+def numbers(*rows):
+    return utility_verdict.Numbers(record_of(*rows))
+
+
+def test_ratios_have_a_floor_and_means_leave_out_what_is_not_served():
+    found = numbers(
+        row("hindsight", 0.01, 0.01),
+        row("dp_linear_model", -0.2, -0.2),
+        row("hindsight", 0.0, 0.0, problem="rand_hie"),
+        row("dp_linear_model", 0.06, 0.06, problem="rand_hie"),
+        row("adassp", 0.16, 0.16, problem="rand_hie"),
+    )
+    # f is 0.2 per cent of 10.
+    assert found.ratio("adult", "dp_linear_model", 1.0) == pytest.approx(0.02 / 0.03)
+    names = ["adult", "rand_hie"]
+    mean, count = found.geometric_mean(names, "dp_linear_model", 1.0)
+    assert (mean, count) == (pytest.approx(np.sqrt(0.02 / 0.03 * 4)), 2)
+    assert found.geometric_mean(names, "adassp", 1.0) == (pytest.approx(9), 1)
+    assert found.geometric_mean(names, "tukey_em", 1.0) is None
+
+
+def verdict(asked, *rows):
+    (one,) = (
+        one for one in utility_verdict.verdicts(numbers(*rows)) if one.asked == asked
+    )
+    return one
+
+
+@pytest.mark.parametrize(("excess", "holds"), [(1.27, True), (1.29, False)])
+def test_no_worse_means_within_two_standard_errors(excess, holds):
+    asked = "every real set, epsilon 1: at most hindsight, within two standard errors"
+    # Standard errors of 0.1 each: twice that of the difference is 0.283.
+    bar, ours = row("hindsight", 0.9, 1.1), row("dp_linear_model", excess, excess)
+    ours = row("dp_linear_model", excess - 0.1, excess + 0.1)
+    assert verdict(asked, bar, ours).holds is holds
+
+
+@pytest.mark.parametrize(("excess", "holds"), [(1.05, True), (1.15, False)])
+def test_a_constant_is_bettered_but_for_the_own_error(excess, holds):
+    asked = (
+        "every real set, epsilon 1: at most the private constant plus its own "
+        "standard error"
+    )
+    rows = row("constant", 0.0, 2.0), row("dp_linear_model", excess - 0.1, excess + 0.1)
+    assert verdict(asked, *rows).holds is holds
+
+
+def test_leading_is_at_every_epsilon_on_the_sets_of_both():
+    asked = f"every epsilon: ahead of {METHODS['adassp'].title}, geometric mean"
+    rows = [
+        row(method, excess, excess, epsilon=epsilon, problem=problem)
+        for epsilon in (1.0, 8.0)
+        for problem, method, excess in (
+            ("rand_hie", "hindsight", 1.0),
+            ("rand_hie", "adassp", 2.0),
+            ("rand_hie", "dp_linear_model", 1.0 if epsilon == 1 else 3.0),
+            ("adult", "hindsight", 1.0),
+            ("adult", "dp_linear_model", 0.001),  # which AdaSSP does not serve
+        )
+    ]
+    assert verdict(asked, *rows[:5]).holds is True
+    assert verdict(asked, *rows).holds is False
+    assert verdict(asked, *rows[3:5]).holds is None
+
+
+def test_the_page_shows_the_record(tmp_path):
+    path, page = tmp_path / "utility.json", tmp_path / "UTILITY.md"
+    content = record_of(
+        row("zero", 10.0, 10.0),
+        row("constant", 2.0, 2.2),
+        row("hindsight", 0.5, 0.7, facts={"l2_clip_norm": 3.0, "num_steps": 30.0}),
+        row("dp_linear_model", 0.3, 0.5, seconds=3.0),
+        row("adassp", problem="sparse", left_out="too wide"),
+    )
+    write(content, path)
+    main(["utility", "page", "--record", str(path), "--output", str(page)])
+    text = page.read_text()
+    assert "from\n`utility.json`." in text  # no link to what is not in the repository
+    assert "best of 324 settings" in text
+    assert "| clipping, best in hindsight | 0.6 ± 0.1 |" in text
+    assert "| **`dp_linear_model`** | **0.4 ± 0.1** |" in text
+    assert "| zero weights | 10 |" in text
+    assert "| adult | 3 / 30 |" in text
+    assert "- AdaSSP on sparse: too wide." in text
+    assert "2 cores of a processor, no accelerator" in text
+    asked = "| real sets, epsilon 1: geometric mean at most 0.6 |"
+    assert f"{asked} 0.677 over 1 sets | **no** |" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--methods", "none"], "method = 'none': must be one of"),
+        (["run", "--problems", "none"], "problem = 'none': must be one of"),
+        (["run", "--epsilons", "0"], "epsilon = 0.0: must be positive"),
+        (["run", "--repetitions", "1"], "repetitions = 1: must be at least 2"),
+        (["page", "--record", "absent.json"], "not a record of utility"),
+        (["merge", "absent.json", "--out", "x.txt"], r"--out must be a file"),
+    ],
+)
+def test_the_command_names_a_wrong_argument(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=message):
+        main(["utility", *arguments])
+    assert not list(tmp_path.iterdir())
