@@ -57,14 +57,21 @@ class AverageIteratesState(NamedTuple):
     mean_iterate: PyTree
 
 
-def average_iterates() -> optax.GradientTransformation:
+def average_iterates(*, power: float = 0.0) -> optax.GradientTransformation:
     """Returns a transformation that keeps the mean of the iterates w_1, ..., w_T.
 
     It goes last in a chain and leaves updates as they are; `average_params` reads the
     mean from the optimizer's state.
 
+    Args:
+        power: how much more late iterates count: the weight of w_t grows about as
+            t^power. 0 is the plain mean.
+
     Returns:
         An optax transformation; its update needs params.
+
+    Raises:
+        ValueError: where power is negative or not finite.
 
     Privacy: post-processing.
 
@@ -80,8 +87,10 @@ def average_iterates() -> optax.GradientTransformation:
         -3.0 -2.0
 
     Reference:
-        Tao, Wu, Cheng, Wang (2022), Algorithm 2, line 14.
+        Tao, Wu, Cheng, Wang (2022), Algorithm 2, line 14; Shamir, Zhang (2013), section
+        4, for weights of a power.
     """
+    _validate.non_negative(power=power)
 
     def init(params):
         zeros = jax.tree.map(lambda x: jnp.zeros_like(x, _wide(x)), params)
@@ -91,7 +100,9 @@ def average_iterates() -> optax.GradientTransformation:
         count = state.num_iterates + 1
         mean = jax.tree.map(
             lambda old, new: (
-                old + (new.astype(old.dtype) - old) / count.astype(old.dtype)
+                old
+                + (new.astype(old.dtype) - old)
+                * ((power + 1) / (count.astype(old.dtype) + power))
             ),
             state.mean_iterate,
             _moved(params, updates),

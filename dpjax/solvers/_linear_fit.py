@@ -1,0 +1,295 @@
+"""A linear model of cleaned records: scale by scale, then steps. No choice is made."""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._sharding import AxisName, gathered
+from dpjax._types import Key, Scalar
+from dpjax.batching import Full
+from dpjax.estimators import Clipping, Winsorization
+from dpjax.losses import LinearLoss
+from dpjax.solvers._linear_steps import (
+    BlockClipping,
+    DistanceOverGradientsStep,
+    ExampleLoss,
+)
+from dpjax.solvers._loop import Batches, Execution, iterate
+from dpjax.solvers._noisy_quantile import noisy_quantile
+from dpjax.solvers._second_moments import Whitening, noisy_second_moments, whitening
+from dpjax.transforms import average_params, privatize
+
+_NUM_STEPS = 50
+# Bias and noise of clipping are taken to be alike where so many times 2 sqrt(d)
+# multipliers of records are clipped, d the number of weights; never more than half.
+_CLIPPED, _MOST_CLIPPED = 1.0, 0.5
+# Rows that second moments scale down: so many times the edge of their noise, in
+# multipliers of one record, and never more than a tenth of all.
+_BEYOND_RADIUS, _MOST_BEYOND = 20.0, 0.1
+_INTERCEPT_SHARE = 0.1  # of the steps' budget
+_FIRST_DISTANCE = 0.3  # of threshold / sqrt(d), the size of a weight that matters
+
+
+class Problem(NamedTuple):
+    """What is static about a model.
+
+    Attributes:
+        loss: of a prediction.
+        has_intercept: whether an intercept is fitted.
+        axis_name: the mesh axes over which records are sharded.
+    """
+
+    loss: LinearLoss
+    has_intercept: bool
+    axis_name: AxisName | None
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether targets are classes, whose shares need no clipping."""
+        return self.loss.num_outputs > 1 or self.loss.target_range == (-1.0, 1.0)
+
+
+class Records(NamedTuple):
+    """Finite features (n, d), and targets, offsets and weights in [0, 1], (n,)."""
+
+    features: jax.Array
+    targets: jax.Array
+    offsets: jax.Array
+    weights: jax.Array
+
+
+class Shares(NamedTuple):
+    """What part of the budget each release takes, 1 in all.
+
+    Attributes:
+        target_size: how large targets are.
+        mean: the mean of the targets.
+        radius: how long rows are.
+        moments: the second moments of features.
+        gradient_size: how long gradients are.
+        steps: all steps together.
+    """
+
+    target_size: float
+    mean: float
+    radius: float
+    moments: float
+    gradient_size: float
+    steps: float
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Shares":
+        """Returns the shares of a model; what it does not need goes to the steps."""
+        if not problem.has_intercept:
+            start = 0.0, 0.0
+        elif problem.has_labels:
+            start = 0.0, 0.03
+        else:
+            start = 0.06, 0.08
+        spent = *start, 0.03, 0.12, 0.04
+        return cls(*spent, 1 - math.fsum(spent))
+
+    def multipliers(self, noise_multiplier: Any) -> "Shares":
+        """Returns the noise multiplier of each release, from that of all together.
+
+        Inverse squares of multipliers add up, and these are shares of them.
+        """
+        return Shares(*(noise_multiplier / math.sqrt(x) if x else 0.0 for x in self))
+
+
+class Coordinates(NamedTuple):
+    """Where the steps take place, and how long their gradients are.
+
+    Attributes:
+        rows: (z, offset, target, weight), z of shape (n, d).
+        whitening: the map from features to z.
+        constant: the intercept of the best constant, () or (K,).
+        norms: clipping thresholds of the leaves of params.
+        stats: released numbers.
+    """
+
+    rows: tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+    whitening: Whitening
+    constant: jax.Array
+    norms: dict[str, jax.Array]
+    stats: dict[str, jax.Array]
+
+
+def fit(
+    problem: Problem,
+    records: Records,
+    *,
+    key: Key,
+    noise_multiplier: float,
+    execution: Execution,
+) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+    """Returns released weights and intercept, and the stats.
+
+    Privacy:
+        As one Gaussian mechanism of the noise multiplier, under replace-one, for all
+        that is returned and all iterates.
+    """
+    shares = Shares.of(problem)
+    key, step_key = jax.random.split(key)
+    place = _coordinates(problem, records, key, noise_multiplier)
+    blocks = {"weights": 1.0}
+    if problem.has_intercept:
+        blocks = {
+            "weights": 1 - _INTERCEPT_SHARE,
+            "intercept": _INTERCEPT_SHARE,
+        }
+    multiplier = shares.multipliers(noise_multiplier).steps * math.sqrt(_NUM_STEPS)
+    num_features = place.rows[0].shape[1]
+    outputs = place.constant.shape
+    params = {"weights": jnp.zeros((num_features, *outputs), place.constant.dtype)}
+    distances = {
+        "weights": place.norms["weights"] / math.sqrt(max(1, params["weights"].size))
+    }
+    if problem.has_intercept:
+        params["intercept"] = place.constant
+        distances["intercept"] = place.norms["intercept"]
+    step = DistanceOverGradientsStep(
+        loss_fn=ExampleLoss(problem.loss),
+        batches=Batches.of(place.rows, _NUM_STEPS, Full(), execution),
+        estimator=BlockClipping(place.norms, tuple(blocks.items())),
+        noise_multiplier=multiplier,
+        first_distances={k: _FIRST_DISTANCE * x for k, x in distances.items()},
+    )
+    _, state = iterate(
+        step,
+        params,
+        place.rows,
+        key=step_key,
+        num_steps=_NUM_STEPS,
+        batching=Full(),
+        execution=execution,
+    )
+    released = _in_features(place.whitening, average_params(state))
+    return released, place.stats | {
+        "num_steps": _NUM_STEPS,
+        "noise_multiplier": noise_multiplier,
+    }
+
+
+@partial(jax.jit, static_argnums=0)
+def _coordinates(
+    problem: Problem, records: Records, key: Key, noise_multiplier: Scalar
+) -> Coordinates:
+    """Releases constant, scales and second moments, each after those before it."""
+    loss, axis_name = problem.loss, problem.axis_name
+    features, targets, offsets, weights = records
+    num_samples, num_features = features.shape
+    shares = Shares.of(problem)
+    multipliers = shares.multipliers(noise_multiplier)
+    keys = jax.random.split(key, 5)
+    stats = {}
+
+    outputs = (loss.num_outputs,) if loss.num_outputs > 1 else ()
+    constant = jnp.zeros(outputs, features.dtype)
+    size = jnp.ones((), features.dtype)
+    if problem.has_intercept:
+        if not problem.has_labels:
+            size = noisy_quantile(
+                keys[0],
+                jnp.abs(gathered(targets)),
+                num_above=2 * multipliers.mean,
+                noise_multiplier=multipliers.target_size,
+            )
+            stats["target_size"] = size
+        constant = loss.constant_prediction(
+            _mean(problem, targets, size, multipliers.mean, keys[1])
+        )
+        stats["constant"] = constant
+
+    lengths = _lengths(features)
+    num_beyond = _BEYOND_RADIUS * math.sqrt(2 * num_features) * multipliers.moments
+    radius = noisy_quantile(
+        keys[2],
+        gathered(lengths),
+        num_above=jnp.minimum(num_beyond, _MOST_BEYOND * num_samples),
+        noise_multiplier=multipliers.radius,
+    )
+    extended = features
+    if problem.has_intercept:
+        extended = jnp.concatenate([features, jnp.ones_like(features[:, :1])], axis=1)
+    moments, stddev = noisy_second_moments(
+        keys[3],
+        extended,
+        radius=radius,
+        noise_multiplier=multipliers.moments,
+        axis_name=axis_name,
+    )
+    white = whitening(moments, stddev, is_centered=problem.has_intercept)
+    z = jnp.matmul(
+        features - white.center, white.matrix, precision=jax.lax.Precision.HIGHEST
+    )
+
+    shift = offsets[:, None] if loss.num_outputs > 1 else offsets
+    slopes = weights * slope_sizes(loss.derivative(constant + shift, targets))
+    steps = multipliers.steps  # of all together, as of one
+    block = 1 - _INTERCEPT_SHARE if problem.has_intercept else 1.0
+    num_weights = num_features * loss.num_outputs
+    num_clipped = _CLIPPED * 2 * steps * math.sqrt(_NUM_STEPS * num_weights / block)
+    norms = {
+        "weights": noisy_quantile(
+            keys[4],
+            gathered(slopes * _lengths(z)),
+            num_above=jnp.minimum(num_clipped, _MOST_CLIPPED * num_samples),
+            noise_multiplier=multipliers.gradient_size,
+        )
+    }
+    stats |= {"radius": radius, "share_kept": white.share_kept}
+    if problem.has_intercept:
+        norms["intercept"] = _largest_slope(problem, constant, size)
+    stats["l2_clip_norms"] = norms
+    return Coordinates((z, offsets, targets, weights), white, constant, norms, stats)
+
+
+def _mean(
+    problem: Problem, targets: jax.Array, size: Scalar, multiplier: Scalar, key: Key
+) -> jax.Array:
+    """Releases the mean target within ±size, or the shares of classes."""
+    num_outputs = problem.loss.num_outputs
+    if num_outputs > 1:
+        samples = jax.nn.one_hot(targets, num_outputs, dtype=targets.dtype)
+        estimator = Clipping(1.0)
+    else:
+        samples, estimator = targets, Winsorization(size)
+    mean = privatize(
+        estimator, noise_multiplier=multiplier, key=key, axis_name=problem.axis_name
+    )
+    return cast(jax.Array, mean.update(samples, mean.init(samples))[0])
+
+
+def _largest_slope(problem: Problem, constant: jax.Array, size: Scalar) -> jax.Array:
+    """Returns how long the derivative at the constant is for targets within ±size."""
+    loss = problem.loss
+    if problem.has_labels:
+        return jnp.asarray(loss.derivative_bound, constant.dtype)
+    ends = loss.targets_of(jnp.stack([-size, size]))
+    return jnp.max(jnp.abs(loss.derivative(jnp.stack([constant, constant]), ends)))
+
+
+def slope_sizes(slopes: jax.Array) -> jax.Array:
+    """Returns how long the derivative in the prediction, (n,) or (n, K), is."""
+    return jnp.abs(slopes) if slopes.ndim == 1 else _lengths(slopes)
+
+
+def _lengths(rows: jax.Array) -> jax.Array:
+    """Returns the l2 norm of each row."""
+    return jnp.sqrt(jnp.sum(rows**2, axis=1))
+
+
+def _in_features(
+    white: Whitening, params: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """Returns weights and intercept for features, from those for z."""
+    product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    weights = product(white.matrix, params["weights"])
+    if "intercept" not in params:
+        return {"weights": weights}
+    shift = product(white.center, weights)
+    return {"weights": weights, "intercept": params["intercept"] - shift}

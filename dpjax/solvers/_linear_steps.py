@@ -1,0 +1,119 @@
+"""Noisy steps of a linear predictor, their sizes from what they release."""
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import jax
+import optax
+from optax.contrib import dog
+
+from dpjax._rounding import ROUNDOFF
+from dpjax._tree import like, register
+from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, PyTree, Scalar
+from dpjax.estimators import Clipping, Estimator, Sensitivity, clip_to_norm
+from dpjax.losses import LinearLoss
+from dpjax.solvers._loop import OptaxStep
+from dpjax.transforms import average_iterates, privatize
+
+# The released iterate is a mean in which iterate k weighs about as k.
+_AVERAGING_POWER = 1.0
+
+
+@dataclass(frozen=True)
+class ExampleLoss:
+    """The loss of a weighted example, as a function of weights and intercept."""
+
+    loss: LinearLoss
+
+    def __call__(self, params: PyTree, example: PyTree) -> jax.Array:
+        """Returns the loss of one example (features, offset, target, weight)."""
+        features, offset, target, weight = cast(tuple[jax.Array, ...], example)
+        prediction = features @ params["weights"] + offset
+        if "intercept" in params:
+            prediction += params["intercept"]
+        return weight * self.loss.value(prediction, target)
+
+
+@register("l2_clip_norms")
+@dataclass(frozen=True)
+class BlockClipping(Estimator):
+    """The mean of samples whose every leaf is clipped to a norm of its own.
+
+    Each leaf is returned in units of its norm, times the root of its share. So all of a
+    sample together is no longer than 1, and equal noise on every coordinate gives each
+    leaf that share of the budget: noise of stddev s is, in units of the samples,
+    s·norm / sqrt(share).
+
+    Attributes:
+        l2_clip_norms: a norm for each leaf, a dict.
+        shares: of the budget, a dict as pairs; static, 1 in all.
+    """
+
+    l2_clip_norms: dict[str, Scalar]
+    shares: tuple[tuple[str, float], ...]
+
+    def influence(self, sample: PyTree) -> PyTree:
+        """Returns the clipped leaves, in units of norm and share."""
+        # Each passes its norm by a rounding of clip_to_norm and of two products.
+        return {
+            name: clip_to_norm(sample[name], self.l2_clip_norms[name])
+            / like(self.l2_clip_norms[name], sample[name])
+            * (math.sqrt(share) * (1 - 4 * ROUNDOFF))
+            for name, share in self.shares
+        }
+
+    @property
+    def limit(self) -> Scalar:
+        """The largest l2 norm of an influence."""
+        return 1.0
+
+    def sensitivity(
+        self,
+        num_samples: Scalar,
+        num_coordinates: int,
+        relation: NeighboringRelation = REPLACE_ONE,
+    ) -> Sensitivity:
+        """See `Estimator.sensitivity`: that of `Clipping(1.0)`, by Pythagoras."""
+        return Clipping(1.0).sensitivity(num_samples, num_coordinates, relation)
+
+
+@register("estimator", "noise_multiplier", "first_distances", "key")
+@dataclass(frozen=True, kw_only=True)
+class DistanceOverGradientsStep(OptaxStep):
+    """w <- w - (largest distance so far / root of summed squares) · noisy gradient.
+
+    For weights and intercept apart (Ivgi, Hinder, Carmon 2023). Distances and gradients
+    are of what has been released, so step sizes cost nothing.
+
+    Attributes:
+        estimator: the robust mean.
+        noise_multiplier: of each step.
+        first_distances: what stands for the distance before the first step, a dict.
+    """
+
+    estimator: BlockClipping
+    noise_multiplier: Scalar
+    first_distances: dict[str, Scalar]
+
+    def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+        """See `OptaxStep.optimizer`."""
+        names = {name: name for name in params}
+        mean = privatize(
+            self.estimator,
+            noise_multiplier=self.noise_multiplier,
+            key=cast(Key, self.key),
+            normalize_by=self.batches.divisor,
+            sampled=self.batches.is_sampled,
+            axis_name=self.batches.axis_name,
+        )
+        steps = {
+            # Gradients are in units of their noise: any of them is above 1e-30.
+            name: dog(init_step=("distance", self.first_distances[name]), eps=1e-30)
+            for name in names
+        }
+        return optax.chain(
+            mean,
+            optax.partition(steps, names),
+            average_iterates(power=_AVERAGING_POWER),
+        )

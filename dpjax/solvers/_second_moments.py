@@ -1,0 +1,126 @@
+"""Private second moments of features, and the coordinates that they make round."""
+
+import math
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._rounding import ROUNDED_UP
+from dpjax._sharding import AxisName
+from dpjax._types import Key, Scalar
+from dpjax.estimators import Clipping
+from dpjax.gradients import streamed_grad
+from dpjax.mechanisms import gaussian
+from dpjax.transforms import aggregate
+
+# Of the edge of the noise's spectrum, and of the mean eigenvalue, that are added to
+# every eigenvalue: directions which the noise hides are not to be blown up.
+_NOISE_FLOOR, _MEAN_FLOOR, _LEAST = 1.0, 0.1, 1e-6
+
+
+class Whitening(NamedTuple):
+    """A linear map to coordinates in which second moments are about the identity.
+
+    Attributes:
+        center: what features are centred at, shape (d,); zeros without an intercept.
+        matrix: A of shape (d, d), in z = A^T (x - center).
+        share_kept: how much of the off-diagonal moments rises above the noise, 0 to 1.
+    """
+
+    center: jax.Array
+    matrix: jax.Array
+    share_kept: jax.Array
+
+
+def noisy_second_moments(
+    key: Key,
+    features: jax.Array,
+    *,
+    radius: Scalar,
+    noise_multiplier: Scalar,
+    axis_name: AxisName | None,
+) -> tuple[jax.Array, Scalar]:
+    """Releases the mean of x x^T, rows longer than the radius scaled down to it.
+
+    Args:
+        key: a typed key.
+        features: shape (n, d).
+        radius: R, public or released.
+        noise_multiplier: stddev over the l2 sensitivity.
+        axis_name: the mesh axes over which rows are sharded.
+
+    Returns:
+        The symmetric noisy moments, shape (d, d), and the stddev s of their diagonal;
+        each pair off the diagonal has s / sqrt(2), one draw for both.
+
+    Privacy:
+        A Gaussian mechanism of the noise multiplier under replace-one. The Frobenius
+        norm is the l2 norm of what is released: the diagonal, and sqrt(2) times what
+        stands above it. It moves by at most sqrt(2) R^2 / n, since
+        ||x x^T - y y^T||^2 = |x|^4 + |y|^4 - 2 <x, y>^2, and by the rounding of the
+        mean, which `Clipping.sensitivity` counts beside the 2 R^2 / n of its own.
+    """
+    num_samples, num_features = features.shape
+    largest = radius**2
+    clipping = Clipping(largest)
+    outer_products = streamed_grad(lambda moments, x: x @ moments @ x)
+    shape = jnp.zeros((num_features, num_features), features.dtype)
+    mean = aggregate(clipping, axis_name=axis_name)
+    samples = cast(Any, outer_products(shape, features))
+    moments = cast(jax.Array, mean.update(samples, mean.init(shape))[0])
+    bound = clipping.sensitivity(num_samples, num_features**2).l2
+    sensitivity = bound - (2 - math.sqrt(2)) * largest / num_samples
+    stddev = noise_multiplier * sensitivity * ROUNDED_UP
+    upper = jnp.triu_indices(num_features, 1)
+    released = gaussian(
+        key,
+        jnp.concatenate([jnp.diag(moments), math.sqrt(2) * moments[upper]]),
+        stddev=stddev,
+    )
+    above = jnp.zeros_like(moments).at[upper].set(released[num_features:] / 2**0.5)
+    return above + above.T + jnp.diag(released[:num_features]), stddev
+
+
+def whitening(moments: jax.Array, stddev: Scalar, *, is_centered: bool) -> Whitening:
+    """Returns round coordinates, from released moments alone.
+
+    What lies off the diagonal is shrunk by the share of its energy that is no noise,
+    and the spread of the diagonal likewise (James and Stein 1961): where nothing rises
+    above the noise, all coordinates get one scale. So much of the noise as is kept, and
+    a part of the mean eigenvalue, is added to the eigenvalues.
+
+    Args:
+        moments: noisy second moments, shape (d, d). With `is_centered`, shape
+            (d + 1, d + 1), the last row and column those with a column of ones.
+        stddev: of the noise on their diagonal.
+        is_centered: whether there is an intercept, so that moments may be centred.
+    """
+    num_features = len(moments) - is_centered
+    center = jnp.zeros(num_features, moments.dtype)
+    if is_centered:
+        means, weight = moments[:-1, -1], jnp.maximum(moments[-1, -1], 0.1)
+        noise = num_features * stddev**2 / 2
+        center = _above_noise(noise, means) * means / weight
+        moments = moments[:-1, :-1] - weight * jnp.outer(center, center)
+    diagonal = jnp.diag(moments)
+    rest = moments - jnp.diag(diagonal)
+    num_pairs = num_features * (num_features - 1) / 2
+    kept = _above_noise(num_pairs * stddev**2, rest)
+    mean = jnp.maximum(jnp.mean(diagonal), stddev / math.sqrt(num_features))
+    spread = diagonal - mean
+    kept_spread = _above_noise(num_features * stddev**2, spread)
+    values, vectors = jnp.linalg.eigh(
+        jnp.diag(mean + kept_spread * spread) + kept * rest
+    )
+    edge = math.sqrt(2 * num_features) * stddev  # of the spectrum of the noise
+    left = kept * edge + (1 - kept) * kept_spread * 2 * stddev
+    values = jnp.maximum(values, 0) + _NOISE_FLOOR * left + _MEAN_FLOOR * mean
+    values = values + _LEAST * jnp.max(values)
+    return Whitening(center, vectors / jnp.sqrt(values), kept)
+
+
+def _above_noise(noise: Scalar, x: jax.Array) -> jax.Array:
+    """Returns the share of a sum of squares that is not the noise's, 0 to 1."""
+    energy = jnp.sum(x**2)
+    return jnp.maximum(0.0, 1 - noise / jnp.maximum(energy, jnp.finfo(x.dtype).tiny))
