@@ -91,7 +91,7 @@ def _means(numbers: Numbers) -> Iterator[str]:
                 counts = max(mean[1] for mean in means if mean)
                 rows.append([method.title, *map(_mean_cell, means), str(counts)])
         if rows:
-            titles = ", ".join(numbers.problems[name]["title"] for name in problems)
+            titles = "; ".join(numbers.problems[name]["title"] for name in problems)
             yield f"**{title}**: {titles}.\n"
             header = ["method", *_headers(numbers), "sets"]
             yield table(header, rows)

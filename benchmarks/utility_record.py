@@ -71,11 +71,16 @@ class Record:
     rows: Mapping[Place, Row] = field(default_factory=dict)
 
     def merged(self, other: "Record") -> "Record":
-        """Returns both, the other's rows in place of those they are like."""
+        """Returns both, the other's rows in place of those they are like.
+
+        But for what the other left out, where a package is missing, say.
+        """
         machines = list(self.machines)
         machines += [one for one in other.machines if one not in machines]
         rows = dict(self.rows)
         for place, row in other.rows.items():
+            if row.left_out and place in rows:
+                continue
             index = machines.index(other.machines[row.machine])
             rows[place] = dataclasses.replace(row, machine=index)
         return Record(tuple(machines), {**self.problems, **other.problems}, rows)

@@ -285,6 +285,11 @@ def test_parts_are_merged_and_later_rows_win(tmp_path):
     assert whole.rows[Place("adult", "zero", 1.0)].excess == (5.0, 6.0)
     assert whole.rows[Place("adult", "zero", 1.0)].machine == 1
     assert whole.rows[Place("adult", "zero", 8.0)].machine == 0
+    # A machine without a package does not undo what another has measured.
+    left_out = record_of(row("zero", left_out="not installed"), row("tukey_em", 1.0))
+    again = merge([left_out], path)
+    assert again.rows[Place("adult", "zero", 1.0)].excess == (5.0, 6.0)
+    assert again.rows[Place("adult", "tukey_em", 1.0)].machine == 0
 
 
 def test_a_run_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
