@@ -19,7 +19,7 @@ _RANGE = 2.0  # of the scores' change, when one record is replaced
 _MOST_RECORDS = 2**24  # integers up to here are exact in float32
 _GOLDEN = 2_654_435_769  # 2^32 / 1.618...: its multiples spread evenly modulo 2^32
 _WITHIN_ONE_SCALE = 0.6827  # of a normal law, within one standard deviation
-_SUPPORT = 0.2  # share of the records that lie near a scale, from a fifth to five times
+_SUPPORT = 0.25  # share of records that lie near a scale, a fifth of it to five times
 _NEAR = 35  # bins of the default, a factor of five
 
 # Bins of the default: 50 a decade from 1e-6 to 1e9 on both sides, and one at zero.
@@ -135,7 +135,7 @@ def dp_center_and_scale(
     which mostly repeats a number such as 0, 1 or 7 is centred on just that. The scale
     is a private 68 per cent quantile of |x - centre|: for a normal law the standard
     deviation. It is 1 for a column that mostly repeats its centre. A scale has records
-    near it: a fifth of all lie between a fifth of it and five times it. Between two
+    near it: a quarter of all lie from a fifth of it to five times it. Between two
     values that a column repeats there are none, and any number would be as good a
     quantile.
 
@@ -149,9 +149,9 @@ def dp_center_and_scale(
         A `Solution` with params (centers, scales), each of shape (d,), in units of the
         columns; scales are positive. Its stats hold selection_epsilon, of one of the
         2d choices; rank_error, which with probability 0.99 bounds the error in rank of
-        all of them; and is_informative, false where it exceeds a fifth of the records,
-        so that a scale may lie where there are none, and any bin be the outcome. It is
-        known from n, d and the budget alone.
+        all of them; and is_informative, false where that is a quarter of the records or
+        more: a scale may then lie where there are none. It is known from n, d and the
+        budget alone.
 
     Raises:
         ValueError: where an argument is out of its range; before any computation.
@@ -161,7 +161,7 @@ def dp_center_and_scale(
         each column: 2d choices as in `dp_quantile`, each scale after its centre,
         share the budget (`accounting.selection_epsilon`), by whichever mechanism
         affords more. Bins are those of its default. The score of a scale is the less of
-        the quantile's u(j) and near(j) - n/5, where near(j) counts the records from a
+        the quantile's u(j) and near(j) - n/4, where near(j) counts the records from a
         fifth of the bin to five times it, and of the bin at zero its own. Replacing a
         record moves either by 1 at most, hence their minimum too, and the gap of two
         scores by 2.

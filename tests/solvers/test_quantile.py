@@ -243,7 +243,7 @@ def test_a_column_whose_spread_is_an_atom_has_scale_one(value):
 def expected_scale_scores(samples):
     """The scores of scales, from their definition."""
     bins = np.searchsorted(_DISTANCE_EDGES[1:-1], samples, side="left")
-    rank, lacking = math.ceil(0.6827 * samples.size), math.ceil(0.2 * samples.size)
+    rank, lacking = math.ceil(0.6827 * samples.size), math.ceil(0.25 * samples.size)
     scores = []
     for j in range(_DISTANCE_EDGES.size - 1):
         below, up_to = np.sum(bins < j), np.sum(bins <= j)
@@ -286,11 +286,11 @@ def test_neighbours_move_scores_of_scales_by_one_and_their_gaps_by_two():
 
 
 def test_ranges_say_what_they_cannot_tell():
-    # Known from n, d and the budget: more than a fifth of the records, or less.
-    for epsilon, is_told in ((0.5, False), (1.2, False), (1.8, True), (5.0, True)):
+    # Known from n, d and the budget: a quarter of the records, or fewer.
+    for epsilon, is_told in ((0.5, False), (1.0, False), (1.1, True), (5.0, True)):
         found = dp_center_and_scale(np.zeros((400, 2)), **settings(epsilon=epsilon))
         assert found.stats["is_informative"] == is_told
-        assert is_told == (found.stats["rank_error"] < 80)
+        assert is_told == (found.stats["rank_error"] < 100)
 
 
 def test_bins_have_round_numbers():
