@@ -16,6 +16,14 @@ def _biweight(s, c=2.5):
     return c**2 / 6 * (1 - (1 - (s / c) ** 2) ** 3) if abs(s) <= c else c**2 / 6
 
 
+def _log_link(eta, y, p, low, high):
+    inner = np.clip(eta, np.log(low), np.log(high))
+    slope = np.exp((2 - p) * inner) - y * np.exp((1 - p) * inner)
+    rising = np.expm1((2 - p) * inner) / (2 - p) if p < 2 else inner
+    falling = np.expm1((1 - p) * inner) / (1 - p) if p > 1 else inner
+    return rising - y * falling + slope * (eta - inner)
+
+
 # Name: the loss, and the formula in the weights, the features and the target.
 CASES = {
     "squared": (losses.squared, lambda w, x, y: (w @ x - y) ** 2 / 2),
@@ -23,6 +31,18 @@ CASES = {
     "logistic": (losses.logistic, lambda w, x, y: np.log1p(np.exp(-y * (w @ x)))),
     "huber": (losses.huber(1.5), lambda w, x, y: _huber(w @ x - y)),
     "biweight": (losses.biweight(2.5), lambda w, x, y: _biweight(w @ x - y)),
+    "poisson": (
+        losses.poisson(5.0),
+        lambda w, x, y: _log_link(w @ x, y, 1, 5e-6, 5.0),
+    ),
+    "gamma": (
+        losses.gamma(min_mean=0.2, max_target=9.0),
+        lambda w, x, y: _log_link(w @ x, y, 2, 0.2, 9.0),
+    ),
+    "tweedie": (
+        losses.tweedie(1.3, min_mean=0.2, max_mean=5.0, max_target=9.0),
+        lambda w, x, y: _log_link(w @ x, y, 1.3, 0.2, 5.0),
+    ),
     "ridge": (
         losses.regularized(losses.squared, l2=0.3),
         lambda w, x, y: (w @ x - y) ** 2 / 2 + 0.15 * w @ w,

@@ -94,11 +94,11 @@ def dp_center_and_scale() -> Case:
 
     Shows 2.6 of 4. Choices among 1,501 bins are slow: 20,000 releases.
     """
-    # Two bins meet at -1, and two bins of distances at 0.04365. Round the middle of the
-    # first, 20 records are below -1, and 28 within that distance: ranks of a median
-    # and of the scale.
-    near, above, far = -1.02, -0.98, 0.0445
-    center = -(1 + 10**0.02) / 2
+    # Two bins meet at -1, and two bins of distances at 0.04365. Of the first -1 is the
+    # round number; 20 records lie below it, and 28 within that distance of it: ranks of
+    # a median and of the scale.
+    near, above, far = -1.0425, -0.9575, 0.0445
+    center = -1.0
     below = [center - far] * 12
     samples = jnp.array([*below, *[near] * 8, *[above] * 20])
 

@@ -1,5 +1,6 @@
 """What a run leaves behind: params.npz, report.json and a plot, whole or not at all."""
 
+import dataclasses
 import io
 import json
 import math
@@ -64,8 +65,7 @@ def report(
     if ranges is not None:
         content["ranges"] = {
             "columns": {
-                name: {"center": kind.center, "scale": kind.scale}
-                for name, kind in ranges.columns.items()
+                name: dataclasses.asdict(kind) for name, kind in ranges.columns.items()
             },
             "rank_error": ranges.rank_error,
             "is_informative": ranges.is_informative,

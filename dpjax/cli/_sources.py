@@ -75,10 +75,11 @@ class Table:
         return [name for name, kind in kinds.items() if kind is None]
 
     def with_ranges(self, ranges: Mapping[str, Numeric]) -> "Table":
-        """Returns the table with what was open filled in."""
+        """Returns the table with what was open filled in, or else left out."""
         columns = {
-            name: ranges[name] if kind is None else kind
+            name: ranges.get(name, kind)
             for name, kind in self.schema.columns.items()
+            if name in ranges or kind is not None
         }
         target = self.schema.target
         schema = Schema(columns, ranges[self.target] if target is None else target)
@@ -162,7 +163,9 @@ def encode_table(table: Table) -> Dataset:
     target = table.schema.target
     if target is None or len(declared) < len(table.schema.columns):
         raise ValueError(f"schema must be closed, got {table.open_columns()} open.")
-    features, feature_names = datasets.encode(table.columns, declared)
+    features, feature_names = np.zeros((len(table.is_test), 0), np.float32), ()
+    if declared:  # all may have been left out, where the budget buys no ranges
+        features, feature_names = datasets.encode(table.columns, declared)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
     targets = target.encode(table.columns[table.target])[:, 0]
     if isinstance(target, Categorical):

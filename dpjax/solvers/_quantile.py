@@ -1,6 +1,7 @@
 """Private quantiles, and from them a centre and a scale for every column."""
 
 import math
+from fractions import Fraction
 from functools import partial
 
 import jax
@@ -18,11 +19,29 @@ _RANGE = 2.0  # of the scores' change, when one record is replaced
 _MOST_RECORDS = 2**24  # integers up to here are exact in float32
 _GOLDEN = 2_654_435_769  # 2^32 / 1.618...: its multiples spread evenly modulo 2^32
 _WITHIN_ONE_SCALE = 0.6827  # of a normal law, within one standard deviation
+_SUPPORT = 0.25  # share of records that lie near a scale, a fifth of it to five times
+_NEAR = 35  # bins of the default, a factor of five
 
 # Bins of the default: 50 a decade from 1e-6 to 1e9 on both sides, and one at zero.
-_SIZES = np.logspace(-6, 9, 15 * 50 + 1)
+# Powers of ten are edges to the bit, in float32 too.
+_SIZES = np.array([float(f"{x:.12g}") for x in np.logspace(-6, 9, 15 * 50 + 1)])
 _EDGES = np.concatenate([-_SIZES[::-1], _SIZES])
 _DISTANCE_EDGES = np.concatenate([[-_SIZES[0]], _SIZES])
+
+
+def _roundest(low: float, high: float) -> float:
+    """Returns the shortest decimal in (low, high]: 0, 1, 7, 2000, 0.5."""
+    if low < 0 < high:
+        return 0.0
+    for exponent in range(9, -10, -1):
+        multiple = math.floor(Fraction(high) / Fraction(10) ** exponent)
+        number = float(Fraction(10) ** exponent * multiple)
+        if low < number <= high:
+            return number
+    raise AssertionError("a bin holds a decimal of its own size")
+
+
+_ROUNDEST = np.array(list(map(_roundest, _EDGES[:-1], _EDGES[1:])))
 
 
 def dp_quantile(
@@ -112,9 +131,13 @@ def dp_center_and_scale(
 ) -> Solution:
     """Releases for each column a centre and a scale that standardise it.
 
-    The centre is a private median, the scale a private 68 per cent quantile of
-    |x - centre|: for a normal law the standard deviation. A column that mostly repeats
-    one value has scale 1.
+    The centre is a private median, as the roundest number of its bin, so that a column
+    which mostly repeats a number such as 0, 1 or 7 is centred on just that. The scale
+    is a private 68 per cent quantile of |x - centre|: for a normal law the standard
+    deviation. It is 1 for a column that mostly repeats its centre. A scale has records
+    near it: a quarter of all lie from a fifth of it to five times it. Between two
+    values that a column repeats there are none, and any number would be as good a
+    quantile.
 
     Args:
         samples: shape (n, d), real; n is public. Missing values are NaN.
@@ -126,8 +149,9 @@ def dp_center_and_scale(
         A `Solution` with params (centers, scales), each of shape (d,), in units of the
         columns; scales are positive. Its stats hold selection_epsilon, of one of the
         2d choices; rank_error, which with probability 0.99 bounds the error in rank of
-        all of them; and is_informative, false where it exceeds the number of records
-        outside the scale, so that any bin may be the outcome.
+        all of them; and is_informative, false where that is a quarter of the records or
+        more: a scale may then lie where there are none. It is known from n, d and the
+        budget alone.
 
     Raises:
         ValueError: where an argument is out of its range; before any computation.
@@ -136,7 +160,11 @@ def dp_center_and_scale(
         (epsilon, delta)-DP under replace-one, for every input. A record has a value in
         each column: 2d choices as in `dp_quantile`, each scale after its centre,
         share the budget (`accounting.selection_epsilon`), by whichever mechanism
-        affords more. Bins are those of its default.
+        affords more. Bins are those of its default. The score of a scale is the less of
+        the quantile's u(j) and near(j) - n/4, where near(j) counts the records from a
+        fifth of the bin to five times it, and of the bin at zero its own. Replacing a
+        record moves either by 1 at most, hence their minimum too, and the gap of two
+        scores by 2.
 
     Example:
         >>> import jax, numpy as np
@@ -161,7 +189,7 @@ def dp_center_and_scale(
     stats: dict[str, Scalar] = {
         "selection_epsilon": choices.epsilon,
         "rank_error": rank_error,
-        "is_informative": rank_error < (1 - _WITHIN_ONE_SCALE) * num_samples,
+        "is_informative": rank_error < _SUPPORT * num_samples,
     }
     return Solution(params, choices.guarantee(num_samples), stats)
 
@@ -170,21 +198,21 @@ def dp_center_and_scale(
 def _standardize(
     mechanism: SelectionName, key: Key, samples: jax.Array, epsilon: Scalar
 ) -> tuple[jax.Array, jax.Array]:
-    edges, distance_edges = (
-        jnp.asarray(edges, samples.dtype) for edges in (_EDGES, _DISTANCE_EDGES)
+    edges, distance_edges, roundest = (
+        jnp.asarray(table, samples.dtype)
+        for table in (_EDGES, _DISTANCE_EDGES, _ROUNDEST)
     )
+
+    def choose(key: Key, scores: jax.Array) -> jax.Array:
+        return _choose(mechanism, key, scores, epsilon)
 
     def of_column(key: Key, column: jax.Array) -> tuple[jax.Array, jax.Array]:
         first, second = jax.random.split(key)
-        center = _choose_quantile((mechanism, 0.5), first, column, edges, epsilon)
-        scale = _choose_quantile(
-            (mechanism, _WITHIN_ONE_SCALE),
-            second,
-            jnp.abs(column - center),
-            distance_edges,
-            epsilon,
-        )
-        return center, jnp.where(scale > 0, scale, 1)  # zero is a bin's midpoint
+        center = roundest[choose(first, _scores(column, edges, 0.5))]
+        distances = jnp.abs(column - center)
+        index = choose(second, _scale_scores(distances, distance_edges))
+        scale = distance_edges[index] / 2 + distance_edges[index + 1] / 2
+        return center, jnp.where(index > 0, scale, 1)  # the first bin is at zero
 
     keys = jax.random.split(key, samples.shape[1])
     return jax.vmap(of_column, (0, 1))(keys, samples)
@@ -199,25 +227,56 @@ def _choose_quantile(
     epsilon: Scalar,
 ) -> jax.Array:
     mechanism, quantile = static
-    scores = _scores(samples, edges, quantile)
-    index = getattr(mechanisms, mechanism)(
+    index = _choose(mechanism, key, _scores(samples, edges, quantile), epsilon)
+    return edges[index] / 2 + edges[index + 1] / 2
+
+
+def _choose(
+    mechanism: SelectionName, key: Key, scores: jax.Array, epsilon: Scalar
+) -> jax.Array:
+    return getattr(mechanisms, mechanism)(
         key, scores, epsilon=epsilon, sensitivity_range=_RANGE
     )
-    return edges[index] / 2 + edges[index + 1] / 2
 
 
 def _scores(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Array:
     """Returns u(j), integers in float32, shape (num_bins,)."""
+    rank = _rank(quantile, samples.size)
+    return _as_scores(_distances(_counts(samples, edges, quantile), rank))
+
+
+def _scale_scores(samples: jax.Array, edges: jax.Array) -> jax.Array:
+    """Returns the scores of scales: their u(j), or less where too few lie near."""
+    counts = _counts(samples, edges, _WITHIN_ONE_SCALE)
+    below = jnp.pad(jnp.cumsum(counts, dtype="int32"), (1, 0))  # each edge
+    bins = np.arange(counts.size)
+    first, last = np.maximum(bins - _NEAR, 1), np.minimum(bins + _NEAR, bins[-1])
+    first[0] = last[0] = 0  # nothing is near to zero but zero
+    near = below[last + 1] - below[first]
+    lacking = math.ceil(_SUPPORT * samples.size) - near
+    rank = _rank(_WITHIN_ONE_SCALE, samples.size)
+    return _as_scores(jnp.maximum(_distances(counts, rank), lacking))
+
+
+def _counts(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Array:
+    """Returns how many samples each bin holds, shape (num_bins,)."""
     multiples = jnp.arange(samples.size, dtype="uint32") * jnp.uint32(_GOLDEN)
     is_low = multiples < jnp.uint32(min(int(quantile * 2**32), 2**32 - 1))
     missing = jnp.where(is_low, -jnp.inf, jnp.inf).astype(samples.dtype)
     values = jnp.where(jnp.isnan(samples), missing, samples)
     bins = jnp.searchsorted(edges[1:-1], values, side="left")
-    counts = jnp.zeros(edges.size - 1, "int32").at[bins].add(1)
+    return jnp.zeros(edges.size - 1, "int32").at[bins].add(1)
+
+
+def _distances(counts: jax.Array, rank: int) -> jax.Array:
+    """Returns how many records to replace for the rank to lie in each bin."""
     up_to = jnp.cumsum(counts, dtype="int32")
-    below, rank = up_to - counts, _rank(quantile, samples.size)
-    distance = jnp.maximum(jnp.maximum(below + 1 - rank, rank - up_to), 0)
-    return -jnp.minimum(distance, _MOST_RECORDS).astype("float32")
+    below = up_to - counts
+    return jnp.maximum(jnp.maximum(below + 1 - rank, rank - up_to), 0)
+
+
+def _as_scores(distances: jax.Array) -> jax.Array:
+    return -jnp.minimum(distances, _MOST_RECORDS).astype("float32")
 
 
 def _rank(quantile: float, num_samples: int) -> int:

@@ -40,7 +40,8 @@ def test_ranges_come_from_training_records_of_open_columns():
     assert list(bought.columns) == ["a", "y"]
     for kind in bought.columns.values():
         assert 11 < kind.center < 15
-        assert 1 < kind.scale < 4
+    assert 1 < bought.columns["a"].scale < 4
+    assert 2 < bought.columns["y"].scale < 8
     assert bought.num_samples == 800
     assert bought.is_informative
     data = encode_table(table().with_ranges(bought.columns))
@@ -67,11 +68,11 @@ def test_a_cell_is_missing_where_the_encoder_says_so():
 
 
 def test_a_run_is_charged_for_its_ranges():
-    bought = buy(table(), epsilon=0.25, delta=1e-6)
+    bought = buy(table(), epsilon=2.0, delta=1e-6)
     mean = dp_mean(np.zeros((800, 1)), key=jax.random.key(1), epsilon=0.5, delta=1e-5)
     run = Run("mean", mean, np.zeros(1), np.zeros((1, 1)))
     privacy = charge(run, bought).solution.privacy
-    assert privacy.epsilon == 0.75
+    assert privacy.epsilon == 2.5
     assert privacy.delta == pytest.approx(1.1e-5)
     assert "any one of the 800 records" in str(privacy)
     hash(privacy.dp_event)
@@ -82,14 +83,111 @@ def test_a_run_is_charged_for_its_ranges():
 
 
 def test_parts_never_cost_more_than_the_whole():
-    settings = asked(epsilon=0.3, delta=3e-5, private_ranges=0.1)
-    parts = split_budget(settings, 800, is_classification=False)
-    bought = buy(table(), **parts[0]._asdict())
-    mean = dp_mean(np.zeros((800, 1)), key=jax.random.key(1), **parts[1]._asdict())
-    run = Run("mean", mean, np.zeros(1), np.zeros((1, 1)))
-    privacy = charge(run, bought).solution.privacy
-    assert privacy.epsilon <= 0.3
-    assert privacy.delta <= 3e-5
-    assert "a factor e^0.3 = 1.35, up to a failure probability of 3e-05" in str(privacy)
+    # Of 0.3 features cost nothing: the part is too small for them.
+    for share, spent_delta in ((0.1, "2.7e-05"), (0.9, "3e-05")):
+        total = 0.3 if share == 0.1 else 2.1
+        settings = asked(epsilon=total, delta=3e-5, private_ranges=share)
+        parts = split_budget(settings, 800, is_classification=False)
+        bought = buy(table(), **parts[0]._asdict())
+        assert bought.is_informative == (share == 0.9)
+        mean = dp_mean(np.zeros((800, 1)), key=jax.random.key(1), **parts[1]._asdict())
+        run = Run("mean", mean, np.zeros(1), np.zeros((1, 1)))
+        privacy = charge(run, bought).solution.privacy
+        assert privacy.epsilon <= total
+        assert privacy.delta <= 3e-5
+        assert f"a factor e^{total:g} = " in str(privacy)
+        assert f"up to a failure probability of {spent_delta}" in str(privacy)
+        check_exactly(mean, bought, privacy)
+
+
+def check_exactly(mean, bought, privacy):
     exact = Fraction(mean.privacy.epsilon) + Fraction(bought.privacy.epsilon)
     assert exact <= Fraction(privacy.epsilon)
+
+
+def column(name, num_samples=4000):
+    """Columns whose scales have been noise, or too small for some records."""
+    rng = np.random.default_rng(7)
+    uniform = rng.uniform(size=num_samples)
+    return {
+        "rare flag": (uniform < 0.01) * 1.0,
+        "third flag": (uniform < 0.32) * 1.0,
+        "half flag": (uniform < 0.5) * 1.0,
+        "constant": np.full(num_samples, 37.5),
+        "mostly 3": np.where(uniform < 0.8, 3.0, 1e5 * uniform),
+        "rare amounts": np.where(uniform < 0.95, 0.0, 1e4 * uniform),
+        "heavy": rng.standard_cauchy(num_samples) * 1e-3,
+        "wild": np.where(uniform < 0.1, np.inf, rng.normal(size=num_samples) * 1e20),
+    }[name]
+
+
+ODD = ["rare flag", "third flag", "half flag", "constant", "mostly 3", "rare amounts"]
+ODD += ["heavy", "wild"]
+
+
+def odd_table(target):
+    columns = {name: column(name) for name in ODD} | {"y": target}
+    schema = Schema(dict.fromkeys(ODD), None)
+    return Table("made up", columns, schema, "y", np.zeros(len(target), bool))
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 20.0])
+def test_no_feature_is_driven_far_out(epsilon):
+    made = odd_table(column("heavy"))
+    for seed in range(3):
+        bought = buy(made, key=jax.random.key(seed), epsilon=epsilon)
+        data = encode_table(made.with_ranges(bought.columns))
+        assert np.abs(data.features).max() <= 4
+        assert bought.is_informative == ("heavy" in bought.columns)
+        if bought.is_informative:
+            assert len(data.feature_names) == len(ODD) + 1
+            scales = [bought.columns[name].scale for name in ODD[:3]]
+            assert min(scales) > 0.2
+        else:  # noise would be all that they are: nothing but the intercept is left
+            assert data.feature_names == ("intercept",)
+            assert bought.privacy.delta == 0
+
+
+def test_features_of_many_columns_are_smaller():
+    rng = np.random.default_rng(0)
+    columns = {str(i): rng.normal(size=4000) for i in range(32)}
+    schema = Schema(dict.fromkeys(columns), Numeric())
+    made = Table(
+        "made up", columns | {"y": np.zeros(4000)}, schema, "y", np.zeros(4000, bool)
+    )
+    bought = buy(made, epsilon=50.0)
+    features = encode_table(made.with_ranges(bought.columns)).features[:, :-1]
+    assert np.sum(np.mean(features**2, axis=0)) == pytest.approx(8, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda u: np.where(u < 0.9, 0.0, 100 / np.maximum(1 - u, 1e-3)),  # claims
+        lambda u: 2000 + 20 * u,  # years
+        lambda u: np.exp(5 + 2 * np.sqrt(2) * u),
+    ],
+)
+def test_a_target_is_scaled_for_its_mean(target):
+    rng = np.random.default_rng(1)
+    y = target(rng.uniform(size=20_000))
+    columns = {"a": np.zeros(20_000), "y": y}
+    made = Table(
+        "made up", columns, Schema({"a": Numeric()}, None), "y", np.zeros(20_000, bool)
+    )
+    kind = buy(made, epsilon=1.0).columns["y"]
+    assert abs(kind.center - np.median(y)) <= 0.05 * np.median(y) + 1e-5
+    assert np.quantile(np.abs(y - kind.center), 0.97) <= 1.2 * kind.scale
+    assert 0.8 * kind.scale <= np.quantile(np.abs(y - kind.center), 0.99)
+
+
+def test_too_few_records_for_a_target_are_said_to_be():
+    made = Table(
+        "made up",
+        {"a": np.zeros(50), "y": np.arange(50.0)},
+        Schema({"a": Numeric()}, None),
+        "y",
+        np.zeros(50, bool),
+    )
+    assert not buy(made, epsilon=0.5).is_informative
+    assert buy(made, epsilon=50.0).is_informative
