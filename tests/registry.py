@@ -172,7 +172,7 @@ TRANSFORMS = {
         ),
     ),
     "project": Part("projection_fn", lambda key: transforms.project(_BALL)),
-    "average_iterates": Part("", lambda key: transforms.average_iterates()),
+    "average_iterates": Part("* power=", lambda key: transforms.average_iterates()),
 }
 
 CONSTRAINTS = {
@@ -298,6 +298,13 @@ SOLVERS = {
             constraint=constraints.L1Ball(1.0 + i),
             estimator=estimators.Winsorization(1.0 + i),
             num_steps=5,
+        ),
+    ),
+    "dp_linear_model": Part(
+        "loss data * key epsilon delta intercept= max_features= offsets= weights="
+        " max_weight= execution=",
+        lambda data, key, i: solvers.dp_linear_model(
+            "squared", data, max_weight=1.0 + i, **_budget(key, i)
         ),
     ),
     "dp_lasso": Part(

@@ -50,7 +50,7 @@ def choose_features(
     Privacy:
         1 / (2 noise_multiplier^2)-zCDP under replace-one.
     """
-    keys = jax.random.split(key, 3)
+    first_key, model_key, second_key = jax.random.split(key, 3)
     first = -(-num_chosen // 2)
     choose = partial(
         _choose,
@@ -60,7 +60,7 @@ def choose_features(
     )
     zeros = jnp.zeros_like(records.targets)
     predictions = jnp.zeros((len(zeros), *_outputs(problem)), zeros.dtype)
-    chosen = choose(first, records, predictions, None, keys[0])
+    chosen = choose(first, records, predictions, None, first_key)
     if num_chosen == 1:
         return chosen
     part = records._replace(features=records.features[:, chosen])
@@ -68,12 +68,12 @@ def choose_features(
     params, _ = fit(
         problem,
         part,
-        key=keys[1],
+        key=model_key,
         noise_multiplier=noise_multiplier / math.sqrt(share),
         execution=Execution(microbatch_size=execution.microbatch_size),
     )
     predictions = part.features @ params["weights"] + params.get("intercept", 0.0)
-    second = choose(num_chosen - first, records, predictions, chosen, keys[2])
+    second = choose(num_chosen - first, records, predictions, chosen, second_key)
     return jnp.concatenate([chosen, second])
 
 
@@ -104,8 +104,9 @@ def _choose(
     num_samples, num_features = features.shape
     size_key, choice_key = jax.random.split(key)
     if loss.num_outputs > 1:
-        offsets = offsets[:, None]
-        weights = weights[:, None]
+        shape = predictions.shape
+        offsets = jnp.broadcast_to(offsets[:, None], shape)
+        weights = jnp.broadcast_to(weights[:, None], shape)
     slopes = weights * loss.derivative(predictions + offsets, targets)
     lengths = jnp.sqrt(jnp.mean(features**2, axis=1))  # one number for each record
     size = noisy_quantile(

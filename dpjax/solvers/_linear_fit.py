@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._sharding import AxisName, gathered
+from dpjax._tree import like
 from dpjax._types import Key, Scalar
 from dpjax.batching import Full
 from dpjax.estimators import Clipping, Winsorization
@@ -26,6 +27,7 @@ _NUM_STEPS = 50
 # Bias and noise of clipping are taken to be alike where so many times 2 sqrt(d)
 # multipliers of records are clipped, d the number of weights; never more than half.
 _CLIPPED, _MOST_CLIPPED = 1.0, 0.5
+_BEYOND_TARGETS = 2.0  # the bound of targets, in what a histogram lets see
 # Rows that second moments scale down: so many times the edge of their noise, in
 # multipliers of one record, and never more than a tenth of all.
 _BEYOND_RADIUS, _MOST_BEYOND = 20.0, 0.1
@@ -39,11 +41,13 @@ class Problem(NamedTuple):
     Attributes:
         loss: of a prediction.
         has_intercept: whether an intercept is fitted.
+        has_weights: whether records have weights of their own.
         axis_name: the mesh axes over which records are sharded.
     """
 
     loss: LinearLoss
     has_intercept: bool
+    has_weights: bool
     axis_name: AxisName | None
 
     @property
@@ -81,18 +85,25 @@ class Shares(NamedTuple):
     steps: float
 
     @classmethod
-    def of(cls, problem: Problem) -> "Shares":
-        """Returns the shares of a model; what it does not need goes to the steps."""
+    def of(
+        cls, problem: Problem, num_samples: int, noise_multiplier: float
+    ) -> "Shares":
+        """Returns the shares of a model; what it does not need goes to the steps.
+
+        The less the budget lets see, the more of it goes to the constant, so that it
+        is no worse than that of a model which is nothing else.
+        """
         if not problem.has_intercept:
-            start = 0.0, 0.0
+            start = 0.0
         elif problem.has_labels:
-            start = 0.0, 0.03
+            start = 0.03
         else:
-            start = 0.06, 0.08
-        spent = *start, 0.03, 0.12, 0.04
+            start = min(0.1 + 250 * noise_multiplier / num_samples, 0.4)
+        size = 0.0 if problem.has_labels else 0.4
+        spent = size * start, (1 - size) * start, 0.03, 0.12, 0.04
         return cls(*spent, 1 - math.fsum(spent))
 
-    def multipliers(self, noise_multiplier: Any) -> "Shares":
+    def multipliers(self, noise_multiplier: float) -> "Shares":
         """Returns the noise multiplier of each release, from that of all together.
 
         Inverse squares of multipliers add up, and these are shares of them.
@@ -107,6 +118,7 @@ class Coordinates(NamedTuple):
         rows: (z, offset, target, weight), z of shape (n, d).
         whitening: the map from features to z.
         constant: the intercept of the best constant, () or (K,).
+        error: the stddev of the noise on the mean target.
         norms: clipping thresholds of the leaves of params.
         stats: released numbers.
     """
@@ -114,6 +126,7 @@ class Coordinates(NamedTuple):
     rows: tuple[jax.Array, jax.Array, jax.Array, jax.Array]
     whitening: Whitening
     constant: jax.Array
+    error: Scalar
     norms: dict[str, jax.Array]
     stats: dict[str, jax.Array]
 
@@ -132,16 +145,17 @@ def fit(
         As one Gaussian mechanism of the noise multiplier, under replace-one, for all
         that is returned and all iterates.
     """
-    shares = Shares.of(problem)
+    shares = Shares.of(problem, len(records.targets), noise_multiplier)
+    multipliers = shares.multipliers(noise_multiplier)
     key, step_key = jax.random.split(key)
-    place = _coordinates(problem, records, key, noise_multiplier)
+    place = _coordinates(problem, records, key, multipliers)
     blocks = {"weights": 1.0}
     if problem.has_intercept:
         blocks = {
             "weights": 1 - _INTERCEPT_SHARE,
             "intercept": _INTERCEPT_SHARE,
         }
-    multiplier = shares.multipliers(noise_multiplier).steps * math.sqrt(_NUM_STEPS)
+    multiplier = multipliers.steps * math.sqrt(_NUM_STEPS)
     num_features = place.rows[0].shape[1]
     outputs = place.constant.shape
     params = {"weights": jnp.zeros((num_features, *outputs), place.constant.dtype)}
@@ -150,7 +164,8 @@ def fit(
     }
     if problem.has_intercept:
         params["intercept"] = place.constant
-        distances["intercept"] = place.norms["intercept"]
+        is_mean = math.isinf(problem.loss.derivative_bound)  # the squared loss
+        distances["intercept"] = place.error if is_mean else distances["weights"]
     step = DistanceOverGradientsStep(
         loss_fn=ExampleLoss(problem.loss),
         batches=Batches.of(place.rows, _NUM_STEPS, Full(), execution),
@@ -171,20 +186,19 @@ def fit(
     return released, place.stats | {
         "num_steps": _NUM_STEPS,
         "noise_multiplier": noise_multiplier,
+        "shares": shares._asdict(),
     }
 
 
 @partial(jax.jit, static_argnums=0)
 def _coordinates(
-    problem: Problem, records: Records, key: Key, noise_multiplier: Scalar
+    problem: Problem, records: Records, key: Key, multipliers: Shares
 ) -> Coordinates:
     """Releases constant, scales and second moments, each after those before it."""
     loss, axis_name = problem.loss, problem.axis_name
     features, targets, offsets, weights = records
     num_samples, num_features = features.shape
-    shares = Shares.of(problem)
-    multipliers = shares.multipliers(noise_multiplier)
-    keys = jax.random.split(key, 5)
+    size_key, mean_key, radius_key, moments_key, norm_key = jax.random.split(key, 5)
     stats = {}
 
     outputs = (loss.num_outputs,) if loss.num_outputs > 1 else ()
@@ -192,22 +206,21 @@ def _coordinates(
     size = jnp.ones((), features.dtype)
     if problem.has_intercept:
         if not problem.has_labels:
-            size = noisy_quantile(
-                keys[0],
-                jnp.abs(gathered(targets)),
+            size = _BEYOND_TARGETS * noisy_quantile(
+                size_key,
+                gathered(jnp.where(weights > 0, jnp.abs(targets), 0.0)),
                 num_above=2 * multipliers.mean,
                 noise_multiplier=multipliers.target_size,
             )
             stats["target_size"] = size
-        constant = loss.constant_prediction(
-            _mean(problem, targets, size, multipliers.mean, keys[1])
-        )
+        mean = _mean(problem, records, size, multipliers.mean, mean_key)
+        constant = loss.constant_prediction(mean)
         stats["constant"] = constant
 
     lengths = _lengths(features)
     num_beyond = _BEYOND_RADIUS * math.sqrt(2 * num_features) * multipliers.moments
     radius = noisy_quantile(
-        keys[2],
+        radius_key,
         gathered(lengths),
         num_above=jnp.minimum(num_beyond, _MOST_BEYOND * num_samples),
         noise_multiplier=multipliers.radius,
@@ -216,7 +229,7 @@ def _coordinates(
     if problem.has_intercept:
         extended = jnp.concatenate([features, jnp.ones_like(features[:, :1])], axis=1)
     moments, stddev = noisy_second_moments(
-        keys[3],
+        moments_key,
         extended,
         radius=radius,
         noise_multiplier=multipliers.moments,
@@ -224,18 +237,22 @@ def _coordinates(
     )
     white = whitening(moments, stddev, is_centered=problem.has_intercept)
     z = jnp.matmul(
-        features - white.center, white.matrix, precision=jax.lax.Precision.HIGHEST
+        features - white.center[None, :],
+        white.matrix,
+        precision=jax.lax.Precision.HIGHEST,
     )
 
-    shift = offsets[:, None] if loss.num_outputs > 1 else offsets
-    slopes = weights * slope_sizes(loss.derivative(constant + shift, targets))
+    shape = (num_samples, *outputs)
+    shift = offsets.reshape(num_samples, *(1 for _ in outputs))
+    predictions = jnp.broadcast_to(constant, shape) + jnp.broadcast_to(shift, shape)
+    slopes = weights * slope_sizes(loss.derivative(predictions, targets))
     steps = multipliers.steps  # of all together, as of one
     block = 1 - _INTERCEPT_SHARE if problem.has_intercept else 1.0
     num_weights = num_features * loss.num_outputs
     num_clipped = _CLIPPED * 2 * steps * math.sqrt(_NUM_STEPS * num_weights / block)
     norms = {
         "weights": noisy_quantile(
-            keys[4],
+            norm_key,
             gathered(slopes * _lengths(z)),
             num_above=jnp.minimum(num_clipped, _MOST_CLIPPED * num_samples),
             noise_multiplier=multipliers.gradient_size,
@@ -245,23 +262,38 @@ def _coordinates(
     if problem.has_intercept:
         norms["intercept"] = _largest_slope(problem, constant, size)
     stats["l2_clip_norms"] = norms
-    return Coordinates((z, offsets, targets, weights), white, constant, norms, stats)
+    rows = z, offsets, targets, weights
+    error = 2 * size * multipliers.mean / num_samples
+    return Coordinates(rows, white, constant, error, norms, stats)
 
 
 def _mean(
-    problem: Problem, targets: jax.Array, size: Scalar, multiplier: Scalar, key: Key
+    problem: Problem, records: Records, size: Scalar, multiplier: Scalar, key: Key
 ) -> jax.Array:
-    """Releases the mean target within ±size, or the shares of classes."""
-    num_outputs = problem.loss.num_outputs
-    if num_outputs > 1:
-        samples = jax.nn.one_hot(targets, num_outputs, dtype=targets.dtype)
-        estimator = Clipping(1.0)
+    """Releases the mean target within ±size, or the shares of classes.
+
+    With weights, sums over n of weighted targets and of weights are released together,
+    and the mean is their ratio.
+    """
+    targets, weights = records.targets, records.weights
+    if problem.loss.num_outputs > 1:
+        classes = problem.loss.num_outputs
+        samples = jax.nn.one_hot(targets.astype("int32"), classes, dtype=targets.dtype)
+        samples, estimator = samples * weights[:, None], Clipping(1.0)
     else:
-        samples, estimator = targets, Winsorization(size)
-    mean = privatize(
+        samples = weights * jnp.clip(targets / like(size, targets), -1.0, 1.0)
+        estimator = Winsorization(1.0)
+        if problem.has_weights:
+            samples = jnp.stack([samples, weights], axis=1)
+    release = privatize(
         estimator, noise_multiplier=multiplier, key=key, axis_name=problem.axis_name
     )
-    return cast(jax.Array, mean.update(samples, mean.init(samples))[0])
+    mean = cast(jax.Array, release.update(samples, release.init(samples))[0])
+    if problem.loss.num_outputs > 1:
+        return mean / jnp.maximum(jnp.sum(mean), 0.05)
+    if problem.has_weights:
+        mean = jnp.clip(mean[0] / jnp.maximum(mean[1], 0.05), -1.0, 1.0)
+    return mean * like(size, mean)
 
 
 def _largest_slope(problem: Problem, constant: jax.Array, size: Scalar) -> jax.Array:

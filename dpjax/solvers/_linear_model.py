@@ -150,7 +150,12 @@ def dp_linear_model(
         _per_record("weights", weights, targets, 1.0),
     )
     check_execution(execution)
-    problem = Problem(model, column is not None, row_axes(features, None) or None)
+    problem = Problem(
+        model,
+        has_intercept=column is not None,
+        has_weights=weights is not None,
+        axis_name=row_axes(features, None) or None,
+    )
     records = _cleaned(model, column, records, max_weight)
     key, choice_key = jax.random.split(key)
     selected, stats = None, {}

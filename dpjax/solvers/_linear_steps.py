@@ -29,7 +29,8 @@ class ExampleLoss:
     def __call__(self, params: PyTree, example: PyTree) -> jax.Array:
         """Returns the loss of one example (features, offset, target, weight)."""
         features, offset, target, weight = cast(tuple[jax.Array, ...], example)
-        prediction = features @ params["weights"] + offset
+        prediction = features @ params["weights"]
+        prediction += jnp.broadcast_to(offset, prediction.shape)
         if "intercept" in params:
             prediction += params["intercept"]
         return weight * self.loss.value(prediction, target)

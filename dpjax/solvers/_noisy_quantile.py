@@ -38,20 +38,21 @@ def noisy_quantile(
         replaced moves two counts by 1, sqrt(2) in the l2 norm. Counts are exact.
     """
     known = jnp.nan_to_num(sizes, posinf=jnp.finfo(sizes.dtype).max)
-    exponents = jnp.frexp(jnp.abs(known))[1] - 1
+    exponents = jnp.frexp(jnp.abs(known))[1].astype("int32") - 1
     bins = jnp.clip(jnp.where(known == 0, _FIRST, exponents), _FIRST, _LAST) - _FIRST
     counts = jnp.zeros(_LAST - _FIRST + 1, "int32").at[bins].add(1)
     exact = jnp.minimum(counts, int(_MOST_RECORDS)).astype("float32")
     stddev = 2**0.5 * ROUNDED_UP * jnp.asarray(noise_multiplier, "float32")
     noisy = gaussian(key, exact, stddev=stddev)
     # All below is of released numbers.
-    index = jnp.arange(noisy.size)
+    wanted = jnp.asarray(num_above, "float32")
+    index = jnp.arange(noisy.size, dtype="int32")
     stands_out = noisy > _SIGNIFICANT * stddev
     top = jnp.max(jnp.where(stands_out, index, -1))
     kept = jnp.where(index <= top, noisy, 0.0)
     above = jnp.cumsum(kept[::-1])[::-1]  # of the bin and those above it
-    place = jnp.max(jnp.where((above >= num_above) & (index <= top), index, 0))
-    missing = num_above - (above[place] - kept[place])
+    place = jnp.max(jnp.where((above >= wanted) & (index <= top), index, 0))
+    missing = wanted - (above[place] - kept[place])
     share = jnp.clip(missing / jnp.maximum(kept[place], 1.0), 0.0, 1.0)
-    size = 2.0 ** (_FIRST + place + 1 - share)
+    size = jnp.exp2((_FIRST + 1 + place).astype("float32") - share)
     return jnp.where(top < 0, 2.0**_FIRST, size).astype(sizes.dtype)

@@ -96,10 +96,12 @@ def whitening(moments: jax.Array, stddev: Scalar, *, is_centered: bool) -> White
         stddev: of the noise on their diagonal.
         is_centered: whether there is an intercept, so that moments may be centred.
     """
+    unit = jnp.maximum(jnp.max(jnp.abs(moments)), jnp.asarray(stddev, moments.dtype))
+    moments, stddev = moments / unit, stddev / unit  # squares of any of them are finite
     num_features = len(moments) - is_centered
     center = jnp.zeros(num_features, moments.dtype)
     if is_centered:
-        means, weight = moments[:-1, -1], jnp.maximum(moments[-1, -1], 0.1)
+        means, weight = moments[:-1, -1], jnp.maximum(moments[-1, -1], 0.1 / unit)
         noise = num_features * stddev**2 / 2
         center = _above_noise(noise, means) * means / weight
         moments = moments[:-1, :-1] - weight * jnp.outer(center, center)
@@ -117,7 +119,8 @@ def whitening(moments: jax.Array, stddev: Scalar, *, is_centered: bool) -> White
     left = kept * edge + (1 - kept) * kept_spread * 2 * stddev
     values = jnp.maximum(values, 0) + _NOISE_FLOOR * left + _MEAN_FLOOR * mean
     values = values + _LEAST * jnp.max(values)
-    return Whitening(center, vectors / jnp.sqrt(values), kept)
+    matrix = vectors / jnp.sqrt(values * unit)[None, :]
+    return Whitening(center, matrix, kept)
 
 
 def _above_noise(noise: Scalar, x: jax.Array) -> jax.Array:
