@@ -11,7 +11,8 @@ from dpjax import _validate
 from dpjax._sharding import AxisName
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
-from dpjax.estimators import Estimator, SampleStream
+from dpjax.estimators import Estimator, FactoredSamples, SampleStream
+from dpjax.gradients._factored import factored_grad
 from dpjax.gradients._streamlined import streamlined
 
 
@@ -173,8 +174,17 @@ class _SampleGrad:
         )
         num_rows = _validate.leading_size(rows, "batch")
         values, grads = by_row(partial(value_and_grad, params), num_rows)(rows)
+        return grads, self._wanted(values)
+
+    def factored(self, params: PyTree, rows: PyTree) -> tuple[FactoredSamples, PyTree]:
+        """Returns the same, gradients in factored form."""
+        grad_fn = factored_grad(self.loss_fn, has_aux=self.has_aux)
+        grads, values = grad_fn(params, rows)
+        return grads, self._wanted(values)
+
+    def _wanted(self, values):
         values, aux = values if self.has_aux else (values, ())
-        return grads, {"values": values if self.return_values else (), "aux": aux}
+        return {"values": values if self.return_values else (), "aux": aux}
 
 
 def _stream_fn(
@@ -185,6 +195,8 @@ def _stream_fn(
 
     def grad_fn(params: PyTree, batch: PyTree) -> SampleStream:
         _validate.leading_size(batch, "batch")
-        return SampleStream(make_grads, params, batch, microbatch_size)
+        return SampleStream(
+            make_grads, params, batch, microbatch_size, make_grads.factored
+        )
 
     return grad_fn

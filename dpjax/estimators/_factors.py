@@ -1,0 +1,315 @@
+"""Samples in factored form: leaves that are known as products, and never written out.
+
+A sample's gradient by the kernel of a dense layer is the outer product of two vectors;
+that by a table of embeddings is zero but for a few rows. Norms and sums of such samples
+are found from the factors. Whatever else a sample holds is an array, as it always was.
+
+Every sample adds one number to a coordinate of a sum: a product of two entries, an
+entry of a row, an entry of an array. Rows of a table that a sample reads twice are
+added up before, and what sums over many positions (tokens, pixels) is an array, which
+the program that makes samples has summed. The bound on rounding rests on that (see
+`_slabs`): of terms that are summed over samples and positions at once, those of one
+sample may cancel, and then no norm bounds how their sum is rounded.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._sharding import zeros
+from dpjax._tree import like, register
+from dpjax._types import PyTree
+from dpjax.estimators._entries import as_float
+
+EXACT = jax.lax.Precision.HIGHEST  # float32, whatever the platform's habit is
+
+
+@register("left", "right")
+@dataclass(frozen=True)
+class OuterProducts:
+    """A leaf of n samples: outer products of two vectors.
+
+    Attributes:
+        left: shape (n, p).
+        right: shape (n, q).
+        build: returns the leaf of a matrix (p, q): its entries, in another order.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> left, right = jnp.ones((5, 2)), jnp.ones((5, 3))
+        >>> OuterProducts(left, right, jnp.transpose).written_out().shape
+        (5, 3, 2)
+    """
+
+    left: jax.Array
+    right: jax.Array
+    build: Callable[[jax.Array], jax.Array]
+
+    def written_out(self) -> jax.Array:
+        """Returns the leaf as an array (n, ...)."""
+        return jax.vmap(lambda a, d: self.build(a[:, None] * d[None]))(
+            as_float(self.left), as_float(self.right)
+        )
+
+    def weighted_sum(self, weights: jax.Array, in_turn: int | None) -> jax.Array:
+        """Returns the sum of rows, which are finite, times weights of shape (n,)."""
+        del in_turn
+        left, right = as_float(self.left), as_float(self.right)
+        right = right * like(weights, right)[:, None]
+        rows = (((0,), (0,)), ((), ()))
+        return self.build(jax.lax.dot_general(left, right, rows, precision=EXACT))
+
+    def influence_sum(
+        self, influence: Callable[[jax.Array], jax.Array], in_turn: int | None
+    ) -> jax.Array:
+        """Returns the sum of the influences of rows, which act by coordinate."""
+        pairs = as_float(self.left), as_float(self.right)
+        return self.build(
+            sum_over_rows(lambda a, d: influence(a[:, None] * d[None]), pairs, in_turn)
+        )
+
+
+@register("places", "values")
+@dataclass(frozen=True)
+class TableRows:
+    """A leaf of n samples: tables of zeros, but for a few rows.
+
+    Attributes:
+        places: shape (n, t): where rows stand; those outside of the table count for
+            nothing. No place stands twice in a sample: see `of`.
+        values: the rows, shape (n, t, q).
+        num_rows: of a table.
+        build: returns the leaf of a table (num_rows, q): its entries, in another order.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> places, values = jnp.array([[2, 0, 2]]), jnp.ones((1, 3, 1))
+        >>> rows = TableRows.of(places, values, num_rows=4, build=jnp.ravel)
+        >>> print(rows.written_out())
+        [[1. 0. 2. 0.]]
+    """
+
+    places: jax.Array
+    values: jax.Array
+    num_rows: int
+    build: Callable[[jax.Array], jax.Array]
+
+    @classmethod
+    def of(
+        cls,
+        places: jax.Array,
+        values: jax.Array,
+        *,
+        num_rows: int,
+        build: Callable[[jax.Array], jax.Array],
+    ) -> "TableRows":
+        """Returns rows of which some may stand at the same place: they are added up."""
+        values, size = as_float(values), places.shape[1]
+        order = jnp.arange(size, dtype=places.dtype)
+
+        def once(places, values):
+            first = jnp.full(num_rows, size, places.dtype)
+            first = first.at[places].min(order, mode="drop")
+            goal = first.at[places].get(mode="fill", fill_value=size)
+            values = jnp.zeros_like(values).at[goal].add(values, mode="drop")
+            return jnp.where(goal == order, places, num_rows), values
+
+        if size > 1:
+            places, values = jax.vmap(once)(places, values)
+        return cls(places, values, num_rows, build)
+
+    def written_out(self) -> jax.Array:
+        """Returns the leaf as an array (n, ...)."""
+        return jax.vmap(lambda places, values: self._table(places[None], values[None]))(
+            self.places, self.values
+        )
+
+    def weighted_sum(self, weights: jax.Array, in_turn: int | None) -> jax.Array:
+        """Returns the sum of rows, which are finite, times weights of shape (n,)."""
+        del in_turn
+        weights = like(weights, self.values)
+        return self._table(self.places, self.values * weights[:, None, None])
+
+    def influence_sum(
+        self, influence: Callable[[jax.Array], jax.Array], in_turn: int | None
+    ) -> jax.Array:
+        """Returns the sum of the influences of rows; that of a zero must be zero."""
+        del in_turn
+        return self._table(self.places, influence(self.values))
+
+    def _table(self, places, values):
+        table = jnp.zeros((self.num_rows, values.shape[-1]), values.dtype)
+        rows = values.reshape(-1, values.shape[-1])
+        return self.build(table.at[places.reshape(-1)].add(rows, mode="drop"))
+
+
+@register("values")
+@dataclass(frozen=True)
+class Arrays:
+    """A leaf of n samples that is held as it is, shape (n, ...)."""
+
+    values: jax.Array
+
+    def written_out(self) -> jax.Array:
+        """Returns the leaf."""
+        return self.values
+
+    def weighted_sum(self, weights: jax.Array, in_turn: int | None) -> jax.Array:
+        """Returns the sum of rows, which are finite, times weights of shape (n,)."""
+        values = as_float(self.values)
+        return sum_over_rows(
+            lambda x, w: x * w, (values, like(weights, values)), in_turn
+        )
+
+    def influence_sum(
+        self, influence: Callable[[jax.Array], jax.Array], in_turn: int | None
+    ) -> jax.Array:
+        """Returns the sum of the influences of rows."""
+        return sum_over_rows(influence, (self.values,), in_turn)
+
+
+Leaf = OuterProducts | TableRows | Arrays
+
+
+@register("leaves")
+@dataclass(frozen=True)
+class FactoredSamples:
+    """Samples of which some leaves are factored.
+
+    Attributes:
+        leaves: a pytree of arrays (n, ...), `OuterProducts` and `TableRows`.
+        work: how many numbers the program makes for a sample, about.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> kernel = OuterProducts(jnp.ones((5, 2)), jnp.ones((5, 3)), lambda x: x)
+        >>> samples = FactoredSamples({"kernel": kernel, "bias": jnp.ones((5, 3))})
+        >>> samples.written_out()["kernel"].shape
+        (5, 2, 3)
+    """
+
+    leaves: PyTree
+    work: int = 1
+
+    @property
+    def parts(self) -> list[Leaf]:
+        """All leaves; plain arrays as `Arrays`."""
+        leaves = jax.tree.leaves(self.leaves, is_leaf=_is_leaf)
+        return [leaf if _is_leaf(leaf) else Arrays(leaf) for leaf in leaves]
+
+    def unflatten(self, leaves: list[Any]) -> PyTree:
+        """Returns the pytree with other leaves."""
+        structure = jax.tree.structure(self.leaves, is_leaf=_is_leaf)
+        return jax.tree.unflatten(structure, leaves)
+
+    def written_out(self) -> PyTree:
+        """Returns the samples as a pytree of arrays."""
+        return self.unflatten([part.written_out() for part in self.parts])
+
+    @property
+    def numbers(self) -> list[jax.Array]:
+        """All arrays of numbers, without those of places."""
+        parts = self.parts
+        others = [part.values for part in parts if not isinstance(part, OuterProducts)]
+        pairs = [part for part in parts if isinstance(part, OuterProducts)]
+        return others + [x for part in pairs for x in (part.left, part.right)]
+
+    def rows(self, start: Any, size: int) -> "FactoredSamples":
+        """Returns samples `start` to `start + size - 1`."""
+
+        def part(x):
+            if len(x) == size:
+                return x
+            return jax.lax.dynamic_slice_in_dim(x, start, size)
+
+        return jax.tree.map(part, self)
+
+    def padded(self, size: int) -> "FactoredSamples":
+        """Returns so many samples, of which the last ones are zeros."""
+
+        def pad(x):
+            more = size - len(x)
+            return jnp.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1)) if more else x
+
+        return jax.tree.map(pad, self)
+
+    def zero_unless(self, counts: jax.Array) -> "FactoredSamples":
+        """Returns zeros in the place of samples that do not count."""
+
+        def keep(x):
+            return jnp.where(counts.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
+
+        return jax.tree.map(keep, self)
+
+    @property
+    def is_factored(self) -> bool:
+        """Whether any leaf is more than an array."""
+        return any(map(_is_leaf, jax.tree.leaves(self.leaves, is_leaf=_is_leaf)))
+
+    @property
+    def row_size(self) -> int:
+        """How many numbers are made and held of a sample, about."""
+        return self.work + sum(x.size // len(x) for x in jax.tree.leaves(self.leaves))
+
+
+def sums_of_influences(
+    samples: FactoredSamples,
+    influence: Callable[[jax.Array], jax.Array],
+    counts: jax.Array | None,
+) -> Callable[[Any, int, int | None], PyTree]:
+    """Returns `sums(start, size, in_turn)`: the influences of so many samples, summed.
+
+    Args:
+        samples: n of them.
+        influence: acts by coordinate, and leaves zero as it is.
+        counts: shape (n,), false for samples to leave out; None where all count.
+    """
+    if counts is not None:
+        samples = samples.zero_unless(counts)
+
+    def sums(start, size, in_turn):
+        some = samples.rows(start, size)
+        return samples.unflatten(
+            [part.influence_sum(influence, in_turn) for part in some.parts]
+        )
+
+    return sums
+
+
+def sum_over_rows(
+    function: Callable[..., jax.Array],
+    arrays: tuple[jax.Array, ...],
+    in_turn: int | None,
+) -> jax.Array:
+    """Returns the sum of `function(*row)` over axis 0.
+
+    Args:
+        function: of a row of each array.
+        arrays: shapes (n, ...).
+        in_turn: how many rows are added in one pass over the sum, one after the other;
+            None leaves the order to the compiler.
+    """
+    if in_turn is None:
+        return jax.vmap(function)(*arrays).sum(axis=0)
+
+    def add(total, start, size):
+        part = [jax.lax.dynamic_slice_in_dim(x, start, size) for x in arrays]
+        for i in range(size):
+            total = total + function(*(x[i] for x in part))
+        return total
+
+    num_rows = len(arrays[0])
+    total = zeros(jax.eval_shape(lambda: function(*(x[0] for x in arrays))))
+    whole, rest = divmod(num_rows, in_turn)
+    if whole:
+        total = jax.lax.fori_loop(
+            0, whole, lambda i, total: add(total, i * in_turn, in_turn), total
+        )
+    return add(total, whole * in_turn, rest) if rest else total
+
+
+def _is_leaf(x: Any) -> bool:
+    return isinstance(x, Leaf)
