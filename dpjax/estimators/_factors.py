@@ -67,6 +67,8 @@ class OuterProducts:
     ) -> jax.Array:
         """Returns the sum of the influences of rows, which act by coordinate."""
         pairs = as_float(self.left), as_float(self.right)
+        if in_turn is not None and len(self.left) < in_turn:
+            in_turn = 1  # a loop over a few rows has them fetched entry by entry
         return self.build(
             sum_over_rows(lambda a, d: influence(a[:, None] * d[None]), pairs, in_turn)
         )
@@ -114,8 +116,12 @@ class TableRows:
             first = jnp.full(num_rows, size, places.dtype)
             first = first.at[places].min(order, mode="drop")
             goal = first.at[places].get(mode="fill", fill_value=size)
-            values = jnp.zeros_like(values).at[goal].add(values, mode="drop")
-            return jnp.where(goal == order, places, num_rows), values
+            # Most rows are the first of their place and stay: few are added to others.
+            is_first = goal == order
+            total = jnp.where(is_first[:, None], values, 0)
+            goal = jnp.where(is_first, size, goal)
+            total = total.at[goal].add(values, mode="drop")
+            return jnp.where(is_first, places, num_rows), total
 
         if size > 1:
             places, values = jax.vmap(once)(places, values)
@@ -287,28 +293,36 @@ def sum_over_rows(
     """Returns the sum of `function(*row)` over axis 0.
 
     Args:
-        function: of a row of each array.
+        function: of a row of each array; that of zeros is zero.
         arrays: shapes (n, ...).
         in_turn: how many rows are added in one pass over the sum, one after the other;
             None leaves the order to the compiler.
     """
     if in_turn is None:
         return jax.vmap(function)(*arrays).sum(axis=0)
+    num_rows = len(arrays[0])
+    size = min(in_turn, num_rows)
 
-    def add(total, start, size):
-        part = [jax.lax.dynamic_slice_in_dim(x, start, size) for x in arrays]
-        for i in range(size):
-            total = total + function(*(x[i] for x in part))
+    def part(x, i):
+        # The last part may reach past the end: it is shifted back, and those of its
+        # rows that are already added are zeros.
+        start = jnp.minimum(i * size, num_rows - size)
+        x = jax.lax.dynamic_slice_in_dim(x, start, size)
+        if num_rows % size == 0:
+            return x
+        is_new = start + jnp.arange(size) >= i * size
+        return jnp.where(is_new.reshape(size, *(1,) * (x.ndim - 1)), x, 0)
+
+    def add(i, total):
+        parts = [part(x, i) for x in arrays]
+        for row in range(size):
+            total = total + function(*(x[row] for x in parts))
         return total
 
-    num_rows = len(arrays[0])
     total = zeros(jax.eval_shape(lambda: function(*(x[0] for x in arrays))))
-    whole, rest = divmod(num_rows, in_turn)
-    if whole:
-        total = jax.lax.fori_loop(
-            0, whole, lambda i, total: add(total, i * in_turn, in_turn), total
-        )
-    return add(total, whole * in_turn, rest) if rest else total
+    if size == num_rows:
+        return add(0, total)
+    return jax.lax.fori_loop(0, -(-num_rows // size), add, total)
 
 
 def _is_leaf(x: Any) -> bool:

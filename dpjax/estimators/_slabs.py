@@ -105,8 +105,7 @@ def fold_factored(
 
     args = rows.num_rows, longest, row.row_size, microbatch_size
     return jax.lax.platform_dependent(
-        cpu=lambda: run(_Plan.of(*args, most_numbers=2**22, in_turn=IN_TURN)),
-        default=lambda: run(_Plan.of(*args, most_numbers=2**28, in_turn=None)),
+        cpu=lambda: run(_Plan.cached(*args)), default=lambda: run(_Plan.parallel(*args))
     )
 
 
@@ -125,11 +124,24 @@ class _Plan(NamedTuple):
     longest: int  # rows that a block may have
 
     @classmethod
-    def of(cls, num_rows, longest, row_size, microbatch_size, *, most_numbers, in_turn):
-        """As many rows at once as memory and caches like, 4,096 at most."""
+    def cached(cls, num_rows, longest, row_size, microbatch_size):
+        """On CPU: as many rows as the caches hold; four, if memory does."""
         if microbatch_size is None:
-            most = longest if in_turn else 4096
-            microbatch_size = min(max(most_numbers // row_size, 1), most)
+            few = min(4, 2**25 // row_size)
+            microbatch_size = min(max(2**21 // row_size, few, 1), longest)
+            if microbatch_size < num_rows:  # batches are powers of two, or nearly all
+                microbatch_size = 2 ** (microbatch_size.bit_length() - 1)
+        return cls._of(num_rows, longest, microbatch_size, IN_TURN)
+
+    @classmethod
+    def parallel(cls, num_rows, longest, row_size, microbatch_size):
+        """Elsewhere: as many rows as 2^28 numbers (1 GiB) hold, 4,096 at most."""
+        if microbatch_size is None:
+            microbatch_size = min(max(2**28 // row_size, 1), 4096)
+        return cls._of(num_rows, longest, microbatch_size, None)
+
+    @classmethod
+    def _of(cls, num_rows, longest, microbatch_size, in_turn):
         size = min(microbatch_size, num_rows)
         num_slabs = -(-num_rows // size)
         size = -(-num_rows // num_slabs)

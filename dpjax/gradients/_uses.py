@@ -234,6 +234,8 @@ def _use(equation, operand, moves, place, is_alone):
         return _product(equation, operand, moves, place)
     if kind is lax.gather_p and operand == 0 and is_alone:
         return _lookup(equation, moves, place)
+    if kind is lax.dynamic_slice_p and operand == 0 and is_alone:
+        return _slice(equation, moves, place)
     if any(isinstance(x, core.Jaxpr | core.ClosedJaxpr) for x in _values(equation)):
         return WrittenOut(f"used inside {kind.name}")
     return WrittenOut(f"used by {kind.name}")
@@ -289,3 +291,13 @@ def _lookup(equation, moves, place):
         return WrittenOut("most of its rows are read")
     is_clipped = mode == lax.GatherScatterMode.CLIP
     return Lookup(place, rows, entries, num_read, table.shape, is_clipped, moves)
+
+
+def _slice(equation, moves, place):
+    """A look-up of one row, by a single number."""
+    table = equation.invars[0].aval
+    is_by_row = equation.params["slice_sizes"] == (1, *table.shape[1:])
+    if not is_by_row or table.shape[0] < SAVING:
+        return WrittenOut("used by dynamic_slice")
+    entries = tuple(range(1, table.ndim))
+    return Lookup(place, (0,), entries, 1, table.shape, True, moves)
