@@ -64,8 +64,12 @@ def robust_grad(
 
     The same mean as `estimator(per_sample_grad(loss_fn)(params, batch))`, to rounding,
     but gradients are folded into it as they are made: memory holds a few of them, never
-    n. On CPU a few samples at a time go straight into the accumulators; elsewhere
-    thousands are processed at once. The platform is chosen at lowering.
+    n. Of parameters that meet one vector in a product, or of which a few rows are read,
+    gradients are never multiplied out: `Clipping` finds norms and sums from both
+    factors, at about the price of the plain gradient, and influences by coordinate
+    multiply as they add. `dpjax.gradients.explain` tells which parameters these are. On
+    CPU as many samples are processed at once as caches hold; elsewhere thousands. The
+    platform is chosen at lowering.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
@@ -111,10 +115,16 @@ def robust_grad(
         `jax.make_mesh((4, 2), ("records", "model"), axis_types=(Explicit, Auto))`. The
         mean gradient then has their sharding.
 
+    Bad numbers:
+        NaN and infinities in gradients count as `Estimator.__call__` tells. Where a
+        norm comes from factors, a product of two finite numbers beyond the largest
+        float counts as the number that it is.
+
     Sensitivity:
         `estimator.sensitivity(n or normalize_by, number of parameters)`, under
         replace-one; neither microbatch_size, the platform nor the number of devices
-        changes it.
+        changes it. That of norms counts how products of matrices may round in any
+        order; long samples are kept 3e-4 below the limit where blocks need it.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -114,7 +114,8 @@ class Lookup:
 
     def kept(self, inputs: Sequence[Any]) -> jax.Array:
         """Returns the places of rows; those outside of the table are its length."""
-        places, size = inputs[1].reshape(-1), self.shape[0]
+        starts, size = inputs[1], self.shape[0]
+        places = starts[..., 0].reshape(-1) if starts.ndim else starts[None]
         if self.is_clipped:
             places = jnp.clip(places, 0, size - 1)
         inside = (places >= 0) & (places < size)
@@ -276,9 +277,12 @@ def _product(equation, operand, moves, place):
 def _lookup(equation, moves, place):
     numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
     table, result = equation.invars[0].aval, equation.outvars[0].aval
+    is_clipped = mode == lax.GatherScatterMode.CLIP
+    # A batch of slices has a start for every axis: clipped to whole rows they are zero.
+    axes = {(0,), tuple(range(table.ndim))} if is_clipped else {(0,)}
     is_by_row = (
-        numbers.collapsed_slice_dims == (0,)
-        and numbers.start_index_map == (0,)
+        set(numbers.collapsed_slice_dims) <= {0}
+        and numbers.start_index_map in axes
         and not numbers.operand_batching_dims
         and equation.params["slice_sizes"] == (1, *table.shape[1:])
     )
@@ -289,7 +293,6 @@ def _lookup(equation, moves, place):
         return WrittenOut("used by gather")
     if table.shape[0] < SAVING * num_read:
         return WrittenOut("most of its rows are read")
-    is_clipped = mode == lax.GatherScatterMode.CLIP
     return Lookup(place, rows, entries, num_read, table.shape, is_clipped, moves)
 
 

@@ -75,6 +75,7 @@ LOOKUPS = {
     "filled": lambda w, t: w.at[t].get(mode="fill", fill_value=0),
     "a table of rows": lambda w, t: w.reshape(60, 2, 4)[t.reshape(1, 5)],
     "a row": lambda w, t: w[t[0]],
+    "rows by slices": lambda w, t: jax.vmap(lambda i: w[i])(t),
     "entries": lambda w, t: w.T.reshape(-1)[t],
 }
 
