@@ -57,10 +57,18 @@ class Rows(NamedTuple):
     axes: tuple[str, ...] = ()
     read_factored: Callable[[Scalar, int], tuple[FactoredSamples, PyTree]] | None = None
 
+    def factored(self, start: Scalar, size: int) -> tuple[FactoredSamples, PyTree]:
+        """Returns samples and aux as `read`, leaves in factored form where they can."""
+        if self.read_factored is not None:
+            return self.read_factored(start, size)
+        samples, aux = self.read(start, size)
+        return FactoredSamples(samples), aux
+
     def has_factors(self) -> bool:
         """Returns whether any leaf of samples can be read in factored form."""
-        read = self.read_factored
-        return read is not None and jax.eval_shape(lambda: read(0, 1)[0]).is_factored
+        if self.read_factored is None:
+            return False
+        return jax.eval_shape(lambda: self.factored(0, 1)[0]).is_factored
 
     def read_all(self, microbatch_size: int | None) -> tuple[PyTree, PyTree]:
         """Returns all samples and aux, read so many rows at once; None is all."""

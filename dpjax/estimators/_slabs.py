@@ -79,13 +79,13 @@ def fold_factored(
             those to leave out, or None.
         influence: that of one sample, for its shapes and dtypes.
         limit: the bound of every coordinate.
-        rows: the samples, of which `read_factored` is read.
+        rows: the samples.
         normalize_by: the public divisor.
         microbatch_size: how many samples are processed at once; None chooses.
     """
     normalize_by = proven_divisor(rows.num_rows_in_all, normalize_by)
     longest, shape = longest_block(normalize_by), influence_shape(influence, rows)
-    row, aux_shape = jax.eval_shape(lambda: rows.read_factored(0, 1))
+    row, aux_shape = jax.eval_shape(lambda: rows.factored(0, 1))
 
     def run(plan: _Plan) -> tuple[PyTree, PyTree]:
         num_sums = plan.num_slabs // plan.slabs * plan.blocks * num_shares(rows.axes)
@@ -198,7 +198,7 @@ def _slab(prepare, rows, plan, index, aux):
     # The last slab may reach past the end: it is shifted back, and those of its rows
     # that are already counted are left out.
     inside = start if plan.is_exact else jnp.minimum(start, rows.num_rows - size)
-    samples, new = rows.read_factored(inside, size)
+    samples, new = rows.factored(inside, size)
     aux = jax.tree.map(
         lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x, inside, 0), aux, new
     )

@@ -117,7 +117,10 @@ def factored_grad(
     def grad_fn(params: PyTree, rows: PyTree) -> tuple[FactoredSamples, PyTree]:
         program, found, out_tree = _traced(loss_fn, params, rows)
         leaves, structure = jax.tree.flatten(params)
-        at = {x.at: i for i, x in enumerate(found) if not isinstance(x, WrittenOut)}
+        factored = {
+            i: use for i, use in enumerate(found) if not isinstance(use, WrittenOut)
+        }
+        at = {use.at: i for i, use in factored.items()}
 
         def loss(written_out, shifts, example):
             kept = {}
@@ -126,7 +129,7 @@ def factored_grad(
                 if place not in at:
                     return run()
                 i = at[place]
-                kept[i] = found[i].kept(inputs)
+                kept[i] = factored[i].kept(inputs)
                 (result,) = run()
                 return [result + shifts[i]]
 
@@ -150,12 +153,14 @@ def factored_grad(
             (value, (aux, kept)), (whole, cotangents) = grad(
                 written_out, shifts, example
             )
-            cotangents = {i: found[i].cotangent(x) for i, x in cotangents.items()}
+            cotangents = {i: factored[i].cotangent(x) for i, x in cotangents.items()}
             return value, aux, kept, whole, cotangents
 
         num_rows = _validate.leading_size(rows, "batch")
         value, aux, kept, whole, cotangents = by_row(one, num_rows)(rows)
-        factors = {i: found[i].samples(kept[i], cotangents[i]) for i in kept}
+        factors = {
+            i: use.samples(kept[i], cotangents[i]) for i, use in factored.items()
+        }
         grads = [(whole | factors)[i] for i in range(len(leaves))]
         work = 3 * sum(x.aval.size for e in program.jaxpr.eqns for x in e.outvars)
         samples = FactoredSamples(jax.tree.unflatten(structure, grads), work)
