@@ -19,7 +19,7 @@ from dpjax._types import (
     Scalar,
 )
 from dpjax.estimators import _fold
-from dpjax.estimators._factors import sums_of_influences
+from dpjax.estimators._factors import adds_influences
 from dpjax.estimators._sensitivity import Sensitivity, coordinate_sensitivity, maximum
 from dpjax.estimators._slabs import fold_factored
 from dpjax.estimators._stream import SampleStream
@@ -274,7 +274,7 @@ class CoordinateEstimator(Estimator):
             )
         influence = self.influence_fn()
         mean, aux = fold_factored(
-            lambda samples, counts, _: sums_of_influences(samples, influence, counts),
+            lambda samples, counts, _: adds_influences(samples, influence, counts),
             influence,
             self.limit,
             rows,

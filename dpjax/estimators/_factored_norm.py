@@ -19,17 +19,15 @@ long as each factor has 2^24 entries or fewer.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-from dpjax._sharding import zeros
 from dpjax._tree import like
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators._entries import as_finite, as_float
-from dpjax.estimators._factors import FactoredSamples, Leaf, OuterProducts
+from dpjax.estimators._factors import Add, FactoredSamples, Leaf, OuterProducts
 from dpjax.estimators._safe_norm import (
     is_plain,
     power_of_two,
@@ -41,15 +39,15 @@ NOTHING = -1000  # the exponent of what is zero
 FAR = 104  # norms are computed up to 2^FAR and a little: beyond every limit, and finite
 
 
-def sums_of_lengths(
+def adds_lengths(
     samples: FactoredSamples,
     length_fn: Callable[..., jax.Array],
     parameters: tuple[PyTree, ...],
     *,
     most: Scalar,
     counts: jax.Array | None,
-) -> Callable[[Any, int, int | None], PyTree]:
-    """Returns `sums(start, size, in_turn)`: so many samples with other lengths, summed.
+) -> Add:
+    """Returns what adds samples with other lengths to sums.
 
     Args:
         samples: n of them.
@@ -78,43 +76,43 @@ def sums_of_lengths(
         counts = jnp.ones_like(weights, bool)
     weights = jnp.where(counts, weights, 0)
 
-    def sums(start: Any, size: int, in_turn: int | None) -> PyTree:
+    def add(sums, start, size, in_turn):
         everything = FactoredSamples((samples.leaves, weights, counts))
         leaves, some_weights, some_counts = everything.rows(start, size).leaves
         some = FactoredSamples(leaves)
 
-        def at_once():
-            parts = [part.weighted_sum(some_weights, in_turn) for part in some.parts]
-            return some.unflatten(parts)
+        def at_once(sums):
+            pairs = zip(sums, some.parts, strict=True)
+            return [part.add(x, some_weights, in_turn) for x, part in pairs]
 
-        def one(i):
+        def one(i, sums):
             units = _in_units(some.rows(i, 1).parts, parameters[0])
             largest = jax.tree.reduce(
                 jnp.maximum, [jnp.where(s > 0, e, NOTHING) for _, s, e in units]
             )
-            shares = [s * power_of_two(2 * (e - largest), dtype) for _, s, e in units]
-            squares = _total(shares)
+            squares = _total(
+                [s * power_of_two(2 * (e - largest), dtype) for _, s, e in units]
+            )
             unit = power_of_two(jnp.minimum(largest, FAR), dtype)
             weight, is_long = factor(squares, unit)
             weight = jnp.where(some_counts[i], weight, 0)
-            found = {}
+            sums = list(sums)
             for group, _, exponent in units:
                 exponent = jnp.where(is_long, exponent - largest, exponent)
                 by = weight * power_of_two(exponent, dtype)
                 for k, part in group.items():
-                    whole = part.written_out()[0]
-                    found[k] = whole * like(by, whole)
-            return some.unflatten([found[k] for k in range(len(found))])
+                    part = part.times(by[None])
+                    sums[k] = part.add_influences(sums[k], lambda x: x, 1)
+            return sums
 
-        def one_by_one():
-            none = jax.tree.map(zeros, jax.eval_shape(at_once))
-            return jax.lax.fori_loop(
-                0, size, lambda i, total: jax.tree.map(jnp.add, total, one(i)), none
-            )
+        return jax.lax.cond(
+            are_plain,
+            at_once,
+            lambda sums: jax.lax.fori_loop(0, size, one, sums),
+            sums,
+        )
 
-        return jax.lax.cond(are_plain, at_once, one_by_one)
-
-    return sums
+    return add
 
 
 def _squared_norms(

@@ -13,18 +13,20 @@ sample may cancel, and then no norm bounds how their sum is rounded.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dpjax._sharding import zeros
+from dpjax._sharding import varying, varying_axes
 from dpjax._tree import like, register
 from dpjax._types import PyTree
 from dpjax.estimators._entries import as_float
 
-EXACT = jax.lax.Precision.HIGHEST  # float32, whatever the platform's habit is
+Influence = Callable[[jax.Array], jax.Array]
+# `add(sums, start, size, in_turn)` adds so many samples to sums, one for every leaf.
+Add = Callable[[list[jax.Array], Any, int, int | None], list[jax.Array]]
 
 
 @register("left", "right")
@@ -54,23 +56,32 @@ class OuterProducts:
             as_float(self.left), as_float(self.right)
         )
 
-    def weighted_sum(self, weights: jax.Array, in_turn: int | None) -> jax.Array:
-        """Returns the sum of rows, which are finite, times weights of shape (n,)."""
-        del in_turn
-        left, right = as_float(self.left), as_float(self.right)
-        right = right * like(weights, right)[:, None]
-        rows = (((0,), (0,)), ((), ()))
-        return self.build(jax.lax.dot_general(left, right, rows, precision=EXACT))
+    def zeros(self) -> jax.Array:
+        """Returns a sum of no rows, before `build`."""
+        return _zeros((self.left.shape[1], self.right.shape[1]), self.right)
 
-    def influence_sum(
-        self, influence: Callable[[jax.Array], jax.Array], in_turn: int | None
+    def times(self, weights: jax.Array) -> "OuterProducts":
+        """Returns rows times weights of shape (n,)."""
+        return replace(self, right=_times(self.right, weights))
+
+    def add(self, total: jax.Array, weights: jax.Array, _: int | None) -> jax.Array:
+        """Adds rows, which are finite, times weights of shape (n,), to a sum."""
+        right = _times(self.right, weights)
+        rows = (((0,), (0,)), ((), ()))
+        product = jax.lax.dot_general(
+            as_float(self.left), right, rows, precision=jax.lax.Precision.HIGHEST
+        )
+        return total + product
+
+    def add_influences(
+        self, total: jax.Array, influence: Influence, in_turn: int | None
     ) -> jax.Array:
-        """Returns the sum of the influences of rows, which act by coordinate."""
+        """Adds the influences of rows, which act by coordinate, to a sum."""
         pairs = as_float(self.left), as_float(self.right)
         if in_turn is not None and len(self.left) < in_turn:
             in_turn = 1  # a loop over a few rows has them fetched entry by entry
-        return self.build(
-            sum_over_rows(lambda a, d: influence(a[:, None] * d[None]), pairs, in_turn)
+        return add_rows(
+            total, lambda a, d: influence(a[:, None] * d[None]), pairs, in_turn
         )
 
 
@@ -129,27 +140,34 @@ class TableRows:
 
     def written_out(self) -> jax.Array:
         """Returns the leaf as an array (n, ...)."""
-        return jax.vmap(lambda places, values: self._table(places[None], values[None]))(
-            self.places, self.values
-        )
 
-    def weighted_sum(self, weights: jax.Array, in_turn: int | None) -> jax.Array:
-        """Returns the sum of rows, which are finite, times weights of shape (n,)."""
-        del in_turn
-        weights = like(weights, self.values)
-        return self._table(self.places, self.values * weights[:, None, None])
+        def one(places, values):
+            table = jnp.zeros((self.num_rows, values.shape[1]), values.dtype)
+            return self.build(table.at[places].add(values, mode="drop"))
 
-    def influence_sum(
-        self, influence: Callable[[jax.Array], jax.Array], in_turn: int | None
+        return jax.vmap(one)(self.places, self.values)
+
+    def zeros(self) -> jax.Array:
+        """Returns a sum of no rows, before `build`."""
+        return _zeros((self.num_rows, self.values.shape[2]), self.values)
+
+    def times(self, weights: jax.Array) -> "TableRows":
+        """Returns rows times weights of shape (n,)."""
+        return replace(self, values=_times(self.values, weights))
+
+    def add(self, total: jax.Array, weights: jax.Array, _: int | None) -> jax.Array:
+        """Adds rows, which are finite, times weights of shape (n,), to a sum."""
+        return self._add(total, _times(self.values, weights))
+
+    def add_influences(
+        self, total: jax.Array, influence: Influence, _: int | None
     ) -> jax.Array:
-        """Returns the sum of the influences of rows; that of a zero must be zero."""
-        del in_turn
-        return self._table(self.places, influence(self.values))
+        """Adds the influences of rows to a sum; that of a zero must be zero."""
+        return self._add(total, influence(self.values))
 
-    def _table(self, places, values):
-        table = jnp.zeros((self.num_rows, values.shape[-1]), values.dtype)
+    def _add(self, total, values):
         rows = values.reshape(-1, values.shape[-1])
-        return self.build(table.at[places.reshape(-1)].add(rows, mode="drop"))
+        return total.at[self.places.reshape(-1)].add(rows, mode="drop")
 
 
 @register("values")
@@ -163,18 +181,31 @@ class Arrays:
         """Returns the leaf."""
         return self.values
 
-    def weighted_sum(self, weights: jax.Array, in_turn: int | None) -> jax.Array:
-        """Returns the sum of rows, which are finite, times weights of shape (n,)."""
-        values = as_float(self.values)
-        return sum_over_rows(
-            lambda x, w: x * w, (values, like(weights, values)), in_turn
-        )
+    def build(self, x: jax.Array) -> jax.Array:
+        """Returns what a sum is of."""
+        return x
 
-    def influence_sum(
-        self, influence: Callable[[jax.Array], jax.Array], in_turn: int | None
+    def zeros(self) -> jax.Array:
+        """Returns a sum of no rows."""
+        return _zeros(self.values.shape[1:], self.values)
+
+    def times(self, weights: jax.Array) -> "Arrays":
+        """Returns rows times weights of shape (n,)."""
+        return Arrays(_times(self.values, weights))
+
+    def add(
+        self, total: jax.Array, weights: jax.Array, in_turn: int | None
     ) -> jax.Array:
-        """Returns the sum of the influences of rows."""
-        return sum_over_rows(influence, (self.values,), in_turn)
+        """Adds rows, which are finite, times weights of shape (n,), to a sum."""
+        values = as_float(self.values)
+        pairs = values, like(weights, values)
+        return add_rows(total, lambda x, w: x * w, pairs, in_turn)
+
+    def add_influences(
+        self, total: jax.Array, influence: Influence, in_turn: int | None
+    ) -> jax.Array:
+        """Adds the influences of rows to a sum."""
+        return add_rows(total, influence, (self.values,), in_turn)
 
 
 Leaf = OuterProducts | TableRows | Arrays
@@ -206,14 +237,22 @@ class FactoredSamples:
         leaves = jax.tree.leaves(self.leaves, is_leaf=_is_leaf)
         return [leaf if _is_leaf(leaf) else Arrays(leaf) for leaf in leaves]
 
-    def unflatten(self, leaves: list[Any]) -> PyTree:
-        """Returns the pytree with other leaves."""
-        structure = jax.tree.structure(self.leaves, is_leaf=_is_leaf)
-        return jax.tree.unflatten(structure, leaves)
-
     def written_out(self) -> PyTree:
         """Returns the samples as a pytree of arrays."""
-        return self.unflatten([part.written_out() for part in self.parts])
+        return self._unflatten([part.written_out() for part in self.parts])
+
+    def zeros(self) -> list[jax.Array]:
+        """Returns sums of no samples, one for every leaf, before `build`."""
+        return [part.zeros() for part in self.parts]
+
+    def build(self, sums: list[jax.Array]) -> PyTree:
+        """Returns sums in the shape of samples."""
+        pairs = zip(self.parts, sums, strict=True)
+        return self._unflatten([part.build(x) for part, x in pairs])
+
+    def _unflatten(self, leaves):
+        structure = jax.tree.structure(self.leaves, is_leaf=_is_leaf)
+        return jax.tree.unflatten(structure, leaves)
 
     @property
     def numbers(self) -> list[jax.Array]:
@@ -244,11 +283,7 @@ class FactoredSamples:
 
     def zero_unless(self, counts: jax.Array) -> "FactoredSamples":
         """Returns zeros in the place of samples that do not count."""
-
-        def keep(x):
-            return jnp.where(counts.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
-
-        return jax.tree.map(keep, self)
+        return jax.tree.map(lambda x: _zero_unless(counts, x), self)
 
     @property
     def is_factored(self) -> bool:
@@ -261,12 +296,10 @@ class FactoredSamples:
         return self.work + sum(x.size // len(x) for x in jax.tree.leaves(self.leaves))
 
 
-def sums_of_influences(
-    samples: FactoredSamples,
-    influence: Callable[[jax.Array], jax.Array],
-    counts: jax.Array | None,
-) -> Callable[[Any, int, int | None], PyTree]:
-    """Returns `sums(start, size, in_turn)`: the influences of so many samples, summed.
+def adds_influences(
+    samples: FactoredSamples, influence: Influence, counts: jax.Array | None
+) -> Add:
+    """Returns what adds the influences of samples to sums.
 
     Args:
         samples: n of them.
@@ -276,30 +309,30 @@ def sums_of_influences(
     if counts is not None:
         samples = samples.zero_unless(counts)
 
-    def sums(start, size, in_turn):
-        some = samples.rows(start, size)
-        return samples.unflatten(
-            [part.influence_sum(influence, in_turn) for part in some.parts]
-        )
+    def add(sums, start, size, in_turn):
+        parts = zip(sums, samples.rows(start, size).parts, strict=True)
+        return [part.add_influences(x, influence, in_turn) for x, part in parts]
 
-    return sums
+    return add
 
 
-def sum_over_rows(
+def add_rows(
+    total: jax.Array,
     function: Callable[..., jax.Array],
     arrays: tuple[jax.Array, ...],
     in_turn: int | None,
 ) -> jax.Array:
-    """Returns the sum of `function(*row)` over axis 0.
+    """Adds `function(*row)` of all rows to a sum.
 
     Args:
+        total: the sum.
         function: of a row of each array; that of zeros is zero.
         arrays: shapes (n, ...).
         in_turn: how many rows are added in one pass over the sum, one after the other;
             None leaves the order to the compiler.
     """
     if in_turn is None:
-        return jax.vmap(function)(*arrays).sum(axis=0)
+        return total + jax.vmap(function)(*arrays).sum(axis=0)
     num_rows = len(arrays[0])
     size = min(in_turn, num_rows)
 
@@ -310,8 +343,7 @@ def sum_over_rows(
         x = jax.lax.dynamic_slice_in_dim(x, start, size)
         if num_rows % size == 0:
             return x
-        is_new = start + jnp.arange(size) >= i * size
-        return jnp.where(is_new.reshape(size, *(1,) * (x.ndim - 1)), x, 0)
+        return _zero_unless(start + jnp.arange(size) >= i * size, x)
 
     def add(i, total):
         parts = [part(x, i) for x in arrays]
@@ -319,10 +351,23 @@ def sum_over_rows(
             total = total + function(*(x[row] for x in parts))
         return total
 
-    total = zeros(jax.eval_shape(lambda: function(*(x[0] for x in arrays))))
     if size == num_rows:
         return add(0, total)
     return jax.lax.fori_loop(0, -(-num_rows // size), add, total)
+
+
+def _zeros(shape, like_this):
+    dtype = jnp.promote_types(like_this.dtype, jnp.float32)
+    return varying(jnp.zeros(shape, dtype), varying_axes(like_this))
+
+
+def _times(x, weights):
+    x = as_float(x)
+    return x * like(weights, x).reshape(-1, *(1,) * (x.ndim - 1))
+
+
+def _zero_unless(counts, x):
+    return jnp.where(counts.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
 
 
 def _is_leaf(x: Any) -> bool:

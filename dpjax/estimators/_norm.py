@@ -12,7 +12,7 @@ from dpjax._tree import like
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators._entries import as_finite, as_float
 from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._factored_norm import sums_of_lengths
+from dpjax.estimators._factored_norm import adds_lengths
 from dpjax.estimators._fold import Rows
 from dpjax.estimators._safe_norm import NORM_ERROR, scaled_norm
 from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
@@ -47,7 +47,7 @@ class NormEstimator(Estimator):
 
         def prepare(samples, counts, cut):
             most = self.limit * (1 - cut)
-            return sums_of_lengths(
+            return adds_lengths(
                 samples, length_fn, parameters, most=most, counts=counts
             )
 

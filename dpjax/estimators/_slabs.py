@@ -8,18 +8,18 @@ known, and which need not add all coordinates in the same order.
 What rounding may do to it, u the unit roundoff, y_1 to y_K the terms of one coordinate:
 each is a product that is rounded once (or not at all), and passes as many additions as
 its depth in the tree of sums. The sum is off by at most (1 + K u) u sum (1 + depth_i)
-|y_i|. Of all trees of K leaves one after the other is the deepest, in the sense of
-majorization: K - 1, K - 1, K - 2, ..., 1. By Cauchy-Schwarz
+|y_i|. By Cauchy-Schwarz
 
-    sum (1 + depth_i) |y_i| <= sqrt(sum_i (1 + depth_i)^2) sqrt(sum_i y_i^2),
+    sum (1 + depth_i) |y_i| <= sqrt(sum_i (1 + depth_i)^2) sqrt(sum_i y_i^2).
 
-and summed over coordinates, where each may have its own order, the l2 norm of the error
-is at most (1 + K u) u sqrt(K sum (1 + depth_i)^2) times the limit of the l2 norm of a
-sample. `sensitivity()` allows for (L (L + 1) / 2 - 1) 1.01 u times the limit, where L
-is `block_length`: enough up to K = 237 for L = 256, and K = 59 for L = 64. For longer
-blocks it is less, by 3e-4 of the limit at K = L = 256 and by 2e-5 at 64. So much below
-the limit are the norms of samples kept there: `cut`. The sum of the terms moves by so
-much less, and the bound holds.
+Of all trees of K leaves the sum of squares is largest where terms are added one after
+the other: depths K - 1, K - 1, K - 2, ..., 1. Squared and summed over coordinates, each
+of which may have its own order, this bounds the l2 norm of the error by (1 + K u) u
+sqrt(K sum (1 + depth_i)^2) times the limit of a sample's norm. `sensitivity()` allows
+for 1.01 u (L (L + 1) / 2 - 1) times the limit, where L is `block_length`: enough up to
+K = 238 for L = 256 and K = 59 for L = 64. For longer blocks it is less, by 3e-4 of the
+limit at 256 and 2e-5 at 64. So much below the limit are the norms of samples kept there
+(`cut`): the exact sum moves by so much less, and the bound holds.
 
 For influences by coordinate the fold's own bound holds, coordinate by coordinate: it is
 that of the deepest tree.
@@ -37,7 +37,7 @@ from dpjax._rounding import ROUNDOFF
 from dpjax._sharding import num_shares, psum, zeros
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators._digits import Digits
-from dpjax.estimators._factors import FactoredSamples
+from dpjax.estimators._factors import Add, FactoredSamples
 from dpjax.estimators._fold import (
     Rows,
     influence_shape,
@@ -46,7 +46,6 @@ from dpjax.estimators._fold import (
 )
 
 IN_TURN = 16  # rows that are added in one pass over a sum, on CPU
-Sums = Callable[..., PyTree]
 
 
 def cut(length: int, longest: int) -> float:
@@ -63,7 +62,7 @@ def cut(length: int, longest: int) -> float:
 
 
 def fold_factored(
-    prepare: Callable[[FactoredSamples, jax.Array | None, float], Sums],
+    prepare: Callable[[FactoredSamples, jax.Array | None, float], Add],
     influence: Callable[[PyTree], PyTree],
     limit: Scalar,
     rows: Rows,
@@ -74,9 +73,9 @@ def fold_factored(
     """Returns the sum of influences divided by `normalize_by`, and the aux of all rows.
 
     Args:
-        prepare: `prepare(samples, counts, cut)` returns `sums(start, size, in_turn)`,
-            the sum of the influences of some of these samples; counts is false for
-            those to leave out, or None.
+        prepare: `prepare(samples, counts, cut)` returns what adds the influences of
+            some of these samples to sums; counts is false for those to leave out, or
+            None.
         influence: that of one sample, for its shapes and dtypes.
         limit: the bound of every coordinate.
         rows: the samples.
@@ -92,7 +91,7 @@ def fold_factored(
         digits = Digits.of(num_sums, plan.block_length, shape, limit, normalize_by)
         aux = jax.tree.map(lambda x: zeros(x, (rows.num_rows, *x.shape[1:])), aux_shape)
         slab = partial(_slab, prepare, rows, plan)
-        add = jax.checkpoint(partial(_add_slabs, slab, plan, digits, shape))
+        add = jax.checkpoint(partial(_add_slabs, slab, plan, digits, row))
         carry = digits.zeros(shape), aux
         steps = plan.num_slabs // plan.slabs
         if steps == 1:
@@ -163,37 +162,36 @@ class _Plan(NamedTuple):
         return self.size * self.num_slabs == self.num_rows
 
 
-def _add_slabs(slab, plan, digits, shape, carry, index):
+def _add_slabs(slab, plan, digits, row, carry, index):
     """Adds the blocks of some slabs to digits, and fills in their aux."""
     total, aux = carry
+
+    def add_block(total, sums):
+        lane = jax.tree.map(lambda x: x[None], row.build(sums))
+        return digits.add(total, lane)
+
     if plan.slabs == 1:
-        sums, aux = slab(index, aux)
+        add, aux = slab(index, aux)
         size = plan.block_length
 
-        def add(i, total):
-            return digits.add(total, _lane(sums(i * size, size, plan.in_turn)))
+        def block(i, total):
+            return add_block(total, add(row.zeros(), i * size, size, plan.in_turn))
 
         if plan.blocks == 1:
-            return add(0, total), aux
-        return jax.lax.fori_loop(0, plan.blocks, add, total), aux
+            return block(0, total), aux
+        return jax.lax.fori_loop(0, plan.blocks, block, total), aux
 
     def add_slab(i, carry):
-        block, aux = carry
-        sums, aux = slab(index * plan.slabs + i, aux)
-        more = sums(0, plan.size, plan.in_turn)
-        return jax.tree.map(jnp.add, block, more), aux
+        sums, aux = carry
+        add, aux = slab(index * plan.slabs + i, aux)
+        return add(sums, 0, plan.size, plan.in_turn), aux
 
-    none = jax.tree.map(zeros, shape)
-    block, aux = jax.lax.fori_loop(0, plan.slabs, add_slab, (none, aux))
-    return digits.add(total, _lane(block)), aux
-
-
-def _lane(sums):
-    return jax.tree.map(lambda x: x[None], sums)
+    sums, aux = jax.lax.fori_loop(0, plan.slabs, add_slab, (row.zeros(), aux))
+    return add_block(total, sums), aux
 
 
 def _slab(prepare, rows, plan, index, aux):
-    """Returns what sums the influences of a slab, and the aux with its own."""
+    """Returns what adds the influences of a slab, and the aux with its own."""
     start, size = index * plan.size, min(plan.size, rows.num_rows)
     # The last slab may reach past the end: it is shifted back, and those of its rows
     # that are already counted are left out.

@@ -18,7 +18,7 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
-from dpjax.estimators._factors import sum_over_rows
+from dpjax.estimators._factors import add_rows
 from dpjax.estimators._safe_norm import power_of_two
 from dpjax.estimators._slabs import cut
 
@@ -134,10 +134,10 @@ def test_the_influence_of_zero_is_zero(estimator):
 @pytest.mark.parametrize("in_turn", [1, 16, None])
 def test_sums_over_rows(n, in_turn):
     x, w = jnp.arange(3.0 * n).reshape(n, 3), jnp.arange(1.0, n + 1)
-    found = jax.jit(lambda x, w: sum_over_rows(lambda x, w: x * w, (x, w), in_turn))(
-        x, w
-    )
-    np.testing.assert_allclose(found, (x * w[:, None]).sum(axis=0), rtol=1e-6)
+    found = jax.jit(
+        lambda x, w: add_rows(jnp.ones(3), lambda x, w: x * w, (x, w), in_turn)
+    )(x, w)
+    np.testing.assert_allclose(found, 1 + (x * w[:, None]).sum(axis=0), rtol=1e-6)
 
 
 def test_powers_of_two_are_exact():
@@ -189,6 +189,19 @@ def test_no_order_of_a_sum_passes_what_is_allowed(length):
             largest = max(largest, np.linalg.norm(errors))
     assert largest <= allowed
     assert largest > allowed / 100  # the search comes near enough to mean something
+
+
+def test_no_tree_is_deeper_than_one_after_the_other():
+    # The largest sums of depths and of (1 + depth)^2, by the sizes of both branches.
+    first, second = [0, 0], [0, 1]
+    for k in range(2, 257):
+        pairs = [(a, k - a) for a in range(1, k // 2 + 1)]
+        first.append(k + max(first[a] + first[b] for a, b in pairs))
+        below = [second[a] + second[b] + 2 * (first[a] + first[b]) for a, b in pairs]
+        second.append(max(below) + 3 * k)
+        depths = [k - 1, *range(k - 1, 0, -1)]
+        assert first[k] == sum(depths)
+        assert second[k] == sum((1 + depth) ** 2 for depth in depths)
 
 
 def test_the_cut_is_the_excess_of_the_worst_tree():
