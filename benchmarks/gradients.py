@@ -76,14 +76,11 @@ def gradient_methods(
 
     methods = [Method(PLAIN, call(peers.plain), "jax")]
     for name, estimator in coordinatewise(threshold).items():
-        operations = 0 if name == "Clipping" else OPERATIONS[name]
-        methods.append(
-            Method(
-                name,
-                partial(robust, estimator, model, batch_size),
-                work=partial(gradient_work, operations, model, batch_size),
-            )
-        )
+        work = partial(gradient_work, OPERATIONS[name], model, batch_size)
+        if name == "Clipping":  # from norms, which come from factors
+            work = partial(gradient_work, 0, model, batch_size, in_turn=batch_size)
+        make = partial(robust, estimator, model, batch_size)
+        methods.append(Method(name, make, work=work))
     for size in microbatch_sizes:
         make = call(peers.jax_privacy, microbatch_size=size)
         methods.append(Method(microbatch_name(size), make, "jax_privacy"))
