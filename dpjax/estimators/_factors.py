@@ -124,9 +124,13 @@ class TableRows:
         order = jnp.arange(size, dtype=places.dtype)
 
         def once(places, values):
-            first = jnp.full(num_rows, size, places.dtype)
-            first = first.at[places].min(order, mode="drop")
-            goal = first.at[places].get(mode="fill", fill_value=size)
+            if size**2 <= num_rows:  # all pairs, which are never stored
+                is_same = places[:, None] == places[None]
+                goal = jnp.where(is_same, order[None], size).min(axis=1)
+            else:
+                first = jnp.full(num_rows, size, places.dtype)
+                first = first.at[places].min(order, mode="drop")
+                goal = first.at[places].get(mode="fill", fill_value=size)
             # Most rows are the first of their place and stay: few are added to others.
             is_first = goal == order
             total = jnp.where(is_first[:, None], values, 0)

@@ -140,6 +140,20 @@ def test_sums_over_rows(n, in_turn):
     np.testing.assert_allclose(found, 1 + (x * w[:, None]).sum(axis=0), rtol=1e-6)
 
 
+@pytest.mark.parametrize("num_rows", [7, 100])  # found in a table, and by pairs
+def test_rows_of_one_place_are_added_up(num_rows):
+    places = jnp.asarray([[3, 0, 3, 5, 3, num_rows, num_rows], [0, 1, 2, 3, 4, 5, 6]])
+    values = jnp.arange(1.0, 29.0).reshape(2, 7, 2)
+    rows = TableRows.of(places, values, num_rows=num_rows, build=lambda x: x)
+    for before, after in zip(np.asarray(places), np.asarray(rows.places), strict=True):
+        kept = after[after < num_rows]
+        assert sorted(kept) == sorted(set(before) - {num_rows})  # each of them once
+    expected = np.zeros((2, num_rows + 1, 2))
+    for i in range(2):
+        np.add.at(expected[i], np.asarray(places[i]), np.asarray(values[i]))
+    np.testing.assert_array_equal(rows.written_out(), expected[:, :num_rows])
+
+
 def test_powers_of_two_are_exact():
     for dtype in (np.float32,):
         info = np.finfo(dtype)
