@@ -361,8 +361,9 @@ def add_rows(
 
 
 def _zeros(shape, like_this):
-    dtype = jnp.promote_types(like_this.dtype, jnp.float32)
-    return varying(jnp.zeros(shape, dtype), varying_axes(like_this))
+    is_double = like_this.dtype == jnp.float64
+    zeros = jnp.zeros(shape, jnp.float64 if is_double else jnp.float32)
+    return varying(zeros, varying_axes(like_this))
 
 
 def _times(x, weights):

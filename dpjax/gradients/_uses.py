@@ -217,7 +217,8 @@ def _moved(equation):
     params, kind = equation.params, equation.primitive
     if kind is lax.convert_element_type_p:
         is_float = all(jnp.issubdtype(x.dtype, jnp.floating) for x in (source, result))
-        return () if is_float and params["sharding"] is None else None
+        is_same = _are_of_one_kind(source, result) and params["sharding"] is None
+        return () if is_float and is_same else None
     if kind is lax.copy_p:
         return ()
     if kind is lax.transpose_p:
@@ -227,6 +228,11 @@ def _moved(equation):
     if kind in RESHAPES and source.size == result.size and in_order and not is_placed:
         return (("reshape", source.shape),)
     return None
+
+
+def _are_of_one_kind(*arrays):
+    """Whether sums of all of them are float64, or of none."""
+    return len({x.dtype == jnp.float64 for x in arrays}) == 1
 
 
 def _use(equation, operand, moves, place, is_alone):
@@ -251,12 +257,14 @@ def _product(equation, operand, moves, place):
     summed, shared = equation.params["dimension_numbers"]
     matrix, vector = (equation.invars[k].aval for k in (operand, 1 - operand))
     is_placed = equation.params["out_sharding"] is not None
-    dtypes = {x.dtype for x in (matrix, vector)}
+    is_same = matrix.dtype == vector.dtype and _are_of_one_kind(
+        matrix, equation.outvars[0].aval
+    )
     summed, other = summed[operand], summed[1 - operand]
     num_vectors = math.prod(
         n for axis, n in enumerate(vector.shape) if axis not in other
     )
-    if any(shared) or is_placed or len(dtypes) > 1:
+    if any(shared) or is_placed or not is_same:
         return WrittenOut("used by dot_general")
     if num_vectors != 1:
         return WrittenOut(f"multiplied by {num_vectors:,} vectors")
