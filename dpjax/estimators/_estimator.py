@@ -20,6 +20,7 @@ from dpjax._types import (
 )
 from dpjax.estimators import _fold
 from dpjax.estimators._factors import adds_influences
+from dpjax.estimators._rows import Rows
 from dpjax.estimators._sensitivity import Sensitivity, coordinate_sensitivity, maximum
 from dpjax.estimators._slabs import fold_factored
 from dpjax.estimators._stream import SampleStream
@@ -216,7 +217,7 @@ class Estimator(abc.ABC):
 
     def fold(
         self,
-        rows: _fold.Rows,
+        rows: Rows,
         *,
         normalize_by: Scalar,
         microbatch_size: int | None = None,
@@ -262,7 +263,7 @@ class CoordinateEstimator(Estimator):
 
     def fold(
         self,
-        rows: _fold.Rows,
+        rows: Rows,
         *,
         normalize_by: Scalar,
         microbatch_size: int | None = None,
@@ -301,7 +302,7 @@ def _fold_stream(axes, estimator, stream, is_padding_example, normalize_by):
         rows, is_padding_example = rows
         # With respect to replicated params a gradient would be a psum over devices.
         mine = stream.on_device(varying(shared, axes), rows)
-        rows = _fold.Rows(
+        rows = Rows(
             mine.read, mine.num_rows, is_padding_example, axes, mine.read_factored
         )
         return estimator.fold(

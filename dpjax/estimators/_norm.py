@@ -13,7 +13,7 @@ from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators._entries import as_finite, as_float
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._factored_norm import adds_lengths
-from dpjax.estimators._fold import Rows
+from dpjax.estimators._rows import Rows
 from dpjax.estimators._safe_norm import NORM_ERROR, scaled_norm
 from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
 from dpjax.estimators._slabs import fold_factored

@@ -38,12 +38,8 @@ from dpjax._sharding import num_shares, psum, zeros
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators._digits import Digits
 from dpjax.estimators._factors import Add, FactoredSamples
-from dpjax.estimators._fold import (
-    Rows,
-    influence_shape,
-    longest_block,
-    proven_divisor,
-)
+from dpjax.estimators._fold import longest_block, proven_divisor
+from dpjax.estimators._rows import Rows, influence_shape
 
 IN_TURN = 16  # rows that are added in one pass over a sum, on CPU
 
