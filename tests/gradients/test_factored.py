@@ -176,13 +176,16 @@ def assert_same_mean(loss_fn, params, batch, rtol=1e-5, estimators=ESTIMATORS):
         ]
 
     pairs = jax.jit(both, compiler_options=FAST_TO_COMPILE)(params, batch)
+    # Two programs round a sum of many terms differently: by its size before an
+    # influence cuts it.
+    largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(grads))
     for estimator, (found, expected) in zip(estimators, pairs, strict=True):
         # A cast may move an entry over the threshold.
         is_cut = rtol > 1e-3 and isinstance(estimator, Truncation)
         for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
             assert x.dtype == y.dtype
             if not is_cut:
-                atol = rtol * float(estimator.limit)
+                atol = rtol * float(estimator.limit) + 1e-6 * largest
                 np.testing.assert_allclose(x, y, rtol=0, atol=atol)
 
 
@@ -264,7 +267,7 @@ def model(architecture, num_rows):
     shapes = [shapes for shapes, _ in layers] + [{"embed": (VOCABULARY, WIDTH)}]
     flat, tree = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
     params = jax.tree.unflatten(
-        tree, [0.3 * numbers(*shape, seed=i) for i, shape in enumerate(flat)]
+        tree, [0.2 * numbers(*shape, seed=i) for i, shape in enumerate(flat)]
     )
     rng = np.random.default_rng(5)
     tokens = jnp.asarray(rng.integers(0, VOCABULARY, (num_rows, LENGTH)), jnp.int32)
