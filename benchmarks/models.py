@@ -164,6 +164,44 @@ def transformer(batch_size, width=128, length=64, vocabulary=1000, num_layers=2)
     return loss_fn, params, tokens
 
 
+def text_classifier(batch_size, vocabulary=5000, width=64, length=64):
+    """The mean of 64 tokens' embeddings, of 5,000 by 64, and a dense layer of 2."""
+    rng = np.random.default_rng(0)
+    params = {
+        "embed": normal(rng, (vocabulary, width)),
+        "w": normal(rng, (width, 2), 0.1),
+        "b": jnp.zeros(2),
+    }
+    tokens = rng.integers(0, vocabulary, (batch_size, length), np.int32)
+    labels = rng.integers(0, 2, batch_size, np.int32)
+
+    def loss_fn(params, example):
+        tokens, label = example
+        x = params["embed"][tokens].mean(axis=0)
+        return cross_entropy(x @ params["w"] + params["b"], label)
+
+    return loss_fn, params, (jnp.asarray(tokens), jnp.asarray(labels))
+
+
+def low_rank(batch_size, width=768, rank=8, num_classes=10):
+    """A frozen dense layer 768-768 with a trained product of rank 8 beside, and 10."""
+    rng = np.random.default_rng(0)
+    frozen = normal(rng, (width, width), width**-0.5)
+    params = {
+        "down": normal(rng, (width, rank), width**-0.5),
+        "up": normal(rng, (rank, width), 0.1),
+        "head": normal(rng, (width, num_classes), width**-0.5),
+    }
+    batch = _images(rng, (batch_size, width))
+
+    def loss_fn(params, example):
+        x, label = example
+        hidden = jax.nn.gelu(x @ frozen + x @ params["down"] @ params["up"])
+        return cross_entropy(hidden @ params["head"], label)
+
+    return loss_fn, params, batch
+
+
 def linear(batch_size, num_features=50):
     """Linear regression, features and noise heavy-tailed."""
     rng = np.random.default_rng(0)
@@ -177,5 +215,7 @@ MODELS = {
     "small_convolutional": small_convolutional,
     "convolutional": convolutional,
     "transformer": transformer,
+    "text_classifier": text_classifier,
+    "low_rank": low_rank,
     "linear": linear,
 }

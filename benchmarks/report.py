@@ -19,6 +19,7 @@ QUANTITIES = {
     "seconds": "",
     "temporary_bytes": " in temporary memory, as the compiler states it",
     "peak_bytes": " in peak memory of a process",
+    "compile_seconds": " to compile",
     "compilations": " compiled programs",
     "copy_share": " of the bandwidth of a copy",
 }

@@ -45,6 +45,7 @@ PACKAGES = [
 # Parameters, as in the registry, of what is no part of a layer.
 SIGNATURES = {
     dpjax.per_sample_grad: "loss_fn * has_aux=",
+    gradients.explain: "loss_fn params batch",
     gradients.streamed_grad: "loss_fn * microbatch_size=",
     dpjax.robust_grad: (
         "loss_fn estimator * microbatch_size= normalize_by= return_values= has_aux= "
@@ -195,6 +196,8 @@ RECORDS = {
     "dpjax.REPLACE_ONE",
     "dpjax.estimators.Estimator",
     "dpjax.estimators.SampleStream",
+    "dpjax.gradients.Explanation",
+    "dpjax.gradients.LeafRoute",
     "dpjax.loading.Records",
     "dpjax.parties.JaxTransport",
     "dpjax.parties.PartyError",

@@ -22,6 +22,7 @@ BESIDE = {
     estimators: {
         *("Estimator", "Sensitivity", "SampleStream", "clip_to_norm"),
         *("smoothed_truncate", "truncate", "winsorize"),
+        *("FactoredSamples", "OuterProducts", "TableRows"),
     },
     mechanisms: set(),
     transforms: {"average_params"},

@@ -13,6 +13,7 @@ method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
 
 from dpjax.estimators._clipping import Clipping, clip_to_norm
 from dpjax.estimators._estimator import Estimator
+from dpjax.estimators._factors import FactoredSamples, OuterProducts, TableRows
 from dpjax.estimators._mean import Mean
 from dpjax.estimators._median_of_means import MedianOfMeans
 from dpjax.estimators._sensitivity import Sensitivity
@@ -29,12 +30,15 @@ from dpjax.estimators._winsorization import Winsorization, winsorize
 __all__ = [
     "Clipping",
     "Estimator",
+    "FactoredSamples",
     "Mean",
     "MedianOfMeans",
+    "OuterProducts",
     "SampleStream",
     "Sensitivity",
     "SmoothedClipping",
     "SmoothedTruncation",
+    "TableRows",
     "TrimmedMean",
     "Truncation",
     "Winsorization",

@@ -1,5 +1,6 @@
 """Clipping: each sample is scaled down to a given l2 norm, over the whole tree."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -63,6 +64,10 @@ class Clipping(NormEstimator):
     def influence(self, sample: PyTree) -> PyTree:
         """Returns the sample, scaled down to the clip norm where it is longer."""
         return clip_to_norm(sample, self.l2_clip_norm)
+
+    def length(self) -> tuple[Callable[..., jax.Array], tuple[PyTree, ...]]:
+        """Returns min(norm, l2_clip_norm) as a function, and the clip norm."""
+        return jnp.minimum, (self.l2_clip_norm,)
 
     @property
     def limit(self) -> Scalar:

@@ -19,7 +19,10 @@ from dpjax._types import (
     Scalar,
 )
 from dpjax.estimators import _fold
+from dpjax.estimators._factors import adds_influences
+from dpjax.estimators._rows import Rows
 from dpjax.estimators._sensitivity import Sensitivity, coordinate_sensitivity, maximum
+from dpjax.estimators._slabs import fold_factored
 from dpjax.estimators._stream import SampleStream
 
 
@@ -214,7 +217,7 @@ class Estimator(abc.ABC):
 
     def fold(
         self,
-        rows: _fold.Rows,
+        rows: Rows,
         *,
         normalize_by: Scalar,
         microbatch_size: int | None = None,
@@ -256,7 +259,30 @@ class CoordinateEstimator(Estimator):
     @property
     @abc.abstractmethod
     def limit(self) -> Scalar:
-        """The largest size of any coordinate of an influence."""
+        """The largest size of any coordinate of an influence; that of zero is zero."""
+
+    def fold(
+        self,
+        rows: Rows,
+        *,
+        normalize_by: Scalar,
+        microbatch_size: int | None = None,
+    ) -> tuple[PyTree, Any]:
+        """See `Estimator.fold`: products are multiplied out as they are added."""
+        if not rows.has_factors():
+            return super().fold(
+                rows, normalize_by=normalize_by, microbatch_size=microbatch_size
+            )
+        influence = self.influence_fn()
+        mean, aux = fold_factored(
+            lambda samples, counts, _: adds_influences(samples, influence, counts),
+            influence,
+            self.limit,
+            rows,
+            normalize_by=normalize_by,
+            microbatch_size=microbatch_size,
+        )
+        return self._within_limit(mean, normalize_by), aux
 
     def sensitivity(
         self,
@@ -276,7 +302,9 @@ def _fold_stream(axes, estimator, stream, is_padding_example, normalize_by):
         rows, is_padding_example = rows
         # With respect to replicated params a gradient would be a psum over devices.
         mine = stream.on_device(varying(shared, axes), rows)
-        rows = _fold.Rows(mine.read, mine.num_rows, is_padding_example, axes)
+        rows = Rows(
+            mine.read, mine.num_rows, is_padding_example, axes, mine.read_factored
+        )
         return estimator.fold(
             rows,
             normalize_by=rows.num_rows_in_all if normalize_by is None else normalize_by,
@@ -288,24 +316,3 @@ def _fold_stream(axes, estimator, stream, is_padding_example, normalize_by):
 
 
 _jitted_fold = jax.jit(_fold_stream, static_argnums=0)
-
-
-def as_float(x: jax.Array) -> jax.Array:
-    """Returns float64 as it is, and every other dtype as float32."""
-    x = jnp.asarray(x)
-    return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
-
-
-def within(x: jax.Array, limit: jax.Array) -> jax.Array:
-    """Returns floats clipped to ±limit; NaN becomes the limit.
-
-    Two selects of one instruction each; `jnp.clip` keeps NaN, which takes three.
-    """
-    x = jnp.where(x < limit, x, limit)
-    return jnp.where(x > -limit, x, -limit)
-
-
-def as_finite(x: jax.Array) -> jax.Array:
-    """Returns floats in which NaN and infinities count as zero."""
-    x = as_float(x)
-    return jnp.where(jnp.isfinite(x), x, 0)

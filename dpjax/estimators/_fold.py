@@ -31,43 +31,10 @@ from dpjax._tree import by_row, float_dtype, num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
 from dpjax.estimators._digits import Digits
+from dpjax.estimators._rows import Rows, influence_shape
 
 FEW_ROWS = 4096  # up to so many rows any divisor is allowed, such as 1 for their sum
 MANY_ROWS = 2**24  # stands for a traced divisor
-
-
-class Rows(NamedTuple):
-    """Samples that are read a few at a time.
-
-    Attributes:
-        read: `read(start, size)` returns `(samples, aux)` of rows `start` to
-            `start + size - 1`; leaves have leading axis `size`, which is static. `aux`
-            is whatever the caller wants returned for each row, or `()`.
-        num_rows: number of rows on this device, padding included.
-        is_padding_example: shape (num_rows,), true for rows to leave out.
-        axes: the Manual mesh axes over which rows are sharded evenly, `()` if none.
-    """
-
-    read: Callable[[Scalar, int], tuple[PyTree, PyTree]]
-    num_rows: int
-    is_padding_example: jax.Array | None = None
-    axes: tuple[str, ...] = ()
-
-    def read_all(self, microbatch_size: int | None) -> tuple[PyTree, PyTree]:
-        """Returns all samples and aux, read so many rows at once; None is all."""
-        if microbatch_size is None:
-            return self.read(0, self.num_rows)
-        each = jax.lax.map(
-            lambda row: self.read(row, 1),
-            jnp.arange(self.num_rows),
-            batch_size=microbatch_size,
-        )
-        return jax.tree.map(lambda x: x[:, 0], each)
-
-    @property
-    def num_rows_in_all(self) -> int:
-        """The number of rows on all devices."""
-        return self.num_rows * num_shares(self.axes)
 
 
 class Span(NamedTuple):
@@ -94,10 +61,8 @@ def fold_mean(
         normalize_by: the public divisor.
         microbatch_size: how many samples are processed at once; None chooses.
     """
-    normalize_by = _proven_divisor(rows.num_rows_in_all, normalize_by)
-    longest = block_length(
-        float(normalize_by) if is_concrete(normalize_by) else MANY_ROWS
-    )
+    normalize_by = proven_divisor(rows.num_rows_in_all, normalize_by)
+    longest = longest_block(normalize_by)
 
     def run(plan: _Plan, shape: PyTree) -> tuple[PyTree, PyTree]:
         digits = _digits(plan, shape, limit, rows, normalize_by)
@@ -174,6 +139,11 @@ def block_length(normalize_by: float) -> int:
     return 64 if FEW_ROWS < normalize_by <= 2**27 else 256
 
 
+def longest_block(normalize_by: Scalar) -> int:
+    """Returns `block_length` of a divisor that may be traced."""
+    return block_length(float(normalize_by) if is_concrete(normalize_by) else MANY_ROWS)
+
+
 def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
     """Refuses divisors too small for the bound on rounding to hold."""
     if is_concrete(normalize_by):
@@ -186,7 +156,7 @@ def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
         )
 
 
-def _proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:
+def proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:
     """Returns the divisor; a traced one is raised to where the bound on rounding holds.
 
     A traced divisor cannot be refused. Raising it is safe: the sensitivity falls with
@@ -293,12 +263,7 @@ def _groups_by_device(sizes, rows):
 
 def _by_platform(run, influence, rows, num_rows, longest, microbatch_size):
     """Returns `run(plan, shape)` with the platform's plan and an influence's shape."""
-
-    def one():
-        samples, _ = rows.read(0, 1)
-        return influence(jax.tree.map(lambda x: jax.lax.squeeze(x, [0]), samples))
-
-    shape = jax.eval_shape(one)
+    shape = influence_shape(influence, rows)
     args = num_rows, max(num_coordinates(shape), 1), longest, microbatch_size
     # CPU: a few samples at a time are added to accumulators, without a reduction over
     # the sample axis. Elsewhere: many at once, and one parallel reduction.

@@ -7,7 +7,8 @@ import jax
 
 from dpjax._tree import register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._estimator import Estimator, as_finite
+from dpjax.estimators._entries import as_finite
+from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._sensitivity import Sensitivity
 
 

@@ -14,6 +14,7 @@ from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators import _fold
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._order_statistics import median
+from dpjax.estimators._rows import Rows
 from dpjax.estimators._sensitivity import Sensitivity, largest_ulp
 
 
@@ -99,7 +100,7 @@ class MedianOfMeans(Estimator):
 
     def fold(
         self,
-        rows: _fold.Rows,
+        rows: Rows,
         *,
         normalize_by: Scalar,
         microbatch_size: int | None = None,

@@ -1,27 +1,22 @@
 """Norm-wise influences: a sample keeps its direction, and gets another l2 norm."""
 
 import abc
-import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dpjax._sharding import num_other_devices, varying, varying_axes
 from dpjax._tree import like
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._estimator import Estimator, as_finite, as_float
+from dpjax.estimators._entries import as_finite, as_float
+from dpjax.estimators._estimator import Estimator
+from dpjax.estimators._factored_norm import adds_lengths
+from dpjax.estimators._rows import Rows
+from dpjax.estimators._safe_norm import NORM_ERROR, scaled_norm
 from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
-
-# The computed norm may be too small by this relative error, so that a clipped sample
-# may be longer than the clip norm by as much: sums of squares pass at most 6 levels of
-# 256 terms (any number below 2^48 of coordinates, 2^32 where they lie on several
-# devices, since two sums follow one another), those of the leaves one more level for
-# each doubling of their number; half of the error of a square goes into its root; three
-# roundings follow.
-NORM_ERROR = 2.0**-13
-ROW = 256
+from dpjax.estimators._slabs import fold_factored
 
 
 class NormEstimator(Estimator):
@@ -31,6 +26,40 @@ class NormEstimator(Estimator):
     @abc.abstractmethod
     def limit(self) -> Scalar:
         """The largest l2 norm of an influence, hence size of any coordinate."""
+
+    @abc.abstractmethod
+    def length(self) -> tuple[Callable[..., jax.Array], tuple[PyTree, ...]]:
+        """Returns `(length_fn, parameters)`: see `shorten`."""
+
+    def fold(
+        self,
+        rows: Rows,
+        *,
+        normalize_by: Scalar,
+        microbatch_size: int | None = None,
+    ) -> tuple[PyTree, Any]:
+        """See `Estimator.fold`: the norms of factored samples come from factors."""
+        if rows.read_factored is None:
+            return super().fold(
+                rows, normalize_by=normalize_by, microbatch_size=microbatch_size
+            )
+        length_fn, parameters = self.length()
+
+        def prepare(samples, counts, cut):
+            most = self.limit * (1 - cut)
+            return adds_lengths(
+                samples, length_fn, parameters, most=most, counts=counts
+            )
+
+        mean, aux = fold_factored(
+            prepare,
+            self.influence,
+            self.limit,
+            rows,
+            normalize_by=normalize_by,
+            microbatch_size=microbatch_size,
+        )
+        return self._within_limit(mean, normalize_by), aux
 
     def sensitivity(
         self,
@@ -68,7 +97,7 @@ def shorten(
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _shorten(length_fn, sample, parameters):
-    norm, unit, is_zero = _scaled_norm(sample, parameters[0])
+    norm, unit, is_zero = scaled_norm(sample, parameters[0])
     shrink, _ = _shrinking(length_fn(norm / unit, *parameters), norm, unit, is_zero)
     return jax.tree.map(lambda x: shrink(as_finite(x)), sample)
 
@@ -77,7 +106,7 @@ def _shorten(length_fn, sample, parameters):
 def _shorten_jvp(length_fn, primals, tangents):
     # y = l(r) e with r = ||x|| and e = x/r has dy = (l/r) (dx - e <e, dx>) + e dl.
     (sample, parameters), (d_sample, d_parameters) = primals, tangents
-    norm, unit, is_zero = _scaled_norm(sample, parameters[0])
+    norm, unit, is_zero = scaled_norm(sample, parameters[0])
     d_sample = jax.tree.map(
         lambda x, dx: jnp.where(jnp.isfinite(x), dx, 0), sample, d_sample
     )
@@ -99,28 +128,6 @@ def _shorten_jvp(length_fn, primals, tangents):
     return jax.tree.map(shrink, sample), jax.tree.map(turn, direction, d_sample)
 
 
-def _scaled_norm(sample, smallest):
-    """Returns the norm times a power of two, that power, and whether the norm is zero.
-
-    The power is one for most samples. Squares that are all zero count as a norm of
-    zero, which is one here, so that it may divide; so do squares that underflow where
-    `smallest`, the least length of interest, is far larger than their roots.
-    """
-    dtype, leaves = smallest.dtype, jax.tree.leaves(sample)
-    squares = _squared_norm(leaves, dtype)
-    # No square has overflowed, and none that underflowed is missed: beside 2^-60, 2^40
-    # of them are nothing. NaN fails both.
-    is_plain = (squares < 2.0**120) & ((squares > 2.0**-60) | (smallest > 2.0**-30))
-    unit, squares = jax.lax.cond(
-        is_plain,
-        lambda leaves: (varying(jnp.ones((), dtype), varying_axes(squares)), squares),
-        lambda leaves: _scaled_squared_norm(leaves, dtype),
-        leaves,
-    )
-    is_zero = ~(squares > 0)
-    return jnp.sqrt(jnp.where(is_zero, 1, squares)), unit, is_zero
-
-
 def _shrinking(length, norm, unit, is_zero):
     """Returns a function that scales finite leaves to the length, and whether it does.
 
@@ -135,58 +142,3 @@ def _shrinking(length, norm, unit, is_zero):
         return jnp.where(is_long, short.astype(x.dtype), x)
 
     return shrink, is_long
-
-
-def _scaled_squared_norm(leaves, dtype):
-    """Returns a power of two, and the squared norm of the sample times it.
-
-    The power stands at the largest entry, so that squares neither over- nor underflow.
-    Not the entry itself: compilers turn a division into a product with 1 / 1e38, which
-    is zero.
-    """
-    leaves = [as_finite(leaf) for leaf in leaves]
-    largest = jnp.zeros((), dtype)
-    for leaf in leaves:
-        top = jnp.max(jnp.abs(leaf), initial=0.0).astype(dtype)
-        largest = jnp.maximum(largest, top)
-    _, exponent = jnp.frexp(largest)
-    exponent = jnp.clip(exponent, -125, jnp.finfo(dtype).maxexp - 2)
-    unit = jnp.ldexp(jnp.ones((), dtype), -exponent)
-    return unit, _squared_norm([leaf.astype(dtype) * unit for leaf in leaves], dtype)
-
-
-def _squared_norm(leaves, dtype):
-    # As a tree: one after the other, thousands of leaves err by as many roundings.
-    sums = [_sum_of_squares(x).astype(dtype) for x in leaves]
-    return jax.tree.reduce_associative(jnp.add, sums, identity=jnp.zeros((), dtype))
-
-
-def _sum_of_squares(x: jax.Array) -> jax.Array:
-    terms = x * x
-    num_parts = num_other_devices(x)
-    if num_parts > 1 and x.ndim > 0:
-        # An axis that lies on several devices falls into as many parts, which stay
-        # where they are: the rows of 256 are of one device each.
-        parts = [num_parts if n % num_parts == 0 else 1 for n in x.shape]
-        lengths = [n // m for n, m in zip(x.shape, parts, strict=True)]
-        pairs = zip(parts, lengths, strict=True)
-        terms = terms.reshape([n for pair in pairs for n in pair])
-        order = [*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2)]
-        terms = terms.transpose(order).reshape(*parts, math.prod(lengths))
-        terms = jax.lax.optimization_barrier(_sum_by_rows(terms))
-        if terms.size <= ROW:
-            return terms.sum()
-    return _sum_by_rows(terms.reshape(-1))
-
-
-def _sum_by_rows(terms: jax.Array) -> jax.Array:
-    """Sums over the last axis."""
-    # A flat float32 sum of d terms may err by d·2^-24: 6 times, at d = 1e8. Sums of
-    # rows of 256 err by 256·2^-24 a level; the barrier keeps the compiler from
-    # merging the levels into one flat sum.
-    while terms.shape[-1] > ROW:
-        rest = [(0, 0)] * (terms.ndim - 1)
-        terms = jnp.pad(terms, [*rest, (0, -terms.shape[-1] % ROW)])
-        terms = terms.reshape(*terms.shape[:-1], -1, ROW)
-        terms = jax.lax.optimization_barrier(terms.sum(axis=-1))
-    return terms.sum(axis=-1)

@@ -12,7 +12,8 @@ from dpjax._rounding import LARGEST, SMALLEST
 from dpjax._tree import like
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators import _catoni
-from dpjax.estimators._estimator import Estimator, as_float, within
+from dpjax.estimators._entries import as_float, within
+from dpjax.estimators._estimator import Estimator
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,12 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
 
     def influence_fn(self) -> Callable[[PyTree], PyTree]:
         """See `Estimator.influence_fn`: computes the coefficients of the series."""
-        parameters = prepared(self.scale, self.beta, self._degree)
-        return lambda sample: shorten(_length, sample, *parameters)
+        length_fn, parameters = self.length()
+        return lambda sample: shorten(length_fn, sample, *parameters)
+
+    def length(self) -> tuple[Callable[..., jax.Array], tuple[PyTree, ...]]:
+        """Returns scale·h_beta(norm / scale) as a function, and its coefficients."""
+        return _length, prepared(self.scale, self.beta, self._degree)
 
 
 def _length(norm: jax.Array, scale: jax.Array, *parameters: PyTree) -> jax.Array:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._tree import register
 from dpjax._types import PyTree, Scalar
+from dpjax.estimators._factors import FactoredSamples
 
 
 @register("shared", "rows")
@@ -28,12 +30,17 @@ class SampleStream:
         shared: pytree that all samples depend on, such as parameters.
         rows: pytree, leaves of shape (n, ...), such as a batch.
         microbatch_size: how many are made at once; None chooses.
+        make_factored: as make_samples, with samples as `FactoredSamples`, for
+            estimators that take norms and sums from factors; None where there are none.
     """
 
     make_samples: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
     shared: PyTree
     rows: PyTree
     microbatch_size: int | None = None
+    make_factored: Callable[[PyTree, PyTree], tuple[FactoredSamples, PyTree]] | None = (
+        None
+    )
 
     @classmethod
     def of(cls, samples: PyTree) -> "SampleStream":
@@ -49,8 +56,21 @@ class SampleStream:
 
     def read(self, start: Scalar, size: int) -> tuple[PyTree, PyTree]:
         """Returns samples and aux of rows `start` to `start + size - 1`."""
+        return self.make_samples(self.shared, self._rows(start, size))
+
+    @property
+    def read_factored(self) -> Callable[[Scalar, int], tuple[Any, PyTree]] | None:
+        """As `read`, with samples in factored form; None where there are none."""
+        make = self.make_factored
+        if make is None:
+            return None
+        return lambda start, size: make(self.shared, self._rows(start, size))
+
+    def _rows(self, start, size):
+        if size == self.num_rows:
+            return self.rows
         part = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
-        return self.make_samples(self.shared, jax.tree.map(part, self.rows))
+        return jax.tree.map(part, self.rows)
 
     def num_coordinates(self) -> int:
         """Returns the number of entries of one sample, all leaves together."""

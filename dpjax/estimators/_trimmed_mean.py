@@ -13,7 +13,8 @@ from dpjax._rounding import LARGEST, ROUNDOFF
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying
 from dpjax._tree import by_column, like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName, PyTree, Scalar
-from dpjax.estimators._estimator import Estimator, as_float
+from dpjax.estimators._entries import as_float
+from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._fold import Rows
 from dpjax.estimators._order_statistics import middle_sum, order_statistics
 from dpjax.estimators._sensitivity import Sensitivity, maximum

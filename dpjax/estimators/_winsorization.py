@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dpjax._tree import like, register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._estimator import as_float, within
+from dpjax.estimators._entries import as_float, within
 from dpjax.estimators._threshold import ThresholdEstimator
 
 

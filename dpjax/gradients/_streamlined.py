@@ -1,6 +1,6 @@
 """A gradient's program, written as XLA's CPU compiler likes it inside a loop."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ from jax import lax
 from jax.extend import core
 
 from dpjax._types import PyTree
+from dpjax.gradients._program import evaluate
 
 
 def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -30,45 +31,24 @@ def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     def rewritten(*args: PyTree) -> PyTree:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        results = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args))
+        factors = {}  # of the outer products, by the variables that hold them
+
+        def rule(place, equation, inputs, run):
+            del place
+            variable = equation.invars[0] if equation.invars else None
+            if _is_convolution_of_other_order(equation):
+                return [_convolution(*inputs, **equation.params)]
+            if _is_outer_product(equation):
+                factors[equation.outvars[0]] = inputs
+                return [jnp.outer(*inputs)]
+            if _is_matrix_transpose(equation) and variable in factors:
+                return [jnp.outer(*reversed(factors[variable]))]
+            return run()
+
+        results = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), rule)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return rewritten
-
-
-def _evaluate(jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list:
-    """Computes a program equation by equation."""
-    values = dict(zip(jaxpr.constvars + jaxpr.invars, [*consts, *args], strict=True))
-    factors = {}  # of the outer products
-
-    def read(atom):
-        return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-    for equation in jaxpr.eqns:
-        variables = equation.invars
-        inputs = [read(variable) for variable in variables]
-        with equation.ctx.manager:  # where and how it is to be computed
-            if _is_convolution_of_other_order(equation):
-                results = [_convolution(*inputs, **equation.params)]
-            elif _is_outer_product(equation):
-                factors[equation.outvars[0]] = inputs
-                results = [jnp.outer(*inputs)]
-            elif _is_matrix_transpose(equation) and variables[0] in factors:
-                results = [jnp.outer(*reversed(factors[variables[0]]))]
-            elif _is_plain_jit(equation):
-                inner = equation.params["jaxpr"]
-                results = _evaluate(inner.jaxpr, inner.consts, inputs)
-            else:
-                used = list(
-                    dict.fromkeys(x for x in variables if isinstance(x, core.Var))
-                )
-                alone = jaxpr.replace(
-                    constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]
-                )
-                run = core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))
-                results = run(*(values[x] for x in used))
-        values.update(zip(equation.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
 
 
 def _is_outer_product(equation: core.JaxprEqn) -> bool:
@@ -87,14 +67,6 @@ def _is_matrix_transpose(equation: core.JaxprEqn) -> bool:
         and isinstance(equation.invars[0], core.Var)  # a literal has no hash
         and equation.params["permutation"] == (1, 0)
     )
-
-
-def _is_plain_jit(equation: core.JaxprEqn) -> bool:
-    """Whether it only names a part of the program, and places nothing."""
-    if equation.primitive is not core.primitives.jit_p:
-        return False
-    places = equation.params["in_shardings"] + equation.params["out_shardings"]
-    return not any(isinstance(x, jax.sharding.Sharding) for x in places)
 
 
 def _is_convolution_of_other_order(equation: core.JaxprEqn) -> bool:

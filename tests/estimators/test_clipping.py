@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax.estimators import Clipping, clip_to_norm
-from dpjax.estimators._norm import _squared_norm
+from dpjax.estimators._safe_norm import squared_norm
 
 # What sensitivity() allows for: a clipped sample is at most this much longer.
 NORM_ERROR = 2.0**-13
@@ -88,7 +88,7 @@ def test_the_norm_of_many_leaves_errs_by_few_roundings():
     leaves = [jnp.float32(1.0), *[jnp.float32(small)] * 7999]
     exact = 1 + 7999 * float(small) ** 2
     assert exact**0.5 - 1 > NORM_ERROR
-    assert abs(float(_squared_norm(leaves, jnp.float32)) / exact - 1) < 14 * 2**-24
+    assert abs(float(squared_norm(leaves, jnp.float32)) / exact - 1) < 14 * 2**-24
 
 
 def test_nan_and_infinity_count_as_zero_entry_by_entry():

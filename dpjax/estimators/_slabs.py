@@ -1,0 +1,208 @@
+"""The fold of factored samples: a slab of them at a time, with the fold's own bound.
+
+A block's sum adds K bounded terms to every coordinate, K at most the `block_length` of
+`_fold`, and is then split into digits as there. Only the sum itself is another one: a
+product of matrices, of which neither the order nor the use of fused operations is
+known, and which need not add all coordinates in the same order.
+
+What rounding may do to it, u the unit roundoff, y_1 to y_K the terms of one coordinate:
+each is a product that is rounded once (or not at all), and passes as many additions as
+its depth in the tree of sums. The sum is off by at most (1 + K u) u sum (1 + depth_i)
+|y_i|. By Cauchy-Schwarz
+
+    sum (1 + depth_i) |y_i| <= sqrt(sum_i (1 + depth_i)^2) sqrt(sum_i y_i^2).
+
+Of all trees of K leaves the sum of squares is largest where terms are added one after
+the other: depths K - 1, K - 1, K - 2, ..., 1. Squared and summed over coordinates, each
+of which may have its own order, this bounds the l2 norm of the error by (1 + K u) u
+sqrt(K sum (1 + depth_i)^2) times the limit of a sample's norm. `sensitivity()` allows
+for 1.01 u (L (L + 1) / 2 - 1) times the limit, where L is `block_length`: enough up to
+K = 238 for L = 256 and K = 59 for L = 64. For longer blocks it is less, by 3e-4 of the
+limit at 256 and 2e-5 at 64. So much below the limit are the norms of samples kept there
+(`cut`): the exact sum moves by so much less, and the bound holds.
+
+For influences by coordinate the fold's own bound holds, coordinate by coordinate: it is
+that of the deepest tree.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._rounding import ROUNDOFF
+from dpjax._sharding import num_shares, psum, zeros
+from dpjax._types import PyTree, Scalar
+from dpjax.estimators._digits import Digits
+from dpjax.estimators._factors import Add, FactoredSamples
+from dpjax.estimators._fold import longest_block, proven_divisor
+from dpjax.estimators._rows import Rows, influence_shape
+
+IN_TURN = 16  # rows that are added in one pass over a sum, on CPU
+
+
+def cut(length: int, longest: int) -> float:
+    """Returns the share of the limit that samples must stay below it.
+
+    Args:
+        length: K, the terms of a block.
+        longest: the terms that `sensitivity()` counts for a block.
+    """
+    depths = [length - 1, *range(length - 1, 0, -1)]
+    error = math.sqrt(length * sum((1 + depth) ** 2 for depth in depths))
+    counted = 1.01 * (longest * (longest + 1) / 2 - 1)
+    return max(0.0, error * (1 + length * ROUNDOFF) - counted) * ROUNDOFF
+
+
+def fold_factored(
+    prepare: Callable[[FactoredSamples, jax.Array | None, float], Add],
+    influence: Callable[[PyTree], PyTree],
+    limit: Scalar,
+    rows: Rows,
+    *,
+    normalize_by: Scalar,
+    microbatch_size: int | None,
+) -> tuple[PyTree, PyTree]:
+    """Returns the sum of influences divided by `normalize_by`, and the aux of all rows.
+
+    Args:
+        prepare: `prepare(samples, counts, cut)` returns what adds the influences of
+            some of these samples to sums; counts is false for those to leave out, or
+            None.
+        influence: that of one sample, for its shapes and dtypes.
+        limit: the bound of every coordinate.
+        rows: the samples.
+        normalize_by: the public divisor.
+        microbatch_size: how many samples are processed at once; None chooses.
+    """
+    normalize_by = proven_divisor(rows.num_rows_in_all, normalize_by)
+    longest, shape = longest_block(normalize_by), influence_shape(influence, rows)
+    row, aux_shape = jax.eval_shape(lambda: rows.factored(0, 1))
+
+    def run(plan: _Plan) -> tuple[PyTree, PyTree]:
+        num_sums = plan.num_slabs // plan.slabs * plan.blocks * num_shares(rows.axes)
+        digits = Digits.of(num_sums, plan.block_length, shape, limit, normalize_by)
+        aux = jax.tree.map(lambda x: zeros(x, (rows.num_rows, *x.shape[1:])), aux_shape)
+        slab = partial(_slab, prepare, rows, plan)
+        add = jax.checkpoint(partial(_add_slabs, slab, plan, digits, row))
+        carry = digits.zeros(shape), aux
+        steps = plan.num_slabs // plan.slabs
+        if steps == 1:
+            total, aux = add(carry, 0)
+        else:
+            total, aux = jax.lax.scan(
+                lambda carry, index: (add(carry, index), None), carry, jnp.arange(steps)
+            )[0]
+        return digits.mean(psum(total, rows.axes)), aux
+
+    args = rows.num_rows, longest, row.row_size, microbatch_size
+    return jax.lax.platform_dependent(
+        cpu=lambda: run(_Plan.cached(*args)), default=lambda: run(_Plan.parallel(*args))
+    )
+
+
+class _Plan(NamedTuple):
+    """How rows fall into slabs that are processed at once, and into blocks.
+
+    A slab holds `blocks` blocks, or a block `slabs` slabs: one of both is 1.
+    """
+
+    num_rows: int
+    size: int  # rows of a slab
+    num_slabs: int
+    slabs: int
+    blocks: int
+    in_turn: int | None
+    longest: int  # rows that a block may have
+
+    @classmethod
+    def cached(cls, num_rows, longest, row_size, microbatch_size):
+        """On CPU: as many rows as the caches hold; four, if memory does."""
+        if microbatch_size is None:
+            few = min(4, 2**25 // row_size)
+            microbatch_size = min(max(2**21 // row_size, few, 1), longest)
+            if microbatch_size < num_rows:  # batches are powers of two, or nearly all
+                microbatch_size = 2 ** (microbatch_size.bit_length() - 1)
+        return cls._of(num_rows, longest, microbatch_size, IN_TURN)
+
+    @classmethod
+    def parallel(cls, num_rows, longest, row_size, microbatch_size):
+        """Elsewhere: as many rows as 2^28 numbers (1 GiB) hold, 4,096 at most."""
+        if microbatch_size is None:
+            microbatch_size = min(max(2**28 // row_size, 1), 4096)
+        return cls._of(num_rows, longest, microbatch_size, None)
+
+    @classmethod
+    def _of(cls, num_rows, longest, microbatch_size, in_turn):
+        size = min(microbatch_size, num_rows)
+        num_slabs = -(-num_rows // size)
+        size = -(-num_rows // num_slabs)
+        if size > longest:
+            blocks = -(-size // longest)
+            size = -(-size // blocks) * blocks
+            return cls(num_rows, size, num_slabs, 1, blocks, in_turn, longest)
+        slabs = min(longest // size, num_slabs)
+        steps = -(-num_slabs // slabs)
+        slabs = -(-num_slabs // steps)
+        return cls(num_rows, size, steps * slabs, slabs, 1, in_turn, longest)
+
+    @property
+    def block_length(self) -> int:
+        return self.size * self.slabs // self.blocks
+
+    @property
+    def is_exact(self) -> bool:
+        return self.size * self.num_slabs == self.num_rows
+
+
+def _add_slabs(slab, plan, digits, row, carry, index):
+    """Adds the blocks of some slabs to digits, and fills in their aux."""
+    total, aux = carry
+
+    def add_block(total, sums):
+        lane = jax.tree.map(lambda x: x[None], row.build(sums))
+        return digits.add(total, lane)
+
+    if plan.slabs == 1:
+        add, aux = slab(index, aux)
+        size = plan.block_length
+
+        def block(i, total):
+            return add_block(total, add(row.zeros(), i * size, size, plan.in_turn))
+
+        if plan.blocks == 1:
+            return block(0, total), aux
+        return jax.lax.fori_loop(0, plan.blocks, block, total), aux
+
+    def add_slab(i, carry):
+        sums, aux = carry
+        add, aux = slab(index * plan.slabs + i, aux)
+        return add(sums, 0, plan.size, plan.in_turn), aux
+
+    sums, aux = jax.lax.fori_loop(0, plan.slabs, add_slab, (row.zeros(), aux))
+    return add_block(total, sums), aux
+
+
+def _slab(prepare, rows, plan, index, aux):
+    """Returns what adds the influences of a slab, and the aux with its own."""
+    start, size = index * plan.size, min(plan.size, rows.num_rows)
+    # The last slab may reach past the end: it is shifted back, and those of its rows
+    # that are already counted are left out.
+    inside = start if plan.is_exact else jnp.minimum(start, rows.num_rows - size)
+    samples, new = rows.factored(inside, size)
+    aux = jax.tree.map(
+        lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x, inside, 0), aux, new
+    )
+    counts = None
+    if not plan.is_exact:
+        counts = inside + jnp.arange(size) >= start
+        samples = samples.padded(plan.size)
+        counts = jnp.pad(counts, (0, plan.size - size))
+    if rows.is_padding_example is not None:
+        is_padding = jax.lax.dynamic_slice_in_dim(rows.is_padding_example, inside, size)
+        is_padding = jnp.pad(is_padding, (0, plan.size - size))
+        counts = ~is_padding if counts is None else counts & ~is_padding
+    return prepare(samples, counts, cut(plan.block_length, plan.longest)), aux

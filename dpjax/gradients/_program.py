@@ -1,0 +1,59 @@
+"""Programs computed equation by equation, some of them by other means."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+# Of an equation in a program, or in a jit in it: its places from the outside in.
+Place = tuple[int, ...]
+# `rule(place, equation, inputs, run)` returns the results; `run()` the ordinary ones.
+Rule = Callable[
+    [Place, core.JaxprEqn, list[Any], Callable[[], Sequence[Any]]], Sequence[Any]
+]
+
+
+def evaluate(
+    jaxpr: core.Jaxpr,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    rule: Rule,
+    within: Place = (),
+) -> list[Any]:
+    """Returns what a program computes; jits that only name a part of it are inlined."""
+    values = dict(zip(jaxpr.constvars + jaxpr.invars, [*consts, *args], strict=True))
+
+    def read(atom):
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+    def run(equation):
+        used = list(
+            dict.fromkeys(x for x in equation.invars if isinstance(x, core.Var))
+        )
+        alone = jaxpr.replace(
+            constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]
+        )
+        return core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))(
+            *(values[x] for x in used)
+        )
+
+    for i, equation in enumerate(jaxpr.eqns):
+        place = (*within, i)
+        inputs = [read(atom) for atom in equation.invars]
+        with equation.ctx.manager:  # where and how it is to be computed
+            if is_plain_jit(equation):
+                inner = equation.params["jaxpr"]
+                results = evaluate(inner.jaxpr, inner.consts, inputs, rule, place)
+            else:
+                results = rule(place, equation, inputs, lambda e=equation: run(e))
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def is_plain_jit(equation: core.JaxprEqn) -> bool:
+    """Whether it only names a part of the program, and places nothing."""
+    if equation.primitive is not core.primitives.jit_p:
+        return False
+    places = equation.params["in_shardings"] + equation.params["out_shardings"]
+    return not any(isinstance(x, jax.sharding.Sharding) for x in places)

@@ -1,0 +1,245 @@
+"""Factored samples: sums and norms from factors, and how they may round."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.estimators import (
+    Clipping,
+    FactoredSamples,
+    OuterProducts,
+    SampleStream,
+    SmoothedClipping,
+    SmoothedTruncation,
+    TableRows,
+    Truncation,
+    Winsorization,
+)
+from dpjax.estimators._factors import add_rows
+from dpjax.estimators._safe_norm import power_of_two
+from dpjax.estimators._slabs import cut
+
+ROUNDOFF = 2.0**-24
+
+
+def matrix_of(x):
+    """An outer product's place in a leaf of another shape."""
+    return x.T.reshape(3, 2, 5)
+
+
+def samples_of(rows):
+    """A product, a table and an array."""
+    left, right, places, values, array = rows
+    table = TableRows.of(places, values, num_rows=7, build=lambda x: x.T)
+    return FactoredSamples(
+        {"a": OuterProducts(left, right, matrix_of), "t": table, "x": array}
+    )
+
+
+def rows_of(n, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = [(n, 5), (n, 6), (n, 4, 3), (n, 2, 2)]
+    left, right, values, array = (
+        jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes
+    )
+    places = jnp.asarray(rng.integers(0, 9, (n, 4)), jnp.int32)  # 7, 8: outside
+    return left, right, places, values, array
+
+
+def stream_of(rows, microbatch_size=None):
+    """A stream of these samples in both forms."""
+
+    def written_out(shared, rows):
+        return samples_of(rows).written_out(), ()
+
+    def factored(shared, rows):
+        return samples_of(rows), ()
+
+    return SampleStream(written_out, (), rows, microbatch_size, factored)
+
+
+ESTIMATORS = [
+    Clipping(1.5),
+    SmoothedClipping(1.5),
+    Truncation(0.5),
+    Winsorization(0.5),
+    SmoothedTruncation(0.5),
+]
+
+
+def mean_of(estimator):
+    return jax.jit(lambda rows: estimator(stream_of(rows)))
+
+
+def exactly(estimator, rows):
+    """The estimator's mean of samples that are written out."""
+    return estimator(samples_of(rows).written_out())
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_the_mean_is_that_of_arrays(estimator, plan):
+    rows = rows_of(40)
+    found = mean_of(estimator)(rows)
+    for x, y in zip(
+        *map(jax.tree.leaves, (found, exactly(estimator, rows))), strict=True
+    ):
+        np.testing.assert_allclose(x, y, atol=1e-6)
+
+
+BAD = [np.nan, np.inf, -np.inf, 1e30, 1e-30, 1e37, 1e-42, 1e15]
+
+
+@pytest.mark.parametrize("estimator", [*ESTIMATORS[:2], Clipping(1e-12)], ids=str)
+def test_numbers_out_of_the_ordinary(estimator, plan):
+    mean = mean_of(estimator)
+    rows = rows_of(12)
+    for bad in BAD:
+        left, right, places, values, array = rows
+        several = [
+            (left.at[3, 1].set(bad), right, places, values, array),
+            (left, right.at[3].set(bad), places, values, array),
+            (left, right, places, values.at[3, 0].set(bad), array),
+            (left, right, places, values, array.at[3].set(bad)),
+            (left.at[3].set(bad), right.at[3].set(bad), places, values, array),
+        ]
+        for i, changed in enumerate(several):
+            found = jax.tree.leaves(mean(changed))
+            assert all(np.isfinite(x).all() for x in found)
+            if i == 4 and abs(bad) > 1e18:
+                continue  # a product beyond the largest float is no infinity here
+            expected = jax.tree.leaves(exactly(estimator, changed))
+            atol = 1e-6 * float(estimator.limit)
+            for x, y in zip(found, expected, strict=True):
+                np.testing.assert_allclose(x, y, rtol=0, atol=atol)
+
+
+def test_the_product_of_huge_factors_keeps_its_direction():
+    left, right, places, values, array = rows_of(1)
+    rows = (1e30 * jnp.sign(left), 1e30 * jnp.sign(right), places, values, array)
+    mean = mean_of(Clipping(1.0))(rows)
+    expected = np.sign(left[0])[:, None] * np.sign(right[0]) / 30**0.5
+    np.testing.assert_allclose(mean["a"], matrix_of(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS[2:], ids=str)
+def test_the_influence_of_zero_is_zero(estimator):
+    # Rows of a table that a sample does not read, and rows left out, rest on it.
+    np.testing.assert_array_equal(estimator.influence(jnp.zeros(3)), 0)
+
+
+@pytest.mark.parametrize("n", [1, 5, 16, 17, 40])
+@pytest.mark.parametrize("in_turn", [1, 16, None])
+def test_sums_over_rows(n, in_turn):
+    x, w = jnp.arange(3.0 * n).reshape(n, 3), jnp.arange(1.0, n + 1)
+    found = jax.jit(
+        lambda x, w: add_rows(jnp.ones(3), lambda x, w: x * w, (x, w), in_turn)
+    )(x, w)
+    np.testing.assert_allclose(found, 1 + (x * w[:, None]).sum(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_rows", [7, 100])  # found in a table, and by pairs
+def test_rows_of_one_place_are_added_up(num_rows):
+    places = jnp.asarray([[3, 0, 3, 5, 3, num_rows, num_rows], [0, 1, 2, 3, 4, 5, 6]])
+    values = jnp.arange(1.0, 29.0).reshape(2, 7, 2)
+    rows = TableRows.of(places, values, num_rows=num_rows, build=lambda x: x)
+    for before, after in zip(np.asarray(places), np.asarray(rows.places), strict=True):
+        kept = after[after < num_rows]
+        assert sorted(kept) == sorted(set(before) - {num_rows})  # each of them once
+    expected = np.zeros((2, num_rows + 1, 2))
+    for i in range(2):
+        np.add.at(expected[i], np.asarray(places[i]), np.asarray(values[i]))
+    np.testing.assert_array_equal(rows.written_out(), expected[:, :num_rows])
+
+
+def test_powers_of_two_are_exact():
+    for dtype in (np.float32,):
+        info = np.finfo(dtype)
+        exponents = np.arange(info.minexp - 20, info.maxexp + 20)
+        found = np.asarray(power_of_two(jnp.asarray(exponents), dtype))
+        inside = (exponents >= info.minexp) & (exponents < info.maxexp)
+        np.testing.assert_array_equal(found[inside], np.ldexp(1.0, exponents[inside]))
+        assert (found[exponents < info.minexp] == 0).all()
+        assert np.isfinite(found).all()
+
+
+def random_tree_sum(terms, rng):
+    """The float32 sum of rows in a random order, another one for every column."""
+
+    def one(column):
+        column = list(column.astype(np.float32))
+        while len(column) > 1:
+            # Mostly one after the other, as the worst sums are.
+            i = 0 if rng.random() < 0.9 else rng.integers(len(column))
+            x = column.pop(i)
+            j = 0 if rng.random() < 0.9 else rng.integers(len(column))
+            column[j] = np.float32(column[j] + x)
+        return column[0]
+
+    return np.array([one(column) for column in terms.T])
+
+
+def exact_sum(terms):
+    columns = [[Fraction(float(x)) for x in column] for column in terms.T]
+    return [sum(column) for column in columns]
+
+
+@pytest.mark.parametrize("length", [64, 256])
+def test_no_order_of_a_sum_passes_what_is_allowed(length):
+    """A search: nearly collinear terms of norm one, and terms of a few coordinates."""
+    rng = np.random.default_rng(length)
+    allowed = 1.01 * (length * (length + 1) / 2 - 1) * ROUNDOFF
+    allowed += cut(length, length)
+    largest = 0.0
+    for spread in (0.0, 1e-3, 1.0):
+        terms = np.ones(8) + spread * rng.standard_normal((length, 8))
+        terms /= np.linalg.norm(terms, axis=1, keepdims=True) * (1 + 1e-6)
+        terms = terms.astype(np.float32)
+        for _ in range(3):
+            pairs = zip(random_tree_sum(terms, rng), exact_sum(terms), strict=True)
+            errors = [float(Fraction(float(x)) - y) for x, y in pairs]
+            largest = max(largest, np.linalg.norm(errors))
+    assert largest <= allowed
+    assert largest > allowed / 100  # the search comes near enough to mean something
+
+
+def test_no_tree_is_deeper_than_one_after_the_other():
+    # The largest sums of depths and of (1 + depth)^2, by the sizes of both branches.
+    first, second = [0, 0], [0, 1]
+    for k in range(2, 257):
+        pairs = [(a, k - a) for a in range(1, k // 2 + 1)]
+        first.append(k + max(first[a] + first[b] for a, b in pairs))
+        below = [second[a] + second[b] + 2 * (first[a] + first[b]) for a, b in pairs]
+        second.append(max(below) + 3 * k)
+        depths = [k - 1, *range(k - 1, 0, -1)]
+        assert first[k] == sum(depths)
+        assert second[k] == sum((1 + depth) ** 2 for depth in depths)
+
+
+def test_the_cut_is_the_excess_of_the_worst_tree():
+    # Depths K - 1, K - 1, K - 2, ..., 1, by coordinate in the worst order for it.
+    for length in (1, 2, 59, 64, 256):
+        depths = np.array([length - 1, *range(length - 1, 0, -1)])
+        worst = np.sqrt(length * ((1.0 + depths) ** 2).sum()) * ROUNDOFF
+        counted = 1.01 * (length * (length + 1) / 2 - 1) * ROUNDOFF
+        assert cut(length, length) >= max(0, worst - counted)
+        assert cut(length, length) <= max(0, worst - counted) + 1e-6
+    assert cut(238, 256) == cut(59, 64) == 0
+    assert 2.9e-4 < cut(256, 256) < 3e-4
+
+
+@pytest.mark.parametrize("estimator", [Clipping(1.0), SmoothedClipping(1.0)], ids=str)
+@pytest.mark.parametrize("n", [59, 256])
+def test_samples_stay_within_the_limit(estimator, n):
+    """A mean of equal samples has the norm of one."""
+    ones = [jnp.ones_like(x[:1]) for x in rows_of(1)]
+    rows = [jnp.broadcast_to(100 * x, (n, *x.shape[1:])) for x in ones]
+    rows[2] = jnp.broadcast_to(jnp.arange(4, dtype=jnp.int32), (n, 4))
+    mean = mean_of(estimator)(tuple(rows))
+    norm = np.sqrt(
+        sum(np.sum(np.asarray(x, float) ** 2) for x in jax.tree.leaves(mean))
+    )
+    limit = float(estimator.limit)
+    assert limit * (1 - 4e-4) < norm <= limit * (1 + 2.0**-13)

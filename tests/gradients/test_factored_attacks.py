@@ -1,0 +1,118 @@
+"""Searches for a record that moves a factored mean farther than its sensitivity."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax.estimators import Clipping, SmoothedClipping, SmoothedTruncation, Truncation
+
+P, Q, VOCABULARY = 24, 16, 40
+
+
+def dense(params, x, tokens, y):
+    """An outer product of x and y."""
+    return (x[0] @ params["w"]) @ y
+
+
+def positions(params, x, tokens, y):
+    """A sum of outer products over positions, which may cancel."""
+    return jnp.sum((x @ params["w"]) * y[None])
+
+
+def table(params, x, tokens, y):
+    """Rows of a table, some of them twice."""
+    return jnp.sum(params["t"][tokens] @ jnp.concatenate([y, y[: P - Q]]))
+
+
+def all_of(params, x, tokens, y):
+    return sum(f(params, x, tokens, y) for f in (dense, table)) + y @ params["b"]
+
+
+MODELS = {f.__name__: f for f in (dense, positions, table, all_of)}
+
+
+def loss_of(model):
+    return lambda params, example: MODELS[model](params, *example).astype(jnp.float32)
+
+
+def attacks(rng, n, num_positions):
+    """Batches that differ in their first record: the batch, and the records."""
+    sizes = (n, num_positions, P)
+    same = np.ones(sizes) + 1e-3 * rng.standard_normal(sizes)
+    signs = np.where(np.arange(num_positions) % 2, -1.0, 1.0)[None, :, None]
+    heavy = rng.standard_t(1.5, sizes)
+    y = np.ones((n, Q)) + 1e-3 * rng.standard_normal((n, Q))
+    tokens = rng.integers(0, VOCABULARY, (n, 6))
+    tokens[:, 3] = tokens[:, 0]
+    for x in (10 * same, heavy, 10 * same * signs * (1 + 1e-3 * heavy)):
+        records = [(x[0], y[0]), (-x[0], y[0]), (0 * x[0], y[0])]
+        for value in (1e30, 1e-30, np.nan, np.inf, 3e19):
+            changed = np.array(x[0])
+            changed[..., 0] = value
+            records += [(changed, y[0]), (changed, 0 * y[0] + value)]
+        yield x, tokens, y, records
+
+
+@pytest.mark.quick(5)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "estimator",
+    [Clipping(1.0), SmoothedClipping(1.0), Truncation(0.5), SmoothedTruncation(0.5)],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("n", "num_positions"),
+    [
+        (40, 3),
+        pytest.param(256, 7, marks=pytest.mark.slow),
+        pytest.param(9, 4096, marks=pytest.mark.slow),
+    ],
+)
+def test_no_record_moves_the_mean_too_far(estimator, model, dtype, n, num_positions):
+    rng = np.random.default_rng(n)
+    params = {
+        "w": jnp.zeros((P, Q), dtype),
+        "t": jnp.zeros((VOCABULARY, P), dtype),
+        "b": jnp.zeros(Q, dtype),
+    }
+    grad_fn = jax.jit(dpjax.robust_grad(loss_of(model), estimator))
+    for x, tokens, y, records in attacks(rng, n, num_positions):
+        x, y = jnp.asarray(x, dtype), jnp.asarray(y, dtype)
+        means = []
+        for record_x, record_y in records:
+            batch = (
+                x.at[0].set(jnp.asarray(record_x, dtype)),
+                jnp.asarray(tokens, jnp.int32),
+                y.at[0].set(jnp.asarray(record_y, dtype)),
+            )
+            leaves = jax.tree.leaves(grad_fn(params, batch))
+            means.append(np.concatenate([np.asarray(g, float).ravel() for g in leaves]))
+        means = np.stack(means)
+        assert np.isfinite(means).all()
+        sensitivity = estimator.sensitivity(n, means.shape[1])
+        moves = means[:, None] - means[None]
+        assert np.linalg.norm(moves, axis=-1).max() <= sensitivity.l2
+        assert np.abs(moves).max() <= sensitivity.linf
+
+
+def test_antipodal_records_come_near_the_sensitivity():
+    """The attack is worth its name, and the sum is that of all records."""
+    estimator, n = Clipping(1.0), 256
+    params = {
+        "w": jnp.zeros((P, Q)),
+        "t": jnp.zeros((VOCABULARY, P)),
+        "b": jnp.zeros(Q),
+    }
+    grad_fn = jax.jit(dpjax.robust_grad(loss_of("dense"), estimator))
+    x, tokens = 10 * jnp.ones((n, 1, P)), jnp.zeros((n, 6), jnp.int32)
+    first, second = (
+        grad_fn(params, (x.at[0].multiply(sign), tokens, jnp.ones((n, Q))))["w"]
+        for sign in (1, -1)
+    )
+    move = np.linalg.norm(np.asarray(first - second, float))
+    sensitivity = float(estimator.sensitivity(n, P * Q).l2)
+    assert 0.995 * sensitivity < move <= sensitivity
+    np.testing.assert_allclose(np.linalg.norm(first), 1, rtol=4e-4)
