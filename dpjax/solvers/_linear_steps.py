@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import jax
+import jax.numpy as jnp
 import optax
 from optax.contrib import dog
 
