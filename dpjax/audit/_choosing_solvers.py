@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dpjax import batching, constraints, solvers
+from dpjax import constraints, solvers
 from dpjax._types import Key, PyTree
 from dpjax.audit._lower_bound import Case
 from dpjax.estimators import Winsorization
@@ -19,11 +19,6 @@ from dpjax.solvers import Solution
 def dp_frank_wolfe() -> Case:
     """One of two vertices that tie falls behind in the last step. Shows 0.93 of 1."""
     return _chosen("dp_frank_wolfe", 4, epsilon=1.0)
-
-
-def dp_frank_wolfe_full() -> Case:
-    """One of two vertices that tie falls behind in both steps. Shows 0.90 of 1."""
-    return _chosen("dp_frank_wolfe_full", 2, epsilon=1.0, batching=batching.Full())
 
 
 def dp_frank_wolfe_composed() -> Case:
@@ -177,7 +172,6 @@ BUILDERS: dict[str, Callable[[], Case]] = {
     build.__name__: build
     for build in (
         dp_frank_wolfe,
-        dp_frank_wolfe_full,
         dp_frank_wolfe_composed,
         dp_lasso,
         dp_l1_regression,
