@@ -27,7 +27,7 @@ that of the deepest tree.
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -42,6 +42,15 @@ from dpjax.estimators._fold import longest_block, proven_divisor
 from dpjax.estimators._rows import Rows, influence_shape
 
 IN_TURN = 16  # rows that are added in one pass over a sum, on CPU
+
+
+@cache
+def uncut_length(longest: int) -> int:
+    """Returns the most terms of a block that need no cut: 238 of 256, 59 of 64.
+
+    So the mean is the same, to rounding, however many rows a block has.
+    """
+    return max(k for k in range(1, longest + 1) if cut(k, longest) == 0)
 
 
 def cut(length: int, longest: int) -> float:
@@ -79,7 +88,8 @@ def fold_factored(
         microbatch_size: how many samples are processed at once; None chooses.
     """
     normalize_by = proven_divisor(rows.num_rows_in_all, normalize_by)
-    longest, shape = longest_block(normalize_by), influence_shape(influence, rows)
+    longest = uncut_length(longest_block(normalize_by))
+    shape = influence_shape(influence, rows)
     row, aux_shape = jax.eval_shape(lambda: rows.factored(0, 1))
 
     def run(plan: _Plan) -> tuple[PyTree, PyTree]:
@@ -205,4 +215,4 @@ def _slab(prepare, rows, plan, index, aux):
         is_padding = jax.lax.dynamic_slice_in_dim(rows.is_padding_example, inside, size)
         is_padding = jnp.pad(is_padding, (0, plan.size - size))
         counts = ~is_padding if counts is None else counts & ~is_padding
-    return prepare(samples, counts, cut(plan.block_length, plan.longest)), aux
+    return prepare(samples, counts, 0.0), aux
