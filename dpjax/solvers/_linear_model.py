@@ -60,8 +60,9 @@ def dp_linear_model(
        of the summed squared gradients; released is a mean of the iterates.
 
     With `max_features`, features are chosen first, half of them by their correlation
-    with the slopes of the loss at the constant, the rest by that with the slopes of a
-    model of the first half.
+    with the slopes of the loss at zero weights, the rest by that with the slopes of a
+    model of the first half. Targets with a great mean should be centred for that, by a
+    public number.
 
     Args:
         loss: "squared", "logistic", "huber", or a convex `losses.LinearLoss` of bounded
@@ -73,8 +74,8 @@ def dp_linear_model(
         key: a typed key.
         epsilon: privacy of all that is released, positive.
         delta: privacy of all that is released, in (0, 1).
-        intercept: the index of a column that is constant and not zero, such as ones;
-            public. None: no column is treated apart.
+        intercept: the index of a column of ones, public; what stands in it is not
+            read. None: no column is treated apart.
         max_features: the most features that may have a weight, beside the intercept.
             For many features, of which few matter. None: all.
         offsets: shape (n,), added to predictions: the logarithm of exposure under a log
@@ -88,9 +89,10 @@ def dp_linear_model(
     Returns:
         A `Solution` with params of shape (d,), or (d, K) where the loss has K outputs.
         Its stats hold num_steps; noise_multiplier, of all releases together; shares of
-        the budget; radius, share_kept of the correlations, l2_clip_norm; with an
-        intercept also constant, target_size and slope_size; with `max_features`
-        selected, the indices. All are released, or public.
+        the budget; radius, share_kept of the correlations, l2_clip_norms of weights and
+        intercept in z; with an intercept also constant, and target_size but for labels;
+        with `max_features` selected, the indices among all columns but the intercept's.
+        All are released, or public.
 
     Raises:
         ValueError: where an argument is out of its range, or shapes do not fit; before

@@ -58,8 +58,9 @@ def noisy_second_moments(
         A Gaussian mechanism of the noise multiplier under replace-one. The Frobenius
         norm is the l2 norm of what is released: the diagonal, and sqrt(2) times what
         stands above it. It moves by at most sqrt(2) R^2 / n, since
-        ||x x^T - y y^T||^2 = |x|^4 + |y|^4 - 2 <x, y>^2, and by the rounding of the
-        mean, which `Clipping.sensitivity` counts beside the 2 R^2 / n of its own.
+        ||x x^T - y y^T||^2 = |x|^4 + |y|^4 - 2 <x, y>^2, and by sqrt(2) times the
+        rounding of the mean, which `Clipping.sensitivity` counts beside its own
+        2 R^2 / n: entries above the diagonal may have all of it.
     """
     num_samples, num_features = features.shape
     largest = radius**2
@@ -70,7 +71,7 @@ def noisy_second_moments(
     samples = cast(Any, outer_products(shape, features))
     moments = cast(jax.Array, mean.update(samples, mean.init(shape))[0])
     bound = clipping.sensitivity(num_samples, num_features**2).l2
-    sensitivity = bound - (2 - math.sqrt(2)) * largest / num_samples
+    sensitivity = math.sqrt(2) * (bound - largest / num_samples)
     stddev = noise_multiplier * sensitivity * ROUNDED_UP
     upper = jnp.triu_indices(num_features, 1)
     released = gaussian(

@@ -9,9 +9,11 @@ import pytest
 
 from dpjax import losses
 from dpjax.accounting import epsilon_to_rho, gaussian_epsilon, gaussian_event
-from dpjax.solvers import Execution, dp_linear_model
+from dpjax.mechanisms import gaussian
+from dpjax.solvers import Execution, _linear_fit, _noisy_quantile, dp_linear_model
 from dpjax.solvers._linear_fit import Problem, Shares
 from dpjax.solvers._linear_steps import BlockClipping
+from dpjax.solvers._loop import iterate
 from dpjax.solvers._noisy_quantile import noisy_quantile
 from dpjax.solvers._second_moments import noisy_second_moments, whitening
 
@@ -154,7 +156,42 @@ def test_choices_are_priced_as_zcdp():
     np.testing.assert_allclose(spent / rho, 0.55, rtol=1e-6)
 
 
+def test_steps_have_the_noise_that_their_share_pays(monkeypatch):
+    seen = {}
+
+    def spy(step, *args, num_steps, **options):
+        seen.update(multiplier=step.noise_multiplier, num_steps=num_steps)
+        return iterate(step, *args, num_steps=num_steps, **options)
+
+    monkeypatch.setattr(_linear_fit, "iterate", spy)
+    solution = solve(epsilon=1.0)
+    share = solution.stats["shares"]["steps"] / solution.stats["noise_multiplier"] ** 2
+    spent = seen["num_steps"] / seen["multiplier"] ** 2
+    np.testing.assert_allclose(spent, share, rtol=1e-9)
+
+
+def test_what_stands_in_the_column_of_the_intercept_is_not_read():
+    features, means, noise = table()
+    other = features.copy()
+    other[:, 3] = 1e30
+    one, two = (solve(data=(x, means + noise)).params for x in (features, other))
+    np.testing.assert_array_equal(one, two)
+
+
 class TestNoisyQuantile:
+    def test_two_counts_move_so_noise_is_for_both(self, monkeypatch):
+        stddevs = []
+
+        def spy(key, value, *, stddev):
+            stddevs.append(float(stddev))
+            return gaussian(key, value, stddev=stddev)
+
+        monkeypatch.setattr(_noisy_quantile, "gaussian", spy)
+        noisy_quantile(
+            jax.random.key(0), jnp.ones(100), num_above=1, noise_multiplier=3.0
+        )
+        assert 3 * 2**0.5 <= stddevs[0] <= 3 * 2**0.5 * 1.001
+
     def test_without_noise_it_is_the_quantile(self):
         sizes = jnp.asarray(np.random.default_rng(0).exponential(size=50_000))
         found = noisy_quantile(
