@@ -275,7 +275,7 @@ class CoordinateEstimator(Estimator):
             )
         influence = self.influence_fn()
         mean, aux = fold_factored(
-            lambda samples, counts, _: adds_influences(samples, influence, counts),
+            lambda samples, counts: adds_influences(samples, influence, counts),
             influence,
             self.limit,
             rows,

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 
 from dpjax._tree import like
-from dpjax._types import PyTree, Scalar
+from dpjax._types import PyTree
 from dpjax.estimators._entries import as_finite, as_float
 from dpjax.estimators._factors import Add, FactoredSamples, Leaf, OuterProducts
 from dpjax.estimators._safe_norm import (
@@ -43,8 +43,6 @@ def adds_lengths(
     samples: FactoredSamples,
     length_fn: Callable[..., jax.Array],
     parameters: tuple[PyTree, ...],
-    *,
-    most: Scalar,
     counts: jax.Array | None,
 ) -> Add:
     """Returns what adds samples with other lengths to sums.
@@ -54,7 +52,6 @@ def adds_lengths(
         length_fn: `length_fn(norm, *parameters)`, the length that a sample is to have.
             It stays as it is where that is its norm or more.
         parameters: of length_fn; the first is of the order of the length of long ones.
-        most: no sample is to be longer.
         counts: shape (n,), false for rows to leave out; None where all count.
     """
     dtypes = {as_float(x).dtype for x in samples.numbers}
@@ -66,7 +63,7 @@ def adds_lengths(
         is_zero = ~(squares > 0)
         root = jnp.sqrt(jnp.where(is_zero, 1, squares))
         norm = root * unit
-        length = jnp.minimum(length_fn(norm, *parameters), like(most, norm))
+        length = length_fn(norm, *parameters)
         is_long = ~(is_zero | (length >= norm))
         return jnp.where(is_long, length / root, 1), is_long
 

@@ -45,11 +45,8 @@ class NormEstimator(Estimator):
             )
         length_fn, parameters = self.length()
 
-        def prepare(samples, counts, cut):
-            most = self.limit * (1 - cut)
-            return adds_lengths(
-                samples, length_fn, parameters, most=most, counts=counts
-            )
+        def prepare(samples, counts):
+            return adds_lengths(samples, length_fn, parameters, counts)
 
         mean, aux = fold_factored(
             prepare,

@@ -17,9 +17,7 @@ the other: depths K - 1, K - 1, K - 2, ..., 1. Squared and summed over coordinat
 of which may have its own order, this bounds the l2 norm of the error by (1 + K u) u
 sqrt(K sum (1 + depth_i)^2) times the limit of a sample's norm. `sensitivity()` allows
 for 1.01 u (L (L + 1) / 2 - 1) times the limit, where L is `block_length`: enough up to
-K = 238 for L = 256 and K = 59 for L = 64. For longer blocks it is less, by 3e-4 of the
-limit at 256 and 2e-5 at 64. So much below the limit are the norms of samples kept there
-(`cut`): the exact sum moves by so much less, and the bound holds.
+K = 238 for L = 256 and K = 59 for L = 64, and no block is longer here.
 
 For influences by coordinate the fold's own bound holds, coordinate by coordinate: it is
 that of the deepest tree.
@@ -45,29 +43,25 @@ IN_TURN = 16  # rows that are added in one pass over a sum, on CPU
 
 
 @cache
-def uncut_length(longest: int) -> int:
-    """Returns the most terms of a block that need no cut: 238 of 256, 59 of 64.
-
-    So the mean is the same, to rounding, however many rows a block has.
-    """
-    return max(k for k in range(1, longest + 1) if cut(k, longest) == 0)
-
-
-def cut(length: int, longest: int) -> float:
-    """Returns the share of the limit that samples must stay below it.
+def provable_length(longest: int) -> int:
+    """Returns the most terms of a block whose rounding is counted.
 
     Args:
-        length: K, the terms of a block.
-        longest: the terms that `sensitivity()` counts for a block.
+        longest: L, the terms that `sensitivity()` counts for a block.
     """
-    depths = [length - 1, *range(length - 1, 0, -1)]
-    error = math.sqrt(length * sum((1 + depth) ** 2 for depth in depths))
     counted = 1.01 * (longest * (longest + 1) / 2 - 1)
-    return max(0.0, error * (1 + length * ROUNDOFF) - counted) * ROUNDOFF
+    return max(k for k in range(1, longest + 1) if sum_error(k) <= counted)
+
+
+def sum_error(num_terms: int) -> float:
+    """Returns how far the sum of K terms may be off, in units of u times the limit."""
+    depths = [num_terms - 1, *range(num_terms - 1, 0, -1)]
+    squares = num_terms * sum((1 + depth) ** 2 for depth in depths)
+    return math.sqrt(squares) * (1 + num_terms * ROUNDOFF)
 
 
 def fold_factored(
-    prepare: Callable[[FactoredSamples, jax.Array | None, float], Add],
+    prepare: Callable[[FactoredSamples, jax.Array | None], Add],
     influence: Callable[[PyTree], PyTree],
     limit: Scalar,
     rows: Rows,
@@ -78,9 +72,8 @@ def fold_factored(
     """Returns the sum of influences divided by `normalize_by`, and the aux of all rows.
 
     Args:
-        prepare: `prepare(samples, counts, cut)` returns what adds the influences of
-            some of these samples to sums; counts is false for those to leave out, or
-            None.
+        prepare: `prepare(samples, counts)` returns what adds the influences of some of
+            these samples to sums; counts is false for those to leave out, or None.
         influence: that of one sample, for its shapes and dtypes.
         limit: the bound of every coordinate.
         rows: the samples.
@@ -88,7 +81,7 @@ def fold_factored(
         microbatch_size: how many samples are processed at once; None chooses.
     """
     normalize_by = proven_divisor(rows.num_rows_in_all, normalize_by)
-    longest = uncut_length(longest_block(normalize_by))
+    longest = provable_length(longest_block(normalize_by))
     shape = influence_shape(influence, rows)
     row, aux_shape = jax.eval_shape(lambda: rows.factored(0, 1))
 
@@ -126,7 +119,6 @@ class _Plan(NamedTuple):
     slabs: int
     blocks: int
     in_turn: int | None
-    longest: int  # rows that a block may have
 
     @classmethod
     def cached(cls, num_rows, longest, row_size, microbatch_size):
@@ -153,11 +145,11 @@ class _Plan(NamedTuple):
         if size > longest:
             blocks = -(-size // longest)
             size = -(-size // blocks) * blocks
-            return cls(num_rows, size, num_slabs, 1, blocks, in_turn, longest)
+            return cls(num_rows, size, num_slabs, 1, blocks, in_turn)
         slabs = min(longest // size, num_slabs)
         steps = -(-num_slabs // slabs)
         slabs = -(-num_slabs // steps)
-        return cls(num_rows, size, steps * slabs, slabs, 1, in_turn, longest)
+        return cls(num_rows, size, steps * slabs, slabs, 1, in_turn)
 
     @property
     def block_length(self) -> int:
@@ -215,4 +207,4 @@ def _slab(prepare, rows, plan, index, aux):
         is_padding = jax.lax.dynamic_slice_in_dim(rows.is_padding_example, inside, size)
         is_padding = jnp.pad(is_padding, (0, plan.size - size))
         counts = ~is_padding if counts is None else counts & ~is_padding
-    return prepare(samples, counts, 0.0), aux
+    return prepare(samples, counts), aux

@@ -34,10 +34,13 @@ def named(loss: str | LinearLoss) -> LinearLoss:
         P. W. Holland, R. E. Welsch, Robust regression using iteratively reweighted
         least-squares (1977), for the threshold of "huber".
     """
-    if isinstance(loss, str) and loss in _LOSSES:
-        return _LOSSES[loss]
+    if isinstance(loss, LinearLoss):
+        return loss
     choices = " or ".join(repr(name) for name in _LOSSES)
     _validate.require(
-        isinstance(loss, LinearLoss), "loss", loss, f"{choices} or a losses.LinearLoss"
+        isinstance(loss, str) and loss in _LOSSES,
+        "loss",
+        loss,
+        f"{choices} or a losses.LinearLoss",
     )
-    return loss  # pyright: ignore[reportReturnType]
+    return _LOSSES[loss]
