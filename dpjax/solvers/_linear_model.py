@@ -91,7 +91,7 @@ def dp_linear_model(
         Its stats hold num_steps; noise_multiplier, of all releases together; shares of
         the budget; radius, share_kept of the correlations, l2_clip_norms of weights and
         intercept in z; with an intercept also constant, and target_size but for labels;
-        with `max_features` selected, the indices among all columns but the intercept's.
+        with `max_features` selected, the indices of their columns.
         All are released, or public.
 
     Raises:
@@ -160,7 +160,10 @@ def dp_linear_model(
     )
     records = _cleaned(model, column, records, max_weight)
     key, choice_key = jax.random.split(key)
-    selected, stats = None, {}
+    places = np.arange(num_columns)
+    if column is not None:
+        places = np.delete(places, column)
+    places, stats = jnp.asarray(places), {}
     if max_features is None or max_features >= num_features:
         total = noise_multiplier(epsilon, delta, num_steps=1)
         event = gaussian_event(total, num_steps=1)
@@ -176,15 +179,20 @@ def dp_linear_model(
             execution=execution,
         )
         records = records._replace(features=records.features[:, selected])
-        total, stats = total / math.sqrt(_MODEL_SHARE), {"selected": selected}
+        places = places[selected]
+        total, stats = total / math.sqrt(_MODEL_SHARE), {"selected": places}
     params, taken = fit(
         problem, records, key=key, noise_multiplier=total, execution=execution
     )
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
     )
-    weights = _in_place(params, num_columns, column, selected)
-    return Solution(weights, privacy, stats | taken)
+    outputs = params["weights"].shape[1:]
+    whole = jnp.zeros((num_columns, *outputs), params["weights"].dtype)
+    whole = whole.at[places].set(params["weights"])
+    if column is not None:
+        whole = whole.at[column].set(params["intercept"])
+    return Solution(whole, privacy, stats | taken)
 
 
 def _column(intercept: int | None, num_columns: int) -> int | None:
@@ -238,25 +246,3 @@ def _cleaned(
         held(records.offsets),
         weights / max_weight,
     )
-
-
-def _in_place(
-    params: dict[str, jax.Array],
-    num_columns: int,
-    column: int | None,
-    selected: jax.Array | None,
-) -> jax.Array:
-    """Returns weights of all columns, shape (d,) or (d, K)."""
-    weights = params["weights"]
-    places = (
-        jnp.delete(jnp.arange(num_columns), column)
-        if column is not None
-        else jnp.arange(num_columns)
-    )
-    if selected is not None:
-        places = places[selected]
-    whole = jnp.zeros((num_columns, *weights.shape[1:]), weights.dtype)
-    whole = whole.at[places].set(weights)
-    if column is not None:
-        whole = whole.at[column].set(params["intercept"])
-    return whole
