@@ -41,6 +41,11 @@ class Job(NamedTuple):
         return self.width * (self.inputs + self.width + 1)
 
     @property
+    def row_size(self) -> int:
+        """Numbers that are made of a record, forward and backward, about."""
+        return 4 * (self.inputs + 4 * self.width)
+
+    @property
     def record_bytes(self) -> int:
         """Bytes of a record, in float32."""
         return 4 * (self.inputs + 1)
@@ -65,15 +70,12 @@ class Model(NamedTuple):
     @property
     def num_digits(self) -> int:
         """k: integers in float32 that stand for one sum, so that sums add exactly."""
-        from dpjax.estimators import _digits, _fold
+        from dpjax.estimators import _digits, _fold, _slabs
 
-        plan = _fold._Plan.sequential(
-            self.job.num_records // self.num_devices,
-            self.job.num_params,
-            _fold.block_length(self.job.num_records),
-            None,
-        )
-        num_sums = plan.lanes * plan.num_blocks * self.num_devices
+        longest = _slabs.provable_length(_fold.block_length(self.job.num_records))
+        num_rows = self.job.num_records // self.num_devices
+        plan = _slabs._Plan.cached(num_rows, longest, self.job.row_size, None)
+        num_sums = plan.num_slabs // plan.slabs * plan.blocks * self.num_devices
         return _digits.digit_layout(num_sums, nmant=23).num_digits
 
     @property

@@ -140,7 +140,6 @@ def descent(estimator: str):
             LOSSES[data.loss],
             jnp.zeros(data.shape[1]),
             on_device(data),
-            epsilon=epsilon,
             delta=data.delta,
             **plan.arguments(),
         )
