@@ -20,10 +20,12 @@ from dpjax.solvers._linear_steps import (
 )
 from dpjax.solvers._loop import Batches, Execution, iterate
 from dpjax.solvers._noisy_quantile import noisy_quantile
+from dpjax.solvers._recalibration import Predictor, recalibration
 from dpjax.solvers._second_moments import Whitening, noisy_second_moments, whitening
 from dpjax.transforms import average_params, privatize
 
-_NUM_STEPS = 50
+# Steps: the more where n is so many times the noise of d gradients' coordinates.
+_FEW_STEPS, _MANY_STEPS, _CLEAR = 50, 100, 2000
 # Bias and noise of clipping are taken to be alike where so many times 2 sqrt(d)
 # multipliers of records are clipped, d the number of weights; never more than half.
 _CLIPPED, _MOST_CLIPPED = 1.0, 0.5
@@ -55,6 +57,18 @@ class Problem(NamedTuple):
         """Whether targets are classes, whose shares need no clipping."""
         return self.loss.num_outputs > 1 or self.loss.target_range == (-1.0, 1.0)
 
+    @property
+    def starts_at_mean(self) -> bool:
+        """Whether the best constant is a mean that steps need not find again."""
+        return self.has_intercept and math.isinf(self.loss.derivative_bound)
+
+    @property
+    def block_shares(self) -> dict[str, float]:
+        """What part of the steps' budget each leaf of params takes."""
+        if not self.has_intercept or self.starts_at_mean:
+            return {"weights": 1.0}
+        return {"weights": 1 - _INTERCEPT_SHARE, "intercept": _INTERCEPT_SHARE}
+
 
 class Records(NamedTuple):
     """Finite features (n, d), and targets, offsets and weights in [0, 1], (n,)."""
@@ -75,6 +89,8 @@ class Shares(NamedTuple):
         moments: the second moments of features.
         gradient_size: how long gradients are.
         steps: all steps together.
+        score_sizes: how large scores and slopes are in the end.
+        recalibration: scale and level of the scores.
     """
 
     target_size: float
@@ -83,6 +99,8 @@ class Shares(NamedTuple):
     moments: float
     gradient_size: float
     steps: float
+    score_sizes: float
+    recalibration: float
 
     @classmethod
     def of(
@@ -98,10 +116,11 @@ class Shares(NamedTuple):
         elif problem.has_labels:
             start = 0.03
         else:
-            start = min(0.1 + 250 * noise_multiplier / num_samples, 0.4)
+            start = min(0.1 + 400 * noise_multiplier / num_samples, 0.5)
         size = 0.0 if problem.has_labels else 0.4
-        spent = size * start, (1 - size) * start, 0.03, 0.12, 0.04
-        return cls(*spent, 1 - math.fsum(spent))
+        before = size * start, (1 - size) * start, 0.03, 0.12, 0.04
+        after = (0.03, 0.05) if problem.loss.num_outputs == 1 else (0.0, 0.0)
+        return cls(*before, 1 - math.fsum(before + after), *after)
 
     def multipliers(self, noise_multiplier: float) -> "Shares":
         """Returns the noise multiplier of each release, from that of all together.
@@ -118,7 +137,6 @@ class Coordinates(NamedTuple):
         rows: (z, offset, target, weight), z of shape (n, d).
         whitening: the map from features to z.
         constant: the intercept of the best constant, () or (K,).
-        error: the stddev of the noise on the mean target.
         norms: clipping thresholds of the leaves of params.
         stats: released numbers.
     """
@@ -126,7 +144,6 @@ class Coordinates(NamedTuple):
     rows: tuple[jax.Array, jax.Array, jax.Array, jax.Array]
     whitening: Whitening
     constant: jax.Array
-    error: Scalar
     norms: dict[str, jax.Array]
     stats: dict[str, jax.Array]
 
@@ -147,52 +164,53 @@ def fit(
     """
     shares = Shares.of(problem, len(records.targets), noise_multiplier)
     multipliers = shares.multipliers(noise_multiplier)
-    key, step_key = jax.random.split(key)
-    place = _coordinates(problem, records, key, multipliers)
-    blocks = {"weights": 1.0}
-    if problem.has_intercept:
-        blocks = {
-            "weights": 1 - _INTERCEPT_SHARE,
-            "intercept": _INTERCEPT_SHARE,
-        }
-    multiplier = multipliers.steps * math.sqrt(_NUM_STEPS)
-    num_features = place.rows[0].shape[1]
+    num_samples, num_features = records.features.shape
+    num_weights = num_features * problem.loss.num_outputs
+    is_clear = num_samples >= _CLEAR * noise_multiplier * math.sqrt(num_weights)
+    num_steps = _MANY_STEPS if is_clear else _FEW_STEPS
+    shares = Shares.of(problem, num_samples, noise_multiplier)
+    multipliers = shares.multipliers(noise_multiplier)
+    place_key, step_key, end_key = jax.random.split(key, 3)
+    place = _coordinates(problem, num_steps, records, place_key, multipliers)
+    blocks = problem.block_shares
     outputs = place.constant.shape
     params = {"weights": jnp.zeros((num_features, *outputs), place.constant.dtype)}
-    distances = {
-        "weights": place.norms["weights"] / math.sqrt(max(1, params["weights"].size))
-    }
-    if problem.has_intercept:
+    if "intercept" in blocks:
         params["intercept"] = place.constant
-        is_mean = math.isinf(problem.loss.derivative_bound)  # the squared loss
-        distances["intercept"] = place.error if is_mean else distances["weights"]
+    distance = _FIRST_DISTANCE / math.sqrt(max(1, num_weights)) * place.norms["weights"]
     step = DistanceOverGradientsStep(
         loss_fn=ExampleLoss(problem.loss),
-        batches=Batches.of(place.rows, _NUM_STEPS, Full(), execution),
+        batches=Batches.of(place.rows, num_steps, Full(), execution),
         estimator=BlockClipping(place.norms, tuple(blocks.items())),
-        noise_multiplier=multiplier,
-        first_distances={k: _FIRST_DISTANCE * x for k, x in distances.items()},
+        noise_multiplier=multipliers.steps * math.sqrt(num_steps),
+        first_distances={name: distance for name in blocks},
     )
     _, state = iterate(
         step,
         params,
         place.rows,
         key=step_key,
-        num_steps=_NUM_STEPS,
+        num_steps=num_steps,
         batching=Full(),
         execution=execution,
     )
-    released = _in_features(place.whitening, average_params(state))
-    return released, place.stats | {
-        "num_steps": _NUM_STEPS,
+    params, stats = average_params(state), place.stats
+    if problem.has_intercept:
+        params = {"intercept": place.constant} | params
+    if problem.loss.num_outputs == 1:
+        params, stats["scale"] = _recalibrated(
+            problem, records, place.rows[0], params, end_key, multipliers
+        )
+    return _in_features(place.whitening, params), stats | {
+        "num_steps": num_steps,
         "noise_multiplier": noise_multiplier,
         "shares": shares._asdict(),
     }
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _coordinates(
-    problem: Problem, records: Records, key: Key, multipliers: Shares
+    problem: Problem, num_steps: int, records: Records, key: Key, multipliers: Shares
 ) -> Coordinates:
     """Releases constant, scales and second moments, each after those before it."""
     loss, axis_name = problem.loss, problem.axis_name
@@ -247,9 +265,9 @@ def _coordinates(
     predictions = jnp.broadcast_to(constant, shape) + jnp.broadcast_to(shift, shape)
     slopes = weights * slope_sizes(loss.derivative(predictions, targets))
     steps = multipliers.steps  # of all together, as of one
-    block = 1 - _INTERCEPT_SHARE if problem.has_intercept else 1.0
+    share = problem.block_shares["weights"]
     num_weights = num_features * loss.num_outputs
-    num_clipped = _CLIPPED * 2 * steps * math.sqrt(_NUM_STEPS * num_weights / block)
+    num_clipped = _CLIPPED * 2 * steps * math.sqrt(num_steps * num_weights / share)
     norms = {
         "weights": noisy_quantile(
             norm_key,
@@ -259,12 +277,12 @@ def _coordinates(
         )
     }
     stats |= {"radius": radius, "share_kept": white.share_kept}
-    if problem.has_intercept:
+    if "intercept" in problem.block_shares:
         norms["intercept"] = _largest_slope(problem, constant, size)
     stats["l2_clip_norms"] = norms
-    rows = z, offsets, targets, weights
-    error = 2 * size * multipliers.mean / num_samples
-    return Coordinates(rows, white, constant, error, norms, stats)
+    if problem.starts_at_mean:
+        offsets = offsets + constant
+    return Coordinates((z, offsets, targets, weights), white, constant, norms, stats)
 
 
 def _mean(
@@ -313,6 +331,35 @@ def slope_sizes(slopes: jax.Array) -> jax.Array:
 def _lengths(rows: jax.Array) -> jax.Array:
     """Returns the l2 norm of each row."""
     return jnp.sqrt(jnp.sum(rows**2, axis=1))
+
+
+@partial(jax.jit, static_argnums=0)
+def _recalibrated(
+    problem: Problem,
+    records: Records,
+    z: jax.Array,
+    params: dict[str, jax.Array],
+    key: Key,
+    multipliers: Shares,
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Releases weights of the length that fits, with their intercept, and the scale."""
+    precise = jax.lax.Precision.HIGHEST
+    weights = params["weights"]
+    level = params.get("intercept", jnp.zeros((), weights.dtype))
+    scale, shift = recalibration(
+        problem.loss,
+        Predictor(jnp.matmul(z, weights, precision=precise), level, *records[1:]),
+        key=key,
+        has_level=problem.has_intercept,
+        is_at_mean=problem.starts_at_mean,
+        size_multiplier=multipliers.score_sizes,
+        multiplier=multipliers.recalibration,
+        axis_name=problem.axis_name,
+    )
+    params = {"weights": scale * weights}
+    return params | (
+        {"intercept": level + shift} if problem.has_intercept else {}
+    ), scale
 
 
 def _in_features(

@@ -37,6 +37,8 @@ from dpjax.estimators import (
 )
 from dpjax.mechanisms import arsinh_normal, gaussian
 from dpjax.solvers import MarginLoss, dp_l1_regression
+from dpjax.solvers._noisy_quantile import noisy_quantile
+from dpjax.solvers._second_moments import noisy_second_moments
 
 EPSILON, DELTA = 4.0, 1e-5
 REQUIRED = {
@@ -50,6 +52,8 @@ REQUIRED = {
     "paper_000_exponent",
     "paper_003_group_size",
     "paper_002_second_root",
+    "second_moments_without_root_two",
+    "threshold_unpaid",
 }
 
 
@@ -325,6 +329,47 @@ def paper_002_second_root(is_planted):
     )
 
 
+def second_moments_without_root_two(is_planted):
+    # Of a row that turns by a right angle, two entries of the diagonal move.
+    multiplier, privacy = gaussian_claim()
+    if is_planted:
+        multiplier /= 2**0.5
+
+    def release(key, rows):
+        moments, _ = noisy_second_moments(
+            key, rows, radius=1.0, noise_multiplier=multiplier, axis_name=None
+        )
+        return moments[0, 0] - moments[1, 1]
+
+    rows = jnp.array([[0.0, 0.0], [9.0, 0.0]])
+    return gaussian_case(release, rows, rows[:, ::-1], privacy)
+
+
+def threshold_unpaid(is_planted):
+    # Three quantiles of the sizes, and gradients clipped to the last: four releases.
+    # Quantiles are near 4, and tell how many are above: the last record, or not.
+    multiplier, privacy = gaussian_claim(num_releases=1 if is_planted else 4)
+    num = 100_000.0
+    others = jnp.repeat(jnp.array([3.0, 6.0], jnp.float32), int(num))
+
+    def release(key, grads):
+        mean_key, *size_keys = jax.random.split(key, 4)
+        sizes = [
+            noisy_quantile(
+                size_key,
+                jnp.concatenate([others, jnp.abs(grads[0])]),
+                num_above=1.05 * num,
+                noise_multiplier=multiplier,
+            )
+            for size_key in size_keys
+        ]
+        mean = privatized(grads / sizes[-1], mean_key, multiplier)[0]
+        num_above = sum((jnp.log2(size) - 1.95) * num for size in sizes)
+        return mean + num_above
+
+    return gaussian_case(release, jnp.array([[6.0]]), jnp.array([[-3.99]]), privacy)
+
+
 FAULTS: dict[str, Fault] = {
     "noise_halved": Fault(noise_halved, cost(2)),
     "sensitivity_of_add_or_remove": Fault(sensitivity_of_add_or_remove, cost(2)),
@@ -350,6 +395,10 @@ FAULTS: dict[str, Fault] = {
         paper_002_second_root,
         objective_epsilon(roots()[1], DELTA, is_non_increasing=True, **OBJECTIVE),
     ),
+    "second_moments_without_root_two": Fault(
+        second_moments_without_root_two, cost(2**0.5)
+    ),
+    "threshold_unpaid": Fault(threshold_unpaid, cost(2)),
 }
 
 

@@ -1,0 +1,132 @@
+"""The scale and the level of a fitted predictor, mended by one noisy Newton step.
+
+Clipped gradients of skewed targets stop short of the weights that fit best: their
+direction is right, their length is not. Along the scores <w, x> there are but two
+numbers to find, so that little noise is needed.
+"""
+
+import math
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._sharding import AxisName, gathered
+from dpjax._types import Key, Scalar
+from dpjax.estimators import Winsorization
+from dpjax.losses import LinearLoss
+from dpjax.solvers._noisy_quantile import noisy_quantile
+from dpjax.transforms import privatize
+
+_MOST_SCALE = 3.0
+# How far scale and level are thought to be off, before anything is seen.
+_PRIOR = 0.25
+# A bound on products of score and slope is so many times what few records exceed: their
+# tails are those of the targets.
+_BEYOND_SLOPES = 2.0
+_LEAST_CURVATURE = 0.05  # of the loss's bound, on average
+
+
+class Predictor(NamedTuple):
+    """A predictor level + score + offset, and the records that it is judged by.
+
+    Attributes:
+        scores: shape (n,), of released weights.
+        level: the intercept, released; zero where there is none.
+        targets: shape (n,).
+        offsets: shape (n,).
+        weights: shape (n,), in [0, 1].
+    """
+
+    scores: jax.Array
+    level: jax.Array
+    targets: jax.Array
+    offsets: jax.Array
+    weights: jax.Array
+
+
+def recalibration(
+    loss: LinearLoss,
+    predictor: Predictor,
+    *,
+    key: Key,
+    has_level: bool,
+    is_at_mean: bool,
+    size_multiplier: Scalar,
+    multiplier: Scalar,
+    axis_name: AxisName | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Releases what scores should be multiplied by, and what to add to their level.
+
+    Args:
+        loss: of one prediction.
+        predictor: what is to be mended.
+        key: a typed key.
+        has_level: whether there is an intercept.
+        is_at_mean: whether the loss is half the square, and the level a mean of the
+            targets: then only that of the scores is missing, which are smaller.
+        size_multiplier: the noise multiplier of all three sizes together.
+        multiplier: the noise multiplier of all five means together.
+        axis_name: the mesh axes over which records are sharded.
+
+    Returns:
+        The scale, from 0 to 3, and the shift.
+
+    Privacy:
+        Under replace-one as two Gaussian mechanisms, one of each multiplier: three
+        noisy quantiles, and a mean of five numbers within [-1, 1].
+    """
+    scores, level, targets, offsets, weights = predictor
+    predictions = level + scores + offsets
+    slopes = weights * loss.derivative(predictions, targets)
+    pulls = weights * (scores + offsets) if is_at_mean else slopes
+    sampled = scores, scores * slopes, pulls
+    *size_keys, mean_key = jax.random.split(key, 4)
+    spread, slope, height = (
+        noisy_quantile(
+            size_key,
+            gathered(jnp.where(weights > 0, jnp.abs(x), 0.0)),
+            num_above=2 * multiplier,
+            noise_multiplier=math.sqrt(3) * size_multiplier,
+        )
+        for size_key, x in zip(size_keys, sampled, strict=True)
+    )
+    slope = _BEYOND_SLOPES * slope
+    unit = jnp.clip(jnp.nan_to_num(scores / spread), -1.0, 1.0)
+    bound = loss.curvature_bound
+    curvatures = weights * loss.curvature(predictions, targets) / bound
+    samples = jnp.stack(
+        [
+            sampled[1] / slope,
+            pulls / height,
+            curvatures,
+            curvatures * unit,
+            curvatures * unit**2,
+        ],
+        axis=1,
+    )
+    release = privatize(
+        Winsorization(1.0),
+        noise_multiplier=multiplier,
+        key=mean_key,
+        axis_name=axis_name,
+    )
+    means = cast(jax.Array, release.update(samples, release.init(samples))[0])
+    noise = 2 * math.sqrt(5) * multiplier / len(scores)
+    # From here on only released numbers: gradient and Hessian of the mean loss in
+    # (spread·scale, level), and Newton's step by elimination of the level.
+    gradient, pull = slope / spread * means[0], height * means[1]
+    curvature = bound * jnp.maximum(means[2], _LEAST_CURVATURE)
+    mixed, own = bound * means[3], bound * means[4]
+    if has_level:
+        gradient = gradient - mixed / curvature * pull
+        own = own - mixed**2 / curvature
+    own = jnp.maximum(own, 0.0)
+    doubt = (noise / _PRIOR) ** 2 * ((slope / spread**2) ** 2 + bound**2)
+    change = -gradient / spread * own / (own**2 + doubt)
+    change = jnp.clip(change, -1.0, _MOST_SCALE - 1)
+    if not has_level:
+        return 1 + change, jnp.zeros_like(level)
+    pull = pull + mixed * spread * change
+    doubt = 0.0 if is_at_mean else (noise / _PRIOR * height) ** 2
+    return 1 + change, -pull * curvature / (curvature**2 + doubt)
