@@ -246,8 +246,9 @@ class TestSecondMoments:
             moved = np.linalg.norm(whole - moments(np.float32(new)))
             assert moved <= sensitivity * (1 + 1e-4)
         # Two rows at a right angle attain it.
-        first, second = moments(np.float32([1e9, 0, 0])), moments(
-            np.float32([0, 1e9, 0])
+        first, second = (
+            moments(np.float32([1e9, 0, 0])),
+            moments(np.float32([0, 1e9, 0])),
         )
         attained = float(np.linalg.norm(first - second) / sensitivity)
         assert 0.99 < attained <= 1 + 1e-4
@@ -256,7 +257,11 @@ class TestSecondMoments:
         @jax.jit
         def moments(rows):
             return noisy_second_moments(
-                jax.random.key(0), rows, radius=1.0, noise_multiplier=1.0, axis_name=None
+                jax.random.key(0),
+                rows,
+                radius=1.0,
+                noise_multiplier=1.0,
+                axis_name=None,
             )
 
         found, stddev = map(np.asarray, moments(np.zeros((50, 40), np.float32)))
