@@ -66,6 +66,10 @@ class TimeLimit:
 def pytest_configure(config):
     if IN_CI:
         config.pluginmanager.register(TimeLimit())
+    elif "not slow" in config.option.markexpr:
+        # Compiling takes most of the default run, and code that is not optimized a
+        # fifth less of it. In CI, and by other marks, programs are those of users.
+        jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(scope="module", autouse=True)
