@@ -5,6 +5,7 @@ import zlib
 from collections import defaultdict
 
 import jax
+import jaxlib
 import pytest
 
 collect_ignore = ["processes/worker.py"]  # a program, not a module
@@ -66,6 +67,21 @@ class TimeLimit:
 def pytest_configure(config):
     if IN_CI:
         config.pluginmanager.register(TimeLimit())
+    elif "not slow" in config.option.markexpr:
+        compile_quickly()
+
+
+def compile_quickly():
+    """Compiles programs for the CPU in half the time, which is most of the default run.
+
+    They are not optimized, and not those that users run: CI, and runs by other marks,
+    compile as users do.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    # XLA ends the process where it does not know a flag.
+    if jaxlib.version.__version_info__ < (0, 11):
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -105,17 +105,32 @@ def test_value_is_the_formula(name):
     np.testing.assert_allclose(rough, expected, rtol=3e-5, atol=3e-6)
 
 
+def derivatives(loss):
+    """Returns the value, the declared derivatives, and those of the value."""
+
+    @jax.jit
+    def evaluate(predictions, targets):
+        declared = (loss.derivative(predictions, targets),)
+        declared += (loss.curvature(predictions, targets),)
+        slope_fn = jax.grad(loss.value)
+        slopes = jax.vmap(slope_fn)(predictions, targets)
+        if loss.num_outputs > 1:
+            return loss.value(predictions, targets), *declared, slopes
+        bends = jax.vmap(jax.grad(slope_fn))(predictions, targets)
+        return loss.value(predictions, targets), *declared, slopes, bends
+
+    return evaluate
+
+
 @cases
 def test_derivative_and_curvature_are_those_of_the_value(name):
     loss = LOSSES[name]
     predictions, targets = draw(name)
     with jax.enable_x64(True):
-        points = jnp.asarray(predictions), jnp.asarray(targets)
-        slopes = jax.vmap(jax.grad(loss.value))(*points)
-        bends = jax.vmap(jax.grad(jax.grad(loss.value)))(*points)
-        np.testing.assert_allclose(loss.derivative(*points), slopes, 1e-10, 1e-12)
-        np.testing.assert_allclose(loss.curvature(*points), bends, 1e-10, 1e-12)
-    points = [jnp.float32(x) for x in points]
+        _, slope, bend, slopes, bends = derivatives(loss)(predictions, targets)
+        np.testing.assert_allclose(slope, slopes, 1e-10, 1e-12)
+        np.testing.assert_allclose(bend, bends, 1e-10, 1e-12)
+    points = [jnp.float32(x) for x in (predictions, targets)]
     np.testing.assert_allclose(loss.derivative(*points), slopes, 1e-4, 3e-6)
 
 
@@ -198,11 +213,10 @@ def test_softmax_is_the_formula():
     slopes = shares - np.eye(4)[labels]
     bends = shares[:, :, None] * np.eye(4) - shares[:, :, None] * shares[:, None]
     with jax.enable_x64(True):
-        points = jnp.asarray(predictions), jnp.asarray(labels)
-        np.testing.assert_allclose(loss.value(*points), expected, 1e-10)
-        np.testing.assert_allclose(loss.derivative(*points), slopes, 1e-10, 1e-13)
-        np.testing.assert_allclose(loss.curvature(*points), bends, 1e-9, 1e-13)
-        grads = jax.vmap(jax.grad(loss.value))(*points)
+        values, *found, grads = derivatives(loss)(predictions, labels)
+        np.testing.assert_allclose(values, expected, 1e-10)
+        np.testing.assert_allclose(found[0], slopes, 1e-10, 1e-13)
+        np.testing.assert_allclose(found[1], bends, 1e-9, 1e-13)
         np.testing.assert_allclose(grads, slopes, 1e-9, 1e-13)
     params = jnp.float32(RNG.normal(size=(3, 4)))
     features = jnp.float32(RNG.normal(size=3))

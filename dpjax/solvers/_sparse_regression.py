@@ -112,7 +112,8 @@ def dp_sparse_linear_regression(
     _validate.typed_key(key)
     features, targets = _validate.linear_data(features, targets)
     num_samples, num_features = features.shape
-    check_sparsity(sparsity, jnp.zeros(features.shape[1]))
+    params = jnp.zeros(features.shape[1], features.dtype)
+    check_sparsity(sparsity, params)
     design = _Design(
         num_samples, num_features, sparsity, epsilon, delta, fourth_moment_bound, radius
     )
@@ -140,14 +141,11 @@ def dp_sparse_linear_regression(
         peeling = Peeling(sparsity, (1 - share) * rho, "gumbel", (epsilon, delta))
 
     key, scale_key = jax.random.split(key)
-    data, rate = _clipped(
-        batches.axis_name,
-        (features, targets),
-        threshold,
-        learning_rate,
-        scale_key,
-        share * rho,
-    )
+    rate = learning_rate
+    if rate is None:
+        rate = _learning_rate(
+            batches.axis_name, features, threshold, scale_key, share * rho
+        )
     step = ShrunkenStep(
         loss_fn=losses.squared,
         batches=batches,
@@ -161,8 +159,8 @@ def dp_sparse_linear_regression(
     )
     params, state = iterate(
         step,
-        jnp.zeros(num_features, features.dtype),
-        data,
+        params,
+        (features, targets),
         key=key,
         num_steps=num_steps,
         batching=Disjoint(),
@@ -261,6 +259,8 @@ class ShrunkenStep(OptaxStep):
 
     def __call__(self, params, state, batch, is_padding_example):
         """See `Step.__call__`."""
+        # Here, where it is no pass over the data of its own.
+        batch = clip(batch, self.threshold)
         moved, chain_state = super().__call__(
             params, state.chain_state, batch, is_padding_example
         )
@@ -296,28 +296,20 @@ class ShrunkenStep(OptaxStep):
 
 
 @partial(jax.jit, static_argnums=0)
-def _clipped(
+def _learning_rate(
     axis_name: AxisName | None,
-    data: tuple[jax.Array, jax.Array],
+    features: jax.Array,
     threshold: Scalar,
-    learning_rate: Scalar | None,
     key: Key,
     rho: Scalar,
-) -> tuple[tuple[jax.Array, jax.Array], Scalar]:
-    """Returns clipped data, and the step size.
-
-    Where none is given, it is 2/3 of the inverse mean square of clipped features, for
-    rho-zCDP.
-    """
-    features, targets = clip(data, threshold)
-    if learning_rate is not None:
-        return (features, targets), learning_rate
+) -> Scalar:
+    """Returns 2/3 of the inverse mean square of clipped features, for rho-zCDP."""
     estimator = Winsorization(like(threshold, features) ** 2)
     noise = privatize(
         estimator, noise_multiplier=jnp.sqrt(0.5 / rho), key=key, axis_name=axis_name
     )
-    squares = jnp.mean(features**2, axis=1)
+    squares = jnp.mean(clip(features, threshold) ** 2, axis=1)
     noisy = cast(jax.Array, noise.update(squares, noise.init(squares))[0])
     stddev = estimator.noise_parameters(jnp.sqrt(0.5 / rho), len(features), 1)["stddev"]
     # Noise may bring it near zero, or below: it is taken to be above four deviations.
-    return (features, targets), 2 / 3 / jnp.maximum(noisy, like(4 * stddev, noisy))
+    return 2 / 3 / jnp.maximum(noisy, like(4 * stddev, noisy))

@@ -127,6 +127,7 @@ def test_other_parameters_are_written_out(why):
     assert_same_mean(OTHERS[why], w, batch)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kinds", ["44", "48", "84", "88"])
 def test_floats_of_both_widths(kinds):
     """Of the parameter, and of what it is used as."""
@@ -168,7 +169,8 @@ def test_the_table_can_be_read():
 
 def assert_same_mean(loss_fn, params, batch, rtol=1e-5, estimators=ESTIMATORS):
     """Compares with estimators of gradients that are written out."""
-    grads = jax.jit(dpjax.per_sample_grad(loss_fn))(params, batch)
+    grads_fn = jax.jit(dpjax.per_sample_grad(loss_fn), compiler_options=FAST_TO_COMPILE)
+    grads = grads_fn(params, batch)
 
     def both(params, batch):
         return [
@@ -317,8 +319,11 @@ def dense_model(num_rows):
 def test_masks_and_microbatches(estimator, microbatch_size, plan):
     loss_fn, params, batch = dense_model(40)
     mask = jnp.arange(40) % 3 == 1
-    grads = dpjax.per_sample_grad(loss_fn)(params, batch)
-    expected = estimator(grads, mask, normalize_by=30)
+
+    def written_out(params, batch):
+        grads = dpjax.per_sample_grad(loss_fn)(params, batch)
+        losses = jax.vmap(loss_fn, (None, 0))(params, batch)
+        return estimator(grads, mask, normalize_by=30), losses
 
     def masked(params, batch):
         grad_fn = dpjax.robust_grad(
@@ -330,10 +335,12 @@ def test_masks_and_microbatches(estimator, microbatch_size, plan):
         )
         return grad_fn(params, batch, mask)
 
+    expected, losses = jax.jit(written_out, compiler_options=FAST_TO_COMPILE)(
+        params, batch
+    )
     found, values = jax.jit(masked)(params, batch)
     for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * float(estimator.limit))
-    losses = jax.vmap(loss_fn, (None, 0))(params, batch)
     np.testing.assert_allclose(values, losses, rtol=1e-5)
 
 
@@ -356,7 +363,7 @@ def test_medians_of_means_and_aux_are_as_before():
         return loss_fn(params, example), example[1].sum()
 
     grad_fn = dpjax.robust_grad(with_aux, Clipping(0.5), has_aux=True)
-    grads, aux = jax.jit(grad_fn)(params, batch)
+    grads, aux = jax.jit(grad_fn, compiler_options=FAST_TO_COMPILE)(params, batch)
     np.testing.assert_allclose(aux, batch[1].sum(axis=(1, 2)), rtol=1e-5)
     assert jax.tree.structure(grads) == jax.tree.structure(params)
 

@@ -107,7 +107,7 @@ def loss_with_aux(params, example):
 
 
 def normal(seed, *shape):
-    return jax.random.normal(jax.random.key(seed), shape)
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 PARAMS = {"w": normal(1, 6, 8), "v": normal(2, 8)}

@@ -29,9 +29,10 @@ def budget():
     return {"epsilon": 2.0, "delta": 1e-3, "key": key()}
 
 
-X = jax.random.t(jax.random.key(0), 3.0, (N, D))
-Y = X @ jnp.linspace(0, 1, D) + jax.random.normal(jax.random.key(1), (N,))
-NET = halton_net(Box(-1.0, 1.0), D, num_candidates=256)
+RNG = np.random.default_rng(0)
+FEATURES = RNG.standard_t(3, (N, D))
+X = jnp.asarray(FEATURES, jnp.float32)
+Y = jnp.asarray(FEATURES @ np.linspace(0, 1, D) + RNG.normal(size=N), jnp.float32)
 
 
 def descent(estimator, **options):
@@ -47,13 +48,18 @@ def descent(estimator, **options):
     )
 
 
-def l1_regression(x, y, candidates=NET):
+@cache
+def net():
+    return halton_net(Box(-1.0, 1.0), D, num_candidates=256)
+
+
+def l1_regression(x, y, candidates=None):
     return solvers.dp_l1_regression(
         x,
         y,
         key=key(),
         epsilon=2.0,
-        candidates=candidates,
+        candidates=net() if candidates is None else candidates,
         chunk_size=32,
         moment_order=2.0,
         residual_moment_bound=3.0,
@@ -195,7 +201,7 @@ def test_candidates_of_l1_regression(what):
         return jax.device_put(x, NamedSharding(mesh, spec))
 
     many = l1_regression(
-        put(X, "records"), put(Y, "records"), candidates=put(NET, "candidates")
+        put(X, "records"), put(Y, "records"), candidates=put(net(), "candidates")
     )
     check_same(many, on_one_device("net"), atol=0)
 

@@ -18,7 +18,8 @@ N, D = 400, 6
 
 
 def data(d=D):
-    features = jax.random.t(jax.random.key(1), 3.0, (N, d))
+    rng = np.random.default_rng(1)
+    features = jnp.asarray(rng.standard_t(3, (N, d)), jnp.float32)
     return features, features[:, 0]
 
 
