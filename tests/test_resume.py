@@ -15,9 +15,9 @@ from dpjax.cli._app import app
 
 
 def command(output, checkpoint, *options):
-    arguments = ("train", "rand-hie", "--epsilon", "1", "--steps", "400", "--estimator")
+    arguments = ("train", "rand-hie", "--epsilon", "1", "--method", "gradient-descent")
     folders = ("--output", str(output), "--checkpoint", str(checkpoint))
-    return [*arguments, "clipping", *folders, *options]
+    return [*arguments, "--steps", "400", "--estimator", "clipping", *folders, *options]
 
 
 @contextlib.contextmanager

@@ -93,6 +93,8 @@ def show(
 def _taken(plan: Plan, private: Run) -> str:
     """Returns what a person wants to know of what was taken, in words."""
     taken: dict[str, Any] = {**plan.arguments, **private.solution.stats}
+    # A radius among the stats is of rows, and no constraint.
+    taken["radius"] = plan.arguments.get("radius")
     if "constraint" in taken:
         taken["radius"] = taken["constraint"].radius
     words = {
@@ -104,6 +106,7 @@ def _taken(plan: Plan, private: Run) -> str:
         "num_candidates": "{:,d} candidates",
         "num_subsets": "{:,d} subsets",
         "regularization": "regularization {:.3g}",
+        "max_features": "{:,d} features at most",
         "truncation": "truncation {:.3g}",
     }
     return ", ".join(

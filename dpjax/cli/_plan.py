@@ -137,7 +137,6 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
         shared = facts._replace(calibration="tight")
         descent = plan_descent(shared, steps=settings.steps)
         arguments = method.options(facts, **options)
-        arguments["calibration"] = facts.calibration
     return Plan(
         method=method,
         arguments=arguments,

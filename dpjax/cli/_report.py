@@ -89,20 +89,23 @@ def statement(privacy: PrivacyGuarantee) -> dict[str, Any]:
 
 def _plain(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Returns arguments or numbers for JSON; None was left to the solver."""
-    plain = {}
-    for name, entry in entries.items():
-        value = (
-            entry.item() if np.ndim(entry) == 0 and hasattr(entry, "item") else entry
-        )
-        if isinstance(value, bool | int | str) or value is None:
-            plain[name] = value
-        elif isinstance(value, float):
-            plain[name] = _number(value)
-        elif hasattr(value, "shape"):
-            plain[name] = f"an array of shape {value.shape}"
-        else:
-            plain[name] = repr(value)
-    return plain
+    return {name: _plain_entry(entry) for name, entry in entries.items()}
+
+
+def _plain_entry(entry: Any) -> Any:
+    if isinstance(entry, Mapping):
+        return _plain(entry)
+    if hasattr(entry, "shape"):
+        if np.ndim(entry) > 1:
+            return f"an array of shape {entry.shape}"
+        entry = np.asarray(entry).tolist()
+    if isinstance(entry, list):
+        return [_plain_entry(one) for one in entry]
+    if isinstance(entry, float):
+        return _number(entry)
+    if isinstance(entry, bool | int | str) or entry is None:
+        return entry
+    return repr(entry)
 
 
 def _row(data: Dataset, run: Run, scores: Scores) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from dpjax.cli._sources import PUBLIC_SETS
 
 # Private methods; `_methods` declares each of them.
 MethodName = Literal[
+    "linear-model",
     "gradient-descent",
     "frank-wolfe",
     "lasso",
@@ -102,17 +103,26 @@ class Settings:
     method: Annotated[
         MethodName,
         of_method(
-            "Gradient descent; Frank-Wolfe or LASSO in the l1 ball of --radius; sparse "
-            "weights, --sparsity of them; for few features, l1 regression by a choice "
-            "among --candidates; a centre of fits to --subsets of the records; or, for "
-            "the logistic loss, the minimiser of a perturbed objective."
+            "linear-model, which has nothing to set. Of the papers: gradient descent; "
+            "Frank-Wolfe or LASSO in the l1 ball of --radius; sparse weights, "
+            "--sparsity of them; for few features, l1 regression by a choice among "
+            "--candidates; a centre of fits to --subsets of the records; or, for the "
+            "logistic loss, the minimiser of a perturbed objective."
         ),
-    ] = "gradient-descent"
+    ] = "linear-model"
     loss: Annotated[
         LossName | None,
         of_method(
-            "Needed for a file; else what suits the data set's task. lasso has the "
-            "squared loss only, l1 the absolute."
+            "Needed for a file; else what suits the data set's task. linear-model has "
+            "logistic, squared and huber, lasso the squared loss only, l1 the absolute."
+        ),
+    ] = None
+    max_features: Annotated[
+        int | None,
+        of_method(
+            "Of linear-model: the most features that may have a weight, chosen "
+            "privately. For many features, of which few matter; all by default.",
+            _validate.count,
         ),
     ] = None
     radius: Annotated[
@@ -191,7 +201,8 @@ class Settings:
         of_method("Of poisson (expected) and without-replacement.", _validate.count),
     ] = None
     quick: Annotated[
-        bool, of_method("10 steps, or 1,000 candidates, to try things out.")
+        bool,
+        of_method("10 steps where --steps is read, or 1,000 candidates, as a trial."),
     ] = False
     output: Annotated[
         Path | None, of_output("Folder to write to; dpjax-output/NAME by default.")

@@ -36,6 +36,7 @@ def invoke(*arguments):
 def train(output, checkpoint, *options, data="data.csv", schema="schema.toml"):
     folders = ["--output", output, "--checkpoint", checkpoint]
     what = ["--schema", schema, "--target", "y", "--loss", "squared"]
+    what += ["--method", "gradient-descent"]
     return invoke(
         "train", data, *what, "--epsilon", 1, "--steps", 3, *folders, *options
     )

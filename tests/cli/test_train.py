@@ -1,5 +1,6 @@
 """The runs and the files that they leave."""
 
+import dataclasses
 import json
 import os
 from typing import get_args
@@ -26,7 +27,7 @@ from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Trunca
 
 
 def asked(**options):
-    return Settings(source="made up", **options)
+    return Settings(source="made up", **{"method": "gradient-descent"} | options)
 
 
 def dataset(n=50, task="regression", name="made up"):
@@ -62,6 +63,32 @@ def test_defaults_follow_from_the_task_and_the_sizes(task, loss, learning_rate):
     assert plan.descent.num_steps == 40  # ceil(10 log 50)
     named = make_plan(asked(epsilon=2.0), dataset(), is_named=True)
     assert named.descent.num_steps == named.arguments["num_steps"] == 300
+
+
+def test_without_settings_the_linear_model_is_trained():
+    data = dataset(n=400, task="classification")
+    shown = []
+    plan = make_plan(Settings(source="x", epsilon=8.0), data, is_named=False)
+    run = train_private(
+        plan, data, key=jax.random.key(0), on_step=lambda *x: shown.append(x)
+    )
+    assert run.method == "DP linear model"
+    assert (shown[0][1], shown[-1]) == (0, ("DP linear model", 50, 50))
+    assert run.solution.privacy.epsilon == 8.0
+    # One model; where its steps take place, no iterate is one.
+    assert run.steps.tolist() == [0]
+    assert np.array_equal(run.iterates, [run.solution.params])
+    weights = run.solution.params
+    assert weights[0] > 3 * max(abs(weights[1]), abs(weights[2]))
+    alone = dataclasses.replace(
+        data,
+        feature_names=("intercept",),
+        features=data.features[:, 2:],
+        test_features=data.test_features[:, 2:],
+    )
+    plan = make_plan(Settings(source="x", epsilon=8.0), alone, is_named=False)
+    run = train_private(plan, alone, key=jax.random.key(0), on_step=ignore)
+    assert np.isfinite(run.solution.params).all()
 
 
 @pytest.mark.parametrize("name", get_args(EstimatorName))
