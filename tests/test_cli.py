@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
+from dpjax import load_model
 from dpjax.cli import _train
 from dpjax.cli._app import app
 
@@ -87,7 +88,7 @@ def test_adult_shows_the_comparison(tmp_path):
         assert text in result.stdout
     assert "any one of the 32,561 records" in " ".join(result.stdout.split())
     assert "10/10" in result.stderr
-    names = {"params.npz", "report.json", "test_risk.png"}
+    names = {"model.npz", "report.json", "test_risk.png"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert (tmp_path / "out" / "test_risk.png").read_bytes().startswith(b"\x89PNG")
     report = read_report(tmp_path / "out")
@@ -102,8 +103,8 @@ def test_adult_shows_the_comparison(tmp_path):
     assert report["arguments"] == {"loss": "logistic", "max_features": None}
     assert report["stats"]["num_steps"] == 50
     assert sum(report["stats"]["shares"].values()) == pytest.approx(1)
-    with np.load(tmp_path / "out" / "params.npz") as saved:
-        assert saved["params"].shape == saved["feature_names"].shape == (105,)
+    with np.load(tmp_path / "out" / "model.npz") as saved:
+        assert saved["params"].shape == (105,)
 
 
 @pytest.mark.slow
@@ -132,7 +133,7 @@ def test_every_kind_of_file_gives_the_same_model(folder):
     models = []
     for name in ("data.csv", as_parquet(folder), as_npz(folder)):
         assert run(name, *options(seed=1)).exit_code == 0
-        with np.load(folder / "out" / "params.npz") as saved:
+        with np.load(folder / "out" / "model.npz") as saved:
             models.append(saved["params"])
     assert np.array_equal(models[0], models[1])
     assert np.array_equal(models[0], models[2])
@@ -142,7 +143,7 @@ def test_a_file_shows_protected_numbers_only(folder):
     result = run("data.csv", *options())
     assert result.exit_code == 0
     assert {path.name for path in (folder / "out").iterdir()} == {
-        "params.npz",
+        "model.npz",
         "report.json",
     }
     report = read_report(folder / "out")
@@ -162,9 +163,15 @@ def test_a_file_shows_protected_numbers_only(folder):
     }
     assert {"noise_multiplier", "l2_sensitivity", "stddev"} <= set(report["stats"])
     assert "risk" not in result.stdout.replace("test risks or comparisons", "")
-    with np.load(folder / "out" / "params.npz") as saved:
-        assert set(saved) == {"params", "feature_names"}
-        assert saved["feature_names"].tolist() == FEATURES
+    with np.load(folder / "out" / "model.npz") as saved:
+        assert set(saved) == {"params", "model"}
+        assert json.loads(str(saved["model"]))["feature_names"] == FEATURES
+    model = load_model(folder / "out")
+    weights = np.asarray(model.params, float)
+    expected = 300 + 100 * (weights @ [1.5, 0, 1, 1])
+    table = {"rooms": ["7", "?"], "town": ["Lier", "Lier"]}
+    assert model.predict(table)[0] == pytest.approx(expected)
+    assert model.privacy.description == report["privacy"]["description"]
 
 
 @pytest.mark.slow
@@ -211,7 +218,7 @@ def test_unprotected_numbers_are_asked_for_and_labelled(folder):
 )
 def test_every_method(folder, extra):
     assert run("data.csv", *options(), *extra).exit_code == 0
-    with np.load(folder / "out" / "params.npz") as saved:
+    with np.load(folder / "out" / "model.npz") as saved:
         assert np.isfinite(saved["params"]).all()
 
 
@@ -229,7 +236,7 @@ METHODS = {
 def test_every_method_on_a_file(folder, name):
     result = run("data.csv", *options(method=name, **METHODS[name]))
     assert result.exit_code == 0, result.stderr
-    with np.load(folder / "out" / "params.npz") as saved:
+    with np.load(folder / "out" / "model.npz") as saved:
         assert np.isfinite(saved["params"]).all()
     report = read_report(folder / "out")
     assert report["privacy"]["epsilon"] == 1.0
@@ -373,7 +380,7 @@ def test_ranges_of_odd_columns(folder):
     result = run("data.csv", *options(**changes))
     assert result.exit_code == 0, result.stderr
     assert "may be mere noise" in " ".join(result.stderr.split())
-    with np.load(folder / "out" / "params.npz") as saved:
+    with np.load(folder / "out" / "model.npz") as saved:
         assert np.isfinite(saved["params"]).all()
 
 
@@ -406,7 +413,7 @@ def test_columns_of_nan_and_of_nothing(folder):
     frame = {"rooms": [float("nan")] * 9, "town": [None] * 9, "price": [1e308] * 9}
     pl.DataFrame(frame).write_parquet(folder / "data.parquet")
     assert run("data.parquet", *options()).exit_code == 0
-    with np.load(folder / "out" / "params.npz") as saved:
+    with np.load(folder / "out" / "model.npz") as saved:
         assert np.isfinite(saved["params"]).all()
 
 
@@ -414,7 +421,7 @@ def test_columns_of_nan_and_of_nothing(folder):
 def test_the_noise_is_fresh_unless_seeded(folder):
     def params(**changes):
         result = run("data.csv", *options(**changes))
-        with np.load(folder / "out" / "params.npz") as saved:
+        with np.load(folder / "out" / "model.npz") as saved:
             return saved["params"], result, read_report(folder / "out")
 
     first, quiet, report = params()
@@ -627,8 +634,8 @@ def test_a_plot_that_fails_leaves_what_was_paid_for(folder, monkeypatch):
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, RuntimeError)
     left = {path.name for path in (folder / "out").iterdir()}
-    assert left == {"params.npz", "report.json"}
-    assert "wrote out/params.npz" in result.stdout
+    assert left == {"model.npz", "report.json"}
+    assert "wrote out/model.npz" in result.stdout
     assert "test_risk.png" not in result.stdout
 
 
@@ -662,7 +669,7 @@ def test_the_entry_point(folder):
     arguments = [str(argument) for argument in options()]
     result = subprocess.run(command + arguments, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert "wrote out/params.npz" in result.stdout
+    assert "wrote out/model.npz" in result.stdout
 
 
 @pytest.mark.slow

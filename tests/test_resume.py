@@ -61,7 +61,7 @@ def test_killed_and_taken_up_again(tmp_path):
             _, said = process.communicate()
             assert process.returncode == 0, said
     released, expected = (
-        (folder / "params.npz").read_bytes() for folder in (output, other)
+        (folder / "model.npz").read_bytes() for folder in (output, other)
     )
     assert released == expected  # bit for bit
     report, expected = (

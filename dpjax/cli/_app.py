@@ -2,7 +2,7 @@
 
 import typer
 
-from dpjax.cli import _audit, _figures, _parties, _train
+from dpjax.cli import _audit, _figures, _parties, _saved, _train
 from dpjax.cli._options import taking
 from dpjax.cli._settings import Settings
 
@@ -25,6 +25,26 @@ def train(settings: Settings) -> None:
     Example: dpjax train adult --epsilon 1
     """
     _train.train(settings)
+
+
+@app.command()
+@taking(_saved.PredictSettings)
+def predict(settings: _saved.PredictSettings) -> None:
+    """Predicts the target of every record of a file, in its own units.
+
+    Example: dpjax predict out/model.npz new.csv --output predictions.csv
+    """
+    _saved.predict(settings)
+
+
+@app.command()
+@taking(_saved.ShowSettings)
+def show(settings: _saved.ShowSettings) -> None:
+    """Shows a model: coefficients in the table's units, and its guarantee in words.
+
+    Example: dpjax show out/model.npz
+    """
+    _saved.show(settings)
 
 
 @app.command()

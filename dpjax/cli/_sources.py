@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from dpjax import _validate, datasets
+from dpjax._tables import column_names, read_columns
 from dpjax.cli._schema import Schema, read_schema, template
-from dpjax.cli._tables import column_names, read_columns
 from dpjax.datasets import Categorical, Dataset, Numeric
 
 PUBLIC_SETS = {
@@ -185,4 +185,5 @@ def encode_table(table: Table) -> Dataset:
         target_unit=unit,
         licence="not stated",
         source=table.name,
+        schema=declared,
     )

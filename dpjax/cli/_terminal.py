@@ -1,7 +1,7 @@
 """The terminal: progress, paths, and how commands refuse."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -12,6 +12,7 @@ from dpjax.cli._sources import SchemaNeeded
 
 # What runs, how many steps are done, and of how many, if that is known.
 OnStep = Callable[[str, int, int | None], None]
+_NOTHING: Mapping[str, str] = {}
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -20,15 +21,22 @@ def terminal(*, stderr: bool = False) -> Console:
 
 
 @contextlib.contextmanager
-def refusals() -> Iterator[None]:
+def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
     """Shows an error on one line, so that paths in it can be copied; exits with 2.
 
-    By the rules of the package no such error depends on a value in a private record.
+    By the rules of the package no such error depends on a value in a private record,
+    but that of --strict.
+
+    Args:
+        as_typed: how options are typed, by the names that errors may begin with.
     """
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
-        terminal(stderr=True).print(f"Error: {error}", style="red", soft_wrap=True)
+        first, rest = (*str(error).split(" ", 1), "")[:2]
+        first = as_typed.get(first, first) if rest.startswith("must ") else first
+        said = f"{first} {rest}".rstrip()
+        terminal(stderr=True).print(f"Error: {said}", style="red", soft_wrap=True)
         if isinstance(error, SchemaNeeded):
             print(error.template)
         raise typer.Exit(2) from None

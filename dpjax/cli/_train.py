@@ -61,7 +61,7 @@ def train(settings: Settings) -> None:
         noise_key = "from the operating system"
     key, baseline_key, ranges_key = jax.random.split(run_key, 3)
     is_public = name is not None
-    ranges = None
+    ranges = table = None
     if name is not None:
         data = _load_public(name, settings)
     else:
@@ -103,7 +103,8 @@ def train(settings: Settings) -> None:
     content = _report.report(
         plan, data, private, scored, ranges, is_public=is_public, noise_key=noise_key
     )
-    files = _report.files(data, private.solution, content)
+    model = _report.model_of(data, private.solution, method=private.method, table=table)
+    files = _report.files(model, content)
     # What was paid for is out before anything else can fail, and its key goes with it.
     with _uninterrupted():
         _report.write(folder, files)

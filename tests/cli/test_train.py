@@ -22,7 +22,7 @@ from dpjax.cli._runs import (
     train_private,
 )
 from dpjax.cli._settings import EstimatorName, Settings
-from dpjax.datasets import Dataset
+from dpjax.datasets import Dataset, Numeric
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Truncation
 
 
@@ -45,6 +45,7 @@ def dataset(n=50, task="regression", name="made up"):
         target_unit="metres",
         licence="none",
         source="none",
+        schema={"a": Numeric(), "b": Numeric()},
     )
 
 
@@ -172,7 +173,8 @@ def test_the_report_files_unprotected_numbers_apart(tmp_path):
     # JSON has no NaN: a number that is none is null.
     odd = [(private, Scores(np.array([np.nan]), np.array([np.inf])))]
     content = _report.report(plan, data, private, odd, **args)
-    files = _report.files(data, private.solution, content)
+    model = _report.model_of(data, private.solution, method=private.method)
+    files = _report.files(model, content)
     assert json.loads(files["report.json"])["unprotected"][0]["test_risk"] is None
 
 
@@ -182,7 +184,7 @@ def test_the_system_key_is_fresh():
     assert all(any(word > 2**8 for word in key) for key in keys)
 
 
-CONTENTS = {"params.npz": b"new", "report.json": b"new"}
+CONTENTS = {"model.npz": b"new", "report.json": b"new"}
 
 
 def test_writing_replaces_and_clears_an_older_plot(tmp_path):
