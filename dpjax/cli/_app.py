@@ -1,8 +1,11 @@
 """The commands, as typer sees them."""
 
+from typing import Annotated
+
 import typer
 
-from dpjax.cli import _audit, _figures, _parties, _saved, _train
+import dpjax
+from dpjax.cli import _audit, _check, _figures, _parties, _saved, _train
 from dpjax.cli._options import taking
 from dpjax.cli._settings import Settings
 
@@ -12,9 +15,23 @@ app = typer.Typer(
 )
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"dpjax {dpjax.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def dpjax() -> None:
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Shows it."
+        ),
+    ] = False,
+) -> None:
     """Differentially private optimization for heavy-tailed data."""
+    del version  # it has been printed
 
 
 @app.command()
@@ -25,6 +42,19 @@ def train(settings: Settings) -> None:
     Example: dpjax train adult --epsilon 1
     """
     _train.train(settings)
+
+
+@app.command()
+@taking(_check.CheckSettings)
+def check(settings: _check.CheckSettings) -> None:
+    """Tells the data's owner which cells of a file can be used. NOT PRIVATE.
+
+    For each column the shares of cells that are missing, do not parse, match no
+    category or lie far out. Nothing is written.
+
+    Example: dpjax check my.csv --schema schema.toml
+    """
+    _check.check(settings)
 
 
 @app.command()

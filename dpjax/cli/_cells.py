@@ -59,7 +59,7 @@ def count_cells(kind: Numeric | Categorical | None, column: np.ndarray) -> Cells
     else:
         known = numbers_of(column)
         is_used = ~np.isnan(known)
-    texts = [_text(cell) for cell in column[~is_used].tolist()]
+    texts = [text_of(cell) for cell in column[~is_used].tolist()]
     held = [text for text in texts if text.lower() not in _MARKS]
     counts = len(column), len(texts) - len(held), len(held)
     if isinstance(kind, Categorical):
@@ -84,7 +84,8 @@ def numbers_of(column: np.ndarray) -> np.ndarray:
     return np.where(is_missing, np.float32(np.nan), around_zero)
 
 
-def _text(cell: Any) -> str:
+def text_of(cell: Any) -> str:
+    """Returns a cell as text, without blanks around it."""
     if cell is None:
         return ""
     if isinstance(cell, bytes):

@@ -91,7 +91,17 @@ class Settings:
             "template is printed."
         ),
     ] = None
-    target: Annotated[str | None, of_data("The column to predict.")] = None
+    target: Annotated[
+        str | None,
+        of_data("The column to predict, if the schema's [target] has no column."),
+    ] = None
+    strict: Annotated[
+        bool,
+        of_data(
+            "Stop before training where nearly no cell of a column can be used, which "
+            "tells of the records' values."
+        ),
+    ] = False
     private_ranges: Annotated[
         float | None,
         of_data(

@@ -11,6 +11,7 @@ import jax
 from dpjax import _files, _validate
 from dpjax._types import Key
 from dpjax.cli import _display, _report
+from dpjax.cli._check import warn_curator
 from dpjax.cli._methods import find_method
 from dpjax.cli._options import flag
 from dpjax.cli._plan import make_plan, split_budget
@@ -66,6 +67,7 @@ def train(settings: Settings) -> None:
         data = _load_public(name, settings)
     else:
         table = _read_private(settings)
+        _warn_curator(table, is_strict=settings.strict)
         if settings.private_ranges is not None:
             cost, _ = split_budget(settings, table.num_samples)
             ranges = buy_ranges(
@@ -154,17 +156,31 @@ def _kept(run_folder: RunFolder | None, key: Key | None) -> Iterator[None]:
         key: of the run, if it is not to be given again.
     """
     if run_folder is None:
-        yield
+        try:
+            yield
+        except KeyboardInterrupt:
+            _say_stopped("With --checkpoint FOLDER a run can be resumed.")
+            raise
         return
     try:
         run_folder.make()
         if key is not None:
             run_folder.keep_key(jax.random.clone(key))
         yield
-    except BaseException:
+    except BaseException as why:
         if not run_folder.has_states():
             run_folder.remove()
+        elif isinstance(why, KeyboardInterrupt):
+            _say_stopped(
+                "The same command goes on from here; it needs --checkpoint "
+                f"{run_folder.path}, which holds the key and is as secret as the data."
+            )
         raise
+
+
+def _say_stopped(how: str) -> None:
+    text = f"Stopped; nothing was written to --output. {how}"
+    terminal(stderr=True).print(text, style="yellow", soft_wrap=True)
 
 
 def _load_public(name: str, settings: Settings) -> Dataset:
@@ -187,6 +203,14 @@ def _read_private(settings: Settings) -> Table:
         hold_out=settings.show_unprotected,
         allows_empty=settings.private_ranges is not None,
     )
+
+
+def _warn_curator(table: Table, *, is_strict: bool) -> None:
+    if warn_curator(terminal(stderr=True), table) and is_strict:
+        raise ValueError(
+            "--strict stopped the run before training: nothing was spent or written. "
+            "That it stopped tells of the records' values."
+        )
 
 
 @contextlib.contextmanager

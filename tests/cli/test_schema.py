@@ -21,12 +21,12 @@ def test_reads_numbers_and_categories(tmp_path):
         tmp_path,
         """
         columns.a = {center = 1, scale = 2.5}
-        columns.b = {categories = ["x", 3]}
+        columns.b = {categories = ["x", 3, true]}
         target = {center = 0, scale = 10}
         """,
     )
     assert read_schema(path, is_classification=False) == Schema(
-        {"a": Numeric(1, 2.5), "b": Categorical(("x", "3"))}, Numeric(0, 10)
+        {"a": Numeric(1, 2.5), "b": Categorical(("x", "3", "true"))}, Numeric(0, 10)
     )
 
 
@@ -37,7 +37,9 @@ def test_the_template_is_a_schema(tmp_path, is_classification):
     assert list(schema.columns) == ODD_NAMES[1:]
     assert set(schema.columns.values()) == {Numeric()}
     kind = Categorical(("yes",)) if is_classification else Numeric()
-    assert schema.target == kind
+    assert (schema.target, schema.target_column) == (kind, "age")
+    path = tmp_path / "schema.toml"
+    assert read_schema(path, is_classification=None) == schema
 
 
 def test_the_template_without_a_target_lists_every_column():
@@ -65,7 +67,9 @@ TARGET = "[target]\ncenter = 0\nscale = 1\n"
         (f"columns.a = {{center = 1{'0' * 400}, scale = 1}}\n{TARGET}", "columns.a"),
         (f"columns.a = {{categories = []}}\n{TARGET}", "distinct"),
         (f"columns.a = {{categories = ['1', 1]}}\n{TARGET}", "distinct"),
-        (f"columns.a = {{categories = [true]}}\n{TARGET}", "texts or numbers"),
+        (f"columns.a = {{categories = [1, true]}}\n{TARGET}", "distinct"),
+        (f"columns.a = {{categories = [[1]]}}\n{TARGET}", "texts or numbers"),
+        ("columns.a = {}\ntarget = {column = 3}", "column of .target"),
         (f"columns.a = {{categories = 'ab'}}\n{TARGET}", "a list"),
         ("target.positive = 'x'\ncolumns.a = {center=0, scale=1}", r"in \[target\]"),
     ],
@@ -75,7 +79,7 @@ def test_what_is_refused(tmp_path, text, message):
         read_schema(write(tmp_path, text), is_classification=False)
 
 
-@pytest.mark.parametrize("target", ["{}", "{positive = true}", "3", "{center = 1}"])
+@pytest.mark.parametrize("target", ["{}", "{positive = []}", "3", "{center = 1}"])
 def test_a_positive_that_is_refused(tmp_path, target):
     text = f"target = {target}\ncolumns.a = {{center = 0, scale = 1}}"
     with pytest.raises(ValueError, match=r"--schema must be positive, .* in \[target"):
