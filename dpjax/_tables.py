@@ -39,6 +39,34 @@ def column_names(path: Path) -> list[str]:
     return names
 
 
+def declared_kinds(path: Path) -> dict[str, str | tuple[str, ...]]:
+    """Returns what the types of a Parquet file's columns say; no record is looked at.
+
+    "number", "text", "truth" or "time", or the categories that an enumeration lists.
+    Other files declare nothing.
+
+    Raises:
+        ValueError: if the file is of no known kind, or cannot be read.
+    """
+    _readers(path)
+    if path.suffix.lower() != ".parquet":
+        return {}
+    kinds: dict[str, str | tuple[str, ...]] = {}
+    with _readable(path), _polars() as pl:
+        for name, kind in pl.read_parquet_schema(path).items():
+            if kind == pl.Boolean:
+                kinds[name] = "truth"
+            elif kind.is_numeric():
+                kinds[name] = "number"
+            elif kind.is_temporal():
+                kinds[name] = "time"
+            elif isinstance(kind, pl.Enum) and len(kind.categories) > 0:
+                kinds[name] = tuple(kind.categories.to_list())
+            elif kind in (pl.String, pl.Categorical, pl.Enum):
+                kinds[name] = "text"
+    return kinds
+
+
 def read_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     r"""Reads some columns of a file, each into an array of shape (n,).
 

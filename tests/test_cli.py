@@ -438,8 +438,12 @@ def test_without_a_schema_a_template_is_printed(folder):
     result = run("data.csv", *options(schema=None))
     refused(result, "--schema must be given for a file", "data.csv")
     assert not (folder / "out").exists()
-    # It can be used as it is printed, once categories are what they are.
+    # It is refused as it is printed, and can be used once categories are listed.
     (folder / "new.toml").write_text(result.stdout)
+    empty = "--schema must be a list of distinct texts", "in categories of [columns.t"
+    refused(run("data.csv", *options(schema="new.toml")), *empty)
+    text = result.stdout.replace("categories = []", 'categories = ["Lier"]')
+    (folder / "new.toml").write_text(text)
     assert run("data.csv", *options(schema="new.toml")).exit_code == 0
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import dpjax
-from dpjax.cli import _audit, _check, _figures, _parties, _saved, _train
+from dpjax.cli import _audit, _check, _figures, _parties, _proposal, _saved, _train
 from dpjax.cli._options import taking
 from dpjax.cli._settings import Settings
 
@@ -42,6 +42,16 @@ def train(settings: Settings) -> None:
     Example: dpjax train adult --epsilon 1
     """
     _train.train(settings)
+
+
+@app.command()
+@taking(_proposal.SchemaSettings)
+def schema(settings: _proposal.SchemaSettings) -> None:
+    """Proposes the schema of a file, guessed from the columns' names, to correct.
+
+    Example: dpjax schema my.csv --target price --output schema.toml
+    """
+    _proposal.propose(settings)
 
 
 @app.command()

@@ -60,7 +60,7 @@ def count_cells(kind: Numeric | Categorical | None, column: np.ndarray) -> Cells
         known = numbers_of(column)
         is_used = ~np.isnan(known)
     texts = [text_of(cell) for cell in column[~is_used].tolist()]
-    held = [text for text in texts if text.lower() not in _MARKS]
+    held = [text for text in texts if not is_mark(text)]
     counts = len(column), len(texts) - len(held), len(held)
     if isinstance(kind, Categorical):
         return Cells(*counts)
@@ -91,6 +91,11 @@ def text_of(cell: Any) -> str:
     if isinstance(cell, bytes):
         cell = cell.decode("utf-8", "replace")
     return str(cell).strip()
+
+
+def is_mark(text: str) -> bool:
+    """Tells whether a text stands for a missing value."""
+    return text.lower() in _MARKS
 
 
 def _look(text: str) -> str:

@@ -15,8 +15,6 @@ Nothing is learnt from the records for free, so a column without such constants 
 be used: unless `--private-ranges` buys them, for each section that is left empty.
 """
 
-import json
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dpjax import _validate
+from dpjax.cli._guesses import toml_key
 from dpjax.datasets import Categorical, Numeric
 
 _NUMERIC = {"center", "scale"}
@@ -113,62 +112,8 @@ def read_schema(
     )
 
 
-def template(
-    names: list[str], *, target: str | None = None, is_classification: bool = False
-) -> str:
-    """Returns the text of a schema to fill in, for a file's columns.
-
-    Example:
-        >>> print(template(["age", "price"], target="price"))
-        # What is public about each column, known without looking at the records.
-        # Numbers enter as (x - center) / scale. For a column of categories write
-        #   categories = ["a", "b"]
-        # instead. Delete the columns that are not to be used. With --private-ranges,
-        # sections may be empty: center and scale are then bought from the budget.
-        <BLANKLINE>
-        [columns.age]
-        center = 0.0
-        scale = 1.0
-        <BLANKLINE>
-        [target]
-        column = "price"
-        center = 0.0
-        scale = 1.0
-    """
-    numeric = "center = 0.0\nscale = 1.0\n"
-    sections = [
-        f"[columns.{_toml_key(name)}]\n{numeric}" for name in names if name != target
-    ]
-    title = "[target]"
-    if target is not None:
-        title += f"\ncolumn = {_toml_text(target)}"
-    positive = 'positive = "yes"  # counts as +1, anything else as -1\n'
-    sections.append(f"{title}\n{positive if is_classification else numeric}")
-    return _HEAD + "\n" + "\n".join(sections).rstrip("\n")
-
-
-_HEAD = """\
-# What is public about each column, known without looking at the records.
-# Numbers enter as (x - center) / scale. For a column of categories write
-#   categories = ["a", "b"]
-# instead. Delete the columns that are not to be used. With --private-ranges,
-# sections may be empty: center and scale are then bought from the budget.
-"""
-
-
-def _toml_key(name: str) -> str:
-    if re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        return name
-    return _toml_text(name)
-
-
-def _toml_text(text: str) -> str:
-    # JSON's strings are TOML's, but for one control character.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical | None:
-    where = f"[columns.{_toml_key(name)}]"
+    where = f"[columns.{toml_key(name)}]"
     if not isinstance(entry, dict) or set(entry) != {"categories"}:
         return _numeric(where, entry, allows_empty)
     categories = entry["categories"]

@@ -9,7 +9,8 @@ import numpy as np
 
 from dpjax import _validate, datasets
 from dpjax._tables import column_names, read_columns
-from dpjax.cli._schema import Schema, read_schema, template
+from dpjax.cli._guesses import guess_names, schema_text
+from dpjax.cli._schema import Schema, read_schema
 from dpjax.datasets import Categorical, Dataset, Numeric
 
 Kind = Numeric | Categorical | None  # None is numbers of an open range
@@ -120,7 +121,11 @@ def read_table(
         raise SchemaNeeded(
             f"--schema must be given for a file, to declare what is public in {path}. "
             "Fill in this template:",
-            template(names, target=target, is_classification=is_classification),
+            schema_text(
+                guess_names(path, names),
+                target=target,
+                is_classification=is_classification,
+            ),
         )
     declared = read_schema(
         schema, is_classification=is_classification, allows_empty=allows_empty
