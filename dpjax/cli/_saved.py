@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -14,7 +13,7 @@ from dpjax import _files
 from dpjax._rounding import rounded_up
 from dpjax.cli._cells import count_cells
 from dpjax.cli._options import Argument, of_output
-from dpjax.cli._terminal import show_paths, terminal
+from dpjax.cli._terminal import digits, show_paths, terminal
 from dpjax.datasets import Categorical, Numeric, Winsorized
 from dpjax.models import Model, load_model
 
@@ -130,17 +129,10 @@ def _coefficients(model: Model) -> Table:
             where = "larger by 1"
             if isinstance(kind, Categorical):
                 where = kind.categories[place]
-            table.add_row(key, where, _digits(found[name]))
-    last = _digits(found["intercept"])
+            table.add_row(key, where, digits(found[name]))
+    last = digits(found["intercept"])
     table.add_row("intercept", "all at 0 or in no category", last)
     return table
-
-
-def _digits(number: float) -> str:
-    """Returns four digits, without an exponent where a person needs none."""
-    if not 1e-4 <= abs(number) < 1e9:
-        return f"{number:.4g}"
-    return np.format_float_positional(number, 4, fractional=False, trim="-")
 
 
 def _say_limits(console: Console, model: Model) -> None:

@@ -110,6 +110,14 @@ class Settings:
             _validate.probability,
         ),
     ] = None
+    holdout: Annotated[
+        float | None,
+        of_data(
+            "Share of the records, such as 0.2, that training does not see: how good "
+            "the model is on them is released by a budget of their own, as large.",
+            _validate.probability,
+        ),
+    ] = None
     method: Annotated[
         MethodName,
         of_method(
@@ -249,6 +257,12 @@ class Settings:
         }
 
     def _check_combinations(self) -> None:
+        _validate.require(
+            self.holdout is None or not self.show_unprotected,
+            "--holdout",
+            self.holdout,
+            "left out with --show-unprotected, which holds other records out",
+        )
         batching = self.batching or "full"
         estimator = self.estimator or "smoothed-truncation"
         samples = batching in ("poisson", "without-replacement")

@@ -13,6 +13,7 @@ from dpjax.cli._guesses import guess_names, schema_text
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.datasets import Categorical, Dataset, Numeric
 
+_PUBLIC_SEED = 2021  # of the split into training and test records
 Kind = Numeric | Categorical | None  # None is numbers of an open range
 PUBLIC_SETS = {
     "adult": datasets.adult,
@@ -67,6 +68,25 @@ class Table:
     def num_samples(self) -> int:
         """The number of records to train on."""
         return int(np.sum(~self.is_test))
+
+    def held_out(self, share: float) -> "Table":
+        """Returns the table with a share of its records held out for testing.
+
+        Which, a public seed and the number of records say: a table may be sorted.
+
+        Raises:
+            ValueError: if fewer than ten are held out or left.
+        """
+        num_records = len(self.is_test)
+        num_test = round(share * num_records)
+        _validate.require(
+            10 <= num_test <= num_records - 10,
+            "--holdout",
+            share,
+            f"a share that holds out and leaves 10 of {num_records} records or more",
+        )
+        order = np.random.default_rng(_PUBLIC_SEED).permutation(num_records)
+        return dataclasses.replace(self, is_test=order < num_test)
 
     def open_columns(self) -> list[str]:
         """Returns the columns of numbers whose centre and scale the schema leaves open.
