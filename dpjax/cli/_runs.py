@@ -108,18 +108,16 @@ def train_baselines(
     Weights of zero, which need no records; gradient descent and robust gradient descent
     on all records, which protect nobody; and, asked for the same guarantee, DP-GD by
     clipping to norm 1, unless that is the method itself. Where the method is gradient
-    descent, they take its steps and step size. Else the two without privacy take no
-    step size at which they might diverge, and DP-GD by smoothed truncation (001,
-    algorithm 4) at its defaults comes beside them.
+    descent, they take its steps and step size; else DP-GD by smoothed truncation (001,
+    algorithm 4) at its defaults comes beside them. The two without privacy take no step
+    size at which they might diverge, which tells nothing.
     """
     descent = plan.descent
     without_noise = dataclasses.replace(
         GRADIENT_DESCENT, solver=robust_gradient_descent
     )
     is_itself = plan.method.solver is dp_gradient_descent
-    rate = descent.learning_rate
-    if not is_itself:
-        rate = min(rate, _stable_rate(plan, data))
+    rate = min(descent.learning_rate, _stable_rate(plan, data))
     steps = {"learning_rate": rate, "num_steps": descent.num_steps}
     runs = [_zero(data)]
     for name, estimator in (

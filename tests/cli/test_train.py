@@ -237,3 +237,16 @@ def test_the_plot_rounds_a_guarantee_up():
     run = train_private(plan, data, key=jax.random.key(0), on_step=ignore)
     label = _plot._label(run, score_run(plan, data, run))
     assert label.endswith("(ε = 1.01, δ = 1.1e-05)")
+
+
+@pytest.mark.slow
+def test_baselines_of_long_rows_do_not_diverge():
+    data = dataset()
+    long = dataclasses.replace(data, features=30 * data.features)
+    plan = make_plan(asked(epsilon=1.0), long, is_named=True)
+    runs = train_baselines(plan, long, key=jax.random.key(1), on_step=ignore)
+    zero, without_privacy = runs[0], runs[1:3]
+    risk = score_run(plan, long, zero).risks[-1]
+    for run in without_privacy:
+        assert np.isfinite(run.iterates).all()
+    assert score_run(plan, long, runs[1]).risks[-1] < risk
