@@ -11,12 +11,14 @@ from dpjax import (
     loading,
     losses,
     mechanisms,
+    models,
     parties,
     solvers,
     transforms,
 )
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.gradients import per_sample_grad, robust_grad
+from dpjax.models import load_model
 from dpjax.transforms import dp_sgd
 
 __version__ = "0.1.0"
@@ -33,9 +35,11 @@ __all__ = [
     "dp_sgd",
     "estimators",
     "gradients",
+    "load_model",
     "loading",
     "losses",
     "mechanisms",
+    "models",
     "parties",
     "per_sample_grad",
     "robust_grad",

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
+from dpjax import load_model
 from dpjax.cli import _train
 from dpjax.cli._app import app
 
@@ -66,6 +67,7 @@ def options(**changes):
         "target": "price",
         "loss": "squared",
         "epsilon": 1,
+        "method": "gradient-descent",
         "steps": 3,
         "output": "out",
     } | changes
@@ -81,26 +83,34 @@ def read_report(folder):
 def test_adult_shows_the_comparison(tmp_path):
     result = run("adult", "--epsilon", 1, "--quick", "--output", tmp_path / "out")
     assert result.exit_code == 0
-    for text in ("GD", "RGD, smoothed truncation", "DP-GD, clipping", "accuracy"):
+    rivals = "DP-GD, clipping", "DP-GD, smoothed truncation", "GD", "zero weights"
+    for text in ("DP linear model", *rivals, "RGD, smoothed truncation", "accuracy"):
         assert text in result.stdout
     assert "any one of the 32,561 records" in " ".join(result.stdout.split())
     assert "10/10" in result.stderr
-    names = {"params.npz", "report.json", "test_risk.png"}
+    names = {"model.npz", "report.json", "test_risk.png"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert (tmp_path / "out" / "test_risk.png").read_bytes().startswith(b"\x89PNG")
     report = read_report(tmp_path / "out")
     assert report["privacy"]["delta"] == 32_561**-1.1
     rows = report["comparison"]
-    assert [row["epsilon"] for row in rows] == [0.0, None, None, 1.0, 1.0]
+    assert [row["epsilon"] for row in rows] == [0.0, None, None, 1.0, 1.0, 1.0]
     assert rows[0]["test_risk"] == pytest.approx(np.log(2))
     assert all(row["test_risk"] < 0.69 for row in rows[1:])
-    with np.load(tmp_path / "out" / "params.npz") as saved:
-        assert saved["params"].shape == saved["feature_names"].shape == (105,)
+    # Without settings: near what no privacy gives in many more steps than 10.
+    assert rows[3]["method"] == "DP linear model"
+    assert rows[3]["test_risk"] < 0.33
+    assert report["arguments"] == {"loss": "logistic", "max_features": None}
+    assert report["stats"]["num_steps"] == 50
+    assert sum(report["stats"]["shares"].values()) == pytest.approx(1)
+    with np.load(tmp_path / "out" / "model.npz") as saved:
+        assert saved["params"].shape == (105,)
 
 
 @pytest.mark.slow
 def test_dashes_in_a_name(folder):
-    result = run("rand-hie", "--epsilon", 1, "--steps", 2, "--estimator", "clipping")
+    clipping = ["--method", "gradient-descent", "--estimator", "clipping"]
+    result = run("rand-hie", "--epsilon", 1, "--steps", 2, *clipping)
     assert result.exit_code == 0
     assert len(read_report(folder / "dpjax-output" / "rand_hie")["comparison"]) == 4
 
@@ -123,7 +133,7 @@ def test_every_kind_of_file_gives_the_same_model(folder):
     models = []
     for name in ("data.csv", as_parquet(folder), as_npz(folder)):
         assert run(name, *options(seed=1)).exit_code == 0
-        with np.load(folder / "out" / "params.npz") as saved:
+        with np.load(folder / "out" / "model.npz") as saved:
             models.append(saved["params"])
     assert np.array_equal(models[0], models[1])
     assert np.array_equal(models[0], models[2])
@@ -133,7 +143,7 @@ def test_a_file_shows_protected_numbers_only(folder):
     result = run("data.csv", *options())
     assert result.exit_code == 0
     assert {path.name for path in (folder / "out").iterdir()} == {
-        "params.npz",
+        "model.npz",
         "report.json",
     }
     report = read_report(folder / "out")
@@ -153,9 +163,15 @@ def test_a_file_shows_protected_numbers_only(folder):
     }
     assert {"noise_multiplier", "l2_sensitivity", "stddev"} <= set(report["stats"])
     assert "risk" not in result.stdout.replace("test risks or comparisons", "")
-    with np.load(folder / "out" / "params.npz") as saved:
-        assert set(saved) == {"params", "feature_names"}
-        assert saved["feature_names"].tolist() == FEATURES
+    with np.load(folder / "out" / "model.npz") as saved:
+        assert set(saved) == {"params", "model"}
+        assert json.loads(str(saved["model"]))["feature_names"] == FEATURES
+    model = load_model(folder / "out")
+    weights = np.asarray(model.params, float)
+    expected = 300 + 100 * (weights @ [1.5, 0, 1, 1])
+    table = {"rooms": ["7", "?"], "town": ["Lier", "Lier"]}
+    assert model.predict(table)[0] == pytest.approx(expected)
+    assert model.privacy.description == report["privacy"]["description"]
 
 
 @pytest.mark.slow
@@ -202,11 +218,12 @@ def test_unprotected_numbers_are_asked_for_and_labelled(folder):
 )
 def test_every_method(folder, extra):
     assert run("data.csv", *options(), *extra).exit_code == 0
-    with np.load(folder / "out" / "params.npz") as saved:
+    with np.load(folder / "out" / "model.npz") as saved:
         assert np.isfinite(saved["params"]).all()
 
 
 METHODS = {
+    "linear-model": {"steps": None, "max_features": 2},
     "frank-wolfe": {"radius": 0.5, "delta": 0},
     "lasso": {"loss": None},
     "sparse": {"sparsity": 2},
@@ -219,7 +236,7 @@ METHODS = {
 def test_every_method_on_a_file(folder, name):
     result = run("data.csv", *options(method=name, **METHODS[name]))
     assert result.exit_code == 0, result.stderr
-    with np.load(folder / "out" / "params.npz") as saved:
+    with np.load(folder / "out" / "model.npz") as saved:
         assert np.isfinite(saved["params"]).all()
     report = read_report(folder / "out")
     assert report["privacy"]["epsilon"] == 1.0
@@ -256,7 +273,7 @@ def test_every_method_is_compared(tmp_path, data, arguments, titles):
     report = read_report(tmp_path / "out")
     rows = report["comparison"]
     is_pure = arguments["method"] == "l1"
-    assert [row["epsilon"] for row in rows] == [0.0, None, None, 2.0, 2.0]
+    assert [row["epsilon"] for row in rows] == [0.0, None, None, 2.0, 2.0, 2.0]
     assert (rows[3]["delta"] == 0) == is_pure
     assert 0 < rows[4]["delta"] < 1e-3
     assert all(row["test_risk"] is not None for row in rows)
@@ -349,7 +366,7 @@ def test_private_ranges_of_a_pure_method(many):
     assert report["ranges"]["privacy"]["delta"] == report["privacy"]["delta"] == 0
     # All that is private has used the ranges, zero weights in their units too.
     spent = [row["epsilon"] for row in report["unprotected"]]
-    assert spent == [0.5, None, None, 1.0, 1.0]
+    assert spent == [0.5, None, None, 1.0, 1.0, 1.0]
     assert report["num_samples"] == 3_200
     assert "any one of the 3,200 records" in report["ranges"]["privacy"]["description"]
 
@@ -359,10 +376,11 @@ def test_ranges_of_odd_columns(folder):
     (folder / "number.toml").write_text(OPEN)
     lines = (folder / "data.csv").read_text().splitlines()
     (folder / "data.csv").write_text("\n".join([lines[0], *ODD_LINES * 8]) + "\n")
-    result = run("data.csv", *options(private_ranges=0.1))
+    changes = {"private_ranges": 0.1, "method": None, "steps": None}
+    result = run("data.csv", *options(**changes))
     assert result.exit_code == 0, result.stderr
     assert "may be mere noise" in " ".join(result.stderr.split())
-    with np.load(folder / "out" / "params.npz") as saved:
+    with np.load(folder / "out" / "model.npz") as saved:
         assert np.isfinite(saved["params"]).all()
 
 
@@ -395,7 +413,7 @@ def test_columns_of_nan_and_of_nothing(folder):
     frame = {"rooms": [float("nan")] * 9, "town": [None] * 9, "price": [1e308] * 9}
     pl.DataFrame(frame).write_parquet(folder / "data.parquet")
     assert run("data.parquet", *options()).exit_code == 0
-    with np.load(folder / "out" / "params.npz") as saved:
+    with np.load(folder / "out" / "model.npz") as saved:
         assert np.isfinite(saved["params"]).all()
 
 
@@ -403,7 +421,7 @@ def test_columns_of_nan_and_of_nothing(folder):
 def test_the_noise_is_fresh_unless_seeded(folder):
     def params(**changes):
         result = run("data.csv", *options(**changes))
-        with np.load(folder / "out" / "params.npz") as saved:
+        with np.load(folder / "out" / "model.npz") as saved:
             return saved["params"], result, read_report(folder / "out")
 
     first, quiet, report = params()
@@ -420,8 +438,12 @@ def test_without_a_schema_a_template_is_printed(folder):
     result = run("data.csv", *options(schema=None))
     refused(result, "--schema must be given for a file", "data.csv")
     assert not (folder / "out").exists()
-    # It can be used as it is printed, once categories are what they are.
+    # It is refused as it is printed, and can be used once categories are listed.
     (folder / "new.toml").write_text(result.stdout)
+    empty = "--schema must be a list of distinct texts", "in categories of [columns.t"
+    refused(run("data.csv", *options(schema="new.toml")), *empty)
+    text = result.stdout.replace("categories = []", 'categories = ["Lier"]')
+    (folder / "new.toml").write_text(text)
     assert run("data.csv", *options(schema="new.toml")).exit_code == 0
 
 
@@ -448,6 +470,17 @@ BAD_OPTIONS = [
     ({"estimator": "best"}, "'--estimator': .*'best'"),
     ({"loss": "best"}, "'--loss': .*'best'"),
     ({"loss": None}, "--loss must be given for a file: logistic, squared, absolute"),
+    ({"method": None, "loss": None, "steps": None}, "--loss must be given for a file"),
+    ({"method": None}, "--steps must be left out with --method linear-model (for gra"),
+    (
+        {"method": None, "steps": None, "loss": "absolute"},
+        "--loss must be logistic or squared or huber with --method linear-model",
+    ),
+    (
+        {"method": None, "steps": None, "calibration": "paper"},
+        "--calibration must be tight with --method linear-model",
+    ),
+    ({"max_features": 2}, "--max-features must be left out with --method gradient-d"),
     ({"target": None}, "--target must be given for a file: a column of ['rooms',"),
     ({"target": "cost"}, "--target must be a column of ['rooms', 'town', 'price', "),
     ({"target": "rooms"}, "--target must be a column that is no feature"),
@@ -475,7 +508,10 @@ LASSO, L1 = {"method": "lasso"}, {"method": "l1", "loss": None, "steps": None}
 HUBER = SPARSE | {"loss": "huber"}
 BAD_OPTIONS += [
     ({"method": "best"}, "'--method': .*'best'"),
-    ({"radius": 1}, "--radius must be left out with --method gradient-descent, got 1"),
+    (
+        {"radius": 1},
+        "--radius must be left out with --method gradient-descent (for fr",
+    ),
     ({"sparsity": 2}, "--sparsity must be left out with --method gradient-descent"),
     ({"candidates": 9}, "--candidates must be left out with --method gradient-descent"),
     (FRANK_WOLFE | {"radius": 0}, "--radius must be between 1e-12 and 1e+12, got 0"),
@@ -490,7 +526,7 @@ BAD_OPTIONS += [
     ),
     (
         FRANK_WOLFE | {"batching": "full"},
-        "--batching must be left out with --method frank-wolfe, got 'full'",
+        "--batching must be left out with --method frank-wolfe (for gradient-",
     ),
     (FRANK_WOLFE | {"estimator": "median-of-means"}, "--estimator must be another"),
     (
@@ -510,7 +546,7 @@ BAD_OPTIONS += [
         LASSO | {"batching": "disjoint"},
         "--batching must be left out with --method lass",
     ),
-    (LASSO | {"l2": 0.1}, "--l2 must be left out with --method lasso, got 0.1"),
+    (LASSO | {"l2": 0.1}, "--l2 must be left out with --method lasso (for gr"),
     (LASSO | {"scale": 1e-9}, "--scale must be between 1e-08 and 1e+12, got 1e-09"),
     (LASSO | {"calibration": "paper", "delta": 0}, "--delta must be strictly between"),
     (
@@ -528,7 +564,7 @@ BAD_OPTIONS += [
         L1 | {"loss": "squared"},
         "--loss must be absolute with --method l1, got 'squared'",
     ),
-    (L1 | {"steps": 3}, "--steps must be left out with --method l1, got 3"),
+    (L1 | {"steps": 3}, "--steps must be left out with --method l1 (for g"),
     (L1 | {"delta": 0.1}, "--delta must be 0 or left out with --method l1, got 0.1"),
     (
         L1 | {"candidates": 1},
@@ -602,8 +638,8 @@ def test_a_plot_that_fails_leaves_what_was_paid_for(folder, monkeypatch):
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, RuntimeError)
     left = {path.name for path in (folder / "out").iterdir()}
-    assert left == {"params.npz", "report.json"}
-    assert "wrote out/params.npz" in result.stdout
+    assert left == {"model.npz", "report.json"}
+    assert "wrote out/model.npz" in result.stdout
     assert "test_risk.png" not in result.stdout
 
 
@@ -637,7 +673,7 @@ def test_the_entry_point(folder):
     arguments = [str(argument) for argument in options()]
     result = subprocess.run(command + arguments, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert "wrote out/params.npz" in result.stdout
+    assert "wrote out/model.npz" in result.stdout
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ ROOT = Path(dpjax.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # Private modules that every layer may import.
 SHARED = {
-    *("_default_delta", "_files", "_processes", "_rounding", "_sharding", "_tree"),
-    *("_types", "_validate"),
+    *("_default_delta", "_files", "_processes", "_rounding", "_sharding", "_tables"),
+    *("_tree", "_types", "_validate"),
 }
 
 # What each layer may import. The ground floor, estimators, mechanisms and accounting,
@@ -48,9 +48,10 @@ BELOW = {
         "transforms",
     },
 }
+BELOW["models"] = {"accounting", "datasets", "losses"}
 BELOW["audit"] = BELOW["solvers"] | {"solvers"}
 BELOW["figures"] = BELOW["solvers"] | {"solvers", "datasets"}
-BELOW["cli"] = BELOW["audit"] | BELOW["figures"] | {"audit", "figures"}
+BELOW["cli"] = BELOW["audit"] | BELOW["figures"] | {"audit", "figures", "models"}
 
 
 def modules_of(path):

@@ -19,6 +19,7 @@ from dpjax import (
     loading,
     losses,
     mechanisms,
+    models,
     parties,
     solvers,
     transforms,
@@ -37,6 +38,7 @@ PACKAGES = [
     loading,
     losses,
     mechanisms,
+    models,
     parties,
     solvers,
     transforms,
@@ -164,6 +166,17 @@ SIGNATURES = {
     losses.LinearLoss.mean_of: "self predictions",
     losses.MarginLoss.derivative: "self predictions targets=",
     losses.named: "loss",
+    datasets.Winsorized: "center= scale= limit=",
+    dpjax.load_model: "path",
+    models.model_file: "model",
+    models.Model: (
+        "* params columns target_name target link privacy target_unit= method= data="
+        " versions="
+    ),
+    models.Model.predict: "self table",
+    models.Model.read: "self table",
+    models.Model.predict_columns: "self columns",
+    models.Model.coefficients: "self",
     solvers.MarginLoss: (
         "derivative_fn derivative_bound curvature_bound is_non_increasing= value_fn="
     ),

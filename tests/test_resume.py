@@ -15,9 +15,9 @@ from dpjax.cli._app import app
 
 
 def command(output, checkpoint, *options):
-    arguments = ("train", "rand-hie", "--epsilon", "1", "--steps", "400", "--estimator")
+    arguments = ("train", "rand-hie", "--epsilon", "1", "--method", "gradient-descent")
     folders = ("--output", str(output), "--checkpoint", str(checkpoint))
-    return [*arguments, "clipping", *folders, *options]
+    return [*arguments, "--steps", "400", "--estimator", "clipping", *folders, *options]
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def test_killed_and_taken_up_again(tmp_path):
             _, said = process.communicate()
             assert process.returncode == 0, said
     released, expected = (
-        (folder / "params.npz").read_bytes() for folder in (output, other)
+        (folder / "model.npz").read_bytes() for folder in (output, other)
     )
     assert released == expected  # bit for bit
     report, expected = (

@@ -1,8 +1,11 @@
 """The commands, as typer sees them."""
 
+from typing import Annotated
+
 import typer
 
-from dpjax.cli import _audit, _figures, _parties, _train
+import dpjax
+from dpjax.cli import _audit, _check, _figures, _parties, _proposal, _saved, _train
 from dpjax.cli._options import taking
 from dpjax.cli._settings import Settings
 
@@ -12,9 +15,23 @@ app = typer.Typer(
 )
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"dpjax {dpjax.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def dpjax() -> None:
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Shows it."
+        ),
+    ] = False,
+) -> None:
     """Differentially private optimization for heavy-tailed data."""
+    del version  # it has been printed
 
 
 @app.command()
@@ -25,6 +42,49 @@ def train(settings: Settings) -> None:
     Example: dpjax train adult --epsilon 1
     """
     _train.train(settings)
+
+
+@app.command()
+@taking(_proposal.SchemaSettings)
+def schema(settings: _proposal.SchemaSettings) -> None:
+    """Proposes the schema of a file, guessed from the columns' names, to correct.
+
+    Example: dpjax schema my.csv --target price --output schema.toml
+    """
+    _proposal.propose(settings)
+
+
+@app.command()
+@taking(_check.CheckSettings)
+def check(settings: _check.CheckSettings) -> None:
+    """Tells the data's owner which cells of a file can be used. NOT PRIVATE.
+
+    For each column the shares of cells that are missing, do not parse, match no
+    category or lie far out. Nothing is written.
+
+    Example: dpjax check my.csv --schema schema.toml
+    """
+    _check.check(settings)
+
+
+@app.command()
+@taking(_saved.PredictSettings)
+def predict(settings: _saved.PredictSettings) -> None:
+    """Predicts the target of every record of a file, in its own units.
+
+    Example: dpjax predict out/model.npz new.csv --output predictions.csv
+    """
+    _saved.predict(settings)
+
+
+@app.command()
+@taking(_saved.ShowSettings)
+def show(settings: _saved.ShowSettings) -> None:
+    """Shows a model: coefficients in the table's units, and its guarantee in words.
+
+    Example: dpjax show out/model.npz
+    """
+    _saved.show(settings)
 
 
 @app.command()

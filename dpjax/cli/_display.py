@@ -8,11 +8,13 @@ from rich.table import Table
 
 from dpjax._rounding import rounded_up
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.cli._evaluation import Evaluation, Interval
 from dpjax.cli._high_dimensional import is_thin
 from dpjax.cli._plan import Plan
 from dpjax.cli._ranges import Ranges
 from dpjax.cli._report import score_name
 from dpjax.cli._runs import Run, Scores
+from dpjax.cli._terminal import digits
 from dpjax.datasets import Dataset
 
 
@@ -83,16 +85,45 @@ def show(
             f"centers and scales of {len(ranges.columns)} columns: see ranges in "
             "report.json."
         )
-    if not scored:
-        console.print(
-            "No guarantee would cover test risks or comparisons, so there are none; "
-            "--show-unprotected shows them."
-        )
+
+
+def say_nothing_is_tested(console: Console) -> None:
+    """Says why there are no test numbers."""
+    console.print(
+        "No guarantee would cover test risks or comparisons, so there are none: "
+        "--holdout 0.2 buys some, --show-unprotected shows them."
+    )
+
+
+def show_evaluation(console: Console, evaluation: Evaluation) -> None:
+    """Prints what was released of the records held out, beside a constant."""
+    console.print(
+        f"On {evaluation.num_samples:,} records held out, by a budget of their own of "
+        f"{_claim(evaluation.privacy)}; in brackets, 95 per cent bounds for sampling "
+        f"and noise. The constant is {evaluation.constant}."
+    )
+    table = Table()
+    table.add_column("measure", overflow="fold")
+    table.add_column("model", justify="right")
+    table.add_column("constant", justify="right")
+    for name, model, constant in evaluation.measures:
+        table.add_row(name, _bounds(model), _bounds(constant))
+    for low, high, share in evaluation.calibration:
+        name = f"share of +1 where {low:.0%} to {high:.0%} is predicted"
+        table.add_row(name, _bounds(share), "")
+    console.print(table)
+
+
+def _bounds(interval: Interval) -> str:
+    value, low, high = map(digits, interval)
+    return f"{value} ({low} to {high})"
 
 
 def _taken(plan: Plan, private: Run) -> str:
     """Returns what a person wants to know of what was taken, in words."""
     taken: dict[str, Any] = {**plan.arguments, **private.solution.stats}
+    # A radius among the stats is of rows, and no constraint.
+    taken["radius"] = plan.arguments.get("radius")
     if "constraint" in taken:
         taken["radius"] = taken["constraint"].radius
     words = {
@@ -104,6 +135,7 @@ def _taken(plan: Plan, private: Run) -> str:
         "num_candidates": "{:,d} candidates",
         "num_subsets": "{:,d} subsets",
         "regularization": "regularization {:.3g}",
+        "max_features": "{:,d} features at most",
         "truncation": "truncation {:.3g}",
     }
     return ", ".join(

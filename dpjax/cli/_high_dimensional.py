@@ -64,6 +64,7 @@ def frank_wolfe(
         "moment_bound": moment_bound or facts.moment_bound,
         "num_steps": _steps(steps, facts),
         "learning_rate": learning_rate,
+        "calibration": facts.calibration,
     }
 
 
@@ -82,6 +83,7 @@ def lasso(
         "threshold": _threshold(scale),
         "num_steps": _steps(steps, facts),
         "fourth_moment_bound": moment_bound,
+        "calibration": facts.calibration,
     }
 
 
@@ -104,6 +106,7 @@ def sparse_linear(
         "num_steps": check_steps(steps, facts),
         "fourth_moment_bound": moment_bound,
         "radius": radius,
+        "calibration": facts.calibration,
     }
 
 
@@ -135,6 +138,7 @@ def hard_thresholding(
         # In theory 2/3 of the inverse smoothness, here for features of unit size.
         "learning_rate": learning_rate or 2 / 3 / facts.smoothness,
         "num_steps": num_steps,
+        "calibration": facts.calibration,
     }
 
 
@@ -159,6 +163,7 @@ def l1(
         "candidates": candidate_net(number, facts.num_features, radius),
         "truncation": None if scale is None else 1 / scale,
         "residual_moment_bound": moment_bound,
+        "calibration": facts.calibration,
     }
 
 

@@ -40,7 +40,8 @@ class Method:
             those without a default needed; returns arguments of the solver.
         losses: those that it can minimise.
         has_own_loss: which of the two the solver takes.
-        has_steps: whether it can be watched.
+        has_steps: whether it can be watched, and resumed.
+        has_own_coordinates: whether its steps are, so that no iterate is a model.
         has_delta: whether it spends a delta.
         can_be_pure: whether it can do with delta = 0.
     """
@@ -53,6 +54,7 @@ class Method:
     _: KW_ONLY
     has_own_loss: bool = False
     has_steps: bool = True
+    has_own_coordinates: bool = False
     has_delta: bool = True
     can_be_pure: bool = False
 
@@ -87,8 +89,9 @@ def find_method(settings: Settings, *, is_classification: bool | None = None) ->
     if len(variants) > 1:
         where += f" and --loss {loss}"
     for name, value in settings.given_to_method().items():
-        is_read = name in method.reads
-        _validate.require(is_read, flag(name), value, f"left out {where}")
+        readers = {other.name: None for other in METHODS if name in other.reads}
+        rule = f"left out {where} (for {', '.join(readers)})"
+        _validate.require(name in method.reads, flag(name), value, rule)
     for name, is_needed in method.reads.items():
         value = getattr(settings, name)
         is_fine = value is not None or not is_needed
@@ -134,9 +137,21 @@ def _gradient_descent(facts: Facts, **options: Any) -> dict[str, Any]:
     return plan_descent(facts, **options).arguments()
 
 
+GRADIENT_DESCENT = Method(
+    "gradient-descent", "DP-GD", dp_gradient_descent, _gradient_descent
+)
 # Of those with one name the first takes that can minimise the loss.
 METHODS = (
-    Method("gradient-descent", "DP-GD", dp_gradient_descent, _gradient_descent),
+    Method(
+        "linear-model",
+        "DP linear model",
+        _single_fits.fit_linear_model,
+        _single_fits.linear_model,
+        losses=("logistic", "squared", "huber"),
+        has_own_loss=True,
+        has_own_coordinates=True,
+    ),
+    GRADIENT_DESCENT,
     Method(
         "frank-wolfe",
         "DP-FW",
@@ -197,4 +212,3 @@ METHODS = (
         has_steps=False,
     ),
 )
-GRADIENT_DESCENT = METHODS[0]

@@ -17,6 +17,8 @@ from dpjax import _validate
 from dpjax.cli._terminal import refusals
 
 PRIVACY, DATA, METHOD, OUTPUT = "Privacy", "Data of a file", "Method", "Output"
+# Arguments of functions by another name than their option's.
+_ALIASES = {"num_steps": "steps", "num_subsets": "subsets", "table": "source"}
 _NUMBERS = {float: "a number", int: "a whole number"}
 
 
@@ -97,10 +99,18 @@ def taking(options: type) -> Callable[[Callable[[Any], None]], Callable[..., Non
         for name, (hint, said) in declared(options).items()
     ]
 
+    as_typed = {
+        name: said.metavar.strip("[]") if isinstance(said, Argument) else flag(name)
+        for name, (_, said) in declared(options).items()
+    }
+    as_typed |= {
+        name: as_typed[field] for name, field in _ALIASES.items() if field in as_typed
+    }
+
     def decorate(run: Callable[[Any], None]) -> Callable[..., None]:
         @functools.wraps(run)
         def command(**given: Any) -> None:
-            with refusals():
+            with refusals(as_typed):
                 run(options(**given))
 
         vars(command)["__signature__"] = inspect.Signature(parameters)

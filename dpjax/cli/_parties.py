@@ -179,7 +179,7 @@ def _show(console: Console, settings: PartySettings, content: dict[str, Any]) ->
     )
     show_paths(
         console,
-        [settings.folder / name for name in (_report.PARAMS, _report.REPORT)],
+        [settings.folder / name for name in (_report.MODEL, _report.REPORT)],
     )
 
 
@@ -243,7 +243,8 @@ def _files(
         "score": float(score),
         "privacy": _report.statement(solution.privacy),
     }
-    return _report.files(data, solution, content)
+    model = _report.model_of(data, solution, method="DP-GD among parties")
+    return _report.files(model, content)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from dpjax import _validate, losses
 from dpjax._default_delta import default_delta
 from dpjax._rounding import difference_down
-from dpjax._types import LossFn
 from dpjax.cli._descent import Descent, Facts, plan_descent
 from dpjax.cli._methods import Method, find_loss, find_method
 from dpjax.cli._settings import LossName, Settings
@@ -16,7 +15,7 @@ from dpjax.solvers import dp_gradient_descent
 
 # The thresholds with 95 per cent efficiency for standard normal errors (Holland and
 # Welsch 1977), in units of the target.
-_LOSSES: dict[LossName, LossFn] = {
+_LOSSES: dict[LossName, losses.LinearLoss] = {
     "logistic": losses.logistic,
     "squared": losses.squared,
     "absolute": losses.absolute,
@@ -44,7 +43,7 @@ class Plan:
     method: Method
     arguments: Mapping[str, Any]
     facts: Facts
-    loss_fn: LossFn
+    loss_fn: losses.LinearLoss
     l2: float
     descent: Descent
 
@@ -137,7 +136,6 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
         shared = facts._replace(calibration="tight")
         descent = plan_descent(shared, steps=settings.steps)
         arguments = method.options(facts, **options)
-        arguments["calibration"] = facts.calibration
     return Plan(
         method=method,
         arguments=arguments,

@@ -14,7 +14,7 @@ from dpjax.datasets import Dataset
 # Colours of Okabe and Ito (2008), told apart by colour-blind readers too; methods
 # without privacy are broken lines, so that they differ in print as well.
 # Each is (colour, line, marker).
-_PRIVATE = (("#0072B2", "-", "o"), ("#D55E00", "-", "s"))
+_PRIVATE = (("#0072B2", "-", "o"), ("#D55E00", "-", "s"), ("#CC79A7", "-", "^"))
 _NON_PRIVATE = (("#000000", "--", ""), ("#009E73", ":", ""))
 _ZERO = "#999999", "-.", ""
 

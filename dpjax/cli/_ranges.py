@@ -15,9 +15,10 @@ from dpjax import _validate
 from dpjax._rounding import difference_down, sum_up
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.cli._cells import numbers_of
 from dpjax.cli._runs import Run
 from dpjax.cli._sources import Table
-from dpjax.datasets import Numeric
+from dpjax.datasets import Numeric, Winsorized
 from dpjax.solvers import Solution, dp_center_and_scale, dp_quantile
 
 # A feature is held within so many scales of its centre: where its scale is too small
@@ -34,23 +35,6 @@ _TARGET_SHARE, _CENTER_SHARE = 1 / 3, 1 / 4
 _TAIL = 0.02
 # Bins of its distances: one at zero, and ten a decade. Fewer err by fewer records.
 _DISTANCES = np.array([-1e-6, *np.logspace(-6, 9, 151)])
-
-
-@dataclass(frozen=True)
-class Winsorized(Numeric):
-    """A column of numbers that are standardised, then held within a limit.
-
-    Args:
-        center: as of `Numeric`.
-        scale: as of `Numeric`.
-        limit: the largest |feature|.
-    """
-
-    limit: float = _MOST_SCALES
-
-    def encode(self, column: np.ndarray) -> np.ndarray:
-        """Returns the column as float32 of shape (n, 1)."""
-        return np.clip(super().encode(column), -self.limit, self.limit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +80,7 @@ def buy_ranges(table: Table, *, key: Key, epsilon: float, delta: float) -> Range
         "given",
         "left out where the schema leaves no center and scale open",
     )
-    numbers = {name: _numbers(table.columns[name][~table.is_test]) for name in names}
+    numbers = {name: numbers_of(table.columns[name][~table.is_test]) for name in names}
     target = numbers.pop(table.target, None)
     feature_key, target_key = jax.random.split(key)
     columns: dict[str, Numeric] = {}
@@ -194,15 +178,3 @@ def _together(parts: Sequence[PrivacyGuarantee], num_samples: int) -> PrivacyGua
         dp_event=ComposedDpEvent(events),
         num_samples=num_samples,
     )
-
-
-def _numbers(column: np.ndarray) -> np.ndarray:
-    """Returns a column in float32, NaN where `Numeric` finds no number.
-
-    Such a cell becomes 0 whatever the centre; a number does so for one centre at most.
-    """
-    around_zero, around_one = (
-        Numeric(center).encode(column)[:, 0] for center in (0.0, 1.0)
-    )
-    is_missing = (around_zero == 0) & (around_one == 0)
-    return np.where(is_missing, np.float32(np.nan), around_zero)

@@ -1,13 +1,13 @@
-"""What a run leaves behind: params.npz, report.json and a plot, whole or not at all."""
+"""What a run leaves behind: model.npz, report.json and a plot, whole or not at all."""
 
 import dataclasses
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 import dpjax
@@ -16,10 +16,12 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._plan import Plan
 from dpjax.cli._ranges import Ranges
 from dpjax.cli._runs import Run, Scores
-from dpjax.datasets import Dataset
+from dpjax.cli._sources import Table
+from dpjax.datasets import Categorical, Dataset, Numeric
+from dpjax.models import Model, model_file
 from dpjax.solvers import Solution
 
-PARAMS, REPORT, PLOT = "params.npz", "report.json", "test_risk.png"
+MODEL, REPORT, PLOT = "model.npz", "report.json", "test_risk.png"
 _NOTHING: Mapping[str, Path] = {}
 
 
@@ -89,20 +91,23 @@ def statement(privacy: PrivacyGuarantee) -> dict[str, Any]:
 
 def _plain(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Returns arguments or numbers for JSON; None was left to the solver."""
-    plain = {}
-    for name, entry in entries.items():
-        value = (
-            entry.item() if np.ndim(entry) == 0 and hasattr(entry, "item") else entry
-        )
-        if isinstance(value, bool | int | str) or value is None:
-            plain[name] = value
-        elif isinstance(value, float):
-            plain[name] = _number(value)
-        elif hasattr(value, "shape"):
-            plain[name] = f"an array of shape {value.shape}"
-        else:
-            plain[name] = repr(value)
-    return plain
+    return {name: _plain_entry(entry) for name, entry in entries.items()}
+
+
+def _plain_entry(entry: Any) -> Any:
+    if isinstance(entry, Mapping):
+        return _plain(entry)
+    if hasattr(entry, "shape"):
+        if np.ndim(entry) > 1:
+            return f"an array of shape {entry.shape}"
+        entry = np.asarray(entry).tolist()
+    if isinstance(entry, list):
+        return [_plain_entry(one) for one in entry]
+    if isinstance(entry, float):
+        return _number(entry)
+    if isinstance(entry, bool | int | str) or entry is None:
+        return entry
+    return repr(entry)
 
 
 def _row(data: Dataset, run: Run, scores: Scores) -> dict[str, Any]:
@@ -129,18 +134,44 @@ def score_name(data: Dataset) -> str:
     return f"mean absolute error ({data.target_unit})"
 
 
-def files(
-    data: Dataset, solution: Solution, content: Mapping[str, Any]
-) -> dict[str, bytes]:
-    """Returns the files of a run, by name; the plot is written apart."""
-    params = io.BytesIO()
-    np.savez(
-        params,
+def model_of(
+    data: Dataset,
+    solution: Solution,
+    *,
+    method: str,
+    table: Table | None = None,
+) -> Model:
+    """Returns a trained model with the units of its table.
+
+    Args:
+        data: what it was trained on, encoded by its schema.
+        solution: the weights, and what they have cost.
+        method: its name.
+        table: what the data were made of, where a user's file was; a target of a named
+            data set stays in the unit that the set states.
+    """
+    is_classification = data.task == "classification"
+    target = Categorical(("+1",)) if is_classification else Numeric()
+    if table is not None and table.schema.target is not None:
+        target = table.schema.target
+    return Model(
         params=np.asarray(solution.params),
-        feature_names=np.array(data.feature_names),
+        columns=data.schema,
+        target_name="target" if table is None else table.target,
+        target=target,
+        target_unit=data.target_unit,
+        link="logit" if is_classification else "identity",
+        privacy=solution.privacy,
+        method=method,
+        data=data.name,
+        versions={module.__name__: module.__version__ for module in (dpjax, jax, np)},
     )
+
+
+def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
+    """Returns the files of a run, by name; the plot is written apart."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return {PARAMS: params.getvalue(), REPORT: text.encode()}
+    return {MODEL: model_file(model), REPORT: text.encode()}
 
 
 def check_folder(folder: Path, inputs: Mapping[str, Path] = _NOTHING) -> None:
@@ -154,7 +185,7 @@ def check_folder(folder: Path, inputs: Mapping[str, Path] = _NOTHING) -> None:
     Raises:
         ValueError: with --output, if not.
     """
-    names = (PARAMS, REPORT, PLOT)
+    names = (MODEL, REPORT, PLOT)
     _files.check_folder("--output", folder, names=names)
     _files.check_spared("--output", [folder / name for name in names], inputs)
 
@@ -162,10 +193,10 @@ def check_folder(folder: Path, inputs: Mapping[str, Path] = _NOTHING) -> None:
 def write(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Writes the files of a run, all of them or none.
 
-    The parameters appear last: nothing is released before. A plot of an earlier run,
-    which would stand beside a report that it does not belong to, is removed.
+    The model appears last: nothing is released before. A plot of an earlier run, which
+    would stand beside a report that it does not belong to, is removed.
     """
-    ordered = dict(sorted(contents.items(), key=lambda item: item[0] == PARAMS))
+    ordered = dict(sorted(contents.items(), key=lambda item: item[0] == MODEL))
     _files.write_together(folder, ordered, name="--output", stale=folder / PLOT)
 
 

@@ -106,19 +106,18 @@ def train_baselines(
     """Runs what the private method is compared with.
 
     Weights of zero, which need no records; gradient descent and robust gradient descent
-    on all records, which protect nobody; and DP-GD by clipping to norm 1, which is
-    asked for the same guarantee, unless clipping is the method itself. Where the method
-    is gradient descent, they take its steps and step size. Else the two without privacy
-    take no step size at which they might diverge.
+    on all records, which protect nobody; and, asked for the same guarantee, DP-GD by
+    clipping to norm 1, unless that is the method itself. Where the method is gradient
+    descent, they take its steps and step size; else DP-GD by smoothed truncation (001,
+    algorithm 4) at its defaults comes beside them. The two without privacy take no step
+    size at which they might diverge, which tells nothing.
     """
     descent = plan.descent
     without_noise = dataclasses.replace(
         GRADIENT_DESCENT, solver=robust_gradient_descent
     )
     is_itself = plan.method.solver is dp_gradient_descent
-    rate = descent.learning_rate
-    if not is_itself:
-        rate = min(rate, _stable_rate(plan, data))
+    rate = min(descent.learning_rate, _stable_rate(plan, data))
     steps = {"learning_rate": rate, "num_steps": descent.num_steps}
     runs = [_zero(data)]
     for name, estimator in (
@@ -127,11 +126,16 @@ def train_baselines(
     ):
         arguments = steps | {"estimator": estimator}
         runs.append(_run(name, without_noise, arguments, plan, data, on_step))
-    if not (is_itself and _spoken(descent.estimator) == "clipping"):
-        arguments = descent.arguments() | {"estimator": Clipping(1.0), "key": key}
+    rivals: list[Estimator] = [Clipping(1.0)]
+    if not is_itself:
+        rivals.append(descent.estimator)
+    elif _spoken(descent.estimator) == "clipping":
+        rivals = []
+    for rival, rival_key in zip(rivals, jax.random.split(key), strict=False):
+        arguments = descent.arguments() | {"estimator": rival, "key": rival_key}
         arguments["delta"] = plan.facts.gaussian_delta
-        method = GRADIENT_DESCENT
-        runs.append(_run("DP-GD, clipping", method, arguments, plan, data, on_step))
+        name = f"DP-GD, {_spoken(rival)}"
+        runs.append(_run(name, GRADIENT_DESCENT, arguments, plan, data, on_step))
     return runs
 
 
@@ -183,7 +187,8 @@ def _run(
         seen.append((step, params))
         done = len(seen) * every
         on_step(name, done if total is None else min(done, total), total)
-        if run_folder is not None:  # then the calls come one by one, from the host
+        # With a folder the calls come one by one, from the host.
+        if run_folder is not None and not method.has_own_coordinates:
             run_folder.keep_iterates({i: np.asarray(w) for i, w in seen})
 
     on_step(name, 0, total)
@@ -197,12 +202,12 @@ def _run(
     solution = method.solver(*problem, **arguments)
     jax.block_until_ready(solution.params)
     jax.effects_barrier()  # every call of watch has returned
-    if not method.has_steps:
-        seen.append((0, solution.params))
+    if not method.has_steps or method.has_own_coordinates:
+        seen = [(0, solution.params)]
     # A step is seen again where the run resumed before it: the same iterate.
     iterates = {int(step): params for step, params in seen}
     steps = sorted(iterates)
-    last = max(1, steps[-1])
+    last = steps[-1] or int(solution.stats.get("num_steps", 1))
     on_step(name, last, last)
     shown = np.array([iterates[step] for step in steps])
     return Run(name, solution, np.array(steps), shown)

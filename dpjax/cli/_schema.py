@@ -7,15 +7,14 @@
     [columns.town]           # one-hot; anything else counts as none of them
     categories = ["Ghent", "Lier"]
 
-    [target]                 # of --target: like a column of numbers, or, for the
-    positive = "yes"         # logistic loss, the value that counts as +1 (others as -1)
+    [target]                 # like a column of numbers, or, for the logistic loss,
+    column = "sold"          # --target, unless that is given
+    positive = "yes"         # the value that counts as +1 (others as -1)
 
 Nothing is learnt from the records for free, so a column without such constants cannot
 be used: unless `--private-ranges` buys them, for each section that is left empty.
 """
 
-import json
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dpjax import _validate
+from dpjax.cli._guesses import toml_key
 from dpjax.datasets import Categorical, Numeric
 
 _NUMERIC = {"center", "scale"}
@@ -37,21 +37,23 @@ class Schema:
             whose centre and scale are to be bought.
         target: the target: a number, or for classification the one positive category;
             None as for a column.
+        target_column: the name of its column, if the schema says it.
     """
 
     columns: Mapping[str, Numeric | Categorical | None]
     target: Numeric | Categorical | None
+    target_column: str | None = None
 
 
 def read_schema(
-    path: Path, *, is_classification: bool, allows_empty: bool = False
+    path: Path, *, is_classification: bool | None, allows_empty: bool = False
 ) -> Schema:
     """Reads a schema from a TOML file.
 
     Args:
         path: the file.
         is_classification: whether `[target]` says `positive`, else `center` and
-            `scale`.
+            `scale`; None takes what it says.
         allows_empty: whether a section of numbers may be empty, for `--private-ranges`.
 
     Raises:
@@ -68,7 +70,7 @@ def read_schema(
         ... positive = "yes"''')
         >>> read_schema(path, is_classification=True)
         Schema(columns={'age': Numeric(center=40, scale=10)},
-               target=Categorical(categories=('yes',)))
+               target=Categorical(categories=('yes',)), target_column=None)
     """
     _validate.require(path.is_file(), "--schema", str(path), "a file that exists")
     try:
@@ -90,75 +92,38 @@ def read_schema(
         columns,
         "at least one column long: [columns.NAME]",
     )
+    target, target_column = content["target"], None
+    if isinstance(target, dict) and "column" in target:
+        target_column = target.pop("column")
+        _validate.require(
+            isinstance(target_column, str),
+            "--schema",
+            target_column,
+            "the name of a column, in column of [target]",
+        )
+    if is_classification is None:
+        is_classification = isinstance(target, dict) and "positive" in target
     return Schema(
         {name: _column(name, entry, allows_empty) for name, entry in columns.items()},
-        _positive(content["target"])
+        _positive(target)
         if is_classification
-        else _numeric("[target]", content["target"], allows_empty),
+        else _numeric("[target]", target, allows_empty),
+        target_column,
     )
-
-
-def template(
-    names: list[str], *, target: str | None = None, is_classification: bool = False
-) -> str:
-    """Returns the text of a schema to fill in, for a file's columns.
-
-    Example:
-        >>> print(template(["age", "price"], target="price"))
-        # What is public about each column, known without looking at the records.
-        # Numbers enter as (x - center) / scale. For a column of categories write
-        #   categories = ["a", "b"]
-        # instead. Delete the columns that are not to be used. With --private-ranges,
-        # sections may be empty: center and scale are then bought from the budget.
-        <BLANKLINE>
-        [columns.age]
-        center = 0.0
-        scale = 1.0
-        <BLANKLINE>
-        [target]  # price
-        center = 0.0
-        scale = 1.0
-    """
-    numeric = "center = 0.0\nscale = 1.0\n"
-    sections = [
-        f"[columns.{_toml_key(name)}]\n{numeric}" for name in names if name != target
-    ]
-    title = "[target]" if target is None else f"[target]  # {_toml_key(target)}"
-    positive = 'positive = "yes"  # counts as +1, anything else as -1\n'
-    sections.append(f"{title}\n{positive if is_classification else numeric}")
-    return _HEAD + "\n" + "\n".join(sections).rstrip("\n")
-
-
-_HEAD = """\
-# What is public about each column, known without looking at the records.
-# Numbers enter as (x - center) / scale. For a column of categories write
-#   categories = ["a", "b"]
-# instead. Delete the columns that are not to be used. With --private-ranges,
-# sections may be empty: center and scale are then bought from the budget.
-"""
-
-
-def _toml_key(name: str) -> str:
-    if re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        return name
-    # JSON's strings are TOML's, but for one control character.
-    return json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical | None:
-    where = f"[columns.{_toml_key(name)}]"
+    where = f"[columns.{toml_key(name)}]"
     if not isinstance(entry, dict) or set(entry) != {"categories"}:
         return _numeric(where, entry, allows_empty)
     categories = entry["categories"]
-    _validate.require(
-        isinstance(categories, list)
-        and len(categories) == len(set(map(str, categories))) > 0
-        and all(map(_is_category, categories)),
-        "--schema",
-        categories,
-        f"a list of distinct texts or numbers, in categories of {where}",
-    )
-    return Categorical(tuple(map(str, categories)))
+    rule = f"a list of distinct texts or numbers, in categories of {where}"
+    is_list = isinstance(categories, list) and all(map(_is_category, categories))
+    _validate.require(is_list, "--schema", categories, rule)
+    try:
+        return Categorical(tuple(map(_label, categories)))
+    except ValueError:  # two are one category, or there is none
+        raise ValueError(f"--schema must be {rule}, got {categories!r}.") from None
 
 
 def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
@@ -193,8 +158,12 @@ def _positive(entry: Any) -> Categorical:
         entry,
         "positive, the text or number that counts as +1, in [target]",
     )
-    return Categorical((str(entry["positive"]),))
+    return Categorical((_label(entry["positive"]),))
 
 
 def _is_category(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
+    return isinstance(value, str | int | float)
+
+
+def _label(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

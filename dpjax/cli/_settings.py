@@ -28,6 +28,7 @@ from dpjax.cli._sources import PUBLIC_SETS
 
 # Private methods; `_methods` declares each of them.
 MethodName = Literal[
+    "linear-model",
     "gradient-descent",
     "frank-wolfe",
     "lasso",
@@ -90,7 +91,17 @@ class Settings:
             "template is printed."
         ),
     ] = None
-    target: Annotated[str | None, of_data("The column to predict.")] = None
+    target: Annotated[
+        str | None,
+        of_data("The column to predict, if the schema's [target] has no column."),
+    ] = None
+    strict: Annotated[
+        bool,
+        of_data(
+            "Stop before training where nearly no cell of a column can be used, which "
+            "tells of the records' values."
+        ),
+    ] = False
     private_ranges: Annotated[
         float | None,
         of_data(
@@ -99,20 +110,37 @@ class Settings:
             _validate.probability,
         ),
     ] = None
+    holdout: Annotated[
+        float | None,
+        of_data(
+            "Share of the records, such as 0.2, that training does not see: how good "
+            "the model is on them is released by a budget of their own, as large.",
+            _validate.probability,
+        ),
+    ] = None
     method: Annotated[
         MethodName,
         of_method(
-            "Gradient descent; Frank-Wolfe or LASSO in the l1 ball of --radius; sparse "
-            "weights, --sparsity of them; for few features, l1 regression by a choice "
-            "among --candidates; a centre of fits to --subsets of the records; or, for "
-            "the logistic loss, the minimiser of a perturbed objective."
+            "linear-model, which has nothing to set. Of the papers: gradient descent; "
+            "Frank-Wolfe or LASSO in the l1 ball of --radius; sparse weights, "
+            "--sparsity of them; for few features, l1 regression by a choice among "
+            "--candidates; a centre of fits to --subsets of the records; or, for the "
+            "logistic loss, the minimiser of a perturbed objective."
         ),
-    ] = "gradient-descent"
+    ] = "linear-model"
     loss: Annotated[
         LossName | None,
         of_method(
-            "Needed for a file; else what suits the data set's task. lasso has the "
-            "squared loss only, l1 the absolute."
+            "Needed for a file; else what suits the data set's task. linear-model has "
+            "logistic, squared and huber, lasso the squared loss only, l1 the absolute."
+        ),
+    ] = None
+    max_features: Annotated[
+        int | None,
+        of_method(
+            "Of linear-model: the most features that may have a weight, chosen "
+            "privately. For many features, of which few matter; all by default.",
+            _validate.count,
         ),
     ] = None
     radius: Annotated[
@@ -191,7 +219,8 @@ class Settings:
         of_method("Of poisson (expected) and without-replacement.", _validate.count),
     ] = None
     quick: Annotated[
-        bool, of_method("10 steps, or 1,000 candidates, to try things out.")
+        bool,
+        of_method("10 steps where --steps is read, or 1,000 candidates, as a trial."),
     ] = False
     output: Annotated[
         Path | None, of_output("Folder to write to; dpjax-output/NAME by default.")
@@ -228,6 +257,12 @@ class Settings:
         }
 
     def _check_combinations(self) -> None:
+        _validate.require(
+            self.holdout is None or not self.show_unprotected,
+            "--holdout",
+            self.holdout,
+            "left out with --show-unprotected, which holds other records out",
+        )
         batching = self.batching or "full"
         estimator = self.estimator or "smoothed-truncation"
         samples = batching in ("poisson", "without-replacement")

@@ -1,6 +1,6 @@
 """Solvers that release one fit, as `dpjax train` calls them, and their options.
 
-The parameters of the first two functions are the options that a method reads.
+The parameters of the first three functions are the options that a method reads.
 """
 
 import dataclasses
@@ -18,10 +18,22 @@ from dpjax.constraints import L2Ball
 from dpjax.estimators import Mean
 from dpjax.solvers import (
     Solution,
+    dp_linear_model,
     dp_objective_perturbation,
     dp_sample_and_aggregate,
     robust_gradient_descent,
 )
+
+
+def linear_model(facts: Facts, *, max_features: int | None = None) -> dict[str, Any]:
+    """Makes the arguments of `fit_linear_model`."""
+    _validate.require(
+        facts.calibration == "tight",
+        "--calibration",
+        facts.calibration,
+        "tight with --method linear-model, which is of no paper",
+    )
+    return {"loss": facts.loss, "max_features": max_features}
 
 
 def sample_aggregate(
@@ -44,6 +56,7 @@ def sample_aggregate(
         "radius": radius,
         "learning_rate": learning_rate or facts.default_rate,
         "num_steps": steps or (10 if facts.is_quick else 100),
+        "calibration": facts.calibration,
     }
 
 
@@ -56,7 +69,18 @@ def objective_perturbation_of_rows(
         "longest_row": scale or math.sqrt(facts.num_features),
         # N Lambda of a few is what suits rows of length one.
         "regularization": l2 or 3 / facts.num_samples,
+        "calibration": facts.calibration,
     }
+
+
+def fit_linear_model(
+    features: jax.Array, targets: jax.Array, *, loss: str, **release: Any
+) -> Solution:
+    """Fits a linear model to features of which the last is the constant one."""
+    num_columns = features.shape[1]
+    # Alone, the constant is a feature as any other.
+    intercept = num_columns - 1 if num_columns > 1 else None
+    return dp_linear_model(loss, (features, targets), intercept=intercept, **release)
 
 
 def aggregate_fits(

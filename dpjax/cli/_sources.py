@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from dpjax import _validate, datasets
-from dpjax.cli._schema import Schema, read_schema, template
-from dpjax.cli._tables import column_names, read_columns
+from dpjax._tables import column_names, read_columns
+from dpjax.cli._guesses import guess_names, schema_text
+from dpjax.cli._schema import Schema, read_schema
 from dpjax.datasets import Categorical, Dataset, Numeric
 
+_PUBLIC_SEED = 2021  # of the split into training and test records
+Kind = Numeric | Categorical | None  # None is numbers of an open range
 PUBLIC_SETS = {
     "adult": datasets.adult,
     "rand_hie": datasets.rand_hie,
@@ -66,6 +69,25 @@ class Table:
         """The number of records to train on."""
         return int(np.sum(~self.is_test))
 
+    def held_out(self, share: float) -> "Table":
+        """Returns the table with a share of its records held out for testing.
+
+        Which, a public seed and the number of records say: a table may be sorted.
+
+        Raises:
+            ValueError: if fewer than ten are held out or left.
+        """
+        num_records = len(self.is_test)
+        num_test = round(share * num_records)
+        _validate.require(
+            10 <= num_test <= num_records - 10,
+            "--holdout",
+            share,
+            f"a share that holds out and leaves 10 of {num_records} records or more",
+        )
+        order = np.random.default_rng(_PUBLIC_SEED).permutation(num_records)
+        return dataclasses.replace(self, is_test=order < num_test)
+
     def open_columns(self) -> list[str]:
         """Returns the columns of numbers whose centre and scale the schema leaves open.
 
@@ -114,30 +136,26 @@ def read_table(
         path.exists(), "DATA", str(path), f"a file, or one of {', '.join(PUBLIC_SETS)}"
     )
     names = column_names(path)
-    _validate.require(
-        target is None or target in names, "--target", target, f"a column of {names}"
-    )
+    _check_target(target, names)
     if schema is None:
         raise SchemaNeeded(
             f"--schema must be given for a file, to declare what is public in {path}. "
             "Fill in this template:",
-            template(names, target=target, is_classification=is_classification),
+            schema_text(
+                guess_names(path, names),
+                target=target,
+                is_classification=is_classification,
+            ),
         )
-    if target is None:
-        raise ValueError(f"--target must be given for a file: a column of {names}.")
     declared = read_schema(
         schema, is_classification=is_classification, allows_empty=allows_empty
     )
-    unknown = [name for name in declared.columns if name not in names]
-    _validate.require(
-        not unknown, "--schema", unknown, f"made of columns of {path.name} ({names})"
-    )
-    _validate.require(
-        target not in declared.columns,
-        "--target",
-        target,
-        "a column that is no feature: [columns] of the schema names it",
-    )
+    target = _target(declared, target, path, names)
+    if target is None:
+        raise ValueError(
+            f"--target must be given for a file: a column of {names}. Or the schema's "
+            "[target] says column."
+        )
     columns = read_columns(path, [*declared.columns, target])
     num_records = len(columns[target])
     _validate.require(
@@ -148,6 +166,56 @@ def read_table(
     )
     is_test = np.arange(num_records) % 5 == (4 if hold_out else -1)
     return Table(path.name, columns, declared, target, is_test)
+
+
+def read_checked(
+    path: Path, *, schema: Path, target: str | None
+) -> tuple[dict[str, Kind], dict[str, np.ndarray], str | None]:
+    """Reads the columns of a file that its schema names, whatever its task.
+
+    Returns:
+        How each is declared, its cells, and the name of the target, if it is known.
+
+    Raises:
+        ValueError: as `read_table`.
+    """
+    names = column_names(path)
+    _check_target(target, names)
+    declared = read_schema(schema, is_classification=None, allows_empty=True)
+    target = _target(declared, target, path, names)
+    kinds: dict[str, Kind] = dict(declared.columns)
+    if target is not None:
+        kinds[target] = declared.target
+    return kinds, read_columns(path, [*kinds]), target
+
+
+def _check_target(target: str | None, names: list[str]) -> None:
+    is_fine = target is None or target in names
+    _validate.require(is_fine, "--target", target, f"a column of {names}")
+
+
+def _target(
+    declared: Schema, target: str | None, path: Path, names: list[str]
+) -> str | None:
+    """Returns the name of the target, and checks that the file has what is declared."""
+    unknown = [name for name in declared.columns if name not in names]
+    _validate.require(
+        not unknown, "--schema", unknown, f"made of columns of {path.name} ({names})"
+    )
+    said = declared.target_column
+    if said is not None:
+        rule = f"made of columns of {path.name} ({names})"
+        _validate.require(said in names, "--schema", said, rule)
+        rule = f"left out, or {said!r}, as column in [target] of the schema says"
+        _validate.require(target in (None, said), "--target", target, rule)
+    target = target or said
+    _validate.require(
+        target not in declared.columns,
+        "--target",
+        target,
+        "a column that is no feature: [columns] of the schema names it",
+    )
+    return target
 
 
 def encode_table(table: Table) -> Dataset:
@@ -185,4 +253,5 @@ def encode_table(table: Table) -> Dataset:
         target_unit=unit,
         licence="not stated",
         source=table.name,
+        schema=declared,
     )

@@ -1,9 +1,10 @@
 """The terminal: progress, paths, and how commands refuse."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -12,6 +13,7 @@ from dpjax.cli._sources import SchemaNeeded
 
 # What runs, how many steps are done, and of how many, if that is known.
 OnStep = Callable[[str, int, int | None], None]
+_NOTHING: Mapping[str, str] = {}
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -20,15 +22,22 @@ def terminal(*, stderr: bool = False) -> Console:
 
 
 @contextlib.contextmanager
-def refusals() -> Iterator[None]:
+def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
     """Shows an error on one line, so that paths in it can be copied; exits with 2.
 
-    By the rules of the package no such error depends on a value in a private record.
+    By the rules of the package no such error depends on a value in a private record,
+    but that of --strict.
+
+    Args:
+        as_typed: how options are typed, by the names that errors may begin with.
     """
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
-        terminal(stderr=True).print(f"Error: {error}", style="red", soft_wrap=True)
+        first, rest = (*str(error).split(" ", 1), "")[:2]
+        first = as_typed.get(first, first) if rest.startswith("must ") else first
+        said = f"{first} {rest}".rstrip()
+        terminal(stderr=True).print(f"Error: {said}", style="red", soft_wrap=True)
         if isinstance(error, SchemaNeeded):
             print(error.template)
         raise typer.Exit(2) from None
@@ -47,6 +56,18 @@ def progress_bars(console: Console) -> Iterator[OnStep]:
             progress.update(bars[name], completed=step, total=total)
 
         yield on_step
+
+
+def digits(number: float) -> str:
+    """Returns four digits, without an exponent where a person needs none.
+
+    Example:
+        >>> digits(12_669.3), digits(-0.00012345), digits(3e12)
+        ('12670', '-0.0001234', '3e+12')
+    """
+    if not 1e-4 <= abs(number) < 1e9:
+        return f"{number:.4g}"
+    return np.format_float_positional(number, 4, fractional=False, trim="-")
 
 
 def show_paths(console: Console, paths: Sequence[Path]) -> None:

@@ -11,6 +11,8 @@ import jax
 from dpjax import _files, _validate
 from dpjax._types import Key
 from dpjax.cli import _display, _report
+from dpjax.cli._check import warn_curator
+from dpjax.cli._evaluation import evaluate
 from dpjax.cli._methods import find_method
 from dpjax.cli._options import flag
 from dpjax.cli._plan import make_plan, split_budget
@@ -59,13 +61,14 @@ def train(settings: Settings) -> None:
         kept_key = run_folder.kept_key() if run_folder is not None else None
         run_key = system_key() if kept_key is None else kept_key
         noise_key = "from the operating system"
-    key, baseline_key, ranges_key = jax.random.split(run_key, 3)
+    key, baseline_key, ranges_key, test_key = jax.random.split(run_key, 4)
     is_public = name is not None
-    ranges = None
+    ranges = table = None
     if name is not None:
         data = _load_public(name, settings)
     else:
         table = _read_private(settings)
+        _warn_curator(table, is_strict=settings.strict)
         if settings.private_ranges is not None:
             cost, _ = split_budget(settings, table.num_samples)
             ranges = buy_ranges(
@@ -93,7 +96,12 @@ def train(settings: Settings) -> None:
             private = train_private(
                 plan, data, key=key, on_step=on_step, run_folder=run_folder
             )
-        private = charge(private, ranges)
+        private, evaluation = charge(private, ranges), None
+        if table is not None and settings.holdout is not None:
+            evaluation = evaluate(
+                plan, data, private, table.schema.target, key=test_key
+            )
+            private = evaluation.joined(private, len(table.is_test))
         if is_public or settings.show_unprotected:
             runs = train_baselines(plan, data, key=baseline_key, on_step=on_step)
             runs = [charge(run, ranges) for run in runs]
@@ -103,13 +111,20 @@ def train(settings: Settings) -> None:
     content = _report.report(
         plan, data, private, scored, ranges, is_public=is_public, noise_key=noise_key
     )
-    files = _report.files(data, private.solution, content)
+    if evaluation is not None:
+        content["evaluation"] = evaluation.report()
+    model = _report.model_of(data, private.solution, method=private.method, table=table)
+    files = _report.files(model, content)
     # What was paid for is out before anything else can fail, and its key goes with it.
     with _uninterrupted():
         _report.write(folder, files)
         if run_folder is not None:
             run_folder.remove()
     _display.show(console, plan, data, private, scored, ranges, is_public=is_public)
+    if evaluation is not None:
+        _display.show_evaluation(console, evaluation)
+    elif not scored:
+        _display.say_nothing_is_tested(console)
     show_paths(console, [folder / name for name in files])
     if scored:
         path = folder / _report.PLOT
@@ -153,23 +168,37 @@ def _kept(run_folder: RunFolder | None, key: Key | None) -> Iterator[None]:
         key: of the run, if it is not to be given again.
     """
     if run_folder is None:
-        yield
+        try:
+            yield
+        except KeyboardInterrupt:
+            _say_stopped("With --checkpoint FOLDER a run can be resumed.")
+            raise
         return
     try:
         run_folder.make()
         if key is not None:
             run_folder.keep_key(jax.random.clone(key))
         yield
-    except BaseException:
+    except BaseException as why:
         if not run_folder.has_states():
             run_folder.remove()
+        elif isinstance(why, KeyboardInterrupt):
+            _say_stopped(
+                "The same command goes on from here; it needs --checkpoint "
+                f"{run_folder.path}, which holds the key and is as secret as the data."
+            )
         raise
 
 
+def _say_stopped(how: str) -> None:
+    text = f"Stopped; nothing was written to --output. {how}"
+    terminal(stderr=True).print(text, style="yellow", soft_wrap=True)
+
+
 def _load_public(name: str, settings: Settings) -> Dataset:
-    for option in ("schema", "target", "private_ranges"):
+    for option in ("schema", "target", "private_ranges", "holdout"):
         value = getattr(settings, option)
-        shown = value if option == "private_ranges" else str(value)
+        shown = str(value) if option in ("schema", "target") else value
         rule = f"left out with {name}, which has its own"
         _validate.require(value is None, flag(option), shown, rule)
     return PUBLIC_SETS[name]()
@@ -178,7 +207,7 @@ def _load_public(name: str, settings: Settings) -> Dataset:
 def _read_private(settings: Settings) -> Table:
     if settings.schema is not None:
         find_method(settings)  # what is wrong without the file is said before it
-    return read_table(
+    table = read_table(
         Path(settings.source),
         schema=settings.schema,
         target=settings.target,
@@ -186,6 +215,15 @@ def _read_private(settings: Settings) -> Table:
         hold_out=settings.show_unprotected,
         allows_empty=settings.private_ranges is not None,
     )
+    return table if settings.holdout is None else table.held_out(settings.holdout)
+
+
+def _warn_curator(table: Table, *, is_strict: bool) -> None:
+    if warn_curator(terminal(stderr=True), table) and is_strict:
+        raise ValueError(
+            "--strict stopped the run before training: nothing was spent or written. "
+            "That it stopped tells of the records' values."
+        )
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from dpjax.datasets._belgian_motor import belgian_motor
 from dpjax.datasets._blog_feedback import blog_feedback
 from dpjax.datasets._credit_default import credit_default
 from dpjax.datasets._dataset import Dataset
-from dpjax.datasets._encoding import Categorical, Numeric, encode
+from dpjax.datasets._encoding import Categorical, Numeric, Winsorized, encode
 from dpjax.datasets._heavy_tailed import (
     l1_ball_params,
     linear_model,
@@ -45,6 +45,7 @@ __all__ = [
     "Numeric",
     "Pareto",
     "StudentT",
+    "Winsorized",
     "adult",
     "belgian_motor",
     "blog_feedback",

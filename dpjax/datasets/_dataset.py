@@ -24,6 +24,7 @@ class Dataset:
         target_unit: what a target of 1 stands for.
         licence: licence of the data.
         source: where the data come from.
+        schema: how the features came from columns, by the columns' names.
 
     Example:
         >>> from dpjax import datasets
@@ -42,6 +43,9 @@ class Dataset:
     target_unit: str
     licence: str
     source: str
+    schema: Mapping[str, Numeric | Categorical] = field(
+        default_factory=dict, repr=False
+    )
 
     @property
     def train(self) -> tuple[np.ndarray, np.ndarray]:
@@ -80,6 +84,7 @@ def assemble(
         target_unit=target_unit,
         licence=licence,
         source=source,
+        schema=schema,
     )
 
 

@@ -5,6 +5,7 @@ of categories. Nothing is learnt from the data, and no value of a cell raises: a
 that cannot be read is taken as the centre, an unlisted category as none.
 """
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from dpjax import _validate
 
 _NUMBER_KINDS = "biuf"
 _TEXT_KINDS = "SUTO"
+# Of a text that is a number by value: 01234 is a code, and no number.
+_PLAIN_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?")
+_TRUTH = {"true": 1.0, "false": 0.0}
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,42 @@ class Numeric:
 
 
 @dataclass(frozen=True)
+class Winsorized(Numeric):
+    """A column of numbers that are standardised, then held within a limit.
+
+    Args:
+        center: as of `Numeric`.
+        scale: as of `Numeric`.
+        limit: the largest |feature|, in scales from the centre, positive.
+
+    Raises:
+        ValueError: as `Numeric`, and if the limit is not positive and finite.
+
+    Example:
+        >>> import numpy as np
+        >>> Winsorized(40, 10, limit=2.0).encode(np.array(["50", "99"])).tolist()
+        [[1.0], [2.0]]
+    """
+
+    limit: float = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.positive(limit=self.limit)
+
+    def encode(self, column: np.ndarray) -> np.ndarray:
+        """Returns the column as float32 of shape (n, 1)."""
+        return np.clip(super().encode(column), -self.limit, self.limit)
+
+
+@dataclass(frozen=True)
 class Categorical:
     """A column of categories, one-hot over a public list.
 
-    Cells are compared as text without surrounding blanks; a column of numbers is
-    compared by value. A cell that is not listed gives a row of zeros.
+    Cells are compared as text without surrounding blanks; those that are numbers or
+    truth values by value, so that 1, "1", "1.0", True and "true" are one category. A
+    text with a leading zero, "01", is a code and no number, but in a column of numbers.
+    A cell that is not listed gives a row of zeros.
 
     Args:
         categories: the public list, distinct.
@@ -75,6 +110,8 @@ class Categorical:
         >>> import numpy as np
         >>> Categorical(("no", "yes")).encode(np.array(["yes", " no", "?"])).tolist()
         [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
+        >>> Categorical(("1",)).encode(np.array(["1.0", "true", "01"])).tolist()
+        [[1.0], [1.0], [0.0]]
     """
 
     categories: tuple[str, ...]
@@ -82,7 +119,7 @@ class Categorical:
     def __post_init__(self) -> None:
         _validate.require(
             len(self.categories) > 0
-            and len(set(self.categories)) == len(self.categories),
+            and len(set(map(_category, self.categories))) == len(self.categories),
             "categories",
             self.categories,
             "a list of distinct names, at least one",
@@ -95,7 +132,8 @@ class Categorical:
     def encode(self, column: np.ndarray) -> np.ndarray:
         """Returns the column as float32 of shape (n, number of categories)."""
         _require_column(column)
-        as_key = _parse_number if column.dtype.kind in _NUMBER_KINDS else _parse_text
+        has_numbers = column.dtype.kind in _NUMBER_KINDS
+        as_key = _number_of_category if has_numbers else _category
         position = {as_key(name): index for index, name in enumerate(self.categories)}
         found = np.fromiter(
             (position.get(as_key(cell), -1) for cell in column.tolist()),
@@ -166,6 +204,22 @@ def _parse_number(cell: Any) -> float:
         return float(cell)
     except (TypeError, ValueError, OverflowError):
         return np.nan
+
+
+def _number_of_category(name: Any) -> float:
+    """Returns what a category is in a column of numbers."""
+    known = _category(name)
+    return known if isinstance(known, float) else _parse_number(known)
+
+
+def _category(cell: Any) -> str | float | None:
+    """Returns what two cells of one category share: a number, or a text."""
+    text = _parse_text(cell)
+    if text is None:
+        return None
+    if _PLAIN_NUMBER.fullmatch(text):
+        return float(text)
+    return _TRUTH.get(text.lower(), text)
 
 
 def _parse_text(cell: Any) -> str | None:

@@ -15,7 +15,7 @@ from dpjax.cli import _figures, _report, _run_folder, _train
 from dpjax.cli._app import app
 
 SCHEMA = "[columns.x]\ncenter = 0\nscale = 1\n[target]\ncenter = 0\nscale = 1\n"
-RELEASED = ["params.npz", "report.json"]
+RELEASED = ["model.npz", "report.json"]
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ def invoke(*arguments):
 def train(output, checkpoint, *options, data="data.csv", schema="schema.toml"):
     folders = ["--output", output, "--checkpoint", checkpoint]
     what = ["--schema", schema, "--target", "y", "--loss", "squared"]
+    what += ["--method", "gradient-descent"]
     return invoke(
         "train", data, *what, "--epsilon", 1, "--steps", 3, *folders, *options
     )
@@ -165,7 +166,7 @@ def test_paths_that_are_refused(
 
 
 @pytest.mark.parametrize("how", ["itself", "link", "hard link"])
-@pytest.mark.parametrize("name", ["params.npz", "report.json", "test_risk.png"])
+@pytest.mark.parametrize("name", ["model.npz", "report.json", "test_risk.png"])
 def test_what_is_read_is_not_written_over(name, how, folder, monkeypatch):
     monkeypatch.setattr(_train, "_read_private", None)
     (folder / "out").mkdir()
@@ -308,7 +309,7 @@ def test_parameters_are_the_last_to_appear(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.replace", fail)
     with pytest.raises(OSError, match=r"--output .* could not be written to: busy"):
-        _report.write(tmp_path / "out", {"params.npz": b"new", "report.json": b"new"})
+        _report.write(tmp_path / "out", {"model.npz": b"new", "report.json": b"new"})
     assert not (tmp_path / "out").exists()
 
 

@@ -24,15 +24,15 @@ def test_one_command_starts_four_parties(tmp_path):
     assert [x.split(":")[0] for x in rounds] == [f"round {i}/3" for i in (1, 2, 3)]
     assert "any 1 of the parties" in " ".join(result.stdout.split())
     assert sorted(x.name for x in (tmp_path / "out").iterdir()) == [
-        "params.npz",
+        "model.npz",
         "report.json",
     ]
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["privacy"]["epsilon"] == 1.0
     assert report["num_parties"] == report["num_live"] == 4
     assert f"{report['num_samples']:,} records" in report["privacy"]["description"]
-    with np.load(tmp_path / "out" / "params.npz") as file:
-        assert file["params"].shape == file["feature_names"].shape
+    with np.load(tmp_path / "out" / "model.npz") as file:
+        assert file["params"].shape == (29,)
         assert np.all(np.isfinite(file["params"]))
 
 

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from dpjax.cli._cells import numbers_of
 from dpjax.cli._plan import split_budget
-from dpjax.cli._ranges import _numbers, buy_ranges, charge
+from dpjax.cli._ranges import buy_ranges, charge
 from dpjax.cli._runs import Run
 from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
@@ -59,12 +60,12 @@ def test_ranges_come_from_training_records_of_open_columns():
 
 def test_a_cell_is_missing_where_the_encoder_says_so():
     cells = ["0", "1", "-1", "nan", "", "?", "inf", "1e39", "1e-60", "1e30", None]
-    found = _numbers(np.array(cells, dtype=object))
+    found = numbers_of(np.array(cells, dtype=object))
     nan = np.nan
     expected = [0, 1, -1, nan, nan, nan, nan, nan, 0, 1e30, nan]
     np.testing.assert_allclose(found, np.array(expected, np.float32))
     numbers = np.array([0.0, 1.0, nan, np.inf, 5.0])
-    np.testing.assert_array_equal(_numbers(numbers), [0, 1, nan, nan, 5])
+    np.testing.assert_array_equal(numbers_of(numbers), [0, 1, nan, nan, 5])
 
 
 def test_a_run_is_charged_for_its_ranges():

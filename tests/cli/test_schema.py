@@ -1,10 +1,16 @@
-"""The schema: what it may say, and its template."""
+"""The schema: what it may say, and what is proposed for one."""
 
+import datetime
 import tomllib
 
+import polars as pl
 import pytest
+from typer.testing import CliRunner
 
-from dpjax.cli._schema import Schema, read_schema, template
+from dpjax.cli import _proposal
+from dpjax.cli._app import app
+from dpjax.cli._guesses import Guess, guess_name, schema_text
+from dpjax.cli._schema import Schema, read_schema
 from dpjax.datasets import Categorical, Numeric
 
 ODD_NAMES = ["age", "a b", 'quo"te', "dot.ted", "tab\t\x7f", "é", "", "back\\slash"]
@@ -21,27 +27,123 @@ def test_reads_numbers_and_categories(tmp_path):
         tmp_path,
         """
         columns.a = {center = 1, scale = 2.5}
-        columns.b = {categories = ["x", 3]}
+        columns.b = {categories = ["x", 3, true]}
         target = {center = 0, scale = 10}
         """,
     )
     assert read_schema(path, is_classification=False) == Schema(
-        {"a": Numeric(1, 2.5), "b": Categorical(("x", "3"))}, Numeric(0, 10)
+        {"a": Numeric(1, 2.5), "b": Categorical(("x", "3", "true"))}, Numeric(0, 10)
     )
 
 
 @pytest.mark.parametrize("is_classification", [True, False])
-def test_the_template_is_a_schema(tmp_path, is_classification):
-    text = template(ODD_NAMES, target="age", is_classification=is_classification)
-    schema = read_schema(write(tmp_path, text), is_classification=is_classification)
+def test_a_proposal_is_a_schema(tmp_path, is_classification):
+    guesses = {name: guess_name(name) for name in ODD_NAMES}
+    text = schema_text(guesses, target="age", is_classification=is_classification)
+    path = write(tmp_path, text)
+    schema = read_schema(path, is_classification=is_classification)
     assert list(schema.columns) == ODD_NAMES[1:]
     assert set(schema.columns.values()) == {Numeric()}
-    kind = Categorical(("yes",)) if is_classification else Numeric()
-    assert schema.target == kind
+    kind = Categorical(("yes",)) if is_classification else Numeric(40, 20)
+    assert (schema.target, schema.target_column) == (kind, "age")
+    assert read_schema(path, is_classification=None) == schema
 
 
-def test_the_template_without_a_target_lists_every_column():
-    assert list(tomllib.loads(template(ODD_NAMES))["columns"]) == ODD_NAMES
+def test_a_proposal_without_a_target_lists_every_column():
+    text = schema_text({name: guess_name(name) for name in ODD_NAMES}, target=None)
+    assert list(tomllib.loads(text)["columns"]) == ODD_NAMES
+
+
+@pytest.mark.parametrize(
+    ("names", "guess"),
+    [
+        ("age AGE ageOfDriver driver_age Age(years)", Guess(40, 20)),
+        ("stage price tourage 年齢", Guess()),
+        ("customer_id UUID Email", Guess(left_out="tells records apart")),
+        ("is_open hasGarage", Guess(0.5, 0.5)),
+        ("region Vehicle-Type smoker", Guess(categories=())),
+        ("start_date", Guess(left_out="holds times or dates")),
+    ],
+)
+def test_names_tell_kinds(names, guess):
+    assert [guess_name(name) for name in names.split()] == [guess] * len(names.split())
+
+
+TABLE = pl.DataFrame(
+    {
+        "id": range(60),
+        "sold": [True, False, None] * 20,
+        "kind": pl.Series(["a", "b", "a"] * 20, dtype=pl.Enum(["a", "b", "c"])),
+        "note": ["x", "n/a", "1"] * 20,
+        "age": [20.0 + i for i in range(60)],
+        "born": [datetime.date(2000, 1, 1)] * 60,
+        "nothing": pl.Series([None] * 60, dtype=pl.Null),
+        "smoker": ["yes", "no", ""] * 20,
+        "code": [f"c{i}" for i in range(60)],
+    }
+)
+
+
+def proposed(*options):
+    result = CliRunner().invoke(app, ["schema", *map(str, options)])
+    assert result.exit_code == 0, result.stderr
+    return tomllib.loads(result.stdout), " ".join(result.stderr.split())
+
+
+def test_names_and_declared_types_are_all_that_is_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(_proposal, "read_columns", None)
+    TABLE.write_parquet(tmp_path / "data.parquet")
+    content, said = proposed(tmp_path / "data.parquet", "--target", "smoker")
+    assert said == ""
+    assert content["columns"] == {
+        "sold": {"categories": ["true"]},
+        "kind": {"categories": ["a", "b", "c"]},
+        "note": {"categories": []},
+        "age": {"center": 40, "scale": 20},
+        "nothing": {"center": 0.0, "scale": 1.0},
+        "code": {"categories": []},
+    }
+    assert content["target"] == {"column": "smoker", "positive": "yes"}
+    TABLE.write_csv(tmp_path / "data.csv")
+    content, _ = proposed(tmp_path / "data.csv")
+    assert content["columns"]["sold"] == {"categories": []}
+    assert content["columns"]["note"] == {"center": 0.0, "scale": 1.0}
+
+
+def test_from_data_warns_and_guesses(tmp_path):
+    TABLE.write_csv(tmp_path / "data.csv")
+    given = tmp_path / "data.csv", "--target", "smoker", "--from-data"
+    content, said = proposed(*given)
+    assert "no guarantee of a model that is trained with it covers that" in said
+    assert content["columns"] == {
+        "sold": {"categories": ["true"]},
+        "kind": {"categories": ["b"]},
+        "note": {"categories": ["1"]},
+        "age": {"center": 50.0, "scale": 20.0},
+        "born": {"categories": ["2000-01-01"]},
+    }
+    assert content["target"] == {"column": "smoker", "positive": "yes"}
+    path = tmp_path / "schema.toml"
+    result = CliRunner().invoke(app, ["schema", *map(str, given), "--output", path])
+    assert result.exit_code == 0
+    assert "THE RECORDS, which no guarantee covers" in path.read_text()
+    assert "# [columns.id] is left out: it tells records apart." in path.read_text()
+    assert read_schema(path, is_classification=None).target == Categorical(("yes",))
+
+
+def test_a_schema_that_is_there_is_not_written_over(tmp_path):
+    TABLE.write_csv(tmp_path / "data.csv")
+    path = write(tmp_path, "corrected by hand")
+    for options, message in [
+        (["--output", path], "--output must be a new file"),
+        (["--output", tmp_path / "data.csv"], "--output must be a file that ends in"),
+        (["--target", "cost"], "--target must be a column of"),
+    ]:
+        given = ["schema", str(tmp_path / "data.csv"), *map(str, options)]
+        result = CliRunner().invoke(app, given)
+        assert result.exit_code == 2
+        assert message in " ".join(result.stderr.split())
+    assert path.read_text() == "corrected by hand"
 
 
 TARGET = "[target]\ncenter = 0\nscale = 1\n"
@@ -65,7 +167,9 @@ TARGET = "[target]\ncenter = 0\nscale = 1\n"
         (f"columns.a = {{center = 1{'0' * 400}, scale = 1}}\n{TARGET}", "columns.a"),
         (f"columns.a = {{categories = []}}\n{TARGET}", "distinct"),
         (f"columns.a = {{categories = ['1', 1]}}\n{TARGET}", "distinct"),
-        (f"columns.a = {{categories = [true]}}\n{TARGET}", "texts or numbers"),
+        (f"columns.a = {{categories = [1, true]}}\n{TARGET}", "distinct"),
+        (f"columns.a = {{categories = [[1]]}}\n{TARGET}", "texts or numbers"),
+        ("columns.a = {}\ntarget = {column = 3}", "column of .target"),
         (f"columns.a = {{categories = 'ab'}}\n{TARGET}", "a list"),
         ("target.positive = 'x'\ncolumns.a = {center=0, scale=1}", r"in \[target\]"),
     ],
@@ -75,7 +179,7 @@ def test_what_is_refused(tmp_path, text, message):
         read_schema(write(tmp_path, text), is_classification=False)
 
 
-@pytest.mark.parametrize("target", ["{}", "{positive = true}", "3", "{center = 1}"])
+@pytest.mark.parametrize("target", ["{}", "{positive = []}", "3", "{center = 1}"])
 def test_a_positive_that_is_refused(tmp_path, target):
     text = f"target = {target}\ncolumns.a = {{center = 0, scale = 1}}"
     with pytest.raises(ValueError, match=r"--schema must be positive, .* in \[target"):

@@ -1,5 +1,6 @@
 """The runs and the files that they leave."""
 
+import dataclasses
 import json
 import os
 from typing import get_args
@@ -21,12 +22,12 @@ from dpjax.cli._runs import (
     train_private,
 )
 from dpjax.cli._settings import EstimatorName, Settings
-from dpjax.datasets import Dataset
+from dpjax.datasets import Dataset, Numeric
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Truncation
 
 
 def asked(**options):
-    return Settings(source="made up", **options)
+    return Settings(source="made up", **{"method": "gradient-descent"} | options)
 
 
 def dataset(n=50, task="regression", name="made up"):
@@ -44,6 +45,7 @@ def dataset(n=50, task="regression", name="made up"):
         target_unit="metres",
         licence="none",
         source="none",
+        schema={"a": Numeric(), "b": Numeric()},
     )
 
 
@@ -62,6 +64,32 @@ def test_defaults_follow_from_the_task_and_the_sizes(task, loss, learning_rate):
     assert plan.descent.num_steps == 40  # ceil(10 log 50)
     named = make_plan(asked(epsilon=2.0), dataset(), is_named=True)
     assert named.descent.num_steps == named.arguments["num_steps"] == 300
+
+
+def test_without_settings_the_linear_model_is_trained():
+    data = dataset(n=400, task="classification")
+    shown = []
+    plan = make_plan(Settings(source="x", epsilon=8.0), data, is_named=False)
+    run = train_private(
+        plan, data, key=jax.random.key(0), on_step=lambda *x: shown.append(x)
+    )
+    assert run.method == "DP linear model"
+    assert (shown[0][1], shown[-1]) == (0, ("DP linear model", 50, 50))
+    assert run.solution.privacy.epsilon == 8.0
+    # One model; where its steps take place, no iterate is one.
+    assert run.steps.tolist() == [0]
+    assert np.array_equal(run.iterates, [run.solution.params])
+    weights = run.solution.params
+    assert weights[0] > 3 * max(abs(weights[1]), abs(weights[2]))
+    alone = dataclasses.replace(
+        data,
+        feature_names=("intercept",),
+        features=data.features[:, 2:],
+        test_features=data.test_features[:, 2:],
+    )
+    plan = make_plan(Settings(source="x", epsilon=8.0), alone, is_named=False)
+    run = train_private(plan, alone, key=jax.random.key(0), on_step=ignore)
+    assert np.isfinite(run.solution.params).all()
 
 
 @pytest.mark.parametrize("name", get_args(EstimatorName))
@@ -145,7 +173,8 @@ def test_the_report_files_unprotected_numbers_apart(tmp_path):
     # JSON has no NaN: a number that is none is null.
     odd = [(private, Scores(np.array([np.nan]), np.array([np.inf])))]
     content = _report.report(plan, data, private, odd, **args)
-    files = _report.files(data, private.solution, content)
+    model = _report.model_of(data, private.solution, method=private.method)
+    files = _report.files(model, content)
     assert json.loads(files["report.json"])["unprotected"][0]["test_risk"] is None
 
 
@@ -155,7 +184,7 @@ def test_the_system_key_is_fresh():
     assert all(any(word > 2**8 for word in key) for key in keys)
 
 
-CONTENTS = {"params.npz": b"new", "report.json": b"new"}
+CONTENTS = {"model.npz": b"new", "report.json": b"new"}
 
 
 def test_writing_replaces_and_clears_an_older_plot(tmp_path):
@@ -208,3 +237,16 @@ def test_the_plot_rounds_a_guarantee_up():
     run = train_private(plan, data, key=jax.random.key(0), on_step=ignore)
     label = _plot._label(run, score_run(plan, data, run))
     assert label.endswith("(ε = 1.01, δ = 1.1e-05)")
+
+
+@pytest.mark.slow
+def test_baselines_of_long_rows_do_not_diverge():
+    data = dataset()
+    long = dataclasses.replace(data, features=30 * data.features)
+    plan = make_plan(asked(epsilon=1.0), long, is_named=True)
+    runs = train_baselines(plan, long, key=jax.random.key(1), on_step=ignore)
+    zero, without_privacy = runs[0], runs[1:3]
+    risk = score_run(plan, long, zero).risks[-1]
+    for run in without_privacy:
+        assert np.isfinite(run.iterates).all()
+    assert score_run(plan, long, runs[1]).risks[-1] < risk

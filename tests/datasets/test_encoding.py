@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpjax import datasets
-from dpjax.datasets import Categorical, Numeric
+from dpjax.datasets import Categorical, Numeric, Winsorized
 
 ODD_CELLS = ["", "?", "abc", "nan", "inf", "-inf", "1e400", "1e300", "\x00", "1,5"]
 
@@ -108,3 +108,32 @@ def test_errors_are_of_the_schema(columns, schema, message):
 def test_bad_constants_are_named(make, name):
     with pytest.raises(ValueError, match=f"{name} must be"):
         make()
+
+
+ONES = [1, 1.0, True, "1", "1.0", "1.", "+1", " true ", "TRUE", np.float32(1), b"1"]
+
+
+@pytest.mark.parametrize("name", ["1", "1.0", "true"])
+def test_one_is_one_however_it_is_written(name):
+    kind = Categorical((name, "no"))
+    cells = np.array([*ONES, "no"], dtype=object)
+    assert kind.encode(cells)[:, 0].tolist() == [1.0] * len(ONES) + [0.0]
+    assert kind.encode(np.array([True, False]))[:, 0].tolist() == [1, 0]
+    assert kind.encode(np.array([1.0, np.nan]))[:, 0].tolist() == [1, 0]
+    odd = np.array(["01", "1e0", "1_0", "one", "0", None, "nan"], dtype=object)
+    assert not kind.encode(odd).any()
+
+
+def test_codes_with_leading_zeros_stay_apart():
+    kind = Categorical(("01", "1"))
+    assert kind.encode(np.array(["01", "1.0"])).tolist() == [[1, 0], [0, 1]]
+    with pytest.raises(ValueError, match="categories must be a list of distinct"):
+        Categorical(("1", "true"))
+
+
+def test_a_winsorized_column_is_held():
+    cells = np.array(["1e30", "-7", "45", "", "inf"])
+    kind = Winsorized(40, 10, limit=0.75)
+    assert kind.encode(cells)[:, 0].tolist() == [0.75, -0.75, 0.5, 0, 0]
+    with pytest.raises(ValueError, match="limit must be positive"):
+        Winsorized(limit=0.0)

@@ -1,13 +1,14 @@
 """Files to columns: one line, one record, and no value that raises."""
 
 import datetime
+import gzip
 import zipfile
 
 import numpy as np
 import polars as pl
 import pytest
 
-from dpjax.cli._tables import column_names, read_columns
+from dpjax._tables import column_names, read_columns
 from dpjax.datasets import Categorical, Numeric, encode
 
 ODD_LINES = [
@@ -52,6 +53,35 @@ def test_csv_takes_a_byte_order_mark_and_windows_lines(csv_file):
     assert column_names(path) == ["x, 1", "y"]
     columns = read_columns(path, ["y"])
     assert {name: column.tolist() for name, column in columns.items()} == {"y": ["2"]}
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".tsv"])
+def test_delimiters_and_codecs_are_recognised(tmp_path, delimiter, codec, suffix):
+    lines = [["x", "y", "z"], ["1", "é", "2.5"], ["3", '"a,b;c\td"', "4"]]
+    text = "\r\n".join(delimiter.join(line) for line in lines) + "\r\n"
+    path, content = tmp_path / f"data{suffix}", text.encode(codec)
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    assert column_names(path) == ["x", "y", "z"]
+    columns = read_columns(path, ["z", "y"])
+    assert columns["z"].tolist() == ["2.5", "4"]
+    assert columns["y"].tolist() == ["é", "a,b;c\td"]
+
+
+def test_an_odd_line_of_utf_16_changes_its_own_record_alone(csv_file):
+    lines = ["x,y", "1,a", '\ud800"unclosed', "3,b"]
+    content = "\n".join(lines).encode("utf-16-le", "surrogatepass")
+    columns = read_columns(csv_file(b"\xff\xfe" + content + b"\n\x00!"), ["x", "y"])
+    assert columns["x"].tolist()[::2] == ["1", "3"]
+    assert len(columns["y"]) == 4  # what is left of the last line, too
+
+
+def test_a_compressed_file_that_is_cut_off(tmp_path):
+    path = tmp_path / "data.csv.gz"
+    path.write_bytes(gzip.compress(b"x,y\n" + b"1,2\n" * 9999)[:-20])
+    with pytest.raises(ValueError, match="DATA must be a readable file"):
+        read_columns(path, ["x"])
 
 
 def test_parquet_kinds(tmp_path):
@@ -107,7 +137,7 @@ def test_npz_with_wrong_shapes(tmp_path, arrays, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("data.txt", b"x,y\n", "ends in .csv, .parquet, .npz"),
+        ("data.txt", b"x,y\n", "ends in .csv, .csv.gz, .tsv, .tsv.gz, .parq"),
         ("data.csv", b"", r"distinct names \(they are \[\]\)"),
         ("data.csv", b"x,y,x\n1,2,3\n", "distinct names"),
         ("data.parquet", b"x,y\n1,2\n", "a readable file"),

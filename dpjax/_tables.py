@@ -1,4 +1,4 @@
-"""Reads a user's CSV, Parquet or NPZ file into columns.
+"""Reads a user's CSV, Parquet or NPZ file, or a data frame, into columns.
 
 Names, types and the number of records are public. No value of a cell raises, and none
 changes another record: a line of a CSV file is a record, whatever is in it. (In the
@@ -8,13 +8,14 @@ break therefore needs Parquet or NPZ.
 
 import contextlib
 import csv
+import gzip
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import IO, Any, cast
 
 import numpy as np
-import polars as pl
 
 from dpjax import _validate
 
@@ -38,6 +39,34 @@ def column_names(path: Path) -> list[str]:
     return names
 
 
+def declared_kinds(path: Path) -> dict[str, str | tuple[str, ...]]:
+    """Returns what the types of a Parquet file's columns say; no record is looked at.
+
+    "number", "text", "truth" or "time", or the categories that an enumeration lists.
+    Other files declare nothing.
+
+    Raises:
+        ValueError: if the file is of no known kind, or cannot be read.
+    """
+    _readers(path)
+    if path.suffix.lower() != ".parquet":
+        return {}
+    kinds: dict[str, str | tuple[str, ...]] = {}
+    with _readable(path), _polars() as pl:
+        for name, kind in pl.read_parquet_schema(path).items():
+            if kind == pl.Boolean:
+                kinds[name] = "truth"
+            elif kind.is_numeric():
+                kinds[name] = "number"
+            elif kind.is_temporal():
+                kinds[name] = "time"
+            elif isinstance(kind, pl.Enum) and len(kind.categories) > 0:
+                kinds[name] = tuple(kind.categories.to_list())
+            elif kind in (pl.String, pl.Categorical, pl.Enum):
+                kinds[name] = "text"
+    return kinds
+
+
 def read_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     r"""Reads some columns of a file, each into an array of shape (n,).
 
@@ -45,8 +74,9 @@ def read_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     1; a missing number is NaN.
 
     Args:
-        path: a file of comma-separated text with a header (UTF-8), a Parquet file, or
-            an NPZ file with one array of shape (n,) a column.
+        path: a text file with a header (UTF-8 or UTF-16; commas, semicolons or tabs,
+            as the header has them; also compressed by gzip), a Parquet file, or an NPZ
+            file with one array of shape (n,) a column.
         names: which columns; each must be among `column_names`.
 
     Raises:
@@ -89,10 +119,36 @@ def read_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     return columns
 
 
+def frame_names(frame: Any) -> list[str]:
+    """Returns the names of a data frame's columns, or of a mapping to arrays.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    names = frame if isinstance(frame, Mapping) else getattr(frame, "columns", ())
+    _validate.require(
+        len(names) > 0,
+        "table",
+        type(frame),
+        "a data frame, a mapping of arrays, or the path of a file",
+    )
+    return list(names)
+
+
+def frame_columns(frame: Any, names: list[str]) -> dict[str, np.ndarray]:
+    """Returns some columns of a data frame of pandas or polars, or of a mapping.
+
+    Example:
+        >>> frame_columns({"town": ["Ghent", None], "rooms": [3, 4]}, ["rooms"])
+        {'rooms': array([3, 4])}
+    """
+    return {name: np.asarray(frame[name]) for name in names}
+
+
 def _csv_names(path: Path) -> list[str]:
-    with path.open("rb") as file:
-        header = file.readline().removeprefix(b"\xef\xbb\xbf")
-    return [name.strip() for name in _cells(header)]
+    with _opened(path) as file:
+        header = next(_lines(file), "")
+    return [name.strip() for name in _cells(header, _delimiter(header))]
 
 
 def _read_csv(path: Path, names: list[str]) -> dict[str, np.ndarray]:
@@ -100,10 +156,11 @@ def _read_csv(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     header = _csv_names(path)
     positions = [header.index(name) for name in names]
     columns: list[list[str]] = [[] for _ in names]
-    with path.open("rb") as file:
-        file.readline()
-        for line in file:
-            cells = _cells(line)
+    with _opened(path) as file:
+        lines = _lines(file)
+        delimiter = _delimiter(next(lines, ""))
+        for line in lines:
+            cells = _cells(line, delimiter)
             for column, position in zip(columns, positions, strict=True):
                 column.append(cells[position] if position < len(cells) else "")
     return {
@@ -112,25 +169,66 @@ def _read_csv(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     }
 
 
-def _cells(line: bytes) -> list[str]:
+def _opened(path: Path) -> IO[bytes]:
+    if path.suffix.lower() == ".gz":
+        return cast(IO[bytes], gzip.open(path))
+    return path.open("rb")
+
+
+def _lines(file: IO[bytes]) -> Iterator[str]:
+    """Yields lines of UTF-8, or of UTF-16 where the first two bytes are of that."""
+    first = file.readline()
+    # Its mark, or a zero byte beside a letter.
+    is_little = first[:2] == b"\xff\xfe" or first[1:2] == b"\0"
+    if is_little or first[:2] == b"\xfe\xff" or first[:1] == b"\0":
+        codec = "utf-16-le" if is_little else "utf-16-be"
+        text = (first + file.read()).decode(codec, "replace")
+        yield from text.removeprefix("\ufeff").removesuffix("\n").split("\n")
+        return
+    yield first.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    for line in file:
+        yield line.decode("utf-8", "replace")
+
+
+def _delimiter(header: str) -> str:
+    """Returns what splits the header into the most names, a comma if all do alike."""
+    return max(_DELIMITERS, key=lambda delimiter: len(_cells(header, delimiter)))
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
     """Splits one line into cells; one that the csv module refuses has none."""
-    text = line.decode("utf-8", "replace").rstrip("\r\n")
     try:
-        return next(csv.reader([text], skipinitialspace=True), [])
+        reader = csv.reader(
+            [line.rstrip("\r\n")], delimiter=delimiter, skipinitialspace=True
+        )
+        return next(reader, [])
     except csv.Error:  # a carriage return inside, or more than 131,072 characters
         return []
 
 
+@contextlib.contextmanager
+def _polars() -> Iterator[Any]:
+    """Gives the module, which is of an extra, and turns its errors into one kind."""
+    import polars
+
+    try:
+        yield polars
+    except polars.exceptions.PolarsError as why:
+        raise ValueError(str(why)) from None
+
+
 def _parquet_names(path: Path) -> list[str]:
-    return list(pl.read_parquet_schema(path))
+    with _polars() as pl:
+        return list(pl.read_parquet_schema(path))
 
 
 def _read_parquet(path: Path, names: list[str]) -> dict[str, np.ndarray]:
-    frame = pl.read_parquet(path, columns=names)
-    return {name: _as_numpy(frame[name]) for name in names}
+    with _polars() as pl:
+        frame = pl.read_parquet(path, columns=names)
+        return {name: _as_numpy(pl, frame[name]) for name in names}
 
 
-def _as_numpy(series: pl.Series) -> np.ndarray:
+def _as_numpy(pl: Any, series: Any) -> np.ndarray:
     kind = series.dtype
     if kind.is_numeric() or kind in (pl.Boolean, pl.Null):
         return series.cast(pl.Float64, strict=False).to_numpy()
@@ -151,21 +249,29 @@ def _read_npz(path: Path, names: list[str]) -> dict[str, np.ndarray]:
         return {name: arrays[name] for name in names}
 
 
+_DELIMITERS = (",", ";", "\t")
+_CSV = _csv_names, _read_csv
 _READERS = {
-    ".csv": (_csv_names, _read_csv),
+    ".csv": _CSV,
+    ".csv.gz": _CSV,
+    ".tsv": _CSV,
+    ".tsv.gz": _CSV,
     ".parquet": (_parquet_names, _read_parquet),
     ".npz": (_npz_names, _read_npz),
 }
 
 
 def _readers(path: Path) -> tuple[Callable, Callable]:
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        suffix = "".join(path.suffixes[-2:]).lower()
     _validate.require(
-        path.is_file() and path.suffix.lower() in _READERS,
+        path.is_file() and suffix in _READERS,
         "DATA",
         str(path),
         f"a file that exists and ends in {', '.join(_READERS)}",
     )
-    return _READERS[path.suffix.lower()]
+    return _READERS[suffix]
 
 
 @contextlib.contextmanager
@@ -173,10 +279,7 @@ def _readable(path: Path) -> Iterator[None]:
     """Turns what the readers raise about a file into one kind of error."""
     try:
         yield
-    except (
-        *(ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error),
-        pl.exceptions.PolarsError,
-    ) as why:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as why:
         raise ValueError(
             f"DATA must be a readable file, got {str(path)!r}: {why}"
         ) from None

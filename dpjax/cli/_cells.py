@@ -1,0 +1,103 @@
+"""What the cells of a column are good for: counted for their owner alone.
+
+No guarantee covers these numbers. They go to the terminal, and into no file.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax.datasets import Categorical, Numeric
+
+# What people write where there is no value.
+_MARKS = {"", "na", "n/a", "#n/a", "nan", "null", "none", "?", "-", "--", "."}
+_FAR = 5.0  # scales
+_AMOUNT = r"[+-]?\d[\d.,' ]*"
+# Numbers that are no plain ones: what they look like, and how to write them.
+_FORMATS = {
+    "like $1200 (write 1200)": rf"-?[$€£¥] ?{_AMOUNT}|{_AMOUNT} ?[$€£¥]",
+    "like 12% (write 0.12)": rf"{_AMOUNT}%",
+    "like 1,200 (write 1200)": r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?",
+    "like 1.200,5 or 2,5 (write 1200.5 or 2.5)": r"[+-]?[\d.' ]+,\d*",
+    "like 1 200 (write 1200)": r"[+-]?\d{1,3}([ ']\d{3})+(\.\d*)?",
+}
+
+
+class Cells(NamedTuple):
+    """How many cells of a column are what.
+
+    Attributes:
+        total: all of them.
+        missing: without a value.
+        unread: with one that is no number, or none of the categories.
+        far: numbers beyond five scales of the centre.
+        looks: what most of the unread ones look like, if it is known.
+    """
+
+    total: int
+    missing: int
+    unread: int
+    far: int = 0
+    looks: str = ""
+
+    @property
+    def used(self) -> int:
+        """How many hold a number, or one of the categories."""
+        return self.total - self.missing - self.unread
+
+    def said(self, count: int) -> str:
+        """Returns "3 of 40"."""
+        return f"{count:,} of {self.total:,}"
+
+
+def count_cells(kind: Numeric | Categorical | None, column: np.ndarray) -> Cells:
+    """Counts the cells of a column of a kind; None is numbers of an open range."""
+    known = np.zeros(0)
+    if isinstance(kind, Categorical):
+        is_used = kind.encode(column).any(axis=1)
+    else:
+        known = numbers_of(column)
+        is_used = ~np.isnan(known)
+    texts = [text_of(cell) for cell in column[~is_used].tolist()]
+    held = [text for text in texts if not is_mark(text)]
+    counts = len(column), len(texts) - len(held), len(held)
+    if isinstance(kind, Categorical):
+        return Cells(*counts)
+    looks = [_look(text) for text in held]
+    most = max(set(looks), key=looks.count, default="")
+    far = 0
+    if kind is not None:
+        far = int(np.sum(np.abs(known[is_used] - kind.center) > _FAR * kind.scale))
+    return Cells(*counts, far, most)
+
+
+def numbers_of(column: np.ndarray) -> np.ndarray:
+    """Returns a column in float32, NaN where `Numeric` finds no number.
+
+    Such a cell becomes 0 whatever the centre; a number does so for one centre at most.
+    """
+    around_zero, around_one = (
+        Numeric(center).encode(column)[:, 0] for center in (0.0, 1.0)
+    )
+    is_missing = (around_zero == 0) & (around_one == 0)
+    return np.where(is_missing, np.float32(np.nan), around_zero)
+
+
+def text_of(cell: Any) -> str:
+    """Returns a cell as text, without blanks around it."""
+    if cell is None:
+        return ""
+    if isinstance(cell, bytes):
+        cell = cell.decode("utf-8", "replace")
+    return str(cell).strip()
+
+
+def is_mark(text: str) -> bool:
+    """Tells whether a text stands for a missing value."""
+    return text.lower() in _MARKS
+
+
+def _look(text: str) -> str:
+    plain = text.replace("\u00a0", " ").replace("\u202f", " ")
+    return next((k for k, form in _FORMATS.items() if re.fullmatch(form, plain)), "")

@@ -1,0 +1,185 @@
+"""`dpjax check`: tells the owner of a table what its cells are good for.
+
+What is said here is of the records, outside every guarantee: it is for the eyes of who
+holds them anyway, and is written nowhere.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table as Rows
+
+from dpjax.cli._cells import Cells, count_cells, text_of
+from dpjax.cli._options import Argument, of_data
+from dpjax.cli._sources import Kind, Table, read_checked
+from dpjax.cli._terminal import terminal
+from dpjax.datasets import Categorical, Numeric
+
+_NEARLY_NONE = 0.01  # of the cells
+_TOO_FEW_LABELS = 0.001
+_FAR_IN_A_TEMPLATE = 0.25
+_MOST_LABELS = 10
+_TEMPLATE = Numeric(0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSettings:
+    """The options of `dpjax check`."""
+
+    source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
+    schema: Annotated[Path, of_data("The TOML file that declares its columns.")]
+    target: Annotated[
+        str | None,
+        of_data("The column to predict, if the schema's [target] has no column."),
+    ] = None
+
+
+def check(settings: CheckSettings) -> None:
+    """Prints what the cells of a file are good for; writes nothing.
+
+    Raises:
+        ValueError: if the file, the schema or a name in it is wrong.
+        OSError: if a file cannot be read.
+    """
+    kinds, columns, target = read_checked(
+        Path(settings.source), schema=settings.schema, target=settings.target
+    )
+    console = terminal()
+    console.print(
+        "NOT PRIVATE: for the eyes of the data's owner. These numbers are of the "
+        "records, no guarantee covers them, and they are written nowhere.",
+        style="bold red",
+    )
+    cells = {name: count_cells(kind, columns[name]) for name, kind in kinds.items()}
+    console.print(_rows(kinds, cells, target))
+    if target is None:
+        console.print("No target was checked: --target names it.")
+    else:
+        _print_labels(console, columns[target], target, kinds[target])
+    found = [*_findings(kinds, cells, target)]
+    for text in found or ["Nearly every column can be used."]:
+        console.print(text, soft_wrap=True)
+
+
+def warn_curator(console: Console, table: Table) -> bool:
+    """Names the columns that training can make nothing of; tells if there are any.
+
+    Args:
+        console: of the one who holds the records.
+        table: the records.
+    """
+    kinds = {**table.schema.columns, table.target: table.schema.target}
+    cells = {k: count_cells(kind, table.columns[k]) for k, kind in kinds.items()}
+    found = [*_findings(kinds, cells, table.target)]
+    if found:
+        console.print(
+            "For the curator's eyes only, outside the guarantee (of the records, "
+            "written nowhere; dpjax check tells more):",
+            style="yellow",
+        )
+    for text in found:
+        console.print(f"  {text}", style="yellow", soft_wrap=True)
+    return bool(found)
+
+
+def _findings(
+    kinds: Mapping[str, Kind], cells: Mapping[str, Cells], target: str | None
+) -> Iterator[str]:
+    """Yields what is wrong with columns of which nearly no cell can be used."""
+    numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
+    is_template = all(kind == _TEMPLATE for kind in numeric)
+    for name, kind in kinds.items():
+        counts = cells[name]
+        if isinstance(kind, Categorical):
+            said = _of_categories(kind, counts, is_target=name == target)
+        else:
+            said = _of_numbers(kind, counts, is_template=is_template)
+        if said:
+            yield f"{'target' if name == target else 'column'} {name!r}: {said}"
+
+
+def _of_categories(kind: Categorical, cells: Cells, *, is_target: bool) -> str:
+    share = cells.used / cells.total
+    if is_target:
+        if _TOO_FEW_LABELS < share < 1 - _TOO_FEW_LABELS:
+            return ""
+        return (
+            f"{cells.said(cells.used)} cells are the schema's positive, "
+            f"{kind.categories[0]!r}; it must be written as in the file."
+        )
+    if share > _NEARLY_NONE:
+        return ""
+    listed = ", ".join(map(repr, kind.categories[:5]))
+    return (
+        f"{cells.said(cells.used)} cells match one of the schema's categories "
+        f"({listed}); they must be written as in the file."
+    )
+
+
+def _of_numbers(kind: Numeric | None, cells: Cells, *, is_template: bool) -> str:
+    if cells.used <= _NEARLY_NONE * cells.total:
+        looks = f"; most are {cells.looks}" if cells.looks else ""
+        return f"{cells.said(cells.used)} cells hold a number{looks}."
+    far = cells.far / cells.used
+    if kind is None or far <= (_FAR_IN_A_TEMPLATE if is_template else 1 - _NEARLY_NONE):
+        return ""
+    template = ", as in the template" if is_template else ""
+    return (
+        f"{cells.said(cells.far)} cells lie beyond five scales of the center: the "
+        f"schema says center {kind.center:g} and scale {kind.scale:g}{template}. Say a "
+        "usual value, and a usual distance from it."
+    )
+
+
+def _rows(
+    kinds: Mapping[str, Kind], cells: Mapping[str, Cells], target: str | None
+) -> Rows:
+    rows = Rows()
+    rows.add_column("column", overflow="fold")
+    rows.add_column("declared as", overflow="fold")
+    for title in ("missing", "not read", "beyond 5 scales"):
+        rows.add_column(title, justify="right")
+    rows.add_column("look", overflow="fold")
+    for name, kind in kinds.items():
+        counts = cells[name]
+        missing, unread, far = (
+            _percent(count, counts.total)
+            for count in (counts.missing, counts.unread, counts.far)
+        )
+        if kind is None:
+            said, far = "number", "-"
+        elif isinstance(kind, Numeric):
+            said = f"{kind.center:g} by {kind.scale:g}"
+        elif name == target:
+            said, unread, far = f"+1 is {kind.categories[0]}", "-", "-"
+        else:
+            said, far = ", ".join(kind.categories), "-"
+        rows.add_row(name, said, missing, unread, far, counts.looks)
+    return rows
+
+
+def _print_labels(
+    console: Console, column: np.ndarray, target: str, kind: Kind
+) -> None:
+    if not isinstance(kind, Categorical):
+        return
+    labels = Counter(map(text_of, column.tolist()))
+    shares = [
+        f"{label!r} {_percent(count, len(column))}"
+        for label, count in labels.most_common(_MOST_LABELS)
+    ]
+    more = len(labels) - len(shares)
+    shares += [f"and {more:,} others"] if more > 0 else []
+    console.print(
+        f"Labels of {target}: {', '.join(shares)}. {kind.categories[0]!r} counts as +1."
+    )
+
+
+def _percent(count: int, total: int) -> str:
+    share = 100 * count / total
+    return "0%" if count == 0 else f"{share:.1f}%" if share >= 0.1 else "<0.1%"

@@ -1,0 +1,228 @@
+"""A schema to correct: guessed from names, or from records where that is asked for.
+
+Names of columns are public, and so are the types that a Parquet file declares.
+"""
+
+import json
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax._tables import declared_kinds
+from dpjax.cli._cells import is_mark, numbers_of, text_of
+
+_MOST_CATEGORIES = 30
+
+
+class Guess(NamedTuple):
+    """What a column may be.
+
+    Attributes:
+        center: of numbers; None where it is not guessed.
+        scale: of numbers.
+        categories: of a column of categories; empty where they are not guessed, None
+            for numbers.
+        left_out: why it is better left out, if it is.
+    """
+
+    center: float | None = None
+    scale: float | None = None
+    categories: tuple[str, ...] | None = None
+    left_out: str = ""
+
+
+_NAMES_A_RECORD = Guess(left_out="tells records apart")
+_HAS_TIMES = Guess(left_out="holds times or dates")
+_IS_CATEGORY = Guess(categories=())
+_IS_CODE = Guess(left_out="has too many categories")
+# Words of a name, and what columns of such names hold as a rule. The first that is met
+# counts; amounts of money have no usual size.
+_WORDS: dict[str, Guess] = {
+    "id ids uuid guid key index name surname firstname lastname email mail phone "
+    "telephone ssn address street iban account": _NAMES_A_RECORD,
+    "date datetime timestamp time dob birthday": _HAS_TIMES,
+    "zip zipcode postcode postal": _IS_CODE,
+    "is has flag indicator": Guess(0.5, 0.5),
+    "sex gender region country county city town state province district status type "
+    "category class kind group segment brand color colour make model job occupation "
+    "profession education degree marital race ethnicity religion language channel plan "
+    "product department sector industry fuel smoker married sold churn fraud approved "
+    "label currency relationship workclass": _IS_CATEGORY,
+    "age": Guess(40, 20),
+    "year yr": Guess(2010, 10),
+    "month": Guess(6.5, 3.5),
+    "weekday dow": Guess(4, 2),
+    "day": Guess(15, 9),
+    "hour": Guess(12, 7),
+    "hours": Guess(40, 15),
+    "bmi": Guess(27, 5),
+    "height": Guess(170, 10),
+    "weight": Guess(75, 15),
+    "lat latitude": Guess(0, 45),
+    "lon lng long longitude": Guess(0, 90),
+    "pct percent percentage": Guess(50, 30),
+    "share ratio rate probability prob": Guess(0.5, 0.5),
+    "rooms bedrooms bathrooms floors children kids dependents count num": Guess(3, 3),
+}
+_GUESSES = {word: guess for words, guess in _WORDS.items() for word in words.split()}
+_YES = ("yes", "true", "1", "y", "t")
+
+
+def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
+    """Guesses from names, and from the types that a Parquet file declares."""
+    guesses = {name: guess_name(name) for name in names}
+    for name, kind in declared_kinds(path).items():
+        guess = guesses[name]
+        is_named = bool(guess.left_out)
+        if kind == "time":
+            guesses[name] = _HAS_TIMES
+        elif isinstance(kind, tuple):
+            guesses[name] = Guess(categories=kind)
+        elif kind == "truth":
+            guesses[name] = Guess(categories=("true",))
+        elif kind == "text" and not is_named:
+            guesses[name] = _IS_CATEGORY
+        elif kind == "number" and guess.categories is not None:
+            guesses[name] = Guess()
+    return guesses
+
+
+def guess_name(name: str) -> Guess:
+    """Guesses what a column holds from its name.
+
+    Example:
+        >>> guess_name("ageOfDriver").center, guess_name("user_id").left_out
+        (40, 'tells records apart')
+    """
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
+    words = re.split(r"[^a-z0-9]+", spaced)
+    return next((guess for word, guess in _GUESSES.items() if word in words), Guess())
+
+
+def guess_cells(column: np.ndarray) -> Guess:
+    """Guesses what a column holds from its cells: nothing protects them.
+
+    Example:
+        >>> guess_cells(np.arange(100.0))
+        Guess(center=50.0, scale=30.0, categories=None, left_out='')
+    """
+    known = numbers_of(column)
+    known = known[~np.isnan(known)]
+    texts = Counter(map(text_of, column.tolist()))
+    texts = {text: count for text, count in texts.items() if not is_mark(text)}
+    if len(known) >= 0.9 * sum(texts.values()) > 0 and len(texts) > 2:
+        low, middle, high = np.quantile(known, (1 / 6, 1 / 2, 5 / 6)).tolist()
+        # Half of the middle two thirds: a standard deviation, of normal numbers.
+        return Guess(_rounded(middle), _rounded((high - low) / 2) or 1.0)
+    if 0 < len(texts) <= _MOST_CATEGORIES:
+        # The last of an order needs no weight beside an intercept: 0 of 0 and 1.
+        named = sorted(texts, key=lambda text: (text.lower() in _YES, text))
+        return Guess(categories=tuple(named[-1:] if len(named) == 2 else named))
+    return Guess(left_out="has no value" if not texts else "has too many categories")
+
+
+def _rounded(number: float) -> float:
+    """Returns one digit of a number, which tells less of it."""
+    return float(f"{number:.0e}")
+
+
+def schema_text(
+    guesses: Mapping[str, Guess],
+    *,
+    target: str | None,
+    how: str = "the names alone",
+    is_classification: bool | None = None,
+) -> str:
+    """Returns the text of a schema to correct.
+
+    Args:
+        guesses: what each column may be.
+        target: which of them is to be predicted, if it is known.
+        how: what the guesses are from, in words.
+        is_classification: whether the target is a class; None as its guess has it.
+
+    Example:
+        >>> names = ["age", "town", "id", "price"]
+        >>> guesses = {name: guess_name(name) for name in names}
+        >>> print(schema_text(guesses, target="price"))
+        # What is public about each column: it must be known without looking at the
+        # records. Numbers enter as (x - center) / scale: say a usual value, and a usual
+        # distance from it. Categories must be written as in the file. Delete the
+        # columns that are not to be used. With --private-ranges, sections of numbers
+        # may be empty: center and scale are then bought from the budget.
+        # Guessed from the names alone: correct every line.
+        <BLANKLINE>
+        [columns.age]
+        center = 40
+        scale = 20
+        <BLANKLINE>
+        [columns.town]
+        categories = []  # list them: "a", "b"
+        <BLANKLINE>
+        # [columns.id] is left out: it tells records apart.
+        <BLANKLINE>
+        [target]
+        column = "price"
+        center = 0.0  # not guessed
+        scale = 1.0
+    """
+    sections = []
+    for name, guess in guesses.items():
+        title = f"[columns.{toml_key(name)}]"
+        if name == target:
+            continue
+        if guess.left_out:
+            sections.append(f"# {title} is left out: it {guess.left_out}.\n")
+        else:
+            sections.append(f"{title}\n{_entry(guess)}")
+    last = "[target]\n"
+    guess = Guess()
+    if target is not None:
+        last += f"column = {toml_text(target)}\n"
+        guess = guesses[target]
+    if is_classification is None:
+        is_classification = guess.categories is not None
+    number = guess._replace(categories=None)
+    last += _positive(guess) if is_classification else _entry(number)
+    head = textwrap.fill(_HEAD, 80, initial_indent="# ", subsequent_indent="# ")
+    head += f"\n# Guessed from {how}: correct every line.\n"
+    return head + "\n" + "\n".join([*sections, last]).rstrip("\n")
+
+
+_HEAD = (
+    "What is public about each column: it must be known without looking at the "
+    "records. Numbers enter as (x - center) / scale: say a usual value, and a usual "
+    "distance from it. Categories must be written as in the file. Delete the columns "
+    "that are not to be used. With --private-ranges, sections of numbers may be empty: "
+    "center and scale are then bought from the budget."
+)
+
+
+def _entry(guess: Guess) -> str:
+    if guess.categories is None:
+        if guess.center is None:
+            return "center = 0.0  # not guessed\nscale = 1.0\n"
+        return f"center = {guess.center}\nscale = {guess.scale}\n"
+    if not guess.categories:
+        return 'categories = []  # list them: "a", "b"\n'
+    return f"categories = [{', '.join(map(toml_text, guess.categories))}]\n"
+
+
+def _positive(guess: Guess) -> str:
+    label = guess.categories[-1] if guess.categories else "yes"
+    return f"positive = {toml_text(label)}  # counts as +1, anything else as -1\n"
+
+
+def toml_key(name: str) -> str:
+    """Returns a name as TOML has it in the title of a section."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_text(name)
+
+
+def toml_text(text: str) -> str:
+    """Returns a text in quotes: JSON's are TOML's, but for one control character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

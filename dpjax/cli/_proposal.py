@@ -1,0 +1,64 @@
+"""`dpjax schema`: prints or writes a schema to correct."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from dpjax import _files, _validate
+from dpjax._tables import column_names, read_columns
+from dpjax.cli._guesses import guess_cells, guess_names, schema_text
+from dpjax.cli._options import Argument, of_data, of_output
+from dpjax.cli._terminal import show_paths, terminal
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemaSettings:
+    """The options of `dpjax schema`."""
+
+    source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
+    target: Annotated[str | None, of_data("The column to predict.")] = None
+    from_data: Annotated[
+        bool,
+        of_data(
+            "Guess from the records, which NO guarantee covers: for public data, or "
+            "what is known anyway."
+        ),
+    ] = False
+    output: Annotated[
+        Path | None, of_output("TOML file to write, a new one; printed by default.")
+    ] = None
+
+
+def propose(settings: SchemaSettings) -> None:
+    """Prints or writes a schema to correct.
+
+    Raises:
+        ValueError: if the file, the target or the output is wrong; nothing is written.
+        OSError: if a file cannot be read or written.
+    """
+    path, target, output = Path(settings.source), settings.target, settings.output
+    if output is not None:
+        _files.check_file("--output", output, suffix=".toml")
+        rule = "a new file; this one is there, perhaps corrected by hand"
+        _validate.require(not output.exists(), "--output", str(output), rule)
+    names = column_names(path)
+    rule = f"a column of {names}"
+    _validate.require(target is None or target in names, "--target", target, rule)
+    guesses = guess_names(path, names)
+    how = "the names alone"
+    if settings.from_data:
+        columns = read_columns(path, [k for k in names if not guesses[k].left_out])
+        guesses |= {name: guess_cells(column) for name, column in columns.items()}
+        how = "THE RECORDS, which no guarantee covers"
+        terminal(stderr=True).print(
+            "Warning: what --from-data guesses tells of the records, and no guarantee "
+            "of a model that is trained with it covers that. Use it for public data, "
+            "or put what you knew before in its place.",
+            style="yellow",
+        )
+    text = schema_text(guesses, target=target, how=how) + "\n"
+    if output is None:
+        print(text, end="")
+    else:
+        _files.write_whole(output, text.encode(), name="--output")
+        show_paths(terminal(), [output])

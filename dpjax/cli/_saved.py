@@ -1,0 +1,144 @@
+"""`dpjax predict` and `dpjax show`: what a saved model is good for."""
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from rich.table import Table
+
+from dpjax import _files
+from dpjax._rounding import rounded_up
+from dpjax.cli._cells import count_cells
+from dpjax.cli._options import Argument, of_output
+from dpjax.cli._terminal import digits, show_paths, terminal
+from dpjax.datasets import Categorical, Numeric, Winsorized
+from dpjax.models import Model, load_model
+
+_MODEL = Argument("MODEL", "A model.npz that dpjax train has written, or its folder.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictSettings:
+    """The options of `dpjax predict`."""
+
+    model: Annotated[str, _MODEL]
+    source: Annotated[
+        str,
+        Argument("DATA", "A file with the columns of the training, but the target."),
+    ]
+    output: Annotated[
+        Path, of_output("CSV file to write: one line for each record, in their order.")
+    ] = Path("predictions.csv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowSettings:
+    """The options of `dpjax show`."""
+
+    model: Annotated[str, _MODEL]
+
+
+def predict(settings: PredictSettings) -> None:
+    """Predicts the target of every record of a file.
+
+    Raises:
+        ValueError: if the model, the file or the output is wrong; nothing is written.
+        OSError: if a file cannot be read or written.
+    """
+    model_path, source = Path(settings.model), Path(settings.source)
+    _files.check_file("--output", settings.output, suffix=".csv")
+    _files.check_spared("--output", [settings.output], {"DATA": source})
+    model = load_model(model_path)
+    columns = model.read(source)
+    predictions = model.predict_columns(columns)
+    messages = terminal(stderr=True)
+    for name, kind in model.columns.items():
+        cells = count_cells(kind, columns[name])
+        if cells.used == cells.total:
+            continue
+        what, taken = "hold no number", "the center of the column"
+        if isinstance(kind, Categorical):
+            what, taken = "match no category", "none of them"
+        messages.print(
+            f"{name}: {cells.said(cells.total - cells.used)} cells {what}"
+            f"{f', most {cells.looks}' if cells.looks else ''}: they count as {taken}, "
+            "as in training.",
+            soft_wrap=True,
+        )
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_title(model)])
+    writer.writerows([f"{prediction:.9g}"] for prediction in predictions.tolist())
+    _files.write_whole(settings.output, text.getvalue().encode(), name="--output")
+    show_paths(terminal(), [settings.output])
+
+
+def _title(model: Model) -> str:
+    """Returns the name of the column of predictions."""
+    if model.positive is None:
+        return f"predicted_{model.target_name}"
+    return f"probability_{model.target_name}={model.positive}"
+
+
+def show(settings: ShowSettings) -> None:
+    """Prints a model in the units of its table, and what its privacy means.
+
+    Raises:
+        ValueError: if it is not a model.
+        OSError: if it cannot be read.
+    """
+    model = load_model(Path(settings.model))
+    console = terminal()
+    versions = ", ".join(f"{k} {v}" for k, v in (model.versions or {}).items())
+    console.print(f"{model.method} of {model.data} ({versions})")
+    console.print(_meaning(model))
+    console.print(_coefficients(model))
+    privacy = model.privacy
+    epsilon, delta = rounded_up(privacy.epsilon, 6), rounded_up(privacy.delta, 6)
+    console.print(
+        f"Privacy: epsilon = {epsilon}, delta = {delta}. {privacy.description}"
+    )
+    _say_limits(console, model)
+
+
+def _meaning(model: Model) -> str:
+    if model.positive is not None:
+        return (
+            f"Predicts the probability of {model.target_name} = {model.positive} "
+            f"({model.target_unit}). A coefficient is what is added to the logarithm "
+            "of its odds."
+        )
+    return (
+        f"Predicts {model.target_name}"
+        + (f" in {model.target_unit}" if model.target_name == "target" else "")
+        + ". A coefficient is what is added to it."
+    )
+
+
+def _coefficients(model: Model) -> Table:
+    table = Table()
+    table.add_column("column", overflow="fold")
+    table.add_column("where it is", overflow="fold")
+    table.add_column("coefficient", justify="right", no_wrap=True)
+    found = model.coefficients()
+    for key, kind in model.columns.items():
+        for place, name in enumerate(kind.names(key)):
+            where = "larger by 1"
+            if isinstance(kind, Categorical):
+                where = kind.categories[place]
+            table.add_row(key, where, digits(found[name]))
+    last = digits(found["intercept"])
+    table.add_row("intercept", "all at 0 or in no category", last)
+    return table
+
+
+def _say_limits(console: Console, model: Model) -> None:
+    for name, kind in model.columns.items():
+        if isinstance(kind, Winsorized):
+            low, high = (kind.center + s * kind.limit * kind.scale for s in (-1, 1))
+            console.print(f"{name} is held within {low:.4g} and {high:.4g}.")
+    if any(isinstance(kind, Numeric) for kind in model.columns.values()):
+        console.print("A cell that holds no number lies at the center of its column.")

@@ -1,0 +1,163 @@
+"""The file of a model: a NumPy archive of the weights and one JSON text.
+
+Reading it runs no code: neither entry may hold Python objects.
+"""
+
+import io
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dp_accounting import UnsupportedDpEvent
+
+from dpjax import _validate
+from dpjax._types import NeighboringRelation
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.datasets import Categorical, Numeric, Winsorized
+from dpjax.models._model import Model
+
+_FORMAT = 1
+
+
+def model_file(model: Model) -> bytes:
+    """Returns the content of a model's file: entries `params`, and `model`, a JSON.
+
+    Args:
+        model: the model.
+
+    Returns:
+        A NumPy archive, as `load_model` reads it; the same for the same model.
+
+    Example:
+        >>> import dpjax, pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "model.npz")
+        >>> _ = path.write_bytes(model_file(model))  # doctest: +SKIP
+        >>> dpjax.load_model(path).predict("new.csv")  # doctest: +SKIP
+        array([1210.4, 843.9])
+    """
+    content = {
+        "format": _FORMAT,
+        "versions": dict(model.versions or {}),
+        "data": model.data,
+        "method": model.method,
+        "link": model.link,
+        "columns": {name: _declared(kind) for name, kind in model.columns.items()},
+        "target": {
+            "name": model.target_name,
+            "unit": model.target_unit,
+            **_declared(model.target),
+        },
+        "feature_names": model.feature_names,
+        "privacy": {
+            "epsilon": model.privacy.epsilon,
+            "delta": model.privacy.delta,
+            "relation": model.privacy.relation.name,
+            "description": model.privacy.description,
+        },
+    }
+    text = json.dumps(content, ensure_ascii=False)
+    file = io.BytesIO()
+    np.savez(file, params=np.asarray(model.params), model=np.array(text))
+    return file.getvalue()
+
+
+def load_model(path: str | os.PathLike[str]) -> Model:
+    """Loads a model that `dpjax train` has written.
+
+    No code of the file is run. Of the guarantee it holds epsilon, delta, relation and
+    the description; its event is one that no accountant takes.
+
+    Args:
+        path: of `model.npz`, or of the folder that it lies in.
+
+    Returns:
+        The model, whose `predict` takes a table.
+
+    Raises:
+        OSError: if there is no such file, or it cannot be read.
+        ValueError: if it is something else, cut off, or of a later format.
+
+    Example:
+        >>> import dpjax
+        >>> model = dpjax.load_model("out/model.npz")  # doctest: +SKIP
+        >>> model.predict("new.csv")  # doctest: +SKIP
+        array([1210.4, 843.9])
+        >>> dpjax.load_model(dpjax.__file__)
+        Traceback (most recent call last):
+            ...
+        ValueError: model must be a file that dpjax train has written ...
+    """
+    path = Path(path)
+    path = path / "model.npz" if path.is_dir() else path
+    raw = path.read_bytes()
+    try:
+        if not zipfile.is_zipfile(io.BytesIO(raw)):
+            raise ValueError("it is no NumPy archive, or cut off")
+        with np.load(io.BytesIO(raw), allow_pickle=False) as entries:
+            params, text = entries["params"], entries["model"]
+        content = json.loads(str(text[()]))
+        number = content["format"]
+    except (
+        *(ValueError, KeyError, TypeError, AttributeError, OSError, EOFError),
+        *(zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError),
+    ) as why:
+        raise _not_a_model(path, why) from None
+    _validate.require(
+        number == _FORMAT,
+        "model",
+        number,
+        f"of format {_FORMAT}, which this version of dpjax reads, in {path}",
+    )
+    try:
+        return _model(params, content)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as why:
+        raise _not_a_model(path, why) from None
+
+
+def _not_a_model(path: Path, why: Exception) -> ValueError:
+    return ValueError(
+        "model must be a file that dpjax train has written (model.npz), whole, "
+        f"got {str(path)!r}: {why}."
+    )
+
+
+def _model(params: np.ndarray, content: Mapping[str, Any]) -> Model:
+    target, privacy = content["target"], content["privacy"]
+    return Model(
+        params=params,
+        columns={name: _kind(said) for name, said in content["columns"].items()},
+        target_name=str(target["name"]),
+        target=_kind({k: v for k, v in target.items() if k not in ("name", "unit")}),
+        target_unit=str(target["unit"]),
+        link=content["link"],
+        privacy=PrivacyGuarantee(
+            privacy["epsilon"],
+            privacy["delta"],
+            NeighboringRelation[privacy["relation"]],
+            UnsupportedDpEvent(),
+            str(privacy["description"]),
+        ),
+        method=str(content["method"]),
+        data=str(content["data"]),
+        versions={str(k): str(v) for k, v in content["versions"].items()},
+    )
+
+
+def _declared(kind: Numeric | Categorical) -> dict[str, Any]:
+    """Returns what is public about a column, as a schema says it."""
+    if isinstance(kind, Categorical):
+        return {"categories": kind.categories}
+    limits = {"limit": float(kind.limit)} if isinstance(kind, Winsorized) else {}
+    return {"center": float(kind.center), "scale": float(kind.scale)} | limits
+
+
+def _kind(said: Mapping[str, Any]) -> Numeric | Categorical:
+    if "categories" in said:
+        return Categorical(tuple(map(str, said["categories"])))
+    numbers = {name: float(number) for name, number in said.items()}
+    return Winsorized(**numbers) if "limit" in numbers else Numeric(**numbers)

@@ -1,0 +1,188 @@
+"""A linear model with the units of its table: predictions and coefficients in them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _tables, _validate, losses
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.datasets import Categorical, Numeric, encode
+
+Link = Literal["identity", "logit"]
+_LOSS_OF_LINK: dict[Link, losses.LinearLoss] = {
+    "identity": losses.squared,
+    "logit": losses.logistic,
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Model:
+    """A linear model, and what is public about the columns that it reads.
+
+    A record's features are its columns, encoded one by one, and a last one of ones.
+
+    Attributes:
+        params: the weights of the features, shape (d,), the last of them the intercept.
+        columns: how each column becomes features, by its name.
+        target_name: the name of the target.
+        target: the centre and scale that the target had in training; a `Categorical` of
+            one label, the positive one, where it is a class.
+        target_unit: what a target of 1 stands for in training, in words.
+        link: "identity" where <w, x> predicts the target, "logit" where it is the
+            logarithm of the odds of the positive label.
+        privacy: the guarantee for the weights and the rest of the file.
+        method: how it was trained, in words.
+        data: the name of what it was trained on.
+        versions: of the packages that trained it.
+
+    Raises:
+        ValueError: if params is not one number for each feature, or link is unknown.
+
+    Example:
+        >>> import math, numpy as np
+        >>> from dp_accounting import NonPrivateDpEvent
+        >>> from dpjax.accounting import PrivacyGuarantee
+        >>> from dpjax.datasets import Categorical, Numeric
+        >>> model = Model(
+        ...     params=np.array([2.0, 1.0, 0.5]),
+        ...     columns={"rooms": Numeric(4, 2), "town": Categorical(("Ghent",))},
+        ...     target_name="price", target=Numeric(300, 100), link="identity",
+        ...     privacy=PrivacyGuarantee.of(
+        ...         math.inf, 0.0, dp_event=NonPrivateDpEvent()))
+        >>> model.predict({"rooms": ["6", "?"], "town": ["Ghent", "Lier"]}).tolist()
+        [650.0, 350.0]
+        >>> model.coefficients()
+        {'rooms': 100.0, 'town=Ghent': 100.0, 'intercept': -50.0}
+    """
+
+    params: np.ndarray
+    columns: Mapping[str, Numeric | Categorical]
+    target_name: str
+    target: Numeric | Categorical
+    link: Link
+    privacy: PrivacyGuarantee
+    target_unit: str = ""
+    method: str = ""
+    data: str = ""
+    versions: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        _validate.choice(Link, link=self.link)
+        num_features = len(self.feature_names)
+        _validate.require(
+            np.shape(self.params) == (num_features,)
+            and np.asarray(self.params).dtype.kind == "f",
+            "params",
+            np.shape(self.params),
+            f"one number for each of {num_features} features",
+        )
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of the features, in the order of params."""
+        names = [name for key, kind in self.columns.items() for name in kind.names(key)]
+        return (*names, "intercept")
+
+    @property
+    def positive(self) -> str | None:
+        """The label whose probability is predicted, or None for a number."""
+        target = self.target
+        return target.categories[0] if isinstance(target, Categorical) else None
+
+    def predict(self, table: Any) -> np.ndarray:
+        """Predicts the target of every record, in its own units.
+
+        As in training, a cell that holds no number lies at the centre of its column,
+        and one that matches no category counts as none of them.
+
+        Args:
+            table: a data frame of pandas or polars, a mapping of names to arrays of
+                shape (n,), or the path of a file that `dpjax train` reads. Columns that
+                the model does not know are left out.
+
+        Returns:
+            float64 of shape (n,): the target, or the probability of the positive label.
+
+        Raises:
+            ValueError: if a column is missing or holds neither text nor numbers, or a
+                file cannot be read.
+        """
+        return self.predict_columns(self.read(table))
+
+    def read(self, table: Any) -> dict[str, np.ndarray]:
+        """Returns the columns of a table that the model reads, each of shape (n,).
+
+        Where it reads none, since it predicts a constant, the first column stands for
+        the records.
+
+        Args:
+            table: as of `predict`.
+
+        Raises:
+            ValueError: as `predict`.
+        """
+        is_path = isinstance(table, str | os.PathLike)
+        path = Path(table) if is_path else Path()
+        names = _tables.column_names(path) if is_path else _tables.frame_names(table)
+        missing = [name for name in self.columns if name not in names]
+        _validate.require(
+            not missing,
+            "table",
+            names,
+            f"a table with the columns that the model reads; {missing} are not in it",
+        )
+        wanted = list(self.columns) or names[:1]
+        if is_path:
+            return _tables.read_columns(path, wanted)
+        return _tables.frame_columns(table, wanted)
+
+    def predict_columns(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Predicts the target of every record of what `read` returns.
+
+        Args:
+            columns: arrays of shape (n,) by name.
+
+        Returns:
+            As `predict`.
+        """
+        weights = np.asarray(self.params, np.float64)
+        scores = np.full(len(next(iter(columns.values()))), weights[-1])
+        if self.columns:
+            features, _ = encode(columns, self.columns)
+            scores += features @ weights[:-1]
+        means = np.asarray(_LOSS_OF_LINK[self.link].mean_of(jnp.asarray(scores)))
+        if isinstance(self.target, Numeric):
+            return self.target.center + self.target.scale * means.astype(np.float64)
+        return means.astype(np.float64)
+
+    def coefficients(self) -> dict[str, float]:
+        """Returns the weight of every feature in the units of its column.
+
+        By how much the target, or the logarithm of the odds, is larger where a column
+        of numbers is larger by one, or a column has that category. The intercept is the
+        prediction where columns of numbers are zero, and none has a listed category.
+        Where a column of numbers is held within a limit (`datasets.Winsorized`), this
+        is so inside.
+
+        Returns:
+            Numbers, by the names of features.
+        """
+        weights = np.asarray(self.params, np.float64).tolist()
+        unit, start = 1.0, 0.0
+        if isinstance(self.target, Numeric):
+            unit, start = self.target.scale, self.target.center
+        found, intercept, place = {}, weights[-1], 0
+        for key, kind in self.columns.items():
+            for name in kind.names(key):
+                weight = weights[place]
+                if isinstance(kind, Numeric):
+                    weight /= kind.scale
+                    intercept -= weight * kind.center
+                found[name] = unit * weight
+                place += 1
+        return found | {"intercept": start + unit * intercept}

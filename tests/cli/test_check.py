@@ -1,0 +1,210 @@
+"""What the curator is told of cells: by `dpjax check`, and by `dpjax train` itself."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpjax import __version__
+from dpjax.cli import _train
+from dpjax.cli._app import app
+from dpjax.cli._cells import count_cells
+from dpjax.datasets import Categorical, Numeric
+
+COLUMNS = {
+    "age": [str(20 + i % 60) for i in range(200)],
+    "income": ["n/a"] * 200,
+    "town": ["Ghent", "Lier"] * 100,
+    "flag": ["1.0", "0.0"] * 100,
+    "smoker": ["1", "0"] * 100,
+    "price": ["$1200"] * 200,
+}
+GOOD = {
+    "age": "{center = 50, scale = 20}",
+    "income": "{center = 0, scale = 1}",
+    "town": '{categories = ["Ghent"]}',
+    "flag": '{categories = ["1"]}',
+}
+PRICE = '{column = "price", center = 1000, scale = 500}'
+
+
+def schema(target=PRICE, **columns):
+    lines = [f"columns.{name} = {said}\n" for name, said in columns.items()]
+    return "".join(lines) + f"target = {target}\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with a table of which little can be used."""
+    monkeypatch.chdir(tmp_path)
+    lines = [",".join(cells) for cells in zip(*COLUMNS.values(), strict=True)]
+    text = "\n".join([",".join(COLUMNS), *lines]) + "\n"
+    (tmp_path / "data.csv").write_text(text)
+    return tmp_path
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    words = [" ".join(text.split()) for text in (result.stdout, result.stderr)]
+    return result.exit_code, *words
+
+
+def train(*options, loss="squared"):
+    what = ["--schema", "schema.toml", "--loss", loss, "--epsilon", 1]
+    return invoke("train", "data.csv", *what, "--output", "out", *options)
+
+
+NO_NUMBER = "column 'income': 0 of 200 cells hold a number."
+TEMPLATE = "{center = 0.0, scale = 1.0}"
+WRONG = {
+    "a template that was left as it is": (
+        schema(TEMPLATE.replace("{", '{column = "price", '), age=TEMPLATE),
+        "squared",
+        "column 'age': 200 of 200 cells lie beyond five scales of the center: the "
+        "schema says center 0 and scale 1, as in the template. Say a usual value",
+    ),
+    "a column without a value": (schema(income=GOOD["income"]), "squared", NO_NUMBER),
+    "amounts with a currency": (
+        schema(age=GOOD["age"]),
+        "squared",
+        "target 'price': 0 of 200 cells hold a number; most are like $1200 (write "
+        "1200).",
+    ),
+    "another label": (
+        schema('{column = "smoker", positive = "yes"}', age=GOOD["age"]),
+        "logistic",
+        "target 'smoker': 0 of 200 cells are the schema's positive, 'yes'; it must be "
+        "written as in the file.",
+    ),
+    "other categories": (
+        schema(town='{categories = ["Mons", "Gand"]}'),
+        "squared",
+        "column 'town': 0 of 200 cells match one of the schema's categories ('Mons', "
+        "'Gand'); they must be",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wholly_wrong_input_is_named_and_strict_stops(folder, name, monkeypatch):
+    text, loss, message = WRONG[name]
+    (folder / "schema.toml").write_text(text)
+    before = sorted(folder.rglob("*"))
+    code, shown, said = train("--strict", loss=loss)
+    assert (code, shown) == (2, "")
+    assert "For the curator's eyes only, outside the guarantee" in said
+    assert message in said
+    assert "--strict stopped the run before training: nothing was spent" in said
+    assert sorted(folder.rglob("*")) == before
+    # Without it the run goes on: a refusal would depend on private values.
+    monkeypatch.setattr(_train, "train_private", begin)
+    _, _, said = train(loss=loss)
+    assert message in said
+    assert said.endswith("Error: it began.")
+
+
+def begin(*_, **__):
+    raise ValueError("it began.")
+
+
+def test_good_columns_are_not_named(folder):
+    good = {name: GOOD[name] for name in ("age", "town", "flag")}
+    target = '{column = "smoker", positive = true}'
+    (folder / "schema.toml").write_text(schema(target, **good))
+    code, shown, said = invoke("check", "data.csv", "--schema", "schema.toml")
+    assert (code, said) == (0, "")
+    assert "NOT PRIVATE: for the eyes of the data's owner." in shown
+    assert "Nearly every column can be used." in shown
+    assert "Labels of smoker: '1' 50.0%, '0' 50.0%. 'true' counts as +1." in shown
+
+
+def test_check_counts_and_writes_nothing(folder):
+    (folder / "schema.toml").write_text(schema(**GOOD))
+    before = sorted(folder.rglob("*"))
+    code, shown, _ = invoke("check", "data.csv", "--schema", "schema.toml")
+    assert code == 0
+    words = " ".join(shown.replace("│", " ").split())
+    for text in (
+        "age 50 by 20 0% 0% 0%",
+        "income 0 by 1 100.0% 0% 0%",
+        "town Ghent 0% 50.0% -",
+        "flag 1 0% 50.0% -",
+        "price 1000 by 500 0% 100.0% 0% like $1200 (write 1200)",
+        NO_NUMBER,
+    ):
+        assert text in words
+    assert sorted(folder.rglob("*")) == before
+    # A schema that names no target's column, and one whose range is to be bought.
+    (folder / "schema.toml").write_text(schema("{}", age="{}"))
+    code, shown, _ = invoke("check", "data.csv", "--schema", "schema.toml")
+    assert code == 0
+    assert "No target was checked: --target names it." in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "age"], "--target must be left out, or 'price', as column in"),
+        (["--target", "cost"], "--target must be a column of ['age',"),
+        (["--schema", "none.toml"], "--schema must be a file that exists"),
+    ],
+)
+def test_what_check_refuses(folder, options, message):
+    (folder / "schema.toml").write_text(schema(**GOOD))
+    code, _, said = invoke("check", "data.csv", "--schema", "schema.toml", *options)
+    assert code == 2
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("cells", "look"),
+    [
+        ("$1200|$ 1,200|1200$|-$5|€1.200,50", "like $1200 (write 1200)"),
+        ("12%|1.5 %", "like 12% (write 0.12)"),
+        ("1,200|12,345,678|-1,200.50", "like 1,200 (write 1200)"),
+        ("1.200,5|2,5|-0,25|1200,50", "like 1.200,5 or 2,5 (write 1200.5 or 2.5)"),
+        ("1'200|12 345.5|1\u00a0200", "like 1 200 (write 1200)"),
+        ("many|a,b|12 Main Street", ""),
+    ],
+)
+def test_formats_of_numbers_have_words(cells, look):
+    for cell in cells.split("|"):
+        counts = count_cells(Numeric(), np.array([cell], dtype=object))
+        assert (counts.unread, counts.looks) == (1, look), cell
+
+
+def test_cells_are_counted():
+    column = np.array(["1", "", None, "N/A", "inf", "x", "7", "9e9"], dtype=object)
+    assert count_cells(Numeric(0, 1), column)[:4] == (8, 3, 2, 2)
+    assert count_cells(None, column)[:4] == (8, 3, 2, 0)
+    numbers = np.array([np.nan, np.inf, 3.0, 20.0])
+    assert count_cells(Numeric(3, 1), numbers)[:4] == (4, 1, 1, 1)
+    labels = np.array(["a", "", "b", "nan"], dtype=object)
+    assert count_cells(Categorical(("a", "nan")), labels)[:4] == (4, 1, 1, 0)
+
+
+def test_the_version():
+    code, shown, _ = invoke("--version")
+    assert (code, shown) == (0, f"dpjax {__version__}")
+
+
+@pytest.mark.parametrize("folder_options", [[], ["--checkpoint", "kept"]])
+def test_a_run_that_is_interrupted_says_how_to_resume(
+    folder, folder_options, monkeypatch
+):
+    (folder / "schema.toml").write_text(schema(age=GOOD["age"]))
+
+    def interrupt(*_, run_folder, **__):
+        if run_folder is not None:
+            (run_folder.path / "states" / "1").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_train, "train_private", interrupt)
+    code, _, said = train(*folder_options)
+    assert code not in (0, 2)
+    assert "Stopped; nothing was written to --output." in said
+    if folder_options:
+        assert "The same command goes on from here" in said
+        assert (folder / "kept" / "key.npy").exists()
+    else:
+        assert "With --checkpoint FOLDER a run can be resumed." in said

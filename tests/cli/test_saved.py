@@ -1,0 +1,104 @@
+"""`dpjax predict` and `dpjax show`: files in, the user's units out."""
+
+import numpy as np
+import pytest
+from dp_accounting import NonPrivateDpEvent
+from typer.testing import CliRunner
+
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.cli._app import app
+from dpjax.datasets import Categorical, Numeric, Winsorized
+from dpjax.models import Model, model_file
+
+NEW = "town,rooms,junk\nGhent,6,?\nMons,$7,1\nLier,,2\n"
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with two models, and a file to predict."""
+    monkeypatch.chdir(tmp_path)
+    given = {
+        "params": np.array([2.0, 1.0, -1.0, 0.5], np.float32),
+        "columns": {
+            "rooms": Winsorized(4, 2, limit=3.0),
+            "town": Categorical(("Ghent", "Lier")),
+        },
+        "target_name": "price",
+        "target": Numeric(300, 100),
+        "link": "identity",
+        "privacy": PrivacyGuarantee.of(
+            1.0, 1e-5, dp_event=NonPrivateDpEvent(), num_samples=40
+        ),
+        "method": "by hand",
+        "data": "homes.csv",
+    }
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.npz").write_bytes(model_file(Model(**given)))
+    given |= {"link": "logit", "target": Categorical(("yes",)), "target_name": "sold"}
+    (tmp_path / "label.npz").write_bytes(model_file(Model(**given)))
+    (tmp_path / "new.csv").write_text(NEW)
+    return tmp_path
+
+
+def test_predictions_and_what_is_said_of_cells(folder):
+    result = invoke("predict", "out", "new.csv", "--output", "told/prices.csv")
+    assert result.exit_code == 0, result.stderr
+    told = (folder / "told" / "prices.csv").read_text()
+    assert told == "predicted_price\n650\n350\n250\n"
+    assert result.stdout == "wrote told/prices.csv\n"
+    said = " ".join(result.stderr.split())
+    assert "rooms: 2 of 3 cells hold no number, most like $1200 (write 1200): " in said
+    assert "they count as the center of the column, as in training." in said
+    assert "town: 1 of 3 cells match no category: they count as none of them" in said
+
+
+def test_probabilities(folder):
+    result = invoke("predict", "label.npz", "new.csv")
+    assert result.exit_code == 0, result.stderr
+    title, *numbers = (folder / "predictions.csv").read_text().splitlines()
+    assert title == "probability_sold=yes"
+    assert float(numbers[0]) == pytest.approx(1 / (1 + np.exp(-3.5)), rel=1e-5)
+
+
+def test_a_model_is_shown_in_the_units_of_its_table(folder):
+    result = invoke("show", "out/model.npz")
+    assert result.exit_code == 0, result.stderr
+    shown = " ".join(result.stdout.replace("│", " ").split())
+    for text in (
+        "by hand of homes.csv",
+        "Predicts price. A coefficient is what is added to it.",
+        "rooms larger by 1 100",
+        "town Ghent 100",
+        "town Lier -100",
+        "intercept all at 0 or in no category -50",
+        "Privacy: epsilon = 1, delta = 1e-05. Replacing any one of the 40 records",
+        "rooms is held within -2 and 10.",
+    ):
+        assert text in shown
+    shown = " ".join(invoke("show", "label.npz").stdout.split())
+    assert "Predicts the probability of sold = yes" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.npz", "new.csv"], "none.npz"),
+        (["new.csv", "new.csv"], "MODEL must be a file that dpjax train has written"),
+        (["out", "none.csv"], "DATA must be a file that exists"),
+        (["out", "other.csv"], "['rooms'] are not in it"),
+        (["out", "new.csv", "--output", "new.csv"], "--output must be another file"),
+        (["out", "new.csv", "--output", "new.txt"], "--output must be a file that end"),
+        (["out", "new.csv", "--output", "new.csv/x.csv"], "--output must be a file"),
+    ],
+)
+def test_what_predict_refuses(folder, arguments, message):
+    (folder / "other.csv").write_text("town,doors\nGhent,1\n")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    result = invoke("predict", *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before

@@ -1,0 +1,193 @@
+"""A saved model: what it predicts, in which units, and files that are none."""
+
+import io
+import json
+import math
+import pickle
+
+import numpy as np
+import polars as pl
+import pytest
+from dp_accounting import NonPrivateDpEvent
+
+from dpjax import load_model
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.datasets import Categorical, Numeric, Winsorized
+from dpjax.models import Model, model_file
+
+ROOMS, TOWN = Numeric(4, 2), Categorical(("Ghent", "Lier"))
+
+
+def model(**changes):
+    given = {
+        "params": np.array([2.0, 1.0, -1.0, 0.5], np.float32),
+        "columns": {"rooms": ROOMS, "town": TOWN},
+        "target_name": "price",
+        "target": Numeric(300, 100),
+        "target_unit": "price / 100",
+        "link": "identity",
+        "privacy": PrivacyGuarantee.of(
+            1.0, 1e-5, dp_event=NonPrivateDpEvent(), num_samples=40
+        ),
+        "method": "by hand",
+        "data": "homes.csv",
+        "versions": {"dpjax": "0"},
+    }
+    return Model(**given | changes)
+
+
+TABLE = {"rooms": ["6", "?", "4"], "town": ["Ghent", "Mons", "Lier"], "more": [1, 2, 3]}
+PRICES = [650.0, 350.0, 250.0]  # 300 + 100 (2 (rooms - 4) / 2 + town + 0.5)
+
+
+def frames(folder):
+    """The table in every form that `predict` takes."""
+    frame = pl.DataFrame(TABLE)
+    frame.write_csv(folder / "new.csv")
+    frame.write_parquet(folder / "new.parquet")
+    lists = {name: np.array(cells) for name, cells in TABLE.items()}
+    return [TABLE, lists, frame, folder / "new.csv", str(folder / "new.parquet")]
+
+
+def test_predictions_are_in_the_units_of_the_target(tmp_path):
+    for table in frames(tmp_path):
+        assert model().predict(table).tolist() == PRICES
+
+
+def test_labels_have_a_probability():
+    made = model(link="logit", target=Categorical(("yes",)))
+    odds = np.exp([3.5, 0.5, -0.5])
+    assert made.predict(TABLE) == pytest.approx(odds / (1 + odds), rel=1e-5)
+    assert made.positive == "yes"
+    assert model().positive is None
+
+
+def test_coefficients_predict_as_the_model_does():
+    found = model().coefficients()
+    by_hand = [
+        found["intercept"] + 6 * found["rooms"] + found["town=Ghent"],
+        found["intercept"] + 4 * found["rooms"] + found["town=Lier"],
+    ]
+    assert by_hand == pytest.approx([PRICES[0], PRICES[2]])
+    odds = model(link="logit", target=Categorical(("yes",))).coefficients()
+    assert odds["intercept"] + 4 * odds["rooms"] == pytest.approx(0.5)
+
+
+def test_a_constant_model_counts_the_records():
+    made = model(params=np.array([0.5]), columns={})
+    assert made.predict(TABLE).tolist() == [350.0] * 3
+
+
+def save(folder, content, name="model.npz"):
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"columns": {"rooms": Winsorized(4, 2, 0.5), "töwn,\n": TOWN}},
+        {"link": "logit", "target": Categorical(("yes",))},
+        {"privacy": PrivacyGuarantee.of(math.inf, 0, dp_event=NonPrivateDpEvent())},
+    ],
+)
+def test_what_is_loaded_is_what_was_saved(tmp_path, changes):
+    made = model(**changes)
+    content = model_file(made)
+    assert content == model_file(made)
+    path = save(tmp_path, content)
+    for loaded in (load_model(path), load_model(str(tmp_path))):
+        assert model_file(loaded) == content
+        assert np.array_equal(loaded.params, made.params)
+        for name in ("columns", "target", "link", "versions", "target_unit", "data"):
+            assert getattr(loaded, name) == getattr(made, name)
+        for name in ("epsilon", "delta", "relation", "description"):
+            assert getattr(loaded.privacy, name) == getattr(made.privacy, name)
+
+
+class Attack:
+    """Would make a file when a pickle of it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def archive(**entries):
+    file = io.BytesIO()
+    np.savez(file, **entries)
+    return file.getvalue()
+
+
+def changed(**entries):
+    """A file whose JSON has other entries."""
+    with np.load(io.BytesIO(model_file(model()))) as saved:
+        content = json.loads(str(saved["model"])) | entries
+    return archive(params=np.zeros(4), model=np.array(json.dumps(content)))
+
+
+def test_loading_runs_no_code(tmp_path):
+    made = tmp_path / "made"
+    bad = np.array([Attack(made)], dtype=object)
+    contents = [
+        pickle.dumps(Attack(made)),
+        archive(params=bad, model=np.array("{}")),
+        archive(params=np.zeros(4), model=bad),
+    ]
+    for content in contents:
+        with pytest.raises(ValueError, match="model must be a file that dpjax train"):
+            load_model(save(tmp_path, content))
+    assert not made.exists()
+
+
+def test_files_that_are_no_models(tmp_path):
+    whole = model_file(model())
+    middle = bytearray(whole)
+    middle[80:90] = b"\xff" * 10
+    contents = [
+        *(b"", b"a,b\n1,2\n", whole[:10], whole[: len(whole) // 2], whole[:-1]),
+        bytes(middle),
+        archive(params=np.zeros(4)),
+        archive(params=np.zeros(4), model=np.array("{")),
+        archive(params=np.zeros(4), model=np.array("3")),
+        archive(params=np.zeros(4), model=np.zeros(2)),
+        archive(params=np.zeros(4), model=np.array("{}")),
+        *(changed(columns={}), changed(columns=3), changed(link="exp")),
+        changed(columns={"rooms": {"center": 0, "scale": 0}}),
+        changed(columns={"rooms": {"center": 0}, "town": {"categories": 3}}),
+        changed(target={"name": "y"}),
+        *(changed(privacy={"epsilon": -1}), changed(versions=None)),
+    ]
+    for content in contents:
+        with pytest.raises(ValueError, match="model must be a file that dpjax train"):
+            load_model(save(tmp_path, content))
+    later = save(tmp_path, changed(format=2))
+    with pytest.raises(ValueError, match=r"model must be of format 1, .* got 2"):
+        load_model(later)
+    with pytest.raises(FileNotFoundError):
+        load_model(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"rooms": [1]}, r"\['town'\] are not in it"),
+        (np.zeros((3, 2)), "table must be a data frame"),
+        ({"rooms": [1, 2], "town": ["a"]}, "columns must be of one length"),
+        ({"rooms": np.zeros(2, "M8[s]"), "town": ["a", "b"]}, "column must be"),
+    ],
+)
+def test_tables_that_are_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        model().predict(table)
+
+
+def test_a_model_has_a_weight_for_every_feature():
+    with pytest.raises(ValueError, match="params must be one number for each of 4"):
+        model(params=np.zeros(3))
+    with pytest.raises(ValueError, match="link must be identity or logit"):
+        model(link="log")
