@@ -26,20 +26,20 @@ A pipeline is private only as far as its other steps are: `StandardScaler` and a
 `OneHotEncoder` without declared categories release what they learn. Where they see
 but one record at a time, all is well:
 
-    Example:
-        >>> import numpy as np
-        >>> from sklearn.compose import make_column_transformer
-        >>> from sklearn.pipeline import make_pipeline
-        >>> from sklearn.preprocessing import OneHotEncoder
-        >>> from dpjax.sklearn import DPLogisticRegression
-        >>> frame = np.array([["red", 3], ["blue", 40], ["red", 5]] * 500, object)
-        >>> colours = OneHotEncoder(
-        ...     categories=[["blue", "red"]], handle_unknown="ignore")
-        >>> model = make_pipeline(
-        ...     make_column_transformer((colours, [0]), remainder="passthrough"),
-        ...     DPLogisticRegression(classes=["no", "yes"], random_state=0))
-        >>> model.fit(frame, ["yes", "no", "yes"] * 500).predict(frame[:3])
-        array(['yes', 'no', 'yes'], dtype='<U3')
+Example:
+    >>> import numpy as np
+    >>> from sklearn.compose import make_column_transformer
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from sklearn.preprocessing import OneHotEncoder
+    >>> from dpjax.sklearn import DPLogisticRegression
+    >>> frame = np.array([["red", 3], ["blue", 40], ["red", 5]] * 500, object)
+    >>> colours = OneHotEncoder(
+    ...     categories=[["blue", "red"]], handle_unknown="ignore")
+    >>> model = make_pipeline(
+    ...     make_column_transformer((colours, [0]), remainder="passthrough"),
+    ...     DPLogisticRegression(classes=["no", "yes"], random_state=0))
+    >>> model.fit(frame, ["yes", "no", "yes"] * 500).predict(frame[:3])
+    array(['yes', 'no', 'yes'], dtype='<U3')
 """
 
 try:

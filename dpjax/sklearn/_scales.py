@@ -103,7 +103,7 @@ def buy_scales(
     scales, num_seen = _sizes(keys[0], columns, first)
     most = np.where(num_seen > 0, _MOST_SCALES * scales, 1.0)
     centers = np.zeros(num_columns)
-    away = np.flatnonzero(num_seen > num_samples / 2) if is_centered else np.zeros(0)
+    away = np.flatnonzero((num_seen > num_samples / 2) & is_centered)
     if away.size:
         held = np.clip(columns[:, away] / scales[away], -_MOST_MEAN, _MOST_MEAN)
         # The mean is rounded in float64, and as it is passed to the mechanism.
