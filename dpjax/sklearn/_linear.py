@@ -24,6 +24,7 @@ from dpjax.solvers import dp_linear_model
 # Of the pair that tells a part's noise: any delta does, and so small a one has an
 # epsilon above zero for all noise of use.
 PART_DELTA = 1e-9
+_LEAST_SHARE = 0.05  # of the budget, for the scales of features
 
 
 class LinearEstimator(BaseEstimator):
@@ -69,15 +70,18 @@ class LinearEstimator(BaseEstimator):
         low, high = _tables.ranges_of(self)
         standard = Standard.of_ranges(low, high)
         is_open = np.isnan(low)
-        share = scales_share(len(features), is_open.sum(), noise_multiplier)
+        share = scales_share(
+            len(features), is_open.sum(), noise_multiplier, least=_LEAST_SHARE
+        )
+        bought = Standard.unknown(is_open.sum())
         if share:
             bought = buy_scales(
                 scale_key,
                 features[:, is_open],
                 noise_multiplier=noise_multiplier / math.sqrt(share),
             )
-            for known, part in zip(standard, bought, strict=True):
-                known[is_open] = part
+        for known, part in zip(standard, bought, strict=True):
+            known[is_open] = part
         rows = standard.of(features)
         rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)
         solution = dp_linear_model(

@@ -14,6 +14,8 @@ from dpjax.sklearn import _tables
 from dpjax.sklearn._linear import LinearEstimator, guarantee, total_noise
 from dpjax.sklearn._scales import buy_scales, scales_share
 
+_LEAST_SHARE = 0.01  # of the budget, for the target's unit
+
 
 class Unit(NamedTuple):
     """Where targets are measured from, in what unit, and what that cost.
@@ -33,7 +35,9 @@ def bought_unit(
     targets: np.ndarray, *, key: Key, noise_multiplier: float, is_centered: bool
 ) -> Unit:
     """Buys the unit of the targets; without a centre that is zero."""
-    share = scales_share(len(targets), 1, noise_multiplier)
+    share = scales_share(len(targets), 1, noise_multiplier, least=_LEAST_SHARE)
+    if not share:
+        return Unit(0.0, 1.0, 0.0)
     standard = buy_scales(
         key,
         targets[:, None],
