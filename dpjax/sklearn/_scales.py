@@ -21,7 +21,9 @@ _WINDOW = 3  # bins together: three quarters of a normal law are in three
 _FALSE = 0.05
 # Of numbers in that window, and in bins that stand out so many standard deviations, the
 # size is the quantile. A window alone would be what an atom near the centre leaves.
-_STANDS_OUT, _QUANTILE = 3.0, 0.75
+_STANDS_OUT = 3.0
+# Of numbers, and of distances from a mean: a twentieth of a dummy's lie far from it.
+_QUANTILE, _QUANTILE_AWAY = 0.75, 0.97
 _MOST_MEAN = 1.5  # numbers are held within so many sizes for their mean
 _RECENTERED = 0.5  # a column whose mean is so many sizes away from zero
 # Of the number of cells that are not zero, sizes, means, and distances from the means.
@@ -95,7 +97,8 @@ def buy_scales(
     3. Of columns in which half of the records have about that size, the mean of numbers
        held within 1.5 sizes. All others, and those whose mean is within half a size of
        zero, are centred at zero, and the size is their scale.
-    4. For the rest the size of what is left after their mean is taken off.
+    4. For the rest the size of what is left after their mean is taken off, now the
+       97 per cent quantile.
 
     Where no size stands out from the noise, the column keeps its unit and is held
     to -1 and 1: of dummies all is kept then, and of amounts their sign.
@@ -120,7 +123,7 @@ def buy_scales(
         noise_multiplier / math.sqrt(share) for share in _SHARES
     )
     most_cells = 1.0 if num_columns == 1 else _most_cells(keys[3], columns, dense)
-    scales, num_seen = _sizes(keys[0], columns, first, most_cells)
+    scales, num_seen = _sizes(keys[0], columns, first, most_cells, _QUANTILE)
     most = np.where(num_seen > 0, _MOST_SCALES * scales, 1.0)
     centers = np.zeros(num_columns)
     away = np.flatnonzero((num_seen > num_samples / 2) & is_centered)
@@ -136,7 +139,7 @@ def buy_scales(
         centers[away] = means * scales[away]
     if away.size:
         distances = (columns - centers)[:, away]
-        found, num_found = _sizes(keys[2], distances, third, away.size)
+        found, num_found = _sizes(keys[2], distances, third, away.size, _QUANTILE_AWAY)
         found = np.where(num_found > 0, found, scales[away])
         scales[away] = np.maximum(found, _LEAST_SPREAD * scales[away])
         most[away] = _MOST_SCALES * scales[away]
@@ -163,7 +166,11 @@ def _most_cells(key: Key, columns: np.ndarray, noise_multiplier: float) -> float
 
 
 def _sizes(
-    key: Key, columns: np.ndarray, noise_multiplier: float, most_cells: float
+    key: Key,
+    columns: np.ndarray,
+    noise_multiplier: float,
+    most_cells: float,
+    quantile: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Releases a size of |x| in each column, and about how many records have it.
 
@@ -190,7 +197,7 @@ def _sizes(
     is_near = np.abs(np.arange(num_bins) - best[:, None] - 1) <= 1  # in the window
     kept = np.maximum(noisy, 0.0) * (is_near | (noisy > _STANDS_OUT * stddev))
     below = np.cumsum(kept, axis=1)
-    wanted = _QUANTILE * below[:, -1]
+    wanted = quantile * below[:, -1]
     places = np.argmax(below >= wanted[:, None], axis=1)
     inside, up_to = (x[np.arange(num_columns), places] for x in (kept, below))
     steps = 1 - (up_to - wanted) / np.maximum(inside, 1e-9)
