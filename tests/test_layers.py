@@ -48,6 +48,7 @@ BELOW = {
         "transforms",
     },
 }
+BELOW["sklearn"] = {"accounting", "losses", "mechanisms", "solvers"}
 BELOW["audit"] = BELOW["solvers"] | {"solvers"}
 BELOW["figures"] = BELOW["solvers"] | {"solvers", "datasets"}
 BELOW["cli"] = BELOW["audit"] | BELOW["figures"] | {"audit", "figures"}

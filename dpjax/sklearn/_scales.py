@@ -26,8 +26,8 @@ _STANDS_OUT = 3.0
 _QUANTILE, _QUANTILE_AWAY = 0.75, 0.97
 _MOST_MEAN = 1.5  # numbers are held within so many sizes for their mean
 _RECENTERED = 0.5  # a column whose mean is so many sizes away from zero
-# Of the number of cells that are not zero, sizes, means, and distances from the means.
 _LEAST_SPREAD = 1 / 64  # in sizes: what is nearly constant is not blown up
+# Of the number of cells that are not zero, sizes, means, and distances from the means.
 _SHARES = (0.05, 0.45, 0.3, 0.2)
 _MOST_DENSE = 0.05  # of rows, which may have more cells that are not zero
 _MOST_SHARE = 0.35  # of the budget
@@ -106,18 +106,19 @@ def buy_scales(
     Args:
         key: a typed key.
         columns: shape (n, k), float64, k at least 1.
-        noise_multiplier: of all three together.
-        is_centered: whether centres are sought; else there are no means and distances.
+        noise_multiplier: of all releases together.
+        is_centered: whether centres are sought; else the last two are left out.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one. A row with m
         cells in a histogram each counts as min(1, sqrt(b/m)) in all of them: sqrt(b) in
-        the l2 norm, and sqrt(2b) where another takes its place. A mean of k numbers
-        within ±1.5 moves by 3 sqrt(k) / n, and its rounding. Columns, and b, are told
-        by the releases before.
+        the l2 norm, and sqrt(2b) where another takes its place, and the rounding of
+        sums. A mean of k numbers within ±1.5 moves by 3 sqrt(k) / n, and its rounding.
+        Columns, and b, are told by the releases before.
     """
     num_samples, num_columns = columns.shape
-    columns = np.where(np.isfinite(columns), columns, 0.0)
+    is_known = np.isfinite(columns)
+    columns = np.where(is_known, columns, 0.0)
     keys = jax.random.split(key, 4)
     dense, first, second, third = (
         noise_multiplier / math.sqrt(share) for share in _SHARES
@@ -138,7 +139,7 @@ def buy_scales(
         away, means = away[is_away], means[is_away]
         centers[away] = means * scales[away]
     if away.size:
-        distances = (columns - centers)[:, away]
+        distances = np.where(is_known, columns - centers, 0.0)[:, away]
         found, num_found = _sizes(keys[2], distances, third, away.size, _QUANTILE_AWAY)
         found = np.where(num_found > 0, found, scales[away])
         scales[away] = np.maximum(found, _LEAST_SPREAD * scales[away])
@@ -188,7 +189,10 @@ def _sizes(
         np.broadcast_to(shares[:, None], is_cell.shape)[is_cell],
         num_bins * num_columns,
     )
-    stddev = math.sqrt(2 * most_cells) * noise_multiplier
+    sensitivity = math.sqrt(2 * most_cells)
+    if most_cells < num_columns:  # Sums of shares are rounded; counts are exact.
+        sensitivity += math.sqrt(2 * num_columns) * 2 * ROUNDOFF * len(columns)
+    stddev = sensitivity * noise_multiplier
     noisy = _noisy(key, counts, stddev).reshape(num_columns, num_bins)
     windows = np.lib.stride_tricks.sliding_window_view(noisy, _WINDOW, axis=1)
     sums = windows.sum(axis=2)
@@ -206,6 +210,6 @@ def _sizes(
 
 
 def _noisy(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:
-    # Counts are exact in float32 up to 2^24; ROUNDED_UP covers sums of shares.
+    # Counts are exact in float32 up to 2^24.
     value = np.minimum(values, 2.0**24).astype(np.float32)
     return np.asarray(gaussian(key, value, stddev=stddev * ROUNDED_UP), np.float64)

@@ -29,11 +29,33 @@ def features_of(model: BaseEstimator, X: Any, *, is_new: bool) -> np.ndarray:
 
     At `fit` (`is_new`) their number and names are kept, later they are compared.
     """
+    if hasattr(X, "get_columns") and not hasattr(X, "__dataframe__"):
+        X = _Named(X)
     return np.asarray(
         validated(
             model, X, reset=is_new, dtype=np.float64, ensure_all_finite=False, order="C"
         )
     )
+
+
+class _Named:
+    """A frame of polars, by the protocol in which scikit-learn asks for names."""
+
+    def __init__(self, frame: Any):
+        self.frame = frame
+        self.shape = frame.shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.frame.to_numpy(), dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __dataframe__(self) -> "_Named":
+        return self
+
+    def column_names(self) -> list[str]:
+        return self.frame.columns
 
 
 def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:

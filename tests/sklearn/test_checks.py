@@ -21,6 +21,8 @@ LINEAR = [
     DPTweedieRegressor(),
     DPLogisticRegression(),
 ]
+
+
 def expected_failures(estimator):
     return {}
 
