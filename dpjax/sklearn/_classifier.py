@@ -99,7 +99,7 @@ class DPLogisticRegression(ClassifierMixin, LinearEstimator):
         num_samples, num_features = features.shape
         classes = None if self.classes is None else _labels.declared(self.classes)
         labels = _tables.column_of(self, y, features)
-        weights = _tables.weights_of(sample_weight, features)
+        weights = _tables.weights_of(self, sample_weight, features)
         left = delta if classes is not None else (1 - _labels.DELTA_SHARE) * delta
         noise_multiplier = total_noise(epsilon, left)
         privacy = guarantee(epsilon, left, num_samples)

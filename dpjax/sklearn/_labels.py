@@ -18,10 +18,10 @@ _THRESHOLD = 4.0  # of the noise's standard deviation, about
 def labels_share(num_samples: int, noise_multiplier: float) -> float:
     """Returns the part of the budget that lets labels be seen, from public numbers.
 
-    As much as shows one that a seventh of the records have, from 1 to 50 per cent.
+    As much as shows one that a seventh of the records have, from 1 to 80 per cent.
     """
     noise = 7 * _THRESHOLD * math.sqrt(2) * noise_multiplier / num_samples
-    return min(max(noise**2, 0.01), 0.5)
+    return min(max(noise**2, 0.01), 0.8)
 
 
 def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:

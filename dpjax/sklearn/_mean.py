@@ -94,14 +94,13 @@ class DPMeanRegressor(RegressorMixin, BaseEstimator):
         """
         features, epsilon, delta, key = _tables.checked(self, X)
         targets = _tables.numbers_of(self, y, features)
-        weights = _tables.weights_of(sample_weight, features)
+        weights = _tables.weights_of(self, sample_weight, features)
         total = total_noise(epsilon, delta)
         key, target_key = jax.random.split(key)
         targets, unit = in_unit(self, targets, key=target_key, noise_multiplier=total)
         samples = targets
         if weights is not None:
-            known = np.clip(np.nan_to_num(weights), 0.0, self.max_weight)
-            shares = known / self.max_weight
+            shares = weights / self.max_weight
             samples = np.stack([shares * targets, shares], axis=1)
         mean = dp_mean(
             samples.astype(np.float32),

@@ -15,6 +15,7 @@ from dpjax.sklearn._linear import LinearEstimator, guarantee, total_noise
 from dpjax.sklearn._scales import buy_scales, scales_share
 
 _LEAST_SHARE = 0.01  # of the budget, for the target's unit
+_LARGEST = 1e18  # targets are held within it: more than float32 can square
 
 
 class Unit(NamedTuple):
@@ -59,7 +60,8 @@ def in_unit(
         low, high = _tables.interval("target_range", model.target_range)
         unit = Unit((low + high) / 2, (high - low) / 2, 0.0)
         targets = np.clip(targets, low, high)
-    return np.nan_to_num((targets - unit.center) / unit.scale, nan=0.0), unit
+    known = np.nan_to_num((targets - unit.center) / unit.scale, nan=0.0)
+    return np.clip(known, -_LARGEST, _LARGEST), unit
 
 
 class _Regressor(RegressorMixin, LinearEstimator):
@@ -105,7 +107,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
         if self.target_range is not None:
             self._range()
         targets = _tables.numbers_of(self, y, features)
-        weights = _tables.weights_of(sample_weight, features)
+        weights = _tables.weights_of(self, sample_weight, features)
         total = total_noise(epsilon, delta)
         key, target_key = jax.random.split(key)
         targets, unit = self._in_unit(targets, key=target_key, noise_multiplier=total)

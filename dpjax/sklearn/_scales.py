@@ -78,9 +78,11 @@ def scales_share(
     As much as shows a size that a quarter of the records have, from `least` to 0.35;
     and none where that would not show one that half of them have.
     """
+    if num_columns == 0:
+        return 0.0
     noise = _significant(num_columns) * math.sqrt(2 * _WINDOW * num_columns)
     shown = (noise * noise_multiplier / num_samples) ** 2  # that all records have
-    if num_columns == 0 or 4 * shown > _MOST_SHARE:
+    if 4 * shown > _MOST_SHARE:
         return 0.0
     return min(max(16 * shown, least), _MOST_SHARE)
 

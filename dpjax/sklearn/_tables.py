@@ -71,14 +71,11 @@ def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
 def numbers_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
     """Returns (n,) targets in float64, NaN and infinities left as they are."""
     column = column_of(model, y, X)
-    _validate.require(
-        not np.iscomplexobj(column), "y", column.dtype, "a column of real numbers"
-    )
     return column.astype(np.float64)
 
 
-def weights_of(sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
-    """Returns (n,) weights in float32, or None."""
+def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
+    """Returns (n,) weights from zero to the largest, NaN as zero, or None."""
     if sample_weight is None:
         return None
     weights = np.asarray(sample_weight, np.float64)
@@ -88,7 +85,7 @@ def weights_of(sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
         weights.shape,
         f"of shape {X.shape[:1]}, a number for each record",
     )
-    return weights
+    return np.clip(np.nan_to_num(weights), 0.0, model.max_weight)
 
 
 def key_of(random_state: Any) -> Key:
