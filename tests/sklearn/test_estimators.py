@@ -276,7 +276,7 @@ def test_classes_are_declared_or_bought(table):
     for model in (bought, given):
         assert model.classes_.tolist() == ["high", "low", "middle"]
         assert model.coef_.shape == (3, 3)
-        assert model.score(frame, labels) > 0.7
+        assert np.mean(model.predict(frame) == labels) > 0.7
         shares = model.predict_proba(frame)
         np.testing.assert_allclose(shares.sum(axis=1), 1.0)
         assert np.isfinite(model.predict_log_proba(frame)).all()
@@ -292,7 +292,7 @@ def test_classes_are_declared_or_bought(table):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", LINEAR, ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize("n", [1, 2, 10, 50])
+@pytest.mark.parametrize("n", [1, 10])
 def test_tiny_tables_give_finite_predictions(estimator, n):
     rng = np.random.default_rng(n)
     rows = np.stack([rng.lognormal(10, 2, n), rng.normal(2010, 5, n)], axis=1)
