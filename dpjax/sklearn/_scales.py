@@ -182,20 +182,18 @@ def _sizes(
     num_columns = columns.shape[1]
     exponents = np.clip(np.frexp(columns)[1] - 1, _FIRST, _LAST) - _FIRST
     num_bins = _LAST - _FIRST + 1
-    places = exponents + num_bins * np.arange(num_columns)
     is_cell = columns != 0
     num_cells = np.maximum(np.count_nonzero(is_cell, axis=1), 1)
     shares = np.sqrt(np.minimum(1.0, most_cells / num_cells))
-    counts = np.bincount(
-        places[is_cell],
-        np.broadcast_to(shares[:, None], is_cell.shape)[is_cell],
-        num_bins * num_columns,
-    )
+    counts = [
+        np.bincount(bins[cells], shares[cells], num_bins)
+        for bins, cells in zip(exponents.T, is_cell.T, strict=True)
+    ]
     sensitivity = math.sqrt(2 * most_cells)
     if most_cells < num_columns:  # Sums of shares are rounded; counts are exact.
         sensitivity += math.sqrt(2 * num_columns) * 2 * ROUNDOFF * len(columns)
     stddev = sensitivity * noise_multiplier
-    noisy = _noisy(key, counts, stddev).reshape(num_columns, num_bins)
+    noisy = _noisy(key, np.stack(counts), stddev)
     windows = np.lib.stride_tricks.sliding_window_view(noisy, _WINDOW, axis=1)
     sums = windows.sum(axis=2)
     best, num_seen = np.argmax(sums, axis=1), sums.max(axis=1)

@@ -1,5 +1,7 @@
 """Estimators for scikit-learn: units, odd values, bad arguments, and what it costs."""
 
+import doctest
+import inspect
 import math
 import sys
 from itertools import pairwise
@@ -302,6 +304,18 @@ def test_tiny_tables_give_finite_predictions(estimator, n):
             assert np.isfinite(model.predict_proba(rows)).all()
         else:
             assert np.isfinite(model.predict(rows)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", LINEAR, ids=lambda cls: cls.__name__)
+def test_examples_that_the_default_run_skips(estimator):
+    source = inspect.getdoc(estimator).replace("# doctest: +SKIP", "")
+    example = doctest.DocTestParser().get_doctest(source, {}, "example", None, 0)
+    results = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(
+        example
+    )
+    assert results.attempted >= 5
+    assert not results.failed
 
 
 @pytest.mark.slow
