@@ -49,6 +49,7 @@ BELOW = {
     },
 }
 BELOW["models"] = {"accounting", "datasets", "losses"}
+BELOW["sklearn"] = {"accounting", "losses", "mechanisms", "solvers"}
 BELOW["audit"] = BELOW["solvers"] | {"solvers"}
 BELOW["figures"] = BELOW["solvers"] | {"solvers", "datasets"}
 BELOW["cli"] = BELOW["audit"] | BELOW["figures"] | {"audit", "figures", "models"}

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import dpjax
+import dpjax.sklearn
 from dpjax import (
     accounting,
     audit,
@@ -40,10 +41,14 @@ PACKAGES = [
     mechanisms,
     models,
     parties,
+    dpjax.sklearn,
     solvers,
     transforms,
 ]
 
+LINEAR_REGRESSOR = (
+    "* epsilon= delta= feature_ranges= target_range= max_weight= random_state="
+)
 # Parameters, as in the registry, of what is no part of a layer.
 SIGNATURES = {
     dpjax.per_sample_grad: "loss_fn * has_aux=",
@@ -177,6 +182,20 @@ SIGNATURES = {
     models.Model.read: "self table",
     models.Model.predict_columns: "self columns",
     models.Model.coefficients: "self",
+    dpjax.sklearn.DPLinearRegression: LINEAR_REGRESSOR,
+    dpjax.sklearn.DPPoissonRegressor: LINEAR_REGRESSOR,
+    dpjax.sklearn.DPGammaRegressor: LINEAR_REGRESSOR,
+    dpjax.sklearn.DPHuberRegressor: LINEAR_REGRESSOR.replace("*", "* threshold="),
+    dpjax.sklearn.DPTweedieRegressor: LINEAR_REGRESSOR.replace("*", "* power="),
+    dpjax.sklearn.DPLogisticRegression: (
+        "* epsilon= delta= classes= feature_ranges= max_weight= random_state="
+    ),
+    dpjax.sklearn.DPMeanRegressor: (
+        "* epsilon= delta= target_range= max_weight= random_state="
+    ),
+    dpjax.sklearn.DPLinearRegression.fit: "self X y sample_weight=",
+    dpjax.sklearn.DPLogisticRegression.fit: "self X y sample_weight=",
+    dpjax.sklearn.DPMeanRegressor.fit: "self X y sample_weight=",
     solvers.MarginLoss: (
         "derivative_fn derivative_bound curvature_bound is_non_increasing= value_fn="
     ),
@@ -246,6 +265,6 @@ print(json.dumps([name.split(".")[0] for name in sys.modules]))
     )
     loaded = set(json.loads(result.stdout))
     extras = {"typer", "rich", "matplotlib", "polars", "flax", "orbax", "pytest"}
-    extras |= {"cryptography", "grain", "jax_privacy", "pyarrow"}
+    extras |= {"cryptography", "grain", "jax_privacy", "pandas", "pyarrow", "sklearn"}
     assert not loaded & extras
     assert {"jax", "optax", "dp_accounting"} <= loaded

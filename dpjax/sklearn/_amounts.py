@@ -1,0 +1,207 @@
+"""Regression of counts and amounts, whose mean is the exponential of the prediction."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dpjax import _validate, losses
+from dpjax._types import Key
+from dpjax.losses import LinearLoss
+from dpjax.sklearn._regressors import Unit, _Regressor, bought_unit
+
+# In units of the target: means lie between the two, and larger targets count as the
+# last. The unit is what amounts above zero mostly are, or the end of a public range.
+_LEAST_MEAN, _LARGEST_MEAN, _LARGEST_TARGET = 1e-3, 30.0, 1_000.0
+
+
+class _LogLinkRegressor(_Regressor):
+    """Means exp(coef·x + intercept); a subclass tells the loss."""
+
+    def __sklearn_tags__(self):
+        """Amounts are positive; negative ones count as zero."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+    def _range(self) -> tuple[float, float]:
+        low, high = super()._range()
+        _validate.require(
+            high > 0, "target_range", self.target_range, "one that reaches above zero"
+        )
+        return max(low, 0.0), high
+
+    def _in_unit(
+        self, targets: np.ndarray, *, key: Key, noise_multiplier: float
+    ) -> tuple[np.ndarray, Unit]:
+        amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
+        if self.target_range is None:
+            unit = bought_unit(
+                amounts, key=key, noise_multiplier=noise_multiplier, is_centered=False
+            )
+        else:
+            low, high = self._range()
+            amounts, unit = np.clip(amounts, low, high), Unit(0.0, high, 0.0)
+        return np.minimum(amounts / unit.scale, _LARGEST_TARGET), unit
+
+    def _set(self, coef: np.ndarray, intercept: float, unit: Unit) -> None:
+        self.coef_ = coef
+        self.intercept_ = intercept + math.log(unit.scale)
+        self._log_means = np.log([_LEAST_MEAN, _LARGEST_MEAN]) + math.log(unit.scale)
+
+    def predict(self, X):
+        """Returns means in the unit of the target, shape (n,).
+
+        Between a thousandth of the unit and 30 of it: of the size that amounts above
+        zero mostly have, or the end of `target_range`.
+        """
+        return np.exp(np.clip(self._linear(X), *self._log_means))
+
+
+class DPPoissonRegressor(_LogLinkRegressor):
+    """Private Poisson regression with log link, for counts and rates.
+
+    Args:
+        epsilon: as of `DPLinearRegression`, and so are the others.
+        delta: see there.
+        feature_ranges: see there.
+        target_range: see there; it must reach above zero.
+        max_weight: see there.
+        random_state: see there.
+
+    Attributes:
+        coef_: what a unit of a feature adds to the logarithm of the mean, shape (d,).
+        intercept_: the logarithm of the mean where all features are zero, in the unit
+            of the target, not penalised.
+        privacy_: as of `DPLinearRegression`, and so are the others.
+
+    Raises:
+        ValueError: by `fit`, where a parameter is out of its range.
+
+    Privacy:
+        As of `DPLinearRegression`, but that targets that are NaN or negative count as
+        zero, and those above a thousand units as this.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.sklearn import DPPoissonRegressor
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.uniform(18, 80, (20_000, 1))
+        >>> y = rng.poisson(np.exp(0.02 * X[:, 0] - 1))
+        >>> model = DPPoissonRegressor(random_state=0).fit(X, y)
+        >>> print(model.coef_.round(2), model.predict([[50]]).round(1))
+        [0.02] [1.]
+
+    Reference:
+        As for `dpjax.losses.poisson` and `dpjax.solvers.dp_linear_model`.
+    """
+
+    def _loss(self) -> LinearLoss:
+        return losses.poisson(_LARGEST_MEAN, max_target=_LARGEST_TARGET)
+
+
+class DPGammaRegressor(_LogLinkRegressor):
+    """Private gamma regression with log link, for positive amounts.
+
+    An error counts in proportion to the mean.
+
+    Args:
+        epsilon: as of `DPLinearRegression`, and so are the others.
+        delta: see there.
+        feature_ranges: see there.
+        target_range: see there; it must reach above zero.
+        max_weight: see there.
+        random_state: see there.
+
+    Attributes:
+        coef_: as of `DPPoissonRegressor`, and so are the others.
+
+    Raises:
+        ValueError: by `fit`, where a parameter is out of its range.
+
+    Privacy:
+        As of `DPPoissonRegressor`.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.sklearn import DPGammaRegressor
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.uniform(18, 80, (20_000, 1))
+        >>> y = rng.gamma(2.0, 1_000 * np.exp(0.02 * X[:, 0]) / 2)
+        >>> model = DPGammaRegressor(random_state=0).fit(X, y)  # doctest: +SKIP
+        >>> print(model.predict([[50]]).round(-2))  # doctest: +SKIP
+        [2800.]
+
+    Reference:
+        As for `dpjax.losses.gamma` and `dpjax.solvers.dp_linear_model`.
+    """
+
+    def _loss(self) -> LinearLoss:
+        return losses.gamma(min_mean=_LEAST_MEAN, max_target=_LARGEST_TARGET)
+
+
+class DPTweedieRegressor(_LogLinkRegressor):
+    """Private Tweedie regression with log link, for amounts that may be zero.
+
+    Args:
+        power: of the mean, to which the variance is in proportion: between 1, which is
+            `DPPoissonRegressor`, and 2, which is `DPGammaRegressor`.
+        epsilon: as of `DPLinearRegression`, and so are the others.
+        delta: see there.
+        feature_ranges: see there.
+        target_range: see there; it must reach above zero.
+        max_weight: see there.
+        random_state: see there.
+
+    Attributes:
+        coef_: as of `DPPoissonRegressor`, and so are the others.
+
+    Raises:
+        ValueError: by `fit`, where a parameter is out of its range.
+
+    Privacy:
+        As of `DPPoissonRegressor`.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.sklearn import DPTweedieRegressor
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.uniform(18, 80, (40_000, 1))
+        >>> claims = rng.poisson(np.exp(0.02 * X[:, 0] - 2))
+        >>> y = rng.gamma(2.0 * claims + 1e-9, 500.0)
+        >>> model = DPTweedieRegressor(random_state=0).fit(X, y)  # doctest: +SKIP
+        >>> print(model.predict([[50]]).round(-2))  # doctest: +SKIP
+        [400.]
+
+    Reference:
+        As for `dpjax.losses.tweedie` and `dpjax.solvers.dp_linear_model`.
+    """
+
+    def __init__(
+        self,
+        *,
+        power: float = 1.5,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        feature_ranges: Any = None,
+        target_range: tuple[float, float] | None = None,
+        max_weight: float = 1.0,
+        random_state: int | None = None,
+    ):
+        super().__init__(
+            epsilon=epsilon,
+            delta=delta,
+            feature_ranges=feature_ranges,
+            target_range=target_range,
+            max_weight=max_weight,
+            random_state=random_state,
+        )
+        self.power = power
+
+    def _loss(self) -> LinearLoss:
+        return losses.tweedie(
+            self.power,
+            min_mean=_LEAST_MEAN,
+            max_mean=_LARGEST_MEAN,
+            max_target=_LARGEST_TARGET,
+        )

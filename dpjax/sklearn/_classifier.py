@@ -1,0 +1,167 @@
+"""Logistic regression for two classes and for more."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from dp_accounting import UnsupportedDpEvent
+from scipy.special import log_expit, log_softmax
+from sklearn.base import ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+
+from dpjax import losses
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.sklearn import _labels, _tables
+from dpjax.sklearn._linear import LinearEstimator, guarantee, total_noise
+from dpjax.sklearn._scales import Standard
+
+
+class DPLogisticRegression(ClassifierMixin, LinearEstimator):
+    """Private logistic regression, for two classes or more.
+
+    Args:
+        epsilon: privacy of all that `fit` sets, positive.
+        delta: privacy of all that `fit` sets, in (0, 1). None: n^-1.1.
+        classes: the labels, public: a list of at least two. None: they are bought, and
+            a class of few records is not seen.
+        feature_ranges: as of `DPLinearRegression`.
+        max_weight: see there.
+        random_state: see there.
+
+    Attributes:
+        classes_: the labels, sorted. Where none is seen it holds one, the zero of their
+            type: 0, False or an empty string.
+        coef_: coefficients in units of the features: of the log odds of `classes_[1]`,
+            shape (1, d), or of each class, shape (K, d).
+        intercept_: those where all features are zero, shape (1,) or (K,), not
+            penalised.
+        privacy_: as of `DPLinearRegression`, and so are the others.
+
+    Raises:
+        ValueError: by `fit`, where a parameter is out of its range.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one, for every input, as of
+        `DPLinearRegression`. Where labels are bought, their noisy counts take a part of
+        the Gaussian mechanism, and a fifth of delta covers that a label which one
+        record alone has is shown. A label that is none of `classes_`, or missing,
+        raises nothing: its record counts as of weight zero.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.sklearn import DPLogisticRegression
+        >>> rng = np.random.default_rng(0)
+        >>> X = np.c_[rng.normal(45, 15, 20_000), rng.lognormal(10, 1, 20_000)]
+        >>> is_rich = X[:, 0] / 15 - 3 + rng.logistic(size=20_000) > 0
+        >>> y = np.where(is_rich, "rich", "poor")
+        >>> model = DPLogisticRegression(random_state=0).fit(X, y)  # doctest: +SKIP
+        >>> print(model.classes_, model.coef_.round(2))  # doctest: +SKIP
+        ['poor' 'rich'] [[0.07 0.  ]]
+
+    Reference:
+        As for `dpjax.solvers.dp_linear_model`; Wilkins, Kifer, Zhang, Karrer (2024),
+        Exact privacy analysis of the Gaussian sparse histogram mechanism.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        classes: Any = None,
+        feature_ranges: Any = None,
+        max_weight: float = 1.0,
+        random_state: int | None = None,
+    ):
+        self.epsilon = epsilon
+        self.delta = delta
+        self.classes = classes
+        self.feature_ranges = feature_ranges
+        self.max_weight = max_weight
+        self.random_state = random_state
+
+    def fit(self, X, y, sample_weight=None):
+        """Fits the model, and spends the budget.
+
+        Args:
+            X: shape (n, d), numbers in any units.
+            y: shape (n,), labels: numbers, strings, or anything that has a hash.
+            sample_weight: shape (n,), how much records count, or None.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: where a shape, a type or a parameter is wrong.
+        """
+        features, epsilon, delta, key = self._check(X)
+        num_samples, num_features = features.shape
+        classes = None if self.classes is None else _labels.declared(self.classes)
+        labels = _tables.column_of(self, y, features)
+        weights = _tables.weights_of(self, sample_weight, features)
+        left = delta if classes is not None else (1 - _labels.DELTA_SHARE) * delta
+        noise_multiplier = total_noise(epsilon, left)
+        privacy = guarantee(epsilon, left, num_samples)
+        if classes is None:
+            key, label_key = jax.random.split(key)
+            share = _labels.labels_share(num_samples, noise_multiplier)
+            classes = _labels.buy_labels(
+                label_key,
+                labels,
+                noise_multiplier=noise_multiplier / math.sqrt(share),
+                log_probability=math.log(_labels.DELTA_SHARE * delta) - epsilon,
+            )
+            noise_multiplier /= math.sqrt(1 - share)
+            privacy = PrivacyGuarantee.of(
+                epsilon,
+                delta,
+                dp_event=UnsupportedDpEvent(),
+                num_samples=num_samples,
+            )
+        places = _labels.indices(labels, classes)
+        if weights is None:
+            weights = np.full(num_samples, self.max_weight)
+        weights = np.where(places < 0, 0.0, weights)
+        is_binary = len(classes) == 2
+        if len(classes) == 1:
+            coef, intercept = np.zeros((num_features, 1)), np.zeros(1)
+            zeros = np.zeros(num_features)
+            self._set_standard(Standard(zeros, np.ones(num_features), zeros, zeros))
+        else:
+            coef, intercept = self._fit_linear(
+                losses.logistic if is_binary else losses.softmax(len(classes)),
+                features,
+                2.0 * places - 1 if is_binary else np.maximum(places, 0),
+                weights,
+                key=key,
+                noise_multiplier=noise_multiplier,
+            )
+        self.classes_ = classes
+        self.coef_ = coef.T.reshape(-1, num_features)
+        self.intercept_ = intercept.reshape(-1)
+        self.privacy_ = privacy
+        return self
+
+    def decision_function(self, X):
+        """Returns log odds of `classes_[1]`, shape (n,), or scores (n, K) of K."""
+        scores = self._linear(X)
+        return scores[:, 0] if len(self.classes_) <= 2 else scores
+
+    def predict_log_proba(self, X):
+        """Returns logarithms of the probabilities of the classes, shape (n, K)."""
+        check_is_fitted(self)
+        scores = self._linear(X)
+        if len(self.classes_) == 2:
+            return log_expit(scores * [[-1.0, 1.0]])
+        return log_softmax(scores, axis=1)
+
+    def predict_proba(self, X):
+        """Returns the probabilities of `classes_`, shape (n, K)."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict(self, X):
+        """Returns the likeliest class of each record, shape (n,)."""
+        scores = self.decision_function(X)
+        places = scores.argmax(axis=1) if scores.ndim == 2 else (scores > 0).astype(int)
+        return self.classes_[places]

@@ -1,0 +1,129 @@
+"""What the estimators of linear models share: scales, a private fit, user's units."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from dpjax._rounding import ROUNDED_UP
+from dpjax._types import Key
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    gaussian_epsilon,
+    gaussian_event,
+    noise_multiplier,
+)
+from dpjax.losses import LinearLoss
+from dpjax.sklearn import _tables
+from dpjax.sklearn._scales import Standard, buy_scales, scales_share
+from dpjax.solvers import dp_linear_model
+
+# Of the pair that tells a part's noise: any delta does, and so small a one has an
+# epsilon above zero for all noise of use.
+PART_DELTA = 1e-9
+_LEAST_SHARE = 0.05  # of the budget, for the scales of features
+
+
+class LinearEstimator(BaseEstimator):
+    """Fits a model of features in any units; a subclass maps its targets."""
+
+    epsilon: float
+    delta: float | None
+    feature_ranges: Any
+    max_weight: float
+    random_state: int | None
+    coef_: np.ndarray
+    intercept_: Any
+
+    def __sklearn_tags__(self):
+        """NaN is taken, and by a rule that stands in each docstring."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.target_tags.required = True
+        return tags
+
+    def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
+        """Returns the features, epsilon, delta and key, all parameters checked."""
+        checked = _tables.checked(self, X)
+        _tables.ranges_of(self)
+        return checked
+
+    def _fit_linear(
+        self,
+        loss: LinearLoss,
+        features: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray | None,
+        *,
+        key: Key,
+        noise_multiplier: float,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns coefficients (d, ...) and intercept in the user's units of features.
+
+        Privacy:
+            As one Gaussian mechanism of the noise multiplier.
+        """
+        key, scale_key = jax.random.split(key)
+        low, high = _tables.ranges_of(self)
+        standard = Standard.of_ranges(low, high)
+        is_open = np.isnan(low)
+        share = scales_share(
+            len(features), is_open.sum(), noise_multiplier, least=_LEAST_SHARE
+        )
+        bought = Standard.unknown(is_open.sum())
+        if share:
+            bought = buy_scales(
+                scale_key,
+                features[:, is_open],
+                noise_multiplier=noise_multiplier / math.sqrt(share),
+            )
+        for known, part in zip(standard, bought, strict=True):
+            known[is_open] = part
+        rows = standard.of(features)
+        rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)
+        solution = dp_linear_model(
+            loss,
+            (rows, targets.astype(np.float32)),
+            key=key,
+            epsilon=part_epsilon(noise_multiplier / math.sqrt(1 - share)),
+            delta=PART_DELTA,
+            intercept=-1,
+            weights=None if weights is None else weights.astype(np.float32),
+            max_weight=self.max_weight,
+        )
+        params = np.asarray(solution.params, np.float64)
+        self._set_standard(standard)
+        coef = (params[:-1].T / standard.scales).T
+        return coef, params[-1] - standard.centers @ coef
+
+    def _set_standard(self, standard: Standard) -> None:
+        self._standard = standard
+        self.feature_ranges_ = np.stack([standard.low, standard.high], axis=1)
+
+    def _linear(self, X: Any) -> np.ndarray:
+        """Returns the linear predictions, cells held to their ranges."""
+        check_is_fitted(self)
+        features = self._standard.held(_tables.features_of(self, X, is_new=False))
+        return features @ self.coef_.T + self.intercept_
+
+
+def total_noise(epsilon: float, delta: float) -> float:
+    """Returns the noise multiplier of all releases of a fit together."""
+    return noise_multiplier(epsilon, delta, num_steps=1)
+
+
+def part_epsilon(multiplier: float) -> float:
+    """Returns an epsilon at `PART_DELTA` that asks for no less than the multiplier."""
+    return gaussian_epsilon(multiplier * ROUNDED_UP, PART_DELTA, sensitivity=1.0)
+
+
+def guarantee(epsilon: float, delta: float, num_samples: int) -> PrivacyGuarantee:
+    """Returns the guarantee of Gaussian releases that share `total_noise`.
+
+    Each takes a share s by the multiplier total / sqrt(s), and shares add up to 1.
+    """
+    event = gaussian_event(total_noise(epsilon, delta), num_steps=1)
+    return PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_samples)

@@ -1,0 +1,122 @@
+"""The private mean of the target: what any model has to beat."""
+
+import math
+
+import jax
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted
+
+from dpjax.sklearn import _tables
+from dpjax.sklearn._linear import PART_DELTA, guarantee, part_epsilon, total_noise
+from dpjax.sklearn._regressors import in_unit
+from dpjax.solvers import dp_mean
+
+# A guess at E z^2 of targets in their unit, for the truncation of the mean; laws of
+# heavy tails have more than the 0.7 of a normal one.
+_MOMENT = 4.0
+_LEAST_WEIGHT = 0.05  # of the noisy mean weight, in the largest one
+
+
+class DPMeanRegressor(RegressorMixin, BaseEstimator):
+    """The private mean of the target, whatever the features are.
+
+    A baseline: a model that does not beat it has learnt nothing. Features are looked
+    at for their shape and names only.
+
+    Args:
+        epsilon: as of `DPLinearRegression`, and so are the others.
+        delta: see there.
+        target_range: see there.
+        max_weight: see there.
+        random_state: see there.
+
+    Attributes:
+        mean_: the mean, weighted where there are weights, in the unit of the target.
+        privacy_: the `PrivacyGuarantee` of one fit.
+        n_features_in_: d.
+        feature_names_in_: names of columns, where all are strings.
+
+    Raises:
+        ValueError: by `fit`, where a parameter is out of its range.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one, for every input: the target's unit and
+        `solvers.dp_mean` share one Gaussian mechanism. A target that is NaN counts as
+        the centre, and infinities as what the mean's truncation takes them for.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.sklearn import DPMeanRegressor
+        >>> y = 30_000 + 10_000 * np.random.default_rng(0).standard_t(3, 20_000)
+        >>> model = DPMeanRegressor(random_state=0).fit(np.ones((20_000, 1)), y)
+        >>> print(model.predict([[1.0]]).round(-3))
+        [30000.]
+
+    Reference:
+        As for `dpjax.solvers.dp_mean`.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        target_range: tuple[float, float] | None = None,
+        max_weight: float = 1.0,
+        random_state: int | None = None,
+    ):
+        self.epsilon = epsilon
+        self.delta = delta
+        self.target_range = target_range
+        self.max_weight = max_weight
+        self.random_state = random_state
+
+    def __sklearn_tags__(self):
+        """NaN is taken: features are not read."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def fit(self, X, y, sample_weight=None):
+        """Releases the mean of the targets, and spends the budget.
+
+        Args:
+            X: shape (n, d).
+            y: shape (n,), numbers in any unit.
+            sample_weight: shape (n,), how much records count, or None.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: where a shape, a type or a parameter is wrong.
+        """
+        features, epsilon, delta, key = _tables.checked(self, X)
+        targets = _tables.numbers_of(self, y, features)
+        weights = _tables.weights_of(self, sample_weight, features)
+        total = total_noise(epsilon, delta)
+        key, target_key = jax.random.split(key)
+        targets, unit = in_unit(self, targets, key=target_key, noise_multiplier=total)
+        samples = targets
+        if weights is not None:
+            shares = weights / self.max_weight
+            samples = np.stack([shares * targets, shares], axis=1)
+        mean = dp_mean(
+            samples.astype(np.float32),
+            key=key,
+            epsilon=part_epsilon(total / math.sqrt(1 - unit.share)),
+            delta=PART_DELTA,
+            moment_bound=_MOMENT,
+        ).params
+        if weights is not None:
+            mean = mean[0] / max(float(mean[1]), _LEAST_WEIGHT)
+        self.mean_ = float(mean) * unit.scale + unit.center
+        self.privacy_ = guarantee(epsilon, delta, len(features))
+        return self
+
+    def predict(self, X):
+        """Returns the mean for each record, shape (n,)."""
+        check_is_fitted(self)
+        features = _tables.features_of(self, X, is_new=False)
+        return np.full(len(features), self.mean_)

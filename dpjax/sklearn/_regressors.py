@@ -1,0 +1,251 @@
+"""Linear regression with the squared and the Huber loss."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from sklearn.base import RegressorMixin
+
+from dpjax import _validate, losses
+from dpjax._types import Key
+from dpjax.losses import LinearLoss
+from dpjax.sklearn import _tables
+from dpjax.sklearn._linear import LinearEstimator, guarantee, total_noise
+from dpjax.sklearn._scales import buy_scales, scales_share
+
+_LEAST_SHARE = 0.01  # of the budget, for the target's unit
+_LARGEST = 1e18  # targets are held within it: more than float32 can square
+
+
+class Unit(NamedTuple):
+    """Where targets are measured from, in what unit, and what that cost.
+
+    Attributes:
+        center: what counts as zero.
+        scale: what counts as one.
+        share: of the budget.
+    """
+
+    center: float
+    scale: float
+    share: float
+
+
+def bought_unit(
+    targets: np.ndarray, *, key: Key, noise_multiplier: float, is_centered: bool
+) -> Unit:
+    """Buys the unit of the targets; without a centre that is zero."""
+    share = scales_share(len(targets), 1, noise_multiplier, least=_LEAST_SHARE)
+    if not share:
+        return Unit(0.0, 1.0, 0.0)
+    standard = buy_scales(
+        key,
+        targets[:, None],
+        noise_multiplier=noise_multiplier / math.sqrt(share),
+        is_centered=is_centered,
+    )
+    return Unit(float(standard.centers[0]), float(standard.scales[0]), share)
+
+
+def in_unit(
+    model: Any, targets: np.ndarray, *, key: Key, noise_multiplier: float
+) -> tuple[np.ndarray, Unit]:
+    """Returns finite targets in their unit, about their centre, and that unit."""
+    if model.target_range is None:
+        unit = bought_unit(
+            targets, key=key, noise_multiplier=noise_multiplier, is_centered=True
+        )
+    else:
+        low, high = _tables.interval("target_range", model.target_range)
+        unit = Unit((low + high) / 2, (high - low) / 2, 0.0)
+        targets = np.clip(targets, low, high)
+    known = np.nan_to_num((targets - unit.center) / unit.scale, nan=0.0)
+    return np.clip(known, -_LARGEST, _LARGEST), unit
+
+
+class _Regressor(RegressorMixin, LinearEstimator):
+    def __init__(
+        self,
+        *,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        feature_ranges: Any = None,
+        target_range: tuple[float, float] | None = None,
+        max_weight: float = 1.0,
+        random_state: int | None = None,
+    ):
+        self.epsilon = epsilon
+        self.delta = delta
+        self.feature_ranges = feature_ranges
+        self.target_range = target_range
+        self.max_weight = max_weight
+        self.random_state = random_state
+
+    def _loss(self) -> LinearLoss:
+        return losses.squared
+
+    def _range(self) -> tuple[float, float]:
+        return _tables.interval("target_range", self.target_range)
+
+    def fit(self, X, y, sample_weight=None):
+        """Fits the model, and spends the budget.
+
+        Args:
+            X: shape (n, d), numbers in any units.
+            y: shape (n,), numbers in any unit.
+            sample_weight: shape (n,), how much records count, or None.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: where a shape, a type or a parameter is wrong.
+        """
+        features, epsilon, delta, key = self._check(X)
+        loss = self._loss()
+        if self.target_range is not None:
+            self._range()
+        targets = _tables.numbers_of(self, y, features)
+        weights = _tables.weights_of(self, sample_weight, features)
+        total = total_noise(epsilon, delta)
+        key, target_key = jax.random.split(key)
+        targets, unit = self._in_unit(targets, key=target_key, noise_multiplier=total)
+        coef, intercept = self._fit_linear(
+            loss,
+            features,
+            targets,
+            weights,
+            key=key,
+            noise_multiplier=total / math.sqrt(1 - unit.share),
+        )
+        self._set(coef, float(intercept), unit)
+        self.privacy_ = guarantee(epsilon, delta, len(features))
+        return self
+
+    def _in_unit(
+        self, targets: np.ndarray, *, key: Key, noise_multiplier: float
+    ) -> tuple[np.ndarray, Unit]:
+        """Returns finite targets in their unit."""
+        return in_unit(self, targets, key=key, noise_multiplier=noise_multiplier)
+
+    def _set(self, coef: np.ndarray, intercept: float, unit: Unit) -> None:
+        """Sets coefficients in the user's units."""
+        self.coef_ = coef * unit.scale
+        self.intercept_ = intercept * unit.scale + unit.center
+
+    def predict(self, X):
+        """Returns predictions in the unit of the target, shape (n,)."""
+        return self._linear(X)
+
+
+class DPLinearRegression(_Regressor):
+    """Private least squares of columns in any units. See `dpjax.sklearn`.
+
+    Args:
+        epsilon: privacy of all that `fit` sets, positive.
+        delta: privacy of all that `fit` sets, in (0, 1). None: n^-1.1.
+        feature_ranges: public ranges: a pair (low, high) for all columns, or a mapping
+            from columns, by name or by index where they have none, to pairs. Centres
+            and scales of the others are bought.
+        target_range: the public range (low, high) of the target. None: bought.
+        max_weight: the largest sample weight, public; larger ones count as this,
+            negative ones and NaN as zero.
+        random_state: None, for a key from the operating system, or an int, whose noise
+            repeats, for tests.
+
+    Attributes:
+        coef_: coefficients in units of target and features, shape (d,).
+        intercept_: the prediction where all features are zero, not penalised.
+        privacy_: the `PrivacyGuarantee` of one fit.
+        feature_ranges_: shape (d, 2); cells are held to it, in `fit` and `predict`. As
+            given, or a hundred scales about a bought centre. A column of which the
+            budget shows no scale, such as one of few cells that are not zero, keeps
+            its unit, held to -1 and 1.
+        n_features_in_: d.
+        feature_names_in_: names of columns, where all are strings.
+
+    Raises:
+        ValueError: by `fit`, where a parameter is out of its range.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one, for every input: centres, scales and
+        `solvers.dp_linear_model` share one Gaussian mechanism. Values never raise: a
+        cell that is NaN counts as its column's centre, a target that is NaN as the
+        target's, and infinities as the ends of ranges.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.sklearn import DPLinearRegression
+        >>> rng = np.random.default_rng(0)
+        >>> X = np.c_[rng.normal(45, 15, 20_000), rng.lognormal(10, 1, 20_000)]
+        >>> y = 300 * X[:, 0] + 0.1 * X[:, 1] + 1_000 * rng.standard_t(3, 20_000)
+        >>> model = DPLinearRegression(random_state=0).fit(X, y)
+        >>> print(f"{model.coef_[0]:.0f}, {model.coef_[1]:.2f}")
+        308, 0.10
+
+    Reference:
+        As for `dpjax.solvers.dp_linear_model`.
+    """
+
+
+class DPHuberRegressor(_Regressor):
+    """Private regression with the Huber loss, for targets with heavy tails.
+
+    Args:
+        threshold: where the loss becomes linear, in scales of the target: of bought
+            ones, or half the width of `target_range`.
+        epsilon: as of `DPLinearRegression`, and so are the others.
+        delta: see there.
+        feature_ranges: see there.
+        target_range: see there.
+        max_weight: see there.
+        random_state: see there.
+
+    Attributes:
+        coef_: as of `DPLinearRegression`, and so are the others.
+
+    Raises:
+        ValueError: by `fit`, where a parameter is out of its range.
+
+    Privacy:
+        As of `DPLinearRegression`.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.sklearn import DPHuberRegressor
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.normal(size=(20_000, 1))
+        >>> y = 2_000 + 50 * X[:, 0] + 20 * rng.standard_t(1.5, 20_000)
+        >>> model = DPHuberRegressor(random_state=0).fit(X, y)  # doctest: +SKIP
+        >>> print(model.coef_.round(-1), round(model.intercept_, -1))  # doctest: +SKIP
+        [50.] 2000.0
+
+    Reference:
+        As for `dpjax.solvers.dp_linear_model`.
+    """
+
+    def __init__(
+        self,
+        *,
+        threshold: float = 1.345,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        feature_ranges: Any = None,
+        target_range: tuple[float, float] | None = None,
+        max_weight: float = 1.0,
+        random_state: int | None = None,
+    ):
+        super().__init__(
+            epsilon=epsilon,
+            delta=delta,
+            feature_ranges=feature_ranges,
+            target_range=target_range,
+            max_weight=max_weight,
+            random_state=random_state,
+        )
+        self.threshold = threshold
+
+    def _loss(self) -> LinearLoss:
+        _validate.positive(threshold=self.threshold)
+        return losses.huber(float(self.threshold))

@@ -1,0 +1,144 @@
+"""What scikit-learn passes to `fit` and `predict`, as arrays; no value raises."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_consistent_length, column_or_1d
+from sklearn.utils.validation import validate_data as validated
+
+from dpjax import _validate
+from dpjax._default_delta import default_delta
+from dpjax._types import Key
+
+
+def checked(model: Any, X: Any) -> tuple[np.ndarray, float, float, Key]:
+    """Returns the features of a fit, epsilon, delta and key, parameters checked."""
+    features = features_of(model, X, is_new=True)
+    epsilon, delta = budget_of(model, len(features))
+    _validate.positive(max_weight=model.max_weight)
+    return features, epsilon, delta, key_of(model.random_state)
+
+
+def features_of(model: BaseEstimator, X: Any, *, is_new: bool) -> np.ndarray:
+    """Returns (n, d) features in float64, NaN and infinities left as they are.
+
+    At `fit` (`is_new`) their number and names are kept, later they are compared.
+    """
+    if hasattr(X, "get_columns") and not hasattr(X, "__dataframe__"):
+        X = _Named(X)
+    return np.asarray(
+        validated(
+            model, X, reset=is_new, dtype=np.float64, ensure_all_finite=False, order="C"
+        )
+    )
+
+
+class _Named:
+    """A frame of polars, by the protocol in which scikit-learn asks for names."""
+
+    def __init__(self, frame: Any):
+        self.frame = frame
+        self.shape = frame.shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.frame.to_numpy(), dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __dataframe__(self) -> "_Named":
+        return self
+
+    def column_names(self) -> list[str]:
+        return self.frame.columns
+
+
+def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
+    """Returns the targets as they are, shape (n,)."""
+    name = type(model).__name__
+    if y is None:
+        raise ValueError(f"{name} requires y to be passed, but the target y is None.")
+    column = column_or_1d(y, warn=True)
+    check_consistent_length(X, column)
+    return column
+
+
+def numbers_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
+    """Returns (n,) targets in float64, NaN and infinities left as they are."""
+    column = column_of(model, y, X)
+    return column.astype(np.float64)
+
+
+def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
+    """Returns (n,) weights from zero to the largest, NaN as zero, or None."""
+    if sample_weight is None:
+        return None
+    weights = np.asarray(sample_weight, np.float64)
+    _validate.require(
+        weights.shape == X.shape[:1],
+        "sample_weight",
+        weights.shape,
+        f"of shape {X.shape[:1]}, a number for each record",
+    )
+    return np.clip(np.nan_to_num(weights), 0.0, model.max_weight)
+
+
+def key_of(random_state: Any) -> Key:
+    """Returns a key from the operating system, or that of an int."""
+    if random_state is None:
+        words = jax.random.key_data(jax.random.key(0)).shape
+        data = np.frombuffer(secrets.token_bytes(4 * words[0]), np.uint32)
+        return jax.random.wrap_key_data(jnp.asarray(data))
+    is_integer = isinstance(random_state, int | np.integer)
+    _validate.require(
+        is_integer and not isinstance(random_state, bool) and int(random_state) >= 0,
+        "random_state",
+        random_state,
+        "None, for a key from the operating system, or an integer from zero on",
+    )
+    return jax.random.key(int(random_state) % 2**32)
+
+
+def budget_of(model: Any, num_samples: int) -> tuple[float, float]:
+    """Returns epsilon and delta, which by default is n^-1.1."""
+    _validate.positive(epsilon=model.epsilon)
+    delta = default_delta(num_samples) if model.delta is None else model.delta
+    _validate.probability(delta=delta)
+    return float(model.epsilon), float(delta)
+
+
+def interval(name: str, value: Any) -> tuple[float, float]:
+    """Returns a public range (low, high) of numbers."""
+    is_pair = isinstance(value, tuple | list | np.ndarray) and len(value) == 2
+    rule = "a pair (low, high) of finite numbers, low below high"
+    _validate.require(is_pair, name, value, rule)
+    try:
+        low, high = (float(end) for end in value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be {rule}, got {value!r}.") from None
+    _validate.require(-np.inf < low < high < np.inf, name, value, rule)
+    return low, high
+
+
+def ranges_of(model: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the public ranges of features, each of shape (d,), NaN where open."""
+    given, num_features = model.feature_ranges, model.n_features_in_
+    low, high = np.full((2, num_features), np.nan)
+    if given is None:
+        return low, high
+    if not isinstance(given, Mapping):
+        low[:], high[:] = interval("feature_ranges", given)
+        return low, high
+    names = list(getattr(model, "feature_names_in_", range(num_features)))
+    for name, ends in given.items():
+        _validate.require(
+            name in names, "feature_ranges", name, f"of columns among {names}"
+        )
+        index = names.index(name)
+        low[index], high[index] = interval(f"feature_ranges[{name!r}]", ends)
+    return low, high

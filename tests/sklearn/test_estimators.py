@@ -1,0 +1,346 @@
+"""Estimators for scikit-learn: units, odd values, bad arguments, and what it costs."""
+
+import doctest
+import inspect
+import math
+import sys
+from itertools import pairwise
+
+import jax
+import numpy as np
+import polars
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+from dpjax._default_delta import default_delta
+from dpjax.accounting import gaussian_epsilon
+from dpjax.sklearn import (
+    DPGammaRegressor,
+    DPHuberRegressor,
+    DPLinearRegression,
+    DPLogisticRegression,
+    DPMeanRegressor,
+    DPPoissonRegressor,
+    DPTweedieRegressor,
+    _labels,
+    _linear,
+    _regressors,
+    _tables,
+)
+
+REGRESSORS = [
+    DPLinearRegression,
+    DPHuberRegressor,
+    DPPoissonRegressor,
+    DPGammaRegressor,
+    DPTweedieRegressor,
+    DPMeanRegressor,
+]
+LINEAR = [*REGRESSORS[:-1], DPLogisticRegression]
+
+
+@pytest.fixture(scope="module")
+def table():
+    """10,000 persons: age, income in dollars, year; and what they spend."""
+    rng = np.random.default_rng(0)
+    n = 10_000
+    columns = {
+        "age": rng.normal(45, 15, n),
+        "income": rng.lognormal(10, 1, n),
+        "year": rng.integers(1990, 2020, n).astype(float),
+    }
+    spent = 2_000 + 100 * columns["age"] + 0.1 * columns["income"]
+    return polars.DataFrame(columns), spent + 500 * rng.standard_t(3, n)
+
+
+@pytest.fixture(scope="module")
+def model(table):
+    return DPLinearRegression(random_state=0).fit(*table)
+
+
+def test_raw_units_are_fitted_and_told(table, model):
+    frame, spent = table
+    rows = frame.to_numpy()
+    assert model.score(frame, spent) > 0.85
+    assert abs(model.coef_[0] - 100) < 20
+    assert abs(model.coef_[1] - 0.1) < 0.02
+    # Some incomes are beyond their range, and held to it.
+    low, high = model.feature_ranges_.T
+    inside = ((rows >= low) & (rows <= high)).all(axis=1)
+    assert inside.mean() > 0.99
+    np.testing.assert_allclose(
+        model.predict(frame)[inside],
+        rows[inside] @ model.coef_ + model.intercept_,
+        rtol=1e-9,
+    )
+    assert model.feature_names_in_.tolist() == frame.columns
+    assert model.n_features_in_ == 3
+    assert model.privacy_.epsilon == 1.0
+    assert model.privacy_.delta == default_delta(10_000)
+
+
+def test_odd_cells_are_predicted_by_the_rule(model):
+    low, high = model.feature_ranges_.T
+    center = (low + high) / 2
+    cells = np.array([[np.nan] * 3, [np.inf] * 3, [-np.inf] * 3, [1e300] * 3])
+    np.testing.assert_allclose(
+        model.predict(polars.DataFrame(cells, schema=["age", "income", "year"])),
+        np.stack([center, high, low, high]) @ model.coef_ + model.intercept_,
+    )
+
+
+def test_odd_values_are_fitted(table, model):
+    frame, spent = table
+    rows, targets = frame.to_numpy().copy(), spent.copy()
+    rows[:300, 0] = np.nan
+    rows[300:320] = [[np.inf, -np.inf, 1e300]]
+    targets[320:330], targets[330:340], targets[340:350] = np.nan, np.inf, -1e300
+    odd = clone(model).fit(rows, targets)
+    assert np.isfinite([*odd.coef_, odd.intercept_]).all()
+    assert odd.score(rows[400:], targets[400:]) > 0.8
+
+
+@pytest.mark.parametrize("estimator", LINEAR, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("is_open", [True, False])
+def test_all_releases_share_one_budget(monkeypatch, estimator, is_open):
+    """Each part's noise is asked for: inverse squares add up to the whole's."""
+    n, d, parts = 3_000, 4, []
+
+    def spy(owner, name, multiplier_of):
+        inner = getattr(owner, name)
+
+        def wrapped(*args, **kwargs):
+            parts.append(multiplier_of(kwargs))
+            return inner(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    class Stop(Exception):
+        pass
+
+    def solver(*args, epsilon, delta, **kwargs):
+        parts.append(_linear.total_noise(epsilon, delta))
+        raise Stop
+
+    for owner in (_linear, _regressors):
+        spy(owner, "buy_scales", lambda kwargs: kwargs["noise_multiplier"])
+    spy(_labels, "buy_labels", lambda kwargs: kwargs["noise_multiplier"])
+    monkeypatch.setattr(_linear, "dp_linear_model", solver)
+    given = {} if is_open else {"feature_ranges": (-3, 3)}
+    if estimator is DPLogisticRegression:
+        given |= {} if is_open else {"classes": [0, 1]}
+    elif not is_open:
+        given["target_range"] = (-3, 3)
+    rng = np.random.default_rng(0)
+    with pytest.raises(Stop):
+        estimator(random_state=0, **given).fit(
+            rng.normal(size=(n, d)), rng.integers(0, 2, n)
+        )
+    delta = default_delta(n)
+    if is_open and estimator is DPLogisticRegression:
+        delta *= 1 - _labels.DELTA_SHARE
+    together = 1 / math.sqrt(sum(part**-2 for part in parts))
+    assert len(parts) == (3 if is_open else 1)
+    assert gaussian_epsilon(together, delta, sensitivity=1.0) <= 1.0
+    assert together < 1.0001 * _linear.total_noise(1.0, delta), "nothing is wasted"
+
+
+BAD = [
+    ({"epsilon": 0.0}, "epsilon"),
+    ({"epsilon": "1"}, "epsilon"),
+    ({"delta": 1.0}, "delta"),
+    ({"max_weight": 0.0}, "max_weight"),
+    ({"random_state": -1}, "random_state"),
+    ({"random_state": np.random.RandomState(0)}, "random_state"),
+    ({"target_range": (1.0, 1.0)}, "target_range"),
+    ({"target_range": 3.0}, "target_range"),
+    ({"target_range": ("low", "high")}, "target_range"),
+    ({"feature_ranges": (0.0, np.inf)}, "feature_ranges"),
+    ({"feature_ranges": {"age": (0, 1), "none": (0, 1)}}, "feature_ranges"),
+    ({"feature_ranges": {"age": (1, 0)}}, "feature_ranges"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "name"), BAD, ids=str)
+def test_bad_parameters_are_refused_before_anything(monkeypatch, arguments, name):
+    frame = polars.DataFrame({"age": [1.0, 2.0]})
+    no_release(monkeypatch)
+    with pytest.raises(ValueError, match=name):
+        DPLinearRegression(**arguments).fit(frame, [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "name"),
+    [
+        (DPHuberRegressor(threshold=-1.0), "threshold"),
+        (DPTweedieRegressor(power=2.0), "power"),
+        (DPPoissonRegressor(target_range=(-2, -1)), "target_range"),
+        (DPLogisticRegression(classes=["yes"]), "classes"),
+        (DPMeanRegressor(target_range=(2, 1)), "target_range"),
+    ],
+    ids=str,
+)
+def test_bad_parameters_of_its_own_are_refused(monkeypatch, estimator, name):
+    no_release(monkeypatch)
+    with pytest.raises(ValueError, match=name):
+        estimator.fit([[1.0], [2.0]], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("y", "weights", "said"),
+    [
+        (None, None, "requires y"),
+        ([1.0], None, "inconsistent"),
+        ([1.0, 2.0], [1.0], "sample_weight"),
+        ([1j, 2.0], None, "Complex"),
+        (["one", "two"], None, "could not convert"),
+    ],
+)
+def test_bad_shapes_and_types_are_refused(monkeypatch, y, weights, said):
+    no_release(monkeypatch)
+    with pytest.raises(ValueError, match=said):
+        DPLinearRegression().fit([[1.0], [2.0]], y, sample_weight=weights)
+
+
+def no_release(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("something was released")
+
+    for owner in (_linear, _regressors):
+        monkeypatch.setattr(owner, "buy_scales", refuse)
+    monkeypatch.setattr(_linear, "dp_linear_model", refuse)
+    monkeypatch.setattr(_labels, "buy_labels", refuse)
+
+
+def test_keys_come_from_the_operating_system_or_repeat():
+    drawn = [jax.random.key_data(_tables.key_of(None)) for _ in range(4)]
+    assert all((one != two).any() for one, two in pairwise(drawn))
+    assert min(np.unique(drawn).size, 8) == 8, "all words of the key are drawn"
+    one, two = (jax.random.key_data(_tables.key_of(np.int64(7))) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_means_are_weighted_and_held():
+    rng = np.random.default_rng(0)
+    targets = rng.normal(1_000, 10, 4_000)
+    targets[:2_000] += 100
+    weights = np.where(np.arange(4_000) < 2_000, 3.0, 0.0)  # 3 counts as 1
+    model = DPMeanRegressor(random_state=0)
+    rows = np.zeros((4_000, 1))
+    assert abs(model.fit(rows, targets).mean_ - 1_050) < 10
+    assert abs(model.fit(rows, targets, weights).mean_ - 1_100) < 20
+    weights[:2_000] = np.nan
+    weights[2_000:] = -1.0
+    assert np.isfinite(model.fit(rows, targets, weights).mean_)
+    held = DPMeanRegressor(random_state=0, target_range=(0, 1_000))
+    assert abs(held.fit(rows, targets).mean_ - 1_000) < 20
+
+
+def test_without_scikit_learn_the_extra_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("dpjax.sklearn")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ImportError, match=r"dpjax\[sklearn\]"):
+        __import__("dpjax.sklearn")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", REGRESSORS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e6])
+def test_targets_of_any_unit(estimator, size):
+    rng = np.random.default_rng(0)
+    rows = np.stack([rng.normal(45, 15, 20_000), rng.lognormal(10, 1, 20_000)], axis=1)
+    means = np.exp(0.02 * rows[:, 0] - 1.5 + 1e-6 * rows[:, 1])
+    targets = size * rng.gamma(3.0, means / 3)
+    model = estimator(random_state=1).fit(rows, targets)
+    mean = targets.mean()
+    assert abs(model.predict(rows).mean() / mean - 1) < 0.2
+    if estimator is not DPMeanRegressor:
+        linear = np.polyfit(rows[:, 0], targets, 1)
+        best = np.mean((targets - np.polyval(linear, rows[:, 0])) ** 2)
+        assert np.mean((targets - model.predict(rows)) ** 2) < 1.1 * best
+
+
+@pytest.mark.slow
+def test_classes_are_declared_or_bought(table):
+    frame, spent = table
+    labels = np.array(["low", "middle", "high"], object)[
+        np.digitize(spent, [7_000, 10_000])
+    ]
+    labels[:50] = None
+    labels[50:60] = "a label that few records have"
+    bought = DPLogisticRegression(random_state=0).fit(frame, labels)
+    given = DPLogisticRegression(random_state=0, classes=["low", "middle", "high"])
+    given.fit(frame, labels)
+    for model in (bought, given):
+        assert model.classes_.tolist() == ["high", "low", "middle"]
+        assert model.coef_.shape == (3, 3)
+        assert np.mean(model.predict(frame) == labels) > 0.7
+        shares = model.predict_proba(frame)
+        np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+        assert np.isfinite(model.predict_log_proba(frame)).all()
+    assert str(bought.privacy_) == str(given.privacy_)
+    binary = given.set_params(classes=[False, True]).fit(frame, labels == "high")
+    assert binary.coef_.shape == (1, 3)
+    assert binary.score(frame, labels == "high") > 0.75
+    one = DPLogisticRegression(random_state=0).fit(frame, np.full(len(frame), "same"))
+    assert one.classes_.tolist() == ["same"]
+    assert one.predict(frame[:2]).tolist() == ["same", "same"]
+    assert one.predict_proba(frame[:2]).tolist() == [[1.0], [1.0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", LINEAR, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("n", [1, 10])
+def test_tiny_tables_give_finite_predictions(estimator, n):
+    rng = np.random.default_rng(n)
+    rows = np.stack([rng.lognormal(10, 2, n), rng.normal(2010, 5, n)], axis=1)
+    for seed in range(3):
+        model = estimator(random_state=seed).fit(rows, rng.integers(0, 2, n))
+        if estimator is DPLogisticRegression:
+            assert np.isfinite(model.predict_proba(rows)).all()
+        else:
+            assert np.isfinite(model.predict(rows)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", LINEAR, ids=lambda cls: cls.__name__)
+def test_examples_that_the_default_run_skips(estimator):
+    source = inspect.getdoc(estimator).replace("# doctest: +SKIP", "")
+    example = doctest.DocTestParser().get_doctest(source, {}, "example", None, 0)
+    results = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(
+        example
+    )
+    assert results.attempted >= 5
+    assert not results.failed
+
+
+@pytest.mark.slow
+def test_searches_and_pipelines(table):
+    frame, spent = table
+    search = GridSearchCV(
+        make_pipeline(FunctionTransformer(), DPHuberRegressor(random_state=0)),
+        {"dphuberregressor__threshold": [1.0, 2.0]},
+        cv=2,
+    )
+    search.fit(frame.to_numpy(), spent)
+    assert search.best_score_ > 0.8
+    assert search.best_estimator_[-1].privacy_.epsilon == 1.0
+
+
+@pytest.mark.slow
+def test_frames_of_pandas(table, model):
+    pandas = pytest.importorskip("pandas")
+    frame, spent = table
+    other = pandas.DataFrame(frame.to_dict(as_series=False))
+    fitted = clone(model).fit(other, pandas.Series(spent))
+    assert fitted.feature_names_in_.tolist() == frame.columns
+    np.testing.assert_array_equal(fitted.coef_, model.coef_)
+    ranges = {"age": (18, 90), "income": (0, 1e6), "year": (1990, 2020)}
+    public = DPLinearRegression(random_state=0, feature_ranges=ranges)
+    public.fit(other, pandas.Series(spent, dtype="Float64"))
+    assert public.feature_ranges_.tolist() == [list(pair) for pair in ranges.values()]
+    assert public.score(other, spent) > 0.85
