@@ -349,15 +349,18 @@ def add_rows(
             return x
         return _zero_unless(start + jnp.arange(size) >= i * size, x)
 
-    def add(i, total):
-        parts = [part(x, i) for x in arrays]
+    def add(i, carry):
+        # Rows are fetched a turn before, into a place of their own: else the compiler
+        # has them fetched entry by entry.
+        total, parts = carry
         for row in range(size):
             total = total + function(*(x[row] for x in parts))
-        return total
+        return total, [part(x, i + 1) for x in arrays]
 
     if size == num_rows:
-        return add(0, total)
-    return jax.lax.fori_loop(0, -(-num_rows // size), add, total)
+        return add(0, (total, arrays))[0]
+    first = [part(x, 0) for x in arrays]
+    return jax.lax.fori_loop(0, -(-num_rows // size), add, (total, first))[0]
 
 
 def _zeros(shape, like_this):
