@@ -94,6 +94,7 @@ def adds_lengths(
     exponents = exponents - jnp.where(is_long, largest, 0)[None]
     weights = weights[None] * power_of_two(exponents, dtype)
     # What a leaf's numbers are multiplied by first, and then its rows.
+    by: dict[int, tuple[jax.Array, ...]]
     by = {k: (units[-1], weights[-1]) for k in rest}
     for i, k in enumerate(pairs):
         by[k] = units[2 * i], units[2 * i + 1], weights[i]
