@@ -115,7 +115,7 @@ NORMS = (
 )
 COORDINATES = (
     "Every sample's every coordinate is multiplied out and passes the influence: "
-    "arithmetic binds, not memory. A plain gradient takes 6 operations for each, a "
+    "arithmetic binds, not memory. A plain gradient takes 4 operations for each, a "
     "smoothed influence 40, among them a division and a root."
 )
 SCRATCH = (
@@ -124,7 +124,7 @@ SCRATCH = (
 )
 COMPILING = (
     "Norms, weights and the exact sum come on top of the forward and backward pass, as "
-    "some forty more loops over small arrays, each of which is compiled apart."
+    "some fifty more loops over small arrays, each of which is compiled apart."
 )
 GHOST = "Opacus, ghost clipping"
 # Compiling takes most of a quick run.
