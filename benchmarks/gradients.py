@@ -115,12 +115,16 @@ NORMS = (
 )
 COORDINATES = (
     "Every sample's every coordinate is multiplied out and passes the influence: "
-    "arithmetic binds, not memory."
+    "arithmetic binds, not memory. A plain gradient takes 4 operations for each, a "
+    "smoothed influence 40, among them a division and a root."
 )
-SCRATCH = "The activations of so many samples as a block has, and its sum."
+SCRATCH = (
+    "Inputs of layers are copied, as finite numbers in units, beside the activations "
+    "that the plain gradient holds too."
+)
 COMPILING = (
-    "A slab with a number out of the ordinary in it goes sample by sample, a second "
-    "program that is compiled and hardly ever runs."
+    "Norms, weights and the exact sum come on top of the forward and backward pass, as "
+    "some fifty more loops over small arrays, each of which is compiled apart."
 )
 GHOST = "Opacus, ghost clipping"
 # Compiling takes most of a quick run.
@@ -253,7 +257,7 @@ LOW_RANK = _model_case(
 
 
 def _sizes(quick):
-    """The plain gradient and two estimators, from small to large batches."""
+    """The plain gradient, two estimators and a peer, from small to large batches."""
     models = ("mlp", "low_rank", "text_classifier", "small_convolutional")
     estimators = coordinatewise(THRESHOLD)
     methods = []
@@ -267,6 +271,13 @@ def _sizes(quick):
             for name in ("Clipping", "Truncation"):
                 make = partial(robust, estimators[name], model, size)
                 methods.append(Method(_at(model, size, name), make))
+
+            def ghost(model=model, size=size):
+                _, params, batch = setting(model, size)
+                return peers.opacus(params, batch, model=model, is_ghost=True)
+
+            if not quick:
+                methods.append(Method(_at(model, size, GHOST), ghost, "opacus"))
     return methods
 
 

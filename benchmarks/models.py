@@ -183,10 +183,15 @@ def text_classifier(batch_size, vocabulary=5000, width=64, length=64):
     return loss_fn, params, (jnp.asarray(tokens), jnp.asarray(labels))
 
 
+def frozen_layer(width):
+    """The dense layer of `low_rank` that is not trained."""
+    return normal(np.random.default_rng(0), (width, width), width**-0.5)
+
+
 def low_rank(batch_size, width=768, rank=8, num_classes=10):
     """A frozen dense layer 768-768 with a trained product of rank 8 beside, and 10."""
-    rng = np.random.default_rng(0)
-    frozen = normal(rng, (width, width), width**-0.5)
+    rng = np.random.default_rng(1)
+    frozen = frozen_layer(width)
     params = {
         "down": normal(rng, (width, rank), width**-0.5),
         "up": normal(rng, (rank, width), 0.1),

@@ -11,6 +11,8 @@ from functools import partial
 import jax
 import numpy as np
 
+from benchmarks import models
+
 L2_CLIP_NORM = 1
 
 
@@ -111,10 +113,54 @@ def _torch_convolutional(params):
     return net, [*kernels, *dense]
 
 
+def _torch_text_classifier(params):
+    import torch
+    from torch import nn
+
+    class TextClassifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(*params["embed"].shape)
+            self.dense = nn.Linear(*params["w"].shape)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.dense(self.embed(tokens).mean(dim=1))
+
+    return TextClassifier(), [params["embed"], params["w"].T, params["b"]]
+
+
+def _torch_low_rank(params):
+    import torch
+    from torch import nn
+
+    layers = [params[name] for name in ("down", "up", "head")]
+    width = layers[0].shape[0]
+
+    class LowRank(nn.Module):
+        frozen: torch.Tensor
+
+        def __init__(self):
+            super().__init__()
+            frozen = np.array(models.frozen_layer(width).T)
+            self.register_buffer("frozen", torch.from_numpy(frozen))
+            self.down, self.up, self.head = (
+                nn.Linear(*layer.shape, bias=False) for layer in layers
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = nn.functional.linear(x, self.frozen) + self.up(self.down(x))
+            return self.head(nn.functional.gelu(hidden, approximate="tanh"))
+
+    return LowRank(), [layer.T for layer in layers]
+
+
+# The transformer is none of them: Opacus takes no parameter that is used twice.
 TORCH = {
     "mlp": _torch_mlp,
     "small_convolutional": _torch_small_convolutional,
     "convolutional": _torch_convolutional,
+    "text_classifier": _torch_text_classifier,
+    "low_rank": _torch_low_rank,
 }
 
 
@@ -140,6 +186,8 @@ def opacus(params, batch, *, model, is_ghost):
     if features.ndim == 4:
         # With the strides of this order: Opacus reads images of others wrongly.
         features = np.array(features.transpose(0, 3, 1, 2), order="C")
+    if features.dtype == np.int32:  # tokens
+        features = features.astype(np.int64)
     x = torch.from_numpy(features).to(device)
     y = torch.from_numpy(labels).long().to(device)
     settings = {

@@ -72,7 +72,7 @@ class Model(NamedTuple):
         """k: integers in float32 that stand for one sum, so that sums add exactly."""
         from dpjax.estimators import _digits, _fold, _slabs
 
-        longest = _slabs.provable_length(_fold.block_length(self.job.num_records))
+        longest = _fold.block_length(self.job.num_records)
         num_rows = self.job.num_records // self.num_devices
         plan = _slabs._Plan.cached(num_rows, longest, self.job.row_size, None)
         num_sums = plan.num_slabs // plan.slabs * plan.blocks * self.num_devices

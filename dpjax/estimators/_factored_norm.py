@@ -4,13 +4,14 @@ The square of a norm is the sum of those of leaves: |a|^2 |d|^2 of an outer prod
 that of its rows for a table. Then a sample is multiplied by one number, and samples are
 summed leaf by leaf, without any of them being written out.
 
-That is done where a slab is plain: all its numbers are finite, no square overflows, and
-what squares lose by underflow is nothing beside the limit. Any other slab goes sample
-by sample. There a factor is first multiplied by a power of two that brings its largest
-entry near one, and the exponents are kept apart: neither squares nor their products
-over- or underflow, and no huge entry meets a tiny weight. NaN and infinities count as
-zero, in a factor as in an array. A product of finite entries that is beyond the largest
-float counts as the number that it is.
+Squares are those of the numbers as they are where a slab is plain: all its numbers are
+finite, no square overflows, and what squares lose by underflow is nothing beside the
+limit. In any other slab a factor is first multiplied by a power of two that brings its
+largest entry near one, and the exponents are kept apart: neither squares nor their
+products over- or underflow, and no huge entry meets a tiny weight. NaN and infinities
+count as zero, in a factor as in an array. A product of finite entries that is beyond
+the largest float counts as the number that it is. Only squares and powers are found in
+two ways: all slabs are summed by one program, with powers of one where they are plain.
 
 The computed norm may be too small by `NORM_ERROR`, as that of an array: the product of
 two sums of squares has the errors of both, no more than one sum of 2^48 terms has as
@@ -18,21 +19,21 @@ long as each factor has 2^24 entries or fewer.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.lax import stop_gradient
 
-from dpjax._tree import like
+from dpjax._sharding import varying, varying_axes
 from dpjax._types import PyTree
 from dpjax.estimators._entries import as_finite, as_float
-from dpjax.estimators._factors import Add, FactoredSamples, Leaf, OuterProducts
+from dpjax.estimators._factors import Add, FactoredSamples, OuterProducts
 from dpjax.estimators._safe_norm import (
+    exponent_of,
     is_plain,
     power_of_two,
-    scaled_squared_norm,
     squared_norm,
+    sum_by_rows,
 )
 
 NOTHING = -1000  # the exponent of what is zero
@@ -67,111 +68,99 @@ def adds_lengths(
         is_long = ~(is_zero | (length >= norm))
         return jnp.where(is_long, length / root, 1), is_long
 
-    squares, are_plain = _squared_norms(samples.parts, parameters[0])
-    weights, _ = factor(squares, 1)
-    if counts is None:
-        counts = jnp.ones_like(weights, bool)
-    weights = jnp.where(counts, weights, 0)
+    parts = samples.parts
+    # An outer product has a norm of its own, from two; all other leaves share one.
+    pairs = [k for k, part in enumerate(parts) if isinstance(part, OuterProducts)]
+    rest = [k for k, part in enumerate(parts) if not isinstance(part, OuterProducts)]
+    groups = [[x] for k in pairs for x in parts[k].numbers]
+    if rest:
+        groups.append([x for k in rest for x in parts[k].numbers])
+    num_factors = 2 * len(pairs)
+    units, squares, exponents = _squared_norms(groups, num_factors, parameters[0])
+
+    def norm(squares, exponents):
+        """Returns both of all leaves together."""
+        largest = jnp.where(squares > 0, exponents, NOTHING).max()
+        squares = squares * power_of_two(2 * (exponents - largest), dtype)
+        return sum_by_rows(squares), largest
+
+    left, right, other = slice(0, num_factors, 2), slice(1, num_factors, 2), num_factors
+    squares = jnp.concatenate([squares[left] * squares[right], squares[other:]])
+    exponents = jnp.concatenate([exponents[left] + exponents[right], exponents[other:]])
+    squares, largest = jax.vmap(norm, in_axes=1)(squares, exponents)
+    weights, is_long = factor(squares, power_of_two(jnp.minimum(largest, FAR), dtype))
+    if counts is not None:
+        weights = jnp.where(counts, weights, 0)
+    exponents = exponents - jnp.where(is_long, largest, 0)[None]
+    weights = weights[None] * power_of_two(exponents, dtype)
+    # What a leaf's numbers are multiplied by first, and then its rows.
+    by: dict[int, tuple[jax.Array, ...]]
+    by = {k: (units[-1], weights[-1]) for k in rest}
+    for i, k in enumerate(pairs):
+        by[k] = units[2 * i], units[2 * i + 1], weights[i]
+    factors = [by[k] for k in range(len(parts))]
 
     def add(sums, start, size, in_turn):
-        everything = FactoredSamples((samples.leaves, weights, counts))
-        leaves, some_weights, some_counts = everything.rows(start, size).leaves
-        some = FactoredSamples(leaves)
-
-        def at_once(sums):
-            pairs = zip(sums, some.parts, strict=True)
-            return [part.add(x, some_weights, in_turn) for x, part in pairs]
-
-        def one(i, sums):
-            units = _in_units(some.rows(i, 1).parts, parameters[0])
-            largest = jax.tree.reduce(
-                jnp.maximum, [jnp.where(s > 0, e, NOTHING) for _, s, e in units]
-            )
-            squares = _total(
-                [s * power_of_two(2 * (e - largest), dtype) for _, s, e in units]
-            )
-            unit = power_of_two(jnp.minimum(largest, FAR), dtype)
-            weight, is_long = factor(squares, unit)
-            weight = jnp.where(some_counts[i], weight, 0)
-            sums = list(sums)
-            for group, _, exponent in units:
-                exponent = jnp.where(is_long, exponent - largest, exponent)
-                by = weight * power_of_two(exponent, dtype)
-                for k, part in group.items():
-                    part = part.times(by[None])
-                    sums[k] = part.add_influences(sums[k], lambda x: x, 1)
-            return sums
-
-        return jax.lax.cond(
-            are_plain,
-            at_once,
-            lambda sums: jax.lax.fori_loop(0, size, one, sums),
-            sums,
-        )
+        some = FactoredSamples((samples.leaves, factors)).rows(start, size)
+        leaves, by = some.leaves
+        triples = zip(sums, FactoredSamples(leaves).parts, by, strict=True)
+        return [part.add(x, *each, in_turn=in_turn) for x, part, each in triples]
 
     return add
 
 
 def _squared_norms(
-    parts: list[Leaf], smallest: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the squared norms of n samples, and whether all of them are plain."""
+    groups: list[list[jax.Array]], num_factors: int, smallest: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns units, squared norms and exponents, each of shape (groups, n).
 
-    def squares(arrays):
-        return jax.vmap(lambda xs: squared_norm(xs, smallest.dtype))(arrays)
+    Units are powers of two, norms those of finite numbers multiplied by them, exponents
+    the powers that undo them.
 
-    found, others, are_plain = [], [], smallest > 2.0**-50
+    Args:
+        groups: of arrays (n, ...), whose norms are found together.
+        num_factors: so many groups, the first ones, are one factor of a product each.
+        smallest: the least length of interest.
+    """
+    dtype = smallest.dtype
+    groups = [[as_float(x) for x in group] for group in groups]
+
+    def squared_norms(groups):
+        return jnp.stack(
+            [jax.vmap(lambda xs: squared_norm(xs, dtype))(group) for group in groups]
+        )
+
+    squares = squared_norms(groups)
+
+    def as_they_are():
+        ones = varying(jnp.ones_like(squares), varying_axes(squares))
+        return ones, squares, ones.astype(jnp.int32) - 1
+
+    def in_units():
+        finite = [[as_finite(x) for x in group] for group in groups]
+        exponents = exponent_of(jnp.stack([_largest(xs, dtype) for xs in finite]))
+        units = power_of_two(-exponents, dtype)
+        scaled = [
+            [jax.vmap(lambda x, by: x * by)(x.astype(dtype), unit) for x in group]
+            for group, unit in zip(finite, units, strict=True)
+        ]
+        return units, squared_norms(scaled), exponents
+
     # Squares below 2^-126 are lost, of 2^22 entries 2^-104 at most; times the square of
     # the other factor's norm that is 2^-23 of the square of the limit.
     most = jnp.minimum(2.0**60, 2.0**80 * jnp.minimum(smallest, 1) ** 2)
-    for part in parts:
-        if isinstance(part, OuterProducts):
-            left, right = (squares([as_float(x)]) for x in (part.left, part.right))
-            found.append(left * right)
-            are_plain &= ((left < most) & (right < most)).all()
-        else:
-            others.append(as_float(part.values))
-    if others:
-        found.append(squares(others))
-        are_plain &= is_plain(found[-1], smallest).all()
-    total = _total(found)
-    return total, are_plain & jnp.isfinite(total).all()
+    are_plain = (
+        (smallest > 2.0**-50)
+        & (squares[:num_factors] < most).all()
+        & is_plain(squares[num_factors:], smallest).all()
+    )
+    return jax.lax.cond(are_plain, as_they_are, in_units)
 
 
-def _in_units(
-    parts: list[Leaf], smallest: jax.Array
-) -> list[tuple[dict[int, Leaf], jax.Array, jax.Array]]:
-    """Returns one sample's leaves by their places, finite and in units, in groups.
-
-    Each group with its squared norm, and the exponent of 2 that undoes its unit.
-    """
-
-    def in_unit(arrays):
-        unit, squares = scaled_squared_norm(arrays, smallest.dtype)
-        arrays = [as_finite(x) * like(unit, x) for x in arrays]
-        _, exponent = jnp.frexp(stop_gradient(unit))
-        return arrays, squares, 1 - exponent
-
-    found, others = [], {}
-    for k, part in enumerate(parts):
-        if not isinstance(part, OuterProducts):
-            others[k] = part
-            continue
-        ([left], s_left, e_left), ([right], s_right, e_right) = (
-            in_unit([as_float(x)]) for x in (part.left, part.right)
-        )
-        part = OuterProducts(left, right, part.build)
-        found.append(({k: part}, s_left * s_right, e_left + e_right))
-    if others:
-        values, squares, exponent = in_unit(
-            [as_float(x.values) for x in others.values()]
-        )
-        pairs = zip(others.items(), values, strict=True)
-        group = {k: replace(part, values=x) for (k, part), x in pairs}
-        found.append((group, squares, exponent))
-    return found
-
-
-def _total(found: list[jax.Array]) -> jax.Array:
-    # As a tree: one after the other, thousands of leaves err by as many roundings.
-    return jax.tree.reduce_associative(jnp.add, found)
+def _largest(group: list[jax.Array], dtype: Any) -> jax.Array:
+    """Returns the largest size of an entry of each of n rows of finite numbers."""
+    tops = [
+        jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)), initial=0.0).astype(dtype)
+        for x in group
+    ]
+    return jax.tree.reduce(jnp.maximum, tops)

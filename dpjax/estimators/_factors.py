@@ -13,7 +13,7 @@ sample may cancel, and then no norm bounds how their sum is rounded.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -22,9 +22,10 @@ import jax.numpy as jnp
 from dpjax._sharding import varying, varying_axes
 from dpjax._tree import like, register
 from dpjax._types import PyTree
-from dpjax.estimators._entries import as_float
+from dpjax.estimators._entries import as_finite, as_float
 
 Influence = Callable[[jax.Array], jax.Array]
+SMALL = 4096  # coordinates, such as of a bias
 # `add(sums, start, size, in_turn)` adds so many samples to sums, one for every leaf.
 Add = Callable[[list[jax.Array], Any, int, int | None], list[jax.Array]]
 
@@ -60,16 +61,28 @@ class OuterProducts:
         """Returns a sum of no rows, before `build`."""
         return _zeros((self.left.shape[1], self.right.shape[1]), self.right)
 
-    def times(self, weights: jax.Array) -> "OuterProducts":
-        """Returns rows times weights of shape (n,)."""
-        return replace(self, right=_times(self.right, weights))
+    @property
+    def numbers(self) -> tuple[jax.Array, ...]:
+        """Both factors."""
+        return self.left, self.right
 
-    def add(self, total: jax.Array, weights: jax.Array, _: int | None) -> jax.Array:
-        """Adds rows, which are finite, times weights of shape (n,), to a sum."""
-        right = _times(self.right, weights)
+    def add(
+        self,
+        total: jax.Array,
+        unit_left: jax.Array,
+        unit_right: jax.Array,
+        weights: jax.Array,
+        *,
+        in_turn: int | None,
+    ) -> jax.Array:
+        """Adds rows, in units and times weights, to a sum: see `Arrays.add`."""
+        del in_turn
         rows = (((0,), (0,)), ((), ()))
         product = jax.lax.dot_general(
-            as_float(self.left), right, rows, precision=jax.lax.Precision.HIGHEST
+            _in_units(self.left, unit_left),
+            _in_units(self.right, unit_right, weights),
+            rows,
+            precision=jax.lax.Precision.HIGHEST,
         )
         return total + product
 
@@ -155,13 +168,22 @@ class TableRows:
         """Returns a sum of no rows, before `build`."""
         return _zeros((self.num_rows, self.values.shape[2]), self.values)
 
-    def times(self, weights: jax.Array) -> "TableRows":
-        """Returns rows times weights of shape (n,)."""
-        return replace(self, values=_times(self.values, weights))
+    @property
+    def numbers(self) -> tuple[jax.Array, ...]:
+        """The rows."""
+        return (self.values,)
 
-    def add(self, total: jax.Array, weights: jax.Array, _: int | None) -> jax.Array:
-        """Adds rows, which are finite, times weights of shape (n,), to a sum."""
-        return self._add(total, _times(self.values, weights))
+    def add(
+        self,
+        total: jax.Array,
+        unit: jax.Array,
+        weights: jax.Array,
+        *,
+        in_turn: int | None,
+    ) -> jax.Array:
+        """Adds rows, in units and times weights, to a sum: see `Arrays.add`."""
+        del in_turn
+        return self._add(total, _in_units(self.values, unit, weights))
 
     def add_influences(
         self, total: jax.Array, influence: Influence, _: int | None
@@ -193,23 +215,38 @@ class Arrays:
         """Returns a sum of no rows."""
         return _zeros(self.values.shape[1:], self.values)
 
-    def times(self, weights: jax.Array) -> "Arrays":
-        """Returns rows times weights of shape (n,)."""
-        return Arrays(_times(self.values, weights))
+    @property
+    def numbers(self) -> tuple[jax.Array, ...]:
+        """The array."""
+        return (self.values,)
 
     def add(
-        self, total: jax.Array, weights: jax.Array, in_turn: int | None
+        self,
+        total: jax.Array,
+        unit: jax.Array,
+        weights: jax.Array,
+        *,
+        in_turn: int | None,
     ) -> jax.Array:
-        """Adds rows, which are finite, times weights of shape (n,), to a sum."""
-        values = as_float(self.values)
-        pairs = values, like(weights, values)
-        return add_rows(total, lambda x, w: x * w, pairs, in_turn)
+        """Adds rows, in units and times weights, to a sum.
+
+        Args:
+            total: the sum.
+            unit: a power of two, shape (n,), by which rows are multiplied first: with a
+                weight at once they might over- or underflow. NaN and infinities count
+                as zero.
+            weights: shape (n,).
+            in_turn: see `add_rows`.
+        """
+        rows = self.values, unit, weights
+        return add_rows(total, _row_in_units, rows, _if_large(total, in_turn))
 
     def add_influences(
         self, total: jax.Array, influence: Influence, in_turn: int | None
     ) -> jax.Array:
         """Adds the influences of rows to a sum."""
-        return add_rows(total, influence, (self.values,), in_turn)
+        rows = (self.values,)
+        return add_rows(total, influence, rows, _if_large(total, in_turn))
 
 
 Leaf = OuterProducts | TableRows | Arrays
@@ -261,10 +298,7 @@ class FactoredSamples:
     @property
     def numbers(self) -> list[jax.Array]:
         """All arrays of numbers, without those of places."""
-        parts = self.parts
-        others = [part.values for part in parts if not isinstance(part, OuterProducts)]
-        pairs = [part for part in parts if isinstance(part, OuterProducts)]
-        return others + [x for part in pairs for x in (part.left, part.right)]
+        return [x for part in self.parts for x in part.numbers]
 
     def rows(self, start: Any, size: int) -> "FactoredSamples":
         """Returns samples `start` to `start + size - 1`."""
@@ -349,15 +383,23 @@ def add_rows(
             return x
         return _zero_unless(start + jnp.arange(size) >= i * size, x)
 
-    def add(i, total):
-        parts = [part(x, i) for x in arrays]
+    def add(i, carry):
+        # Rows are fetched a turn before, into a place of their own: else the compiler
+        # has them fetched entry by entry.
+        total, parts = carry
         for row in range(size):
             total = total + function(*(x[row] for x in parts))
-        return total
+        return total, [part(x, i + 1) for x in arrays]
 
     if size == num_rows:
-        return add(0, total)
-    return jax.lax.fori_loop(0, -(-num_rows // size), add, total)
+        return add(0, (total, arrays))[0]
+    first = [part(x, 0) for x in arrays]
+    return jax.lax.fori_loop(0, -(-num_rows // size), add, (total, first))[0]
+
+
+def _if_large(total, in_turn):
+    """Returns None for a small sum: a loop over rows is a long program."""
+    return in_turn if total.size > SMALL else None
 
 
 def _zeros(shape, like_this):
@@ -366,9 +408,16 @@ def _zeros(shape, like_this):
     return varying(zeros, varying_axes(like_this))
 
 
-def _times(x, weights):
-    x = as_float(x)
-    return x * like(weights, x).reshape(-1, *(1,) * (x.ndim - 1))
+def _in_units(x, *numbers):
+    """Returns finite rows, times numbers of shape (n,), one after the other."""
+    return jax.vmap(_row_in_units)(x, *numbers)
+
+
+def _row_in_units(x, *numbers):
+    x = as_finite(x)
+    for number in numbers:
+        x = x * like(number, x)
+    return x
 
 
 def _zero_unless(counts, x):

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.lax import stop_gradient
 
 from dpjax._sharding import num_other_devices, varying, varying_axes
 from dpjax._types import PyTree
@@ -64,9 +65,7 @@ def scaled_squared_norm(
     for leaf in leaves:
         top = jnp.max(jnp.abs(leaf), initial=0.0).astype(dtype)
         largest = jnp.maximum(largest, top)
-    _, exponent = jnp.frexp(largest)
-    exponent = jnp.clip(exponent, -125, jnp.finfo(dtype).maxexp - 2)
-    unit = power_of_two(-exponent, dtype)
+    unit = power_of_two(-exponent_of(largest), dtype)
     return unit, squared_norm([leaf.astype(dtype) * unit for leaf in leaves], dtype)
 
 
@@ -75,6 +74,19 @@ def squared_norm(leaves: list[jax.Array], dtype: Any) -> jax.Array:
     # As a tree: one after the other, thousands of leaves err by as many roundings.
     sums = [_sum_of_squares(x).astype(dtype) for x in leaves]
     return jax.tree.reduce_associative(jnp.add, sums, identity=jnp.zeros((), dtype))
+
+
+def exponent_of(x: jax.Array) -> jax.Array:
+    """Returns e such that numbers x >= 0 are at most 2^e, and 2^(e - 1) or more.
+
+    Not below -125, nor so large that 2^-e would be below the least normal float. From
+    bits, as the power: `frexp` takes subnormal numbers apart too, by a long program.
+    """
+    info = jnp.finfo(x.dtype)
+    bits = jnp.int64 if info.bits == 64 else jnp.int32
+    biased = jax.lax.bitcast_convert_type(stop_gradient(x), bits) >> info.nmant
+    exponent = biased.astype(jnp.int32) + (info.minexp)
+    return jnp.clip(exponent, -125, info.maxexp - 2)
 
 
 def power_of_two(exponent: jax.Array, dtype: Any) -> jax.Array:
@@ -100,14 +112,14 @@ def _sum_of_squares(x: jax.Array) -> jax.Array:
         terms = terms.reshape([n for pair in pairs for n in pair])
         order = [*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2)]
         terms = terms.transpose(order).reshape(*parts, math.prod(lengths))
-        terms = jax.lax.optimization_barrier(_sum_by_rows(terms))
+        terms = jax.lax.optimization_barrier(sum_by_rows(terms))
         if terms.size <= ROW:
             return terms.sum()
-    return _sum_by_rows(terms.reshape(-1))
+    return sum_by_rows(terms.reshape(-1))
 
 
-def _sum_by_rows(terms: jax.Array) -> jax.Array:
-    """Sums over the last axis."""
+def sum_by_rows(terms: jax.Array) -> jax.Array:
+    """Returns sums over the last axis, 256 terms at a time."""
     # A flat float32 sum of d terms may err by d·2^-24: 6 times, at d = 1e8. Sums of
     # rows of 256 err by 256·2^-24 a level; the barrier keeps the compiler from
     # merging the levels into one flat sum.

@@ -50,7 +50,7 @@ def coordinate_sensitivity(
     move all coordinates at once: l1 and l2 follow with factors d and sqrt(d).
     """
     _validate.count(num_coordinates=num_coordinates)
-    linf = _rounded_change(limit, num_samples, relation)
+    linf = _rounded_change(limit, num_samples, relation, sum_error_in_turn)
     return Sensitivity(num_coordinates * linf, math.sqrt(num_coordinates) * linf, linf)
 
 
@@ -69,11 +69,13 @@ def norm_sensitivity(
     rounding its coordinates to float32 moves each neighbour by 2^-24 of that norm.
     """
     _validate.count(num_coordinates=num_coordinates)
-    linf = _rounded_change(limit, num_samples, relation, norm_error)
+    linf = _rounded_change(limit, num_samples, relation, sum_error, norm_error)
     if num_coordinates == 1:
         return Sensitivity(linf, linf, linf)
     limit = limit * (1 + norm_error)
-    change = _change_before_rounding(limit, num_samples, num_coordinates, relation)
+    change = _change_before_rounding(
+        limit, num_samples, num_coordinates, relation, sum_error
+    )
     l2 = change + 2 * ROUNDOFF * 1.125 * _largest_mean(limit, num_samples)
     return Sensitivity(math.sqrt(num_coordinates) * l2, l2, linf)
 
@@ -88,7 +90,7 @@ def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
     return xp.ldexp(xp.ones_like(mantissa), exponent - 24)
 
 
-def _rounded_change(limit, num_samples, relation, excess=0.0):
+def _rounded_change(limit, num_samples, relation, error, excess=0.0):
     """Bounds the change of one coordinate of the float32 mean between neighbours.
 
     Two exact means differ by at most `change`; each is rounded to the nearest float32.
@@ -97,7 +99,8 @@ def _rounded_change(limit, num_samples, relation, excess=0.0):
     multiple of ulp/2^k that is at most change + (1/2 + 1/2^(k+1)) ulp.
     """
     xp = _numpy_for(limit, num_samples)
-    change = _change_before_rounding(limit * (1 + excess), num_samples, 1, relation)
+    longest = limit * (1 + excess)
+    change = _change_before_rounding(longest, num_samples, 1, relation, error)
     ulp = largest_ulp(limit, num_samples)
     steps = change / ulp
     same_binade = xp.floor(steps) + 1
@@ -110,19 +113,37 @@ def _rounded_change(limit, num_samples, relation, excess=0.0):
     return change + jax.lax.stop_gradient(rounded - change)
 
 
-def _change_before_rounding(limit, num_samples, num_coordinates, relation):
+def sum_error_in_turn(num_terms: int) -> float:
+    """Returns how far a float sum of K terms may be off, in units of u times the limit.
+
+    Each addition is off by at most u |its result|. Of all orders to add K terms, one
+    after the other has the largest results: 2, 3, ..., K times the limit. 1.01 covers
+    the second order (Higham 2002, eq. 4.3).
+    """
+    return 1.01 * (num_terms * (num_terms + 1) / 2 - 1)
+
+
+def sum_error(num_terms: int) -> float:
+    """Returns the same where terms are rounded too, and summed by products of matrices.
+
+    Of the l2 norm, whatever the order in each coordinate: see `_slabs`.
+    """
+    depths = [num_terms - 1, *range(num_terms - 1, 0, -1)]
+    squares = num_terms * sum((1 + depth) ** 2 for depth in depths)
+    return math.sqrt(squares) * (1 + num_terms * ROUNDOFF)
+
+
+def _change_before_rounding(limit, num_samples, num_coordinates, relation, error):
     """Bounds the l2 change of the fold's mean before it is rounded to float32."""
     influences = {REPLACE_ONE: 2.0, ADD_OR_REMOVE_ONE: 1.0}.get(relation, 0.0)
     _validate.require(
         influences > 0, "relation", relation, "REPLACE_ONE or ADD_OR_REMOVE_ONE"
     )
     _validate.positive(num_samples=num_samples)
-    # Each addition of a block is off by at most u |its result|. Of all orders to add K
-    # terms, one after the other has the largest results: 2, 3, ..., K times the limit.
-    # So do two neighbours; 1.01 covers the second order (Higham 2002, eq. 4.3).
+    # A block's sum is off by so much in each of two neighbours.
     is_known = _validate.is_concrete(num_samples)
     length = block_length(float(num_samples) if is_known else 1)
-    block = 2 * 1.01 * (length * (length + 1) / 2 - 1) * ROUNDOFF
+    block = 2 * error(length) * ROUNDOFF
     # Each neighbour's block sum is divided by n, and the rests that are left below the
     # exact digits of all blocks are added as floats (`digit_layout`).
     rests = 2.0**-34

@@ -15,23 +15,20 @@ its depth in the tree of sums. The sum is off by at most (1 + K u) u sum (1 + de
 Of all trees of K leaves the sum of squares is largest where terms are added one after
 the other: depths K - 1, K - 1, K - 2, ..., 1. Squared and summed over coordinates, each
 of which may have its own order, this bounds the l2 norm of the error by (1 + K u) u
-sqrt(K sum (1 + depth_i)^2) times the limit of a sample's norm. `sensitivity()` allows
-for 1.01 u (L (L + 1) / 2 - 1) times the limit, where L is `block_length`: enough up to
-K = 238 for L = 256 and K = 59 for L = 64, and no block is longer here.
+sqrt(K sum (1 + depth_i)^2) times the limit of a sample's norm: `sensitivity()` counts
+that (`sum_error`).
 
 For influences by coordinate the fold's own bound holds, coordinate by coordinate: it is
 that of the deepest tree.
 """
 
-import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dpjax._rounding import ROUNDOFF
 from dpjax._sharding import num_shares, psum, zeros
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators._digits import Digits
@@ -40,24 +37,6 @@ from dpjax.estimators._fold import longest_block, proven_divisor
 from dpjax.estimators._rows import Rows, influence_shape
 
 IN_TURN = 16  # rows that are added in one pass over a sum, on CPU
-
-
-@cache
-def provable_length(longest: int) -> int:
-    """Returns the most terms of a block whose rounding is counted.
-
-    Args:
-        longest: L, the terms that `sensitivity()` counts for a block.
-    """
-    counted = 1.01 * (longest * (longest + 1) / 2 - 1)
-    return max(k for k in range(1, longest + 1) if sum_error(k) <= counted)
-
-
-def sum_error(num_terms: int) -> float:
-    """Returns how far the sum of K terms may be off, in units of u times the limit."""
-    depths = [num_terms - 1, *range(num_terms - 1, 0, -1)]
-    squares = num_terms * sum((1 + depth) ** 2 for depth in depths)
-    return math.sqrt(squares) * (1 + num_terms * ROUNDOFF)
 
 
 def fold_factored(
@@ -81,7 +60,7 @@ def fold_factored(
         microbatch_size: how many samples are processed at once; None chooses.
     """
     normalize_by = proven_divisor(rows.num_rows_in_all, normalize_by)
-    longest = provable_length(longest_block(normalize_by))
+    longest = longest_block(normalize_by)
     shape = influence_shape(influence, rows)
     row, aux_shape = jax.eval_shape(lambda: rows.factored(0, 1))
 

@@ -74,8 +74,9 @@ def smoothed(
     """Returns scale·h_beta(x / scale) by coordinate; NaN gives zero."""
     x = as_float(x)
     s, b = like(scale, x), like(beta, x)
-    # Beyond FAR nothing changes; an infinity would spoil the derivative.
-    a = within(x, _catoni.FAR * s) * (1 / s)
+    # Beyond FAR nothing changes; an infinity would spoil the derivative. A clip has one
+    # operand, and is fused with all that follows at any scale; `within` is not at 1.
+    a = jnp.clip(x, -_catoni.FAR * s, _catoni.FAR * s) * (1 / s)
     if coefficients is None:
         h = _catoni.exact(a, b)
     else:

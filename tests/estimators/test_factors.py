@@ -20,7 +20,7 @@ from dpjax.estimators import (
 )
 from dpjax.estimators._factors import add_rows
 from dpjax.estimators._safe_norm import power_of_two
-from dpjax.estimators._slabs import provable_length, sum_error
+from dpjax.estimators._sensitivity import sum_error, sum_error_in_turn
 
 ROUNDOFF = 2.0**-24
 
@@ -189,7 +189,7 @@ def exact_sum(terms):
     return [sum(column) for column in columns]
 
 
-@pytest.mark.parametrize("length", [59, 238])
+@pytest.mark.parametrize("length", [64, 256])
 def test_no_order_of_a_sum_passes_what_is_allowed(length):
     """A search: nearly collinear terms of norm one, and terms of a few coordinates."""
     rng = np.random.default_rng(length)
@@ -220,20 +220,27 @@ def test_no_tree_is_deeper_than_one_after_the_other():
         assert second[k] == sum((1 + depth) ** 2 for depth in depths)
 
 
-def test_blocks_are_as_long_as_what_is_counted_for_the_worst_tree():
-    # Depths K - 1, K - 1, K - 2, ..., 1, by coordinate in the worst order for it.
-    for longest, most in ((64, 59), (256, 238)):
-        assert provable_length(longest) == most
-        counted = 1.01 * (longest * (longest + 1) / 2 - 1)
-        for length in (most, most + 1):
-            depths = np.array([length - 1, *range(length - 1, 0, -1)])
-            worst = np.sqrt(length * ((1.0 + depths) ** 2).sum())
-            assert (worst <= counted) == (length == most)
+@pytest.mark.parametrize("length", [64, 256])
+def test_the_sensitivity_counts_the_worst_orders(length):
+    # Depths K - 1, K - 1, K - 2, ..., 1, in another order in each of K coordinates: the
+    # terms that are as long in a coordinate as they are deep there have norm one each.
+    weights = 1.0 + np.array([length - 1, *range(length - 1, 0, -1)])
+    terms = np.stack([np.roll(weights, i) for i in range(length)])
+    terms /= np.linalg.norm(terms, axis=1, keepdims=True)
+    orders = np.stack([np.roll(weights, i) for i in range(length)])
+    worst = np.linalg.norm((orders * terms).sum(axis=0))
+    assert worst * (1 - 1e-12) <= sum_error(length) <= worst * (1 + 1e-4)
+    # One coordinate alone has one order; the fold's terms are not rounded once more.
+    assert (weights - 1).sum() < sum_error_in_turn(length) < weights.sum() * 1.01
+    assert weights.sum() < worst
+    n = 4096 if length == 256 else 100_000
+    counted = Clipping(1.0).sensitivity(n, 1000).l2
+    assert counted >= 2 / n * (1 + sum_error(length) * ROUNDOFF)
 
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("estimator", [Clipping(1.0), SmoothedClipping(1.0)], ids=str)
-@pytest.mark.parametrize("n", [59, 256])
+@pytest.mark.parametrize("n", [64, 256])
 def test_samples_stay_within_the_limit(estimator, n):
     """A mean of equal samples has the norm of one."""
     ones = [jnp.ones_like(x[:1]) for x in rows_of(1)]
