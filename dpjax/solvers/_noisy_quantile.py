@@ -33,7 +33,7 @@ def noisy_quantile(
         noise_multiplier: stddev of the counts' noise over their l2 sensitivity.
 
     Returns:
-        The size, a scalar; the least one, 2^-20, where no bin stands out.
+        The size, a scalar; 1 where no bin stands out, as of standardised data.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one: a record that is
@@ -59,4 +59,4 @@ def noisy_quantile(
     missing = wanted - (above[place] - kept[place])
     share = jnp.clip(missing / jnp.maximum(kept[place], 1.0), 0.0, 1.0)
     size = jnp.exp2((_FIRST + 1 + place).astype("float32") - share)
-    return jnp.where(top < 0, 2.0**_FIRST, size).astype(sizes.dtype)
+    return jnp.where(top < 0, 1.0, size).astype(sizes.dtype)

@@ -164,7 +164,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "name"), BAD, ids=str)
+@pytest.mark.parametrize(("arguments", "name"), BAD)
 def test_bad_parameters_are_refused_before_anything(monkeypatch, arguments, name):
     frame = polars.DataFrame({"age": [1.0, 2.0]})
     no_release(monkeypatch)
