@@ -23,6 +23,7 @@ from dpjax._sharding import varying, varying_axes
 from dpjax._tree import like, register
 from dpjax._types import PyTree
 from dpjax.estimators._entries import as_finite, as_float
+from dpjax.estimators._row_sums import add_rows, zero_unless
 
 Influence = Callable[[jax.Array], jax.Array]
 SMALL = 4096  # coordinates, such as of a bias
@@ -321,7 +322,7 @@ class FactoredSamples:
 
     def zero_unless(self, counts: jax.Array) -> "FactoredSamples":
         """Returns zeros in the place of samples that do not count."""
-        return jax.tree.map(lambda x: _zero_unless(counts, x), self)
+        return jax.tree.map(lambda x: zero_unless(counts, x), self)
 
     @property
     def is_factored(self) -> bool:
@@ -354,49 +355,6 @@ def adds_influences(
     return add
 
 
-def add_rows(
-    total: jax.Array,
-    function: Callable[..., jax.Array],
-    arrays: tuple[jax.Array, ...],
-    in_turn: int | None,
-) -> jax.Array:
-    """Adds `function(*row)` of all rows to a sum.
-
-    Args:
-        total: the sum.
-        function: of a row of each array; that of zeros is zero.
-        arrays: shapes (n, ...).
-        in_turn: how many rows are added in one pass over the sum, one after the other;
-            None leaves the order to the compiler.
-    """
-    if in_turn is None:
-        return total + jax.vmap(function)(*arrays).sum(axis=0)
-    num_rows = len(arrays[0])
-    size = min(in_turn, num_rows)
-
-    def part(x, i):
-        # The last part may reach past the end: it is shifted back, and those of its
-        # rows that are already added are zeros.
-        start = jnp.minimum(i * size, num_rows - size)
-        x = jax.lax.dynamic_slice_in_dim(x, start, size)
-        if num_rows % size == 0:
-            return x
-        return _zero_unless(start + jnp.arange(size) >= i * size, x)
-
-    def add(i, carry):
-        # Rows are fetched a turn before, into a place of their own: else the compiler
-        # has them fetched entry by entry.
-        total, parts = carry
-        for row in range(size):
-            total = total + function(*(x[row] for x in parts))
-        return total, [part(x, i + 1) for x in arrays]
-
-    if size == num_rows:
-        return add(0, (total, arrays))[0]
-    first = [part(x, 0) for x in arrays]
-    return jax.lax.fori_loop(0, -(-num_rows // size), add, (total, first))[0]
-
-
 def _if_large(total, in_turn):
     """Returns None for a small sum: a loop over rows is a long program."""
     return in_turn if total.size > SMALL else None
@@ -418,10 +376,6 @@ def _row_in_units(x, *numbers):
     for number in numbers:
         x = x * like(number, x)
     return x
-
-
-def _zero_unless(counts, x):
-    return jnp.where(counts.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
 
 
 def _is_leaf(x: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import sklearn
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 from sklearn.utils.validation import validate_data as validated
@@ -14,6 +15,8 @@ from sklearn.utils.validation import validate_data as validated
 from dpjax import _validate
 from dpjax._default_delta import default_delta
 from dpjax._types import Key
+
+_READS_POLARS = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)
 
 
 def checked(model: Any, X: Any) -> tuple[np.ndarray, float, float, Key]:
@@ -29,7 +32,7 @@ def features_of(model: BaseEstimator, X: Any, *, is_new: bool) -> np.ndarray:
 
     At `fit` (`is_new`) their number and names are kept, later they are compared.
     """
-    if hasattr(X, "get_columns") and not hasattr(X, "__dataframe__"):
+    if hasattr(X, "get_columns") and not _READS_POLARS:
         X = _Named(X)
     return np.asarray(
         validated(
@@ -39,7 +42,7 @@ def features_of(model: BaseEstimator, X: Any, *, is_new: bool) -> np.ndarray:
 
 
 class _Named:
-    """A frame of polars, by the protocol in which scikit-learn asks for names."""
+    """A frame of polars, by the protocol in which scikit-learn before 1.9 asks."""
 
     def __init__(self, frame: Any):
         self.frame = frame

@@ -55,9 +55,13 @@ def dp_linear_model(
        same spread; the others keep theirs.
     3. The length of gradients at the constant, from which the clipping threshold comes:
        the more noise, the lower.
-    4. 50 steps of clipped noisy gradients in z from the constant on, weights and
-       intercept clipped apart. Step sizes are the distance moved so far over the root
-       of the summed squared gradients; released is a mean of the iterates.
+    4. 50 or 100 steps of clipped noisy gradients in z from the constant on. Step sizes
+       are the distance moved so far over the root of the summed squared gradients;
+       kept is a mean of the iterates. The intercept of the squared loss, which is a
+       mean, stays; that of others takes steps too, clipped apart.
+    5. Scale and level of these weights' predictions, by a noisy Newton step on two
+       numbers: clipped gradients of skewed targets stop short of the weights that fit.
+       Losses of several outputs do without.
 
     With `max_features`, features are chosen first, half of them by their correlation
     with the slopes of the loss at zero weights, the rest by that with the slopes of a
@@ -90,8 +94,9 @@ def dp_linear_model(
         A `Solution` with params of shape (d,), or (d, K) where the loss has K outputs.
         Its stats hold num_steps; noise_multiplier, of all releases together; shares of
         the budget; radius, share_kept of the correlations, l2_clip_norms of weights and
-        intercept in z; with an intercept also constant, and target_size but for labels;
-        with `max_features` selected, the indices of their columns.
+        intercept in z; scale, by which the steps' weights are multiplied; with an
+        intercept also constant, and target_size but for labels; with `max_features`
+        selected, the indices of their columns.
         All are released, or public.
 
     Raises:

@@ -18,7 +18,7 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
-from dpjax.estimators._factors import add_rows
+from dpjax.estimators._row_sums import add_rows
 from dpjax.estimators._safe_norm import power_of_two
 from dpjax.estimators._sensitivity import sum_error, sum_error_in_turn
 
