@@ -81,6 +81,11 @@ def test_without_settings_the_linear_model_is_trained():
     assert np.array_equal(run.iterates, [run.solution.params])
     weights = run.solution.params
     assert weights[0] > 3 * max(abs(weights[1]), abs(weights[2]))
+
+
+@pytest.mark.slow
+def test_the_linear_model_of_an_intercept_alone():
+    data = dataset(n=400, task="classification")
     alone = dataclasses.replace(
         data,
         feature_names=("intercept",),

@@ -15,6 +15,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
+import dpjax.sklearn
 from dpjax._default_delta import default_delta
 from dpjax.accounting import gaussian_epsilon
 from dpjax.sklearn import (
@@ -307,7 +308,9 @@ def test_tiny_tables_give_finite_predictions(estimator, n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", LINEAR, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "estimator", [*LINEAR, dpjax.sklearn], ids=lambda cls: cls.__name__
+)
 def test_examples_that_the_default_run_skips(estimator):
     source = inspect.getdoc(estimator).replace("# doctest: +SKIP", "")
     example = doctest.DocTestParser().get_doctest(source, {}, "example", None, 0)
