@@ -89,15 +89,7 @@ def test_smoke(name, tmp_path):
     check(*run(name, tmp_path)[:2])
 
 
-@pytest.fixture
-def few_programs_of_a_panel():
-    """Drops compiled programs panel by panel: see `few_programs`."""
-    yield
-    jax.clear_caches()
-
-
 @pytest.mark.figures
-@pytest.mark.usefixtures("few_programs_of_a_panel")
 @pytest.mark.parametrize("name", NAMES)
 def test_quick(name, tmp_path):
     check(*run(name, tmp_path, Size.QUICK)[:2])

@@ -22,6 +22,17 @@ def run_example(heading):
 
 
 @pytest.mark.slow
+def test_five_lines(capsys):
+    names = run_example("Five lines")
+    assert "a factor e^1 = 2.72" in capsys.readouterr().out.replace("\n", " ")
+    features, labels = (np.asarray(x) for x in names["data"])
+    margins = (
+        features @ np.asarray(names["solution"].params) * np.where(labels > 0, 1, -1)
+    )
+    assert np.logaddexp(0, -margins).mean() < 0.33  # 0.32 without privacy
+
+
+@pytest.mark.slow
 def test_many_features(capsys):
     names = run_example("Many features")
     assert capsys.readouterr().out == "[3 8]\n"

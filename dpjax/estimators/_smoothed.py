@@ -76,7 +76,8 @@ def smoothed(
     s, b = like(scale, x), like(beta, x)
     # Beyond FAR nothing changes; an infinity would spoil the derivative. A clip has one
     # operand, and is fused with all that follows at any scale; `within` is not at 1.
-    a = jnp.clip(x, -_catoni.FAR * s, _catoni.FAR * s) * (1 / s)
+    known = jnp.where(jnp.isnan(x), 0, x)
+    a = jnp.clip(known, -_catoni.FAR * s, _catoni.FAR * s) * (1 / s)
     if coefficients is None:
         h = _catoni.exact(a, b)
     else:

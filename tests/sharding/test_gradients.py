@@ -226,7 +226,9 @@ def test_masks_divisors_values_and_aux(setting):
         result = jax.jit(mapped)(PARAMS, rows)
     else:
         result = setting(run, mesh_of(8))(PARAMS, rows)
-    assert_close(result, expected)
+    assert_close(result[0], expected[0])
+    # Losses are up to 40, where numbers are 4e-6 apart.
+    np.testing.assert_allclose(result[1], expected[1], rtol=5e-7)
     np.testing.assert_array_equal(result[2]["y"], BATCH["y"])
     assert result[1].sharding.is_equivalent_to(dealt(mask, mesh_of(8)).sharding, 1)
 
