@@ -185,8 +185,8 @@ SIGNATURES = {
     dpjax.sklearn.DPLinearRegression: LINEAR_REGRESSOR,
     dpjax.sklearn.DPPoissonRegressor: LINEAR_REGRESSOR,
     dpjax.sklearn.DPGammaRegressor: LINEAR_REGRESSOR,
-    dpjax.sklearn.DPHuberRegressor: LINEAR_REGRESSOR.replace("*", "* threshold="),
-    dpjax.sklearn.DPTweedieRegressor: LINEAR_REGRESSOR.replace("*", "* power="),
+    dpjax.sklearn.DPHuberRegressor: f"{LINEAR_REGRESSOR} threshold=",
+    dpjax.sklearn.DPTweedieRegressor: f"{LINEAR_REGRESSOR} power=",
     dpjax.sklearn.DPLogisticRegression: (
         "* epsilon= delta= classes= feature_ranges= max_weight= random_state="
     ),

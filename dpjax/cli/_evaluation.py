@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting import ComposedDpEvent
 
+from dpjax._rounding import ROUNDED_UP
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.cli._plan import Plan
@@ -171,7 +172,7 @@ class _Release:
         self, sums: np.ndarray, sensitivity: float
     ) -> tuple[np.ndarray, float]:
         """Returns the noisy sums, and the standard deviation of the noise."""
-        stddev = self.multiplier * sensitivity
+        stddev = self.multiplier * sensitivity * ROUNDED_UP
         noise = gaussian(next(self.keys), jnp.zeros(sums.shape), stddev=stddev)
         return sums + np.asarray(noise, np.float64), stddev
 

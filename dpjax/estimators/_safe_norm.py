@@ -85,7 +85,7 @@ def exponent_of(x: jax.Array) -> jax.Array:
     info = jnp.finfo(x.dtype)
     bits = jnp.int64 if info.bits == 64 else jnp.int32
     biased = jax.lax.bitcast_convert_type(stop_gradient(x), bits) >> info.nmant
-    exponent = biased.astype(jnp.int32) + (info.minexp)
+    exponent = biased.astype(jnp.int32) + info.minexp
     return jnp.clip(exponent, -125, info.maxexp - 2)
 
 

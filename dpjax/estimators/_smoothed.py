@@ -74,12 +74,12 @@ def smoothed(
     """Returns scale·h_beta(x / scale) by coordinate; NaN gives zero."""
     x = as_float(x)
     s, b = like(scale, x), like(beta, x)
+    known = jnp.where(jnp.isnan(x), 0, x)
     # Beyond FAR nothing changes; an infinity would spoil the derivative. A clip has one
     # operand, and is fused with all that follows at any scale; `within` is not at 1.
-    known = jnp.where(jnp.isnan(x), 0, x)
     a = jnp.clip(known, -_catoni.FAR * s, _catoni.FAR * s) * (1 / s)
     if coefficients is None:
         h = _catoni.exact(a, b)
     else:
         h = _catoni.series(a, b, like(coefficients, x))
-    return jnp.where(jnp.isnan(x), 0, within(s * h, s * like(supremum, x)))
+    return within(s * h, s * like(supremum, x))

@@ -22,6 +22,18 @@ from dpjax.datasets import Categorical, Numeric, Winsorized
 from dpjax.models._model import Model
 
 _FORMAT = 1
+# What zipfile, NumPy and json raise where an archive is damaged, or is something else.
+_UNREADABLE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OSError,
+    EOFError,
+    RuntimeError,  # and what zipfile cannot unpack
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def model_file(model: Model) -> bytes:
@@ -102,10 +114,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
             params, text = entries["params"], entries["model"]
         content = json.loads(str(text[()]))
         number = content["format"]
-    except (
-        *(ValueError, KeyError, TypeError, AttributeError, OSError, EOFError),
-        *(zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError),
-    ) as why:
+    except _UNREADABLE as why:
         raise _not_a_model(path, why) from None
     _validate.require(
         number == _FORMAT,

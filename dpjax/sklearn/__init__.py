@@ -54,12 +54,10 @@ Example:
     most a factor e^1 = 2.72, up to a failure probability of 1.08651e-05.
 """
 
-try:
-    import sklearn  # noqa: F401
-except ImportError as why:
-    raise ImportError(
-        'dpjax.sklearn needs scikit-learn: pip install "dpjax[sklearn]"'
-    ) from why
+from importlib.util import find_spec
+
+if find_spec("sklearn") is None:
+    raise ImportError('dpjax.sklearn needs scikit-learn: pip install "dpjax[sklearn]"')
 
 from dpjax.sklearn._amounts import (
     DPGammaRegressor,

@@ -1,13 +1,13 @@
 """Regression of counts and amounts, whose mean is the exponential of the prediction."""
 
 import math
-from typing import Any
 
 import numpy as np
 
 from dpjax import _validate, losses
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
+from dpjax.sklearn._linear import parameters
 from dpjax.sklearn._regressors import Unit, _Regressor, bought_unit
 
 # In units of the target: means lie between the two, and larger targets count as the
@@ -140,6 +140,7 @@ class DPGammaRegressor(_LogLinkRegressor):
         return losses.gamma(min_mean=_LEAST_MEAN, max_target=_LARGEST_TARGET)
 
 
+@parameters
 class DPTweedieRegressor(_LogLinkRegressor):
     """Private Tweedie regression with log link, for amounts that may be zero.
 
@@ -177,26 +178,7 @@ class DPTweedieRegressor(_LogLinkRegressor):
         As for `dpjax.losses.tweedie` and `dpjax.solvers.dp_linear_model`.
     """
 
-    def __init__(
-        self,
-        *,
-        power: float = 1.5,
-        epsilon: float = 1.0,
-        delta: float | None = None,
-        feature_ranges: Any = None,
-        target_range: tuple[float, float] | None = None,
-        max_weight: float = 1.0,
-        random_state: int | None = None,
-    ):
-        super().__init__(
-            epsilon=epsilon,
-            delta=delta,
-            feature_ranges=feature_ranges,
-            target_range=target_range,
-            max_weight=max_weight,
-            random_state=random_state,
-        )
-        self.power = power
+    power: float = 1.5
 
     def _loss(self) -> LinearLoss:
         return losses.tweedie(

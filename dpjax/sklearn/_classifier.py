@@ -13,10 +13,16 @@ from sklearn.utils.validation import check_is_fitted
 from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.sklearn import _labels, _tables
-from dpjax.sklearn._linear import LinearEstimator, guarantee, total_noise
+from dpjax.sklearn._linear import (
+    LinearEstimator,
+    guarantee,
+    parameters,
+    total_noise,
+)
 from dpjax.sklearn._scales import Standard
 
 
+@parameters
 class DPLogisticRegression(ClassifierMixin, LinearEstimator):
     """Private logistic regression, for two classes or more.
 
@@ -64,22 +70,12 @@ class DPLogisticRegression(ClassifierMixin, LinearEstimator):
         Exact privacy analysis of the Gaussian sparse histogram mechanism.
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float | None = None,
-        classes: Any = None,
-        feature_ranges: Any = None,
-        max_weight: float = 1.0,
-        random_state: int | None = None,
-    ):
-        self.epsilon = epsilon
-        self.delta = delta
-        self.classes = classes
-        self.feature_ranges = feature_ranges
-        self.max_weight = max_weight
-        self.random_state = random_state
+    epsilon: float = 1.0
+    delta: float | None = None
+    classes: Any = None
+    feature_ranges: Any = None
+    max_weight: float = 1.0
+    random_state: int | None = None
 
     def fit(self, X, y, sample_weight=None):
         """Fits the model, and spends the budget.

@@ -9,7 +9,7 @@ from scipy.special import ndtri_exp
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._types import Key
-from dpjax.mechanisms import gaussian
+from dpjax.sklearn._scales import released
 
 DELTA_SHARE = 0.2  # of delta, for a label that one record alone has
 _THRESHOLD = 4.0  # of the noise's standard deviation, about
@@ -86,11 +86,11 @@ def buy_labels(
     """
     distinct, codes = numbered(labels)
     size = 2 ** math.ceil(math.log2(max(len(distinct), 1)))  # few programs
-    counts = np.bincount(codes[codes >= 0], minlength=size).astype(np.float32)
-    stddev = math.sqrt(2) * noise_multiplier * ROUNDED_UP
-    threshold = (1 - stddev * ndtri_exp(log_probability)) * ROUNDED_UP
-    noisy = np.asarray(gaussian(key, counts, stddev=stddev))
-    passed = [label for label, n in zip(distinct, noisy, strict=False) if n > threshold]
+    counts = np.bincount(codes[codes >= 0], minlength=size)
+    stddev = math.sqrt(2) * noise_multiplier
+    threshold = (1 - stddev * ROUNDED_UP * ndtri_exp(log_probability)) * ROUNDED_UP
+    found = released(key, counts, stddev)
+    passed = [label for label, n in zip(distinct, found, strict=False) if n > threshold]
     if not passed:
         passed = [np.zeros(1, labels.dtype)[0] if labels.dtype != object else ""]
     return _sorted(passed, labels.dtype)

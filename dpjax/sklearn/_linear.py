@@ -1,6 +1,7 @@
 """What the estimators of linear models share: scales, a private fit, user's units."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -25,6 +26,9 @@ from dpjax.solvers import dp_linear_model
 # epsilon above zero for all noise of use.
 PART_DELTA = 1e-9
 _LEAST_SHARE = 0.05  # of the budget, for the scales of features
+
+# scikit-learn's constructors set what they are given, and nothing else.
+parameters = dataclass(kw_only=True, eq=False, repr=False)
 
 
 class LinearEstimator(BaseEstimator):

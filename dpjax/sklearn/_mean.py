@@ -8,7 +8,13 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dpjax.sklearn import _tables
-from dpjax.sklearn._linear import PART_DELTA, guarantee, part_epsilon, total_noise
+from dpjax.sklearn._linear import (
+    PART_DELTA,
+    guarantee,
+    parameters,
+    part_epsilon,
+    total_noise,
+)
 from dpjax.sklearn._regressors import in_unit
 from dpjax.solvers import dp_mean
 
@@ -18,6 +24,7 @@ _MOMENT = 4.0
 _LEAST_WEIGHT = 0.05  # of the noisy mean weight, in the largest one
 
 
+@parameters
 class DPMeanRegressor(RegressorMixin, BaseEstimator):
     """The private mean of the target, whatever the features are.
 
@@ -57,20 +64,11 @@ class DPMeanRegressor(RegressorMixin, BaseEstimator):
         As for `dpjax.solvers.dp_mean`.
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float | None = None,
-        target_range: tuple[float, float] | None = None,
-        max_weight: float = 1.0,
-        random_state: int | None = None,
-    ):
-        self.epsilon = epsilon
-        self.delta = delta
-        self.target_range = target_range
-        self.max_weight = max_weight
-        self.random_state = random_state
+    epsilon: float = 1.0
+    delta: float | None = None
+    target_range: tuple[float, float] | None = None
+    max_weight: float = 1.0
+    random_state: int | None = None
 
     def __sklearn_tags__(self):
         """NaN is taken: features are not read."""

@@ -11,7 +11,12 @@ from dpjax import _validate, losses
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
-from dpjax.sklearn._linear import LinearEstimator, guarantee, total_noise
+from dpjax.sklearn._linear import (
+    LinearEstimator,
+    guarantee,
+    parameters,
+    total_noise,
+)
 from dpjax.sklearn._scales import buy_scales, scales_share
 
 _LEAST_SHARE = 0.01  # of the budget, for the target's unit
@@ -64,23 +69,14 @@ def in_unit(
     return np.clip(known, -_LARGEST, _LARGEST), unit
 
 
+@parameters
 class _Regressor(RegressorMixin, LinearEstimator):
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float | None = None,
-        feature_ranges: Any = None,
-        target_range: tuple[float, float] | None = None,
-        max_weight: float = 1.0,
-        random_state: int | None = None,
-    ):
-        self.epsilon = epsilon
-        self.delta = delta
-        self.feature_ranges = feature_ranges
-        self.target_range = target_range
-        self.max_weight = max_weight
-        self.random_state = random_state
+    epsilon: float = 1.0
+    delta: float | None = None
+    feature_ranges: Any = None
+    target_range: tuple[float, float] | None = None
+    max_weight: float = 1.0
+    random_state: int | None = None
 
     def _loss(self) -> LinearLoss:
         return losses.squared
@@ -189,6 +185,7 @@ class DPLinearRegression(_Regressor):
     """
 
 
+@parameters
 class DPHuberRegressor(_Regressor):
     """Private regression with the Huber loss, for targets with heavy tails.
 
@@ -225,26 +222,7 @@ class DPHuberRegressor(_Regressor):
         As for `dpjax.solvers.dp_linear_model`.
     """
 
-    def __init__(
-        self,
-        *,
-        threshold: float = 1.345,
-        epsilon: float = 1.0,
-        delta: float | None = None,
-        feature_ranges: Any = None,
-        target_range: tuple[float, float] | None = None,
-        max_weight: float = 1.0,
-        random_state: int | None = None,
-    ):
-        super().__init__(
-            epsilon=epsilon,
-            delta=delta,
-            feature_ranges=feature_ranges,
-            target_range=target_range,
-            max_weight=max_weight,
-            random_state=random_state,
-        )
-        self.threshold = threshold
+    threshold: float = 1.345
 
     def _loss(self) -> LinearLoss:
         _validate.positive(threshold=self.threshold)

@@ -134,7 +134,7 @@ def buy_scales(
         held = np.clip(columns[:, away] / scales[away], -_MOST_MEAN, _MOST_MEAN)
         # The mean is rounded in float64, and as it is passed to the mechanism.
         moved = 2 * _MOST_MEAN / num_samples + 4 * ROUNDOFF
-        means = _noisy(
+        means = released(
             keys[1], held.mean(axis=0), second * math.sqrt(away.size) * moved
         )
         is_away = np.abs(means) > _RECENTERED
@@ -162,7 +162,7 @@ def _most_cells(key: Key, columns: np.ndarray, noise_multiplier: float) -> float
     bins = np.searchsorted(edges, np.count_nonzero(columns, axis=1))
     counts = np.bincount(bins, minlength=num_bins)
     stddev = math.sqrt(2) * noise_multiplier
-    noisy = _noisy(key, counts, stddev)
+    noisy = released(key, counts, stddev)
     above = np.cumsum(noisy[::-1])[::-1] - noisy  # of each bin
     is_few = above <= _MOST_DENSE * num_samples + stddev * math.sqrt(num_bins)
     return float(edges[np.argmax(is_few)])
@@ -193,7 +193,7 @@ def _sizes(
     if most_cells < num_columns:  # Sums of shares are rounded; counts are exact.
         sensitivity += math.sqrt(2 * num_columns) * 2 * ROUNDOFF * len(columns)
     stddev = sensitivity * noise_multiplier
-    noisy = _noisy(key, np.stack(counts), stddev)
+    noisy = released(key, np.stack(counts), stddev)
     windows = np.lib.stride_tricks.sliding_window_view(noisy, _WINDOW, axis=1)
     sums = windows.sum(axis=2)
     best, num_seen = np.argmax(sums, axis=1), sums.max(axis=1)
@@ -209,7 +209,7 @@ def _sizes(
     return np.where(is_seen, sizes, 1.0), np.where(is_seen, num_seen, 0.0)
 
 
-def _noisy(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:
-    # Counts are exact in float32 up to 2^24.
+def released(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:
+    """Returns values with Gaussian noise; counts are held to 2^24, and so exact."""
     value = np.minimum(values, 2.0**24).astype(np.float32)
     return np.asarray(gaussian(key, value, stddev=stddev * ROUNDED_UP), np.float64)

@@ -162,8 +162,6 @@ def fit(
         As one Gaussian mechanism of the noise multiplier, under replace-one, for all
         that is returned and all iterates.
     """
-    shares = Shares.of(problem, len(records.targets), noise_multiplier)
-    multipliers = shares.multipliers(noise_multiplier)
     num_samples, num_features = records.features.shape
     num_weights = num_features * problem.loss.num_outputs
     is_clear = num_samples >= _CLEAR * noise_multiplier * math.sqrt(num_weights)
@@ -356,10 +354,10 @@ def _recalibrated(
         multiplier=multipliers.recalibration,
         axis_name=problem.axis_name,
     )
-    params = {"weights": scale * weights}
-    return params | (
-        {"intercept": level + shift} if problem.has_intercept else {}
-    ), scale
+    fitted = {"weights": scale * weights}
+    if problem.has_intercept:
+        fitted["intercept"] = level + shift
+    return fitted, scale
 
 
 def _in_features(

@@ -19,6 +19,7 @@ from dpjax.cli._runs import Run
 from dpjax.cli._schema import Schema
 from dpjax.cli._sources import Table, encode_table
 from dpjax.datasets import Categorical, Numeric
+from dpjax.mechanisms import gaussian
 from dpjax.solvers import Solution
 
 PRICE, SOLD = Numeric(300.0, 100.0), Categorical(("yes",))
@@ -174,6 +175,25 @@ def test_what_it_costs():
     # A pure method: the evaluation needs a delta, and the whole has it.
     pure = evaluation(data, PRICE, delta=0.0)
     assert pure.privacy.delta == 1e-4
+
+
+@pytest.mark.parametrize(("kind", "sensitivity"), [(PRICE, 2.0), (SOLD, 2**0.5)])
+def test_noise_is_what_the_guarantee_says(monkeypatch, kind, sensitivity):
+    seen = []
+
+    def spy(key, zeros, *, stddev):
+        noise = gaussian(jax.random.clone(key), zeros, stddev=stddev)
+        seen.append((jax.random.key_data(key).tolist(), stddev, np.array(noise)))
+        return noise
+
+    monkeypatch.setattr(_evaluation, "gaussian", spy)
+    found = evaluation(many(kind, n=50), kind)
+    multiplier = found.privacy.dp_event.event.noise_multiplier
+    (first, of_counts, counts), (second, of_losses, _) = seen
+    assert first != second
+    for stddev, moved in (of_counts, sensitivity), (of_losses, 1000 * 2**0.5):
+        assert 1 <= stddev / (multiplier * moved) < 1.00001
+    assert 0.6 < np.std(counts) / of_counts < 1.4
 
 
 def test_the_split_is_public():

@@ -32,7 +32,7 @@ class Releases:
 @pytest.fixture
 def releases(monkeypatch):
     stand_in = Releases()
-    monkeypatch.setattr(_scales, "_noisy", stand_in)
+    monkeypatch.setattr(_scales, "released", stand_in)
     return stand_in
 
 
@@ -183,3 +183,15 @@ def test_labels_of_many_records_are_bought_and_no_text_but_theirs(key):
         jax.random.key(1), labels[-1:], noise_multiplier=10.0, log_probability=-12.0
     )
     assert few.tolist() == [""]
+
+
+def test_counts_are_held_to_what_float32_counts():
+    # One record more moved the float of the next even number by two.
+    counts = np.array([2.0**24, 2.0**24 + 1, 2.0**24 + 2])
+    found = _scales.released(jax.random.key(0), counts, 1e-9)
+    assert np.ptp(found) == 0
+
+
+def test_noise_has_the_stddev_that_is_asked():
+    noise = _scales.released(jax.random.key(0), np.zeros(4_000), 3.0)
+    np.testing.assert_allclose(noise.std(), 3.0, rtol=0.05)

@@ -372,7 +372,10 @@ def test_runs_of_several_keys_at_once():
 @pytest.mark.slow
 def test_a_callback_sees_every_iterate():
     seen = []
-    callback = lambda step, params: seen.append((int(step), params))  # noqa: E731
+
+    def callback(step, params):
+        seen.append((int(step), params))
+
     solve("logistic", epsilon=0.1, execution=Execution(callback=callback))
     jax.effects_barrier()
     assert sorted(step for step, _ in seen) == list(range(1, 51))
