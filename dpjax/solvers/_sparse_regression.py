@@ -114,8 +114,9 @@ def dp_sparse_linear_regression(
     num_samples, num_features = features.shape
     params = jnp.zeros(features.shape[1], features.dtype)
     check_sparsity(sparsity, params)
+    rho = epsilon_to_rho(epsilon, delta)
     design = _Design(
-        num_samples, num_features, sparsity, epsilon, delta, fourth_moment_bound, radius
+        num_samples, num_features, sparsity, epsilon, rho, fourth_moment_bound, radius
     )
     if calibration == "paper":
         num_steps = papers_num_steps(num_samples) if num_steps is None else num_steps
@@ -132,7 +133,6 @@ def dp_sparse_linear_regression(
     if learning_rate is not None:
         _validate.positive(learning_rate=learning_rate)
     share = _MEAN_SQUARE_SHARE if learning_rate is None else 0.0
-    rho = epsilon_to_rho(epsilon, delta)
     if calibration == "paper":
         # 004, Algorithm 4: b = 2 lam sqrt(3 s L) / epsilon.
         papers_rho = 5 / 24 * epsilon**2 / math.log(1 / delta)
@@ -180,7 +180,7 @@ class _Design(NamedTuple):
     num_features: int
     sparsity: int
     epsilon: float
-    delta: float
+    rho: float
     fourth_moment_bound: float
     radius: float
 
@@ -197,7 +197,7 @@ class _Design(NamedTuple):
         with the logarithm of 2 d T / zeta.
         """
         log_failure = math.log(2 * self.num_features * num_steps / FAILURE_PROB)
-        noise = math.sqrt(self.sparsity / epsilon_to_rho(self.epsilon, self.delta))
+        noise = math.sqrt(self.sparsity / self.rho)
         cost = 2 * noise * math.sqrt(2 * log_failure) + 4 / 3 * log_failure
         batch_size = max(1, self.num_samples // num_steps)
         return (2 * self.fourth_moment_bound * batch_size / cost) ** 0.25
@@ -211,7 +211,6 @@ class _Design(NamedTuple):
         b sqrt(2 log(d/s)), all s at worst. b grows with 1 + ||w||_1, which is 1 at the
         start and up to 1 + R sqrt(s) from then on: what makes a second step dear.
         """
-        rho = epsilon_to_rho(self.epsilon, self.delta)
         rate = 2 / 3 / math.sqrt(self.fourth_moment_bound)
         largest_l1 = self.radius * math.sqrt(self.sparsity)
         spread = 1 + 2 * math.log(self.num_features / self.sparsity)
@@ -219,7 +218,7 @@ class _Design(NamedTuple):
         def squared_error(num_steps: int) -> float:
             batch_size = max(1, self.num_samples // num_steps)
             sensitivity = 2 * rate * self.best_threshold(num_steps) ** 2 / batch_size
-            noise = sensitivity * math.sqrt(self.sparsity / rho)
+            noise = sensitivity * math.sqrt(self.sparsity / self.rho)
             added = self.sparsity * spread * noise**2
             error = self.radius**2 / 9 + added
             for _ in range(num_steps - 1):
