@@ -119,12 +119,25 @@ def robust(**options):
     )
 
 
+def linear_model(**options):
+    return solvers.dp_linear_model(
+        "logistic",
+        make_data(),
+        key=jax.random.key(1),
+        epsilon=1.0,
+        delta=1e-3,
+        **executed(options),
+    )
+
+
 RUNS = {
     "dp_gradient_descent": descent,
     "smoothed truncation": partial(descent, estimator=SmoothedTruncation(1.0)),
     "averaging, Poisson": partial(descent, averaging=True, batching=Poisson(20)),
     "trimmed mean": partial(descent, estimator=TrimmedMean(0.1, -9.0, 9.0)),
     "dp_frank_wolfe": frank_wolfe,
+    "dp_linear_model": linear_model,
+    "dp_linear_model, features chosen": partial(linear_model, max_features=2),
     "dp_lasso": lasso,
     "dp_iterative_hard_thresholding": hard_thresholding,
     "dp_sparse_linear_regression": sparse,
