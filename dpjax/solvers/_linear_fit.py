@@ -24,8 +24,7 @@ from dpjax.solvers._recalibration import Predictor, recalibration
 from dpjax.solvers._second_moments import Whitening, noisy_second_moments, whitening
 from dpjax.transforms import average_params, privatize
 
-# Steps: the more where n is so many times the noise of d gradients' coordinates.
-_FEW_STEPS, _MANY_STEPS, _CLEAR = 50, 100, 2000
+_FEWEST_STEPS, _MOST_STEPS = 50, 100  # one for each weight in between
 # Bias and noise of clipping are taken to be alike where so many times 2 sqrt(d)
 # multipliers of records are clipped, d the number of weights; never more than half.
 _CLIPPED, _MOST_CLIPPED = 1.0, 0.5
@@ -34,7 +33,9 @@ _BEYOND_TARGETS = 2.0  # the bound of targets, in what a histogram lets see
 # multipliers of one record, and never more than a tenth of all.
 _BEYOND_RADIUS, _MOST_BEYOND = 20.0, 0.1
 _INTERCEPT_SHARE = 0.1  # of the steps' budget
-_FIRST_DISTANCE = 0.3  # of threshold / sqrt(d), the size of a weight that matters
+# The first step's length, of threshold / sqrt(d), the size of a weight that matters. So
+# few steps cannot begin slowly, but where n is so many times the noise of a gradient.
+_FIRST_DISTANCE, _CLEAR_FIRST_DISTANCE, _CLEAR = 0.3, 0.1, 700
 
 
 class Problem(NamedTuple):
@@ -165,7 +166,8 @@ def fit(
     num_samples, num_features = records.features.shape
     num_weights = num_features * problem.loss.num_outputs
     is_clear = num_samples >= _CLEAR * noise_multiplier * math.sqrt(num_weights)
-    num_steps = _MANY_STEPS if is_clear else _FEW_STEPS
+    first_distance = _CLEAR_FIRST_DISTANCE if is_clear else _FIRST_DISTANCE
+    num_steps = min(max(num_weights, _FEWEST_STEPS), _MOST_STEPS)
     shares = Shares.of(problem, num_samples, noise_multiplier)
     multipliers = shares.multipliers(noise_multiplier)
     place_key, step_key, end_key = jax.random.split(key, 3)
@@ -175,7 +177,7 @@ def fit(
     params = {"weights": jnp.zeros((num_features, *outputs), place.constant.dtype)}
     if "intercept" in blocks:
         params["intercept"] = place.constant
-    distance = _FIRST_DISTANCE / math.sqrt(max(1, num_weights)) * place.norms["weights"]
+    distance = first_distance / math.sqrt(max(1, num_weights)) * place.norms["weights"]
     step = DistanceOverGradientsStep(
         loss_fn=ExampleLoss(problem.loss),
         batches=Batches.of(place.rows, num_steps, Full(), execution),

@@ -20,7 +20,7 @@ from dpjax.transforms import privatize
 
 _MOST_SCALE = 3.0
 # How far scale and level are thought to be off, before anything is seen.
-_PRIOR = 0.25
+_PRIOR = 0.1
 # A bound on products of score and slope is so many times what few records exceed: their
 # tails are those of the targets.
 _BEYOND_SLOPES = 2.0

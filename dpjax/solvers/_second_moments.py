@@ -16,7 +16,7 @@ from dpjax.transforms import aggregate
 
 # Of the edge of the noise's spectrum, and of the mean eigenvalue, that are added to
 # every eigenvalue: directions which the noise hides are not to be blown up.
-_NOISE_FLOOR, _MEAN_FLOOR, _LEAST = 1.0, 0.1, 1e-6
+_NOISE_FLOOR, _MEAN_FLOOR, _LEAST = 3.0, 0.1, 1e-6
 
 
 class Whitening(NamedTuple):

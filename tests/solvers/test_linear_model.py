@@ -39,7 +39,7 @@ def solve(loss="squared", data=None, **changes):
 def test_squared_loss():
     solution = solve()
     np.testing.assert_allclose(solution.params, TRUE, atol=0.3)
-    assert solution.stats["num_steps"] == 100
+    assert solution.stats["num_steps"] == 50
     np.testing.assert_allclose(sum(solution.stats["shares"].values()), 1, rtol=1e-12)
 
 
