@@ -151,6 +151,16 @@ TRANSFORMS = {
         ),
         takes_samples=True,
     ),
+    "chain": Part(
+        "transforms",
+        lambda key: transforms.chain(
+            transforms.privatize(
+                estimators.Clipping(1.0), noise_multiplier=0.5, key=key
+            ),
+            optax.trace(0.9),
+        ),
+        takes_samples=True,
+    ),
     "add_gaussian_noise": Part(
         "* stddev key",
         lambda key: transforms.add_gaussian_noise(stddev=0.1, key=key),

@@ -103,12 +103,39 @@ def privatize_added_record() -> Case:
 
 def dp_sgd() -> Case:
     """Both updates of a run, each moved by one gradient. Shows 3.6 of 4."""
+
+    def make(key: Key, multiplier: float) -> optax.GradientTransformationExtraArgs:
+        return transforms.dp_sgd(
+            0.1, Clipping(1.0), noise_multiplier=multiplier, key=key
+        )
+
+    return _two_updates("dp_sgd", make)
+
+
+def chain() -> Case:
+    """Both updates of a run with momentum, moved by one gradient. Shows 3.6 of 4."""
+
+    def make(key: Key, multiplier: float) -> optax.GradientTransformationExtraArgs:
+        mean = transforms.privatize(Clipping(1.0), noise_multiplier=multiplier, key=key)
+        return transforms.chain(mean, optax.trace(0.5))
+
+    def statistic(updates: PyTree) -> jax.Array:
+        # What momentum adds is what has been released: noise is what is new.
+        first, second = updates
+        return jnp.sum(first + (second - 0.5 * first))
+
+    return _two_updates("chain", make, statistic)
+
+
+def _two_updates(
+    name: str,
+    make: Callable[[Key, float], optax.GradientTransformationExtraArgs],
+    statistic: Statistic | None = None,
+) -> Case:
     multiplier, privacy = _gaussian_claim(num_releases=2)
 
     def release(key: Key, grads: jax.Array) -> PyTree:
-        optimizer = transforms.dp_sgd(
-            0.1, Clipping(1.0), noise_multiplier=multiplier, key=key
-        )
+        optimizer = make(key, multiplier)
         params = jnp.zeros(2)
         first, state = optimizer.update(grads, optimizer.init(params), params)
         second, _ = optimizer.update(grads, state, params)
@@ -116,11 +143,12 @@ def dp_sgd() -> Case:
 
     grads = jnp.array([[0.0, 0.0], [3.0, 4.0]])
     return Case(
-        name="dp_sgd",
+        name=name,
         release=release,
         data=grads,
         neighbor=grads.at[-1].multiply(-1),
         privacy=privacy,
+        statistic=statistic,
         is_gaussian=True,
     )
 
@@ -342,6 +370,7 @@ BUILDERS: dict[str, Callable[[], Case]] = {
         privatize_trimmed_mean,
         privatize_added_record,
         dp_sgd,
+        chain,
         add_gaussian_noise,
         privatize_trimmed_mean_smooth,
         frank_wolfe,

@@ -19,6 +19,7 @@ from dpjax._types import (
 from dpjax.accounting import calibrate_smooth_noise
 from dpjax.estimators import Estimator, SampleStream
 from dpjax.mechanisms import gaussian, laplace_log_normal
+from dpjax.transforms._chain import PrivateMean, refuse_wrappers
 from dpjax.transforms._noise import KeyState
 
 
@@ -62,6 +63,7 @@ def aggregate(
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
+        refuse_wrappers(updates)
         _validate.per_sample(updates, params)
         mean = estimator(
             updates, is_padding_example, normalize_by=normalize_by, axis_name=axis_name
@@ -80,14 +82,14 @@ def privatize(
     relation: NeighboringRelation = REPLACE_ONE,
     sampled: bool | None = None,
     axis_name: AxisName | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> PrivateMean:
     """Returns a transformation from per-sample gradients to their private mean.
 
     The robust mean plus Gaussian noise of standard deviation noise_multiplier times the
     estimator's l2 sensitivity; with `TrimmedMean` Laplace log-normal noise, in
     proportion to its smooth sensitivity, that costs the same zCDP. It goes first in a
-    chain: what comes after it, such as momentum, adam or schedules, is post-processing
-    and costs no privacy.
+    chain, which `dpjax.chain` sees to: what comes after it, such as momentum, adam or
+    schedules, is post-processing and costs no privacy.
 
     Args:
         estimator: the robust mean; its sensitivity must be finite.
@@ -110,9 +112,10 @@ def privatize(
 
     Raises:
         ValueError: where an argument is out of its range, the estimator has no finite
-            sensitivity, or update gets gradients without a sample axis; or where the
-            key is known to vary over devices of axis_name, or gradients over devices of
-            another axis than the key.
+            sensitivity, or update gets gradients without a sample axis; inside of
+            `optax.masked` or `optax.apply_if_finite`; or where the key is known to vary
+            over devices of axis_name, or gradients over devices of another axis than
+            the key.
 
     Privacy:
         One update is a Gaussian mechanism with stddev / sensitivity = noise_multiplier
@@ -130,15 +133,20 @@ def privatize(
         * No transformation before it in a chain may mix samples. `optax
           .clip_by_global_norm` and `optax.clip_by_block_rms` do: they scale all rows by
           a norm of all of them, so that one record moves every row, and the noise is
-          many times too small (30 times, in one trial). Transform single samples in
-          the loss or in the estimator.
+          many times too small (31 times, in one trial). `dpjax.chain` refuses them;
+          `optax.chain` does not. Transform single samples in the loss or in the
+          estimator.
         * With `TrimmedMean` the noise has heavy tails and depends on the samples: it
           suits few coordinates and many samples. It needs all n gradients at once, of
           batches that are fixed by index, such as all records or disjoint parts.
         * One optimizer is for one run: `init` starts with the same key each time, and
           two runs on the same data with the same noise are not private together.
-        * `optax.masked(privatize(...), mask)` is a leak: leaves that are masked out
-          pass raw per-sample gradients through. Put `optax.masked` after `privatize`.
+        * `optax.masked` around it would pass raw per-sample gradients through, of the
+          leaves that are masked out; `optax.apply_if_finite` would skip updates by the
+          values of samples. Both are refused: they go after it, if anywhere.
+        * With half-precision parameters `optax.chain` starts the state of momentum and
+          adam in half precision, and float32 updates change its types, which `lax.scan`
+          refuses. `dpjax.chain` keeps it in float32.
         * `optax.MultiSteps` around it would average over samples before it, and is
           refused. `optax.apply_every` after it adds up noisy means of several batches:
           account for each of them.
@@ -177,11 +185,12 @@ def privatize(
     )
 
     def init(params):
-        del params
+        refuse_wrappers(params)
         return KeyState(key)
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
+        refuse_wrappers(updates)
         _validate.per_sample(updates, params)
         stream = SampleStream.of(updates)
         num_rows = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
@@ -204,7 +213,7 @@ def privatize(
         next_key, noise_key = jax.random.split(state.key)
         return release(noise_key), KeyState(next_key)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return PrivateMean(init, update)
 
 
 def _gaussian_release(estimator, parameters, samples, is_padding_example, **how):
@@ -253,5 +262,5 @@ _RELEASES: dict[NoiseName, Callable[..., Callable[[Key], PyTree]]] = {
 
 
 def _init_empty(params):
-    del params
+    refuse_wrappers(params)
     return optax.EmptyState()
