@@ -40,7 +40,7 @@ class Part(NamedTuple):
     takes_samples: bool = False
 
 
-# make(size) -> the estimator, its limit in proportion to size.
+# make(size) -> the estimator, its limit in proportion to size, or 1.
 ESTIMATORS = {
     "Mean": Part("", lambda size: estimators.Mean()),
     "Clipping": Part("l2_clip_norm", estimators.Clipping),
@@ -48,6 +48,11 @@ ESTIMATORS = {
     "Winsorization": Part("threshold", estimators.Winsorization),
     "SmoothedTruncation": Part("scale beta=", estimators.SmoothedTruncation),
     "SmoothedClipping": Part("scale beta=", estimators.SmoothedClipping),
+    "Normalization": Part("offset", estimators.Normalization),
+    "Grouped": Part(
+        "estimator groups",
+        lambda size: estimators.Grouped(estimators.Clipping(size), ("",)),
+    ),
     "SmoothedTruncation, beta 9": Part(
         None, lambda size: estimators.SmoothedTruncation(size, 9.21)
     ),

@@ -33,6 +33,7 @@ from dpjax.constraints import Simplex
 from dpjax.estimators import (
     Clipping,
     Estimator,
+    Grouped,
     MedianOfMeans,
     TrimmedMean,
     Truncation,
@@ -72,6 +73,28 @@ def privatize_median_of_means() -> Case:
     grads = [[1.0]] * 3 + [[-1.0]] * 2 + [[1.0]] * 2
     estimator = MedianOfMeans(Truncation(1.0), num_groups=3)
     return _privatized("privatize_median_of_means", estimator, grads)
+
+
+def privatize_grouped() -> Case:
+    """Two groups turn round at once, by bounds of their own. Shows 3.6 of 4."""
+    estimator = Grouped(Clipping(jnp.array([1.0, 3.0])), ("0", "1"))
+    multiplier, privacy = _gaussian_claim()
+
+    def release(key: Key, grads: PyTree) -> PyTree:
+        transform = transforms.privatize(
+            estimator, noise_multiplier=multiplier, key=key
+        )
+        return transform.update(grads, transform.init(grads))[0]
+
+    grads = jnp.array([[0.0, 0.0], [1e30, -1e30]]), jnp.array([[0.0], [9.0]])
+    return Case(
+        name="privatize_grouped",
+        release=release,
+        data=grads,
+        neighbor=jax.tree.map(lambda x: x.at[-1].multiply(-1), grads),
+        privacy=privacy,
+        is_gaussian=True,
+    )
 
 
 def privatize_added_record() -> Case:
@@ -368,6 +391,7 @@ BUILDERS: dict[str, Callable[[], Case]] = {
         *map(_privatized_kind, _kinds_of_one_number()),
         privatize_median_of_means,
         privatize_trimmed_mean,
+        privatize_grouped,
         privatize_added_record,
         dp_sgd,
         chain,
