@@ -141,6 +141,17 @@ TRANSFORMS = {
         ),
         takes_samples=True,
     ),
+    "privatize, adaptive": Part(
+        None,
+        lambda key: transforms.privatize(
+            estimators.AdaptiveThreshold(
+                estimators.Clipping(1.0), lower=0.01, upper=100.0
+            ),
+            noise_multiplier=0.5,
+            key=key,
+        ),
+        takes_samples=True,
+    ),
     "privatize, trimmed mean": Part(
         None,
         lambda key: transforms.privatize(

@@ -11,6 +11,7 @@ for data that are well within a known range. The measured tables, data by data: 
 method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
 """
 
+from dpjax.estimators._adaptive import AdaptiveThreshold
 from dpjax.estimators._clipping import Clipping, clip_to_norm
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._factors import FactoredSamples, OuterProducts, TableRows
@@ -30,6 +31,7 @@ from dpjax.estimators._truncation import Truncation, truncate
 from dpjax.estimators._winsorization import Winsorization, winsorize
 
 __all__ = [
+    "AdaptiveThreshold",
     "Clipping",
     "Estimator",
     "FactoredSamples",

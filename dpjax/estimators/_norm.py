@@ -121,7 +121,7 @@ class NormEstimator(NormBounded):
     def is_short(self, sample: PyTree) -> jax.Array:
         """See `NormBounded.is_short`; NaN and infinities count as zero."""
         sample = jax.tree.map(as_float, sample)
-        size = self.sizes[0].astype(_widest(sample))
+        size = self.sizes[0].astype(widest(jax.tree.leaves(sample)))
         norm, unit, is_zero = scaled_norm(sample, size)
         return (is_zero | (norm / unit <= size))[None]
 
@@ -149,7 +149,7 @@ def shorten(
             is of the order of the length of long samples.
     """
     sample = jax.tree.map(as_float, sample)
-    dtype = _widest(sample)
+    dtype = widest(jax.tree.leaves(sample))
     wide = jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), parameters)
     return _shorten(length_fn, sample, wide)
 
@@ -203,6 +203,7 @@ def _shrinking(length, norm, unit, is_zero):
     return shrink, is_long
 
 
-def _widest(sample: PyTree) -> Any:
-    dtypes = (leaf.dtype for leaf in jax.tree.leaves(sample))
+def widest(leaves: list[jax.Array]) -> Any:
+    """Returns float64 where a leaf has it, else float32."""
+    dtypes = (jax.eval_shape(as_float, leaf).dtype for leaf in leaves)
     return max(dtypes, key=lambda dtype: dtype.itemsize)

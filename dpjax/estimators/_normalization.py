@@ -36,11 +36,11 @@ class Normalization(NormEstimator):
         ValueError: where offset is not a number in [1e-20, 1e30].
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import jax, jax.numpy as jnp
         >>> from dpjax.estimators import Normalization
-        >>> samples = jnp.array([[3e30, 4e30], [0.3, 0.4]])
-        >>> print(Normalization(0.5)(samples).round(3))
-        [0.45 0.6 ]
+        >>> samples = jnp.array([[3e30, 4e30], [0.0, 0.5]])
+        >>> jax.vmap(Normalization(0.5).influence)(samples).round(1).tolist()
+        [[0.6..., 0.8...], [0.0, 0.5]]
 
     Reference:
         Bu, Wang, Zha, Karypis (2023), Automatic clipping, AUTO-S, eq. (3.2).

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import optax
@@ -17,10 +18,22 @@ from dpjax._types import (
     Scalar,
 )
 from dpjax.accounting import calibrate_smooth_noise
-from dpjax.estimators import Estimator, SampleStream
+from dpjax.estimators import AdaptiveThreshold, Estimator, SampleStream
 from dpjax.mechanisms import gaussian, laplace_log_normal
 from dpjax.transforms._chain import PrivateMean, refuse_wrappers
 from dpjax.transforms._noise import KeyState
+
+
+class ThresholdState(NamedTuple):
+    """State of `privatize` with `AdaptiveThreshold`.
+
+    Attributes:
+        key: of the next draws.
+        thresholds: shape (groups,); they are released values.
+    """
+
+    key: Key
+    thresholds: jax.Array
 
 
 def aggregate(
@@ -74,7 +87,7 @@ def aggregate(
 
 
 def privatize(
-    estimator: Estimator,
+    estimator: Estimator | AdaptiveThreshold,
     *,
     noise_multiplier: Scalar,
     key: Key,
@@ -92,7 +105,9 @@ def privatize(
     schedules, is post-processing and costs no privacy.
 
     Args:
-        estimator: the robust mean; its sensitivity must be finite.
+        estimator: the robust mean; its sensitivity must be finite. With
+            `AdaptiveThreshold` thresholds follow a private quantile of the norms; they
+            live in the state.
         noise_multiplier: stddev / l2 sensitivity under `relation`, non-negative. See
             `dpjax.accounting.noise_multiplier`, which takes the estimator's `noise`.
         key: a typed key. It lives in the state; each update draws from a fresh one.
@@ -123,6 +138,10 @@ def privatize(
         same data compose to `gaussian_epsilon(noise_multiplier, delta, sensitivity=1,
         num_releases=T)`. On several devices too: the noise is that of the mean over all
         rows, and every device draws the same from the same key.
+
+        With `AdaptiveThreshold` that Gaussian is mean and counts together, and the
+        sensitivity that of both: the guarantee is the same, and thresholds are covered
+        by it. Each update's are functions of what has been released before.
 
         With `TrimmedMean` one update is (1 / (2 noise_multiplier^2))-zCDP under
         replace-one: each of d coordinates takes a share 1/d of that.
@@ -173,37 +192,43 @@ def privatize(
         Wang, Xiao, Devadas, Xu (2020), Algorithms 2 and 3, with the smooth sensitivity
         in place of the printed bound, and the noise of Bun, Steinke (2019), Section 3.
     """
-    _validate.estimator(estimator)
+    if isinstance(estimator, AdaptiveThreshold):
+        adaptive, first = estimator, estimator.counting
+    else:
+        adaptive, first = None, estimator
+    _validate.estimator(first)
     _validate.non_negative(noise_multiplier=noise_multiplier)
     _validate.typed_key(key)
     if normalize_by is not None:
         _validate.positive(normalize_by=normalize_by)
-    _validate.bounded_estimator(estimator)
+    _validate.bounded_estimator(first)
     # Refuses what the estimator has no noise for, before any data.
-    estimator.noise_parameters(
+    first.noise_parameters(
         noise_multiplier, 2**20, 1, relation, is_sampled=sampled is True
     )
 
     def init(params):
         refuse_wrappers(params)
-        return KeyState(key)
+        return ThresholdState(key, adaptive.thresholds) if adaptive else KeyState(key)
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
         refuse_wrappers(updates)
         _validate.per_sample(updates, params)
+        now = adaptive.at(state.thresholds) if adaptive else None
+        current = now.counting if now else first
         stream = SampleStream.of(updates)
         num_rows = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
         varies = normalize_by is not None or is_padding_example is not None
-        parameters = estimator.noise_parameters(
+        parameters = current.noise_parameters(
             noise_multiplier,
             num_rows if normalize_by is None else normalize_by,
             stream.num_coordinates(),
             relation,
             is_sampled=varies if sampled is None else sampled,
         )
-        release = _RELEASES[estimator.noise](
-            estimator,
+        release = _RELEASES[current.noise](
+            current,
             parameters,
             updates,
             is_padding_example,
@@ -211,7 +236,11 @@ def privatize(
             axis_name=axis_name,
         )
         next_key, noise_key = jax.random.split(state.key)
-        return release(noise_key), KeyState(next_key)
+        released = release(noise_key)
+        if now is None:
+            return released, KeyState(next_key)
+        mean, following = now.follow(released)
+        return mean, ThresholdState(next_key, following.thresholds)
 
     return PrivateMean(init, update)
 
