@@ -19,7 +19,7 @@ from dpjax import (
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.gradients import per_sample_grad, robust_grad
 from dpjax.models import load_model
-from dpjax.transforms import dp_sgd
+from dpjax.transforms import chain, dp_sgd
 
 __version__ = "0.1.0"
 
@@ -30,6 +30,7 @@ __all__ = [
     "accounting",
     "audit",
     "batching",
+    "chain",
     "constraints",
     "datasets",
     "dp_sgd",

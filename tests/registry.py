@@ -40,7 +40,7 @@ class Part(NamedTuple):
     takes_samples: bool = False
 
 
-# make(size) -> the estimator, its limit in proportion to size.
+# make(size) -> the estimator, its limit in proportion to size, or 1.
 ESTIMATORS = {
     "Mean": Part("", lambda size: estimators.Mean()),
     "Clipping": Part("l2_clip_norm", estimators.Clipping),
@@ -48,6 +48,11 @@ ESTIMATORS = {
     "Winsorization": Part("threshold", estimators.Winsorization),
     "SmoothedTruncation": Part("scale beta=", estimators.SmoothedTruncation),
     "SmoothedClipping": Part("scale beta=", estimators.SmoothedClipping),
+    "Normalization": Part("offset", estimators.Normalization),
+    "Grouped": Part(
+        "estimator groups",
+        lambda size: estimators.Grouped(estimators.Clipping(size), ("",)),
+    ),
     "SmoothedTruncation, beta 9": Part(
         None, lambda size: estimators.SmoothedTruncation(size, 9.21)
     ),
@@ -136,6 +141,17 @@ TRANSFORMS = {
         ),
         takes_samples=True,
     ),
+    "privatize, adaptive": Part(
+        None,
+        lambda key: transforms.privatize(
+            estimators.AdaptiveThreshold(
+                estimators.Clipping(1.0), lower=0.01, upper=100.0
+            ),
+            noise_multiplier=0.5,
+            key=key,
+        ),
+        takes_samples=True,
+    ),
     "privatize, trimmed mean": Part(
         None,
         lambda key: transforms.privatize(
@@ -148,6 +164,16 @@ TRANSFORMS = {
         " axis_name=",
         lambda key: transforms.dp_sgd(
             0.1, estimators.Truncation(1.0), noise_multiplier=0.5, key=key
+        ),
+        takes_samples=True,
+    ),
+    "chain": Part(
+        "transforms",
+        lambda key: transforms.chain(
+            transforms.privatize(
+                estimators.Clipping(1.0), noise_multiplier=0.5, key=key
+            ),
+            optax.trace(0.9),
         ),
         takes_samples=True,
     ),

@@ -395,6 +395,20 @@ def test_a_margin_loss_is_a_loss_of_the_prediction():
     assert losses.MarginLoss.logistic() is losses.logistic
 
 
+@pytest.mark.parametrize("loss", [losses.logistic, losses.MarginLoss.smoothed_hinge()])
+def test_a_label_above_zero_is_the_positive_class(loss):
+    predictions = jnp.array([-2.0, 0.3, 5.0])
+    others = [(other, -1.0) for other in (-1, 0, 0.0, False, -7, np.nan)]
+    for label, sign in (*others, (1, 1.0), (True, 1.0), (3, 1.0)):
+        for method in (loss.value, loss.derivative, loss.curvature):
+            np.testing.assert_array_equal(
+                method(predictions, np.full(3, label)),
+                method(predictions, np.full(3, sign)),
+            )
+        slope = jax.grad(loss)(jnp.ones(1), (jnp.ones(1), label))
+        np.testing.assert_allclose(slope, loss.derivative(jnp.ones(1), sign), 1e-6)
+
+
 def test_a_margin_loss_without_a_value_says_so():
     loss = losses.MarginLoss(jnp.tanh, 1.0, 1.0)
     assert float(loss.derivative(jnp.float32(0.0), 1.0)) == 0

@@ -62,6 +62,12 @@ SIGNATURES = {
         "learning_rate estimator * noise_multiplier key normalize_by= relation= "
         "axis_name="
     ),
+    estimators.AdaptiveThreshold: (
+        "estimator lower upper quantile= learning_rate= share="
+    ),
+    estimators.AdaptiveThreshold.at: "self thresholds",
+    estimators.AdaptiveThreshold.follow: "self released",
+    estimators.Grouped.by_leaf: "estimator params",
     estimators.TrimmedMean.smooth_sensitivity: (
         "self samples smoothness * bound= axis_name="
     ),

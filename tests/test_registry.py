@@ -21,6 +21,7 @@ from tests import registry
 BESIDE = {
     estimators: {
         *("Estimator", "Sensitivity", "SampleStream", "clip_to_norm"),
+        "AdaptiveThreshold",  # `privatize` alone takes it: "privatize, adaptive"
         *("smoothed_truncate", "truncate", "winsorize"),
         *("FactoredSamples", "OuterProducts", "TableRows"),
     },

@@ -19,9 +19,7 @@ from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 from dpjax import accounting, estimators, transforms
 from dpjax._types import (
     ADD_OR_REMOVE_ONE,
-    REPLACE_ONE,
     Key,
-    NeighboringRelation,
     PeelingNoise,
     PyTree,
     SelectionName,
@@ -29,10 +27,12 @@ from dpjax._types import (
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.audit._lower_bound import Case
 from dpjax.audit._releases import Statistic
+from dpjax.audit._updates import chain, dp_sgd, gaussian_claim, privatize_adaptive
 from dpjax.constraints import Simplex
 from dpjax.estimators import (
     Clipping,
     Estimator,
+    Grouped,
     MedianOfMeans,
     TrimmedMean,
     Truncation,
@@ -41,7 +41,6 @@ from dpjax.estimators import (
 
 TransformFn = Callable[[Key], optax.GradientTransformationExtraArgs]
 
-_EPSILON, _DELTA = 4.0, 1e-5  # of Gaussian claims
 _RHO, _ZCDP_DELTA = 0.5, 0.05
 _TURNED = [[0.0, 0.0], [1.0, -1.0]], [[0.0, 0.0], [1e30, -1e30]]  # near, and far
 
@@ -74,9 +73,31 @@ def privatize_median_of_means() -> Case:
     return _privatized("privatize_median_of_means", estimator, grads)
 
 
+def privatize_grouped() -> Case:
+    """Two groups turn round at once, by bounds of their own. Shows 3.6 of 4."""
+    estimator = Grouped(Clipping(jnp.array([1.0, 3.0])), ("0", "1"))
+    multiplier, privacy = gaussian_claim()
+
+    def release(key: Key, grads: PyTree) -> PyTree:
+        transform = transforms.privatize(
+            estimator, noise_multiplier=multiplier, key=key
+        )
+        return transform.update(grads, transform.init(grads))[0]
+
+    grads = jnp.array([[0.0, 0.0], [1e30, -1e30]]), jnp.array([[0.0], [9.0]])
+    return Case(
+        name="privatize_grouped",
+        release=release,
+        data=grads,
+        neighbor=jax.tree.map(lambda x: x.at[-1].multiply(-1), grads),
+        privacy=privacy,
+        is_gaussian=True,
+    )
+
+
 def privatize_added_record() -> Case:
     """A row of a padded batch is filled, under add/remove. Shows 3.6 of 4."""
-    multiplier, privacy = _gaussian_claim(relation=ADD_OR_REMOVE_ONE)
+    multiplier, privacy = gaussian_claim(relation=ADD_OR_REMOVE_ONE)
 
     def release(key: Key, batch: PyTree) -> PyTree:
         grads, is_padding_example = batch
@@ -101,33 +122,9 @@ def privatize_added_record() -> Case:
     )
 
 
-def dp_sgd() -> Case:
-    """Both updates of a run, each moved by one gradient. Shows 3.6 of 4."""
-    multiplier, privacy = _gaussian_claim(num_releases=2)
-
-    def release(key: Key, grads: jax.Array) -> PyTree:
-        optimizer = transforms.dp_sgd(
-            0.1, Clipping(1.0), noise_multiplier=multiplier, key=key
-        )
-        params = jnp.zeros(2)
-        first, state = optimizer.update(grads, optimizer.init(params), params)
-        second, _ = optimizer.update(grads, state, params)
-        return first, second
-
-    grads = jnp.array([[0.0, 0.0], [3.0, 4.0]])
-    return Case(
-        name="dp_sgd",
-        release=release,
-        data=grads,
-        neighbor=grads.at[-1].multiply(-1),
-        privacy=privacy,
-        is_gaussian=True,
-    )
-
-
 def add_gaussian_noise() -> Case:
     """Noise for the sensitivity of a mean, which one gradient moves. Shows 3.7 of 4."""
-    multiplier, privacy = _gaussian_claim()
+    multiplier, privacy = gaussian_claim()
     estimator = Winsorization(1.0)
     stddev = multiplier * estimator.sensitivity(2, 2).l2
     return _of_update(
@@ -217,19 +214,6 @@ def peel_laplace() -> Case:
     return _peeled("peel_laplace", "laplace", rho, privacy)
 
 
-def _gaussian_claim(
-    num_releases: int = 1, relation: NeighboringRelation = REPLACE_ONE
-) -> tuple[float, PrivacyGuarantee]:
-    """Returns stddev / l2 sensitivity of each release, and the guarantee of all."""
-    multiplier = accounting.gaussian_stddev(
-        _EPSILON, _DELTA, sensitivity=1.0, num_releases=num_releases
-    )
-    event = accounting.gaussian_event(multiplier, num_steps=num_releases)
-    return multiplier, PrivacyGuarantee.of(
-        _EPSILON, _DELTA, dp_event=event, relation=relation
-    )
-
-
 def _zero_concentrated_claim() -> PrivacyGuarantee:
     epsilon = accounting.rho_to_epsilon(_RHO, _ZCDP_DELTA)
     return PrivacyGuarantee.of(epsilon, _ZCDP_DELTA, dp_event=ZCDpEvent(_RHO))
@@ -267,7 +251,7 @@ def _of_update(
 
 
 def _privatized(name: str, estimator: Estimator, grads: list) -> Case:
-    multiplier, privacy = _gaussian_claim()
+    multiplier, privacy = gaussian_claim()
     return _of_update(
         name,
         lambda key: transforms.privatize(
@@ -340,8 +324,11 @@ BUILDERS: dict[str, Callable[[], Case]] = {
         *map(_privatized_kind, _kinds_of_one_number()),
         privatize_median_of_means,
         privatize_trimmed_mean,
+        privatize_grouped,
+        privatize_adaptive,
         privatize_added_record,
         dp_sgd,
+        chain,
         add_gaussian_noise,
         privatize_trimmed_mean_smooth,
         frank_wolfe,

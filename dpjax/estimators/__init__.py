@@ -11,11 +11,14 @@ for data that are well within a known range. The measured tables, data by data: 
 method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
 """
 
+from dpjax.estimators._adaptive import AdaptiveThreshold
 from dpjax.estimators._clipping import Clipping, clip_to_norm
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._factors import FactoredSamples, OuterProducts, TableRows
+from dpjax.estimators._grouped import Grouped
 from dpjax.estimators._mean import Mean
 from dpjax.estimators._median_of_means import MedianOfMeans
+from dpjax.estimators._normalization import Normalization
 from dpjax.estimators._sensitivity import Sensitivity
 from dpjax.estimators._smoothed_clipping import SmoothedClipping
 from dpjax.estimators._smoothed_truncation import (
@@ -28,11 +31,14 @@ from dpjax.estimators._truncation import Truncation, truncate
 from dpjax.estimators._winsorization import Winsorization, winsorize
 
 __all__ = [
+    "AdaptiveThreshold",
     "Clipping",
     "Estimator",
     "FactoredSamples",
+    "Grouped",
     "Mean",
     "MedianOfMeans",
+    "Normalization",
     "OuterProducts",
     "SampleStream",
     "Sensitivity",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +58,7 @@ class Clipping(NormEstimator):
     """
 
     l2_clip_norm: Scalar
+    size_name: ClassVar[str] = "l2_clip_norm"
 
     def __post_init__(self):
         _validate.within(SMALLEST, LARGEST, l2_clip_norm=self.l2_clip_norm)

@@ -45,8 +45,10 @@ def adds_lengths(
     length_fn: Callable[..., jax.Array],
     parameters: tuple[PyTree, ...],
     counts: jax.Array | None,
-) -> Add:
-    """Returns what adds samples with other lengths to sums.
+    *,
+    gain: Any = 1.0,
+) -> tuple[Add, jax.Array]:
+    """Returns what adds samples with other lengths to sums, and their norms (n,).
 
     Args:
         samples: n of them.
@@ -54,19 +56,21 @@ def adds_lengths(
             It stays as it is where that is its norm or more.
         parameters: of length_fn; the first is of the order of the length of long ones.
         counts: shape (n,), false for rows to leave out; None where all count.
+        gain: what samples are multiplied by, once they have their lengths.
     """
     dtypes = {as_float(x).dtype for x in samples.numbers}
     dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
     parameters = jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), parameters)
 
     def factor(squares, unit):
-        """Returns the length over sqrt(squares), where long, and whether it is."""
+        """Returns the length over sqrt(squares) where long, who is, and the norm."""
         is_zero = ~(squares > 0)
         root = jnp.sqrt(jnp.where(is_zero, 1, squares))
         norm = root * unit
         length = length_fn(norm, *parameters)
         is_long = ~(is_zero | (length >= norm))
-        return jnp.where(is_long, length / root, 1), is_long
+        weights = jnp.where(is_long, length / root, 1) * jnp.asarray(gain, dtype)
+        return weights, is_long, jnp.where(is_zero, 0, norm)
 
     parts = samples.parts
     # An outer product has a norm of its own, from two; all other leaves share one.
@@ -88,7 +92,8 @@ def adds_lengths(
     squares = jnp.concatenate([squares[left] * squares[right], squares[other:]])
     exponents = jnp.concatenate([exponents[left] + exponents[right], exponents[other:]])
     squares, largest = jax.vmap(norm, in_axes=1)(squares, exponents)
-    weights, is_long = factor(squares, power_of_two(jnp.minimum(largest, FAR), dtype))
+    unit = power_of_two(jnp.minimum(largest, FAR), dtype)
+    weights, is_long, norms = factor(squares, unit)
     if counts is not None:
         weights = jnp.where(counts, weights, 0)
     exponents = exponents - jnp.where(is_long, largest, 0)[None]
@@ -106,7 +111,7 @@ def adds_lengths(
         triples = zip(sums, FactoredSamples(leaves).parts, by, strict=True)
         return [part.add(x, *each, in_turn=in_turn) for x, part, each in triples]
 
-    return add
+    return add, norms
 
 
 def _squared_norms(

@@ -1,9 +1,10 @@
 """Norm-wise influences: a sample keeps its direction, and gets another l2 norm."""
 
 import abc
+import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,23 +14,47 @@ from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators._entries import as_finite, as_float
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._factored_norm import adds_lengths
+from dpjax.estimators._factors import Add, FactoredSamples
 from dpjax.estimators._rows import Rows
 from dpjax.estimators._safe_norm import NORM_ERROR, scaled_norm
 from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
 from dpjax.estimators._slabs import fold_factored
 
 
-class NormEstimator(Estimator):
-    """An estimator whose influence changes the l2 norm of a sample alone."""
+class NormBounded(Estimator):
+    """An estimator whose influences have a bounded l2 norm, found from factors too.
+
+    It compares norms with sizes, one for each group of leaves whose norm it changes.
+    """
 
     @property
     @abc.abstractmethod
     def limit(self) -> Scalar:
         """The largest l2 norm of an influence, hence size of any coordinate."""
 
+    @property
     @abc.abstractmethod
-    def length(self) -> tuple[Callable[..., jax.Array], tuple[PyTree, ...]]:
-        """Returns `(length_fn, parameters)`: see `shorten`."""
+    def sizes(self) -> jax.Array:
+        """The norms beyond which samples are long, shape (groups,)."""
+
+    @abc.abstractmethod
+    def resized(self, sizes: jax.Array) -> Self:
+        """Returns the estimator with other sizes, shape (groups,)."""
+
+    @abc.abstractmethod
+    def is_short(self, sample: PyTree) -> jax.Array:
+        """Returns whether norms of one sample are within sizes, shape (groups,)."""
+
+    @abc.abstractmethod
+    def adds(
+        self, samples: FactoredSamples, counts: jax.Array | None
+    ) -> tuple[Add, jax.Array]:
+        """Returns what adds influences to sums, and who is short, shape (n, groups).
+
+        Args:
+            samples: n of them.
+            counts: shape (n,), false for rows to leave out; None where all count.
+        """
 
     def fold(
         self,
@@ -43,13 +68,8 @@ class NormEstimator(Estimator):
             return super().fold(
                 rows, normalize_by=normalize_by, microbatch_size=microbatch_size
             )
-        length_fn, parameters = self.length()
-
-        def prepare(samples, counts):
-            return adds_lengths(samples, length_fn, parameters, counts)
-
         mean, aux = fold_factored(
-            prepare,
+            lambda samples, counts: self.adds(samples, counts)[0],
             self.influence,
             self.limit,
             rows,
@@ -70,6 +90,49 @@ class NormEstimator(Estimator):
         )
 
 
+class NormEstimator(NormBounded):
+    """An estimator whose influence changes the l2 norm of a sample alone.
+
+    The norm becomes that of `length`, times `gain`.
+    """
+
+    size_name: ClassVar[str]  # the field with the norm beyond which samples are long
+
+    @abc.abstractmethod
+    def length(self) -> tuple[Callable[..., jax.Array], tuple[PyTree, ...]]:
+        """Returns `(length_fn, parameters)`: see `shorten`."""
+
+    @property
+    def gain(self) -> Scalar:
+        """What samples are multiplied by, once they have their lengths."""
+        return 1.0
+
+    @property
+    def sizes(self) -> jax.Array:
+        """See `NormBounded.sizes`: one for the whole sample."""
+        return jnp.asarray(getattr(self, self.size_name))[None]
+
+    def resized(self, sizes: jax.Array) -> Self:
+        """See `NormBounded.resized`. Sizes are not checked."""
+        other = copy.copy(self)
+        object.__setattr__(other, self.size_name, sizes[0])
+        return other
+
+    def is_short(self, sample: PyTree) -> jax.Array:
+        """See `NormBounded.is_short`; NaN and infinities count as zero."""
+        sample = jax.tree.map(as_float, sample)
+        size = self.sizes[0].astype(widest(jax.tree.leaves(sample)))
+        norm, unit, is_zero = scaled_norm(sample, size)
+        return (is_zero | (norm / unit <= size))[None]
+
+    def adds(
+        self, samples: FactoredSamples, counts: jax.Array | None
+    ) -> tuple[Add, jax.Array]:
+        """See `NormBounded.adds`."""
+        add, norms = adds_lengths(samples, *self.length(), counts, gain=self.gain)
+        return add, (norms <= self.sizes[0].astype(norms.dtype))[:, None]
+
+
 def shorten(
     length_fn: Callable[..., jax.Array], sample: PyTree, *parameters: PyTree
 ) -> PyTree:
@@ -86,8 +149,7 @@ def shorten(
             is of the order of the length of long samples.
     """
     sample = jax.tree.map(as_float, sample)
-    dtypes = (leaf.dtype for leaf in jax.tree.leaves(sample))
-    dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
+    dtype = widest(jax.tree.leaves(sample))
     wide = jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), parameters)
     return _shorten(length_fn, sample, wide)
 
@@ -139,3 +201,9 @@ def _shrinking(length, norm, unit, is_zero):
         return jnp.where(is_long, short.astype(x.dtype), x)
 
     return shrink, is_long
+
+
+def widest(leaves: list[jax.Array]) -> Any:
+    """Returns float64 where a leaf has it, else float32."""
+    dtypes = (jax.eval_shape(as_float, leaf).dtype for leaf in leaves)
+    return max(dtypes, key=lambda dtype: dtype.itemsize)

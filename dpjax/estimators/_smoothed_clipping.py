@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,8 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
     Reference:
         h_beta: Catoni, Giulini (2017), whose estimator shrinks the norm of vectors too.
     """
+
+    size_name: ClassVar[str] = "scale"
 
     def influence_fn(self) -> Callable[[PyTree], PyTree]:
         """See `Estimator.influence_fn`: computes the coefficients of the series."""

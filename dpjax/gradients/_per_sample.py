@@ -8,6 +8,7 @@ import jax
 from dpjax import _validate
 from dpjax._sharding import by_device, row_axes, varying, varying_axes
 from dpjax._types import LossFn, PyTree
+from dpjax.gradients._running_statistics import refuse_running_statistics
 
 
 def per_sample_grad(
@@ -28,7 +29,8 @@ def per_sample_grad(
         parameters.
 
     Raises:
-        ValueError: (from grad_fn) where leaves of batch disagree on n.
+        ValueError: (from grad_fn) where leaves of batch disagree on n, or params hold
+            running statistics of BatchNorm.
 
     Example:
         >>> import jax.numpy as jnp
@@ -46,6 +48,7 @@ def per_sample_grad(
 
     def grad_fn(params: PyTree, batch: PyTree) -> Any:
         _validate.leading_size(batch, "batch")
+        refuse_running_statistics(params)
         return by_device(on_device, row_axes(batch, None), params, batch)[1]
 
     return grad_fn

@@ -13,6 +13,7 @@ from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
 from dpjax.estimators import Estimator, FactoredSamples, SampleStream
 from dpjax.gradients._factored import factored_grad
+from dpjax.gradients._running_statistics import refuse_running_statistics
 from dpjax.gradients._streamlined import streamlined
 
 
@@ -34,7 +35,8 @@ def streamed_grad(
 
     Raises:
         ValueError: where microbatch_size is not a positive count; (from grad_fn) where
-            leaves of batch disagree on n.
+            leaves of batch disagree on n, or params hold running statistics of
+            BatchNorm.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -98,7 +100,18 @@ def robust_grad(
     Raises:
         ValueError: where a size is not a positive count, leaves of batch disagree on n,
             or the estimator cannot take the batch; where axis_name is of no mesh, its
-            devices do not divide n, or rows are known to be the same on all of them.
+            devices do not divide n, or rows are known to be the same on all of them;
+            where params hold running statistics of BatchNorm.
+
+    Layers that draw or normalise:
+        Dropout: give each example a key of its own, as part of the batch, new in every
+        step: `batch = (x, y, jax.random.split(key, n))`, and let loss_fn hand it on
+        (`nnx.Rngs(dropout=key)`, Linen's `rngs={"dropout": key}`, Equinox's
+        `key=key`). A key that loss_fn closes over drops the same units of all examples.
+
+        BatchNorm has no per-sample gradients. Parameters with `nnx.BatchStat`, Linen's
+        "batch_stats" or `equinox.nn.State` among them are refused; statistics that
+        loss_fn closes over cannot be seen, and must be fixed and public.
 
     On several devices:
         Each device computes the gradients of its own rows, and one psum adds a few
@@ -205,6 +218,7 @@ def _stream_fn(
 
     def grad_fn(params: PyTree, batch: PyTree) -> SampleStream:
         _validate.leading_size(batch, "batch")
+        refuse_running_statistics(params)
         return SampleStream(
             make_grads, params, batch, microbatch_size, make_grads.factored
         )

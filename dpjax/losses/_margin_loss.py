@@ -21,8 +21,8 @@ class MarginLoss(LinearLoss):
     whatever is passed. That phi' grows, and no faster than declared, is taken on trust.
 
     Labels are -1 and +1: of any other target, what is above zero is +1, and all else,
-    NaN too, -1. `derivative` and `curvature` may be called without labels: +1 makes
-    the prediction the margin.
+    0 and NaN too, -1. `derivative` and `curvature` may be called without labels: +1
+    makes the prediction the margin.
 
     Compares and hashes by its fields: one of a new lambda is compiled anew.
 
@@ -104,14 +104,14 @@ class MarginLoss(LinearLoss):
         """Returns phi of each margin."""
         if self.value_fn is None:
             raise ValueError(f"value_fn must be given for a value of {self!r}.")
-        return self.value_fn(like(targets, predictions) * predictions)
+        return self.value_fn(self._signs(targets, predictions) * predictions)
 
     def derivative(self, predictions: jax.Array, targets: ArrayLike = 1.0) -> jax.Array:
-        """Returns y phi' of each margin, within its bound; NaN counts as zero."""
+        """Returns y phi' of each margin, within its bound; a slope NaN is zero."""
         return super().derivative(predictions, targets)
 
     def curvature(self, predictions: jax.Array, targets: ArrayLike = 1.0) -> jax.Array:
-        """Returns y^2 phi'' of each margin, within [0, c]; NaN counts as zero."""
+        """Returns phi'' of each margin, within [0, c]; NaN counts as zero."""
         return super().curvature(predictions, targets)
 
     def targets_of(self, targets: jax.Array) -> jax.Array:
@@ -130,25 +130,29 @@ class MarginLoss(LinearLoss):
         """Returns the probability of +1 by the logistic law of each prediction."""
         return jax.nn.sigmoid(predictions)
 
+    def _signs(self, targets: ArrayLike, predictions: jax.Array) -> jax.Array:
+        return self.targets_of(like(targets, predictions))
+
     def _derivative(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
-        slopes = _elementwise(self.derivative_fn)(targets * predictions)
+        signs = self._signs(targets, predictions)
+        slopes = _elementwise(self.derivative_fn)(signs * predictions)
         upper = 0.0 if self.is_non_increasing else self.derivative_bound
-        return targets * jnp.clip(slopes, -self.derivative_bound, upper)
+        return signs * jnp.clip(slopes, -self.derivative_bound, upper)
 
     def _curvature(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
-        bends = _elementwise(jax.grad(self.derivative_fn))(targets * predictions)
-        return targets**2 * bends
+        signs = self._signs(targets, predictions)
+        return _elementwise(jax.grad(self.derivative_fn))(signs * predictions)
 
 
 class _Logistic(MarginLoss):
-    """Logistic loss for labels in {-1, +1}.
+    """Logistic loss of two classes.
 
-    log(1 + exp(-y <w, x>)), evaluated without overflow. A label outside {-1, +1}
-    weighs the margin and raises nothing. L = 1 and c = 1/4.
+    log(1 + exp(-y <w, x>)), evaluated without overflow. A label above zero is the
+    positive class, y = +1, whatever else the other is: -1, 0 or NaN. L = 1 and c = 1/4.
 
     Args:
         params: weights, shape (d,).
-        example: pair (features of shape (d,), label -1 or +1).
+        example: pair (features of shape (d,), label).
 
     Returns:
         The loss of this example, a scalar.

@@ -1,5 +1,6 @@
 """Optax transformations: robust aggregation, privacy, sparsity, averaging."""
 
+from dpjax.transforms._chain import chain
 from dpjax.transforms._dp_sgd import dp_sgd
 from dpjax.transforms._frank_wolfe import frank_wolfe
 from dpjax.transforms._iterates import average_iterates, average_params, project
@@ -12,6 +13,7 @@ __all__ = [
     "aggregate",
     "average_iterates",
     "average_params",
+    "chain",
     "dp_sgd",
     "frank_wolfe",
     "peel",

@@ -5,6 +5,7 @@ import optax
 from dpjax._sharding import AxisName
 from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar
 from dpjax.estimators import Estimator
+from dpjax.transforms._chain import PrivateMean, chain
 from dpjax.transforms._privatize import privatize
 
 
@@ -17,7 +18,7 @@ def dp_sgd(
     normalize_by: Scalar | None = None,
     relation: NeighboringRelation = REPLACE_ONE,
     axis_name: AxisName | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> PrivateMean:
     """Returns the optimizer: privatize per-sample gradients, then a step of SGD.
 
     params - learning_rate·(robust mean + noise_multiplier·l2 sensitivity·N(0, I)).
@@ -55,16 +56,14 @@ def dp_sgd(
     Reference:
         Abadi et al. (2016); Wang, Xiao, Devadas, Xu (2020), Algorithm 4.
     """
-    return optax.with_extra_args_support(
-        optax.chain(
-            privatize(
-                estimator,
-                noise_multiplier=noise_multiplier,
-                key=key,
-                normalize_by=normalize_by,
-                relation=relation,
-                axis_name=axis_name,
-            ),
-            optax.scale_by_learning_rate(learning_rate),
-        )
+    return chain(
+        privatize(
+            estimator,
+            noise_multiplier=noise_multiplier,
+            key=key,
+            normalize_by=normalize_by,
+            relation=relation,
+            axis_name=axis_name,
+        ),
+        optax.scale_by_learning_rate(learning_rate),
     )

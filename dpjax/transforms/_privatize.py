@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import optax
@@ -17,9 +18,22 @@ from dpjax._types import (
     Scalar,
 )
 from dpjax.accounting import calibrate_smooth_noise
-from dpjax.estimators import Estimator, SampleStream
+from dpjax.estimators import AdaptiveThreshold, Estimator, SampleStream
 from dpjax.mechanisms import gaussian, laplace_log_normal
+from dpjax.transforms._chain import PrivateMean, refuse_wrappers
 from dpjax.transforms._noise import KeyState
+
+
+class ThresholdState(NamedTuple):
+    """State of `privatize` with `AdaptiveThreshold`.
+
+    Attributes:
+        key: of the next draws.
+        thresholds: shape (groups,); they are released values.
+    """
+
+    key: Key
+    thresholds: jax.Array
 
 
 def aggregate(
@@ -62,6 +76,7 @@ def aggregate(
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
+        refuse_wrappers(updates)
         _validate.per_sample(updates, params)
         mean = estimator(
             updates, is_padding_example, normalize_by=normalize_by, axis_name=axis_name
@@ -72,7 +87,7 @@ def aggregate(
 
 
 def privatize(
-    estimator: Estimator,
+    estimator: Estimator | AdaptiveThreshold,
     *,
     noise_multiplier: Scalar,
     key: Key,
@@ -80,17 +95,19 @@ def privatize(
     relation: NeighboringRelation = REPLACE_ONE,
     sampled: bool | None = None,
     axis_name: AxisName | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> PrivateMean:
     """Returns a transformation from per-sample gradients to their private mean.
 
     The robust mean plus Gaussian noise of standard deviation noise_multiplier times the
     estimator's l2 sensitivity; with `TrimmedMean` Laplace log-normal noise, in
     proportion to its smooth sensitivity, that costs the same zCDP. It goes first in a
-    chain: what comes after it, such as momentum, adam or schedules, is post-processing
-    and costs no privacy.
+    chain, which `dpjax.chain` sees to: what comes after it, such as momentum, adam or
+    schedules, is post-processing and costs no privacy.
 
     Args:
-        estimator: the robust mean; its sensitivity must be finite.
+        estimator: the robust mean; its sensitivity must be finite. With
+            `AdaptiveThreshold` thresholds follow a private quantile of the norms; they
+            live in the state.
         noise_multiplier: stddev / l2 sensitivity under `relation`, non-negative. See
             `dpjax.accounting.noise_multiplier`, which takes the estimator's `noise`.
         key: a typed key. It lives in the state; each update draws from a fresh one.
@@ -110,9 +127,10 @@ def privatize(
 
     Raises:
         ValueError: where an argument is out of its range, the estimator has no finite
-            sensitivity, or update gets gradients without a sample axis; or where the
-            key is known to vary over devices of axis_name, or gradients over devices of
-            another axis than the key.
+            sensitivity, or update gets gradients without a sample axis; inside of
+            `optax.masked` or `optax.apply_if_finite`; or where the key is known to vary
+            over devices of axis_name, or gradients over devices of another axis than
+            the key.
 
     Privacy:
         One update is a Gaussian mechanism with stddev / sensitivity = noise_multiplier
@@ -120,6 +138,10 @@ def privatize(
         same data compose to `gaussian_epsilon(noise_multiplier, delta, sensitivity=1,
         num_releases=T)`. On several devices too: the noise is that of the mean over all
         rows, and every device draws the same from the same key.
+
+        With `AdaptiveThreshold` that Gaussian is mean and counts together, and the
+        sensitivity that of both: the guarantee is the same, and thresholds are covered
+        by it. Each update's are functions of what has been released before.
 
         With `TrimmedMean` one update is (1 / (2 noise_multiplier^2))-zCDP under
         replace-one: each of d coordinates takes a share 1/d of that.
@@ -130,15 +152,20 @@ def privatize(
         * No transformation before it in a chain may mix samples. `optax
           .clip_by_global_norm` and `optax.clip_by_block_rms` do: they scale all rows by
           a norm of all of them, so that one record moves every row, and the noise is
-          many times too small (30 times, in one trial). Transform single samples in
-          the loss or in the estimator.
+          many times too small (31 times, in one trial). `dpjax.chain` refuses them;
+          `optax.chain` does not. Transform single samples in the loss or in the
+          estimator.
         * With `TrimmedMean` the noise has heavy tails and depends on the samples: it
           suits few coordinates and many samples. It needs all n gradients at once, of
           batches that are fixed by index, such as all records or disjoint parts.
         * One optimizer is for one run: `init` starts with the same key each time, and
           two runs on the same data with the same noise are not private together.
-        * `optax.masked(privatize(...), mask)` is a leak: leaves that are masked out
-          pass raw per-sample gradients through. Put `optax.masked` after `privatize`.
+        * `optax.masked` around it would pass raw per-sample gradients through, of the
+          leaves that are masked out; `optax.apply_if_finite` would skip updates by the
+          values of samples. Both are refused: they go after it, if anywhere.
+        * With half-precision parameters `optax.chain` starts the state of momentum and
+          adam in half precision, and float32 updates change its types, which `lax.scan`
+          refuses. `dpjax.chain` keeps it in float32.
         * `optax.MultiSteps` around it would average over samples before it, and is
           refused. `optax.apply_every` after it adds up noisy means of several batches:
           account for each of them.
@@ -165,36 +192,43 @@ def privatize(
         Wang, Xiao, Devadas, Xu (2020), Algorithms 2 and 3, with the smooth sensitivity
         in place of the printed bound, and the noise of Bun, Steinke (2019), Section 3.
     """
-    _validate.estimator(estimator)
+    if isinstance(estimator, AdaptiveThreshold):
+        adaptive, first = estimator, estimator.counting
+    else:
+        adaptive, first = None, estimator
+    _validate.estimator(first)
     _validate.non_negative(noise_multiplier=noise_multiplier)
     _validate.typed_key(key)
     if normalize_by is not None:
         _validate.positive(normalize_by=normalize_by)
-    _validate.bounded_estimator(estimator)
+    _validate.bounded_estimator(first)
     # Refuses what the estimator has no noise for, before any data.
-    estimator.noise_parameters(
+    first.noise_parameters(
         noise_multiplier, 2**20, 1, relation, is_sampled=sampled is True
     )
 
     def init(params):
-        del params
-        return KeyState(key)
+        refuse_wrappers(params)
+        return ThresholdState(key, adaptive.thresholds) if adaptive else KeyState(key)
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
+        refuse_wrappers(updates)
         _validate.per_sample(updates, params)
+        now = adaptive.at(state.thresholds) if adaptive else None
+        current = now.counting if now else first
         stream = SampleStream.of(updates)
         num_rows = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
         varies = normalize_by is not None or is_padding_example is not None
-        parameters = estimator.noise_parameters(
+        parameters = current.noise_parameters(
             noise_multiplier,
             num_rows if normalize_by is None else normalize_by,
             stream.num_coordinates(),
             relation,
             is_sampled=varies if sampled is None else sampled,
         )
-        release = _RELEASES[estimator.noise](
-            estimator,
+        release = _RELEASES[current.noise](
+            current,
             parameters,
             updates,
             is_padding_example,
@@ -202,9 +236,13 @@ def privatize(
             axis_name=axis_name,
         )
         next_key, noise_key = jax.random.split(state.key)
-        return release(noise_key), KeyState(next_key)
+        released = release(noise_key)
+        if now is None:
+            return released, KeyState(next_key)
+        mean, following = now.follow(released)
+        return mean, ThresholdState(next_key, following.thresholds)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return PrivateMean(init, update)
 
 
 def _gaussian_release(estimator, parameters, samples, is_padding_example, **how):
@@ -253,5 +291,5 @@ _RELEASES: dict[NoiseName, Callable[..., Callable[[Key], PyTree]]] = {
 
 
 def _init_empty(params):
-    del params
+    refuse_wrappers(params)
     return optax.EmptyState()

@@ -195,16 +195,6 @@ def test_masked_goes_after():
     np.testing.assert_array_equal(result["frozen"], jnp.zeros(3))
 
 
-def test_masked_around_leaks():
-    # Documented pitfall: masked-out leaves pass raw per-sample gradients through.
-    optimizer = optax.masked(
-        privatize(Truncation(1.0), noise_multiplier=1.0, key=jax.random.key(0)),
-        {"w": True, "other": False},
-    )
-    grads = {"w": jnp.ones((6, 2)), "other": jnp.full((6, 3), 7.0)}
-    np.testing.assert_array_equal(updated(optimizer, grads)["other"], grads["other"])
-
-
 @pytest.mark.slow
 def test_noise_multiplier_as_a_schedule(key):
     schedule = optax.piecewise_constant_schedule(2.0, {1: 0.0})  # 2, then nothing
@@ -312,8 +302,8 @@ def test_gradients_without_a_sample_axis_are_refused(name, wrapped, key):
 @pytest.mark.quick(1)
 @each_first
 def test_gradients_with_a_sample_axis_are_taken(name, key):
-    params = {"a": jnp.zeros((8, 2)), "b": jnp.zeros(()), "c": optax.MaskedNode()}
-    grads = {"a": jnp.ones((8, 8, 2)), "b": jnp.ones(8), "c": optax.MaskedNode()}
+    params = {"a": jnp.zeros((8, 2)), "b": jnp.zeros(()), "c": None}
+    grads = {"a": jnp.ones((8, 8, 2)), "b": jnp.ones(8), "c": None}
     transform = EACH_FIRST[name](key)
     update, _ = transform.update(grads, transform.init(params), params)
     assert update["a"].shape == (8, 2)
@@ -327,3 +317,41 @@ def test_multi_steps_around_it_is_refused(name, key):
     params = jnp.zeros(2)
     with pytest.raises(ValueError, match=r"no mean or sum of them"):
         optimizer.update(jnp.ones((8, 2)), optimizer.init(params), params)
+
+
+WRAPPERS = {
+    # Leaves that are masked out would pass raw per-sample gradients through.
+    "masked": lambda inner: optax.masked(inner, {"w": True, "other": False}),
+    "apply_if_finite": lambda inner: optax.apply_if_finite(inner, 5),
+}
+
+
+@each_first
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("is_deep", [False, True])
+def test_wrappers_that_break_it_are_refused(name, wrapper, is_deep, key):
+    inner = EACH_FIRST[name](key)
+    if is_deep:
+        inner = optax.chain(inner, optax.sgd(0.1))
+    optimizer = WRAPPERS[wrapper](inner)
+    params = {"w": jnp.zeros(2), "other": jnp.zeros(3)}
+    grads = {"w": jnp.ones((6, 2)), "other": jnp.full((6, 3), 7.0)}
+    message = f"optax.{wrapper} must not stand around privatize"
+    with pytest.raises(ValueError, match=message):
+        optimizer.init(params)
+    state = inner.init(params)  # even so
+    if wrapper == "masked":
+        state = optax.MaskedState(state)
+    else:
+        state = optax.ApplyIfFiniteState(
+            jnp.int32(0), jnp.array(True), jnp.int32(0), state
+        )
+    with pytest.raises(ValueError, match=message):
+        jax.jit(optimizer.update)(grads, state, params)
+
+
+def test_wrappers_go_after_it(key):
+    optimizer = optax.chain(
+        EACH_FIRST["privatize"](key), optax.apply_if_finite(optax.sgd(0.1), 5)
+    )
+    assert updated(optimizer, jnp.ones((6, 2))).shape == (2,)

@@ -1,0 +1,216 @@
+"""Grouped: norm-wise influences that act on each group of leaves by itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._tree import register
+from dpjax._types import PyTree, Scalar
+from dpjax.estimators._factors import Add, FactoredSamples, Leaf
+from dpjax.estimators._norm import NormBounded, NormEstimator
+
+Group = str | tuple[str, ...]
+
+
+@register("estimator")
+@dataclass(frozen=True)
+class Grouped(NormBounded):
+    """The mean of samples whose every group of leaves has a norm-wise bound of its own.
+
+    A long gradient of one layer then shortens no other layer's. Noise is that of the
+    whole: the same for every coordinate, in proportion to the root of the sum of the
+    squared bounds.
+
+    Sensitivity: the influence of a group is at most B_g long, so that of a sample at
+    most B = sqrt(sum B_g^2), by Pythagoras: replacing one of n records moves the mean
+    by at most 2·B / n in the l2 norm; float32 rounding is added to that. linf is the
+    same, l1 is sqrt(d) times it.
+
+    Attributes:
+        estimator: `Clipping`, `SmoothedClipping` or `Normalization`. Its numbers are
+            those of all groups, or arrays (G,) with one for each; pytree leaves.
+        groups: G of them, in the order of these arrays. A group is the name of a leaf
+            or of a part of the tree, as "layers/0/kernel" or "layers/0", or a tuple of
+            such names; "" is the rest, or all. A leaf is in the group with the longest
+            name that fits.
+
+    Raises:
+        ValueError: where estimator is not one of these, an array is not of shape (G,),
+            or a name stands twice; (when called) where a group has no leaf, or a leaf
+            no group.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.estimators import Clipping, Grouped
+        >>> estimator = Grouped(Clipping(jnp.array([1.0, 5.0])), ("bias", "layers"))
+        >>> samples = {"bias": jnp.array([[30.0]]), "layers": [jnp.array([[3.0, 4.0]])]}
+        >>> mean = estimator(samples)
+        >>> print(mean["bias"], mean["layers"][0])
+        [1.] [3. 4.]
+        >>> print(f"{estimator.limit:.3f}")
+        5.099
+
+    Reference:
+        McMahan, Ramage, Talwar, Zhang (2018), Learning differentially private recurrent
+        language models, section 2, per-layer clipping.
+    """
+
+    estimator: NormEstimator
+    groups: tuple[Group, ...]
+
+    def __post_init__(self):
+        _validate.require(
+            isinstance(self.estimator, NormEstimator),
+            "estimator",
+            self.estimator,
+            "norm-wise: Clipping, SmoothedClipping or Normalization",
+        )
+        groups = self.groups
+        is_valid = isinstance(groups, tuple | list) and all(
+            isinstance(name, str) for group in groups for name in _names(group)
+        )
+        names = [name for group in groups for name in _names(group)] if is_valid else []
+        _validate.require(
+            bool(names) and len(names) == len(set(names)) and all(map(_names, groups)),
+            "groups",
+            groups,
+            "a tuple of names of leaves, or of tuples of names, none of them twice",
+        )
+        groups = tuple(x if isinstance(x, str) else tuple(x) for x in groups)
+        object.__setattr__(self, "groups", groups)
+        shapes = {np.shape(x) for x in jax.tree.leaves(self.estimator)}
+        _validate.require(
+            shapes <= {(), (len(groups),)},
+            "estimator",
+            self.estimator,
+            f"one with numbers, or arrays of shape ({len(groups)},), one a group",
+        )
+
+    @classmethod
+    def by_leaf(cls, estimator: NormEstimator, params: PyTree) -> Self:
+        """Returns an estimator with every leaf of params as a group of its own."""
+        return cls(estimator, tuple(_leaf_names(params)))
+
+    @property
+    def limit(self) -> Scalar:
+        """sqrt(sum B_g^2), for bounds B_g of groups."""
+        limit = self.estimator.limit
+        if _validate.is_concrete(limit):
+            limits = np.broadcast_to(np.asarray(limit, np.float64), len(self.groups))
+            return float(np.sqrt(np.sum(limits**2)))
+        limits = jnp.broadcast_to(limit, len(self.groups))
+        # Squares of large bounds would overflow. A sum of G squares is off by G 2^-24
+        # of itself, the root by half of that: NORM_ERROR has room for G = 2,000.
+        most = limits.max()
+        return most * jnp.sqrt(jnp.sum((limits / most) ** 2))
+
+    @property
+    def sizes(self) -> jax.Array:
+        """See `NormBounded.sizes`."""
+        return jnp.concatenate([each.sizes for each in self._each()])
+
+    def resized(self, sizes: jax.Array) -> Self:
+        """See `NormBounded.resized`."""
+        estimator = self.estimator.resized(jnp.asarray(sizes)[None])
+        return replace(self, estimator=estimator)
+
+    def influence(self, sample: PyTree) -> PyTree:
+        """Returns the sample with the influence of every group."""
+        return self.influence_fn()(sample)
+
+    def influence_fn(self) -> Callable[[PyTree], PyTree]:
+        """See `Estimator.influence_fn`: that of every group."""
+        influences = [each.influence_fn() for each in self._each()]
+
+        def influence(sample: PyTree) -> PyTree:
+            leaves, structure = jax.tree.flatten(sample)
+            parts = self._parted(sample, leaves)
+            new = [fn(part) for fn, part in zip(influences, parts, strict=True)]
+            return structure.unflatten(self._joined(sample, new))
+
+        return influence
+
+    def is_short(self, sample: PyTree) -> jax.Array:
+        """See `NormBounded.is_short`."""
+        parts = self._parted(sample, jax.tree.leaves(sample))
+        pairs = zip(self._each(), parts, strict=True)
+        return jnp.concatenate([each.is_short(part) for each, part in pairs])
+
+    def adds(
+        self, samples: FactoredSamples, counts: jax.Array | None
+    ) -> tuple[Add, jax.Array]:
+        """See `NormBounded.adds`."""
+        shape = jax.tree.map(
+            lambda _: 0, samples.leaves, is_leaf=lambda x: isinstance(x, Leaf)
+        )
+        parts = map(FactoredSamples, self._parted(shape, samples.parts))
+        pairs = zip(self._each(), parts, strict=True)
+        adds, are_short = zip(*(e.adds(part, counts) for e, part in pairs), strict=True)
+
+        def add(sums, start, size, in_turn):
+            pairs = zip(adds, self._parted(shape, sums), strict=True)
+            new = [one(part, start, size, in_turn) for one, part in pairs]
+            return self._joined(shape, new)
+
+        return add, jnp.concatenate(are_short, axis=1)
+
+    def _each(self) -> list[NormEstimator]:
+        """Returns the estimator of every group."""
+
+        def of(i):
+            return jax.tree.map(lambda x: x[i] if np.ndim(x) else x, self.estimator)
+
+        return [of(i) for i in range(len(self.groups))]
+
+    def _parted(self, sample: PyTree, leaves: list[Any]) -> list[list[Any]]:
+        """Returns what stands for leaves of a sample, a list for each group."""
+        parts: list[list[Any]] = [[] for _ in self.groups]
+        for leaf, place in zip(leaves, self._places(sample), strict=True):
+            parts[place].append(leaf)
+        return parts
+
+    def _joined(self, sample: PyTree, parts: list[list[Any]]) -> list[Any]:
+        """Returns the inverse of `_parted`."""
+        rests = [iter(part) for part in parts]
+        return [next(rests[place]) for place in self._places(sample)]
+
+    def _places(self, sample: PyTree) -> list[int]:
+        """Returns the group of every leaf."""
+        places = {name: i for i, x in enumerate(self.groups) for name in _names(x)}
+        leaves = _leaf_names(sample)
+
+        def group_of(leaf: str) -> int:
+            fitting = [x for x in places if x == "" or f"{leaf}/".startswith(f"{x}/")]
+            _validate.require(
+                bool(fitting),
+                "groups",
+                self.groups,
+                f"names that every leaf begins with one of, as {leaf!r} does not",
+            )
+            return places[max(fitting, key=len)]
+
+        found = [group_of(leaf) for leaf in leaves]
+        without = [x for i, x in enumerate(self.groups) if i not in found]
+        _validate.require(
+            not without,
+            "groups",
+            self.groups,
+            f"names of leaves, which are {leaves}: {without} have none",
+        )
+        return found
+
+
+def _names(group: Any) -> tuple[Any, ...]:
+    return tuple(group) if isinstance(group, tuple | list) else (group,)
+
+
+def _leaf_names(tree: PyTree) -> list[str]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [
+        jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves
+    ]

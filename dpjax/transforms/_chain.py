@@ -1,0 +1,147 @@
+"""Chains that begin with a private mean, so that nothing can mix samples before it."""
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import _validate
+from dpjax._types import PyTree
+
+
+class PrivateMean(optax.GradientTransformationExtraArgs):
+    """A transformation whose update takes per-sample gradients to a private mean."""
+
+
+def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
+    """Returns transformations as one: `privatize`, then optax parts.
+
+    As `optax.chain`, but the order is checked, since no transformation may see samples
+    before `privatize`: one that mixes them (`optax.clip_by_global_norm`,
+    `optax.clip_by_block_rms`) lets one record move every row, and the noise is many
+    times too small. And what comes after works in float32 where parameters are in half
+    precision: momentum and adam keep their state in it, so that an update has the types
+    of the one before, as `lax.scan` wants. `optax.apply_updates` rounds once.
+
+    Args:
+        transforms: the first is `privatize`, `dp_sgd`, or such a chain; the others are
+            post-processing of its private mean, and cost no privacy.
+
+    Returns:
+        An optax transformation that takes per-sample gradients with leaves (n, ...),
+        and the keyword is_padding_example. Updates are float32 where parameters are in
+        half precision.
+
+    Raises:
+        ValueError: where the first is no private mean, a later one is, or something is
+            no optax transformation.
+
+    Privacy:
+        That of the first transformation, under its relation: what comes after works on
+        what has been released.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> import dpjax
+        >>> from dpjax.estimators import Clipping
+        >>> private = dpjax.transforms.privatize(
+        ...     Clipping(1.0), noise_multiplier=1.0, key=jax.random.key(0))
+        >>> optimizer = dpjax.chain(private, optax.adam(0.1))
+        >>> try:
+        ...     dpjax.chain(optax.clip_by_global_norm(1.0), private)
+        ... except ValueError as error:
+        ...     print(str(error)[:52])
+        transforms[0] must be privatize, dp_sgd or a chain o
+
+    Reference:
+        Dwork, Roth (2014), Proposition 2.1, post-processing.
+    """
+    for i, transform in enumerate(transforms):
+        _validate.require(
+            isinstance(transform, optax.GradientTransformation),
+            f"transforms[{i}]",
+            transform,
+            "an optax transformation",
+        )
+    first, rest = transforms[:1], transforms[1:]
+    _validate.require(
+        bool(first) and isinstance(first[0], PrivateMean),
+        "transforms[0]",
+        first[0] if first else None,
+        "privatize, dp_sgd or a chain of them: a transformation before it would see "
+        "samples, and one that mixes them (as optax.clip_by_global_norm) breaks the "
+        "guarantee",
+    )
+    for i, transform in enumerate(rest, start=1):
+        _validate.require(
+            not isinstance(transform, PrivateMean),
+            f"transforms[{i}]",
+            transform,
+            "post-processing of a mean: the first transformation has left no samples",
+        )
+    parts = [optax.with_extra_args_support(part) for part in transforms]
+
+    def init(params: PyTree) -> PyTree:
+        wide = _wide(params)
+        return parts[0].init(params), *(part.init(wide) for part in parts[1:])
+
+    def update(updates, state, params=None, **extra_args):
+        states, seen = [], params
+        for part, old in zip(parts, state, strict=True):
+            updates, new = part.update(updates, old, seen, **extra_args)
+            states.append(new)
+            seen = _wide(params)
+        return updates, tuple(states)
+
+    return PrivateMean(init, update)
+
+
+def refuse_wrappers(tree: PyTree) -> None:
+    """Raises `ValueError` inside of optax wrappers that a private mean cannot be in.
+
+    Args:
+        tree: the parameters of `init`, or the updates of `update`.
+    """
+    is_masked = False
+
+    def look(node: Any) -> bool:
+        nonlocal is_masked
+        is_masked |= isinstance(node, optax.MaskedNode)
+        return is_masked
+
+    jax.tree.flatten(tree, is_leaf=look)
+    if is_masked:
+        raise ValueError(
+            "optax.masked must not stand around privatize, aggregate or dp_sgd: leaves "
+            "that are masked out would pass raw per-sample gradients through. Put it "
+            "after privatize, or leave frozen parameters out of params. For a bound of "
+            "its own for each group of leaves take dpjax.estimators.Grouped."
+        )
+    # It leaves no trace in the values that it hands on: only the callers tell.
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__")).split(".")[0]
+        if module not in ("optax", "dpjax"):
+            return
+        if frame.f_code.co_qualname.startswith("apply_if_finite."):
+            raise ValueError(
+                "optax.apply_if_finite must not stand around privatize, aggregate or "
+                "dp_sgd: it would skip updates by the values of private samples, and "
+                "it cannot be: their NaN and infinities are bounded already, and what "
+                "is released is finite."
+            )
+        frame = frame.f_back
+
+
+def _wide(params: PyTree) -> PyTree:
+    """Returns parameters with half precision as float32."""
+
+    def wide(x: Any) -> Any:
+        dtype = getattr(x, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            return x
+        return x.astype(jnp.float32) if dtype.itemsize < 4 else x
+
+    return jax.tree.map(wide, params)

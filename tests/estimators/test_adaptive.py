@@ -1,0 +1,319 @@
+"""Adaptive thresholds: one Gaussian for mean and counts, quantiles reached, attacks."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpjax.estimators import (
+    AdaptiveThreshold,
+    Clipping,
+    Grouped,
+    Normalization,
+    SmoothedClipping,
+    Truncation,
+)
+from dpjax.gradients import streamed_grad
+from dpjax.transforms import aggregate, privatize
+
+GROUPS = ("w", ("b", "c"))
+INNER = {
+    "clipping": Clipping(1.0),
+    "smoothed": SmoothedClipping(1.0),
+    "normalization": Normalization(1.0),
+    "grouped": Grouped(Clipping(np.float32([0.7, 1.5])), GROUPS),
+    "grouped normalization": Grouped(Normalization(0.5), GROUPS),
+}
+each = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name != "grouped"))
+        for name in INNER
+    ],
+)
+
+
+def adaptive_of(name, **settings):
+    return AdaptiveThreshold(INNER[name], **({"lower": 1e-6, "upper": 1e6} | settings))
+
+
+def tree_of(rows):
+    """Samples (n, 5) as trees: two coordinates in the first group."""
+    rows = jnp.asarray(rows, jnp.float32)
+    return {"w": rows[:, :2], "b": rows[:, 2], "c": rows[:, 3:]}
+
+
+def flat(tree):
+    """All entries as one vector, in float64."""
+    return np.concatenate(
+        [np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)]
+    )
+
+
+def norms_of(name, rows):
+    """The norms that thresholds are compared with, shape (n, groups)."""
+    if "grouped" not in name:
+        return np.linalg.norm(rows, axis=1)[:, None]
+    parts = rows[:, :2], rows[:, 2:]
+    return np.stack([np.linalg.norm(x, axis=1) for x in parts], axis=1)
+
+
+@each
+def test_mean_and_counts_are_what_they_say(name):
+    rows = 0.4 * np.random.default_rng(0).standard_t(2, (40, 5))
+    adaptive = adaptive_of(name)
+    counting = adaptive.counting
+    released = counting(tree_of(rows))
+    expected = INNER[name](tree_of(rows))
+    np.testing.assert_allclose(flat(released.mean), flat(expected), atol=1e-6)
+    shares = (norms_of(name, rows) <= np.asarray(adaptive.thresholds)).mean(axis=0)
+    assert (shares > 0).all()
+    assert (shares < 1).all()
+    found = 0.5 + np.asarray(released.short) / (2 * float(counting.half))
+    np.testing.assert_allclose(found, shares, atol=1e-6)
+    mean, following = adaptive.follow(released)
+    np.testing.assert_array_equal(flat(mean), flat(released.mean))
+    np.testing.assert_allclose(
+        following.thresholds,
+        adaptive.thresholds * np.exp(-0.2 * (shares - 0.5)),
+        rtol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize("share", [0.01, 0.5])
+def test_multipliers_of_mean_and_counts_add_up(name, share):
+    # z^-2 = z_mean^-2 + z_counts^-2, for sensitivities under either relation.
+    counting = adaptive_of(name, share=share).counting
+    groups = counting.num_groups
+    for relation, moved in ((REPLACE_ONE, 2.0), (ADD_OR_REMOVE_ONE, 1.0)):
+        stddev = 3.0 * counting.sensitivity(50, 5, relation).l2
+        of_mean = stddev / INNER[name].sensitivity(50, 5, relation).l2
+        of_counts = stddev / (moved / 50 * float(counting.half) * math.sqrt(groups))
+        together = (of_mean**-2 + of_counts**-2) ** -0.5
+        assert 3.0 <= together < 3.02  # and the rounding of sums
+        assert of_mean == pytest.approx(3 / math.sqrt(1 - share), rel=5e-3)
+
+
+WILD = np.float32([0.7, -0.7, 3.0, 1.0, 1e-45, 1e19, -3e38, np.inf, np.nan, 0.0])
+
+
+@each
+@pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
+def test_no_neighbour_moves_mean_and_counts_beyond_the_sensitivity(name, relation):
+    n, counting = 17, adaptive_of(name, share=0.3).counting
+    rng = np.random.default_rng(1)
+    directions = rng.normal(size=(40, 5))
+    # As long as thresholds, and thus short; the other far longer, the other way.
+    norms = norms_of(name, directions)
+    sizes = np.asarray(counting.sizes) * (1 - 1e-6) / norms
+    per_row = sizes[:, [0, 0, -1, -1, -1]] * directions
+    rows = np.concatenate([per_row, rng.choice(WILD, (40, 5))]).astype(np.float32)
+    others = np.concatenate([-1e20 * directions, rng.permutation(rows[40:])])
+    is_removed = relation is ADD_OR_REMOVE_ONE
+
+    @jax.jit
+    def changes(rows, others):
+        def change(pair):
+            base = jnp.tile(pair[0], (n, 1)).at[3].set(pair[1])
+            if is_removed:
+                second = counting(tree_of(base), jnp.arange(n) == 3)
+            else:
+                second = counting(tree_of(base.at[3].set(pair[0])))
+            return counting(tree_of(base)), second
+
+        return jax.lax.map(change, (rows, others))
+
+    pair = changes(jnp.asarray(rows), jnp.asarray(others, jnp.float32))
+    first, second = (
+        np.concatenate(
+            [np.asarray(x, np.float64).reshape(80, -1) for x in jax.tree.leaves(tree)],
+            axis=1,
+        )
+        for tree in pair
+    )
+    stated = counting.sensitivity(n, 5, relation)
+    moves = np.linalg.norm(first - second, axis=1)
+    assert moves.max() <= stated.l2
+    # Short by normalization or smoothing: a threshold's length is not the limit's.
+    is_tight = is_removed or name in ("clipping", "grouped")
+    assert moves.max() > (0.99 if is_tight else 0.7) * stated.l2
+    traced = jax.jit(lambda x: x.sensitivity(n, 5, relation))(counting)
+    np.testing.assert_allclose(traced, stated, rtol=1e-6)
+
+
+def run(adaptive, rows, num_steps, **settings):
+    """Returns thresholds after each update, in one scan."""
+    transform = privatize(adaptive, key=jax.random.key(0), **settings)
+
+    def body(rows):
+        def step(state, _):
+            _, state = transform.update(rows, state)
+            return state, optax.tree.get(state, "thresholds")
+
+        return jax.lax.scan(step, transform.init(None), length=num_steps)[1]
+
+    return np.asarray(jax.jit(body)(rows))
+
+
+@each
+def test_thresholds_come_to_the_quantile(name):
+    # 100 times too small at first, and heavy tails, and noise.
+    rows = 100 * np.random.default_rng(2).standard_t(2, (2000, 5))
+    adaptive = adaptive_of(name, quantile=0.7)
+    found = run(adaptive, tree_of(rows), 150, noise_multiplier=2.0)
+    expected = np.quantile(norms_of(name, rows), 0.7, axis=0)
+    last = np.exp(np.log(found[-50:]).mean(axis=0))
+    np.testing.assert_allclose(last, expected, rtol=0.05)
+    assert (found[0] < expected / 20).all()
+
+
+def test_thresholds_stay_in_their_range_under_any_noise():
+    adaptive = adaptive_of("grouped", lower=0.5, upper=4.0)
+    found = run(adaptive, tree_of(np.ones((3, 5))), 20, noise_multiplier=1e6)
+    assert np.isfinite(found).all()
+    assert found.min() == 0.5
+    assert found.max() == 4.0
+
+
+def test_noise_is_one_gaussian_of_mean_and_counts(key):
+    # Of 20,000 zero samples' means: the noise of both is what the shares say.
+    adaptive = adaptive_of("clipping", share=0.2, learning_rate=0.01)
+    transform = privatize(adaptive, noise_multiplier=1.5, key=key)
+
+    def release(key):
+        state = transform.init(None)._replace(key=key)
+        mean, state = transform.update(jnp.zeros((4, 3)), state)
+        return mean, jnp.log(state.thresholds) / -0.01 - 0.5
+
+    means, counts = jax.jit(jax.vmap(release))(
+        jax.random.split(jax.random.key(3), 20_000)
+    )
+    stddev = 1.5 * adaptive.counting.sensitivity(4, 3).l2
+    np.testing.assert_allclose(np.std(means), stddev, rtol=0.02)
+    expected = stddev / (2 * float(adaptive.counting.half))
+    np.testing.assert_allclose(np.std(counts), expected, rtol=0.03)
+    assert expected == pytest.approx(1.5 * math.sqrt(1 / 0.2) / 4, rel=1e-2)
+    correlations = np.corrcoef(np.column_stack([means, counts]).T)
+    assert np.abs(correlations - np.eye(4)).max() < 0.04
+
+
+def network(params, example):
+    hidden = jnp.tanh(example @ params["first"]["kernel"] + params["first"]["bias"])
+    return (hidden @ params["last"]["kernel"]).sum()
+
+
+@pytest.fixture(scope="module")
+def problem():
+    rng = np.random.default_rng(4)
+    sizes = {"first": {"kernel": (6, 40), "bias": (40,)}, "last": {"kernel": (40, 3)}}
+    params = jax.tree.map(
+        lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32),
+        sizes,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+    batch = jnp.asarray(rng.standard_t(2, (24, 6)), jnp.float32)
+    return params, batch.at[3].set(jnp.nan).at[4].set(1e30)
+
+
+@pytest.mark.parametrize("groups", [("",), ("first", "last")])
+def test_counts_from_factors_are_those_of_gradients(groups, problem):
+    # `robust_grad` hands out both parts, to be released together.
+    params, batch = problem
+    inner = Grouped(Clipping(14.0), groups)
+    counting = AdaptiveThreshold(inner, lower=0.01, upper=100.0).counting
+    mask = jnp.arange(24) % 5 == 1
+    counted = jax.jit(dpjax.robust_grad(network, counting, microbatch_size=5))
+    short = counted(params, batch, mask).short
+    # The gradients by hand, in float64.
+    first, last = (jax.tree.map(np.float64, params[name]) for name in ("first", "last"))
+    rows = np.nan_to_num(np.float64(batch))
+    hidden = np.tanh(rows @ first["kernel"] + first["bias"])
+    slopes = (1 - hidden**2) * last["kernel"].sum(axis=1)
+    of_first = np.sum(slopes**2, axis=1) * (1 + np.sum(rows**2, axis=1))
+    of_last = 3 * np.sum(hidden**2, axis=1)
+    norms = np.sqrt([of_first, of_last] if len(groups) > 1 else [of_first + of_last])
+    is_known = np.isfinite(np.float64(batch)).all(axis=1)
+    assert len(np.unique(norms[:, is_known] <= 14)) == 2
+    signs = np.where(norms <= 14, 1, -1)
+    signs[:, ~is_known] = 1  # every entry of their gradients is NaN
+    expected = float(counting.half) * (signs * ~np.asarray(mask)).sum(axis=1) / 24
+    np.testing.assert_allclose(short, expected, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [("",), ("first", "last")])
+def test_streams_count_as_gradients_do(groups, problem):
+    # From factors, in microbatches, with a Poisson batch's mask and divisor.
+    params, batch = problem
+    adaptive = AdaptiveThreshold(Grouped(Clipping(2.0), groups), lower=0.01, upper=99.0)
+    transform = privatize(
+        adaptive, noise_multiplier=0.5, key=jax.random.key(1), normalize_by=20.0
+    )
+    mask = jnp.arange(24) % 5 == 1
+
+    def updated(grads):
+        mean, state = transform.update(
+            grads, transform.init(params), params, is_padding_example=mask
+        )
+        return mean, state.thresholds
+
+    @jax.jit
+    def all_ways(params, batch):
+        streams = [streamed_grad(network, microbatch_size=k) for k in (None, 5)]
+        return [
+            updated(dpjax.per_sample_grad(network)(params, batch)),
+            *(updated(stream(params, batch)) for stream in streams),
+        ]
+
+    with jax.debug_key_reuse(False):  # the same noise, for comparison
+        written, *streamed = all_ways(params, batch)
+    for one in streamed:
+        np.testing.assert_allclose(flat(one), flat(written), rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_not_finite_counts_as_zero_in_the_norm():
+    counting = adaptive_of("clipping").counting
+    half = float(counting.half)
+    for value, sign in ((np.nan, 1), (np.inf, 1), (3e38, -1), (1e-45, 1)):
+        sample = jnp.full(3, value, jnp.float32)
+        assert float(counting.influence(sample).short[0]) == pytest.approx(sign * half)
+
+
+BAD = [
+    ({"estimator": Truncation(1.0)}, "estimator must be norm-wise"),
+    ({"estimator": None}, "estimator must be norm-wise"),
+    ({"lower": 0.0}, "lower must be between"),
+    ({"upper": math.inf}, "upper must be between"),
+    ({"upper": None}, "upper must be between"),
+    ({"lower": 2.0}, "lower, upper must be a range that the first thresholds"),
+    ({"lower": 5.0, "upper": 0.1}, "lower, upper must be a range"),
+    ({"quantile": 1.0}, "quantile must be strictly between 0 and 1"),
+    ({"share": 0.0}, "share must be strictly between 0 and 1"),
+    ({"share": "much"}, "share must be a number"),
+    ({"learning_rate": 0.0}, "learning_rate must be positive"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD)
+def test_bad_arguments_are_named(changes, message):
+    good = {"estimator": Clipping(1.0), "lower": 0.1, "upper": 10.0}
+    with pytest.raises(ValueError, match=message):
+        AdaptiveThreshold(**(good | changes))
+
+
+def test_only_privatize_takes_it():
+    adaptive = adaptive_of("clipping")
+    with pytest.raises(ValueError, match="estimator must be an estimator"):
+        aggregate(adaptive)
+    with pytest.raises(ValueError, match="estimator must be an estimator"):
+        dpjax.robust_grad(jnp.dot, adaptive)
+    nested = functools.partial(AdaptiveThreshold, lower=0.1, upper=10.0)
+    with pytest.raises(ValueError, match="estimator must be norm-wise"):
+        nested(adaptive.counting)
