@@ -54,9 +54,11 @@ SIGNATURES = {
     dpjax.per_sample_grad: "loss_fn * has_aux=",
     gradients.explain: "loss_fn params batch",
     gradients.streamed_grad: "loss_fn * microbatch_size=",
+    gradients.by_user: "records user_ids * num_users records_per_user user_gradient=",
+    gradients.UserRecords: "records is_record user_gradient=",
     dpjax.robust_grad: (
         "loss_fn estimator * microbatch_size= normalize_by= return_values= has_aux= "
-        "axis_name="
+        "axis_name= user_ids= num_users= records_per_user= user_gradient="
     ),
     dpjax.dp_sgd: (
         "learning_rate estimator * noise_multiplier key normalize_by= relation= "
@@ -112,6 +114,9 @@ SIGNATURES = {
     accounting.smooth_noise_rho: "multiplier * smoothness sigma mechanism=",
     accounting.calibrate_smooth_noise: (
         "rho * num_samples trim_count relative_spread= mechanism="
+    ),
+    accounting.PrivacyGuarantee.of: (
+        "epsilon delta * dp_event relation= num_samples= unit="
     ),
     accounting.PrivacyGuarantee: "epsilon delta relation dp_event description",
     audit.epsilon_lower_bound: (

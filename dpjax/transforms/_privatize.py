@@ -119,7 +119,9 @@ def privatize(
         under `relation`, for every input, NaN and infinities included; T updates on the
         same data compose to `gaussian_epsilon(noise_multiplier, delta, sensitivity=1,
         num_releases=T)`. On several devices too: the noise is that of the mean over all
-        rows, and every device draws the same from the same key.
+        rows, and every device draws the same from the same key. Where rows are users,
+        as `streamed_grad` makes of what `dpjax.gradients.by_user` lays out, all of this
+        is about users: n counts them, and one user's records are replaced by others.
 
         With `TrimmedMean` one update is (1 / (2 noise_multiplier^2))-zCDP under
         replace-one: each of d coordinates takes a share 1/d of that.
