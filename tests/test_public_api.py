@@ -94,6 +94,24 @@ SIGNATURES = {
         "epsilon delta * num_steps sampling_prob= num_samples= batch_size= relation="
         " noise="
     ),
+    accounting.correlated_noise_multiplier: (
+        "epsilon delta * strategy num_steps max_participations= min_separation="
+        " sampling_prob= relation="
+    ),
+    accounting.correlated_noise_multiplier_to_epsilon: (
+        "noise_multiplier delta * strategy num_steps max_participations="
+        " min_separation= sampling_prob= relation="
+    ),
+    mechanisms.BandedToeplitz: "num_steps coefficients",
+    mechanisms.BandedToeplitz.square_root: "num_steps num_bands",
+    mechanisms.BandedToeplitz.optimal: "num_steps num_bands",
+    mechanisms.BufferedToeplitz: "num_steps decays scales",
+    mechanisms.BufferedToeplitz.optimal: (
+        "num_steps * max_participations= min_separation="
+    ),
+    mechanisms.BinaryTree: "num_steps",
+    mechanisms.Strategy.matrix: "self",
+    mechanisms.Strategy.sensitivity: "self * max_participations= min_separation=",
     accounting.objective_noise: (
         "epsilon delta * num_samples regularization curvature_bound derivative_bound="
         " is_non_increasing= calibration= num_features="
@@ -132,6 +150,8 @@ SIGNATURES = {
     audit.Case.audit: "self * key num_releases=",
     transforms.average_params: "state",
     batching.Batching.draw: "self key data * step num_steps axis_name=",
+    batching.Batching.next_key: "self key",
+    batching.Batching.participation: "self num_samples num_steps",
     loading.MemoryMapped: "files",
     loading.Parquet: "files columns",
     loading.load: "source sharding",

@@ -18,7 +18,8 @@ from dpjax._types import (
 )
 from dpjax.accounting import calibrate_smooth_noise
 from dpjax.estimators import Estimator, SampleStream
-from dpjax.mechanisms import gaussian, laplace_log_normal
+from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
+from dpjax.transforms._correlated_noise import add_correlated_noise, correlated_state
 from dpjax.transforms._noise import KeyState
 
 
@@ -80,6 +81,7 @@ def privatize(
     relation: NeighboringRelation = REPLACE_ONE,
     sampled: bool | None = None,
     axis_name: AxisName | None = None,
+    noise: Strategy | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Returns a transformation from per-sample gradients to their private mean.
 
@@ -101,6 +103,10 @@ def privatize(
             normalize_by or a mask is given.
         axis_name: the mesh axes over which gradients are sharded, where they do not
             show it; see `dpjax.robust_grad`.
+        noise: None, independent in every step; or a strategy C, such as
+            `dpjax.mechanisms.BandedToeplitz`, for noise C^-1 z that is correlated over
+            steps, so that sums of updates have less of it. Then noise_multiplier is
+            that of the independent z, from `accounting.correlated_noise_multiplier`.
 
     Returns:
         A transformation whose update takes gradients with leaves (n, ...), or the
@@ -122,6 +128,11 @@ def privatize(
         rows, and every device draws the same from the same key. Where rows are users,
         as `streamed_grad` makes of what `dpjax.gradients.by_user` lays out, all of this
         is about users: n counts them, and one user's records are replaced by others.
+
+        With a strategy the updates of a run are private together, as
+        `correlated_noise_multiplier_to_epsilon` tells: one update alone may have less
+        noise than that. What follows, momentum and averages of iterates included, is
+        post-processing, as with independent noise.
 
         With `TrimmedMean` one update is (1 / (2 noise_multiplier^2))-zCDP under
         replace-one: each of d coordinates takes a share 1/d of that.
@@ -146,6 +157,8 @@ def privatize(
           account for each of them.
         * `optax.inject_hyperparams(privatize, static_args=("estimator", "key",
           "relation"))` makes noise_multiplier a schedule.
+        * With a strategy, no more updates than its steps, all with the same
+          noise_multiplier and divisor: another schedule needs another analysis.
         * Inside `jax.shard_map` the key must be replicated; with check_vma=False that
           cannot be checked.
 
@@ -163,7 +176,8 @@ def privatize(
 
     Reference:
         Balle, Wang (2018), "Improving the Gaussian mechanism"; Dong, Roth, Su (2022),
-        "Gaussian differential privacy", Corollary 3.3, for T updates. `TrimmedMean`:
+        "Gaussian differential privacy", Corollary 3.3, for T updates. Strategies:
+        Denisov et al. (2022), Theorem 2.1; Choquette-Choo et al. (2023). `TrimmedMean`:
         Wang, Xiao, Devadas, Xu (2020), Algorithms 2 and 3, with the smooth sensitivity
         in place of the printed bound, and the noise of Bun, Steinke (2019), Section 3.
     """
@@ -173,14 +187,21 @@ def privatize(
     if normalize_by is not None:
         _validate.positive(normalize_by=normalize_by)
     _validate.bounded_estimator(estimator)
+    _validate.require(
+        noise is None
+        or (isinstance(noise, Strategy) and estimator.noise == "gaussian"),
+        "noise",
+        noise,
+        f"a strategy of dpjax.mechanisms, and None with {estimator} unless its noise "
+        "is Gaussian",
+    )
     # Refuses what the estimator has no noise for, before any data.
     estimator.noise_parameters(
         noise_multiplier, 2**20, 1, relation, is_sampled=sampled is True
     )
 
     def init(params):
-        del params
-        return KeyState(key)
+        return KeyState(key) if noise is None else correlated_state(noise, key, params)
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
@@ -195,6 +216,14 @@ def privatize(
             relation,
             is_sampled=varies if sampled is None else sampled,
         )
+        if noise is not None:
+            mean = estimator(
+                updates,
+                is_padding_example,
+                normalize_by=normalize_by,
+                axis_name=axis_name,
+            )
+            return add_correlated_noise(noise, state, mean, stddev=parameters["stddev"])
         release = _RELEASES[estimator.noise](
             estimator,
             parameters,

@@ -192,7 +192,6 @@ def test_users_are_drawn_and_the_guarantee_says_so(key):
         batching=Poisson(5.0),
     )
     assert str(solution.privacy).startswith("Replacing any one of the 20 users changes")
-    assert solution.stats["num_samples"] == 20
 
 
 @pytest.mark.slow
