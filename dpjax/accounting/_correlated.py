@@ -149,7 +149,7 @@ def correlated_noise_multiplier_to_epsilon(
         ...     12.0, 1e-5, strategy=strategy, num_steps=100, max_participations=5,
         ...     min_separation=20)
         >>> round(epsilon, 2)
-        0.94
+        0.92
 
     Reference:
         As for `correlated_noise_multiplier`.

@@ -21,6 +21,7 @@ class Batching(abc.ABC):
         keeps_key: whether all steps of a run draw with one key, as `next_key` sees to.
 
     Example:
+        >>> from dpjax.batching import WithoutReplacement
         >>> WithoutReplacement(2).divisor(num_samples=7, num_steps=3)
         2
     """

@@ -47,6 +47,14 @@ class Strategy(abc.ABC):
 
     Attributes:
         num_steps: T, the number of steps it is for.
+
+    Example:
+        >>> from dpjax.mechanisms import BandedToeplitz, BinaryTree
+        >>> for strategy in BinaryTree(100), BandedToeplitz.square_root(100, 8):
+        ...     print(strategy.num_bands, strategy.num_buffers,
+        ...           round(strategy.sensitivity(), 2))
+        64 7 2.65
+        8 7 1.31
     """
 
     num_steps: int
@@ -105,7 +113,7 @@ class Strategy(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Toeplitz(Strategy):
-    """A strategy whose diagonals are constant, and do not increase from one to the next."""
+    """A strategy with constant diagonals, none larger than the one before it."""
 
     @abc.abstractmethod
     def toeplitz(self) -> np.ndarray:
