@@ -27,6 +27,7 @@ from dpjax._types import (
     SelectionName,
 )
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.audit import _correlated
 from dpjax.audit._lower_bound import Case
 from dpjax.audit._releases import Statistic
 from dpjax.constraints import Simplex
@@ -349,4 +350,4 @@ BUILDERS: dict[str, Callable[[], Case]] = {
         peel,
         peel_laplace,
     )
-}
+} | _correlated.BUILDERS
