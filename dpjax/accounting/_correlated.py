@@ -26,7 +26,8 @@ from dpjax.accounting._subsampling import noise_multiplier, noise_multiplier_to_
 class _Strategy(Protocol):
     """What of `dpjax.mechanisms.BandedToeplitz` and its kin is needed here."""
 
-    num_steps: int
+    @property
+    def num_steps(self) -> int: ...
 
     @property
     def num_bands(self) -> int: ...

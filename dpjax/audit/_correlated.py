@@ -1,6 +1,7 @@
 """Correlated noise under attack: all updates of a run, moved by one record's steps."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ def privatize_correlated_buffers() -> Case:
 
 
 def privatize_correlated_tree() -> Case:
-    """All four steps see the record. Shows 3.0 of 4: the sensitivity is a bound."""
+    """All four steps see the record. Shows 3.5 of 4."""
     return _run("privatize_correlated_tree", BinaryTree(_NUM_STEPS), Full())
 
 
@@ -53,7 +54,7 @@ def _run(
     scale = strategy.sensitivity(
         max_participations=1 if is_sampled else _NUM_STEPS, min_separation=1
     )
-    sampling = (
+    sampling: dict[str, Any] = (
         batching.accounting(num_samples, _NUM_STEPS) if is_sampled else {"num_steps": 1}
     )
 

@@ -63,15 +63,28 @@ class BinaryTree(Strategy):
     def sensitivity(
         self, *, max_participations: int = 1, min_separation: int = 1
     ) -> float:
-        """See `Strategy.sensitivity`: at most m_l steps of a record are in a node.
+        """See `Strategy.sensitivity`: a bound, exact for one participation.
 
-        sensitivity^2 is the sum of squares of its steps in each node, hence at most
-        k m_l for the nodes of level l, which do not meet; m_l = min(k, ceil(2^l / b)).
+        Its square is the sum over nodes of the squares of how many steps of a record
+        they hold. Nodes of level l do not meet, and each holds m_l = min(k, ceil(2^l /
+        b)) of them at most: so level l adds at most m_l for each step that one of them
+        holds. What is left is the largest sum of k numbers, b apart.
         """
         num = self._num_participations(max_participations, min_separation)
-        levels = range(self.num_buffers)
-        most = [min(num, -(-(2**level) // min_separation)) for level in levels]
-        return math.sqrt(num * sum(most)) * (1 + ROUNDED_UP)
+        step = np.arange(self.num_steps)
+        weights = np.zeros(self.num_steps)
+        for level in range(self.num_buffers):
+            # Node t of level l is an odd multiple of 2^l, so that its steps, counted
+            # from 0, have a bit l of zero.
+            last = (step >> level << level) + 2**level
+            is_held = (step >> level & 1 == 0) & (last <= self.num_steps)
+            weights[is_held] += min(num, -(-(2**level) // min_separation))
+        # best[t]: the largest sum from step t on (Choquette-Choo et al. 2023, Alg. 3).
+        best = np.zeros(self.num_steps + min_separation)
+        for _ in range(num):
+            best[: self.num_steps] = weights + best[min_separation:]
+            best = np.maximum.accumulate(best[::-1])[::-1]
+        return math.sqrt(best[0]) * (1 + ROUNDED_UP)
 
     def next_noise(self, noise, buffers, step):
         """See `Strategy.next_noise`: node t comes, the smaller ones that it covers go.

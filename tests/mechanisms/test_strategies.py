@@ -113,7 +113,7 @@ def test_sensitivity_of_every_pattern(name):
         if is_tight:
             assert bound <= worst * (1 + 1e-8)
         else:
-            assert bound <= 1.3 * worst
+            assert bound <= 1.15 * worst
 
 
 @pytest.mark.slow
@@ -166,17 +166,17 @@ def test_the_best_strategies_are_better():
     pytest.importorskip("jax_privacy")
 
     def errors(strategy, **pattern):
-        prefix = np.tri(64) @ np.linalg.inv(strategy.matrix())
+        prefix = np.tri(24) @ np.linalg.inv(strategy.matrix())
         return strategy.sensitivity(**pattern) ** 2 * (prefix**2).sum(axis=1)
 
-    best, root = BandedToeplitz.optimal(64, 8), BandedToeplitz.square_root(64, 8)
-    assert best.num_bands == 8
-    assert errors(best).mean() < errors(root).mean() < errors(BinaryTree(64)).mean()
-    pattern = {"max_participations": 4, "min_separation": 16}
-    buffered = BufferedToeplitz.optimal(64, **pattern)
-    one = BandedToeplitz(64, (1.0,))
+    best, root = BandedToeplitz.optimal(24, 4), BandedToeplitz.square_root(24, 4)
+    assert best.num_bands == 4
+    assert errors(best).mean() < errors(root).mean() < errors(BinaryTree(24)).mean()
+    pattern = {"max_participations": 2, "min_separation": 12}
+    buffered = BufferedToeplitz.optimal(24, **pattern)
+    one = BandedToeplitz(24, (1.0,))
     assert buffered.num_buffers <= 10
-    assert errors(buffered, **pattern).max() < 0.5 * errors(one, **pattern).max()
+    assert errors(buffered, **pattern).max() < 0.7 * errors(one, **pattern).max()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def released(strategy, key, params, grads=None, num_steps=T):
     transform = privatize(
         Winsorization(1.0), noise_multiplier=3.0, key=key, noise=strategy
     )
-    grads = jax.tree.map(lambda x: jnp.zeros((4, *x.shape), x.dtype), params)
+    grads = jax.tree.map(lambda x: jnp.stack([x] * 4), params)  # sharded alike
 
     def step(state, _):
         updates, state = transform.update(grads, state, params)
