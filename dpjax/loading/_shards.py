@@ -112,7 +112,7 @@ def batches(
         isinstance(batching, Batching),
         "batching",
         batching,
-        "one of dpjax.batching, such as Full() or Poisson(...)",
+        "Full(), Poisson(...) or another of dpjax.batching",
     )
     _validate.typed_key(key)
     _validate.count(num_steps=num_steps)

@@ -173,7 +173,7 @@ def check_steps(num_samples: int, num_steps: int, batching: Batching) -> None:
         isinstance(batching, Batching),
         "batching",
         batching,
-        "one of dpjax.batching, such as Full() or Poisson(...)",
+        "Full(), Poisson(...) or another of dpjax.batching",
     )
     _validate.count(num_steps=num_steps)
     batching.divisor(num_samples, num_steps)
