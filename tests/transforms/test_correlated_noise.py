@@ -98,7 +98,8 @@ def test_inside_a_chain_with_momentum(key):
 @pytest.mark.devices(4)
 @each
 def test_the_same_on_several_devices(name):
-    mesh = jax.make_mesh((2, 2), ("records", "model"))
+    kinds = jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((2, 2), ("records", "model"), axis_types=kinds)
     place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
     params = jnp.zeros((4, 3))
     alone = jax.jit(released, static_argnums=0)(
