@@ -15,6 +15,7 @@ RandomBytes = Callable[[int], bytes]  # n -> n uniform, independent bytes
 Calibration = Literal["tight", "paper"]  # exact constants, or those that are printed
 NoiseName = Literal["gaussian", "laplace_log_normal"]  # in dpjax.mechanisms
 PeelingNoise = Literal["gumbel", "laplace"]  # of `mechanisms.peeling`
+Unit = Literal["record", "user"]  # what neighbours differ in
 SelectionName = Literal["exponential", "permute_and_flip"]  # in dpjax.mechanisms
 
 # Two data sets are neighbours when they have the same public size n and differ in one
@@ -36,4 +37,5 @@ __all__ = [
     "RandomBytes",
     "Scalar",
     "SelectionName",
+    "Unit",
 ]

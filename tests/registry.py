@@ -135,7 +135,8 @@ TRANSFORMS = {
         takes_samples=True,
     ),
     "privatize": Part(
-        "estimator * noise_multiplier key normalize_by= relation= sampled= axis_name=",
+        "estimator * noise_multiplier key normalize_by= relation= sampled= axis_name="
+        " noise=",
         lambda key: transforms.privatize(
             estimators.SmoothedTruncation(1.0), noise_multiplier=0.5, key=key
         ),
@@ -149,6 +150,16 @@ TRANSFORMS = {
             ),
             noise_multiplier=0.5,
             key=key,
+        ),
+        takes_samples=True,
+    ),
+    "privatize, correlated": Part(
+        None,
+        lambda key: transforms.privatize(
+            estimators.Truncation(1.0),
+            noise_multiplier=0.5,
+            key=key,
+            noise=mechanisms.BinaryTree(16),
         ),
         takes_samples=True,
     ),
@@ -240,6 +251,12 @@ BATCHINGS = {
         "expected_batch_size capacity=", lambda: batching.Poisson(3.0, capacity=6)
     ),
     "WithoutReplacement": Part("batch_size", lambda: batching.WithoutReplacement(3)),
+    "CyclicPoisson": Part(
+        "expected_batch_size cycle_length capacity=",
+        lambda: batching.CyclicPoisson(2.0, 2, capacity=6),
+    ),
+    "BallsInBins": Part("num_bins capacity=", lambda: batching.BallsInBins(2)),
+    "ShuffledEpochs": Part("batch_size", lambda: batching.ShuffledEpochs(3)),
 }
 
 

@@ -13,8 +13,16 @@ import pytest
 import scipy.stats
 
 from dpjax import accounting
-from dpjax import batching as batching_module
-from dpjax.batching import Disjoint, Full, Poisson, WithoutReplacement
+from dpjax.batching import (
+    BallsInBins,
+    CyclicPoisson,
+    Disjoint,
+    Full,
+    Poisson,
+    ShuffledEpochs,
+    WithoutReplacement,
+    _without_replacement,
+)
 from dpjax.estimators import MedianOfMeans, Truncation, Winsorization
 from dpjax.transforms import privatize
 
@@ -24,6 +32,9 @@ BATCHINGS = {
     "disjoint": Disjoint(),
     "poisson": Poisson(4.0, capacity=9),
     "without_replacement": WithoutReplacement(4),
+    "cyclic_poisson": CyclicPoisson(4.0, 2, capacity=6),
+    "balls_in_bins": BallsInBins(3, capacity=12),
+    "shuffled_epochs": ShuffledEpochs(4),
 }
 each = pytest.mark.parametrize("name", BATCHINGS)
 
@@ -227,10 +238,12 @@ def test_subsets_are_uniform_however_often_they_are_drawn(
     key, monkeypatch, num_samples, size, spread
 ):
     # Without room for more heads than are wanted, most draws are thrown away.
-    monkeypatch.setattr(batching_module, "_SPREAD", spread)
+    monkeypatch.setattr(_without_replacement, "_SPREAD", spread)
     num_draws = 20_000
     draw = jax.jit(
-        jax.vmap(lambda key: batching_module._uniform_subset(key, num_samples, size))
+        jax.vmap(
+            lambda key: _without_replacement._uniform_subset(key, num_samples, size)
+        )
     )
     rows = np.asarray(draw(jax.random.split(key, num_draws)))
     assert ((rows >= 0) & (rows < num_samples)).all()
@@ -263,7 +276,7 @@ def test_equal_random_numbers_are_drawn_again(key, monkeypatch):
     @jax.jit
     @jax.vmap
     def draw(key):
-        return batching_module._uniform_subset(key, 4, 2)
+        return _without_replacement._uniform_subset(key, 4, 2)
 
     rows = np.asarray(draw(jax.random.split(key, 20_000)))
     assert (2, 4) in num_calls
@@ -374,7 +387,7 @@ def test_a_loop_of_ones_own(name, key):
     )
     state = transform.init(jnp.zeros(()))
     for step in range(num_steps):
-        batch_key = jax.random.fold_in(jax.random.clone(key), step)
+        key, batch_key = batching.next_key(key)
         batch, mask = batching.draw(batch_key, data, step=step, num_steps=num_steps)
         mean, state = transform.update(batch, state, is_padding_example=mask)
         counts = np.ones(len(batch), bool) if mask is None else ~np.asarray(mask)

@@ -14,7 +14,7 @@ import pytest
 import dpjax
 from benchmarks import audit_record, guarantees
 from benchmarks.__main__ import main
-from dpjax import mechanisms, parties, solvers, transforms
+from dpjax import batching, mechanisms, parties, solvers, transforms
 from dpjax.audit import Case, cases
 
 LAYERS = [mechanisms, transforms, solvers, parties]
@@ -31,11 +31,11 @@ NO_RELEASE = {
     "audit.Case.audit": "attacks made-up records",
     "audit.epsilon_lower_bound": "an attack",
     "audit.one_run": "an attack",
-    "batching.Batching.draw": "a batch, as private as the records",
-    "batching.Disjoint.draw": "a batch",
-    "batching.Full.draw": "a batch",
-    "batching.Poisson.draw": "a batch",
-    "batching.WithoutReplacement.draw": "a batch",
+    **{
+        f"batching.{name}.{method}": "a batch, as private as the records, or its key"
+        for name in batching.__all__
+        for method in ("draw", "next_key")
+    },
     "loading.batches": "batches",
     "solvers.robust_gradient_descent": "says that it has no privacy",
 }

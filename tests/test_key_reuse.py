@@ -31,6 +31,7 @@ BATCHINGS = [
     batching.Disjoint(),
     batching.Poisson(3.0, capacity=6),
     batching.WithoutReplacement(3),
+    batching.CyclicPoisson(2.0, 2, capacity=3),
 ]
 DATA = jnp.ones((6, 2))
 PARAMS = jnp.zeros(2)

@@ -54,9 +54,11 @@ SIGNATURES = {
     dpjax.per_sample_grad: "loss_fn * has_aux=",
     gradients.explain: "loss_fn params batch",
     gradients.streamed_grad: "loss_fn * microbatch_size=",
+    gradients.by_user: "records user_ids * num_users records_per_user user_gradient=",
+    gradients.UserRecords: "records is_record user_gradient=",
     dpjax.robust_grad: (
         "loss_fn estimator * microbatch_size= normalize_by= return_values= has_aux= "
-        "axis_name="
+        "axis_name= user_ids= num_users= records_per_user= user_gradient="
     ),
     dpjax.dp_sgd: (
         "learning_rate estimator * noise_multiplier key normalize_by= relation= "
@@ -98,6 +100,24 @@ SIGNATURES = {
         "epsilon delta * num_steps sampling_prob= num_samples= batch_size= relation="
         " noise="
     ),
+    accounting.correlated_noise_multiplier: (
+        "epsilon delta * strategy num_steps max_participations= min_separation="
+        " sampling_prob= relation="
+    ),
+    accounting.correlated_noise_multiplier_to_epsilon: (
+        "noise_multiplier delta * strategy num_steps max_participations="
+        " min_separation= sampling_prob= relation="
+    ),
+    mechanisms.BandedToeplitz: "num_steps coefficients",
+    mechanisms.BandedToeplitz.square_root: "num_steps num_bands",
+    mechanisms.BandedToeplitz.optimal: "num_steps num_bands",
+    mechanisms.BufferedToeplitz: "num_steps decays scales",
+    mechanisms.BufferedToeplitz.optimal: (
+        "num_steps * max_participations= min_separation="
+    ),
+    mechanisms.BinaryTree: "num_steps",
+    mechanisms.Strategy.matrix: "self",
+    mechanisms.Strategy.sensitivity: "self * max_participations= min_separation=",
     accounting.objective_noise: (
         "epsilon delta * num_samples regularization curvature_bound derivative_bound="
         " is_non_increasing= calibration= num_features="
@@ -119,6 +139,9 @@ SIGNATURES = {
     accounting.calibrate_smooth_noise: (
         "rho * num_samples trim_count relative_spread= mechanism="
     ),
+    accounting.PrivacyGuarantee.of: (
+        "epsilon delta * dp_event relation= num_samples= unit="
+    ),
     accounting.PrivacyGuarantee: "epsilon delta relation dp_event description",
     audit.epsilon_lower_bound: (
         "release data neighbor * key delta= num_releases= confidence= is_gaussian="
@@ -133,6 +156,8 @@ SIGNATURES = {
     audit.Case.audit: "self * key num_releases=",
     transforms.average_params: "state",
     batching.Batching.draw: "self key data * step num_steps axis_name=",
+    batching.Batching.next_key: "self key",
+    batching.Batching.participation: "self num_samples num_steps",
     loading.MemoryMapped: "files",
     loading.Parquet: "files columns",
     loading.load: "source sharding",

@@ -25,7 +25,7 @@ BESIDE = {
         *("smoothed_truncate", "truncate", "winsorize"),
         *("FactoredSamples", "OuterProducts", "TableRows"),
     },
-    mechanisms: set(),
+    mechanisms: {"BandedToeplitz", "BinaryTree", "BufferedToeplitz", "Strategy"},
     transforms: {"average_params"},
     solvers: {
         *("Checkpoint", "Execution", "MarginLoss", "Solution", "printed_epsilon"),

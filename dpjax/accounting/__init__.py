@@ -1,5 +1,9 @@
 """Host-side privacy accounting: Gaussian, zCDP, subsampling, guarantees."""
 
+from dpjax.accounting._correlated import (
+    correlated_noise_multiplier,
+    correlated_noise_multiplier_to_epsilon,
+)
 from dpjax.accounting._discrete_gaussian import (
     discrete_gaussian_epsilon,
     discrete_gaussian_stddev,
@@ -39,6 +43,8 @@ from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 __all__ = [
     "PrivacyGuarantee",
     "calibrate_smooth_noise",
+    "correlated_noise_multiplier",
+    "correlated_noise_multiplier_to_epsilon",
     "discrete_gaussian_epsilon",
     "discrete_gaussian_stddev",
     "epsilon_to_rho",

@@ -8,7 +8,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent, UnsupportedDpEvent
 
 from dpjax import _validate
 from dpjax._rounding import factor_up, rounded_up
-from dpjax._types import REPLACE_ONE, NeighboringRelation
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, Unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +78,7 @@ class PrivacyGuarantee:
         dp_event: DpEvent,
         relation: NeighboringRelation = REPLACE_ONE,
         num_samples: int | None = None,
+        unit: Unit = "record",
     ) -> "PrivacyGuarantee":
         """A guarantee that writes its own description.
 
@@ -86,7 +87,9 @@ class PrivacyGuarantee:
             delta: privacy parameter in [0, 1).
             dp_event: the `dp_accounting` event of the release.
             relation: which data sets count as neighbours.
-            num_samples: the number of records, if it is public and to be named.
+            num_samples: the number of units, if it is public and to be named.
+            unit: what neighbours differ in: one "record", or one "user" with all that
+                it gives, as `dpjax.gradients.by_user` lays out.
 
         Returns:
             The guarantee.
@@ -101,7 +104,8 @@ class PrivacyGuarantee:
             'Replacing any one record changes the probability of any outcome by at most
             a factor e^1 = 2.72, up to a failure probability of 1e-05.'
         """
-        description = _describe(epsilon, delta, relation, num_samples)
+        _validate.choice(Unit, unit=unit)
+        description = _describe(epsilon, delta, relation, num_samples, unit)
         return cls(epsilon, delta, relation, dp_event, description)
 
     @classmethod
@@ -166,9 +170,9 @@ def parallel_composition(guarantees: Sequence[PrivacyGuarantee]) -> PrivacyGuara
 
 
 _NEIGHBOURS = {
-    NeighboringRelation.REPLACE_ONE: "Replacing any one {record}",
-    NeighboringRelation.ADD_OR_REMOVE_ONE: "Adding or removing any one record",
-    NeighboringRelation.REPLACE_SPECIAL: "Blanking any one {record}",
+    NeighboringRelation.REPLACE_ONE: "Replacing any one {unit}",
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "Adding or removing any one {unit}",
+    NeighboringRelation.REPLACE_SPECIAL: "Blanking any one {unit}",
 }
 
 
@@ -177,12 +181,14 @@ def _describe(
     delta: float,
     relation: NeighboringRelation,
     num_samples: int | None,
+    unit: Unit,
 ) -> str:
     if epsilon == math.inf:
-        return "No privacy is guaranteed: the outcome may reveal any record."
-    # Under add/remove the number of records is itself private, hence never named.
-    record = "record" if num_samples is None else f"of the {num_samples:,} records"
-    neighbours = _NEIGHBOURS[relation].format(record=record)
+        return f"No privacy is guaranteed: the outcome may reveal any {unit}."
+    # Under add/remove the number of units is itself private, hence never named.
+    is_named = num_samples is not None and relation is not ADD_OR_REMOVE_ONE
+    one = f"of the {num_samples:,} {unit}s" if is_named else unit
+    neighbours = _NEIGHBOURS[relation].format(unit=one)
     # Rounded up: what is read is never a stronger claim.
     shown = rounded_up(epsilon, 4)
     factor = f"e^{shown}"

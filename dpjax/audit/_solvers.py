@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax import batching, estimators, parties, solvers
 from dpjax._types import Key, PyTree
-from dpjax.audit import _choosing_solvers
+from dpjax.audit import _batched_solvers, _choosing_solvers
 from dpjax.audit._choosing_solvers import linear, solved
 from dpjax.audit._lower_bound import Case
 from dpjax.estimators import Clipping, Winsorization
@@ -368,4 +368,4 @@ BUILDERS: dict[str, Callable[[], Case]] = {
         dp_multiparty_gradient_descent,
         dp_multiparty_objective_perturbation,
     )
-} | _choosing_solvers.BUILDERS
+} | (_batched_solvers.BUILDERS | _choosing_solvers.BUILDERS)

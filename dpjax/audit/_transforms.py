@@ -25,6 +25,7 @@ from dpjax._types import (
     SelectionName,
 )
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.audit import _correlated
 from dpjax.audit._lower_bound import Case
 from dpjax.audit._releases import Statistic
 from dpjax.audit._updates import chain, dp_sgd, gaussian_claim, privatize_adaptive
@@ -336,4 +337,4 @@ BUILDERS: dict[str, Callable[[], Case]] = {
         peel,
         peel_laplace,
     )
-}
+} | _correlated.BUILDERS

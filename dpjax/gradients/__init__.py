@@ -3,10 +3,13 @@
 from dpjax.gradients._factored import Explanation, LeafRoute, explain
 from dpjax.gradients._per_sample import per_sample_grad
 from dpjax.gradients._robust import robust_grad, streamed_grad
+from dpjax.gradients._users import UserRecords, by_user
 
 __all__ = [
     "Explanation",
     "LeafRoute",
+    "UserRecords",
+    "by_user",
     "explain",
     "per_sample_grad",
     "robust_grad",

@@ -8,13 +8,14 @@ from typing import Any
 import jax
 
 from dpjax import _validate
-from dpjax._sharding import AxisName
+from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
 from dpjax.estimators import Estimator, FactoredSamples, SampleStream
 from dpjax.gradients._factored import factored_grad
 from dpjax.gradients._running_statistics import refuse_running_statistics
 from dpjax.gradients._streamlined import streamlined
+from dpjax.gradients._users import UserGradient, Users, loss_of_users
 
 
 def streamed_grad(
@@ -61,6 +62,10 @@ def robust_grad(
     return_values: bool = False,
     has_aux: bool = False,
     axis_name: AxisName | None = None,
+    user_ids: jax.Array | None = None,
+    num_users: int | None = None,
+    records_per_user: int | None = None,
+    user_gradient: UserGradient = "mean",
 ) -> Callable[..., Any]:
     """Returns a function that computes the robust mean of per-sample gradients.
 
@@ -88,6 +93,13 @@ def robust_grad(
             names; see below. By default read from the batch: concrete arrays show all
             their axes, traced ones Explicit axes only. Auto axes inside `jax.jit`, and
             Manual ones, must be named.
+        user_ids: integers of shape (n,), the user of each row of the batch: samples are
+            then users; see below.
+        num_users: public number of users, with user_ids: the default divisor.
+        records_per_user: public bound, with user_ids; n by default. A user's first
+            records by index count, the surplus is dropped. It costs num_users times so
+            many gradients: give the least that serves.
+        user_gradient: "mean" or "sum" of the gradients of a user's records.
 
     Returns:
         `grad_fn(params, batch, is_padding_example=None)`, where leaves of batch have
@@ -101,7 +113,9 @@ def robust_grad(
         ValueError: where a size is not a positive count, leaves of batch disagree on n,
             or the estimator cannot take the batch; where axis_name is of no mesh, its
             devices do not divide n, or rows are known to be the same on all of them;
-            where params hold running statistics of BatchNorm.
+            where params hold running statistics of BatchNorm;
+            where user_ids are no integers of shape (n,), come without num_users or with
+            a sharded batch. Never because of an id's value.
 
     Layers that draw or normalise:
         Dropout: give each example a key of its own, as part of the batch, new in every
@@ -112,6 +126,15 @@ def robust_grad(
         BatchNorm has no per-sample gradients. Parameters with `nnx.BatchStat`, Linen's
         "batch_stats" or `equinox.nn.State` among them are refused; statistics that
         loss_fn closes over cannot be seen, and must be fixed and public.
+
+    Users:
+        With user_ids the influence acts on the mean, or the sum, of the gradients of
+        one user's records, and the estimate is the mean over users, one without records
+        contributing zero. Ids outside of [0, num_users) belong to nobody and are left
+        out. Values come per user, and aux has shape (num_users, records_per_user, ...).
+        Users are held a few at a time, as samples are. To draw users, or to spread them
+        over devices, lay records out by `dpjax.gradients.by_user`, once: that is a
+        batch, too, whose rows are users.
 
     On several devices:
         Each device computes the gradients of its own rows, and one psum adds a few
@@ -157,19 +180,31 @@ def robust_grad(
         >>> grad_fn = robust_grad(loss_fn, Winsorization(1.0), normalize_by=2)
         >>> print(grad_fn(1.0, batch, is_padding))
         -0.25
+
+        Of three users, of whom the first has two records and the second none:
+
+        >>> grad_fn = robust_grad(loss_fn, Winsorization(1.0), records_per_user=2,
+        ...                       user_ids=jnp.array([0, 0, 2]), num_users=3)
+        >>> print(grad_fn(1.0, jnp.array([0.0, 1.0, -8.0])))
+        0.5
     """
     _validate.estimator(estimator)
     if normalize_by is not None:
         _validate.positive(normalize_by=normalize_by)
-    stream_fn = _stream_fn(
-        _SampleGrad(loss_fn, has_aux, return_values), microbatch_size
-    )
+    users = Users.of(user_ids, num_users, records_per_user, user_gradient)
+    make_grads = _SampleGrad(loss_fn, has_aux, return_values)
+    stream_fn = _stream_fn(make_grads, microbatch_size)
 
     def grad_fn(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
     ) -> Any:
+        stream = stream_fn(params, batch)
+        if users is not None:
+            axes = row_axes(batch, axis_name)
+            stream = users.stream(stream, is_padding_example, axes)
+            is_padding_example = None
         grads, aux = estimator.with_aux(
-            stream_fn(params, batch),
+            stream,
             is_padding_example,
             normalize_by=normalize_by,
             axis_name=axis_name,
@@ -192,16 +227,16 @@ class _SampleGrad:
     return_values: bool = False
 
     def __call__(self, params: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
-        value_and_grad = streamlined(
-            jax.value_and_grad(self.loss_fn, has_aux=self.has_aux)
-        )
+        loss_fn = loss_of_users(self.loss_fn, has_aux=self.has_aux)
+        value_and_grad = streamlined(jax.value_and_grad(loss_fn, has_aux=self.has_aux))
         num_rows = _validate.leading_size(rows, "batch")
         values, grads = by_row(partial(value_and_grad, params), num_rows)(rows)
         return grads, self._wanted(values)
 
     def factored(self, params: PyTree, rows: PyTree) -> tuple[FactoredSamples, PyTree]:
         """Returns the same, gradients in factored form."""
-        grad_fn = factored_grad(self.loss_fn, has_aux=self.has_aux)
+        loss_fn = loss_of_users(self.loss_fn, has_aux=self.has_aux)
+        grad_fn = factored_grad(loss_fn, has_aux=self.has_aux)
         grads, values = grad_fn(params, rows)
         return grads, self._wanted(values)
 

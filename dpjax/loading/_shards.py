@@ -67,7 +67,8 @@ def batches(
     """Returns the batches of a run and their padding masks, as a dataset of Grain's.
 
     All processes draw the same rows, as `batching.draw` does, with
-    `jax.random.fold_in(key, step)`; each reads those of its own devices. One batch is
+    `jax.random.fold_in(key, step)`, or with the key itself where the batching
+    `keeps_key`; each reads those of its own devices. One batch is
     prefetched. Padding rows are zeros; they also fill a batch up to a multiple of the
     number of devices. The state of its iterator, `get_state()`, is the step; after
     `set_state` the same batches follow.
@@ -111,7 +112,7 @@ def batches(
         isinstance(batching, Batching),
         "batching",
         batching,
-        "Full(), Disjoint(), Poisson(...) or WithoutReplacement(...)",
+        "Full(), Poisson(...) or another of dpjax.batching",
     )
     _validate.typed_key(key)
     _validate.count(num_steps=num_steps)
@@ -127,7 +128,7 @@ def batches(
     @jax.jit
     def drawn(step: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         return batching.draw(
-            jax.random.fold_in(key, step),
+            key if batching.keeps_key else jax.random.fold_in(key, step),
             jnp.arange(num_records),
             step=step,
             num_steps=num_steps,

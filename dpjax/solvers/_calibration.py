@@ -5,7 +5,7 @@ from typing import cast
 
 from dpjax import _validate
 from dpjax._tree import Static
-from dpjax._types import REPLACE_ONE, Scalar
+from dpjax._types import REPLACE_ONE, PyTree, Scalar, Unit
 from dpjax.accounting import (
     PrivacyGuarantee,
     epsilon_to_rho,
@@ -15,6 +15,7 @@ from dpjax.accounting import (
 )
 from dpjax.batching import Batching, Disjoint, Full
 from dpjax.estimators import Estimator
+from dpjax.gradients import UserRecords
 
 _LEAST_EPSILON = 1e-6
 
@@ -25,6 +26,11 @@ def check_budget(epsilon: float, delta: float) -> None:
     _validate.probability(delta=delta)
 
 
+def unit_of(data: PyTree) -> Unit:
+    """Returns what a row of the data is."""
+    return "user" if isinstance(data, UserRecords) else "record"
+
+
 def calibrated_noise(
     estimator: Estimator,
     batching: Batching,
@@ -33,6 +39,7 @@ def calibrated_noise(
     num_steps: int,
     epsilon: float,
     delta: float,
+    unit: Unit = "record",
 ) -> tuple[float, PrivacyGuarantee]:
     """Returns the noise multiplier of one step, and the guarantee of all steps."""
     sampling = batching.accounting(num_samples, num_steps)
@@ -44,6 +51,7 @@ def calibrated_noise(
         dp_event=gaussian_event(multiplier, noise=noise, **sampling),
         relation=REPLACE_ONE,
         num_samples=num_samples,
+        unit=unit,
     )
 
 

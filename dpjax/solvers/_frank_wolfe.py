@@ -10,7 +10,7 @@ from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.batching import Disjoint, Full
 from dpjax.constraints import VertexConstraint
 from dpjax.estimators import Estimator, SmoothedTruncation
-from dpjax.solvers._calibration import printed_excess
+from dpjax.solvers._calibration import printed_excess, unit_of
 from dpjax.solvers._loop import Execution, check_steps
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import (
@@ -154,7 +154,9 @@ def dp_frank_wolfe(
     )
     largest_score = constraint.diameter("l1", num_params) * moment_bound**0.5
     released["is_informative"] = released["selection_error"] < largest_score
-    return Solution(params, choices.guarantee(num_samples), stats | released)
+    return Solution(
+        params, choices.guarantee(num_samples, unit_of(data)), stats | released
+    )
 
 
 def _best_estimator(

@@ -16,7 +16,12 @@ from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import Batching, Full
 from dpjax.estimators import Estimator
-from dpjax.solvers._calibration import calibrated_noise, check_budget, traceable
+from dpjax.solvers._calibration import (
+    calibrated_noise,
+    check_budget,
+    traceable,
+    unit_of,
+)
 from dpjax.solvers._loop import Batches, Execution, OptaxStep, check_steps, iterate
 from dpjax.solvers._solution import Solution
 from dpjax.transforms import average_iterates, average_params, privatize, project
@@ -95,7 +100,9 @@ def dp_gradient_descent(
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
         params: where to start; public.
-        data: pytree, leaves of shape (n, ...); n is public.
+        data: pytree, leaves of shape (n, ...); n is public. Of `UserRecords`, which
+            `dpjax.gradients.by_user` makes, n is the number of users, and the
+            guarantee is for them.
         key: a typed key.
         epsilon: privacy of the whole run, positive, any size.
         delta: privacy of the whole run, in (0, 1). The noise is the least that gives
@@ -167,6 +174,7 @@ def dp_gradient_descent(
         num_steps=num_steps,
         epsilon=epsilon,
         delta=delta,
+        unit=unit_of(data),
     )
     params, stats = _descend(
         loss_fn,

@@ -12,7 +12,7 @@ from dpjax._tree import num_coordinates, register
 from dpjax._types import Calibration, Key, LossFn, PeelingNoise, PyTree, Scalar
 from dpjax.batching import Disjoint
 from dpjax.estimators import Estimator
-from dpjax.solvers._calibration import printed_excess
+from dpjax.solvers._calibration import printed_excess, unit_of
 from dpjax.solvers._loop import Batches, Execution, OptaxStep, check_steps, iterate
 from dpjax.solvers._peeled_steps import Peeling, check_sparsity, papers_num_steps
 from dpjax.solvers._solution import Solution
@@ -125,7 +125,7 @@ def dp_iterative_hard_thresholding(
         execution=execution,
     )
     stats = peeling.stats(num_samples, num_steps, step.sensitivity)
-    return Solution(params, peeling.guarantee(num_samples), stats)
+    return Solution(params, peeling.guarantee(num_samples, unit_of(data)), stats)
 
 
 @register("estimator", "learning_rate", "rho", "key")

@@ -173,7 +173,7 @@ def check_steps(num_samples: int, num_steps: int, batching: Batching) -> None:
         isinstance(batching, Batching),
         "batching",
         batching,
-        "Full(), Disjoint(), Poisson(...) or WithoutReplacement(...)",
+        "Full(), Poisson(...) or another of dpjax.batching",
     )
     _validate.count(num_steps=num_steps)
     batching.divisor(num_samples, num_steps)
@@ -262,7 +262,7 @@ def _run(
     @jax.checkpoint
     def one_step(carry, index):
         params, state, key = carry
-        key, draw_key = jax.random.split(key)
+        key, draw_key = plan.batching.next_key(key)
         batch, is_padding_example = plan.batching.draw(
             draw_key,
             data,

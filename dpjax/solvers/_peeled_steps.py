@@ -7,7 +7,7 @@ from dp_accounting import ZCDpEvent
 
 from dpjax import _validate
 from dpjax._tree import num_coordinates
-from dpjax._types import PeelingNoise, PyTree, Scalar
+from dpjax._types import PeelingNoise, PyTree, Scalar, Unit
 from dpjax.accounting import PrivacyGuarantee, epsilon_to_rho, rho_to_epsilon
 
 
@@ -53,10 +53,13 @@ class Peeling(NamedTuple):
             "noise_norm": scale * math.sqrt(self.sparsity),
         }
 
-    def guarantee(self, num_samples: int) -> PrivacyGuarantee:
+    def guarantee(self, num_samples: int, unit: Unit = "record") -> PrivacyGuarantee:
         """Returns the guarantee of all steps."""
         return PrivacyGuarantee.of(
-            *self.privacy, dp_event=ZCDpEvent(self.rho), num_samples=num_samples
+            *self.privacy,
+            dp_event=ZCDpEvent(self.rho),
+            num_samples=num_samples,
+            unit=unit,
         )
 
 

@@ -9,7 +9,7 @@ import optax
 
 from dpjax import _validate
 from dpjax._tree import num_coordinates, register
-from dpjax._types import Key, LossFn, PyTree, Scalar, SelectionName
+from dpjax._types import Key, LossFn, PyTree, Scalar, SelectionName, Unit
 from dpjax.accounting import (
     PrivacyGuarantee,
     selection_epsilon,
@@ -68,13 +68,13 @@ class Choices(NamedTuple):
         total = total_selection_epsilon(each, delta, num_selections=num_composed)
         return cls("exponential", each, num_composed, (total, delta))
 
-    def guarantee(self, num_samples: int) -> PrivacyGuarantee:
+    def guarantee(self, num_samples: int, unit: Unit = "record") -> PrivacyGuarantee:
         """Returns the guarantee of all choices together."""
         event = selection_event(
             self.epsilon, num_selections=self.num_composed, mechanism=self.mechanism
         )
         return PrivacyGuarantee.of(
-            *self.privacy, dp_event=event, num_samples=num_samples
+            *self.privacy, dp_event=event, num_samples=num_samples, unit=unit
         )
 
 

@@ -19,8 +19,9 @@ from dpjax._types import (
 )
 from dpjax.accounting import calibrate_smooth_noise
 from dpjax.estimators import AdaptiveThreshold, Estimator, SampleStream
-from dpjax.mechanisms import gaussian, laplace_log_normal
+from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
 from dpjax.transforms._chain import PrivateMean, refuse_wrappers
+from dpjax.transforms._correlated_noise import add_correlated_noise, correlated_state
 from dpjax.transforms._noise import KeyState
 
 
@@ -95,6 +96,7 @@ def privatize(
     relation: NeighboringRelation = REPLACE_ONE,
     sampled: bool | None = None,
     axis_name: AxisName | None = None,
+    noise: Strategy | None = None,
 ) -> PrivateMean:
     """Returns a transformation from per-sample gradients to their private mean.
 
@@ -118,6 +120,10 @@ def privatize(
             normalize_by or a mask is given.
         axis_name: the mesh axes over which gradients are sharded, where they do not
             show it; see `dpjax.robust_grad`.
+        noise: None, independent in every step; or a strategy C, such as
+            `dpjax.mechanisms.BandedToeplitz`, for noise C^-1 z that is correlated over
+            steps, so that sums of updates have less of it. Then noise_multiplier is
+            that of the independent z, from `accounting.correlated_noise_multiplier`.
 
     Returns:
         A transformation whose update takes gradients with leaves (n, ...), or the
@@ -137,7 +143,14 @@ def privatize(
         under `relation`, for every input, NaN and infinities included; T updates on the
         same data compose to `gaussian_epsilon(noise_multiplier, delta, sensitivity=1,
         num_releases=T)`. On several devices too: the noise is that of the mean over all
-        rows, and every device draws the same from the same key.
+        rows, and every device draws the same from the same key. Where rows are users,
+        as `streamed_grad` makes of what `dpjax.gradients.by_user` lays out, all of this
+        is about users: n counts them, and one user's records are replaced by others.
+
+        With a strategy the updates of a run are private together, as
+        `correlated_noise_multiplier_to_epsilon` tells: one update alone may have less
+        noise than that. What follows, momentum and averages of iterates included, is
+        post-processing, as with independent noise.
 
         With `AdaptiveThreshold` that Gaussian is mean and counts together, and the
         sensitivity that of both: the guarantee is the same, and thresholds are covered
@@ -171,6 +184,8 @@ def privatize(
           account for each of them.
         * `optax.inject_hyperparams(privatize, static_args=("estimator", "key",
           "relation"))` makes noise_multiplier a schedule.
+        * With a strategy, no more updates than its steps, all with the same
+          noise_multiplier and divisor: another schedule needs another analysis.
         * Inside `jax.shard_map` the key must be replicated; with check_vma=False that
           cannot be checked.
 
@@ -188,7 +203,8 @@ def privatize(
 
     Reference:
         Balle, Wang (2018), "Improving the Gaussian mechanism"; Dong, Roth, Su (2022),
-        "Gaussian differential privacy", Corollary 3.3, for T updates. `TrimmedMean`:
+        "Gaussian differential privacy", Corollary 3.3, for T updates. Strategies:
+        Denisov et al. (2022), Theorem 2.1; Choquette-Choo et al. (2023). `TrimmedMean`:
         Wang, Xiao, Devadas, Xu (2020), Algorithms 2 and 3, with the smooth sensitivity
         in place of the printed bound, and the noise of Bun, Steinke (2019), Section 3.
     """
@@ -202,6 +218,14 @@ def privatize(
     if normalize_by is not None:
         _validate.positive(normalize_by=normalize_by)
     _validate.bounded_estimator(first)
+    _validate.require(
+        noise is None
+        or (isinstance(noise, Strategy) and not adaptive and first.noise == "gaussian"),
+        "noise",
+        noise,
+        f"a strategy of dpjax.mechanisms, and None with {estimator} unless its noise "
+        "is Gaussian, of one stddev in every step",
+    )
     # Refuses what the estimator has no noise for, before any data.
     first.noise_parameters(
         noise_multiplier, 2**20, 1, relation, is_sampled=sampled is True
@@ -209,6 +233,8 @@ def privatize(
 
     def init(params):
         refuse_wrappers(params)
+        if noise is not None:
+            return correlated_state(noise, key, params)
         return ThresholdState(key, adaptive.thresholds) if adaptive else KeyState(key)
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
@@ -227,6 +253,14 @@ def privatize(
             relation,
             is_sampled=varies if sampled is None else sampled,
         )
+        if noise is not None:
+            mean = current(
+                updates,
+                is_padding_example,
+                normalize_by=normalize_by,
+                axis_name=axis_name,
+            )
+            return add_correlated_noise(noise, state, mean, stddev=parameters["stddev"])
         release = _RELEASES[current.noise](
             current,
             parameters,

@@ -16,6 +16,7 @@ NOT_RELEASED = {"aggregate", "average_iterates", "average_params", "project"}
 SHOWN = {
     "privatize_trimmed_mean": 0.55,
     "privatize_trimmed_mean_smooth": 0.1,
+    "privatize_correlated_cyclic": 0.6,
     "frank_wolfe": 0.7,
     "peel": 0.55,
     "peel_laplace": 0.55,

@@ -1,0 +1,104 @@
+"""Correlated noise under attack: all updates of a run, moved by one record's steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import accounting, transforms
+from dpjax._types import Key, PyTree
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.audit._lower_bound import Case
+from dpjax.batching import Batching, CyclicPoisson, Full
+from dpjax.estimators import Clipping
+from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz, Strategy
+
+_NUM_STEPS = 4
+_RECORDS = [[0.0, 0.0]] * 3 + [[3e30, 4e30]]
+
+
+def privatize_correlated_bands() -> Case:
+    """All four steps see the record. Shows 3.6 of 4."""
+    strategy = BandedToeplitz.square_root(_NUM_STEPS, 2)
+    return _run("privatize_correlated_bands", strategy, Full())
+
+
+def privatize_correlated_buffers() -> Case:
+    """All four steps see the record. Shows 3.6 of 4."""
+    strategy = BufferedToeplitz(_NUM_STEPS, decays=(0.5,), scales=(0.5,))
+    return _run("privatize_correlated_buffers", strategy, Full())
+
+
+def privatize_correlated_tree() -> Case:
+    """All four steps see the record. Shows 3.5 of 4."""
+    return _run("privatize_correlated_tree", BinaryTree(_NUM_STEPS), Full())
+
+
+def privatize_correlated_cyclic() -> Case:
+    """Two steps may see the record, with probability 1/2 each. Shows 2.7 of 4."""
+    strategy = BandedToeplitz.square_root(_NUM_STEPS, 2)
+    batching = CyclicPoisson(1.0, cycle_length=2, capacity=2)
+    return _run("privatize_correlated_cyclic", strategy, batching, delta=0.01)
+
+
+def _run(
+    name: str, strategy: Strategy, batching: Batching, *, delta: float = 1e-5
+) -> Case:
+    num_samples, epsilon = len(_RECORDS), 4.0
+    pattern = batching.participation(num_samples, _NUM_STEPS)
+    multiplier = accounting.correlated_noise_multiplier(
+        epsilon, delta, strategy=strategy, **pattern
+    )
+    is_sampled = "sampling_prob" in pattern
+    scale = strategy.sensitivity(
+        max_participations=1 if is_sampled else _NUM_STEPS, min_separation=1
+    )
+    sampling: dict[str, Any] = (
+        batching.accounting(num_samples, _NUM_STEPS) if is_sampled else {"num_steps": 1}
+    )
+
+    def release(key: Key, data: jax.Array) -> PyTree:
+        key, noise_key = jax.random.split(key)
+        transform = transforms.privatize(
+            Clipping(1.0),
+            noise_multiplier=multiplier,
+            key=noise_key,
+            normalize_by=batching.divisor(num_samples, _NUM_STEPS),
+            sampled=batching.is_sampled,
+            noise=strategy,
+        )
+        state, updates = transform.init(jnp.zeros(2)), []
+        for step in range(_NUM_STEPS):
+            key, batch_key = batching.next_key(key)
+            batch, mask = batching.draw(
+                batch_key, data, step=step, num_steps=_NUM_STEPS
+            )
+            update, state = transform.update(batch, state, is_padding_example=mask)
+            updates.append(update)
+        return jnp.stack(updates)
+
+    data = jnp.array(_RECORDS)
+    return Case(
+        name=name,
+        release=release,
+        data=data,
+        neighbor=-data,
+        privacy=PrivacyGuarantee.of(
+            epsilon,
+            delta,
+            dp_event=accounting.gaussian_event(multiplier / scale, **sampling),
+        ),
+        is_gaussian=not is_sampled,
+    )
+
+
+BUILDERS: dict[str, Callable[[], Case]] = {
+    build.__name__: build
+    for build in (
+        privatize_correlated_bands,
+        privatize_correlated_buffers,
+        privatize_correlated_tree,
+        privatize_correlated_cyclic,
+    )
+}

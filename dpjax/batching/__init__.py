@@ -1,0 +1,29 @@
+"""Batches that keep their shape under jit, and what each costs in privacy.
+
+Solvers take a batching as an argument. In your own loop:
+
+    key, batch_key = batching.next_key(key)
+    batch, is_padding_example = batching.draw(batch_key, data, step=t, num_steps=T)
+    grads = grad_fn(params, batch, is_padding_example)
+
+with `normalize_by=batching.divisor(n, T)` in `grad_fn` or `privatize`, and noise from
+`accounting.noise_multiplier(epsilon, delta, **batching.accounting(n, T))`. Which
+records enter a batch depends on indices and on the key alone, never on values.
+"""
+
+from dpjax.batching._batching import Batching
+from dpjax.batching._by_index import Disjoint, Full
+from dpjax.batching._epochs import BallsInBins, ShuffledEpochs
+from dpjax.batching._poisson import CyclicPoisson, Poisson
+from dpjax.batching._without_replacement import WithoutReplacement
+
+__all__ = [
+    "BallsInBins",
+    "Batching",
+    "CyclicPoisson",
+    "Disjoint",
+    "Full",
+    "Poisson",
+    "ShuffledEpochs",
+    "WithoutReplacement",
+]

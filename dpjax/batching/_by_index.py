@@ -1,0 +1,98 @@
+"""Batches that are fixed by the index of records: all of them, or disjoint parts."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._sharding import row_axes
+from dpjax.batching._batching import Batching, any_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Full(Batching):
+    """Every batch is all records.
+
+    Example:
+        >>> Full().accounting(num_samples=1000, num_steps=50)
+        {'num_steps': 50}
+    """
+
+    def _rows(self, key, num_samples, *, step, num_steps):
+        del key, num_samples, step, num_steps
+
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: n."""
+        del num_steps
+        return num_samples
+
+    def accounting(self, num_samples, num_steps):
+        """See `Batching.accounting`: num_steps adaptive releases."""
+        del num_samples
+        return {"num_steps": num_steps}
+
+    def participation(self, num_samples, num_steps):
+        """See `Batching.participation`: every step."""
+        del num_samples
+        return any_steps(num_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Disjoint(Batching):
+    """Batch t is records t·b to (t+1)·b - 1, b = floor(n / num_steps).
+
+    The last n - b num_steps records are in none.
+
+    Privacy: a replaced record lies in one batch, so the whole run costs no more than
+    one step (parallel composition; replace-one only, with records fixed by index).
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> batch, _ = Disjoint().draw(
+        ...     jax.random.key(0), jnp.arange(7), step=1, num_steps=3)
+        >>> print(batch)
+        [2 3]
+    """
+
+    def draw(self, key, data, *, step, num_steps, axis_name=None):
+        """See `Batching.draw`: the step's own range of records."""
+        if row_axes(data, axis_name):
+            return super().draw(
+                key, data, step=step, num_steps=num_steps, axis_name=axis_name
+            )
+        size = self.divisor(_validate.leading_size(data, "data"), num_steps)
+
+        def part(x: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(jnp.asarray(x), step * size, size)
+
+        return jax.tree.map(part, data), None
+
+    def _rows(self, key, num_samples, *, step, num_steps):
+        del key
+        size = self.divisor(num_samples, num_steps)
+        return step * size + jnp.arange(size)
+
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: the batch size floor(n / num_steps)."""
+        _validate.require(
+            num_steps <= num_samples,
+            "num_steps",
+            num_steps,
+            f"at most the {num_samples} records that disjoint batches share",
+        )
+        return num_samples // num_steps
+
+    def accounting(self, num_samples, num_steps):
+        """See `Batching.accounting`: one release."""
+        self.divisor(num_samples, num_steps)
+        return {"num_steps": 1}
+
+    def participation(self, num_samples, num_steps):
+        """See `Batching.participation`: one step."""
+        self.divisor(num_samples, num_steps)
+        return {
+            "num_steps": num_steps,
+            "max_participations": 1,
+            "min_separation": num_steps,
+        }

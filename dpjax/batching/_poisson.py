@@ -1,0 +1,242 @@
+"""Batches that every record enters by a coin of its own."""
+
+import dataclasses
+import math
+from typing import ClassVar, cast
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._types import Key
+from dpjax.accounting import poisson_capacity
+from dpjax.batching._batching import Batching, any_steps
+from dpjax.batching._coins import coins, true_places
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson(Batching):
+    """Every record enters each batch independently with one probability.
+
+    Batches are padded. Records are placed at random rows, so that one more record
+    replaces a padding row and moves no other record.
+
+    Attributes:
+        expected_batch_size: n times the probability, at most n; the divisor, too.
+        capacity: rows of a padded batch. Records beyond it are dropped, the last ones
+            first. By default `prepared` makes it so large that dropping costs one
+            thousandth of delta, which the accounting sets aside
+            (`accounting.poisson_capacity`). It refuses a smaller one: in a full batch a
+            record that enters drops another, and the sum moves by twice as much.
+
+    Raises:
+        ValueError: where a size is not positive.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> batching = Poisson(2.0, capacity=4)
+        >>> batch, is_padding_example = batching.draw(
+        ...     jax.random.key(2), jnp.arange(6), step=0, num_steps=1)
+        >>> print(batch, is_padding_example)
+        [2 0 0 5] [False  True  True False]
+    """
+
+    expected_batch_size: float
+    capacity: int | None = None
+    is_sampled: ClassVar[bool] = True
+    pads: ClassVar[bool] = True
+
+    def __post_init__(self):
+        _validate.positive(expected_batch_size=self.expected_batch_size)
+        if self.capacity is not None:
+            _validate.count(capacity=self.capacity)
+
+    def _rows(self, key, num_samples, *, step, num_steps):
+        del step, num_steps
+        prob = self._sampling_prob(num_samples)
+        return _entering(key, num_samples, prob, self.capacity)
+
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: the expected batch size."""
+        del num_steps
+        self._sampling_prob(num_samples)
+        return self.expected_batch_size
+
+    def accounting(self, num_samples, num_steps):
+        """See `Batching.accounting`: num_steps Poisson-subsampled releases."""
+        return {
+            "num_steps": num_steps,
+            "sampling_prob": self._sampling_prob(num_samples),
+        }
+
+    def participation(self, num_samples, num_steps):
+        """See `Batching.participation`: any steps; no gain from sampling is known."""
+        self._sampling_prob(num_samples)
+        return any_steps(num_steps)
+
+    def prepared(self, num_samples, num_steps, *, epsilon, delta):
+        """See `Batching.prepared`: sets the capacity, or refuses one too small."""
+        capacity = _paid_capacity(
+            self.capacity,
+            num_samples,
+            self._sampling_prob(num_samples),
+            num_steps=num_steps,
+            epsilon=epsilon,
+            delta=delta,
+        )
+        return dataclasses.replace(self, capacity=capacity)
+
+    def _sampling_prob(self, num_samples: int) -> float:
+        _validate.require(
+            self.expected_batch_size <= num_samples,
+            "expected_batch_size",
+            self.expected_batch_size,
+            f"at most the number of records, {num_samples}",
+        )
+        return self.expected_batch_size / num_samples
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicPoisson(Batching):
+    """Poisson batches from groups of records that take turns.
+
+    Of c groups, record i is in group i mod c, and step t draws from group t mod c alone
+    (the last n mod c records are in none). So two steps with the same record are c
+    steps apart at least, as correlated noise of c bands wants it. Where every record of
+    a group enters, the batches are epochs in a fixed order.
+
+    Attributes:
+        expected_batch_size: floor(n / c) times the probability to enter, at most
+            floor(n / c); the divisor, too.
+        cycle_length: c.
+        capacity: rows of a padded batch, as of `Poisson`.
+
+    Privacy: the steps of a record's own group are ceil(T / c) Poisson-subsampled
+    releases; the others compute the same from what was released before them.
+
+    Raises:
+        ValueError: where a size is not positive.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> batching = CyclicPoisson(3.0, cycle_length=2, capacity=3)
+        >>> batch, _ = batching.draw(
+        ...     jax.random.key(0), jnp.arange(6), step=3, num_steps=4)
+        >>> print(sorted(batch.tolist()))
+        [1, 3, 5]
+        >>> CyclicPoisson(10.0, cycle_length=5).accounting(1000, num_steps=12)
+        {'num_steps': 3, 'sampling_prob': 0.05}
+
+    Reference:
+        Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023),
+        "(Amplified) banded matrix factorization", Algorithm 2 and Theorem 4.
+    """
+
+    expected_batch_size: float
+    cycle_length: int
+    capacity: int | None = None
+    is_sampled: ClassVar[bool] = True
+    pads: ClassVar[bool] = True
+
+    def __post_init__(self):
+        _validate.positive(expected_batch_size=self.expected_batch_size)
+        _validate.count(cycle_length=self.cycle_length)
+        if self.capacity is not None:
+            _validate.count(capacity=self.capacity)
+
+    def _rows(self, key, num_samples, *, step, num_steps):
+        del num_steps
+        size, prob = self._group(num_samples)
+        places = _entering(key, size, prob, self.capacity)
+        rows = places * self.cycle_length + step % self.cycle_length
+        return jnp.where(places == size, num_samples, rows)
+
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: the expected batch size."""
+        del num_steps
+        self._group(num_samples)
+        return self.expected_batch_size
+
+    def accounting(self, num_samples, num_steps):
+        """See `Batching.accounting`: the Poisson-subsampled releases of one group."""
+        _, prob = self._group(num_samples)
+        num_turns = math.ceil(num_steps / self.cycle_length)
+        return {"num_steps": num_turns, "sampling_prob": prob}
+
+    def participation(self, num_samples, num_steps):
+        """See `Batching.participation`: every c-th step, with one probability."""
+        sampling = self.accounting(num_samples, num_steps)
+        return {
+            "num_steps": num_steps,
+            "max_participations": sampling["num_steps"],
+            "min_separation": self.cycle_length,
+            "sampling_prob": sampling["sampling_prob"],
+        }
+
+    def prepared(self, num_samples, num_steps, *, epsilon, delta):
+        """See `Batching.prepared`: sets the capacity, or refuses one too small."""
+        capacity = _paid_capacity(
+            self.capacity,
+            *self._group(num_samples),
+            num_steps=num_steps,
+            epsilon=epsilon,
+            delta=delta,
+        )
+        return dataclasses.replace(self, capacity=capacity)
+
+    def _group(self, num_samples: int) -> tuple[int, float]:
+        """Returns the number of records of a group, and how likely each enters."""
+        size = num_samples // self.cycle_length
+        _validate.require(
+            size >= 1,
+            "cycle_length",
+            self.cycle_length,
+            f"at most the number of records, {num_samples}",
+        )
+        _validate.require(
+            self.expected_batch_size <= size,
+            "expected_batch_size",
+            self.expected_batch_size,
+            f"at most the number of records of a group, {size}",
+        )
+        return size, self.expected_batch_size / size
+
+
+def _entering(
+    key: Key, num_samples: int, probability: float, capacity: int | None
+) -> jax.Array:
+    """Returns which records enter, at random rows; num_samples for padding."""
+    _validate.require(
+        capacity is not None,
+        "capacity",
+        capacity,
+        "given, or set by prepared(num_samples, num_steps, epsilon=, delta=)",
+    )
+    coin_key, place_key = jax.random.split(key)
+    enters = coins(coin_key, num_samples, probability)
+    rows = true_places(enters, cast(int, capacity))
+    return jax.random.permutation(place_key, rows)
+
+
+def _paid_capacity(
+    capacity: int | None,
+    num_samples: int,
+    probability: float,
+    *,
+    num_steps: int,
+    epsilon: float,
+    delta: float,
+) -> int:
+    """Returns the capacity, by default the least for which overflow is set aside."""
+    smallest = poisson_capacity(
+        num_samples, probability, num_steps=num_steps, epsilon=epsilon, delta=delta
+    )
+    capacity = smallest if capacity is None else capacity
+    _validate.require(
+        capacity >= smallest,
+        "capacity",
+        capacity,
+        f"at least {smallest}, or more records are dropped than the accounting "
+        "sets aside",
+    )
+    return capacity

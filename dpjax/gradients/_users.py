@@ -1,0 +1,270 @@
+"""Records grouped by user: a sample is then all that one user gives.
+
+Neighbours differ in one user: its records may be replaced by any others, more or fewer.
+A user's gradient is the mean or the sum of those of its records, and the influence acts
+on it, so that a robust mean of users has the sensitivity of one of so many samples.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, cast
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._tree import register
+from dpjax._types import LossFn, PyTree
+from dpjax.estimators import SampleStream
+
+UserGradient = Literal["mean", "sum"]  # what a user gives, of its records' gradients
+
+# So many records of a user are differentiated at once; the others wait.
+_AT_ONCE = 64
+
+
+@register("records", "is_record")
+@dataclass(frozen=True)
+class UserRecords:
+    """Records of users, one row a user; `by_user` makes them.
+
+    It takes the place of a batch, or of a solver's data: batchings draw users, and
+    sensitivities and guarantees are by users.
+
+    Attributes:
+        records: pytree, leaves of shape (num_users, records_per_user, ...).
+        is_record: shape (num_users, records_per_user), false where a user has no more
+            records.
+        user_gradient: "mean" or "sum" of the gradients of a user's records.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> users = by_user(jnp.array([5.0, 6.0, 7.0]), jnp.array([1, 0, 1]),
+        ...                 num_users=3, records_per_user=2)
+        >>> print(users.records, users.is_record.sum(axis=1))
+        [[6. 6.]
+         [5. 7.]
+         [0. 0.]] [1 2 0]
+    """
+
+    records: PyTree
+    is_record: jax.Array
+    user_gradient: UserGradient = "mean"
+
+
+def by_user(
+    records: PyTree,
+    user_ids: jax.Array,
+    *,
+    num_users: int,
+    records_per_user: int,
+    user_gradient: UserGradient = "mean",
+) -> UserRecords:
+    """Returns records with one row a user, for training that protects users.
+
+    Use it as the data of a solver or of `Batching.draw`, which then draw users, and as
+    the batch of `robust_grad` and `streamed_grad`. Only sharded rows of users spread
+    over devices.
+
+    Args:
+        records: pytree, leaves of shape (n, ...).
+        user_ids: integers of shape (n,), the user of each record. What lies outside of
+            [0, num_users) belongs to nobody and is left out.
+        num_users: public number of users, with records or without.
+        records_per_user: public bound. The first records of a user by index are
+            kept, the surplus is dropped.
+        user_gradient: "mean" or "sum" of the gradients of a user's records; that of a
+            user without records is zero.
+
+    Returns:
+        `UserRecords`, of num_users times records_per_user records.
+
+    Raises:
+        ValueError: where a count is not positive, user_ids are no integers of shape
+            (n,), or leaves disagree on n. Never because of an id's value.
+
+    Privacy:
+        Replace-one is of users: one user's records change, in number too. The number of
+        users is public, and so is records_per_user.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.estimators import Winsorization
+        >>> from dpjax.gradients import by_user, robust_grad
+        >>> users = by_user(jnp.array([1.0, 3.0, 9.0]), jnp.array([0, 0, 1]),
+        ...                 num_users=2, records_per_user=2)
+        >>> loss_fn = lambda w, x: 0.5 * (w - x) ** 2
+        >>> print(robust_grad(loss_fn, Winsorization(1.0))(1.5, users))
+        -0.75
+
+    Reference:
+        McMahan, Ramage, Talwar, Zhang (2018), "Learning differentially private
+        recurrent language models", for a bound on what a user gives.
+    """
+    _validate.choice(UserGradient, user_gradient=user_gradient)
+    _validate.count(num_users=num_users, records_per_user=records_per_user)
+    return _laid_out(num_users, records_per_user, user_gradient, records, user_ids)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _laid_out(num_users, records_per_user, user_gradient, records, user_ids):
+    num_records = _validate.leading_size(records, "records")
+    spans = UserSpans.of(user_ids, num_records, None, num_users=num_users)
+    return spans.gather(records, spans.bounds, records_per_user, user_gradient)
+
+
+@register("order", "bounds")
+@dataclass(frozen=True)
+class UserSpans:
+    """Where each user's records lie.
+
+    Attributes:
+        order: indices of records by user, and of one user by index, shape (n,).
+        bounds: where each user's begin and end in it, shape (num_users, 2).
+    """
+
+    order: jax.Array
+    bounds: jax.Array
+
+    @classmethod
+    def of(
+        cls,
+        user_ids: jax.Array,
+        num_records: int,
+        is_padding_example: jax.Array | None,
+        *,
+        num_users: int,
+    ) -> "UserSpans":
+        """Sorts records by user; padding and ids out of range are nobody's."""
+        ids = jnp.asarray(user_ids)
+        _validate.require(
+            ids.shape == (num_records,) and jnp.issubdtype(ids.dtype, jnp.integer),
+            "user_ids",
+            jax.ShapeDtypeStruct(ids.shape, ids.dtype),
+            f"integers of shape ({num_records},), one for each record",
+        )
+        is_users = (ids >= 0) & (ids < num_users)
+        if is_padding_example is not None:
+            is_users &= ~jnp.asarray(is_padding_example)
+        # A user's number may not fit into the type of ids, which then has none of it.
+        ids = jnp.where(is_users, ids.astype(int), num_users)
+        order = jnp.argsort(ids, stable=True)
+        bounds = jnp.searchsorted(ids[order], jnp.arange(num_users + 1))
+        return cls(order, jnp.stack([bounds[:-1], bounds[1:]], axis=1))
+
+    def gather(
+        self,
+        records: PyTree,
+        bounds: jax.Array,
+        records_per_user: int,
+        user_gradient: UserGradient,
+    ) -> UserRecords:
+        """Returns the records of some users, whose bounds have shape (k, 2)."""
+        num_records = len(self.order)
+        start, stop = bounds[:, :1], bounds[:, 1:]
+        place = start + jnp.arange(records_per_user)[None]
+        is_record = place < stop
+        # Where a user has no more stands its first: zeros might have no derivative.
+        place = jnp.where(is_record, place, start)
+        index = self.order.at[place].get(mode="fill", fill_value=num_records)
+        index = jnp.where(start < stop, index, num_records)
+
+        def take(x: jax.Array) -> jax.Array:
+            return jnp.asarray(x).at[index].get(mode="fill", fill_value=0)
+
+        return UserRecords(jax.tree.map(take, records), is_record, user_gradient)
+
+
+def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
+    """Returns the loss that takes a row of `UserRecords` for an example too.
+
+    It is the mean or the sum of the losses of the user's records, and aux has a leading
+    axis of records_per_user. Other examples go to loss_fn as they are.
+    """
+
+    def loss(params: PyTree, example: PyTree) -> Any:
+        if not isinstance(example, UserRecords):
+            return loss_fn(params, example)
+        one = partial(loss_fn, params)
+        size = len(example.is_record)
+        results = (
+            jax.vmap(one)(example.records)
+            if size <= _AT_ONCE
+            else jax.lax.map(jax.checkpoint(one), example.records, batch_size=_AT_ONCE)
+        )
+        values, aux = results if has_aux else (results, ())
+        value = jnp.sum(jnp.where(example.is_record, values, 0))
+        if example.user_gradient == "mean":
+            num_records = jnp.sum(example.is_record)
+            value /= jnp.maximum(num_records, 1).astype(value.dtype)
+        return (value, aux) if has_aux else value
+
+    return loss
+
+
+@dataclass(frozen=True)
+class Users:
+    """The users of a batch's rows, as `robust_grad` is given them."""
+
+    user_ids: jax.Array
+    num_users: int
+    records_per_user: int | None
+    user_gradient: UserGradient
+
+    @classmethod
+    def of(
+        cls,
+        user_ids: jax.Array | None,
+        num_users: int | None,
+        records_per_user: int | None,
+        user_gradient: UserGradient,
+    ) -> "Users | None":
+        """Checks the arguments of `robust_grad`; None where samples are rows."""
+        _validate.choice(UserGradient, user_gradient=user_gradient)
+        if user_ids is None:
+            counts = {"num_users": num_users, "records_per_user": records_per_user}
+            for name, value in counts.items():
+                _validate.require(value is None, name, value, "None without user_ids")
+            return None
+        _validate.count(num_users=num_users)
+        if records_per_user is not None:
+            _validate.count(records_per_user=records_per_user)
+        return cls(user_ids, cast(int, num_users), records_per_user, user_gradient)
+
+    def stream(
+        self,
+        rows: SampleStream,
+        is_padding_example: jax.Array | None,
+        axes: tuple[str, ...],
+    ) -> SampleStream:
+        """Returns the stream of users' gradients, of that of rows' gradients."""
+        _validate.require(
+            not axes,
+            "user_ids",
+            f"those of a batch over {axes}",
+            "of a batch on one device: to spread users, lay them out by "
+            "dpjax.gradients.by_user",
+        )
+        _validate.mask(is_padding_example, rows.num_rows)
+        spans = UserSpans.of(
+            self.user_ids, rows.num_rows, is_padding_example, num_users=self.num_users
+        )
+        size = min(self.records_per_user or rows.num_rows, rows.num_rows)
+        factored = rows.make_factored
+
+        def looked_up(make: Callable[[PyTree, PyTree], Any]) -> Callable[..., Any]:
+            def make_samples(shared: PyTree, bounds: jax.Array) -> Any:
+                params, batch, spans = shared
+                users = spans.gather(batch, bounds, size, self.user_gradient)
+                return make(params, users)
+
+            return make_samples
+
+        return SampleStream(
+            looked_up(rows.make_samples),
+            (rows.shared, rows.rows, spans),
+            spans.bounds,
+            rows.microbatch_size,
+            None if factored is None else looked_up(factored),
+        )

@@ -1,0 +1,67 @@
+"""Noise that is correlated over steps, as the state of a transformation."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._sharding import check_key_varies_as
+from dpjax._types import Key, PyTree, Scalar
+from dpjax.mechanisms import Strategy, gaussian
+
+
+class CorrelatedState(NamedTuple):
+    """State of correlated noise.
+
+    Attributes:
+        key: of the next draws.
+        step: how many steps were made.
+        buffers: trees like the parameters, in units of the noise, which the strategy
+            keeps from step to step. They are as secret as the key.
+    """
+
+    key: Key
+    step: jax.Array
+    buffers: tuple[PyTree, ...]
+
+
+def correlated_state(strategy: Strategy, key: Key, params: PyTree) -> CorrelatedState:
+    """Returns the state before the first step, for updates like params."""
+    buffers = tuple(_zeros(params) for _ in range(strategy.num_buffers))
+    return CorrelatedState(key, jnp.zeros((), jnp.int32), buffers)
+
+
+def add_correlated_noise(
+    strategy: Strategy, state: CorrelatedState, value: PyTree, *, stddev: Scalar
+) -> tuple[PyTree, CorrelatedState]:
+    """Returns the value with a row of stddev C^-1 z added, and the next state.
+
+    Args:
+        strategy: C.
+        state: from `correlated_state`, or the last step.
+        value: pytree of floats, like params. Half precision is added to in float32.
+        stddev: standard deviation of z in units of value, the same in all steps.
+    """
+    next_key, noise_key = jax.random.split(state.key)
+    check_key_varies_as(value, noise_key)
+    # By `gaussian`, so that its scale is rounded up, and its tails are whole.
+    independent = gaussian(noise_key, _zeros(value), stddev=1.0)
+    noise, buffers = strategy.next_noise(independent, state.buffers, state.step)
+
+    def add(x: jax.Array, z: jax.Array) -> jax.Array:
+        return (x.astype(z.dtype) + jnp.asarray(stddev).astype(z.dtype) * z).astype(
+            x.dtype
+        )
+
+    noisy = jax.tree.map(add, jax.tree.map(jnp.asarray, value), noise)
+    return noisy, CorrelatedState(next_key, state.step + 1, buffers)
+
+
+def _zeros(tree: PyTree) -> PyTree:
+    """Returns zeros like a tree, sharded alike, in float32 or float64."""
+
+    def zeros(x: jax.Array) -> jax.Array:
+        dtype = jnp.float64 if jnp.result_type(x) == jnp.float64 else jnp.float32
+        return jnp.zeros_like(jnp.asarray(x), dtype=dtype)
+
+    return jax.tree.map(zeros, tree)

@@ -1,0 +1,153 @@
+"""Correlated noise in privatize: its covariance, its state, and who may use it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.estimators import Clipping, TrimmedMean, Winsorization
+from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
+from dpjax.transforms import privatize
+
+T = 6
+STRATEGIES = {
+    "bands": BandedToeplitz.square_root(T, 3),
+    "buffers": BufferedToeplitz(T, decays=(0.9, 0.25), scales=(0.3, 0.2)),
+    "tree": BinaryTree(T),
+}
+each = pytest.mark.parametrize("name", STRATEGIES)
+
+
+def released(strategy, key, params, grads=None, num_steps=T):
+    """All updates of a run, leaves (T, ...)."""
+    transform = privatize(
+        Winsorization(1.0), noise_multiplier=3.0, key=key, noise=strategy
+    )
+    grads = jax.tree.map(lambda x: jnp.stack([x] * 4), params)  # sharded alike
+
+    def step(state, _):
+        updates, state = transform.update(grads, state, params)
+        return state, updates
+
+    return jax.lax.scan(step, transform.init(params), length=num_steps)[1]
+
+
+@each
+def test_it_is_independent_noise_of_the_same_keys(name):
+    # What a run adds with C is C^-1 times what it adds without.
+    params = {"w": jnp.zeros((2, 3)), "b": jnp.zeros(())}
+    run = jax.jit(released, static_argnums=0)
+    found = run(STRATEGIES[name], jax.random.key(1), params)
+    independent = run(None, jax.random.key(1), params)
+    matrix = STRATEGIES[name].matrix()
+    for x, z in zip(*map(jax.tree.leaves, (found, independent)), strict=True):
+        assert np.abs(z).min() > 0
+        np.testing.assert_allclose(
+            matrix @ np.asarray(x, np.float64).reshape(T, -1),
+            z.reshape(T, -1),
+            rtol=1e-5,
+            atol=1e-5,
+        )
+
+
+@each
+def test_covariance_over_steps(name):
+    # Of 40,000 coordinates: each entry of C^-1 C^-T within six standard errors, which
+    # is a false alarm once in 1e7.
+    size = 40_000
+    stddev = 3.0 * Winsorization(1.0).sensitivity(4, size).l2
+    run = jax.jit(released, static_argnums=0)
+    x = run(STRATEGIES[name], jax.random.key(2), jnp.zeros(size)) / stddev
+    found = np.asarray(x, np.float64) @ np.asarray(x, np.float64).T / size
+    inverse = np.linalg.inv(STRATEGIES[name].matrix())
+    expected = inverse @ inverse.T
+    variances = np.diag(expected)
+    error = np.sqrt((expected**2 + np.outer(variances, variances)) / size)
+    assert (np.abs(found - expected) < 6 * error).all()
+    # The test tells it from independent noise.
+    assert (np.abs(np.eye(T) - expected) > 12 * error).any()
+
+
+def test_half_precision_parameters(key):
+    params = jnp.zeros((2, 2), jnp.bfloat16)
+    transform = privatize(
+        Clipping(1.0), noise_multiplier=1.0, key=key, noise=STRATEGIES["bands"]
+    )
+    state = transform.init(params)
+    updates, state = transform.update(jnp.zeros((4, 2, 2), jnp.bfloat16), state)
+    assert updates.dtype == jnp.float32
+    assert {x.dtype for x in jax.tree.leaves(state.buffers)} == {np.dtype("float32")}
+
+
+def test_inside_a_chain_with_momentum(key):
+    optimizer = optax.chain(
+        privatize(
+            Clipping(1.0), noise_multiplier=0.0, key=key, noise=STRATEGIES["tree"]
+        ),
+        optax.sgd(1.0, momentum=0.5),
+    )
+    params, state = jnp.zeros(2), optimizer.init(jnp.zeros(2))
+    grads = jnp.array([[3.0, 4.0], [0.0, 0.0]])
+    for _ in range(2):
+        updates, state = optimizer.update(grads, state, params)
+    np.testing.assert_allclose(updates, [-0.45, -0.6], rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.devices(4)
+@each
+def test_the_same_on_several_devices(name):
+    kinds = jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((2, 2), ("records", "model"), axis_types=kinds)
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
+    params = jnp.zeros((4, 3))
+    alone = jax.jit(released, static_argnums=0)(
+        STRATEGIES[name], jax.random.key(3), params
+    )
+    with jax.set_mesh(mesh):
+        spread = jax.jit(
+            lambda params: released(STRATEGIES[name], jax.random.key(3), params)
+        )(jax.device_put(params, place))
+    np.testing.assert_allclose(spread, alone, rtol=1e-6, atol=1e-6)
+
+    def step(grads):
+        transform = privatize(
+            Winsorization(1.0),
+            noise_multiplier=1.0,
+            key=jax.random.key(3),
+            noise=STRATEGIES[name],
+            axis_name="records",
+        )
+        return transform.update(grads, transform.init(jnp.zeros(3)))[0]
+
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=jax.sharding.PartitionSpec("records"),
+        out_specs=jax.sharding.PartitionSpec(),
+        axis_names={"records"},
+    )
+    grads = jnp.linspace(-1.0, 1.0, 12).reshape(4, 3)
+    whole = privatize(
+        Winsorization(1.0),
+        noise_multiplier=1.0,
+        key=jax.random.key(3),
+        noise=STRATEGIES[name],
+    )
+    expected = whole.update(grads, whole.init(jnp.zeros(3)))[0]
+    with jax.set_mesh(mesh):
+        np.testing.assert_allclose(jax.jit(mapped)(grads), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "noise"),
+    [
+        (Clipping(1.0), "tree"),
+        (Clipping(1.0), BinaryTree),
+        (TrimmedMean(0.2, -1.0, 1.0), BinaryTree(4)),
+    ],
+)
+def test_bad_noise_is_named(estimator, noise, key):
+    with pytest.raises(ValueError, match="noise must be a strategy of dpjax"):
+        privatize(estimator, noise_multiplier=1.0, key=key, noise=noise)
