@@ -113,6 +113,10 @@ SIGNATURES = {
     accounting.calibrate_smooth_noise: (
         "rho * num_samples trim_count relative_spread= mechanism="
     ),
+    accounting.PrivacyFilter: "epsilon delta relation= order= spent=",
+    accounting.PrivacyFilter.price: "self parts",
+    accounting.PrivacyFilter.admits: "self parts",
+    accounting.PrivacyFilter.spend: "self parts",
     accounting.PrivacyGuarantee: "epsilon delta relation dp_event description",
     audit.epsilon_lower_bound: (
         "release data neighbor * key delta= num_releases= confidence= is_gaussian="
@@ -221,6 +225,7 @@ def test_names(package):
 
 # Plain records, which the functions that make or take them explain, and aliases.
 RECORDS = {
+    "dpjax.accounting.Spending",
     "dpjax.audit.Audit",
     "dpjax.datasets.Dataset",
     "dpjax.ADD_OR_REMOVE_ONE",

@@ -4,6 +4,7 @@ from dpjax.accounting._discrete_gaussian import (
     discrete_gaussian_epsilon,
     discrete_gaussian_stddev,
 )
+from dpjax.accounting._filter import PrivacyFilter, Spending
 from dpjax.accounting._gaussian import (
     gaussian_epsilon,
     gaussian_stddev,
@@ -37,7 +38,9 @@ from dpjax.accounting._subsampling import (
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 
 __all__ = [
+    "PrivacyFilter",
     "PrivacyGuarantee",
+    "Spending",
     "calibrate_smooth_noise",
     "discrete_gaussian_epsilon",
     "discrete_gaussian_stddev",
