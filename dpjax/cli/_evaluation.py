@@ -128,10 +128,9 @@ def evaluate(
     Privacy:
         The epsilon of the run, and its delta, or where that is 0 the plan's.
     """
-    privacy = run.solution.privacy
-    delta = privacy.delta or plan.facts.gaussian_delta
-    multiplier = noise_multiplier(privacy.epsilon, delta, num_steps=2)
     features, targets = data.test
+    privacy = evaluation_privacy(plan, run.solution.privacy, len(targets))
+    multiplier = _multiplier(privacy)
     known = "constant" in run.solution.stats
     constant = float(run.solution.stats["constant"]) if known else 0.0
     predicted = features.astype(np.float64) @ np.asarray(run.solution.params, float)
@@ -152,13 +151,23 @@ def evaluate(
         constant="the best constant, bought in training" if known else "zero weights",
         measures=[*measures, Measure(name, model, beside)],
         calibration=calibration,
-        privacy=PrivacyGuarantee.of(
-            privacy.epsilon,
-            delta,
-            dp_event=gaussian_event(multiplier, num_steps=2),
-            num_samples=len(targets),
-        ),
+        privacy=privacy,
     )
+
+
+def evaluation_privacy(
+    plan: Plan, training: PrivacyGuarantee, num_samples: int
+) -> PrivacyGuarantee:
+    """Returns what an evaluation costs, of a training of a guarantee."""
+    delta = training.delta or plan.facts.gaussian_delta
+    event = gaussian_event(_multiplier(training, delta), num_steps=2)
+    return PrivacyGuarantee.of(
+        training.epsilon, delta, dp_event=event, num_samples=num_samples
+    )
+
+
+def _multiplier(privacy: PrivacyGuarantee, delta: float | None = None) -> float:
+    return noise_multiplier(privacy.epsilon, delta or privacy.delta, num_steps=2)
 
 
 class _Release:

@@ -84,6 +84,13 @@ class Settings:
             check_seed,
         ),
     ] = None
+    ledger: Annotated[
+        Path | None,
+        of_privacy(
+            "The table's ledger, which dpjax ledger opens: the run is refused where it "
+            "has no room for it, and else adds what it spends, before it starts."
+        ),
+    ] = None
     schema: Annotated[
         Path | None,
         of_data(
@@ -262,6 +269,18 @@ class Settings:
             "--holdout",
             self.holdout,
             "left out with --show-unprotected, which holds other records out",
+        )
+        _validate.require(
+            self.ledger is None or not self.show_unprotected,
+            "--ledger",
+            str(self.ledger),
+            "left out with --show-unprotected, of which no ledger keeps account",
+        )
+        _validate.require(
+            self.ledger is None or self.seed is None,
+            "--ledger",
+            str(self.ledger),
+            "left out with --seed, whose noise protects nobody",
         )
         batching = self.batching or "full"
         estimator = self.estimator or "smoothed-truncation"

@@ -88,6 +88,11 @@ class Table:
         order = np.random.default_rng(_PUBLIC_SEED).permutation(num_records)
         return dataclasses.replace(self, is_test=order < num_test)
 
+    def blank(self) -> "Table":
+        """Returns a table of as many records, in which nothing is of the records."""
+        nothing = np.zeros(len(self.is_test))
+        return dataclasses.replace(self, columns=dict.fromkeys(self.columns, nothing))
+
     def open_columns(self) -> list[str]:
         """Returns the columns of numbers whose centre and scale the schema leaves open.
 

@@ -1,0 +1,93 @@
+"""What a run on a user's file costs: known of its number of records, spent before."""
+
+import dataclasses
+
+import jax
+
+from dpjax import _validate
+from dpjax._types import Key
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.cli import _ledger
+from dpjax.cli._evaluation import evaluation_privacy
+from dpjax.cli._plan import Plan, make_plan, split_budget
+from dpjax.cli._ranges import Ranges, buy_ranges
+from dpjax.cli._run_folder import RunFolder
+from dpjax.cli._runs import name_of, training_privacy
+from dpjax.cli._settings import Settings
+from dpjax.cli._sources import Table, encode_table
+from dpjax.datasets import Dataset
+
+Prices = dict[str, PrivacyGuarantee]  # by the part of the records
+
+
+def planned(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
+    """Returns the plan, if the method goes with --checkpoint.
+
+    Raises:
+        ValueError: as `make_plan`, and if not.
+    """
+    plan = make_plan(settings, data, is_named=is_named)
+    _validate.require(
+        settings.checkpoint is None or plan.method.has_steps,
+        "--checkpoint",
+        str(settings.checkpoint),
+        f"left out with --method {settings.method}, which has no steps",
+    )
+    return plan
+
+
+def with_ranges(
+    settings: Settings, table: Table, *, key: Key
+) -> tuple[Table, Ranges | None]:
+    """Buys what the schema leaves open, if that is asked for."""
+    if settings.private_ranges is None:
+        return table, None
+    cost, _ = split_budget(settings, table.num_samples)
+    ranges = buy_ranges(table, key=key, epsilon=cost.epsilon, delta=cost.delta)
+    return table.with_ranges(ranges.columns), ranges
+
+
+def spend(settings: Settings, table: Table, run_folder: RunFolder | None) -> Prices:
+    """Enters a run into its ledger, before a value of a record is used.
+
+    A run that goes on from its folder, with the same options, is there already: what
+    was entered pays for one release, which has not been.
+
+    Returns:
+        What the run will release of each part of the records.
+
+    Raises:
+        ValueError: if there is no ledger, or no room in it; nothing is spent.
+    """
+    if settings.ledger is None:
+        return {}
+    plan, parts = prices(settings, table)
+    options = repr(dataclasses.replace(settings, output=None, checkpoint=None))
+    entry = _ledger.charge(
+        settings.ledger,
+        parts,
+        data=table.name,
+        method=name_of(plan),
+        paid=run_folder.paid(options) if run_folder is not None else None,
+    )
+    if run_folder is not None:
+        run_folder.keep_paid(entry, options)
+    return parts
+
+
+def prices(settings: Settings, table: Table) -> tuple[Plan, Prices]:
+    """Returns a run's plan, and what it will release of each part of the records.
+
+    What is asked is a table of as many records without anything in them.
+    """
+    blank, ranges = with_ranges(settings, table.blank(), key=jax.random.key(0))
+    data = encode_table(blank)
+    plan = planned(settings, data, is_named=False)
+    training = training_privacy(plan, data)
+    if ranges is not None:
+        training = ranges.joined(training)
+    parts = {"training": training}
+    if settings.holdout is not None:
+        num_samples = len(data.test_targets)
+        parts["evaluation"] = evaluation_privacy(plan, training, num_samples)
+    return plan, parts
