@@ -113,6 +113,8 @@ SIGNATURES = {
     accounting.calibrate_smooth_noise: (
         "rho * num_samples trim_count relative_spread= mechanism="
     ),
+    accounting.group_privacy: "guarantee group_size * replaced=",
+    accounting.group_budget: "epsilon delta group_size",
     accounting.PrivacyFilter: "epsilon delta relation= order= spent=",
     accounting.PrivacyFilter.price: "self parts",
     accounting.PrivacyFilter.admits: "self parts",

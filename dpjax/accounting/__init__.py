@@ -9,6 +9,7 @@ from dpjax.accounting._gaussian import (
     gaussian_epsilon,
     gaussian_stddev,
 )
+from dpjax.accounting._group import group_budget, group_privacy
 from dpjax.accounting._guarantee import PrivacyGuarantee
 from dpjax.accounting._objective import (
     objective_epsilon,
@@ -48,6 +49,8 @@ __all__ = [
     "gaussian_epsilon",
     "gaussian_event",
     "gaussian_stddev",
+    "group_budget",
+    "group_privacy",
     "largest_smoothness",
     "noise_multiplier",
     "noise_multiplier_to_epsilon",

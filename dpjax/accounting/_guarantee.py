@@ -78,6 +78,7 @@ class PrivacyGuarantee:
         dp_event: DpEvent,
         relation: NeighboringRelation = REPLACE_ONE,
         num_samples: int | None = None,
+        replaced: str | None = None,
     ) -> "PrivacyGuarantee":
         """A guarantee that writes its own description.
 
@@ -87,6 +88,7 @@ class PrivacyGuarantee:
             dp_event: the `dp_accounting` event of the release.
             relation: which data sets count as neighbours.
             num_samples: the number of records, if it is public and to be named.
+            replaced: what neighbours differ in, in words, where it is no single record.
 
         Returns:
             The guarantee.
@@ -101,7 +103,7 @@ class PrivacyGuarantee:
             'Replacing any one record changes the probability of any outcome by at most
             a factor e^1 = 2.72, up to a failure probability of 1e-05.'
         """
-        description = _describe(epsilon, delta, relation, num_samples)
+        description = _describe(epsilon, delta, relation, num_samples, replaced)
         return cls(epsilon, delta, relation, dp_event, description)
 
     @classmethod
@@ -166,9 +168,9 @@ def parallel_composition(guarantees: Sequence[PrivacyGuarantee]) -> PrivacyGuara
 
 
 _NEIGHBOURS = {
-    NeighboringRelation.REPLACE_ONE: "Replacing any one {record}",
-    NeighboringRelation.ADD_OR_REMOVE_ONE: "Adding or removing any one record",
-    NeighboringRelation.REPLACE_SPECIAL: "Blanking any one {record}",
+    NeighboringRelation.REPLACE_ONE: "Replacing",
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "Adding or removing",
+    NeighboringRelation.REPLACE_SPECIAL: "Blanking",
 }
 
 
@@ -177,12 +179,16 @@ def _describe(
     delta: float,
     relation: NeighboringRelation,
     num_samples: int | None,
+    replaced: str | None,
 ) -> str:
     if epsilon == math.inf:
         return "No privacy is guaranteed: the outcome may reveal any record."
     # Under add/remove the number of records is itself private, hence never named.
-    record = "record" if num_samples is None else f"of the {num_samples:,} records"
-    neighbours = _NEIGHBOURS[relation].format(record=record)
+    is_named = relation is not NeighboringRelation.ADD_OR_REMOVE_ONE
+    record = "any one record"
+    if num_samples is not None and is_named:
+        record = f"any one of the {num_samples:,} records"
+    neighbours = f"{_NEIGHBOURS[relation]} {replaced or record}"
     # Rounded up: what is read is never a stronger claim.
     shown = rounded_up(epsilon, 4)
     factor = f"e^{shown}"

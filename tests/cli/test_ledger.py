@@ -4,6 +4,7 @@ import json
 import threading
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -109,7 +110,7 @@ def test_runs_at_once_lose_no_entry(folder):
 
 def table(n=50):
     """A table whose every cell raises where it is read."""
-    columns = dict.fromkeys(("a", "b", "y"), np.full(n, object(), object))
+    columns: dict[str, Any] = dict.fromkeys("aby", np.full(n, object(), object))
     kinds = {"a": None, "b": Categorical(("u", "v"))}
     return Table("t", columns, Schema(kinds, None), "y", np.zeros(n, bool))
 
