@@ -22,6 +22,7 @@ from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.cli._plan import Plan
 from dpjax.cli._report import statement
 from dpjax.cli._runs import Run
+from dpjax.cli._units import Units
 from dpjax.datasets import Dataset, Numeric
 from dpjax.mechanisms import gaussian
 
@@ -94,7 +95,7 @@ class Evaluation:
             "privacy": statement(self.privacy),
         }
 
-    def joined(self, run: Run, num_samples: int) -> Run:
+    def joined(self, run: Run, num_samples: int, units: Units | None = None) -> Run:
         """Returns a run whose guarantee is for all records, of both parts together."""
         parts = run.solution.privacy, self.privacy
         events: Any = tuple(part.dp_event for part in parts)
@@ -103,13 +104,20 @@ class Evaluation:
             max(part.delta for part in parts),
             dp_event=ComposedDpEvent(events),  # more than in parallel, hence a bound
             num_samples=num_samples,
+            replaced=units.words if units is not None else None,
         )
         solution = dataclasses.replace(run.solution, privacy=privacy)
         return dataclasses.replace(run, solution=solution)
 
 
 def evaluate(
-    plan: Plan, data: Dataset, run: Run, target: Any, *, key: Key
+    plan: Plan,
+    data: Dataset,
+    run: Run,
+    target: Any,
+    *,
+    key: Key,
+    units: Units | None = None,
 ) -> Evaluation:
     """Releases how good a model is on the records held out.
 
@@ -124,12 +132,13 @@ def evaluate(
         run: the released model, which has not seen them.
         target: how the target is declared.
         key: of the noise.
+        units: whose the records are, if neighbours differ in all records of one.
 
     Privacy:
         The epsilon of the run, and its delta, or where that is 0 the plan's.
     """
     features, targets = data.test
-    privacy = evaluation_privacy(plan, run.solution.privacy, len(targets))
+    privacy = evaluation_privacy(plan, data, run.solution.privacy, units)
     multiplier = _multiplier(privacy)
     known = "constant" in run.solution.stats
     constant = float(run.solution.stats["constant"]) if known else 0.0
@@ -156,13 +165,20 @@ def evaluate(
 
 
 def evaluation_privacy(
-    plan: Plan, training: PrivacyGuarantee, num_samples: int
+    plan: Plan, data: Dataset, training: PrivacyGuarantee, units: Units | None
 ) -> PrivacyGuarantee:
-    """Returns what an evaluation costs, of a training of a guarantee."""
+    """Returns what an evaluation costs, of a training of a guarantee.
+
+    Of a unit it sees one record, so that units cost what records do.
+    """
     delta = training.delta or plan.facts.gaussian_delta
     event = gaussian_event(_multiplier(training, delta), num_steps=2)
     return PrivacyGuarantee.of(
-        training.epsilon, delta, dp_event=event, num_samples=num_samples
+        training.epsilon,
+        delta,
+        dp_event=event,
+        num_samples=len(data.test_targets),
+        replaced=units.words if units is not None else None,
     )
 
 

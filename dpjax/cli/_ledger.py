@@ -56,8 +56,22 @@ class LedgerSettings:
         ),
     ] = None
 
+    unit: Annotated[
+        str | None,
+        of_privacy(
+            "Of a new ledger: the column that says whose a record is. Every run then "
+            "needs the same --unit."
+        ),
+    ] = None
+
     def __post_init__(self):
         check_each(self)
+        _validate.require(
+            self.unit is None or self.epsilon is not None,
+            "--unit",
+            self.unit,
+            "left out without --epsilon",
+        )
         _validate.require(
             (self.delta is None) == (self.epsilon is None),
             "--delta",
@@ -93,10 +107,13 @@ class Ledger:
 
     Attributes:
         limit: for all runs, without what they have spent.
+        unit: the column of which all records with one value are protected; None: each
+            record alone.
         entries: the runs.
     """
 
     limit: PrivacyFilter
+    unit: str | None = None
     entries: tuple[Entry, ...] = ()
 
     @property
@@ -117,6 +134,8 @@ class Ledger:
             f"relation = {toml_text(limit.relation.name)}",
             f"order = {limit.order!r}  # of the Renyi divergences below",
         ]
+        if self.unit is not None:
+            lines.append(f"unit = {toml_text(self.unit)}")
         for entry in self.entries:
             lines += [
                 "",
@@ -144,15 +163,16 @@ def ledger(settings: LedgerSettings) -> None:
         _files.check_file("LEDGER", path, suffix=".toml")
         _validate.require(not path.exists(), "LEDGER", str(path), "a new file")
         limit = PrivacyFilter(float(settings.epsilon), float(settings.delta or 0.0))
-        _write(path, Ledger(limit))
+        _write(path, Ledger(limit, settings.unit))
         show_paths(console, [path])
         return
     read = read_ledger(path)
     limit = read.limit
     console.print(
         f"All runs together: epsilon = {rounded_up(limit.epsilon, 6)}, delta = "
-        f"{rounded_up(limit.delta, 6)} ({limit.relation.name}), whatever was chosen by "
-        "their outcomes."
+        f"{rounded_up(limit.delta, 6)} ({limit.relation.name}, "
+        f"{f'all records with one {read.unit}' if read.unit else 'one record'}), "
+        "whatever was chosen by their outcomes."
     )
     rows = Rows()
     for title in ("run", "at", "data", "released", "share of the limit"):
@@ -207,6 +227,7 @@ def read_ledger(path: Path) -> Ledger:
                 NeighboringRelation[limit["relation"]],
                 limit["order"],
             ),
+            limit.get("unit"),
             tuple(map(_entry, content.get("runs", []))),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
@@ -229,13 +250,20 @@ def _entry(said: Mapping[str, Any]) -> Entry:
     )
 
 
-def check_room(path: Path, parts: Sequence[PrivacyGuarantee] = ()) -> None:
+def check_room(
+    path: Path, unit: str | None, parts: Sequence[PrivacyGuarantee] = ()
+) -> None:
     """Requires room for a run in a ledger; without parts, for any at all.
 
+    A run that protects a unit protects its records, but not the other way round.
+
     Raises:
-        ValueError: if there is none, or it is no ledger.
+        ValueError: if there is none, it is no ledger, or one of another unit.
     """
-    filled = read_ledger(path).filter
+    read = read_ledger(path)
+    filled = read.filter
+    rule = f"{read.unit}, as in --ledger {path}"
+    _validate.require(read.unit in (None, unit), "--unit", unit, rule)
     if not parts:
         left = filled.left.divergence
         _validate.require(
@@ -254,6 +282,7 @@ def charge(
     *,
     data: str,
     method: str,
+    unit: str | None = None,
     paid: str | None = None,
 ) -> str:
     """Adds a run to a ledger, before it releases anything; waits for other runs.
@@ -263,6 +292,7 @@ def charge(
         parts: what is released of disjoint parts of the records, by their names.
         data: the name of the records' file.
         method: its name.
+        unit: the column of which it protects all records with one value, if any.
         paid: the run, if it may be in the ledger already: a run that goes on does not
             spend twice.
 
@@ -280,7 +310,7 @@ def charge(
         for entry in read.entries:
             if entry.id == paid and entry.price == price:
                 return entry.id
-        check_room(path, [*parts.values()])
+        check_room(path, unit, [*parts.values()])
         entry = Entry(
             id=secrets.token_hex(8),
             at=datetime.now(UTC),

@@ -19,6 +19,7 @@ from dpjax.cli._methods import GRADIENT_DESCENT, Method
 from dpjax.cli._plan import Plan
 from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._terminal import OnStep
+from dpjax.cli._units import Units, privacy_of_units
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping, Estimator, Mean
 from dpjax.solvers import (
@@ -49,6 +50,12 @@ class Run:
     solution: Solution
     steps: np.ndarray
     iterates: np.ndarray
+
+    def for_units(self, units: Units | None) -> "Run":
+        """Returns the run with its guarantee for units, if records are theirs."""
+        privacy = privacy_of_units(self.solution.privacy, units)
+        solution = dataclasses.replace(self.solution, privacy=privacy)
+        return dataclasses.replace(self, solution=solution)
 
     @property
     def is_private(self) -> bool:

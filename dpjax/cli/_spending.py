@@ -5,27 +5,44 @@ import dataclasses
 import jax
 
 from dpjax import _validate
+from dpjax._default_delta import default_delta
 from dpjax._types import Key
-from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting import PrivacyGuarantee, group_budget
 from dpjax.cli import _ledger
 from dpjax.cli._evaluation import evaluation_privacy
+from dpjax.cli._methods import find_method
 from dpjax.cli._plan import Plan, make_plan, split_budget
 from dpjax.cli._ranges import Ranges, buy_ranges
 from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._runs import name_of, training_privacy
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table, encode_table
+from dpjax.cli._units import privacy_of_units
 from dpjax.datasets import Dataset
 
+MAX_RECORDS = 4  # of a unit, by default; public, as the records must not choose it
 Prices = dict[str, PrivacyGuarantee]  # by the part of the records
 
 
-def planned(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
+def planned(
+    settings: Settings, data: Dataset, table: Table | None, *, is_named: bool
+) -> Plan:
     """Returns the plan, if the method goes with --checkpoint.
+
+    Where neighbours differ in all records of a unit, its budget is one for a record
+    that keeps the budget for a unit.
 
     Raises:
         ValueError: as `make_plan`, and if not.
     """
+    if table is not None and table.units is not None:
+        method, delta = find_method(settings), settings.delta
+        if method.has_delta and delta is None:
+            delta = default_delta(table.num_samples)
+        size = table.units.size
+        epsilon, each = group_budget(settings.epsilon, delta or 0.0, size)
+        each = None if delta is None else each
+        settings = dataclasses.replace(settings, epsilon=epsilon, delta=each)
     plan = make_plan(settings, data, is_named=is_named)
     _validate.require(
         settings.checkpoint is None or plan.method.has_steps,
@@ -68,6 +85,7 @@ def spend(settings: Settings, table: Table, run_folder: RunFolder | None) -> Pri
         parts,
         data=table.name,
         method=name_of(plan),
+        unit=settings.unit,
         paid=run_folder.paid(options) if run_folder is not None else None,
     )
     if run_folder is not None:
@@ -82,12 +100,11 @@ def prices(settings: Settings, table: Table) -> tuple[Plan, Prices]:
     """
     blank, ranges = with_ranges(settings, table.blank(), key=jax.random.key(0))
     data = encode_table(blank)
-    plan = planned(settings, data, is_named=False)
-    training = training_privacy(plan, data)
+    plan = planned(settings, data, table, is_named=False)
+    training = privacy_of_units(training_privacy(plan, data), table.units)
     if ranges is not None:
         training = ranges.joined(training)
     parts = {"training": training}
     if settings.holdout is not None:
-        num_samples = len(data.test_targets)
-        parts["evaluation"] = evaluation_privacy(plan, training, num_samples)
+        parts["evaluation"] = evaluation_privacy(plan, data, training, table.units)
     return plan, parts

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from dpjax import _files, _validate
+from dpjax._tables import column_names, read_columns
 from dpjax._types import Key
 from dpjax.cli import _display, _ledger, _report
 from dpjax.cli._check import warn_curator
@@ -28,7 +29,7 @@ from dpjax.cli._runs import (
 )
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import PUBLIC_SETS, Table, encode_table, public_name, read_table
-from dpjax.cli._spending import planned, spend, with_ranges
+from dpjax.cli._spending import MAX_RECORDS, planned, spend, with_ranges
 from dpjax.cli._terminal import progress_bars, show_paths, terminal
 from dpjax.datasets import Dataset
 
@@ -58,7 +59,7 @@ def train(settings: Settings) -> None:
         inputs["--schema"] = schema
     if settings.ledger is not None:
         inputs["--ledger"] = settings.ledger
-        _ledger.check_room(settings.ledger)
+        _ledger.check_room(settings.ledger, settings.unit)
     _report.check_folder(folder, inputs)
     run_folder = _run_folder(settings.checkpoint, folder, inputs)
     if seed is not None:
@@ -69,17 +70,18 @@ def train(settings: Settings) -> None:
         noise_key = "from the operating system"
     key, baseline_key, ranges_key, test_key = jax.random.split(run_key, 4)
     is_public = name is not None
-    ranges = table = None
+    ranges = table = units = None
     spent = {}
     if name is not None:
         data = _load_public(name, settings)
     else:
         table = _read_private(settings)
+        units = table.units
         spent = spend(settings, table, run_folder)
         _warn_curator(table, settings)
         table, ranges = with_ranges(settings, table, key=ranges_key)
         data = encode_table(table)
-    plan = planned(settings, data, is_named=is_public)
+    plan = planned(settings, data, table, is_named=is_public)
 
     # Standard output holds the results; progress and warnings go beside it.
     console, messages = terminal(), terminal(stderr=True)
@@ -93,14 +95,15 @@ def train(settings: Settings) -> None:
             private = train_private(
                 plan, data, key=key, on_step=on_step, run_folder=run_folder
             )
-        private, evaluation = charge(private, ranges), None
+        private = charge(private.for_units(units), ranges)
+        evaluation = None
         released = {"training": private.solution.privacy}
         if table is not None and settings.holdout is not None:
             evaluation = evaluate(
-                plan, data, private, table.schema.target, key=test_key
+                plan, data, private, table.schema.target, key=test_key, units=units
             )
             released["evaluation"] = evaluation.privacy
-            private = evaluation.joined(private, len(table.is_test))
+            private = evaluation.joined(private, len(table.is_test), units)
         if spent and spent != released:
             raise RuntimeError("The run's guarantee is not what its ledger says.")
         if is_public or settings.show_unprotected:
@@ -112,6 +115,8 @@ def train(settings: Settings) -> None:
     content = _report.report(
         plan, data, private, scored, ranges, is_public=is_public, noise_key=noise_key
     )
+    if units is not None:
+        content["unit"] = units.report()
     if evaluation is not None:
         content["evaluation"] = evaluation.report()
     model = _report.model_of(data, private.solution, method=private.method, table=table)
@@ -123,7 +128,11 @@ def train(settings: Settings) -> None:
         _report.write(folder, files)
         if run_folder is not None:
             run_folder.remove()
-    _display.show(console, plan, data, private, scored, ranges, is_public=is_public)
+    _display.show(
+        *(console, plan, data, private, scored, ranges),
+        is_public=is_public,
+        units=units,
+    )
     if evaluation is not None:
         _display.show_evaluation(console, evaluation)
     elif not scored:
@@ -199,7 +208,8 @@ def _say_stopped(how: str) -> None:
 
 
 def _load_public(name: str, settings: Settings) -> Dataset:
-    for option in ("ledger", "schema", "target", "private_ranges", "holdout"):
+    own = ("ledger", "schema", "target", "private_ranges", "holdout", "unit")
+    for option in own:
         value = getattr(settings, option)
         shown = str(value) if isinstance(value, Path) else value
         rule = f"left out with {name}, which has its own"
@@ -218,6 +228,17 @@ def _read_private(settings: Settings) -> Table:
         hold_out=settings.show_unprotected,
         allows_empty=settings.private_ranges is not None,
     )
+    if settings.unit is not None:
+        names = column_names(Path(settings.source))
+        _validate.require(
+            settings.unit in names and settings.unit not in table.columns,
+            "--unit",
+            settings.unit,
+            f"a column of {names} that is neither a feature nor the target",
+        )
+        cells = read_columns(Path(settings.source), [settings.unit])[settings.unit]
+        size = settings.max_records or MAX_RECORDS
+        table = table.by_unit(settings.unit, cells, size)
     return table if settings.holdout is None else table.held_out(settings.holdout)
 
 

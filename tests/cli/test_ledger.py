@@ -73,7 +73,9 @@ def test_the_file_is_read_as_it_was_written(folder):
     assert content.limit == PrivacyFilter(3.0, 1e-4)
     assert entry.price == content.limit.price(gaussian())
     assert entry.parts[0] == "part 0, epsilon = 1, delta = 1e-06"
-    assert Ledger(content.limit, (entry,)).text() == (folder / "t.toml").read_text()
+    assert (
+        Ledger(content.limit, None, (entry,)).text() == (folder / "t.toml").read_text()
+    )
     shown = " ".join(invoke("ledger", "t.toml").stdout.split())
     assert "All runs together: epsilon = 3, delta = 0.0001" in shown
     assert "What is left affords one run of Gaussian noise" in shown
@@ -117,7 +119,12 @@ def table(n=50):
 
 def test_prices_are_asked_without_the_records():
     settings = Settings(
-        source="t", epsilon=2.0, loss="squared", private_ranges=0.5, holdout=0.4
+        source="t",
+        epsilon=2.0,
+        loss="squared",
+        method="gradient-descent",
+        private_ranges=0.5,
+        holdout=0.4,
     )
     _, parts = prices(settings, table(50).held_out(0.4))
     assert set(parts) == {"training", "evaluation"}
@@ -286,6 +293,7 @@ def test_what_is_no_ledger_is_refused(folder, text, message):
             ["ledger", "new.csv", "--epsilon", 1, "--delta", 0],
             "that ends in .toml",
         ),
+        (["ledger", "t.toml", "--unit", "a"], "--unit must be left out without --ep"),
         (["ledger", "none.toml"], "--ledger must be a file; dpjax ledger FILE --eps"),
     ],
 )
@@ -293,6 +301,18 @@ def test_wrong_ledgers_are_not_opened(folder, arguments, message):
     refused = invoke(*arguments)
     assert refused.exit_code == 2
     assert message in " ".join(refused.stderr.split())
+
+
+def test_a_ledger_of_persons_takes_runs_on_persons(folder):
+    Path("t.toml").unlink()
+    what = ["--epsilon", 3, "--delta", "1e-4", "--unit", "who"]
+    assert invoke("ledger", "t.toml", *what).exit_code == 0
+    assert read_ledger(Path("t.toml")).unit == "who"
+    for unit in ([], ["--unit", "y"]):
+        assert "--unit must be who, as in --ledger t.toml" in train(*unit).stderr
+    charge_one(gaussian(), unit="who")
+    shown = " ".join(invoke("ledger", "t.toml").stdout.split())
+    assert "all records with one who" in shown
 
 
 @pytest.mark.parametrize(
