@@ -188,6 +188,12 @@ SIGNATURES = {
     models.Model.read: "self table",
     models.Model.predict_columns: "self columns",
     models.Model.coefficients: "self",
+    models.private_scores: (
+        "scores targets * loss loss_name scale key noise_multiplier"
+    ),
+    dpjax.sklearn.score_privately: (
+        "model X y * epsilon= delta= baseline= scale= random_state="
+    ),
     dpjax.sklearn.DPLinearRegression: LINEAR_REGRESSOR,
     dpjax.sklearn.DPPoissonRegressor: LINEAR_REGRESSOR,
     dpjax.sklearn.DPGammaRegressor: LINEAR_REGRESSOR,
@@ -227,6 +233,9 @@ def test_names(package):
 
 # Plain records, which the functions that make or take them explain, and aliases.
 RECORDS = {
+    "dpjax.models.Interval",
+    "dpjax.models.Measure",
+    "dpjax.models.PrivateScores",
     "dpjax.accounting.Spending",
     "dpjax.audit.Audit",
     "dpjax.datasets.Dataset",

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from dpjax._rounding import rounded_up
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.cli._evaluation import Evaluation, Interval
+from dpjax.cli._evaluation import Evaluation
 from dpjax.cli._high_dimensional import is_thin
 from dpjax.cli._plan import Plan
 from dpjax.cli._ranges import Ranges
@@ -17,6 +17,7 @@ from dpjax.cli._runs import Run, Scores
 from dpjax.cli._terminal import digits
 from dpjax.cli._units import Units
 from dpjax.datasets import Dataset
+from dpjax.models import Interval
 
 
 def warn_of_seed(console: Console) -> None:
