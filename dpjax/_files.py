@@ -132,6 +132,21 @@ def write_whole(path: Path, content: bytes, *, name: str = "file") -> None:
         raise OSError(f"{name} {path} could not be written to: {why}.") from why
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keeps other processes out that would read and write a file anew, and waits.
+
+    The lock is on an empty file beside it, `.NAME.lock`, which stays: the file itself
+    is replaced. It ends with the process.
+    """
+    import fcntl  # which Windows lacks: the rest of the package works there
+
+    lock = path.with_name(f".{path.name}.lock")
+    with lock.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def write_together(
     folder: Path, contents: Mapping[str, bytes], *, name: str, stale: Path | None = None
 ) -> None:

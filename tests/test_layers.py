@@ -48,8 +48,8 @@ BELOW = {
         "transforms",
     },
 }
-BELOW["models"] = {"accounting", "datasets", "losses"}
-BELOW["sklearn"] = {"accounting", "losses", "mechanisms", "solvers"}
+BELOW["models"] = {"accounting", "datasets", "losses", "mechanisms"}
+BELOW["sklearn"] = {"accounting", "losses", "mechanisms", "models", "solvers"}
 BELOW["audit"] = BELOW["solvers"] | {"solvers"}
 BELOW["figures"] = BELOW["solvers"] | {"solvers", "datasets"}
 BELOW["cli"] = BELOW["audit"] | BELOW["figures"] | {"audit", "figures", "models"}

@@ -140,8 +140,14 @@ SIGNATURES = {
         "rho * num_samples trim_count relative_spread= mechanism="
     ),
     accounting.PrivacyGuarantee.of: (
-        "epsilon delta * dp_event relation= num_samples= unit="
+        "epsilon delta * dp_event relation= num_samples= unit= replaced="
     ),
+    accounting.group_privacy: "guarantee group_size * replaced=",
+    accounting.group_budget: "epsilon delta group_size",
+    accounting.PrivacyFilter: "epsilon delta relation= order= spent=",
+    accounting.PrivacyFilter.price: "self parts",
+    accounting.PrivacyFilter.admits: "self parts",
+    accounting.PrivacyFilter.spend: "self parts",
     accounting.PrivacyGuarantee: "epsilon delta relation dp_event description",
     audit.epsilon_lower_bound: (
         "release data neighbor * key delta= num_releases= confidence= is_gaussian="
@@ -213,6 +219,12 @@ SIGNATURES = {
     models.Model.read: "self table",
     models.Model.predict_columns: "self columns",
     models.Model.coefficients: "self",
+    models.private_scores: (
+        "scores targets * loss loss_name scale key noise_multiplier"
+    ),
+    dpjax.sklearn.score_privately: (
+        "model X y * epsilon= delta= baseline= scale= random_state="
+    ),
     dpjax.sklearn.DPLinearRegression: LINEAR_REGRESSOR,
     dpjax.sklearn.DPPoissonRegressor: LINEAR_REGRESSOR,
     dpjax.sklearn.DPGammaRegressor: LINEAR_REGRESSOR,
@@ -252,6 +264,10 @@ def test_names(package):
 
 # Plain records, which the functions that make or take them explain, and aliases.
 RECORDS = {
+    "dpjax.models.Interval",
+    "dpjax.models.Measure",
+    "dpjax.models.PrivateScores",
+    "dpjax.accounting.Spending",
     "dpjax.audit.Audit",
     "dpjax.datasets.Dataset",
     "dpjax.ADD_OR_REMOVE_ONE",

@@ -8,10 +8,12 @@ from dpjax.accounting._discrete_gaussian import (
     discrete_gaussian_epsilon,
     discrete_gaussian_stddev,
 )
+from dpjax.accounting._filter import PrivacyFilter, Spending
 from dpjax.accounting._gaussian import (
     gaussian_epsilon,
     gaussian_stddev,
 )
+from dpjax.accounting._group import group_budget, group_privacy
 from dpjax.accounting._guarantee import PrivacyGuarantee
 from dpjax.accounting._objective import (
     objective_epsilon,
@@ -41,7 +43,9 @@ from dpjax.accounting._subsampling import (
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 
 __all__ = [
+    "PrivacyFilter",
     "PrivacyGuarantee",
+    "Spending",
     "calibrate_smooth_noise",
     "correlated_noise_multiplier",
     "correlated_noise_multiplier_to_epsilon",
@@ -51,6 +55,8 @@ __all__ = [
     "gaussian_epsilon",
     "gaussian_event",
     "gaussian_stddev",
+    "group_budget",
+    "group_privacy",
     "largest_smoothness",
     "noise_multiplier",
     "noise_multiplier_to_epsilon",

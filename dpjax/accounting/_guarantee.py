@@ -79,6 +79,7 @@ class PrivacyGuarantee:
         relation: NeighboringRelation = REPLACE_ONE,
         num_samples: int | None = None,
         unit: Unit = "record",
+        replaced: str | None = None,
     ) -> "PrivacyGuarantee":
         """A guarantee that writes its own description.
 
@@ -90,6 +91,7 @@ class PrivacyGuarantee:
             num_samples: the number of units, if it is public and to be named.
             unit: what neighbours differ in: one "record", or one "user" with all that
                 it gives, as `dpjax.gradients.by_user` lays out.
+            replaced: in words, where it is neither: "all records of one of 40 persons".
 
         Returns:
             The guarantee.
@@ -105,7 +107,13 @@ class PrivacyGuarantee:
             a factor e^1 = 2.72, up to a failure probability of 1e-05.'
         """
         _validate.choice(Unit, unit=unit)
-        description = _describe(epsilon, delta, relation, num_samples, unit)
+        if epsilon == math.inf:
+            description = (
+                f"No privacy is guaranteed: the outcome may reveal any {unit}."
+            )
+        else:
+            replaced = replaced or _any_one(unit, relation, num_samples)
+            description = _describe(epsilon, delta, relation, replaced)
         return cls(epsilon, delta, relation, dp_event, description)
 
     @classmethod
@@ -170,25 +178,23 @@ def parallel_composition(guarantees: Sequence[PrivacyGuarantee]) -> PrivacyGuara
 
 
 _NEIGHBOURS = {
-    NeighboringRelation.REPLACE_ONE: "Replacing any one {unit}",
-    NeighboringRelation.ADD_OR_REMOVE_ONE: "Adding or removing any one {unit}",
-    NeighboringRelation.REPLACE_SPECIAL: "Blanking any one {unit}",
+    NeighboringRelation.REPLACE_ONE: "Replacing",
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "Adding or removing",
+    NeighboringRelation.REPLACE_SPECIAL: "Blanking",
 }
 
 
-def _describe(
-    epsilon: float,
-    delta: float,
-    relation: NeighboringRelation,
-    num_samples: int | None,
-    unit: Unit,
-) -> str:
-    if epsilon == math.inf:
-        return f"No privacy is guaranteed: the outcome may reveal any {unit}."
+def _any_one(unit: Unit, relation: NeighboringRelation, num_samples: int | None) -> str:
     # Under add/remove the number of units is itself private, hence never named.
-    is_named = num_samples is not None and relation is not ADD_OR_REMOVE_ONE
-    one = f"of the {num_samples:,} {unit}s" if is_named else unit
-    neighbours = _NEIGHBOURS[relation].format(unit=one)
+    if num_samples is None or relation is ADD_OR_REMOVE_ONE:
+        return f"any one {unit}"
+    return f"any one of the {num_samples:,} {unit}s"
+
+
+def _describe(
+    epsilon: float, delta: float, relation: NeighboringRelation, replaced: str
+) -> str:
+    neighbours = f"{_NEIGHBOURS[relation]} {replaced}"
     # Rounded up: what is read is never a stronger claim.
     shown = rounded_up(epsilon, 4)
     factor = f"e^{shown}"

@@ -5,7 +5,16 @@ from typing import Annotated
 import typer
 
 import dpjax
-from dpjax.cli import _audit, _check, _figures, _parties, _proposal, _saved, _train
+from dpjax.cli import (
+    _audit,
+    _check,
+    _figures,
+    _ledger,
+    _parties,
+    _proposal,
+    _saved,
+    _train,
+)
 from dpjax.cli._options import taking
 from dpjax.cli._settings import Settings
 
@@ -85,6 +94,16 @@ def show(settings: _saved.ShowSettings) -> None:
     Example: dpjax show out/model.npz
     """
     _saved.show(settings)
+
+
+@app.command()
+@taking(_ledger.LedgerSettings)
+def ledger(settings: _ledger.LedgerSettings) -> None:
+    """Opens the ledger of a table, or shows what is spent and what is left.
+
+    Example: dpjax ledger table.toml --epsilon 4 --delta 1e-6
+    """
+    _ledger.ledger(settings)
 
 
 @app.command()

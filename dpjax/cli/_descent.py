@@ -41,6 +41,7 @@ class Facts(NamedTuple):
         calibration: of the noise.
         is_named: whether the data set is one of the public ones, which take 300 steps.
         is_quick: whether to try things out only.
+        has_padding: whether records may be zeros, which count for none.
     """
 
     num_samples: int
@@ -51,6 +52,7 @@ class Facts(NamedTuple):
     calibration: Calibration
     is_named: bool
     is_quick: bool
+    has_padding: bool = False
 
     @property
     def smoothness(self) -> float:

@@ -8,14 +8,16 @@ from rich.table import Table
 
 from dpjax._rounding import rounded_up
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.cli._evaluation import Evaluation, Interval
+from dpjax.cli._evaluation import Evaluation
 from dpjax.cli._high_dimensional import is_thin
 from dpjax.cli._plan import Plan
 from dpjax.cli._ranges import Ranges
 from dpjax.cli._report import score_name
 from dpjax.cli._runs import Run, Scores
 from dpjax.cli._terminal import digits
+from dpjax.cli._units import Units
 from dpjax.datasets import Dataset
+from dpjax.models import Interval
 
 
 def warn_of_seed(console: Console) -> None:
@@ -54,10 +56,17 @@ def show(
     ranges: Ranges | None,
     *,
     is_public: bool,
+    units: Units | None = None,
 ) -> None:
     """Prints the run, the table where there are scores, and the privacy statement."""
+    records = f"n = {len(data.features):,} records"
+    if units is not None:
+        num_units = len(data.features) // units.size
+        records = (
+            f"n = {num_units:,} values of {units.column}, {units.size} places each"
+        )
     console.print(
-        f"{data.name}: n = {len(data.features):,} records, "
+        f"{data.name}: {records}, "
         f"d = {len(data.feature_names)} features, {plan.facts.loss} loss, "
         f"{_taken(plan, private)}"
     )

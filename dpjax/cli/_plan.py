@@ -127,6 +127,7 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
         calibration=settings.calibration,
         is_named=is_named,
         is_quick=settings.quick,
+        has_padding=settings.unit is not None,
     )
     options = method.given(settings)
     if method.solver is dp_gradient_descent:

@@ -59,6 +59,13 @@ class Ranges:
     rank_error: float
     is_informative: bool
 
+    def joined(self, training: PrivacyGuarantee) -> PrivacyGuarantee:
+        """Returns a guarantee for a training on the same records and the ranges.
+
+        Basic composition: epsilons add up, and so do deltas.
+        """
+        return _together([self.privacy, training], self.num_samples)
+
 
 def buy_ranges(table: Table, *, key: Key, epsilon: float, delta: float) -> Ranges:
     """Buys the centres and scales of a table's open columns, from training records.
@@ -158,13 +165,10 @@ def _stats(solver: Callable[..., Solution], shape: tuple[int, ...]) -> dict[str,
 
 
 def charge(run: Run, ranges: Ranges | None) -> Run:
-    """Returns a private run whose guarantee counts the ranges of its records too.
-
-    Basic composition: epsilons add up, and so do deltas.
-    """
+    """Returns a private run whose guarantee counts the ranges of its records too."""
     if ranges is None or not run.is_private:
         return run
-    total = _together([ranges.privacy, run.solution.privacy], ranges.num_samples)
+    total = ranges.joined(run.solution.privacy)
     solution = dataclasses.replace(run.solution, privacy=total)
     return dataclasses.replace(run, solution=solution)
 

@@ -1,6 +1,7 @@
 """The folder from which a killed `dpjax train` resumes."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -17,9 +18,11 @@ from dpjax._types import Key
 from dpjax.solvers import Checkpoint
 
 _KEY, _STATES, _ITERATES = "key.npy", "states", "iterates.npz"
+_PAID = "paid.json"
 _STATE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")  # by its step; while it is saved
 # Also while they are written, which a kill leaves behind.
-_FILE = re.compile(r"(key\.npy|iterates\.npz)|\.(key\.npy|iterates\.npz)\.\d+\.part")
+_NAMES = r"(key\.npy|iterates\.npz|paid\.json)"
+_FILE = re.compile(rf"{_NAMES}|\.{_NAMES}\.\d+\.part")
 
 
 class RunFolder(NamedTuple):
@@ -104,6 +107,28 @@ class RunFolder(NamedTuple):
         self.make()
         with _files.replacing(self.path / _KEY) as file:
             np.save(file, np.asarray(jax.random.key_data(key)))
+
+    def paid(self, settings: str) -> str | None:
+        """Returns the entry of a ledger that paid for this run, if there is one.
+
+        Args:
+            settings: of the run; one of others is another run.
+        """
+        path = self.path / _PAID
+        if not path.exists():
+            return None
+        entry, of = json.loads(path.read_text("utf-8"))
+        return entry if of == settings else None
+
+    def keep_paid(self, entry: str, settings: str) -> None:
+        """Keeps the entry of a ledger that pays for the run."""
+        self.make()
+        content = json.dumps([entry, settings]).encode()
+        _files.write_whole(self.path / _PAID, content, name="--checkpoint")
+
+    def use_up(self) -> None:
+        """Forgets the entry: it pays for one release, and that comes now."""
+        (self.path / _PAID).unlink(missing_ok=True)
 
     def checkpoint(self, every: int) -> Checkpoint:
         """Returns where the solver saves its states."""

@@ -19,6 +19,7 @@ from dpjax.cli._methods import GRADIENT_DESCENT, Method
 from dpjax.cli._plan import Plan
 from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._terminal import OnStep
+from dpjax.cli._units import Units, privacy_of_units
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping, Estimator, Mean
 from dpjax.solvers import (
@@ -49,6 +50,12 @@ class Run:
     solution: Solution
     steps: np.ndarray
     iterates: np.ndarray
+
+    def for_units(self, units: Units | None) -> "Run":
+        """Returns the run with its guarantee for units, if records are theirs."""
+        privacy = privacy_of_units(self.solution.privacy, units)
+        solution = dataclasses.replace(self.solution, privacy=privacy)
+        return dataclasses.replace(self, solution=solution)
 
     @property
     def is_private(self) -> bool:
@@ -91,13 +98,37 @@ def train_private(
 
     Where there is a run_folder, states are saved there, and the run resumes from them.
     """
-    method = plan.method
-    arguments = {"epsilon": plan.facts.epsilon, "key": key, **plan.arguments}
-    if method.has_delta:
+    arguments = _arguments(plan) | {"key": key}
+    name = name_of(plan)
+    return _run(name, plan.method, arguments, plan, data, on_step, run_folder)
+
+
+def name_of(plan: Plan) -> str:
+    """Returns what the planned private run is called."""
+    estimator = plan.arguments.get("estimator")
+    title = plan.method.title
+    return f"{title}, {_spoken(estimator)}" if estimator else title
+
+
+def _arguments(plan: Plan) -> dict[str, Any]:
+    arguments = {"epsilon": plan.facts.epsilon, **plan.arguments}
+    if plan.method.has_delta:
         arguments["delta"] = plan.facts.delta
-    estimator = arguments.get("estimator")
-    name = f"{method.title}, {_spoken(estimator)}" if estimator else method.title
-    return _run(name, method, arguments, plan, data, on_step, run_folder)
+    return arguments
+
+
+def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
+    """Returns the guarantee that `train_private` will state: of shapes alone."""
+    features, targets = (
+        jax.ShapeDtypeStruct(x.shape, jnp.asarray(x[:1]).dtype) for x in data.train
+    )
+
+    def solution(features, targets):
+        problem = _problem(plan.method, plan, features, targets)
+        arguments = _arguments(plan) | {"key": jax.random.key(0)}
+        return plan.method.solver(*problem, **arguments)
+
+    return jax.eval_shape(solution, features, targets).privacy
 
 
 def train_baselines(
@@ -169,13 +200,7 @@ def _run(
     on_step: OnStep,
     run_folder: RunFolder | None = None,
 ) -> Run:
-    features, targets = _on_device(data.train)
-    loss_fn = losses.regularized(plan.loss_fn, plan.l2) if plan.l2 else plan.loss_fn
-    start = jnp.zeros(features.shape[1], features.dtype)
-    if method.has_own_loss:
-        problem = features, targets
-    else:
-        problem = loss_fn, start, (features, targets)
+    problem = _problem(method, plan, *_on_device(data.train))
     total = arguments.get("num_steps")
     every = max(1, (total or 0) // _NUM_SHOWN)
     seen = []
@@ -211,6 +236,17 @@ def _run(
     on_step(name, last, last)
     shown = np.array([iterates[step] for step in steps])
     return Run(name, solution, np.array(steps), shown)
+
+
+def _problem(
+    method: Method, plan: Plan, features: jax.Array, targets: jax.Array
+) -> tuple[Any, ...]:
+    """Returns what the solver of a method takes without a name."""
+    if method.has_own_loss:
+        return features, targets
+    loss_fn = losses.regularized(plan.loss_fn, plan.l2) if plan.l2 else plan.loss_fn
+    start = jnp.zeros(features.shape[1], features.dtype)
+    return loss_fn, start, (features, targets)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -18,6 +18,7 @@ from dpjax.cli._options import (
     check_each,
     check_seed,
     declared,
+    flag,
     of_data,
     of_method,
     of_output,
@@ -84,6 +85,13 @@ class Settings:
             check_seed,
         ),
     ] = None
+    ledger: Annotated[
+        Path | None,
+        of_privacy(
+            "The table's ledger, which dpjax ledger opens: the run is refused where it "
+            "has no room for it, and else adds what it spends, before it starts."
+        ),
+    ] = None
     schema: Annotated[
         Path | None,
         of_data(
@@ -116,6 +124,22 @@ class Settings:
             "Share of the records, such as 0.2, that training does not see: how good "
             "the model is on them is released by a budget of their own, as large.",
             _validate.probability,
+        ),
+    ] = None
+    unit: Annotated[
+        str | None,
+        of_data(
+            "The column that says whose a record is, such as a person: neighbours then "
+            "differ in all records with one of its values. How many values there are "
+            "is public, how many records is not."
+        ),
+    ] = None
+    max_records: Annotated[
+        int | None,
+        of_data(
+            "With --unit: how many records of each count, the first ones; 4 by "
+            "default. Places that stay empty add noise, records left out are lost.",
+            _validate.count,
         ),
     ] = None
     method: Annotated[
@@ -262,6 +286,28 @@ class Settings:
             "--holdout",
             self.holdout,
             "left out with --show-unprotected, which holds other records out",
+        )
+        _validate.require(
+            self.ledger is None or not self.show_unprotected,
+            "--ledger",
+            str(self.ledger),
+            "left out with --show-unprotected, of which no ledger keeps account",
+        )
+        _validate.require(
+            self.ledger is None or self.seed is None,
+            "--ledger",
+            str(self.ledger),
+            "left out with --seed, whose noise protects nobody",
+        )
+        for name in ("private_ranges", "show_unprotected"):
+            value = getattr(self, name)
+            rule = "left out with --unit, for which it is not made"
+            _validate.require(not (self.unit and value), flag(name), value, rule)
+        _validate.require(
+            self.max_records is None or self.unit is not None,
+            "--max-records",
+            self.max_records,
+            "left out without --unit",
         )
         batching = self.batching or "full"
         estimator = self.estimator or "smoothed-truncation"

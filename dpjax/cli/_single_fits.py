@@ -33,7 +33,11 @@ def linear_model(facts: Facts, *, max_features: int | None = None) -> dict[str, 
         facts.calibration,
         "tight with --method linear-model, which is of no paper",
     )
-    return {"loss": facts.loss, "max_features": max_features}
+    return {
+        "loss": facts.loss,
+        "max_features": max_features,
+        "has_padding": facts.has_padding,
+    }
 
 
 def sample_aggregate(
@@ -74,13 +78,24 @@ def objective_perturbation_of_rows(
 
 
 def fit_linear_model(
-    features: jax.Array, targets: jax.Array, *, loss: str, **release: Any
+    features: jax.Array,
+    targets: jax.Array,
+    *,
+    loss: str,
+    has_padding: bool = False,
+    **release: Any,
 ) -> Solution:
-    """Fits a linear model to features of which the last is the constant one."""
+    """Fits a linear model to features of which the last is the constant one.
+
+    Where there is padding, that is zero instead, and such a record has no weight.
+    """
     num_columns = features.shape[1]
     # Alone, the constant is a feature as any other.
     intercept = num_columns - 1 if num_columns > 1 else None
-    return dp_linear_model(loss, (features, targets), intercept=intercept, **release)
+    weights = features[:, -1] if has_padding else None
+    return dp_linear_model(
+        loss, (features, targets), intercept=intercept, weights=weights, **release
+    )
 
 
 def aggregate_fits(

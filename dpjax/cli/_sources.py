@@ -11,6 +11,7 @@ from dpjax import _validate, datasets
 from dpjax._tables import column_names, read_columns
 from dpjax.cli._guesses import guess_names, schema_text
 from dpjax.cli._schema import Schema, read_schema
+from dpjax.cli._units import Units, units_of
 from dpjax.datasets import Categorical, Dataset, Numeric
 
 _PUBLIC_SEED = 2021  # of the split into training and test records
@@ -55,7 +56,9 @@ class Table:
         columns: the columns that the schema names, and the target's, each (n,).
         schema: what is public about them.
         target: the target's name.
-        is_test: which records are held out for testing, shape (n,).
+        is_test: which records are held out for testing, shape (n,); with units, which
+            of them are, shape (num_units,).
+        units: whose the records are, if neighbours differ in all records of one.
     """
 
     name: str
@@ -63,11 +66,18 @@ class Table:
     schema: Schema
     target: str
     is_test: np.ndarray
+    units: Units | None = None
 
     @property
     def num_samples(self) -> int:
-        """The number of records to train on."""
+        """The number of records, or units, to train on."""
         return int(np.sum(~self.is_test))
+
+    def by_unit(self, column: str, cells: np.ndarray, size: int) -> "Table":
+        """Returns the table of units: of a column's name, its cells, and of k."""
+        units = units_of(column, cells, size)
+        is_test = np.zeros(units.num_units, bool)
+        return dataclasses.replace(self, units=units, is_test=is_test)
 
     def held_out(self, share: float) -> "Table":
         """Returns the table with a share of its records held out for testing.
@@ -83,10 +93,16 @@ class Table:
             10 <= num_test <= num_records - 10,
             "--holdout",
             share,
-            f"a share that holds out and leaves 10 of {num_records} records or more",
+            f"a share that holds out and leaves 10 of {num_records} "
+            f"{'records' if self.units is None else 'units'} or more",
         )
         order = np.random.default_rng(_PUBLIC_SEED).permutation(num_records)
         return dataclasses.replace(self, is_test=order < num_test)
+
+    def blank(self) -> "Table":
+        """Returns a table of as many records, in which nothing is of the records."""
+        nothing = np.zeros(len(self.columns[self.target]))
+        return dataclasses.replace(self, columns=dict.fromkeys(self.columns, nothing))
 
     def open_columns(self) -> list[str]:
         """Returns the columns of numbers whose centre and scale the schema leaves open.
@@ -231,7 +247,8 @@ def encode_table(table: Table) -> Dataset:
     target = table.schema.target
     if target is None or len(declared) < len(table.schema.columns):
         raise ValueError(f"schema must be closed, got {table.open_columns()} open.")
-    features, feature_names = np.zeros((len(table.is_test), 0), np.float32), ()
+    num_records = len(table.columns[table.target])
+    features, feature_names = np.zeros((num_records, 0), np.float32), ()
     if declared:  # all may have been left out, where the budget buys no ranges
         features, feature_names = datasets.encode(table.columns, declared)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
@@ -241,13 +258,19 @@ def encode_table(table: Table) -> Dataset:
     else:
         scale = target.scale
         unit = table.target if scale == 1 else f"{table.target} / {scale:g}"
-    is_test = table.is_test
+    is_test, units = table.is_test, table.units
+    if units is None:
+        rows = features[~is_test], targets[~is_test]
+    else:
+        rows = units.placed(features, is_test), units.placed(targets, is_test)
+        # Of a unit that is held out one record is tested on, as it has one at least.
+        is_test = is_test[units.index] & (units.rank == 0)
     return Dataset(
         name=table.name,
         task="classification" if isinstance(target, Categorical) else "regression",
         feature_names=(*feature_names, "intercept"),
-        features=features[~is_test],
-        targets=targets[~is_test],
+        features=rows[0],
+        targets=rows[1],
         test_features=features[is_test],
         test_targets=targets[is_test],
         target_unit=unit,

@@ -9,15 +9,15 @@ from pathlib import Path
 import jax
 
 from dpjax import _files, _validate
+from dpjax._tables import column_names, read_columns
 from dpjax._types import Key
-from dpjax.cli import _display, _report
+from dpjax.cli import _display, _ledger, _report
 from dpjax.cli._check import warn_curator
 from dpjax.cli._evaluation import evaluate
 from dpjax.cli._methods import find_method
 from dpjax.cli._options import flag
-from dpjax.cli._plan import make_plan, split_budget
 from dpjax.cli._plot import plot_test_risk
-from dpjax.cli._ranges import buy_ranges, charge
+from dpjax.cli._ranges import charge
 from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._runs import (
     Run,
@@ -29,6 +29,7 @@ from dpjax.cli._runs import (
 )
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import PUBLIC_SETS, Table, encode_table, public_name, read_table
+from dpjax.cli._spending import MAX_RECORDS, planned, spend, with_ranges
 from dpjax.cli._terminal import progress_bars, show_paths, terminal
 from dpjax.datasets import Dataset
 
@@ -43,6 +44,9 @@ def train(settings: Settings) -> None:
     are read, and is removed when the parameters and the report are written. A run that
     breaks off leaves it as soon as there is a state to go on from.
 
+    With --ledger a run is priced by the number of records alone, and refused or entered
+    before a value of them is used.
+
     Raises:
         ValueError: if an option, a file or the schema is wrong; nothing is written.
         OSError: if a file cannot be found, fetched or written.
@@ -53,6 +57,9 @@ def train(settings: Settings) -> None:
     inputs = {} if name is not None else {"DATA": Path(source)}
     if schema is not None:
         inputs["--schema"] = schema
+    if settings.ledger is not None:
+        inputs["--ledger"] = settings.ledger
+        _ledger.check_room(settings.ledger, settings.unit)
     _report.check_folder(folder, inputs)
     run_folder = _run_folder(settings.checkpoint, folder, inputs)
     if seed is not None:
@@ -63,26 +70,18 @@ def train(settings: Settings) -> None:
         noise_key = "from the operating system"
     key, baseline_key, ranges_key, test_key = jax.random.split(run_key, 4)
     is_public = name is not None
-    ranges = table = None
+    ranges = table = units = None
+    spent = {}
     if name is not None:
         data = _load_public(name, settings)
     else:
         table = _read_private(settings)
-        _warn_curator(table, is_strict=settings.strict)
-        if settings.private_ranges is not None:
-            cost, _ = split_budget(settings, table.num_samples)
-            ranges = buy_ranges(
-                table, key=ranges_key, epsilon=cost.epsilon, delta=cost.delta
-            )
-            table = table.with_ranges(ranges.columns)
+        units = table.units
+        spent = spend(settings, table, run_folder)
+        _warn_curator(table, settings)
+        table, ranges = with_ranges(settings, table, key=ranges_key)
         data = encode_table(table)
-    plan = make_plan(settings, data, is_named=is_public)
-    _validate.require(
-        run_folder is None or plan.method.has_steps,
-        "--checkpoint",
-        str(settings.checkpoint),
-        f"left out with --method {settings.method}, which has no steps",
-    )
+    plan = planned(settings, data, table, is_named=is_public)
 
     # Standard output holds the results; progress and warnings go beside it.
     console, messages = terminal(), terminal(stderr=True)
@@ -96,12 +95,17 @@ def train(settings: Settings) -> None:
             private = train_private(
                 plan, data, key=key, on_step=on_step, run_folder=run_folder
             )
-        private, evaluation = charge(private, ranges), None
+        private = charge(private.for_units(units), ranges)
+        evaluation = None
+        released = {"training": private.solution.privacy}
         if table is not None and settings.holdout is not None:
             evaluation = evaluate(
-                plan, data, private, table.schema.target, key=test_key
+                plan, data, private, table.schema.target, key=test_key, units=units
             )
-            private = evaluation.joined(private, len(table.is_test))
+            released["evaluation"] = evaluation.privacy
+            private = evaluation.joined(private, len(table.is_test), units)
+        if spent and spent != released:
+            raise RuntimeError("The run's guarantee is not what its ledger says.")
         if is_public or settings.show_unprotected:
             runs = train_baselines(plan, data, key=baseline_key, on_step=on_step)
             runs = [charge(run, ranges) for run in runs]
@@ -111,16 +115,24 @@ def train(settings: Settings) -> None:
     content = _report.report(
         plan, data, private, scored, ranges, is_public=is_public, noise_key=noise_key
     )
+    if units is not None:
+        content["unit"] = units.report()
     if evaluation is not None:
         content["evaluation"] = evaluation.report()
     model = _report.model_of(data, private.solution, method=private.method, table=table)
     files = _report.files(model, content)
     # What was paid for is out before anything else can fail, and its key goes with it.
     with _uninterrupted():
+        if run_folder is not None:
+            run_folder.use_up()
         _report.write(folder, files)
         if run_folder is not None:
             run_folder.remove()
-    _display.show(console, plan, data, private, scored, ranges, is_public=is_public)
+    _display.show(
+        *(console, plan, data, private, scored, ranges),
+        is_public=is_public,
+        units=units,
+    )
     if evaluation is not None:
         _display.show_evaluation(console, evaluation)
     elif not scored:
@@ -196,9 +208,10 @@ def _say_stopped(how: str) -> None:
 
 
 def _load_public(name: str, settings: Settings) -> Dataset:
-    for option in ("schema", "target", "private_ranges", "holdout"):
+    own = ("ledger", "schema", "target", "private_ranges", "holdout", "unit")
+    for option in own:
         value = getattr(settings, option)
-        shown = str(value) if option in ("schema", "target") else value
+        shown = str(value) if isinstance(value, Path) else value
         rule = f"left out with {name}, which has its own"
         _validate.require(value is None, flag(option), shown, rule)
     return PUBLIC_SETS[name]()
@@ -215,14 +228,28 @@ def _read_private(settings: Settings) -> Table:
         hold_out=settings.show_unprotected,
         allows_empty=settings.private_ranges is not None,
     )
+    if settings.unit is not None:
+        names = column_names(Path(settings.source))
+        _validate.require(
+            settings.unit in names and settings.unit not in table.columns,
+            "--unit",
+            settings.unit,
+            f"a column of {names} that is neither a feature nor the target",
+        )
+        cells = read_columns(Path(settings.source), [settings.unit])[settings.unit]
+        size = settings.max_records or MAX_RECORDS
+        table = table.by_unit(settings.unit, cells, size)
     return table if settings.holdout is None else table.held_out(settings.holdout)
 
 
-def _warn_curator(table: Table, *, is_strict: bool) -> None:
-    if warn_curator(terminal(stderr=True), table) and is_strict:
+def _warn_curator(table: Table, settings: Settings) -> None:
+    if warn_curator(terminal(stderr=True), table) and settings.strict:
+        nothing = "nothing was written"
+        if settings.ledger is None:
+            nothing = "nothing was spent or written"
         raise ValueError(
-            "--strict stopped the run before training: nothing was spent or written. "
-            "That it stopped tells of the records' values."
+            f"--strict stopped the run before training: {nothing}. That it stopped "
+            "tells of the records' values."
         )
 
 

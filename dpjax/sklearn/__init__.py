@@ -19,8 +19,9 @@ categories.
 Every fit spends its budget anew. `GridSearchCV` over k folds and m candidates fits
 k·m + 1 times and costs as much, its choice and its scores, which are of private
 records without noise, not counted: choose on public data. `score` is not private
-either. A fixed `random_state` repeats the noise: two fits of one key differ by their
-data alone, and whoever guesses it can subtract the noise. It is for tests.
+either; `score_privately` is, on records that the training has not seen. A fixed
+`random_state` repeats the noise: two fits of one key differ by their data alone, and
+whoever guesses it can subtract the noise. It is for tests.
 
 A pipeline is private only as far as its other steps are: `StandardScaler`, or an
 `OneHotEncoder` without declared categories, releases what it learns. Where steps see
@@ -67,6 +68,7 @@ from dpjax.sklearn._amounts import (
 from dpjax.sklearn._classifier import DPLogisticRegression
 from dpjax.sklearn._mean import DPMeanRegressor
 from dpjax.sklearn._regressors import DPHuberRegressor, DPLinearRegression
+from dpjax.sklearn._scoring import score_privately
 
 __all__ = [
     "DPGammaRegressor",
@@ -76,4 +78,5 @@ __all__ = [
     "DPMeanRegressor",
     "DPPoissonRegressor",
     "DPTweedieRegressor",
+    "score_privately",
 ]

@@ -110,6 +110,7 @@ class DPMeanRegressor(RegressorMixin, BaseEstimator):
         if weights is not None:
             mean = mean[0] / max(float(mean[1]), _LEAST_WEIGHT)
         self.mean_ = float(mean) * unit.scale + unit.center
+        self.target_scale_ = unit.scale
         self.privacy_ = guarantee(epsilon, delta, len(features))
         return self
 

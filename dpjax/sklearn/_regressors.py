@@ -116,6 +116,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
             noise_multiplier=total / math.sqrt(1 - unit.share),
         )
         self._set(coef, float(intercept), unit)
+        self.target_scale_ = unit.scale
         self.privacy_ = guarantee(epsilon, delta, len(features))
         return self
 

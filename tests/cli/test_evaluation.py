@@ -20,6 +20,7 @@ from dpjax.cli._schema import Schema
 from dpjax.cli._sources import Table, encode_table
 from dpjax.datasets import Categorical, Numeric
 from dpjax.mechanisms import gaussian
+from dpjax.models import _scores
 from dpjax.solvers import Solution
 
 PRICE, SOLD = Numeric(300.0, 100.0), Categorical(("yes",))
@@ -54,10 +55,10 @@ def sums(monkeypatch):
         seen.append((np.array(sums), sensitivity))
         return sums, 0.0
 
-    monkeypatch.setattr(_evaluation._Release, "__call__", record)
+    monkeypatch.setattr(_scores._Release, "__call__", record)
     monkeypatch.setattr(_evaluation, "noise_multiplier", lambda *_, **__: 1.0)
-    one = _evaluation.Interval(1.0, 1.0, 1.0)
-    monkeypatch.setattr(_evaluation, "_interval", lambda *_: one)
+    one = _scores.Interval(1.0, 1.0, 1.0)
+    monkeypatch.setattr(_scores, "_interval", lambda *_: one)
     return seen
 
 
@@ -82,15 +83,14 @@ def test_a_replaced_record_moves_counts_by_their_sensitivity_at_most(
 
 
 def test_losses_within_given_bounds_move_by_their_sensitivity_at_most(sums):
-    release = _evaluation._Release(jax.random.key(0), 1.0)
-    plan = SimpleNamespace(loss_fn=losses.squared)
+    release = _scores._Release(jax.random.key(0), 1.0)
     odd = np.array([0.0, 1e38, -1e38, np.nan, np.inf, 0.3])
     found = []
     for score in odd:
         for target in odd[[0, 1, 2, 5]]:
             scores = np.array([[score, 1.0], [-score, 2.0]])
             targets = np.array([target, 1.0])
-            _evaluation._mean_losses(release, scores, targets, [1.0, 2.0], plan)
+            _scores._mean_losses(release, scores, targets, [1.0, 2.0], losses.squared)
             found.append(sums[-1])
     totals = np.array([total for total, _ in found])
     largest = np.linalg.norm(totals[:, None] - totals[None], axis=2).max()
@@ -186,7 +186,7 @@ def test_noise_is_what_the_guarantee_says(monkeypatch, kind, sensitivity):
         seen.append((jax.random.key_data(key).tolist(), stddev, np.array(noise)))
         return noise
 
-    monkeypatch.setattr(_evaluation, "gaussian", spy)
+    monkeypatch.setattr(_scores, "gaussian", spy)
     found = evaluation(many(kind, n=50), kind)
     multiplier = found.privacy.dp_event.event.noise_multiplier
     (first, of_counts, counts), (second, of_losses, _) = seen

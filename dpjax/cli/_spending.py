@@ -1,0 +1,110 @@
+"""What a run on a user's file costs: known of its number of records, spent before."""
+
+import dataclasses
+
+import jax
+
+from dpjax import _validate
+from dpjax._default_delta import default_delta
+from dpjax._types import Key
+from dpjax.accounting import PrivacyGuarantee, group_budget
+from dpjax.cli import _ledger
+from dpjax.cli._evaluation import evaluation_privacy
+from dpjax.cli._methods import find_method
+from dpjax.cli._plan import Plan, make_plan, split_budget
+from dpjax.cli._ranges import Ranges, buy_ranges
+from dpjax.cli._run_folder import RunFolder
+from dpjax.cli._runs import name_of, training_privacy
+from dpjax.cli._settings import Settings
+from dpjax.cli._sources import Table, encode_table
+from dpjax.cli._units import privacy_of_units
+from dpjax.datasets import Dataset
+
+MAX_RECORDS = 4  # of a unit, by default; public, as the records must not choose it
+Prices = dict[str, PrivacyGuarantee]  # by the part of the records
+
+
+def planned(
+    settings: Settings, data: Dataset, table: Table | None, *, is_named: bool
+) -> Plan:
+    """Returns the plan, if the method goes with --checkpoint.
+
+    Where neighbours differ in all records of a unit, its budget is one for a record
+    that keeps the budget for a unit.
+
+    Raises:
+        ValueError: as `make_plan`, and if not.
+    """
+    if table is not None and table.units is not None:
+        method, delta = find_method(settings), settings.delta
+        if method.has_delta and delta is None:
+            delta = default_delta(table.num_samples)
+        size = table.units.size
+        epsilon, each = group_budget(settings.epsilon, delta or 0.0, size)
+        each = None if delta is None else each
+        settings = dataclasses.replace(settings, epsilon=epsilon, delta=each)
+    plan = make_plan(settings, data, is_named=is_named)
+    _validate.require(
+        settings.checkpoint is None or plan.method.has_steps,
+        "--checkpoint",
+        str(settings.checkpoint),
+        f"left out with --method {settings.method}, which has no steps",
+    )
+    return plan
+
+
+def with_ranges(
+    settings: Settings, table: Table, *, key: Key
+) -> tuple[Table, Ranges | None]:
+    """Buys what the schema leaves open, if that is asked for."""
+    if settings.private_ranges is None:
+        return table, None
+    cost, _ = split_budget(settings, table.num_samples)
+    ranges = buy_ranges(table, key=key, epsilon=cost.epsilon, delta=cost.delta)
+    return table.with_ranges(ranges.columns), ranges
+
+
+def spend(settings: Settings, table: Table, run_folder: RunFolder | None) -> Prices:
+    """Enters a run into its ledger, before a value of a record is used.
+
+    A run that goes on from its folder, with the same options, is there already: what
+    was entered pays for one release, which has not been.
+
+    Returns:
+        What the run will release of each part of the records.
+
+    Raises:
+        ValueError: if there is no ledger, or no room in it; nothing is spent.
+    """
+    if settings.ledger is None:
+        return {}
+    plan, parts = prices(settings, table)
+    options = repr(dataclasses.replace(settings, output=None, checkpoint=None))
+    entry = _ledger.charge(
+        settings.ledger,
+        parts,
+        data=table.name,
+        method=name_of(plan),
+        unit=settings.unit,
+        paid=run_folder.paid(options) if run_folder is not None else None,
+    )
+    if run_folder is not None:
+        run_folder.keep_paid(entry, options)
+    return parts
+
+
+def prices(settings: Settings, table: Table) -> tuple[Plan, Prices]:
+    """Returns a run's plan, and what it will release of each part of the records.
+
+    What is asked is a table of as many records without anything in them.
+    """
+    blank, ranges = with_ranges(settings, table.blank(), key=jax.random.key(0))
+    data = encode_table(blank)
+    plan = planned(settings, data, table, is_named=False)
+    training = privacy_of_units(training_privacy(plan, data), table.units)
+    if ranges is not None:
+        training = ranges.joined(training)
+    parts = {"training": training}
+    if settings.holdout is not None:
+        parts["evaluation"] = evaluation_privacy(plan, data, training, table.units)
+    return plan, parts

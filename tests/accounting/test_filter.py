@@ -1,0 +1,177 @@
+"""The privacy filter: what adaptive releases cost, and where it stops."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import NonPrivateDpEvent, UnsupportedDpEvent, ZCDpEvent
+
+from dpjax._types import ADD_OR_REMOVE_ONE
+from dpjax.accounting import (
+    PrivacyFilter,
+    PrivacyGuarantee,
+    Spending,
+    gaussian_epsilon,
+    gaussian_event,
+    selection_event,
+)
+
+
+def guarantee(epsilon=1.0, delta=0.0, event=None, **options):
+    event = event or UnsupportedDpEvent()
+    return PrivacyGuarantee.of(epsilon, delta, dp_event=event, **options)
+
+
+def gaussian(multiplier, **options):
+    return guarantee(50.0, 1e-9, gaussian_event(multiplier, **options))
+
+
+def num_admitted(table, release):
+    while table.admits(release):
+        table = table.spend(release)
+    return len(table.spent)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0, 12.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 0.01])
+def test_gaussian_releases_keep_the_limit_and_nearly_reach_it(epsilon, delta):
+    multiplier = 20 / epsilon
+    number = num_admitted(PrivacyFilter(epsilon, delta), gaussian(multiplier))
+    price = functools.partial(gaussian_epsilon, multiplier, delta, sensitivity=1.0)
+    assert price(num_releases=number) <= epsilon
+    # What is lost: Renyi divergence against the exact price, and half of delta.
+    lost = 1.45 if delta < 0.001 else 2.5
+    assert price(num_releases=math.ceil(lost * number) + 1) > epsilon
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 5.0])
+def test_an_unknown_event_costs_the_worst_of_its_epsilon(epsilon):
+    table = PrivacyFilter(2.0, 1e-5)
+    order = table.order or 0
+    p = np.array([math.exp(epsilon), 1.0]) / (1 + math.exp(epsilon))
+    divergence = math.log(np.sum(p**order * p[::-1] ** (1 - order))) / (order - 1)
+    found = table.price(guarantee(epsilon, 1e-7))
+    assert found.delta == 1e-7
+    assert found.divergence == pytest.approx(divergence, rel=1e-6, abs=2e-12)
+    assert found.divergence >= divergence * (1 - 1e-12)
+    # Of a pure epsilon the event may say less: that of bounded range does.
+    for rho in (epsilon**2 / 8, 99.0):
+        known = guarantee(epsilon, 0.0, ZCDpEvent(rho))
+        least = min(order * rho, divergence)
+        price = table.price(known).divergence
+        assert price == pytest.approx(least, rel=1e-6, abs=2e-12)
+
+
+def test_known_events_are_read_by_the_accountant_that_they_are_for():
+    table = PrivacyFilter(1.0, 1e-5)
+    full = table.price(gaussian(5.0, num_steps=3))
+    assert full.divergence == pytest.approx(3 * (table.order or 0) / 50)
+    assert full.delta == 0.0
+    fixed = gaussian(5.0, num_steps=3, num_samples=1000, batch_size=10)
+    assert 0 < table.price(fixed).divergence < full.divergence / 100
+    # Poisson batches under replace-one: no Renyi accountant reads them.
+    poisson = gaussian(5.0, num_steps=3, sampling_prob=0.01)
+    assert table.price(poisson) == table.price(guarantee(50.0, 1e-9))
+    assert table.price(guarantee(800.0, 1e-9)).divergence == math.inf
+    assert table.price(PrivacyGuarantee.non_private()).divergence == math.inf
+    assert not PrivacyFilter(99.0, 0.5).admits(guarantee(math.inf, 0.0))
+    no_event = guarantee(1.0, 1e-6, NonPrivateDpEvent())
+    assert table.price(no_event) == table.price(guarantee(1.0, 1e-6))
+
+
+def test_deltas_of_unknown_events_add_up_to_half():
+    assert num_admitted(PrivacyFilter(9.0, 1e-5), guarantee(1e-3, 1e-6)) == 5
+    pure = PrivacyFilter(1.0, 0.0)
+    assert pure.order == math.inf
+    assert num_admitted(pure, guarantee(0.25, 0.0, selection_event(0.25))) == 4
+    assert not pure.admits(guarantee(0.25, 1e-300))
+
+
+def test_disjoint_parts_cost_the_maximum():
+    table = PrivacyFilter(1.0, 1e-5)
+    large, small, unknown = gaussian(5.0), gaussian(9.0), guarantee(1e-4, 1e-7)
+    together = table.price(small, unknown, large)
+    assert together == Spending(table.price(large).divergence, 1e-7)
+    after = table.spend(small, large).spend(unknown)
+    assert after.total.divergence >= table.price(large).divergence
+    assert after.left.delta == pytest.approx(5e-6 - 1e-7)
+
+
+# Randomised response of an epsilon that leaks its bit with a probability, in units of
+# the limit: (epsilon, delta).
+STEPS = [(0.0, 0.0), (0.2, 0.0), (0.5, 0.0), (0.1, 0.1), (0.05, 0.4)]
+
+
+def laws(epsilon, delta):
+    """Pr and Pr' of the four outcomes."""
+    truth = (1 - delta) / (1 + math.exp(-epsilon))
+    lie = (1 - delta) / (1 + math.exp(epsilon))
+    return [(truth, lie), (lie, truth), (delta, 0.0), (0.0, delta)]
+
+
+def hockey_stick(table, choose, depth, law=(1.0, 1.0), loss=0.0):
+    """The delta at the limit's epsilon of an interaction that `choose` steers."""
+    if depth > 0:
+        for epsilon, delta in choose(loss):
+            epsilon, delta = epsilon * table.epsilon, delta * table.delta
+            release = guarantee(epsilon, delta)
+            if epsilon > 0 and table.admits(release):
+                table = table.spend(release)
+                return sum(
+                    hockey_stick(
+                        table,
+                        choose,
+                        depth - 1,
+                        (law[0] * p, law[1] * q),
+                        loss + (math.log(p / q) if min(p, q) > 0 else 0.0),
+                    )
+                    for p, q in laws(epsilon, delta)
+                    if max(law[0] * p, law[1] * q) > 0
+                )
+    return max(0.0, law[0] - math.exp(table.epsilon) * law[1])
+
+
+@pytest.mark.parametrize("limit", [(0.5, 0.05), (2.0, 1e-3)])
+def test_no_adversary_passes_the_limit(limit):
+    table = PrivacyFilter(*limit)
+    # It takes large steps while it loses, small ones while it wins; or all at once.
+    adversaries = [
+        lambda loss: STEPS[::-1],
+        lambda loss: STEPS if loss > 0 else STEPS[2:] + STEPS[:2],
+        lambda loss: STEPS[3:] if loss > 0 else STEPS[1:3],
+    ]
+    found = [hockey_stick(table, choose, 6) for choose in adversaries]
+    assert max(found) <= table.delta
+    # The last of it is spent: twice the steps' deltas would have passed.
+    assert max(found) > 0.3 * table.delta
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"epsilon": math.inf}, "epsilon must be positive and finite"),
+        ({"delta": 1.0}, "delta must be"),
+        ({"relation": "REPLACE_ONE"}, "relation must be a NeighboringRelation"),
+        ({"order": 1}, "order must be inf at delta = 0, else a whole number from 2"),
+        ({"order": 2.5}, "order must be"),
+        ({"order": math.inf}, "order must be"),
+        ({"delta": 0.0, "order": 7}, "order must be inf at delta = 0"),
+    ],
+)
+def test_wrong_limits_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PrivacyFilter(**{"epsilon": 1.0, "delta": 1e-5} | arguments)
+
+
+def test_wrong_releases_are_refused():
+    table = PrivacyFilter(1.0, 1e-5)
+    with pytest.raises(ValueError, match="parts must be one guarantee or more"):
+        table.price()
+    other = guarantee(relation=ADD_OR_REMOVE_ONE)
+    with pytest.raises(ValueError, match="relation must be REPLACE_ONE, as of the fi"):
+        table.admits(other)
+    table = PrivacyFilter(1.0, 1e-5, relation=ADD_OR_REMOVE_ONE)
+    with pytest.raises(ValueError, match="relation must be REPLACE_ONE where parts"):
+        table.spend(other, other)

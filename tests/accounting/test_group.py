@@ -1,0 +1,90 @@
+"""Group privacy: events against accountants, budgets there and back."""
+
+import math
+from typing import Any
+
+import pytest
+from dp_accounting import ComposedDpEvent, UnsupportedDpEvent, ZCDpEvent
+from dp_accounting.rdp import RdpAccountant
+
+from dpjax._types import REPLACE_ONE
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    gaussian_epsilon,
+    gaussian_event,
+    gaussian_stddev,
+    group_budget,
+    group_privacy,
+    selection_event,
+)
+
+FLIP: Any = {"mechanism": "permute_and_flip"}
+
+
+def guarantee(epsilon, delta, event=None):
+    return PrivacyGuarantee.of(epsilon, delta, dp_event=event or UnsupportedDpEvent())
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_events_of_a_group(size):
+    one = guarantee(1.0, 1e-6, gaussian_event(6.0, num_steps=9))
+    found = group_privacy(one, size, replaced="each family")
+    assert found.description.startswith("Replacing each family changes")
+    # A shift k times as long; and the lemma says no less than that.
+    accountant = RdpAccountant(neighboring_relation=REPLACE_ONE)
+    spent = accountant.compose(found.dp_event).get_epsilon(1e-6)
+    exact = gaussian_epsilon(6.0, 1e-6, sensitivity=size, num_releases=9)
+    assert exact <= spent < 1.2 * exact + 0.1
+    parts: Any = (ZCDpEvent(0.1), gaussian_event(4.0))
+    mixed = ComposedDpEvent(parts)
+    found = group_privacy(guarantee(1.0, 1e-6, mixed), size)
+    rho = 0.1 * size**2 + 0.5 * (size / 4) ** 2
+    accountant = RdpAccountant([3.0], neighboring_relation=REPLACE_ONE)
+    alone = RdpAccountant([3.0], neighboring_relation=REPLACE_ONE)
+    assert accountant.compose(found.dp_event).get_epsilon(1e-6) == pytest.approx(
+        alone.compose(ZCDpEvent(rho)).get_epsilon(1e-6)
+    )
+    other = group_privacy(guarantee(1.0, 1e-6, selection_event(1.0, **FLIP)), size)
+    assert not accountant.supports(other.dp_event)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.5, 3.0, 500.0])
+def test_budgets_are_kept(size, epsilon):
+    for delta in (0.0, 1e-7):
+        each = guarantee(*group_budget(epsilon, delta, size))
+        whole = group_privacy(each, size)
+        assert epsilon * (1 - 1e-9) < whole.epsilon <= epsilon
+        assert delta * (1 - 1e-9) <= whole.delta <= delta
+    if size < 3 or epsilon < 10:  # Gaussian noise k times as large would do
+        noise = gaussian_stddev(*group_budget(epsilon, 1e-7, size), sensitivity=1.0)
+        least = size * gaussian_stddev(epsilon, 1e-7, sensitivity=1.0)
+        assert least * (1 - 1e-9) <= noise < 1.03 * least
+
+
+def test_the_lemma_is_reached():
+    # The chance of an event from neighbour to neighbour: delta is lost, and the rest
+    # shrinks by e^epsilon. Over three steps that adds up to what the lemma says.
+    epsilon, delta = 0.7, 1e-3
+    mass = [1.0]
+    for _ in range(3):
+        mass.append((mass[-1] - delta) / math.exp(epsilon))
+    whole = group_privacy(guarantee(epsilon, delta), 3)
+    needed = mass[0] - math.exp(whole.epsilon) * mass[3]
+    assert whole.delta == pytest.approx(needed, rel=1e-9)
+
+
+def test_what_protects_nobody_protects_no_group():
+    whole = group_privacy(PrivacyGuarantee.non_private(), 3)
+    assert whole.epsilon == math.inf
+    assert group_privacy(guarantee(900.0, 1e-9), 3).delta < 1.0
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_a_wrong_size_is_refused(size):
+    for call in (
+        lambda: group_privacy(guarantee(1.0, 0.0), size),
+        lambda: group_budget(1.0, 0.0, size),
+    ):
+        with pytest.raises(ValueError, match="group_size must be"):
+            call()

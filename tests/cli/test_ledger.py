@@ -1,0 +1,329 @@
+"""The ledger: what runs on one table spend, and the run that is refused."""
+
+import json
+import threading
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_event
+from dpjax.cli import _train
+from dpjax.cli._app import app
+from dpjax.cli._ledger import Ledger, charge, read_ledger
+from dpjax.cli._schema import Schema
+from dpjax.cli._settings import Settings
+from dpjax.cli._sources import Table
+from dpjax.cli._spending import prices
+from dpjax.datasets import Categorical
+
+SCHEMA = "columns.x = {center = 0, scale = 1}\n"
+SCHEMA += "target = {column = 'y', center = 0, scale = 1}"
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with a file of 400 records, its schema, and a ledger."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{a},{2 * a}" for a in np.linspace(-1, 1, 400)]
+    (tmp_path / "data.csv").write_text("\n".join(["x,y", *lines]))
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    opened = invoke("ledger", "t.toml", "--epsilon", 3, "--delta", "1e-4")
+    assert opened.exit_code == 0, opened.stderr
+    return tmp_path
+
+
+def train(*options, epsilon=1.0):
+    what = ["data.csv", "--schema", "schema.toml", "--loss", "squared"]
+    what += ["--epsilon", epsilon, "--delta", "1e-6", "--method", "gradient-descent"]
+    return invoke("train", *what, "--ledger", "t.toml", "--output", "out", *options)
+
+
+def entries():
+    return tomllib.loads(Path("t.toml").read_text()).get("runs", [])
+
+
+def gaussian(multiplier=5.0):
+    event = gaussian_event(multiplier)
+    return PrivacyGuarantee.of(1.0, 1e-6, dp_event=event)
+
+
+def fill(number):
+    for _ in range(number):
+        charge_one(gaussian(20.0))
+
+
+def charge_one(*parts, **options):
+    named = {f"part {i}": part for i, part in enumerate(parts)}
+    return charge(Path("t.toml"), named, data="d", method="m", **options)
+
+
+def test_the_file_is_read_as_it_was_written(folder):
+    charge_one(gaussian(), gaussian(7.0))
+    content = read_ledger(folder / "t.toml")
+    (entry,) = content.entries
+    assert content.limit == PrivacyFilter(3.0, 1e-4)
+    assert entry.price == content.limit.price(gaussian())
+    assert entry.parts[0] == "part 0, epsilon = 1, delta = 1e-06"
+    assert (
+        Ledger(content.limit, None, (entry,)).text() == (folder / "t.toml").read_text()
+    )
+    shown = " ".join(invoke("ledger", "t.toml").stdout.split())
+    assert "All runs together: epsilon = 3, delta = 0.0001" in shown
+    assert "What is left affords one run of Gaussian noise" in shown
+
+
+def test_runs_add_up_until_one_is_refused(folder):
+    limit = PrivacyFilter(3.0, 1e-4)
+    number = int(limit.limit.divergence / limit.price(gaussian(2.0)).divergence)
+    for _ in range(number):
+        charge_one(gaussian(2.0))
+    with pytest.raises(ValueError, match="the release must be within the limit of ep"):
+        charge_one(gaussian(2.0))
+    assert len(entries()) == number > 1
+    # A smaller one has room.
+    charge_one(gaussian(500.0))
+
+
+def test_what_was_paid_is_not_paid_again(folder):
+    first = charge_one(gaussian())
+    assert charge_one(gaussian(), paid=first) == first
+    assert charge_one(gaussian(), paid="unknown") != first
+    assert charge_one(gaussian(9.0), paid=first) != first  # another price
+    assert len(entries()) == 3
+
+
+def test_runs_at_once_lose_no_entry(folder):
+    threads = [threading.Thread(target=fill, args=(5,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({run["id"] for run in entries()}) == 20
+
+
+def table(n=50):
+    """A table whose every cell raises where it is read."""
+    columns: dict[str, Any] = dict.fromkeys("aby", np.full(n, object(), object))
+    kinds = {"a": None, "b": Categorical(("u", "v"))}
+    return Table("t", columns, Schema(kinds, None), "y", np.zeros(n, bool))
+
+
+def test_prices_are_asked_without_the_records():
+    settings = Settings(
+        source="t",
+        epsilon=2.0,
+        loss="squared",
+        method="gradient-descent",
+        private_ranges=0.5,
+        holdout=0.4,
+    )
+    _, parts = prices(settings, table(50).held_out(0.4))
+    assert set(parts) == {"training", "evaluation"}
+    training = parts["training"]
+    assert training.epsilon == pytest.approx(2.0)
+    assert "30 records" in training.description
+    assert parts["evaluation"].epsilon == training.epsilon
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "linear-model", "loss": "logistic", "max_features": 1},
+        {"method": "gradient-descent", "loss": "huber", "batching": "poisson"},
+        {"method": "gradient-descent", "loss": "huber", "batching": "disjoint"},
+        {"method": "frank-wolfe", "loss": "squared"},
+        {"method": "frank-wolfe", "loss": "squared", "delta": 0.0},
+        {"method": "lasso", "loss": "squared"},
+        {"method": "sparse", "loss": "squared", "sparsity": 1},
+        {"method": "sparse", "loss": "logistic", "sparsity": 1},
+        {"method": "l1", "loss": "absolute", "candidates": 100},
+        {"method": "sample-aggregate", "loss": "squared", "subsets": 340},
+        {"method": "objective-perturbation", "loss": "logistic"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_every_method_costs_what_was_priced(folder, options):
+    what = [f"--{k.replace('_', '-')}={v}" for k, v in options.items()]
+    if options.get("batching") == "poisson":
+        what.append("--batch-size=10")
+    what += ["--epsilon", 0.5, "--quick"] * ("max_features" not in options)
+    what += ["--epsilon", 0.5]
+    if options["loss"] == "logistic":
+        (folder / "schema.toml").write_text(
+            "columns.x = {center = 0, scale = 1}\n"
+            "columns.y = {center = 0, scale = 1}\n"
+            "target = {column = 'z', positive = 1}"
+        )
+        lines = [f"{a},{a},{int(a > 0)}" for a in np.linspace(-1, 1, 400)]
+        (folder / "data.csv").write_text("\n".join(["x,y,z", *lines]))
+    delta = [] if "delta" in options or options["method"] == "l1" else ["--delta=1e-6"]
+    result = invoke(
+        *("train", "data.csv", "--schema", "schema.toml", *what, *delta),
+        *("--ledger", "t.toml", "--output", "out"),
+    )
+    # The command compares what was priced with what was released.
+    assert result.exit_code == 0, (result.exception, result.stderr)
+    assert len(entries()) == 1
+
+
+@pytest.mark.slow
+def test_a_run_spends_before_it_starts_and_once(folder, monkeypatch):
+    real = _train.train_private
+
+    def killed(*arguments, run_folder=None, **options):
+        assert len(entries()) == 1  # spent already
+        real(*arguments, run_folder=run_folder, **options)
+        raise KeyboardInterrupt
+
+    kept = ["--steps", 40, "--holdout", 0.3, "--checkpoint", "kept"]
+    with monkeypatch.context() as patch:
+        patch.setattr(_train, "train_private", killed)
+        train(*kept)
+    assert not (folder / "out").exists()
+    (paid,) = entries()
+    # The same run goes on, and has been paid; one of other options has not.
+    assert train(*kept).exit_code == 0
+    assert entries() == [paid]
+    assert not (folder / "kept").exists()
+    assert [part.split(",")[0] for part in paid["parts"]] == ["training", "evaluation"]
+    limit = PrivacyFilter(3.0, 1e-4)
+    report = json.loads((folder / "out" / "report.json").read_text())
+    assert report["privacy"]["epsilon"] == 1.0
+    assert 0 < paid["divergence"] < limit.limit.divergence
+    assert train("--steps", 2).exit_code == 0
+    assert len(entries()) == 2
+
+
+def test_a_receipt_is_of_one_run(tmp_path):
+    folder = _train.RunFolder(tmp_path / "kept")
+    folder.keep_key(jax.random.key(1))
+    folder.keep_paid("abc", "epsilon=1")
+    assert folder.paid("epsilon=1") == "abc"
+    assert folder.paid("epsilon=2") is None
+    folder.checked().use_up()
+    assert folder.paid("epsilon=1") is None
+    folder.keep_paid("abc", "epsilon=1")
+    folder.remove()
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_run_beyond_the_limit_is_refused_before_anything(folder, monkeypatch):
+    def never(*arguments, **options):
+        raise AssertionError("the records were used")
+
+    monkeypatch.setattr(_train, "encode_table", never)
+    monkeypatch.setattr(_train, "warn_curator", never)
+    refused = train(epsilon=50.0)
+    assert refused.exit_code == 2, refused.exception
+    assert "must be within the limit of epsilon = 3, delta = 0.0001" in refused.stderr
+    assert "What is left affords one run" in refused.stderr
+    assert entries() == []
+    assert not (folder / "out").exists()
+    # What is used up is refused before the file is opened.
+    text = (folder / "t.toml").read_text()
+    left = read_ledger(folder / "t.toml").filter.left.divergence
+    text += "[[runs]]\nid='a'\nat=2026-01-01T00:00:00Z\ndata='d'\nmethod='m'\n"
+    text += f"parts=[]\ndivergence={left!r}\ndelta=0.0\n"
+    (folder / "t.toml").write_text(text)
+    (folder / "data.csv").unlink()
+    assert "it is used up" in train(epsilon=1e-9).stderr
+    assert "Nothing is left." in invoke("ledger", "t.toml").stdout
+
+
+LEDGER = "--ledger must be a file that dpjax ledger has written"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "dpjax ledger FILE --epsilon E --delta D opens one"),
+        ("[", LEDGER),
+        ("format = 2", "its format is 2, not 1"),
+        ("format = 1", LEDGER),
+        ("format = 1\nlimit = {epsilon = -1, delta = 0.1}", LEDGER),
+        (
+            "format = 1\nlimit = {epsilon = 1, delta = 0.1, relation = 'X', order = 2}",
+            LEDGER,
+        ),
+        (
+            "format = 1\nruns = [{id = 'a', divergence = -3, delta = 0}]\n[limit]\n"
+            "epsilon = 1\ndelta = 0.1\nrelation = 'REPLACE_ONE'\norder = 2",
+            "divergence must be non-negative",
+        ),
+    ],
+)
+def test_what_is_no_ledger_is_refused(folder, text, message):
+    (folder / "t.toml").unlink()
+    if text is not None:
+        (folder / "t.toml").write_text(text)
+    refused = train()
+    assert refused.exit_code == 2, refused.exception
+    assert message in refused.stderr
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ledger", "t.toml", "--epsilon", 1, "--delta", 0.1], "LEDGER must be a new"),
+        (
+            ["ledger", "new.toml", "--epsilon", 1],
+            "--delta must be given with",
+        ),
+        (
+            ["ledger", "new.toml", "--delta", 0.1],
+            "--delta must be given with",
+        ),
+        (
+            ["ledger", "n.toml", "--epsilon", 0, "--delta", 0],
+            "--epsilon must be",
+        ),
+        (["ledger", "n.toml", "--epsilon", 1, "--delta", 1], "--delta must be"),
+        (
+            ["ledger", "new.csv", "--epsilon", 1, "--delta", 0],
+            "that ends in .toml",
+        ),
+        (["ledger", "t.toml", "--unit", "a"], "--unit must be left out without --ep"),
+        (["ledger", "none.toml"], "--ledger must be a file; dpjax ledger FILE --eps"),
+    ],
+)
+def test_wrong_ledgers_are_not_opened(folder, arguments, message):
+    refused = invoke(*arguments)
+    assert refused.exit_code == 2
+    assert message in " ".join(refused.stderr.split())
+
+
+def test_a_ledger_of_persons_takes_runs_on_persons(folder):
+    Path("t.toml").unlink()
+    what = ["--epsilon", 3, "--delta", "1e-4", "--unit", "who"]
+    assert invoke("ledger", "t.toml", *what).exit_code == 0
+    assert read_ledger(Path("t.toml")).unit == "who"
+    for unit in ([], ["--unit", "y"]):
+        assert "--unit must be who, as in --ledger t.toml" in train(*unit).stderr
+    charge_one(gaussian(), unit="who")
+    shown = " ".join(invoke("ledger", "t.toml").stdout.split())
+    assert "all records with one who" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--show-unprotected"], "--ledger must be left out with --show-unprotected"),
+        (["--seed", 1], "--ledger must be left out with --seed"),
+    ],
+)
+def test_what_no_ledger_covers_is_refused(folder, options, message):
+    refused = train(*options)
+    assert message in " ".join(refused.stderr.split())
+    what = ["adult", "--epsilon", 1, "--ledger", "t.toml"]
+    assert "left out with adult, which has its own" in invoke("train", *what).stderr

@@ -1,0 +1,180 @@
+"""Persons, not rows: what neighbours differ in, and what it costs."""
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpjax.accounting import gaussian_stddev
+from dpjax.cli._app import app
+from dpjax.cli._runs import training_privacy
+from dpjax.cli._schema import Schema
+from dpjax.cli._settings import Settings
+from dpjax.cli._single_fits import fit_linear_model
+from dpjax.cli._sources import Table, encode_table
+from dpjax.cli._spending import planned, prices
+from dpjax.cli._units import privacy_of_units, units_of
+from dpjax.datasets import Numeric
+
+
+def table(people, size=3):
+    """A table of one record for each entry: (who, value)."""
+    who, x = (np.array(column, object) for column in zip(*people, strict=True))
+    columns = {"x": x, "y": x}
+    schema = Schema({"x": Numeric(0, 1)}, Numeric(0, 1))
+    plain = Table("t", columns, schema, "y", np.zeros(len(x), bool))
+    return plain.by_unit("who", who, size)
+
+
+PEOPLE = [(f"p{i % 40}", 1.0 + i) for i in range(100)]
+
+
+def without(who, others=()):
+    """The people with other records for one of them."""
+    rest = [one for one in PEOPLE if one[0] != who]
+    return [(who, x) for x in others[:1]] + rest + [(who, x) for x in others[1:]]
+
+
+@pytest.mark.parametrize("others", [[7.0], [1e38] * 3, ["nan", 5, 6, 7, 8, 9, 10]])
+@pytest.mark.parametrize("holdout", [None, 0.3])
+def test_neighbours_differ_in_the_places_of_one_person(others, holdout):
+    # The one whose records are replaced comes up first in both tables.
+    first, second = table(PEOPLE), table(without("p0", others))
+    if holdout:
+        first, second = (one.held_out(holdout) for one in (first, second))
+    parts = 0
+    for name in ("features", "test_features"):
+        one, other = (getattr(encode_table(data), name) for data in (first, second))
+        assert one.shape == other.shape
+        differ = np.flatnonzero((one != other).any(axis=1))
+        parts += len(differ) > 0
+        if name == "features":
+            # The first three places are the first person's who is trained on.
+            assert set(differ) <= {0, 1, 2}
+        else:
+            assert len(differ) <= 1
+    assert parts == 1
+
+
+def test_places_hold_the_first_records_and_zeros():
+    data = encode_table(table(PEOPLE))
+    assert data.features.shape == (120, 2)
+    assert data.features[:3].tolist() == [[1, 1], [41, 1], [81, 1]]
+    # Of the last there are two records, and nothing stands for a third.
+    assert data.features[-3:].tolist() == [[40, 1], [80, 1], [0, 0]]
+    assert data.targets[-3:].tolist() == [40, 80, 0]
+    surplus = encode_table(table(PEOPLE, size=1))
+    assert surplus.features[:, 0].tolist() == list(range(1, 41))
+    unknown = units_of("who", np.array([None, "", "a", " "], object), 2)
+    assert unknown.num_units == 2  # those without a value are one together
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "gradient-descent", "steps": 1},
+        {"method": "frank-wolfe", "delta": 0.0},
+        {"method": "lasso"},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"max_features": 1}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_person_gets_what_is_asked(options):
+    asked = {"source": "t", "epsilon": 2.0, "loss": "squared", "unit": "who"} | options
+    people, settings = table(PEOPLE), Settings(**asked)
+    data = encode_table(people)
+    plan = planned(settings, data, people, is_named=False)
+    record = training_privacy(plan, data)
+    assert record.epsilon == pytest.approx(2 / 3)
+    found = privacy_of_units(record, people.units)
+    assert 2.0 * (1 - 1e-9) < found.epsilon <= 2.0
+    delta = options.get("delta", 40**-1.1)
+    assert delta * (1 - 1e-9) <= found.delta <= delta
+    words = "Replacing all records with any one of the 40 values of who changes"
+    assert words in found.description
+    if not options or "steps" in options:
+        event: Any = record.dp_event
+        noise = event.event.noise_multiplier
+        assert noise >= 3 * gaussian_stddev(2.0, delta, sensitivity=1.0)
+    _, parts = prices(settings, people)
+    assert parts == {"training": found}
+
+
+@pytest.mark.slow
+def test_empty_places_have_no_weight():
+    rng = np.random.default_rng(0)
+    features = np.c_[rng.normal(size=4000), np.ones(4000)].astype(np.float32)
+    features[::2] = 0.0
+    targets = 3 * features[:, 0] + 10 * features[:, 1]
+    solution = fit_linear_model(
+        *(features, targets),
+        loss="squared",
+        has_padding=True,
+        key=jax.random.key(0),
+        epsilon=50.0,
+        delta=1e-5,
+    )
+    assert np.allclose(solution.params, [3, 10], atol=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["linear-model", "frank-wolfe"])
+def test_persons_from_end_to_end(tmp_path, monkeypatch, method):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = [
+        f"{i % 300},{x},{300 + 100 * x}" for i, x in enumerate(rng.normal(size=900))
+    ]
+    (tmp_path / "data.csv").write_text("\n".join(["who,x,y", *lines]))
+    text = "columns.x = {center = 0, scale = 1}\n"
+    text += "target = {column = 'y', center = 300, scale = 100}"
+    (tmp_path / "schema.toml").write_text(text)
+    what = ["train", "data.csv", "--schema", "schema.toml", "--loss", "squared"]
+    what += ["--epsilon", 4, "--unit", "who", "--max-records", 2, "--holdout", 0.2]
+    what += ["--method", method, "--output", "out", "--ledger", "t.toml"]
+    opened = ["ledger", "t.toml", "--epsilon", 40, "--delta", 0.05, "--unit", "who"]
+    assert CliRunner().invoke(app, [*map(str, opened)]).exit_code == 0
+    result = CliRunner().invoke(app, [*map(str, what)])
+    assert result.exit_code == 0, (result.exception, result.stderr)
+    shown = " ".join(result.stdout.split())
+    assert "n = 240 values of who, 2 places each" in shown
+    assert "Replacing all records with any one of the 300 values of who" in shown
+    assert "On 60 records held out, by a budget of their own of epsilon = 4" in shown
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["unit"] == {"column": "who", "num_units": 300, "max_records": 2}
+    assert report["privacy"]["epsilon"] == pytest.approx(4.0)
+    assert "values of who" in report["evaluation"]["privacy"]["description"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"private_ranges": 0.1}, "--private-ranges must be left out with --unit"),
+        ({"show_unprotected": True}, "--show-unprotected must be left out with --unit"),
+        ({"unit": None, "max_records": 3}, "--max-records must be left out without"),
+        ({"max_records": 0}, "--max-records must be"),
+    ],
+)
+def test_what_persons_cannot_have_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Settings(**{"source": "t", "epsilon": 1.0, "unit": "who"} | options)
+
+
+@pytest.mark.parametrize("unit", ["x", "y", "z"])
+def test_a_wrong_column_is_refused(tmp_path, unit):
+    (tmp_path / "data.csv").write_text("who,x,y\n1,2,3\n")
+    schema = tmp_path / "schema.toml"
+    schema.write_text(
+        "columns.x = {center = 0, scale = 1}\ntarget = {column = 'y', "
+        "center = 0, scale = 1}"
+    )
+    what = ["train", tmp_path / "data.csv", "--schema", schema, "--loss", "squared"]
+    what += ["--epsilon", 1, "--unit", unit, "--output", tmp_path / "out"]
+    refused = CliRunner().invoke(app, [*map(str, what)])
+    assert refused.exit_code == 2
+    message = "--unit must be a column of ['who', 'x', 'y'] that is neither a feature"
+    assert message in " ".join(refused.stderr.split())
