@@ -160,6 +160,8 @@ SIGNATURES = {
     accounting.selection_epsilon: "epsilon delta * num_selections mechanism=",
     accounting.total_selection_epsilon: "epsilon delta * num_selections mechanism=",
     accounting.selection_event: "epsilon * num_selections= mechanism=",
+    accounting.tuning_epsilon: "base delta * mean_trials distribution=",
+    accounting.tuning_budget: "epsilon delta * mean_trials distribution=",
     constraints.grid_net: "constraint num_coordinates * radius",
     constraints.halton_net: "box num_coordinates * num_candidates",
     losses.LinearLoss.__call__: "self params example",
