@@ -50,6 +50,7 @@ BELOW = {
 }
 BELOW["models"] = {"accounting", "datasets", "losses"}
 BELOW["sklearn"] = {"accounting", "losses", "mechanisms", "solvers"}
+BELOW["tuning"] = {"accounting", "estimators", "mechanisms", "solvers"}
 BELOW["audit"] = BELOW["solvers"] | {"solvers"}
 BELOW["figures"] = BELOW["solvers"] | {"solvers", "datasets"}
 BELOW["cli"] = BELOW["audit"] | BELOW["figures"] | {"audit", "figures", "models"}
