@@ -15,6 +15,7 @@ from dpjax import (
     parties,
     solvers,
     transforms,
+    tuning,
 )
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.gradients import per_sample_grad, robust_grad
@@ -46,4 +47,5 @@ __all__ = [
     "robust_grad",
     "solvers",
     "transforms",
+    "tuning",
 ]

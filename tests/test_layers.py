@@ -12,7 +12,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Private modules that every layer may import.
 SHARED = {
     *("_default_delta", "_files", "_processes", "_rounding", "_sharding", "_tables"),
-    *("_tree", "_types", "_validate"),
+    *("_tree", "_trial_counts", "_types", "_validate"),
 }
 
 # What each layer may import. The ground floor, estimators, mechanisms and accounting,
@@ -50,6 +50,7 @@ BELOW = {
 }
 BELOW["models"] = {"accounting", "datasets", "losses", "mechanisms"}
 BELOW["sklearn"] = {"accounting", "losses", "mechanisms", "models", "solvers"}
+BELOW["tuning"] = {"accounting", "estimators", "mechanisms", "solvers"}
 BELOW["audit"] = BELOW["solvers"] | {"solvers"}
 BELOW["figures"] = BELOW["solvers"] | {"solvers", "datasets"}
 BELOW["cli"] = BELOW["audit"] | BELOW["figures"] | {"audit", "figures", "models"}

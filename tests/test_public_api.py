@@ -24,6 +24,7 @@ from dpjax import (
     parties,
     solvers,
     transforms,
+    tuning,
 )
 from tests.test_registry import described
 
@@ -44,6 +45,7 @@ PACKAGES = [
     dpjax.sklearn,
     solvers,
     transforms,
+    tuning,
 ]
 
 LINEAR_REGRESSOR = (
@@ -197,6 +199,15 @@ SIGNATURES = {
     accounting.selection_epsilon: "epsilon delta * num_selections mechanism=",
     accounting.total_selection_epsilon: "epsilon delta * num_selections mechanism=",
     accounting.selection_event: "epsilon * num_selections= mechanism=",
+    accounting.tuning_epsilon: "base delta * mean_trials distribution=",
+    accounting.tuning_budget: "epsilon delta * mean_trials distribution=",
+    tuning.dp_select: (
+        "train_fn candidates * key epsilon delta score mean_trials distribution="
+        " default= privacy= num_parallel= checkpoint="
+    ),
+    tuning.Score: "fn privacy records=",
+    tuning.clipped_loss: "loss_fn data * limit epsilon delta records=",
+    tuning.accuracy: "predict_fn data * epsilon delta records=",
     constraints.grid_net: "constraint num_coordinates * radius",
     constraints.halton_net: "box num_coordinates * num_candidates",
     losses.LinearLoss.__call__: "self params example",

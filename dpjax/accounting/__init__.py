@@ -40,6 +40,7 @@ from dpjax.accounting._subsampling import (
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
+from dpjax.accounting._tuning import tuning_budget, tuning_epsilon
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 
 __all__ = [
@@ -71,4 +72,6 @@ __all__ = [
     "smooth_noise_multiplier",
     "smooth_noise_rho",
     "total_selection_epsilon",
+    "tuning_budget",
+    "tuning_epsilon",
 ]

@@ -1,0 +1,273 @@
+"""Privacy profiles: delta as a function of every epsilon, of one run of a mechanism.
+
+    delta(epsilon) = max over neighbours and sets S of Pr[S] - e^epsilon Pr'[S],     (1)
+
+for every real epsilon, as neighbouring is symmetric: for epsilon < 0 the complement of
+S gives delta(epsilon) = 1 - e^epsilon (1 - delta(-epsilon)). What a neighbour can make
+of a set of probability z is at most the
+
+    frontier(z) = min(1, inf over epsilon of e^epsilon z + delta(epsilon)).          (2)
+
+Both are upper bounds here, and bounds of one mechanism may be joined by their minimum.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+import dp_accounting as dpa
+import numpy as np
+import scipy.special
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from dpjax import _validate
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax.accounting._guarantee import PrivacyGuarantee
+from dpjax.accounting._poisson_capacity import without_overflow
+
+Curve = Callable[[np.ndarray], np.ndarray]
+Base = float | dpa.DpEvent | PrivacyGuarantee
+
+# Of log_ndtr and what follows it; of the FFT of a PLD, a step (`_sampled_gaussian`).
+_ROUNDOFF, _FFT_ERROR = 1e-14, 1e-15
+_PLD_EPSILONS = np.r_[0.0, np.geomspace(1e-4, 200.0, 2_000)]
+_ORDERS = np.r_[1 + np.geomspace(1e-3, 1e4, 300)]
+_SAMPLED_ORDERS = np.r_[2:64, 64:513:32]  # integers: others cost seconds
+_LARGEST_EPSILON = 700.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What is known of one run of a mechanism.
+
+    Attributes:
+        pure: its epsilon at delta = 0; inf where there is none.
+        delta: upper bound of (1) for epsilon >= 0, or None: then it is `renyi`'s.
+        frontier: upper bound of (2), or None: then it is that of `delta` and `renyi`.
+        renyi: orders above 1 and bounds of the Renyi divergences there, or None.
+    """
+
+    pure: float
+    delta: Curve | None = None
+    frontier: Curve | None = None
+    renyi: tuple[np.ndarray, np.ndarray] | None = None
+
+    def delta_at(self, epsilon: np.ndarray) -> np.ndarray:
+        """An upper bound of (1) at any real epsilons."""
+        size = np.abs(epsilon)
+        bounds = [np.ones_like(size)]
+        if math.isfinite(self.pure):
+            bounds.append(_pure_delta(self.pure, 0.0)(size))
+        if self.delta is not None:
+            bounds.append(self.delta(size))
+        if self.renyi is not None:
+            bounds.append(_renyi_delta(*self.renyi, size))
+        delta = np.minimum.reduce(bounds)
+        negative = -np.expm1(-size) + np.exp(-size) * delta
+        return np.where(epsilon >= 0, delta, negative)
+
+    def reach(self, z: np.ndarray) -> np.ndarray:
+        """An upper bound of (2) for probabilities z."""
+        bounds = [np.ones_like(z)]
+        if self.frontier is not None:
+            bounds.append(self.frontier(z))
+        else:
+            epsilons = np.r_[0.0, np.geomspace(1e-6, 100.0, 600)]
+            delta = self.delta_at(epsilons)[:, None]
+            grown = np.exp(epsilons)[:, None]
+            bounds.append(np.min(grown * z + delta, axis=0))
+            # The same of the complement.
+            bounds.append(np.min(1 - (1 - z - delta) / grown, axis=0))
+        if math.isfinite(self.pure):
+            bounds.append(_pure_frontier(self.pure, 0.0)(z))
+        if self.renyi is not None:
+            # z' (z'/z)^(a-1) <= e^((a-1) renyi), by data processing.
+            orders, values = (part[:, None] for part in self.renyi)
+            with np.errstate(divide="ignore"):
+                logs = (1 - 1 / orders) * (values + np.log(z))
+            bounds.append(np.exp(np.minimum(np.min(logs, axis=0), 0.0)))
+        return np.clip(np.minimum.reduce(bounds) * (1 + _ROUNDOFF), 0.0, 1.0)
+
+
+def profile_of(base: Base) -> Profile:
+    """The profile of a pure epsilon, an event (under REPLACE_ONE), or a guarantee.
+
+    Raises:
+        ValueError: if the epsilon is negative or NaN, or no accountant reads the event.
+    """
+    if isinstance(base, PrivacyGuarantee):
+        stated = approximate(base.epsilon, base.delta)
+        return _with_event(stated, base) or stated
+    if isinstance(base, dpa.DpEvent):
+        found = _of_event(base, REPLACE_ONE)
+        _validate.require(
+            found is not None, "base", base, "an event that an accountant can read"
+        )
+        return found or Profile(math.inf)
+    _validate.within(0.0, math.inf, base=base)
+    return approximate(float(base), 0.0)
+
+
+def approximate(epsilon: float, delta: float) -> Profile:
+    """The profile of what is (epsilon, delta)-DP and no more is known of.
+
+    Nothing that is so leaks more than: everything with probability delta, else one
+    answer of randomised response (Kairouz, Oh, Viswanath 2015, Theorem 3.1).
+    """
+    if epsilon == math.inf:
+        return Profile(math.inf, np.ones_like)
+    pure = epsilon if delta == 0 else math.inf
+    return Profile(pure, _pure_delta(epsilon, delta), _pure_frontier(epsilon, delta))
+
+
+def gaussian(mu: float) -> Profile:
+    """The profile of mu-Gaussian-DP: Balle, Wang (2018), Theorem 8."""
+    if mu == 0:
+        return approximate(0.0, 0.0)
+
+    def delta(epsilon: np.ndarray) -> np.ndarray:
+        first = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
+        second = epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
+        slack = _ROUNDOFF * (1 + np.abs(first) + np.abs(second) + epsilon)
+        return np.exp(first) * (slack - np.expm1(np.minimum(second - first, 0.0)))
+
+    def frontier(z: np.ndarray) -> np.ndarray:
+        return scipy.special.ndtr(scipy.special.ndtri(z) + mu) * (1 + 1e-12)
+
+    return Profile(math.inf, delta, frontier)
+
+
+def _with_event(stated: Profile, guarantee: PrivacyGuarantee) -> Profile | None:
+    """Joins an event's profile with the guarantee that it belongs to."""
+    found = _of_event(guarantee.dp_event, guarantee.relation)
+    if found is None or guarantee.delta == 0:  # an event knows no pure epsilon better
+        return None
+    # What noise_multiplier has set aside for batches that overflow is in no event.
+    names = {type(leaf) for leaf, _ in _leaves(guarantee.dp_event)}
+    is_sampled = dpa.PoissonSampledDpEvent in names
+    spare = guarantee.delta - without_overflow(guarantee.delta) if is_sampled else 0.0
+    claimed = stated.delta or np.ones_like
+
+    def delta(epsilon: np.ndarray) -> np.ndarray:
+        return np.minimum(claimed(epsilon), found.delta_at(epsilon) + spare)
+
+    def frontier(z: np.ndarray) -> np.ndarray:
+        return np.minimum(approximate_frontier(z), found.reach(z) + spare)
+
+    approximate_frontier = stated.frontier or np.ones_like
+    renyi = None if spare else found.renyi
+    pure = math.inf if spare else min(stated.pure, found.pure)
+    return Profile(pure, delta, frontier, renyi)
+
+
+def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | None:
+    """The profile of an event as `gaussian_event` reads it; None if nothing can."""
+    leaves = list(_leaves(event))
+    kinds = {type(leaf) for leaf, _ in leaves}
+    if any(_has_no_noise(leaf) for leaf, _ in leaves):
+        return approximate(math.inf, 0.0)
+    if kinds <= {dpa.GaussianDpEvent, dpa.NoOpDpEvent}:
+        multipliers = [(x, n) for x, n in leaves if isinstance(x, dpa.GaussianDpEvent)]
+        return gaussian(
+            math.sqrt(math.fsum(n / x.noise_multiplier**2 for x, n in multipliers))
+            * (1 + _ROUNDOFF)
+        )
+    pure = math.fsum(count * _pure_epsilon(leaf) for leaf, count in leaves)
+    pure *= 1 + _ROUNDOFF
+    num_steps = sum(count for _, count in leaves)
+    delta = None
+    # Noise on values of a known sensitivity has no relation of its own. The PLD
+    # accountant of dp_accounting 0.6 counts composed randomised response once.
+    if kinds <= {dpa.GaussianDpEvent, dpa.LaplaceDpEvent, dpa.NoOpDpEvent}:
+        relation_read = ADD_OR_REMOVE_ONE
+    else:
+        relation_read = relation
+    accountant = PLDAccountant(relation_read)
+    if dpa.RandomizedResponseDpEvent not in kinds and accountant.supports(event):
+        delta = _pld_delta(accountant.compose(event), num_steps)
+    is_sampled = any(hasattr(leaf, "event") for leaf, _ in leaves)
+    accountant = RdpAccountant(_SAMPLED_ORDERS if is_sampled else _ORDERS, relation)
+    renyi = None
+    if delta is None and accountant.supports(event):
+        accountant.compose(event)
+        finite = np.isfinite(accountant.rdp)
+        if finite.any():
+            values = accountant.rdp[finite] * (1 + _ROUNDOFF * num_steps)
+            renyi = accountant.orders[finite], values
+    if delta is None and renyi is None and pure == math.inf:
+        return None
+    return Profile(pure, delta, None, renyi)
+
+
+def _leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, int]]:
+    """All events of a composition, and how often each happens."""
+    if isinstance(event, dpa.ComposedDpEvent):
+        for part in event.events:
+            yield from _leaves(part, count)
+    elif isinstance(event, dpa.SelfComposedDpEvent):
+        yield from _leaves(event.event, count * event.count)
+    else:
+        yield event, count
+
+
+def _has_no_noise(event: dpa.DpEvent) -> bool:
+    amounts = ("noise_multiplier", "noise_parameter")
+    return isinstance(event, dpa.NonPrivateDpEvent) or any(
+        getattr(event, name, 1.0) == 0 for name in amounts
+    )
+
+
+def _pure_epsilon(event: dpa.DpEvent) -> float:
+    if isinstance(event, dpa.NoOpDpEvent):
+        return 0.0
+    if isinstance(event, dpa.LaplaceDpEvent):
+        return 1 / event.noise_multiplier
+    if isinstance(event, dpa.RandomizedResponseDpEvent):
+        noise, buckets = event.noise_parameter, event.num_buckets
+        return math.log1p(buckets * (1 - noise) / noise)
+    return math.inf
+
+
+def _pld_delta(accountant: PLDAccountant, num_steps: int) -> Curve:
+    """Chords of the convex function delta(log x): never below it."""
+    found = accountant.get_delta(_PLD_EPSILONS)  # type: ignore[arg-type]
+    found = np.broadcast_to(np.asarray(found, float), _PLD_EPSILONS.shape)
+    known = np.minimum(found + _FFT_ERROR * num_steps, 1.0)
+
+    def delta(epsilon: np.ndarray) -> np.ndarray:
+        last = len(_PLD_EPSILONS) - 1
+        left = np.searchsorted(_PLD_EPSILONS, epsilon, side="right") - 1
+        left = np.clip(left, 0, last)
+        right = np.minimum(left + 1, last)
+        step = _PLD_EPSILONS[right] - _PLD_EPSILONS[left]
+        past = np.minimum(epsilon - _PLD_EPSILONS[left], step)
+        share = np.expm1(past) / np.where(step > 0, np.expm1(step), 1.0)
+        return known[left] + share * (known[right] - known[left])
+
+    return delta
+
+
+def _renyi_delta(orders: np.ndarray, values: np.ndarray, epsilon: np.ndarray):
+    """Canonne, Kamath, Steinke (2020), Proposition 12, at the best of the orders."""
+    above = orders[:, None] - 1
+    logs = above * (values[:, None] - epsilon) - np.log(orders)[:, None]
+    logs = logs + above * np.log1p(-1 / orders)[:, None]
+    return np.exp(np.minimum(np.min(logs, axis=0), 0.0))
+
+
+def _pure_delta(epsilon: float, delta: float) -> Curve:
+    def curve(at: np.ndarray) -> np.ndarray:
+        gap = -np.expm1(np.minimum(at - epsilon, 0.0)) / (1 + math.exp(-epsilon))
+        return delta + (1 - delta) * gap
+
+    return curve
+
+
+def _pure_frontier(epsilon: float, delta: float) -> Curve:
+    grown = math.exp(min(epsilon, _LARGEST_EPSILON))
+
+    def curve(z: np.ndarray) -> np.ndarray:
+        return np.minimum(grown * z + delta, 1 - (1 - delta - z) / grown)
+
+    return curve

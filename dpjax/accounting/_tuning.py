@@ -1,0 +1,323 @@
+"""The price of choosing the best of a random number of private runs.
+
+One run Q of a mechanism returns a record of an ordered set: a score, and what breaks
+ties, a number drawn apart from the data (with it, no two runs tie). The selection A
+draws K from a law that knows no data, runs Q so often, and releases the best; where
+K = 0 a public default. With x the probability that a run of Q is at most y, x' that on
+a neighbour, z = 1 - x, z' = 1 - x', and rise as in `_trial_counts`, A has the density
+
+    a(y) = q(y) f'(x) = m q(y) e^-rise(z),   m = E K,                               (1)
+
+since Pr[best at most y] = f(x). The default adds nothing to (2) at epsilon >= 0.
+
+**Pure epsilon.** If Q is e-DP, a / a' is at most e^e times e^(rise(z') - rise(z)) where
+z' <= min(e^e z, 1 - e^-e (1 - z)). The second exponent grows with z up to the corner
+z = 1 / (1 + e^e), z' = e^e z, and falls after it, for each of the laws: so A is
+(e + rise(z') - rise(z))-DP there, and no less where the records above y are those that
+a neighbour makes likelier. This is below the (2 + eta) e of Papernot and Steinke
+(2022), Corollary 3, and of Liu and Talwar (2019), which it nears as the mean grows.
+
+**Profiles.** With s(z) = rise(frontier(z)) - rise(z), (2) of `_profiles`,
+
+    (a - e^epsilon a')_+ <= q' F(q / q')   at every y, where
+    F(r) = sup over z of m e^-rise(z) (r - e^(epsilon - s(z)))_+.                   (2)
+
+F is convex, and 0 near 0. Bounded by lines it is at most sum_k c_k (r - e^(epsilon +
+b_k))_+ with c_k > 0. Integrated, A is (epsilon, sum_k c_k delta(epsilon + b_k))-DP,
+delta the profile of Q: what Koskela, Redberg and Wang (2024) show with one k, c = m and
+b = -max s.
+
+**Renyi.** By (1), int a^l a'^(1-l) <= e^((l-1) renyi(l)) m sup over z of
+e^((l-1) rise(z') - l rise(z)). With z' <= (e^renyi(l') z)^(1-1/l') at any l', that is
+at most Theorem 2 of Papernot and Steinke (2022) for eta, and with z' <= e^e z + d, e^e
+at most l / (l - 1), their Theorem 6 for Poisson. Where a profile is known in full, (2)
+is never worse: (u - e^epsilon)_+ <= k u^l is how a Renyi divergence becomes a delta,
+and (2) takes the left side at each y.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import scipy.optimize
+from dp_accounting import GaussianDpEvent
+
+from dpjax import _validate
+from dpjax._trial_counts import TrialCount, TrialDistribution
+from dpjax.accounting._profiles import Base, Profile, gaussian, profile_of
+
+_SLACK = 1e-9  # of roots and sums, upwards; more than their float64 error
+_NUM_CELLS = 3_000
+_LARGEST_EPSILON = 1e4
+
+
+def tuning_epsilon(
+    base: Base,
+    delta: float,
+    *,
+    mean_trials: float,
+    distribution: TrialDistribution = "geometric",
+) -> float:
+    """The epsilon of releasing the best of a random number of private runs.
+
+    Args:
+        base: what one run costs, its score included: a pure epsilon, a `dp_accounting`
+            event, which is read as `gaussian_event` says, under REPLACE_ONE, or a
+            `PrivacyGuarantee`, of its own relation; of one whose event no accountant
+            reads, its epsilon and delta count.
+        delta: at which to state the whole, in [0, 1). At 0 only runs with a pure
+            epsilon have a finite one.
+        mean_trials: the mean of the number K of runs.
+        distribution: the law of K. "logarithmic", "geometric" and "negative_binomial"
+            (of shape -1/2) have K >= 1, and mean_trials >= 1 is their mean as such, not
+            that before they were truncated. "poisson" and "binomial" (of ceil(2 mean)
+            draws) may have K = 0, which counts in the mean; then a public default is
+            released.
+
+    Returns:
+        epsilon >= 0, rounded up: of the bounds below by one part in 1e9 for a pure
+        epsilon, else by up to half a per cent. inf without privacy.
+
+    Raises:
+        ValueError: If an argument is out of its range, or no accountant reads the
+            event.
+
+    Privacy:
+        The best run, its score and its place in the order are (epsilon, delta)-DP under
+        the relation of the base. Runs are independent, each on a candidate drawn alike
+        and with all its noise anew. K is drawn once, apart from the data and from the
+        runs, and neither it nor the other runs are released. Ties are broken apart from
+        the data. Proved at the head of this module, with Renyi bounds no larger than
+        Theorems 2 and 6 of Papernot and Steinke.
+
+    Example:
+        Ten runs on average of one third each; what the theorem gives for any mean is 1.
+
+        >>> from dp_accounting import GaussianDpEvent
+        >>> print(f"{tuning_epsilon(1 / 3, 0.0, mean_trials=10):.3f}")
+        0.877
+        >>> for law in ("geometric", "poisson"):
+        ...     price = tuning_epsilon(
+        ...         GaussianDpEvent(8.0), 1e-5, mean_trials=10, distribution=law)
+        ...     print(f"{price:.2f}")
+        0.68
+        0.88
+
+    Reference:
+        Papernot, Steinke (2022), "Hyperparameter tuning with Renyi differential
+        privacy"; Liu, Talwar (2019), "Private selection from private candidates";
+        Koskela, Redberg, Wang (2024), "Privacy profiles for private selection".
+    """
+    _validate.delta(delta)
+    law = TrialCount(distribution, mean_trials)
+    return _price(profile_of(base), float(delta), law)
+
+
+def tuning_budget(
+    epsilon: float,
+    delta: float,
+    *,
+    mean_trials: float,
+    distribution: TrialDistribution = "geometric",
+) -> float | GaussianDpEvent:
+    """What each run may cost, for the best of a random number of them: the inverse.
+
+    Args:
+        epsilon: privacy of the whole, positive and finite.
+        delta: privacy of the whole, in [0, 1).
+        mean_trials: as for `tuning_epsilon`.
+        distribution: as for `tuning_epsilon`.
+
+    Returns:
+        A base for `tuning_epsilon`, whose price is epsilon or a little less: at
+        delta = 0 the pure epsilon of a run, else the Gaussian event of the least noise
+        multiplier that a run may have, all its releases together and its score
+        included. `gaussian_epsilon(event.noise_multiplier, delta, sensitivity=1.0)` is
+        then an epsilon, with that delta, for a solver on full batches.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Privacy:
+        As for `tuning_epsilon`.
+
+    Example:
+        >>> print(f"{tuning_budget(1.0, 0.0, mean_trials=10):.3f}")
+        0.380
+        >>> each = tuning_budget(1.0, 1e-5, mean_trials=10)
+        >>> print(f"{each.noise_multiplier:.1f}")
+        5.6
+
+    Reference:
+        As for `tuning_epsilon`.
+    """
+    _validate.positive(epsilon=epsilon)
+    _validate.delta(delta)
+    law = TrialCount(distribution, mean_trials)
+    if delta == 0:
+        return _largest(lambda x: _pure_price(x, law), epsilon, upper=float(epsilon))
+    # Of the inverse of the multiplier, which the price grows with.
+    upper = 1.0
+    while _price(gaussian(upper), delta, law) <= epsilon:
+        upper *= 2
+    mu = _largest(lambda x: _price(gaussian(x), delta, law), epsilon, upper=upper)
+    return GaussianDpEvent((1 + _SLACK) / mu)
+
+
+def _price(profile: Profile, delta: float, law: TrialCount) -> float:
+    pure = _pure_price(profile.pure, law)
+    if delta == 0:
+        return pure
+    found = min(pure, _profile_price(profile, delta, law))
+    if profile.renyi is not None:
+        found = min(found, _renyi_price(profile, delta, law))
+    return found
+
+
+def _pure_price(epsilon: float, law: TrialCount) -> float:
+    """The corner of a pure epsilon's region: see the head of this module."""
+    if epsilon in (0.0, math.inf):
+        return epsilon
+    z = np.exp(-np.logaddexp(0.0, np.array([epsilon, -epsilon])))
+    low, high = law.rise(z)
+    return float(epsilon + high - low) * (1 + _SLACK)
+
+
+def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
+    slopes, roots = _support(profile, law)
+    steps = np.diff(slopes, prepend=0.0)
+    shifts = np.log(np.diff(slopes * roots, prepend=0.0) / steps)
+
+    def excess(epsilon: float) -> float:
+        parts = steps * profile.delta_at(epsilon + shifts)
+        return float(np.sum(parts)) * (1 + _SLACK) - delta
+
+    return _root(excess)
+
+
+def _root(excess: Callable[[float], float]) -> float:
+    """Where a falling function is zero: never below, and 0 if it begins there."""
+    if excess(0.0) <= 0:
+        return 0.0
+    lower, upper = 0.0, 1.0
+    while excess(upper) > 0:
+        lower, upper = upper, 2 * upper
+        if upper > _LARGEST_EPSILON:
+            return math.inf
+    while upper - lower > _SLACK * upper:
+        middle = (lower + upper) / 2
+        lower, upper = (middle, upper) if excess(middle) > 0 else (lower, middle)
+    return upper
+
+
+def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds F at epsilon = 0 by the largest of lines slope (r - root) and 0.
+
+    With g(w) = f'(1 - w), F(r) is the supremum of g(z) r - g(frontier(z)). The frontier
+    is concave, hence on a cell of z below the chords of both cells beside it: it is at
+    most one that is affine on pieces. g is convex and falls: on a piece g(z) is below
+    its chord, and g of the frontier above its tangent in the middle, so that the
+    largest value is at most that at an end. Cells are so small that this is close.
+
+    Returns:
+        Slopes and roots, both rising; only of lines that are the largest somewhere.
+    """
+
+    def g(w: np.ndarray) -> np.ndarray:
+        return law.mean * np.exp(-law.rise(w))
+
+    least = 1e-30 / max(law.mean, 1.0) ** 2
+    z = np.union1d(np.geomspace(least, 1.0, _NUM_CELLS), np.linspace(0.05, 1.0, 1_000))
+    reach = profile.reach(z)
+    chord = np.diff(reach) / np.diff(z)
+    # Where the chords of the cells on both sides meet; a cell at an end has one.
+    before, after = chord[:-2], chord[2:]
+    left, right = z[1:-2], z[2:-1]
+    rise, bend = reach[2:-1] - reach[1:-2], np.maximum(before - after, 1e-300)
+    meets = np.clip(left + (rise - after * (right - left)) / bend, left, right)
+    at_meets = np.minimum(
+        reach[1:-2] + before * (meets - left), reach[2:-1] - after * (right - meets)
+    )
+    # From 0, and where there are no cells on both sides, it takes its largest value.
+    z = np.r_[0.0, np.sort(np.r_[z, meets])]
+    reach = np.sort(np.r_[reach[0], reach, at_meets])
+    reach = np.minimum(reach * (1 + _SLACK), 1.0)
+    low, high = reach[:-1].copy(), reach[1:]
+    low[[0, 1, -1]] = high[[0, 1, -1]]
+    middle = (low + high) / 2
+    tangent = -g(middle) * law.steepness(middle)
+    ends = [g(middle) + tangent * (end - middle) for end in (low, high)]
+    is_fine = ends[1] > g(high) / 2
+    values = [np.where(is_fine, value, g(high)) for value in ends]
+    slopes = np.r_[g(z[:-1]), np.where(is_fine, g(z[1:]), g(z[:-1]))]
+    roots = np.concatenate(values) / slopes
+    kept = _envelope(slopes, roots)
+    return slopes[kept], roots[kept]
+
+
+def _envelope(slopes: np.ndarray, roots: np.ndarray) -> np.ndarray:
+    """Which lines slope (r - root) are the largest of all and 0, for some r > 0.
+
+    Returns:
+        Their places, by rising slope.
+    """
+    order = np.lexsort((roots, slopes))
+    kept: list[int] = []
+    for i in order.tolist():
+        if kept and slopes[i] == slopes[kept[-1]] and roots[i] >= roots[kept[-1]]:
+            continue
+        while kept:
+            top = kept[-1]
+            if slopes[i] == slopes[top] or roots[i] <= roots[top]:
+                kept.pop()  # below the new line wherever it is above zero
+                continue
+            if len(kept) == 1:
+                break
+            under = kept[-2]
+            if _meeting(slopes, roots, top, i) <= _meeting(slopes, roots, under, top):
+                kept.pop()
+                continue
+            break
+        kept.append(i)
+    return np.array(kept)
+
+
+def _meeting(slopes: np.ndarray, roots: np.ndarray, low: int, high: int) -> float:
+    """Where two lines of different slope meet."""
+    rise = slopes[high] * roots[high] - slopes[low] * roots[low]
+    return float(rise / (slopes[high] - slopes[low]))
+
+
+def _renyi_price(profile: Profile, delta: float, law: TrialCount) -> float:
+    """The Renyi bound at the best of the orders: see the head of this module."""
+    assert profile.renyi is not None
+    orders, values = profile.renyi
+    slope = max(float(law.rise(np.array([1e-12]))[0]) * 1e12, 1.0)
+    ends = np.union1d(
+        np.geomspace(1e-9 / slope, 1.0, 10_000), np.linspace(0, 1, 20_000)
+    )
+    rises, reached = law.rise(ends), law.rise(profile.reach(ends))
+    found = math.inf
+    for order, value in zip(orders.tolist(), values.tolist(), strict=True):
+        largest = np.max((order - 1) * reached[1:] - order * rises[:-1])
+        selected = value + (float(largest) + math.log(law.mean)) / (order - 1)
+        epsilon = selected + math.log1p(-1 / order)
+        epsilon -= (math.log(delta) + math.log(order)) / (order - 1)
+        found = min(found, epsilon)
+    return max(found * (1 + _SLACK), 0.0)
+
+
+def _largest(price: Callable[[float], float], epsilon: float, *, upper: float) -> float:
+    """The largest argument in (0, upper] whose price is at most epsilon."""
+    if price(upper) <= epsilon:
+        return upper
+    lower = upper / 2
+    while price(lower) > epsilon:
+        lower, upper = lower / 2, lower
+    solution = scipy.optimize.root_scalar(
+        lambda x: price(x) - epsilon, bracket=(lower, upper), rtol=1e-6
+    )
+    found = float(solution.root)
+    while price(found) > epsilon:
+        found *= 1 - 1e-6
+    return found

@@ -1,0 +1,192 @@
+"""Private scores of released parameters, by which a search tells its runs apart."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from dp_accounting import LaplaceDpEvent
+
+from dpjax import _validate
+from dpjax._types import Key, LossFn, PyTree, Scalar
+from dpjax.accounting import PrivacyGuarantee, gaussian_event, gaussian_stddev
+from dpjax.estimators import Winsorization
+from dpjax.mechanisms import gaussian, laplace
+
+ScoredRecords = Literal["holdout", "training"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """How good released parameters are, and what looking costs.
+
+    Attributes:
+        fn: `fn(params, key)` returns a scalar, larger where params are better; NaN
+            counts as worst. All that it computes from private records has its noise.
+        privacy: the guarantee for it, whatever the params.
+        records: which ones it looks at. "holdout": none that runs are trained on; which
+            those are is fixed by public index. A record that is replaced then enters
+            the run or its score, and the larger price of the two counts. "training":
+            any; both prices count together. A score of public records alone may
+            say "holdout", and epsilon = 0.
+
+    Raises:
+        ValueError: where an attribute is not of its kind.
+
+    Example:
+        >>> from dp_accounting import NoOpDpEvent
+        >>> from dpjax.accounting import PrivacyGuarantee
+        >>> free = PrivacyGuarantee.of(0.0, 0.0, dp_event=NoOpDpEvent())
+        >>> smallest = Score(lambda params, key: -abs(params), free)
+        >>> smallest.records
+        'holdout'
+    """
+
+    fn: Callable[[PyTree, Key], Scalar]
+    privacy: PrivacyGuarantee
+    records: ScoredRecords = "holdout"
+
+    def __post_init__(self) -> None:
+        _validate.require(callable(self.fn), "fn", self.fn, "a function (params, key)")
+        _validate.require(
+            isinstance(self.privacy, PrivacyGuarantee),
+            "privacy",
+            self.privacy,
+            "a PrivacyGuarantee",
+        )
+        _validate.choice(ScoredRecords, records=self.records)
+
+
+def clipped_loss(
+    loss_fn: LossFn,
+    data: PyTree,
+    *,
+    limit: float,
+    epsilon: float,
+    delta: float,
+    records: ScoredRecords = "holdout",
+) -> Score:
+    """Minus the private mean of losses that are clipped to [0, limit].
+
+    Args:
+        loss_fn: `loss_fn(params, example)`, a scalar, zero or above. NaN counts as the
+            limit.
+        data: the records to look at; leaves of shape (n, ...), n public.
+        limit: positive and public, in units of the loss.
+        epsilon: privacy of one score, positive and finite.
+        delta: of one score, in [0, 1); at 0 the noise is Laplace's, else Gaussian.
+        records: as for `Score`.
+
+    Returns:
+        A `Score` in units of the loss, in [-limit, 0] but for its noise.
+
+    Raises:
+        ValueError: where an argument is out of its range.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one, for any params: the mean moves by at most
+        limit / n, float32 sums included (`estimators.Winsorization`).
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax import losses
+        >>> data = jnp.ones((1_000, 2)), jnp.full(1_000, 3.0)
+        >>> score = clipped_loss(
+        ...     losses.squared, data, limit=2.0, epsilon=1.0, delta=0.0)
+        >>> for weight in (1.0, 1.5):  # halved squares: 1/2 and 0
+        ...     found = score.fn(jnp.full(2, weight), jax.random.key(0))
+        ...     print(f"{abs(found):.1f}")
+        0.5
+        0.0
+
+    Reference:
+        Dwork, McSherry, Nissim, Smith (2006), Proposition 1; Balle, Wang (2018),
+        Theorem 8.
+    """
+    _validate.positive(limit=limit)
+    estimator = Winsorization(limit / 2)
+
+    def losses_of(params: PyTree) -> jax.Array:
+        found = jax.vmap(loss_fn, (None, 0))(params, data)
+        return jnp.where(jnp.isnan(found), limit, found) - limit / 2
+
+    def fn(params: PyTree, key: Key) -> Scalar:
+        noisy = _noisy_mean(estimator, losses_of(params), key, epsilon, delta)
+        return -(noisy + limit / 2)
+
+    return Score(fn, _guarantee(data, epsilon, delta), records)
+
+
+def accuracy(
+    predict_fn: Callable[[PyTree, PyTree], Scalar],
+    data: tuple[PyTree, PyTree],
+    *,
+    epsilon: float,
+    delta: float,
+    records: ScoredRecords = "holdout",
+) -> Score:
+    """The private share of records whose label is predicted.
+
+    Args:
+        predict_fn: `predict_fn(params, features)` returns the label of one record.
+        data: features, leaves of shape (n, ...), and labels of shape (n,); n public.
+        epsilon: as for `clipped_loss`.
+        delta: as for `clipped_loss`.
+        records: as for `Score`.
+
+    Returns:
+        A `Score`, in [0, 1] but for its noise.
+
+    Raises:
+        ValueError: where an argument is out of its range.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one, for any params: the share moves by at
+        most 1 / n, as in `clipped_loss`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> data = jnp.arange(-500.0, 500.0), jnp.sign(jnp.arange(-500.0, 500.0))
+        >>> score = accuracy(lambda params, x: jnp.sign(x - params), data,
+        ...                  epsilon=1.0, delta=0.0)
+        >>> found = score.fn(jnp.float32(0.0), jax.random.key(0))
+        >>> print(f"{found:.2f}")
+        1.00
+
+    Reference:
+        As for `clipped_loss`.
+    """
+
+    def is_wrong(params: PyTree, example: tuple[PyTree, PyTree]) -> Scalar:
+        features, label = example
+        return jnp.where(predict_fn(params, features) == label, 0.0, 1.0)
+
+    errors = clipped_loss(
+        is_wrong, data, limit=1.0, epsilon=epsilon, delta=delta, records=records
+    )
+    return dataclasses.replace(
+        errors, fn=lambda params, key: 1 + jnp.asarray(errors.fn(params, key))
+    )
+
+
+def _noisy_mean(
+    estimator: Winsorization, values: jax.Array, key: Key, epsilon: float, delta: float
+) -> jax.Array:
+    sensitivity = estimator.sensitivity(len(values), 1)
+    mean = estimator(values)
+    if delta == 0:
+        return laplace(key, mean, scale=sensitivity.l1 / epsilon)
+    unit = gaussian_stddev(epsilon, delta, sensitivity=1.0)
+    return gaussian(key, mean, stddev=sensitivity.l2 * unit)
+
+
+def _guarantee(data: PyTree, epsilon: float, delta: float) -> PrivacyGuarantee:
+    num_samples = _validate.leading_size(data, "data")
+    _validate.positive(epsilon=epsilon)
+    _validate.delta(delta)
+    if delta == 0:
+        event = LaplaceDpEvent(1 / epsilon)
+    else:
+        event = gaussian_event(gaussian_stddev(epsilon, delta, sensitivity=1.0))
+    return PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_samples)

@@ -1,0 +1,260 @@
+"""Private selection: the best of a random number of private runs."""
+
+import contextlib
+import dataclasses
+import math
+import os
+from typing import Any
+
+import jax
+from dp_accounting import ComposedDpEvent, UnsupportedDpEvent
+
+from dpjax import _validate
+from dpjax._trial_counts import TrialCount, TrialDistribution
+from dpjax._types import Key, PyTree
+from dpjax.accounting import PrivacyGuarantee, tuning_epsilon
+from dpjax.solvers import Solution
+from dpjax.tuning._runs import Runs, TrainFn
+from dpjax.tuning._scores import Score
+from dpjax.tuning._search import Folder, Progress, draw_count, opened
+
+
+def dp_select(
+    train_fn: TrainFn,
+    candidates: Any,
+    *,
+    key: Key,
+    epsilon: float,
+    delta: float,
+    score: Score,
+    mean_trials: float,
+    distribution: TrialDistribution = "geometric",
+    default: PyTree | None = None,
+    privacy: PrivacyGuarantee | None = None,
+    num_parallel: int = 1,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> Solution:
+    """Releases the best of a random number of private runs.
+
+    Each run trains on a candidate that is drawn uniformly, and is scored privately.
+    `accounting.tuning_budget` tells what a run may cost.
+
+    Args:
+        train_fn: `train_fn(candidate, key)` returns the `Solution` of a private solver,
+            whose guarantee is static.
+        candidates: hyperparameters, models, or what train_fn takes: a list or tuple of
+            any, tried one after the other; or a pytree of arrays of shape (N, ...),
+            whose rows are candidates and which may be trained together, under `vmap`.
+        key: a typed key. Run t, from 1, takes `fold_in(key, t)`.
+        epsilon: privacy of the whole, positive and finite.
+        delta: privacy of the whole, in [0, 1).
+        score: of released parameters, and what a look costs: `clipped_loss`,
+            `accuracy`, or a `Score` of one's own.
+        mean_trials: the mean of the number of runs; see `accounting.tuning_epsilon`.
+        distribution: of the number of runs; see there. "poisson" and "binomial" may
+            make no run at all.
+        default: public parameters, released where no run is made.
+        privacy: the guarantee of every run, for a train_fn that cannot be traced. By
+            default each candidate's is found by tracing, without a run.
+        num_parallel: how many runs are vectorised together; only for arrays. The last
+            ones are made in full and not counted.
+        checkpoint: a folder for this search alone, or None. A search that was killed
+            goes on there by the same call, and makes no run twice; a finished one
+            returns the same release. It is as SECRET as the data, and made readable to
+            its owner alone: it holds how many runs there are, and draws of noise.
+
+    Returns:
+        A `Solution`: the params and stats of the best run, its candidate's place (-1
+        for the default) and its score. How many runs there were is not told.
+
+    Raises:
+        ValueError: before any run, where an argument is out of its range, there is no
+            candidate, a run has no finite epsilon, the whole costs more than epsilon,
+            or the checkpoint is of another search. After a run, where its guarantee is
+            not `privacy`. Never because of the values of the data.
+
+    Privacy:
+        (epsilon', delta)-DP for the epsilon' <= epsilon that is returned, under the
+        relation of the runs: the price of `accounting.tuning_epsilon`, of the guarantee
+        that costs most where those of candidates differ, as a uniform mixture costs no
+        more than the worst of its parts (hockey-stick divergences are jointly convex).
+        With a score on a holdout it is the larger of the prices of a run and a score:
+        between neighbours only one of the two changes its law. A score that is NaN
+        counts as worst; ties are broken by chance. Candidates must not depend on
+        private data.
+
+        The number of runs must stay secret. The time that a search takes tells it, and
+        so do its memory, its logs, and what train_fn prints: keep them from whoever
+        sees the release (Papernot and Steinke 2022, section 3.4).
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from dpjax import accounting, losses, solvers, tuning
+        >>> from dpjax.estimators import Clipping
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.normal(size=(4_000, 2)).astype(np.float32)
+        >>> y = x @ np.float32([1.0, -2.0])
+        >>> each = accounting.tuning_budget(2.0, 1e-5, mean_trials=5)
+        >>> cost = accounting.gaussian_epsilon(
+        ...     each.noise_multiplier, 1e-5, sensitivity=1.0)
+        >>> def train(rate, key):
+        ...     return solvers.dp_gradient_descent(
+        ...         losses.squared, np.zeros(2, np.float32), (x[:3_000], y[:3_000]),
+        ...         key=key, epsilon=cost, delta=1e-5, estimator=Clipping(3.0),
+        ...         learning_rate=rate, num_steps=10)
+        >>> score = tuning.clipped_loss(
+        ...     losses.squared, (x[3_000:], y[3_000:]), limit=4.0, epsilon=cost,
+        ...     delta=1e-5)
+        >>> solution = dp_select(
+        ...     train, np.float32([1e-3, 1e-2, 0.3]), key=jax.random.key(0),
+        ...     epsilon=2.0, delta=1e-5, score=score, mean_trials=5)
+        >>> print(solution.stats["candidate"], solution.privacy.epsilon <= 2.0)
+        2 True
+
+    Reference:
+        Papernot, Steinke (2022); Liu, Talwar (2019); Koskela, Redberg, Wang (2024): see
+        `accounting.tuning_epsilon`.
+    """
+    _validate.typed_key(key)
+    _validate.positive(epsilon=epsilon)
+    _validate.delta(delta)
+    _validate.count(num_parallel=num_parallel)
+    _validate.require(isinstance(score, Score), "score", score, "a Score")
+    law = TrialCount(distribution, mean_trials)
+    _validate.require(
+        law.is_truncated or default is not None,
+        "default",
+        default,
+        f"given where {distribution} may make no run",
+    )
+    runs = Runs(train_fn, candidates, score)
+    _validate.require(
+        num_parallel == 1 or runs.is_stacked,
+        "num_parallel",
+        num_parallel,
+        "1 where candidates are a list",
+    )
+    _validate.require(
+        checkpoint is None or privacy is None,
+        "privacy",
+        privacy,
+        "None with a checkpoint, which tells searches apart by tracing them",
+    )
+    guarantees = runs.guarantees(key) if privacy is None else [privacy]
+    released = _released_guarantee(guarantees, score, epsilon, delta, law)
+    opening = contextlib.nullcontext()
+    if checkpoint is not None:
+        opening = opened(checkpoint, runs.identity(key, law, num_parallel))
+    with opening as folder:
+        progress = _search(runs, law, key, num_parallel, privacy, folder)
+    found = {"candidate": progress.candidate, "score": progress.score}
+    if progress.candidate < 0:
+        return Solution(default, released, found)
+    params, stats = runs.restored(progress)
+    return Solution(params, released, stats | found)
+
+
+def _search(
+    runs: Runs,
+    law: TrialCount,
+    key: Key,
+    num_parallel: int,
+    known: PrivacyGuarantee | None,
+    folder: Folder | None,
+) -> Progress:
+    progress = None if folder is None else folder.load()
+    if progress is None:
+        progress = Progress(draw_count(law, jax.random.fold_in(key, 0)))
+        if folder is not None:  # it is this search's before its first key is used
+            folder.save(progress)
+    while progress.num_done < progress.num_runs:
+        first = progress.num_done + 1
+        turns = range(first, first + num_parallel)
+        for index, solution, score in runs.made(key, turns):
+            if progress.num_done == progress.num_runs:
+                break
+            if known is not None:
+                _validate.require(
+                    _is_covered(solution.privacy, known),
+                    "privacy",
+                    known,
+                    "the guarantee of every run, or one with more epsilon and delta",
+                )
+            released = (solution.params, solution.stats)
+            progress = progress.with_run(index, score, released)
+            place = 0 if runs.is_stacked else index
+            runs.treedefs.setdefault(place, jax.tree.structure(released))
+        if folder is not None:
+            folder.save(progress)
+    return progress
+
+
+def _is_covered(found: PrivacyGuarantee, known: PrivacyGuarantee) -> bool:
+    """Whether a run's guarantee is the one that was paid for.
+
+    Its profile is that of its event, which another event of the same epsilon lacks:
+    only where the event is the same, or is not read, do epsilon and delta suffice.
+    """
+    is_less = found.epsilon <= known.epsilon and found.delta <= known.delta
+    is_read = not isinstance(known.dp_event, UnsupportedDpEvent)
+    is_same = found.dp_event == known.dp_event
+    return found.relation == known.relation and is_less and (is_same or not is_read)
+
+
+def _released_guarantee(
+    guarantees: list[PrivacyGuarantee],
+    score: Score,
+    epsilon: float,
+    delta: float,
+    law: TrialCount,
+) -> PrivacyGuarantee:
+    """The price of the search; raises where it is above the budget."""
+    relation = score.privacy.relation
+    for found in (*guarantees, score.privacy):
+        _validate.require(
+            math.isfinite(found.epsilon),
+            "the epsilon of a run or a score",
+            found.epsilon,
+            "finite: the best of runs that protect nobody protects nobody",
+        )
+        _validate.require(
+            found.relation is relation,
+            "the relation of a run",
+            found.relation,
+            f"that of the score, {relation}",
+        )
+    options: dict[str, Any] = {
+        "mean_trials": law.mean,
+        "distribution": law.distribution,
+    }
+    distinct = list(dict.fromkeys(guarantees))
+    if score.records == "training":
+        paid = [_both(found, score.privacy) for found in distinct]
+    else:
+        paid = [*distinct, score.privacy]
+    price = max(tuning_epsilon(found, delta, **options) for found in paid)
+    _validate.require(
+        price <= epsilon,
+        "epsilon",
+        epsilon,
+        f"at least {price:.6g}, what the search costs at delta = {delta}: "
+        "accounting.tuning_budget tells what a run and its score may",
+    )
+    stated = PrivacyGuarantee.of(
+        price, delta, dp_event=UnsupportedDpEvent(), relation=relation
+    )
+    words = f" It covers the choice among about {law.mean:g} private runs."
+    if len(distinct) > 1:
+        words += " Candidates cost different amounts, of which the largest counts."
+    return dataclasses.replace(stated, description=stated.description + words)
+
+
+def _both(first: PrivacyGuarantee, second: PrivacyGuarantee) -> PrivacyGuarantee:
+    """The guarantee of a run and a score of the same records."""
+    events: Any = (first.dp_event, second.dp_event)  # a tuple, which can be hashed
+    return PrivacyGuarantee.of(
+        math.nextafter(first.epsilon + second.epsilon, math.inf),
+        math.nextafter(first.delta + second.delta, math.inf),
+        dp_event=ComposedDpEvent(events),
+        relation=first.relation,
+    )

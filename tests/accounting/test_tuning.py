@@ -1,0 +1,350 @@
+"""The price of a private selection, against selections whose privacy is computed.
+
+`exact_epsilon` is that of one selection on a finite set of outputs in a given order;
+`attacked_epsilon` the largest of many orders. Laws of the number of trials enter as
+their generating functions, written anew here.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    RandomizedResponseDpEvent,
+    SelfComposedDpEvent,
+    UnsupportedDpEvent,
+    ZCDpEvent,
+)
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from dp_accounting.rdp import RdpAccountant
+
+from dpjax._trial_counts import TrialCount, names
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    gaussian_epsilon,
+    gaussian_event,
+    noise_multiplier_to_epsilon,
+    rho_to_epsilon,
+    selection_event,
+    tuning_budget,
+    tuning_epsilon,
+)
+
+DISTRIBUTIONS = names()
+DELTA = 1e-5
+
+
+def generating_function(distribution, mean):
+    """x -> E x^K, of the law with this mean."""
+    if distribution == "poisson":
+        return lambda x: np.exp(mean * (x - 1))
+    if distribution == "binomial":
+        n = math.ceil(2 * mean)
+        return lambda x: (1 + mean / n * (x - 1)) ** n
+    if distribution == "geometric":
+        return lambda x: x / mean / (1 - (1 - 1 / mean) * x)
+    if distribution == "negative_binomial":  # its root of gamma is 1 / (2 mean - 1)
+        root = 1 / (2 * mean - 1)
+        return lambda x: (1 - np.sqrt(1 - (1 - root**2) * x)) / (1 - root)
+    low, high = 1e-12, 1 - 1e-12  # of gamma, by the mean (1/gamma - 1) / log(1/gamma)
+    for _ in range(200):
+        gamma = (low + high) / 2
+        if (1 / gamma - 1) / math.log(1 / gamma) > mean:
+            low = gamma
+        else:
+            high = gamma
+    return lambda x: np.log1p(-(1 - gamma) * x) / math.log(gamma)
+
+
+def gaussian_atoms(mu):
+    ends = np.r_[-np.inf, np.linspace(-8, 8 + mu, 800), np.inf]
+    return (np.diff(scipy.special.ndtr(ends - shift)) for shift in (mu, 0.0))
+
+
+def laplace_atoms(epsilon):
+    ends = np.r_[-np.inf, np.linspace(-40 / epsilon, 40 / epsilon + 1, 999), np.inf]
+    return (np.diff(scipy.stats.laplace.cdf(ends, s, 1 / epsilon)) for s in (1, 0))
+
+
+def response_atoms(epsilon):
+    """Randomised response, each answer in parts: ties are broken by one of them."""
+    truth = scipy.special.expit(epsilon)
+    parts = np.full(400, 1 / 400)
+    yield np.r_[(1 - truth) * parts, truth * parts]
+    yield np.r_[truth * parts, (1 - truth) * parts]
+
+
+def discrete_atoms(stddev):
+    """Whole numbers of a discrete Gaussian: each in parts, as ties are broken."""
+    x = np.arange(-12 * stddev, 12 * stddev + 1)
+    parts = np.full(10, 0.1)
+    for shift in (1, 0):
+        mass = np.exp(-((x - shift) ** 2) / (2 * stddev**2))
+        yield np.outer(mass / mass.sum(), parts).ravel()
+
+
+def exact_delta(p, q, f, epsilon):
+    """The delta of a selection among outputs in order, worst last, for p against q."""
+    p, q = (np.diff(f(np.minimum(np.r_[0, np.cumsum(x)], 1.0))) for x in (p, q))
+    return np.sum(np.maximum(p - np.exp(epsilon) * q, 0.0))
+
+
+def exact_epsilon(p, q, f, delta, least=0.0):
+    low, high = least, 50.0
+    if exact_delta(p, q, f, low) <= delta:
+        return low
+    for _ in range(30):
+        middle = (low + high) / 2
+        if exact_delta(p, q, f, middle) > delta:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def attacked_epsilon(atoms, f, delta):
+    """The largest epsilon of orders of the atoms, the best of these last.
+
+    By their likelihood ratio, up or down, or with those up to one place on top of all.
+    """
+    p, q = atoms
+    ratios = np.argsort(np.log(np.maximum(p, 1e-300)) - np.log(np.maximum(q, 1e-300)))
+    size, found = len(p), 0.0
+    for top in range(0, size, size // 60):
+        order = np.r_[ratios[top:], ratios[:top]]
+        found = exact_epsilon(p[order], q[order], f, delta, found)
+        found = exact_epsilon(q[order[::-1]], p[order[::-1]], f, delta, found)
+    return found
+
+
+# What one run costs, and its laws on two neighbours.
+BASES = {
+    "gaussian": (GaussianDpEvent(2.0), lambda: gaussian_atoms(0.5)),
+    "gaussian, twice": (
+        SelfComposedDpEvent(GaussianDpEvent(8 * math.sqrt(2)), 2),
+        lambda: gaussian_atoms(1 / 8),
+    ),
+    "response": (0.5, lambda: response_atoms(0.5)),
+    "laplace": (LaplaceDpEvent(1 / 0.7), lambda: laplace_atoms(0.7)),
+    "discrete": (ZCDpEvent(1 / 18), lambda: discrete_atoms(3)),
+}
+
+
+@pytest.mark.quick(8)
+@pytest.mark.parametrize("mean", [1.5, 10.0])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("base", BASES)
+def test_no_selection_costs_more_and_some_cost_about_as_much(base, distribution, mean):
+    event, atoms = BASES[base]
+    f = generating_function(distribution, mean)
+    price = tuning_epsilon(event, DELTA, mean_trials=mean, distribution=distribution)
+    found = attacked_epsilon(tuple(atoms()), f, DELTA)
+    assert found <= price
+    # The profile of a discrete Gaussian is known by its zCDP alone.
+    assert price <= found * (1.35 if base == "discrete" else 1.04)
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+def test_the_price_of_pure_runs_is_met(epsilon, distribution):
+    f = generating_function(distribution, 7.5)
+    price = tuning_epsilon(epsilon, 0.0, mean_trials=7.5, distribution=distribution)
+    found = attacked_epsilon(tuple(response_atoms(epsilon)), f, 1e-12)
+    assert 0.98 * price <= found <= price
+
+
+@pytest.mark.parametrize("mean", [1.5, 10.0, 300.0])
+def test_pure_runs_cost_less_than_the_theorems(mean):
+    for shape, distribution in [
+        (0.0, "logarithmic"),
+        (1.0, "geometric"),
+        (-0.5, "negative_binomial"),
+    ]:
+        price = tuning_epsilon(0.4, 0.0, mean_trials=mean, distribution=distribution)
+        assert 0.4 < price < (2 + shape) * 0.4  # Papernot, Steinke: Corollary 3
+    price = tuning_epsilon(0.4, 0.0, mean_trials=mean, distribution="poisson")
+    assert price == pytest.approx(0.4 + mean * math.tanh(0.2), rel=1e-8)
+    assert tuning_epsilon(0.4, 0.0, mean_trials=1e6) > 0.9999 * 1.2
+
+
+def renyi_theorem(orders, values, distribution, mean, delta):
+    """Theorems 2 and 6 as they are printed, converted at the best of the orders."""
+    f = generating_function(distribution, mean)
+    if distribution == "poisson":
+        # Of Q, epsilon^ = log(1 + 1/(l - 1)) and the delta^ that its orders give.
+        hats = np.log1p(1 / (orders - 1))
+        logs = (orders - 1)[:, None] * (values[:, None] - hats) - np.log(orders)[
+            :, None
+        ]
+        logs += ((orders - 1) * np.log1p(-1 / orders))[:, None]
+        found = values + mean * np.exp(logs.min(axis=0)) + np.log(mean) / (orders - 1)
+    else:
+        shape = {"logarithmic": 0.0, "geometric": 1.0, "negative_binomial": -0.5}
+        shape = shape[distribution]
+        # f'(1) / f'(0) = gamma^-(1 + eta), by differences of the function itself.
+        step = 1e-7
+        log_inverse = math.log(mean * step / f(np.float64(step))) / (1 + shape)
+        hats = (1 - 1 / orders) * values + log_inverse / orders
+        found = values + (1 + shape) * hats.min() + np.log(mean) / (orders - 1)
+    converted = found + np.log1p(-1 / orders)
+    converted -= (math.log(delta) + np.log(orders)) / (orders - 1)
+    return converted.min()
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("mean", [3.0, 30.0])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS[:4])
+@pytest.mark.parametrize("rho", [0.002, 0.1])
+def test_no_price_is_above_the_renyi_theorems(rho, distribution, mean):
+    orders = 1 + np.geomspace(1e-3, 1e4, 300)
+    theorem = renyi_theorem(orders, rho * orders, distribution, mean, DELTA)
+    options = {"mean_trials": mean, "distribution": distribution}
+    by_orders = tuning_epsilon(ZCDpEvent(rho), DELTA, **options)
+    by_profile = tuning_epsilon(GaussianDpEvent(math.sqrt(0.5 / rho)), DELTA, **options)
+    assert by_profile < by_orders <= theorem * 1.01
+    assert by_orders > 0.5 * theorem
+    shape = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
+    if distribution in shape:  # another accountant of the same theorems
+        event = RepeatAndSelectDpEvent(ZCDpEvent(rho), mean, shape[distribution])
+        other = RdpAccountant().compose(event).get_epsilon(DELTA)
+        assert by_orders <= other * 1.01
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("mean", [1.0, 1.5, 40.0])
+def test_laws_are_what_their_generating_functions_say(distribution, mean):
+    law = TrialCount(distribution, mean)
+    k = np.arange(250_000)
+    probs = law.prob(k)
+    assert np.sum(probs) == pytest.approx(1, abs=1e-9)
+    assert np.sum(k * probs) == pytest.approx(mean, rel=1e-7)
+    assert law.zero_prob == pytest.approx(probs[0], abs=1e-15)
+    assert (probs[0] == 0) == law.is_truncated
+    z = np.array([0.0, 0.2, 0.7, 1.0])
+    slope = np.sum((k * probs)[1:] * (1 - z[:, None]) ** (k[1:] - 1), axis=1)
+    np.testing.assert_allclose(law.rise(z), np.log(mean / slope), atol=1e-6)
+    near = (law.rise(z + 1e-6) - law.rise(z)) / 1e-6
+    np.testing.assert_allclose(law.steepness(z), near, rtol=1e-2, atol=1e-9)
+    if mean > 1:
+        np.testing.assert_allclose(
+            generating_function(distribution, mean)(1 - z),
+            np.sum(probs * (1 - z[:, None]) ** k, axis=1),
+            atol=1e-9,
+        )
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_budget_of_a_run_is_the_inverse(distribution):
+    options = {"mean_trials": 12.0, "distribution": distribution}
+    for epsilon, delta in [(0.1, 0.0), (1.0, 0.0), (1.0, 1e-6), (8.0, 1e-3)]:
+        base = tuning_budget(epsilon, delta, **options)
+        price = tuning_epsilon(base, delta, **options)
+        assert 0.999 * epsilon <= price <= epsilon
+
+
+def test_prices_rise_with_the_mean_and_with_what_a_run_costs():
+    for distribution in DISTRIBUTIONS:
+        prices = [
+            tuning_epsilon(
+                GaussianDpEvent(4.0), DELTA, mean_trials=m, distribution=distribution
+            )
+            for m in (2, 4, 8)
+        ]
+        assert prices == sorted(prices)
+    prices = [
+        tuning_epsilon(GaussianDpEvent(z), DELTA, mean_trials=5) for z in (8.0, 4.0)
+    ]
+    assert prices[0] < prices[1]
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS[:3])
+def test_one_run_costs_what_it_costs(distribution):
+    options = {"mean_trials": 1, "distribution": distribution}
+    assert tuning_epsilon(0.7, 0.0, **options) == pytest.approx(0.7, rel=1e-8)
+    exact = gaussian_epsilon(2.0, DELTA, sensitivity=1.0)
+    price = tuning_epsilon(GaussianDpEvent(2.0), DELTA, **options)
+    assert exact <= price <= exact * (1 + 1e-8)
+
+
+@pytest.mark.slow
+def test_sampled_events_are_read_and_not_below_their_accountant():
+    run = {"num_steps": 20, "sampling_prob": 0.05}
+    exact = noise_multiplier_to_epsilon(1.5, DELTA, **run)
+    price = tuning_epsilon(gaussian_event(1.5, **run), DELTA, mean_trials=1)
+    assert 0.99 * exact <= price <= 1.01 * exact
+    batches = {"num_steps": 20, "num_samples": 1_000, "batch_size": 50}
+    exact = noise_multiplier_to_epsilon(1.5, DELTA, **batches)
+    price = tuning_epsilon(gaussian_event(1.5, **batches), DELTA, mean_trials=1)
+    assert 0.99 * exact <= price <= 1.1 * exact
+
+
+def test_every_kind_of_event_is_read():
+    price = tuning_epsilon(ZCDpEvent(0.05), DELTA, mean_trials=1)
+    assert price == pytest.approx(rho_to_epsilon(0.05, DELTA), rel=0.01)
+    both = ComposedDpEvent((GaussianDpEvent(4.0), GaussianDpEvent(3.0)))
+    assert tuning_epsilon(both, DELTA, mean_trials=5) == pytest.approx(
+        tuning_epsilon(GaussianDpEvent(2.4), DELTA, mean_trials=5), rel=1e-6
+    )
+    flips = selection_event(0.1, num_selections=3, mechanism="permute_and_flip")
+    assert tuning_epsilon(flips, 0.0, mean_trials=5) == pytest.approx(
+        tuning_epsilon(0.3, 0.0, mean_trials=5), rel=1e-6
+    )
+    assert tuning_epsilon(flips, DELTA, mean_trials=5) <= tuning_epsilon(
+        0.3, 0.0, mean_trials=5
+    )
+    lies = RandomizedResponseDpEvent(0.0, 2)
+    assert tuning_epsilon(lies, 0.0, mean_trials=5) == math.inf
+
+
+def test_a_guarantee_counts_where_its_event_is_unknown():
+    options = {"mean_trials": 5.0, "distribution": "geometric"}
+
+    def guarantee(event, delta=1e-6):
+        return PrivacyGuarantee.of(0.3, delta, dp_event=event)
+
+    stated = tuning_epsilon(guarantee(UnsupportedDpEvent()), DELTA, **options)
+    assert 0.3 < stated < 0.9
+    # The five runs' delta cannot be paid from less.
+    unpaid = tuning_epsilon(guarantee(UnsupportedDpEvent()), 1e-6, **options)
+    assert unpaid > 5
+    known = tuning_epsilon(guarantee(GaussianDpEvent(20.0)), DELTA, **options)
+    assert known < stated
+    alone = tuning_epsilon(GaussianDpEvent(20.0), DELTA, **options)
+    assert known == pytest.approx(alone, rel=1e-3)
+    pure = tuning_epsilon(guarantee(UnsupportedDpEvent(), 0.0), 0.0, **options)
+    assert pure == tuning_epsilon(0.3, 0.0, **options)
+    assert tuning_epsilon(PrivacyGuarantee.non_private(), DELTA, **options) == math.inf
+
+
+def test_limits_and_errors():
+    assert tuning_epsilon(0.0, 0.0, mean_trials=5) == 0
+    assert tuning_epsilon(math.inf, 0.0, mean_trials=5) == math.inf
+    assert tuning_epsilon(math.inf, DELTA, mean_trials=5) == math.inf
+    assert tuning_epsilon(GaussianDpEvent(1.0), 0.0, mean_trials=5) == math.inf
+    assert tuning_epsilon(GaussianDpEvent(0.0), 0.1, mean_trials=5) == math.inf
+    assert tuning_epsilon(GaussianDpEvent(math.inf), 0.1, mean_trials=5) == 0
+    for options, name in [
+        ({"mean_trials": 0.5}, "mean_trials"),
+        ({"mean_trials": 0.0, "distribution": "poisson"}, "mean_trials"),
+        ({"mean_trials": math.inf}, "mean_trials"),
+        ({"mean_trials": 2.0, "distribution": "fixed"}, "distribution"),
+    ]:
+        with pytest.raises(ValueError, match=name):
+            tuning_epsilon(0.1, 0.0, **options)
+        with pytest.raises(ValueError, match=name):
+            tuning_budget(0.1, 0.0, **options)
+    with pytest.raises(ValueError, match="base"):
+        tuning_epsilon(-0.1, 0.0, mean_trials=2)
+    with pytest.raises(ValueError, match="base"):
+        tuning_epsilon(UnsupportedDpEvent(), 0.1, mean_trials=2)
+    with pytest.raises(ValueError, match="delta"):
+        tuning_epsilon(0.1, 1.0, mean_trials=2)
+    with pytest.raises(ValueError, match="epsilon"):
+        tuning_budget(math.inf, 0.1, mean_trials=2)

@@ -1,0 +1,321 @@
+"""Private selection: what is run, kept, released and refused."""
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from dp_accounting import GaussianDpEvent, LaplaceDpEvent, NoOpDpEvent
+
+from dpjax import ADD_OR_REMOVE_ONE, accounting, losses, solvers, tuning
+from dpjax._trial_counts import TrialCount, names
+from dpjax.accounting import PrivacyGuarantee, tuning_epsilon
+from dpjax.estimators import Clipping
+from dpjax.solvers import Solution
+from dpjax.tuning import _search, _select
+
+FREE = PrivacyGuarantee.of(0.0, 0.0, dp_event=NoOpDpEvent())
+COST = PrivacyGuarantee.of(0.1, 0.0, dp_event=LaplaceDpEvent(10.0))
+BUDGET = {"epsilon": 1.0, "delta": 0.0, "mean_trials": 4.0}
+
+
+def toy(candidate, key):
+    """A run whose parameters are its candidate and a draw of its key."""
+    draw = jax.random.uniform(key)
+    return Solution({"of": candidate, "draw": draw}, COST, {"twice": 2 * draw})
+
+
+BY_DRAW = tuning.Score(lambda params, key: params["draw"], FREE)
+RATES = jnp.array([0.1, 1.0, 10.0])
+
+
+def test_it_releases_the_best_of_its_runs_and_how_many_stays_in(key):
+    solution = tuning.dp_select(toy, RATES, key=key, score=BY_DRAW, **BUDGET)
+    num_runs = _search.draw_count(
+        TrialCount("geometric", 4.0), jax.random.fold_in(key, 0)
+    )
+    draws = []
+    for turn in range(1, num_runs + 1):
+        index_key, run_key = jax.random.split(jax.random.fold_in(key, turn))
+        index = jax.random.randint(index_key, (), 0, 3)
+        draws.append((jax.random.uniform(jax.random.split(run_key)[0]), int(index)))
+    best, index = max(draws)
+    assert solution.params["draw"] == best == solution.stats["score"]
+    assert solution.params["of"] == RATES[index]
+    assert set(solution.stats) == {"twice", "candidate", "score"}
+    assert solution.stats["candidate"] == index
+    assert solution.privacy.epsilon == tuning_epsilon(COST, 0.0, mean_trials=4.0)
+    assert "about 4 private runs" in str(solution.privacy)
+    assert "different" not in str(solution.privacy)
+
+
+def test_runs_together_are_the_same_runs(key):
+    keys = [key, jax.random.key(5)]
+    for one in keys:
+        alone, together = (
+            tuning.dp_select(
+                toy, RATES, key=jax.random.clone(one), score=BY_DRAW, num_parallel=n,
+                **BUDGET,
+            )
+            for n in (1, 3)
+        )  # fmt: skip
+        assert_same(alone, together)
+
+
+def assert_same(*solutions):
+    pairs = ((x.params, x.stats) for x in solutions)
+    jax.tree.map(np.testing.assert_array_equal, *pairs)
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("distribution", names())
+def test_the_number_of_runs_has_its_law(distribution):
+    law = TrialCount(distribution, 3.0)
+    keys = jax.random.split(jax.random.key(1), 400)
+    counts = np.array([_search.draw_count(law, one) for one in keys])
+    probs = law.prob(np.arange(12))
+    seen = np.append(np.bincount(counts, minlength=12)[:12], np.sum(counts >= 12))
+    wanted = np.append(probs, 1 - np.sum(probs)) * len(counts)
+    kept = wanted > 5
+    seen = np.append(seen[kept], np.sum(seen[~kept]))
+    wanted = np.append(wanted[kept], np.sum(wanted[~kept]))
+    # False alarms: one in a million; a fixed number of runs always fails.
+    statistic = np.sum((seen - wanted) ** 2 / np.maximum(wanted, 1e-9))
+    limit = scipy.stats.chi2.isf(1e-6, len(wanted) - 1)
+    assert statistic < limit
+    fixed = np.where(np.arange(len(wanted)) == 2, len(counts), 0)
+    assert np.sum((fixed - wanted) ** 2 / np.maximum(wanted, 1e-9)) > limit
+
+
+def test_large_numbers_of_runs_are_drawn_too():
+    law = TrialCount("geometric", 5_000.0)
+    keys = jax.random.split(jax.random.key(2), 40)
+    counts = [_search.draw_count(law, one) for one in keys]
+    assert 0.5 < np.mean(counts) / 5_000 < 2
+    assert len(set(counts)) > 35
+
+
+def test_no_run_releases_the_default():
+    law = {"mean_trials": 0.01, "distribution": "poisson"}
+    solution = tuning.dp_select(
+        toy, RATES, key=jax.random.key(0), epsilon=1.0, delta=0.0, score=BY_DRAW,
+        default={"of": 1.0, "draw": 0.0}, **law,
+    )  # fmt: skip
+    assert solution.params == {"of": 1.0, "draw": 0.0}
+    assert solution.stats == {"candidate": -1, "score": -math.inf}
+    assert 0.1 < solution.privacy.epsilon < 0.11
+
+
+def test_a_score_that_is_no_number_counts_as_worst(key):
+    progress = _search.Progress(3)
+    progress = progress.with_run(0, math.nan, 1.0)
+    assert (progress.candidate, progress.num_done) == (0, 1)  # rather than none
+    progress = progress.with_run(1, math.nan, 2.0)
+    assert progress.candidate == 0
+    progress = progress.with_run(2, -5.0, 3.0)
+    assert (progress.candidate, progress.leaves[0]) == (2, 3.0)
+    assert progress.with_run(1, math.nan, 4.0).candidate == 2
+    assert progress.with_run(1, -5.0, 4.0).candidate == 2  # the first of a tie
+    nothing = tuning.Score(lambda params, key: jnp.nan, FREE)
+    solution = tuning.dp_select(toy, RATES, key=key, score=nothing, **BUDGET)
+    assert solution.stats["score"] == -math.inf
+
+
+def test_a_list_holds_candidates_of_any_kind(key):
+    def train(candidate, key):
+        name, cost = candidate
+        size = 3 if name == "large" else 2
+        event = LaplaceDpEvent(1 / cost)
+        privacy = PrivacyGuarantee.of(cost, 0.0, dp_event=event)
+        return Solution(jnp.zeros(size), privacy, {})
+
+    largest = tuning.Score(lambda params, key: float(params.size), FREE)
+    candidates = [("small", 0.05), ("large", 0.2)]
+    solution = tuning.dp_select(
+        train, candidates, key=jax.random.key(3), score=largest, **BUDGET
+    )
+    assert solution.stats["candidate"] == solution.params.size - 2
+    # Whatever was drawn.
+    assert solution.privacy.epsilon == tuning_epsilon(0.2, 0.0, mean_trials=4.0)
+    assert "different amounts, of which the largest counts" in str(solution.privacy)
+
+
+def test_a_score_is_paid(key):
+    def price(records):
+        score = dataclasses.replace(BY_DRAW, privacy=looked, records=records)
+        solution = tuning.dp_select(toy, RATES, key=key, score=score, **BUDGET)
+        return solution.privacy.epsilon
+
+    looked = PrivacyGuarantee.of(0.15, 0.0, dp_event=LaplaceDpEvent(1 / 0.15))
+    assert price("holdout") == tuning_epsilon(0.15, 0.0, mean_trials=4.0)
+    assert price("training") == pytest.approx(
+        tuning_epsilon(0.25, 0.0, mean_trials=4.0), rel=1e-9
+    )
+    events = [GaussianDpEvent(6.0), GaussianDpEvent(8.0)]
+    first, second = (
+        PrivacyGuarantee.of(
+            accounting.gaussian_epsilon(event.noise_multiplier, 1e-5, sensitivity=1.0),
+            1e-5,
+            dp_event=event,
+        )
+        for event in events
+    )
+    both = tuning_epsilon(_select._both(first, second), 1e-5, mean_trials=4)
+    exact = tuning_epsilon(GaussianDpEvent(4.8), 1e-5, mean_trials=4)
+    assert both == pytest.approx(exact, rel=1e-4)  # events compose as they do
+
+
+def test_a_function_that_cannot_be_traced_states_its_guarantee(key):
+    def train(candidate, key):
+        return Solution(np.float32(float(candidate)), COST, {})
+
+    score = tuning.Score(lambda params, key: params, FREE)
+    with pytest.raises(ValueError, match="traceable"):
+        tuning.dp_select(train, RATES, key=key, score=score, **BUDGET)
+    solution = tuning.dp_select(
+        train, RATES, key=key, score=score, privacy=COST, **BUDGET
+    )
+    assert solution.params == RATES[solution.stats["candidate"]]
+    less = PrivacyGuarantee.of(0.05, 0.0, dp_event=LaplaceDpEvent(20.0))
+    with pytest.raises(ValueError, match="privacy must be the guarantee of every run"):
+        tuning.dp_select(train, RATES, key=key, score=score, privacy=less, **BUDGET)
+
+
+def count_runs(train_fn, runs):
+    """A train_fn that notes its runs, and is killed in the one that `runs` ends at."""
+
+    def train(candidate, key):
+        if not isinstance(key, jax.core.Tracer) and next(runs, None) is None:
+            raise KeyboardInterrupt
+        return train_fn(candidate, key)
+
+    return train
+
+
+def test_a_search_that_was_killed_goes_on_and_runs_nothing_twice(tmp_path):
+    options = {"score": BY_DRAW, **BUDGET, "epsilon": 2.0, "mean_trials": 12.0}
+    law, root = TrialCount("geometric", 12.0), jax.random.key(0)
+    keys = (jax.random.fold_in(root, i) for i in itertools.count())
+    one = next(
+        key
+        for key in keys
+        if _search.draw_count(law, jax.random.fold_in(key, 0)) == 8
+    )  # fmt: skip
+    whole = tuning.dp_select(toy, RATES, key=one, **options)
+
+    def search(allowed, **others):
+        left = iter(range(allowed))
+        train = count_runs(toy, left)
+        arguments = {"key": one, "checkpoint": tmp_path / "search", **options, **others}
+        return tuning.dp_select(train, RATES, **arguments), len(list(left))
+
+    with pytest.raises(KeyboardInterrupt):
+        search(3)
+    folder = tmp_path / "search"
+    assert folder.stat().st_mode & 0o77 == 0
+    found, unused = search(5)
+    assert unused == 0
+    assert_same(found, whole)
+    assert_same(search(0)[0], whole)  # finished: the same release
+    others = [{"key": jax.random.key(7)}, {"mean_trials": 11.0}, {"score": None}]
+    others[2]["score"] = dataclasses.replace(
+        BY_DRAW, fn=lambda params, key: 2 * params["draw"]
+    )
+    for other in others:
+        with pytest.raises(ValueError, match="checkpoint must be of the same search"):
+            search(0, **other)
+    with pytest.raises(ValueError, match="privacy must be None with a checkpoint"):
+        search(0, privacy=COST)
+    with (
+        _search.opened(folder, "none"),
+        pytest.raises(ValueError, match="no other process"),
+    ):
+        search(0)
+
+
+def test_other_data_are_another_search(tmp_path):
+    values = np.arange(4.0, dtype=np.float32)
+    score = tuning.Score(lambda params, key: params, FREE)
+
+    def search(values):
+        @jax.jit
+        def mean(x):
+            return x * jnp.asarray(values).mean()
+
+        def train(candidate, key):
+            return Solution(mean(candidate), COST, {})
+
+        return tuning.dp_select(
+            train, RATES, key=jax.random.key(0), score=score,
+            checkpoint=tmp_path / "search", **BUDGET,
+        )  # fmt: skip
+
+    search(values)
+    search(values.copy())
+    with pytest.raises(ValueError, match="same search"):
+        search(values[::-1] + 1)
+
+
+def test_what_is_refused(key):
+    def select(train=toy, candidates=RATES, **options):
+        given = {"key": key, "score": BY_DRAW, **BUDGET, **options}
+        return tuning.dp_select(train, candidates, **given)
+
+    def costly(privacy):
+        return lambda candidate, key: Solution({"draw": 0.0}, privacy, {})
+
+    other = dataclasses.replace(COST, relation=ADD_OR_REMOVE_ONE)
+    cases = [
+        ({"candidates": []}, "candidates must be at least one"),
+        ({"candidates": jnp.zeros((0, 2))}, "candidates must be arrays with at least"),
+        ({"candidates": (), "num_parallel": 2}, "candidates"),
+        ({"candidates": [1.0], "num_parallel": 2}, "num_parallel"),
+        ({"epsilon": math.inf}, "epsilon must be positive and finite"),
+        ({"train": costly(PrivacyGuarantee.non_private())}, "finite: the best of runs"),
+        ({"epsilon": 0.2}, "epsilon must be at least 0.2"),
+        ({"train": costly(other)}, "the relation of a run"),
+        ({"train": lambda candidate, key: candidate}, "what train_fn returns must be"),
+        ({"train": 3.0}, "train_fn must be a function"),
+        ({"distribution": "poisson"}, "default must be given where poisson"),
+        ({"mean_trials": 0.5}, "mean_trials"),
+        ({"delta": 1.0}, "delta"),
+        ({"score": toy}, "score must be a Score"),
+        (
+            {"score": tuning.Score(lambda params, key: RATES, FREE)},
+            "score must be a scalar",
+        ),
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            select(**options)
+
+
+@pytest.mark.slow
+def test_it_finds_the_rate_that_learns(key):
+    features = jax.random.normal(jax.random.key(1), (3_000, 2))
+    targets = features @ jnp.array([1.0, -2.0])
+    each = accounting.tuning_budget(4.0, 1e-5, mean_trials=6)
+    cost = accounting.gaussian_epsilon(each.noise_multiplier, 1e-5, sensitivity=1.0)
+
+    def train(rate, key):
+        return solvers.dp_gradient_descent(
+            losses.squared, jnp.zeros(2), (features[:2_000], targets[:2_000]),
+            key=key, epsilon=cost, delta=1e-5, estimator=Clipping(3.0),
+            learning_rate=rate, num_steps=8,
+        )  # fmt: skip
+
+    score = tuning.clipped_loss(
+        losses.squared, (features[2_000:], targets[2_000:]), limit=4.0, epsilon=cost,
+        delta=1e-5,
+    )  # fmt: skip
+    solution = tuning.dp_select(
+        train, jnp.array([1e-3, 0.5]), key=jax.random.key(5), epsilon=4.0, delta=1e-5,
+        score=score, mean_trials=6, num_parallel=4,
+    )  # fmt: skip
+    assert solution.stats["candidate"] == 1
+    assert jnp.linalg.norm(solution.params - jnp.array([1.0, -2.0])) < 0.5
+    assert 3.9 < solution.privacy.epsilon <= 4.0
