@@ -24,7 +24,7 @@ from dpjax.solvers._recalibration import Predictor, recalibration
 from dpjax.solvers._second_moments import Whitening, noisy_second_moments, whitening
 from dpjax.transforms import average_params, privatize
 
-_FEWEST_STEPS, _MOST_STEPS = 50, 100  # one for each weight in between
+_FEWEST_STEPS, _MOST_STEPS = 50, 150  # three for two weights in between
 # Bias and noise of clipping are taken to be alike where so many times 2 sqrt(d)
 # multipliers of records are clipped, d the number of weights; never more than half.
 _CLIPPED, _MOST_CLIPPED = 1.0, 0.5
@@ -167,7 +167,7 @@ def fit(
     num_weights = num_features * problem.loss.num_outputs
     is_clear = num_samples >= _CLEAR * noise_multiplier * math.sqrt(num_weights)
     first_distance = _CLEAR_FIRST_DISTANCE if is_clear else _FIRST_DISTANCE
-    num_steps = min(max(num_weights, _FEWEST_STEPS), _MOST_STEPS)
+    num_steps = min(max(3 * num_weights // 2, _FEWEST_STEPS), _MOST_STEPS)
     shares = Shares.of(problem, num_samples, noise_multiplier)
     multipliers = shares.multipliers(noise_multiplier)
     place_key, step_key, end_key = jax.random.split(key, 3)

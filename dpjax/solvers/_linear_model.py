@@ -55,7 +55,7 @@ def dp_linear_model(
        same spread; the others keep theirs.
     3. The length of gradients at the constant, from which the clipping threshold comes:
        the more noise, the lower.
-    4. 50 to 100 steps of clipped noisy gradients in z from the constant on. Step sizes
+    4. 50 to 150 steps of clipped noisy gradients in z from the constant on. Step sizes
        are the distance moved so far over the root of the summed squared gradients;
        kept is a mean of the iterates. The intercept of the squared loss, which is a
        mean, stays; that of others takes steps too, clipped apart.
