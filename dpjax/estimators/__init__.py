@@ -6,9 +6,11 @@ epsilon are. `SmoothedTruncation`, `Truncation` and `Winsorization` bound each
 coordinate: sqrt(d) times the noise, but a bias that theory balances against it: a
 public bound on a moment sets their scale (`for_moment`), where the norm of clipping is
 a guess. Measured with the same steps and the best of five settings for each, clipping
-was ahead more often than not. `MedianOfMeans` is for moments below two, `TrimmedMean`
-for data that are well within a known range. The measured tables, data by data: "Which
-method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
+was ahead more often than not. For networks `Normalization` needs no clip norm,
+`Grouped` bounds every layer by itself, and with `AdaptiveThreshold` the thresholds of
+norms follow a private quantile of them. `MedianOfMeans` is for moments below two,
+`TrimmedMean` for data that are well within a known range. The measured tables, data by
+data: "Which method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
 """
 
 from dpjax.estimators._adaptive import AdaptiveThreshold

@@ -110,7 +110,8 @@ class NormEstimator(NormBounded):
     @property
     def sizes(self) -> jax.Array:
         """See `NormBounded.sizes`: one for the whole sample."""
-        return jnp.asarray(getattr(self, self.size_name))[None]
+        size = as_float(getattr(self, self.size_name))
+        return size.astype(size.dtype)[None]  # as if computed: of no weak type
 
     def resized(self, sizes: jax.Array) -> Self:
         """See `NormBounded.resized`. Sizes are not checked."""

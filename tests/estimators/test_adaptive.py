@@ -278,6 +278,24 @@ def test_streams_count_as_gradients_do(groups, problem):
         np.testing.assert_allclose(flat(one), flat(written), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_counts_of_several_devices_add_up(problem):
+    devices = jax.devices()
+    if len(devices) < 8:
+        pytest.skip("needs XLA_FLAGS=--xla_force_host_platform_device_count=8")
+    params, batch = problem
+    mesh = jax.make_mesh((8,), ("records",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("records")
+    sharded = jax.device_put(batch, jax.sharding.NamedSharding(mesh, spec))
+    inner = Grouped(Clipping(14.0), ("first", "last"))
+    counting = AdaptiveThreshold(inner, lower=0.01, upper=100.0).counting
+    grad_fn = dpjax.robust_grad(network, counting)
+    one, many = grad_fn(params, batch), grad_fn(params, sharded)
+    np.testing.assert_allclose(flat(many), flat(one), rtol=1e-5, atol=1e-6)
+    samples = dpjax.per_sample_grad(network)(params, sharded)
+    np.testing.assert_allclose(flat(counting(samples)), flat(one), rtol=1e-5, atol=1e-6)
+
+
 def test_what_is_not_finite_counts_as_zero_in_the_norm():
     counting = adaptive_of("clipping").counting
     half = float(counting.half)
