@@ -10,9 +10,9 @@ then has the record's part of one of its steps at most, that of step i in the ro
 i + b - 1, as column i of C times the record's vector u_i. This vector is known, but for
 the coin, from what is released before row i: the rows i to i + b - 1 are one
 Poisson-subsampled Gaussian mechanism whose record moves its value by |column i| |u_i|.
-Columns are not longer than the first. So the run costs as much as its k such steps
-composed (Choquette-Choo et al. 2023, Theorem 4; the relation enters only through
-the pair of one step, for which see `_sampled_gaussian.py`).
+No column is longer than the sensitivity to one step. So the run costs as much as its k
+such steps composed (Choquette-Choo et al. 2023, Theorem 4; the relation enters only
+through the pair of one step, for which see `_sampled_gaussian.py`).
 """
 
 from typing import Protocol

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _validate
 from dpjax._tree import register
@@ -104,7 +105,8 @@ def by_user(
     """
     _validate.choice(UserGradient, user_gradient=user_gradient)
     _validate.count(num_users=num_users, records_per_user=records_per_user)
-    return _laid_out(num_users, records_per_user, user_gradient, records, user_ids)
+    ids = within_range(user_ids, num_users)
+    return _laid_out(num_users, records_per_user, user_gradient, records, ids)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -137,18 +139,18 @@ class UserSpans:
         num_users: int,
     ) -> "UserSpans":
         """Sorts records by user; padding and ids out of range are nobody's."""
-        ids = jnp.asarray(user_ids)
+        ids = within_range(user_ids, num_users)
         _validate.require(
             ids.shape == (num_records,) and jnp.issubdtype(ids.dtype, jnp.integer),
             "user_ids",
             jax.ShapeDtypeStruct(ids.shape, ids.dtype),
             f"integers of shape ({num_records},), one for each record",
         )
+        ids = ids.astype(int)  # of few bits they may not be compared with num_users
         is_users = (ids >= 0) & (ids < num_users)
         if is_padding_example is not None:
             is_users &= ~jnp.asarray(is_padding_example)
-        # A user's number may not fit into the type of ids, which then has none of it.
-        ids = jnp.where(is_users, ids.astype(int), num_users)
+        ids = jnp.where(is_users, ids, num_users)
         order = jnp.argsort(ids, stable=True)
         bounds = jnp.searchsorted(ids[order], jnp.arange(num_users + 1))
         return cls(order, jnp.stack([bounds[:-1], bounds[1:]], axis=1))
@@ -174,6 +176,16 @@ class UserSpans:
             return jnp.asarray(x).at[index].get(mode="fill", fill_value=0)
 
         return UserRecords(jax.tree.map(take, records), is_record, user_gradient)
+
+
+def within_range(user_ids: Any, num_users: int) -> jax.Array:
+    """Returns ids as a JAX array; what it would cut to 32 bits is nobody's before."""
+    if isinstance(user_ids, jax.Array):
+        return user_ids
+    ids = np.asarray(user_ids)
+    if np.issubdtype(ids.dtype, np.integer):
+        ids = np.where((ids >= 0) & (ids < num_users), ids, -1).astype(np.int32)
+    return jnp.asarray(ids)
 
 
 def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:

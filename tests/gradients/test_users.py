@@ -232,6 +232,22 @@ def test_bad_arguments_are_named(options, message):
         robust_grad(lambda w, x: w * x, Clipping(1.0), **options)(1.0, jnp.ones(4))
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([1, 2**32 + 1, -(2**63), 2**63 - 1]),  # JAX would keep 32 bits
+        np.array([1, 2**64 - 1, 2**32, 300], np.uint64),
+        [1, -1, 300, 2**40],
+    ],
+)
+def test_ids_of_any_size_are_somebodys_or_nobodys(ids):
+    users = by_user(jnp.arange(4), ids, num_users=300, records_per_user=4)
+    assert users.is_record.sum() == users.is_record[1].sum() == 1
+    few = jnp.array([1, 255, 0, 0], jnp.uint8)  # cannot hold the number 300
+    users = by_user(jnp.arange(4), few, num_users=300, records_per_user=1)
+    assert jnp.flatnonzero(users.is_record[:, 0]).tolist() == [0, 1, 255]
+
+
 def test_layout_refuses_bad_shapes():
     with pytest.raises(ValueError, match="records_per_user must be an integer"):
         by_user(jnp.ones(4), jnp.zeros(4, int), num_users=2, records_per_user=0)

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dpjax.batching import Disjoint, Full, Poisson, WithoutReplacement
+from dpjax.batching import (
+    BallsInBins,
+    CyclicPoisson,
+    Disjoint,
+    Full,
+    Poisson,
+    ShuffledEpochs,
+    WithoutReplacement,
+)
 from dpjax.loading import MemoryMapped, batches, load
 
 N, T = 40, 4
@@ -46,7 +54,15 @@ def test_loads_all_records(tmp_path):
     np.testing.assert_array_equal(data["x"], FEATURES)
 
 
-BATCHINGS = [Full(), Disjoint(), Poisson(8.0, capacity=20), WithoutReplacement(7)]
+BATCHINGS = [
+    Full(),
+    Disjoint(),
+    Poisson(8.0, capacity=20),
+    WithoutReplacement(7),
+    CyclicPoisson(8.0, 3, capacity=13),
+    BallsInBins(3),
+    ShuffledEpochs(16),
+]
 
 
 @pytest.mark.quick(1)
@@ -59,7 +75,7 @@ def test_batches_are_those_that_are_drawn_in_memory(batching):
     assert len(found) == T
     for step, ((features, numbers), mask) in enumerate(found):
         (wanted, rows), wanted_mask = batching.draw(
-            jax.random.fold_in(KEY, step),
+            KEY if batching.keeps_key else jax.random.fold_in(KEY, step),
             (jnp.asarray(FEATURES), jnp.arange(N)),
             step=step,
             num_steps=T,

@@ -1,6 +1,7 @@
 """Strategies of correlated noise: their matrices, their noise, and what moves them."""
 
 import itertools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -177,6 +178,17 @@ def test_the_best_strategies_are_better():
     one = BandedToeplitz(24, (1.0,))
     assert buffered.num_buffers <= 10
     assert errors(buffered, **pattern).max() < 0.7 * errors(one, **pattern).max()
+
+
+def test_without_jax_privacy_the_best_are_not_found(monkeypatch):
+    for name in ("jax_privacy", "jax_privacy.matrix_factorization"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for find in (
+        lambda: BandedToeplitz.optimal(4, 2),
+        lambda: BufferedToeplitz.optimal(4),
+    ):
+        with pytest.raises(ImportError, match=r"pip install \"dpjax\[correlated\]"):
+            find()
 
 
 @pytest.mark.parametrize(
