@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from zlib import crc32
 
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 
 from benchmarks import record as machines
-from benchmarks import utility_page, utility_problems
+from benchmarks import utility_page, utility_problems, utility_sklearn
 from benchmarks.utility_methods import METHODS, LeftOut, Method
 from benchmarks.utility_problems import Problem
 from benchmarks.utility_record import PATH, Place, Record, Row, merge, read
@@ -34,6 +35,11 @@ def add_arguments(parser):
     merge_parser = commands.add_parser("merge", help="merge records of parts")
     merge_parser.add_argument("parts", nargs="+", type=Path)
     merge_parser.add_argument("--out", type=Path, default=PATH)
+    sklearn_parser = commands.add_parser(
+        "sklearn", help="run the estimators for scikit-learn beside diffprivlib's"
+    )
+    sklearn_parser.add_argument("--repetitions", type=int, default=5)
+    sklearn_parser.add_argument("--out", type=Path, default=utility_sklearn.PATH)
     page_parser = commands.add_parser("page", help="write UTILITY.md from the record")
     page_parser.add_argument("--record", type=Path, default=PATH)
     page_parser.add_argument("--output", type=Path, help="file of the page")
@@ -46,6 +52,8 @@ def main(part, **options):
     elif part == "merge":
         check_file("--out", options["out"], suffix=".json")
         merge([read(path) for path in options["parts"]], options["out"])
+    elif part == "sklearn":
+        utility_sklearn.run(**options)
     else:
         print(utility_page.write_page(options["record"], options["output"]))
 
@@ -71,16 +79,7 @@ def run(
     for epsilon in epsilons:
         if not epsilon > 0:
             raise ValueError(f"epsilon = {epsilon}: must be positive")
-    machine = {
-        **machines.machine(),
-        "versions": {
-            name: version
-            for name, version in machines.versions().items()
-            if name in ("dpjax", "jax", "numpy")
-        },
-        "commit": machines.commit(),
-    }
-    machine.pop("load_before", None)
+    where = machine(("dpjax", "jax", "numpy"))
     known = read(out).rows if out.exists() else {}
     for problem_name in problems:
         for method in (METHODS[name] for name in methods):
@@ -93,8 +92,16 @@ def run(
                 if not method.serves(data):
                     break
                 row = run_one(method, data, epsilon, repetitions)
-                merge([Record((machine,), {data.name: facts(data)}, {place: row})], out)
-                print(_line(row), flush=True)
+                merge([Record((where,), {data.name: facts(data)}, {place: row})], out)
+                print(line(row), flush=True)
+
+
+def machine(packages: Sequence[str]) -> dict[str, object]:
+    """Returns what a run is on: the machine, versions of packages, the commit."""
+    found = machines.machine()
+    found.pop("load_before", None)
+    versions = {name: metadata.version(name) for name in packages}
+    return {**found, "versions": versions, "commit": machines.commit()}
 
 
 def run_one(method: Method, data: Problem, epsilon: float, repetitions: int) -> Row:
@@ -140,7 +147,8 @@ def facts(data: Problem) -> dict[str, object]:
     }
 
 
-def _line(row: Row) -> str:
+def line(row: Row) -> str:
+    """Says what a row found."""
     what = f"{row.problem}, {row.method}, epsilon {row.epsilon:g}: "
     if row.left_out:
         return what + f"left out: {row.left_out}"

@@ -3,13 +3,14 @@
 import dataclasses
 import importlib.util
 from itertools import product
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import utility, utility_hindsight, utility_verdict
+from benchmarks import utility, utility_hindsight, utility_sklearn, utility_verdict
 from benchmarks import utility_peers as peers
 from benchmarks import utility_problems as problems
 from benchmarks.__main__ import main
@@ -427,3 +428,40 @@ def test_the_command_names_a_wrong_argument(arguments, message, tmp_path, monkey
     with pytest.raises(SystemExit, match=message):
         main(["utility", *arguments])
     assert not list(tmp_path.iterdir())
+
+
+def test_the_section_on_scikit_learn_says_who_is_better(tmp_path):
+    facts = {"title": "A", "loss": "squared", "zero_excess": 0.5}
+    machine = {"cores": 2, "processor": "CPU", "versions": {"dpjax": "1"}}
+
+    def row(problem, method, *excess):
+        return Row(problem, method, 1.0, excess=excess)
+
+    rows = [
+        row("adult", "sklearn", 0.1, 0.11),
+        row("adult", "diffprivlib_linear", 0.3, 0.31),
+        row("adult", "diffprivlib_logistic", 0.9, 0.91),
+        row("rand_hie", "sklearn", 0.1, 0.9),
+        row("rand_hie", "diffprivlib_linear", 0.3, 0.31),
+        row("belgian_motor", "sklearn", 0.5, 0.51),
+        row("belgian_motor", "diffprivlib_linear", 0.3, 0.31),
+    ]
+    facts_of = dict.fromkeys(utility_sklearn.PROBLEMS, facts)
+    content = Record((machine,), facts_of, {one.place: one for one in rows})
+    path = tmp_path / "record.json"
+    write(content, path)
+    _, text, how = utility_sklearn.section(path)
+    said = [line.split("|")[-2].strip() for line in text.splitlines()[2:]]
+    # The best rival counts.
+    assert said == ["yes, whatever the keys", "in 50% of pairs of keys", "**no**"]
+    assert "| 0.105 ± 0.005 | 0.305 ± 0.005 | 0.905 ± 0.005 |" in text
+    assert how == "Means and standard errors of 2 keys. 2 cores of CPU; dpjax 1.\n"
+
+
+@pytest.mark.parametrize("options", [{"repetitions": 1}, {"out": "x.txt"}])
+def test_wrong_options_of_the_scikit_learn_run_are_refused(tmp_path, options):
+    given = {"repetitions": 5, "out": tmp_path / "r.json"} | options
+    given["out"] = Path(given["out"])
+    with pytest.raises(ValueError, match=r"repetitions = 1: must be|--out must be"):
+        utility_sklearn.run(**given)
+    assert not (tmp_path / "r.json").exists()
