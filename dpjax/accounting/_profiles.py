@@ -140,8 +140,10 @@ def gaussian(mu: float) -> Profile:
 
 def _with_event(stated: Profile, guarantee: PrivacyGuarantee) -> Profile | None:
     """Joins an event's profile with the guarantee that it belongs to."""
+    if guarantee.delta == 0:  # no event says more than a pure epsilon
+        return None
     found = _of_event(guarantee.dp_event, guarantee.relation)
-    if found is None or guarantee.delta == 0:  # an event knows no pure epsilon better
+    if found is None:
         return None
     # What noise_multiplier has set aside for batches that overflow is in no event.
     names = {type(leaf) for leaf, _ in _leaves(guarantee.dp_event)}
