@@ -138,27 +138,36 @@ def gaussian(mu: float) -> Profile:
     return Profile(math.inf, delta, frontier)
 
 
-def _with_event(stated: Profile, guarantee: PrivacyGuarantee) -> Profile | None:
-    """Joins an event's profile with the guarantee that it belongs to."""
-    found = _of_event(guarantee.dp_event, guarantee.relation)
-    if found is None or guarantee.delta == 0:  # an event knows no pure epsilon better
+def _with_event(claimed: Profile, guarantee: PrivacyGuarantee) -> Profile | None:
+    """Joins the profile of a guarantee with that of its event."""
+    if guarantee.delta == 0:  # no event says more than a pure epsilon
         return None
-    # What noise_multiplier has set aside for batches that overflow is in no event.
-    names = {type(leaf) for leaf, _ in _leaves(guarantee.dp_event)}
-    is_sampled = dpa.PoissonSampledDpEvent in names
-    spare = guarantee.delta - without_overflow(guarantee.delta) if is_sampled else 0.0
-    claimed = stated.delta or np.ones_like
+    event = guarantee.dp_event
+    found = _of_event(event, guarantee.relation)
+    if found is None:
+        return None
+    # In no event: with a probability of at most this, a padded batch overflows and
+    # drops records. `poisson_capacity` has paid for it at the epsilon that is stated.
+    dropped = 0.0
+    if any(isinstance(x, dpa.PoissonSampledDpEvent) for x, _ in _leaves(event)):
+        spare = guarantee.delta - without_overflow(guarantee.delta)
+        dropped = spare / (1 + math.exp(min(guarantee.epsilon, _LARGEST_EPSILON)))
 
     def delta(epsilon: np.ndarray) -> np.ndarray:
-        return np.minimum(claimed(epsilon), found.delta_at(epsilon) + spare)
+        cut = dropped * (1 + np.exp(np.minimum(epsilon, _LARGEST_EPSILON)))
+        return np.minimum(claimed.delta_at(epsilon), found.delta_at(epsilon) + cut)
 
     def frontier(z: np.ndarray) -> np.ndarray:
-        return np.minimum(approximate_frontier(z), found.reach(z) + spare)
+        with_cut = found.reach(np.minimum(z + dropped, 1.0)) + dropped
+        return np.minimum(claimed.reach(z), with_cut)
 
-    approximate_frontier = stated.frontier or np.ones_like
-    renyi = None if spare else found.renyi
-    pure = math.inf if spare else min(stated.pure, found.pure)
-    return Profile(pure, delta, frontier, renyi)
+    is_exact = dropped == 0
+    return Profile(
+        found.pure if is_exact else math.inf,
+        delta,
+        frontier,
+        found.renyi if is_exact else None,
+    )
 
 
 def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | None:

@@ -24,7 +24,9 @@ class Solution:
     Attributes:
         params: the released parameters.
         privacy: the guarantee for them. Under `vmap` over keys it is that of one run;
-            releasing k runs costs k of them.
+            releasing k runs costs k of them. A sweep over hyperparameters of which
+            only the best is released is not private at the price of one run; of
+            such a choice `dpjax.tuning.dp_select` states the price.
         stats: public numbers that were taken: steps, noise, sensitivity, batch size.
     """
 

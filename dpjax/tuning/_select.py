@@ -11,7 +11,7 @@ from dp_accounting import ComposedDpEvent, UnsupportedDpEvent
 
 from dpjax import _validate
 from dpjax._trial_counts import TrialCount, TrialDistribution
-from dpjax._types import Key, PyTree
+from dpjax._types import REPLACE_ONE, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee, tuning_epsilon
 from dpjax.solvers import Solution
 from dpjax.tuning._runs import Runs, TrainFn
@@ -223,6 +223,12 @@ def _released_guarantee(
             found.relation,
             f"that of the score, {relation}",
         )
+    _validate.require(
+        relation is REPLACE_ONE or score.records == "training",
+        "the relation of a score on a holdout",
+        relation,
+        "REPLACE_ONE: a record that is added may move others into it",
+    )
     options: dict[str, Any] = {
         "mean_trials": law.mean,
         "distribution": law.distribution,

@@ -279,6 +279,13 @@ def test_sampled_events_are_read_and_not_below_their_accountant():
     exact = noise_multiplier_to_epsilon(1.5, DELTA, **run)
     price = tuning_epsilon(gaussian_event(1.5, **run), DELTA, mean_trials=1)
     assert 0.99 * exact <= price <= 1.01 * exact
+    # Of a run's guarantee, batches that overflow are paid besides.
+    run_epsilon = noise_multiplier_to_epsilon(1.5, 1e-7, **run)
+    guarantee = PrivacyGuarantee.of(
+        run_epsilon, 1e-7, dp_event=gaussian_event(1.5, **run)
+    )
+    paid = tuning_epsilon(guarantee, DELTA, mean_trials=1)
+    assert price < paid < 1.01 * price
     batches = {"num_steps": 20, "num_samples": 1_000, "batch_size": 50}
     exact = noise_multiplier_to_epsilon(1.5, DELTA, **batches)
     price = tuning_epsilon(gaussian_event(1.5, **batches), DELTA, mean_trials=1)

@@ -76,7 +76,7 @@ def score_without_noise(is_planted):
     return case("score", release)
 
 
-FAULTS = {fixed_number_of_trials: 2_400, score_without_noise: 1_600}
+FAULTS = {fixed_number_of_trials: 2_000, score_without_noise: 1_600}
 
 
 @pytest.mark.audit

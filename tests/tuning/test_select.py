@@ -278,6 +278,15 @@ def test_what_is_refused(key):
         ({"train": costly(PrivacyGuarantee.non_private())}, "finite: the best of runs"),
         ({"epsilon": 0.2}, "epsilon must be at least 0.2"),
         ({"train": costly(other)}, "the relation of a run"),
+        (
+            {
+                "train": costly(other),
+                "score": dataclasses.replace(
+                    BY_DRAW, privacy=dataclasses.replace(FREE, relation=other.relation)
+                ),
+            },
+            "the relation of a score on a holdout",
+        ),
         ({"train": lambda candidate, key: candidate}, "what train_fn returns must be"),
         ({"train": 3.0}, "train_fn must be a function"),
         ({"distribution": "poisson"}, "default must be given where poisson"),
