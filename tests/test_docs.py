@@ -20,9 +20,6 @@ from tests.test_public_api import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-pytestmark = pytest.mark.skipif(
-    not DOCS.exists(), reason="the site is not part of a source distribution"
-)
 PAGES = sorted(
     path
     for path in DOCS.rglob("*.md")
