@@ -27,7 +27,8 @@ def as_rst(lines: list[str]) -> list[str]:
         after_empty = i > 0 and not lines[i - 1].strip()
         if literal is not None and indent < literal:
             literal = None
-        in_doctest |= text.startswith(">>>")
+        if text.startswith(">>>") and literal is None:
+            in_doctest, previous = True, indent
         if literal is None and not in_doctest:
             if after_empty and previous is not None and indent > previous:
                 literal = indent
@@ -43,5 +44,4 @@ def _escaped(line: str) -> str:
     head, text = bullet.groups() if bullet else ("", line)
     parts = _CODE.split(text)
     parts[::2] = [_MARKUP.sub(r"\\\1", part) for part in parts[::2]]
-    # Napoleon reads "name: text"; two colons would begin a literal block.
     return head + "".join(parts)

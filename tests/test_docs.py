@@ -105,13 +105,24 @@ def test_docstrings_become_restructuredtext():
     lines = [
         *("The mean of x·1{|x| <= b_}: `a_b|c`.", "", "    f(x) = a*b", ""),
         *("* a bullet", "  that goes on.", "", "Privacy:", "    Text.", ""),
-        *("        rho = |s|", "", "    More.", "", ">>> 2 * 3", "6", ""),
+        *(
+            "        rho = |s|",
+            "",
+            "    More.",
+            "",
+            "Example:",
+            "    >>> 2 * 3",
+            "    6",
+            "",
+        ),
+        *("    After_ it:", "", "    >>> f_", ""),
     ]
     assert convert(lines) == [
         *(r"The mean of x·1{\|x\| <= b\_}: `a_b|c`.", ""),
         *("::", "", "    f(x) = a*b", "", "* a bullet", "  that goes on.", ""),
         *("Privacy:", "    Text.", "", "    ::", "", "        rho = |s|", ""),
-        *("    More.", "", ">>> 2 * 3", "6", ""),
+        *("    More.", "", "Example:", "    >>> 2 * 3", "    6", ""),
+        *(r"    After\_ it:", "", "    >>> f_", ""),
     ]
 
 
