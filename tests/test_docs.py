@@ -23,7 +23,8 @@ DOCS = ROOT / "docs"
 PAGES = sorted(
     path
     for path in DOCS.rglob("*.md")
-    if not {"_build", "generated"} & set(path.relative_to(DOCS).parts)
+    if not {"_build", "generated", "readme_draft.md"}
+    & set(path.relative_to(DOCS).parts)
 )
 GUIDES = sorted(path for path in PAGES if "```python\n" in path.read_text())
 SKELETONS = DOCS / "contribute" / "skeletons"
