@@ -1,5 +1,7 @@
 """dpjax: differentially private optimization for heavy-tailed data, in JAX."""
 
+from importlib import metadata as _metadata
+
 from dpjax import (
     accounting,
     audit,
@@ -22,7 +24,10 @@ from dpjax.gradients import per_sample_grad, robust_grad
 from dpjax.models import load_model
 from dpjax.transforms import chain, dp_sgd
 
-__version__ = "0.1.0"
+try:
+    __version__ = _metadata.version("dpjax")
+except _metadata.PackageNotFoundError:  # a folder of files that was never installed
+    __version__ = "0+unknown"
 
 __all__ = [
     "ADD_OR_REMOVE_ONE",

@@ -21,6 +21,29 @@ LONG = {"slow", "audit", "figures"}  # not in the default run
 MOST_SECONDS = 10.0  # of the processor's time, for a test in the default run
 
 
+# A source distribution holds the library and its tests alone.
+NEEDS_REPOSITORY = {
+    *("test_benchmarks.py", "test_docs.py", "test_figures.py", "test_guarantees.py"),
+    *("test_notebooks.py", "test_processes.py", "test_utility.py"),
+}
+IS_REPOSITORY = (Path(__file__).parents[1] / "benchmarks").exists()
+
+
+class Absent(pytest.Module):
+    """A file of tests of what is not there."""
+
+    def collect(self):
+        reason = "needs benchmarks, docs and notebooks: clone the repository"
+        pytest.skip(reason, allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    """Skips what tests the repository rather than the library, where it is absent."""
+    if module_path.name in NEEDS_REPOSITORY and not IS_REPOSITORY:
+        return Absent.from_parent(parent, path=module_path)
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
     """Marks as slow what `quick` leaves out, and skips what lacks its devices."""

@@ -1,0 +1,138 @@
+"""Pages of the API, written from `__all__` of every public package."""
+
+import importlib
+import inspect
+import pkgutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import dpjax
+
+# Programs and experiments, which are used by commands.
+_NO_PAGE = {"dpjax.cli", "dpjax.figures"}
+
+
+def packages() -> list[ModuleType]:
+    """Returns dpjax and its public packages: those that have `__all__`."""
+    found = [dpjax]
+    for module in pkgutil.iter_modules(dpjax.__path__, "dpjax."):
+        if module.name in _NO_PAGE or module.name.rpartition(".")[2][0] == "_":
+            continue
+        package = importlib.import_module(module.name)
+        if hasattr(package, "__all__"):
+            found.append(package)
+    return found
+
+
+def page_name(package: ModuleType) -> str:
+    """Returns the name of a package's page, without folder and suffix."""
+    return package.__name__
+
+
+def write_pages(folder: Path) -> None:
+    """Writes a page for each package into a folder, and their table of contents."""
+    found = packages()
+    for package in found:
+        (folder / f"{page_name(package)}.rst").write_text(page(package))
+    lines = [
+        f"| [{package.__name__}](generated/api/{page_name(package)}.rst) "
+        f"| {_first_line(package)} |"
+        for package in found
+    ]
+    table = "\n".join(["| package | what is in it |", "| --- | --- |", *lines])
+    (folder.parent / "tables" / "packages.md").write_text(table + "\n")
+
+
+def page(package: ModuleType) -> str:
+    """Returns the page of a package: its docstring, a table of names, the names."""
+    name = package.__name__
+    parts = [
+        f"{name}\n{'=' * len(name)}",
+        f".. automodule:: {name}\n   :no-index:",
+        f".. currentmodule:: {name}",
+    ]
+    here, elsewhere = [], []
+    for one in package.__all__:
+        (elsewhere if home(package, one) != name else here).append(one)
+    rows = [
+        f"* - `{home(package, one)}.{one}`\n  - {_escaped(_first_line(value))}"
+        for one in (*here, *elsewhere)
+        if not inspect.ismodule(value := getattr(package, one))
+    ]
+    if rows:
+        table = ".. list-table::\n   :widths: 40 60\n\n"
+        parts.append(table + _indented("\n".join(rows)))
+    if package is dpjax:
+        parts.append("Its packages are on the page of the :doc:`API <../../api>`.")
+    parts += [_entry(package, one) for one in here]
+    return "\n\n".join(parts) + "\n"
+
+
+def home(package: ModuleType, name: str) -> str:
+    """Returns the public package a name is documented under.
+
+    That is the deepest one that its code lies in, where it is public there too.
+    """
+    value = getattr(package, name)
+    if inspect.ismodule(value):
+        return package.__name__
+    module = getattr(value, "__module__", "") or ""
+    parts = module.split(".")
+    owner = ".".join(parts[:2])
+    if owner != package.__name__ and owner.startswith("dpjax."):
+        public = importlib.import_module(owner)
+        if name in getattr(public, "__all__", ()):
+            return owner
+    return package.__name__
+
+
+def _entry(package: ModuleType, name: str) -> str:
+    value = getattr(package, name)
+    full = f"{package.__name__}.{name}"
+    if inspect.ismodule(value):
+        return ""
+    if inspect.isclass(value):
+        entry = [f".. autoclass:: {full}"]
+        for one in _methods(value):
+            is_property = isinstance(inspect.getattr_static(value, one), property)
+            kind = "autoproperty" if is_property else "automethod"
+            entry.append(f"   .. {kind}:: {one}")
+        return "\n\n".join(entry)
+    if callable(value) and hasattr(value, "__name__"):
+        return f".. autofunction:: {full}"
+    return f".. autodata:: {full}\n   :no-value:"
+
+
+def _methods(cls: type) -> list[str]:
+    """Returns the methods that are documented in dpjax, and by no public base."""
+    found = []
+    for name in dir(cls):
+        if name[0] == "_" and name != "__call__":
+            continue
+        owner = next(base for base in cls.__mro__ if name in base.__dict__)
+        is_public = owner is not cls and _is_public(owner)
+        value: Any = inspect.getattr_static(owner, name)
+        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        is_code = callable(function) and not inspect.isclass(function)
+        is_ours = getattr(function, "__module__", "").startswith("dpjax.")
+        if is_ours and is_code and not is_public and inspect.getdoc(function):
+            found.append(name)
+    return found
+
+
+def _is_public(cls: type) -> bool:
+    owner = importlib.import_module(".".join(cls.__module__.split(".")[:2]))
+    return cls.__name__ in getattr(owner, "__all__", ())
+
+
+def _first_line(value: Any) -> str:
+    return (inspect.getdoc(value) or "").partition("\n")[0]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", r"\|").replace("*", r"\*")
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"   {line}" for line in text.splitlines())

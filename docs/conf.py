@@ -1,0 +1,81 @@
+"""How the site is built: `sphinx-build -W -b html docs docs/_build/html`.
+
+Nothing is fetched: no inventories of other projects, no fonts or scripts of others.
+Pages under `generated/` are written here from the package, the repository's pages and
+the recorded measurements. `DPJAX_DOCS_EXECUTE=auto` runs the notebooks anew.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import _api  # noqa: E402
+import _copies  # noqa: E402
+import _docstrings  # noqa: E402
+import _numbers  # noqa: E402
+
+import dpjax  # noqa: E402
+
+project = "dpjax"
+author = "the dpjax authors"
+project_copyright = author
+release = version = dpjax.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_design",
+]
+exclude_patterns = [
+    *("_build", "contribute/skeletons", "generated/tables", "readme_draft.md")
+]
+default_role = "py:obj"
+nitpicky = False  # backticks hold code, and only some of it is a name
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # a docstring says what a parameter is
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_custom_sections = [
+    *("Privacy", "Utility", "Sensitivity", "Pitfalls", "Bad numbers", "Reference")
+]
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+nb_execution_mode = os.environ.get("DPJAX_DOCS_EXECUTE", "off")
+nb_execution_raise_on_error = True
+nb_ipywidgets_js = {}  # no notebook has widgets, and they come from another host
+
+html_theme = "sphinx_book_theme"
+html_title = f"dpjax {release}"
+toc_object_entries_show_parents = "hide"
+html_theme_options = {
+    "navbar_persistent": [],  # the search stands in the sidebar
+    "show_navbar_depth": 1,
+    "show_toc_level": 2,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+
+
+def setup(app):
+    """Writes the generated pages, and has docstrings converted."""
+    generated = HERE / "generated"
+    for folder in ("api", "notebooks", "tables", "images"):
+        (generated / folder).mkdir(parents=True, exist_ok=True)
+    _api.write_pages(generated / "api")
+    _copies.write_pages(generated)
+    _numbers.write_tables(generated / "tables")
+    app.connect("autodoc-process-docstring", _convert, priority=400)  # napoleon: 500
+
+
+def _convert(app, what, name, value, options, lines):
+    del app, what, name, value, options
+    lines[:] = _docstrings.as_rst(lines)

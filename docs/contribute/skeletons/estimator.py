@@ -1,0 +1,68 @@
+"""A mean of saturated samples: a skeleton of an estimator."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._rounding import LARGEST, SMALLEST
+from dpjax._tree import like, register
+from dpjax._types import PyTree, Scalar
+from dpjax.estimators._entries import as_float, within
+from dpjax.estimators._estimator import CoordinateEstimator
+
+
+@jax.jit
+def saturate(x: jax.Array, threshold: Scalar) -> jax.Array:
+    """Returns B·tanh(x / B) by coordinate; NaN gives zero.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> print(saturate(jnp.array([0.0, 1e38, -jnp.inf, jnp.nan]), 2.0))
+        [ 0. 2. -2. 0.]
+    """
+    x = as_float(x)
+    bound = like(threshold, x)
+    # Cut, since rounding could leave the range that the sensitivity is stated for.
+    value = within(bound * jnp.tanh(x / bound), bound)
+    return jnp.where(jnp.isnan(x), 0, value)
+
+
+@register("threshold")
+@dataclass(frozen=True)
+class SaturatedMean(CoordinateEstimator):
+    """The mean of B·tanh(x / B), coordinate by coordinate.
+
+    Sensitivity: replacing one of n records moves a coordinate by at most
+    2·threshold / n, since |influence| <= threshold; float32 rounding is added to that.
+
+    Attributes:
+        threshold: B > 0, in units of the samples; a pytree leaf.
+
+    Raises:
+        ValueError: where threshold is not a number in [1e-20, 1e30].
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> print(SaturatedMean(1.0)(jnp.array([1e30, jnp.inf, jnp.nan, 0.0])))
+        0.5
+
+    Reference:
+        The paper, its theorem, the equation of the influence.
+    """
+
+    threshold: Scalar
+
+    def __post_init__(self):
+        """Checks the threshold, unless it is traced."""
+        _validate.within(SMALLEST, LARGEST, threshold=self.threshold)
+
+    @property
+    def limit(self) -> Scalar:
+        """The threshold."""
+        return self.threshold
+
+    def influence(self, sample: PyTree) -> PyTree:
+        """Returns the sample with large entries bent towards the threshold."""
+        return jax.tree.map(lambda x: saturate(x, self.threshold), sample)

@@ -1,0 +1,270 @@
+"""The site: every public name has its place, links lead somewhere, examples run."""
+
+import doctest
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.test_public_api import PACKAGES
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    path
+    for path in DOCS.rglob("*.md")
+    if not {"_build", "generated", "readme_draft.md"}
+    & set(path.relative_to(DOCS).parts)
+)
+GUIDES = sorted(path for path in PAGES if "```python\n" in path.read_text())
+SKELETONS = DOCS / "contribute" / "skeletons"
+
+
+def load(path):
+    """Imports a file by its path, as the site does and readers of a skeleton will."""
+    name = f"docs_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def api():
+    return load(DOCS / "_api.py")
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_every_public_name_is_on_a_page(api, package):
+    pages = {one.__name__: api.page(one) for one in api.packages()}
+    assert package.__name__ in pages
+    for name in package.__all__:
+        if inspect.ismodule(getattr(package, name)):
+            assert f"{package.__name__}.{name}" in pages
+            continue
+        home = api.home(package, name)
+        entry = rf"^\.\. auto\w+:: {re.escape(home)}\.{name}$"
+        assert len(re.findall(entry, pages[home], re.MULTILINE)) == 1
+        assert f"`{home}.{name}`" in pages[package.__name__]
+
+
+def test_pages_are_of_every_package(api):
+    assert {one.__name__ for one in PACKAGES} <= {
+        one.__name__ for one in api.packages()
+    }
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_and_included_files_exist(path):
+    copies = load(DOCS / "_copies.py")
+    text = path.read_text()
+    written = {"tables": {"utility_means", "utility_sets", "estimators", "papers"}}
+    written["tables"].add("packages")
+    targets = [target for _, _, target in copies.LINK.findall(text)]
+    targets += re.findall(r"^```\{(?:literal)?include\} (\S+)$", text, re.MULTILINE)
+    targets += re.findall(r"^:link: (\S+)$", text, re.MULTILINE)
+    for target in targets:
+        target = target.partition("#")[0]
+        if not target or re.match(r"[a-z]+:", target):
+            continue
+        file = (path.parent / target).resolve()
+        parts = file.relative_to(DOCS).parts
+        if parts[0] != "generated":
+            assert file.exists() or file.with_suffix(".md").exists(), target
+        elif parts[1] == "api":
+            assert file.stem in {one.__name__ for one in PACKAGES}, target
+        elif parts[1] == "tables":
+            assert file.stem in written["tables"], target
+        else:
+            assert parts[1] in copies.PAGES.values(), target
+
+
+def test_links_of_the_repository_are_rewritten(tmp_path):
+    copies = load(DOCS / "_copies.py")
+    source = copies.ROOT / "benchmarks" / "page.md"
+    text = "[a](README.md#gpu) [b](plots) [c](#here) [d](__init__.py)"
+    shown = copies.rewritten(text, source, DOCS / "generated")
+    there = "../../benchmarks/__init__.py"
+    assert shown == f"[a](speed.md#gpu) b [c](#here) [d]({there})"
+    with pytest.raises(FileNotFoundError, match=r"page\.md links to no\.md"):
+        copies.rewritten("[a](no.md)", source, tmp_path)
+
+
+def test_docstrings_become_restructuredtext():
+    convert = load(DOCS / "_docstrings.py").as_rst
+    lines = [
+        *("The mean of x·1{|x| <= b_}: `a_b|c`.", "", "    f(x) = a*b", ""),
+        *("* a bullet", "  that goes on.", "", "Privacy:", "    Text.", ""),
+        *(
+            "        rho = |s|",
+            "",
+            "    More.",
+            "",
+            "Example:",
+            "    >>> 2 * 3",
+            "    6",
+            "",
+        ),
+        *("    After_ it:", "", "    >>> f_", ""),
+    ]
+    assert convert(lines) == [
+        *(r"The mean of x·1{\|x\| <= b\_}: `a_b|c`.", ""),
+        *("::", "", "    f(x) = a*b", "", "* a bullet", "  that goes on.", ""),
+        *("Privacy:", "    Text.", "", "    ::", "", "        rho = |s|", ""),
+        *("    More.", "", "Example:", "    >>> 2 * 3", "    6", ""),
+        *(r"    After\_ it:", "", "    >>> f_", ""),
+    ]
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+@pytest.mark.slow
+def test_examples_of_a_page_run(path, capsys):
+    text = path.read_text()
+    variants = re.findall(r":::\{tab-item\} (.+)\n```python\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    for name, variant in variants or [("", "")]:
+        others = {code for _, code in variants} - {variant}
+        code = "\n".join(block for block in blocks if block not in others)
+        if "equinox" in variant:
+            pytest.importorskip("equinox", reason=name)
+        # optax itself mixes dtypes: adam's count is an int32.
+        with jax.numpy_dtype_promotion("standard"):
+            exec(compile(code, str(path), "exec"), {})
+        expected = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+        assert capsys.readouterr().out.splitlines() == expected
+
+
+@pytest.mark.parametrize("name", ["estimator", "mechanism", "solver"])
+def test_examples_of_a_skeleton_run(name):
+    path = SKELETONS / f"{name}.py"
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    result = doctest.testmod(load(path), optionflags=flags)
+    assert result.attempted
+    assert not result.failed
+
+
+def test_skeleton_of_an_estimator_keeps_its_sensitivity():
+    make = load(SKELETONS / "estimator.py").SaturatedMean
+    samples = jnp.zeros((5, 2))
+    estimator = make(3.0)
+    bound = estimator.sensitivity(5, 2).linf
+    worst = []
+    for bad in (jnp.nan, jnp.inf, -jnp.inf, 3e38, -3e38, 1e-45):
+        moved = estimator(samples.at[0].set(bad)) - estimator(samples.at[0].set(-3e38))
+        worst.append(float(abs(moved).max()))
+    assert 0.99 * bound < max(worst) <= bound
+    with pytest.raises(ValueError, match="threshold"):
+        make(0.0)
+
+
+def test_skeleton_of_a_mechanism_has_its_law(key):
+    logistic = load(SKELETONS / "mechanism.py").logistic
+    noise = np.sort(np.asarray(logistic(key, jnp.zeros(20_000), scale=1.0)))
+    ranks = (np.arange(noise.size) + 0.5) / noise.size
+
+    def distance(scale):
+        return np.abs(1 / (1 + np.exp(-noise / scale)) - ranks).max()
+
+    # Kolmogorov: beyond 2.23 / sqrt(n) with probability 1e-4; the key is fixed.
+    limit = 2.23 / np.sqrt(noise.size)
+    assert distance(1.0) < limit < min(distance(2 / 3), distance(3 / 2))
+    with pytest.raises(ValueError, match="scale"):
+        logistic(key, jnp.zeros(2), scale=-1.0)
+    with pytest.raises(ValueError, match="value"):
+        logistic(key, jnp.zeros(2, int), scale=1.0)
+
+
+def test_skeleton_of_a_solver_counts(key):
+    solve = load(SKELETONS / "solver.py").dp_histogram
+    bins = jnp.array([0, 1, 1, 7, -3])
+    solution = solve(bins, key=key, epsilon=1e6, num_bins=3)
+    np.testing.assert_allclose(solution.params, [1, 2, 0], atol=1e-3)
+    assert solution.stats["scale"] == 2e-6
+    for bad, name in (({"num_bins": 0}, "num_bins"), ({"epsilon": 0.0}, "epsilon")):
+        arguments = {"key": key, "epsilon": 1.0, "num_bins": 3} | bad
+        with pytest.raises(ValueError, match=name):
+            solve(bins, **arguments)
+    with pytest.raises(ValueError, match=r"bins\.dtype"):
+        solve(jnp.zeros(3), key=key, epsilon=1.0, num_bins=3)
+
+
+def test_skeleton_of_a_data_set_loads(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rents = load(SKELETONS / "dataset.py").rents
+    with pytest.raises(FileNotFoundError, match="Take the table"):
+        rents()
+    (tmp_path / "rents").mkdir()
+    rows = ["area,year_built,district,rent", "100,2000,north,900", "odd,1950,?,1e3"]
+    (tmp_path / "rents" / "rents.csv").write_text("\n".join([*rows, *rows[1:] * 2]))
+    data = rents()
+    assert data.features.shape == (5, 5)
+    assert data.test_features.shape == (1, 5)
+    np.testing.assert_allclose(data.features[:2], [[1, 1, 1, 0, 1], [0, 0, 0, 0, 1]])
+    np.testing.assert_allclose(data.targets[:2], [9, 10])
+
+
+def test_lowest_versions_are_those_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = list(project["dependencies"])
+    extras = project["optional-dependencies"]
+    lines = (ROOT / ".ci" / "lowest.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if line and line[0] != "#")
+    for name in ("checkpoints", "experiments", "loading", "parties", "sklearn", "test"):
+        wanted += [one for one in extras[name] if not one.startswith("dpjax")]
+    bounds = dict(re.split(r"(?:\[\w+\])?>=", one) for one in wanted)
+
+    def release(text):
+        numbers = tuple(map(int, text.split(".")))
+        return numbers + (0,) * (3 - len(numbers))
+
+    assert pinned.keys() == bounds.keys()
+    assert {name: release(text) for name, text in pinned.items()} == {
+        name: release(text) for name, text in bounds.items()
+    }
+
+
+@pytest.mark.slow
+def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
+    pytest.importorskip("sphinx_book_theme")
+    pytest.importorskip("myst_nb")
+    pytest.importorskip("sphinx_design")
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html"]
+    result = subprocess.run(
+        [*command, "-d", str(tmp_path / "trees"), str(DOCS), str(tmp_path / "html")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert result.returncode == 0, result.stderr
+    asks = re.compile(
+        r"<(?:script|img|iframe)[^>]*\ssrc=\"(?:https?:)?//|"
+        r"<link[^>]*rel=\"(?:stylesheet|preload)\"[^>]*href=\"(?:https?:)?//"
+    )
+    pages = list((tmp_path / "html").rglob("*.html"))
+    assert [page.name for page in pages if asks.search(page.read_text())] == []
+    from sphinx.util.inventory import InventoryFile
+
+    content = (tmp_path / "html" / "objects.inv").read_bytes()
+    names = {
+        name
+        for kind, found in InventoryFile.loads(content, uri="").data.items()
+        if kind.startswith("py:")
+        for name in found
+    }
+    api = load(DOCS / "_api.py")
+    for package in PACKAGES:
+        for name in package.__all__:
+            if not inspect.ismodule(getattr(package, name)):
+                assert f"{api.home(package, name)}.{name}" in names
