@@ -50,11 +50,11 @@ class NormEstimator(Estimator):
 
         mean, aux = fold_factored(
             prepare,
-            self.influence,
             self.limit,
             rows,
             normalize_by=normalize_by,
             microbatch_size=microbatch_size,
+            are_in_turn=False,
         )
         return self._within_limit(mean, normalize_by), aux
 
