@@ -87,20 +87,19 @@ def adds_lengths(
     def add(sums, start, size, in_turn):
         some = FactoredSamples((parts, needs_units, are_plain)).rows(start, size)
 
-        def at_once():
-            return [part.sum(in_turn) for part in some.leaves[0]]
+        def at_once(sums):
+            pairs = zip(sums, some.leaves[0], strict=True)
+            return [part.add(x, in_turn) for x, part in pairs]
 
-        def one_by_one():
-            return jax.lax.fori_loop(0, size, add_one, samples.zeros())
+        def one_by_one(sums):
+            return jax.lax.fori_loop(0, size, add_one, sums)
 
         def add_one(i, sums):
             parts, needs_units, _ = some.rows(i, 1).leaves
             parts = _in_units(parts, shrinking, needs_units, dtype)
-            return [x + part.sum(None) for x, part in zip(sums, parts, strict=True)]
+            return [part.add(x, None) for x, part in zip(sums, parts, strict=True)]
 
-        all_plain = _all(some.leaves[2])
-        new = jax.lax.cond(all_plain, at_once, one_by_one)
-        return jax.tree.map(jnp.add, sums, new)
+        return jax.lax.cond(_all(some.leaves[2]), at_once, one_by_one, sums)
 
     return add
 

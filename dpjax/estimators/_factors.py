@@ -77,10 +77,10 @@ class OuterProducts:
         left, right = self.numbers
         return self.with_numbers(left, times(right, weights))
 
-    def sum(self, in_turn: int | None) -> jax.Array:
-        """Returns the sum of rows, before `build`."""
+    def add(self, total: jax.Array, in_turn: int | None) -> jax.Array:
+        """Adds rows to a sum."""
         del in_turn
-        return _sum_of_products(*self.numbers)
+        return total + _sum_of_products(*self.numbers)
 
     def add_influences(
         self, total: jax.Array, influence: Influence, in_turn: int | None
@@ -177,10 +177,10 @@ class TableRows:
         """Returns rows times weights, shape (n,)."""
         return self.with_numbers(times(self.values, weights))
 
-    def sum(self, in_turn: int | None) -> jax.Array:
-        """Returns the sum of rows, before `build`."""
+    def add(self, total: jax.Array, in_turn: int | None) -> jax.Array:
+        """Adds rows to a sum."""
         del in_turn
-        return self._add(self.zeros(), self.values)
+        return self._add(total, self.values)
 
     def add_influences(
         self, total: jax.Array, influence: Influence, _: int | None
@@ -235,13 +235,14 @@ class Arrays:
             return Arrays(values, weights * before)
         return Arrays(times(values, weights))
 
-    def sum(self, in_turn: int | None) -> jax.Array:
-        """Returns the sum of rows, some in one pass over it if they are large."""
+    def add(self, total: jax.Array, in_turn: int | None) -> jax.Array:
+        """Adds rows to a sum, some in one pass over it if they are large."""
         (values,) = self.numbers
         if self.weights is None:
-            return _sum_of_products(jnp.ones(len(values), values.dtype), values)
+            ones = jnp.ones(len(values), values.dtype)
+            return total + _sum_of_products(ones, values)
         rows = values, like(self.weights, values)
-        return add_rows(self.zeros(), jnp.multiply, rows, in_turn)
+        return add_rows(total, jnp.multiply, rows, in_turn)
 
     def add_influences(
         self, total: jax.Array, influence: Influence, in_turn: int | None
