@@ -60,6 +60,8 @@ def adds_lengths(
         parameters: of length_fn; the first is of the order of the length of long ones.
         counts: shape (n,), false for rows to leave out; None where all count.
     """
+    if counts is not None:  # what is left out must not choose the order either
+        samples = samples.zero_unless(counts)
     dtypes = {as_float(x).dtype for x in samples.numbers}
     dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
     parameters = jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), parameters)
@@ -77,15 +79,12 @@ def adds_lengths(
     total = jax.tree.reduce_associative(jnp.add, list(map(math.prod, squares)))
     are_plain = _are_plain(squares, total, parameters[0])
     weights, _ = shrinking(total, 1)
-    needs_units = ~are_plain if counts is None else ~are_plain & counts
-    if counts is not None:
-        weights = jnp.where(counts, weights, 0)
     # The barrier keeps them from being computed twice, in two ways.
-    weights = jax.lax.optimization_barrier(jnp.where(needs_units, 1, weights))
+    weights = jax.lax.optimization_barrier(jnp.where(are_plain, weights, 1))
     parts = [part.weighted(weights) for part in samples.parts]
 
     def add(sums, start, size, in_turn):
-        some = FactoredSamples((parts, needs_units, are_plain)).rows(start, size)
+        some = FactoredSamples((parts, are_plain)).rows(start, size)
 
         def at_once(sums):
             pairs = zip(sums, some.leaves[0], strict=True)
@@ -95,21 +94,23 @@ def adds_lengths(
             return jax.lax.fori_loop(0, size, add_one, sums)
 
         def add_one(i, sums):
-            parts, needs_units, _ = some.rows(i, 1).leaves
-            parts = _in_units(parts, shrinking, needs_units, dtype)
+            parts, is_plain = some.rows(i, 1).leaves
+            parts = _in_units(parts, shrinking, ~is_plain, dtype)
             return [part.add(x, None) for x, part in zip(sums, parts, strict=True)]
 
-        return jax.lax.cond(_all(some.leaves[2]), at_once, one_by_one, sums)
+        # A condition that differs within a batch of means becomes a selection, which
+        # computes both sides: only where any of them needs it, and each takes its own.
+        def apart(sums):
+            return jax.lax.cond(some.leaves[1].all(), at_once, one_by_one, sums)
+
+        return jax.lax.cond(_all(some.leaves[1]), at_once, apart, sums)
 
     return add
 
 
 @jax.custom_batching.custom_vmap
 def _all(conditions: jax.Array) -> jax.Array:
-    """Returns whether all are true: under vmap one answer for the whole batch.
-
-    A condition that differs within a batch becomes a selection, which computes both.
-    """
+    """Returns whether all are true: under vmap one answer for the whole batch."""
     return conditions.all()
 
 
