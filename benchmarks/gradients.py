@@ -119,12 +119,14 @@ COORDINATES = (
     "smoothed influence 40, among them a division and a root."
 )
 SCRATCH = (
-    "Inputs of layers are copied, as finite numbers in units, beside the activations "
-    "that the plain gradient holds too."
+    "Cotangents are weighted in place. Beside the activations that the plain gradient "
+    "holds too stand a few numbers for each sample, and for a small batch the finite "
+    "numbers of one sample."
 )
 COMPILING = (
-    "Norms, weights and the exact sum come on top of the forward and backward pass, as "
-    "some fifty more loops over small arrays, each of which is compiled apart."
+    "Norms and weights come on top of the forward and backward pass, and a loop for "
+    "samples with NaN, infinities or huge numbers: some forty more kernels over small "
+    "arrays, each of which is compiled apart."
 )
 GHOST = "Opacus, ghost clipping"
 # Compiling takes most of a quick run.

@@ -102,11 +102,11 @@ class Counting(NormBounded):
 
     def adds(
         self, samples: FactoredSamples, counts: jax.Array | None
-    ) -> tuple[Add, jax.Array]:
+    ) -> tuple[Add, Callable[[], jax.Array]]:
         """See `NormBounded.adds`, of samples that `fold` gave a leaf for counts."""
         leaves = FactoredSamples(samples.leaves.mean)
-        adds, is_short = self.estimator.adds(leaves, counts)
-        signed = self._signed(is_short, leaves.numbers)
+        adds, are_short = self.estimator.adds(leaves, counts)
+        signed = self._signed(are_short(), leaves.numbers)
         if counts is not None:
             signed = jnp.where(counts[:, None], signed, 0)
 
@@ -114,7 +114,7 @@ class Counting(NormBounded):
             some = jax.lax.dynamic_slice_in_dim(signed, start, size)
             return [*adds(sums[:-1], start, size, in_turn), sums[-1] + some.sum(axis=0)]
 
-        return add, is_short
+        return add, are_short
 
     def fold(
         self,

@@ -24,7 +24,7 @@ class Digits(NamedTuple):
     dropped, values far below the limit keep their own precision.
     """
 
-    unit: jax.Array | None  # None where influences are unbounded: then plain sums
+    unit: jax.Array | None  # None for plain sums: of influences without bound, of one
     base: float
     num_digits: int
     normalize_by: Any
@@ -44,6 +44,8 @@ class Digits(NamedTuple):
             return cls(None, 1.0, 1, normalize_by)
         nmant = min(int(jnp.finfo(x.dtype).nmant) for x in jax.tree.leaves(shape))
         layout = digit_layout(num_sums, nmant)
+        if layout.num_digits == 1:
+            return cls(None, 1.0, 1, normalize_by)
         # The largest power of two with |x / normalize_by| unit <= 2^high_bits.
         limit, divisor = (
             jnp.asarray(x).astype(jnp.float32) for x in (limit, normalize_by)

@@ -276,11 +276,11 @@ class CoordinateEstimator(Estimator):
         influence = self.influence_fn()
         mean, aux = fold_factored(
             lambda samples, counts: adds_influences(samples, influence, counts),
-            influence,
             self.limit,
             rows,
             normalize_by=normalize_by,
             microbatch_size=microbatch_size,
+            are_in_turn=True,
         )
         return self._within_limit(mean, normalize_by), aux
 

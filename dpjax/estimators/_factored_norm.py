@@ -4,39 +4,44 @@ The square of a norm is the sum of those of leaves: |a|^2 |d|^2 of an outer prod
 that of its rows for a table. Then a sample is multiplied by one number, and samples are
 summed leaf by leaf, without any of them being written out.
 
-Squares are those of the numbers as they are where a slab is plain: all its numbers are
-finite, no square overflows, and what squares lose by underflow is nothing beside the
-limit. In any other slab a factor is first multiplied by a power of two that brings its
-largest entry near one, and the exponents are kept apart: neither squares nor their
-products over- or underflow, and no huge entry meets a tiny weight. NaN and infinities
-count as zero, in a factor as in an array. A product of finite entries that is beyond
-the largest float counts as the number that it is. Only squares and powers are found in
-two ways: all slabs are summed by one program, with powers of one where they are plain.
+A sample is plain where all its numbers are finite, no square overflows, and what
+squares lose by underflow is nothing beside the limit. Where all samples are, a leaf's
+sum is one product. Else samples are added one after the other, each as finite numbers,
+and one that is not plain in units: a factor is first multiplied by a power of two that
+brings its largest entry near one, and the exponents are kept apart. So neither squares
+nor their products over- or underflow, and no huge entry meets a tiny weight. NaN and
+infinities count as zero, in a factor as in an array. A product of finite entries that
+is beyond the largest float counts as the number that it is.
+
+Whether a sample is plain, and its weight, depend on its own numbers alone: what it adds
+is the same number whatever the others are. They choose the order of a sum at most, and
+its bound holds for any (see `_slabs`).
 
 The computed norm may be too small by `NORM_ERROR`, as that of an array: the product of
 two sums of squares has the errors of both, no more than one sum of 2^48 terms has as
 long as each factor has 2^24 entries or fewer.
 """
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dpjax._sharding import varying, varying_axes
 from dpjax._types import PyTree
 from dpjax.estimators._entries import as_finite, as_float
-from dpjax.estimators._factors import Add, FactoredSamples, OuterProducts
+from dpjax.estimators._factors import Add, FactoredSamples, Leaf, OuterProducts, times
 from dpjax.estimators._safe_norm import (
     exponent_of,
-    is_plain,
     power_of_two,
     squared_norm,
     sum_by_rows,
 )
 
 NOTHING = -1000  # the exponent of what is zero
+BLOCK = 32  # numbers that are summed at once
+SCALE = 80  # of squares that would over- or underflow, an exponent of two
 FAR = 104  # norms are computed up to 2^FAR and a little: beyond every limit, and finite
 
 
@@ -47,8 +52,8 @@ def adds_lengths(
     counts: jax.Array | None,
     *,
     gain: Any = 1.0,
-) -> tuple[Add, jax.Array]:
-    """Returns what adds samples with other lengths to sums, and their norms (n,).
+) -> tuple[Add, Callable[[], jax.Array]]:
+    """Returns what adds samples with other lengths to sums, and what finds their norms.
 
     Args:
         samples: n of them.
@@ -58,11 +63,13 @@ def adds_lengths(
         counts: shape (n,), false for rows to leave out; None where all count.
         gain: what samples are multiplied by, once they have their lengths.
     """
+    if counts is not None:  # what is left out must not choose the order either
+        samples = samples.zero_unless(counts)
     dtypes = {as_float(x).dtype for x in samples.numbers}
     dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
     parameters = jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), parameters)
 
-    def factor(squares, unit):
+    def shrinking(squares, unit):
         """Returns the length over sqrt(squares) where long, who is, and the norm."""
         is_zero = ~(squares > 0)
         root = jnp.sqrt(jnp.where(is_zero, 1, squares))
@@ -72,100 +79,168 @@ def adds_lengths(
         weights = jnp.where(is_long, length / root, 1) * jnp.asarray(gain, dtype)
         return weights, is_long, jnp.where(is_zero, 0, norm)
 
-    parts = samples.parts
-    # An outer product has a norm of its own, from two; all other leaves share one.
-    pairs = [k for k, part in enumerate(parts) if isinstance(part, OuterProducts)]
-    rest = [k for k, part in enumerate(parts) if not isinstance(part, OuterProducts)]
-    groups = [[x] for k in pairs for x in parts[k].numbers]
-    if rest:
-        groups.append([x for k in rest for x in parts[k].numbers])
-    num_factors = 2 * len(pairs)
-    units, squares, exponents = _squared_norms(groups, num_factors, parameters[0])
-
-    def norm(squares, exponents):
-        """Returns both of all leaves together."""
-        largest = jnp.where(squares > 0, exponents, NOTHING).max()
-        squares = squares * power_of_two(2 * (exponents - largest), dtype)
-        return sum_by_rows(squares), largest
-
-    left, right, other = slice(0, num_factors, 2), slice(1, num_factors, 2), num_factors
-    squares = jnp.concatenate([squares[left] * squares[right], squares[other:]])
-    exponents = jnp.concatenate([exponents[left] + exponents[right], exponents[other:]])
-    squares, largest = jax.vmap(norm, in_axes=1)(squares, exponents)
-    unit = power_of_two(jnp.minimum(largest, FAR), dtype)
-    weights, is_long, norms = factor(squares, unit)
-    if counts is not None:
-        weights = jnp.where(counts, weights, 0)
-    exponents = exponents - jnp.where(is_long, largest, 0)[None]
-    weights = weights[None] * power_of_two(exponents, dtype)
-    # What a leaf's numbers are multiplied by first, and then its rows.
-    by: dict[int, tuple[jax.Array, ...]]
-    by = {k: (units[-1], weights[-1]) for k in rest}
-    for i, k in enumerate(pairs):
-        by[k] = units[2 * i], units[2 * i + 1], weights[i]
-    factors = [by[k] for k in range(len(parts))]
+    squares = [_squares(part.numbers, dtype) for part in samples.parts]
+    total = jax.tree.reduce_associative(jnp.add, list(map(math.prod, squares)))
+    are_plain = _are_plain(squares, total, parameters[0])
+    weights, _, plain_norms = shrinking(total, 1)
+    # The barrier keeps them from being computed twice, in two ways.
+    weights = jax.lax.optimization_barrier(jnp.where(are_plain, weights, 1))
+    parts = [part.weighted(weights) for part in samples.parts]
 
     def add(sums, start, size, in_turn):
-        some = FactoredSamples((samples.leaves, factors)).rows(start, size)
-        leaves, by = some.leaves
-        triples = zip(sums, FactoredSamples(leaves).parts, by, strict=True)
-        return [part.add(x, *each, in_turn=in_turn) for x, part, each in triples]
+        some = FactoredSamples((parts, are_plain)).rows(start, size)
+
+        def at_once(sums):
+            pairs = zip(sums, some.leaves[0], strict=True)
+            return [part.add(x, in_turn) for x, part in pairs]
+
+        def one_by_one(sums):
+            return jax.lax.fori_loop(0, size, add_one, sums)
+
+        def add_one(i, sums):
+            parts, is_plain = some.rows(i, 1).leaves
+            parts, _ = _in_units(parts, shrinking, ~is_plain, dtype)
+            return [part.add(x, None) for x, part in zip(sums, parts, strict=True)]
+
+        # A condition that differs within a batch of means becomes a selection, which
+        # computes both sides: only where any of them needs it, and each takes its own.
+        def apart(sums):
+            return jax.lax.cond(some.leaves[1].all(), at_once, one_by_one, sums)
+
+        return jax.lax.cond(_all(some.leaves[1]), at_once, apart, sums)
+
+    def norms():
+        def norm(i):
+            some, is_plain = FactoredSamples((parts, are_plain)).rows(i, 1).leaves
+            return _in_units(some, shrinking, ~is_plain, dtype)[1]
+
+        def one_by_one():
+            found = jax.lax.map(norm, jnp.arange(len(are_plain)))
+            return jnp.where(are_plain, plain_norms, found)
+
+        return jax.lax.cond(_all(are_plain), lambda: plain_norms, one_by_one)
 
     return add, norms
 
 
-def _squared_norms(
-    groups: list[list[jax.Array]], num_factors: int, smallest: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns units, squared norms and exponents, each of shape (groups, n).
+@jax.custom_batching.custom_vmap
+def _all(conditions: jax.Array) -> jax.Array:
+    """Returns whether all are true: under vmap one answer for the whole batch."""
+    return conditions.all()
 
-    Units are powers of two, norms those of finite numbers multiplied by them, exponents
-    the powers that undo them.
+
+@_all.def_vmap
+def _(axis_size, in_batched, conditions):
+    del axis_size, in_batched
+    return _all(conditions), False
+
+
+def _squares(numbers: tuple[jax.Array, ...], dtype: Any) -> list[jax.Array]:
+    """Returns the squared norms of n rows of each array, shapes (n,)."""
+    return [jax.vmap(lambda x: squared_norm([x], dtype))(x) for x in numbers]
+
+
+def _are_plain(
+    squares: list[list[jax.Array]], total: jax.Array, smallest: jax.Array
+) -> jax.Array:
+    """Returns which of n samples are plain, where `smallest` is a length of interest.
+
+    Squares below 2^-126 are lost, of 2^22 entries 2^-104 at most; times the square of
+    the other factor's norm that is 2^-23 of the square of the limit.
+    """
+    most = jnp.minimum(2.0**60, 2.0**80 * jnp.minimum(smallest, 1) ** 2)
+    largest = jax.tree.reduce(jnp.maximum, squares)  # NaN, where one is
+    return (largest < most) & (total < 2.0**120) & (smallest > 2.0**-30)
+
+
+def _in_units(
+    parts: list[Leaf],
+    shrinking: Callable[..., tuple[jax.Array, jax.Array, jax.Array]],
+    needs_units: jax.Array,
+    dtype: Any,
+) -> tuple[list[Leaf], jax.Array]:
+    """Returns leaves of one sample as finite numbers, shortened if it needs units.
+
+    And the norm that it had then.
 
     Args:
-        groups: of arrays (n, ...), whose norms are found together.
-        num_factors: so many groups, the first ones, are one factor of a product each.
-        smallest: the least length of interest.
+        parts: the leaves, of a single row.
+        shrinking: see `adds_lengths`.
+        needs_units: shape (1,); if not, the sample is shortened already.
+        dtype: of norms.
     """
-    dtype = smallest.dtype
-    groups = [[as_float(x) for x in group] for group in groups]
-
-    def squared_norms(groups):
-        return jnp.stack(
-            [jax.vmap(lambda xs: squared_norm(xs, dtype))(group) for group in groups]
-        )
-
-    squares = squared_norms(groups)
-
-    def as_they_are():
-        ones = varying(jnp.ones_like(squares), varying_axes(squares))
-        return ones, squares, ones.astype(jnp.int32) - 1
-
-    def in_units():
-        finite = [[as_finite(x) for x in group] for group in groups]
-        exponents = exponent_of(jnp.stack([_largest(xs, dtype) for xs in finite]))
-        units = power_of_two(-exponents, dtype)
-        scaled = [
-            [jax.vmap(lambda x, by: x * by)(x.astype(dtype), unit) for x in group]
-            for group, unit in zip(finite, units, strict=True)
+    # An outer product has a norm of its own, from two. All other leaves share one, and
+    # a second norm of one.
+    pairs = [k for k, part in enumerate(parts) if isinstance(part, OuterProducts)]
+    rest = [k for k in range(len(parts)) if k not in pairs]
+    groups = [[x] for k in pairs for x in parts[k].numbers]
+    groups += [[x for k in rest for x in parts[k].numbers], [jnp.ones(1, dtype)]]
+    arrays = [x for group in groups for x in group]
+    blocks = _Blocks.of([as_finite(x).astype(dtype) for x in arrays])
+    exponents, squares = _measured(blocks.by_group(groups))
+    units = power_of_two(-exponents, dtype)
+    squares, exponents = squares[::2] * squares[1::2], exponents[::2] + exponents[1::2]
+    largest = jnp.where(squares > 0, exponents, NOTHING).max()
+    norms = squares * power_of_two(2 * (exponents - largest), dtype)
+    unit = power_of_two(jnp.minimum(largest, FAR), dtype)
+    shrink, is_long, norm = shrinking(sum_by_rows(norms), unit)
+    shrink = shrink * power_of_two(exponents - jnp.where(is_long, largest, 0), dtype)
+    units, shrink = (jnp.where(needs_units, x, 1) for x in (units, shrink))
+    # What numbers are multiplied by first, and then the rows of a leaf.
+    scaled, found = iter(blocks.arrays(arrays)), {}
+    for i, k in [*enumerate(pairs), *((len(pairs), k) for k in rest)]:
+        numbers = [
+            times(next(scaled).astype(x.dtype), units[2 * i + j, None])
+            for j, x in enumerate(parts[k].numbers)
         ]
-        return units, squared_norms(scaled), exponents
-
-    # Squares below 2^-126 are lost, of 2^22 entries 2^-104 at most; times the square of
-    # the other factor's norm that is 2^-23 of the square of the limit.
-    most = jnp.minimum(2.0**60, 2.0**80 * jnp.minimum(smallest, 1) ** 2)
-    are_plain = (
-        (smallest > 2.0**-50)
-        & (squares[:num_factors] < most).all()
-        & is_plain(squares[num_factors:], smallest).all()
-    )
-    return jax.lax.cond(are_plain, as_they_are, in_units)
+        found[k] = parts[k].with_numbers(*numbers).weighted(shrink[i, None])
+    return [found[k] for k in range(len(parts))], norm
 
 
-def _largest(group: list[jax.Array], dtype: Any) -> jax.Array:
-    """Returns the largest size of an entry of each of n rows of finite numbers."""
-    tops = [
-        jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)), initial=0.0).astype(dtype)
-        for x in group
-    ]
-    return jax.tree.reduce(jnp.maximum, tops)
+class _Blocks(NamedTuple):
+    """Arrays, one behind the other, each in blocks of as many numbers."""
+
+    numbers: jax.Array  # shape (blocks, BLOCK)
+
+    @classmethod
+    def of(cls, arrays: list[jax.Array]) -> "_Blocks":
+        """Returns arrays in blocks, the last of each filled up with zeros."""
+        flat = [jnp.pad(x.reshape(-1), (0, -x.size % BLOCK)) for x in arrays]
+        return cls(jnp.concatenate([x.reshape(-1, BLOCK) for x in flat]))
+
+    def arrays(self, like_these: list[jax.Array]) -> Iterator[jax.Array]:
+        """Yields the arrays, of which the shapes are given."""
+        start = 0
+        for x in like_these:
+            stop = start + -(-x.size // BLOCK)
+            yield self.numbers[start:stop].reshape(-1)[: x.size].reshape(x.shape)
+            start = stop
+
+    def by_group(self, groups: list[list[jax.Array]]) -> jax.Array:
+        """Returns sums of squares of each group in three scales, shape (3, groups)."""
+        scales = jnp.array([2.0**SCALE, 1, 2.0**-SCALE], self.numbers.dtype)
+        squares = ((self.numbers[None] * scales[:, None, None]) ** 2).sum(axis=-1)
+        sums, start = [], 0
+        for group in groups:
+            stop = start + sum(-(-x.size // BLOCK) for x in group)
+            sums.append(sum_by_rows(squares[:, start:stop], BLOCK))
+            start = stop
+        return jnp.stack(sums, axis=1)
+
+
+def _measured(squares: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns exponents e of norms, and squared norms times 2^-2e.
+
+    These lie in [1, 4), or near it where 2^-e would be no float; or are zero. One has
+    the exponent zero.
+
+    Args:
+        squares: see `_Blocks.by_group`: the first serves norms below 2^-30, the last
+            those from 2^40 on; of others nothing is lost as they are.
+    """
+    small, ordinary, large = squares
+    is_small, is_ordinary = ordinary < 2.0**-60, ordinary < 2.0**80
+    squares = jnp.where(is_small, small, jnp.where(is_ordinary, ordinary, large))
+    scale = jnp.where(is_small, -SCALE, jnp.where(is_ordinary, 0, SCALE))
+    exponents = jnp.clip((exponent_of(squares) - 1) // 2 + scale, -125, 126)
+    return exponents, squares * power_of_two(2 * (scale - exponents), squares.dtype)

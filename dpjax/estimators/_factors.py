@@ -22,11 +22,12 @@ import jax.numpy as jnp
 from dpjax._sharding import varying, varying_axes
 from dpjax._tree import like, register
 from dpjax._types import PyTree
-from dpjax.estimators._entries import as_finite, as_float
+from dpjax.estimators._entries import as_float
 from dpjax.estimators._row_sums import add_rows, zero_unless
 
 Influence = Callable[[jax.Array], jax.Array]
 SMALL = 4096  # coordinates, such as of a bias
+IN_TURN = 16  # rows that are added in one pass over a sum, on CPU
 # `add(sums, start, size, in_turn)` adds so many samples to sums, one for every leaf.
 Add = Callable[[list[jax.Array], Any, int, int | None], list[jax.Array]]
 
@@ -65,27 +66,21 @@ class OuterProducts:
     @property
     def numbers(self) -> tuple[jax.Array, ...]:
         """Both factors."""
-        return self.left, self.right
+        return as_float(self.left), as_float(self.right)
 
-    def add(
-        self,
-        total: jax.Array,
-        unit_left: jax.Array,
-        unit_right: jax.Array,
-        weights: jax.Array,
-        *,
-        in_turn: int | None,
-    ) -> jax.Array:
-        """Adds rows, in units and times weights, to a sum: see `Arrays.add`."""
+    def with_numbers(self, left: jax.Array, right: jax.Array) -> "OuterProducts":
+        """Returns the same of other factors."""
+        return OuterProducts(left, right, self.build)
+
+    def weighted(self, weights: jax.Array) -> "OuterProducts":
+        """Returns rows times weights, shape (n,)."""
+        left, right = self.numbers
+        return self.with_numbers(left, times(right, weights))
+
+    def add(self, total: jax.Array, in_turn: int | None) -> jax.Array:
+        """Adds rows to a sum."""
         del in_turn
-        rows = (((0,), (0,)), ((), ()))
-        product = jax.lax.dot_general(
-            _in_units(self.left, unit_left),
-            _in_units(self.right, unit_right, weights),
-            rows,
-            precision=jax.lax.Precision.HIGHEST,
-        )
-        return total + product
+        return total + _sum_of_products(*self.numbers)
 
     def add_influences(
         self, total: jax.Array, influence: Influence, in_turn: int | None
@@ -174,17 +169,18 @@ class TableRows:
         """The rows."""
         return (self.values,)
 
-    def add(
-        self,
-        total: jax.Array,
-        unit: jax.Array,
-        weights: jax.Array,
-        *,
-        in_turn: int | None,
-    ) -> jax.Array:
-        """Adds rows, in units and times weights, to a sum: see `Arrays.add`."""
+    def with_numbers(self, values: jax.Array) -> "TableRows":
+        """Returns the same of other rows."""
+        return TableRows(self.places, values, self.num_rows, self.build)
+
+    def weighted(self, weights: jax.Array) -> "TableRows":
+        """Returns rows times weights, shape (n,)."""
+        return self.with_numbers(times(self.values, weights))
+
+    def add(self, total: jax.Array, in_turn: int | None) -> jax.Array:
+        """Adds rows to a sum."""
         del in_turn
-        return self._add(total, _in_units(self.values, unit, weights))
+        return self._add(total, self.values)
 
     def add_influences(
         self, total: jax.Array, influence: Influence, _: int | None
@@ -197,12 +193,18 @@ class TableRows:
         return total.at[self.places.reshape(-1)].add(rows, mode="drop")
 
 
-@register("values")
+@register("values", "weights")
 @dataclass(frozen=True)
 class Arrays:
-    """A leaf of n samples that is held as it is, shape (n, ...)."""
+    """A leaf of n samples that is held as it is.
+
+    Attributes:
+        values: shape (n, ...).
+        weights: what rows are multiplied by as they are added, shape (n,); None of one.
+    """
 
     values: jax.Array
+    weights: jax.Array | None = None
 
     def written_out(self) -> jax.Array:
         """Returns the leaf."""
@@ -219,35 +221,41 @@ class Arrays:
     @property
     def numbers(self) -> tuple[jax.Array, ...]:
         """The array."""
-        return (self.values,)
+        return (as_float(self.values),)
 
-    def add(
-        self,
-        total: jax.Array,
-        unit: jax.Array,
-        weights: jax.Array,
-        *,
-        in_turn: int | None,
-    ) -> jax.Array:
-        """Adds rows, in units and times weights, to a sum.
+    def with_numbers(self, values: jax.Array) -> "Arrays":
+        """Returns the same of another array."""
+        return Arrays(values, self.weights)
 
-        Args:
-            total: the sum.
-            unit: a power of two, shape (n,), by which rows are multiplied first: with a
-                weight at once they might over- or underflow. NaN and infinities count
-                as zero.
-            weights: shape (n,).
-            in_turn: see `add_rows`.
-        """
-        rows = self.values, unit, weights
-        return add_rows(total, _row_in_units, rows, _if_large(total, in_turn))
+    def weighted(self, weights: jax.Array) -> "Arrays":
+        """Returns rows times weights, shape (n,): at once if they are small."""
+        (values,) = self.numbers
+        if self.is_large:
+            before = 1 if self.weights is None else self.weights
+            return Arrays(values, weights * before)
+        return Arrays(times(values, weights))
+
+    def add(self, total: jax.Array, in_turn: int | None) -> jax.Array:
+        """Adds rows to a sum, some in one pass over it if they are large."""
+        (values,) = self.numbers
+        if self.weights is None:
+            ones = jnp.ones(len(values), values.dtype)
+            return total + _sum_of_products(ones, values)
+        rows = values, like(self.weights, values)
+        return add_rows(total, jnp.multiply, rows, in_turn)
 
     def add_influences(
         self, total: jax.Array, influence: Influence, in_turn: int | None
     ) -> jax.Array:
         """Adds the influences of rows to a sum."""
-        rows = (self.values,)
-        return add_rows(total, influence, rows, _if_large(total, in_turn))
+        # A loop over rows is a long program: not for a small sum.
+        in_turn = in_turn if self.is_large else None
+        return add_rows(total, influence, (self.values,), in_turn)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a sum has more than a few thousand coordinates."""
+        return self.values.size > SMALL * len(self.values)
 
 
 Leaf = OuterProducts | TableRows | Arrays
@@ -330,6 +338,12 @@ class FactoredSamples:
         return any(map(_is_leaf, jax.tree.leaves(self.leaves, is_leaf=_is_leaf)))
 
     @property
+    def has_large_arrays(self) -> bool:
+        """Whether an array of a sample has more than a few thousand entries."""
+        arrays = [part for part in self.parts if isinstance(part, Arrays)]
+        return any(part.is_large for part in arrays)
+
+    @property
     def row_size(self) -> int:
         """How many numbers are made and held of a sample, about."""
         return self.work + sum(x.size // len(x) for x in jax.tree.leaves(self.leaves))
@@ -355,27 +369,21 @@ def adds_influences(
     return add
 
 
-def _if_large(total, in_turn):
-    """Returns None for a small sum: a loop over rows is a long program."""
-    return in_turn if total.size > SMALL else None
-
-
 def _zeros(shape, like_this):
     is_double = like_this.dtype == jnp.float64
     zeros = jnp.zeros(shape, jnp.float64 if is_double else jnp.float32)
     return varying(zeros, varying_axes(like_this))
 
 
-def _in_units(x, *numbers):
-    """Returns finite rows, times numbers of shape (n,), one after the other."""
-    return jax.vmap(_row_in_units)(x, *numbers)
+def times(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """Returns n rows times weights, shape (n,)."""
+    return x * like(weights, x).reshape(-1, *(1,) * (x.ndim - 1))
 
 
-def _row_in_units(x, *numbers):
-    x = as_finite(x)
-    for number in numbers:
-        x = x * like(number, x)
-    return x
+def _sum_of_products(x, y):
+    """Returns the sum over n of the outer products of rows."""
+    over_rows = (((0,), (0,)), ((), ()))
+    return jax.lax.dot_general(x, y, over_rows, precision=jax.lax.Precision.HIGHEST)
 
 
 def _is_leaf(x: Any) -> bool:

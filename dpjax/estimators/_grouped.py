@@ -143,7 +143,7 @@ class Grouped(NormBounded):
 
     def adds(
         self, samples: FactoredSamples, counts: jax.Array | None
-    ) -> tuple[Add, jax.Array]:
+    ) -> tuple[Add, Callable[[], jax.Array]]:
         """See `NormBounded.adds`."""
         shape = jax.tree.map(
             lambda _: 0, samples.leaves, is_leaf=lambda x: isinstance(x, Leaf)
@@ -157,7 +157,7 @@ class Grouped(NormBounded):
             new = [one(part, start, size, in_turn) for one, part in pairs]
             return self._joined(shape, new)
 
-        return add, jnp.concatenate(are_short, axis=1)
+        return add, lambda: jnp.concatenate([short() for short in are_short], axis=1)
 
     def _each(self) -> list[NormEstimator]:
         """Returns the estimator of every group."""

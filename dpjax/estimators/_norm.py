@@ -48,8 +48,10 @@ class NormBounded(Estimator):
     @abc.abstractmethod
     def adds(
         self, samples: FactoredSamples, counts: jax.Array | None
-    ) -> tuple[Add, jax.Array]:
-        """Returns what adds influences to sums, and who is short, shape (n, groups).
+    ) -> tuple[Add, Callable[[], jax.Array]]:
+        """Returns what adds influences to sums, and what tells who is short.
+
+        That is `is_short` of n samples, shape (n, groups).
 
         Args:
             samples: n of them.
@@ -70,11 +72,11 @@ class NormBounded(Estimator):
             )
         mean, aux = fold_factored(
             lambda samples, counts: self.adds(samples, counts)[0],
-            self.influence,
             self.limit,
             rows,
             normalize_by=normalize_by,
             microbatch_size=microbatch_size,
+            are_in_turn=False,
         )
         return self._within_limit(mean, normalize_by), aux
 
@@ -128,10 +130,15 @@ class NormEstimator(NormBounded):
 
     def adds(
         self, samples: FactoredSamples, counts: jax.Array | None
-    ) -> tuple[Add, jax.Array]:
+    ) -> tuple[Add, Callable[[], jax.Array]]:
         """See `NormBounded.adds`."""
         add, norms = adds_lengths(samples, *self.length(), counts, gain=self.gain)
-        return add, (norms <= self.sizes[0].astype(norms.dtype))[:, None]
+
+        def are_short():
+            found = norms()
+            return (found <= self.sizes[0].astype(found.dtype))[:, None]
+
+        return add, are_short
 
 
 def shorten(

@@ -118,14 +118,14 @@ def _sum_of_squares(x: jax.Array) -> jax.Array:
     return sum_by_rows(terms.reshape(-1))
 
 
-def sum_by_rows(terms: jax.Array) -> jax.Array:
-    """Returns sums over the last axis, 256 terms at a time."""
+def sum_by_rows(terms: jax.Array, size: int = ROW) -> jax.Array:
+    """Returns sums over the last axis, 256 terms at a time, or fewer."""
     # A flat float32 sum of d terms may err by d·2^-24: 6 times, at d = 1e8. Sums of
     # rows of 256 err by 256·2^-24 a level; the barrier keeps the compiler from
     # merging the levels into one flat sum.
-    while terms.shape[-1] > ROW:
+    while terms.shape[-1] > size:
         rest = [(0, 0)] * (terms.ndim - 1)
-        terms = jnp.pad(terms, [*rest, (0, -terms.shape[-1] % ROW)])
-        terms = terms.reshape(*terms.shape[:-1], -1, ROW)
+        terms = jnp.pad(terms, [*rest, (0, -terms.shape[-1] % size)])
+        terms = terms.reshape(*terms.shape[:-1], -1, size)
         terms = jax.lax.optimization_barrier(terms.sum(axis=-1))
     return terms.sum(axis=-1)

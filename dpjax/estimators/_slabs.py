@@ -32,37 +32,36 @@ import jax.numpy as jnp
 from dpjax._sharding import num_shares, psum, zeros
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators._digits import Digits
-from dpjax.estimators._factors import Add, FactoredSamples
+from dpjax.estimators._factors import IN_TURN, Add, FactoredSamples
 from dpjax.estimators._fold import longest_block, proven_divisor
-from dpjax.estimators._rows import Rows, influence_shape
-
-IN_TURN = 16  # rows that are added in one pass over a sum, on CPU
+from dpjax.estimators._rows import Rows
 
 
 def fold_factored(
     prepare: Callable[[FactoredSamples, jax.Array | None], Add],
-    influence: Callable[[PyTree], PyTree],
     limit: Scalar,
     rows: Rows,
     *,
     normalize_by: Scalar,
     microbatch_size: int | None,
+    are_in_turn: bool,
 ) -> tuple[PyTree, PyTree]:
     """Returns the sum of influences divided by `normalize_by`, and the aux of all rows.
 
     Args:
         prepare: `prepare(samples, counts)` returns what adds the influences of some of
             these samples to sums; counts is false for those to leave out, or None.
-        influence: that of one sample, for its shapes and dtypes.
         limit: the bound of every coordinate.
         rows: the samples.
         normalize_by: the public divisor.
         microbatch_size: how many samples are processed at once; None chooses.
+        are_in_turn: whether factored leaves are added some rows in one pass over a sum,
+            on CPU, as large arrays are.
     """
     normalize_by = proven_divisor(rows.num_rows_in_all, normalize_by)
     longest = longest_block(normalize_by)
-    shape = influence_shape(influence, rows)
     row, aux_shape = jax.eval_shape(lambda: rows.factored(0, 1))
+    shape = jax.eval_shape(lambda: row.build(row.zeros()))
 
     def run(plan: _Plan) -> tuple[PyTree, PyTree]:
         num_sums = plan.num_slabs // plan.slabs * plan.blocks * num_shares(rows.axes)
@@ -81,9 +80,11 @@ def fold_factored(
         return digits.mean(psum(total, rows.axes)), aux
 
     args = rows.num_rows, longest, row.row_size, microbatch_size
-    return jax.lax.platform_dependent(
-        cpu=lambda: run(_Plan.cached(*args)), default=lambda: run(_Plan.parallel(*args))
-    )
+    in_turn = IN_TURN if are_in_turn or row.has_large_arrays else None
+    plan, other = _Plan.cached(*args, in_turn), _Plan.parallel(*args)
+    if plan == other:
+        return run(plan)
+    return jax.lax.platform_dependent(cpu=lambda: run(plan), default=lambda: run(other))
 
 
 class _Plan(NamedTuple):
@@ -100,14 +101,14 @@ class _Plan(NamedTuple):
     in_turn: int | None
 
     @classmethod
-    def cached(cls, num_rows, longest, row_size, microbatch_size):
+    def cached(cls, num_rows, longest, row_size, microbatch_size, in_turn):
         """On CPU: as many rows as the caches hold; four, if memory does."""
         if microbatch_size is None:
             few = min(4, 2**25 // row_size)
             microbatch_size = min(max(2**21 // row_size, few, 1), longest)
             if microbatch_size < num_rows:  # batches are powers of two, or nearly all
                 microbatch_size = 2 ** (microbatch_size.bit_length() - 1)
-        return cls._of(num_rows, longest, microbatch_size, IN_TURN)
+        return cls._of(num_rows, longest, microbatch_size, in_turn)
 
     @classmethod
     def parallel(cls, num_rows, longest, row_size, microbatch_size):

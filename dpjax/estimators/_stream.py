@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -13,6 +13,8 @@ from dpjax import _validate
 from dpjax._tree import register
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators._factors import FactoredSamples
+
+MakeFactored = Callable[[PyTree], tuple[FactoredSamples, PyTree]]
 
 
 @register("shared", "rows")
@@ -30,17 +32,16 @@ class SampleStream:
         shared: pytree that all samples depend on, such as parameters.
         rows: pytree, leaves of shape (n, ...), such as a batch.
         microbatch_size: how many are made at once; None chooses.
-        make_factored: as make_samples, with samples as `FactoredSamples`, for
-            estimators that take norms and sums from factors; None where there are none.
+        make_factored: `make_factored(shared, rows)` returns a function of some rows, as
+            make_samples but with samples as `FactoredSamples`, for estimators that take
+            norms and sums from factors; None where there are none.
     """
 
     make_samples: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
     shared: PyTree
     rows: PyTree
     microbatch_size: int | None = None
-    make_factored: Callable[[PyTree, PyTree], tuple[FactoredSamples, PyTree]] | None = (
-        None
-    )
+    make_factored: Callable[[PyTree, PyTree], MakeFactored] | None = None
 
     @classmethod
     def of(cls, samples: PyTree) -> "SampleStream":
@@ -60,11 +61,14 @@ class SampleStream:
 
     @property
     def read_factored(self) -> Callable[[Scalar, int], tuple[Any, PyTree]] | None:
-        """As `read`, with samples in factored form; None where there are none."""
-        make = self.make_factored
-        if make is None:
+        """As `read`, with samples in factored form; None where there are none.
+
+        What makes them is traced at the first reading, and never again.
+        """
+        if self.make_factored is None:
             return None
-        return lambda start, size: make(self.shared, self._rows(start, size))
+        make = cache(partial(self.make_factored, self.shared, self.rows))
+        return lambda start, size: make()(self._rows(start, size))
 
     def _rows(self, start, size):
         if size == self.num_rows:

@@ -1,6 +1,7 @@
 """Programs computed equation by equation, some of them by other means."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,7 +28,11 @@ def evaluate(
     def read(atom):
         return atom.val if isinstance(atom, core.Literal) else values[atom]
 
-    def run(equation):
+    def run(equation, inputs):
+        kind = equation.primitive
+        if not kind.multiple_results:
+            return [kind.bind(*inputs, **equation.params)]
+        # Such an operation may hold functions, which JAX binds apart.
         used = list(
             dict.fromkeys(x for x in equation.invars if isinstance(x, core.Var))
         )
@@ -46,7 +51,7 @@ def evaluate(
                 inner = equation.params["jaxpr"]
                 results = evaluate(inner.jaxpr, inner.consts, inputs, rule, place)
             else:
-                results = rule(place, equation, inputs, lambda e=equation: run(e))
+                results = rule(place, equation, inputs, partial(run, equation, inputs))
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 

@@ -233,12 +233,18 @@ class _SampleGrad:
         values, grads = by_row(partial(value_and_grad, params), num_rows)(rows)
         return grads, self._wanted(values)
 
-    def factored(self, params: PyTree, rows: PyTree) -> tuple[FactoredSamples, PyTree]:
-        """Returns the same, gradients in factored form."""
+    def factored(
+        self, params: PyTree, rows: PyTree
+    ) -> Callable[[PyTree], tuple[FactoredSamples, PyTree]]:
+        """Returns a function of some rows with gradients in factored form."""
         loss_fn = loss_of_users(self.loss_fn, has_aux=self.has_aux)
-        grad_fn = factored_grad(loss_fn, has_aux=self.has_aux)
-        grads, values = grad_fn(params, rows)
-        return grads, self._wanted(values)
+        grad_fn = factored_grad(loss_fn, params, rows, has_aux=self.has_aux)
+
+        def make(rows):
+            grads, values = grad_fn(rows)
+            return grads, self._wanted(values)
+
+        return make
 
     def _wanted(self, values):
         values, aux = values if self.has_aux else (values, ())

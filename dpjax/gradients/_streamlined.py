@@ -28,9 +28,14 @@ def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     loop, a branch or a `jax.checkpoint` of the function's own stays as it is, and so
     does what states its sharding.
     """
+    return lambda *args: traced(function, *args)(*args)
+
+
+def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTree]:
+    """Returns `streamlined(function)` for arguments of these shapes, traced once."""
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
 
     def rewritten(*args: PyTree) -> PyTree:
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         factors = {}  # of the outer products, by the variables that hold them
 
         def rule(place, equation, inputs, run):

@@ -5,7 +5,6 @@ A user's gradient is the mean or the sum of those of its records, and the influe
 on it, so that a robust mean of users has the sensitivity of one of so many samples.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
@@ -263,20 +262,24 @@ class Users:
             self.user_ids, rows.num_rows, is_padding_example, num_users=self.num_users
         )
         size = min(self.records_per_user or rows.num_rows, rows.num_rows)
-        factored = rows.make_factored
+        make_factored = rows.make_factored
 
-        def looked_up(make: Callable[[PyTree, PyTree], Any]) -> Callable[..., Any]:
-            def make_samples(shared: PyTree, bounds: jax.Array) -> Any:
-                params, batch, spans = shared
-                users = spans.gather(batch, bounds, size, self.user_gradient)
-                return make(params, users)
+        def of_users(shared: PyTree, bounds: jax.Array) -> tuple[PyTree, UserRecords]:
+            params, batch, spans = shared
+            return params, spans.gather(batch, bounds, size, self.user_gradient)
 
-            return make_samples
+        def make_samples(shared: PyTree, bounds: jax.Array) -> Any:
+            return rows.make_samples(*of_users(shared, bounds))
+
+        def make_factors(shared: PyTree, bounds: jax.Array) -> Any:
+            assert make_factored is not None
+            make = make_factored(*of_users(shared, bounds[:1]))
+            return lambda some: make(of_users(shared, some)[1])
 
         return SampleStream(
-            looked_up(rows.make_samples),
+            make_samples,
             (rows.shared, rows.rows, spans),
             spans.bounds,
             rows.microbatch_size,
-            None if factored is None else looked_up(factored),
+            None if make_factored is None else make_factors,
         )

@@ -56,7 +56,7 @@ def stream_of(rows, microbatch_size=None):
         return samples_of(rows).written_out(), ()
 
     def factored(shared, rows):
-        return samples_of(rows), ()
+        return lambda some: (samples_of(some), ())
 
     return SampleStream(written_out, (), rows, microbatch_size, factored)
 
@@ -125,6 +125,21 @@ def test_the_product_of_huge_factors_keeps_its_direction():
     mean = mean_of(Clipping(1.0))(rows)
     expected = np.sign(left[0])[:, None] * np.sign(right[0]) / 30**0.5
     np.testing.assert_allclose(mean["a"], matrix_of(expected), rtol=1e-5)
+
+
+def test_a_batch_of_means_adds_at_once_where_all_samples_are_plain():
+    # A condition that differs within a batch would be a selection: both are computed.
+    rows, limits = rows_of(5), jnp.array([0.5, 1.5])
+    rows = rows[0].at[2, 1].set(jnp.nan), *rows[1:]
+
+    def means(limits):
+        return jax.vmap(lambda limit: mean_of(Clipping(limit))(rows))(limits)
+
+    assert " cond[" in str(jax.make_jaxpr(means)(limits))
+    for i, limit in enumerate(limits):
+        alone = mean_of(Clipping(limit))(rows)
+        for x, y in zip(*map(jax.tree.leaves, (means(limits), alone)), strict=True):
+            np.testing.assert_allclose(x[i], y, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS[2:], ids=str)
