@@ -28,7 +28,12 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.audit import _correlated
 from dpjax.audit._lower_bound import Case
 from dpjax.audit._releases import Statistic
-from dpjax.audit._updates import chain, dp_sgd, gaussian_claim, privatize_adaptive
+from dpjax.audit._updates import (
+    chain,
+    dp_sgd,
+    gaussian_claim,
+    privatize_adaptive_threshold,
+)
 from dpjax.constraints import Simplex
 from dpjax.estimators import (
     Clipping,
@@ -326,7 +331,7 @@ BUILDERS: dict[str, Callable[[], Case]] = {
         privatize_median_of_means,
         privatize_trimmed_mean,
         privatize_grouped,
-        privatize_adaptive,
+        privatize_adaptive_threshold,
         privatize_added_record,
         dp_sgd,
         chain,

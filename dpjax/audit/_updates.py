@@ -52,7 +52,7 @@ def chain() -> Case:
     return _two_updates("chain", make)
 
 
-def privatize_adaptive() -> Case:
+def privatize_adaptive_threshold() -> Case:
     """A gradient turns round, and is longer than the threshold. Shows 3.6 of 4.
 
     At half of the budget each, neither the mean nor the threshold alone shows 2.8.
@@ -71,7 +71,7 @@ def privatize_adaptive() -> Case:
 
     grads = jnp.array([[0.0, 0.0], [0.6, 0.8]])
     return Case(
-        name="privatize_adaptive",
+        name="privatize_adaptive_threshold",
         release=release,
         data=grads * 0.9999,
         neighbor=grads * -1e30,
