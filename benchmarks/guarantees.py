@@ -15,7 +15,7 @@ import dpjax
 from benchmarks import audit_record
 from benchmarks.audit_record import SEED, Finding
 from benchmarks.record import RESULTS
-from dpjax import estimators, mechanisms, parties, solvers, transforms
+from dpjax import estimators, mechanisms, models, parties, solvers, transforms
 from dpjax._files import check_file, check_spared, write_whole
 from dpjax._rounding import as_decimal, rounded_down, rounded_up
 from dpjax.audit import cases
@@ -31,7 +31,8 @@ INTRODUCTION = """\
 
 Written by `python -m benchmarks guarantees` from docstrings and recorded audits:
 [mechanisms](#mechanisms), [transforms](#transforms), [solvers](#solvers),
-[parties](#parties), [estimators](#estimators), [audits](#audits). Then,
+[models](#models), [parties](#parties), [estimators](#estimators), [audits](#audits).
+Then,
 [what no guarantee covers](#what-no-guarantee-covers), and
 [how one is lost in practice](#pitfalls).
 
@@ -46,6 +47,11 @@ LAYERS: dict[str, tuple[ModuleType, str]] = {
     "Mechanisms": (mechanisms, "Pure functions of a key and a value."),
     "Transforms": (transforms, "One update of an `optax` transformation."),
     "Solvers": (solvers, "A whole run, all iterates together."),
+    "Models": (
+        models,
+        "Not audited: Gaussian noise on sums of whole numbers, whose sensitivity\n"
+        "tests attack. The mechanism's audit stands above.",
+    ),
     "Parties": (
         parties,
         "Not audited: these claims are about what messages show to other parties.\n"
