@@ -14,10 +14,10 @@ import pytest
 import dpjax
 from benchmarks import audit_record, guarantees
 from benchmarks.__main__ import main
-from dpjax import mechanisms, parties, solvers, transforms
+from dpjax import mechanisms, parties, solvers, transforms, tuning
 from dpjax.audit import Case, cases
 
-LAYERS = [mechanisms, transforms, solvers, parties]
+LAYERS = [mechanisms, transforms, solvers, parties, tuning]
 PITFALLS = re.split(r"^### ", guarantees.PITFALLS.read_text(), flags=re.MULTILINE)
 SETUP, PITFALLS = PITFALLS[0], {x.split("\n")[0]: x for x in PITFALLS[1:]}
 
