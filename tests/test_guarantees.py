@@ -127,7 +127,9 @@ def test_every_case_attacks_one_release(record):
         if not one.is_free
     ]
     found = guarantees.audited([one.name for one in claims], list(record))
-    assert {name for name, names in found.items() if not names} == {"SecureSum"}
+    elsewhere = {"dp_select", "accuracy", "clipped_loss"}  # tests/tuning/test_audit.py
+    unaudited = {name for name, names in found.items() if not names}
+    assert unaudited == {"SecureSum", *elsewhere}
     assert sorted(case for names in found.values() for case in names) == sorted(record)
 
 
