@@ -15,7 +15,7 @@ import dpjax
 from benchmarks import audit_record
 from benchmarks.audit_record import SEED, Finding
 from benchmarks.record import RESULTS
-from dpjax import estimators, mechanisms, models, parties, solvers, transforms
+from dpjax import estimators, mechanisms, models, parties, solvers, transforms, tuning
 from dpjax._files import check_file, check_spared, write_whole
 from dpjax._rounding import as_decimal, rounded_down, rounded_up
 from dpjax.audit import cases
@@ -31,9 +31,8 @@ INTRODUCTION = """\
 
 Written by `python -m benchmarks guarantees` from docstrings and recorded audits:
 [mechanisms](#mechanisms), [transforms](#transforms), [solvers](#solvers),
-[models](#models), [parties](#parties), [estimators](#estimators), [audits](#audits).
-Then,
-[what no guarantee covers](#what-no-guarantee-covers), and
+[models](#models), [parties](#parties), [tuning](#tuning), [estimators](#estimators),
+[audits](#audits). Then, [what no guarantee covers](#what-no-guarantee-covers), and
 [how one is lost in practice](#pitfalls).
 
 Two data sets are **neighbours** under replace-one when one record differs and their
@@ -56,6 +55,11 @@ LAYERS: dict[str, tuple[ModuleType, str]] = {
         parties,
         "Not audited: these claims are about what messages show to other parties.\n"
         "What the solvers that use them release is audited, above.",
+    ),
+    "Tuning": (
+        tuning,
+        "A search with all its runs and scores. Audited by tests of its own, where a\n"
+        "fixed number of runs, and a score without noise, are found out.",
     ),
 }
 SENSITIVITY = """\

@@ -113,7 +113,7 @@ def approximate(epsilon: float, delta: float) -> Profile:
     """The profile of what is (epsilon, delta)-DP and no more is known of.
 
     Nothing that is so leaks more than: everything with probability delta, else one
-    answer of randomised response (Kairouz, Oh, Viswanath 2015, Theorem 3.1).
+    answer of randomised response (Kairouz, Oh, Viswanath 2015).
     """
     if epsilon == math.inf:
         return Profile(math.inf, np.ones_like)

@@ -15,7 +15,7 @@ z' <= min(e^e z, 1 - e^-e (1 - z)). The second exponent grows with z up to the c
 z = 1 / (1 + e^e), z' = e^e z, and falls after it, for each of the laws: so A is
 (e + rise(z') - rise(z))-DP there, and no less where the records above y are those that
 a neighbour makes likelier. This is below the (2 + eta) e of Papernot and Steinke
-(2022), Corollary 3, and of Liu and Talwar (2019), which it nears as the mean grows.
+(2022), and the 3 e of Liu and Talwar (2019), which it nears as the mean grows.
 
 **Profiles.** With s(z) = rise(frontier(z)) - rise(z), (2) of `_profiles`,
 

@@ -85,7 +85,7 @@ def dp_select(
 
         The number of runs must stay secret. The time that a search takes tells it, and
         so do its memory, its logs, and what train_fn prints: keep them from whoever
-        sees the release (Papernot and Steinke 2022, section 3.4).
+        sees the release, as Papernot and Steinke (2022) say.
 
     Example:
         >>> import jax, numpy as np

@@ -167,7 +167,7 @@ def test_pure_runs_cost_less_than_the_theorems(mean):
         (-0.5, "negative_binomial"),
     ]:
         price = tuning_epsilon(0.4, 0.0, mean_trials=mean, distribution=distribution)
-        assert 0.4 < price < (2 + shape) * 0.4  # Papernot, Steinke: Corollary 3
+        assert 0.4 < price < (2 + shape) * 0.4  # Papernot, Steinke (2022)
     price = tuning_epsilon(0.4, 0.0, mean_trials=mean, distribution="poisson")
     assert price == pytest.approx(0.4 + mean * math.tanh(0.2), rel=1e-8)
     assert tuning_epsilon(0.4, 0.0, mean_trials=1e6) > 0.9999 * 1.2
