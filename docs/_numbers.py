@@ -50,7 +50,7 @@ def _means(numbers: Numbers) -> str:
 
 
 def _sets(numbers: Numbers) -> str:
-    header = ["data set", "n", "d", "loss", "best without settings", OURS, "clipping"]
+    header = ["data set", "n", "d", f"`{OURS}`", "clipping", "best"]
     return table(header, list(_set_rows(numbers)))
 
 
@@ -69,10 +69,9 @@ def _set_rows(numbers: Numbers) -> Iterator[list[str]]:
             facts["title"],
             f"{facts['n']:,}",
             f"{facts['d']:,}",
-            facts["loss"],
-            METHODS[best].title,
             short(found[OURS]),
             "" if bar is None else short(bar.mean),
+            METHODS[best].title,
         ]
 
 

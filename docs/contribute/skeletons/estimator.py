@@ -24,9 +24,10 @@ def saturate(x: jax.Array, threshold: Scalar) -> jax.Array:
     """
     x = as_float(x)
     bound = like(threshold, x)
+    # Not beyond 40 bounds, where tanh is one: derivatives stay finite at infinity.
+    x = within(jnp.where(jnp.isnan(x), 0, x), 40 * bound)
     # Cut, since rounding could leave the range that the sensitivity is stated for.
-    value = within(bound * jnp.tanh(x / bound), bound)
-    return jnp.where(jnp.isnan(x), 0, value)
+    return within(bound * jnp.tanh(x / bound), bound)
 
 
 @register("threshold")
