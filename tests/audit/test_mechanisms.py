@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+from inspect import isfunction
 
 import jax
 import pytest
@@ -42,7 +43,9 @@ def less_private(mechanism, noise):
 
 
 def test_every_mechanism_has_a_case():
-    assert set(_mechanisms.BUILDERS) == {*mechanisms.__all__, "peeling_laplace"}
+    # Strategies, which are classes, release nothing: `privatize` does, with them.
+    releasing = {x for x in mechanisms.__all__ if isfunction(getattr(mechanisms, x))}
+    assert set(_mechanisms.BUILDERS) == {*releasing, "peeling_laplace"}
     for name, build in _mechanisms.BUILDERS.items():
         case = build()
         assert case.name == name

@@ -1,5 +1,6 @@
 """scikit-learn's own checks of an estimator: none is switched off by a tag."""
 
+import jax
 import pytest
 from sklearn.base import is_classifier
 from sklearn.utils import get_tags
@@ -57,7 +58,15 @@ def checks(estimators):
     return pytest.mark.parametrize(names, list(cases), **mark.kwargs)
 
 
-# Most of the time goes into compiling the solver, anew for each shape of the checks.
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """Most of the time would go into compiling, anew for each shape of the checks."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.mark.slow
 @checks(ESTIMATORS)
 def test_checks(estimator, check):
