@@ -23,8 +23,8 @@ long as each factor has 2^24 entries or fewer.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,6 @@ from dpjax.estimators._safe_norm import (
 )
 
 NOTHING = -1000  # the exponent of what is zero
-BLOCK = 32  # numbers that are summed at once
 SCALE = 80  # of squares that would over- or underflow, an exponent of two
 FAR = 104  # norms are computed up to 2^FAR and a little: beyond every limit, and finite
 
@@ -175,9 +174,8 @@ def _in_units(
     rest = [k for k in range(len(parts)) if k not in pairs]
     groups = [[x] for k in pairs for x in parts[k].numbers]
     groups += [[x for k in rest for x in parts[k].numbers], [jnp.ones(1, dtype)]]
-    arrays = [x for group in groups for x in group]
-    blocks = _Blocks.of([as_finite(x).astype(dtype) for x in arrays])
-    exponents, squares = _measured(blocks.by_group(groups))
+    squares = jnp.stack([_in_scales(group, dtype) for group in groups], axis=1)
+    exponents, squares = _measured(squares)
     units = power_of_two(-exponents, dtype)
     squares, exponents = squares[::2] * squares[1::2], exponents[::2] + exponents[1::2]
     largest = jnp.where(squares > 0, exponents, NOTHING).max()
@@ -187,45 +185,21 @@ def _in_units(
     shrink = shrink * power_of_two(exponents - jnp.where(is_long, largest, 0), dtype)
     units, shrink = (jnp.where(needs_units, x, 1) for x in (units, shrink))
     # What numbers are multiplied by first, and then the rows of a leaf.
-    scaled, found = iter(blocks.arrays(arrays)), {}
+    found = {}
     for i, k in [*enumerate(pairs), *((len(pairs), k) for k in rest)]:
         numbers = [
-            times(next(scaled).astype(x.dtype), units[2 * i + j, None])
+            times(as_finite(x), units[2 * i + j, None])
             for j, x in enumerate(parts[k].numbers)
         ]
         found[k] = parts[k].with_numbers(*numbers).weighted(shrink[i, None])
     return [found[k] for k in range(len(parts))], norm
 
 
-class _Blocks(NamedTuple):
-    """Arrays, one behind the other, each in blocks of as many numbers."""
-
-    numbers: jax.Array  # shape (blocks, BLOCK)
-
-    @classmethod
-    def of(cls, arrays: list[jax.Array]) -> "_Blocks":
-        """Returns arrays in blocks, the last of each filled up with zeros."""
-        flat = [jnp.pad(x.reshape(-1), (0, -x.size % BLOCK)) for x in arrays]
-        return cls(jnp.concatenate([x.reshape(-1, BLOCK) for x in flat]))
-
-    def arrays(self, like_these: list[jax.Array]) -> Iterator[jax.Array]:
-        """Yields the arrays, of which the shapes are given."""
-        start = 0
-        for x in like_these:
-            stop = start + -(-x.size // BLOCK)
-            yield self.numbers[start:stop].reshape(-1)[: x.size].reshape(x.shape)
-            start = stop
-
-    def by_group(self, groups: list[list[jax.Array]]) -> jax.Array:
-        """Returns sums of squares of each group in three scales, shape (3, groups)."""
-        scales = jnp.array([2.0**SCALE, 1, 2.0**-SCALE], self.numbers.dtype)
-        squares = ((self.numbers[None] * scales[:, None, None]) ** 2).sum(axis=-1)
-        sums, start = [], 0
-        for group in groups:
-            stop = start + sum(-(-x.size // BLOCK) for x in group)
-            sums.append(sum_by_rows(squares[:, start:stop], BLOCK))
-            start = stop
-        return jnp.stack(sums, axis=1)
+def _in_scales(numbers: list[jax.Array], dtype: Any) -> jax.Array:
+    """Returns the squared norm of all numbers in three scales, shape (3,)."""
+    finite = [as_finite(x).astype(dtype) for x in numbers]
+    scales = jnp.array([2.0**SCALE, 1, 2.0**-SCALE], dtype)
+    return jax.vmap(lambda by: squared_norm([x * by for x in finite], dtype))(scales)
 
 
 def _measured(squares: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -235,7 +209,7 @@ def _measured(squares: jax.Array) -> tuple[jax.Array, jax.Array]:
     the exponent zero.
 
     Args:
-        squares: see `_Blocks.by_group`: the first serves norms below 2^-30, the last
+        squares: see `_in_scales`: the first serves norms below 2^-30, the last
             those from 2^40 on; of others nothing is lost as they are.
     """
     small, ordinary, large = squares
