@@ -100,8 +100,9 @@ def test_adult_shows_the_comparison(tmp_path):
     # Without settings: near what no privacy gives in many more steps than 10.
     assert rows[3]["method"] == "DP linear model"
     assert rows[3]["test_risk"] < 0.33
-    assert report["arguments"] == {"loss": "logistic", "max_features": None}
-    assert report["stats"]["num_steps"] == 50
+    expected = {"loss": "logistic", "max_features": None, "has_padding": False}
+    assert report["arguments"] == expected
+    assert report["stats"]["num_steps"] == 150
     assert sum(report["stats"]["shares"].values()) == pytest.approx(1)
     with np.load(tmp_path / "out" / "model.npz") as saved:
         assert saved["params"].shape == (105,)
