@@ -1,7 +1,5 @@
 """Models of other packages trace to programs in which parameters are recognised."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,19 +14,7 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 100, (N, 5)), jnp.int3
 IMAGES = jnp.asarray(np.random.default_rng(1).standard_normal((N, 8, 8, 1)), np.float32)
 WIDTH = 24
 FAST_TO_COMPILE = {"xla_backend_optimization_level": 0}
-
-
-@pytest.fixture(autouse=True)
-def their_promotion():
-    """These packages mix dtypes and ranks, and use keys again."""
-    with (
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-        jax.debug_key_reuse(False),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("their_promotion")
 
 
 def ways(loss_fn, params, batch):

@@ -1,6 +1,5 @@
 """Dropout with a key for each example; parameters with running statistics refused."""
 
-import warnings
 from functools import partial
 
 import jax
@@ -14,20 +13,8 @@ from dpjax.gradients import streamed_grad
 
 WIDTH = 8
 FAST_TO_COMPILE = {"xla_backend_optimization_level": 0}
+pytestmark = pytest.mark.usefixtures("their_promotion")
 ROW = np.random.default_rng(0).standard_normal(WIDTH).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def their_promotion():
-    """These packages mix dtypes and ranks, and use keys again."""
-    with (
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-        jax.debug_key_reuse(False),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
 
 
 def linen_dropout():
