@@ -241,11 +241,17 @@ def test_a_signal_waits_until_the_key_is_gone(when, number, folder, monkeypatch)
             signal.raise_signal(number)
 
     monkeypatch.setattr(_report, "write", interrupted)
-    old = signal.signal(signal.SIGTERM, lambda *_: ended.append(os.listdir()))
+    handlers = {
+        signal.SIGTERM: lambda *_: ended.append(os.listdir()),
+        signal.SIGINT: signal.default_int_handler,  # in the background it is ignored
+    }
+    old = {x: signal.signal(x, handler) for x, handler in handlers.items()}
     try:
         result = train("out", "kept")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
-        signal.signal(signal.SIGTERM, old)
+        for x, handler in old.items():
+            signal.signal(x, handler)
     if number == signal.SIGINT:
         assert result.exit_code not in (0, 2)
     else:
@@ -253,7 +259,6 @@ def test_a_signal_waits_until_the_key_is_gone(when, number, folder, monkeypatch)
         assert "kept" not in ended[0]
     assert sorted(os.listdir("out")) == RELEASED
     assert not (folder / "kept").exists()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), KeyboardInterrupt()])
