@@ -98,8 +98,8 @@ def pytest_configure(config):
 def compile_quickly():
     """Compiles programs for the CPU in half the time, which is most of the default run.
 
-    They are not optimized, and not those that users run: CI, and runs by other marks,
-    compile as users do.
+    They are not optimized, and not those that users run: CI, runs by other marks, and
+    files marked as `optimized` compile as users do.
     """
     jax.config.update("jax_disable_most_optimizations", True)
     # XLA ends the process where it does not know a flag.
@@ -109,9 +109,16 @@ def compile_quickly():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_programs_of_a_module():
-    """Drops compiled programs module by module: see `few_programs`."""
+def programs_of_a_module(request):
+    """Drops compiled programs module by module, and optimizes them where that matters.
+
+    See `few_programs` and `compile_quickly`.
+    """
+    as_set = jax.config.read("jax_disable_most_optimizations")
+    if request.node.get_closest_marker("optimized"):
+        jax.config.update("jax_disable_most_optimizations", False)
     yield
+    jax.config.update("jax_disable_most_optimizations", as_set)
     jax.clear_caches()
 
 

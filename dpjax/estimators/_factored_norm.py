@@ -35,12 +35,12 @@ from dpjax.estimators._factors import Add, FactoredSamples, Leaf, OuterProducts,
 from dpjax.estimators._safe_norm import (
     exponent_of,
     power_of_two,
+    scaled_squared_norm,
     squared_norm,
     sum_by_rows,
 )
 
 NOTHING = -1000  # the exponent of what is zero
-SCALE = 80  # of squares that would over- or underflow, an exponent of two
 FAR = 104  # norms are computed up to 2^FAR and a little: beyond every limit, and finite
 
 
@@ -174,8 +174,7 @@ def _in_units(
     rest = [k for k in range(len(parts)) if k not in pairs]
     groups = [[x] for k in pairs for x in parts[k].numbers]
     groups += [[x for k in rest for x in parts[k].numbers], [jnp.ones(1, dtype)]]
-    squares = jnp.stack([_in_scales(group, dtype) for group in groups], axis=1)
-    exponents, squares = _measured(squares)
+    exponents, squares = _measured(groups, dtype)
     units = power_of_two(-exponents, dtype)
     squares, exponents = squares[::2] * squares[1::2], exponents[::2] + exponents[1::2]
     largest = jnp.where(squares > 0, exponents, NOTHING).max()
@@ -195,26 +194,16 @@ def _in_units(
     return [found[k] for k in range(len(parts))], norm
 
 
-def _in_scales(numbers: list[jax.Array], dtype: Any) -> jax.Array:
-    """Returns the squared norm of all numbers in three scales, shape (3,)."""
-    finite = [as_finite(x).astype(dtype) for x in numbers]
-    scales = jnp.array([2.0**SCALE, 1, 2.0**-SCALE], dtype)
-    return jax.vmap(lambda by: squared_norm([x * by for x in finite], dtype))(scales)
-
-
-def _measured(squares: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns exponents e of norms, and squared norms times 2^-2e.
+def _measured(groups: list[list[jax.Array]], dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns exponents e of the norms of groups, and squared norms times 2^-2e.
 
     These lie in [1, 4), or near it where 2^-e would be no float; or are zero. One has
     the exponent zero.
-
-    Args:
-        squares: see `_in_scales`: the first serves norms below 2^-30, the last
-            those from 2^40 on; of others nothing is lost as they are.
     """
-    small, ordinary, large = squares
-    is_small, is_ordinary = ordinary < 2.0**-60, ordinary < 2.0**80
-    squares = jnp.where(is_small, small, jnp.where(is_ordinary, ordinary, large))
-    scale = jnp.where(is_small, -SCALE, jnp.where(is_ordinary, 0, SCALE))
+    # Not in scales of 2^80 and 2^-80: the compiler squares a constant that numbers are
+    # multiplied by, and the numbers, each by itself.
+    found = [scaled_squared_norm(group, dtype) for group in groups]
+    units, squares = (jnp.stack(x) for x in zip(*found, strict=True))
+    scale = 1 - exponent_of(units)
     exponents = jnp.clip((exponent_of(squares) - 1) // 2 + scale, -125, 126)
-    return exponents, squares * power_of_two(2 * (scale - exponents), squares.dtype)
+    return exponents, squares * power_of_two(2 * (scale - exponents), dtype)

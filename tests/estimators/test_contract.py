@@ -22,6 +22,8 @@ from dpjax.estimators import (
 from dpjax.estimators._fold import Rows
 from tests import registry
 
+pytestmark = pytest.mark.optimized
+
 BOUNDED = registry.bounded_estimators(1.5)
 ALL = {"Mean": Mean(), **BOUNDED}
 COSTLY = {"MedianOfMeans, of truncation", "MedianOfMeans, one group"}  # to compile

@@ -19,6 +19,8 @@ from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.estimators import Clipping, MedianOfMeans, Truncation, Winsorization
 from tests import registry
 
+pytestmark = pytest.mark.optimized
+
 MEANS = [
     registry.ESTIMATORS[name]
     for name in registry.bounded_estimators(1.0)

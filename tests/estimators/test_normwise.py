@@ -16,6 +16,8 @@ from dpjax.estimators import (
 )
 from tests.estimators.test_clipping import NORM_ERROR, exact_norm
 
+pytestmark = pytest.mark.optimized
+
 BOUNDS = np.array([0.7, 3.0], np.float32)
 GROUPS = ("w", ("b", "c/0"))
 GROUPED = {

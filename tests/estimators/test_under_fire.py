@@ -27,6 +27,8 @@ from dpjax.estimators import (
 from dpjax.estimators._fold import Rows
 from tests import registry
 
+pytestmark = pytest.mark.optimized
+
 # No multiple of anything: blocks with a rest, for all plans and group sizes.
 N, NUM_COORDINATES = 611, 5
 DTYPES = {

@@ -8,6 +8,8 @@ import pytest
 import dpjax
 from dpjax.estimators import Clipping, SmoothedClipping, SmoothedTruncation, Truncation
 
+pytestmark = pytest.mark.optimized
+
 P, Q, VOCABULARY = 24, 16, 40
 
 
@@ -26,11 +28,16 @@ def table(params, x, tokens, y):
     return jnp.sum(params["t"][tokens] @ jnp.concatenate([y, y[: P - Q]]))
 
 
+def bias(params, x, tokens, y):
+    """Two arrays as they are."""
+    return y @ params["b"] + x[0, 0] * params["c"]
+
+
 def all_of(params, x, tokens, y):
-    return sum(f(params, x, tokens, y) for f in (dense, table)) + y @ params["b"]
+    return sum(f(params, x, tokens, y) for f in (dense, table, bias))
 
 
-MODELS = {f.__name__: f for f in (dense, positions, table, all_of)}
+MODELS = {f.__name__: f for f in (dense, positions, table, bias, all_of)}
 
 
 def loss_of(model):
@@ -77,6 +84,7 @@ def test_no_record_moves_the_mean_too_far(estimator, model, dtype, n, num_positi
         "w": jnp.zeros((P, Q), dtype),
         "t": jnp.zeros((VOCABULARY, P), dtype),
         "b": jnp.zeros(Q, dtype),
+        "c": jnp.zeros((), dtype),
     }
     grad_fn = jax.jit(dpjax.robust_grad(loss_of(model), estimator))
     for x, tokens, y, records in attacks(rng, n, num_positions):
@@ -98,6 +106,35 @@ def test_no_record_moves_the_mean_too_far(estimator, model, dtype, n, num_positi
         assert np.abs(moves).max() <= sensitivity.linf
 
 
+@pytest.mark.parametrize("model", ["dense", "table", "bias", "all_of"])
+def test_records_of_every_size_are_clipped_to_the_norm(model):
+    """In the company of others, and beside themselves in another leaf."""
+    estimator, n = Clipping(1.0), 3
+    params = {
+        "w": jnp.zeros((P, Q)),
+        "t": jnp.zeros((VOCABULARY, P)),
+        "b": jnp.zeros(Q),
+        "c": jnp.zeros(()),
+    }
+    grad_fn = jax.jit(dpjax.robust_grad(loss_of(model), estimator))
+    tokens = jnp.arange(6 * n, dtype=jnp.int32).reshape(n, 6)
+    gradient = jax.grad(MODELS[model])
+    for size_x in (0, -126, -100, -63, -20, 0, 20, 60, 64, 100, 126):
+        for size_y in (0, -126, -70, -40, 0, 40, 63, 80, 126, 127):
+            x = np.zeros((n, 1, P), np.float32)
+            y = np.zeros((n, Q), np.float32)
+            x[0] = np.ldexp(np.linspace(1, 1.9, P), size_x)
+            y[0] = np.ldexp((-1) ** np.arange(Q) * np.linspace(1, 1.9, Q), size_y)
+            mean = grad_fn(params, (jnp.asarray(x), tokens, jnp.asarray(y)))
+            mean = np.concatenate([np.ravel(v) for v in jax.tree.leaves(mean)])
+            with jax.enable_x64(True):
+                wide = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), params)
+                exact = gradient(wide, jnp.float64(x[0]), tokens[0], jnp.float64(y[0]))
+            exact = np.concatenate([np.ravel(v) for v in jax.tree.leaves(exact)])
+            exact = exact / max(np.linalg.norm(exact), 1) / n
+            np.testing.assert_allclose(mean, exact, rtol=1e-3, atol=1e-7)
+
+
 def test_antipodal_records_come_near_the_sensitivity():
     """The attack is worth its name, and the sum is that of all records."""
     estimator, n = Clipping(1.0), 256
@@ -105,6 +142,7 @@ def test_antipodal_records_come_near_the_sensitivity():
         "w": jnp.zeros((P, Q)),
         "t": jnp.zeros((VOCABULARY, P)),
         "b": jnp.zeros(Q),
+        "c": jnp.zeros(()),
     }
     grad_fn = jax.jit(dpjax.robust_grad(loss_of("dense"), estimator))
     x, tokens = 10 * jnp.ones((n, 1, P)), jnp.zeros((n, 6), jnp.int32)

@@ -16,6 +16,8 @@ from dpjax.estimators import (
 )
 from dpjax.gradients import per_sample_grad, robust_grad
 
+pytestmark = pytest.mark.optimized
+
 N = 70  # more than one block of 64, no multiple of anything
 
 ESTIMATORS = {

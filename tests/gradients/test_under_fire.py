@@ -14,6 +14,8 @@ import pytest
 from dpjax.estimators import Clipping, MedianOfMeans, Truncation
 from dpjax.gradients import per_sample_grad, robust_grad
 
+pytestmark = pytest.mark.optimized
+
 # Two blocks of 132 rows, four of which are written out, and a row too few.
 N, PLACE = 263, 131
 # name: (estimator, whether gradients are streamed or made all at once)
