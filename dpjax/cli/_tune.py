@@ -189,7 +189,7 @@ def _show(console: Console, said: dict[str, Any], num_candidates: int) -> None:
         f"Chosen of {num_candidates} candidates, by about {said['mean_trials']:g} "
         f"private runs of epsilon = {said['each_run']['epsilon']:.4g} each: {chosen}. "
         f"Its mean loss, cut off at {said['score_limit']:g} and with noise, is {loss} "
-        f"on {where}."
+        f"on {where}; as the best of several it looks better than it is."
     )
     console.print(
         "How many runs there were must stay secret: keep how long this took from "
