@@ -10,7 +10,12 @@ import jax
 import numpy as np
 
 from benchmarks import record as machines
-from benchmarks import utility_page, utility_problems, utility_sklearn
+from benchmarks import (
+    utility_page,
+    utility_problems,
+    utility_sklearn,
+    utility_tuning,
+)
 from benchmarks.utility_methods import METHODS, LeftOut, Method
 from benchmarks.utility_problems import Problem
 from benchmarks.utility_record import PATH, Place, Record, Row, merge, read
@@ -40,6 +45,11 @@ def add_arguments(parser):
     )
     sklearn_parser.add_argument("--repetitions", type=int, default=5)
     sklearn_parser.add_argument("--out", type=Path, default=utility_sklearn.PATH)
+    tuning_parser = commands.add_parser(
+        "tuning", help="run private tuning beside one untuned run"
+    )
+    tuning_parser.add_argument("--repetitions", type=int, default=10)
+    tuning_parser.add_argument("--out", type=Path, default=utility_tuning.PATH)
     page_parser = commands.add_parser("page", help="write UTILITY.md from the record")
     page_parser.add_argument("--record", type=Path, default=PATH)
     page_parser.add_argument("--output", type=Path, help="file of the page")
@@ -54,6 +64,8 @@ def main(part, **options):
         merge([read(path) for path in options["parts"]], options["out"])
     elif part == "sklearn":
         utility_sklearn.run(**options)
+    elif part == "tuning":
+        utility_tuning.run(**options)
     else:
         print(utility_page.write_page(options["record"], options["output"]))
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import utility_record, utility_sklearn
+from benchmarks import utility_record, utility_sklearn, utility_tuning
 from benchmarks.record import ROOT
 from benchmarks.text import number, source, table
 from benchmarks.utility_hindsight import grid
@@ -67,6 +67,7 @@ def page(content: Record, path: Path) -> str:
         "## Every data set\n",
         *_problems(numbers),
         *utility_sklearn.section(),
+        *utility_tuning.section(),
         "## What hindsight chose\n\nNorm, step and number of steps.\n",
         _choices(numbers),
         "## What each method is and pays\n",

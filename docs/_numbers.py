@@ -7,7 +7,7 @@ from statistics import median
 
 import polars as pl
 
-from benchmarks import utility_record
+from benchmarks import utility_record, utility_tuning
 from benchmarks.record import RESULTS
 from benchmarks.text import table
 from benchmarks.utility_methods import METHODS
@@ -23,6 +23,8 @@ def write_tables(folder: Path) -> None:
     numbers = Numbers(utility_record.read(utility_record.PATH))
     (folder / "utility_means.md").write_text(_means(numbers))
     (folder / "utility_sets.md").write_text(_sets(numbers))
+    _, tuning, *_ = utility_tuning.section()
+    (folder / "tuning.md").write_text(tuning)
     kept = {
         path.stem: pl.read_parquet(path)
         for path in sorted((RESULTS / "figures").glob("*.parquet"))

@@ -54,6 +54,7 @@ BELOW["tuning"] = {"accounting", "estimators", "mechanisms", "solvers"}
 BELOW["audit"] = BELOW["solvers"] | {"solvers"}
 BELOW["figures"] = BELOW["solvers"] | {"solvers", "datasets"}
 BELOW["cli"] = BELOW["audit"] | BELOW["figures"] | {"audit", "figures", "models"}
+BELOW["cli"] |= {"tuning"}
 
 
 def modules_of(path):

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import utility, utility_hindsight, utility_sklearn, utility_verdict
+from benchmarks import (
+    utility,
+    utility_hindsight,
+    utility_sklearn,
+    utility_tuning,
+    utility_verdict,
+)
 from benchmarks import utility_peers as peers
 from benchmarks import utility_problems as problems
 from benchmarks.__main__ import main
@@ -464,4 +470,54 @@ def test_wrong_options_of_the_scikit_learn_run_are_refused(tmp_path, options):
     given["out"] = Path(given["out"])
     with pytest.raises(ValueError, match=r"repetitions = 1: must be|--out must be"):
         utility_sklearn.run(**given)
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_a_search_trains_and_scores_on_disjoint_records():
+    # Records are their own numbers, so that what a part holds is told apart.
+    features = np.stack([np.arange(400.0), np.ones(400)], axis=1).astype(np.float32)
+    data = small(features=features / 400, d=2, reference=np.zeros(2))
+    trained, held_out = utility_tuning.split(data)
+    assert (len(trained[1]), len(held_out[1])) == (360, 40)
+    together = np.concatenate([trained[0][:, 0], held_out[0][:, 0]])
+    assert sorted((400 * together).round().tolist()) == list(range(400))
+
+
+@pytest.mark.slow
+def test_a_search_states_how_its_budget_is_split(monkeypatch):
+    monkeypatch.setattr(utility_tuning, "NUM_STEPS", 3)
+    params, found = utility_tuning.select(small(), KEYS[:1], 1.0, mean_trials=1.5)
+    assert params.shape == (3, 1)
+    assert np.isfinite(params).all()
+    assert found["num_candidates"] == len(utility_tuning.grid()) == 20
+    assert 0.5 < found["epsilon_of_a_run"] < 1
+
+
+def test_the_section_on_tuning_counts_pairs_of_keys(tmp_path):
+    facts = {"title": "A", "loss": "squared", "zero_excess": 0.5}
+    split = {"epsilon_of_a_run": 0.75, "num_trained": 1_000, "num_scored": 100}
+    excess = {"dp_linear_model": (0.1, 0.3), "select_3": (0.2, 0.4)}
+    excess |= {"select_10": (0.5, 0.6), "select_30": (0.05, 0.06)}
+    rows = [
+        Row("adult", method, 1.0, excess=found, facts=split)
+        for method, found in excess.items()
+    ]
+    machine = {"cores": 2, "processor": "CPU", "versions": {"dpjax": "1"}}
+    content = Record((machine,), {"adult": facts}, {one.place: one for one in rows})
+    path = tmp_path / "record.json"
+    write(content, path)
+    _, risks, _, splits, how, _, wins = utility_tuning.section(path)
+    assert "| **`dp_linear_model`** | 0.2 ± 0.1 |" in risks
+    assert "| A | 0.75 | 0.75 | 0.75 | 1,000 records | 100 records |" in splits
+    assert how == "Means and standard errors of 2 keys. 2 cores of CPU; dpjax 1.\n"
+    said = [line.split("|")[-2].strip() for line in wins.splitlines()[2:]]
+    assert said == ["75%", "100%", "0%", ""]
+
+
+@pytest.mark.parametrize("options", [{"repetitions": 1}, {"out": "x.txt"}])
+def test_wrong_options_of_the_tuning_run_are_refused(tmp_path, options):
+    given = {"repetitions": 5, "out": tmp_path / "r.json"} | options
+    given["out"] = Path(given["out"])
+    with pytest.raises(ValueError, match=r"repetitions = 1: must be|--out must be"):
+        utility_tuning.run(**given)
     assert not (tmp_path / "r.json").exists()

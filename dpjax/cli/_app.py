@@ -14,9 +14,11 @@ from dpjax.cli import (
     _proposal,
     _saved,
     _train,
+    _tune,
 )
 from dpjax.cli._options import taking
 from dpjax.cli._settings import Settings
+from dpjax.cli._tune_settings import TuneSettings
 
 # Local variables hold private records: no traceback may show them.
 app = typer.Typer(
@@ -51,6 +53,18 @@ def train(settings: Settings) -> None:
     Example: dpjax train adult --epsilon 1
     """
     _train.train(settings)
+
+
+@app.command()
+@taking(TuneSettings)
+def tune(settings: TuneSettings) -> None:
+    """Chooses options of a method by private runs, priced together, for the best model.
+
+    Each option has values to try; a random number of runs is made and scored privately.
+
+    Example: dpjax tune adult --epsilon 1 --over learning_rate=0.1,1,10 --trials 20
+    """
+    _tune.tune(settings)
 
 
 @app.command()

@@ -33,8 +33,8 @@ from dpjax.cli._terminal import show_paths, terminal
 _FORMAT = 1
 _HEAD = """\
 # What the runs on one table may spend of its privacy together, and what each of them
-# has spent. dpjax train --ledger adds to it. An entry that is removed or made smaller
-# breaks the limit, whatever became of its run.
+# has spent. dpjax train and dpjax tune add to it by --ledger. An entry that is removed
+# or made smaller breaks the limit, whatever became of its run.
 """
 _RULE = "a file that dpjax ledger has written"
 

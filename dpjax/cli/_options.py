@@ -3,6 +3,7 @@
 What typer sees of a command, and what is checked before it starts, follow from them.
 """
 
+import dataclasses
 import functools
 import inspect
 import typing
@@ -56,9 +57,10 @@ def flag(field: str) -> str:
 
 
 def declared(options: Any) -> dict[str, tuple[Any, Option | Argument]]:
-    """Returns the type and the declaration of every field."""
+    """Returns the type and the declaration of every field that can be given."""
     hints = typing.get_type_hints(options, include_extras=True)
-    return {name: typing.get_args(hint) for name, hint in hints.items()}
+    given = [field.name for field in dataclasses.fields(options) if field.init]
+    return {name: typing.get_args(hints[name]) for name in given}
 
 
 def check_each(options: Any) -> None:
@@ -129,11 +131,11 @@ def _seen_by_typer(name: str, hint: Any, said: Option | Argument) -> Any:
         return typer.Option(flag(name), **panel)
     if kind not in _NUMBERS:
         return typer.Option(**panel)
-    parser = functools.partial(_parsed, kind)
+    parser = functools.partial(parsed, kind)
     return typer.Option(parser=parser, metavar=f"<{kind.__name__}>", **panel)
 
 
-def _parsed(kind: type, text: Any) -> Any:
+def parsed(kind: type, text: Any) -> Any:
     """Reads a number; the error, unlike typer's own, repeats what could not be read."""
     try:
         return kind(text)

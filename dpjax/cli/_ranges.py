@@ -64,7 +64,7 @@ class Ranges:
 
         Basic composition: epsilons add up, and so do deltas.
         """
-        return _together([self.privacy, training], self.num_samples)
+        return together([self.privacy, training], self.num_samples)
 
 
 def buy_ranges(table: Table, *, key: Key, epsilon: float, delta: float) -> Ranges:
@@ -116,7 +116,7 @@ def buy_ranges(table: Table, *, key: Key, epsilon: float, delta: float) -> Range
     return Ranges(
         num_samples=table.num_samples,
         columns=columns,
-        privacy=_together(parts, table.num_samples),
+        privacy=together(parts, table.num_samples),
         rank_error=rank_error,
         is_informative=is_informative,
     )
@@ -173,7 +173,8 @@ def charge(run: Run, ranges: Ranges | None) -> Run:
     return dataclasses.replace(run, solution=solution)
 
 
-def _together(parts: Sequence[PrivacyGuarantee], num_samples: int) -> PrivacyGuarantee:
+def together(parts: Sequence[PrivacyGuarantee], num_samples: int) -> PrivacyGuarantee:
+    """Returns the guarantee of several releases of the same records."""
     # A tuple, where a list is declared: an event of a guarantee must be hashable.
     events: Any = tuple(part.dp_event for part in parts)
     return PrivacyGuarantee.of(

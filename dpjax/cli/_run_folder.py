@@ -1,4 +1,4 @@
-"""The folder from which a killed `dpjax train` resumes."""
+"""The folder from which a killed `dpjax train` or `dpjax tune` resumes."""
 
 import contextlib
 import json
@@ -18,10 +18,10 @@ from dpjax._types import Key
 from dpjax.solvers import Checkpoint
 
 _KEY, _STATES, _ITERATES = "key.npy", "states", "iterates.npz"
-_PAID = "paid.json"
+_PAID, _SEARCH = "paid.json", "search.npz"  # which `dpjax.tuning` writes
 _STATE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")  # by its step; while it is saved
 # Also while they are written, which a kill leaves behind.
-_NAMES = r"(key\.npy|iterates\.npz|paid\.json)"
+_NAMES = r"(key\.npy|iterates\.npz|paid\.json|search\.npz)"
 _FILE = re.compile(rf"{_NAMES}|\.{_NAMES}\.\d+\.part")
 
 
@@ -93,7 +93,8 @@ class RunFolder(NamedTuple):
     def has_states(self) -> bool:
         """Tells whether there is a state to resume from."""
         states = self.path / _STATES
-        return states.is_dir() and any(states.iterdir())
+        has_steps = states.is_dir() and any(states.iterdir())
+        return has_steps or (self.path / _SEARCH).exists()
 
     def kept_key(self) -> Key | None:
         """Returns the key of the run that was stopped, if there was one."""

@@ -98,7 +98,7 @@ def train_private(
 
     Where there is a run_folder, states are saved there, and the run resumes from them.
     """
-    arguments = _arguments(plan) | {"key": key}
+    arguments = arguments_of(plan) | {"key": key}
     name = name_of(plan)
     return _run(name, plan.method, arguments, plan, data, on_step, run_folder)
 
@@ -110,7 +110,8 @@ def name_of(plan: Plan) -> str:
     return f"{title}, {_spoken(estimator)}" if estimator else title
 
 
-def _arguments(plan: Plan) -> dict[str, Any]:
+def arguments_of(plan: Plan) -> dict[str, Any]:
+    """Returns what the solver of a plan takes by name, but for the key."""
     arguments = {"epsilon": plan.facts.epsilon, **plan.arguments}
     if plan.method.has_delta:
         arguments["delta"] = plan.facts.delta
@@ -124,8 +125,8 @@ def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
     )
 
     def solution(features, targets):
-        problem = _problem(plan.method, plan, features, targets)
-        arguments = _arguments(plan) | {"key": jax.random.key(0)}
+        problem = problem_of(plan.method, plan, features, targets)
+        arguments = arguments_of(plan) | {"key": jax.random.key(0)}
         return plan.method.solver(*problem, **arguments)
 
     return jax.eval_shape(solution, features, targets).privacy
@@ -186,7 +187,7 @@ def _zero(data: Dataset) -> Run:
 def score_run(plan: Plan, data: Dataset, run: Run) -> Scores:
     """Measures the iterates of a run on the test records."""
     risks, scores = _measure(
-        (plan.loss_fn, data.task), jnp.asarray(run.iterates), _on_device(data.test)
+        (plan.loss_fn, data.task), jnp.asarray(run.iterates), on_device(data.test)
     )
     return Scores(np.asarray(risks), np.asarray(scores))
 
@@ -200,7 +201,7 @@ def _run(
     on_step: OnStep,
     run_folder: RunFolder | None = None,
 ) -> Run:
-    problem = _problem(method, plan, *_on_device(data.train))
+    problem = problem_of(method, plan, *on_device(data.train))
     total = arguments.get("num_steps")
     every = max(1, (total or 0) // _NUM_SHOWN)
     seen = []
@@ -238,7 +239,7 @@ def _run(
     return Run(name, solution, np.array(steps), shown)
 
 
-def _problem(
+def problem_of(
     method: Method, plan: Plan, features: jax.Array, targets: jax.Array
 ) -> tuple[Any, ...]:
     """Returns what the solver of a method takes without a name."""
@@ -264,7 +265,8 @@ def _measure(static, iterates, test):
     return jax.lax.map(measure, iterates)
 
 
-def _on_device(pair: tuple[np.ndarray, np.ndarray]) -> tuple[jax.Array, jax.Array]:
+def on_device(pair: tuple[np.ndarray, np.ndarray]) -> tuple[jax.Array, jax.Array]:
+    """Returns features and targets as arrays of JAX."""
     return jnp.asarray(pair[0]), jnp.asarray(pair[1])
 
 

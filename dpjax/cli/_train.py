@@ -61,24 +61,19 @@ def train(settings: Settings) -> None:
         inputs["--ledger"] = settings.ledger
         _ledger.check_room(settings.ledger, settings.unit)
     _report.check_folder(folder, inputs)
-    run_folder = _run_folder(settings.checkpoint, folder, inputs)
-    if seed is not None:
-        run_key, noise_key = jax.random.key(seed), "seeded, hence for public data only"
-    else:
-        kept_key = run_folder.kept_key() if run_folder is not None else None
-        run_key = system_key() if kept_key is None else kept_key
-        noise_key = "from the operating system"
+    run_folder = kept_folder(settings.checkpoint, folder, inputs)
+    run_key, noise_key = key_of(seed, run_folder)
     key, baseline_key, ranges_key, test_key = jax.random.split(run_key, 4)
     is_public = name is not None
     ranges = table = units = None
     spent = {}
     if name is not None:
-        data = _load_public(name, settings)
+        data = load_public(name, settings)
     else:
-        table = _read_private(settings)
+        table = read_private(settings)
         units = table.units
         spent = spend(settings, table, run_folder)
-        _warn_curator(table, settings)
+        warn_of_cells(table, settings)
         table, ranges = with_ranges(settings, table, key=ranges_key)
         data = encode_table(table)
     plan = planned(settings, data, table, is_named=is_public)
@@ -91,7 +86,7 @@ def train(settings: Settings) -> None:
 
     scored: list[tuple[Run, Scores]] = []
     with progress_bars(messages) as on_step:
-        with _kept(run_folder, None if seed is not None else run_key):
+        with kept(run_folder, None if seed is not None else run_key):
             private = train_private(
                 plan, data, key=key, on_step=on_step, run_folder=run_folder
             )
@@ -122,7 +117,7 @@ def train(settings: Settings) -> None:
     model = _report.model_of(data, private.solution, method=private.method, table=table)
     files = _report.files(model, content)
     # What was paid for is out before anything else can fail, and its key goes with it.
-    with _uninterrupted():
+    with uninterrupted():
         if run_folder is not None:
             run_folder.use_up()
         _report.write(folder, files)
@@ -145,7 +140,16 @@ def train(settings: Settings) -> None:
         show_paths(console, [path])
 
 
-def _run_folder(
+def key_of(seed: int | None, run_folder: RunFolder | None) -> tuple[Key, str]:
+    """Returns the key of a run, that of a stopped one if there is, and whence it is."""
+    if seed is not None:
+        return jax.random.key(seed), "seeded, hence for public data only"
+    kept_key = run_folder.kept_key() if run_folder is not None else None
+    key = system_key() if kept_key is None else kept_key
+    return key, "from the operating system"
+
+
+def kept_folder(
     checkpoint: Path | None, output: Path, inputs: Mapping[str, Path]
 ) -> RunFolder | None:
     """Returns the folder that keeps the run, if it can go without taking more along."""
@@ -172,7 +176,7 @@ def _run_folder(
 
 
 @contextlib.contextmanager
-def _kept(run_folder: RunFolder | None, key: Key | None) -> Iterator[None]:
+def kept(run_folder: RunFolder | None, key: Key | None) -> Iterator[None]:
     """Keeps the key while a run is on, and where it breaks off with a state to go on.
 
     Args:
@@ -207,7 +211,8 @@ def _say_stopped(how: str) -> None:
     terminal(stderr=True).print(text, style="yellow", soft_wrap=True)
 
 
-def _load_public(name: str, settings: Settings) -> Dataset:
+def load_public(name: str, settings: Settings) -> Dataset:
+    """Loads a public data set, with which options of a file are left out."""
     own = ("ledger", "schema", "target", "private_ranges", "holdout", "unit")
     for option in own:
         value = getattr(settings, option)
@@ -217,7 +222,8 @@ def _load_public(name: str, settings: Settings) -> Dataset:
     return PUBLIC_SETS[name]()
 
 
-def _read_private(settings: Settings) -> Table:
+def read_private(settings: Settings) -> Table:
+    """Reads a user's file, with what is held out of it."""
     if settings.schema is not None:
         find_method(settings)  # what is wrong without the file is said before it
     table = read_table(
@@ -242,7 +248,8 @@ def _read_private(settings: Settings) -> Table:
     return table if settings.holdout is None else table.held_out(settings.holdout)
 
 
-def _warn_curator(table: Table, settings: Settings) -> None:
+def warn_of_cells(table: Table, settings: Settings) -> None:
+    """Warns the curator of columns that can hardly be used; stops if that is asked."""
     if warn_curator(terminal(stderr=True), table) and settings.strict:
         nothing = "nothing was written"
         if settings.ledger is None:
@@ -254,7 +261,7 @@ def _warn_curator(table: Table, settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Puts Ctrl-C, and what else asks the process to end, off until the block is over.
 
     Only the main thread gets such signals.

@@ -156,7 +156,7 @@ NO_OUTPUT = "--output must be a folder that can be written to, or made"
 def test_paths_that_are_refused(
     arrange, output, checkpoint, message, folder, monkeypatch
 ):
-    monkeypatch.setattr(_train, "_read_private", None)  # before a record is read
+    monkeypatch.setattr(_train, "read_private", None)  # before a record is read
     arrange()
     before = tree(folder)
     checkpoint = checkpoint() if callable(checkpoint) else checkpoint
@@ -168,7 +168,7 @@ def test_paths_that_are_refused(
 @pytest.mark.parametrize("how", ["itself", "link", "hard link"])
 @pytest.mark.parametrize("name", ["model.npz", "report.json", "test_risk.png"])
 def test_what_is_read_is_not_written_over(name, how, folder, monkeypatch):
-    monkeypatch.setattr(_train, "_read_private", None)
+    monkeypatch.setattr(_train, "read_private", None)
     (folder / "out").mkdir()
     data, there = folder / "out" / name, folder / "mine"
     if how == "itself":
@@ -186,7 +186,7 @@ def test_what_is_read_is_not_written_over(name, how, folder, monkeypatch):
 
 
 def test_what_is_read_is_not_removed(folder, monkeypatch):
-    monkeypatch.setattr(_train, "_read_private", None)
+    monkeypatch.setattr(_train, "read_private", None)
     (folder / "kept").mkdir()
     data = folder / "kept" / "iterates.npz"
     data.write_text("years of work")

@@ -1,0 +1,300 @@
+"""Private tuning beside one untuned run, of the same total budget.
+
+`dp_select` searches a public grid of clipping norms and steps; `dp_linear_model` has
+nothing to choose. The best of the same grid in hindsight tells what a search pays.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import utility_hindsight as hindsight
+from benchmarks import utility_problems
+from benchmarks.record import RESULTS
+from benchmarks.text import number, source, table
+from benchmarks.utility_hindsight import Setting
+from benchmarks.utility_methods import LOSSES, METHODS, Method
+from benchmarks.utility_problems import Problem
+from benchmarks.utility_record import Place, Record, merge, read
+from benchmarks.utility_verdict import OURS, Summary, short, summary
+from dpjax import accounting, solvers, tuning
+from dpjax._files import check_file
+from dpjax.estimators import Clipping
+
+PATH = RESULTS / "utility_tuning.json"
+PROBLEMS = ("adult", "rand_hie")
+EPSILON = 1.0
+NORMS = (1.0, 3.0, 10.0, 30.0, 100.0)
+STEPS = (0.1, 0.3, 1.0, 3.0)
+NUM_STEPS = 100
+TRIALS = (3, 10, 30)
+DISTRIBUTION = "geometric"
+HOLDOUT = 0.1  # of the training records, which a search scores its runs on
+# Of one record's loss in a score; the loss of zero weights is 0.69 for labels.
+LIMITS = {"squared": 20.0, "logistic": 2.0}
+_SEED = 2021  # public: which records are held out
+
+TEXT = """\
+## Private tuning beside one untuned run
+
+Excess test risk at a total of epsilon = 1, delta = n^-1.1: clipped gradient descent
+whose norm and step `dpjax.tuning.dp_select` chooses, beside one run of
+`dp_linear_model`, which has nothing to choose. The grid is public and one for all data:
+norms {norms}, steps {steps}, {num_steps} steps each. From
+{source}, by `python -m benchmarks utility tuning`.
+
+The number of runs has a {distribution} law of the mean that is stated; each takes a
+candidate at random. A public {holdout:.0%} of the training records, which no run trains
+on, score it: by the mean loss, clipped to [0, {logistic:g}] (logistic) or
+[0, {squared:g}] (squared), with Gaussian noise. A run and its score see different
+records, so both spend the same epsilon, the one that `tuning_budget` says; the choice
+takes the rest. Two rows are no private method: the best of the same grid, by those
+scores without noise and by the test risk itself, chosen on keys of their own, with all
+of epsilon = 1 for a run on all records.
+"""
+
+
+def grid() -> list[Setting]:
+    """The candidates of the search."""
+    return [Setting(*pair, NUM_STEPS) for pair in product(NORMS, STEPS)]
+
+
+def split(data: Problem) -> tuple[Any, Any]:
+    """Returns the records that runs train on, and those that score them."""
+    features, targets = data.train
+    order = np.random.default_rng(_SEED).permutation(len(targets))
+    num_scored = round(HOLDOUT * len(targets))
+    parts = order[num_scored:], order[:num_scored]
+    return tuple((jnp.asarray(features[i]), jnp.asarray(targets[i])) for i in parts)
+
+
+def select(
+    data: Problem,
+    keys: jax.Array,
+    epsilon: float,
+    *,
+    mean_trials: float,
+    limit_factor: float = 1.0,
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Searches with every key; returns weights (d, keys), and how the budget splits."""
+    delta, loss_fn = data.delta, LOSSES[data.loss]
+    each = accounting.tuning_budget(
+        epsilon, delta, mean_trials=mean_trials, distribution=DISTRIBUTION
+    )
+    cost = accounting.gaussian_epsilon(each.noise_multiplier, delta, sensitivity=1.0)
+    trained, held_out = split(data)
+    limit = limit_factor * LIMITS[data.loss]
+    score = tuning.clipped_loss(
+        loss_fn, held_out, limit=limit, epsilon=cost, delta=delta
+    )
+
+    def train(candidate, key):
+        return solvers.dp_gradient_descent(
+            loss_fn,
+            jnp.zeros(data.shape[1]),
+            trained,
+            key=key,
+            epsilon=cost,
+            delta=delta,
+            estimator=Clipping(candidate.l2_clip_norm),
+            learning_rate=candidate.learning_rate,
+            num_steps=NUM_STEPS,
+        )
+
+    norms, steps, num_steps = np.float32(grid()).T
+    candidates = Setting(norms, steps, num_steps)
+    search = partial(
+        tuning.dp_select,
+        train,
+        candidates,
+        epsilon=epsilon,
+        delta=delta,
+        score=score,
+        mean_trials=mean_trials,
+        distribution=DISTRIBUTION,
+    )
+    params = [np.asarray(search(key=key).params) for key in keys]
+    num_scored = len(held_out[1])
+    return np.stack(params, axis=1), {
+        "mean_trials": mean_trials,
+        "epsilon_of_a_run": cost,
+        "num_trained": len(trained[1]),
+        "num_scored": num_scored,
+        "num_candidates": len(norms),
+    }
+
+
+def best_of_grid(
+    data: Problem, keys: jax.Array, epsilon: float, *, by_score: bool
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Chooses on keys of its own, which is not private, and runs the choice.
+
+    By the excess test risk, or by the scores of the search without their noise.
+    """
+    own = jax.random.split(
+        jax.random.fold_in(keys[0], hindsight.CHOICE), hindsight.NUM_CHOICE_KEYS
+    )
+    if by_score:
+        params = hindsight.descend(data, grid(), own, epsilon)
+        score = jax.vmap(lambda one: _mean_loss(data, one))
+        found = score(params.reshape(len(params), -1).T)
+        setting = grid()[int(np.argmin(found.reshape(-1, own.size).mean(axis=1)))]
+    else:
+        setting = hindsight.choose(data, own, epsilon, grid())
+    return hindsight.descend(data, [setting], keys, epsilon)[:, 0], setting._asdict()
+
+
+def _mean_loss(data: Problem, params: jax.Array) -> jax.Array:
+    """What a score adds noise to."""
+    losses = jax.vmap(LOSSES[data.loss], (None, 0))(params, split(data)[1])
+    return jnp.mean(jnp.clip(losses, 0.0, LIMITS[data.loss]))
+
+
+_PRICE = "`accounting.tuning_budget`, for the choice, every run and its score"
+SEARCHES = (
+    *(
+        Method(
+            f"select_{mean}",
+            f"`dp_select`, {mean} trials on average",
+            _PRICE,
+            partial(select, mean_trials=mean),
+        )
+        for mean in TRIALS
+    ),
+    Method(
+        "select_10_wide",
+        "`dp_select`, 10 trials on average, losses clipped 10 times higher",
+        _PRICE,
+        partial(select, mean_trials=10, limit_factor=10.0),
+    ),
+)
+ALL = (
+    METHODS[OURS],
+    *SEARCHES,
+    *(
+        Method(
+            f"grid_by_{name}",
+            f"the same grid, best by {words}",
+            "the choice is not paid",
+            partial(best_of_grid, by_score=name == "score"),
+            given="norm and step, chosen without noise",
+            is_private=False,
+        )
+        for name, words in (
+            ("score", "its scores without noise"),
+            ("risk", "test risk"),
+        )
+    ),
+)
+
+
+def run(repetitions: int, out: Path = PATH) -> None:
+    """Runs what the record lacks, and merges each row as it comes.
+
+    Raises:
+        ValueError: if there are fewer than two repetitions, or out is no JSON file.
+    """
+    from benchmarks.utility import facts, line, machine, run_one
+
+    check_file("--out", out, suffix=".json")
+    if repetitions < 2:
+        raise ValueError(f"repetitions = {repetitions}: must be at least 2")
+    known = read(out).rows if out.exists() else {}
+    where = machine(("dpjax", "jax", "numpy"))
+    for name in PROBLEMS:
+        data = utility_problems.problem(name)
+        for method in ALL:
+            place = Place(name, method.name, EPSILON)
+            row = known.get(place)
+            if row and len(row.excess) >= repetitions:
+                continue
+            row = run_one(method, data, EPSILON, repetitions)
+            merge([Record((where,), {name: facts(data)}, {place: row})], out)
+            print(line(row), flush=True)
+
+
+def section(path: Path = PATH) -> Iterator[str]:
+    """Yields the section of the page."""
+    content = read(path)
+    yield TEXT.format(
+        norms=_listed(NORMS),
+        steps=_listed(STEPS),
+        num_steps=NUM_STEPS,
+        distribution=DISTRIBUTION,
+        holdout=HOLDOUT,
+        source=source(path),
+        **LIMITS,
+    )
+    problems = [name for name in PROBLEMS if name in content.problems]
+    titles = [content.problems[name]["title"] for name in problems]
+    header = ["excess test risk, epsilon 1 in all", *titles]
+    rows = [
+        [
+            method.title,
+            *(_said(_found(content, name, method.name)) for name in problems),
+        ]
+        for method in ALL
+    ]
+    zero = [number(content.problems[name]["zero_excess"]) for name in problems]
+    yield table(header, [*rows, ["zero weights", *zero]])
+    trials = [f"{mean} trials on average" for mean in TRIALS]
+    yield "Epsilon of one run, and of its score:\n"
+    yield table(["data", *trials, "trained on", "scored on"], _splits(content))
+    yield _machine(content)
+    yield "In how many pairs of keys `dp_linear_model` is better:\n"
+    rows = [
+        [method.title, *(_wins(content, name, method.name) for name in problems)]
+        for method in SEARCHES
+    ]
+    yield table(["than", *titles], rows)
+
+
+def _listed(values: Sequence[float]) -> str:
+    *first, last = (f"{value:g}" for value in values)
+    return f"{', '.join(first)} and {last}"
+
+
+def _found(content: Record, problem: str, method: str) -> Summary | None:
+    return summary(content.rows.get(Place(problem, method, EPSILON)))
+
+
+def _said(found: Summary | None) -> str:
+    return "" if found is None else f"{short(found.mean)} ± {found.error:.1g}"
+
+
+def _splits(content: Record) -> Iterator[list[str]]:
+    for name in PROBLEMS:
+        places = (Place(name, f"select_{mean}", EPSILON) for mean in TRIALS)
+        facts = [row.facts for place in places if (row := content.rows.get(place))]
+        if len(facts) == len(TRIALS):
+            each = (number(one["epsilon_of_a_run"]) for one in facts)
+            counts = (
+                f"{facts[0][key]:,.0f} records" for key in ("num_trained", "num_scored")
+            )
+            yield [content.problems[name]["title"], *each, *counts]
+
+
+def _wins(content: Record, problem: str, method: str) -> str:
+    """Says in which share of pairs of keys the untuned run is better."""
+    ours, other = (
+        content.rows.get(Place(problem, name, EPSILON)) for name in (OURS, method)
+    )
+    if ours is None or other is None:
+        return ""
+    return f"{np.mean(np.less.outer(ours.excess, other.excess)):.0%}"
+
+
+def _machine(content: Record) -> str:
+    counts = sorted({len(row.excess) for row in content.rows.values() if row.excess})
+    texts = [
+        f"{one['cores']} cores of {one['processor']}; "
+        + ", ".join(f"{name} {version}" for name, version in one["versions"].items())
+        for one in content.machines
+    ]
+    return f"Means and standard errors of {counts[0]} keys. {'; '.join(texts)}.\n"

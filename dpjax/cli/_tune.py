@@ -1,0 +1,197 @@
+"""`dpjax tune`: the best of a random number of private runs, in the files of one.
+
+How many runs there were is in no output, and neither is anything of those that were
+not released.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from dp_accounting import UnsupportedDpEvent
+from rich.console import Console
+
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.cli import _display, _ledger, _report
+from dpjax.cli._ranges import Ranges, charge
+from dpjax.cli._run_folder import RunFolder
+from dpjax.cli._runs import Run, name_of, score_run
+from dpjax.cli._sources import Table, encode_table, public_name
+from dpjax.cli._spending import with_ranges
+from dpjax.cli._terminal import digits, progress_bars, show_paths, terminal
+from dpjax.cli._train import (
+    kept,
+    kept_folder,
+    key_of,
+    load_public,
+    read_private,
+    uninterrupted,
+    warn_of_cells,
+)
+from dpjax.cli._tune_plan import Search, apart, plan_search, run_search
+from dpjax.cli._tune_settings import TuneSettings
+from dpjax.solvers import Solution
+
+
+def tune(settings: TuneSettings) -> None:
+    """Searches, writes the best model's files and prints what may be printed.
+
+    The folder of --checkpoint is as of `dpjax train`: a search that was stopped goes on
+    from there, with the same number of runs, and without paying again.
+
+    Raises:
+        ValueError: if an option, a file or the schema is wrong; nothing is written.
+        OSError: if a file cannot be found, fetched or written.
+    """
+    first = settings.candidate(settings.choices()[0])  # for what they have in common
+    name = public_name(settings.source)
+    folder = settings.output or Path("dpjax-output", Path(name or first.source).stem)
+    inputs = {} if name is not None else {"DATA": Path(first.source)}
+    if settings.schema is not None:
+        inputs["--schema"] = settings.schema
+    if settings.ledger is not None:
+        inputs["--ledger"] = settings.ledger
+        _ledger.check_room(settings.ledger, None)
+    _report.check_folder(folder, inputs)
+    run_folder = kept_folder(settings.checkpoint, folder, inputs)
+    run_key, noise_key = key_of(settings.seed, run_folder)
+    key, ranges_key = jax.random.split(run_key)
+    table = ranges = paid = None
+    if name is not None:
+        data = load_public(name, first)
+        search = plan_search(settings, data, is_named=True)
+    else:
+        table = read_private(first)
+        blank, ranges = with_ranges(first, table.blank(), key=jax.random.key(0))
+        search = plan_search(settings, encode_table(blank), is_named=False)
+        paid = _total(search, ranges)
+        if settings.ledger is not None:
+            _spend(settings, table, search, paid, run_folder)
+        warn_of_cells(table, first)
+        table, ranges = with_ranges(first, table, key=ranges_key)
+        data = encode_table(table)
+
+    console, messages = terminal(), terminal(stderr=True)
+    if settings.seed is not None:
+        _display.warn_of_seed(messages)
+    _display.warn_of_weakness(messages, search.plans[0], ranges)
+    with (
+        progress_bars(messages) as on_step,
+        kept(run_folder, None if settings.seed is not None else run_key),
+    ):
+        on_step("private search", 0, None)  # of no length that may be seen
+        solution = run_search(
+            search,
+            data,
+            key=key,
+            holdout=settings.holdout,
+            checkpoint=None if run_folder is None else run_folder.path,
+        )
+        on_step("private search", 1, 1)
+    best = int(solution.stats["candidate"])
+    plan = search.plans[best]
+    score = float(solution.stats["score"])
+    run = charge(_released(name_of(plan), solution), ranges)
+    privacy = run.solution.privacy
+    if paid is not None and (
+        privacy.epsilon > paid.epsilon or privacy.delta > paid.delta
+    ):
+        raise RuntimeError("The search's guarantee is not what was paid for.")
+    trained, scored = apart(data, settings.holdout)
+    test = [(run, score_run(plan, data, run))] if name is not None else []
+    content = _report.report(
+        *(plan, trained, run, test, ranges),
+        is_public=name is not None,
+        noise_key=noise_key,
+    )
+    content["tuning"] = _said(settings, search, best, score, len(scored[1]))
+    model = _report.model_of(trained, run.solution, method=run.method, table=table)
+    files = _report.files(model, content)
+    # What was paid for is out before anything else can fail, and its key goes with it.
+    with uninterrupted():
+        if run_folder is not None:
+            run_folder.use_up()
+        _report.write(folder, files)
+        if run_folder is not None:
+            run_folder.remove()
+    _display.show(
+        *(console, plan, trained, run, test, ranges), is_public=name is not None
+    )
+    _show(console, content["tuning"], len(search.choices))
+    show_paths(console, [folder / name for name in files])
+
+
+def _total(search: Search, ranges: Ranges | None) -> PrivacyGuarantee:
+    """Returns what is paid for: the whole budget, and what was bought beside it."""
+    total = PrivacyGuarantee.of(*search.total, dp_event=UnsupportedDpEvent())
+    return total if ranges is None else ranges.joined(total)
+
+
+def _spend(
+    settings: TuneSettings,
+    table: Table,
+    search: Search,
+    price: PrivacyGuarantee,
+    run_folder: RunFolder | None,
+) -> None:
+    """Enters a search into its ledger, before a value of a record is used."""
+    options = repr(dataclasses.replace(settings, output=None, checkpoint=None))
+    assert settings.ledger is not None
+    entry = _ledger.charge(
+        settings.ledger,
+        {"tuning": price},
+        data=table.name,
+        method=f"{search.plans[0].method.title}, tuned",
+        paid=run_folder.paid(options) if run_folder is not None else None,
+    )
+    if run_folder is not None:
+        run_folder.keep_paid(entry, options)
+
+
+def _released(name: str, solution: Solution) -> Run:
+    """Returns the best run; its place and score are told apart from its stats."""
+    own = {
+        name: value
+        for name, value in solution.stats.items()
+        if name not in ("candidate", "score")
+    }
+    solution = dataclasses.replace(solution, stats=own)
+    return Run(name, solution, np.zeros(1), np.array([solution.params]))
+
+
+def _said(
+    settings: TuneSettings, search: Search, best: int, score: float, num_scored: int
+) -> dict[str, Any]:
+    """Returns what may be said of a search, ready for JSON."""
+    return {
+        "over": settings.grid(),
+        "chosen": search.choices[best],
+        "score": score if np.isfinite(score) else None,
+        "score_limit": search.score_limit,
+        "scored_on": search.scored_on,
+        "num_scored": num_scored,
+        "mean_trials": search.mean_trials,
+        "distribution": "geometric",
+        "each_run": search.each_run._asdict(),
+        "each_score": search.each_score._asdict(),
+    }
+
+
+def _show(console: Console, said: dict[str, Any], num_candidates: int) -> None:
+    chosen = ", ".join(f"{name} = {value}" for name, value in said["chosen"].items())
+    where = "the records that it was trained on"
+    if said["scored_on"] == "holdout":
+        where = f"{said['num_scored']:,} records that no run was trained on"
+    loss = "unknown" if said["score"] is None else digits(-said["score"])
+    console.print(
+        f"Chosen of {num_candidates} candidates, by about {said['mean_trials']:g} "
+        f"private runs of epsilon = {said['each_run']['epsilon']:.4g} each: {chosen}. "
+        f"Its mean loss, cut off at {said['score_limit']:g} and with noise, is {loss} "
+        f"on {where}; as the best of several it looks better than it is."
+    )
+    console.print(
+        "How many runs there were must stay secret: keep how long this took from "
+        "whoever sees the model."
+    )

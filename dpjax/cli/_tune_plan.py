@@ -1,0 +1,230 @@
+"""What `dpjax tune` runs, and what each run and its score may cost; all of it public.
+
+What a run may cost is `dpjax.accounting.tuning_budget`'s, which is made for Gaussian
+noise. Of a method with other noise that is too much, or it is known by its epsilon and
+delta alone; it then gets less, found by pricing the search with what it would state.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from dp_accounting import GaussianDpEvent
+
+from dpjax import _validate
+from dpjax._types import Key
+from dpjax.accounting import (
+    gaussian_epsilon,
+    tuning_budget,
+    tuning_epsilon,
+)
+from dpjax.cli._methods import find_loss
+from dpjax.cli._plan import Budget, Plan, make_plan, split_budget
+from dpjax.cli._ranges import together
+from dpjax.cli._runs import arguments_of, on_device, problem_of, training_privacy
+from dpjax.cli._tune_settings import TuneSettings
+from dpjax.datasets import Dataset
+from dpjax.solvers import Solution
+from dpjax.tuning import Score, clipped_loss, dp_select
+
+_PUBLIC_SEED = 2021  # of which records are held out
+# Of what a run and its score spend together, of Gaussian noise in 1 / sigma^2.
+_SCORE_SHARE = 0.1
+# The smallest factor by which a run gets less than `tuning_budget` says.
+_SMALLEST = 0.05
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Search:
+    """A search with nothing left open; every entry is public.
+
+    Attributes:
+        choices: the candidates, as values of the options that are searched over.
+        plans: a run of each.
+        mean_trials: how many runs it makes on average.
+        total: what it may spend.
+        each_run: what a run may.
+        each_score: what a score may.
+        score_limit: where a record's loss is cut off in a score.
+        scored_on: which records score.
+    """
+
+    choices: list[dict[str, Any]]
+    plans: list[Plan]
+    mean_trials: float
+    total: Budget
+    each_run: Budget
+    each_score: Budget
+    score_limit: float
+    scored_on: Literal["holdout", "training"]
+
+    def score(self, scored: Pair) -> Score:
+        """Returns the private score of the records."""
+        return clipped_loss(
+            self.plans[0].loss_fn,
+            on_device(scored),
+            limit=self.score_limit,
+            epsilon=self.each_score.epsilon,
+            delta=self.each_score.delta,
+            records=self.scored_on,
+        )
+
+    def price(self, trained: Dataset, scored: Pair) -> float:
+        """Returns the epsilon of the search, at its delta, of shapes alone."""
+        look = self.score(scored).privacy
+        runs = dict.fromkeys(training_privacy(plan, trained) for plan in self.plans)
+        if self.scored_on == "training":
+            paid = [together([run, look], len(scored[1])) for run in runs]
+        else:
+            paid = [*runs, look]
+        return max(
+            tuning_epsilon(one, self.total.delta, mean_trials=self.mean_trials)
+            for one in paid
+        )
+
+
+def apart(data: Dataset, share: float | None) -> tuple[Dataset, Pair]:
+    """Returns the records to train on, and those to score with.
+
+    Which, a public seed and the number of records say. Without a share they are the
+    same.
+
+    Raises:
+        ValueError: if fewer than ten are held out or left.
+    """
+    if share is None:
+        return data, data.train
+    num_records = len(data.features)
+    num_scored = round(share * num_records)
+    _validate.require(
+        10 <= num_scored <= num_records - 10,
+        "--holdout",
+        share,
+        f"a share that holds out and leaves 10 of {num_records} records or more",
+    )
+    order = np.random.default_rng(_PUBLIC_SEED).permutation(num_records)
+    is_scored = order < num_scored
+    trained = dataclasses.replace(
+        data, features=data.features[~is_scored], targets=data.targets[~is_scored]
+    )
+    return trained, (data.features[is_scored], data.targets[is_scored])
+
+
+def plan_search(settings: TuneSettings, data: Dataset, *, is_named: bool) -> Search:
+    """Fills in what the settings leave open, from public sizes alone.
+
+    Args:
+        settings: what is asked for.
+        data: all records; their shapes count, their values do not.
+        is_named: whether it is one of the public data sets, which take 300 steps.
+
+    Raises:
+        ValueError: if an option does not suit the method, the facts or the task, or no
+            run can be afforded.
+    """
+    trained, scored = apart(data, settings.holdout)
+    choices = settings.choices()
+    first = settings.candidate(choices[0])
+    is_classification = data.task == "classification"
+    loss = find_loss(first, is_classification=is_classification)
+    _, total = split_budget(
+        first, len(data.features), is_classification=is_classification
+    )
+    run, score = _shares(total, settings)
+
+    def search(run: Budget, score: Budget, factor: float = 1.0) -> Search:
+        each = Budget(factor * run.epsilon, run.delta)
+        budget: dict[str, Any] = {"epsilon": each.epsilon, "private_ranges": None}
+        if total.delta > 0:
+            budget["delta"] = each.delta
+        return Search(
+            choices=choices,
+            plans=[
+                make_plan(settings.candidate(one, **budget), trained, is_named=is_named)
+                for one in choices
+            ],
+            mean_trials=settings.trials,
+            total=total,
+            each_run=each,
+            each_score=score,
+            score_limit=settings.score_limit or (2.0 if loss == "logistic" else 20.0),
+            scored_on="training" if settings.holdout is None else "holdout",
+        )
+
+    def affords(one: Search) -> bool:
+        price = one.price(trained, scored)
+        return price <= total.epsilon * (1 - 1e-9)  # `dp_select` asks once more
+
+    for factor in (1.0, 0.999):
+        one = search(run, score, factor)
+        if affords(one):
+            return one
+    # Deltas of runs add up, where no more than them is known.
+    run, score = (
+        Budget(each.epsilon, each.delta / (4 * settings.trials))
+        for each in (run, score)
+    )
+    step = 1.2 if affords(search(run, score)) else 1 / 1.2
+    factor = 1.0
+    while affords(search(run, score, factor * step)) == (step > 1):
+        factor *= step
+        _validate.require(
+            _SMALLEST < factor < 1 / _SMALLEST,
+            "--epsilon",
+            settings.epsilon,
+            f"more, for {settings.trials:g} runs of --method {settings.method}",
+        )
+    low, high = sorted((factor, factor * step))
+    middle = math.sqrt(low * high)
+    one = search(run, score, middle)
+    return one if affords(one) else search(run, score, low)
+
+
+def _shares(total: Budget, settings: TuneSettings) -> tuple[Budget, Budget]:
+    """Returns what a run and a score may each cost, of Gaussian noise or a pure one."""
+    each = tuning_budget(*total, mean_trials=settings.trials)
+    shares = (1.0, 1.0)
+    if settings.holdout is None:
+        shares = (1 - _SCORE_SHARE, _SCORE_SHARE)
+    if not isinstance(each, GaussianDpEvent):  # pure
+        run, score = (Budget(share * each, 0.0) for share in shares)
+        return run, score
+    run, score = (
+        gaussian_epsilon(
+            each.noise_multiplier / math.sqrt(share), total.delta, sensitivity=1.0
+        )
+        for share in shares
+    )
+    return Budget(run, total.delta), Budget(score, total.delta)
+
+
+def run_search(
+    search: Search,
+    data: Dataset,
+    *,
+    key: Key,
+    holdout: float | None,
+    checkpoint: Path | None,
+) -> Solution:
+    """Makes the runs, and releases the best: see `dpjax.tuning.dp_select`."""
+    trained, scored = apart(data, holdout)
+    records = on_device(trained.train)
+
+    def train(plan: Plan, key: Key) -> Solution:
+        problem = problem_of(plan.method, plan, *records)
+        return plan.method.solver(*problem, **arguments_of(plan), key=key)
+
+    return dp_select(
+        train,
+        search.plans,
+        key=key,
+        epsilon=search.total.epsilon,
+        delta=search.total.delta,
+        score=search.score(scored),
+        mean_trials=search.mean_trials,
+        checkpoint=checkpoint,
+    )

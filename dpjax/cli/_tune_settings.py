@@ -1,0 +1,156 @@
+"""The options of `dpjax tune`: those of `train`, and over which of them to search."""
+
+import itertools
+import math
+import typing
+from dataclasses import dataclass, field
+from functools import partial
+from types import NoneType
+from typing import Annotated, Any, Literal
+
+from dpjax import _validate
+from dpjax._types import Calibration
+from dpjax.cli._options import (
+    METHOD,
+    Option,
+    check_each,
+    declared,
+    flag,
+    of_data,
+    of_method,
+    of_privacy,
+)
+from dpjax.cli._settings import MethodName, Settings
+
+# The price of every candidate is computed before any run.
+_MOST_CANDIDATES = 100
+# They choose what a score is of, or are for a trial.
+_FIXED = ("method", "loss", "quick")
+_NUMBERS = {int: "whole numbers", float: "numbers"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings(Settings):
+    """What a search is asked for; of `train` it leaves out what it cannot do."""
+
+    over: Annotated[
+        list[str],
+        of_method(
+            "An option of the method and the values to try, which must not come from "
+            "the records: learning_rate=0.1,1,10. Given again, it makes a grid."
+        ),
+    ]
+    trials: Annotated[
+        float,
+        of_privacy(
+            "How many runs to make on average, each of a candidate at random. How many "
+            "are made is drawn (geometric), and stays secret.",
+            partial(_validate.within, 1, 10_000),
+        ),
+    ]
+    holdout: Annotated[
+        float | None,
+        of_data(
+            "Share of the records, such as 0.1, that score the runs and are not "
+            "trained on. By default the training records do, and a run shares its "
+            "budget with its score.",
+            _validate.probability,
+        ),
+    ] = None
+    score_limit: Annotated[
+        float | None,
+        of_method(
+            "A score is the mean loss, each record's cut off here: 2 by default for "
+            "the logistic loss, else 20, in units of the target's scale.",
+            partial(_validate.within, 1e-12, 1e12),
+        ),
+    ] = None
+    method: Annotated[
+        MethodName, of_method("As of dpjax train, which says what each has to set.")
+    ] = "gradient-descent"
+    calibration: Calibration = field(default="tight", init=False)
+    unit: str | None = field(default=None, init=False)
+    max_records: int | None = field(default=None, init=False)
+    show_unprotected: bool = field(default=False, init=False)
+
+    def __post_init__(self):
+        check_each(self)
+        _validate.require(
+            math.prod(map(len, self.grid().values())) <= _MOST_CANDIDATES,
+            "--over",
+            " ".join(self.over),
+            f"of at most {_MOST_CANDIDATES} candidates together",
+        )
+        for choice in self.choices():
+            self.candidate(choice)  # each fits the other options
+
+    def grid(self) -> dict[str, list[Any]]:
+        """Returns the values to try, by the option.
+
+        Raises:
+            ValueError: where --over names no option of a method, or holds no values.
+        """
+        found: dict[str, list[Any]] = {}
+        for text in self.over:
+            name, values = _read(text)
+            rule = f"given once for each option, not again for {name}"
+            _validate.require(name not in found, "--over", text, rule)
+            found[name] = values
+        for name in found:
+            value, default = getattr(self, name), getattr(Settings, name)
+            rule = "left out where --over has its values"
+            _validate.require(value == default, flag(name), value, rule)
+        return found
+
+    def choices(self) -> list[dict[str, Any]]:
+        """Returns the candidates: every combination of the values."""
+        grid = self.grid()
+        return [
+            dict(zip(grid, values, strict=True))
+            for values in itertools.product(*grid.values())
+        ]
+
+    def candidate(self, choice: dict[str, Any], **changes: Any) -> Settings:
+        """Returns what one run is asked for, all of its records to train on."""
+        given: dict[str, Any] = {
+            name: getattr(self, name) for name in declared(Settings)
+        }
+        given |= {"holdout": None, **choice, **changes}
+        return Settings(**given)
+
+
+def _read(text: str) -> tuple[str, list[Any]]:
+    """Reads "learning_rate=0.1,1"."""
+    known = {
+        name: kind
+        for name, (kind, said) in declared(Settings).items()
+        if isinstance(said, Option) and said.panel == METHOD and name not in _FIXED
+    }
+    name, _, listed = text.partition("=")
+    name = name.strip().removeprefix("--").replace("-", "_")
+    names = ", ".join(known)
+    _validate.require(
+        name in known, "--over", text, f"NAME=VALUE,VALUE, NAME one of {names}"
+    )
+    values = [one.strip() for one in listed.split(",") if one.strip()]
+    rule = f"{name}=VALUE,VALUE, with one value or more"
+    _validate.require(len(values) > 0, "--over", text, rule)
+    kinds = [kind for kind in typing.get_args(known[name]) if kind is not NoneType]
+    kind = known[name] if known[name] in _NUMBERS else kinds[0]
+    found = [_value(kind, one, name, text) for one in values]
+    rule = f"of different values of {name}"
+    _validate.require(len(set(found)) == len(found), "--over", text, rule)
+    return name, found
+
+
+def _value(kind: Any, value: str, name: str, text: str) -> Any:
+    if typing.get_origin(kind) is Literal:
+        names = typing.get_args(kind)
+        rule = f"of values of {name}, which are {', '.join(names)}"
+        _validate.require(value in names, "--over", text, rule)
+        return value
+    try:
+        return kind(value)
+    except ValueError:
+        rule = f"{name} and {_NUMBERS[kind]}"
+        raise ValueError(f"--over must be {rule}, got {text!r}.") from None
