@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -115,10 +116,11 @@ class Runs:
     def made(self, key: Key, turns: range) -> Iterator[tuple[int, Solution, float]]:
         """Makes the runs of some turns: their candidates, solutions and scores."""
         if len(turns) == 1:
-            index, run_key = self.draw(key, turns[0])
-            index = int(index)
-            solution, score = self.one(index, run_key)
-            yield index, solution, float(score)
+            yield self._made(key, turns[0])
+            return
+        if not self.is_stacked:
+            with ThreadPoolExecutor(len(turns)) as pool:
+                yield from pool.map(partial(self._made, key), turns)
             return
         indices, keys = jax.vmap(partial(self.draw, key))(jnp.asarray(turns))
         solutions, scores = jax.vmap(self.one)(indices, keys)
@@ -126,6 +128,12 @@ class Runs:
         for i, index in enumerate(np.asarray(indices).tolist()):
             solution = jax.tree.map(lambda leaf, i=i: leaf[i], solutions)
             yield index, solution, scores[i]
+
+    def _made(self, key: Key, turn: int) -> tuple[int, Solution, float]:
+        index, run_key = self.draw(key, turn)
+        index = int(index)
+        solution, score = self.one(index, run_key)
+        return index, solution, float(score)
 
 
 @partial(jax.jit, static_argnums=2)

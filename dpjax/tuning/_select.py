@@ -43,8 +43,7 @@ def dp_select(
         train_fn: `train_fn(candidate, key)` returns the `Solution` of a private solver,
             whose guarantee is static.
         candidates: hyperparameters, models, or what train_fn takes: a list or tuple of
-            any, tried one after the other; or a pytree of arrays of shape (N, ...),
-            whose rows are candidates and which may be trained together, under `vmap`.
+            any; or a pytree of arrays of shape (N, ...), whose rows are candidates.
         key: a typed key. Run t, from 1, takes `fold_in(key, t)`.
         epsilon: privacy of the whole, positive and finite.
         delta: privacy of the whole, in [0, 1).
@@ -56,8 +55,10 @@ def dp_select(
         default: public parameters, released where no run is made.
         privacy: the guarantee of every run, for a train_fn that cannot be traced. By
             default each candidate's is found by tracing, without a run.
-        num_parallel: how many runs are vectorised together; only for arrays. The last
-            ones are made in full and not counted.
+        num_parallel: how many runs are made at once: of arrays under one `vmap`, of a
+            list in threads, where programs compile and run side by side (a context such
+            as `jax.enable_x64` does not reach them). The last ones are made in full and
+            not counted.
         checkpoint: a folder for this search alone, or None. A search that was killed
             goes on there by the same call, and makes no run twice; a finished one
             returns the same release. It is as SECRET as the data, and made readable to
@@ -128,12 +129,6 @@ def dp_select(
         f"given where {distribution} may make no run",
     )
     runs = Runs(train_fn, candidates, score)
-    _validate.require(
-        num_parallel == 1 or runs.is_stacked,
-        "num_parallel",
-        num_parallel,
-        "1 where candidates are a list",
-    )
     _validate.require(
         checkpoint is None or privacy is None,
         "privacy",

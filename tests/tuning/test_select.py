@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -53,17 +54,32 @@ def test_it_releases_the_best_of_its_runs_and_how_many_stays_in(key):
     assert "different" not in str(solution.privacy)
 
 
-def test_runs_together_are_the_same_runs(key):
+@pytest.mark.parametrize("candidates", [RATES, list(RATES)], ids=["rows", "a list"])
+def test_runs_together_are_the_same_runs(candidates, key):
     keys = [key, jax.random.key(5)]
     for one in keys:
         alone, together = (
             tuning.dp_select(
-                toy, RATES, key=jax.random.clone(one), score=BY_DRAW, num_parallel=n,
-                **BUDGET,
+                toy, candidates, key=jax.random.clone(one), score=BY_DRAW,
+                num_parallel=n, **BUDGET,
             )
             for n in (1, 3)
         )  # fmt: skip
         assert_same(alone, together)
+
+
+def test_runs_of_a_list_are_made_side_by_side(key):
+    """Two runs wait for each other: one after the other they never end."""
+    both = threading.Barrier(2)
+
+    def train(candidate, key):
+        if not isinstance(key, jax.core.Tracer):
+            both.wait(timeout=60)
+        return toy(candidate, key)
+
+    options = {"score": BY_DRAW, "num_parallel": 2, **BUDGET}
+    solution = tuning.dp_select(train, [0.1, 1.0], key=key, **options)
+    assert solution.stats["candidate"] in (0, 1)
 
 
 def assert_same(*solutions):
@@ -273,7 +289,6 @@ def test_what_is_refused(key):
         ({"candidates": []}, "candidates must be at least one"),
         ({"candidates": jnp.zeros((0, 2))}, "candidates must be arrays with at least"),
         ({"candidates": (), "num_parallel": 2}, "candidates"),
-        ({"candidates": [1.0], "num_parallel": 2}, "num_parallel"),
         ({"epsilon": math.inf}, "epsilon must be positive and finite"),
         ({"train": costly(PrivacyGuarantee.non_private())}, "finite: the best of runs"),
         ({"epsilon": 0.2}, "epsilon must be at least 0.2"),
