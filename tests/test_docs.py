@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import plots_site, winners
 from tests.test_public_api import PACKAGES
 
 ROOT = Path(__file__).parents[1]
@@ -224,6 +225,45 @@ def test_skeleton_of_a_data_set_loads(tmp_path, monkeypatch):
     assert data.test_features.shape == (1, 5)
     np.testing.assert_allclose(data.features[:2], [[1, 1, 1, 0, 1], [0, 0, 0, 0, 1]])
     np.testing.assert_allclose(data.targets[:2], [9, 10])
+
+
+@pytest.mark.slow
+def test_plots_are_those_of_the_command_and_small(tmp_path):
+    paths = plots_site.draw(tmp_path)
+    assert [path.stem for path in paths] == [
+        f"{name}-{theme}"
+        for name in ("privacy", "winners", "speed")
+        for theme in ("light", "dark")
+    ]
+    kept = sorted((DOCS / "plots").iterdir())
+    assert [path.name for path in kept] == sorted(path.name for path in paths)
+    assert sum(path.stat().st_size for path in kept) < 2_000_000
+    shown = "".join(path.read_text() for path in PAGES)
+    for path in kept:
+        assert f"plots/{path.name}\n:class: only-{path.stem[-5:].strip('-')}\n" in shown
+
+
+def test_a_record_of_winners_that_is_none_is_refused(tmp_path):
+    path = tmp_path / "winners.json"
+    for text in ("{}", '{"format": 1, "rows": [{"tail_index": 3}]}', "["):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="not a record of winners"):
+            winners.read(path)
+
+
+@pytest.mark.slow
+def test_winners_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(winners, "NUM_SAMPLES", 200)
+    monkeypatch.setattr(winners, "NUM_FEATURES", (2,))
+    monkeypatch.setattr(winners, "TAIL_INDICES", (3.0,))
+    monkeypatch.setattr(winners, "REPETITIONS", 2)
+    monkeypatch.setattr(
+        winners, "_methods", lambda d: {"zero": [lambda sample, key: jnp.zeros(d)]}
+    )
+    content = winners.read(winners.run(tmp_path / "winners.json"))
+    (row,) = content["rows"]
+    assert row["method"] == "zero"
+    np.testing.assert_allclose(row["excess"], [0.5, 0.5], rtol=1e-6)
 
 
 def test_lowest_versions_are_those_of_the_project():
