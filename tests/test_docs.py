@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import plots_site, winners
+from benchmarks import audit_record, plots_site, record, utility_record, winners
+from benchmarks.utility_verdict import Numbers
 from tests.test_public_api import PACKAGES
 
 ROOT = Path(__file__).parents[1]
@@ -241,6 +242,41 @@ def test_plots_are_those_of_the_command_and_small(tmp_path):
     shown = "".join(path.read_text() for path in PAGES)
     for path in kept:
         assert f"plots/{path.name}\n:class: only-{path.stem[-5:].strip('-')}\n" in shown
+
+
+def test_numbers_of_the_readme_are_those_of_the_records():
+    numbers = Numbers(utility_record.read(utility_record.PATH))
+    real = numbers.names(is_real=True)
+    ours, wide = (
+        numbers.geometric_mean(real, "dp_linear_model", 1.0, bar)
+        for bar in ("hindsight", "hindsight_wide")
+    )
+    case = record.read(record.latest("cpu")).cases["gradient-mlp"]
+    clipping, optax = (
+        case.find(name)
+        for name in ("Clipping", "optax differentially_private_aggregate")
+    )
+    best = min(
+        one.seconds for one in case.methods if one.package.startswith("jax_privacy")
+    )
+    opacus = min(one.seconds for one in case.methods if one.package == "opacus")
+    audits = audit_record.read(record.RESULTS / "audits.json")
+    most = max(one.num_releases for one in audits.values())
+    share = max(one.epsilon / one.claim for one in audits.values())
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for text in (
+        f"on five real data sets, its excess test risk is {ours[0]:.2f} times",
+        f"more settings, {wide[0]:.2f} times",
+        f"{1e3 * clipping.seconds:.0f} ms and {clipping.peak_bytes / 2**20:.0f} MiB on "
+        f"two CPU cores; optax's takes {1e3 * optax.seconds:.0f} ms and "
+        f"{optax.peak_bytes / 2**20:.0f} MiB, jax_privacy's {1e3 * best:.0f} ms at its "
+        f"best, Opacus' {1e3 * opacus:.0f} ms in PyTorch",
+        f"{len(audits)} releases were attacked, with up to {most:,} draws each: no "
+        f"claim was refuted, and the closest attack proved {100 * share:.0f} per cent",
+    ):
+        assert text in readme
+    assert share < 1
+    assert (ours[1], wide[1]) == (5, 5)
 
 
 def test_a_record_of_winners_that_is_none_is_refused(tmp_path):
