@@ -2,7 +2,8 @@
 
 `figures` writes the page of the papers' figures, `scaling` that of many devices,
 `guarantees` that of claims and what audits found, `utility` that of what a private
-linear model is worth.
+linear model is worth. `winners` measures who wins where, and `plots` draws the plots of
+README and the site from the records.
 """
 
 import argparse
@@ -49,6 +50,10 @@ def main(arguments=None):
     utility.add_arguments(
         commands.add_parser("utility", help="measure linear models, write UTILITY.md")
     )
+    winners = commands.add_parser("winners", help="measure who wins where, in minutes")
+    winners.add_argument("--output", type=Path, help="file of the record")
+    plots = commands.add_parser("plots", help="draw the plots of README and the site")
+    plots.add_argument("--output", type=Path, help="folder of the plots")
     options = vars(parser.parse_args(arguments))
     commands = {
         "run": _run,
@@ -58,6 +63,8 @@ def main(arguments=None):
         "guarantees": _guarantees,
         "peak": _peak,
         "utility": utility.main,
+        "winners": _winners,
+        "plots": _plots,
     }
     command = commands[options.pop("command")]
     try:
@@ -139,6 +146,19 @@ def _guarantees(audit, output):
     from benchmarks import guarantees
 
     print(guarantees.write_page(output, with_audits=audit))
+
+
+def _winners(output):
+    from benchmarks import winners
+
+    print(winners.run(output))
+
+
+def _plots(output):
+    from benchmarks import plots_site
+
+    for path in plots_site.draw(output):
+        print(path)
 
 
 def _peak(case, method, quick):

@@ -30,9 +30,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_design",
 ]
-exclude_patterns = [
-    *("_build", "contribute/skeletons", "generated/tables", "readme_draft.md")
-]
+exclude_patterns = ["_build", "contribute/skeletons", "generated/tables"]
 default_role = "py:obj"
 nitpicky = False  # backticks hold code, and only some of it is a name
 

@@ -37,11 +37,25 @@ class Absent(pytest.Module):
         pytest.skip(reason, allow_module_level=True)
 
 
+def is_absent(path):
+    """Whether a file tests the repository rather than the library, which is alone."""
+    return path.name in NEEDS_REPOSITORY and not IS_REPOSITORY
+
+
 def pytest_pycollect_makemodule(module_path, parent):
-    """Skips what tests the repository rather than the library, where it is absent."""
-    if module_path.name in NEEDS_REPOSITORY and not IS_REPOSITORY:
+    """Skips what tests the repository, where it is absent."""
+    if is_absent(module_path):
         return Absent.from_parent(parent, path=module_path)
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path):
+    """Keeps such a file from those that look for examples, and import it for that."""
+    found = yield
+    if is_absent(file_path):
+        return [one for one in found if isinstance(one, Absent)]
+    return found
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import audit_record, plots_site, record, utility_record, winners
+from benchmarks.utility_verdict import Numbers
 from tests.test_public_api import PACKAGES
 
 ROOT = Path(__file__).parents[1]
@@ -23,8 +25,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(
     path
     for path in DOCS.rglob("*.md")
-    if not {"_build", "generated", "readme_draft.md"}
-    & set(path.relative_to(DOCS).parts)
+    if not {"_build", "generated"} & set(path.relative_to(DOCS).parts)
 )
 GUIDES = sorted(path for path in PAGES if "```python\n" in path.read_text())
 SKELETONS = DOCS / "contribute" / "skeletons"
@@ -127,22 +128,34 @@ def test_docstrings_become_restructuredtext():
     ]
 
 
-@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+def examples():
+    """Yields each page's code, once for each of its tabs."""
+    for path in GUIDES:
+        text = path.read_text()
+        tabs = dict(re.findall(r":::\{tab-item\} (.+)\n```python\n([^`]*)```", text))
+        blocks = re.findall(r"```python\n([^`]*)```", text)
+        for name in tabs or [""]:
+            others = {code for tab, code in tabs.items() if tab != name}
+            code = "\n".join(block for block in blocks if block not in others)
+            yield pytest.param(path, code, id=f"{path.name} {name}".strip())
+
+
+def test_every_tab_is_an_example_of_its_own():
+    names = [one.id for one in examples() if one.id.startswith("own_loop.md")]
+    tabs = ["Flax NNX", "Flax Linen", "Equinox", "plain JAX"]
+    assert names == [f"own_loop.md {tab}" for tab in tabs]
+
+
+@pytest.mark.parametrize(("path", "code"), list(examples()))
 @pytest.mark.slow
-def test_examples_of_a_page_run(path, capsys):
-    text = path.read_text()
-    variants = re.findall(r":::\{tab-item\} (.+)\n```python\n(.*?)```", text, re.DOTALL)
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    for name, variant in variants or [("", "")]:
-        others = {code for _, code in variants} - {variant}
-        code = "\n".join(block for block in blocks if block not in others)
-        if "equinox" in variant:
-            pytest.importorskip("equinox", reason=name)
-        # optax itself mixes dtypes: adam's count is an int32.
-        with jax.numpy_dtype_promotion("standard"):
-            exec(compile(code, str(path), "exec"), {})
-        expected = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
-        assert capsys.readouterr().out.splitlines() == expected
+def test_examples_of_a_page_run(path, code, capsys):
+    if "import equinox" in code:
+        pytest.importorskip("equinox")
+    # optax itself mixes dtypes: adam's count is an int32.
+    with jax.numpy_dtype_promotion("standard"):
+        exec(compile(code, str(path), "exec"), {})
+    expected = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == expected
 
 
 @pytest.mark.parametrize("name", ["estimator", "mechanism", "solver"])
@@ -213,6 +226,80 @@ def test_skeleton_of_a_data_set_loads(tmp_path, monkeypatch):
     assert data.test_features.shape == (1, 5)
     np.testing.assert_allclose(data.features[:2], [[1, 1, 1, 0, 1], [0, 0, 0, 0, 1]])
     np.testing.assert_allclose(data.targets[:2], [9, 10])
+
+
+@pytest.mark.slow
+def test_plots_are_those_of_the_command_and_small(tmp_path):
+    paths = plots_site.draw(tmp_path)
+    assert [path.stem for path in paths] == [
+        f"{name}-{theme}"
+        for name in ("privacy", "winners", "speed")
+        for theme in ("light", "dark")
+    ]
+    kept = sorted((DOCS / "plots").iterdir())
+    assert [path.name for path in kept] == sorted(path.name for path in paths)
+    assert sum(path.stat().st_size for path in kept) < 2_000_000
+    shown = "".join(path.read_text() for path in PAGES)
+    for path in kept:
+        assert f"plots/{path.name}\n:class: only-{path.stem[-5:].strip('-')}\n" in shown
+
+
+def test_numbers_of_the_readme_are_those_of_the_records():
+    numbers = Numbers(utility_record.read(utility_record.PATH))
+    real = numbers.names(is_real=True)
+    ours, wide = (
+        numbers.geometric_mean(real, "dp_linear_model", 1.0, bar)
+        for bar in ("hindsight", "hindsight_wide")
+    )
+    case = record.read(record.latest("cpu")).cases["gradient-mlp"]
+    clipping, optax = (
+        case.find(name)
+        for name in ("Clipping", "optax differentially_private_aggregate")
+    )
+    best = min(
+        one.seconds for one in case.methods if one.package.startswith("jax_privacy")
+    )
+    opacus = min(one.seconds for one in case.methods if one.package == "opacus")
+    audits = audit_record.read(record.RESULTS / "audits.json")
+    most = max(one.num_releases for one in audits.values())
+    share = max(one.epsilon / one.claim for one in audits.values())
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for text in (
+        f"on five real data sets, its excess test risk is {ours[0]:.2f} times",
+        f"more settings, {wide[0]:.2f} times",
+        f"{1e3 * clipping.seconds:.0f} ms and {clipping.peak_bytes / 2**20:.0f} MiB on "
+        f"two CPU cores; optax's takes {1e3 * optax.seconds:.0f} ms and "
+        f"{optax.peak_bytes / 2**20:.0f} MiB, jax_privacy's {1e3 * best:.0f} ms at its "
+        f"best, Opacus' {1e3 * opacus:.0f} ms in PyTorch",
+        f"{len(audits)} releases were attacked, with up to {most:,} draws each: no "
+        f"claim was refuted, and the closest attack proved {100 * share:.0f} per cent",
+    ):
+        assert text in readme
+    assert share < 1
+    assert (ours[1], wide[1]) == (5, 5)
+
+
+def test_a_record_of_winners_that_is_none_is_refused(tmp_path):
+    path = tmp_path / "winners.json"
+    for text in ("{}", '{"format": 1, "rows": [{"tail_index": 3}]}', "["):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="not a record of winners"):
+            winners.read(path)
+
+
+@pytest.mark.slow
+def test_winners_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(winners, "NUM_SAMPLES", 200)
+    monkeypatch.setattr(winners, "NUM_FEATURES", (2,))
+    monkeypatch.setattr(winners, "TAIL_INDICES", (3.0,))
+    monkeypatch.setattr(winners, "REPETITIONS", 2)
+    monkeypatch.setattr(
+        winners, "_methods", lambda d: {"zero": [lambda sample, key: jnp.zeros(d)]}
+    )
+    content = winners.read(winners.run(tmp_path / "winners.json"))
+    (row,) = content["rows"]
+    assert row["method"] == "zero"
+    np.testing.assert_allclose(row["excess"], [0.5, 0.5], rtol=1e-6)
 
 
 def test_lowest_versions_are_those_of_the_project():

@@ -45,6 +45,15 @@ def test_notebook_was_executed_from_top_to_bottom(path):
 
 
 @each_notebook
+def test_notebook_opens_with_what_its_reader_will_be_able_to_do(path):
+    first = json.loads(path.read_text(encoding="utf-8"))["cells"][0]
+    heading, *text = "".join(first["source"]).splitlines()
+    assert first["cell_type"] == "markdown"
+    assert heading.startswith("# ")
+    assert "".join(text).startswith("You will be able to ")
+
+
+@each_notebook
 def test_notebook_shows_no_error_and_no_warning(path):
     outputs = [output for cell in code_cells(path) for output in cell["outputs"]]
     assert outputs

@@ -58,7 +58,8 @@ def laplace_pick(sizes, scale):
     return np.array(
         [
             scipy.integrate.simpson(
-                law.pdf(x, size, scale) * np.prod(below[:j] + below[j + 1 :], axis=0), x
+                law.pdf(x, size, scale) * np.prod(below[:j] + below[j + 1 :], axis=0),
+                x=x,
             )
             for j, size in enumerate(sizes)
         ]

@@ -1,0 +1,297 @@
+"""The plots of README and the site, drawn from the records, light and dark.
+
+Nothing is computed here that is not recorded. Lightness, markers and hatches tell
+everything that colours do, so that a plot can be read in grey.
+"""
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from benchmarks import record, utility_record, winners
+from benchmarks.text import number
+from benchmarks.utility_verdict import Numbers
+from dpjax._files import check_folder, write_whole
+
+FOLDER = record.ROOT.parent / "docs" / "plots"
+
+
+class Theme(NamedTuple):
+    """What is drawn on; the background is the page's.
+
+    Attributes:
+        ink: of text and axes.
+        paper: behind text that stands on a hatch.
+        colors: from the strongest contrast with the page to the weakest.
+    """
+
+    name: str
+    ink: str
+    paper: str
+    colors: tuple[str, ...]
+
+
+THEMES = (
+    Theme("light", "#1f2328", "#ffffff", ("#00497a", "#c2410c", "#3f8f6b", "#e0a458")),
+    Theme("dark", "#e6edf3", "#0d1117", ("#a6dcff", "#f28c5b", "#4d9e7c", "#8a6530")),
+)
+STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "dpjax",  # the same file from the same record
+    "hatch.linewidth": 0.8,
+    "legend.frameon": False,
+}
+
+
+def draw(folder: Path | None = None) -> list[Path]:
+    """Draws every plot in every theme and returns the files."""
+    folder = FOLDER if folder is None else folder
+    check_folder("output", folder)
+    plots: dict[str, tuple[Callable[[Figure, Theme], None], tuple[float, float]]] = {
+        "privacy": (_privacy, (7.2, 3.6)),
+        "winners": (_winners, (7.2, 4.2)),
+        "speed": (_speed, (7.2, 6.4)),
+    }
+    paths = []
+    for name, (plot, size) in plots.items():
+        for theme in THEMES:
+            inks = ("text.", "axes.edge", "axes.label", "xtick.", "ytick.")
+            colors = {f"{one}color": theme.ink for one in inks}
+            with matplotlib.rc_context(STYLE | colors):
+                figure = Figure(figsize=size, layout="constrained")
+                figure.patch.set_alpha(0)
+                plot(figure, theme)
+                svg = io.BytesIO()
+                figure.savefig(svg, format="svg", metadata={"Date": None})
+            path = folder / f"{name}-{theme.name}.svg"
+            write_whole(path, svg.getvalue())
+            paths.append(path)
+    return paths
+
+
+def _axes(figure: Figure, *size: int, **options: Any) -> Any:
+    found = figure.subplots(*size, **options)
+    for axes in np.ravel(found):
+        axes.patch.set_alpha(0)
+        axes.set_axisbelow(True)
+    return found
+
+
+# Method of the record, words, marker, line.
+LINES = (
+    ("dp_linear_model", "dp_linear_model: nothing to set", "o", "-"),
+    ("hindsight", "clipping, settings chosen by the test data", "s", "--"),
+    ("adaptive_clipping_90", "clipping at the 90 % quantile", "^", "-."),
+    ("objective_perturbation_10", "objective perturbation", "D", ":"),
+)
+
+
+def _privacy(figure: Figure, theme: Theme) -> None:
+    """Test loss on Adult against epsilon, beside no privacy and a constant."""
+    numbers = Numbers(utility_record.read(utility_record.PATH))
+    facts = numbers.problems["adult"]
+    best = facts["reference_risk"]
+    axes: Axes = _axes(figure)
+    for (method, words, marker, line), color in zip(LINES, theme.colors, strict=True):
+        found = [(e, numbers.of("adult", method, e)) for e in numbers.epsilons]
+        points = [(e, one.mean + best, 2 * one.error) for e, one in found if one]
+        x, y, error = zip(*points, strict=True)
+        axes.errorbar(
+            x,
+            y,
+            error,
+            color=color,
+            marker=marker,
+            linestyle=line,
+            markersize=6,
+            capsize=2,
+            label=words,
+        )
+    axes.axhline(best, color=theme.ink, linewidth=0.8, alpha=0.7)
+    constant = best + facts["intercept_excess"]
+    for place, words in (
+        ((0.1, best - 0.005), "no privacy"),
+        ((0.115, 0.446), f"↑ one answer for everybody: {constant:.3f}"),
+    ):
+        axes.annotate(words, place, fontsize="small", va="center")
+    axes.set_xscale("log")
+    axes.set_xticks(numbers.epsilons, [f"{one:g}" for one in numbers.epsilons])
+    axes.minorticks_off()
+    axes.set_xlabel("epsilon: more private to the left")
+    axes.set_ylabel("test loss")
+    axes.set_ylim(0.31, 0.45)
+    axes.legend(fontsize="small", loc="upper right")
+    axes.set_title(
+        f"Who earns more than $50,000: {facts['n']:,} records, logistic regression",
+        fontsize="medium",
+        loc="left",
+    )
+
+
+# Method of the record: sign in a cell, words, index of the colour, hatch.
+KINDS = {
+    winners.NOTHING_TO_SET: ("A", "dp_linear_model: nothing to set", 0, ""),
+    winners.CLIPPING: ("C", "clipping, best of 5 settings in hindsight", 1, "//"),
+    winners.TRUNCATION: ("T", "smoothed truncation, best of 5 likewise", 2, ".."),
+    winners.SELECTION: ("F", "dp_linear_model with 10 features chosen", 3, "xx"),
+    winners.ZERO: ("0", "weights of zero: learn nothing", None, ""),
+}
+
+
+def _winners(figure: Figure, theme: Theme) -> None:
+    """The method of least excess risk in every cell: all, and what anyone can run."""
+    content = winners.read()
+    cells: dict[tuple[float, int], dict[str, np.ndarray]] = {}
+    for row in content["rows"]:
+        place = row["tail_index"], row["num_features"]
+        cells.setdefault(place, {})[row["method"]] = np.array(row["excess"])
+    hindsight = {winners.CLIPPING, winners.TRUNCATION}
+    grid = _axes(figure, 1, 2, sharey=True)
+    for axes, title, left_out in (
+        (grid[0], "nothing chosen in hindsight", hindsight),
+        (grid[1], "with settings chosen in hindsight", set()),
+    ):
+        shown = {
+            place: {name: one for name, one in methods.items() if name not in left_out}
+            for place, methods in cells.items()
+        }
+        _map(axes, shown, content["num_samples"], theme)
+        axes.set_title(title, fontsize="medium", loc="left")
+        axes.set_xlabel("features a record, d/n")
+    grid[0].set_ylabel("tail index: lighter tails upwards")
+    handles = [
+        Patch(
+            facecolor="none" if color is None else theme.colors[color],
+            edgecolor=theme.ink if color is None else theme.paper,
+            hatch=hatch,
+            label=f"{sign}: {words}",
+        )
+        for sign, words, color, hatch in KINDS.values()
+    ]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=2, fontsize="small"
+    )
+
+
+def _map(
+    axes: Axes,
+    cells: dict[tuple[float, int], dict[str, np.ndarray]],
+    num_samples: int,
+    theme: Theme,
+) -> None:
+    tails = sorted({tail for tail, _ in cells})
+    sizes = sorted({size for _, size in cells})
+    for (tail, size), excess in cells.items():
+        best, second = sorted(excess, key=lambda name: excess[name].mean())[:2]
+        lead = excess[second] - excess[best]  # of the same data
+        is_narrow = lead.mean() < 2 * lead.std(ddof=1) / len(lead) ** 0.5
+        sign, _, color, hatch = KINDS[best]
+        x, y = sizes.index(size), tails.index(tail)
+        face = "none" if color is None else theme.colors[color]
+        axes.add_patch(
+            Rectangle(
+                (x, y), 1, 1, facecolor=face, edgecolor=theme.paper, hatch=hatch, lw=1
+            )
+        )
+        share = 100 * excess[best].mean() / excess[winners.ZERO].mean()
+        axes.text(
+            x + 0.5,
+            y + 0.5,
+            f"{sign}{'?' * int(is_narrow)} {share:.{1 if share < 1 else 2}g}%",
+            ha="center",
+            va="center",
+            fontsize="x-small",
+            color=theme.ink,
+            bbox={
+                "boxstyle": "round,pad=0.2",
+                "facecolor": theme.paper,
+                "edgecolor": "none",
+            },
+        )
+    axes.set_xlim(0, len(sizes))
+    axes.set_ylim(0, len(tails))
+    axes.set_xticks(
+        np.arange(len(sizes)) + 0.5, [f"{size / num_samples:g}" for size in sizes]
+    )
+    axes.set_yticks(np.arange(len(tails)) + 0.5, [f"{tail:g}" for tail in tails])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+MODELS = {
+    "gradient-mlp": "a small dense network, batch 256",
+    "gradient-convolutional": "a convolutional network, batch 256",
+    "gradient-transformer": "a transformer",
+}
+# Package of the record: index of the colour, hatch.
+HATCHES = {
+    "jax": (None, ""),
+    "dpjax": (0, ""),
+    "jax_privacy": (1, "//"),
+    "optax": (3, "xx"),
+    "opacus": (2, ".."),
+}
+
+
+def _speed(figure: Figure, theme: Theme) -> None:
+    """Milliseconds a private gradient, a panel a model; peers at their best."""
+    path = record.latest("cpu")
+    if path is None:
+        raise ValueError(f"record: there is none of the suite cpu in {record.RESULTS}")
+    cases = record.read(path).cases
+    bars = {name: list(_bars(cases[name])) for name in MODELS}
+    grid = _axes(
+        figure,
+        len(MODELS),
+        1,
+        gridspec_kw={"height_ratios": [len(one) for one in bars.values()]},
+    )
+    for axes, (name, title) in zip(grid, MODELS.items(), strict=True):
+        for place, (_, package, value) in enumerate(bars[name]):
+            color, hatch = HATCHES[package]
+            axes.barh(
+                place,
+                value,
+                0.7,
+                color="none" if color is None else theme.colors[color],
+                edgecolor=theme.ink if color is None else theme.paper,
+                hatch=hatch,
+            )
+            axes.annotate(
+                f" {number(value)} ms", (value, place), va="center", fontsize="small"
+            )
+        names = [words for words, _, _ in bars[name]]
+        axes.set_yticks(range(len(names)), names, fontsize="small")
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.2 * max(value for _, _, value in bars[name]))
+        axes.tick_params(axis="x", labelsize="small")
+        axes.set_title(title, fontsize="medium", loc="left")
+    grid[-1].set_xlabel("milliseconds a gradient: shorter is better")
+
+
+def _bars(case: record.Results) -> Iterator[tuple[str, str, float]]:
+    wanted = {
+        "plain gradient": "not private",
+        "Truncation": "dpjax, truncation",
+        "Clipping": "dpjax, clipping",
+        "SmoothedTruncation, beta 1": "dpjax, smoothed truncation",
+        "optax differentially_private_aggregate": "optax, clipping",
+        "Opacus, hooks": "Opacus, clipping",
+        "Opacus, ghost clipping": "Opacus, ghost clipping",
+    }
+    for one in case.methods:
+        if one.name in wanted:
+            yield wanted[one.name], one.package, 1e3 * one.seconds
+    peers = [one for one in case.methods if one.package == "jax_privacy"]
+    if peers:
+        best = min(peers, key=lambda one: one.seconds)
+        yield "jax_privacy, best microbatch", best.package, 1e3 * best.seconds

@@ -1,0 +1,157 @@
+"""Who has the least excess risk, over features a record and the weight of the tails.
+
+Linear regression on made data: features and noise follow Student's t law of a tail
+index (moments of that order and above do not exist), scaled to variance one; weights
+fall like 1/j and have norm one. So weights of zero have an excess risk of 1/2, half the
+square of the distance. `python -m benchmarks winners` runs it in minutes.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import record
+from dpjax import losses, solvers
+from dpjax._files import check_file, write_whole
+from dpjax.figures._methods import METHODS, Task
+from dpjax.figures._panel import Setting
+from dpjax.figures._problems import ProblemKind, Sample
+
+PATH = record.RESULTS / "winners.json"
+FORMAT = 1
+NUM_SAMPLES = 4_000
+NUM_FEATURES = (4, 12, 40, 120, 400)
+TAIL_INDICES = (2.2, 3.0, 5.0, 10.0, 100.0)
+EPSILON = 1.0
+REPETITIONS = 5
+SEED = 24
+NOTHING_TO_SET, SELECTION = "dp_linear_model", "dp_linear_model, 10 features"
+CLIPPING, TRUNCATION = "DP-GD, best clipping", "DP-GD, best smoothed truncation"
+ZERO = "zero"
+
+
+def run(output: Path | None = None) -> Path:
+    """Measures every cell and writes the record."""
+    output = PATH if output is None else output
+    check_file("output", output, suffix=".json")
+    begin = time.perf_counter()
+    rows = list(_rows())
+    content = {
+        "format": FORMAT,
+        "num_samples": NUM_SAMPLES,
+        "epsilon": EPSILON,
+        "delta": _setting(NUM_FEATURES[0]).delta,
+        "commit": record.commit(),
+        "machine": record.machine(),
+        "versions": record.versions(),
+        "seconds": time.perf_counter() - begin,
+        "rows": rows,
+    }
+    write_whole(output, json.dumps(content, indent=1, allow_nan=False).encode())
+    return output
+
+
+def read(path: Path = PATH) -> dict[str, Any]:
+    """Reads a record; raises ValueError where it is not one."""
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
+        for row in content["rows"]:
+            float(row["tail_index"]), int(row["num_features"])
+            if not row["excess"] or not isinstance(row["method"], str):
+                raise ValueError("a row without a number or a name")
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: not a record of winners: {error!r}") from error
+    return content
+
+
+def _setting(num_features: int) -> Setting:
+    return Setting(NUM_SAMPLES, num_features, epsilon=EPSILON)
+
+
+def _rows() -> Iterator[dict[str, Any]]:
+    for num_features in NUM_FEATURES:  # programs are of a shape
+        for tail_index in TAIL_INDICES:
+            start = time.perf_counter()
+            root = jax.random.fold_in(jax.random.key(SEED), num_features)
+            root = jax.random.fold_in(root, round(10 * tail_index))
+            pairs = [jax.random.split(k) for k in jax.random.split(root, REPETITIONS)]
+            runs = [(_draw(one, tail_index, num_features), key) for one, key in pairs]
+            for method, fits in _methods(num_features).items():
+                excess = np.array(
+                    [[_excess(fit(*one), one[0]) for one in runs] for fit in fits]
+                )
+                # The best in hindsight, where there are several settings.
+                best = excess[np.argmin(excess.mean(axis=1))]
+                yield {
+                    "tail_index": tail_index,
+                    "num_features": num_features,
+                    "method": method,
+                    "settings": len(fits),
+                    "excess": best.tolist(),
+                }
+            seconds = time.perf_counter() - start
+            print(f"d {num_features}, tail {tail_index:g}: {seconds:.0f} s", flush=True)
+
+
+def _draw(key: jax.Array, tail_index: float, num_features: int) -> Sample:
+    first, second, third = jax.random.split(key, 3)
+    scale = 1 / math.sqrt(tail_index / (tail_index - 2))
+    features = scale * jax.random.t(first, tail_index, (NUM_SAMPLES, num_features))
+    noise = scale * jax.random.t(second, tail_index, (NUM_SAMPLES,))
+    signs = jax.random.rademacher(third, (num_features,), jnp.float32)
+    params = signs / jnp.arange(1.0, num_features + 1)
+    params /= jnp.linalg.norm(params)
+    data = features, features @ params + noise
+    return Sample(data, data, params)
+
+
+def _excess(params: jax.Array, sample: Sample) -> float:
+    value = float(jnp.sum((params - sample.true_params) ** 2) / 2)
+    return value if math.isfinite(value) and value < 1e9 else 1e9  # as JSON has it
+
+
+def _methods(
+    num_features: int,
+) -> dict[str, list[Callable[[Sample, jax.Array], jax.Array]]]:
+    setting = _setting(num_features)
+    problem = ProblemKind(draw=None, loss_fn=losses.squared)  # pyright: ignore
+
+    def untuned(sample: Sample, key: jax.Array, **options: Any) -> jax.Array:
+        return solvers.dp_linear_model(
+            "squared",
+            sample.data,
+            key=key,
+            epsilon=setting.epsilon,
+            delta=setting.delta,
+            **options,
+        ).params
+
+    def descent(name: str, options: Any) -> Callable[..., jax.Array]:
+        def fit(sample: Sample, key: jax.Array) -> jax.Array:
+            key = jax.random.clone(key)
+            return (
+                METHODS[name]
+                .solve(Task(problem, setting, sample, key), **options)
+                .params
+            )
+
+        return fit
+
+    found: dict[str, list[Callable[..., jax.Array]]] = {
+        ZERO: [lambda sample, key: jnp.zeros(num_features)],
+        NOTHING_TO_SET: [untuned],
+    }
+    if num_features > 10:
+        found[SELECTION] = [lambda *one: untuned(*one, max_features=10)]
+    for name in (CLIPPING, TRUNCATION):
+        found[name] = [descent(name, one) for one in METHODS[name].candidates]
+    return found
