@@ -46,6 +46,7 @@ STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "svg.fonttype": "none",  # letters, not their outlines, which take twice the bytes
     "svg.hashsalt": "dpjax",  # the same file from the same record
     "hatch.linewidth": 0.8,
     "legend.frameon": False,
