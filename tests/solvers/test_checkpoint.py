@@ -169,7 +169,13 @@ def assert_same(solution, expected):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if "linear_model" in name else ())
+        for name in RUNS
+    ],
+)
 def test_a_killed_run_goes_on_to_the_same_release(name, tmp_path):
     run = RUNS[name]
     whole = run(checkpoint=Checkpoint(tmp_path / "whole", 2))
