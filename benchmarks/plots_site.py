@@ -142,7 +142,7 @@ def _privacy(figure: Figure, theme: Theme) -> None:
 KINDS = {
     winners.NOTHING_TO_SET: ("A", "dp_linear_model: nothing to set", 0, ""),
     winners.CLIPPING: ("C", "clipping, best of 5 settings in hindsight", 1, "//"),
-    winners.TRUNCATION: ("T", "smoothed truncation, best of 5 likewise", 2, ".."),
+    winners.TRUNCATION: ("T", "smoothed truncation, best of 5 likewise", 2, "--"),
     winners.SELECTION: ("F", "dp_linear_model with 10 features chosen", 3, "xx"),
     winners.ZERO: ("0", "weights of zero: learn nothing", None, ""),
 }
@@ -239,7 +239,7 @@ HATCHES = {
     "dpjax": (0, ""),
     "jax_privacy": (1, "//"),
     "optax": (3, "xx"),
-    "opacus": (2, ".."),
+    "opacus": (2, "--"),
 }
 
 
@@ -268,7 +268,12 @@ def _speed(figure: Figure, theme: Theme) -> None:
                 hatch=hatch,
             )
             axes.annotate(
-                f" {number(value)} ms", (value, place), va="center", fontsize="small"
+                f"{number(value)} ms",
+                (value, place),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize="small",
             )
         names = [words for words, _, _ in bars[name]]
         axes.set_yticks(range(len(names)), names, fontsize="small")

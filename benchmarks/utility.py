@@ -79,22 +79,41 @@ def run(
     again: bool = False,
 ) -> None:
     """Runs what the record lacks, and merges each row as it comes."""
-    check_file("--out", out, suffix=".json")
     for name in methods:
         if name not in METHODS:
             raise ValueError(f"method = {name!r}: must be one of {', '.join(METHODS)}")
-    if repetitions < 2:
-        raise ValueError(f"repetitions = {repetitions}: must be at least 2")
     for name in problems:
         if name not in utility_problems.NAMES:
             utility_problems.problem(name)  # says what it may be
     for epsilon in epsilons:
         if not epsilon > 0:
             raise ValueError(f"epsilon = {epsilon}: must be positive")
-    where = machine(("dpjax", "jax", "numpy"))
+    chosen = [METHODS[name] for name in methods]
+    run_missing(chosen, problems, epsilons, repetitions, out, again=again)
+
+
+def run_missing(
+    methods: Sequence[Method],
+    problems: Sequence[str],
+    epsilons: Sequence[float],
+    repetitions: int,
+    out: Path,
+    *,
+    packages: Sequence[str] = (),
+    again: bool = False,
+) -> None:
+    """Runs methods where a record lacks them, and merges each row as it comes.
+
+    Raises:
+        ValueError: if there are fewer than two repetitions, or out is no JSON file.
+    """
+    check_file("--out", out, suffix=".json")
+    if repetitions < 2:
+        raise ValueError(f"repetitions = {repetitions}: must be at least 2")
+    where = machine(("dpjax", "jax", "numpy", *packages))
     known = read(out).rows if out.exists() else {}
     for problem_name in problems:
-        for method in (METHODS[name] for name in methods):
+        for method in methods:
             for epsilon in map(float, epsilons):
                 place = Place(problem_name, method.name, epsilon)
                 row = known.get(place)

@@ -9,14 +9,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks import utility_problems
 from benchmarks.record import RESULTS
 from benchmarks.text import number, source, table
 from benchmarks.utility_methods import METHODS, Method, each
 from benchmarks.utility_problems import Problem
-from benchmarks.utility_record import Place, Record, Row, merge, read
+from benchmarks.utility_record import Place, Record, Row, read
 from benchmarks.utility_verdict import short, summary
-from dpjax._files import check_file
 
 PATH = RESULTS / "utility_sklearn.json"
 PROBLEMS = ("adult", "rand_hie", "belgian_motor")
@@ -58,28 +56,12 @@ RIVALS = tuple(METHODS[name] for name in METHODS if name.startswith("diffprivlib
 
 
 def run(repetitions: int, out: Path = PATH) -> None:
-    """Runs what the record lacks, and merges each row as it comes.
+    """Runs what the record lacks: see `utility.run_missing`."""
+    from benchmarks.utility import run_missing
 
-    Raises:
-        ValueError: if there are fewer than two repetitions, or out is no JSON file.
-    """
-    from benchmarks.utility import facts, line, machine, run_one
-
-    check_file("--out", out, suffix=".json")
-    if repetitions < 2:
-        raise ValueError(f"repetitions = {repetitions}: must be at least 2")
-    known = read(out).rows if out.exists() else {}
-    where = machine(("dpjax", "jax", "numpy", "diffprivlib", "scikit-learn"))
-    for name in PROBLEMS:
-        data = utility_problems.problem(name)
-        for method in (OURS, *RIVALS):
-            place = Place(name, method.name, EPSILON)
-            row = known.get(place)
-            if not method.serves(data) or (row and len(row.excess) >= repetitions):
-                continue
-            row = run_one(method, data, EPSILON, repetitions)
-            merge([Record((where,), {name: facts(data)}, {place: row})], out)
-            print(line(row), flush=True)
+    packages = ("diffprivlib", "scikit-learn")
+    methods = (OURS, *RIVALS)
+    run_missing(methods, PROBLEMS, (EPSILON,), repetitions, out, packages=packages)
 
 
 def section(path: Path = PATH) -> Iterator[str]:

@@ -15,16 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import utility_hindsight as hindsight
-from benchmarks import utility_problems
 from benchmarks.record import RESULTS
 from benchmarks.text import number, source, table
 from benchmarks.utility_hindsight import Setting
 from benchmarks.utility_methods import LOSSES, METHODS, Method
 from benchmarks.utility_problems import Problem
-from benchmarks.utility_record import Place, Record, merge, read
+from benchmarks.utility_record import Place, Record, read
 from benchmarks.utility_verdict import OURS, Summary, short, summary
 from dpjax import accounting, solvers, tuning
-from dpjax._files import check_file
 from dpjax.estimators import Clipping
 
 PATH = RESULTS / "utility_tuning.json"
@@ -195,28 +193,10 @@ ALL = (
 
 
 def run(repetitions: int, out: Path = PATH) -> None:
-    """Runs what the record lacks, and merges each row as it comes.
+    """Runs what the record lacks: see `utility.run_missing`."""
+    from benchmarks.utility import run_missing
 
-    Raises:
-        ValueError: if there are fewer than two repetitions, or out is no JSON file.
-    """
-    from benchmarks.utility import facts, line, machine, run_one
-
-    check_file("--out", out, suffix=".json")
-    if repetitions < 2:
-        raise ValueError(f"repetitions = {repetitions}: must be at least 2")
-    known = read(out).rows if out.exists() else {}
-    where = machine(("dpjax", "jax", "numpy"))
-    for name in PROBLEMS:
-        data = utility_problems.problem(name)
-        for method in ALL:
-            place = Place(name, method.name, EPSILON)
-            row = known.get(place)
-            if row and len(row.excess) >= repetitions:
-                continue
-            row = run_one(method, data, EPSILON, repetitions)
-            merge([Record((where,), {name: facts(data)}, {place: row})], out)
-            print(line(row), flush=True)
+    run_missing(ALL, PROBLEMS, (EPSILON,), repetitions, out)
 
 
 def section(path: Path = PATH) -> Iterator[str]:

@@ -85,7 +85,7 @@ def _rows() -> Iterator[dict[str, Any]]:
             root = jax.random.fold_in(root, round(10 * tail_index))
             pairs = [jax.random.split(k) for k in jax.random.split(root, REPETITIONS)]
             runs = [(_draw(one, tail_index, num_features), key) for one, key in pairs]
-            for method, fits in _methods(num_features).items():
+            for method, fits in _methods(tail_index, num_features).items():
                 excess = np.array(
                     [[_excess(fit(*one), one[0]) for one in runs] for fit in fits]
                 )
@@ -120,10 +120,14 @@ def _excess(params: jax.Array, sample: Sample) -> float:
 
 
 def _methods(
-    num_features: int,
+    tail_index: float, num_features: int
 ) -> dict[str, list[Callable[[Sample, jax.Array], jax.Array]]]:
     setting = _setting(num_features)
-    problem = ProblemKind(draw=None, loss_fn=losses.squared)  # pyright: ignore
+
+    def draw(key: jax.Array, _: Setting) -> Sample:
+        return _draw(key, tail_index, num_features)
+
+    problem = ProblemKind(draw, losses.squared)
 
     def untuned(sample: Sample, key: jax.Array, **options: Any) -> jax.Array:
         return solvers.dp_linear_model(

@@ -87,17 +87,9 @@ class Table:
         Raises:
             ValueError: if fewer than ten are held out or left.
         """
-        num_records = len(self.is_test)
-        num_test = round(share * num_records)
-        _validate.require(
-            10 <= num_test <= num_records - 10,
-            "--holdout",
-            share,
-            f"a share that holds out and leaves 10 of {num_records} "
-            f"{'records' if self.units is None else 'units'} or more",
-        )
-        order = np.random.default_rng(_PUBLIC_SEED).permutation(num_records)
-        return dataclasses.replace(self, is_test=order < num_test)
+        words = "records" if self.units is None else "units"
+        is_test = held_out(len(self.is_test), share, words)
+        return dataclasses.replace(self, is_test=is_test)
 
     def blank(self) -> "Table":
         """Returns a table of as many records, in which nothing is of the records."""
@@ -122,6 +114,23 @@ class Table:
         target = self.schema.target
         schema = Schema(columns, ranges[self.target] if target is None else target)
         return dataclasses.replace(self, schema=schema)
+
+
+def held_out(num_records: int, share: float, words: str = "records") -> np.ndarray:
+    """Returns which records are held out, shape (n,), by a public seed and n alone.
+
+    Raises:
+        ValueError: if fewer than ten are held out or left.
+    """
+    num_held_out = round(share * num_records)
+    _validate.require(
+        10 <= num_held_out <= num_records - 10,
+        "--holdout",
+        share,
+        f"a share that holds out and leaves 10 of {num_records} {words} or more",
+    )
+    order = np.random.default_rng(_PUBLIC_SEED).permutation(num_records)
+    return order < num_held_out
 
 
 def read_table(

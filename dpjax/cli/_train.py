@@ -116,13 +116,7 @@ def train(settings: Settings) -> None:
         content["evaluation"] = evaluation.report()
     model = _report.model_of(data, private.solution, method=private.method, table=table)
     files = _report.files(model, content)
-    # What was paid for is out before anything else can fail, and its key goes with it.
-    with uninterrupted():
-        if run_folder is not None:
-            run_folder.use_up()
-        _report.write(folder, files)
-        if run_folder is not None:
-            run_folder.remove()
+    write_release(folder, files, run_folder)
     _display.show(
         *(console, plan, data, private, scored, ranges),
         is_public=is_public,
@@ -260,8 +254,20 @@ def warn_of_cells(table: Table, settings: Settings) -> None:
         )
 
 
+def write_release(
+    folder: Path, files: Mapping[str, bytes], run_folder: RunFolder | None
+) -> None:
+    """Writes what was paid for, before anything else can fail; its key goes with it."""
+    with _uninterrupted():
+        if run_folder is not None:
+            run_folder.use_up()
+        _report.write(folder, files)
+        if run_folder is not None:
+            run_folder.remove()
+
+
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+def _uninterrupted() -> Iterator[None]:
     """Puts Ctrl-C, and what else asks the process to end, off until the block is over.
 
     Only the main thread gets such signals.

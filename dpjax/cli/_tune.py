@@ -27,8 +27,8 @@ from dpjax.cli._train import (
     key_of,
     load_public,
     read_private,
-    uninterrupted,
     warn_of_cells,
+    write_release,
 )
 from dpjax.cli._tune_plan import Search, apart, plan_search, run_search
 from dpjax.cli._tune_settings import TuneSettings
@@ -109,13 +109,7 @@ def tune(settings: TuneSettings) -> None:
     content["tuning"] = _said(settings, search, best, score, len(scored[1]))
     model = _report.model_of(trained, run.solution, method=run.method, table=table)
     files = _report.files(model, content)
-    # What was paid for is out before anything else can fail, and its key goes with it.
-    with uninterrupted():
-        if run_folder is not None:
-            run_folder.use_up()
-        _report.write(folder, files)
-        if run_folder is not None:
-            run_folder.remove()
+    write_release(folder, files, run_folder)
     _display.show(
         *(console, plan, trained, run, test, ranges), is_public=name is not None
     )

@@ -25,12 +25,12 @@ from dpjax.cli._methods import find_loss
 from dpjax.cli._plan import Budget, Plan, make_plan, split_budget
 from dpjax.cli._ranges import together
 from dpjax.cli._runs import arguments_of, on_device, problem_of, training_privacy
+from dpjax.cli._sources import held_out
 from dpjax.cli._tune_settings import TuneSettings
 from dpjax.datasets import Dataset
 from dpjax.solvers import Solution
 from dpjax.tuning import Score, clipped_loss, dp_select
 
-_PUBLIC_SEED = 2021  # of which records are held out
 # Of what a run and its score spend together, of Gaussian noise in 1 / sigma^2.
 _SCORE_SHARE = 0.1
 # The smallest factor by which a run gets less than `tuning_budget` says.
@@ -98,16 +98,7 @@ def apart(data: Dataset, share: float | None) -> tuple[Dataset, Pair]:
     """
     if share is None:
         return data, data.train
-    num_records = len(data.features)
-    num_scored = round(share * num_records)
-    _validate.require(
-        10 <= num_scored <= num_records - 10,
-        "--holdout",
-        share,
-        f"a share that holds out and leaves 10 of {num_records} records or more",
-    )
-    order = np.random.default_rng(_PUBLIC_SEED).permutation(num_records)
-    is_scored = order < num_scored
+    is_scored = held_out(len(data.features), share)
     trained = dataclasses.replace(
         data, features=data.features[~is_scored], targets=data.targets[~is_scored]
     )
