@@ -295,7 +295,7 @@ def test_winners_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(winners, "TAIL_INDICES", (3.0,))
     monkeypatch.setattr(winners, "REPETITIONS", 2)
     monkeypatch.setattr(
-        winners, "_methods", lambda d: {"zero": [lambda sample, key: jnp.zeros(d)]}
+        winners, "_methods", lambda _, d: {"zero": [lambda *run: jnp.zeros(d)]}
     )
     content = winners.read(winners.run(tmp_path / "winners.json"))
     (row,) = content["rows"]

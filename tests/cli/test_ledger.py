@@ -21,24 +21,17 @@ from dpjax.cli._sources import Table
 from dpjax.cli._spending import prices
 from dpjax.datasets import Categorical
 
-SCHEMA = "columns.x = {center = 0, scale = 1}\n"
-SCHEMA += "target = {column = 'y', center = 0, scale = 1}"
-
 
 def invoke(*arguments):
     return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(folder):
     """A working directory with a file of 400 records, its schema, and a ledger."""
-    monkeypatch.chdir(tmp_path)
-    lines = [f"{a},{2 * a}" for a in np.linspace(-1, 1, 400)]
-    (tmp_path / "data.csv").write_text("\n".join(["x,y", *lines]))
-    (tmp_path / "schema.toml").write_text(SCHEMA)
     opened = invoke("ledger", "t.toml", "--epsilon", 3, "--delta", "1e-4")
     assert opened.exit_code == 0, opened.stderr
-    return tmp_path
+    return folder
 
 
 def train(*options, epsilon=1.0):

@@ -18,9 +18,6 @@ from dpjax.datasets import Dataset
 from dpjax.models import load_model
 from dpjax.tuning import _search, _select
 
-SCHEMA = "columns.x = {center = 0, scale = 1}\n"
-SCHEMA += "target = {column = 'y', center = 0, scale = 1}"
-
 
 def asked(*over, **options):
     given = {"epsilon": 1.0, "trials": 5.0, "loss": "squared"} | options
@@ -41,16 +38,6 @@ def blank(n=300, d=3, task="regression"):
         licence="none",
         source="none",
     )
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A working directory with a file of 400 records, and its schema."""
-    monkeypatch.chdir(tmp_path)
-    lines = [f"{a},{2 * a}" for a in np.linspace(-1, 1, 400)]
-    (tmp_path / "data.csv").write_text("\n".join(["x,y", *lines]))
-    (tmp_path / "schema.toml").write_text(SCHEMA)
-    return tmp_path
 
 
 def invoke(*arguments):
