@@ -131,11 +131,11 @@ def _seen_by_typer(name: str, hint: Any, said: Option | Argument) -> Any:
         return typer.Option(flag(name), **panel)
     if kind not in _NUMBERS:
         return typer.Option(**panel)
-    parser = functools.partial(parsed, kind)
+    parser = functools.partial(_parsed, kind)
     return typer.Option(parser=parser, metavar=f"<{kind.__name__}>", **panel)
 
 
-def parsed(kind: type, text: Any) -> Any:
+def _parsed(kind: type, text: Any) -> Any:
     """Reads a number; the error, unlike typer's own, repeats what could not be read."""
     try:
         return kind(text)
