@@ -2,8 +2,8 @@
 
 `figures` writes the page of the papers' figures, `scaling` that of many devices,
 `guarantees` that of claims and what audits found, `utility` that of what a private
-linear model is worth. `winners` measures who wins where, and `plots` draws the plots of
-README and the site from the records.
+linear model is worth, `deep` that of networks. `winners` measures who wins where, and
+`plots` draws the plots of README and the site from the records.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from benchmarks import utility
+from benchmarks import deep, utility
 from dpjax._files import check_folder
 
 
@@ -50,6 +50,9 @@ def main(arguments=None):
     utility.add_arguments(
         commands.add_parser("utility", help="measure linear models, write UTILITY.md")
     )
+    deep.add_arguments(
+        commands.add_parser("deep", help="train networks, write DEEP.md")
+    )
     winners = commands.add_parser("winners", help="measure who wins where, in minutes")
     winners.add_argument("--output", type=Path, help="file of the record")
     plots = commands.add_parser("plots", help="draw the plots of README and the site")
@@ -63,6 +66,7 @@ def main(arguments=None):
         "guarantees": _guarantees,
         "peak": _peak,
         "utility": utility.main,
+        "deep": deep.main,
         "winners": _winners,
         "plots": _plots,
     }

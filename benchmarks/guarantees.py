@@ -48,8 +48,8 @@ LAYERS: dict[str, tuple[ModuleType, str]] = {
     "Solvers": (solvers, "A whole run, all iterates together."),
     "Models": (
         models,
-        "Not audited: Gaussian noise on sums of whole numbers, whose sensitivity\n"
-        "tests attack. The mechanism's audit stands above.",
+        "How good a model is, of records that its training did not see: Gaussian\n"
+        "noise on sums of whole numbers, whose sensitivity tests attack too.",
     ),
     "Parties": (
         parties,

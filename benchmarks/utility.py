@@ -1,8 +1,9 @@
 """The command `python -m benchmarks utility`: runs methods, merges, writes the page."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from zlib import crc32
 
@@ -29,14 +30,7 @@ def add_arguments(parser):
     """Adds the commands below `utility`."""
     commands = parser.add_subparsers(dest="part", required=True)
     run_parser = commands.add_parser("run", help="run methods, merge into the record")
-    run_parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    run_parser.add_argument("--problems", nargs="+", default=utility_problems.NAMES)
-    run_parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
-    run_parser.add_argument("--repetitions", type=int, default=10)
-    run_parser.add_argument("--out", type=Path, default=PATH, help="the record")
-    run_parser.add_argument(
-        "--again", action="store_true", help="also what the record has"
-    )
+    add_run_arguments(run_parser, METHODS, utility_problems.NAMES, EPSILONS, 10, PATH)
     merge_parser = commands.add_parser("merge", help="merge records of parts")
     merge_parser.add_argument("parts", nargs="+", type=Path)
     merge_parser.add_argument("--out", type=Path, default=PATH)
@@ -51,8 +45,30 @@ def add_arguments(parser):
     tuning_parser.add_argument("--repetitions", type=int, default=10)
     tuning_parser.add_argument("--out", type=Path, default=utility_tuning.PATH)
     page_parser = commands.add_parser("page", help="write UTILITY.md from the record")
-    page_parser.add_argument("--record", type=Path, default=PATH)
-    page_parser.add_argument("--output", type=Path, help="file of the page")
+    add_page_arguments(page_parser, PATH)
+
+
+def add_run_arguments(
+    parser,
+    methods: Iterable[str],
+    problems: Iterable[str],
+    epsilons: Sequence[float],
+    repetitions: int,
+    out: Path,
+) -> None:
+    """Adds what to run, by default all, and the record that it goes to."""
+    parser.add_argument("--methods", nargs="+", default=list(methods))
+    parser.add_argument("--problems", nargs="+", default=list(problems))
+    parser.add_argument("--epsilons", nargs="+", type=float, default=epsilons)
+    parser.add_argument("--repetitions", type=int, default=repetitions)
+    parser.add_argument("--out", type=Path, default=out, help="the record")
+    parser.add_argument("--again", action="store_true", help="also what the record has")
+
+
+def add_page_arguments(parser, record: Path) -> None:
+    """Adds what a page is written from, and where to."""
+    parser.add_argument("--record", type=Path, default=record)
+    parser.add_argument("--output", type=Path, help="file of the page")
 
 
 def main(part, **options):
@@ -79,17 +95,24 @@ def run(
     again: bool = False,
 ) -> None:
     """Runs what the record lacks, and merges each row as it comes."""
-    for name in methods:
-        if name not in METHODS:
-            raise ValueError(f"method = {name!r}: must be one of {', '.join(METHODS)}")
+    check_choices(methods, METHODS, epsilons)
     for name in problems:
         if name not in utility_problems.NAMES:
             utility_problems.problem(name)  # says what it may be
+    chosen = [METHODS[name] for name in methods]
+    run_missing(chosen, problems, epsilons, repetitions, out, again=again)
+
+
+def check_choices(
+    methods: Sequence[str], known: Collection[str], epsilons: Sequence[float]
+) -> None:
+    """Raises ValueError where a method is not known, or an epsilon not positive."""
+    for name in methods:
+        if name not in known:
+            raise ValueError(f"method = {name!r}: must be one of {', '.join(known)}")
     for epsilon in epsilons:
         if not epsilon > 0:
             raise ValueError(f"epsilon = {epsilon}: must be positive")
-    chosen = [METHODS[name] for name in methods]
-    run_missing(chosen, problems, epsilons, repetitions, out, again=again)
 
 
 def run_missing(
@@ -107,24 +130,61 @@ def run_missing(
     Raises:
         ValueError: if there are fewer than two repetitions, or out is no JSON file.
     """
+    by_name = {method.name: method for method in methods}
+
+    def run_place(place: Place) -> tuple[Row, dict[str, object]] | None:
+        data, method = utility_problems.problem(place.problem), by_name[place.method]
+        if not method.serves(data):
+            return None
+        return run_one(method, data, place.epsilon, repetitions), facts(data)
+
+    places = product(problems, by_name, map(float, epsilons))
+    fill(
+        [Place(*place) for place in places],
+        run_place,
+        repetitions,
+        out,
+        packages=packages,
+        again=again,
+    )
+
+
+def fill(
+    places: Iterable[Place],
+    run_place: Callable[[Place], tuple[Row, dict[str, object]] | None],
+    repetitions: int,
+    out: Path,
+    *,
+    packages: Sequence[str] = (),
+    again: bool = False,
+) -> None:
+    """Runs the places that a record lacks, and merges each row as it comes.
+
+    Args:
+        places: what to run, in this order.
+        run_place: returns the row of a place and the facts of its problem; None where
+            the method does not serve it.
+        repetitions: how many a row has.
+        out: the record, which may not exist yet.
+        packages: whose versions are noted, beside the usual ones.
+        again: whether what the record has is run, too.
+
+    Raises:
+        ValueError: if there are fewer than two repetitions, or out is no JSON file.
+    """
     check_file("--out", out, suffix=".json")
     if repetitions < 2:
         raise ValueError(f"repetitions = {repetitions}: must be at least 2")
     where = machine(("dpjax", "jax", "numpy", *packages))
     known = read(out).rows if out.exists() else {}
-    for problem_name in problems:
-        for method in methods:
-            for epsilon in map(float, epsilons):
-                place = Place(problem_name, method.name, epsilon)
-                row = known.get(place)
-                if row and len(row.excess) >= repetitions and not again:
-                    continue
-                data = utility_problems.problem(problem_name)
-                if not method.serves(data):
-                    break
-                row = run_one(method, data, epsilon, repetitions)
-                merge([Record((where,), {data.name: facts(data)}, {place: row})], out)
-                print(line(row), flush=True)
+    for place in places:
+        row = known.get(place)
+        if row and len(row.excess) >= repetitions and not again:
+            continue
+        if (found := run_place(place)) is not None:
+            row, said = found
+            merge([Record((where,), {place.problem: said}, {place: row})], out)
+            print(line(row), flush=True)
 
 
 def machine(packages: Sequence[str]) -> dict[str, object]:

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
     "dpjax/GUARANTEES.md": "guarantees.md",
     "benchmarks/UTILITY.md": "utility.md",
+    "benchmarks/DEEP.md": "deep.md",
     "benchmarks/FIGURES.md": "figures.md",
     "benchmarks/EXPERIMENTS.md": "experiments.md",
     "benchmarks/README.md": "speed.md",

@@ -99,6 +99,21 @@ def by_column(function: Callable[[jax.Array], PyTree], x: jax.Array) -> PyTree:
     return jax.tree.map(lambda y: y.reshape(x.shape[1:]), results)
 
 
+def broadcast(prefix: PyTree, tree: PyTree, name: str) -> PyTree:
+    """Returns a pytree like `tree`: each leaf of a prefix stands for all below it.
+
+    Raises:
+        ValueError: where the tree does not begin with the prefix.
+    """
+    try:
+        return jax.tree.broadcast(prefix, tree)
+    except ValueError:
+        found, wanted = jax.tree.structure(prefix), jax.tree.structure(tree)
+    raise ValueError(
+        f"{name} must be one leaf, or a pytree as {wanted} begins, got {found}."
+    )
+
+
 def clip(tree: PyTree, limit: Scalar) -> PyTree:
     """Returns a tree whose entries lie within ±limit."""
     return jax.tree.map(lambda x: jnp.clip(x, -like(limit, x), like(limit, x)), tree)

@@ -23,8 +23,9 @@ MOST_SECONDS = 10.0  # of the processor's time, for a test in the default run
 
 # A source distribution holds the library and its tests alone.
 NEEDS_REPOSITORY = {
-    *("test_benchmarks.py", "test_docs.py", "test_figures.py", "test_guarantees.py"),
-    *("test_notebooks.py", "test_processes.py", "test_utility.py"),
+    *("test_benchmarks.py", "test_deep.py", "test_docs.py", "test_figures.py"),
+    *("test_guarantees.py", "test_notebooks.py", "test_processes.py"),
+    "test_utility.py",
 }
 IS_REPOSITORY = (Path(__file__).parents[1] / "benchmarks").exists()
 
@@ -134,6 +135,18 @@ def programs_of_a_module(request):
     yield
     jax.config.update("jax_disable_most_optimizations", as_set)
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def compiled_quickly(programs_of_a_module):
+    """For files that test words and files: their programs are not optimized in CI too.
+
+    The numbers of the same programs are tested elsewhere.
+    """
+    as_set = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", as_set)
 
 
 @pytest.fixture(autouse=True)

@@ -153,6 +153,18 @@ TRANSFORMS = {
         ),
         takes_samples=True,
     ),
+    "privatize, scaled": Part(
+        None,
+        lambda key: transforms.privatize(
+            estimators.Scaled(
+                estimators.Winsorization(1.0),
+                {"w": jnp.array([[0.3, 1.0, 2.0]] * 2), "b": 0.1},
+            ),
+            noise_multiplier=0.5,
+            key=key,
+        ),
+        takes_samples=True,
+    ),
     "privatize, correlated": Part(
         None,
         lambda key: transforms.privatize(
@@ -172,7 +184,7 @@ TRANSFORMS = {
     ),
     "dp_sgd": Part(
         "learning_rate estimator * noise_multiplier key normalize_by= relation="
-        " axis_name=",
+        " axis_name= noise=",
         lambda key: transforms.dp_sgd(
             0.1, estimators.Truncation(1.0), noise_multiplier=0.5, key=key
         ),
@@ -209,7 +221,19 @@ TRANSFORMS = {
         ),
     ),
     "project": Part("projection_fn", lambda key: transforms.project(_BALL)),
-    "average_iterates": Part("* power=", lambda key: transforms.average_iterates()),
+    "average_iterates": Part(
+        "* power= decay=", lambda key: transforms.average_iterates()
+    ),
+    "scale_by_dp_adam": Part(
+        "* b1= b2= eps= floor=",
+        lambda key: transforms.chain(
+            transforms.privatize(
+                estimators.Clipping(1.0), noise_multiplier=0.5, key=key
+            ),
+            transforms.scale_by_dp_adam(),
+        ),
+        takes_samples=True,
+    ),
 }
 
 CONSTRAINTS = {
@@ -238,6 +262,7 @@ LOSSES = {
         "power * min_mean max_mean max_target",
         lambda: losses.tweedie(1.5, min_mean=0.1, max_mean=5.0, max_target=20.0),
     ),
+    "log_link": Part("power", lambda: losses.log_link(1.25)),
     "softmax": Part("num_classes", lambda: losses.softmax(3)),
     "regularized": Part(
         "loss_fn l2", lambda: losses.regularized(losses.squared, l2=0.3)

@@ -64,7 +64,7 @@ SIGNATURES = {
     ),
     dpjax.dp_sgd: (
         "learning_rate estimator * noise_multiplier key normalize_by= relation= "
-        "axis_name="
+        "axis_name= noise="
     ),
     estimators.AdaptiveThreshold: (
         "estimator lower upper quantile= learning_rate= share="
@@ -72,6 +72,8 @@ SIGNATURES = {
     estimators.AdaptiveThreshold.at: "self thresholds",
     estimators.AdaptiveThreshold.follow: "self released",
     estimators.Grouped.by_leaf: "estimator params",
+    estimators.Scaled: "estimator scales",
+    estimators.Scaled.restored: "self released",
     estimators.TrimmedMean.smooth_sensitivity: (
         "self samples smoothness * bound= axis_name="
     ),
@@ -142,9 +144,9 @@ SIGNATURES = {
         "rho * num_samples trim_count relative_spread= mechanism="
     ),
     accounting.PrivacyGuarantee.of: (
-        "epsilon delta * dp_event relation= num_samples= unit= replaced="
+        "epsilon delta * dp_event relation= num_samples= unit="
     ),
-    accounting.group_privacy: "guarantee group_size * replaced=",
+    accounting.group_privacy: "guarantee group_size * num_groups= unit=",
     accounting.group_budget: "epsilon delta group_size",
     accounting.PrivacyFilter: "epsilon delta relation= order= spent=",
     accounting.PrivacyFilter.price: "self parts",
@@ -222,16 +224,18 @@ SIGNATURES = {
     datasets.Winsorized: "center= scale= limit=",
     dpjax.load_model: "path",
     models.model_file: "model",
+    models.BoundedColumn: "column max",
+    models.BoundedColumn.shares: "self cells",
     models.Model: (
         "* params columns target_name target link privacy target_unit= method= data="
-        " versions="
+        " versions= exposure="
     ),
     models.Model.predict: "self table",
     models.Model.read: "self table",
     models.Model.predict_columns: "self columns",
     models.Model.coefficients: "self",
     models.private_scores: (
-        "scores targets * loss loss_name scale key noise_multiplier"
+        "scores targets * beside= loss loss_name scale key noise_multiplier"
     ),
     dpjax.sklearn.score_privately: (
         "model X y * epsilon= delta= baseline= scale= random_state="
@@ -276,6 +280,7 @@ def test_names(package):
 # Plain records, which the functions that make or take them explain, and aliases.
 RECORDS = {
     "dpjax.models.Interval",
+    "dpjax.models.Link",
     "dpjax.models.Measure",
     "dpjax.models.PrivateScores",
     "dpjax.accounting.Spending",

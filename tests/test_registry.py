@@ -21,7 +21,8 @@ from tests import registry
 BESIDE = {
     estimators: {
         *("Estimator", "Sensitivity", "SampleStream", "clip_to_norm"),
-        "AdaptiveThreshold",  # `privatize` alone takes it: "privatize, adaptive"
+        # `privatize` alone takes them: "privatize, adaptive" and "privatize, scaled".
+        *("AdaptiveThreshold", "Scaled"),
         *("smoothed_truncate", "truncate", "winsorize"),
         *("FactoredSamples", "OuterProducts", "TableRows"),
     },

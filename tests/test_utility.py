@@ -486,7 +486,8 @@ def test_a_search_trains_and_scores_on_disjoint_records():
 @pytest.mark.slow
 def test_a_search_states_how_its_budget_is_split(monkeypatch):
     monkeypatch.setattr(utility_tuning, "NUM_STEPS", 3)
-    params, found = utility_tuning.select(small(), KEYS[:1], 1.0, mean_trials=1.5)
+    keys = jax.random.split(jax.random.key(4), 1)  # others have used KEYS
+    params, found = utility_tuning.select(small(), keys, 1.0, mean_trials=1.5)
     assert params.shape == (3, 1)
     assert np.isfinite(params).all()
     assert found["num_candidates"] == len(utility_tuning.grid()) == 20

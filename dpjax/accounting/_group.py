@@ -21,7 +21,11 @@ _SLACK = 1e-12
 
 
 def group_privacy(
-    guarantee: PrivacyGuarantee, group_size: int, *, replaced: str | None = None
+    guarantee: PrivacyGuarantee,
+    group_size: int,
+    *,
+    num_groups: int | None = None,
+    unit: str | None = None,
 ) -> PrivacyGuarantee:
     """The guarantee of a release for neighbours that differ in up to k records.
 
@@ -31,7 +35,9 @@ def group_privacy(
     Args:
         guarantee: for one record.
         group_size: k, at least 1.
-        replaced: what a group is, in words: "all records of any one of 40 persons".
+        num_groups: how many there are, if it is public and to be named.
+        unit: what a group is, in words, as of `PrivacyGuarantee.of`. None: "group of up
+            to 4 records", or how many it is.
 
     Returns:
         The guarantee. Its event is known where that of one record is made of Gaussian
@@ -51,6 +57,10 @@ def group_privacy(
         >>> four = group_privacy(one, 4)
         >>> f"{four.epsilon:g} {four.delta:.3g} {four.dp_event.event}"
         '1 6.05e-06 GaussianDpEvent(noise_multiplier=4.0)'
+        >>> print(four)
+        Replacing any one group of up to 4 records changes the probability of any
+        outcome by at most a factor e^1 = 2.72, up to a failure probability of
+        6.04975e-06.
 
     Reference:
         Vadhan (2017), "The complexity of differential privacy", Lemma 2.2. Dong, Roth,
@@ -67,7 +77,8 @@ def group_privacy(
         delta,
         dp_event=_event(guarantee.dp_event, group_size),
         relation=guarantee.relation,
-        replaced=replaced,
+        num_samples=num_groups,
+        unit=f"group of up to {group_size} records" if unit is None else unit,
     )
 
 

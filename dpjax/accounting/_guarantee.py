@@ -8,7 +8,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent, UnsupportedDpEvent
 
 from dpjax import _validate
 from dpjax._rounding import factor_up, rounded_up
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, Unit
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +78,7 @@ class PrivacyGuarantee:
         dp_event: DpEvent,
         relation: NeighboringRelation = REPLACE_ONE,
         num_samples: int | None = None,
-        unit: Unit = "record",
-        replaced: str | None = None,
+        unit: str = "record",
     ) -> "PrivacyGuarantee":
         """A guarantee that writes its own description.
 
@@ -89,15 +88,15 @@ class PrivacyGuarantee:
             dp_event: the `dp_accounting` event of the release.
             relation: which data sets count as neighbours.
             num_samples: the number of units, if it is public and to be named.
-            unit: what neighbours differ in: one "record", or one "user" with all that
-                it gives, as `dpjax.gradients.by_user` lays out.
-            replaced: in words, where it is neither: "all records of one of 40 persons".
+            unit: what neighbours differ in, in words: one "record", one "user" with all
+                that it gives, as `dpjax.gradients.by_user` lays out, or another noun
+                and what belongs to it: "group of records with one postcode".
 
         Returns:
             The guarantee.
 
         Raises:
-            ValueError: As for the class.
+            ValueError: As for the class, and if the unit is no words.
 
         Example:
             >>> from dpjax.accounting import gaussian_event
@@ -106,13 +105,14 @@ class PrivacyGuarantee:
             'Replacing any one record changes the probability of any outcome by at most
             a factor e^1 = 2.72, up to a failure probability of 1e-05.'
         """
-        _validate.choice(Unit, unit=unit)
+        is_words = isinstance(unit, str) and unit.strip() != ""
+        _validate.require(is_words, "unit", unit, 'a noun, such as "record"')
         if epsilon == math.inf:
             description = (
                 f"No privacy is guaranteed: the outcome may reveal any {unit}."
             )
         else:
-            replaced = replaced or _any_one(unit, relation, num_samples)
+            replaced = _any_one(unit, relation, num_samples)
             description = _describe(epsilon, delta, relation, replaced)
         return cls(epsilon, delta, relation, dp_event, description)
 
@@ -184,11 +184,12 @@ _NEIGHBOURS = {
 }
 
 
-def _any_one(unit: Unit, relation: NeighboringRelation, num_samples: int | None) -> str:
+def _any_one(unit: str, relation: NeighboringRelation, num_samples: int | None) -> str:
     # Under add/remove the number of units is itself private, hence never named.
     if num_samples is None or relation is ADD_OR_REMOVE_ONE:
         return f"any one {unit}"
-    return f"any one of the {num_samples:,} {unit}s"
+    noun, *more = unit.split(" ", 1)
+    return " ".join([f"any one of the {num_samples:,} {noun}s", *more])
 
 
 def _describe(

@@ -1,9 +1,9 @@
-"""What `dpjax audit` attacks: the claims of every mechanism, transform and solver."""
+"""What `dpjax audit` attacks: claims of mechanisms, transforms, solvers and scores."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
-from dpjax.audit import _mechanisms, _solvers, _transforms
+from dpjax.audit import _mechanisms, _private_scores, _solvers, _transforms
 from dpjax.audit._lower_bound import Case
 
 
@@ -25,7 +25,7 @@ class _Cases(Mapping[str, Case]):
 
 
 def cases() -> Mapping[str, Case]:
-    """Every mechanism, transform and solver of dpjax as a case, by name.
+    """Every mechanism, transform and solver of dpjax, and its scores, as cases by name.
 
     Returns:
         A mapping that builds a case when it is first asked for.
@@ -37,4 +37,5 @@ def cases() -> Mapping[str, Case]:
         >>> print(f"{found.epsilon:.2f} of {case.privacy.epsilon:g}")
         0.94 of 1
     """
-    return _Cases(_mechanisms.BUILDERS | _transforms.BUILDERS | _solvers.BUILDERS)
+    parts = _mechanisms, _transforms, _solvers, _private_scores
+    return _Cases({name: one for part in parts for name, one in part.BUILDERS.items()})

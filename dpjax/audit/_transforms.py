@@ -40,6 +40,7 @@ from dpjax.estimators import (
     Estimator,
     Grouped,
     MedianOfMeans,
+    Scaled,
     TrimmedMean,
     Truncation,
     Winsorization,
@@ -99,6 +100,12 @@ def privatize_grouped() -> Case:
         privacy=privacy,
         is_gaussian=True,
     )
+
+
+def privatize_scaled() -> Case:
+    """Coordinates turn round that are of other scales. Shows 3.6 of 4."""
+    estimator = Scaled(Winsorization(1.0), jnp.array([0.01, 100.0]))
+    return _privatized("privatize_scaled", estimator, [[0.0, 0.0], [9.0, -999.0]])
 
 
 def privatize_added_record() -> Case:
@@ -256,7 +263,7 @@ def _of_update(
     )
 
 
-def _privatized(name: str, estimator: Estimator, grads: list) -> Case:
+def _privatized(name: str, estimator: Estimator | Scaled, grads: list) -> Case:
     multiplier, privacy = gaussian_claim()
     return _of_update(
         name,
@@ -331,6 +338,7 @@ BUILDERS: dict[str, Callable[[], Case]] = {
         privatize_median_of_means,
         privatize_trimmed_mean,
         privatize_grouped,
+        privatize_scaled,
         privatize_adaptive_threshold,
         privatize_added_record,
         dp_sgd,

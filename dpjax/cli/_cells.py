@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax.datasets import Categorical, Numeric
+from dpjax.models import BoundedColumn
 
 # What people write where there is no value.
 _MARKS = {"", "na", "n/a", "#n/a", "nan", "null", "none", "?", "-", "--", "."}
@@ -31,7 +32,7 @@ class Cells(NamedTuple):
         total: all of them.
         missing: without a value.
         unread: with one that is no number, or none of the categories.
-        far: numbers beyond five scales of the centre.
+        far: numbers beyond five scales of the centre, or above the maximum.
         looks: what most of the unread ones look like, if it is known.
     """
 
@@ -51,7 +52,9 @@ class Cells(NamedTuple):
         return f"{count:,} of {self.total:,}"
 
 
-def count_cells(kind: Numeric | Categorical | None, column: np.ndarray) -> Cells:
+def count_cells(
+    kind: Numeric | Categorical | BoundedColumn | None, column: np.ndarray
+) -> Cells:
     """Counts the cells of a column of a kind; None is numbers of an open range."""
     known = np.zeros(0)
     if isinstance(kind, Categorical):
@@ -59,6 +62,8 @@ def count_cells(kind: Numeric | Categorical | None, column: np.ndarray) -> Cells
     else:
         known = numbers_of(column)
         is_used = ~np.isnan(known)
+        if isinstance(kind, BoundedColumn):
+            is_used &= known >= 0
     texts = [text_of(cell) for cell in column[~is_used].tolist()]
     held = [text for text in texts if not is_mark(text)]
     counts = len(column), len(texts) - len(held), len(held)
@@ -67,7 +72,9 @@ def count_cells(kind: Numeric | Categorical | None, column: np.ndarray) -> Cells
     looks = [_look(text) for text in held]
     most = max(set(looks), key=looks.count, default="")
     far = 0
-    if kind is not None:
+    if isinstance(kind, BoundedColumn):
+        far = int(np.sum(known[is_used] > np.float32(kind.max)))
+    elif kind is not None:
         far = int(np.sum(np.abs(known[is_used] - kind.center) > _FAR * kind.scale))
     return Cells(*counts, far, most)
 

@@ -19,6 +19,7 @@ from dpjax.cli._options import Argument, of_data
 from dpjax.cli._sources import Kind, Table, read_checked
 from dpjax.cli._terminal import terminal
 from dpjax.datasets import Categorical, Numeric
+from dpjax.models import BoundedColumn
 
 _NEARLY_NONE = 0.01  # of the cells
 _TOO_FEW_LABELS = 0.001
@@ -73,7 +74,9 @@ def warn_curator(console: Console, table: Table) -> bool:
         console: of the one who holds the records.
         table: the records.
     """
-    kinds = {**table.schema.columns, table.target: table.schema.target}
+    schema = table.schema
+    kinds: dict[str, Kind] = {**schema.columns, table.target: schema.target}
+    kinds |= schema.bounded
     cells = {k: count_cells(kind, table.columns[k]) for k, kind in kinds.items()}
     found = [*_findings(kinds, cells, table.target)]
     if found:
@@ -97,6 +100,8 @@ def _findings(
         counts = cells[name]
         if isinstance(kind, Categorical):
             said = _of_categories(kind, counts, is_target=name == target)
+        elif isinstance(kind, BoundedColumn):
+            said = _of_amounts(kind, counts)
         else:
             said = _of_numbers(kind, counts, is_template=is_template)
         if said:
@@ -136,6 +141,16 @@ def _of_numbers(kind: Numeric | None, cells: Cells, *, is_template: bool) -> str
     )
 
 
+def _of_amounts(kind: BoundedColumn, cells: Cells) -> str:
+    if cells.used <= _NEARLY_NONE * cells.total:
+        looks = f"; most are {cells.looks}" if cells.looks else ""
+        return f"{cells.said(cells.used)} cells hold a number from zero on{looks}."
+    if cells.far <= _FAR_IN_A_TEMPLATE * cells.used:
+        return ""
+    said = cells.said(cells.far)
+    return f"{said} cells lie above the schema's max, {kind.max:g}, and count as it."
+
+
 def _rows(
     kinds: Mapping[str, Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Rows:
@@ -155,6 +170,8 @@ def _rows(
             said, far = "number", "-"
         elif isinstance(kind, Numeric):
             said = f"{kind.center:g} by {kind.scale:g}"
+        elif isinstance(kind, BoundedColumn):
+            said, far = f"0 to {kind.max:g}", f"{far} above"
         elif name == target:
             said, unread, far = f"+1 is {kind.categories[0]}", "-", "-"
         else:

@@ -8,7 +8,8 @@ from dpjax import _validate
 from dpjax._default_delta import default_delta
 from dpjax._types import Calibration
 from dpjax.batching import Batching, Disjoint, Full, Poisson, WithoutReplacement
-from dpjax.cli._settings import BatchingName, EstimatorName, LossName
+from dpjax.cli._losses import LossName
+from dpjax.cli._settings import BatchingName, EstimatorName
 from dpjax.estimators import (
     Clipping,
     Estimator,
@@ -41,7 +42,6 @@ class Facts(NamedTuple):
         calibration: of the noise.
         is_named: whether the data set is one of the public ones, which take 300 steps.
         is_quick: whether to try things out only.
-        has_padding: whether records may be zeros, which count for none.
     """
 
     num_samples: int
@@ -52,7 +52,6 @@ class Facts(NamedTuple):
     calibration: Calibration
     is_named: bool
     is_quick: bool
-    has_padding: bool = False
 
     @property
     def smoothness(self) -> float:

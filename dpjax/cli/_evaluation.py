@@ -21,6 +21,8 @@ from dpjax.cli._units import Units
 from dpjax.datasets import Dataset, Numeric
 from dpjax.models import Interval, Measure, private_scores
 
+_LEAST_SHARE = 1e-9  # of an exposure, whose logarithm is taken
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -66,7 +68,7 @@ class Evaluation:
             max(part.delta for part in parts),
             dp_event=ComposedDpEvent(events),  # more than in parallel, hence a bound
             num_samples=num_samples,
-            replaced=units.words if units is not None else None,
+            unit=units.words if units is not None else "record",
         )
         solution = dataclasses.replace(run.solution, privacy=privacy)
         return dataclasses.replace(run, solution=solution)
@@ -99,10 +101,13 @@ def evaluate(
     known = "constant" in run.solution.stats
     constant = float(run.solution.stats["constant"]) if known else 0.0
     predicted = features.astype(np.float64) @ np.asarray(run.solution.params, float)
-    scores = np.stack([predicted, np.full(len(features), constant)])
+    if data.test_exposures is not None:
+        # What has none has a mean of about zero. The constant is one for all.
+        predicted = predicted + np.log(np.maximum(data.test_exposures, _LEAST_SHARE))
     released = private_scores(
-        scores,
+        predicted,
         targets,
+        beside=constant,
         loss=plan.loss_fn,
         loss_name=plan.facts.loss,
         scale=target.scale if isinstance(target, Numeric) else None,
@@ -132,7 +137,7 @@ def evaluation_privacy(
         delta,
         dp_event=event,
         num_samples=len(data.test_targets),
-        replaced=units.words if units is not None else None,
+        unit=units.words if units is not None else "record",
     )
 
 

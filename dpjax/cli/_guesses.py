@@ -15,6 +15,7 @@ import numpy as np
 
 from dpjax._tables import declared_kinds
 from dpjax.cli._cells import is_mark, numbers_of, text_of
+from dpjax.models import Link
 
 _MOST_CATEGORIES = 30
 
@@ -28,12 +29,14 @@ class Guess(NamedTuple):
         categories: of a column of categories; empty where they are not guessed, None
             for numbers.
         left_out: why it is better left out, if it is.
+        is_exposure: whether means are in proportion to it.
     """
 
     center: float | None = None
     scale: float | None = None
     categories: tuple[str, ...] | None = None
     left_out: str = ""
+    is_exposure: bool = False
 
 
 _NAMES_A_RECORD = Guess(left_out="tells records apart")
@@ -47,6 +50,7 @@ _WORDS: dict[str, Guess] = {
     "telephone ssn address street iban account": _NAMES_A_RECORD,
     "date datetime timestamp time dob birthday": _HAS_TIMES,
     "zip zipcode postcode postal": _IS_CODE,
+    "exposure exposures expo": Guess(1, 1, is_exposure=True),
     "is has flag indicator": Guess(0.5, 0.5),
     "sex gender region country county city town state province district status type "
     "category class kind group segment brand color colour make model job occupation "
@@ -109,7 +113,7 @@ def guess_cells(column: np.ndarray) -> Guess:
 
     Example:
         >>> guess_cells(np.arange(100.0))
-        Guess(center=50.0, scale=30.0, categories=None, left_out='')
+        Guess(center=50.0, scale=30.0, categories=None, left_out='', is_exposure=False)
     """
     known = numbers_of(column)
     known = known[~np.isnan(known)]
@@ -136,7 +140,7 @@ def schema_text(
     *,
     target: str | None,
     how: str = "the names alone",
-    is_classification: bool | None = None,
+    link: Link | None = None,
 ) -> str:
     """Returns the text of a schema to correct.
 
@@ -144,7 +148,7 @@ def schema_text(
         guesses: what each column may be.
         target: which of them is to be predicted, if it is known.
         how: what the guesses are from, in words.
-        is_classification: whether the target is a class; None as its guess has it.
+        link: of the loss that is asked for; None as the guess of the target has it.
 
     Example:
         >>> names = ["age", "town", "id", "price"]
@@ -178,6 +182,9 @@ def schema_text(
             continue
         if guess.left_out:
             sections.append(f"# {title} is left out: it {guess.left_out}.\n")
+        elif guess.is_exposure:
+            is_first = not any(one.startswith("[exposure]") for one in sections)
+            sections.append(_exposure(name, is_used=link == "log" and is_first))
         else:
             sections.append(f"{title}\n{_entry(guess)}")
     last = "[target]\n"
@@ -185,10 +192,12 @@ def schema_text(
     if target is not None:
         last += f"column = {toml_text(target)}\n"
         guess = guesses[target]
-    if is_classification is None:
-        is_classification = guess.categories is not None
-    number = guess._replace(categories=None)
-    last += _positive(guess) if is_classification else _entry(number)
+    if link == "logit" or (link is None and guess.categories is not None):
+        last += _positive(guess)
+    elif link == "log":
+        last += "scale = 1.0  # what targets above zero mostly are\n"
+    else:
+        last += _entry(guess._replace(categories=None))
     head = textwrap.fill(_HEAD, 80, initial_indent="# ", subsequent_indent="# ")
     head += f"\n# Guessed from {how}: correct every line.\n"
     return head + "\n" + "\n".join([*sections, last]).rstrip("\n")
@@ -211,6 +220,15 @@ def _entry(guess: Guess) -> str:
     if not guess.categories:
         return 'categories = []  # list them: "a", "b"\n'
     return f"categories = [{', '.join(map(toml_text, guess.categories))}]\n"
+
+
+def _exposure(name: str, *, is_used: bool) -> str:
+    lines = ["[exposure]", f"column = {toml_text(name)}", "max = 1.0"]
+    if is_used:
+        return "\n".join(lines) + "  # not guessed\n"
+    why = f"# [columns.{toml_key(name)}] is left out: it is an exposure. With --loss"
+    start = f"{why}\n# poisson, gamma or tweedie the target is in proportion to it:"
+    return "\n".join([start, *(f"# {line}" for line in lines)]) + "\n"
 
 
 def _positive(guess: Guess) -> str:

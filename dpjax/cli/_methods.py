@@ -14,8 +14,9 @@ from typing import Any, get_args
 from dpjax import _validate
 from dpjax.cli import _high_dimensional, _single_fits
 from dpjax.cli._descent import Facts, plan_descent
+from dpjax.cli._losses import FOR_AMOUNTS, LossName
 from dpjax.cli._options import flag
-from dpjax.cli._settings import LossName, MethodName, Settings
+from dpjax.cli._settings import MethodName, Settings
 from dpjax.solvers import (
     Solution,
     dp_frank_wolfe,
@@ -25,6 +26,8 @@ from dpjax.solvers import (
     dp_lasso,
     dp_sparse_linear_regression,
 )
+
+_WITHOUT_LINK = tuple(name for name in get_args(LossName) if name not in FOR_AMOUNTS)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Method:
             those without a default needed; returns arguments of the solver.
         losses: those that it can minimise.
         has_own_loss: which of the two the solver takes.
+        has_weights: whether it also takes weights and exposures.
         has_steps: whether it can be watched, and resumed.
         has_own_coordinates: whether its steps are, so that no iterate is a model.
         has_delta: whether it spends a delta.
@@ -50,9 +54,10 @@ class Method:
     title: str
     solver: Callable[..., Solution]
     options: Callable[..., dict[str, Any]]
-    losses: tuple[LossName, ...] = get_args(LossName)
+    losses: tuple[LossName, ...] = _WITHOUT_LINK
     _: KW_ONLY
     has_own_loss: bool = False
+    has_weights: bool = False
     has_steps: bool = True
     has_own_coordinates: bool = False
     has_delta: bool = True
@@ -147,8 +152,9 @@ METHODS = (
         "DP linear model",
         _single_fits.fit_linear_model,
         _single_fits.linear_model,
-        losses=("logistic", "squared", "huber"),
+        losses=("logistic", "squared", "huber", *FOR_AMOUNTS),
         has_own_loss=True,
+        has_weights=True,
         has_own_coordinates=True,
     ),
     GRADIENT_DESCENT,

@@ -243,7 +243,9 @@ def _files(
         "score": float(score),
         "privacy": _report.statement(solution.privacy),
     }
-    model = _report.model_of(data, solution, method="DP-GD among parties")
+    model = _report.model_of(
+        data, solution, method="DP-GD among parties", link="identity"
+    )
     return _report.files(model, content)
 
 

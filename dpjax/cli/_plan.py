@@ -8,21 +8,11 @@ from dpjax import _validate, losses
 from dpjax._default_delta import default_delta
 from dpjax._rounding import difference_down
 from dpjax.cli._descent import Descent, Facts, plan_descent
+from dpjax.cli._losses import AMOUNTS, FOR_AMOUNTS, FOR_NUMBERS, loss_of
 from dpjax.cli._methods import Method, find_loss, find_method
-from dpjax.cli._settings import LossName, Settings
+from dpjax.cli._settings import Settings
 from dpjax.datasets import Dataset
 from dpjax.solvers import dp_gradient_descent
-
-# The thresholds with 95 per cent efficiency for standard normal errors (Holland and
-# Welsch 1977), in units of the target.
-_LOSSES: dict[LossName, losses.LinearLoss] = {
-    "logistic": losses.logistic,
-    "squared": losses.squared,
-    "absolute": losses.absolute,
-    "huber": losses.huber(1.345),
-    "biweight": losses.biweight(4.685),
-}
-_FOR_NUMBERS = [name for name in _LOSSES if name != "logistic"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -111,7 +101,13 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
         is_classification or loss != "logistic",
         "--loss",
         loss,
-        f"{', '.join(_FOR_NUMBERS)} for {data.name}, whose target is a number",
+        f"{', '.join(FOR_NUMBERS)} for {data.name}, whose target is a number",
+    )
+    _validate.require(
+        not is_classification or loss not in FOR_AMOUNTS,
+        "--loss",
+        loss,
+        f"another than {AMOUNTS} for {data.name}, whose target is a class",
     )
     method = find_method(settings, is_classification=is_classification)
     num_samples, num_features = data.features.shape
@@ -127,7 +123,6 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
         calibration=settings.calibration,
         is_named=is_named,
         is_quick=settings.quick,
-        has_padding=settings.unit is not None,
     )
     options = method.given(settings)
     if method.solver is dp_gradient_descent:
@@ -141,7 +136,7 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
         method=method,
         arguments=arguments,
         facts=facts,
-        loss_fn=_LOSSES[loss],
+        loss_fn=loss_of(loss, settings.power),
         l2=settings.l2,
         descent=descent,
     )

@@ -47,7 +47,12 @@ def propose(settings: SchemaSettings) -> None:
     guesses = guess_names(path, names)
     how = "the names alone"
     if settings.from_data:
-        columns = read_columns(path, [k for k in names if not guesses[k].left_out])
+        open_names = [
+            name
+            for name, one in guesses.items()
+            if not one.left_out and (name == target or not one.is_exposure)
+        ]
+        columns = read_columns(path, open_names)
         guesses |= {name: guess_cells(column) for name, column in columns.items()}
         how = "THE RECORDS, which no guarantee covers"
         terminal(stderr=True).print(

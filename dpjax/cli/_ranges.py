@@ -67,7 +67,9 @@ class Ranges:
         return together([self.privacy, training], self.num_samples)
 
 
-def buy_ranges(table: Table, *, key: Key, epsilon: float, delta: float) -> Ranges:
+def buy_ranges(
+    table: Table, *, key: Key, epsilon: float, delta: float, is_centered: bool = True
+) -> Ranges:
     """Buys the centres and scales of a table's open columns, from training records.
 
     Features get a median and the scale of their middle two thirds, and are held within
@@ -75,7 +77,8 @@ def buy_ranges(table: Table, *, key: Key, epsilon: float, delta: float) -> Range
     which n and d tell, they are left out, and the target gets all of it.
 
     The target's scale suits a mean and not a median: the distance from the centre
-    within which 98 per cent lie, or as many as the budget can tell.
+    within which 98 per cent lie, or as many as the budget can tell. Where it is not
+    centered, as under a log link, its centre is zero and all of it buys the scale.
 
     Raises:
         ValueError: if no column is open.
@@ -105,7 +108,9 @@ def buy_ranges(table: Table, *, key: Key, epsilon: float, delta: float) -> Range
             parts.append(solution.privacy)
             epsilon = difference_down(epsilon, solution.privacy.epsilon)
     if target is not None:
-        kind, solutions, is_known = _buy_target(target, key=target_key, epsilon=epsilon)
+        kind, solutions, is_known = _buy_target(
+            target, key=target_key, epsilon=epsilon, is_centered=is_centered
+        )
         columns[table.target] = kind
         parts += [solution.privacy for solution in solutions]
         rank_errors = [float(solution.stats["rank_error"]) for solution in solutions]
@@ -131,7 +136,7 @@ def _features(centers: jax.Array, scales: jax.Array) -> list[Winsorized]:
 
 
 def _buy_target(
-    target: np.ndarray, *, key: Key, epsilon: float
+    target: np.ndarray, *, key: Key, epsilon: float, is_centered: bool
 ) -> tuple[Numeric, list[Solution], bool]:
     """Buys a median, and a high quantile of the distance from it.
 
@@ -139,9 +144,11 @@ def _buy_target(
         The range, what was bought, and whether it says more than noise would.
     """
     first, second = jax.random.split(key)
-    median = dp_quantile(target, key=first, epsilon=_CENTER_SHARE * epsilon)
-    center = float(median.params)
-    left = difference_down(epsilon, median.privacy.epsilon)
+    bought, center, left = [], 0.0, epsilon
+    if is_centered:
+        bought = [dp_quantile(target, key=first, epsilon=_CENTER_SHARE * epsilon)]
+        center = float(bought[0].params)
+        left = difference_down(epsilon, bought[0].privacy.epsilon)
     buy = partial(dp_quantile, epsilon=left, edges=_DISTANCES)
     # More records lie beyond the quantile than it may err by: else it might be any.
     least = 1.25 * _stats(buy, target.shape)["rank_error"] / len(target)
@@ -149,7 +156,8 @@ def _buy_target(
     distance = buy(np.abs(target - np.float32(center)), key=second, quantile=1 - tail)
     scale = float(distance.params) * math.sqrt(tail / _TAIL)
     is_known = tail >= least and scale > 0
-    return Numeric(center, scale if scale > 0 else 1.0), [median, distance], is_known
+    kind = Numeric(center, scale if scale > 0 else 1.0)
+    return kind, [*bought, distance], is_known
 
 
 def _stats(solver: Callable[..., Solution], shape: tuple[int, ...]) -> dict[str, Any]:

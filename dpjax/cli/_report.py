@@ -18,7 +18,7 @@ from dpjax.cli._ranges import Ranges
 from dpjax.cli._runs import Run, Scores
 from dpjax.cli._sources import Table
 from dpjax.datasets import Categorical, Dataset, Numeric
-from dpjax.models import Model, model_file
+from dpjax.models import Link, Model, model_file
 from dpjax.solvers import Solution
 
 MODEL, REPORT, PLOT = "model.npz", "report.json", "test_risk.png"
@@ -139,6 +139,7 @@ def model_of(
     solution: Solution,
     *,
     method: str,
+    link: Link,
     table: Table | None = None,
 ) -> Model:
     """Returns a trained model with the units of its table.
@@ -147,6 +148,7 @@ def model_of(
         data: what it was trained on, encoded by its schema.
         solution: the weights, and what they have cost.
         method: its name.
+        link: of its loss, for a target that is no class.
         table: what the data were made of, where a user's file was; a target of a named
             data set stays in the unit that the set states.
     """
@@ -160,7 +162,8 @@ def model_of(
         target_name="target" if table is None else table.target,
         target=target,
         target_unit=data.target_unit,
-        link="logit" if is_classification else "identity",
+        link="logit" if is_classification else link,
+        exposure=table.schema.exposure if table is not None else None,
         privacy=solution.privacy,
         method=method,
         data=data.name,

@@ -120,16 +120,17 @@ def arguments_of(plan: Plan) -> dict[str, Any]:
 
 def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
     """Returns the guarantee that `train_private` will state: of shapes alone."""
-    features, targets = (
-        jax.ShapeDtypeStruct(x.shape, jnp.asarray(x[:1]).dtype) for x in data.train
+    rows = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.asarray(x[:1]).dtype),
+        rows_of(plan.method, data),
     )
 
-    def solution(features, targets):
-        problem = problem_of(plan.method, plan, features, targets)
+    def solution(rows):
+        problem = problem_of(plan.method, plan, rows)
         arguments = arguments_of(plan) | {"key": jax.random.key(0)}
         return plan.method.solver(*problem, **arguments)
 
-    return jax.eval_shape(solution, features, targets).privacy
+    return jax.eval_shape(solution, rows).privacy
 
 
 def train_baselines(
@@ -201,7 +202,8 @@ def _run(
     on_step: OnStep,
     run_folder: RunFolder | None = None,
 ) -> Run:
-    problem = problem_of(method, plan, *on_device(data.train))
+    rows = jax.tree.map(jnp.asarray, rows_of(method, data))
+    problem = problem_of(method, plan, rows)
     total = arguments.get("num_steps")
     every = max(1, (total or 0) // _NUM_SHOWN)
     seen = []
@@ -239,12 +241,19 @@ def _run(
     return Run(name, solution, np.array(steps), shown)
 
 
-def problem_of(
-    method: Method, plan: Plan, features: jax.Array, targets: jax.Array
-) -> tuple[Any, ...]:
-    """Returns what the solver of a method takes without a name."""
+def rows_of(method: Method, data: Dataset) -> tuple[np.ndarray | None, ...]:
+    """Returns what a method reads of the training records: features, targets and more.
+
+    More are weights and exposures, None where there are none.
+    """
+    return (*data.train, data.weights, data.exposures)[: 4 if method.has_weights else 2]
+
+
+def problem_of(method: Method, plan: Plan, rows: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns what the solver of a method takes without a name, of `rows_of`."""
     if method.has_own_loss:
-        return features, targets
+        return rows
+    features, targets = rows
     loss_fn = losses.regularized(plan.loss_fn, plan.l2) if plan.l2 else plan.loss_fn
     start = jnp.zeros(features.shape[1], features.dtype)
     return loss_fn, start, (features, targets)
@@ -256,11 +265,11 @@ def _measure(static, iterates, test):
     features, targets = test
 
     def measure(params):
-        risk = jnp.mean(jax.vmap(loss_fn, (None, 0))(params, test))
         predictions = features @ params
+        risk = jnp.mean(loss_fn.value(predictions, targets))
         if task == "classification":
             return risk, jnp.mean((predictions > 0) == (targets > 0))
-        return risk, jnp.mean(jnp.abs(predictions - targets))
+        return risk, jnp.mean(jnp.abs(loss_fn.mean_of(predictions) - targets))
 
     return jax.lax.map(measure, iterates)
 

@@ -2,10 +2,13 @@
 
 import csv
 import io
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -13,9 +16,10 @@ from dpjax import _files
 from dpjax._rounding import rounded_up
 from dpjax.cli._cells import count_cells
 from dpjax.cli._options import Argument, of_output
+from dpjax.cli._sources import Kind
 from dpjax.cli._terminal import digits, show_paths, terminal
 from dpjax.datasets import Categorical, Numeric, Winsorized
-from dpjax.models import Model, load_model
+from dpjax.models import BoundedColumn, Model, load_model
 
 _MODEL = Argument("MODEL", "A model.npz that dpjax train has written, or its folder.")
 
@@ -55,25 +59,45 @@ def predict(settings: PredictSettings) -> None:
     columns = model.read(source)
     predictions = model.predict_columns(columns)
     messages = terminal(stderr=True)
-    for name, kind in model.columns.items():
-        cells = count_cells(kind, columns[name])
-        if cells.used == cells.total:
-            continue
-        what, taken = "hold no number", "the center of the column"
-        if isinstance(kind, Categorical):
-            what, taken = "match no category", "none of them"
-        messages.print(
-            f"{name}: {cells.said(cells.total - cells.used)} cells {what}"
-            f"{f', most {cells.looks}' if cells.looks else ''}: they count as {taken}, "
-            "as in training.",
-            soft_wrap=True,
-        )
+    for text in _said_of_cells(model, columns):
+        messages.print(text, soft_wrap=True)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([_title(model)])
     writer.writerows([f"{prediction:.9g}"] for prediction in predictions.tolist())
     _files.write_whole(settings.output, text.getvalue().encode(), name="--output")
     show_paths(terminal(), [settings.output])
+
+
+def _said_of_cells(model: Model, columns: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Yields what cells that cannot be used as they are count as."""
+    kinds: dict[str, Kind] = dict(model.columns)
+    if (exposure := model.exposure) is not None:
+        if exposure.column in columns:
+            kinds[exposure.column] = exposure
+        else:
+            yield (
+                f"There is no column {exposure.column}: predictions are for one of it."
+            )
+    for name, kind in kinds.items():
+        cells = count_cells(kind, columns[name])
+        if isinstance(kind, BoundedColumn) and cells.far:
+            yield (
+                f"{name}: {cells.said(cells.far)} cells lie above {kind.max:g}: they "
+                "count as this, as in training."
+            )
+        if cells.used == cells.total:
+            continue
+        what, taken = "hold no number", "the center of the column"
+        if isinstance(kind, Categorical):
+            what, taken = "match no category", "none of them"
+        elif isinstance(kind, BoundedColumn):
+            what, taken = "hold no number from zero on", "zero"
+        yield (
+            f"{name}: {cells.said(cells.total - cells.used)} cells {what}"
+            f"{f', most {cells.looks}' if cells.looks else ''}: they count as {taken}, "
+            "as in training."
+        )
 
 
 def _title(model: Model) -> str:
@@ -111,31 +135,46 @@ def _meaning(model: Model) -> str:
             f"({model.target_unit}). A coefficient is what is added to the logarithm "
             "of its odds."
         )
-    return (
-        f"Predicts {model.target_name}"
-        + (f" in {model.target_unit}" if model.target_name == "target" else "")
-        + ". A coefficient is what is added to it."
-    )
+    what = model.target_name
+    if what == "target":
+        what += f" in {model.target_unit}"
+    if model.link == "identity":
+        return f"Predicts {what}. A coefficient is what is added to it."
+    if model.exposure is not None:
+        what += f", in proportion to {model.exposure.column}"
+    return f"Predicts the mean of {what}. A factor is what it is multiplied by."
 
 
 def _coefficients(model: Model) -> Table:
     table = Table()
+    is_factor = model.link == "log"
     table.add_column("column", overflow="fold")
     table.add_column("where it is", overflow="fold")
-    table.add_column("coefficient", justify="right", no_wrap=True)
+    title = "factor" if is_factor else "coefficient"
+    table.add_column(title, justify="right", no_wrap=True)
     found = model.coefficients()
+    if is_factor:
+        found = {name: math.exp(min(number, 700.0)) for name, number in found.items()}
     for key, kind in model.columns.items():
         for place, name in enumerate(kind.names(key)):
             where = "larger by 1"
             if isinstance(kind, Categorical):
                 where = kind.categories[place]
             table.add_row(key, where, digits(found[name]))
-    last = digits(found["intercept"])
-    table.add_row("intercept", "all at 0 or in no category", last)
+    where = "all at 0 or in no category"
+    if model.exposure is not None:
+        where += f", {model.exposure.column} at 1"
+    table.add_row("intercept", where, digits(found["intercept"]))
     return table
 
 
 def _say_limits(console: Console, model: Model) -> None:
+    if model.mean_range is not None:
+        low, high = model.mean_range
+        of = ""
+        if (exposure := model.exposure) is not None:
+            of = f" where {exposure.column} is {exposure.max:g}, and no more counts"
+        console.print(f"Means lie between {low:.4g} and {high:.4g}{of}.")
     for name, kind in model.columns.items():
         if isinstance(kind, Winsorized):
             low, high = (kind.center + s * kind.limit * kind.scale for s in (-1, 1))

@@ -11,6 +11,14 @@
     column = "sold"          # --target, unless that is given
     positive = "yes"         # the value that counts as +1 (others as -1)
 
+    [exposure]               # for poisson, gamma and tweedie, whose target has a scale
+    column = "years"         # alone: means are in proportion to it
+    max = 1                  # larger ones count as this, what is no number as zero
+
+    [weight]                 # how much a record counts, likewise
+    column = "claims"
+    max = 5
+
 Nothing is learnt from the records for free, so a column without such constants cannot
 be used: unless `--private-ranges` buys them, for each section that is left empty.
 """
@@ -23,9 +31,12 @@ from typing import Any
 
 from dpjax import _validate
 from dpjax.cli._guesses import toml_key
+from dpjax.cli._losses import AMOUNTS
 from dpjax.datasets import Categorical, Numeric
+from dpjax.models import BoundedColumn, Link
 
 _NUMERIC = {"center", "scale"}
+_BOUNDED = {"exposure", "weight"}
 
 
 @dataclass(frozen=True)
@@ -38,22 +49,30 @@ class Schema:
         target: the target: a number, or for classification the one positive category;
             None as for a column.
         target_column: the name of its column, if the schema says it.
+        exposure: to what the target's mean is in proportion, if anything.
+        weight: how much a record counts, if not all alike.
     """
 
     columns: Mapping[str, Numeric | Categorical | None]
     target: Numeric | Categorical | None
     target_column: str | None = None
+    exposure: BoundedColumn | None = None
+    weight: BoundedColumn | None = None
+
+    @property
+    def bounded(self) -> dict[str, BoundedColumn]:
+        """The exposure and the weight, where there are, by their columns."""
+        both = [one for one in (self.exposure, self.weight) if one is not None]
+        return {one.column: one for one in both}
 
 
-def read_schema(
-    path: Path, *, is_classification: bool | None, allows_empty: bool = False
-) -> Schema:
+def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) -> Schema:
     """Reads a schema from a TOML file.
 
     Args:
         path: the file.
-        is_classification: whether `[target]` says `positive`, else `center` and
-            `scale`; None takes what it says.
+        link: of the loss: for "logit" `[target]` says `positive`, for "log" `scale`,
+            else `center` and `scale`; None takes what it says.
         allows_empty: whether a section of numbers may be empty, for `--private-ranges`.
 
     Raises:
@@ -68,9 +87,8 @@ def read_schema(
         ... age = {center = 40, scale = 10}
         ... [target]
         ... positive = "yes"''')
-        >>> read_schema(path, is_classification=True)
-        Schema(columns={'age': Numeric(center=40, scale=10)},
-               target=Categorical(categories=('yes',)), target_column=None)
+        >>> read_schema(path, link="logit").target
+        Categorical(categories=('yes',))
     """
     _validate.require(path.is_file(), "--schema", str(path), "a file that exists")
     try:
@@ -80,10 +98,11 @@ def read_schema(
             f"--schema must be a TOML file, got {str(path)!r}: {why}."
         ) from None
     _validate.require(
-        set(content) == {"columns", "target"},
+        set(content) - _BOUNDED == {"columns", "target"},
         "--schema",
         sorted(content),
-        f"made of two sections, [columns] and [target], in {path}",
+        "made of two sections, [columns] and [target], with [exposure] and [weight] "
+        f"where they are needed, in {path}",
     )
     columns = content["columns"]
     _validate.require(
@@ -101,15 +120,25 @@ def read_schema(
             target_column,
             "the name of a column, in column of [target]",
         )
-    if is_classification is None:
-        is_classification = isinstance(target, dict) and "positive" in target
+    link = _link_said(target) if link is None else link
+    kinds = {name: _column(name, one, allows_empty) for name, one in columns.items()}
+    if link == "logit":
+        kind = _positive(target)
+    elif link == "log":
+        kind = _amount(target, allows_empty)
+    else:
+        kind = _numeric("[target]", target, allows_empty)
     return Schema(
-        {name: _column(name, entry, allows_empty) for name, entry in columns.items()},
-        _positive(target)
-        if is_classification
-        else _numeric("[target]", target, allows_empty),
+        kinds,
+        kind,
         target_column,
+        **{name: _bounded(name, content[name]) for name in _BOUNDED & set(content)},
     )
+
+
+def _link_said(target: Any) -> Link:
+    said = set(target) if isinstance(target, dict) else set()
+    return "logit" if "positive" in said else "log" if said == {"scale"} else "identity"
 
 
 def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical | None:
@@ -143,6 +172,37 @@ def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
         return Numeric(**entry)
     except (ValueError, OverflowError) as why:
         raise ValueError(f"--schema, {where}: {why}") from None
+
+
+def _amount(entry: Any, allows_empty: bool) -> Numeric | None:
+    """Returns the scale of a target that a log link predicts: it has no centre."""
+    _validate.require(
+        isinstance(entry, dict)
+        and ("scale" in entry or entry == {})
+        and entry.get("center", 0) == 0,
+        "--schema",
+        entry,
+        f"scale, a number, with center 0 or none, in [target], for {AMOUNTS}",
+    )
+    return _numeric("[target]", entry and {"center": 0} | entry, allows_empty)
+
+
+def _bounded(name: str, entry: Any) -> BoundedColumn:
+    rule = f"column, a name, and max, a number above zero, in [{name}]"
+    _validate.require(
+        isinstance(entry, dict)
+        and set(entry) == {"column", "max"}
+        and isinstance(entry["column"], str)
+        and isinstance(entry["max"], int | float)
+        and not isinstance(entry["max"], bool),
+        "--schema",
+        entry,
+        rule,
+    )
+    try:
+        return BoundedColumn(**entry)
+    except (ValueError, OverflowError):
+        raise ValueError(f"--schema must be {rule}, got {entry!r}.") from None
 
 
 def _or_categories(where: str) -> str:

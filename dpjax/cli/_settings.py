@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from dpjax import _validate
 from dpjax._types import Calibration
+from dpjax.cli._losses import LossName
 from dpjax.cli._options import (
     METHOD,
     Argument,
@@ -38,7 +39,6 @@ MethodName = Literal[
     "sample-aggregate",
     "objective-perturbation",
 ]
-LossName = Literal["logistic", "squared", "absolute", "huber", "biweight"]
 EstimatorName = Literal[
     "smoothed-truncation",
     "truncation",
@@ -156,7 +156,17 @@ class Settings:
         LossName | None,
         of_method(
             "Needed for a file; else what suits the data set's task. linear-model has "
-            "logistic, squared and huber, lasso the squared loss only, l1 the absolute."
+            "logistic, squared and huber, and with log link poisson for counts, gamma "
+            "for amounts and tweedie for amounts that may be zero; lasso has the "
+            "squared loss only, l1 the absolute."
+        ),
+    ] = None
+    power: Annotated[
+        float | None,
+        of_method(
+            "Of --loss tweedie: the variance is in proportion to this power of the "
+            "mean; 1.5 by default.",
+            required(lambda power: 1 < power < 2, "strictly between 1 and 2"),
         ),
     ] = None
     max_features: Annotated[
@@ -308,6 +318,12 @@ class Settings:
             "--max-records",
             self.max_records,
             "left out without --unit",
+        )
+        _validate.require(
+            self.power is None or self.loss == "tweedie",
+            "--power",
+            self.power,
+            "left out without --loss tweedie",
         )
         batching = self.batching or "full"
         estimator = self.estimator or "smoothed-truncation"

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._types import LossFn, PyTree
 from dpjax.cli._descent import Facts
+from dpjax.cli._losses import LossName, loss_of
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Mean
 from dpjax.solvers import (
@@ -25,7 +26,9 @@ from dpjax.solvers import (
 )
 
 
-def linear_model(facts: Facts, *, max_features: int | None = None) -> dict[str, Any]:
+def linear_model(
+    facts: Facts, *, max_features: int | None = None, power: float | None = None
+) -> dict[str, Any]:
     """Makes the arguments of `fit_linear_model`."""
     _validate.require(
         facts.calibration == "tight",
@@ -33,11 +36,7 @@ def linear_model(facts: Facts, *, max_features: int | None = None) -> dict[str, 
         facts.calibration,
         "tight with --method linear-model, which is of no paper",
     )
-    return {
-        "loss": facts.loss,
-        "max_features": max_features,
-        "has_padding": facts.has_padding,
-    }
+    return {"loss": facts.loss, "power": power, "max_features": max_features}
 
 
 def sample_aggregate(
@@ -80,21 +79,30 @@ def objective_perturbation_of_rows(
 def fit_linear_model(
     features: jax.Array,
     targets: jax.Array,
+    weights: jax.Array | None = None,
+    exposures: jax.Array | None = None,
     *,
-    loss: str,
-    has_padding: bool = False,
+    loss: LossName,
+    power: float | None = None,
     **release: Any,
 ) -> Solution:
     """Fits a linear model to features of which the last is the constant one.
 
-    Where there is padding, that is zero instead, and such a record has no weight.
+    Weights and exposures are shares of their public maximum. A record without exposure
+    has no weight: nothing could be seen of it.
     """
-    num_columns = features.shape[1]
-    # Alone, the constant is a feature as any other.
-    intercept = num_columns - 1 if num_columns > 1 else None
-    weights = features[:, -1] if has_padding else None
+    offsets = None
+    if exposures is not None:
+        is_seen = exposures > 0
+        offsets = jnp.log(jnp.where(is_seen, exposures, 1.0))
+        weights = jnp.where(is_seen, 1.0 if weights is None else weights, 0.0)
     return dp_linear_model(
-        loss, (features, targets), intercept=intercept, weights=weights, **release
+        loss_of(loss, power),
+        (features, targets),
+        intercept=-1,
+        offsets=offsets,
+        weights=weights,
+        **release,
     )
 
 

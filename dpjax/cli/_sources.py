@@ -10,12 +10,14 @@ import numpy as np
 from dpjax import _validate, datasets
 from dpjax._tables import column_names, read_columns
 from dpjax.cli._guesses import guess_names, schema_text
+from dpjax.cli._losses import AMOUNTS
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.cli._units import Units, units_of
 from dpjax.datasets import Categorical, Dataset, Numeric
+from dpjax.models import BoundedColumn, Link
 
 _PUBLIC_SEED = 2021  # of the split into training and test records
-Kind = Numeric | Categorical | None  # None is numbers of an open range
+Kind = Numeric | Categorical | BoundedColumn | None  # None: of an open range
 PUBLIC_SETS = {
     "adult": datasets.adult,
     "rand_hie": datasets.rand_hie,
@@ -112,7 +114,8 @@ class Table:
             if name in ranges or kind is not None
         }
         target = self.schema.target
-        schema = Schema(columns, ranges[self.target] if target is None else target)
+        target = ranges[self.target] if target is None else target
+        schema = dataclasses.replace(self.schema, columns=columns, target=target)
         return dataclasses.replace(self, schema=schema)
 
 
@@ -138,8 +141,9 @@ def read_table(
     *,
     schema: Path | None,
     target: str | None,
-    is_classification: bool,
+    link: Link,
     hold_out: bool,
+    has_weights: bool,
     allows_empty: bool = False,
 ) -> Table:
     """Reads the columns of a user's file that its schema names.
@@ -148,8 +152,9 @@ def read_table(
         path: a CSV, Parquet or NPZ file.
         schema: the file that says what is public about each column.
         target: the column to predict.
-        is_classification: whether its target is one of two classes, or a number.
+        link: of the loss: its target is one of two classes, an amount, or a number.
         hold_out: whether every fifth record, by its public index, is for testing.
+        has_weights: whether the method takes weights.
         allows_empty: whether the schema may leave centres and scales open.
 
     Raises:
@@ -169,19 +174,18 @@ def read_table(
             schema_text(
                 guess_names(path, names),
                 target=target,
-                is_classification=is_classification,
+                link=link,
             ),
         )
-    declared = read_schema(
-        schema, is_classification=is_classification, allows_empty=allows_empty
-    )
+    declared = read_schema(schema, link=link, allows_empty=allows_empty)
+    _check_bounded(declared, link, has_weights=has_weights, hold_out=hold_out)
     target = _target(declared, target, path, names)
     if target is None:
         raise ValueError(
             f"--target must be given for a file: a column of {names}. Or the schema's "
             "[target] says column."
         )
-    columns = read_columns(path, [*declared.columns, target])
+    columns = read_columns(path, [*declared.columns, target, *declared.bounded])
     num_records = len(columns[target])
     _validate.require(
         not hold_out or num_records >= 5,
@@ -206,12 +210,27 @@ def read_checked(
     """
     names = column_names(path)
     _check_target(target, names)
-    declared = read_schema(schema, is_classification=None, allows_empty=True)
+    declared = read_schema(schema, link=None, allows_empty=True)
     target = _target(declared, target, path, names)
-    kinds: dict[str, Kind] = dict(declared.columns)
+    kinds: dict[str, Kind] = {**declared.columns, **declared.bounded}
     if target is not None:
         kinds[target] = declared.target
     return kinds, read_columns(path, [*kinds]), target
+
+
+def _check_bounded(
+    declared: Schema, link: Link, *, has_weights: bool, hold_out: bool
+) -> None:
+    """Checks that loss and method make use of the exposure and the weight."""
+    for name, is_fine, rule in (
+        ("exposure", link == "log", f"without --loss {AMOUNTS}"),
+        ("weight", has_weights, "without --method linear-model"),
+        ("exposure", not hold_out, "with --show-unprotected"),
+        ("weight", not hold_out, "with --show-unprotected"),
+    ):
+        said = getattr(declared, name)
+        what = f"without [{name}], which is left out {rule}"
+        _validate.require(said is None or is_fine, "--schema", said, what)
 
 
 def _check_target(target: str | None, names: list[str]) -> None:
@@ -223,7 +242,9 @@ def _target(
     declared: Schema, target: str | None, path: Path, names: list[str]
 ) -> str | None:
     """Returns the name of the target, and checks that the file has what is declared."""
-    unknown = [name for name in declared.columns if name not in names]
+    unknown = [
+        name for name in (*declared.columns, *declared.bounded) if name not in names
+    ]
     _validate.require(
         not unknown, "--schema", unknown, f"made of columns of {path.name} ({names})"
     )
@@ -240,6 +261,11 @@ def _target(
         target,
         "a column that is no feature: [columns] of the schema names it",
     )
+    both = [one.column for one in (declared.exposure, declared.weight) if one]
+    used = [*declared.columns, target, *both]
+    twice = [name for name in both if used.count(name) > 1]
+    rule = "made of columns that have one use each: as a feature, target, exposure or"
+    _validate.require(not twice, "--schema", twice, f"{rule} weight")
     return target
 
 
@@ -267,23 +293,36 @@ def encode_table(table: Table) -> Dataset:
     else:
         scale = target.scale
         unit = table.target if scale == 1 else f"{table.target} / {scale:g}"
-    is_test, units = table.is_test, table.units
-    if units is None:
-        rows = features[~is_test], targets[~is_test]
-    else:
-        rows = units.placed(features, is_test), units.placed(targets, is_test)
+    weights, exposures = (
+        None if one is None else one.shares(table.columns[one.column])
+        for one in (table.schema.weight, table.schema.exposure)
+    )
+    is_held_out, units = table.is_test, table.units
+    is_test = is_held_out
+
+    def trained(rows: np.ndarray) -> np.ndarray:
+        if units is None:
+            return rows[~is_held_out]
+        return units.placed(rows, is_held_out)
+
+    if units is not None:
+        # Places without a record have no weight.
+        weights = np.ones_like(targets) if weights is None else weights
         # Of a unit that is held out one record is tested on, as it has one at least.
-        is_test = is_test[units.index] & (units.rank == 0)
+        is_test = is_held_out[units.index] & (units.rank == 0)
     return Dataset(
         name=table.name,
         task="classification" if isinstance(target, Categorical) else "regression",
         feature_names=(*feature_names, "intercept"),
-        features=rows[0],
-        targets=rows[1],
+        features=trained(features),
+        targets=trained(targets),
         test_features=features[is_test],
         test_targets=targets[is_test],
         target_unit=unit,
         licence="not stated",
         source=table.name,
         schema=declared,
+        weights=None if weights is None else trained(weights),
+        exposures=None if exposures is None else trained(exposures),
+        test_exposures=None if exposures is None else exposures[is_test],
     )

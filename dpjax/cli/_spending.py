@@ -10,6 +10,7 @@ from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee, group_budget
 from dpjax.cli import _ledger
 from dpjax.cli._evaluation import evaluation_privacy
+from dpjax.cli._losses import link_of
 from dpjax.cli._methods import find_method
 from dpjax.cli._plan import Plan, make_plan, split_budget
 from dpjax.cli._ranges import Ranges, buy_ranges
@@ -60,7 +61,13 @@ def with_ranges(
     if settings.private_ranges is None:
         return table, None
     cost, _ = split_budget(settings, table.num_samples)
-    ranges = buy_ranges(table, key=key, epsilon=cost.epsilon, delta=cost.delta)
+    ranges = buy_ranges(
+        table,
+        key=key,
+        epsilon=cost.epsilon,
+        delta=cost.delta,
+        is_centered=link_of(settings.loss) != "log",
+    )
     return table.with_ranges(ranges.columns), ranges
 
 

@@ -14,7 +14,8 @@ from dpjax._types import Key
 from dpjax.cli import _display, _ledger, _report
 from dpjax.cli._check import warn_curator
 from dpjax.cli._evaluation import evaluate
-from dpjax.cli._methods import find_method
+from dpjax.cli._losses import link_of
+from dpjax.cli._methods import find_loss, find_method
 from dpjax.cli._options import flag
 from dpjax.cli._plot import plot_test_risk
 from dpjax.cli._ranges import charge
@@ -114,7 +115,13 @@ def train(settings: Settings) -> None:
         content["unit"] = units.report()
     if evaluation is not None:
         content["evaluation"] = evaluation.report()
-    model = _report.model_of(data, private.solution, method=private.method, table=table)
+    model = _report.model_of(
+        data,
+        private.solution,
+        method=private.method,
+        table=table,
+        link=link_of(plan.facts.loss),
+    )
     files = _report.files(model, content)
     write_release(folder, files, run_folder)
     _display.show(
@@ -218,14 +225,18 @@ def load_public(name: str, settings: Settings) -> Dataset:
 
 def read_private(settings: Settings) -> Table:
     """Reads a user's file, with what is held out of it."""
+    link, has_weights = link_of(settings.loss), True
     if settings.schema is not None:
-        find_method(settings)  # what is wrong without the file is said before it
+        # What is wrong without the file is said before it.
+        link = link_of(find_loss(settings))
+        has_weights = find_method(settings).has_weights
     table = read_table(
         Path(settings.source),
         schema=settings.schema,
         target=settings.target,
-        is_classification=settings.loss == "logistic",
+        link=link,
         hold_out=settings.show_unprotected,
+        has_weights=has_weights,
         allows_empty=settings.private_ranges is not None,
     )
     if settings.unit is not None:

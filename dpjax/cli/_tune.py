@@ -15,6 +15,7 @@ from rich.console import Console
 
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli import _display, _ledger, _report
+from dpjax.cli._losses import link_of
 from dpjax.cli._ranges import Ranges, charge
 from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._runs import Run, name_of, score_run
@@ -107,7 +108,13 @@ def tune(settings: TuneSettings) -> None:
         noise_key=noise_key,
     )
     content["tuning"] = _said(settings, search, best, score, len(scored[1]))
-    model = _report.model_of(trained, run.solution, method=run.method, table=table)
+    model = _report.model_of(
+        trained,
+        run.solution,
+        method=run.method,
+        table=table,
+        link=link_of(plan.facts.loss),
+    )
     files = _report.files(model, content)
     write_release(folder, files, run_folder)
     _display.show(

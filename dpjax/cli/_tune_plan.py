@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from dp_accounting import GaussianDpEvent
 
@@ -24,7 +26,13 @@ from dpjax.accounting import (
 from dpjax.cli._methods import find_loss
 from dpjax.cli._plan import Budget, Plan, make_plan, split_budget
 from dpjax.cli._ranges import together
-from dpjax.cli._runs import arguments_of, on_device, problem_of, training_privacy
+from dpjax.cli._runs import (
+    arguments_of,
+    on_device,
+    problem_of,
+    rows_of,
+    training_privacy,
+)
 from dpjax.cli._sources import held_out
 from dpjax.cli._tune_settings import TuneSettings
 from dpjax.datasets import Dataset
@@ -100,7 +108,10 @@ def apart(data: Dataset, share: float | None) -> tuple[Dataset, Pair]:
         return data, data.train
     is_scored = held_out(len(data.features), share)
     trained = dataclasses.replace(
-        data, features=data.features[~is_scored], targets=data.targets[~is_scored]
+        data,
+        features=data.features[~is_scored],
+        targets=data.targets[~is_scored],
+        weights=None if data.weights is None else data.weights[~is_scored],
     )
     return trained, (data.features[is_scored], data.targets[is_scored])
 
@@ -203,10 +214,11 @@ def run_search(
 ) -> Solution:
     """Makes the runs, and releases the best: see `dpjax.tuning.dp_select`."""
     trained, scored = apart(data, holdout)
-    records = on_device(trained.train)
+    # All runs are of one method.
+    rows = jax.tree.map(jnp.asarray, rows_of(search.plans[0].method, trained))
 
     def train(plan: Plan, key: Key) -> Solution:
-        problem = problem_of(plan.method, plan, *records)
+        problem = problem_of(plan.method, plan, rows)
         return plan.method.solver(*problem, **arguments_of(plan), key=key)
 
     return dp_select(

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from dpjax import _validate
 from dpjax._types import Calibration
+from dpjax.cli._losses import AMOUNTS, FOR_AMOUNTS
 from dpjax.cli._options import (
     METHOD,
     Option,
@@ -25,7 +26,7 @@ from dpjax.cli._settings import MethodName, Settings
 # The price of every candidate is computed before any run.
 _MOST_CANDIDATES = 100
 # They choose what a score is of, or are for a trial.
-_FIXED = ("method", "loss", "quick")
+_FIXED = ("method", "loss", "power", "quick")
 _NUMBERS = {int: "whole numbers", float: "numbers"}
 
 
@@ -75,6 +76,12 @@ class TuneSettings(Settings):
 
     def __post_init__(self):
         check_each(self)
+        _validate.require(
+            self.loss not in FOR_AMOUNTS,
+            "--loss",
+            self.loss,
+            f"another than {AMOUNTS}, whose values no score is made for",
+        )
         _validate.require(
             math.prod(map(len, self.grid().values())) <= _MOST_CANDIDATES,
             "--over",

@@ -40,8 +40,7 @@ class Units:
     @property
     def words(self) -> str:
         """What neighbours differ in."""
-        of = f"any one of the {self.num_units:,} values of {self.column}"
-        return f"all records with {of}"
+        return f"group of records with one {self.column}"
 
     def report(self) -> dict[str, Any]:
         """Returns what is public about them, for JSON."""
@@ -108,4 +107,6 @@ def privacy_of_units(
     """Returns the guarantee for units of a training with one for records."""
     if units is None:
         return privacy
-    return group_privacy(privacy, units.size, replaced=units.words)
+    return group_privacy(
+        privacy, units.size, num_groups=units.num_units, unit=units.words
+    )

@@ -25,6 +25,12 @@ class Dataset:
         licence: licence of the data.
         source: where the data come from.
         schema: how the features came from columns, by the columns' names.
+        weights: how much training records count, in [0, 1], float32 of shape (n,);
+            None: all alike.
+        exposures: the share of the largest exposure that each training record has, in
+            [0, 1], float32 of shape (n,), to which its mean is in proportion; None:
+            the same.
+        test_exposures: those of the test records, float32 of shape (m,).
 
     Example:
         >>> from dpjax import datasets
@@ -46,6 +52,9 @@ class Dataset:
     schema: Mapping[str, Numeric | Categorical] = field(
         default_factory=dict, repr=False
     )
+    weights: np.ndarray | None = field(default=None, repr=False)
+    exposures: np.ndarray | None = field(default=None, repr=False)
+    test_exposures: np.ndarray | None = field(default=None, repr=False)
 
     @property
     def train(self) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,8 @@ public bound on a moment sets their scale (`for_moment`), where the norm of clip
 a guess. Measured with the same steps and the best of five settings for each, clipping
 was ahead more often than not. For networks `Normalization` needs no clip norm,
 `Grouped` bounds every layer by itself, and with `AdaptiveThreshold` the thresholds of
-norms follow a private quantile of them. `MedianOfMeans` is for moments below two,
+norms follow a private quantile of them. With `Scaled` every coordinate has a public
+scale, and noise in proportion to it. `MedianOfMeans` is for moments below two,
 `TrimmedMean` for data that are well within a known range. The measured tables, data by
 data: "Which method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
 """
@@ -21,6 +22,7 @@ from dpjax.estimators._grouped import Grouped
 from dpjax.estimators._mean import Mean
 from dpjax.estimators._median_of_means import MedianOfMeans
 from dpjax.estimators._normalization import Normalization
+from dpjax.estimators._scaled import Scaled
 from dpjax.estimators._sensitivity import Sensitivity
 from dpjax.estimators._smoothed_clipping import SmoothedClipping
 from dpjax.estimators._smoothed_truncation import (
@@ -43,6 +45,7 @@ __all__ = [
     "Normalization",
     "OuterProducts",
     "SampleStream",
+    "Scaled",
     "Sensitivity",
     "SmoothedClipping",
     "SmoothedTruncation",

@@ -16,7 +16,7 @@ argument of `jax.jit` without compiling anew at each call.
 """
 
 from dpjax.losses._linear_loss import LinearLoss
-from dpjax.losses._log_link import gamma, poisson, tweedie
+from dpjax.losses._log_link import gamma, log_link, poisson, tweedie
 from dpjax.losses._margin_loss import MarginLoss, logistic
 from dpjax.losses._named import named
 from dpjax.losses._regularized import regularized
@@ -30,6 +30,7 @@ __all__ = [
     "biweight",
     "gamma",
     "huber",
+    "log_link",
     "logistic",
     "named",
     "poisson",

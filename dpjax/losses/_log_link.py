@@ -11,6 +11,8 @@ from dpjax._types import ArrayLike
 from dpjax.losses._linear_loss import LinearLoss, like
 
 _LEAST_MEAN = 1e-6  # of a Poisson law, in max_mean: below it the loss is linear
+# Of targets in units of their usual size, where nothing else is known of them.
+_MEANS, _LARGEST_TARGET = (1e-3, 30.0), 1_000.0
 
 
 def poisson(max_mean: float, *, max_target: float | None = None) -> LinearLoss:
@@ -136,6 +138,42 @@ def tweedie(
         "a number strictly between 1 (losses.poisson) and 2 (losses.gamma)",
     )
     return _LogLink(power, min_mean, max_mean, max_target)
+
+
+def log_link(power: float) -> LinearLoss:
+    """Makes the loss with log link of a power, for targets in units of their size.
+
+    That of `poisson`, `gamma` or `tweedie` where no more is known than about how large
+    targets above zero are, which is the unit: means lie between a thousandth of it and
+    30 of it, and a target beyond a thousand counts as this. What `dpjax train --loss
+    poisson` and `dpjax.sklearn.DPPoissonRegressor` minimise.
+
+    Args:
+        power: of the mean, to which the variance is in proportion: 1 for Poisson, 2 for
+            gamma, and between them Tweedie.
+
+    Returns:
+        A per-example loss, whose `mean_of` is in the unit.
+
+    Raises:
+        ValueError: if the power is not from 1 to 2.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> means = log_link(1.5).mean_of(jnp.log(jnp.array([1e-6, 2.0, 1e6])))
+        >>> [f"{mean:.3f}" for mean in means.tolist()]
+        ['0.001', '2.000', '30.000']
+
+    Reference:
+        As for `tweedie`.
+    """
+    _validate.require(
+        isinstance(power, int | float) and 1 <= power <= 2,
+        "power",
+        power,
+        "a number from 1 (Poisson) to 2 (gamma)",
+    )
+    return _LogLink(float(power), *_MEANS, _LARGEST_TARGET)
 
 
 @dataclass(frozen=True)

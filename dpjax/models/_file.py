@@ -3,6 +3,7 @@
 Reading it runs no code: neither entry may hold Python objects.
 """
 
+import dataclasses
 import io
 import json
 import os
@@ -19,7 +20,7 @@ from dpjax import _validate
 from dpjax._types import NeighboringRelation
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric, Winsorized
-from dpjax.models._model import Model
+from dpjax.models._model import BoundedColumn, Model
 
 _FORMAT = 1
 # What zipfile, NumPy and json raise where an archive is damaged, or is something else.
@@ -58,6 +59,7 @@ def model_file(model: Model) -> bytes:
         "data": model.data,
         "method": model.method,
         "link": model.link,
+        "exposure": model.exposure and dataclasses.asdict(model.exposure),
         "columns": {name: _declared(kind) for name, kind in model.columns.items()},
         "target": {
             "name": model.target_name,
@@ -137,6 +139,7 @@ def _not_a_model(path: Path, why: Exception) -> ValueError:
 
 def _model(params: np.ndarray, content: Mapping[str, Any]) -> Model:
     target, privacy = content["target"], content["privacy"]
+    exposure = content["exposure"]
     return Model(
         params=params,
         columns={name: _kind(said) for name, said in content["columns"].items()},
@@ -144,6 +147,8 @@ def _model(params: np.ndarray, content: Mapping[str, Any]) -> Model:
         target=_kind({k: v for k, v in target.items() if k not in ("name", "unit")}),
         target_unit=str(target["unit"]),
         link=content["link"],
+        exposure=exposure
+        and BoundedColumn(str(exposure["column"]), float(exposure["max"])),
         privacy=PrivacyGuarantee(
             privacy["epsilon"],
             privacy["delta"],

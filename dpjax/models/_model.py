@@ -1,5 +1,6 @@
 """A linear model with the units of its table: predictions and coefficients in them."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +14,49 @@ from dpjax import _tables, _validate, losses
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric, encode
 
-Link = Literal["identity", "logit"]
+Link = Literal["identity", "logit", "log"]
 _LOSS_OF_LINK: dict[Link, losses.LinearLoss] = {
     "identity": losses.squared,
     "logit": losses.logistic,
+    "log": losses.log_link(1.0),  # means are those of any power
 }
+
+
+@dataclass(frozen=True)
+class BoundedColumn:
+    """A column of amounts from zero to a public maximum: an exposure, or a weight.
+
+    Args:
+        column: its name.
+        max: the largest amount, positive, public.
+
+    Raises:
+        ValueError: if the maximum is not positive and finite.
+
+    Example:
+        >>> import numpy as np
+        >>> years = BoundedColumn("years", 2.0)
+        >>> years.shares(np.array(["1", "9", "-1", "?", ""])).tolist()
+        [0.5, 1.0, 0.0, 0.0, 0.0]
+    """
+
+    column: str
+    max: float
+
+    def __post_init__(self) -> None:
+        _validate.positive(max=self.max)
+
+    def shares(self, cells: np.ndarray) -> np.ndarray:
+        """Returns what share of the maximum each cell holds.
+
+        Args:
+            cells: text or numbers, shape (n,).
+
+        Returns:
+            float32 in [0, 1], shape (n,): larger cells count as the maximum; those that
+            hold no number, or a negative one, as zero.
+        """
+        return np.clip(Numeric(scale=self.max).encode(cells)[:, 0], 0.0, 1.0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -34,14 +73,18 @@ class Model:
             one label, the positive one, where it is a class.
         target_unit: what a target of 1 stands for in training, in words.
         link: "identity" where <w, x> predicts the target, "logit" where it is the
-            logarithm of the odds of the positive label.
+            logarithm of the odds of the positive label, "log" where it is the logarithm
+            of the target's mean.
+        exposure: with the link "log", to what means are in proportion; <w, x> is then
+            that of the maximum.
         privacy: the guarantee for the weights and the rest of the file.
         method: how it was trained, in words.
         data: the name of what it was trained on.
         versions: of the packages that trained it.
 
     Raises:
-        ValueError: if params is not one number for each feature, or link is unknown.
+        ValueError: if params is not one number for each feature, link is unknown, or
+            there is an exposure, or no number about zero, that it does not go with.
 
     Example:
         >>> import math, numpy as np
@@ -70,9 +113,18 @@ class Model:
     method: str = ""
     data: str = ""
     versions: Mapping[str, str] | None = None
+    exposure: BoundedColumn | None = None
 
     def __post_init__(self) -> None:
         _validate.choice(Link, link=self.link)
+        is_amount = isinstance(self.target, Numeric) and self.target.center == 0
+        _validate.require(
+            (is_amount or self.link != "log")
+            and (self.exposure is None or self.link == "log"),
+            "link",
+            self.link,
+            "log where there is an exposure, and then of a target whose center is 0",
+        )
         num_features = len(self.feature_names)
         _validate.require(
             np.shape(self.params) == (num_features,)
@@ -94,11 +146,24 @@ class Model:
         target = self.target
         return target.categories[0] if isinstance(target, Categorical) else None
 
+    @property
+    def mean_range(self) -> tuple[float, float] | None:
+        """The least and the largest mean that a log link predicts, else None.
+
+        In units of the target; of the largest exposure, where there is one.
+        """
+        if self.link != "log" or not isinstance(self.target, Numeric):
+            return None
+        ends = _LOSS_OF_LINK["log"].mean_of(jnp.array([-jnp.inf, jnp.inf]))
+        low, high = self.target.scale * np.asarray(ends, np.float64)
+        return float(low), float(high)
+
     def predict(self, table: Any) -> np.ndarray:
         """Predicts the target of every record, in its own units.
 
         As in training, a cell that holds no number lies at the centre of its column,
-        and one that matches no category counts as none of them.
+        and one that matches no category counts as none of them; see `BoundedColumn` for
+        an exposure. Where a table has no such column, all have an exposure of one.
 
         Args:
             table: a data frame of pandas or polars, a mapping of names to arrays of
@@ -137,6 +202,8 @@ class Model:
             f"a table with the columns that the model reads; {missing} are not in it",
         )
         wanted = list(self.columns) or names[:1]
+        if self.exposure is not None and self.exposure.column in names:
+            wanted.append(self.exposure.column)
         if is_path:
             return _tables.read_columns(path, wanted)
         return _tables.frame_columns(table, wanted)
@@ -155,17 +222,23 @@ class Model:
         if self.columns:
             features, _ = encode(columns, self.columns)
             scores += features @ weights[:-1]
-        means = np.asarray(_LOSS_OF_LINK[self.link].mean_of(jnp.asarray(scores)))
+        means = _LOSS_OF_LINK[self.link].mean_of(jnp.asarray(scores))
+        means = np.asarray(means, np.float64)
+        if self.exposure is not None:
+            cells = columns.get(self.exposure.column)
+            one = 1 / self.exposure.max
+            means = means * (one if cells is None else self.exposure.shares(cells))
         if isinstance(self.target, Numeric):
-            return self.target.center + self.target.scale * means.astype(np.float64)
-        return means.astype(np.float64)
+            return self.target.center + self.target.scale * means
+        return means
 
     def coefficients(self) -> dict[str, float]:
         """Returns the weight of every feature in the units of its column.
 
-        By how much the target, or the logarithm of the odds, is larger where a column
-        of numbers is larger by one, or a column has that category. The intercept is the
-        prediction where columns of numbers are zero, and none has a listed category.
+        By how much the target, or the logarithm of the odds or of the mean, is larger
+        where a column of numbers is larger by one, or a column has that category. The
+        intercept is that where columns of numbers are zero, and none has a listed
+        category, for an exposure of one.
         Where a column of numbers is held within a limit (`datasets.Winsorized`), this
         is so inside.
 
@@ -174,7 +247,10 @@ class Model:
         """
         weights = np.asarray(self.params, np.float64).tolist()
         unit, start = 1.0, 0.0
-        if isinstance(self.target, Numeric):
+        if isinstance(self.target, Numeric) and self.link == "log":
+            largest = 1.0 if self.exposure is None else self.exposure.max
+            start = math.log(self.target.scale) - math.log(largest)
+        elif isinstance(self.target, Numeric):
             unit, start = self.target.scale, self.target.center
         found, intercept, place = {}, weights[-1], 0
         for key, kind in self.columns.items():

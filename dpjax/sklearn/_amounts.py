@@ -1,7 +1,9 @@
 """Regression of counts and amounts, whose mean is the exponential of the prediction."""
 
 import math
+from typing import ClassVar
 
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate, losses
@@ -10,13 +12,11 @@ from dpjax.losses import LinearLoss
 from dpjax.sklearn._linear import parameters
 from dpjax.sklearn._regressors import Unit, _Regressor, bought_unit
 
-# In units of the target: means lie between the two, and larger targets count as the
-# last. The unit is what amounts above zero mostly are, or the end of a public range.
-_LEAST_MEAN, _LARGEST_MEAN, _LARGEST_TARGET = 1e-3, 30.0, 1_000.0
 
+class LogLinkRegressor(_Regressor):
+    """Means exp(coef·x + intercept); a subclass tells the loss, and its name."""
 
-class _LogLinkRegressor(_Regressor):
-    """Means exp(coef·x + intercept); a subclass tells the loss."""
+    _loss_name: ClassVar[str]
 
     def __sklearn_tags__(self):
         """Amounts are positive; negative ones count as zero."""
@@ -42,12 +42,13 @@ class _LogLinkRegressor(_Regressor):
         else:
             low, high = self._range()
             amounts, unit = np.clip(amounts, low, high), Unit(0.0, high, 0.0)
-        return np.minimum(amounts / unit.scale, _LARGEST_TARGET), unit
+        return np.minimum(amounts / unit.scale, self._loss().target_range[1]), unit
 
     def _set(self, coef: np.ndarray, intercept: float, unit: Unit) -> None:
         self.coef_ = coef
         self.intercept_ = intercept + math.log(unit.scale)
-        self._log_means = np.log([_LEAST_MEAN, _LARGEST_MEAN]) + math.log(unit.scale)
+        ends = self._loss().mean_of(jnp.array([-jnp.inf, jnp.inf]))
+        self._log_means = np.log(np.asarray(ends, np.float64) * unit.scale)
 
     def predict(self, X):
         """Returns means in the unit of the target, shape (n,).
@@ -58,7 +59,7 @@ class _LogLinkRegressor(_Regressor):
         return np.exp(np.clip(self._linear(X), *self._log_means))
 
 
-class DPPoissonRegressor(_LogLinkRegressor):
+class DPPoissonRegressor(LogLinkRegressor):
     """Private Poisson regression with log link, for counts and rates.
 
     Args:
@@ -96,11 +97,13 @@ class DPPoissonRegressor(_LogLinkRegressor):
         As for `dpjax.losses.poisson` and `dpjax.solvers.dp_linear_model`.
     """
 
+    _loss_name = "poisson"
+
     def _loss(self) -> LinearLoss:
-        return losses.poisson(_LARGEST_MEAN, max_target=_LARGEST_TARGET)
+        return losses.log_link(1.0)
 
 
-class DPGammaRegressor(_LogLinkRegressor):
+class DPGammaRegressor(LogLinkRegressor):
     """Private gamma regression with log link, for positive amounts.
 
     An error counts in proportion to the mean.
@@ -136,12 +139,14 @@ class DPGammaRegressor(_LogLinkRegressor):
         As for `dpjax.losses.gamma` and `dpjax.solvers.dp_linear_model`.
     """
 
+    _loss_name = "gamma"
+
     def _loss(self) -> LinearLoss:
-        return losses.gamma(min_mean=_LEAST_MEAN, max_target=_LARGEST_TARGET)
+        return losses.log_link(2.0)
 
 
 @parameters
-class DPTweedieRegressor(_LogLinkRegressor):
+class DPTweedieRegressor(LogLinkRegressor):
     """Private Tweedie regression with log link, for amounts that may be zero.
 
     Args:
@@ -178,12 +183,11 @@ class DPTweedieRegressor(_LogLinkRegressor):
         As for `dpjax.losses.tweedie` and `dpjax.solvers.dp_linear_model`.
     """
 
+    _loss_name = "tweedie"
     power: float = 1.5
 
     def _loss(self) -> LinearLoss:
-        return losses.tweedie(
-            self.power,
-            min_mean=_LEAST_MEAN,
-            max_mean=_LARGEST_MEAN,
-            max_target=_LARGEST_TARGET,
+        _validate.require(
+            1 < self.power < 2, "power", self.power, "strictly between 1 and 2"
         )
+        return losses.log_link(self.power)

@@ -1,5 +1,6 @@
 """How good an estimator is, said privately."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from dpjax import _validate, losses
 from dpjax._default_delta import default_delta
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.models import PrivateScores, private_scores
+from dpjax.sklearn._amounts import LogLinkRegressor
 from dpjax.sklearn._tables import key_of
 
 _MOST_LOG_ODDS = 50.0
+_LEAST_MEAN = 1e-9  # in units of the target
 
 
 def score_privately(
@@ -29,10 +32,11 @@ def score_privately(
 ) -> tuple[PrivateScores, PrivacyGuarantee]:
     """Releases how good a fitted estimator is, on records that it has not seen.
 
-    For a classifier of two classes accuracy, area under the ROC curve, calibration and
-    logistic loss; for a regressor the median and the 90th percentile of the absolute
-    error, and half the squared error, held within bounds: each with 95 per cent bounds
-    for sampling and noise, and beside a baseline.
+    For a classifier accuracy and the logarithmic loss, and of two classes area under
+    the ROC curve and calibration; for a regressor the median and the 90th percentile of
+    the absolute error, and half the squared error, or, of `DPPoissonRegressor` and its
+    like, half their deviance, held within bounds: each with 95 per cent bounds for
+    sampling and noise, and beside a baseline.
 
     Args:
         model: a fitted estimator, or a pipeline that ends in one. With
@@ -41,8 +45,10 @@ def score_privately(
         y: shape (m,), the true targets or labels.
         epsilon: privacy of what is released, positive.
         delta: privacy of what is released, in (0, 1). None: m^-1.1.
-        baseline: a fitted estimator of the same kind, such as `DPMeanRegressor`. None:
-            predictions of zero, or of a half for each class.
+        baseline: a fitted estimator of the same kind, with the same classes, such as
+            `DPMeanRegressor`; that of a classifier takes noise of its own. None: for a
+            classifier the shares of the labels, as they are released; predictions of
+            zero, or of `target_scale_` where that would be without a logarithm.
         scale: of a regressor, about the size of an error, public: errors from a
             hundredth to a hundred scales are told apart. None: the `target_scale_` of
             the model.
@@ -52,8 +58,8 @@ def score_privately(
         The scores, a `dpjax.models.PrivateScores`, and their guarantee.
 
     Raises:
-        ValueError: where a shape or an argument is wrong, there are not two classes, or
-            no scale is known; never because of the values of X and y.
+        ValueError: where a shape or an argument is wrong, there is but one class, or no
+            scale is known; never because of the values of X and y.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for the records of X and y, m public, the
@@ -89,29 +95,29 @@ def score_privately(
     _validate.probability(delta=delta)
     key = key_of(random_state)
     if is_classifier(model):
-        classes = model.classes_
-        _validate.require(
-            len(classes) == 2, "model", list(classes), "a classifier of two classes"
-        )
-        signs = np.where(targets == classes[1], 1.0, -1.0)
-        predicted = _log_odds(model, X)
-        beside = np.zeros(num_samples) if baseline is None else _log_odds(baseline, X)
-        loss, name, unit = losses.logistic, "logistic", None
+        classes, unit = model.classes_, None
+        rule = "a classifier of two classes or more"
+        _validate.require(len(classes) > 1, "model", list(classes), rule)
+        _check_classes(baseline, classes)
+        is_binary = len(classes) == 2
+        loss, name = losses.logistic, "logistic"
+        if not is_binary:
+            loss, name = losses.softmax(len(classes)), "logarithmic"
+        known = _labels_of(targets, classes)
+        predict = _log_odds if is_binary else _log_shares
     else:
         unit = _scale_of(model) if scale is None else scale
         _validate.require(unit is not None, "scale", scale, "given, for this model")
         _validate.positive(scale=unit)
         unit = float(unit or 1.0)
-        signs = np.nan_to_num(targets.astype(np.float64) / unit)
-        predicted = np.asarray(model.predict(X), np.float64) / unit
-        beside = np.zeros(num_samples)
-        if baseline is not None:
-            beside = np.asarray(baseline.predict(X), np.float64) / unit
-        loss, name = losses.squared, "squared"
+        known = np.nan_to_num(targets.astype(np.float64) / unit)
+        loss, name = _loss_of(model)
+        predict = partial(_in_units, unit=unit, is_logarithm=loss is not losses.squared)
     multiplier = noise_multiplier(epsilon, delta, num_steps=2)
     scores = private_scores(
-        np.stack([predicted, beside]),
-        signs,
+        predict(model, X),
+        known,
+        beside=None if baseline is None else predict(baseline, X),
         loss=loss,
         loss_name=name,
         scale=unit,
@@ -124,6 +130,41 @@ def score_privately(
     )
 
 
+def _check_classes(baseline: Any, classes: np.ndarray) -> None:
+    if baseline is not None:
+        found = list(baseline.classes_)
+        rule = f"a classifier of the classes {list(classes)}"
+        _validate.require(found == list(classes), "baseline", found, rule)
+
+
+def _labels_of(targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Returns +1 and -1 of two classes, and the index of more, -1 for none of them."""
+    if len(classes) == 2:
+        return np.where(targets == classes[1], 1.0, -1.0)
+    found = np.full(len(targets), -1)
+    for index, label in enumerate(classes):
+        found[targets == label] = index
+    return found
+
+
+def _loss_of(model: Any) -> tuple[losses.LinearLoss, str]:
+    last = _last(model)
+    if isinstance(last, LogLinkRegressor):
+        return last._loss(), last._loss_name
+    return losses.squared, "squared"
+
+
+def _in_units(model: Any, X: Any, *, unit: float, is_logarithm: bool) -> np.ndarray:
+    means = np.asarray(model.predict(X), np.float64) / unit
+    return np.log(np.maximum(means, _LEAST_MEAN)) if is_logarithm else means
+
+
+def _log_shares(model: Any, X: Any) -> np.ndarray:
+    shares = np.asarray(model.predict_proba(X), np.float64)
+    with np.errstate(divide="ignore"):
+        return np.maximum(np.log(shares), -_MOST_LOG_ODDS)
+
+
 def _log_odds(model: Any, X: Any) -> np.ndarray:
     share = np.asarray(model.predict_proba(X), np.float64)[:, 1]
     with np.errstate(divide="ignore"):
@@ -132,5 +173,8 @@ def _log_odds(model: Any, X: Any) -> np.ndarray:
 
 
 def _scale_of(model: Any) -> float | None:
-    last = model[-1] if isinstance(model, Pipeline) else model
-    return getattr(last, "target_scale_", None)
+    return getattr(_last(model), "target_scale_", None)
+
+
+def _last(model: Any) -> Any:
+    return model[-1] if isinstance(model, Pipeline) else model

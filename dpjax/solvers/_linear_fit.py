@@ -105,20 +105,24 @@ class Shares(NamedTuple):
 
     @classmethod
     def of(
-        cls, problem: Problem, num_samples: int, noise_multiplier: float
+        cls, problem: Problem, shape: tuple[int, ...], noise_multiplier: float
     ) -> "Shares":
-        """Returns the shares of a model; what it does not need goes to the steps.
+        """Returns the shares of a model of features of that shape.
 
-        The less the budget lets see, the more of it goes to the constant, so that it
-        is no worse than that of a model which is nothing else.
+        What it does not need goes to the steps; all goes to a constant without any. The
+        less the budget lets see, the more of it goes to the constant, so that it is no
+        worse than that of a model which is nothing else.
         """
+        num_samples, num_features = shape
+        size = 0.0 if problem.has_labels else 0.4
+        if num_features == 0:
+            return cls(size, 1 - size, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         if not problem.has_intercept:
             start = 0.0
         elif problem.has_labels:
             start = 0.03
         else:
             start = min(0.1 + 400 * noise_multiplier / num_samples, 0.5)
-        size = 0.0 if problem.has_labels else 0.4
         before = size * start, (1 - size) * start, 0.03, 0.12, 0.04
         after = (0.03, 0.05) if problem.loss.num_outputs == 1 else (0.0, 0.0)
         return cls(*before, 1 - math.fsum(before + after), *after)
@@ -164,12 +168,20 @@ def fit(
         that is returned and all iterates.
     """
     num_samples, num_features = records.features.shape
+    shares = Shares.of(problem, records.features.shape, noise_multiplier)
+    multipliers = shares.multipliers(noise_multiplier)
+    released = {"noise_multiplier": noise_multiplier, "shares": shares._asdict()}
+    if num_features == 0:
+        size_key, mean_key = jax.random.split(key)
+        mean_keys = size_key, mean_key
+        constant, _, stats = _constant(problem, records, mean_keys, multipliers)
+        weights = jnp.zeros((0, *constant.shape), constant.dtype)
+        params = {"weights": weights, "intercept": constant}
+        return params, stats | released | {"num_steps": 0}
     num_weights = num_features * problem.loss.num_outputs
     is_clear = num_samples >= _CLEAR * noise_multiplier * math.sqrt(num_weights)
     first_distance = _CLEAR_FIRST_DISTANCE if is_clear else _FIRST_DISTANCE
     num_steps = min(max(3 * num_weights // 2, _FEWEST_STEPS), _MOST_STEPS)
-    shares = Shares.of(problem, num_samples, noise_multiplier)
-    multipliers = shares.multipliers(noise_multiplier)
     place_key, step_key, end_key = jax.random.split(key, 3)
     place = _coordinates(problem, num_steps, records, place_key, multipliers)
     blocks = problem.block_shares
@@ -201,11 +213,8 @@ def fit(
         params, stats["scale"] = _recalibrated(
             problem, records, place.rows[0], params, end_key, multipliers
         )
-    return _in_features(place.whitening, params), stats | {
-        "num_steps": num_steps,
-        "noise_multiplier": noise_multiplier,
-        "shares": shares._asdict(),
-    }
+    stats |= released | {"num_steps": num_steps}
+    return _in_features(place.whitening, params), stats
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -217,23 +226,8 @@ def _coordinates(
     features, targets, offsets, weights = records
     num_samples, num_features = features.shape
     size_key, mean_key, radius_key, moments_key, norm_key = jax.random.split(key, 5)
-    stats = {}
-
-    outputs = (loss.num_outputs,) if loss.num_outputs > 1 else ()
-    constant = jnp.zeros(outputs, features.dtype)
-    size = jnp.ones((), features.dtype)
-    if problem.has_intercept:
-        if not problem.has_labels:
-            size = _BEYOND_TARGETS * noisy_quantile(
-                size_key,
-                gathered(jnp.where(weights > 0, jnp.abs(targets), 0.0)),
-                num_above=2 * multipliers.mean,
-                noise_multiplier=multipliers.target_size,
-            )
-            stats["target_size"] = size
-        mean = _mean(problem, records, size, multipliers.mean, mean_key)
-        constant = loss.constant_prediction(mean)
-        stats["constant"] = constant
+    mean_keys = size_key, mean_key
+    constant, size, stats = _constant(problem, records, mean_keys, multipliers)
 
     lengths = _lengths(features)
     num_beyond = _BEYOND_RADIUS * math.sqrt(2 * num_features) * multipliers.moments
@@ -260,6 +254,7 @@ def _coordinates(
         precision=jax.lax.Precision.HIGHEST,
     )
 
+    outputs = constant.shape
     shape = (num_samples, *outputs)
     shift = offsets.reshape(num_samples, *(1 for _ in outputs))
     predictions = jnp.broadcast_to(constant, shape) + jnp.broadcast_to(shift, shape)
@@ -283,6 +278,30 @@ def _coordinates(
     if problem.starts_at_mean:
         offsets = offsets + constant
     return Coordinates((z, offsets, targets, weights), white, constant, norms, stats)
+
+
+@partial(jax.jit, static_argnums=0)
+def _constant(
+    problem: Problem, records: Records, keys: tuple[Key, Key], multipliers: Shares
+) -> tuple[jax.Array, Scalar, dict[str, jax.Array]]:
+    """Releases the best constant, zero without intercept, and how large targets are."""
+    loss, (size_key, mean_key) = problem.loss, keys
+    dtype = records.features.dtype
+    outputs = (loss.num_outputs,) if loss.num_outputs > 1 else ()
+    size, stats = jnp.ones((), dtype), {}
+    if not problem.has_intercept:
+        return jnp.zeros(outputs, dtype), size, stats
+    if not problem.has_labels:
+        sizes = jnp.where(records.weights > 0, jnp.abs(records.targets), 0.0)
+        size = stats["target_size"] = _BEYOND_TARGETS * noisy_quantile(
+            size_key,
+            gathered(sizes),
+            num_above=2 * multipliers.mean,
+            noise_multiplier=multipliers.target_size,
+        )
+    mean = _mean(problem, records, size, multipliers.mean, mean_key)
+    constant = stats["constant"] = loss.constant_prediction(mean)
+    return constant, size, stats
 
 
 def _mean(

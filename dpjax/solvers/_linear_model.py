@@ -79,7 +79,8 @@ def dp_linear_model(
         epsilon: privacy of all that is released, positive.
         delta: privacy of all that is released, in (0, 1).
         intercept: the index of a column of ones, public; what stands in it is not
-            read. None: no column is treated apart.
+            read. Where it is the only column, all of the budget buys the constant.
+            None: no column is treated apart.
         max_features: the most features that may have a weight, beside the intercept.
             For many features, of which few matter. None: all.
         offsets: shape (n,), added to predictions: the logarithm of exposure under a log
@@ -96,8 +97,8 @@ def dp_linear_model(
         the budget; radius, share_kept of the correlations, l2_clip_norms of weights and
         intercept in z; scale, by which the steps' weights are multiplied; with an
         intercept also constant, and target_size but for labels; with `max_features`
-        selected, the indices of their columns.
-        All are released, or public.
+        selected, the indices of their columns. An intercept alone has no steps, and
+        nothing that is of weights. All are released, or public.
 
     Raises:
         ValueError: where an argument is out of its range, or shapes do not fit; before
@@ -150,6 +151,11 @@ def dp_linear_model(
     if max_features is not None:
         _validate.count(max_features=max_features)
     _validate.positive(max_weight=max_weight)
+    deleted = column
+    if num_features == 0 and offsets is not None:
+        # The best constant beside offsets is no mean: it takes steps, with a feature of
+        # zeros, whose place the intercept has in the end.
+        features, deleted = jnp.zeros_like(features), None
     records = Records(
         features,
         targets,
@@ -163,11 +169,11 @@ def dp_linear_model(
         has_weights=weights is not None,
         axis_name=row_axes(features, None) or None,
     )
-    records = _cleaned(model, column, records, max_weight)
+    records = _cleaned(model, deleted, records, max_weight)
     key, choice_key = jax.random.split(key)
     places = np.arange(num_columns)
-    if column is not None:
-        places = np.delete(places, column)
+    if deleted is not None:
+        places = np.delete(places, deleted)
     places, stats = jnp.asarray(places), {}
     if max_features is None or max_features >= num_features:
         total = noise_multiplier(epsilon, delta, num_steps=1)
@@ -208,10 +214,10 @@ def _column(intercept: int | None, num_columns: int) -> int | None:
         intercept, bool
     )
     _validate.require(
-        is_index and -num_columns <= intercept < num_columns and num_columns > 1,
+        is_index and -num_columns <= intercept < num_columns,
         "intercept",
         intercept,
-        f"the index of one of {num_columns} columns, with another beside it, or None",
+        f"the index of one of {num_columns} columns, or None",
     )
     return operator.index(intercept) % num_columns
 
@@ -236,7 +242,7 @@ def _per_record(
 def _cleaned(
     loss: LinearLoss, column: int | None, records: Records, max_weight: Scalar
 ) -> Records:
-    """Returns finite records, each by itself, without the intercept's column."""
+    """Returns finite records, each by itself, without the column."""
 
     def held(x):
         return jnp.clip(jnp.nan_to_num(x), -_LARGEST, _LARGEST)

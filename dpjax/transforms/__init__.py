@@ -1,5 +1,6 @@
 """Optax transformations: robust aggregation, privacy, sparsity, averaging."""
 
+from dpjax.transforms._adam import scale_by_dp_adam
 from dpjax.transforms._chain import chain
 from dpjax.transforms._dp_sgd import dp_sgd
 from dpjax.transforms._frank_wolfe import frank_wolfe
@@ -19,4 +20,5 @@ __all__ = [
     "peel",
     "privatize",
     "project",
+    "scale_by_dp_adam",
 ]

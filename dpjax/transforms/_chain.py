@@ -1,7 +1,8 @@
 """Chains that begin with a private mean, so that nothing can mix samples before it."""
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,30 @@ from dpjax._types import PyTree
 
 
 class PrivateMean(optax.GradientTransformationExtraArgs):
-    """A transformation whose update takes per-sample gradients to a private mean."""
+    """A transformation whose update takes per-sample gradients to a private mean.
+
+    Attributes:
+        release: as update, and returns the standard deviation of the noise in the mean
+            too: a number, or a pytree of them that the mean's tree begins with. None
+            where it is not public, or the noise is not independent of earlier steps'.
+    """
+
+    release: Callable[..., tuple[PyTree, PyTree, PyTree | None]]
+
+    @classmethod
+    def of(
+        cls,
+        init: optax.TransformInitFn,
+        release: Callable[..., tuple[PyTree, PyTree, PyTree | None]],
+    ) -> Self:
+        """Returns the transformation of `init` and `release`."""
+
+        def update(updates, state, params=None, **extra_args):
+            return release(updates, state, params, **extra_args)[:2]
+
+        made = cls(init, update)
+        made.release = release
+        return made
 
 
 def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
@@ -25,9 +49,13 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
     precision: momentum and adam keep their state in it, so that an update has the types
     of the one before, as `lax.scan` wants. `optax.apply_updates` rounds once.
 
+    The second transformation is told the standard deviation of the noise, as the
+    keyword noise_stddev, for `scale_by_dp_adam`.
+
     Args:
         transforms: the first is `privatize`, `dp_sgd`, or such a chain; the others are
-            post-processing of its private mean, and cost no privacy.
+            post-processing of its private mean, and cost no privacy. Wrappers of optax
+            may be among them, as `optax.contrib.schedule_free`.
 
     Returns:
         An optax transformation that takes per-sample gradients with leaves (n, ...),
@@ -65,11 +93,11 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
             transform,
             "an optax transformation",
         )
-    first, rest = transforms[:1], transforms[1:]
+    mean, rest = next(iter(transforms), None), transforms[1:]
     _validate.require(
-        bool(first) and isinstance(first[0], PrivateMean),
+        isinstance(mean, PrivateMean),
         "transforms[0]",
-        first[0] if first else None,
+        mean,
         "privatize, dp_sgd or a chain of them: a transformation before it would see "
         "samples, and one that mixes them (as optax.clip_by_global_norm) breaks the "
         "guarantee",
@@ -81,21 +109,26 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
             transform,
             "post-processing of a mean: the first transformation has left no samples",
         )
-    parts = [optax.with_extra_args_support(part) for part in transforms]
+    mean = cast(PrivateMean, mean)
+    parts = [optax.with_extra_args_support(part) for part in rest]
 
     def init(params: PyTree) -> PyTree:
         wide = _wide(params)
-        return parts[0].init(params), *(part.init(wide) for part in parts[1:])
+        return mean.init(params), *(part.init(wide) for part in parts)
 
-    def update(updates, state, params=None, **extra_args):
-        states, seen = [], params
-        for part, old in zip(parts, state, strict=True):
-            updates, new = part.update(updates, old, seen, **extra_args)
+    def release(updates, state, params=None, **extra_args):
+        updates, new, noise_stddev = mean.release(
+            updates, state[0], params, **extra_args
+        )
+        states, wide = [new], _wide(params)
+        told = extra_args | {"noise_stddev": noise_stddev}
+        for part, old in zip(parts, state[1:], strict=True):
+            updates, new = part.update(updates, old, wide, **told)
             states.append(new)
-            seen = _wide(params)
-        return updates, tuple(states)
+            told = extra_args  # what follows sees no such noise
+        return updates, tuple(states), None
 
-    return PrivateMean(init, update)
+    return PrivateMean.of(init, release)
 
 
 def refuse_wrappers(tree: PyTree) -> None:

@@ -4,20 +4,22 @@ import optax
 
 from dpjax._sharding import AxisName
 from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar
-from dpjax.estimators import Estimator
+from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
+from dpjax.mechanisms import Strategy
 from dpjax.transforms._chain import PrivateMean, chain
 from dpjax.transforms._privatize import privatize
 
 
 def dp_sgd(
     learning_rate: optax.ScalarOrSchedule,
-    estimator: Estimator,
+    estimator: Estimator | AdaptiveThreshold | Scaled,
     *,
     noise_multiplier: Scalar,
     key: Key,
     normalize_by: Scalar | None = None,
     relation: NeighboringRelation = REPLACE_ONE,
     axis_name: AxisName | None = None,
+    noise: Strategy | None = None,
 ) -> PrivateMean:
     """Returns the optimizer: privatize per-sample gradients, then a step of SGD.
 
@@ -25,13 +27,15 @@ def dp_sgd(
 
     Args:
         learning_rate: step size, or a schedule of the step.
-        estimator: the robust mean; with `Clipping` this is the DP-SGD of Abadi et al.
+        estimator: as `privatize` takes; with `Clipping` this is the DP-SGD of Abadi et
+            al.
         noise_multiplier: stddev / l2 sensitivity under `relation`.
         key: a typed key; it lives in the state.
         normalize_by: public divisor; the leading size of the gradients by default.
         relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
         axis_name: the mesh axes over which gradients are sharded, where they do not
             show it; see `dpjax.robust_grad`.
+        noise: a strategy for noise that is correlated over steps; see `privatize`.
 
     Returns:
         An optax optimizer that takes per-sample gradients with leaves (n, ...), and the
@@ -64,6 +68,7 @@ def dp_sgd(
             normalize_by=normalize_by,
             relation=relation,
             axis_name=axis_name,
+            noise=noise,
         ),
         optax.scale_by_learning_rate(learning_rate),
     )

@@ -18,7 +18,7 @@ from dpjax._types import (
     Scalar,
 )
 from dpjax.accounting import calibrate_smooth_noise
-from dpjax.estimators import AdaptiveThreshold, Estimator, SampleStream
+from dpjax.estimators import AdaptiveThreshold, Estimator, SampleStream, Scaled
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
 from dpjax.transforms._chain import PrivateMean, refuse_wrappers
 from dpjax.transforms._correlated_noise import add_correlated_noise, correlated_state
@@ -88,7 +88,7 @@ def aggregate(
 
 
 def privatize(
-    estimator: Estimator | AdaptiveThreshold,
+    estimator: Estimator | AdaptiveThreshold | Scaled,
     *,
     noise_multiplier: Scalar,
     key: Key,
@@ -109,7 +109,8 @@ def privatize(
     Args:
         estimator: the robust mean; its sensitivity must be finite. With
             `AdaptiveThreshold` thresholds follow a private quantile of the norms; they
-            live in the state.
+            live in the state. With `Scaled` every coordinate has a public scale, and
+            noise in proportion to it.
         noise_multiplier: stddev / l2 sensitivity under `relation`, non-negative. See
             `dpjax.accounting.noise_multiplier`, which takes the estimator's `noise`.
         key: a typed key. It lives in the state; each update draws from a fresh one.
@@ -154,7 +155,9 @@ def privatize(
 
         With `AdaptiveThreshold` that Gaussian is mean and counts together, and the
         sensitivity that of both: the guarantee is the same, and thresholds are covered
-        by it. Each update's are functions of what has been released before.
+        by it. Each update's are functions of what has been released before. With
+        `Scaled` that Gaussian is of ratios of samples and scales, and what is released
+        is multiplied by scales, which is post-processing.
 
         With `TrimmedMean` one update is (1 / (2 noise_multiplier^2))-zCDP under
         replace-one: each of d coordinates takes a share 1/d of that.
@@ -208,6 +211,18 @@ def privatize(
         Wang, Xiao, Devadas, Xu (2020), Algorithms 2 and 3, with the smooth sensitivity
         in place of the printed bound, and the noise of Bun, Steinke (2019), Section 3.
     """
+    if isinstance(estimator, Scaled):
+        measured = privatize(
+            estimator.measured,
+            noise_multiplier=noise_multiplier,
+            key=key,
+            normalize_by=normalize_by,
+            relation=relation,
+            sampled=sampled,
+            axis_name=axis_name,
+            noise=noise,
+        )
+        return _restored(measured, estimator)
     if isinstance(estimator, AdaptiveThreshold):
         adaptive, first = estimator, estimator.counting
     else:
@@ -237,7 +252,7 @@ def privatize(
             return correlated_state(noise, key, params)
         return ThresholdState(key, adaptive.thresholds) if adaptive else KeyState(key)
 
-    def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
+    def release(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
         refuse_wrappers(updates)
         _validate.per_sample(updates, params)
@@ -260,8 +275,9 @@ def privatize(
                 normalize_by=normalize_by,
                 axis_name=axis_name,
             )
-            return add_correlated_noise(noise, state, mean, stddev=parameters["stddev"])
-        release = _RELEASES[current.noise](
+            stddev = parameters["stddev"]
+            return *add_correlated_noise(noise, state, mean, stddev=stddev), None
+        draw = _DRAWS[current.noise](
             current,
             parameters,
             updates,
@@ -270,22 +286,36 @@ def privatize(
             axis_name=axis_name,
         )
         next_key, noise_key = jax.random.split(state.key)
-        released = release(noise_key)
+        released = draw(noise_key)
+        # That of smooth noise follows the samples, and is not there.
+        noise_stddev = parameters.get("stddev")
         if now is None:
-            return released, KeyState(next_key)
+            return released, KeyState(next_key), noise_stddev
         mean, following = now.follow(released)
-        return mean, ThresholdState(next_key, following.thresholds)
+        return mean, ThresholdState(next_key, following.thresholds), noise_stddev
 
-    return PrivateMean(init, update)
+    return PrivateMean.of(init, release)
 
 
-def _gaussian_release(estimator, parameters, samples, is_padding_example, **how):
+def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
+    """Returns the transformation with private means, and their noise, times scales."""
+
+    def release(updates, state, params=None, **extra_args):
+        mean, state, stddev = measured.release(updates, state, params, **extra_args)
+        if stddev is not None:
+            stddev = jax.tree.map(lambda scale: stddev * scale, scaled.scales)
+        return scaled.restored(mean), state, stddev
+
+    return PrivateMean.of(measured.init, release)
+
+
+def _gaussian_draw(estimator, parameters, samples, is_padding_example, **how):
     """Returns what a key draws: the mean, with noise by its sensitivity."""
     mean = estimator(samples, is_padding_example, **how)
     return partial(gaussian, value=mean, stddev=parameters["stddev"])
 
 
-def _smooth_release(
+def _smooth_draw(
     estimator, parameters, samples, is_padding_example, *, normalize_by, axis_name
 ):
     """Returns what a key draws: the mean, with noise by its smooth sensitivity."""
@@ -318,9 +348,9 @@ def _smooth_release(
     return partial(laplace_log_normal, value=mean, scale=scale, sigma=noise.sigma)
 
 
-_RELEASES: dict[NoiseName, Callable[..., Callable[[Key], PyTree]]] = {
-    "gaussian": _gaussian_release,
-    "laplace_log_normal": _smooth_release,
+_DRAWS: dict[NoiseName, Callable[..., Callable[[Key], PyTree]]] = {
+    "gaussian": _gaussian_draw,
+    "laplace_log_normal": _smooth_draw,
 }
 
 

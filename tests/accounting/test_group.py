@@ -28,8 +28,11 @@ def guarantee(epsilon, delta, event=None):
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_events_of_a_group(size):
     one = guarantee(1.0, 1e-6, gaussian_event(6.0, num_steps=9))
-    found = group_privacy(one, size, replaced="each family")
-    assert found.description.startswith("Replacing each family changes")
+    found = group_privacy(one, size, num_groups=1200, unit="house and who lives there")
+    words = "Replacing any one of the 1,200 houses and who lives there changes"
+    assert found.description.startswith(words)
+    words = f"Replacing any one group of up to {size} records changes"
+    assert group_privacy(one, size).description.startswith(words)
     # A shift k times as long; and the lemma says no less than that.
     accountant = RdpAccountant(neighboring_relation=REPLACE_ONE)
     spent = accountant.compose(found.dp_event).get_epsilon(1e-6)

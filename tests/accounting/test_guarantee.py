@@ -131,6 +131,12 @@ def test_description_of_pure_and_other_relations():
     assert blanked.description.startswith("Blanking any one record changes")
 
 
+@pytest.mark.parametrize("unit", ["", "  ", None, 3])
+def test_a_unit_is_words(unit):
+    with pytest.raises(ValueError, match="unit must be a noun, such as"):
+        PrivacyGuarantee.of(1.0, 0.0, dp_event=EVENT, unit=unit)
+
+
 def test_non_private():
     guarantee = PrivacyGuarantee.non_private()
     assert guarantee.epsilon == math.inf

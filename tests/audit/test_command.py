@@ -7,7 +7,14 @@ import jax
 import pytest
 from typer.testing import CliRunner
 
-from dpjax.audit import Case, _mechanisms, _solvers, _transforms, cases
+from dpjax.audit import (
+    Case,
+    _mechanisms,
+    _private_scores,
+    _solvers,
+    _transforms,
+    cases,
+)
 from dpjax.cli import _audit
 from dpjax.cli._app import app
 
@@ -42,7 +49,8 @@ def refuse_claims(monkeypatch):
 
 
 def test_every_layer_has_its_cases():
-    layers = [_mechanisms.BUILDERS, _transforms.BUILDERS, _solvers.BUILDERS]
+    parts = _mechanisms, _transforms, _solvers, _private_scores
+    layers = [part.BUILDERS for part in parts]
     assert len(cases()) == sum(map(len, layers))  # no name hides another
     assert "laplace" in cases()
     assert "nothing" not in cases()

@@ -9,7 +9,10 @@ from dpjax.audit import _transforms
 from dpjax.estimators import Estimator, Mean
 
 # What these return is as private as what they are given.
-NOT_RELEASED = {"aggregate", "average_iterates", "average_params", "project"}
+NOT_RELEASED = {
+    *("aggregate", "average_iterates", "average_params", "project"),
+    "scale_by_dp_adam",
+}
 
 # The share of its claim that a case shows at least, with all its releases; 0.85 of
 # those that are not here.

@@ -9,6 +9,11 @@ target = {column = "y", center = 0, scale = 1}
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_commands(compiled_quickly):
+    """Words and files are what is tested here."""
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working directory with a file of 400 records, and its schema."""

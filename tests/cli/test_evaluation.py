@@ -20,7 +20,7 @@ from dpjax.cli._schema import Schema
 from dpjax.cli._sources import Table, encode_table
 from dpjax.datasets import Categorical, Numeric
 from dpjax.mechanisms import gaussian
-from dpjax.models import _scores
+from dpjax.models import _label_scores, _noisy_counts, _scores, private_scores
 from dpjax.solvers import Solution
 
 PRICE, SOLD = Numeric(300.0, 100.0), Categorical(("yes",))
@@ -55,10 +55,11 @@ def sums(monkeypatch):
         seen.append((np.array(sums), sensitivity))
         return sums, 0.0
 
-    monkeypatch.setattr(_scores._Release, "__call__", record)
+    monkeypatch.setattr(_noisy_counts.Release, "__call__", record)
     monkeypatch.setattr(_evaluation, "noise_multiplier", lambda *_, **__: 1.0)
-    one = _scores.Interval(1.0, 1.0, 1.0)
-    monkeypatch.setattr(_scores, "_interval", lambda *_: one)
+    one = _noisy_counts.Interval(1.0, 1.0, 1.0)
+    for module in (_scores, _label_scores):
+        monkeypatch.setattr(module, "interval_of", lambda *_: one)
     return seen
 
 
@@ -83,7 +84,7 @@ def test_a_replaced_record_moves_counts_by_their_sensitivity_at_most(
 
 
 def test_losses_within_given_bounds_move_by_their_sensitivity_at_most(sums):
-    release = _scores._Release(jax.random.key(0), 1.0)
+    release = _noisy_counts.Release(jax.random.key(0), 1.0)
     odd = np.array([0.0, 1e38, -1e38, np.nan, np.inf, 0.3])
     found = []
     for score in odd:
@@ -95,6 +96,42 @@ def test_losses_within_given_bounds_move_by_their_sensitivity_at_most(sums):
     totals = np.array([total for total, _ in found])
     largest = np.linalg.norm(totals[:, None] - totals[None], axis=2).max()
     assert 0.7 * found[0][1] < largest <= found[0][1]
+
+
+ODD_SCORES = [0.0, 3.0, -3.0, 1e38, -1e38, math.nan, math.inf]
+
+
+@pytest.mark.parametrize(
+    ("loss", "sensitivity"), [(losses.logistic, 2.0), (losses.softmax(3), 2.0)]
+)
+@pytest.mark.parametrize("beside", ["a model", "a constant", "shares"])
+def test_counts_of_labels_move_by_their_sensitivity(loss, sensitivity, beside, sums):
+    """With another model beside it a record is counted twice."""
+    num_outputs = loss.num_outputs
+    constant = np.zeros(num_outputs if num_outputs > 1 else ())
+    for score in ODD_SCORES:
+        for label in (0, 1, 2, -1, 7):
+            scores = np.full((3, num_outputs), -1.0)
+            scores[0, -1] = score
+            scores = scores if num_outputs > 1 else scores[:, 0]
+            other = {"a model": -scores, "a constant": constant, "shares": None}
+            private_scores(
+                scores,
+                np.array([label, 1, 2]),
+                beside=other[beside],
+                loss=loss,
+                loss_name="of labels",
+                scale=None,
+                key=jax.random.key(0),
+                noise_multiplier=1.0,
+            )
+    histograms, of_losses = sums[::2], sums[1::2]
+    stated = sensitivity if beside == "a model" else math.sqrt(2)
+    assert {said for _, said in histograms} == {stated}
+    for found, said in (histograms, stated), (of_losses, 1000 * math.sqrt(2)):
+        rows = np.array([one.ravel() for one, _ in found])
+        moves = np.linalg.norm(rows[:, None] - rows[None], axis=2)
+        assert 0.7 * said < moves.max() <= said * (1 + 1e-12)
 
 
 def many(kind, n=4000):
@@ -186,7 +223,7 @@ def test_noise_is_what_the_guarantee_says(monkeypatch, kind, sensitivity):
         seen.append((jax.random.key_data(key).tolist(), stddev, np.array(noise)))
         return noise
 
-    monkeypatch.setattr(_scores, "gaussian", spy)
+    monkeypatch.setattr(_noisy_counts, "gaussian", spy)
     found = evaluation(many(kind, n=50), kind)
     multiplier = found.privacy.dp_event.event.noise_multiplier
     (first, of_counts, counts), (second, of_losses, _) = seen

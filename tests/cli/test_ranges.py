@@ -5,7 +5,10 @@ from fractions import Fraction
 import jax
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from dpjax import load_model
+from dpjax.cli._app import app
 from dpjax.cli._cells import numbers_of
 from dpjax.cli._plan import split_budget
 from dpjax.cli._ranges import buy_ranges, charge
@@ -192,3 +195,40 @@ def test_too_few_records_for_a_target_are_said_to_be():
     )
     assert not buy(made, epsilon=0.5).is_informative
     assert buy(made, epsilon=50.0).is_informative
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["yes", "amount"])
+def test_without_ranges_a_model_is_no_worse_than_the_private_mean(
+    target, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(4_000, 30))
+    if target == "yes":
+        values, kind = rng.uniform(size=4_000) < 0.1, "positive = 1"
+    else:
+        values, kind = 500 + np.exp(2 * rng.normal(size=4_000)), ""
+    names = [f"x{i}" for i in range(30)]
+    np.savetxt(
+        "data.csv",
+        np.c_[features, values],
+        header=",".join([*names, target]),
+        delimiter=",",
+        comments="",
+        fmt="%.6g",
+    )
+    columns = "".join(f"columns.{name} = {{}}\n" for name in names)
+    (tmp_path / "schema.toml").write_text(f"{columns}[target]\n{kind}")
+    loss = "logistic" if target == "yes" else "squared"
+    command = (
+        f"train data.csv --schema schema.toml --target {target} --loss {loss} "
+        "--epsilon 0.5 --private-ranges 0.1 --output out --seed 0"
+    )
+    result = CliRunner().invoke(app, command.split())
+    assert result.exit_code == 0, result.output
+    model = load_model("out/model.npz")
+    found = np.asarray(model.predict("data.csv"), np.float64)
+    # No feature is worth its noise; the constant is the mean, but for clipped tails.
+    assert np.ptp(found) == 0
+    np.testing.assert_allclose(found[0], np.mean(values), rtol=0.1)

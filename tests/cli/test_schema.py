@@ -12,6 +12,7 @@ from dpjax.cli._app import app
 from dpjax.cli._guesses import Guess, guess_name, schema_text
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.datasets import Categorical, Numeric
+from dpjax.models import BoundedColumn
 
 ODD_NAMES = ["age", "a b", 'quo"te', "dot.ted", "tab\t\x7f", "é", "", "back\\slash"]
 
@@ -31,22 +32,31 @@ def test_reads_numbers_and_categories(tmp_path):
         target = {center = 0, scale = 10}
         """,
     )
-    assert read_schema(path, is_classification=False) == Schema(
+    assert read_schema(path, link="identity") == Schema(
         {"a": Numeric(1, 2.5), "b": Categorical(("x", "3", "true"))}, Numeric(0, 10)
     )
 
 
-@pytest.mark.parametrize("is_classification", [True, False])
-def test_a_proposal_is_a_schema(tmp_path, is_classification):
-    guesses = {name: guess_name(name) for name in ODD_NAMES}
-    text = schema_text(guesses, target="age", is_classification=is_classification)
-    path = write(tmp_path, text)
-    schema = read_schema(path, is_classification=is_classification)
+@pytest.mark.parametrize(
+    ("link", "kind"),
+    [
+        ("logit", Categorical(("yes",))),
+        ("identity", Numeric(40, 20)),
+        ("log", Numeric(0, 1.0)),
+    ],
+)
+def test_a_proposal_is_a_schema(tmp_path, link, kind):
+    guesses = {name: guess_name(name) for name in [*ODD_NAMES, "Expo", "exposure"]}
+    path = write(tmp_path, schema_text(guesses, target="age", link=link))
+    schema = read_schema(path, link=link)
     assert list(schema.columns) == ODD_NAMES[1:]
     assert set(schema.columns.values()) == {Numeric()}
-    kind = Categorical(("yes",)) if is_classification else Numeric(40, 20)
     assert (schema.target, schema.target_column) == (kind, "age")
-    assert read_schema(path, is_classification=None) == schema
+    exposure = BoundedColumn("Expo", 1.0) if link == "log" else None
+    assert (schema.exposure, schema.weight) == (exposure, None)
+    assert read_schema(path, link=None) == schema
+    lines = path.read_text().splitlines()
+    assert ("# [exposure]" in lines, '# column = "exposure"' in lines) == (True, True)
 
 
 def test_a_proposal_without_a_target_lists_every_column():
@@ -128,7 +138,7 @@ def test_from_data_warns_and_guesses(tmp_path):
     assert result.exit_code == 0
     assert "THE RECORDS, which no guarantee covers" in path.read_text()
     assert "# [columns.id] is left out: it tells records apart." in path.read_text()
-    assert read_schema(path, is_classification=None).target == Categorical(("yes",))
+    assert read_schema(path, link=None).target == Categorical(("yes",))
 
 
 def test_a_schema_that_is_there_is_not_written_over(tmp_path):
@@ -176,33 +186,71 @@ TARGET = "[target]\ncenter = 0\nscale = 1\n"
 )
 def test_what_is_refused(tmp_path, text, message):
     with pytest.raises(ValueError, match=f"--schema.*{message}"):
-        read_schema(write(tmp_path, text), is_classification=False)
+        read_schema(write(tmp_path, text), link="identity")
 
 
 @pytest.mark.parametrize("target", ["{}", "{positive = []}", "3", "{center = 1}"])
 def test_a_positive_that_is_refused(tmp_path, target):
     text = f"target = {target}\ncolumns.a = {{center = 0, scale = 1}}"
     with pytest.raises(ValueError, match=r"--schema must be positive, .* in \[target"):
-        read_schema(write(tmp_path, text), is_classification=True)
+        read_schema(write(tmp_path, text), link="logit")
+
+
+AMOUNTS = """
+columns.a = {center = 0, scale = 1}
+target = {column = "y", scale = 2}
+exposure = {column = "e", max = 365}
+weight = {column = "w", max = 2.5}
+"""
+
+
+def test_amounts_have_a_scale_an_exposure_and_a_weight(tmp_path):
+    path = write(tmp_path, AMOUNTS)
+    schema = read_schema(path, link="log")
+    assert (schema.target, schema.exposure) == (Numeric(0, 2), BoundedColumn("e", 365))
+    assert schema.bounded == {"e": schema.exposure, "w": BoundedColumn("w", 2.5)}
+    assert read_schema(path, link=None) == schema
+    path = write(tmp_path, AMOUNTS.replace("scale = 2", "center = 0.0, scale = 2"))
+    assert read_schema(path, link="log") == schema
+    with pytest.raises(ValueError, match="center and scale, two numbers"):
+        read_schema(write(tmp_path, AMOUNTS), link="identity")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("scale = 2", "center = 3, scale = 2", "scale, a number, with center 0 or non"),
+        ("scale = 2", "positive = 'x'", "scale, a number, with center 0 or none"),
+        ("scale = 2", "scale = 0", "scale must be positive"),
+        ("max = 365", "max = 0", r"column, a name, and max, a number .* .exposure"),
+        ("max = 365", "max = true", r"and max, a number above zero, in .exposure"),
+        ("max = 365", f"max = 1{'0' * 400}", r"and max, a number above zero, in .expo"),
+        ('"w"', "7", r"column, a name, and max, .* in .weight"),
+        (", max = 2.5", "", r"column, a name, and max, .* in .weight"),
+    ],
+)
+def test_amounts_that_are_refused(tmp_path, old, new, message):
+    with pytest.raises(ValueError, match=f"--schema.*{message}"):
+        read_schema(write(tmp_path, AMOUNTS.replace(old, new)), link="log")
 
 
 def test_a_missing_file(tmp_path):
     with pytest.raises(ValueError, match=r"--schema must be a file that exists"):
-        read_schema(tmp_path / "none.toml", is_classification=True)
+        read_schema(tmp_path / "none.toml", link="logit")
 
 
 def test_empty_sections_are_left_open_only_where_that_is_allowed(tmp_path):
     text = "columns.a = {}\ncolumns.b = {center = 1, scale = 2}\ntarget = {}"
     path = write(tmp_path, text)
-    schema = read_schema(path, is_classification=False, allows_empty=True)
+    schema = read_schema(path, link="identity", allows_empty=True)
     assert schema == Schema({"a": None, "b": Numeric(1, 2)}, None)
     with pytest.raises(
         ValueError, match=r"in \[columns.a\]; or empty, with --private-"
     ):
-        read_schema(path, is_classification=False)
+        read_schema(path, link="identity")
     for half in ("{center = 0}", "{scale = 1}", "3"):
         path = write(tmp_path, text.replace("{}", half, 1))
         with pytest.raises(
             ValueError, match=r"center and scale, .* \[columns.a\], got"
         ):
-            read_schema(path, is_classification=False, allows_empty=True)
+            read_schema(path, link="identity", allows_empty=True)

@@ -178,7 +178,9 @@ def test_the_report_files_unprotected_numbers_apart(tmp_path):
     # JSON has no NaN: a number that is none is null.
     odd = [(private, Scores(np.array([np.nan]), np.array([np.inf])))]
     content = _report.report(plan, data, private, odd, **args)
-    model = _report.model_of(data, private.solution, method=private.method)
+    model = _report.model_of(
+        data, private.solution, method=private.method, link="identity"
+    )
     files = _report.files(model, content)
     assert json.loads(files["report.json"])["unprotected"][0]["test_risk"] is None
 

@@ -94,7 +94,7 @@ def test_a_person_gets_what_is_asked(options):
     assert 2.0 * (1 - 1e-9) < found.epsilon <= 2.0
     delta = options.get("delta", 40**-1.1)
     assert delta * (1 - 1e-9) <= found.delta <= delta
-    words = "Replacing all records with any one of the 40 values of who changes"
+    words = "Replacing any one of the 40 groups of records with one who changes"
     assert words in found.description
     if not options or "steps" in options:
         event: Any = record.dp_event
@@ -111,9 +111,8 @@ def test_empty_places_have_no_weight():
     features[::2] = 0.0
     targets = 3 * features[:, 0] + 10 * features[:, 1]
     solution = fit_linear_model(
-        *(features, targets),
+        *(features, targets, features[:, 1]),
         loss="squared",
-        has_padding=True,
         key=jax.random.key(0),
         epsilon=50.0,
         delta=1e-5,
@@ -142,12 +141,13 @@ def test_persons_from_end_to_end(tmp_path, monkeypatch, method):
     assert result.exit_code == 0, (result.exception, result.stderr)
     shown = " ".join(result.stdout.split())
     assert "n = 240 values of who, 2 places each" in shown
-    assert "Replacing all records with any one of the 300 values of who" in shown
+    assert "Replacing any one of the 300 groups of records with one who" in shown
     assert "On 60 records held out, by a budget of their own of epsilon = 4" in shown
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["unit"] == {"column": "who", "num_units": 300, "max_records": 2}
     assert report["privacy"]["epsilon"] == pytest.approx(4.0)
-    assert "values of who" in report["evaluation"]["privacy"]["description"]
+    description = report["evaluation"]["privacy"]["description"]
+    assert "any one of the 60 groups of records with one who" in description
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from dp_accounting import NonPrivateDpEvent
 from dpjax import load_model
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric, Winsorized
-from dpjax.models import Model, model_file
+from dpjax.models import BoundedColumn, Model, model_file
 
 ROOMS, TOWN = Numeric(4, 2), Categorical(("Ghent", "Lier"))
+COST = Numeric(0, 100)
 
 
 def model(**changes):
@@ -73,6 +74,24 @@ def test_coefficients_predict_as_the_model_does():
     assert odds["intercept"] + 4 * odds["rooms"] == pytest.approx(0.5)
 
 
+def test_a_log_link_predicts_means_of_the_exposure():
+    made = model(link="log", target=COST)
+    means = 100 * np.exp([3.5, 0.5, -0.5])
+    means[0] = 3000  # 30 scales
+    assert made.predict(TABLE) == pytest.approx(means, rel=1e-5)
+    assert made.mean_range == pytest.approx((0.1, 3000), rel=1e-5)
+    found = made.coefficients()
+    by_hand = found["intercept"] + 4 * found["rooms"] + found["town=Lier"]
+    assert np.exp(by_hand) == pytest.approx(means[2])
+    made = model(link="log", target=COST, exposure=BoundedColumn("years", 2.0))
+    table = TABLE | {"years": ["1", "5", "-1"]}
+    assert made.predict(table) == pytest.approx(means * [0.5, 1, 0], rel=1e-5)
+    assert made.predict(TABLE) == pytest.approx(means / 2, rel=1e-5)
+    yearly = made.coefficients()["intercept"]
+    assert yearly == pytest.approx(found["intercept"] - np.log(2))
+    assert model().mean_range is None
+
+
 def test_a_constant_model_counts_the_records():
     made = model(params=np.array([0.5]), columns={})
     assert made.predict(TABLE).tolist() == [350.0] * 3
@@ -90,6 +109,7 @@ def save(folder, content, name="model.npz"):
         {},
         {"columns": {"rooms": Winsorized(4, 2, 0.5), "töwn,\n": TOWN}},
         {"link": "logit", "target": Categorical(("yes",))},
+        {"link": "log", "target": COST, "exposure": BoundedColumn("years", 2.0)},
         {"privacy": PrivacyGuarantee.of(math.inf, 0, dp_event=NonPrivateDpEvent())},
     ],
 )
@@ -101,7 +121,8 @@ def test_what_is_loaded_is_what_was_saved(tmp_path, changes):
     for loaded in (load_model(path), load_model(str(tmp_path))):
         assert model_file(loaded) == content
         assert np.array_equal(loaded.params, made.params)
-        for name in ("columns", "target", "link", "versions", "target_unit", "data"):
+        names = "columns", "target", "link", "versions", "target_unit", "data"
+        for name in (*names, "exposure"):
             assert getattr(loaded, name) == getattr(made, name)
         for name in ("epsilon", "delta", "relation", "description"):
             assert getattr(loaded.privacy, name) == getattr(made.privacy, name)
@@ -189,5 +210,14 @@ def test_tables_that_are_refused(table, message):
 def test_a_model_has_a_weight_for_every_feature():
     with pytest.raises(ValueError, match="params must be one number for each of 4"):
         model(params=np.zeros(3))
-    with pytest.raises(ValueError, match="link must be identity or logit"):
-        model(link="log")
+    with pytest.raises(ValueError, match="link must be identity or logit or log"):
+        model(link="probit")
+    for changes in (
+        {"link": "log"},
+        {"link": "log", "target": Categorical(("yes",))},
+        {"exposure": BoundedColumn("years", 1.0)},
+    ):
+        with pytest.raises(ValueError, match="link must be log where there is an expo"):
+            model(**changes)
+    with pytest.raises(ValueError, match="max must be positive"):
+        BoundedColumn("years", 0.0)

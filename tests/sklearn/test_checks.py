@@ -16,6 +16,8 @@ from dpjax.sklearn import (
     DPTweedieRegressor,
 )
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 ESTIMATORS = [
     DPLinearRegression(),
     DPHuberRegressor(),

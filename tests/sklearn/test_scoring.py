@@ -9,7 +9,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from dpjax.accounting import gaussian_epsilon
-from dpjax.sklearn import score_privately
+from dpjax.sklearn import DPPoissonRegressor, score_privately
 
 
 class Line(RegressorMixin, BaseEstimator):
@@ -77,8 +77,99 @@ def test_labels_are_scored_as_they_are_written():
     truth = np.mean((X[:, 0] > 0) == (LABELS == "yes"))
     assert accuracy.model.value == pytest.approx(truth, abs=0.01)
     assert area.model.value > 0.8
-    assert loss.constant.value == pytest.approx(np.log(2), rel=0.01)
+    share = np.mean(LABELS == "yes")
+    entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
+    assert loss.constant.value == pytest.approx(entropy, rel=0.01)
+    other = Odds(("no", "maybe")).fit(X, LABELS)
+    with pytest.raises(ValueError, match="baseline must be a classifier of the class"):
+        score_privately(model, X, LABELS, baseline=other)
     assert len(scores.calibration) == 5
+
+
+class Shares(ClassifierMixin, BaseEstimator):
+    """Three classes: the one whose centre, -1, 0 or 1, is near is most likely."""
+
+    def __init__(self, slope=3.0):
+        self.slope = slope
+
+    def fit(self, X, y):
+        self.classes_ = np.array(["down", "flat", "up"])
+        return self
+
+    def predict_proba(self, X):
+        odds = np.exp(-self.slope * abs(X[:, :1] - np.array([[-1, 0, 1]])))
+        return odds / odds.sum(axis=1, keepdims=True)
+
+
+CLASSES = np.where(abs(X[:, 0]) < 0.5, "flat", np.where(X[:, 0] > 0, "up", "down"))
+
+
+def test_several_classes_are_scored_beside_the_commonest_and_a_model():
+    model = Shares().fit(X, CLASSES)
+    labels = np.where(RNG.uniform(size=5000) < 0.1, "flat", CLASSES)
+    best = np.max([np.mean(labels == one) for one in model.classes_])
+    scores, privacy = score_privately(model, X, labels, epsilon=50.0, random_state=0)
+    accuracy, loss = scores.measures
+    assert accuracy.model.value == pytest.approx(np.mean(labels == CLASSES), abs=0.02)
+    assert accuracy.constant.value == pytest.approx(best, abs=0.02)
+    shares = [np.mean(labels == one) for one in model.classes_]
+    entropy = -np.sum(shares * np.log(shares))
+    assert loss.constant.value == pytest.approx(entropy, rel=0.02)
+    assert loss.model.value < loss.constant.value
+    assert (privacy.epsilon, scores.calibration) == (50.0, [])
+    flat = Shares(-1.0).fit(X, CLASSES)
+    scores, _ = score_privately(
+        model, X, labels, epsilon=50.0, baseline=flat, random_state=0
+    )
+    wrong = np.argmax(flat.predict_proba(X), axis=1)
+    right = np.mean(labels == flat.classes_[wrong])
+    assert scores.measures[0].constant.value == pytest.approx(right, abs=0.02)
+
+
+def test_a_baseline_is_counted_and_not_read_off_a_record():
+    # What it says of the first record must not decide what is released.
+    model, baseline = Odds().fit(X, LABELS), Turned().fit(X, LABELS)
+    found = []
+    for first in (-3.0, 3.0):
+        rows = X.copy()
+        rows[0] = first
+        labels = np.where(np.arange(5000) % 5, "yes", "no")
+        scores, _ = score_privately(
+            model, rows, labels, epsilon=10.0, baseline=baseline, random_state=0
+        )
+        found.append([measure.constant.value for measure in scores.measures[:2]])
+    right = np.mean((X[:, 0] < 0) == (labels == "yes"))
+    np.testing.assert_allclose(found[0], found[1], atol=0.005)
+    assert found[0] == pytest.approx([right, 0.5], abs=0.05)
+
+
+class Turned(Odds):
+    """Says the opposite."""
+
+    def predict_proba(self, X):
+        return super().predict_proba(-X)
+
+
+class Doubling(DPPoissonRegressor):
+    """As if it were fitted: the mean is 2 exp(x / 2)."""
+
+    target_scale_ = 4.0
+
+    def predict(self, X):
+        return 2 * np.exp(0.5 * X[:, 0])
+
+
+def test_amounts_are_scored_by_their_deviance():
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(8000, 1))
+    counts = rng.poisson(2 * np.exp(0.5 * rows[:, 0]))
+    model = Doubling()
+    scores, _ = score_privately(model, rows, counts, epsilon=20.0, random_state=0)
+    assert "mean poisson loss" in scores.measures[2].name
+    means, unit = model.predict(rows), 4.0
+    logs = counts * np.log(np.maximum(counts, 1) / means)
+    half = np.mean(logs - counts + means) / unit
+    assert scores.measures[2].model.value == pytest.approx(half, rel=0.05)
 
 
 def test_odd_records_raise_nothing():
@@ -90,6 +181,8 @@ def test_odd_records_raise_nothing():
             assert all(np.isfinite(one.model).all() for one in scores.measures)
         labels = np.array(["yes", "?", None, 3, "no"], object)
         scores, _ = score_privately(Odds().fit(X, LABELS), rows, labels)
+        several, _ = score_privately(Shares().fit(X, CLASSES), rows, labels)
+    assert all(np.isfinite(one.model).all() for one in several.measures)
     assert all(np.isfinite(one.model).all() for one in scores.measures)
 
 
@@ -100,7 +193,7 @@ def test_odd_records_raise_nothing():
         (Line(), {"delta": 1.0}, "delta must be"),
         (Line(), {"scale": -1.0}, "scale must be"),
         (Line(), {"random_state": -1}, "random_state must be"),
-        (Odds(("a", "b", "c")), {}, "model must be a classifier of two classes, got"),
+        (Odds(("a",)), {}, "model must be a classifier of two classes or more, got"),
     ],
 )
 def test_wrong_arguments_are_refused(model, options, message):

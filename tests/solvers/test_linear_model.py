@@ -52,6 +52,54 @@ def test_an_intercept_may_stand_anywhere():
     np.testing.assert_array_equal(moved.params, last.params)
 
 
+@pytest.mark.parametrize(
+    ("loss", "constant"),
+    [
+        ("squared", 0.8),
+        ("logistic", math.log(4)),
+        (losses.poisson(10.0), math.log(0.8)),
+        (losses.softmax(2), [-math.log(2), math.log(2)]),
+    ],
+)
+def test_a_constant_alone_takes_all_of_the_budget(loss, constant):
+    ones, labels = np.ones((NUM, 1)), np.arange(NUM) % 5 > 0
+    data = ones, labels.astype(np.float32)
+    solution = solve(loss, data=data, intercept=0, epsilon=0.5)
+    found = np.squeeze(solution.params, axis=0)
+    np.testing.assert_allclose(found, constant, atol=0.1)
+    shares = solution.stats["shares"]
+    np.testing.assert_allclose(shares["target_size"] + shares["mean"], 1)
+
+
+@pytest.mark.parametrize("values", [(1.0, 0.0), (1e38, np.nan), (np.inf, -1e38)])
+def test_the_noise_of_a_constant_alone_is_what_the_budget_asks_for(values):
+    # Shares of labels, which nothing but the noise moves from key to key.
+    labels = np.where(np.arange(NUM) % 2 == 0, *values)
+    data = np.ones((NUM, 1)), labels.astype(np.float32)
+
+    def share(key):
+        solution = solve("logistic", data=data, intercept=0, key=key, epsilon=1.0)
+        return jax.nn.sigmoid(solution.params[0]), solution.stats["noise_multiplier"]
+
+    shares, multipliers = jax.vmap(share)(jax.random.split(jax.random.key(0), 500))
+    expected = multipliers[0] / NUM  # of a mean of ±1, halved
+    np.testing.assert_allclose(np.std(shares), expected, rtol=0.15)
+    assert abs(np.mean(shares) - 0.5) < expected
+
+
+@pytest.mark.slow
+def test_a_constant_alone_has_its_offsets():
+    rng = np.random.default_rng(0)
+    exposures = rng.uniform(0.2, 1.0, NUM)
+    solution = solve(
+        losses.poisson(10.0),
+        data=(np.ones((NUM, 1)), rng.poisson(2 * exposures)),
+        intercept=0,
+        offsets=np.log(exposures),
+    )
+    np.testing.assert_allclose(solution.params, [math.log(2)], atol=0.2)
+
+
 @pytest.mark.slow
 def test_steps_are_fewer_where_noise_is_great():
     assert solve(epsilon=0.1).stats["num_steps"] == 50
@@ -143,9 +191,10 @@ def test_price_is_that_of_one_gaussian():
 @pytest.mark.parametrize("loss", [losses.squared, losses.logistic])
 @pytest.mark.parametrize("has_intercept", [True, False])
 @pytest.mark.parametrize("multiplier", [0.3, 30.0])
-def test_shares_compose_to_the_whole(loss, has_intercept, multiplier):
+@pytest.mark.parametrize("num_features", [0, 20])
+def test_shares_compose_to_the_whole(loss, has_intercept, multiplier, num_features):
     problem = Problem(loss, has_intercept, has_weights=False, axis_name=None)
-    each = Shares.of(problem, 1_000, multiplier).multipliers(multiplier)
+    each = Shares.of(problem, (1_000, num_features), multiplier).multipliers(multiplier)
     total = math.fsum(1 / x**2 for x in each if x)
     np.testing.assert_allclose(total, 1 / multiplier**2, rtol=1e-12)
 

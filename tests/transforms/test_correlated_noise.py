@@ -8,7 +8,7 @@ import pytest
 
 from dpjax.estimators import Clipping, TrimmedMean, Winsorization
 from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
-from dpjax.transforms import privatize
+from dpjax.transforms import dp_sgd, privatize
 
 T = 6
 STRATEGIES = {
@@ -92,6 +92,18 @@ def test_inside_a_chain_with_momentum(key):
     for _ in range(2):
         updates, state = optimizer.update(grads, state, params)
     np.testing.assert_allclose(updates, [-0.45, -0.6], rtol=1e-6)
+
+
+def test_dp_sgd_takes_it(key):
+    options = {"noise_multiplier": 1.0, "noise": STRATEGIES["bands"]}
+    mean = privatize(Clipping(1.0), key=key, **options)
+    sgd = dp_sgd(0.5, Clipping(1.0), key=jax.random.clone(key), **options)
+    state, sgd_state = mean.init(jnp.zeros(2)), sgd.init(jnp.zeros(2))
+    for _ in range(2):
+        expected, state = mean.update(jnp.ones((4, 2)), state)
+        found, sgd_state = sgd.update(jnp.ones((4, 2)), sgd_state)
+        np.testing.assert_allclose(found, -0.5 * expected, rtol=1e-6)
+    assert sgd_state[0].step == 2
 
 
 @pytest.mark.slow

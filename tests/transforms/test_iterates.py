@@ -74,6 +74,28 @@ def test_average_of_half_precision_iterates():
     np.testing.assert_allclose(average_params(state), mean, rtol=1e-5)
 
 
+def test_moving_average_of_the_iterates():
+    # The plain mean until the tenth iterate, then of fixed weights.
+    iterates = np.random.default_rng(0).normal(size=(40, 3))
+    transform = average_iterates(decay=0.9)
+
+    def step(state, iterate):
+        return transform.update(jnp.zeros(3), state, iterate)[1], None
+
+    start = transform.init(jnp.zeros(3))
+    state, _ = jax.lax.scan(step, start, jnp.float32(iterates))
+    mean = iterates[:10].mean(axis=0)
+    for iterate in iterates[10:]:
+        mean = 0.9 * mean + 0.1 * iterate
+    np.testing.assert_allclose(average_params(state), mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.1, math.nan])
+def test_bad_decays_are_named(decay):
+    with pytest.raises(ValueError, match="decay must be between 0 and 1"):
+        average_iterates(decay=decay)
+
+
 def test_average_state_must_be_there_once():
     params = jnp.zeros(2)
     with pytest.raises(ValueError, match="state must be a state with exactly one"):

@@ -1,0 +1,179 @@
+"""Samples in units of public scales, one for every coordinate."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import _validate
+from dpjax._rounding import LARGEST, SMALLEST
+from dpjax._tree import broadcast, by_row, like, register
+from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
+from dpjax.estimators._entries import as_float
+from dpjax.estimators._estimator import Estimator
+from dpjax.estimators._rows import Rows
+from dpjax.estimators._sensitivity import Sensitivity
+
+
+@register("estimator", "scales")
+@dataclass(frozen=True)
+class Measured(Estimator):
+    """An estimator of samples that are measured in scales: of x / s for x.
+
+    Its means are in units of the scales, too. Each sample is divided by itself, so that
+    limit and sensitivity are those of the estimator, whatever the division rounds to.
+
+    Attributes:
+        estimator: of the ratios.
+        scales: as of `Scaled`.
+    """
+
+    estimator: Estimator
+    scales: PyTree
+
+    @property
+    def limit(self) -> Scalar | None:
+        """The estimator's limit."""
+        return self.estimator.limit
+
+    def influence(self, sample: PyTree) -> PyTree:
+        """Returns the estimator's influence of the ratios."""
+        return self.influence_fn()(sample)
+
+    def influence_fn(self) -> Callable[[PyTree], PyTree]:
+        """See `Estimator.influence_fn`."""
+        influence = self.estimator.influence_fn()
+        return lambda sample: influence(self._ratios(sample))
+
+    def sensitivity(
+        self,
+        num_samples: Scalar,
+        num_coordinates: int,
+        relation: NeighboringRelation = REPLACE_ONE,
+    ) -> Sensitivity:
+        """See `Estimator.sensitivity`: the estimator's."""
+        return self.estimator.sensitivity(num_samples, num_coordinates, relation)
+
+    def fold(
+        self,
+        rows: Rows,
+        *,
+        normalize_by: Scalar,
+        microbatch_size: int | None = None,
+    ) -> tuple[PyTree, Any]:
+        """See `Estimator.fold`: samples are divided as they are read.
+
+        A product of two vectors over scales is none: factors are multiplied out.
+        """
+
+        def read(start, size):
+            samples, aux = rows.read(start, size)
+            return by_row(self._ratios, size)(samples), aux
+
+        return self.estimator.fold(
+            rows._replace(read=read, read_factored=None),
+            normalize_by=normalize_by,
+            microbatch_size=microbatch_size,
+        )
+
+    def _ratios(self, sample):
+        def ratio(x, scale):
+            x = as_float(x)
+            _validate.require(
+                np.shape(scale) in ((), x.shape),
+                "scales",
+                np.shape(scale),
+                f"numbers, or arrays of the shape of their leaves, as {x.shape}",
+            )
+            return x / like(scale, x)
+
+        return jax.tree.map(ratio, sample, broadcast(self.scales, sample, "scales"))
+
+
+@register("estimator", "scales")
+@dataclass(frozen=True)
+class Scaled:
+    """An estimator with a public scale for every coordinate, and noise in proportion.
+
+    `privatize` takes it in place of an estimator: samples are divided by the scales,
+    their robust mean gets the estimator's noise, and what is released is multiplied by
+    the scales. A coordinate of scale s then has s times the threshold, and s times the
+    noise: where gradients differ in size by orders of magnitude, one threshold cuts the
+    large ones, or drowns the small ones in noise. With `Clipping` and its kin, norms
+    are those of the ratios, and noise is in proportion as well.
+
+    Scales must not depend on the data, unless through what has been released, such as
+    the second moments of private gradients.
+
+    For `robust_grad`, `measured` is the estimator, and returns means in units of the
+    scales; after noise for its sensitivity, `restored` takes them back.
+
+    Sensitivity:
+        In units of the scales that of the estimator, under the same relation: each
+        sample is divided by itself, before the influence bounds it. Multiplying what
+        has been released is post-processing. Both hold for every rounding, overflow
+        and underflow.
+
+    Attributes:
+        estimator: of the ratios, with Gaussian noise: not `Mean`, `MedianOfMeans` or
+            `TrimmedMean`. Its threshold, scale or norm is in units of the scales.
+        scales: a pytree like a sample, or one that a sample's tree begins with: of
+            numbers, for all leaves below them, or of arrays of the shape of their leaf;
+            in units of the samples. Both fields are pytree leaves.
+
+    Raises:
+        ValueError: where estimator is none of these, or scales hold anything but
+            numbers in [1e-20, 1e30]; (when used) where they do not fit the samples.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.estimators import Scaled, Winsorization
+        >>> from dpjax.transforms import privatize
+        >>> scaled = Scaled(Winsorization(1.0), {"bias": 0.1, "kernel": 10.0})
+        >>> transform = privatize(scaled, noise_multiplier=1.0, key=jax.random.key(0))
+        >>> params = {"bias": jnp.zeros(1000), "kernel": jnp.zeros(1000)}
+        >>> grads = jax.tree.map(lambda x: jnp.zeros((50, 1000)), params)
+        >>> mean, _ = transform.update(grads, transform.init(params))
+        >>> print(f"{mean['bias'].std():.2f} {mean['kernel'].std():.0f}")
+        0.18 18
+
+    Reference:
+        Pichapati, Suresh, Yu, Reddi, Kumar (2019), "AdaCliP: adaptive clipping for
+        private SGD", of scales that follow the noise; Ganesh, McMahan, Thakurta (2025),
+        "On design principles for private adaptive optimizers".
+    """
+
+    estimator: Estimator
+    scales: PyTree
+
+    def __post_init__(self):
+        one = self.estimator
+        _validate.require(
+            isinstance(one, Estimator)
+            and one.limit is not None
+            and one.noise == "gaussian"
+            and not one.groups_by_index,
+            "estimator",
+            one,
+            "one with Gaussian noise, such as Winsorization or Clipping",
+        )
+        leaves = jax.tree.leaves(self.scales)
+        _validate.require(bool(leaves), "scales", self.scales, "numbers, or a pytree")
+        for scale in leaves:
+            _validate.within(SMALLEST, LARGEST, scales=scale)
+
+    @property
+    def measured(self) -> Measured:
+        """The estimator of samples in units of the scales."""
+        return Measured(self.estimator, self.scales)
+
+    def restored(self, released: PyTree) -> PyTree:
+        """Returns a mean in units of the samples.
+
+        Args:
+            released: what `measured` returned, with noise.
+        """
+        scales = broadcast(self.scales, released, "scales")
+        return jax.tree.map(lambda x, scale: x * like(scale, x), released, scales)

@@ -1,0 +1,113 @@
+"""Adam whose second moment leaves out the noise."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import _validate
+from dpjax._tree import broadcast, like
+from dpjax._types import Scalar
+
+
+def scale_by_dp_adam(
+    *, b1: Scalar = 0.9, b2: Scalar = 0.999, eps: Scalar = 1e-8, floor: Scalar = 0.3
+) -> optax.GradientTransformationExtraArgs:
+    """Returns Adam that subtracts the variance of the noise from its second moment.
+
+    m / (sqrt(max(v, floor·sigma^2)) + eps): m is the moving average of private
+    gradients g, and v that of g^2 - sigma^2, both without the bias of their start,
+    where sigma is the standard deviation of the noise in g. With `optax.scale_by_adam`
+    v counts the noise, which is most of it in every coordinate: steps are then nearly
+    those of gradient descent with momentum. Without noise it is `optax.scale_by_adam`.
+
+    It goes second in `dpjax.chain`, right after `privatize`, which tells sigma in every
+    step: also where it follows adaptive thresholds. Or give update the keyword
+    noise_stddev: a number, or a pytree that the gradients' tree begins with, of numbers
+    or arrays like its leaves.
+
+    Args:
+        b1: decay of the average of gradients, in [0, 1).
+        b2: decay of the average of squares, in [0, 1).
+        eps: in units of the gradients; it matters where there is no noise.
+        floor: least second moment, in units of sigma^2. With the square root of it,
+            times sigma, gradients are divided that do not rise above the noise.
+
+    Returns:
+        An optax transformation, to be followed by `optax.scale_by_learning_rate`. Its
+        state is that of `optax.scale_by_adam`, where nu is v and may be negative.
+
+    Raises:
+        ValueError: where an argument is out of its range; (from update) where sigma is
+            not known. It is not behind another transformation, such as momentum; with a
+            strategy's noise, which depends on that of earlier steps, so that v would
+            keep a bias; nor with `TrimmedMean`, whose noise follows the samples.
+
+    Privacy: post-processing of the private gradients, and of sigma, which is computed
+        from public numbers and from thresholds that have been released.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> import dpjax
+        >>> from dpjax.estimators import Clipping
+        >>> from dpjax.transforms import privatize, scale_by_dp_adam
+        >>> optimizer = dpjax.chain(
+        ...     privatize(Clipping(1.0), noise_multiplier=1.0, key=jax.random.key(0)),
+        ...     scale_by_dp_adam(),
+        ...     optax.scale_by_learning_rate(1e-3))
+        >>> params = jnp.zeros(3)
+        >>> updates, state = optimizer.update(
+        ...     jnp.ones((8, 3)), optimizer.init(params), params)
+        >>> print(updates.shape)
+        (3,)
+
+    Reference:
+        Tang, Shpilevskiy, Lecuyer (2024), DP-AdamBC, Algorithm 1, with its constant
+        floor in units of the noise.
+    """
+    for name, value in (("b1", b1), ("b2", b2)):
+        _validate.require(
+            not _validate.is_concrete(value) or bool(0 <= value < 1),
+            name,
+            value,
+            "in [0, 1)",
+        )
+    _validate.non_negative(eps=eps)
+    _validate.positive(floor=floor)
+
+    def init(params):
+        mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), mu, nu)
+
+    def update(updates, state, params=None, *, noise_stddev=None, **extra_args):
+        del params, extra_args
+        _validate.require(
+            noise_stddev is not None,
+            "noise_stddev",
+            noise_stddev,
+            "known: scale_by_dp_adam goes right after privatize in dpjax.chain, which "
+            "tells it, but not of a strategy's noise or that of TrimmedMean",
+        )
+        stddev = broadcast(noise_stddev, updates, "noise_stddev")
+        count = jnp.asarray(optax.safe_increment(state.count))
+
+        def average(old, new, decay):
+            decay = like(decay, old)
+            return decay * old + (1 - decay) * new.astype(old.dtype)
+
+        def without_noise(g, s):
+            s = like(s, g)
+            return (g - s) * (g + s)
+
+        def direction(m, v, s):
+            t = like(count, m)
+            m, v = (x / (1 - like(b, x) ** t) for x, b in ((m, b1), (v, b2)))
+            v = jnp.maximum(v, like(floor, v) * like(s, v) ** 2)
+            return m / (jnp.sqrt(v) + like(eps, v))
+
+        squares = jax.tree.map(without_noise, updates, stddev)
+        mu = jax.tree.map(lambda m, g: average(m, g, b1), state.mu, updates)
+        nu = jax.tree.map(lambda v, g: average(v, g, b2), state.nu, squares)
+        steps = jax.tree.map(direction, mu, nu, stddev)
+        return steps, optax.ScaleByAdamState(count, mu, nu)
+
+    return optax.GradientTransformationExtraArgs(init, update)

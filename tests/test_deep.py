@@ -1,0 +1,152 @@
+"""The page of deep networks: a plan, hindsight, the record and its verdicts."""
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import deep, deep_methods, deep_page, deep_tasks
+from benchmarks.__main__ import main
+from benchmarks.deep_hindsight import Setting, grid_losses
+from benchmarks.record import ROOT
+from benchmarks.utility_record import Place, Record, Row, read, write
+from dpjax.accounting import (
+    correlated_noise_multiplier_to_epsilon,
+    noise_multiplier_to_epsilon,
+)
+from tests.test_utility import MACHINE
+
+FACTS = {
+    "title": "digits",
+    "model": "perceptron",
+    "loss": "cross-entropy",
+    "n": 1_000,
+    "d": 100,
+    "num_test": 50,
+    "delta": 1e-4,
+    "is_made": False,
+    "constant_loss": 2.3,
+    "noiseless_loss": 0.2,
+}
+
+
+def row(method, *losses, epsilon=1.0, task="digits", **changes):
+    return Row(task, method, epsilon, excess=losses, **changes)
+
+
+def text_of(tmp_path, *rows):
+    path, page = tmp_path / "deep.json", tmp_path / "DEEP.md"
+    facts = {one.problem: FACTS | {"title": one.problem} for one in rows}
+    write(Record((MACHINE,), facts, {one.place: one for one in rows}), path)
+    main(["deep", "page", "--record", str(path), "--output", str(page)])
+    return page.read_text()
+
+
+def test_the_page_shows_the_record(tmp_path):
+    ours = deep_page.OURS
+    text = text_of(
+        tmp_path,
+        row("hindsight", 1.0, 1.2, facts={"norm": 3.0, "rate": 0.3, "num_steps": 50}),
+        row(ours, 0.9, 1.09),
+        row("clipping", 2.0, 2.4),
+        row("hindsight", 0.5, 0.5, epsilon=8.0),
+        row(ours, 0.6, 0.6, epsilon=8.0),
+    )
+    assert "from `deep.json`." in text  # no link to what is not in the repository
+    title = deep_methods.RECIPES[ours].title
+    assert f"| {title} against clipping, in hindsight: test loss" in text
+    assert "geometric mean | 1.042 over 2 | yes |" in text
+    assert "| 0 of 1; 1 of 2 with epsilon | **no** |" in text
+    assert "| clipping, in hindsight | 1.1 ± 0.1 | 0.5 ± 0 |" in text
+    assert f"| **{title}** | **0.995 ± 0.1** | **0.6 ± 0** |" in text
+    assert "| digits: clipping, in hindsight | 3 / 0.3 / 50 |" in text
+    assert "- clipping at 1: digits (1). Worst: 2.00 times, digits at" in text
+    assert f"- {title}: digits (8). Worst: 1.20 times" in text
+    assert "2 cores of a processor" in text
+
+
+def test_the_page_of_the_repository_is_that_of_its_record():
+    found = deep_page.page(read(deep.PATH), deep.PATH)
+    assert (ROOT / "DEEP.md").read_text() == found
+
+
+def test_the_record_has_every_cell_with_fresh_keys():
+    rows = read(deep.PATH).rows
+    for task in deep_tasks.NAMES:
+        for method in deep.METHODS:
+            for epsilon in deep.EPSILONS:
+                assert len(rows[Place(task, method, epsilon)].excess) >= 3
+    assert deep.PATH.stat().st_size < 200_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--methods", "none"], "method = 'none': must be one of"),
+        (["run", "--problems", "none"], "task = 'none': must be one of"),
+        (["run", "--epsilons", "0"], "epsilon = 0.0: must be positive"),
+        (["run", "--repetitions", "1"], "repetitions = 1: must be at least 2"),
+        (["page", "--record", "absent.json"], "not a record of utility"),
+    ],
+)
+def test_the_command_names_a_wrong_argument(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(deep, "PATH", tmp_path / "deep.json")
+    with pytest.raises(SystemExit, match=message):
+        main(["deep", *arguments])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_bands", [1, 4])
+def test_a_plan_costs_its_epsilon(num_bands):
+    how = deep_methods.plan(1_600, 3.0, 1e-4, 40, num_bands)
+    if num_bands == 1:
+        cost = noise_multiplier_to_epsilon(
+            how.multiplier, 1e-4, **how.batching.accounting(1_600, 40)
+        )
+        assert how.stddev == pytest.approx(2 * how.multiplier / 100)
+    else:
+        cost = correlated_noise_multiplier_to_epsilon(
+            how.multiplier,
+            1e-4,
+            strategy=how.noise,
+            **how.batching.participation(1_600, 40),
+        )
+        sums = np.tri(40) @ np.linalg.inv(how.noise.matrix())
+        last = np.linalg.norm(sums[-1]) / np.sqrt(40)
+        assert how.stddev == pytest.approx(2 * how.multiplier / 100 * last)
+    assert 2.97 < cost <= 3.0
+
+
+@pytest.mark.slow
+def test_hindsight_takes_the_best_of_its_grid_and_reports_fresh_keys(monkeypatch):
+    monkeypatch.setattr("benchmarks.deep_hindsight.NORMS", (1.0, 10.0))
+    monkeypatch.setattr("benchmarks.deep_hindsight.RATES", (0.001, 1.0))
+    monkeypatch.setattr("benchmarks.deep_hindsight.STEPS", (10,))
+    task = deep_tasks.task("digits")
+    key = jax.random.key(0)
+    losses = grid_losses(task, deep.METHODS["hindsight"], 8.0, key)
+    assert len(losses) == 4
+    best = min(losses, key=lambda one: losses[one])
+    assert best.learning_rate == 1.0
+    assert losses[best] < 0.9 * losses[Setting(1.0, 0.001, 10)]
+    found = deep.run_one(task, "hindsight", 8.0, 2)
+    assert (found.facts["rate"], found.facts["num_steps"]) == (1.0, 10)
+    assert found.excess[0] != found.excess[1]
+
+
+@pytest.mark.slow
+@jax.numpy_dtype_promotion("standard")  # which adam of optax needs
+def test_only_what_the_record_lacks_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr(deep, "NUM_STEPS", 20)
+    path = tmp_path / "deep.json"
+    arguments = ["deep", "run", "--problems", "digits", "--epsilons", "8"]
+    arguments += ["--repetitions", "2", "--out", str(path), "--methods"]
+    main([*arguments, "adaptive"])
+    first = read(path).rows
+    main([*arguments, "adaptive", "clipping"])
+    rows = read(path).rows
+    assert len(rows) == 2
+    place = Place("digits", "adaptive", 8.0)
+    assert rows[place] == first[place]  # its seconds, too
+    assert max(rows[place].excess) < deep_tasks.task("digits").constant_loss
