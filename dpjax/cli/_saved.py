@@ -86,15 +86,18 @@ def _said_of_cells(model: Model, columns: Mapping[str, np.ndarray]) -> Iterator[
                 f"{name}: {cells.said(cells.far)} cells lie above {kind.max:g}: they "
                 "count as this, as in training."
             )
-        if cells.used == cells.total:
-            continue
+        count = cells.total - cells.used
         what, taken = "hold no number", "the center of the column"
         if isinstance(kind, Categorical):
             what, taken = "match no category", "none of them"
+            if len(kind.categories) == 1:  # where "no" beside "yes" is a plain answer
+                what, count = "hold no value", cells.missing
         elif isinstance(kind, BoundedColumn):
             what, taken = "hold no number from zero on", "zero"
+        if not count:
+            continue
         yield (
-            f"{name}: {cells.said(cells.total - cells.used)} cells {what}"
+            f"{name}: {cells.said(count)} cells {what}"
             f"{f', most {cells.looks}' if cells.looks else ''}: they count as {taken}, "
             "as in training."
         )

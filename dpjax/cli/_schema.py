@@ -146,7 +146,9 @@ def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical 
     if not isinstance(entry, dict) or set(entry) != {"categories"}:
         return _numeric(where, entry, allows_empty)
     categories = entry["categories"]
-    rule = f"a list of distinct texts or numbers, in categories of {where}"
+    rule = (
+        f"a list of distinct texts or numbers, at least one, in categories of {where}"
+    )
     is_list = isinstance(categories, list) and all(map(_is_category, categories))
     _validate.require(is_list, "--schema", categories, rule)
     try:

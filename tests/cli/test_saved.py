@@ -1,5 +1,7 @@
 """`dpjax predict` and `dpjax show`: files in, the user's units out."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from dp_accounting import NonPrivateDpEvent
@@ -7,6 +9,7 @@ from typer.testing import CliRunner
 
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._app import app
+from dpjax.cli._saved import _said_of_cells
 from dpjax.datasets import Categorical, Numeric, Winsorized
 from dpjax.models import Model, model_file
 
@@ -54,6 +57,15 @@ def test_predictions_and_what_is_said_of_cells(folder):
     assert "rooms: 2 of 3 cells hold no number, most like $1200 (write 1200): " in said
     assert "they count as the center of the column, as in training." in said
     assert "town: 1 of 3 cells match no category: they count as none of them" in said
+
+
+def test_another_value_beside_a_single_category_is_an_answer(folder):
+    columns = {"town": np.array(["Ghent", "Lier", "Lier", ""], object)}
+    one = SimpleNamespace(columns={"town": Categorical(("Ghent",))}, exposure=None)
+    (said,) = _said_of_cells(one, columns)
+    assert said.startswith("town: 1 of 4 cells hold no value: they count as none of")
+    columns["town"][3] = "Ghent"
+    assert not list(_said_of_cells(one, columns))
 
 
 def test_probabilities(folder):

@@ -223,7 +223,7 @@ def test_a_traced_divisor_of_few_rows_is_covered():
         np.testing.assert_allclose(first, mean(samples, num_rows / 1.125), rtol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.audit
 def test_a_traced_divisor_of_a_million_is_covered():
     num_coordinates, divisor, num_rows = 256, 953_250, 7_654_597
     mean = jax.jit(lambda x, mask, n: Clipping(1.0)(x, mask, normalize_by=n))
