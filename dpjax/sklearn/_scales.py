@@ -31,6 +31,7 @@ _LEAST_SPREAD = 1 / 64  # in sizes: what is nearly constant is not blown up
 _SHARES = (0.05, 0.45, 0.3, 0.2)
 _MOST_DENSE = 0.05  # of rows, which may have more cells that are not zero
 _MOST_SHARE = 0.35  # of the budget
+_FEWEST_RELEASED = 256  # at once, with zeros at the end
 _MOST_SCALES = 100.0  # cells are held within so many scales of the centre
 
 
@@ -211,5 +212,8 @@ def _sizes(
 
 def released(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:
     """Returns values with Gaussian noise; counts are held to 2^24, and so exact."""
-    value = np.minimum(values, 2.0**24).astype(np.float32)
-    return np.asarray(gaussian(key, value, stddev=stddev * ROUNDED_UP), np.float64)
+    size = max(_FEWEST_RELEASED, 1 << (values.size - 1).bit_length())
+    padded = np.zeros(size, np.float32)  # compiled once for all numbers of columns
+    padded[: values.size] = np.minimum(values, 2.0**24).ravel()
+    noisy = np.asarray(gaussian(key, padded, stddev=stddev * ROUNDED_UP), np.float64)
+    return noisy[: values.size].reshape(values.shape)

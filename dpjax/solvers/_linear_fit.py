@@ -381,6 +381,7 @@ def _recalibrated(
     return fitted, scale
 
 
+@jax.jit
 def _in_features(
     white: Whitening, params: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:

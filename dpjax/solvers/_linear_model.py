@@ -198,12 +198,9 @@ def dp_linear_model(
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
     )
-    outputs = params["weights"].shape[1:]
-    whole = jnp.zeros((num_columns, *outputs), params["weights"].dtype)
-    whole = whole.at[places].set(params["weights"])
-    if column is not None:
-        whole = whole.at[column].set(params["intercept"])
-    return Solution(whole, privacy, stats | taken)
+    return Solution(
+        _by_column(num_columns, column, places, params), privacy, stats | taken
+    )
 
 
 def _column(intercept: int | None, num_columns: int) -> int | None:
@@ -257,3 +254,19 @@ def _cleaned(
         held(records.offsets),
         weights / max_weight,
     )
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _by_column(
+    num_columns: int,
+    column: int | None,
+    places: jax.Array,
+    params: dict[str, jax.Array],
+) -> jax.Array:
+    """Returns one weight for each column, zero for those that were not chosen."""
+    weights = params["weights"]
+    whole = jnp.zeros((num_columns, *weights.shape[1:]), weights.dtype)
+    whole = whole.at[places].set(weights)
+    if column is not None:
+        whole = whole.at[column].set(params["intercept"])
+    return whole

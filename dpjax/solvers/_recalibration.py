@@ -6,6 +6,7 @@ numbers to find, so that little noise is needed.
 """
 
 import math
+from functools import partial
 from typing import NamedTuple, cast
 
 import jax
@@ -81,15 +82,16 @@ def recalibration(
     slopes = weights * loss.derivative(predictions, targets)
     pulls = weights * (scores + offsets) if is_at_mean else slopes
     sampled = scores, scores * slopes, pulls
-    *size_keys, mean_key = jax.random.split(key, 4)
-    spread, slope, height = (
-        noisy_quantile(
-            size_key,
-            gathered(jnp.where(weights > 0, jnp.abs(x), 0.0)),
-            num_above=2 * multiplier,
-            noise_multiplier=math.sqrt(3) * size_multiplier,
-        )
-        for size_key, x in zip(size_keys, sampled, strict=True)
+    sizes = (jnp.where(weights > 0, jnp.abs(x), 0.0) for x in sampled)
+    keys = jax.random.split(key, 4)
+    quantile = partial(
+        noisy_quantile,
+        num_above=2 * multiplier,
+        noise_multiplier=math.sqrt(3) * size_multiplier,
+    )
+    # One program for all three, which would take long to compile three times.
+    spread, slope, height = jax.vmap(quantile)(
+        keys[:3], jnp.stack([gathered(x) for x in sizes])
     )
     slope = _BEYOND_SLOPES * slope
     unit = jnp.clip(jnp.nan_to_num(scores / spread), -1.0, 1.0)
@@ -108,7 +110,7 @@ def recalibration(
     release = privatize(
         Winsorization(1.0),
         noise_multiplier=multiplier,
-        key=mean_key,
+        key=keys[3],
         axis_name=axis_name,
     )
     means = cast(jax.Array, release.update(samples, release.init(samples))[0])
