@@ -28,8 +28,9 @@ from benchmarks.deep_methods import (
     untuned,
 )
 from benchmarks.deep_tasks import Task
+from benchmarks.record import ROOT
 from benchmarks.utility_problems import LARGEST_EXCESS
-from benchmarks.utility_record import Place, Row
+from benchmarks.utility_record import Place, Row, write_page
 from dpjax.estimators import Clipping
 
 PATH = records.RESULTS / "deep.json"
@@ -54,7 +55,8 @@ def main(part, **options):
     if part == "run":
         run(**options)
     else:
-        print(deep_page.write_page(options["record"], options["output"]))
+        output = options["output"] or ROOT / "DEEP.md"
+        print(write_page(options["record"], deep_page.page, output))
 
 
 def run(

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks import utility_record
 from benchmarks.deep_hindsight import BARS, NORMS, NUM_CHOICE_KEYS, RATES, STEPS
 from benchmarks.deep_methods import (
     ADAM_RATE,
@@ -22,11 +21,9 @@ from benchmarks.deep_methods import (
     RECIPES,
     TAIL,
 )
-from benchmarks.record import ROOT
 from benchmarks.text import number, source, table
 from benchmarks.utility_record import Place, Record, Row
 from benchmarks.utility_verdict import Summary, summary
-from dpjax._files import check_file, write_whole
 
 OURS, BAR = "adaptive", "hindsight"
 AT_MOST = 1.05
@@ -97,15 +94,6 @@ own. Pixels of digits were scaled to variance 1, for all methods, after a first 
 which short inputs made every rate too small. Batches four times as large were tried
 last, and gained next to nothing.
 """
-
-
-def write_page(record_path: Path, output: Path | None = None) -> Path:
-    """Writes the page and returns its path."""
-    output = ROOT / "DEEP.md" if output is None else output
-    check_file("--output", output, suffix=".md")
-    content = utility_record.read(record_path)
-    write_whole(output, page(content, record_path).encode(), name="page")
-    return output
 
 
 class Cell(NamedTuple):

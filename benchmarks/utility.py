@@ -17,9 +17,10 @@ from benchmarks import (
     utility_sklearn,
     utility_tuning,
 )
+from benchmarks.record import ROOT
 from benchmarks.utility_methods import METHODS, LeftOut, Method
 from benchmarks.utility_problems import Problem
-from benchmarks.utility_record import PATH, Place, Record, Row, merge, read
+from benchmarks.utility_record import PATH, Place, Record, Row, merge, read, write_page
 from dpjax._files import check_file
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 8.0)
@@ -83,7 +84,8 @@ def main(part, **options):
     elif part == "tuning":
         utility_tuning.run(**options)
     else:
-        print(utility_page.write_page(options["record"], options["output"]))
+        output = options["output"] or ROOT / "UTILITY.md"
+        print(write_page(options["record"], utility_page.page, output))
 
 
 def run(

@@ -3,14 +3,12 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import utility_record, utility_sklearn, utility_tuning
-from benchmarks.record import ROOT
+from benchmarks import utility_sklearn, utility_tuning
 from benchmarks.text import number, source, table
 from benchmarks.utility_hindsight import grid
 from benchmarks.utility_methods import METHODS
 from benchmarks.utility_record import Place, Record, Row
 from benchmarks.utility_verdict import BAR, WIDE_BAR, Numbers, Summary, short, verdicts
-from dpjax._files import check_file, write_whole
 
 HEAD = """\
 # What a private linear model without settings is worth
@@ -44,15 +42,6 @@ CHECKS = """\
 
 Computed from the record. Standard errors of differences are those of both means.
 """
-
-
-def write_page(record_path: Path, output: Path | None = None) -> Path:
-    """Writes the page and returns its path."""
-    output = ROOT / "UTILITY.md" if output is None else output
-    check_file("--output", output, suffix=".md")
-    content = utility_record.read(record_path)
-    write_whole(output, page(content, record_path).encode(), name="page")
-    return output
 
 
 def page(content: Record, path: Path) -> str:

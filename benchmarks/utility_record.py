@@ -8,14 +8,14 @@ import dataclasses
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import record
-from dpjax._files import write_whole
+from dpjax._files import check_file, write_whole
 
 PATH = record.RESULTS / "utility.json"
 FORMAT = 1
@@ -122,6 +122,13 @@ def read(path: Path) -> Record:
         return Record(machines, content["problems"], {row.place: row for row in rows})
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: not a record of utility: {error!r}") from error
+
+
+def write_page(path: Path, page: Callable[[Record, Path], str], output: Path) -> Path:
+    """Writes the page of the record at a path whole, and returns where it lies."""
+    check_file("--output", output, suffix=".md")
+    write_whole(output, page(read(path), path).encode(), name="page")
+    return output
 
 
 def merge(parts: Iterable[Record], path: Path) -> Record:

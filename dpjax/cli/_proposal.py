@@ -7,6 +7,7 @@ from typing import Annotated
 from dpjax import _files, _validate
 from dpjax._tables import column_names, read_columns
 from dpjax.cli._guesses import guess_cells, guess_names, schema_text
+from dpjax.cli._losses import LossName, link_of
 from dpjax.cli._options import Argument, of_data, of_output
 from dpjax.cli._terminal import show_paths, terminal
 
@@ -17,6 +18,10 @@ class SchemaSettings:
 
     source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
     target: Annotated[str | None, of_data("The column to predict.")] = None
+    loss: Annotated[
+        LossName | None,
+        of_data("The loss to be trained: what [target] is to hold. Else a guess."),
+    ] = None
     from_data: Annotated[
         bool,
         of_data(
@@ -61,7 +66,8 @@ def propose(settings: SchemaSettings) -> None:
             "or put what you knew before in its place.",
             style="yellow",
         )
-    text = schema_text(guesses, target=target, how=how) + "\n"
+    link = link_of(settings.loss) if settings.loss else None
+    text = schema_text(guesses, target=target, how=how, link=link) + "\n"
     if output is None:
         print(text, end="")
     else:

@@ -17,8 +17,8 @@ from dpjax import _validate
 
 _NUMBER_KINDS = "biuf"
 _TEXT_KINDS = "SUTO"
-# Of a text that is a number by value: 01234 is a code, and no number.
-_PLAIN_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?")
+# Of a text that is a number by value: 01234 and 1E5 are codes, 1.0e+00 is a number.
+_PLAIN_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*([eE][+-][0-9]{2,3})?)?")
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -110,7 +110,7 @@ class Categorical:
         >>> import numpy as np
         >>> Categorical(("no", "yes")).encode(np.array(["yes", " no", "?"])).tolist()
         [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
-        >>> Categorical(("1",)).encode(np.array(["1.0", "true", "01"])).tolist()
+        >>> Categorical(("1",)).encode(np.array(["1.0e+00", "true", "01"])).tolist()
         [[1.0], [1.0], [0.0]]
     """
 

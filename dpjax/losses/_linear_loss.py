@@ -33,6 +33,8 @@ class LinearLoss(abc.ABC):
         is_convex: whether it is convex in the prediction.
         num_outputs: how many predictions an example has: 1, or K classes.
         target_range: the least and the largest target, or infinities.
+        has_log_link: whether the mean is the exponential of the prediction, so that an
+            offset is the logarithm of what the mean is in proportion to.
 
     Example:
         >>> import jax.numpy as jnp
@@ -52,6 +54,7 @@ class LinearLoss(abc.ABC):
     is_convex: bool = True
     num_outputs: int = 1
     target_range: tuple[float, float] = (-math.inf, math.inf)
+    has_log_link: bool = False
 
     def __call__(self, params: PyTree, example: PyTree) -> jax.Array:
         """Returns the loss of one example.

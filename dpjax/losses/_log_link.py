@@ -202,6 +202,7 @@ class _LogLink(LinearLoss):
         object.__setattr__(self, "derivative_bound", max(slopes))
         object.__setattr__(self, "curvature_bound", max(bends))
         object.__setattr__(self, "target_range", (0.0, y))
+        object.__setattr__(self, "has_log_link", True)
 
     def value(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
         targets = like(targets, predictions)

@@ -170,8 +170,7 @@ def _of_numbers(
         return logarithm
 
     # Amounts are mostly zero, and what there is lies further out: as far as is seen.
-    is_amount = loss.target_range[0] == 0
-    tail = min(max(0.01, 10 * stddev / num_samples), 0.1) if is_amount else 0.1
+    tail = min(max(0.01, 10 * stddev / num_samples), 0.1) if loss.has_log_link else 0.1
     found = {
         name: [interval_of(quantile(share), row, num_samples, stddev) for row in counts]
         for name, share in (("median", 0.5), ("90th percentile", 0.9))

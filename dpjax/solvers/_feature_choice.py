@@ -13,7 +13,8 @@ from dpjax._types import Key, Scalar
 from dpjax.estimators import Winsorization
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import peeling
-from dpjax.solvers._linear_fit import Problem, Records, fit, slope_sizes
+from dpjax.solvers._linear_fit import fit, slope_sizes
+from dpjax.solvers._linear_problem import Problem, Records
 from dpjax.solvers._loop import Execution
 from dpjax.solvers._noisy_quantile import noisy_quantile
 from dpjax.transforms import aggregate

@@ -21,7 +21,8 @@ from dpjax.accounting import (
 from dpjax.losses import LinearLoss
 from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._feature_choice import choose_features
-from dpjax.solvers._linear_fit import Problem, Records, fit
+from dpjax.solvers._linear_fit import fit
+from dpjax.solvers._linear_problem import Problem, Records
 from dpjax.solvers._loop import Execution, check_execution
 from dpjax.solvers._solution import Solution
 
@@ -49,7 +50,8 @@ def dp_linear_model(
     bought with parts of the budget (`stats` has what was taken):
 
     1. With an intercept, the best constant: a private mean of the targets, clipped at a
-       size that a noisy histogram tells.
+       size that a noisy histogram tells. Under a log link it is of a unit of exposure,
+       as offsets tell it; exposures above 1 count there as 1.
     2. The length of rows, and second moments of rows held to it. They make coordinates
        z = A^T (x - center) in which all directions that rise above the noise have the
        same spread; the others keep theirs.
@@ -167,6 +169,7 @@ def dp_linear_model(
         model,
         has_intercept=column is not None,
         has_weights=weights is not None,
+        has_exposures=offsets is not None and model.has_log_link,
         axis_name=row_axes(features, None) or None,
     )
     records = _cleaned(model, deleted, records, max_weight)

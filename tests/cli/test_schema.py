@@ -141,6 +141,20 @@ def test_from_data_warns_and_guesses(tmp_path):
     assert read_schema(path, link=None).target == Categorical(("yes",))
 
 
+@pytest.mark.parametrize(
+    ("loss", "target"),
+    [("poisson", {"scale": 1.0}), ("huber", {"center": 40, "scale": 20})],
+)
+@pytest.mark.parametrize("more", [(), ("--from-data",)])
+def test_a_target_is_proposed_for_its_loss(tmp_path, loss, target, more):
+    TABLE.write_csv(tmp_path / "data.csv")
+    given = "--target", "age", "--loss", loss, *more
+    content, _ = proposed(tmp_path / "data.csv", *given)
+    if more and loss == "huber":
+        target = {"center": 50.0, "scale": 20.0}
+    assert content["target"] == {"column": "age"} | target
+
+
 def test_a_schema_that_is_there_is_not_written_over(tmp_path):
     TABLE.write_csv(tmp_path / "data.csv")
     path = write(tmp_path, "corrected by hand")

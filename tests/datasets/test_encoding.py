@@ -110,7 +110,20 @@ def test_bad_constants_are_named(make, name):
         make()
 
 
-ONES = [1, 1.0, True, "1", "1.0", "1.", "+1", " true ", "TRUE", np.float32(1), b"1"]
+ONES = [
+    1,
+    1.0,
+    True,
+    "1",
+    "1.0",
+    "1.",
+    "+1",
+    "1.0e+00",
+    " true ",
+    "TRUE",
+    np.float32(1),
+    b"1",
+]
 
 
 @pytest.mark.parametrize("name", ["1", "1.0", "true"])
@@ -120,7 +133,7 @@ def test_one_is_one_however_it_is_written(name):
     assert kind.encode(cells)[:, 0].tolist() == [1.0] * len(ONES) + [0.0]
     assert kind.encode(np.array([True, False]))[:, 0].tolist() == [1, 0]
     assert kind.encode(np.array([1.0, np.nan]))[:, 0].tolist() == [1, 0]
-    odd = np.array(["01", "1e0", "1_0", "one", "0", None, "nan"], dtype=object)
+    odd = np.array(["01", "1e0", "1E+00", "1_0", "one", "0", None, "nan"], dtype=object)
     assert not kind.encode(odd).any()
 
 

@@ -11,7 +11,7 @@ from dpjax import losses
 from dpjax.accounting import epsilon_to_rho, gaussian_epsilon, gaussian_event
 from dpjax.mechanisms import gaussian
 from dpjax.solvers import Execution, _linear_fit, _noisy_quantile, dp_linear_model
-from dpjax.solvers._linear_fit import Problem, Shares
+from dpjax.solvers._linear_problem import Problem, Shares
 from dpjax.solvers._linear_steps import BlockClipping
 from dpjax.solvers._loop import iterate
 from dpjax.solvers._noisy_quantile import noisy_quantile
@@ -137,10 +137,11 @@ def test_several_classes():
 
 
 @pytest.mark.slow
-def test_counts_with_exposures():
+@pytest.mark.parametrize("most", [1.0, 0.1])
+def test_counts_with_exposures(most):
     rng = np.random.default_rng(0)
-    features = np.c_[rng.uniform(-1, 1, (NUM, 2)), np.ones(NUM)]
-    exposures = rng.uniform(0.2, 1.0, NUM)
+    features = np.c_[rng.uniform(-1, 1, (5 * NUM, 2)), np.ones(5 * NUM)]
+    exposures = most * rng.uniform(0.05, 1.0, 5 * NUM)
     counts = rng.poisson(exposures * np.exp(features @ [0.8, -0.5, 0.3]))
     solution = solve(
         losses.poisson(10.0),
@@ -148,6 +149,9 @@ def test_counts_with_exposures():
         intercept=2,
         offsets=np.log(exposures),
     )
+    # The constant is that of a unit of exposure: fifty times the mean count of a tenth.
+    rate = np.sum(counts) / np.sum(exposures)
+    np.testing.assert_allclose(solution.stats["constant"], np.log(rate), atol=0.3)
     np.testing.assert_allclose(solution.params, [0.8, -0.5, 0.3], atol=0.2)
 
 
@@ -193,7 +197,7 @@ def test_price_is_that_of_one_gaussian():
 @pytest.mark.parametrize("multiplier", [0.3, 30.0])
 @pytest.mark.parametrize("num_features", [0, 20])
 def test_shares_compose_to_the_whole(loss, has_intercept, multiplier, num_features):
-    problem = Problem(loss, has_intercept, has_weights=False, axis_name=None)
+    problem = Problem(loss, has_intercept, False, False, axis_name=None)
     each = Shares.of(problem, (1_000, num_features), multiplier).multipliers(multiplier)
     total = math.fsum(1 / x**2 for x in each if x)
     np.testing.assert_allclose(total, 1 / multiplier**2, rtol=1e-12)
