@@ -90,17 +90,18 @@ def test_finite_whatever_the_values(value):
 
 
 def test_releases_have_the_noise_that_is_paid(monkeypatch):
-    seen = []
+    of_sizes, of_means = [], []
 
-    def quantile(*args, noise_multiplier, **options):
-        seen.append(float(noise_multiplier))
-        return noisy_quantile(*args, noise_multiplier=noise_multiplier, **options)
+    def quantile(key, sizes, *, noise_multiplier, **options):
+        # Called once for all, under vmap: counted is what is run.
+        jax.debug.callback(lambda _, x: of_sizes.append(x), sizes[0], noise_multiplier)
+        return noisy_quantile(key, sizes, noise_multiplier=noise_multiplier, **options)
 
     class Spy:
         def __init__(self, estimator, *, noise_multiplier, **options):
             del options
             self.estimator = estimator
-            seen.append(float(noise_multiplier))
+            of_means.append(float(noise_multiplier))
 
         def init(self, samples):
             del samples
@@ -114,6 +115,7 @@ def test_releases_have_the_noise_that_is_paid(monkeypatch):
     monkeypatch.setattr(_recalibration, "noisy_quantile", quantile)
     monkeypatch.setattr(_recalibration, "privatize", Spy)
     solve(losses.squared, predictor(losses.squared, 1.0, 0.0), multiplier=2.0)
-    *sizes, mean = seen
-    np.testing.assert_allclose(sum(x**-2 for x in sizes), 2.0**-2, rtol=1e-6)
-    assert mean == 2.0
+    jax.effects_barrier()
+    assert len(of_sizes) == 3
+    np.testing.assert_allclose(sum(x**-2.0 for x in of_sizes), 2.0**-2, rtol=1e-6)
+    assert of_means == [2.0]
