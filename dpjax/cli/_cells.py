@@ -4,6 +4,7 @@ No guarantee covers these numbers. They go to the terminal, and into no file.
 """
 
 import re
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from dpjax.models import BoundedColumn
 # What people write where there is no value.
 _MARKS = {"", "na", "n/a", "#n/a", "nan", "null", "none", "?", "-", "--", "."}
 _FAR = 5.0  # scales
+_LONGEST = 30  # of a cell that is shown
 _AMOUNT = r"[+-]?\d[\d.,' ]*"
 # Numbers that are no plain ones: what they look like, and how to write them.
 _FORMATS = {
@@ -33,7 +35,8 @@ class Cells(NamedTuple):
         missing: without a value.
         unread: with one that is no number, or none of the categories.
         far: numbers beyond five scales of the centre, or above the maximum.
-        looks: what most of the unread ones look like, if it is known.
+        looks: what most of the unread ones look like, if it is known; of categories
+            the commonest.
     """
 
     total: int
@@ -68,7 +71,8 @@ def count_cells(
     held = [text for text in texts if not is_mark(text)]
     counts = len(column), len(texts) - len(held), len(held)
     if isinstance(kind, Categorical):
-        return Cells(*counts)
+        (most, _), *_ = Counter(held).most_common(1) or [("", 0)]
+        return Cells(*counts, looks=most and f"such as {most[:_LONGEST]!r}")
     looks = [_look(text) for text in held]
     most = max(set(looks), key=looks.count, default="")
     far = 0

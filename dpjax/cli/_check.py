@@ -120,9 +120,10 @@ def _of_categories(kind: Categorical, cells: Cells, *, is_target: bool) -> str:
     if share > _NEARLY_NONE:
         return ""
     listed = ", ".join(map(repr, kind.categories[:5]))
+    others = f", the others are {cells.looks}" if cells.looks else ""
     return (
         f"{cells.said(cells.used)} cells match one of the schema's categories "
-        f"({listed}); they must be written as in the file."
+        f"({listed}){others}; categories must be written as in the file."
     )
 
 
@@ -176,7 +177,8 @@ def _rows(
             said, unread, far = f"+1 is {kind.categories[0]}", "-", "-"
         else:
             said, far = ", ".join(kind.categories), "-"
-        rows.add_row(name, said, missing, unread, far, counts.looks)
+        looks = "" if name == target and isinstance(kind, Categorical) else counts.looks
+        rows.add_row(name, said, missing, unread, far, looks)
     return rows
 
 

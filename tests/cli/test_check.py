@@ -80,7 +80,7 @@ WRONG = {
         schema(town='{categories = ["Mons", "Gand"]}'),
         "squared",
         "column 'town': 0 of 200 cells match one of the schema's categories ('Mons', "
-        "'Gand'); they must be",
+        "'Gand'), the others are such as 'Ghent'; categories must be written as",
     ),
 }
 
@@ -127,7 +127,7 @@ def test_check_counts_and_writes_nothing(folder):
     for text in (
         "age 50 by 20 0% 0% 0%",
         "income 0 by 1 100.0% 0% 0%",
-        "town Ghent 0% 50.0% -",
+        "town Ghent 0% 50.0% - such as 'Lier'",
         "flag 1 0% 50.0% -",
         "price 1000 by 500 0% 100.0% 0% like $1200 (write 1200)",
         NO_NUMBER,
