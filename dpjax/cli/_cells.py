@@ -35,8 +35,8 @@ class Cells(NamedTuple):
         missing: without a value.
         unread: with one that is no number, or none of the categories.
         far: numbers beyond five scales of the centre, or above the maximum.
-        looks: what most of the unread ones look like, if it is known; of categories
-            the commonest.
+        looks: what most of the unread numbers look like, if it is known.
+        example: the commonest cell that is none of the categories.
     """
 
     total: int
@@ -44,6 +44,7 @@ class Cells(NamedTuple):
     unread: int
     far: int = 0
     looks: str = ""
+    example: str = ""
 
     @property
     def used(self) -> int:
@@ -72,7 +73,7 @@ def count_cells(
     counts = len(column), len(texts) - len(held), len(held)
     if isinstance(kind, Categorical):
         (most, _), *_ = Counter(held).most_common(1) or [("", 0)]
-        return Cells(*counts, looks=most and f"such as {most[:_LONGEST]!r}")
+        return Cells(*counts, example=most[:_LONGEST])
     looks = [_look(text) for text in held]
     most = max(set(looks), key=looks.count, default="")
     far = 0

@@ -120,7 +120,7 @@ def _of_categories(kind: Categorical, cells: Cells, *, is_target: bool) -> str:
     if share > _NEARLY_NONE:
         return ""
     listed = ", ".join(map(repr, kind.categories[:5]))
-    others = f", the others are {cells.looks}" if cells.looks else ""
+    others = f", others are such as {cells.example!r}" if cells.example else ""
     return (
         f"{cells.said(cells.used)} cells match one of the schema's categories "
         f"({listed}){others}; categories must be written as in the file."
@@ -177,8 +177,10 @@ def _rows(
             said, unread, far = f"+1 is {kind.categories[0]}", "-", "-"
         else:
             said, far = ", ".join(kind.categories), "-"
-        looks = "" if name == target and isinstance(kind, Categorical) else counts.looks
-        rows.add_row(name, said, missing, unread, far, looks)
+        look = counts.looks
+        if counts.example and name != target:
+            look = f"such as {counts.example!r}"
+        rows.add_row(name, said, missing, unread, far, look)
     return rows
 
 

@@ -80,7 +80,7 @@ WRONG = {
         schema(town='{categories = ["Mons", "Gand"]}'),
         "squared",
         "column 'town': 0 of 200 cells match one of the schema's categories ('Mons', "
-        "'Gand'), the others are such as 'Ghent'; categories must be written as",
+        "'Gand'), others are such as 'Ghent'; categories must be written as",
     ),
 }
 
