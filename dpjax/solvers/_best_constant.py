@@ -56,7 +56,8 @@ def _mean(
 
     With weights, sums over n of weighted targets and of weights are released together,
     and the mean is their ratio. So are exposures, which count like weights: the best
-    constant beside them is that of a unit of exposure. Those above 1 count as 1.
+    constant beside them is that of a unit of exposure. Those above 1 count as 1, and a
+    mean below 0.05 as 0.05: no noise makes the ratio large.
     """
     targets, weights = records.targets, records.weights
     is_ratio = problem.has_weights or problem.has_exposures

@@ -149,7 +149,7 @@ def test_counts_with_exposures(most):
         intercept=2,
         offsets=np.log(exposures),
     )
-    # The constant is that of a unit of exposure: fifty times the mean count of a tenth.
+    # The constant is that of a unit of exposure, not the mean count.
     rate = np.sum(counts) / np.sum(exposures)
     np.testing.assert_allclose(solution.stats["constant"], np.log(rate), atol=0.3)
     np.testing.assert_allclose(solution.params, [0.8, -0.5, 0.3], atol=0.2)
