@@ -45,7 +45,7 @@ class Method:
         package: whose it is; where that is not installed the method is left out.
         work: returns what its algorithm has to do, where that is known.
         count: how many units (draws, steps) one call makes.
-        series: on the page of costs, the line that the method is a point of.
+        series: the line that the method is a point of, in a case with an axis.
         x: where on the axis it lies.
     """
 
@@ -107,12 +107,13 @@ class Case:
         text: what is measured and how; no results.
         build: `build(quick)` returns the methods, with smaller data where quick.
         targets: what is asked.
-        yardstick: the method that the table divides the times by.
+        yardstick: the method that the table divides the times by; in a case with an
+            axis the series, at the same place.
         unit: what `Method.count` counts.
         has_peak: whether the peak memory of each method is measured, in a process of
             its own; takes seconds a method.
         quick_peak: whether a quick run measures it too.
-        axis: the label of the axis, for cases of the page of costs.
+        axis: its label, for cases whose methods are points of lines.
     """
 
     name: str

@@ -26,8 +26,8 @@ of small problems.
 
 
 def cost_page(cases: Sequence[Case], record: Record, path: Path, output: Path) -> str:
-    """Returns the page, and draws its plot; cases without an axis are left out."""
-    cases = [case for case in cases if case.axis]
+    """Returns the page, and draws its plot; cases of other pages are left out."""
+    cases = [case for case in cases if is_cost(case)]
     shown = [case for case in cases if case.name in record.cases]
     parts = [
         "# What it costs\n",
@@ -56,13 +56,17 @@ def cost_page(cases: Sequence[Case], record: Record, path: Path, output: Path) -
             ],
         ),
     ]
-    if shown:
-        plots.costs(output / "plots" / "cost.png", record, shown)
+    if plots.curves(output / "plots" / "cost.png", record, shown):
         parts.append("![cost](plots/cost.png)\n")
     for case in shown:
         parts += [f"## {case.title}\n", case.text + "\n"]
         parts += _cost_table(case, record)
     return "\n".join(parts)
+
+
+def is_cost(case: Case) -> bool:
+    """Returns whether a case stands on this page."""
+    return case.name.startswith("cost-")
 
 
 def _cost_table(case: Case, record: Record) -> list[str]:

@@ -258,53 +258,58 @@ LOW_RANK = _model_case(
 )
 
 
-def _sizes(quick):
+def _sizes(model, quick):
     """The plain gradient, two estimators and a peer, from small to large batches."""
-    models = ("mlp", "low_rank", "text_classifier", "small_convolutional")
     estimators = coordinatewise(THRESHOLD)
-    methods = []
-    for model in models[:1] if quick else models:
-        for size in (16,) if quick else (16, 64, 256, 1024, 4096):
+    for size in (16,) if quick else (16, 64, 256, 1024, 4096):
 
-            def plain(model=model, size=size):
-                return peers.plain(*setting(model, size))
+        def plain(size=size):
+            return peers.plain(*setting(model, size))
 
-            methods.append(Method(_at(model, size, PLAIN), plain, "jax"))
-            for name in ("Clipping", "Truncation"):
-                make = partial(robust, estimators[name], model, size)
-                methods.append(Method(_at(model, size, name), make))
+        def ghost(size=size):
+            _, params, batch = setting(model, size)
+            return peers.opacus(params, batch, model=model, is_ghost=True)
 
-            def ghost(model=model, size=size):
-                _, params, batch = setting(model, size)
-                return peers.opacus(params, batch, model=model, is_ghost=True)
-
-            if not quick:
-                methods.append(Method(_at(model, size, GHOST), ghost, "opacus"))
-    return methods
+        makes = {PLAIN: ("jax", plain)}
+        for name in ("Clipping", "Truncation"):
+            makes[name] = ("dpjax", partial(robust, estimators[name], model, size))
+        if not quick:
+            makes[GHOST] = ("opacus", ghost)
+        for name, (package, make) in makes.items():
+            yield Method(_at(name, size), make, package, series=name, x=size)
 
 
-def _at(model, size, method):
-    return f"{model.replace('_', ' ')}, batch {size:,}: {method}"
+def _at(method, size):
+    return f"{method}, batch {size:,}"
 
 
-BATCH_SIZES = Case(
-    name="gradient-batch-sizes",
-    title="Robust gradients of batches of 16 to 4,096",
-    text="As above, for other sizes of the batch (the MLP at 16 in a quick run).",
-    build=_sizes,
-    yardstick=_at("mlp", 16, PLAIN),
-    has_peak=False,
-    targets=[
-        Target(
-            _at(model, size, "Clipping"),
-            [_at(model, size, PLAIN)],
-            at_most=bound,
-            binds=NORMS,
-        )
-        for model, bound in (("mlp", 1.5), ("small_convolutional", 2))
-        for size in (1024, 4096)
-    ],
-)
+def _sizes_case(model, bound=None):
+    words = model.replace("_", " ")
+    return Case(
+        name=f"batch-sizes-{model.replace('_', '-')}",
+        title=f"Batches of 16 to 4,096: the {'MLP' if model == 'mlp' else words} model",
+        text="The same network as above, beside the plain gradient of the same batch "
+        "(batch 16 alone in a quick run).",
+        build=lambda quick: list(_sizes(model, quick)),
+        yardstick=PLAIN,
+        has_peak=False,
+        axis="records in a batch",
+        targets=[
+            Target(
+                _at("Clipping", size), [_at(PLAIN, size)], at_most=bound, binds=NORMS
+            )
+            for size in (1024, 4096)
+            if bound
+        ],
+    )
+
+
+BATCH_SIZES = [
+    _sizes_case("mlp", 1.5),
+    _sizes_case("small_convolutional", 2),
+    _sizes_case("text_classifier"),
+    _sizes_case("low_rank"),
+]
 
 LINEAR_SIZES = (256, 1024, 4096, 16384)
 WIDE = "A pass over the data, which each of these methods has to make."

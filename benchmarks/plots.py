@@ -135,8 +135,18 @@ def _panel(
     axes.set_title(textwrap.fill(title, 52), fontsize="small", loc="left")
 
 
-def costs(path: Path, record: Record, cases: Sequence[Case]) -> None:
-    """Draws times along each axis, beside the least time, a panel a case."""
+def curves(path: Path, record: Record, cases: Sequence[Case]) -> bool:
+    """Draws times along each axis, and the least where known, a panel a case.
+
+    Cases that were not measured are left out; false where none was.
+    """
+    cases = [
+        case
+        for case in cases
+        if case.name in record.cases and record.cases[case.name].methods
+    ]
+    if not cases:
+        return False
     columns = 2
     rows = -(-len(cases) // columns)
     figure = Figure(figsize=(11.2, 3.0 * rows), dpi=110, layout="constrained")
@@ -144,14 +154,16 @@ def costs(path: Path, record: Record, cases: Sequence[Case]) -> None:
     for axes in grid.flat[len(cases) :]:
         axes.set_axis_off()
     for axes, case in zip(grid.flat, cases, strict=False):
-        _cost_panel(axes, record, case)
+        _curves_panel(axes, record, case)
     _save(figure, path)
+    return True
 
 
-def _cost_panel(axes: Axes, record: Record, case: Case) -> None:
+def _curves_panel(axes: Axes, record: Record, case: Case) -> None:
     lines: dict[str, list[Measurement]] = {}
     for one in record.cases[case.name].methods:
         lines.setdefault(one.series, []).append(one)
+    has_least = False
     for (name, points), (color, marker) in zip(lines.items(), SERIES, strict=False):
         x = [one.x or 0.0 for one in points]
         low, high = zip(*(one.quartiles for one in points), strict=True)
@@ -167,10 +179,13 @@ def _cost_panel(axes: Axes, record: Record, case: Case) -> None:
             label=name,
         )
         least = [
-            1e3 * floor.least(record.floor, one.work or {}).seconds for one in points
+            1e3 * floor.least(record.floor, one.work).seconds
+            for one in points
+            if one.work
         ]
+        has_least |= bool(least)
         axes.plot(
-            x,
+            x[: len(least)],
             least,
             color=color,
             linestyle="--",
@@ -187,7 +202,10 @@ def _cost_panel(axes: Axes, record: Record, case: Case) -> None:
     axes.tick_params(labelsize="x-small")
     axes.grid(alpha=0.3, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.plot([], [], color="#666666", linestyle="--", linewidth=1, label="least time")
+    if has_least:
+        axes.plot(
+            [], [], color="#666666", linestyle="--", linewidth=1, label="least time"
+        )
     axes.legend(
         loc="center left", bbox_to_anchor=(1, 0.5), fontsize="x-small", frameon=False
     )

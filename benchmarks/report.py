@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks import floor, plots
 from benchmarks.case import Case, Target
-from benchmarks.cost_page import cost_page
+from benchmarks.cost_page import cost_page, is_cost
 from benchmarks.record import RESULTS, ROOT, Measurement, Record, latest, read
 from benchmarks.suites import SUITES
 from benchmarks.text import duration, machine, number, source, table
@@ -23,12 +23,13 @@ QUANTITIES = {
     "compilations": " compiled programs",
     "copy_share": " of the bandwidth of a copy",
 }
-# File, cases, number, label of the axis.
+# File, cases, number, label of the axis; without a number, times along the axis.
 MILLISECONDS = (lambda one: 1e3 * one.seconds, "ms a call")
 MEBIBYTES = (lambda one: (one.peak_bytes or 0) / 2**20, "peak MiB beyond the data")
 FIGURES = {
     "gradients": ("gradient-", *MILLISECONDS),
     "memory": ("gradient-", *MEBIBYTES),
+    "batch-sizes": ("batch-sizes-", None, ""),
     "estimators-and-solvers": (
         ("estimators", "descent", "selection-", "frank-wolfe", "repetitions"),
         *MILLISECONDS,
@@ -111,7 +112,7 @@ def _readme(records: dict[str, tuple[Record, Path]], output: Path) -> str:
     figures = _figures(record, output)
     drawn = set()
     for case in SUITES["cpu"]:
-        if case.axis:
+        if is_cost(case):
             continue
         for name in figures:
             if name not in drawn and _is_in(case, FIGURES[name][0]):
@@ -231,15 +232,17 @@ def _case(case: Case, record: Record) -> list[str]:
     results = record.cases.get(case.name)
     if results is None:
         return [*parts, "Not part of this run.\n"]
-    base = results.find(case.yardstick)
+
+    def over_yardstick(one: Measurement) -> float | None:
+        bases = (other for other in results.methods if other.x == one.x)
+        base = next((b for b in bases if case.yardstick in (b.name, b.series)), None)
+        return one.seconds / base.seconds if base else None
+
     columns: list[tuple[str, Callable[[Measurement], Any]]] = [
         ("method", lambda one: one.name),
         ("ms", lambda one: 1e3 * one.seconds),
         ("quartiles", lambda one: " to ".join(number(1e3 * t) for t in one.quartiles)),
-        (
-            f"times {case.yardstick}",
-            lambda one: one.seconds / base.seconds if base else None,
-        ),
+        (f"times {case.yardstick}", over_yardstick),
         (
             f"a {case.unit}",
             lambda one: duration(one.seconds / one.count) if one.count else None,
@@ -273,14 +276,13 @@ def _is_in(case: Case, prefixes: str | tuple[str, ...]) -> bool:
 
 def _figures(record: Record, output: Path) -> list[str]:
     """Draws the figures, and returns the names of those that have something to show."""
-    return [
-        name
-        for name, (prefixes, value, label) in FIGURES.items()
-        if plots.compare(
-            output / "plots" / f"{name}.png",
-            record,
-            [case for case in SUITES[record.suite] if _is_in(case, prefixes)],
-            value,
-            label,
-        )
-    ]
+    return [name for name in FIGURES if _is_drawn(name, record, output)]
+
+
+def _is_drawn(name: str, record: Record, output: Path) -> bool:
+    prefixes, value, label = FIGURES[name]
+    cases = [case for case in SUITES[record.suite] if _is_in(case, prefixes)]
+    path = output / "plots" / f"{name}.png"
+    if value is None:
+        return plots.curves(path, record, cases)
+    return plots.compare(path, record, cases, value, label)

@@ -10,7 +10,7 @@ SUITES = {
         gradients.TRANSFORMER,
         gradients.TEXT_CLASSIFIER,
         gradients.LOW_RANK,
-        gradients.BATCH_SIZES,
+        *gradients.BATCH_SIZES,
         gradients.LINEAR,
         gradients.BATCH_MEMORY,
         estimators.ESTIMATORS,
