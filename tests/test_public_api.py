@@ -102,7 +102,7 @@ SIGNATURES = {
     accounting.gaussian_epsilon: "stddev delta * sensitivity num_releases=",
     accounting.noise_multiplier: (
         "epsilon delta * num_steps sampling_prob= num_samples= batch_size= relation="
-        " noise="
+        " noise= other_multiplier="
     ),
     accounting.correlated_noise_multiplier: (
         "epsilon delta * strategy num_steps max_participations= min_separation="

@@ -74,6 +74,7 @@ class Scheme:
     fixed_size: tuple[int, int] | None  # (num_samples, batch_size)
     relation: NeighboringRelation
     noise: NoiseName = "gaussian"
+    other_multiplier: float = math.inf  # of a release on all records beside the steps
 
     @property
     def is_poisson(self) -> bool:
@@ -83,8 +84,14 @@ class Scheme:
     def is_full_batch(self) -> bool:
         return not self.is_poisson and self.fixed_size is None
 
+    @property
+    def _unit(self) -> int:
+        # The PLD accountant wants stddev / C with C the norm bound of a record, and
+        # knows by itself that replacing one moves the sum by 2C.
+        return 2 if self.is_poisson and self.relation is REPLACE_ONE else 1
+
     def event(self, multiplier: float) -> DpEvent:
-        """The whole run, in the convention of the accountant that reads it."""
+        """The steps, in the convention of the accountant that reads them."""
         if self.noise != "gaussian":
             rho = 0.5 / multiplier**2 if multiplier > 0 else math.inf
             return SelfComposedDpEvent(ZCDpEvent(rho), self.num_steps)
@@ -94,11 +101,8 @@ class Scheme:
                 *self.fixed_size, GaussianDpEvent(multiplier)
             )
         elif self.is_poisson:
-            # The PLD accountant wants stddev / C with C the norm bound of a record, and
-            # knows by itself that replacing one moves the sum by 2C.
-            per_norm = 2 if self.relation is REPLACE_ONE else 1
             step = PoissonSampledDpEvent(
-                self.sampling_prob, GaussianDpEvent(per_norm * multiplier)
+                self.sampling_prob, GaussianDpEvent(self._unit * multiplier)
             )
         else:
             step = GaussianDpEvent(multiplier)
@@ -107,16 +111,15 @@ class Scheme:
     def epsilon(self, multiplier: float, delta: float) -> float:
         """An upper bound of epsilon at `delta`."""
         if self.noise != "gaussian":
-            if multiplier == 0:
+            if min(multiplier, self.other_multiplier) == 0:
                 return math.inf
-            return rho_to_epsilon(0.5 * self.num_steps / multiplier**2, delta)
+            rho = 0.5 * self.num_steps / multiplier**2 + 0.5 / self.other_multiplier**2
+            return rho_to_epsilon(rho, delta)
         if self.is_poisson:
             delta = without_overflow(delta)
         # Batches never depend on the data, so a sampled run is a mixture of runs that
         # are each as private as full batches, and so is the mixture (joint convexity).
-        full_batch = gaussian_epsilon(
-            multiplier, delta, sensitivity=1.0, num_releases=self.num_steps
-        )
+        full_batch = self._full_batch_epsilon(multiplier, delta)
         if (
             self.is_full_batch
             or full_batch in (0.0, math.inf)
@@ -125,20 +128,36 @@ class Scheme:
             return full_batch
         return min(full_batch, self._sampled_epsilon(multiplier, delta))
 
+    def _full_batch_epsilon(self, multiplier: float, delta: float) -> float:
+        if self.other_multiplier == math.inf:
+            return gaussian_epsilon(
+                multiplier, delta, sensitivity=1.0, num_releases=self.num_steps
+            )
+        if min(multiplier, self.other_multiplier) == 0:
+            return math.inf
+        # Gaussian releases are as one whose precision is the sum of theirs.
+        precision = self.num_steps / multiplier**2 + 1 / self.other_multiplier**2
+        together = 1 / math.sqrt(precision) * (1 - _ROUNDED_UP)
+        return gaussian_epsilon(together, delta, sensitivity=1.0)
+
     def _sampled_epsilon(self, multiplier: float, delta: float) -> float:
         if self.fixed_size is not None:
             accountant = RdpAccountant(neighboring_relation=REPLACE_ONE)
         else:
-            delta -= _FFT_ERROR * self.num_steps
+            delta -= _FFT_ERROR * (self.num_steps + (self.other_multiplier < math.inf))
             if delta <= 0:
                 return math.inf
             # The privacy loss of a step spans about 1 / multiplier^2. A grid whose
             # spacing grows with it bounds time and memory, and only rounds up more.
-            interval = 1e-4 * max(1.0, (0.5 / multiplier) ** 2)
+            interval = 1e-4 * max(
+                1.0, (0.5 / min(multiplier, self.other_multiplier)) ** 2
+            )
             accountant = PLDAccountant(
                 self.relation, value_discretization_interval=interval
             )
         accountant.compose(self.event(multiplier))
+        if self.other_multiplier < math.inf:
+            accountant.compose(GaussianDpEvent(self._unit * self.other_multiplier))
         return float(accountant.get_epsilon(delta))
 
 
@@ -150,6 +169,7 @@ def scheme_of(
     batch_size: int | None,
     relation: NeighboringRelation,
     noise: NoiseName,
+    other_multiplier: float = math.inf,
 ) -> Scheme:
     """Checks the sampling arguments of `noise_multiplier` and tells the scheme."""
     _validate.choice(NoiseName, noise=noise)
@@ -160,6 +180,8 @@ def scheme_of(
         "gaussian where batches are sampled: no amplification is known for another",
     )
     _validate.count(num_steps=num_steps)
+    _validate.within(0.0, math.inf, other_multiplier=other_multiplier)
+    other_multiplier = float(other_multiplier)
     check_sampling_prob(sampling_prob)
     _validate.require(
         relation in (REPLACE_ONE, ADD_OR_REMOVE_ONE),
@@ -172,7 +194,9 @@ def scheme_of(
         _validate.require(batch_size is None, "num_samples", num_samples, rule)
         rule = "given where num_samples is"
         _validate.require(num_samples is None, "batch_size", batch_size, rule)
-        return Scheme(num_steps, float(sampling_prob), None, relation, noise)
+        return Scheme(
+            num_steps, float(sampling_prob), None, relation, noise, other_multiplier
+        )
 
     _validate.count(num_samples=num_samples, batch_size=batch_size)
     _validate.require(
@@ -188,12 +212,16 @@ def scheme_of(
         relation is REPLACE_ONE, "relation", relation, "REPLACE_ONE with a batch_size"
     )
     fixed_size = None if batch_size == num_samples else (num_samples, batch_size)
-    return Scheme(num_steps, 1.0, fixed_size, relation)
+    return Scheme(
+        num_steps, 1.0, fixed_size, relation, other_multiplier=other_multiplier
+    )
 
 
 @functools.lru_cache(maxsize=256)
 def calibrate(epsilon: float, delta: float, scheme: Scheme) -> float:
     """The smallest multiplier whose epsilon at `delta` is at most `epsilon`."""
+    if scheme.other_multiplier < math.inf:
+        return _calibrate_with_others(epsilon, delta, scheme)
     if scheme.noise != "gaussian":
         rho = epsilon_to_rho(epsilon, delta) / scheme.num_steps
         return math.sqrt(0.5 / rho) * (1 + _ROUNDED_UP) if rho > 0 else math.inf
@@ -210,6 +238,29 @@ def calibrate(epsilon: float, delta: float, scheme: Scheme) -> float:
     upper, lower = full_batch, full_batch / 2
     while scheme.epsilon(lower, delta) <= epsilon:
         upper, lower = lower, lower / 2
+    return _bisected(epsilon, delta, scheme, lower, upper)
+
+
+def _calibrate_with_others(epsilon: float, delta: float, scheme: Scheme) -> float:
+    cost = scheme.epsilon(math.inf, delta)
+    _validate.require(
+        cost <= epsilon,
+        "other_multiplier",
+        scheme.other_multiplier,
+        f"within the budget: it alone costs epsilon = {cost:.4g} of {epsilon:g}",
+    )
+    alone = dataclasses.replace(scheme, other_multiplier=math.inf)
+    upper = lower = calibrate(epsilon, delta, alone)
+    while scheme.epsilon(upper, delta) > epsilon and upper < math.inf:
+        lower, upper = upper, 2 * upper
+    return _bisected(epsilon, delta, scheme, lower, upper)
+
+
+def _bisected(
+    epsilon: float, delta: float, scheme: Scheme, lower: float, upper: float
+) -> float:
+    if upper == math.inf:
+        return upper
     while upper > lower * (1 + _TOLERANCE):
         middle = math.sqrt(lower * upper)
         if scheme.epsilon(middle, delta) <= epsilon:

@@ -26,6 +26,7 @@ def noise_multiplier(
     batch_size: int | None = None,
     relation: NeighboringRelation = REPLACE_ONE,
     noise: NoiseName = "gaussian",
+    other_multiplier: float = math.inf,
 ) -> float:
     """The smallest stddev / l2 sensitivity that keeps a training run within budget.
 
@@ -49,26 +50,31 @@ def noise_multiplier(
         noise: an estimator's `noise`. Other than "gaussian", the multiplier z stands
             for a step that is 1 / (2 z^2)-zCDP, as Gaussian noise of z is; batches may
             not be sampled.
+        other_multiplier: noise multiplier of other Gaussian releases, on all records,
+            that share the budget, such as `stats["noise_multiplier"]` of
+            `dp_linear_model`; several are as one of (sum of z^-2)^(-1/2). inf: none.
 
     Returns:
         Standard deviation of each step's noise, divided by the l2 sensitivity of the
-        step under `relation`; rounded up, with sampling by at most 0.1 per cent of what
-        the accountant allows. It is inf at delta = 0 and 0.0 at epsilon = inf. Where
-        the accountant can show no gain from sampling (delta below 1e-15 num_steps, or
-        tiny epsilon), it is that of full batches.
+        step under `relation`; rounded up, with sampling or other releases by at most
+        0.1 per cent of what the accountant allows. It is inf at delta = 0 and 0.0 at
+        epsilon = inf. Where the accountant can show no gain from sampling (delta below
+        1e-15 num_steps, or tiny epsilon), it is that of full batches.
 
     Raises:
         ValueError: If an argument is out of range, the two sampling schemes are mixed,
-            or fixed-size batches are asked for under another relation than REPLACE_ONE.
+            fixed-size batches are asked for under another relation than REPLACE_ONE,
+            or `other_multiplier` alone costs more than epsilon.
 
     Privacy:
-        The T noisy steps together are (epsilon, delta)-DP under `relation`, if which
-        records enter a batch depends on fresh randomness only and stays secret. Divide
-        sums by a public constant, never by the realised batch size. Poisson batches
-        under REPLACE_ONE also need each record's contribution within half the
-        sensitivity of zero, what a record outside the batch contributes: a value in
-        [0, 1] has sensitivity 1, but here counts as 2. One thousandth of delta is set
-        aside for Poisson batches cut at `poisson_capacity`.
+        The T noisy steps and those other releases are together (epsilon, delta)-DP
+        under `relation`, in whatever order they see each other, if which records enter
+        a batch depends on fresh randomness only and stays secret. Divide sums by a
+        public constant, never by the realised batch size. Poisson batches under
+        REPLACE_ONE also need each record's contribution within half the sensitivity of
+        zero, what a record outside the batch contributes: a value in [0, 1] has
+        sensitivity 1, but here counts as 2. One thousandth of delta is set aside for
+        Poisson batches cut at `poisson_capacity`.
 
     Example:
         One record in a hundred per step. The sensitivity of a sum of clipped records is
@@ -79,6 +85,14 @@ def noise_multiplier(
         1.18
         >>> round(noise_multiplier(1.0, 1e-5, num_steps=1000), 2)
         117.97
+
+        Nine tenths of what a budget buys, as precisions of noise add up, and the tenth
+        for another release:
+
+        >>> tenth = noise_multiplier(1.0, 1e-5, num_steps=1) * 10**0.5
+        >>> round(noise_multiplier(1.0, 1e-5, num_steps=1000, sampling_prob=0.01,
+        ...                        other_multiplier=tenth), 2)
+        1.25
 
     Reference:
         Full batches: Balle, Wang (2018), Theorem 8. Poisson: the worst pair of laws is
@@ -97,6 +111,7 @@ def noise_multiplier(
         batch_size=batch_size,
         relation=relation,
         noise=noise,
+        other_multiplier=other_multiplier,
     )
     return calibrate(float(epsilon), float(delta), scheme)
 
@@ -111,6 +126,7 @@ def noise_multiplier_to_epsilon(
     batch_size: int | None = None,
     relation: NeighboringRelation = REPLACE_ONE,
     noise: NoiseName = "gaussian",
+    other_multiplier: float = math.inf,
 ) -> float:
     """The epsilon that a training run with a given noise multiplier costs.
 
@@ -127,6 +143,9 @@ def noise_multiplier_to_epsilon(
         noise: an estimator's `noise`. Other than "gaussian", the multiplier z stands
             for a step that is 1 / (2 z^2)-zCDP, as Gaussian noise of z is; batches may
             not be sampled.
+        other_multiplier: noise multiplier of other Gaussian releases, on all records,
+            that share the budget, such as `stats["noise_multiplier"]` of
+            `dp_linear_model`; several are as one of (sum of z^-2)^(-1/2). inf: none.
 
     Returns:
         epsilon >= 0, an upper bound; inf without noise or at delta = 0.
@@ -135,7 +154,8 @@ def noise_multiplier_to_epsilon(
         ValueError: As for `noise_multiplier`.
 
     Privacy:
-        The T noisy steps together are (epsilon, delta)-DP under `relation`.
+        The T noisy steps and those other releases are together (epsilon, delta)-DP
+        under `relation`.
 
     Example:
         >>> epsilon = noise_multiplier_to_epsilon(
@@ -155,6 +175,7 @@ def noise_multiplier_to_epsilon(
         batch_size=batch_size,
         relation=relation,
         noise=noise,
+        other_multiplier=other_multiplier,
     )
     return scheme.epsilon(float(noise_multiplier), float(delta))
 

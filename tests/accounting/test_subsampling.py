@@ -266,6 +266,92 @@ def test_fft_error_of_the_accountant_is_set_aside(num_steps):
         assert delta - accountant.get_delta(epsilon) <= 1e-15 * num_steps
 
 
+def accountant_of(scheme):
+    """The one that reads the scheme's events, and how it counts a Gaussian."""
+    if "sampling_prob" in scheme:
+        relation = scheme.get("relation", REPLACE_ONE)
+        return PLDAccountant(relation), 2 if relation is REPLACE_ONE else 1
+    return RdpAccountant(neighboring_relation=REPLACE_ONE), 1
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        {"num_steps": 50, "sampling_prob": 0.1},
+        pytest.param(POISSON, marks=pytest.mark.slow),
+        POISSON | {"relation": ADD_OR_REMOVE_ONE},
+        {"num_steps": 20, "num_samples": 500, "batch_size": 50},
+    ],
+)
+def test_other_releases_share_the_budget(scheme):
+    other = noise_multiplier(1.0, 1e-5, num_steps=1) / math.sqrt(0.4)
+    shared = scheme | {"other_multiplier": other}
+    multiplier = noise_multiplier(1.0, 1e-5, **shared)
+    assert multiplier > 1.01 * noise_multiplier(1.0, 1e-5, **scheme)
+    found = noise_multiplier_to_epsilon(multiplier, 1e-5, **shared)
+    assert 0.99 < found <= 1.0
+    # An accountant by itself, with both events.
+    accountant, unit = accountant_of(scheme)
+    accountant.compose(gaussian_event(multiplier, **scheme))
+    accountant.compose(GaussianDpEvent(unit * other))
+    assert accountant.get_epsilon(0.999e-5) == pytest.approx(found, rel=0.01)
+    assert found > gaussian_epsilon(other, 1e-5, sensitivity=1.0)
+
+
+@pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
+def test_one_sampled_step_beside_another_release_by_direct_integration(relation):
+    # The worse way of two: the pair of laws is a product of two pairs.
+    prob, stddev, other, epsilon = 0.2, 1.5, 2.0, 0.6
+    ends = (1.0, -1.0) if relation is REPLACE_ONE else (1.0, 0.0)
+    distance = abs(ends[0] - ends[1])
+    grid = np.linspace(-14, 14, 1401)
+
+    def law(center):
+        sampled = scipy.stats.norm(scale=stddev).pdf
+        sampled = (1 - prob) * sampled(grid) + prob * sampled(grid - center)
+        full = scipy.stats.norm(scale=other * distance).pdf(grid * distance - center)
+        return np.outer(sampled, full * distance)
+
+    first, second = map(law, ends)
+    deltas = (
+        np.maximum(p - math.exp(epsilon) * q, 0).sum() * (grid[1] - grid[0]) ** 2
+        for p, q in ((first, second), (second, first))
+    )
+    scheme = {"num_steps": 1, "sampling_prob": prob, "relation": relation}
+    claimed = noise_multiplier_to_epsilon(
+        stddev / distance, max(deltas) / 0.999, other_multiplier=other, **scheme
+    )
+    assert epsilon - 1e-6 <= claimed <= epsilon + 2e-3  # the sum's own error
+
+
+def test_other_releases_beside_full_batches_add_precisions():
+    total = noise_multiplier(1.0, 1e-5, num_steps=1)
+    other = total / math.sqrt(0.4)
+    multiplier = noise_multiplier(1.0, 1e-5, num_steps=10, other_multiplier=other)
+    assert multiplier == pytest.approx(total * math.sqrt(10 / 0.6), rel=2e-3)
+    assert multiplier >= total * math.sqrt(10 / 0.6)
+    zcdp = {"num_steps": 10, "noise": "laplace_log_normal"}
+    total = noise_multiplier(1.0, 1e-5, num_steps=1, noise="laplace_log_normal")
+    multiplier = noise_multiplier(
+        1.0, 1e-5, other_multiplier=total / math.sqrt(0.4), **zcdp
+    )
+    assert multiplier == pytest.approx(total * math.sqrt(10 / 0.6), rel=2e-3)
+
+
+def test_other_releases_that_leave_nothing_are_refused():
+    alone = noise_multiplier(1.0, 1e-5, num_steps=1)
+    for other in (0.9 * alone, 0.0):
+        with pytest.raises(ValueError, match=r"^other_multiplier must be within the"):
+            noise_multiplier(1.0, 1e-5, num_steps=5, other_multiplier=other)
+    assert (
+        noise_multiplier_to_epsilon(1.0, 1e-5, num_steps=5, other_multiplier=0.0)
+        == math.inf
+    )
+    for bad in (-1.0, math.nan):
+        with pytest.raises(ValueError, match=r"^other_multiplier must be"):
+            noise_multiplier(1.0, 1e-5, num_steps=5, other_multiplier=bad)
+
+
 @pytest.mark.parametrize("scheme", [{"num_steps": 3}, POISSON, FIXED_SIZE])
 def test_limits(scheme):
     assert noise_multiplier(math.inf, 0.0, **scheme) == 0.0
