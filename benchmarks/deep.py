@@ -14,6 +14,7 @@ from zlib import crc32
 
 import jax
 import numpy as np
+import optax
 
 from benchmarks import deep_page, deep_tasks, utility
 from benchmarks import record as records
@@ -101,7 +102,11 @@ def run_one(task: Task, method: str, epsilon: float, repetitions: int) -> Row:
         how = plan(task.num_samples, epsilon, task.delta, num_steps)
         taken = {"norm": size, "rate": learning_rate, "num_steps": num_steps}
     else:
-        how = plan(task.num_samples, epsilon, task.delta, NUM_STEPS, recipe.num_bands)
+        share = recipe.head_share(task)
+        how = plan(
+            *(task.num_samples, epsilon, task.delta, NUM_STEPS),
+            *(recipe.num_bands, share),
+        )
         size, learning_rate = untuned(recipe, how, task)
         taken = {"size": size, "rate": learning_rate, "stddev": how.stddev}
     keys = jax.vmap(lambda index: jax.random.fold_in(key, index))(
@@ -138,7 +143,7 @@ def facts(task: Task) -> dict[str, object]:
 @cache
 def noiseless_loss(task: Task) -> float:
     """The test loss by adam without noise, where hardly a gradient is clipped."""
-    recipe = Recipe("", "", Clipping, is_adam=True)
+    recipe = Recipe("", "", Clipping, adam=optax.scale_by_adam)
     how = plan(task.num_samples, 1.0, task.delta, NUM_STEPS)
     how = dataclasses.replace(how, multiplier=0.0)
     keys = jax.random.split(jax.random.key(SEED), 1)

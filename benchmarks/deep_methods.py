@@ -19,7 +19,11 @@ import optax
 
 import dpjax
 from benchmarks.deep_tasks import Task
-from dpjax.accounting import correlated_noise_multiplier, noise_multiplier
+from dpjax.accounting import (
+    correlated_noise_multiplier,
+    noise_multiplier,
+    noise_multiplier_to_epsilon,
+)
 from dpjax.batching import Batching, CyclicPoisson, Poisson
 from dpjax.estimators import (
     AdaptiveThreshold,
@@ -29,7 +33,8 @@ from dpjax.estimators import (
 )
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import BandedToeplitz, Strategy
-from dpjax.transforms import privatize
+from dpjax.solvers import dp_linear_model
+from dpjax.transforms import privatize, scale_by_dp_adam
 
 BATCHES = 16  # expected batches to an epoch
 NUM_STEPS = 200
@@ -40,6 +45,7 @@ LEAST_LONG, MOST_LONG = 0.05, 0.5  # shares of samples that are clipped, by the 
 TAIL = 0.98  # the quantile where the tail of a target must not be lost
 PEAK, LEAST_NOISE = 1.3, 0.1  # of rates: one is the other over the noise's norm
 ADAM_RATE = 0.03
+HEAD_SHARE = 0.4  # of the budget, for the last layer of a regression
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,10 @@ class Recipe:
             hindsight chooses it.
         power: of how the rate falls to zero, (1 - t / T)^power, after a short rise;
             0 is a constant rate.
-        is_adam: whether adam takes the steps.
+        adam: makes the adam that takes the steps; None are plain steps.
         num_bands: of the noise; 1 is independent noise.
+        refits: whether the last layer of a regression is fitted anew in the end, by
+            `dp_linear_model` on what the layers below have learnt.
     """
 
     name: str
@@ -64,8 +72,17 @@ class Recipe:
     estimator: Callable[[Any], Any]
     size: Callable[[Task, float], float] | None = None
     power: float = 1.0
-    is_adam: bool = False
+    adam: Callable[[], optax.GradientTransformation] | None = None
     num_bands: int = 1
+    refits: bool = False
+
+    def head_share(self, task: Task) -> float:
+        """The share of the budget that the last layer is fitted anew with.
+
+        None of classes: their model begins at a constant, and takes more to get as far
+        as the network's own last layer.
+        """
+        return HEAD_SHARE if self.refits and task.loss == "squared" else 0.0
 
 
 def _adaptive(inner, quantile):
@@ -93,6 +110,13 @@ _adaptive_clipping = partial(_adaptive, Clipping)  # one object, one program
 RECIPES = {
     recipe.name: recipe
     for recipe in (
+        Recipe(
+            "adaptive_refit",
+            "adaptive clipping, last layer anew",
+            _adaptive_clipping,
+            _by_loss,
+            refits=True,
+        ),
         Recipe("adaptive", "adaptive clipping", _adaptive_clipping, _by_loss),
         Recipe(
             "adaptive_noise",
@@ -111,7 +135,14 @@ RECIPES = {
             "adaptive clipping, adam",
             _adaptive_clipping,
             _by_loss,
-            is_adam=True,
+            adam=optax.scale_by_adam,
+        ),
+        Recipe(
+            "adaptive_dp_adam",
+            "adaptive clipping, adam without the noise",
+            _adaptive_clipping,
+            _by_loss,
+            adam=scale_by_dp_adam,
         ),
         Recipe("normalized", "normalization", Normalization, _always(0.01)),
         Recipe(
@@ -146,6 +177,8 @@ class Plan:
         stddev: of the noise of one step's mean, where influences are 1 at most; of
             correlated noise as much independent noise as would move the sum of all
             steps alike.
+        head_epsilon: of `dp_linear_model` for the last layer, at the same delta; what
+            both spend is counted together. 0 where it is not fitted anew.
     """
 
     batching: Batching
@@ -153,11 +186,17 @@ class Plan:
     noise: Strategy | None
     multiplier: float
     stddev: float
+    head_epsilon: float = 0.0
 
 
 @cache
 def plan(
-    num_samples: int, epsilon: float, delta: float, num_steps: int, num_bands: int = 1
+    num_samples: int,
+    epsilon: float,
+    delta: float,
+    num_steps: int,
+    num_bands: int = 1,
+    head_share: float = 0.0,
 ) -> Plan:
     """Returns the plan for a budget, whatever the data."""
     size = num_samples // BATCHES
@@ -171,8 +210,14 @@ def plan(
         row = np.linalg.solve(strategy.matrix().T, np.ones(num_steps))
         relative = np.linalg.norm(row) / math.sqrt(num_steps)
     batching = batching.prepared(num_samples, num_steps, epsilon=epsilon, delta=delta)
+    head_epsilon = 0.0
     if strategy is None:
         sampling = batching.accounting(num_samples, num_steps)
+        if head_share:
+            alone = noise_multiplier(epsilon, delta, num_steps=1)
+            head = alone / math.sqrt(head_share)
+            head_epsilon = noise_multiplier_to_epsilon(head, delta, num_steps=1)
+            sampling["other_multiplier"] = head
         multiplier = noise_multiplier(epsilon, delta, **sampling)
     else:
         sampling = batching.participation(num_samples, num_steps)
@@ -180,7 +225,8 @@ def plan(
             epsilon, delta, strategy=strategy, **sampling
         )
     stddev = 2 * multiplier / size * relative
-    return Plan(batching, num_steps, strategy, multiplier, float(stddev))
+    stddev = float(stddev)
+    return Plan(batching, num_steps, strategy, multiplier, stddev, head_epsilon)
 
 
 def untuned(recipe: Recipe, how: Plan, task: Task) -> tuple[float, float]:
@@ -190,7 +236,7 @@ def untuned(recipe: Recipe, how: Plan, task: Task) -> tuple[float, float]:
     largest influence.
     """
     noise = math.sqrt(task.num_params) * how.stddev
-    rate = ADAM_RATE if recipe.is_adam else PEAK / (LEAST_NOISE + noise)
+    rate = ADAM_RATE if recipe.adam else PEAK / (LEAST_NOISE + noise)
     return recipe.size(task, noise), rate
 
 
@@ -207,19 +253,21 @@ def train_all(
         learning_rates: shape (settings,).
         keys: of shape (keys,); all settings of a key share batches and noise.
     """
-    losses = _train_all(
-        *(task, recipe.estimator, recipe.is_adam, how.batching, how.noise),
+    params = _train_all(
+        *(task, recipe.estimator, recipe.adam, how.batching, how.noise),
         *(how.num_steps, recipe.power, how.multiplier),
         *(jnp.asarray(sizes, float), jnp.asarray(learning_rates, float), keys),
     )
-    return np.asarray(losses, float)
+    if how.head_epsilon:
+        params = _refit_all(task, how.head_epsilon, params, keys)
+    return np.asarray(jax.jit(jax.vmap(jax.vmap(task.test_loss)))(params), float)
 
 
 @partial(jax.jit, static_argnums=range(5))
 def _train_all(
     task,
     estimator_fn,
-    is_adam,
+    adam,
     batching,
     noise,
     num_steps,
@@ -250,7 +298,7 @@ def _train_all(
                 normalize_by=batching.divisor(task.num_samples, NUM_STEPS),
                 noise=noise,
             ),
-            *([optax.scale_by_adam()] if is_adam else []),
+            *([adam()] if adam else []),
             optax.scale_by_schedule(lambda step: -learning_rate * shape(step)),
         )
 
@@ -260,7 +308,7 @@ def _train_all(
             batch, is_padding = batching.draw(
                 draw_key, data, step=index, num_steps=NUM_STEPS
             )
-            limit = 1.0 if is_adam else _limit(estimator, state)
+            limit = 1.0 if adam else _limit(estimator, state)
             updates, state = optimizer.update(
                 grad_fn(params, batch), state, params, is_padding_example=is_padding
             )
@@ -269,11 +317,30 @@ def _train_all(
 
         params = task.init(init_key)
         start = (params, optimizer.init(params), batch_key)
-        params, _, _ = jax.lax.fori_loop(0, num_steps, step, start)
-        return task.test_loss(params)
+        return jax.lax.fori_loop(0, num_steps, step, start)[0]
 
     settings = jax.vmap(run, in_axes=(0, 0, None))
     return jax.lax.map(lambda key: settings(sizes, rates, key), keys)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _refit_all(task, epsilon, params, keys):
+    """Returns params with the last layer fitted anew, for all keys and settings."""
+    inputs, targets = jax.tree.map(jnp.asarray, task.train)
+
+    def refit(params, key):
+        features = jax.vmap(partial(task.features, params))(inputs)
+        features = jnp.pad(features, ((0, 0), (0, 1)), constant_values=1)
+        weights = dp_linear_model(
+            *("squared", (features, targets)),
+            key=jax.random.fold_in(key, 1),  # run's keys are split from it
+            epsilon=epsilon,
+            delta=task.delta,
+            intercept=-1,
+        ).params
+        return params | {"w_head": weights[:-1, None], "b_head": weights[-1:]}
+
+    return jax.vmap(jax.vmap(refit, in_axes=(0, None)))(params, keys)
 
 
 def _limit(estimator, state):

@@ -12,6 +12,7 @@ from benchmarks.deep_methods import (
     ADAM_RATE,
     BATCHES,
     FIRST,
+    HEAD_SHARE,
     LEAST_LONG,
     LEAST_NOISE,
     MOST_LONG,
@@ -25,7 +26,7 @@ from benchmarks.text import number, source, table
 from benchmarks.utility_record import Place, Record, Row
 from benchmarks.utility_verdict import Summary, summary
 
-OURS, BAR = "adaptive", "hindsight"
+OURS, BAR = "adaptive_refit", "hindsight"
 AT_MOST = 1.05
 LEARNT = 0.9  # of the constant's loss, or less, where the bar learns more than little
 
@@ -60,8 +61,15 @@ Thresholds that adapt begin at {first}. They follow the quantile {tail} of the n
 where the loss is squared, since a clipped tail of the targets is lost, and for
 cross-entropy, whose gradients are bounded as features are, the quantile 1 - nu, between
 {lowest:g} and {highest:g}: the more noise, the more samples are clipped. That rule by
-the loss is public; both quantiles for all tasks stand beside it. **{ours}** is
-what is judged.
+the loss is public; both quantiles for all tasks stand beside it.
+
+With the last layer anew, a regression keeps {share:g} of the budget (of the squared
+precision of its noise) for the end: what the layers below have learnt is then the
+features of `dp_linear_model`, which has nothing to set either, and its weights replace
+those of the last layer. Clipped gradients of targets with a long tail stop short of
+their mean and of their scale; that model finds both. Steps and model are accounted
+together. Classes keep the network's own last layer.
+**{ours}** is what is judged.
 """
 EVERY = """\
 ## Every task
@@ -91,8 +99,22 @@ Low quantiles are best for classes, where long samples are the hard ones, high o
 where most targets are zero, or else their mean is lost. The quantile by the noise alone
 came from the made tasks, and failed on BlogFeedback; that is why squared loss has its
 own. Pixels of digits were scaled to variance 1, for all methods, after a first trial in
-which short inputs made every rate too small. Batches four times as large were tried
-last, and gained next to nothing.
+which short inputs made every rate too small. Batches four times as large were tried,
+and gained next to nothing.
+
+The last layer anew came later, when the record of all else was known. Its share of the
+budget was tried at 0.1, 0.3 and 0.5, on digits, BlogFeedback, RAND HIE, Belgian motor
+and made regressions: from 0.3 to 0.5 little changes. For classes it loses: on digits at
+epsilon 1 a loss of 0.65 became 2.1 to 2.6, since the model of the last layer begins
+anew at a constant. Corrections to the network's prediction instead of new weights, and
+raw inputs beside the features, were tried too, and were no better over all. The
+transformer was seen after that was settled.
+
+A delayed preconditioner after DP2 (Li, Zaheer, Liu, Reddi, McMahan, Smith 2023), which
+clips in units that the released gradients of the last 20 steps tell, was tried on
+digits and characters, three keys, beside clipping at 1 with the same rate: 0.279 for
+0.230 and 2.44 for 2.39 at epsilon 3, and behind at 1 and 8 too, where it was run. With
+some thousand parameters and 200 steps its units are mostly noise.
 """
 
 
@@ -173,6 +195,7 @@ def page(content: Record, path: Path) -> str:
             highest=1 - LEAST_LONG,
             first=FIRST,
             tail=TAIL,
+            share=HEAD_SHARE,
             ours=_title(OURS),
         ),
         "## What was asked, and what was found\n\nComputed from the record.\n",

@@ -35,7 +35,8 @@ class Task:
         model: the network, in words.
         loss: "squared", which is half the square, or "cross-entropy".
         init: from a key to parameters; predictions are zero at first.
-        predict: from parameters and one input to its prediction.
+        features: from parameters and one input to what its last layer takes, whose
+            weights are params["w_head"] and params["b_head"].
         train: (inputs, targets), n rows each.
         test: (inputs, targets).
     """
@@ -45,7 +46,7 @@ class Task:
     model: str
     loss: str
     init: Callable[[jax.Array], Params] = field(repr=False)
-    predict: Callable[[Params, jax.Array], jax.Array] = field(repr=False)
+    features: Callable[[Params, jax.Array], jax.Array] = field(repr=False)
     train: tuple[np.ndarray, np.ndarray] = field(repr=False)
     test: tuple[np.ndarray, np.ndarray] = field(repr=False)
 
@@ -68,7 +69,8 @@ class Task:
     def loss_fn(self, params: Params, example: Any) -> jax.Array:
         """The loss of one example."""
         inputs, target = example
-        prediction = self.predict(params, inputs)
+        features = self.features(params, inputs)
+        prediction = features @ params["w_head"] + params["b_head"]
         if self.loss == "squared":
             return 0.5 * (prediction[0] - target) ** 2
         return optax.softmax_cross_entropy_with_integer_labels(prediction, target)
@@ -88,25 +90,21 @@ class Task:
 
 
 def perceptron(num_inputs: int, num_outputs: int):
-    """Returns init and predict of a network with one hidden layer."""
+    """Returns init and features of a network with one hidden layer."""
 
     def init(key):
         return {
             "w1": _drawn(key, num_inputs, HIDDEN),
             "b1": jnp.zeros(HIDDEN),
-            "w2": jnp.zeros((HIDDEN, num_outputs)),
-            "b2": jnp.zeros(num_outputs),
+            "w_head": jnp.zeros((HIDDEN, num_outputs)),
+            "b_head": jnp.zeros(num_outputs),
         }
 
-    def predict(params, x):
-        hidden = jnp.tanh(x @ params["w1"] + params["b1"])
-        return hidden @ params["w2"] + params["b2"]
-
-    return init, predict
+    return init, lambda params, x: jnp.tanh(x @ params["w1"] + params["b1"])
 
 
 def transformer(num_inputs: int, num_outputs: int):
-    """Returns init and predict of a block of attention over groups of columns."""
+    """Returns init and features of a block of attention over groups of columns."""
     size = -(-num_inputs // NUM_TOKENS)
 
     def init(key):
@@ -119,33 +117,33 @@ def transformer(num_inputs: int, num_outputs: int):
             "mix": _drawn(keys[3], WIDTH, WIDTH),
             "up": _drawn(keys[4], WIDTH, 2 * WIDTH),
             "down": _drawn(keys[5], 2 * WIDTH, WIDTH),
-            "w": jnp.zeros((WIDTH, num_outputs)),
-            "b": jnp.zeros(num_outputs),
+            "w_head": jnp.zeros((WIDTH, num_outputs)),
+            "b_head": jnp.zeros(num_outputs),
         }
 
-    def predict(params, x):
+    def features(params, x):
         groups = jnp.pad(x, (0, NUM_TOKENS * size - num_inputs)).reshape(-1, size)
         x = jnp.einsum("ts,tsw->tw", groups, params["embed"]) + params["places"]
         q, k, v = jnp.split(_standard(x) @ params["qkv"], 3, axis=1)
         weights = jax.nn.softmax(q @ k.T / math.sqrt(WIDTH), axis=1)
         x = x + weights @ v @ params["mix"]
         x = x + jax.nn.gelu(_standard(x) @ params["up"]) @ params["down"]
-        return _standard(x).mean(axis=0) @ params["w"] + params["b"]
+        return _standard(x).mean(axis=0)
 
-    return init, predict
+    return init, features
 
 
 def characters():
-    """Returns init and predict of a network from some characters to the next."""
+    """Returns init and features of a network from some characters to the next."""
     num = len(CHARACTERS)
-    first, predict = perceptron(CONTEXT * EMBEDDING, num)
+    first, features = perceptron(CONTEXT * EMBEDDING, num)
 
     def init(key):
         table_key, key = jax.random.split(key)
         table = jax.random.normal(table_key, (num, EMBEDDING))
         return {"table": table, **first(key)}
 
-    return init, lambda params, x: predict(params, params["table"][x].reshape(-1))
+    return init, lambda params, x: features(params, params["table"][x].reshape(-1))
 
 
 def _drawn(key, num_in: int, num_out: int) -> jax.Array:
@@ -165,18 +163,18 @@ def _squeezed(features: np.ndarray) -> np.ndarray:
 def _tabular(name: str, title: str, loader: str, every: int, model=perceptron) -> Task:
     """A regression on every so many records of a data set, and of its test set."""
     data = getattr(datasets, loader)()
-    features = _squeezed(data.features[::every, :-1])  # the last is of ones
+    inputs = _squeezed(data.features[::every, :-1])  # the last is of ones
     some = slice(None, None, max(1, len(data.test_targets) // 4_000))
     tests, test_targets = _squeezed(data.test_features[some]), data.test_targets[some]
-    init, predict = model(features.shape[1], 1)
+    init, features = model(inputs.shape[1], 1)
     return Task(
         name=name,
         title=title,
         model=model.__name__,
         loss="squared",
         init=init,
-        predict=predict,
-        train=(features, data.targets[::every]),
+        features=features,
+        train=(inputs, data.targets[::every]),
         test=(tests[:, :-1], test_targets),
     )
 
@@ -187,14 +185,14 @@ def _digits() -> Task:
     images, labels = load_digits(return_X_y=True)
     images = ((images - 5) / 6).astype(np.float32)  # pixels are 0 to 16, most 0
     is_test = np.arange(len(labels)) % 5 == 4
-    init, predict = perceptron(64, 10)
+    init, features = perceptron(64, 10)
     return Task(
         name="digits",
         title="digits",
         model="perceptron",
         loss="cross-entropy",
         init=init,
-        predict=predict,
+        features=features,
         train=(images[~is_test], labels[~is_test].astype(np.int32)),
         test=(images[is_test], labels[is_test].astype(np.int32)),
     )
@@ -211,14 +209,14 @@ def _characters() -> Task:
     windows = codes[: num * (CONTEXT + 1)].reshape(num, CONTEXT + 1)
     inputs, targets = windows[:, :-1], windows[:, -1]
     is_test = np.arange(num) % 5 == 4
-    init, predict = characters()
+    init, features = characters()
     return Task(
         name="characters",
         title="characters",
         model="embedding and perceptron",
         loss="cross-entropy",
         init=init,
-        predict=predict,
+        features=features,
         train=(inputs[~is_test], targets[~is_test]),
         test=(inputs[is_test], targets[is_test]),
     )
@@ -227,13 +225,13 @@ def _characters() -> Task:
 def _made_regression(name: str, scale: float, num: int, zeros: float) -> Task:
     """A random network's outputs with noise of tail index 2.5, some set to zero."""
     rng = np.random.default_rng(5)
-    features = rng.standard_t(4, (num + 4_000, 20)).astype(np.float32)
-    hidden = np.tanh(features @ rng.standard_normal((20, 8)) / np.sqrt(20))
+    inputs = rng.standard_t(4, (num + 4_000, 20)).astype(np.float32)
+    hidden = np.tanh(inputs @ rng.standard_normal((20, 8)) / np.sqrt(20))
     means = 2 + hidden @ rng.standard_normal(8)
     targets = means + 0.5 * rng.standard_t(2.5, len(means))
     targets = scale * np.where(rng.random(len(means)) < zeros, 0, targets)
-    init, predict = perceptron(20, 1)
-    both = (_squeezed(features), targets.astype(np.float32))
+    init, features = perceptron(20, 1)
+    both = (_squeezed(inputs), targets.astype(np.float32))
     return Task(
         name=name,
         title=f"made regression, targets of scale {scale:g}"
@@ -241,7 +239,7 @@ def _made_regression(name: str, scale: float, num: int, zeros: float) -> Task:
         model="perceptron",
         loss="squared",
         init=init,
-        predict=predict,
+        features=features,
         train=tuple(part[:num] for part in both),
         test=tuple(part[num:] for part in both),
     )
@@ -254,14 +252,14 @@ def _made_classes(name: str, num: int) -> Task:
     clouds = rng.integers(16, size=num + 4_000)
     inputs = centres[clouds] + rng.standard_normal((len(clouds), 30))
     both = (inputs.astype(np.float32), (clouds % 8).astype(np.int32))
-    init, predict = perceptron(30, 8)
+    init, features = perceptron(30, 8)
     return Task(
         name=name,
         title=f"made classes, {num:,} records",
         model="perceptron",
         loss="cross-entropy",
         init=init,
-        predict=predict,
+        features=features,
         train=tuple(part[:num] for part in both),
         test=tuple(part[num:] for part in both),
     )

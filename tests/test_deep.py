@@ -11,6 +11,7 @@ from benchmarks.record import ROOT
 from benchmarks.utility_record import Place, Record, Row, read, write
 from dpjax.accounting import (
     correlated_noise_multiplier_to_epsilon,
+    noise_multiplier,
     noise_multiplier_to_epsilon,
 )
 from tests.test_utility import MACHINE
@@ -116,6 +117,37 @@ def test_a_plan_costs_its_epsilon(num_bands):
         last = np.linalg.norm(sums[-1]) / np.sqrt(40)
         assert how.stddev == pytest.approx(2 * how.multiplier / 100 * last)
     assert 2.97 < cost <= 3.0
+
+
+@pytest.mark.slow
+def test_a_last_layer_anew_is_paid_with_the_steps():
+    how = deep_methods.plan(1_600, 3.0, 1e-4, 40, head_share=0.4)
+    sampling = how.batching.accounting(1_600, 40)
+    steps = noise_multiplier_to_epsilon(how.multiplier, 1e-4, **sampling)
+    # What dp_linear_model takes at that epsilon, for all of its releases.
+    head = noise_multiplier(how.head_epsilon, 1e-4, num_steps=1)
+    both = noise_multiplier_to_epsilon(
+        how.multiplier, 1e-4, other_multiplier=head, **sampling
+    )
+    assert 2.97 < both <= 3.0
+    assert max(steps, how.head_epsilon) < 2.7 < steps + how.head_epsilon
+
+
+@pytest.mark.slow
+def test_a_last_layer_anew_finds_the_mean_that_clipping_loses():
+    task = deep_tasks.task("made_zeros")
+    recipe = deep_methods.RECIPES["adaptive_refit"]
+    key = jax.random.key(0)
+    assert recipe.head_share(deep_tasks.task("digits")) == 0
+    losses, sizes, rates = {}, [0.5], [0.1]  # a low quantile: most targets are zero
+    for share in (0.0, recipe.head_share(task)):
+        how = deep_methods.plan(
+            *(task.num_samples, 8.0, task.delta, 20), head_share=share
+        )
+        found = deep_methods.train_all(task, recipe, how, sizes, rates, key[None])
+        losses[share] = float(found[0, 0])
+    constant = task.constant_loss
+    assert losses[deep_methods.HEAD_SHARE] < constant < losses[0.0]
 
 
 @pytest.mark.slow
