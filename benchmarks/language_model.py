@@ -1,15 +1,12 @@
 """A private transformer on characters, after the example of jax_privacy.
 
-python -m benchmarks.language_model             # trains, and writes some characters
-python -m benchmarks.language_model --compare   # times steps beside jax_privacy
+python -m benchmarks.language_model
 
 The model is that of its `dp_sgd_transformer.py`: 128 characters, width 128, two layers
 of four heads. A record is a window of the text, windows do not overlap.
 """
 
 import argparse
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
@@ -85,8 +82,9 @@ def loss_fn(params: dict, window: jax.Array) -> jax.Array:
 
 
 def train(num_steps: int = NUM_STEPS) -> None:
-    """Trains by Poisson batches, prints losses of the training text, and a sample."""
+    """Trains by Poisson batches, prints losses of held-out windows, and a sample."""
     data, alphabet = windows()
+    data, tests = data[:-64], data[-64:]
     batching = dpjax.batching.Poisson(BATCH_SIZE).prepared(
         len(data), num_steps, epsilon=EPSILON, delta=DELTA
     )
@@ -112,7 +110,7 @@ def train(num_steps: int = NUM_STEPS) -> None:
         return optax.apply_updates(params, updates), state
 
     mean_loss = jax.jit(
-        lambda params: jax.vmap(loss_fn, (None, 0))(params, data[:64]).mean()
+        lambda params: jax.vmap(loss_fn, (None, 0))(params, tests).mean()
     )
     params = init(init_key, len(alphabet))
     state = optimizer.init(params)
@@ -137,80 +135,10 @@ def sample(params: dict, alphabet: str, text: str) -> str:
     return "".join(alphabet[code] for code in codes)
 
 
-def our_step(params, batch):
-    """One private step of dpjax as a compiled function, and its arguments."""
-    optimizer = dpjax.dp_sgd(
-        LEARNING_RATE,
-        dpjax.estimators.Clipping(L2_CLIP_NORM),
-        noise_multiplier=0.5,
-        key=jax.random.key(1),
-    )
-
-    def step(params, state, batch):
-        grads = dpjax.gradients.streamed_grad(loss_fn)(params, batch)
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    return jax.jit(step), (params, optimizer.init(params), batch)
-
-
-def peer_step(params, batch, microbatch_size):
-    """One private step by the parts that the example of jax_privacy is made of."""
-    import jax_privacy
-    from jax_privacy import noise_addition
-
-    grad_fn = jax_privacy.clipped_grad(
-        loss_fn,
-        l2_clip_norm=L2_CLIP_NORM,
-        keep_batch_dim=False,
-        normalize_by=len(batch),
-        microbatch_size=microbatch_size,
-    )
-    privatizer = noise_addition.gaussian_privatizer(
-        stddev=0.5 * 2 * L2_CLIP_NORM / len(batch), prng_key=jax.random.key(1)
-    )
-    optimizer = optax.chain(privatizer, optax.sgd(LEARNING_RATE))
-
-    def step(params, state, batch):
-        updates, state = optimizer.update(grad_fn(params, batch), state, params)
-        return optax.apply_updates(params, updates), state
-
-    return jax.jit(step), (params, optimizer.init(params), batch)
-
-
-def compare(batch_size: int = BATCH_SIZE, rounds: int = 7) -> None:
-    """Prints the medians of steps that take turns."""
-    data, alphabet = windows()
-    params, batch = init(jax.random.key(0), len(alphabet)), data[:batch_size]
-    steps = {"dpjax": our_step(params, batch)}
-    for size in (1, 8, None):
-        name = "the whole batch" if size is None else f"microbatch {size}"
-        steps[f"jax_privacy, {name}"] = peer_step(params, batch, size)
-    times = {name: [] for name in steps}
-    for step, arguments in steps.values():
-        jax.block_until_ready(step(*arguments))
-    for _ in range(rounds):
-        for name, (step, arguments) in steps.items():
-            start = time.perf_counter()
-            jax.block_until_ready(step(*arguments))
-            times[name].append(time.perf_counter() - start)
-    ours = statistics.median(times["dpjax"])
-    for name, seconds in times.items():
-        median = statistics.median(seconds)
-        print(f"{name}: {1e3 * median:.0f} ms, {median / ours:.2f} times")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--compare", action="store_true", help="time steps, no training"
-    )
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
-    options = parser.parse_args()
-    if options.compare:
-        compare()
-    else:
-        train(options.steps)
+    train(parser.parse_args().steps)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ MOST_SECONDS = 10.0  # of the processor's time, for a test in the default run
 # A source distribution holds the library and its tests alone.
 NEEDS_REPOSITORY = {
     *("test_benchmarks.py", "test_deep.py", "test_docs.py", "test_figures.py"),
-    *("test_guarantees.py", "test_notebooks.py", "test_processes.py"),
-    "test_utility.py",
+    *("test_guarantees.py", "test_language_model.py", "test_notebooks.py"),
+    *("test_processes.py", "test_utility.py"),
 }
 IS_REPOSITORY = (Path(__file__).parents[1] / "benchmarks").exists()
 
