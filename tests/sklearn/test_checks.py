@@ -1,6 +1,5 @@
 """scikit-learn's own checks of an estimator: none is switched off by a tag."""
 
-import jax
 import pytest
 from sklearn.base import is_classifier
 from sklearn.utils import get_tags
@@ -16,6 +15,7 @@ from dpjax.sklearn import (
     DPTweedieRegressor,
 )
 
+# Most of the time would go into compiling, anew for each shape of the checks.
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 ESTIMATORS = [
@@ -58,15 +58,6 @@ def checks(estimators):
     ).mark
     names, cases = mark.args
     return pytest.mark.parametrize(names, list(cases), **mark.kwargs)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """Most of the time would go into compiling, anew for each shape of the checks."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.mark.slow

@@ -32,6 +32,9 @@ from dpjax.sklearn import (
     _tables,
 )
 
+# The numbers of dp_linear_model are tested with the solver, as users compile it.
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 REGRESSORS = [
     DPLinearRegression,
     DPHuberRegressor,
