@@ -215,9 +215,13 @@ def plan(
         sampling = batching.accounting(num_samples, num_steps)
         if head_share:
             alone = noise_multiplier(epsilon, delta, num_steps=1)
-            head = alone / math.sqrt(head_share)
-            head_epsilon = noise_multiplier_to_epsilon(head, delta, num_steps=1)
-            sampling["other_multiplier"] = head
+            head_epsilon = noise_multiplier_to_epsilon(
+                alone / math.sqrt(head_share), delta, num_steps=1
+            )
+            # What dp_linear_model takes at that epsilon.
+            sampling["other_multiplier"] = noise_multiplier(
+                head_epsilon, delta, num_steps=1
+            )
         multiplier = noise_multiplier(epsilon, delta, **sampling)
     else:
         sampling = batching.participation(num_samples, num_steps)
