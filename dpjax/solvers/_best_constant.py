@@ -17,7 +17,6 @@ from dpjax.transforms import privatize
 _BEYOND_TARGETS = 2.0  # the bound of targets, in what a histogram lets see
 
 
-@partial(jax.jit, static_argnums=0)
 def best_constant(
     problem: Problem, records: Records, keys: tuple[Key, Key], multipliers: Shares
 ) -> tuple[jax.Array, Scalar, dict[str, jax.Array]]:
@@ -30,23 +29,35 @@ def best_constant(
         Under replace-one as two Gaussian mechanisms, of the multipliers `target_size`
         and `mean`; labels need no size.
     """
-    loss, (size_key, mean_key) = problem.loss, keys
+    size_key, mean_key = keys
     dtype = records.features.dtype
-    outputs = (loss.num_outputs,) if loss.num_outputs > 1 else ()
+    outputs = (problem.loss.num_outputs,) if problem.loss.num_outputs > 1 else ()
     size, stats = jnp.ones((), dtype), {}
     if not problem.has_intercept:
         return jnp.zeros(outputs, dtype), size, stats
     if not problem.has_labels:
-        sizes = jnp.where(records.weights > 0, jnp.abs(records.targets), 0.0)
         size = stats["target_size"] = _BEYOND_TARGETS * noisy_quantile(
             size_key,
-            gathered(sizes),
+            gathered(_target_sizes(records)),
             num_above=2 * multipliers.mean,
             noise_multiplier=multipliers.target_size,
         )
-    mean = _mean(problem, records, size, multipliers.mean, mean_key)
-    constant = stats["constant"] = loss.constant_prediction(mean)
-    return constant, size, stats
+    constant = _constant(problem, records, size, multipliers.mean, mean_key)
+    return constant, size, stats | {"constant": constant}
+
+
+@jax.jit
+def _target_sizes(records: Records) -> jax.Array:
+    return jnp.where(records.weights > 0, jnp.abs(records.targets), 0.0)
+
+
+@partial(jax.jit, static_argnums=0)
+def _constant(
+    problem: Problem, records: Records, size: Scalar, multiplier: Scalar, key: Key
+) -> jax.Array:
+    """Releases the constant prediction of the mean target."""
+    mean = _mean(problem, records, size, multiplier, key)
+    return problem.loss.constant_prediction(mean)
 
 
 def _mean(
@@ -84,6 +95,7 @@ def _mean(
     return mean * like(size, mean)
 
 
+@partial(jax.jit, static_argnums=0)
 def largest_slope(problem: Problem, constant: jax.Array, size: Scalar) -> jax.Array:
     """Returns how long the derivative at the constant is for targets within ±size."""
     loss = problem.loss

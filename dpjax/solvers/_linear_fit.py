@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._sharding import gathered
-from dpjax._types import Key
+from dpjax._types import Key, Scalar
 from dpjax.batching import Full
 from dpjax.solvers._best_constant import best_constant, largest_slope
 from dpjax.solvers._linear_problem import Problem, Records, Shares
@@ -117,67 +117,83 @@ def fit(
     return _in_features(place.whitening, params), stats
 
 
-@partial(jax.jit, static_argnums=(0, 1))
 def _coordinates(
     problem: Problem, num_steps: int, records: Records, key: Key, multipliers: Shares
 ) -> Coordinates:
     """Releases constant, scales and second moments, each after those before it."""
-    loss, axis_name = problem.loss, problem.axis_name
-    features, targets, offsets, weights = records
-    num_samples, num_features = features.shape
+    # Program by program: the longest, noisy quantiles, are then compiled but once.
+    num_samples, num_features = records.features.shape
     size_key, mean_key, radius_key, moments_key, norm_key = jax.random.split(key, 5)
     mean_keys = size_key, mean_key
     constant, size, stats = best_constant(problem, records, mean_keys, multipliers)
 
-    lengths = _lengths(features)
     num_beyond = _BEYOND_RADIUS * math.sqrt(2 * num_features) * multipliers.moments
     radius = noisy_quantile(
         radius_key,
-        gathered(lengths),
-        num_above=jnp.minimum(num_beyond, _MOST_BEYOND * num_samples),
+        gathered(_lengths(records.features)),
+        num_above=min(num_beyond, _MOST_BEYOND * num_samples),
         noise_multiplier=multipliers.radius,
     )
-    extended = features
-    if problem.has_intercept:
-        extended = jnp.concatenate([features, jnp.ones_like(features[:, :1])], axis=1)
-    moments, stddev = noisy_second_moments(
-        moments_key,
-        extended,
-        radius=radius,
-        noise_multiplier=multipliers.moments,
-        axis_name=axis_name,
-    )
-    white = whitening(moments, stddev, is_centered=problem.has_intercept)
-    z = jnp.matmul(
-        features - white.center[None, :],
-        white.matrix,
-        precision=jax.lax.Precision.HIGHEST,
+    white, z = _whitened(
+        problem, records.features, radius, moments_key, multipliers.moments
     )
 
-    outputs = constant.shape
-    shape = (num_samples, *outputs)
-    shift = offsets.reshape(num_samples, *(1 for _ in outputs))
-    predictions = jnp.broadcast_to(constant, shape) + jnp.broadcast_to(shift, shape)
-    slopes = weights * slope_sizes(loss.derivative(predictions, targets))
-    steps = multipliers.steps  # of all together, as of one
+    rows, sizes = _gradient_sizes(problem, records, z, constant)
     share = problem.block_shares["weights"]
-    num_weights = num_features * loss.num_outputs
+    num_weights = num_features * problem.loss.num_outputs
+    steps = multipliers.steps  # of all together, as of one
     num_clipped = _CLIPPED * 2 * steps * math.sqrt(num_steps * num_weights / share)
     norms = {
         "weights": noisy_quantile(
             norm_key,
-            gathered(slopes * _lengths(z)),
-            num_above=jnp.minimum(num_clipped, _MOST_CLIPPED * num_samples),
+            gathered(sizes),
+            num_above=min(num_clipped, _MOST_CLIPPED * num_samples),
             noise_multiplier=multipliers.gradient_size,
         )
     }
-    stats |= {"radius": radius, "share_kept": white.share_kept}
     if "intercept" in problem.block_shares:
         norms["intercept"] = largest_slope(problem, constant, size)
-    stats["l2_clip_norms"] = norms
+    stats |= {"radius": radius, "share_kept": white.share_kept, "l2_clip_norms": norms}
+    return Coordinates(rows, white, constant, norms, stats)
+
+
+@partial(jax.jit, static_argnums=0)
+def _whitened(
+    problem: Problem,
+    features: jax.Array,
+    radius: jax.Array,
+    key: Key,
+    multiplier: Scalar,
+) -> tuple[Whitening, jax.Array]:
+    """Releases round coordinates, and returns the features in them."""
+    extended = features
+    if problem.has_intercept:
+        extended = jnp.concatenate([features, jnp.ones_like(features[:, :1])], axis=1)
+    moments, stddev = noisy_second_moments(
+        key,
+        extended,
+        radius=radius,
+        noise_multiplier=multiplier,
+        axis_name=problem.axis_name,
+    )
+    white = whitening(moments, stddev, is_centered=problem.has_intercept)
+    return white, _product(features - white.center[None, :], white.matrix)
+
+
+@partial(jax.jit, static_argnums=0)
+def _gradient_sizes(
+    problem: Problem, records: Records, z: jax.Array, constant: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]:
+    """Returns the rows of the steps, and how long their first gradients are."""
+    _, targets, offsets, weights = records
+    outputs = constant.shape
+    shape = (len(z), *outputs)
+    shift = offsets.reshape(len(z), *(1 for _ in outputs))
+    predictions = jnp.broadcast_to(constant, shape) + jnp.broadcast_to(shift, shape)
+    slopes = weights * slope_sizes(problem.loss.derivative(predictions, targets))
     if problem.starts_at_mean:
         offsets = offsets + constant
-    return Coordinates((z, offsets, targets, weights), white, constant, norms, stats)
+    return (z, offsets, targets, weights), slopes * _lengths(z)
 
 
 def slope_sizes(slopes: jax.Array) -> jax.Array:
@@ -185,12 +201,12 @@ def slope_sizes(slopes: jax.Array) -> jax.Array:
     return jnp.abs(slopes) if slopes.ndim == 1 else _lengths(slopes)
 
 
+@jax.jit
 def _lengths(rows: jax.Array) -> jax.Array:
     """Returns the l2 norm of each row."""
     return jnp.sqrt(jnp.sum(rows**2, axis=1))
 
 
-@partial(jax.jit, static_argnums=0)
 def _recalibrated(
     problem: Problem,
     records: Records,
@@ -200,12 +216,10 @@ def _recalibrated(
     multipliers: Shares,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """Releases weights of the length that fits, with their intercept, and the scale."""
-    precise = jax.lax.Precision.HIGHEST
-    weights = params["weights"]
-    level = params.get("intercept", jnp.zeros((), weights.dtype))
+    level = params.get("intercept", jnp.zeros_like(params["weights"][0]))
     scale, shift = recalibration(
         problem.loss,
-        Predictor(jnp.matmul(z, weights, precision=precise), level, *records[1:]),
+        Predictor(_product(z, params["weights"]), level, *records[1:]),
         key=key,
         has_level=problem.has_intercept,
         is_at_mean=problem.starts_at_mean,
@@ -213,10 +227,22 @@ def _recalibrated(
         multiplier=multipliers.recalibration,
         axis_name=problem.axis_name,
     )
-    fitted = {"weights": scale * weights}
-    if problem.has_intercept:
-        fitted["intercept"] = level + shift
-    return fitted, scale
+    return _rescaled(params, scale, shift), scale
+
+
+@jax.jit
+def _rescaled(
+    params: dict[str, jax.Array], scale: jax.Array, shift: jax.Array
+) -> dict[str, jax.Array]:
+    fitted = {"weights": scale * params["weights"]}
+    if "intercept" in params:
+        fitted["intercept"] = params["intercept"] + shift
+    return fitted
+
+
+@jax.jit
+def _product(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
 
 @jax.jit
@@ -224,9 +250,8 @@ def _in_features(
     white: Whitening, params: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
     """Returns weights and intercept for features, from those for z."""
-    product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    weights = product(white.matrix, params["weights"])
+    weights = _product(white.matrix, params["weights"])
     if "intercept" not in params:
         return {"weights": weights}
-    shift = product(white.center, weights)
+    shift = _product(white.center, weights)
     return {"weights": weights, "intercept": params["intercept"] - shift}

@@ -1,5 +1,7 @@
 """Sizes of records by a noisy histogram: the scales of an untuned model."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -39,13 +41,31 @@ def noisy_quantile(
         A Gaussian mechanism of the noise multiplier under replace-one: a record that is
         replaced moves two counts by 1, sqrt(2) in the l2 norm. Counts are exact.
     """
+    # Two programs: the long one is the same for any number of records.
+    return _quantile(sizes.dtype, key, _counts(sizes), num_above, noise_multiplier)
+
+
+@jax.jit
+def _counts(sizes: jax.Array) -> jax.Array:
+    """Returns how many records lie in each bin."""
     known = jnp.nan_to_num(sizes, posinf=jnp.finfo(sizes.dtype).max)
     exponents = jnp.frexp(jnp.abs(known))[1].astype("int32") - 1
     bins = jnp.clip(jnp.where(known == 0, _FIRST, exponents), _FIRST, _LAST) - _FIRST
     counts = jnp.zeros(_LAST - _FIRST + 1, "int32").at[bins].add(1)
-    exact = jnp.minimum(counts, int(_MOST_RECORDS)).astype("float32")
+    return jnp.minimum(counts, int(_MOST_RECORDS)).astype("float32")
+
+
+@partial(jax.jit, static_argnums=0)
+def _quantile(
+    dtype: jax.typing.DTypeLike,
+    key: Key,
+    counts: jax.Array,
+    num_above: Scalar,
+    noise_multiplier: Scalar,
+) -> jax.Array:
+    """Releases the size, from exact counts."""
     stddev = 2**0.5 * ROUNDED_UP * jnp.asarray(noise_multiplier, "float32")
-    noisy = gaussian(key, exact, stddev=stddev)
+    noisy = gaussian(key, counts, stddev=stddev)
     # All below is of released numbers.
     wanted = jnp.asarray(num_above, "float32")
     index = jnp.arange(noisy.size, dtype="int32")
@@ -59,4 +79,4 @@ def noisy_quantile(
     missing = wanted - (above[place] - kept[place])
     share = jnp.clip(missing / jnp.maximum(kept[place], 1.0), 0.0, 1.0)
     size = jnp.exp2((_FIRST + 1 + place).astype("float32") - share)
-    return jnp.where(top < 0, 1.0, size).astype(sizes.dtype)
+    return jnp.where(top < 0, 1.0, size).astype(dtype)

@@ -77,29 +77,69 @@ def recalibration(
         Under replace-one as two Gaussian mechanisms, one of each multiplier: three
         noisy quantiles, and a mean of five numbers within [-1, 1].
     """
-    scores, level, targets, offsets, weights = predictor
-    predictions = level + scores + offsets
-    slopes = weights * loss.derivative(predictions, targets)
-    pulls = weights * (scores + offsets) if is_at_mean else slopes
-    sampled = scores, scores * slopes, pulls
-    sizes = (jnp.where(weights > 0, jnp.abs(x), 0.0) for x in sampled)
     keys = jax.random.split(key, 4)
-    quantile = partial(
-        noisy_quantile,
-        num_above=2 * multiplier,
-        noise_multiplier=math.sqrt(3) * size_multiplier,
+    sizes = _sizes(loss, is_at_mean, predictor)
+    quantiles = [
+        noisy_quantile(
+            quantile_key,
+            gathered(x),
+            num_above=2 * multiplier,
+            noise_multiplier=math.sqrt(3) * size_multiplier,
+        )
+        for quantile_key, x in zip(keys[:3], sizes, strict=True)
+    ]
+    return _newton_step(
+        loss,
+        has_level,
+        is_at_mean,
+        axis_name,
+        predictor,
+        quantiles,
+        keys[3],
+        multiplier,
     )
-    # One program for all three, which would take long to compile three times.
-    spread, slope, height = jax.vmap(quantile)(
-        keys[:3], jnp.stack([gathered(x) for x in sizes])
-    )
+
+
+def _samples(
+    loss: LinearLoss, is_at_mean: bool, predictor: Predictor
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns scores, their products with slopes, and what pulls at the level."""
+    scores, level, targets, offsets, weights = predictor
+    slopes = weights * loss.derivative(level + scores + offsets, targets)
+    pulls = weights * (scores + offsets) if is_at_mean else slopes
+    return scores, scores * slopes, pulls
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _sizes(loss: LinearLoss, is_at_mean: bool, predictor: Predictor) -> list[jax.Array]:
+    """Returns how large these numbers are of each record that counts."""
+    samples = _samples(loss, is_at_mean, predictor)
+    return [jnp.where(predictor.weights > 0, jnp.abs(x), 0.0) for x in samples]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _newton_step(
+    loss: LinearLoss,
+    has_level: bool,
+    is_at_mean: bool,
+    axis_name: AxisName | None,
+    predictor: Predictor,
+    sizes: list[jax.Array],
+    key: Key,
+    multiplier: Scalar,
+) -> tuple[jax.Array, jax.Array]:
+    """Releases scale and shift, from numbers that few records exceed."""
+    scores, level, targets, offsets, weights = predictor
+    spread, slope, height = sizes
     slope = _BEYOND_SLOPES * slope
     unit = jnp.clip(jnp.nan_to_num(scores / spread), -1.0, 1.0)
     bound = loss.curvature_bound
+    _, products, pulls = _samples(loss, is_at_mean, predictor)
+    predictions = level + scores + offsets
     curvatures = weights * loss.curvature(predictions, targets) / bound
     samples = jnp.stack(
         [
-            sampled[1] / slope,
+            products / slope,
             pulls / height,
             curvatures,
             curvatures * unit,
@@ -108,10 +148,7 @@ def recalibration(
         axis=1,
     )
     release = privatize(
-        Winsorization(1.0),
-        noise_multiplier=multiplier,
-        key=keys[3],
-        axis_name=axis_name,
+        Winsorization(1.0), noise_multiplier=multiplier, key=key, axis_name=axis_name
     )
     means = cast(jax.Array, release.update(samples, release.init(samples))[0])
     noise = 2 * math.sqrt(5) * multiplier / len(scores)

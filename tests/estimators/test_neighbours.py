@@ -194,8 +194,8 @@ def test_neighbours_are_within_sensitivity(drawn):
 
 @pytest.mark.slow
 @pytest.mark.devices(8)
-@given(drawn((1, 2, 8)))
-@options(60)
+@given(drawn((2, 8)))
+@options(40)
 def test_neighbours_on_devices_are_within_sensitivity(drawn):
     check(drawn)
 
