@@ -1,5 +1,6 @@
 """Strict JAX settings for the whole suite, its marks, and the fixtures tests share."""
 
+import gc
 import os
 import zlib
 from collections import defaultdict
@@ -101,6 +102,12 @@ class TimeLimit:
         if seconds > MOST_SECONDS and not LONG & {m.name for m in item.iter_markers()}:
             pytest.fail(f"took {seconds:.1f} s of processor time: mark it as slow")
         return result
+
+
+def pytest_collection_finish():
+    """Keeps modules and tests, which stay, out of the search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config):

@@ -49,8 +49,8 @@ class Coordinates(NamedTuple):
     rows: tuple[jax.Array, jax.Array, jax.Array, jax.Array]
     whitening: Whitening
     constant: jax.Array
-    norms: dict[str, jax.Array]
-    stats: dict[str, jax.Array]
+    norms: dict[str, Scalar]
+    stats: dict[str, Any]
 
 
 def fit(
@@ -143,7 +143,7 @@ def _coordinates(
     num_weights = num_features * problem.loss.num_outputs
     steps = multipliers.steps  # of all together, as of one
     num_clipped = _CLIPPED * 2 * steps * math.sqrt(num_steps * num_weights / share)
-    norms = {
+    norms: dict[str, Scalar] = {
         "weights": noisy_quantile(
             norm_key,
             gathered(sizes),

@@ -12,6 +12,8 @@ import pytest
 
 from tests import registry
 
+# What optax asks for: the numbers of each transform are tested in a file of its own.
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 NUM_ROWS = 8
 
 TRANSFORMS = registry.TRANSFORMS
