@@ -148,7 +148,7 @@ def programs_of_a_module(request):
 
 @pytest.fixture(scope="module")
 def compiled_quickly(programs_of_a_module):
-    """For files that test words and files: their programs are not optimized in CI too.
+    """For files that test words, files and contracts: not optimized in CI either.
 
     The numbers of the same programs are tested elsewhere.
     """
