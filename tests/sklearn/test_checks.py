@@ -1,5 +1,6 @@
 """scikit-learn's own checks of an estimator: none is switched off by a tag."""
 
+import inspect
 from collections import Counter
 
 import pytest
@@ -7,28 +8,17 @@ from sklearn.base import is_classifier
 from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dpjax.sklearn import (
-    DPGammaRegressor,
-    DPHuberRegressor,
-    DPLinearRegression,
-    DPLogisticRegression,
-    DPMeanRegressor,
-    DPPoissonRegressor,
-    DPTweedieRegressor,
-)
+import dpjax.sklearn
+from dpjax.sklearn._regressors import _Regressor
 
 # Most of the time would go into compiling, anew for each shape of the checks.
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
-# These differ in their loss alone.
-REGRESSORS = [
-    DPLinearRegression,
-    DPHuberRegressor,
-    DPPoissonRegressor,
-    DPGammaRegressor,
-    DPTweedieRegressor,
-]
-ESTIMATORS = [kind() for kind in (*REGRESSORS, DPLogisticRegression, DPMeanRegressor)]
+PUBLIC = [getattr(dpjax.sklearn, name) for name in dpjax.sklearn.__all__]
+KINDS = [one for one in PUBLIC if inspect.isclass(one)]
+# These share their `fit`, and differ in the loss and what it asks of targets.
+REGRESSORS = [kind for kind in KINDS if issubclass(kind, _Regressor)]
+ESTIMATORS = [kind() for kind in KINDS]
 NO_VALUE_RAISES = "an error that depends on private values would release them"
 OF_ALL = {
     "check_supervised_y_no_nan": NO_VALUE_RAISES,
@@ -56,8 +46,8 @@ def expected_failures(estimator):
 def checks(estimators):
     """`parametrize_with_checks`, whose iterator pytest deprecates, with a list.
 
-    Of the regressors that differ in their loss alone each check takes two, by turns: of
-    all of them it is part of the audits.
+    Of the regressors that share their `fit` each check takes two, by turns; the rest
+    are part of the audits.
     """
     mark = parametrize_with_checks(
         estimators, expected_failed_checks=expected_failures
