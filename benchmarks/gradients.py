@@ -115,8 +115,9 @@ NORMS = (
 )
 COORDINATES = (
     "Every sample's every coordinate is multiplied out and passes the influence: "
-    "arithmetic binds, not memory. A plain gradient takes 4 operations for each, a "
-    "smoothed influence 40, among them a division and a root."
+    "arithmetic binds, not memory. A plain gradient takes two fused multiplications "
+    "and additions for each, at the processor's full rate; a smoothed influence some "
+    "twenty such operations, comparisons beside them, a division and a root."
 )
 SCRATCH = (
     "Cotangents are weighted in place. Beside the activations that the plain gradient "
@@ -124,9 +125,9 @@ SCRATCH = (
     "numbers of one sample."
 )
 COMPILING = (
-    "Norms and weights come on top of the forward and backward pass, and a loop for "
-    "samples with NaN, infinities or huge numbers: some forty more kernels over small "
-    "arrays, each of which is compiled apart."
+    "Norms and weights come on top of the forward and backward pass, and loops that "
+    "measure and add samples with NaN, infinities or huge numbers: thirty more kernels "
+    "or so over small arrays, each of which is compiled apart."
 )
 GHOST = "Opacus, ghost clipping"
 # Compiling takes most of a quick run.

@@ -17,7 +17,8 @@ data: "Which method" and "Which estimator" in benchmarks/FIGURES.md of the repos
 from dpjax.estimators._adaptive import AdaptiveThreshold
 from dpjax.estimators._clipping import Clipping, clip_to_norm
 from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._factors import FactoredSamples, OuterProducts, TableRows
+from dpjax.estimators._factored_leaves import OuterProducts, TableRows
+from dpjax.estimators._factors import FactoredSamples
 from dpjax.estimators._grouped import Grouped
 from dpjax.estimators._mean import Mean
 from dpjax.estimators._median_of_means import MedianOfMeans

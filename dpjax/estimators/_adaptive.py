@@ -14,7 +14,7 @@ from dpjax._rounding import LARGEST, SMALLEST
 from dpjax._sharding import varying, varying_axes
 from dpjax._tree import like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._factors import Add, FactoredSamples
+from dpjax.estimators._factors import FactoredSamples, Terms
 from dpjax.estimators._norm import NormBounded, widest
 from dpjax.estimators._rows import Rows
 from dpjax.estimators._sensitivity import Sensitivity
@@ -100,21 +100,22 @@ class Counting(NormBounded):
 
         return counted
 
-    def adds(
+    def terms(
         self, samples: FactoredSamples, counts: jax.Array | None
-    ) -> tuple[Add, Callable[[], jax.Array]]:
-        """See `NormBounded.adds`, of samples that `fold` gave a leaf for counts."""
+    ) -> tuple[Terms, jax.Array]:
+        """See `NormBounded.terms`, of samples that `fold` gave a leaf for counts."""
         leaves = FactoredSamples(samples.leaves.mean)
-        adds, are_short = self.estimator.adds(leaves, counts)
-        signed = self._signed(are_short(), leaves.numbers)
+        terms, are_short = self.estimator.terms(leaves, counts)
+        signed = self._signed(are_short, leaves.numbers)
         if counts is not None:
             signed = jnp.where(counts[:, None], signed, 0)
 
-        def add(sums, start, size, in_turn):
-            some = jax.lax.dynamic_slice_in_dim(signed, start, size)
-            return [*adds(sums[:-1], start, size, in_turn), sums[-1] + some.sum(axis=0)]
+        def add(sums, rows, in_turn):
+            some, signed = rows.leaves
+            total = sums[-1] + signed.sum(axis=0)
+            return [*terms.add(sums[:-1], some, in_turn), total]
 
-        return add, are_short
+        return Terms(FactoredSamples((terms.rows, signed)), add), are_short
 
     def fold(
         self,

@@ -19,7 +19,7 @@ from dpjax._types import (
     Scalar,
 )
 from dpjax.estimators import _fold
-from dpjax.estimators._factors import adds_influences
+from dpjax.estimators._factors import influences
 from dpjax.estimators._rows import Rows
 from dpjax.estimators._sensitivity import Sensitivity, coordinate_sensitivity, maximum
 from dpjax.estimators._slabs import fold_factored
@@ -269,13 +269,13 @@ class CoordinateEstimator(Estimator):
         microbatch_size: int | None = None,
     ) -> tuple[PyTree, Any]:
         """See `Estimator.fold`: products are multiplied out as they are added."""
-        if not rows.has_factors():
+        if not rows.has_small_factors():
             return super().fold(
                 rows, normalize_by=normalize_by, microbatch_size=microbatch_size
             )
         influence = self.influence_fn()
         mean, aux = fold_factored(
-            lambda samples, counts: adds_influences(samples, influence, counts),
+            lambda samples, counts: influences(samples, influence, counts),
             self.limit,
             rows,
             normalize_by=normalize_by,

@@ -5,13 +5,12 @@ that of its rows for a table. Then a sample is multiplied by one number, and sam
 summed leaf by leaf, without any of them being written out.
 
 A sample is plain where all its numbers are finite, no square overflows, and what
-squares lose by underflow is nothing beside the limit. Where all samples are, a leaf's
-sum is one product. Else samples are added one after the other, each as finite numbers,
-and one that is not plain in units: a factor is first multiplied by a power of two that
-brings its largest entry near one, and the exponents are kept apart. So neither squares
-nor their products over- or underflow, and no huge entry meets a tiny weight. NaN and
-infinities count as zero, in a factor as in an array. A product of finite entries that
-is beyond the largest float counts as the number that it is.
+squares lose by underflow is nothing beside the limit. Any other is measured in units: a
+factor is first multiplied by a power of two that brings its largest entry near one, and
+the exponents are kept apart. So neither squares nor their products over- or underflow,
+and no huge entry meets a tiny weight. NaN and infinities count as zero, in a factor as
+in an array. A product of finite entries that is beyond the largest float counts as the
+number that it is.
 
 Whether a sample is plain, and its weight, depend on its own numbers alone: what it adds
 is the same number whatever the others are. They choose the order of a sum at most, and
@@ -24,18 +23,21 @@ long as each factor has 2^24 entries or fewer.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from dpjax._sharding import varying, varying_axes
 from dpjax._types import PyTree
 from dpjax.estimators._entries import as_finite, as_float
-from dpjax.estimators._factors import Add, FactoredSamples, Leaf, OuterProducts, times
+from dpjax.estimators._factored_leaves import Leaf, OuterProducts
+from dpjax.estimators._factors import FactoredSamples, Terms
 from dpjax.estimators._safe_norm import (
     exponent_of,
     power_of_two,
-    scaled_squared_norm,
     squared_norm,
     sum_by_rows,
 )
@@ -44,15 +46,15 @@ NOTHING = -1000  # the exponent of what is zero
 FAR = 104  # norms are computed up to 2^FAR and a little: beyond every limit, and finite
 
 
-def adds_lengths(
+def with_lengths(
     samples: FactoredSamples,
     length_fn: Callable[..., jax.Array],
     parameters: tuple[PyTree, ...],
     counts: jax.Array | None,
     *,
     gain: Any = 1.0,
-) -> tuple[Add, Callable[[], jax.Array]]:
-    """Returns what adds samples with other lengths to sums, and what finds their norms.
+) -> tuple[Terms, jax.Array]:
+    """Returns samples with other lengths as terms of sums, and the norms that they had.
 
     Args:
         samples: n of them.
@@ -81,45 +83,85 @@ def adds_lengths(
     squares = [_squares(part.numbers, dtype) for part in samples.parts]
     total = jax.tree.reduce_associative(jnp.add, list(map(math.prod, squares)))
     are_plain = _are_plain(squares, total, parameters[0])
+    all_plain = _all(are_plain)
     weights, _, plain_norms = shrinking(total, 1)
     # The barrier keeps them from being computed twice, in two ways.
     weights = jax.lax.optimization_barrier(jnp.where(are_plain, weights, 1))
-    parts = [part.weighted(weights) for part in samples.parts]
+    parts = [x.weighted(weights) if x.is_product else x for x in samples.parts]
+    places = _places(parts)
 
-    def add(sums, start, size, in_turn):
-        some = FactoredSamples((parts, are_plain)).rows(start, size)
+    def plain():
+        ones = jnp.ones((len(weights), max(places) + 1, 3), dtype)
+        return varying(ones, varying_axes(weights)), plain_norms
 
-        def at_once(sums):
-            pairs = zip(sums, some.leaves[0], strict=True)
-            return [part.add(x, in_turn) for x, part in pairs]
+    def measured():
+        def one(i):
+            row = FactoredSamples(parts).rows(i, 1).leaves
+            return _scales(_groups(row, places, dtype), shrinking, dtype)
 
-        def one_by_one(sums):
-            return jax.lax.fori_loop(0, size, add_one, sums)
+        found = jax.lax.map(one, jnp.arange(len(weights)))
+        return jax.tree.map(partial(jax.vmap(jnp.where), are_plain), plain(), found)
 
+    scales, norms = jax.lax.cond(all_plain, plain, measured)
+    rows = FactoredSamples((parts, weights, scales))
+    return Terms(rows, partial(_add, places, all_plain)), norms
+
+
+def _places(parts: list[Leaf]) -> list[int]:
+    """Returns which group each leaf is in: an outer product in one of its own."""
+    pairs = [k for k, part in enumerate(parts) if isinstance(part, OuterProducts)]
+    return [pairs.index(k) if k in pairs else len(pairs) for k in range(len(parts))]
+
+
+def _groups(
+    row: list[Leaf], places: list[int], dtype: Any
+) -> list[tuple[list[jax.Array], list[jax.Array]]]:
+    """Returns both factors of every group of one sample; the left one may be one."""
+    one = jnp.ones(1, dtype)
+    groups = []
+    for place in range(max(places) + 1):
+        numbers = [x.numbers for x, at in zip(row, places, strict=True) if at == place]
+        left = [x for *left, _ in numbers for x in left] or [one]
+        groups.append((left, [right for *_, right in numbers]))
+    return groups
+
+
+def _add(
+    places: list[int],
+    all_plain: jax.Array,
+    sums: list[jax.Array],
+    rows: FactoredSamples,
+    in_turn: int | None,
+) -> list[jax.Array]:
+    """Adds samples to sums: see `Terms.add`."""
+    parts, weights, scales = rows.leaves
+    products = [k for k, part in enumerate(parts) if part.is_product]
+
+    def in_units(k, part, scales):
+        return part.in_units(*jnp.unstack(scales[:, places[k]], axis=1))
+
+    def at_once():
+        return [parts[k].product() for k in products]
+
+    def one_by_one():
         def add_one(i, sums):
-            parts, is_plain = some.rows(i, 1).leaves
-            parts, _ = _in_units(parts, shrinking, ~is_plain, dtype)
-            return [part.add(x, None) for x, part in zip(sums, parts, strict=True)]
+            row, _, scales = rows.rows(i, 1).leaves
+            new = [in_units(k, row[k], scales).product() for k in products]
+            return jax.tree.map(jnp.add, sums, new)
 
-        # A condition that differs within a batch of means becomes a selection, which
-        # computes both sides: only where any of them needs it, and each takes its own.
-        def apart(sums):
-            return jax.lax.cond(some.leaves[1].all(), at_once, one_by_one, sums)
+        zeros = [parts[k].zeros() for k in products]
+        return jax.lax.fori_loop(0, len(weights), add_one, zeros)
 
-        return jax.lax.cond(_all(some.leaves[1]), at_once, apart, sums)
-
-    def norms():
-        def norm(i):
-            some, is_plain = FactoredSamples((parts, are_plain)).rows(i, 1).leaves
-            return _in_units(some, shrinking, ~is_plain, dtype)[1]
-
-        def one_by_one():
-            found = jax.lax.map(norm, jnp.arange(len(are_plain)))
-            return jnp.where(are_plain, plain_norms, found)
-
-        return jax.lax.cond(_all(are_plain), lambda: plain_norms, one_by_one)
-
-    return add, norms
+    # A condition that differs within a batch of means becomes a selection, which
+    # computes both sides: only where any of them needs it, and each takes its own.
+    found = jax.lax.cond(all_plain, at_once, one_by_one)
+    found = dict(zip(products, found, strict=True))
+    return [
+        total + found[k]
+        if k in found
+        else in_units(k, parts[k].weighted(weights), scales).add(total, in_turn)
+        for k, total in enumerate(sums)
+    ]
 
 
 @jax.custom_batching.custom_vmap
@@ -152,58 +194,54 @@ def _are_plain(
     return (largest < most) & (total < 2.0**120) & (smallest > 2.0**-30)
 
 
-def _in_units(
-    parts: list[Leaf],
+def _scales(
+    groups: list[tuple[list[jax.Array], list[jax.Array]]],
     shrinking: Callable[..., tuple[jax.Array, jax.Array, jax.Array]],
-    needs_units: jax.Array,
     dtype: Any,
-) -> tuple[list[Leaf], jax.Array]:
-    """Returns leaves of one sample as finite numbers, shortened if it needs units.
-
-    And the norm that it had then.
+) -> tuple[jax.Array, jax.Array]:
+    """Returns units and a weight for every group of a sample, and the sample's norm.
 
     Args:
-        parts: the leaves, of a single row.
-        shrinking: see `adds_lengths`.
-        needs_units: shape (1,); if not, the sample is shortened already.
+        groups: k of them, whose norm is the product of the norms of both factors. Each
+            factor has a unit, and the group a weight: shape (k, 3).
+        shrinking: see `with_lengths`.
         dtype: of norms.
     """
-    # An outer product has a norm of its own, from two. All other leaves share one, and
-    # a second norm of one.
-    pairs = [k for k, part in enumerate(parts) if isinstance(part, OuterProducts)]
-    rest = [k for k in range(len(parts)) if k not in pairs]
-    groups = [[x] for k in pairs for x in parts[k].numbers]
-    groups += [[x for k in rest for x in parts[k].numbers], [jnp.ones(1, dtype)]]
-    exponents, squares = _measured(groups, dtype)
-    units = power_of_two(-exponents, dtype)
+    exponents, squares = _measured([x for group in groups for x in group], dtype)
+    units = power_of_two(-exponents, dtype).reshape(-1, 2)
     squares, exponents = squares[::2] * squares[1::2], exponents[::2] + exponents[1::2]
     largest = jnp.where(squares > 0, exponents, NOTHING).max()
     norms = squares * power_of_two(2 * (exponents - largest), dtype)
     unit = power_of_two(jnp.minimum(largest, FAR), dtype)
-    shrink, is_long, norm = shrinking(sum_by_rows(norms), unit)
-    shrink = shrink * power_of_two(exponents - jnp.where(is_long, largest, 0), dtype)
-    units, shrink = (jnp.where(needs_units, x, 1) for x in (units, shrink))
-    # What numbers are multiplied by first, and then the rows of a leaf.
-    found = {}
-    for i, k in [*enumerate(pairs), *((len(pairs), k) for k in rest)]:
-        numbers = [
-            times(as_finite(x), units[2 * i + j, None])
-            for j, x in enumerate(parts[k].numbers)
-        ]
-        found[k] = parts[k].with_numbers(*numbers).weighted(shrink[i, None])
-    return [found[k] for k in range(len(parts))], norm
+    weight, is_long, norm = shrinking(sum_by_rows(norms), unit)
+    weights = weight * power_of_two(exponents - jnp.where(is_long, largest, 0), dtype)
+    return jnp.column_stack([units, weights]), norm
 
 
-def _measured(groups: list[list[jax.Array]], dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns exponents e of the norms of groups, and squared norms times 2^-2e.
+def _measured(lists: list[list[jax.Array]], dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns exponents e of the norms of lists of arrays, and their squares by 2^2e.
 
     These lie in [1, 4), or near it where 2^-e would be no float; or are zero. One has
     the exponent zero.
     """
+    # As rows of one array: each operation on an array of its own is compiled apart.
+    rows = [[_in_rows(as_finite(x).astype(dtype)) for x in each] for each in lists]
+    numbers = jnp.concatenate([x for each in rows for x in each])
+    stops = np.cumsum([sum(map(len, each)) for each in rows])
+    starts = np.concatenate([[0], stops[:-1]])
+    row = jnp.arange(len(numbers))[None]
+    is_mine = (row >= starts[:, None]) & (row < stops[:, None])
     # Not in scales of 2^80 and 2^-80: the compiler squares a constant that numbers are
     # multiplied by, and the numbers, each by itself.
-    found = [scaled_squared_norm(group, dtype) for group in groups]
-    units, squares = (jnp.stack(x) for x in zip(*found, strict=True))
-    scale = 1 - exponent_of(units)
-    exponents = jnp.clip((exponent_of(squares) - 1) // 2 + scale, -125, 126)
-    return exponents, squares * power_of_two(2 * (scale - exponents), dtype)
+    tops = exponent_of(jnp.abs(numbers).max(axis=1))
+    squares = ((numbers * power_of_two(-tops, dtype)[:, None]) ** 2).sum(axis=1)
+    largest = jnp.where(is_mine, tops[None], NOTHING).max(axis=1)
+    smaller = power_of_two(2 * (tops[None] - largest[:, None]), dtype)
+    squares = sum_by_rows(jnp.where(is_mine, squares[None] * smaller, 0))
+    exponents = jnp.clip((exponent_of(squares) - 1) // 2 + largest, -125, 126)
+    return exponents, squares * power_of_two(2 * (largest - exponents), dtype)
+
+
+def _in_rows(x: jax.Array) -> jax.Array:
+    """Returns an array as rows of 32, the last one filled up with zeros."""
+    return jnp.pad(x.reshape(-1), (0, -x.size % 32)).reshape(-1, 32)

@@ -11,7 +11,8 @@ import numpy as np
 from dpjax import _validate
 from dpjax._tree import register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._factors import Add, FactoredSamples, Leaf
+from dpjax.estimators._factored_leaves import Leaf
+from dpjax.estimators._factors import FactoredSamples, Terms
 from dpjax.estimators._norm import NormBounded, NormEstimator
 
 Group = str | tuple[str, ...]
@@ -141,23 +142,26 @@ class Grouped(NormBounded):
         pairs = zip(self._each(), parts, strict=True)
         return jnp.concatenate([each.is_short(part) for each, part in pairs])
 
-    def adds(
+    def terms(
         self, samples: FactoredSamples, counts: jax.Array | None
-    ) -> tuple[Add, Callable[[], jax.Array]]:
-        """See `NormBounded.adds`."""
+    ) -> tuple[Terms, jax.Array]:
+        """See `NormBounded.terms`."""
         shape = jax.tree.map(
             lambda _: 0, samples.leaves, is_leaf=lambda x: isinstance(x, Leaf)
         )
         parts = map(FactoredSamples, self._parted(shape, samples.parts))
         pairs = zip(self._each(), parts, strict=True)
-        adds, are_short = zip(*(e.adds(part, counts) for e, part in pairs), strict=True)
+        terms, are_short = zip(
+            *(each.terms(part, counts) for each, part in pairs), strict=True
+        )
 
-        def add(sums, start, size, in_turn):
-            pairs = zip(adds, self._parted(shape, sums), strict=True)
-            new = [one(part, start, size, in_turn) for one, part in pairs]
+        def add(sums, rows, in_turn):
+            groups = zip(terms, self._parted(shape, sums), rows.leaves, strict=True)
+            new = [one.add(part, some, in_turn) for one, part, some in groups]
             return self._joined(shape, new)
 
-        return add, lambda: jnp.concatenate([short() for short in are_short], axis=1)
+        rows = FactoredSamples([one.rows for one in terms])
+        return Terms(rows, add), jnp.concatenate(are_short, axis=1)
 
     def _each(self) -> list[NormEstimator]:
         """Returns the estimator of every group."""

@@ -13,8 +13,8 @@ from dpjax._tree import like
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators._entries import as_finite, as_float
 from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._factored_norm import adds_lengths
-from dpjax.estimators._factors import Add, FactoredSamples
+from dpjax.estimators._factored_norm import with_lengths
+from dpjax.estimators._factors import FactoredSamples, Terms
 from dpjax.estimators._rows import Rows
 from dpjax.estimators._safe_norm import NORM_ERROR, scaled_norm
 from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
@@ -46,12 +46,12 @@ class NormBounded(Estimator):
         """Returns whether norms of one sample are within sizes, shape (groups,)."""
 
     @abc.abstractmethod
-    def adds(
+    def terms(
         self, samples: FactoredSamples, counts: jax.Array | None
-    ) -> tuple[Add, Callable[[], jax.Array]]:
-        """Returns what adds influences to sums, and what tells who is short.
+    ) -> tuple[Terms, jax.Array]:
+        """Returns influences as terms of sums, and who is short.
 
-        That is `is_short` of n samples, shape (n, groups).
+        The latter is `is_short` of n samples, shape (n, groups).
 
         Args:
             samples: n of them.
@@ -71,7 +71,7 @@ class NormBounded(Estimator):
                 rows, normalize_by=normalize_by, microbatch_size=microbatch_size
             )
         mean, aux = fold_factored(
-            lambda samples, counts: self.adds(samples, counts)[0],
+            lambda samples, counts: self.terms(samples, counts)[0],
             self.limit,
             rows,
             normalize_by=normalize_by,
@@ -128,17 +128,12 @@ class NormEstimator(NormBounded):
         norm, unit, is_zero = scaled_norm(sample, size)
         return (is_zero | (norm / unit <= size))[None]
 
-    def adds(
+    def terms(
         self, samples: FactoredSamples, counts: jax.Array | None
-    ) -> tuple[Add, Callable[[], jax.Array]]:
-        """See `NormBounded.adds`."""
-        add, norms = adds_lengths(samples, *self.length(), counts, gain=self.gain)
-
-        def are_short():
-            found = norms()
-            return (found <= self.sizes[0].astype(found.dtype))[:, None]
-
-        return add, are_short
+    ) -> tuple[Terms, jax.Array]:
+        """See `NormBounded.terms`."""
+        terms, norms = with_lengths(samples, *self.length(), counts, gain=self.gain)
+        return terms, (norms <= self.sizes[0].astype(norms.dtype))[:, None]
 
 
 def shorten(

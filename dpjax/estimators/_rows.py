@@ -38,11 +38,11 @@ class Rows(NamedTuple):
         samples, aux = self.read(start, size)
         return FactoredSamples(samples), aux
 
-    def has_factors(self) -> bool:
-        """Returns whether any leaf of samples can be read in factored form."""
+    def has_small_factors(self) -> bool:
+        """Returns whether a leaf of samples is much smaller in factored form."""
         if self.read_factored is None:
             return False
-        return jax.eval_shape(lambda: self.factored(0, 1)[0]).is_factored
+        return jax.eval_shape(lambda: self.factored(0, 1)[0]).has_small_factors
 
     def read_all(self, microbatch_size: int | None) -> tuple[PyTree, PyTree]:
         """Returns all samples and aux, read so many rows at once; None is all."""

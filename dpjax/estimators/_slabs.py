@@ -30,15 +30,16 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._sharding import num_shares, psum, zeros
+from dpjax._tree import num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators._digits import Digits
-from dpjax.estimators._factors import IN_TURN, Add, FactoredSamples
+from dpjax.estimators._factors import IN_TURN, FactoredSamples, Terms
 from dpjax.estimators._fold import longest_block, proven_divisor
 from dpjax.estimators._rows import Rows
 
 
 def fold_factored(
-    prepare: Callable[[FactoredSamples, jax.Array | None], Add],
+    prepare: Callable[[FactoredSamples, jax.Array | None], Terms],
     limit: Scalar,
     rows: Rows,
     *,
@@ -49,8 +50,8 @@ def fold_factored(
     """Returns the sum of influences divided by `normalize_by`, and the aux of all rows.
 
     Args:
-        prepare: `prepare(samples, counts)` returns what adds the influences of some of
-            these samples to sums; counts is false for those to leave out, or None.
+        prepare: `prepare(samples, counts)` returns the influences of samples as terms
+            of sums; counts is false for those to leave out, or None.
         limit: the bound of every coordinate.
         rows: the samples.
         normalize_by: the public divisor.
@@ -79,7 +80,8 @@ def fold_factored(
             )[0]
         return digits.mean(psum(total, rows.axes)), aux
 
-    args = rows.num_rows, longest, row.row_size, microbatch_size
+    sizes = _Sizes(row.row_size, max(num_coordinates(shape), 1))
+    args = rows.num_rows, longest, sizes, microbatch_size
     in_turn = IN_TURN if are_in_turn or row.has_large_arrays else None
     plan, other = _Plan.cached(*args, in_turn), _Plan.parallel(*args)
     if plan == other:
@@ -87,10 +89,18 @@ def fold_factored(
     return jax.lax.platform_dependent(cpu=lambda: run(plan), default=lambda: run(other))
 
 
+class _Sizes(NamedTuple):
+    """Of a sample: numbers that are made and held of it, and of a sum."""
+
+    row: int
+    total: int
+
+
 class _Plan(NamedTuple):
     """How rows fall into slabs that are processed at once, and into blocks.
 
-    A slab holds `blocks` blocks, or a block `slabs` slabs: one of both is 1.
+    A slab holds `blocks` blocks, or a block `slabs` slabs: one of both is 1. Blocks of
+    a slab are summed at once, as `lanes`, or one after the other.
     """
 
     num_rows: int
@@ -98,38 +108,43 @@ class _Plan(NamedTuple):
     num_slabs: int
     slabs: int
     blocks: int
+    are_lanes: bool
     in_turn: int | None
 
     @classmethod
-    def cached(cls, num_rows, longest, row_size, microbatch_size, in_turn):
+    def cached(cls, num_rows, longest, sizes, microbatch_size, in_turn):
         """On CPU: as many rows as the caches hold; four, if memory does."""
         if microbatch_size is None:
-            few = min(4, 2**25 // row_size)
-            microbatch_size = min(max(2**21 // row_size, few, 1), longest)
+            few = min(4, 2**25 // sizes.row)
+            # Several blocks at once only if all of it fits into the second cache.
+            blocks = min(2**15 // sizes.total, 2**18 // (sizes.row * longest))
+            most = longest * max(blocks, 1)
+            microbatch_size = min(max(2**21 // sizes.row, few, 1), most)
             if microbatch_size < num_rows:  # batches are powers of two, or nearly all
                 microbatch_size = 2 ** (microbatch_size.bit_length() - 1)
-        return cls._of(num_rows, longest, microbatch_size, in_turn)
+        return cls._of(num_rows, longest, sizes, microbatch_size, in_turn)
 
     @classmethod
-    def parallel(cls, num_rows, longest, row_size, microbatch_size):
+    def parallel(cls, num_rows, longest, sizes, microbatch_size):
         """Elsewhere: as many rows as 2^28 numbers (1 GiB) hold, 4,096 at most."""
         if microbatch_size is None:
-            microbatch_size = min(max(2**28 // row_size, 1), 4096)
-        return cls._of(num_rows, longest, microbatch_size, None)
+            microbatch_size = min(max(2**28 // sizes.row, 1), 4096)
+        return cls._of(num_rows, longest, sizes, microbatch_size, None)
 
     @classmethod
-    def _of(cls, num_rows, longest, microbatch_size, in_turn):
+    def _of(cls, num_rows, longest, sizes, microbatch_size, in_turn):
         size = min(microbatch_size, num_rows)
         num_slabs = -(-num_rows // size)
         size = -(-num_rows // num_slabs)
         if size > longest:
             blocks = -(-size // longest)
             size = -(-size // blocks) * blocks
-            return cls(num_rows, size, num_slabs, 1, blocks, in_turn)
+            are_lanes = blocks * sizes.total <= 2**22
+            return cls(num_rows, size, num_slabs, 1, blocks, are_lanes, in_turn)
         slabs = min(longest // size, num_slabs)
         steps = -(-num_slabs // slabs)
         slabs = -(-num_slabs // steps)
-        return cls(num_rows, size, steps * slabs, slabs, 1, in_turn)
+        return cls(num_rows, size, steps * slabs, slabs, 1, False, in_turn)
 
     @property
     def block_length(self) -> int:
@@ -144,16 +159,20 @@ def _add_slabs(slab, plan, digits, row, carry, index):
     """Adds the blocks of some slabs to digits, and fills in their aux."""
     total, aux = carry
 
-    def add_block(total, sums):
-        lane = jax.tree.map(lambda x: x[None], row.build(sums))
-        return digits.add(total, lane)
-
     if plan.slabs == 1:
-        add, aux = slab(index, aux)
+        terms, aux = slab(index, aux)
         size = plan.block_length
 
+        def sums_of(some):
+            return row.build(terms.add(row.zeros(), some, plan.in_turn))
+
+        if plan.are_lanes:
+            sums = jax.vmap(sums_of)(terms.rows.blocks(plan.blocks))
+            return digits.add(total, sums), aux
+
         def block(i, total):
-            return add_block(total, add(row.zeros(), i * size, size, plan.in_turn))
+            sums = sums_of(terms.rows.rows(i * size, size))
+            return digits.add(total, jax.tree.map(lambda x: x[None], sums))
 
         if plan.blocks == 1:
             return block(0, total), aux
@@ -161,15 +180,16 @@ def _add_slabs(slab, plan, digits, row, carry, index):
 
     def add_slab(i, carry):
         sums, aux = carry
-        add, aux = slab(index * plan.slabs + i, aux)
-        return add(sums, 0, plan.size, plan.in_turn), aux
+        terms, aux = slab(index * plan.slabs + i, aux)
+        return terms.add(sums, terms.rows, plan.in_turn), aux
 
     sums, aux = jax.lax.fori_loop(0, plan.slabs, add_slab, (row.zeros(), aux))
-    return add_block(total, sums), aux
+    lane = jax.tree.map(lambda x: x[None], row.build(sums))
+    return digits.add(total, lane), aux
 
 
 def _slab(prepare, rows, plan, index, aux):
-    """Returns what adds the influences of a slab, and the aux with its own."""
+    """Returns the terms of a slab, and the aux with its own."""
     start, size = index * plan.size, min(plan.size, rows.num_rows)
     # The last slab may reach past the end: it is shifted back, and those of its rows
     # that are already counted are left out.

@@ -23,7 +23,7 @@ from dpjax.gradients._program import Place, is_plain_jit
 
 # Operations that keep all entries, one for one, and give them another place.
 RESHAPES = (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p)
-SAVING = 4  # factors are worth their trouble where they are so many times smaller
+LARGE = 4  # a table is worth its trouble where it has so many times the rows read
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def _product(equation, operand, moves, place):
         return WrittenOut("used by dot_general")
     if num_vectors != 1:
         return WrittenOut(f"multiplied by {num_vectors:,} vectors")
-    use = Product(
+    return Product(
         at=place,
         operand=operand,
         order=(*summed, *(k for k in range(matrix.ndim) if k not in summed)),
@@ -277,9 +277,6 @@ def _product(equation, operand, moves, place):
         shape=matrix.shape,
         moves=moves,
     )
-    if matrix.size < SAVING * sum(use.sizes):
-        return WrittenOut("as small as its factors")
-    return use
 
 
 def _lookup(equation, moves, place):
@@ -299,7 +296,7 @@ def _lookup(equation, moves, place):
     num_read = math.prod(result.shape[axis] for axis in rows)
     if not is_by_row or num_read == 0:
         return WrittenOut("used by gather")
-    if table.shape[0] < SAVING * num_read:
+    if table.shape[0] < LARGE * num_read:
         return WrittenOut("most of its rows are read")
     return Lookup(place, rows, entries, num_read, table.shape, is_clipped, moves)
 
@@ -308,7 +305,7 @@ def _slice(equation, moves, place):
     """A look-up of one row, by a single number."""
     table = equation.invars[0].aval
     is_by_row = equation.params["slice_sizes"] == (1, *table.shape[1:])
-    if not is_by_row or table.shape[0] < SAVING:
+    if not is_by_row or table.shape[0] < LARGE:
         return WrittenOut("used by dynamic_slice")
     entries = tuple(range(1, table.ndim))
     return Lookup(place, (0,), entries, 1, table.shape, True, moves)

@@ -119,6 +119,23 @@ def test_numbers_out_of_the_ordinary(estimator, plan):
                 np.testing.assert_allclose(x, y, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("microbatch_size", [None, 700, 100])
+@pytest.mark.parametrize("estimator", [Clipping(1.5), Truncation(0.5)], ids=str)
+def test_many_blocks(estimator, microbatch_size, plan):
+    # 1,003 rows are four blocks or more: side by side, a last one that is filled up.
+    left, *rest = rows_of(1003)
+    rows = left.at[jnp.array([0, 500, 1002])].multiply(1e25), *rest
+    is_padding = jnp.arange(1003) % 5 == 0
+
+    def mean(samples):
+        return estimator(samples, is_padding, normalize_by=1003)
+
+    found = jax.jit(lambda rows: mean(stream_of(rows, microbatch_size)))(rows)
+    expected = jax.jit(lambda rows: mean(samples_of(rows).written_out()))(rows)
+    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-6)
+
+
 def test_the_product_of_huge_factors_keeps_its_direction():
     left, right, places, values, array = rows_of(1)
     rows = (1e30 * jnp.sign(left), 1e30 * jnp.sign(right), places, values, array)

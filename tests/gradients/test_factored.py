@@ -147,12 +147,12 @@ def test_floats_of_both_widths(kinds):
         assert_same_mean(loss_fn, params, numbers(9, 20, seed=1))
 
 
-def test_small_products_are_written_out():
+def test_a_product_with_one_number_is_one():
     def loss_fn(w, x):
         return (x @ w) ** 2
 
     (way,) = ways(loss_fn, jnp.ones(20), jnp.ones((3, 20))).values()
-    assert way == ("written out", "as small as its factors")
+    assert way == ("outer product", "multiplied by one vector: 20 and 1 numbers")
 
 
 def test_the_table_can_be_read():

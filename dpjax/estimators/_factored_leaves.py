@@ -1,0 +1,304 @@
+"""Leaves of samples in factored form: outer products, rows of a table, arrays.
+
+Every sample adds one number to a coordinate of a sum: a product of two entries, an
+entry of a row, an entry of an array. Rows of a table that a sample reads twice are
+added up before, and what sums over many positions (tokens, pixels) is an array, which
+the program that makes samples has summed. The bound on rounding rests on that (see
+`_slabs`): of terms that are summed over samples and positions at once, those of one
+sample may cancel, and then no norm bounds how their sum is rounded.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._sharding import varying, varying_axes
+from dpjax._tree import like, register
+from dpjax.estimators._entries import as_finite, as_float
+from dpjax.estimators._row_sums import add_rows
+
+Influence = Callable[[jax.Array], jax.Array]
+SMALL = 4096  # coordinates, such as of a bias
+SAVING = 4  # factors are much smaller than a leaf by so many times, or more
+
+
+@register("left", "right")
+@dataclass(frozen=True)
+class OuterProducts:
+    """A leaf of n samples: outer products of two vectors.
+
+    Attributes:
+        left: shape (n, p).
+        right: shape (n, q).
+        build: returns the leaf of a matrix (p, q): its entries, in another order.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> left, right = jnp.ones((5, 2)), jnp.ones((5, 3))
+        >>> OuterProducts(left, right, jnp.transpose).written_out().shape
+        (5, 3, 2)
+    """
+
+    left: jax.Array
+    right: jax.Array
+    build: Callable[[jax.Array], jax.Array]
+
+    is_product = True  # a sum of rows is a product of matrices
+
+    @property
+    def is_smaller(self) -> bool:
+        """Whether factors are much smaller than the leaf."""
+        p, q = self.left.shape[1], self.right.shape[1]
+        return p * q >= SAVING * (p + q)
+
+    def written_out(self) -> jax.Array:
+        """Returns the leaf as an array (n, ...)."""
+        return jax.vmap(lambda a, d: self.build(a[:, None] * d[None]))(
+            as_float(self.left), as_float(self.right)
+        )
+
+    def zeros(self) -> jax.Array:
+        """Returns a sum of no rows, before `build`."""
+        return _zeros((self.left.shape[1], self.right.shape[1]), self.right)
+
+    @property
+    def numbers(self) -> tuple[jax.Array, ...]:
+        """Both factors."""
+        return as_float(self.left), as_float(self.right)
+
+    def weighted(self, *weights: jax.Array) -> "OuterProducts":
+        """Returns rows of which the smaller factor is finite, times weights."""
+        left, right = self.numbers
+        if left.size < right.size:
+            left = times(left, *weights)
+        else:
+            right = times(right, *weights)
+        return OuterProducts(left, right, self.build)
+
+    def product(self) -> jax.Array:
+        """Returns the sum of rows, a product of matrices."""
+        return _sum_of_products(*self.numbers)
+
+    def in_units(
+        self, left_unit: jax.Array, unit: jax.Array, weights: jax.Array
+    ) -> "OuterProducts":
+        """Returns rows that are finite, in units for both factors, times weights."""
+        left, right = times(self.left, left_unit), times(self.right, unit, weights)
+        return OuterProducts(left, right, self.build)
+
+    def add_influences(
+        self, total: jax.Array, influence: Influence, in_turn: int | None
+    ) -> jax.Array:
+        """Adds the influences of rows, which act by coordinate, to a sum."""
+        if not self.is_smaller and total.size <= SMALL:
+            in_turn = None
+        elif in_turn is not None and len(self.left) < in_turn:
+            in_turn = 1  # a loop over a few rows has them fetched entry by entry
+        return add_rows(
+            total, lambda a, d: influence(a[:, None] * d[None]), self.numbers, in_turn
+        )
+
+
+@register("places", "values")
+@dataclass(frozen=True)
+class TableRows:
+    """A leaf of n samples: tables of zeros, but for a few rows.
+
+    Attributes:
+        places: shape (n, t): where rows stand; those outside of the table count for
+            nothing. No place stands twice in a sample: see `of`.
+        values: the rows, shape (n, t, q).
+        num_rows: of a table.
+        build: returns the leaf of a table (num_rows, q): its entries, in another order.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> places, values = jnp.array([[2, 0, 2]]), jnp.ones((1, 3, 1))
+        >>> rows = TableRows.of(places, values, num_rows=4, build=jnp.ravel)
+        >>> print(rows.written_out())
+        [[1. 0. 2. 0.]]
+    """
+
+    places: jax.Array
+    values: jax.Array
+    num_rows: int
+    build: Callable[[jax.Array], jax.Array]
+
+    is_product = False
+    is_smaller = True
+
+    @classmethod
+    def of(
+        cls,
+        places: jax.Array,
+        values: jax.Array,
+        *,
+        num_rows: int,
+        build: Callable[[jax.Array], jax.Array],
+    ) -> "TableRows":
+        """Returns rows of which some may stand at the same place: they are added up."""
+        values, size = as_float(values), places.shape[1]
+        order = jnp.arange(size, dtype=places.dtype)
+
+        def once(places, values):
+            if size**2 <= num_rows:  # all pairs
+                is_same = places[:, None] == places[None]
+                goal = jnp.where(is_same, order[:, None], size)
+                # More than 32 at a time would be stored first, on CPU.
+                goal = [goal[i : i + 32].min(axis=0) for i in range(0, size, 32)]
+                goal = reduce(jnp.minimum, goal)
+            else:
+                first = jnp.full(num_rows, size, places.dtype)
+                first = first.at[places].min(order, mode="drop")
+                goal = first.at[places].get(mode="fill", fill_value=size)
+            # Most rows are the first of their place and stay: few are added to others.
+            is_first = goal == order
+            total = jnp.where(is_first[:, None], values, 0)
+            goal = jnp.where(is_first, size, goal)
+            total = total.at[goal].add(values, mode="drop")
+            return jnp.where(is_first, places, num_rows), total
+
+        if size > 1:
+            places, values = jax.vmap(once)(places, values)
+        return cls(places, values, num_rows, build)
+
+    def written_out(self) -> jax.Array:
+        """Returns the leaf as an array (n, ...)."""
+
+        def one(places, values):
+            table = jnp.zeros((self.num_rows, values.shape[1]), values.dtype)
+            return self.build(table.at[places].add(values, mode="drop"))
+
+        return jax.vmap(one)(self.places, self.values)
+
+    def zeros(self) -> jax.Array:
+        """Returns a sum of no rows, before `build`."""
+        return _zeros((self.num_rows, self.values.shape[2]), self.values)
+
+    @property
+    def numbers(self) -> tuple[jax.Array, ...]:
+        """The rows."""
+        return (self.values,)
+
+    def weighted(self, *weights: jax.Array) -> "TableRows":
+        """Returns rows that are finite, times weights."""
+        return replace(self, values=times(self.values, *weights))
+
+    def in_units(
+        self, _: jax.Array, unit: jax.Array, weights: jax.Array
+    ) -> "TableRows":
+        """Returns rows that are finite, in a unit, times weights."""
+        return self.weighted(unit, weights)
+
+    def add(self, total: jax.Array, in_turn: int | None) -> jax.Array:
+        """Adds rows to a sum."""
+        del in_turn
+        return self._add(total, self.values)
+
+    def add_influences(
+        self, total: jax.Array, influence: Influence, _: int | None
+    ) -> jax.Array:
+        """Adds the influences of rows to a sum; that of a zero must be zero."""
+        return self._add(total, influence(self.values))
+
+    def _add(self, total, values):
+        rows = values.reshape(-1, values.shape[-1])
+        return total.at[self.places.reshape(-1)].add(rows, mode="drop")
+
+
+@register("values", "weights")
+@dataclass(frozen=True)
+class Arrays:
+    """A leaf of n samples that is held as it is.
+
+    Attributes:
+        values: shape (n, ...).
+        weights: what finite rows are multiplied by as they are added, shapes (n,).
+    """
+
+    values: jax.Array
+    weights: tuple[jax.Array, ...] = ()
+
+    is_smaller = False
+
+    def written_out(self) -> jax.Array:
+        """Returns the leaf."""
+        return self.values
+
+    def build(self, x: jax.Array) -> jax.Array:
+        """Returns what a sum is of."""
+        return x
+
+    def zeros(self) -> jax.Array:
+        """Returns a sum of no rows."""
+        return _zeros(self.values.shape[1:], self.values)
+
+    @property
+    def numbers(self) -> tuple[jax.Array, ...]:
+        """The array."""
+        return (as_float(self.values),)
+
+    def weighted(self, *weights: jax.Array) -> "Arrays":
+        """Returns rows that are finite, times weights: at once if they are small."""
+        if self.is_large:
+            return Arrays(self.values, (*self.weights, *weights))
+        return Arrays(times(self.values, *weights))
+
+    @property
+    def is_product(self) -> bool:
+        """Whether a sum of rows is a product of matrices."""
+        return not self.is_large
+
+    def product(self) -> jax.Array:
+        """Returns the sum of rows."""
+        (values,) = self.numbers
+        return _sum_of_products(jnp.ones(len(values), values.dtype), values)
+
+    def in_units(self, _: jax.Array, unit: jax.Array, weights: jax.Array) -> "Arrays":
+        """Returns rows that are finite, in a unit, times weights."""
+        return self.weighted(unit, weights)
+
+    def add(self, total: jax.Array, in_turn: int | None) -> jax.Array:
+        """Adds rows to a sum, some in one pass over it."""
+        (values,) = self.numbers
+        weights = (like(x, values) for x in self.weights)
+        return add_rows(total, times, (values, *weights), in_turn)
+
+    def add_influences(
+        self, total: jax.Array, influence: Influence, in_turn: int | None
+    ) -> jax.Array:
+        """Adds the influences of rows to a sum."""
+        # A loop over rows is a long program: not for a small sum.
+        in_turn = in_turn if self.is_large else None
+        return add_rows(total, influence, (self.values,), in_turn)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a sum has more than a few thousand coordinates."""
+        return self.values.size > SMALL * len(self.values)
+
+
+Leaf = OuterProducts | TableRows | Arrays
+
+
+def _zeros(shape, like_this):
+    is_double = like_this.dtype == jnp.float64
+    zeros = jnp.zeros(shape, jnp.float64 if is_double else jnp.float32)
+    return varying(zeros, varying_axes(like_this))
+
+
+def times(x: jax.Array, *weights: jax.Array) -> jax.Array:
+    """Returns rows as finite numbers, times each of weights, numbers or shapes (n,)."""
+    x = as_finite(x)
+    for weight in weights:  # one after the other: their product may be no float
+        x = x * like(weight, x).reshape(*weight.shape, *(1,) * (x.ndim - weight.ndim))
+    return x
+
+
+def _sum_of_products(x, y):
+    """Returns the sum over n of the outer products of rows."""
+    over_rows = (((0,), (0,)), ((), ()))
+    return jax.lax.dot_general(x, y, over_rows, precision=jax.lax.Precision.HIGHEST)
