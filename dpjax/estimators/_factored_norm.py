@@ -92,7 +92,9 @@ def with_lengths(
 
     def plain():
         ones = jnp.ones((len(weights), max(places) + 1, 3), dtype)
-        return varying(ones, varying_axes(weights)), plain_norms
+        ones = varying(ones, varying_axes(weights))
+        whole = jnp.broadcast_to(weights[:, None, None], ones[..., :1].shape)
+        return jnp.concatenate([ones, whole], axis=2), plain_norms
 
     def measured():
         def one(i):
@@ -103,7 +105,7 @@ def with_lengths(
         return jax.tree.map(partial(jax.vmap(jnp.where), are_plain), plain(), found)
 
     scales, norms = jax.lax.cond(all_plain, plain, measured)
-    rows = FactoredSamples((parts, weights, scales))
+    rows = FactoredSamples((parts, scales))
     return Terms(rows, partial(_add, places, all_plain)), norms
 
 
@@ -134,23 +136,24 @@ def _add(
     in_turn: int | None,
 ) -> list[jax.Array]:
     """Adds samples to sums: see `Terms.add`."""
-    parts, weights, scales = rows.leaves
+    parts, scales = rows.leaves
     products = [k for k, part in enumerate(parts) if part.is_product]
 
     def in_units(k, part, scales):
-        return part.in_units(*jnp.unstack(scales[:, places[k]], axis=1))
+        left_unit, unit, weight, whole = jnp.unstack(scales[:, places[k]], axis=1)
+        return part.in_units(left_unit, unit, weight if part.is_product else whole)
 
     def at_once():
         return [parts[k].product() for k in products]
 
     def one_by_one():
         def add_one(i, sums):
-            row, _, scales = rows.rows(i, 1).leaves
+            row, scales = rows.rows(i, 1).leaves
             new = [in_units(k, row[k], scales).product() for k in products]
             return jax.tree.map(jnp.add, sums, new)
 
         zeros = [parts[k].zeros() for k in products]
-        return jax.lax.fori_loop(0, len(weights), add_one, zeros)
+        return jax.lax.fori_loop(0, len(scales), add_one, zeros)
 
     # A condition that differs within a batch of means becomes a selection, which
     # computes both sides: only where any of them needs it, and each takes its own.
@@ -159,7 +162,7 @@ def _add(
     return [
         total + found[k]
         if k in found
-        else in_units(k, parts[k].weighted(weights), scales).add(total, in_turn)
+        else in_units(k, parts[k], scales).add(total, in_turn)
         for k, total in enumerate(sums)
     ]
 
@@ -203,7 +206,8 @@ def _scales(
 
     Args:
         groups: k of them, whose norm is the product of the norms of both factors. Each
-            factor has a unit, and the group a weight: shape (k, 3).
+            factor has a unit, and the group a weight, twice: shape (k, 4). The last
+            one is for leaves that are not weighted yet.
         shrinking: see `with_lengths`.
         dtype: of norms.
     """
@@ -215,7 +219,7 @@ def _scales(
     unit = power_of_two(jnp.minimum(largest, FAR), dtype)
     weight, is_long, norm = shrinking(sum_by_rows(norms), unit)
     weights = weight * power_of_two(exponents - jnp.where(is_long, largest, 0), dtype)
-    return jnp.column_stack([units, weights]), norm
+    return jnp.column_stack([units, weights, weights]), norm
 
 
 def _measured(lists: list[list[jax.Array]], dtype: Any) -> tuple[jax.Array, jax.Array]:

@@ -116,8 +116,8 @@ class _Plan(NamedTuple):
         """On CPU: as many rows as the caches hold; four, if memory does."""
         if microbatch_size is None:
             few = min(4, 2**25 // sizes.row)
-            # Several blocks at once only if all of it fits into the second cache.
-            blocks = min(2**15 // sizes.total, 2**18 // (sizes.row * longest))
+            # Several blocks at once where a sum is small, as long as caches hold them.
+            blocks = min(2**12 // sizes.total, 2**18 // (sizes.row * longest))
             most = longest * max(blocks, 1)
             microbatch_size = min(max(2**21 // sizes.row, few, 1), most)
             if microbatch_size < num_rows:  # batches are powers of two, or nearly all
