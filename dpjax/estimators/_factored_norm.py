@@ -28,16 +28,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax._sharding import varying, varying_axes
 from dpjax._types import PyTree
-from dpjax.estimators._entries import as_finite, as_float
+from dpjax.estimators._entries import as_float
 from dpjax.estimators._factored_leaves import Leaf, OuterProducts
 from dpjax.estimators._factors import FactoredSamples, Terms
 from dpjax.estimators._safe_norm import (
     exponent_of,
     power_of_two,
+    scaled_squared_norm,
     squared_norm,
     sum_by_rows,
 )
@@ -228,24 +228,10 @@ def _measured(lists: list[list[jax.Array]], dtype: Any) -> tuple[jax.Array, jax.
     These lie in [1, 4), or near it where 2^-e would be no float; or are zero. One has
     the exponent zero.
     """
-    # As rows of one array: each operation on an array of its own is compiled apart.
-    rows = [[_in_rows(as_finite(x).astype(dtype)) for x in each] for each in lists]
-    numbers = jnp.concatenate([x for each in rows for x in each])
-    stops = np.cumsum([sum(map(len, each)) for each in rows])
-    starts = np.concatenate([[0], stops[:-1]])
-    row = jnp.arange(len(numbers))[None]
-    is_mine = (row >= starts[:, None]) & (row < stops[:, None])
     # Not in scales of 2^80 and 2^-80: the compiler squares a constant that numbers are
     # multiplied by, and the numbers, each by itself.
-    tops = exponent_of(jnp.abs(numbers).max(axis=1))
-    squares = ((numbers * power_of_two(-tops, dtype)[:, None]) ** 2).sum(axis=1)
-    largest = jnp.where(is_mine, tops[None], NOTHING).max(axis=1)
-    smaller = power_of_two(2 * (tops[None] - largest[:, None]), dtype)
-    squares = sum_by_rows(jnp.where(is_mine, squares[None] * smaller, 0))
-    exponents = jnp.clip((exponent_of(squares) - 1) // 2 + largest, -125, 126)
-    return exponents, squares * power_of_two(2 * (largest - exponents), dtype)
-
-
-def _in_rows(x: jax.Array) -> jax.Array:
-    """Returns an array as rows of 32, the last one filled up with zeros."""
-    return jnp.pad(x.reshape(-1), (0, -x.size % 32)).reshape(-1, 32)
+    found = [scaled_squared_norm(arrays, dtype) for arrays in lists]
+    units, squares = (jnp.stack(x) for x in zip(*found, strict=True))
+    scale = 1 - exponent_of(units)
+    exponents = jnp.clip((exponent_of(squares) - 1) // 2 + scale, -125, 126)
+    return exponents, squares * power_of_two(2 * (scale - exponents), dtype)
