@@ -126,8 +126,8 @@ SCRATCH = (
 )
 COMPILING = (
     "Norms and weights come on top of the forward and backward pass, and loops that "
-    "measure and add samples with NaN, infinities or huge numbers: thirty more kernels "
-    "or so over small arrays, each of which is compiled apart."
+    "measure and add samples with NaN, infinities or huge numbers: for the MLP sixty "
+    "more kernels over small arrays, each of which is compiled apart."
 )
 GHOST = "Opacus, ghost clipping"
 # Compiling takes most of a quick run.
