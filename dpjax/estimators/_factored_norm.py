@@ -83,7 +83,6 @@ def with_lengths(
     squares = [_squares(part.numbers, dtype) for part in samples.parts]
     total = jax.tree.reduce_associative(jnp.add, list(map(math.prod, squares)))
     are_plain = _are_plain(squares, total, parameters[0])
-    all_plain = _all(are_plain)
     weights, _, plain_norms = shrinking(total, 1)
     # The barrier keeps them from being computed twice, in two ways.
     weights = jax.lax.optimization_barrier(jnp.where(are_plain, weights, 1))
@@ -104,9 +103,9 @@ def with_lengths(
         found = jax.lax.map(one, jnp.arange(len(weights)))
         return jax.tree.map(partial(jax.vmap(jnp.where), are_plain), plain(), found)
 
-    scales, norms = jax.lax.cond(all_plain, plain, measured)
-    rows = FactoredSamples((parts, scales))
-    return Terms(rows, partial(_add, places, all_plain)), norms
+    scales, norms = jax.lax.cond(_all(are_plain), plain, measured)
+    rows = FactoredSamples((parts, scales, are_plain))
+    return Terms(rows, partial(_add, places)), norms
 
 
 def _places(parts: list[Leaf]) -> list[int]:
@@ -130,13 +129,12 @@ def _groups(
 
 def _add(
     places: list[int],
-    all_plain: jax.Array,
     sums: list[jax.Array],
     rows: FactoredSamples,
     in_turn: int | None,
 ) -> list[jax.Array]:
     """Adds samples to sums: see `Terms.add`."""
-    parts, scales = rows.leaves
+    parts, scales, are_plain = rows.leaves
     products = [k for k, part in enumerate(parts) if part.is_product]
 
     def in_units(k, part, scales):
@@ -148,16 +146,20 @@ def _add(
 
     def one_by_one():
         def add_one(i, sums):
-            row, scales = rows.rows(i, 1).leaves
+            row, scales, _ = rows.rows(i, 1).leaves
             new = [in_units(k, row[k], scales).product() for k in products]
             return jax.tree.map(jnp.add, sums, new)
 
         zeros = [parts[k].zeros() for k in products]
         return jax.lax.fori_loop(0, len(scales), add_one, zeros)
 
-    # A condition that differs within a batch of means becomes a selection, which
-    # computes both sides: only where any of them needs it, and each takes its own.
-    found = jax.lax.cond(all_plain, at_once, one_by_one)
+    # These rows alone choose the order of their sum: a record must not change how other
+    # blocks are rounded. A condition that differs within a batch of means becomes a
+    # selection, which computes both sides: only where any of them needs it.
+    def apart():
+        return jax.lax.cond(are_plain.all(), at_once, one_by_one)
+
+    found = jax.lax.cond(_all(are_plain), at_once, apart)
     found = dict(zip(products, found, strict=True))
     return [
         total + found[k]

@@ -122,7 +122,7 @@ def test_numbers_out_of_the_ordinary(estimator, plan):
 @pytest.mark.parametrize("microbatch_size", [None, 700, 100])
 @pytest.mark.parametrize("estimator", [Clipping(1.5), Truncation(0.5)], ids=str)
 def test_many_blocks(estimator, microbatch_size, plan):
-    # 1,003 rows are four blocks or more: side by side, a last one that is filled up.
+    # 1,003 rows are four blocks or more: the last one is filled up.
     left, *rest = rows_of(1003)
     rows = left.at[jnp.array([0, 500, 1002])].multiply(1e25), *rest
     is_padding = jnp.arange(1003) % 5 == 0
