@@ -74,7 +74,9 @@ class Model(NamedTuple):
 
         longest = _fold.block_length(self.job.num_records)
         num_rows = self.job.num_records // self.num_devices
-        plan = _slabs._Plan.cached(num_rows, longest, self.job.row_size, None, None)
+        job = self.job
+        sizes = _slabs._Sizes(job.row_size, job.row_size, job.num_params)
+        plan = _slabs._Plan.cached(num_rows, longest, sizes, None, None)
         num_sums = plan.num_slabs // plan.slabs * plan.blocks * self.num_devices
         return _digits.digit_layout(num_sums, nmant=23).num_digits
 

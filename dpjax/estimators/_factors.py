@@ -79,6 +79,10 @@ class FactoredSamples:
 
         return jax.tree.map(part, self)
 
+    def blocks(self, count: int) -> "FactoredSamples":
+        """Returns so many blocks of equally many samples, along a new first axis."""
+        return jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), self)
+
     def padded(self, size: int) -> "FactoredSamples":
         """Returns so many samples, of which the last ones are zeros."""
 

@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._sharding import num_shares, psum, zeros
+from dpjax._tree import num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators._digits import Digits
 from dpjax.estimators._factors import IN_TURN, FactoredSamples, Terms
@@ -79,7 +80,9 @@ def fold_factored(
             )[0]
         return digits.mean(psum(total, rows.axes)), aux
 
-    args = rows.num_rows, longest, row.row_size, microbatch_size
+    made = row.work if rows.is_padding_example is None else row.row_size
+    sizes = _Sizes(row.row_size, made, max(num_coordinates(shape), 1))
+    args = rows.num_rows, longest, sizes, microbatch_size
     in_turn = IN_TURN if are_in_turn or row.has_large_arrays else None
     plan, other = _Plan.cached(*args, in_turn), _Plan.parallel(*args)
     if plan == other:
@@ -87,10 +90,19 @@ def fold_factored(
     return jax.lax.platform_dependent(cpu=lambda: run(plan), default=lambda: run(other))
 
 
+class _Sizes(NamedTuple):
+    """Numbers that are held of a row, that are made for it, and that a sum has."""
+
+    row: int
+    made: int
+    total: int
+
+
 class _Plan(NamedTuple):
     """How rows fall into slabs that are processed at once, and into blocks.
 
-    A slab holds `blocks` blocks, or a block `slabs` slabs: one of both is 1.
+    A slab holds `blocks` blocks, or a block `slabs` slabs: one of both is 1. Blocks of
+    a slab are summed at once, as `lanes`, or one after the other.
     """
 
     num_rows: int
@@ -98,38 +110,50 @@ class _Plan(NamedTuple):
     num_slabs: int
     slabs: int
     blocks: int
+    are_lanes: bool
     in_turn: int | None
 
     @classmethod
-    def cached(cls, num_rows, longest, row_size, microbatch_size, in_turn):
+    def cached(cls, num_rows, longest, sizes, microbatch_size, in_turn):
         """On CPU: as many rows as the caches hold; four, if memory does."""
         if microbatch_size is None:
-            few = min(4, 2**25 // row_size)
-            microbatch_size = min(max(2**21 // row_size, few, 1), longest)
+            # Rows that are processed all at once, in blocks that need no filling up,
+            # stay where they are in the batch: nothing is copied.
+            length = _length(num_rows, longest)
+            blocks = num_rows // length
+            is_small = num_rows * sizes.made <= 2**21 and blocks * sizes.total <= 2**18
+            if 2 * length > min(longest, num_rows) and is_small and in_turn is None:
+                return cls(num_rows, num_rows, 1, 1, blocks, blocks > 1, None)
+            few = min(4, 2**25 // sizes.row)
+            # Several blocks at once where a sum is small, as long as caches hold them.
+            blocks = min(2**12 // sizes.total, 2**18 // (sizes.row * longest))
+            most = longest * max(blocks, 1)
+            microbatch_size = min(max(2**21 // sizes.row, few, 1), most)
             if microbatch_size < num_rows:  # batches are powers of two, or nearly all
                 microbatch_size = 2 ** (microbatch_size.bit_length() - 1)
-        return cls._of(num_rows, longest, microbatch_size, in_turn)
+        return cls._of(num_rows, longest, sizes, microbatch_size, in_turn)
 
     @classmethod
-    def parallel(cls, num_rows, longest, row_size, microbatch_size):
+    def parallel(cls, num_rows, longest, sizes, microbatch_size):
         """Elsewhere: as many rows as 2^28 numbers (1 GiB) hold, 4,096 at most."""
         if microbatch_size is None:
-            microbatch_size = min(max(2**28 // row_size, 1), 4096)
-        return cls._of(num_rows, longest, microbatch_size, None)
+            microbatch_size = min(max(2**28 // sizes.row, 1), 4096)
+        return cls._of(num_rows, longest, sizes, microbatch_size, None)
 
     @classmethod
-    def _of(cls, num_rows, longest, microbatch_size, in_turn):
+    def _of(cls, num_rows, longest, sizes, microbatch_size, in_turn):
         size = min(microbatch_size, num_rows)
         num_slabs = -(-num_rows // size)
         size = -(-num_rows // num_slabs)
         if size > longest:
             blocks = -(-size // longest)
             size = -(-size // blocks) * blocks
-            return cls(num_rows, size, num_slabs, 1, blocks, in_turn)
+            are_lanes = blocks * sizes.total <= 2**22
+            return cls(num_rows, size, num_slabs, 1, blocks, are_lanes, in_turn)
         slabs = min(longest // size, num_slabs)
         steps = -(-num_slabs // slabs)
         slabs = -(-num_slabs // steps)
-        return cls(num_rows, size, steps * slabs, slabs, 1, in_turn)
+        return cls(num_rows, size, steps * slabs, slabs, 1, False, in_turn)
 
     @property
     def block_length(self) -> int:
@@ -138,6 +162,11 @@ class _Plan(NamedTuple):
     @property
     def is_exact(self) -> bool:
         return self.size * self.num_slabs == self.num_rows
+
+
+def _length(num_rows, longest):
+    """Returns the longest block such that all blocks are equally long."""
+    return next(k for k in range(min(longest, num_rows), 0, -1) if num_rows % k == 0)
 
 
 def _add_slabs(slab, plan, digits, row, carry, index):
@@ -150,6 +179,10 @@ def _add_slabs(slab, plan, digits, row, carry, index):
 
         def sums_of(some):
             return row.build(terms.add(row.zeros(), some, plan.in_turn))
+
+        if plan.are_lanes:
+            sums = jax.vmap(sums_of)(terms.rows.blocks(plan.blocks))
+            return digits.add(total, sums), aux
 
         def block(i, total):
             sums = sums_of(terms.rows.rows(i * size, size))

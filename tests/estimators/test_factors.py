@@ -17,6 +17,7 @@ from dpjax.estimators import (
     TableRows,
     Truncation,
     Winsorization,
+    _factored_leaves,
 )
 from dpjax.estimators._row_sums import add_rows
 from dpjax.estimators._safe_norm import power_of_two
@@ -157,6 +158,82 @@ def test_a_batch_of_means_adds_at_once_where_all_samples_are_plain():
         alone = mean_of(Clipping(limit))(rows)
         for x, y in zip(*map(jax.tree.leaves, (means(limits), alone)), strict=True):
             np.testing.assert_allclose(x[i], y, rtol=0, atol=1e-6)
+
+
+UNUSUAL = {
+    "nan": [np.nan, np.nan, np.nan, np.nan],
+    "infinite": [np.inf, 1.0, -np.inf, np.inf],
+    "huge times zero": [1e30, 0.0, 0.0, 0.0],
+}
+
+
+def records_like_nothing(rows, kind):
+    """Two batches: a row of zeros, or of numbers that count as zeros, then others."""
+    left, right, places, values, array = rows
+    rows = [x.at[:300].set(0) for x in (left, right, values, array)]
+    for x in ([0.0] * 4, UNUSUAL[kind]):
+        changed = [row.at[0].set(value) for row, value in zip(rows, x, strict=True)]
+        yield *changed[:2], places, *changed[2:]
+
+
+@pytest.fixture
+def other_order(monkeypatch):
+    """Products of matrices add rows in another order than one after the other."""
+    product = _factored_leaves._sum_of_products
+
+    def in_halves(x, y):
+        if len(x) == 1:
+            return product(x, y)
+        return product(x[::2], y[::2]) + product(x[1::2], y[1::2])
+
+    monkeypatch.setattr(_factored_leaves, "_sum_of_products", in_halves)
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("microbatch_size", [None, 1500, 500])
+@pytest.mark.parametrize("kind", UNUSUAL)
+@pytest.mark.parametrize("estimator", ESTIMATORS[:2], ids=str)
+def test_a_record_does_not_change_how_other_blocks_round(
+    estimator, kind, microbatch_size, plan, other_order
+):
+    # The first block holds zeros, which add to zero in any order: not one bit of the
+    # mean may differ. Blocks have 256 rows at most.
+    mean = jax.jit(lambda rows: estimator(stream_of(rows, microbatch_size)))
+    plain, unusual = map(mean, records_like_nothing(rows_of(1500), kind))
+    for x, y in zip(*map(jax.tree.leaves, (plain, unusual)), strict=True):
+        assert np.abs(x).max() > 0
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_a_record_does_not_change_how_other_means_round(kind, plan, other_order):
+    means = jax.jit(jax.vmap(lambda rows: Clipping(1.5)(stream_of(rows, 1500))))
+    plain, unusual = records_like_nothing(rows_of(1500), kind)
+    others = rows_of(1500, seed=1)
+    found = [
+        means(jax.tree.map(lambda *x: jnp.stack(x), rows, others))
+        for rows in (plain, unusual)
+    ]
+    for x, y in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("bad", [1.0, np.nan, 1e22])
+def test_the_derivative_by_the_clip_norm(bad):
+    # An unusual row takes a loop whose derivative is that of another program.
+    left, right, *rest = rows_of(9)
+    rows = left.at[3, 1].set(bad), right.at[5, 0].set(bad), *rest
+
+    def length(limit):
+        mean = Clipping(limit)(stream_of(rows))
+        return sum(jnp.vdot(x, x) for x in jax.tree.leaves(mean))
+
+    limit, step = jnp.float32(1.5), 0.01
+    expected = (length(limit + step) - length(limit - step)) / (2 * step)
+    for derivative in (jax.grad, jax.jacfwd):
+        for function in (derivative(length), jax.jit(derivative(length))):
+            np.testing.assert_allclose(function(limit), expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS[2:], ids=str)

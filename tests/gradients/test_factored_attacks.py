@@ -28,16 +28,31 @@ def table(params, x, tokens, y):
     return jnp.sum(params["t"][tokens] @ jnp.concatenate([y, y[: P - Q]]))
 
 
+def single(params, x, tokens, y):
+    """A product of x and one number."""
+    return (x[0] @ params["v"]) * y[0]
+
+
 def bias(params, x, tokens, y):
     """Two arrays as they are."""
     return y @ params["b"] + x[0, 0] * params["c"]
 
 
 def all_of(params, x, tokens, y):
-    return sum(f(params, x, tokens, y) for f in (dense, table, bias))
+    return sum(f(params, x, tokens, y) for f in (dense, table, single, bias))
 
 
-MODELS = {f.__name__: f for f in (dense, positions, table, bias, all_of)}
+MODELS = {f.__name__: f for f in (dense, positions, table, single, bias, all_of)}
+
+
+def params_of(dtype=jnp.float32):
+    return {
+        "w": jnp.zeros((P, Q), dtype),
+        "t": jnp.zeros((VOCABULARY, P), dtype),
+        "v": jnp.zeros(P, dtype),
+        "b": jnp.zeros(Q, dtype),
+        "c": jnp.zeros((), dtype),
+    }
 
 
 def loss_of(model):
@@ -80,12 +95,7 @@ def attacks(rng, n, num_positions):
 )
 def test_no_record_moves_the_mean_too_far(estimator, model, dtype, n, num_positions):
     rng = np.random.default_rng(n)
-    params = {
-        "w": jnp.zeros((P, Q), dtype),
-        "t": jnp.zeros((VOCABULARY, P), dtype),
-        "b": jnp.zeros(Q, dtype),
-        "c": jnp.zeros((), dtype),
-    }
+    params = params_of(dtype)
     grad_fn = jax.jit(dpjax.robust_grad(loss_of(model), estimator))
     for x, tokens, y, records in attacks(rng, n, num_positions):
         x, y = jnp.asarray(x, dtype), jnp.asarray(y, dtype)
@@ -106,16 +116,12 @@ def test_no_record_moves_the_mean_too_far(estimator, model, dtype, n, num_positi
         assert np.abs(moves).max() <= sensitivity.linf
 
 
-@pytest.mark.parametrize("model", ["dense", "table", "bias", "all_of"])
-def test_records_of_every_size_are_clipped_to_the_norm(model):
+@pytest.mark.parametrize("n", [1, 3])  # one alone is another program
+@pytest.mark.parametrize("model", ["dense", "table", "single", "bias", "all_of"])
+def test_records_of_every_size_are_clipped_to_the_norm(model, n):
     """In the company of others, and beside themselves in another leaf."""
-    estimator, n = Clipping(1.0), 3
-    params = {
-        "w": jnp.zeros((P, Q)),
-        "t": jnp.zeros((VOCABULARY, P)),
-        "b": jnp.zeros(Q),
-        "c": jnp.zeros(()),
-    }
+    estimator = Clipping(1.0)
+    params = params_of()
     grad_fn = jax.jit(dpjax.robust_grad(loss_of(model), estimator))
     tokens = jnp.arange(6 * n, dtype=jnp.int32).reshape(n, 6)
     gradient = jax.grad(MODELS[model])
@@ -138,12 +144,7 @@ def test_records_of_every_size_are_clipped_to_the_norm(model):
 def test_antipodal_records_come_near_the_sensitivity():
     """The attack is worth its name, and the sum is that of all records."""
     estimator, n = Clipping(1.0), 256
-    params = {
-        "w": jnp.zeros((P, Q)),
-        "t": jnp.zeros((VOCABULARY, P)),
-        "b": jnp.zeros(Q),
-        "c": jnp.zeros(()),
-    }
+    params = params_of()
     grad_fn = jax.jit(dpjax.robust_grad(loss_of("dense"), estimator))
     x, tokens = 10 * jnp.ones((n, 1, P)), jnp.zeros((n, 6), jnp.int32)
     first, second = (
