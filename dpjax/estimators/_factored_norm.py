@@ -21,21 +21,22 @@ two sums of squares has the errors of both, no more than one sum of 2^48 terms h
 long as each factor has 2^24 entries or fewer.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax._sharding import varying, varying_axes
 from dpjax._types import PyTree
 from dpjax.estimators._entries import as_float
-from dpjax.estimators._factored_leaves import Leaf
+from dpjax.estimators._factored_leaves import Leaf, OuterProducts
 from dpjax.estimators._factors import FactoredSamples, Terms
 from dpjax.estimators._safe_norm import (
     exponent_of,
+    never_nan,
     power_of_two,
     scaled_squared_norm,
     squared_norm,
@@ -69,7 +70,6 @@ def with_lengths(
     dtypes = {as_float(x).dtype for x in samples.numbers}
     dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
     parameters = jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), parameters)
-    factors = _Factors.of(samples.parts)
 
     def shrinking(squares, unit):
         """Returns the length over sqrt(squares) where long, who is, and the norm."""
@@ -81,82 +81,76 @@ def with_lengths(
         weights = jnp.where(is_long, length / root, 1) * jnp.asarray(gain, dtype)
         return weights, is_long, jnp.where(is_zero, 0, norm)
 
-    squares = [jax.vmap(lambda x: squared_norm([x], dtype))(x) for x in factors.arrays]
-    squares = factors.in_pairs(squares, jnp.ones(len(factors.arrays[0]), dtype))
-    total = sum_by_rows(squares.prod(axis=2))
+    parts = samples.parts
+    squares = [_squares(part.numbers, dtype) for part in parts]
+    total = jax.tree.reduce_associative(jnp.add, list(map(math.prod, squares)))
     are_plain = _are_plain(squares, total, parameters[0])
     weights, _, plain_norms = shrinking(total, 1)
     # The barrier keeps them from being computed twice, in two ways.
     weights = jax.lax.optimization_barrier(jnp.where(are_plain, weights, 1))
-    is_weighted = np.array([x.is_product for x in samples.parts])
+    places = _places(parts)
 
     def plain():
-        units = jnp.ones((*squares.shape[:2], 2), dtype)
-        units = varying(units, varying_axes(weights))
-        rest = jnp.where(is_weighted, 1, weights[:, None])
-        scales = jnp.concatenate([units, rest[:, :, None]], axis=2)
-        return scales, weights, plain_norms
+        ones = jnp.ones((len(weights), max(places) + 1, 3), dtype)
+        ones = varying(ones, varying_axes(weights))
+        whole = jnp.broadcast_to(weights[:, None, None], ones[..., :1].shape)
+        return jnp.concatenate([ones, whole], axis=2), weights, plain_norms
 
     def measured():
-        def one(arrays):
-            scales, norm = _scales(factors._replace(arrays=arrays), shrinking, dtype)
+        def one(i):
+            row = FactoredSamples(parts).rows(i, 1).leaves
+            scales, norm = _scales(_groups(row, places, dtype), shrinking, dtype)
             return scales, jnp.ones((), dtype), norm
 
         # One after the other: numbers in units are not held for all of them.
-        found = jax.lax.map(one, factors.arrays)
+        found = jax.lax.map(one, jnp.arange(len(weights)))
         return jax.tree.map(partial(jax.vmap(jnp.where), are_plain), plain(), found)
 
     scales, weights, norms = jax.lax.cond(_all(are_plain), plain, measured)
     # What is summed by a product of matrices has its weight at once, where it is plain.
-    parts = [x.weighted(weights) if x.is_product else x for x in samples.parts]
-    return Terms(FactoredSamples((parts, scales, are_plain)), _add), norms
+    parts = [x.weighted(weights) if x.is_product else x for x in parts]
+    rows = FactoredSamples((parts, scales, are_plain))
+    return Terms(rows, partial(_add, places)), norms
 
 
-class _Factors(NamedTuple):
-    """The factors of leaves: some are factors of several.
+def _places(parts: list[Leaf]) -> list[int]:
+    """Returns which group each leaf is in: an outer product in one of its own."""
+    pairs = [k for k, part in enumerate(parts) if isinstance(part, OuterProducts)]
+    return [pairs.index(k) if k in pairs else len(pairs) for k in range(len(parts))]
 
-    Attributes:
-        arrays: of numbers.
-        pairs: where those of each leaf stand, one or two.
-    """
 
-    arrays: list[jax.Array]
-    pairs: list[list[int]]
-
-    @classmethod
-    def of(cls, parts: list[Leaf]) -> "_Factors":
-        """Returns factors of leaves: that by a bias is one of that by its kernel."""
-        numbers = [part.numbers for part in parts]
-        arrays = {id(x): x for pair in numbers for x in pair}
-        order = list(arrays)
-        return cls(
-            list(arrays.values()),
-            [[order.index(id(x)) for x in pair] for pair in numbers],
-        )
-
-    def in_pairs(self, found: list[jax.Array], one: jax.Array) -> jax.Array:
-        """Returns a number of each array for both factors of every leaf.
-
-        The left one may be one.
-        """
-        pairs = [[one, *(found[i] for i in pair)][-2:] for pair in self.pairs]
-        return jnp.stack([jnp.stack(pair, axis=-1) for pair in pairs], axis=-2)
+def _groups(
+    row: list[Leaf], places: list[int], dtype: Any
+) -> list[tuple[list[jax.Array], list[jax.Array]]]:
+    """Returns both factors of every group of one sample; the left one may be one."""
+    one = jnp.ones(1, dtype)
+    groups = []
+    for place in range(max(places) + 1):
+        numbers = [x.numbers for x, at in zip(row, places, strict=True) if at == place]
+        left = [x for *left, _ in numbers for x in left] or [one]
+        groups.append((left, [right for *_, right in numbers]))
+    return groups
 
 
 def _add(
-    sums: list[jax.Array], rows: FactoredSamples, in_turn: int | None
+    places: list[int],
+    sums: list[jax.Array],
+    rows: FactoredSamples,
+    in_turn: int | None,
 ) -> list[jax.Array]:
     """Adds samples to sums: see `Terms.add`."""
     parts, scales, are_plain = rows.leaves
     at = [i for i, part in enumerate(parts) if part.is_product]
-    products, rest = [parts[i] for i in at], [scales[:, i] for i in at]
+    products, rest = [parts[i] for i in at], [scales[:, places[i], :3] for i in at]
     found = dict(zip(at, _sums_of_products(products, rest, are_plain), strict=True))
-    return [
-        total + found[i]
-        if i in found
-        else _in_units(parts[i], scales[:, i]).add(total, in_turn)
-        for i, total in enumerate(sums)
-    ]
+
+    def add(i, total):
+        if i in found:
+            return total + found[i]
+        left_unit, unit, _, weight = jnp.unstack(scales[:, places[i]], axis=1)
+        return parts[i].in_units(left_unit, unit, weight).add(total, in_turn)
+
+    return [add(i, total) for i, total in enumerate(sums)]
 
 
 @jax.custom_jvp
@@ -188,61 +182,65 @@ def _sums_of_products_jvp(primals, tangents):
 
 def _products_in_units(products, scales):
     pairs = zip(products, scales, strict=True)
-    return [_in_units(x, scale).product() for x, scale in pairs]
+    return [x.in_units(*jnp.unstack(scale, axis=1)).product() for x, scale in pairs]
 
 
-def _in_units(part, scales):
-    return part.in_units(*jnp.unstack(scales, axis=1))
+def _squares(numbers: tuple[jax.Array, ...], dtype: Any) -> list[jax.Array]:
+    """Returns the squared norms of n rows of each array, shapes (n,)."""
+    return [jax.vmap(lambda x: squared_norm([x], dtype))(x) for x in numbers]
 
 
-def _are_plain(squares: jax.Array, total: jax.Array, smallest: jax.Array) -> jax.Array:
+def _are_plain(
+    squares: list[list[jax.Array]], total: jax.Array, smallest: jax.Array
+) -> jax.Array:
     """Returns which of n samples are plain, where `smallest` is a length of interest.
 
     Squares below 2^-126 are lost, of 2^22 entries 2^-104 at most; times the square of
     the other factor's norm that is 2^-23 of the square of the limit.
     """
     most = jnp.minimum(2.0**60, 2.0**80 * jnp.minimum(smallest, 1) ** 2)
-    largest = squares.max(axis=(1, 2))  # NaN, where one is
+    largest = jax.tree.reduce(jnp.maximum, squares)  # NaN, where one is
     return (largest < most) & (total < 2.0**120) & (smallest > 2.0**-30)
 
 
 def _scales(
-    factors: _Factors,
+    groups: list[tuple[list[jax.Array], list[jax.Array]]],
     shrinking: Callable[..., tuple[jax.Array, jax.Array, jax.Array]],
     dtype: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns units and a weight for every leaf of a sample, and the sample's norm.
+    """Returns units and a weight for every group of a sample, and the sample's norm.
 
     Args:
-        factors: of k leaves. Each factor has a unit, and the leaf a weight: shape
-            (k, 3).
+        groups: k of them, whose norm is the product of the norms of both factors. Each
+            factor has a unit, and the group a weight, twice: shape (k, 4). The last
+            one is for leaves that are not weighted yet.
         shrinking: see `with_lengths`.
         dtype: of norms.
     """
-    found = [_measured(x, dtype) for x in factors.arrays]
-    exponents = factors.in_pairs([e for e, _ in found], jnp.zeros((), jnp.int32))
-    squares = factors.in_pairs([square for _, square in found], jnp.ones((), dtype))
-    units = power_of_two(-exponents, dtype)
-    exponents, squares = exponents.sum(axis=1), squares.prod(axis=1)
+    exponents, squares = _measured([x for group in groups for x in group], dtype)
+    units = power_of_two(-exponents, dtype).reshape(-1, 2)
+    squares, exponents = squares[::2] * squares[1::2], exponents[::2] + exponents[1::2]
     largest = jnp.where(squares > 0, exponents, NOTHING).max()
     norms = squares * power_of_two(2 * (exponents - largest), dtype)
     unit = power_of_two(jnp.minimum(largest, FAR), dtype)
-    weight, is_long, norm = shrinking(sum_by_rows(norms), unit)
+    weight, is_long, norm = shrinking(never_nan(sum_by_rows(norms)), unit)
     weights = weight * power_of_two(exponents - jnp.where(is_long, largest, 0), dtype)
-    return jnp.concatenate([units, weights[:, None]], axis=1), norm
+    return jnp.column_stack([units, weights, weights]), norm
 
 
-def _measured(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns the exponent of an array's norm, and its square by 2^(2 exponent).
+def _measured(lists: list[list[jax.Array]], dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns exponents e of the norms of lists of arrays, and their squares by 2^2e.
 
-    That lies in [1, 4), or near it where 2^-exponent would be no float; or is zero.
+    These lie in [1, 4), or near it where 2^-e would be no float; or are zero. One has
+    the exponent zero.
     """
     # Not in scales of 2^80 and 2^-80: the compiler squares a constant that numbers are
     # multiplied by, and the numbers, each by itself.
-    unit, square = scaled_squared_norm([x], dtype)
-    scale = 1 - exponent_of(unit)
-    exponent = jnp.clip((exponent_of(square) - 1) // 2 + scale, -125, 126)
-    return exponent, square * power_of_two(2 * (scale - exponent), dtype)
+    found = [scaled_squared_norm(arrays, dtype) for arrays in lists]
+    units, squares = (jnp.stack(x) for x in zip(*found, strict=True))
+    scale = 1 - exponent_of(units)
+    exponents = jnp.clip((exponent_of(squares) - 1) // 2 + scale, -125, 126)
+    return exponents, squares * power_of_two(2 * (scale - exponents), dtype)
 
 
 @jax.custom_batching.custom_vmap

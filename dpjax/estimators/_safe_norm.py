@@ -38,8 +38,17 @@ def scaled_norm(
         lambda leaves: scaled_squared_norm(leaves, dtype),
         leaves,
     )
+    squares = never_nan(squares)
     is_zero = ~(squares > 0)
     return jnp.sqrt(jnp.where(is_zero, 1, squares)), unit, is_zero
+
+
+def never_nan(squares: jax.Array) -> jax.Array:
+    """Returns infinity in the place of NaN: such a sample counts for nothing.
+
+    There is none, unless a compiler makes it. Then no sample may pass as it is.
+    """
+    return jnp.where(jnp.isnan(squares), jnp.inf, squares)
 
 
 def is_plain(squares: jax.Array, smallest: jax.Array) -> jax.Array:
@@ -66,7 +75,11 @@ def scaled_squared_norm(
         top = jnp.max(jnp.abs(leaf), initial=0.0).astype(dtype)
         largest = jnp.maximum(largest, top)
     unit = power_of_two(-exponent_of(largest), dtype)
-    return unit, squared_norm([leaf.astype(dtype) * unit for leaf in leaves], dtype)
+    scaled = [leaf.astype(dtype) * unit for leaf in leaves]
+    # Else the compiler squares the unit, and constant entries, each by itself: zeros of
+    # an unused parameter would meet an infinity.
+    scaled = jax.lax.optimization_barrier(scaled)
+    return unit, squared_norm(scaled, dtype)
 
 
 def squared_norm(leaves: list[jax.Array], dtype: Any) -> jax.Array:

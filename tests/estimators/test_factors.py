@@ -20,7 +20,11 @@ from dpjax.estimators import (
     _factored_leaves,
 )
 from dpjax.estimators._row_sums import add_rows
-from dpjax.estimators._safe_norm import power_of_two
+from dpjax.estimators._safe_norm import (
+    never_nan,
+    power_of_two,
+    scaled_squared_norm,
+)
 from dpjax.estimators._sensitivity import sum_error, sum_error_in_turn
 
 ROUNDOFF = 2.0**-24
@@ -275,6 +279,22 @@ def test_powers_of_two_are_exact():
         np.testing.assert_array_equal(found[inside], np.ldexp(1.0, exponents[inside]))
         assert (found[exponents < info.minexp] == 0).all()
         assert np.isfinite(found).all()
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("constant", [0.0, 1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("x", [1e-37, 1e-20, 1.0, 1e20, 1e37])
+def test_constant_entries_are_measured_too(constant, x):
+    # Of a parameter that the loss does not use the gradient is a constant, which the
+    # compiler may square by itself, and the unit by itself: infinity times zero.
+    norm = jax.jit(lambda x: scaled_squared_norm([jnp.full(9, constant), x], x.dtype))
+    unit, square = norm(jnp.full(4, x, jnp.float32))
+    expected = np.sqrt(9 * constant**2 + 4 * x**2)
+    np.testing.assert_allclose(np.sqrt(float(square)) / float(unit), expected, 1e-6)
+
+
+def test_a_sample_of_which_nothing_is_known_counts_for_nothing():
+    np.testing.assert_array_equal(never_nan(jnp.array([np.nan, 2.0])), [np.inf, 2.0])
 
 
 def random_tree_sum(terms, rng):

@@ -10,7 +10,7 @@ from dpjax.estimators import Clipping, SmoothedClipping, SmoothedTruncation, Tru
 
 pytestmark = pytest.mark.optimized
 
-P, Q, VOCABULARY = 24, 16, 40
+P, Q, VOCABULARY = 24, 16, 200  # a table is large for a sum, of more than 4,096
 
 
 def dense(params, x, tokens, y):
