@@ -75,11 +75,7 @@ def scaled_squared_norm(
         top = jnp.max(jnp.abs(leaf), initial=0.0).astype(dtype)
         largest = jnp.maximum(largest, top)
     unit = power_of_two(-exponent_of(largest), dtype)
-    scaled = [leaf.astype(dtype) * unit for leaf in leaves]
-    # Else the compiler squares the unit, and constant entries, each by itself: zeros of
-    # an unused parameter would meet an infinity.
-    scaled = jax.lax.optimization_barrier(scaled)
-    return unit, squared_norm(scaled, dtype)
+    return unit, squared_norm([leaf.astype(dtype) * unit for leaf in leaves], dtype)
 
 
 def squared_norm(leaves: list[jax.Array], dtype: Any) -> jax.Array:
@@ -114,6 +110,10 @@ def power_of_two(exponent: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _sum_of_squares(x: jax.Array) -> jax.Array:
+    # Else the compiler may square a constant, and what it is multiplied by, each by
+    # itself: 1e19 times 1e-19 would have the square zero, and the constant gradient of
+    # an unused parameter, zero times a large unit, that of zero times infinity.
+    x = jax.lax.optimization_barrier(x)
     terms = x * x
     num_parts = num_other_devices(x)
     if num_parts > 1 and x.ndim > 0:

@@ -155,3 +155,24 @@ def test_antipodal_records_come_near_the_sensitivity():
     sensitivity = float(estimator.sensitivity(n, P * Q).l2)
     assert 0.995 * sensitivity < move <= sensitivity
     np.testing.assert_allclose(np.linalg.norm(first), 1, rtol=4e-4)
+
+
+@pytest.mark.parametrize("factor", [2.0**-63.5, 2.0**63.5, 2.0**100])
+@pytest.mark.parametrize("num_parameters", [1, 6])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_number_times_a_constant_is_squared_as_one_number(n, num_parameters, factor):
+    """The compiler may square both apart, and lose one of them."""
+    params = jnp.zeros(num_parameters)
+
+    def one_by_one(params, x):
+        return jnp.sum(jnp.broadcast_to(x * factor, params.shape) * params)
+
+    def at_once(params, x):
+        return x * factor * jnp.sum(params)
+
+    for loss in (one_by_one, at_once):
+        mean = jax.jit(dpjax.robust_grad(loss, Clipping(1.0)))
+        for size in (1, 2):
+            x = jnp.full(n, size / factor, jnp.float32)
+            expected = num_parameters**-0.5
+            np.testing.assert_allclose(mean(params, x), expected, rtol=1e-3)
