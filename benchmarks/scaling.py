@@ -72,9 +72,9 @@ class Model(NamedTuple):
         """k: integers in float32 that stand for one sum, so that sums add exactly."""
         from dpjax.estimators import _digits, _fold, _slabs
 
-        longest = _fold.block_length(self.job.num_records)
-        num_rows = self.job.num_records // self.num_devices
         job = self.job
+        longest = _fold.block_length(job.num_records)
+        num_rows = job.num_records // self.num_devices
         sizes = _slabs._Sizes(job.row_size, job.row_size, job.num_params)
         plan = _slabs._Plan.cached(num_rows, longest, sizes, None, None)
         num_sums = plan.num_slabs // plan.slabs * plan.blocks * self.num_devices

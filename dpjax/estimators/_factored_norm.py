@@ -182,7 +182,9 @@ def _sums_of_products_jvp(primals, tangents):
 
 def _products_in_units(products, scales):
     pairs = zip(products, scales, strict=True)
-    return [x.in_units(*jnp.unstack(scale, axis=1)).product() for x, scale in pairs]
+    scaled = [x.in_units(*jnp.unstack(scale, axis=1)) for x, scale in pairs]
+    # Units that are moved out of a product would meet one that has overflowed.
+    return [x.product() for x in jax.lax.optimization_barrier(scaled)]
 
 
 def _squares(numbers: tuple[jax.Array, ...], dtype: Any) -> list[jax.Array]:
@@ -234,8 +236,6 @@ def _measured(lists: list[list[jax.Array]], dtype: Any) -> tuple[jax.Array, jax.
     These lie in [1, 4), or near it where 2^-e would be no float; or are zero. One has
     the exponent zero.
     """
-    # Not in scales of 2^80 and 2^-80: the compiler squares a constant that numbers are
-    # multiplied by, and the numbers, each by itself.
     found = [scaled_squared_norm(arrays, dtype) for arrays in lists]
     units, squares = (jnp.stack(x) for x in zip(*found, strict=True))
     scale = 1 - exponent_of(units)
