@@ -37,6 +37,8 @@ from dpjax.estimators._factors import IN_TURN, FactoredSamples, Terms
 from dpjax.estimators._fold import longest_block, proven_divisor
 from dpjax.estimators._rows import Rows
 
+LANES = 2**18  # numbers that sums of blocks side by side may have, on CPU
+
 
 def fold_factored(
     prepare: Callable[[FactoredSamples, jax.Array | None], Terms],
@@ -121,7 +123,7 @@ class _Plan(NamedTuple):
             # stay where they are in the batch: nothing is copied.
             length = _length(num_rows, longest)
             blocks = num_rows // length
-            is_small = num_rows * sizes.made <= 2**21 and blocks * sizes.total <= 2**18
+            is_small = num_rows * sizes.made <= 2**21 and blocks * sizes.total <= LANES
             if 2 * length > min(longest, num_rows) and is_small and in_turn is None:
                 return cls(num_rows, num_rows, 1, 1, blocks, blocks > 1, None)
             few = min(4, 2**25 // sizes.row)
@@ -131,24 +133,24 @@ class _Plan(NamedTuple):
             microbatch_size = min(max(2**21 // sizes.row, few, 1), most)
             if microbatch_size < num_rows:  # batches are powers of two, or nearly all
                 microbatch_size = 2 ** (microbatch_size.bit_length() - 1)
-        return cls._of(num_rows, longest, sizes, microbatch_size, in_turn)
+        return cls._of(num_rows, longest, sizes, microbatch_size, LANES, in_turn)
 
     @classmethod
     def parallel(cls, num_rows, longest, sizes, microbatch_size):
         """Elsewhere: as many rows as 2^28 numbers (1 GiB) hold, 4,096 at most."""
         if microbatch_size is None:
             microbatch_size = min(max(2**28 // sizes.row, 1), 4096)
-        return cls._of(num_rows, longest, sizes, microbatch_size, None)
+        return cls._of(num_rows, longest, sizes, microbatch_size, 2**22, None)
 
     @classmethod
-    def _of(cls, num_rows, longest, sizes, microbatch_size, in_turn):
+    def _of(cls, num_rows, longest, sizes, microbatch_size, lanes, in_turn):
         size = min(microbatch_size, num_rows)
         num_slabs = -(-num_rows // size)
         size = -(-num_rows // num_slabs)
         if size > longest:
             blocks = -(-size // longest)
             size = -(-size // blocks) * blocks
-            are_lanes = blocks * sizes.total <= 2**22
+            are_lanes = blocks * sizes.total <= lanes
             return cls(num_rows, size, num_slabs, 1, blocks, are_lanes, in_turn)
         slabs = min(longest // size, num_slabs)
         steps = -(-num_slabs // slabs)
