@@ -300,5 +300,8 @@ def times(x: jax.Array, *weights: jax.Array) -> jax.Array:
 
 def _sum_of_products(x, y):
     """Returns the sum over n of the outer products of rows."""
+    # Else the compiler may move a constant, or a unit, from one factor to the other or
+    # out of the product: where that overflows, another's zero makes it NaN.
+    x, y = jax.lax.optimization_barrier((x, y))
     over_rows = (((0,), (0,)), ((), ()))
     return jax.lax.dot_general(x, y, over_rows, precision=jax.lax.Precision.HIGHEST)

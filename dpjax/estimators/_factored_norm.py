@@ -182,9 +182,7 @@ def _sums_of_products_jvp(primals, tangents):
 
 def _products_in_units(products, scales):
     pairs = zip(products, scales, strict=True)
-    scaled = [x.in_units(*jnp.unstack(scale, axis=1)) for x, scale in pairs]
-    # Units that are moved out of a product would meet one that has overflowed.
-    return [x.product() for x in jax.lax.optimization_barrier(scaled)]
+    return [x.in_units(*jnp.unstack(scale, axis=1)).product() for x, scale in pairs]
 
 
 def _squares(numbers: tuple[jax.Array, ...], dtype: Any) -> list[jax.Array]:

@@ -176,3 +176,18 @@ def test_a_number_times_a_constant_is_squared_as_one_number(n, num_parameters, f
             x = jnp.full(n, size / factor, jnp.float32)
             expected = num_parameters**-0.5
             np.testing.assert_allclose(mean(params, x), expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_constant_stays_in_its_factor(n):
+    """The other one times the constant may be infinite, and infinity times zero NaN."""
+    params = {"inner": jnp.zeros((6, 4)), "outer": jnp.zeros((4, 2))}
+
+    def loss(params, example):
+        x, y = example
+        return jnp.sum((x @ params["inner"] * 2.0**120) @ params["outer"]) * y
+
+    grad_fn = jax.jit(dpjax.robust_grad(loss, Clipping(1.0)))
+    mean = grad_fn(params, (jnp.ones((n, 6)), jnp.full(n, 2.0**20)))
+    for leaf in jax.tree.leaves(mean):
+        np.testing.assert_array_equal(leaf, 0)
