@@ -30,7 +30,7 @@ BUNDLED = (datasets.adult, datasets.rand_hie)
 def run(name, folder, size=Size.SMOKE, seed=0, **changes):
     panel = dataclasses.replace(panels()[name].at(size), **changes)
     dataset, cells = PROBLEMS[panel.problem].dataset, []
-    if dataset not in (None, *BUNDLED) and "DPJAX_DATA" not in os.environ:
+    if dataset not in (None, *BUNDLED) and not os.environ.get("DPJAX_DATA"):
         pytest.skip("set DPJAX_DATA to the folder of data sets that are not bundled")
     try:
         path = runner.run_panel(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from dpjax._sharding import zeros
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import require
+from dpjax.estimators._made_once import made_once
 
 
 class Digits(NamedTuple):
@@ -70,6 +71,8 @@ class Digits(NamedTuple):
             x = x / jnp.asarray(self.normalize_by).astype(x.dtype)
             return x if self.unit is None else x * self.unit.astype(x.dtype)
 
+        if self.num_digits > 1:  # all are digits of one number
+            sums = made_once(sums)
         digits = _split(jax.tree.map(scaled, sums), self.base, self.num_digits)
         return jax.tree.map(lambda old, x: old + x.sum(axis=0), total, digits)
 

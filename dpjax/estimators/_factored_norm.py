@@ -34,6 +34,7 @@ from dpjax._types import PyTree
 from dpjax.estimators._entries import as_float
 from dpjax.estimators._factored_leaves import Leaf, OuterProducts
 from dpjax.estimators._factors import FactoredSamples, Terms
+from dpjax.estimators._made_once import made_once
 from dpjax.estimators._safe_norm import (
     exponent_of,
     never_nan,
@@ -67,6 +68,7 @@ def with_lengths(
     """
     if counts is not None:  # what is left out must not choose the order either
         samples = samples.zero_unless(counts)
+    samples = made_once(samples)  # what is measured is what is summed
     dtypes = {as_float(x).dtype for x in samples.numbers}
     dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
     parameters = jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), parameters)
@@ -86,8 +88,7 @@ def with_lengths(
     total = jax.tree.reduce_associative(jnp.add, list(map(math.prod, squares)))
     are_plain = _are_plain(squares, total, parameters[0])
     weights, _, plain_norms = shrinking(total, 1)
-    # The barrier keeps them from being computed twice, in two ways.
-    weights = jax.lax.optimization_barrier(jnp.where(are_plain, weights, 1))
+    are_plain, weights = made_once((are_plain, jnp.where(are_plain, weights, 1)))
     places = _places(parts)
 
     def plain():

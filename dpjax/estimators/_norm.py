@@ -15,6 +15,7 @@ from dpjax.estimators._entries import as_finite, as_float
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._factored_norm import with_lengths
 from dpjax.estimators._factors import FactoredSamples, Terms
+from dpjax.estimators._made_once import made_once
 from dpjax.estimators._rows import Rows
 from dpjax.estimators._safe_norm import NORM_ERROR, scaled_norm
 from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
@@ -151,7 +152,7 @@ def shorten(
         parameters: of length_fn; they become the widest dtype of the sample. The first
             is of the order of the length of long samples.
     """
-    sample = jax.tree.map(as_float, sample)
+    sample = made_once(jax.tree.map(as_float, sample))  # measured as it is returned
     dtype = widest(jax.tree.leaves(sample))
     wide = jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), parameters)
     return _shorten(length_fn, sample, wide)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from dpjax._sharding import num_shares
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators._factors import FactoredSamples
+from dpjax.estimators._made_once import made_once
 
 
 class Rows(NamedTuple):
@@ -47,7 +48,8 @@ class Rows(NamedTuple):
     def read_all(self, microbatch_size: int | None) -> tuple[PyTree, PyTree]:
         """Returns all samples and aux, read so many rows at once; None is all."""
         if microbatch_size is None:
-            return self.read(0, self.num_rows)
+            samples, aux = self.read(0, self.num_rows)
+            return made_once(samples), aux
         each = jax.lax.map(
             lambda row: self.read(row, 1),
             jnp.arange(self.num_rows),
