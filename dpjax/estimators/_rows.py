@@ -49,13 +49,14 @@ class Rows(NamedTuple):
         """Returns all samples and aux, read so many rows at once; None is all."""
         if microbatch_size is None:
             samples, aux = self.read(0, self.num_rows)
-            return made_once(samples), aux
-        each = jax.lax.map(
-            lambda row: self.read(row, 1),
-            jnp.arange(self.num_rows),
-            batch_size=microbatch_size,
-        )
-        return jax.tree.map(lambda x: x[:, 0], each)
+        else:
+            each = jax.lax.map(
+                lambda row: self.read(row, 1),
+                jnp.arange(self.num_rows),
+                batch_size=microbatch_size,
+            )
+            samples, aux = jax.tree.map(lambda x: x[:, 0], each)
+        return made_once(samples), aux
 
     @property
     def num_rows_in_all(self) -> int:

@@ -10,6 +10,7 @@ from jax.lax import stop_gradient
 from dpjax._sharding import num_other_devices, varying, varying_axes
 from dpjax._types import PyTree
 from dpjax.estimators._entries import as_finite
+from dpjax.estimators._made_once import made_once
 
 # The computed norm may be too small by this relative error, so that a clipped sample
 # may be longer than the clip norm by as much: sums of squares pass at most 6 levels of
@@ -31,7 +32,7 @@ def scaled_norm(
     `smallest`, the least length of interest, is far larger than their roots.
     """
     dtype, leaves = smallest.dtype, jax.tree.leaves(sample)
-    squares = squared_norm(leaves, dtype)
+    squares = made_once(squared_norm(leaves, dtype))  # chosen by, and chosen
     unit, squares = jax.lax.cond(
         is_plain(squares, smallest),
         lambda leaves: (varying(jnp.ones((), dtype), varying_axes(squares)), squares),
