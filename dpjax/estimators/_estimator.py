@@ -19,7 +19,6 @@ from dpjax._types import (
     Scalar,
 )
 from dpjax.estimators import _fold
-from dpjax.estimators._factors import influences
 from dpjax.estimators._rows import Rows
 from dpjax.estimators._sensitivity import Sensitivity, coordinate_sensitivity, maximum
 from dpjax.estimators._slabs import fold_factored
@@ -273,14 +272,13 @@ class CoordinateEstimator(Estimator):
             return super().fold(
                 rows, normalize_by=normalize_by, microbatch_size=microbatch_size
             )
-        influence = self.influence_fn()
         mean, aux = fold_factored(
-            lambda samples, counts: influences(samples, influence, counts),
+            lambda samples: samples,
             self.limit,
             rows,
             normalize_by=normalize_by,
             microbatch_size=microbatch_size,
-            are_in_turn=True,
+            influence=self.influence_fn(),
         )
         return self._within_limit(mean, normalize_by), aux
 
