@@ -72,7 +72,8 @@ class Estimator(abc.ABC):
         Args:
             samples: pytree, leaves of shape (n, ...), or a stream of them, such as
                 `dpjax.streamed_grad` gives. NaN counts as zero; an infinity as the
-                influence's limit at infinity where there is one, else as zero.
+                influence's limit at infinity where there is one, else as zero. For
+                norm-wise estimators a sample of 2^63 clip norms or more is zero.
             is_padding_example: shape (n,), true for rows to leave out. The divisor
                 stays the same.
             normalize_by: public divisor of the sum; n by default. For more than 4,608

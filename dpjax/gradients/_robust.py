@@ -153,8 +153,8 @@ def robust_grad(
 
     Bad numbers:
         NaN and infinities in gradients count as `Estimator.__call__` tells. Where a
-        norm comes from factors, a product of two finite numbers beyond the largest
-        float counts as the number that it is.
+        norm comes from factors, they count as zero in a factor, and a gradient counts
+        as zero where the norm of a factor is 2^64 or more.
 
     Sensitivity:
         `estimator.sensitivity(n or normalize_by, number of parameters)`, under
