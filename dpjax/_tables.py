@@ -117,6 +117,18 @@ def read_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     return columns
 
 
+def read_cells(path: Path, name: str) -> list[Any]:
+    """Returns one column's cells as they are, integers to the last digit.
+
+    Raises:
+        ValueError: as `read_columns`.
+    """
+    if path.suffix.lower() != ".parquet":
+        return read_columns(path, [name])[name].tolist()
+    with _readable(path), _polars() as pl:
+        return pl.read_parquet(path, columns=[name])[name].to_list()
+
+
 def frame_names(frame: Any) -> list[str]:
     """Returns the names of a data frame's columns, or of a mapping to arrays.
 

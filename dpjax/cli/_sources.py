@@ -12,7 +12,7 @@ from dpjax._tables import column_names, read_columns
 from dpjax.cli._guesses import guess_names, schema_text
 from dpjax.cli._losses import AMOUNTS
 from dpjax.cli._schema import Schema, read_schema
-from dpjax.cli._units import Units, units_of
+from dpjax.cli._units import Units
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.models import BoundedColumn, Link
 
@@ -75,9 +75,8 @@ class Table:
         """The number of records, or units, to train on."""
         return int(np.sum(~self.is_test))
 
-    def by_unit(self, column: str, cells: np.ndarray, size: int) -> "Table":
-        """Returns the table of units: of a column's name, its cells, and of k."""
-        units = units_of(column, cells, size)
+    def by_unit(self, units: Units) -> "Table":
+        """Returns the table with records that are the units'."""
         is_test = np.zeros(units.num_units, bool)
         return dataclasses.replace(self, units=units, is_test=is_test)
 
@@ -297,32 +296,32 @@ def encode_table(table: Table) -> Dataset:
         None if one is None else one.shares(table.columns[one.column])
         for one in (table.schema.weight, table.schema.exposure)
     )
-    is_held_out, units = table.is_test, table.units
-    is_test = is_held_out
+    is_test, units = table.is_test, table.units
+    if units is not None and weights is None:
+        weights = np.ones_like(targets)  # and places without a record have none
 
     def trained(rows: np.ndarray) -> np.ndarray:
         if units is None:
-            return rows[~is_held_out]
-        return units.placed(rows, is_held_out)
+            return rows[~is_test]
+        return units.placed(rows, ~is_test, units.size)
 
-    if units is not None:
-        # Places without a record have no weight.
-        weights = np.ones_like(targets) if weights is None else weights
-        # Of a unit that is held out one record is tested on, as it has one at least.
-        is_test = is_held_out[units.index] & (units.rank == 0)
+    def tested(rows: np.ndarray) -> np.ndarray:
+        # Of a unit the first record, so that a unit costs what a record does.
+        return rows[is_test] if units is None else units.placed(rows, is_test, 1)
+
     return Dataset(
         name=table.name,
         task="classification" if isinstance(target, Categorical) else "regression",
         feature_names=(*feature_names, "intercept"),
         features=trained(features),
         targets=trained(targets),
-        test_features=features[is_test],
-        test_targets=targets[is_test],
+        test_features=tested(features),
+        test_targets=tested(targets),
         target_unit=unit,
         licence="not stated",
         source=table.name,
         schema=declared,
         weights=None if weights is None else trained(weights),
         exposures=None if exposures is None else trained(exposures),
-        test_exposures=None if exposures is None else exposures[is_test],
+        test_exposures=None if exposures is None else tested(exposures),
     )

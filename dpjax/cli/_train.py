@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from dpjax import _files, _validate
-from dpjax._tables import column_names, read_columns
+from dpjax._tables import column_names, read_cells
 from dpjax._types import Key
 from dpjax.cli import _display, _ledger, _report
 from dpjax.cli._check import warn_curator
@@ -32,6 +32,7 @@ from dpjax.cli._settings import Settings
 from dpjax.cli._sources import PUBLIC_SETS, Table, encode_table, public_name, read_table
 from dpjax.cli._spending import MAX_RECORDS, planned, spend, with_ranges
 from dpjax.cli._terminal import progress_bars, show_paths, terminal
+from dpjax.cli._units import read_names, units_of
 from dpjax.datasets import Dataset
 
 
@@ -52,14 +53,14 @@ def train(settings: Settings) -> None:
         ValueError: if an option, a file or the schema is wrong; nothing is written.
         OSError: if a file cannot be found, fetched or written.
     """
-    source, schema, seed = settings.source, settings.schema, settings.seed
+    source, seed = settings.source, settings.seed
     name = public_name(source)
     folder = settings.output or Path("dpjax-output", Path(name or source).stem)
     inputs = {} if name is not None else {"DATA": Path(source)}
-    if schema is not None:
-        inputs["--schema"] = schema
+    for option in ("schema", "unit_names", "ledger"):
+        if (path := getattr(settings, option)) is not None:
+            inputs[flag(option)] = path
     if settings.ledger is not None:
-        inputs["--ledger"] = settings.ledger
         _ledger.check_room(settings.ledger, settings.unit)
     _report.check_folder(folder, inputs)
     run_folder = kept_folder(settings.checkpoint, folder, inputs)
@@ -247,9 +248,10 @@ def read_private(settings: Settings) -> Table:
             settings.unit,
             f"a column of {names} that is neither a feature nor the target",
         )
-        cells = read_columns(Path(settings.source), [settings.unit])[settings.unit]
+        cells = read_cells(Path(settings.source), settings.unit)
         size = settings.max_records or MAX_RECORDS
-        table = table.by_unit(settings.unit, cells, size)
+        listed = settings.unit_names and read_names(settings.unit_names)
+        table = table.by_unit(units_of(settings.unit, cells, size, listed))
     return table if settings.holdout is None else table.held_out(settings.holdout)
 
 
