@@ -272,8 +272,8 @@ class Settings:
         of_output(
             "Folder that keeps the private run while it lasts, apart from --output: "
             "the same command takes a run that was stopped up from there. It holds the "
-            "key, and so is as secret as the data; it is removed when the files are "
-            "written. A run that was killed leaves it: take it up, or remove it."
+            "key, and so is as secret as the data; it is removed before the files "
+            "appear. A run that was killed leaves it: take it up, or remove it."
         ),
     ] = None
     show_unprotected: Annotated[

@@ -1,7 +1,7 @@
 """Where the records come from: a data set by its name, or a user's file."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +79,17 @@ class Table:
         """Returns the table with records that are the units'."""
         is_test = np.zeros(units.num_units, bool)
         return dataclasses.replace(self, units=units, is_test=is_test)
+
+    def parts(self) -> Iterator[bytes]:
+        """Yields all that a run reads of the file, for a digest."""
+        units = self.units
+        report = units and units.report()
+        yield repr((self.schema, self.target, [*self.columns], report)).encode()
+        others = [self.is_test] if units is None else [units.index, units.rank]
+        for array in (*self.columns.values(), *others):
+            yield repr(array.dtype).encode()
+            is_plain = array.dtype.kind not in "OT"
+            yield array.tobytes() if is_plain else repr(array.tolist()).encode()
 
     def held_out(self, share: float) -> "Table":
         """Returns the table with a share of its records held out for testing.

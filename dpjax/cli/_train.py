@@ -1,6 +1,8 @@
 """`dpjax train`, from the options to the files: loads, runs, writes and shows."""
 
 import contextlib
+import dataclasses
+import itertools
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -43,8 +45,9 @@ def train(settings: Settings) -> None:
     is shown and written, unless show_unprotected asks for the rest.
 
     The folder of --checkpoint is no link, lies apart from the output and the files that
-    are read, and is removed when the parameters and the report are written. A run that
-    breaks off leaves it as soon as there is a state to go on from.
+    are read, and is removed before the parameters and the report appear. A run that
+    breaks off leaves it as soon as there is a state to go on from. It is refused with
+    other options or records, which tells the curator of them, outside the guarantee.
 
     With --ledger a run is priced by the number of records alone, and refused or entered
     before a value of them is used.
@@ -71,8 +74,10 @@ def train(settings: Settings) -> None:
     spent = {}
     if name is not None:
         data = load_public(name, settings)
+        run_folder = bound(run_folder, run_key, settings, None)
     else:
         table = read_private(settings)
+        run_folder = bound(run_folder, run_key, settings, table)
         units = table.units
         spent = spend(settings, table, run_folder)
         warn_of_cells(table, settings)
@@ -177,6 +182,21 @@ def kept_folder(
     return RunFolder(checkpoint).checked()
 
 
+def bound(
+    run_folder: RunFolder | None, key: Key, settings: Settings, table: Table | None
+) -> RunFolder | None:
+    """Returns the folder as that of one run, by its options and records.
+
+    Raises:
+        ValueError: if it keeps the key of another one.
+    """
+    if run_folder is None:
+        return None
+    options = dataclasses.replace(settings, output=None, checkpoint=None)
+    records = () if table is None else table.parts()
+    return run_folder.bound(key, itertools.chain([repr(options).encode()], records))
+
+
 @contextlib.contextmanager
 def kept(run_folder: RunFolder | None, key: Key | None) -> Iterator[None]:
     """Keeps the key while a run is on, and where it breaks off with a state to go on.
@@ -270,13 +290,13 @@ def warn_of_cells(table: Table, settings: Settings) -> None:
 def write_release(
     folder: Path, files: Mapping[str, bytes], run_folder: RunFolder | None
 ) -> None:
-    """Writes what was paid for, before anything else can fail; its key goes with it."""
+    """Writes what was paid for, before anything else can fail.
+
+    Its key goes before it appears: a release whose key is left could be made again, of
+    other records with the same noise. A kill between the two loses the run.
+    """
     with _uninterrupted():
-        if run_folder is not None:
-            run_folder.use_up()
-        _report.write(folder, files)
-        if run_folder is not None:
-            run_folder.remove()
+        _report.write(folder, files, None if run_folder is None else run_folder.remove)
 
 
 @contextlib.contextmanager
