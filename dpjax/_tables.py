@@ -65,7 +65,9 @@ def declared_kinds(path: Path) -> dict[str, str]:
     return kinds
 
 
-def read_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+def read_columns(
+    path: Path, names: list[str], *, least: int = 1
+) -> dict[str, np.ndarray]:
     r"""Reads some columns of a file, each into an array of shape (n,).
 
     Text stays text: `dpjax.datasets.encode` turns it into numbers. Booleans are 0 and
@@ -76,10 +78,11 @@ def read_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
             as the header has them; also compressed by gzip), a Parquet file, or an NPZ
             file with one array of shape (n,) a column.
         names: which columns; each must be among `column_names`.
+        least: how many records there must be: 0 or 1.
 
     Raises:
         ValueError: if the file cannot be read, its columns differ in length, hold
-            neither text nor numbers, or have no records.
+            neither text nor numbers, or have too few records.
 
     Example:
         >>> import tempfile
@@ -109,7 +112,7 @@ def read_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
             f"made of text or numbers, in column {name!r} of {path.name}",
         )
     _validate.require(
-        len(next(iter(columns.values()))) > 0,
+        len(next(iter(columns.values()))) >= least,
         "DATA",
         str(path),
         "a file with at least one record",
@@ -124,7 +127,7 @@ def read_cells(path: Path, name: str) -> list[Any]:
         ValueError: as `read_columns`.
     """
     if path.suffix.lower() != ".parquet":
-        return read_columns(path, [name])[name].tolist()
+        return read_columns(path, [name], least=0)[name].tolist()
     with _readable(path), _polars() as pl:
         return pl.read_parquet(path, columns=[name])[name].to_list()
 

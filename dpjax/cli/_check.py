@@ -101,7 +101,7 @@ def _findings(
 
 
 def _of_categories(kind: Categorical, cells: Cells, *, is_target: bool) -> str:
-    share = cells.used / cells.total
+    share = cells.used / max(cells.total, 1)
     if is_target:
         if _TOO_FEW_LABELS < share < 1 - _TOO_FEW_LABELS:
             return ""

@@ -208,20 +208,18 @@ class RunFolder(NamedTuple):
                 f"--checkpoint {self.path} could not be removed ({'; '.join(whys)}): "
                 "remove it, for who finds it can subtract the run's noise."
             )
-        with contextlib.suppress(OSError):  # there is none, or no disk that waits
-            _sync(self.path)
-            self.path.rmdir()
-            _sync(self.path.parent)
+        for step in (self._sync, self.path.rmdir, RunFolder(self.path.parent)._sync):
+            with contextlib.suppress(OSError):  # or the system knows no such waiting
+                step()
+
+    def _sync(self) -> None:
+        """Waits until the disk has what was removed from the folder."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _bytes_of(key: Key) -> bytes:
     return np.asarray(jax.random.key_data(key)).tobytes()
-
-
-def _sync(folder: Path) -> None:
-    """Waits until the disk has what was removed from a folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -155,6 +155,7 @@ def read_table(
     hold_out: bool,
     has_weights: bool,
     allows_empty: bool = False,
+    least: int = 1,
 ) -> Table:
     """Reads the columns of a user's file that its schema names.
 
@@ -166,6 +167,7 @@ def read_table(
         hold_out: whether every fifth record, by its public index, is for testing.
         has_weights: whether the method takes weights.
         allows_empty: whether the schema may leave centres and scales open.
+        least: how many records there must be: 0 where their number is private.
 
     Raises:
         SchemaNeeded: if schema is None.
@@ -195,7 +197,8 @@ def read_table(
             f"--target must be given for a file: a column of {names}. Or the schema's "
             "[target] says column."
         )
-    columns = read_columns(path, [*declared.columns, target, *declared.bounded])
+    names = [*declared.columns, target, *declared.bounded]
+    columns = read_columns(path, names, least=least)
     num_records = len(columns[target])
     _validate.require(
         not hold_out or num_records >= 5,

@@ -259,6 +259,7 @@ def read_private(settings: Settings) -> Table:
         hold_out=settings.show_unprotected,
         has_weights=has_weights,
         allows_empty=settings.private_ranges is not None,
+        least=1 if settings.unit_names is None else 0,
     )
     if settings.unit is not None:
         names = column_names(Path(settings.source))

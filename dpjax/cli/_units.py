@@ -63,12 +63,12 @@ class Units:
         """What the guarantee does not protect."""
         if self.is_listed:
             return (
-                f"The list of {self.column} that was given is public; whether one of "
-                "them has records, how many and which, is protected."
+                f"The list of values of {self.column} that was given is public; "
+                "whether one of them has records, how many and which, is protected."
             )
         return (
-            f"Which {self.column} have a record is public; how many records each has, "
-            "and what they hold, is protected."
+            f"Which values of {self.column} have a record is public; how many records "
+            "each has, and what they hold, is protected."
         )
 
     def report(self) -> dict[str, Any]:
@@ -111,9 +111,6 @@ def units_of(
         names: all units, as `name_of` writes them; records of others belong to none.
             None: the names that occur, where records without a value are one unit.
 
-    Raises:
-        ValueError: if there is no record.
-
     Example:
         >>> units = units_of("who", ["b", "a", "b"], 2)
         >>> units.num_units, units.index.tolist(), units.rank.tolist()
@@ -122,7 +119,6 @@ def units_of(
         [5, 0, 3, 7]
     """
     found = [name_of(cell) for cell in cells]
-    _validate.require(len(found) > 0, "--unit", column, "a column with records")
     ordered = sorted(set(found if names is None else names))
     index_of = {name: index for index, name in enumerate(ordered)}
     counts = [0] * (len(ordered) + 1)  # the last is of those that are no unit's

@@ -8,17 +8,20 @@ import jax
 import numpy as np
 import polars as pl
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from dpjax._tables import read_cells
 from dpjax.accounting import gaussian_stddev
 from dpjax.cli._app import app
+from dpjax.cli._check import warn_curator
 from dpjax.cli._runs import training_privacy
 from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
 from dpjax.cli._single_fits import fit_linear_model
 from dpjax.cli._sources import Table, encode_table
 from dpjax.cli._spending import planned, prices
+from dpjax.cli._train import read_private
 from dpjax.cli._units import name_of, privacy_of_units, read_names, units_of
 from dpjax.datasets import Numeric
 
@@ -196,15 +199,34 @@ def test_persons_from_end_to_end(tmp_path, monkeypatch, method):
     assert "n = 240 values of who, 2 places each" in shown
     words = "groups of records with one who by any others, or none, with the same who,"
     assert f"Replacing any one of the 300 {words} changes" in shown
-    assert "The list of who that was given is public; whether one of" in shown
+    assert "The list of values of who that was given is public; whether one of" in shown
     assert "On 60 records held out, by a budget of their own of epsilon = 4" in shown
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     public = report["unit"].pop("public")
-    assert public.startswith("The list of who that was given is public; whether one")
+    assert public.startswith(
+        "The list of values of who that was given is public; whether one"
+    )
     assert report["unit"] == {"column": "who", "num_units": 300, "max_records": 2}
     assert report["privacy"]["epsilon"] == pytest.approx(4.0)
     description = report["evaluation"]["privacy"]["description"]
     assert f"any one of the 60 {words}" in description
+
+
+def test_nobody_on_a_list_need_have_a_record(tmp_path):
+    path, schema, names = (tmp_path / x for x in ("data.csv", "s.toml", "names.txt"))
+    path.write_text("who,x,y,z\n")
+    text = "columns = {x = {center = 0, scale = 1}, z = {categories = ['a']}}\n"
+    schema.write_text(text + "target = {column = 'y', center = 0, scale = 1}")
+    names.write_text("\n".join(NAMES))
+    asked = {"source": str(path), "epsilon": 1.0, "loss": "squared", "schema": schema}
+    asked |= {"unit": "who", "max_records": 2, "holdout": 0.3}
+    read = read_private(Settings(unit_names=names, **asked))
+    warn_curator(Console(quiet=True), read)
+    data = encode_table(read)
+    assert (data.features.shape, data.test_features.shape) == ((56, 3), (12, 3))
+    assert not np.vstack([data.features, data.test_features]).any()
+    with pytest.raises(ValueError, match="a file with at least one record"):
+        read_private(Settings(**asked))
 
 
 @pytest.mark.parametrize(
