@@ -87,8 +87,6 @@ def show(
         )
     privacy = private.solution.privacy
     console.print(f"Privacy of {private.method}: {_claim(privacy)}. {privacy}")
-    if units is not None:
-        console.print(units.public)
     if ranges is not None:
         part = ranges.privacy
         console.print(

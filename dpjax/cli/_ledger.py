@@ -37,7 +37,6 @@ _HEAD = """\
 # or made smaller breaks the limit, whatever became of its run.
 """
 _RULE = "a file that dpjax ledger has written"
-_UNIT = "all records with one {0}, replaced by any others with the same {0}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +171,7 @@ def ledger(settings: LedgerSettings) -> None:
     console.print(
         f"All runs together: epsilon = {rounded_up(limit.epsilon, 6)}, delta = "
         f"{rounded_up(limit.delta, 6)} ({limit.relation.name}, "
-        f"{_UNIT.format(read.unit) if read.unit else 'one record'}), "
+        f"{f'all records with one {read.unit}' if read.unit else 'one record'}), "
         "whatever was chosen by their outcomes."
     )
     rows = Rows()
@@ -256,16 +255,15 @@ def check_room(
 ) -> None:
     """Requires room for a run in a ledger; without parts, for any at all.
 
-    A run that protects a unit does so under the unit's name: not a record that may be
-    replaced by one of another name, as a ledger of records has it.
+    A run that protects a unit protects its records, but not the other way round.
 
     Raises:
         ValueError: if there is none, it is no ledger, or one of another unit.
     """
     read = read_ledger(path)
     filled = read.filter
-    rule = f"{read.unit or 'left out'}, as in --ledger {path}"
-    _validate.require(read.unit == unit, "--unit", unit, rule)
+    rule = f"{read.unit}, as in --ledger {path}"
+    _validate.require(read.unit in (None, unit), "--unit", unit, rule)
     if not parts:
         left = filled.left.divergence
         _validate.require(

@@ -135,6 +135,8 @@ def train(settings: Settings) -> None:
         is_public=is_public,
         units=units,
     )
+    if units is not None:
+        console.print(units.public)
     if evaluation is not None:
         _display.show_evaluation(console, evaluation)
     elif not scored:
