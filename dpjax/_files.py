@@ -3,7 +3,7 @@
 import contextlib
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -148,7 +148,11 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write_together(
-    folder: Path, contents: Mapping[str, bytes], *, name: str, stale: Path | None = None
+    folder: Path,
+    contents: Mapping[str, bytes],
+    *,
+    name: str,
+    before: Callable[[], None] = lambda: None,
 ) -> None:
     """Writes files into a folder, all of them or none.
 
@@ -158,7 +162,8 @@ def write_together(
         folder: it is made where it is missing.
         contents: of the files, by their names.
         name: of the option that chose the folder.
-        stale: a file that does not belong to them; removed before they appear.
+        before: called when all are complete, and none has its name; what it raises
+            leaves the folder as it was.
 
     Raises:
         OSError: if they cannot be written, with the name of the option.
@@ -178,8 +183,7 @@ def write_together(
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            if stale is not None:
-                stale.unlink(missing_ok=True)
+            before()
     except OSError as why:
         raise OSError(f"{name} {folder} could not be written to: {why}.") from why
     finally:

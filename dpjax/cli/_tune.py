@@ -23,6 +23,7 @@ from dpjax.cli._sources import Table, encode_table, public_name
 from dpjax.cli._spending import with_ranges
 from dpjax.cli._terminal import digits, progress_bars, show_paths, terminal
 from dpjax.cli._train import (
+    bound,
     kept,
     kept_folder,
     key_of,
@@ -62,9 +63,11 @@ def tune(settings: TuneSettings) -> None:
     table = ranges = paid = None
     if name is not None:
         data = load_public(name, first)
+        run_folder = bound(run_folder, run_key, settings, None)
         search = plan_search(settings, data, is_named=True)
     else:
         table = read_private(first)
+        run_folder = bound(run_folder, run_key, settings, table)
         blank, ranges = with_ranges(first, table.blank(), key=jax.random.key(0))
         search = plan_search(settings, encode_table(blank), is_named=False)
         paid = _total(search, ranges)

@@ -203,10 +203,7 @@ def test_a_receipt_is_of_one_run(tmp_path):
     folder.keep_paid("abc", "epsilon=1")
     assert folder.paid("epsilon=1") == "abc"
     assert folder.paid("epsilon=2") is None
-    folder.checked().use_up()
-    assert folder.paid("epsilon=1") is None
-    folder.keep_paid("abc", "epsilon=1")
-    folder.remove()
+    folder.checked().remove()
     assert not (tmp_path / "kept").exists()
 
 

@@ -53,7 +53,8 @@ def test_predictions_and_what_is_said_of_cells(folder):
     told = (folder / "told" / "prices.csv").read_text()
     assert told == "predicted_price\n650\n350\n250\n"
     assert result.stdout == "wrote told/prices.csv\n"
-    said = " ".join(result.stderr.split())
+    mark, said = " ".join(result.stderr.split()).split("dpjax check tells more): ")
+    assert mark.startswith("For the curator's eyes only, outside the guarantee")
     assert "rooms: 2 of 3 cells hold no number, most like $1200 (write 1200): " in said
     assert "they count as the center of the column, as in training." in said
     assert "town: 1 of 3 cells match no category: they count as none of them" in said
