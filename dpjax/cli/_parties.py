@@ -170,8 +170,10 @@ def _show(console: Console, settings: PartySettings, content: dict[str, Any]) ->
     privacy = content["privacy"]
     console.print(
         f"{content['data']}: {content['num_samples']:,} records of "
-        f"{content['num_parties']} parties, {content['num_steps']} rounds\n"
-        f"{content['score_name']} on test records: {content['score']:.4g}\n"
+        f"{content['num_parties']} parties, {content['num_steps']} rounds"
+    )
+    console.print(f"{content['score_name']} on test records: {content['score']:.4g}")
+    console.print(
         f"Privacy: {claim(privacy['epsilon'], privacy['delta'])}, "
         f"against outsiders and any {settings.max_colluding} of the parties. "
         f"{privacy['description']}"
