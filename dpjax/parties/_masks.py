@@ -1,6 +1,6 @@
 """Pairwise masks: every two parties share a stream that one adds, the other subtracts.
 
-This file alone needs the extra `parties`, for its cryptography.
+This file and `_identity` alone need the extra `parties`, for their cryptography.
 """
 
 import hashlib
@@ -19,8 +19,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dpjax._types import RandomBytes
 
-PUBLIC_KEY_BYTES = 32
-
 
 class PairwiseMasks:
     """One party's masks modulo 2^64, which cancel in the sum over the parties.
@@ -38,8 +36,9 @@ class PairwiseMasks:
         X25519, HKDF and ChaCha20: the others' masked vectors show their sum modulo 2^64
         and nothing more, and nothing at all while one of them is missing. This needs a
         new attempt number for each vector, and authentic public keys: whoever replaces
-        them on the way reads everything. Against that, `fingerprint` may be compared
-        over another channel; it is the same for all who hold the same keys.
+        them on the way reads everything. Against that `SecureSum` takes fingerprints.
+        The `fingerprint` here is that of all keys of one job together; it is the same
+        for all who hold the same keys.
 
     Example:
         >>> masks = [PairwiseMasks(party) for party in range(3)]
