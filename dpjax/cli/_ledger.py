@@ -18,9 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Annotated, Any
-
-from rich.table import Table as Rows
+from typing import Any
 
 from dpjax import _files, _validate
 from dpjax._rounding import claim, rounded_down, rounded_up
@@ -33,8 +31,6 @@ from dpjax.accounting import (
     gaussian_epsilon,
 )
 from dpjax.cli._guesses import toml_text
-from dpjax.cli._options import Argument, check_each, of_privacy
-from dpjax.cli._terminal import show_paths, terminal
 
 _FORMAT = 1
 _HEAD = """\
@@ -44,47 +40,6 @@ _HEAD = """\
 # first run: correct it where the same table has got another name or other columns.
 """
 _RULE = "a file that dpjax ledger has written"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedgerSettings:
-    """The options of `dpjax ledger`."""
-
-    path: Annotated[Path, Argument("LEDGER", "The ledger, a TOML file.")]
-    epsilon: Annotated[
-        float | None,
-        of_privacy("Opens a new ledger: privacy of all runs.", _validate.positive),
-    ] = None
-    delta: Annotated[
-        float | None,
-        of_privacy(
-            "Of a new ledger, well below 1 / n. 0 is for runs of pure epsilon alone.",
-            lambda **given: _validate.delta(given["--delta"]),
-        ),
-    ] = None
-
-    unit: Annotated[
-        str | None,
-        of_privacy(
-            "Of a new ledger: the column that says whose a record is. Every run then "
-            "needs the same --unit."
-        ),
-    ] = None
-
-    def __post_init__(self):
-        check_each(self)
-        _validate.require(
-            self.unit is None or self.epsilon is not None,
-            "--unit",
-            self.unit,
-            "left out without --epsilon",
-        )
-        _validate.require(
-            (self.delta is None) == (self.epsilon is None),
-            "--delta",
-            self.delta,
-            "given with --epsilon, and left out without",
-        )
 
 
 @dataclass(frozen=True)
@@ -194,50 +149,20 @@ class Ledger:
         return "\n".join(lines) + "\n"
 
 
-def ledger(settings: LedgerSettings) -> None:
-    """Opens a ledger, or shows what is spent and what is left.
+def open_ledger(path: Path, limit: PrivacyFilter, unit: str | None) -> None:
+    """Writes a new ledger.
 
     Raises:
-        ValueError: if it is there and is to be opened, or is no ledger.
-        OSError: if it cannot be read or written.
+        ValueError: if something is there, which another process may have put there.
+        OSError: if it cannot be written.
     """
-    console, path = terminal(), settings.path
-    if settings.epsilon is not None:
-        _files.check_file("LEDGER", path, suffix=".toml")
-        limit = PrivacyFilter(float(settings.epsilon), float(settings.delta or 0.0))
-        with _files.locked(path):
-            is_new = not os.path.lexists(path)
-            _validate.require(is_new, "LEDGER", str(path), "a new file")
-            _write(path, Ledger(limit, settings.unit))
-        show_paths(console, [path])
-        return
-    read = read_ledger(path)
-    limit = read.limit
-    console.print(
-        f"All runs together: {claim(limit.epsilon, limit.delta)} "
-        f"({limit.relation.name}, "
-        f"{f'all records with one {read.unit}' if read.unit else 'one record'}), "
-        "whatever was chosen by their outcomes."
-    )
-    if (source := read.source) is not None:
-        console.print(
-            f"The table: {source.name}, {source.num_records:,} {read.unit or 'records'}"
-            f", with the columns {', '.join(source.columns)}."
-        )
-    rows = Rows()
-    for title in ("run", "at", "released", "share of the limit"):
-        rows.add_column(title, overflow="fold")
-    allowed = limit.limit
-    for entry in read.entries:
-        shares = [x / y for x, y in zip(entry.price, allowed, strict=True) if y > 0]
-        said = f"{entry.method}: {'; '.join(entry.parts)}"
-        share = f"{rounded_up(100 * max(shares), 3)}%"
-        rows.add_row(entry.id, entry.at.isoformat(), said, share)
-    console.print(rows)
-    console.print(_left(read.filter))
+    with _files.locked(path):
+        is_new = not os.path.lexists(path)
+        _validate.require(is_new, "LEDGER", str(path), "a new file")
+        _write(path, Ledger(limit, unit))
 
 
-def _left(filled: PrivacyFilter) -> str:
+def said_left(filled: PrivacyFilter) -> str:
     """Says what is left, as people think of it."""
     left = filled.left
     if left.divergence <= 0:
@@ -374,7 +299,7 @@ def charge(
         try:
             filled.spend(*parts.values())
         except ValueError as why:
-            raise ValueError(f"--ledger {path}: {why} {_left(filled)}") from None
+            raise ValueError(f"--ledger {path}: {why} {said_left(filled)}") from None
         entry = Entry(
             id=secrets.token_hex(8),
             at=today(),

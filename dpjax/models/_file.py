@@ -102,7 +102,8 @@ def load_model(path: str | os.PathLike[str]) -> Model:
 
     Raises:
         OSError: if there is no such file, or it cannot be read.
-        ValueError: if it is something else, cut off, or of a later format.
+        ValueError: if it is something else, cut off, of a later format, or holds values
+            of another type than `model_file` writes.
 
     Example:
         >>> import dpjax
