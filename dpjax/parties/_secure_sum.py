@@ -61,9 +61,6 @@ class SecureSum:
             to no colluder.
         random_bytes: this party's own entropy, for its masks and its noise.
         live: the numbers of the parties that take part.
-        fingerprint: of all public keys of this job, equal for all parties unless
-            somebody replaced keys on the way: to be compared where no fingerprints were
-            stated.
 
     Raises:
         ImportError: where the extra `parties` is not installed.
@@ -133,7 +130,6 @@ class SecureSum:
             _public_keys(transport, self._masks.public_key, identity, fingerprints)
         )
         self._attempt = 0
-        self.fingerprint = self._masks.fingerprint
         self.live = list(range(transport.num_parties))
 
     @staticmethod
