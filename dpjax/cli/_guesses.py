@@ -242,5 +242,6 @@ def toml_key(name: str) -> str:
 
 
 def toml_text(text: str) -> str:
-    """Returns a text in quotes: JSON's are TOML's, but for one control character."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """Returns a text in quotes: JSON's are TOML's, but for some control characters."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f]", lambda one: f"\\u{ord(one[0]):04x}", quoted)

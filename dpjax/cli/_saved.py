@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpjax import _files
-from dpjax._rounding import rounded_up
+from dpjax._rounding import claim
 from dpjax.cli._cells import count_cells, say_to_curator
 from dpjax.cli._options import Argument, of_output
 from dpjax.cli._sources import Kind
@@ -125,10 +125,8 @@ def show(settings: ShowSettings) -> None:
     console.print(_meaning(model))
     console.print(_coefficients(model))
     privacy = model.privacy
-    epsilon, delta = rounded_up(privacy.epsilon, 6), rounded_up(privacy.delta, 6)
-    console.print(
-        f"Privacy: epsilon = {epsilon}, delta = {delta}. {privacy.description}"
-    )
+    said = claim(privacy.epsilon, privacy.delta)
+    console.print(f"Privacy: {said}. {privacy.description}")
     _say_limits(console, model)
 
 

@@ -367,6 +367,31 @@ def test_a_file_takes_the_place_of_a_link(tmp_path):
     assert link.read_bytes() == b"new"
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_a_file_that_is_replaced_keeps_its_mode(mode, tmp_path):
+    path = tmp_path / "secret"
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    _files.write_whole(path, b"new", name="--output")
+    assert path.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("number", [os.getpid(), 7])
+def test_no_link_is_written_through(number, tmp_path, monkeypatch):
+    target, path = tmp_path / "target", tmp_path / "out"
+    target.write_text("years of work")
+    for name in (f".out.{number}.part", ".out.lock"):
+        (tmp_path / name).symlink_to(target)
+    _files.write_whole(path, b"new")  # the name that it takes cannot be known
+    monkeypatch.setattr(_files.secrets, "randbits", lambda _: number)  # or it is
+    before = tree(tmp_path)
+    with pytest.raises(OSError, match="File exists"):
+        _files.write_whole(path, b"newer")
+    with pytest.raises(OSError, match="symbolic link"), _files.locked(path):
+        pass
+    assert tree(tmp_path) == before
+
+
 @pytest.mark.parametrize("output", ["link/a.png", "d.png"])
 def test_audit_refuses_before_it_draws(output, folder, monkeypatch):
     dangling()
