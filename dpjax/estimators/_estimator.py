@@ -269,7 +269,7 @@ class CoordinateEstimator(Estimator):
         microbatch_size: int | None = None,
     ) -> tuple[PyTree, Any]:
         """See `Estimator.fold`: products are multiplied out as they are added."""
-        if not rows.has_small_factors():
+        if not rows.has_small_factors() and not rows.has_many_leaves():
             return super().fold(
                 rows, normalize_by=normalize_by, microbatch_size=microbatch_size
             )

@@ -28,8 +28,13 @@ def _barrier(tree):
 
 
 def _called(tree):
-    def one(x):
-        return _barrier(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
+    leaves, structure = jax.tree.flatten(tree)
+    at = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
+    # Few are made apart, so that not all need be there at once; a call takes time to
+    # compile.
+    size = 1 if len(at) <= 64 else len(at)
     with set_xla_metadata(inlineable="false"):
-        return jax.tree.map(one, tree)  # not all of them need be there at once
+        for some in (at[i : i + size] for i in range(0, len(at), size)):
+            for i, x in zip(some, _barrier([leaves[i] for i in some]), strict=True):
+                leaves[i] = x
+    return structure.unflatten(leaves)

@@ -89,7 +89,7 @@ class NormBounded(Estimator):
         microbatch_size: int | None = None,
     ) -> tuple[PyTree, Any]:
         """See `Estimator.fold`: the norms of factored samples come from factors."""
-        if rows.read_factored is None:
+        if rows.read_factored is None and not rows.has_many_leaves():
             return super().fold(
                 rows, normalize_by=normalize_by, microbatch_size=microbatch_size
             )
@@ -144,7 +144,7 @@ class NormEstimator(NormBounded):
         weight_fn, size = self.weight_fn(), self.sizes[0]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
-            squares = sample.squared_norm(1 / size)
+            squares = made_once(sample.squared_norm(1 / size))  # of many leaves
             weight, norm = weigh(squares, weight_fn)
             return sample.weighted(weight), (norm <= 1)[None]
 

@@ -11,6 +11,8 @@ from dpjax._types import PyTree, Scalar
 from dpjax.estimators._factors import FactoredSamples
 from dpjax.estimators._made_once import made_once
 
+MANY = 64
+
 
 class Rows(NamedTuple):
     """Samples that are read a few at a time.
@@ -44,6 +46,11 @@ class Rows(NamedTuple):
         if self.read_factored is None:
             return False
         return jax.eval_shape(lambda: self.factored(0, 1)[0]).has_small_factors
+
+    def has_many_leaves(self) -> bool:
+        """Returns whether a loop that carries a sum for each leaf compiles long."""
+        samples, _ = jax.eval_shape(lambda: self.read(0, 1))
+        return len(jax.tree.leaves(samples)) > MANY
 
     def read_all(self, microbatch_size: int | None) -> tuple[PyTree, PyTree]:
         """Returns all samples and aux, read so many rows at once; None is all."""

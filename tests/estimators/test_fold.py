@@ -207,3 +207,16 @@ def test_memory_does_not_grow_with_the_batch(estimator):
     assert block < 1.8 * one_gradient
     assert several < 4.5 * one_gradient
     assert max(many, most) < 1.1 * several
+
+
+@pytest.mark.parametrize("estimator", [Clipping(1.0), Truncation(0.5)], ids=str)
+def test_many_leaves_are_summed_without_a_loop(estimator):
+    # A loop that carries a sum for each of 2,000 leaves would compile for minutes.
+    rng = np.random.default_rng(0)
+    rows = jnp.asarray(rng.normal(size=(16, 100, 3)), jnp.float32)
+    samples = {str(i): rows[:, i] for i in range(100)}
+    mean = jax.jit(estimator)
+    assert "while" not in mean.lower(samples).as_text()
+    expected = jax.jit(estimator)(rows)
+    for i in range(100):
+        np.testing.assert_allclose(mean(samples)[str(i)], expected[i], atol=1e-6)
