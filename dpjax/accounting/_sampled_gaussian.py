@@ -40,12 +40,19 @@ from dp_accounting import (
     ZCDpEvent,
 )
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import _validate
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, NoiseName
+from dpjax.accounting._fixed_size import UNSEEN, one_step_epsilon, step_losses
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 from dpjax.accounting._poisson_capacity import check_sampling_prob, without_overflow
+from dpjax.accounting._sampled_renyi import (
+    fixed_size_log_moment,
+    poisson_log_moment,
+    renyi_epsilon,
+)
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 
 # Outside this range of noise multipliers no sampled step is analysed: below, epsilon
@@ -57,6 +64,13 @@ _LARGEST_MULTIPLIER = 1e6
 # Gaussian, its delta was short by up to 2e-16 a step (T = 10 to 1e6). Set aside 5 times
 # that.
 _FFT_ERROR = 1e-15
+
+# Where delta is so many times that, Renyi divergences, which are looser, can show no
+# more. Their largest and smallest orders need time.
+_FAR_ABOVE = 1e4
+
+# In how many parts at most the losses of one release are told apart.
+_MOST_LOSSES = 100_000
 
 # A square root and a quotient, so that 1 / (2 z^2) is never above the budget's rho.
 _ROUNDED_UP = 2.0**-50
@@ -126,7 +140,15 @@ class Scheme:
             or not _SMALLEST_MULTIPLIER <= multiplier <= _LARGEST_MULTIPLIER
         ):
             return full_batch
-        return min(full_batch, self._sampled_epsilon(multiplier, delta))
+        lost = _FFT_ERROR * (self.num_steps + (self.other_multiplier < math.inf))
+        bounds = [full_batch]
+        if self.fixed_size is not None and self._is_one_step:
+            bounds.append(one_step_epsilon(multiplier, delta, self._prob))
+        if delta > lost:
+            bounds.append(self._by_losses(multiplier, delta - lost))
+        if delta < lost * _FAR_ABOVE:
+            bounds.append(self._by_renyi(multiplier, delta))
+        return min(bounds)
 
     def _full_batch_epsilon(self, multiplier: float, delta: float) -> float:
         if self.other_multiplier == math.inf:
@@ -140,24 +162,65 @@ class Scheme:
         together = 1 / math.sqrt(precision) * (1 - _ROUNDED_UP)
         return gaussian_epsilon(together, delta, sensitivity=1.0)
 
-    def _sampled_epsilon(self, multiplier: float, delta: float) -> float:
-        if self.fixed_size is not None:
-            accountant = RdpAccountant(neighboring_relation=REPLACE_ONE)
-        else:
-            delta -= _FFT_ERROR * (self.num_steps + (self.other_multiplier < math.inf))
-            if delta <= 0:
-                return math.inf
-            # The privacy loss of a step spans about 1 / multiplier^2. A grid whose
-            # spacing grows with it bounds time and memory, and only rounds up more.
-            interval = 1e-4 * max(
-                1.0, (0.5 / min(multiplier, self.other_multiplier)) ** 2
+    @property
+    def _is_one_step(self) -> bool:
+        return self.num_steps == 1 and self.other_multiplier == math.inf
+
+    @property
+    def _prob(self) -> float:
+        if self.fixed_size is None:
+            return self.sampling_prob
+        num_samples, batch_size = self.fixed_size
+        return batch_size / num_samples
+
+    def _by_losses(self, multiplier: float, delta: float) -> float:
+        """An epsilon by privacy loss distributions, composed by FFT."""
+        interval = self._interval(multiplier)
+        accountant = PLDAccountant(
+            self.relation, value_discretization_interval=interval
+        )
+        if self.fixed_size is None:
+            accountant.compose(self.event(multiplier))
+            if self.other_multiplier < math.inf:
+                accountant.compose(GaussianDpEvent(self._unit * self.other_multiplier))
+            return float(accountant.get_epsilon(delta))
+        losses = step_losses(multiplier, self._prob, interval)
+        losses = losses.self_compose(self.num_steps)
+        if self.other_multiplier < math.inf:
+            other = from_gaussian_mechanism(
+                self.other_multiplier, value_discretization_interval=interval
             )
-            accountant = PLDAccountant(
-                self.relation, value_discretization_interval=interval
+            losses = losses.compose(other)
+        return float(losses.get_epsilon_for_delta(delta))
+
+    def _interval(self, multiplier: float) -> float:
+        """The spacing of losses: any rounds up, a wide one more."""
+        # The loss of a release spans about 1 / multiplier^2: this bounds time and
+        # memory. That of a sampled step may be much less, q of it, on average.
+        least = min(multiplier, self.other_multiplier)
+        widest = 1e-4 * max(1.0, (0.5 / least) ** 2)
+        spread = self._prob * math.sqrt(math.expm1(min(multiplier**-2, 700.0)))
+        largest = max(
+            one_step_epsilon(multiplier, UNSEEN, self._prob),
+            gaussian_epsilon(self.other_multiplier, UNSEEN, sensitivity=1.0),
+        )
+        return min(widest, max(spread / 10, largest / _MOST_LOSSES))
+
+    def _by_renyi(self, multiplier: float, delta: float) -> float:
+        """An epsilon by Renyi divergences, whose error is none of delta."""
+        if self.relation is REPLACE_ONE:
+            return renyi_epsilon(
+                poisson_log_moment if self.is_poisson else fixed_size_log_moment,
+                multiplier,
+                delta,
+                sampling_prob=self._prob,
+                num_steps=self.num_steps,
+                other_multiplier=self.other_multiplier,
             )
+        accountant = RdpAccountant(neighboring_relation=self.relation)
         accountant.compose(self.event(multiplier))
         if self.other_multiplier < math.inf:
-            accountant.compose(GaussianDpEvent(self._unit * self.other_multiplier))
+            accountant.compose(GaussianDpEvent(self.other_multiplier))
         return float(accountant.get_epsilon(delta))
 
 
