@@ -24,7 +24,7 @@ from dp_accounting.rdp import RdpAccountant
 from dpjax import _validate
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.accounting._guarantee import PrivacyGuarantee
-from dpjax.accounting._poisson_capacity import without_overflow
+from dpjax.accounting._poisson_capacity import overflow_probability
 
 Curve = Callable[[np.ndarray], np.ndarray]
 Base = float | dpa.DpEvent | PrivacyGuarantee
@@ -146,12 +146,7 @@ def _with_event(claimed: Profile, guarantee: PrivacyGuarantee) -> Profile | None
     found = _of_event(event, guarantee.relation)
     if found is None:
         return None
-    # In no event: with a probability of at most this, a padded batch overflows and
-    # drops records. `poisson_capacity` has paid for it at the epsilon that is stated.
-    dropped = 0.0
-    if any(isinstance(x, dpa.PoissonSampledDpEvent) for x, _ in _leaves(event)):
-        spare = guarantee.delta - without_overflow(guarantee.delta)
-        dropped = spare / (1 + math.exp(min(guarantee.epsilon, _LARGEST_EPSILON)))
+    dropped = overflow_of(guarantee)
 
     def delta(epsilon: np.ndarray) -> np.ndarray:
         cut = dropped * (1 + np.exp(np.minimum(epsilon, _LARGEST_EPSILON)))
@@ -168,6 +163,19 @@ def _with_event(claimed: Profile, guarantee: PrivacyGuarantee) -> Profile | None
         frontier,
         found.renyi if is_exact else None,
     )
+
+
+def overflow_of(guarantee: PrivacyGuarantee) -> float:
+    """The probability that padded Poisson batches drop records, which no event tells.
+
+    `poisson_capacity` has paid for it at the epsilon of the run: that is known where
+    the event is of one run and no other release.
+    """
+    leaves = [leaf for leaf, _ in _leaves(guarantee.dp_event)]
+    if not any(isinstance(leaf, dpa.PoissonSampledDpEvent) for leaf in leaves):
+        return 0.0
+    epsilon = guarantee.epsilon if len(leaves) == 1 else 0.0
+    return overflow_probability(epsilon, guarantee.delta)
 
 
 def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | None:
