@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting import ZCDpEvent
+from dp_accounting import DpEvent, ZCDpEvent
 
 from dpjax import _validate, accounting, losses
 from dpjax._sharding import row_axes
@@ -194,10 +194,8 @@ def dp_linear_model(
     places, stats = jnp.asarray(places), {}
     num_chosen = num_features if max_features is None else max_features
     is_choosing = num_chosen < num_features
-    total, epsilon = _noise(epsilon, delta, noise_multiplier, is_choosing)
-    event = gaussian_event(total, num_steps=1)
+    total, epsilon, event = _noise(epsilon, delta, noise_multiplier, is_choosing)
     if is_choosing:
-        event = ZCDpEvent(0.5 / total**2)
         selected = choose_features(
             problem,
             records,
@@ -222,16 +220,21 @@ def dp_linear_model(
 
 def _noise(
     epsilon: float | None, delta: float, multiplier: float | None, is_choosing: bool
-) -> tuple[float, float]:
-    """Returns the noise multiplier of all releases, and their epsilon."""
-    if multiplier is not None:
-        if is_choosing:
-            return multiplier, rho_to_epsilon(0.5 / multiplier**2, delta)
-        return multiplier, gaussian_epsilon(multiplier, delta, sensitivity=1.0)
-    assert epsilon is not None
-    if is_choosing:
-        return math.sqrt(0.5 / epsilon_to_rho(epsilon, delta)), epsilon
-    return accounting.noise_multiplier(epsilon, delta, num_steps=1), epsilon
+) -> tuple[float, float, DpEvent]:
+    """Returns noise multiplier, epsilon and event of all releases together."""
+    if is_choosing:  # by the exponential mechanism: no Gaussian, but zCDP as of one
+        if epsilon is not None:
+            rho = epsilon_to_rho(epsilon, delta)
+            return math.sqrt(0.5 / rho), epsilon, ZCDpEvent(rho)
+        assert multiplier is not None
+        rho = 0.5 / multiplier**2
+        return multiplier, rho_to_epsilon(rho, delta), ZCDpEvent(rho)
+    if epsilon is not None:
+        multiplier = accounting.noise_multiplier(epsilon, delta, num_steps=1)
+    assert multiplier is not None
+    if epsilon is None:
+        epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
+    return multiplier, epsilon, gaussian_event(multiplier, num_steps=1)
 
 
 def _column(intercept: int | None, num_columns: int) -> int | None:
