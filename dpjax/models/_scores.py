@@ -104,7 +104,7 @@ def private_scores(
         ...     print(f"{name[:18]}: {model.value:.2f} and {constant.value:.2f}")
         median of the abso: 0.34 and 0.68
         90th percentile of: 0.83 and 1.66
-        mean squared loss,: 0.13 and 0.49
+        mean squared loss,: 0.13 and 0.50
 
     Reference:
         Dwork, Roth (2014), "The algorithmic foundations of differential privacy",
