@@ -30,12 +30,16 @@ import math
 
 import numpy as np
 from dp_accounting.pld import pld_pmf
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.pld.privacy_loss_distribution import (
+    PrivacyLossDistribution,
+    from_gaussian_mechanism,
+)
 
-from dpjax.accounting._gaussian import gaussian_epsilon
-from dpjax.accounting._profiles import gaussian
+from dpjax.accounting._gaussian import gaussian_delta, gaussian_epsilon
 
-UNSEEN = 1e-18  # the probability of losses beyond the largest one that is told apart
+# The probability of losses beyond the largest one that is told apart, and in how many
+# parts at most those below it are.
+_UNSEEN, _MOST_LOSSES = 1e-18, 100_000
 
 
 def one_step_epsilon(noise_multiplier: float, delta: float, prob: float) -> float:
@@ -61,7 +65,7 @@ def step_losses(
         prob: the share of the records that a batch holds.
         interval: the spacing of the losses.
     """
-    largest = one_step_epsilon(noise_multiplier, UNSEEN, prob)
+    largest = one_step_epsilon(noise_multiplier, _UNSEEN, prob)
     count = max(1, math.ceil(largest / interval))
     epsilons = interval * np.arange(count + 1)
     with np.errstate(over="ignore"):
@@ -70,9 +74,50 @@ def step_losses(
             np.log1p(np.expm1(epsilons) / prob),
             epsilons + np.log1p((prob - 1) * np.exp(-epsilons)) - math.log(prob),
         )
-    above = np.minimum(prob * gaussian(1 / noise_multiplier).delta_at(raised), 1.0)
+    above = np.minimum(prob * gaussian_delta(1 / noise_multiplier, raised), 1.0)
     below = -np.expm1(-epsilons) + np.exp(-epsilons) * above
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots(
         interval, np.arange(-count, count + 1), np.r_[below[:0:-1], above]
     )
     return PrivacyLossDistribution(pmf)
+
+
+def spacing(noise_multiplier: float, prob: float, other_multiplier: float) -> float:
+    """Returns a spacing of the losses of sampled steps: a wide one rounds up more.
+
+    Args:
+        noise_multiplier: of a step.
+        prob: the share of the records that a batch holds.
+        other_multiplier: of another Gaussian release beside the steps, or inf.
+    """
+    # The loss of a release spans about 1 / multiplier^2: this bounds time and memory.
+    # That of a sampled step may be much less, q of it, on average.
+    least = min(noise_multiplier, other_multiplier)
+    widest = 1e-4 * max(1.0, (0.5 / least) ** 2)
+    spread = prob * math.sqrt(math.expm1(min(noise_multiplier**-2, 700.0)))
+    largest = max(
+        one_step_epsilon(noise_multiplier, _UNSEEN, prob),
+        gaussian_epsilon(other_multiplier, _UNSEEN, sensitivity=1.0),
+    )
+    return min(widest, max(spread / 10, largest / _MOST_LOSSES))
+
+
+def run_losses(
+    noise_multiplier: float, prob: float, num_steps: int, other_multiplier: float
+) -> PrivacyLossDistribution:
+    """Returns the privacy losses of T steps, and of another Gaussian release.
+
+    Args:
+        noise_multiplier: of a step.
+        prob: the share of the records that a batch holds.
+        num_steps: T.
+        other_multiplier: of another Gaussian release beside the steps, or inf.
+    """
+    interval = spacing(noise_multiplier, prob, other_multiplier)
+    losses = step_losses(noise_multiplier, prob, interval).self_compose(num_steps)
+    if other_multiplier == math.inf:
+        return losses
+    other = from_gaussian_mechanism(
+        other_multiplier, value_discretization_interval=interval
+    )
+    return losses.compose(other)

@@ -40,12 +40,11 @@ from dp_accounting import (
     ZCDpEvent,
 )
 from dp_accounting.pld import PLDAccountant
-from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import _validate
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, NoiseName
-from dpjax.accounting._fixed_size import UNSEEN, one_step_epsilon, step_losses
+from dpjax.accounting._fixed_size import one_step_epsilon, run_losses, spacing
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 from dpjax.accounting._poisson_capacity import check_sampling_prob, without_overflow
 from dpjax.accounting._sampled_renyi import (
@@ -68,9 +67,6 @@ _FFT_ERROR = 1e-15
 # Where delta is so many times that, Renyi divergences, which are looser, can show no
 # more. Their largest and smallest orders need time.
 _FAR_ABOVE = 1e4
-
-# In how many parts at most the losses of one release are told apart.
-_MOST_LOSSES = 100_000
 
 # A square root and a quotient, so that 1 / (2 z^2) is never above the budget's rho.
 _ROUNDED_UP = 2.0**-50
@@ -175,36 +171,18 @@ class Scheme:
 
     def _by_losses(self, multiplier: float, delta: float) -> float:
         """An epsilon by privacy loss distributions, composed by FFT."""
-        interval = self._interval(multiplier)
+        other = self.other_multiplier
+        if self.fixed_size is not None:
+            losses = run_losses(multiplier, self._prob, self.num_steps, other)
+            return float(losses.get_epsilon_for_delta(delta))
+        interval = spacing(multiplier, self._prob, other)
         accountant = PLDAccountant(
             self.relation, value_discretization_interval=interval
         )
-        if self.fixed_size is None:
-            accountant.compose(self.event(multiplier))
-            if self.other_multiplier < math.inf:
-                accountant.compose(GaussianDpEvent(self._unit * self.other_multiplier))
-            return float(accountant.get_epsilon(delta))
-        losses = step_losses(multiplier, self._prob, interval)
-        losses = losses.self_compose(self.num_steps)
-        if self.other_multiplier < math.inf:
-            other = from_gaussian_mechanism(
-                self.other_multiplier, value_discretization_interval=interval
-            )
-            losses = losses.compose(other)
-        return float(losses.get_epsilon_for_delta(delta))
-
-    def _interval(self, multiplier: float) -> float:
-        """The spacing of losses: any rounds up, a wide one more."""
-        # The loss of a release spans about 1 / multiplier^2: this bounds time and
-        # memory. That of a sampled step may be much less, q of it, on average.
-        least = min(multiplier, self.other_multiplier)
-        widest = 1e-4 * max(1.0, (0.5 / least) ** 2)
-        spread = self._prob * math.sqrt(math.expm1(min(multiplier**-2, 700.0)))
-        largest = max(
-            one_step_epsilon(multiplier, UNSEEN, self._prob),
-            gaussian_epsilon(self.other_multiplier, UNSEEN, sensitivity=1.0),
-        )
-        return min(widest, max(spread / 10, largest / _MOST_LOSSES))
+        accountant.compose(self.event(multiplier))
+        if other < math.inf:
+            accountant.compose(GaussianDpEvent(self._unit * other))
+        return float(accountant.get_epsilon(delta))
 
     def _by_renyi(self, multiplier: float, delta: float) -> float:
         """An epsilon by Renyi divergences, whose error is none of delta."""
