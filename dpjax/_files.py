@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import secrets
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -103,19 +105,27 @@ def _place(path: Path) -> tuple[Any, ...]:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Opens a file under a temporary name; it gets its own when the block ends well.
 
-    Else nothing is left of it, and what stood there stays. Where the path is a link,
-    the file takes the link's place, and what the link led to stays as it is.
+    Else nothing is left of it, and what stood there stays, with its mode. Where the
+    path is a link, the file takes the link's place, and what the link led to stays as
+    it is. Nobody can put a file or a link where the temporary one will be: it has a
+    random name.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = path.with_name(f".{path.name}.{secrets.randbits(64)}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
+    mode = path.stat().st_mode & 0o777 if path.exists() else None
+    # Exclusive: it must not exist, not even as a link.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(partial, flags, 0o666 if mode is None else mode)
     try:
-        with partial.open("wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
+            if mode is not None and hasattr(os, "fchmod"):
+                os.fchmod(file.fileno(), mode)  # the umask has taken its part
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
-        with contextlib.suppress(OSError):  # it has its name, or never was
+        with contextlib.suppress(OSError):  # it has its name
             partial.unlink()
 
 
@@ -142,13 +152,48 @@ def locked(path: Path) -> Iterator[None]:
     import fcntl  # which Windows lacks: the rest of the package works there
 
     lock = path.with_name(f".{path.name}.lock")
-    with lock.open("ab") as file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "ab", opener=_opened_without_links) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
+def _opened_without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+@contextlib.contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """Makes a folder; a new one that stays empty goes again when the block fails."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with contextlib.suppress(OSError):  # it holds files
+                folder.rmdir()
+        raise
+
+
+def date_at(day: date, *paths: Path) -> None:
+    """Says of files and folders that they were changed when a day began, in UTC.
+
+    For what must not tell when it was written: as far as copies keep a time, they keep
+    this one. Where a time may not be set it stays.
+    """
+    at = datetime.combine(day, time(), UTC).timestamp()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.utime(path, (at, at))
+
+
 def write_together(
-    folder: Path, contents: Mapping[str, bytes], *, name: str, stale: Path | None = None
+    folder: Path,
+    contents: Mapping[str, bytes],
+    *,
+    name: str,
+    before: Callable[[], None] = lambda: None,
 ) -> None:
     """Writes files into a folder, all of them or none.
 
@@ -158,7 +203,8 @@ def write_together(
         folder: it is made where it is missing.
         contents: of the files, by their names.
         name: of the option that chose the folder.
-        stale: a file that does not belong to them; removed before they appear.
+        before: called when all are complete, and none has its name; what it raises
+            leaves the folder as it was.
 
     Raises:
         OSError: if they cannot be written, with the name of the option.
@@ -170,19 +216,13 @@ def write_together(
         >>> [path.name for path in folder.iterdir()]
         ['report.json']
     """
-    is_new = not folder.exists()
     try:
-        with contextlib.ExitStack() as last_first:
+        with made(folder), contextlib.ExitStack() as last_first:
             for file_name, content in reversed([*contents.items()]):
                 file = last_first.enter_context(replacing(folder / file_name))
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            if stale is not None:
-                stale.unlink(missing_ok=True)
+            before()
     except OSError as why:
         raise OSError(f"{name} {folder} could not be written to: {why}.") from why
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):  # it holds the files, or never was
-                folder.rmdir()

@@ -6,6 +6,7 @@ proved.
 """
 
 import math
+import sys
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
@@ -33,6 +34,18 @@ def rounded_up(value: float | Decimal, digits: int) -> str:
         ('10.01', '1', '1e-05')
     """
     return _rounded(value, digits, ROUND_CEILING)
+
+
+def claim(epsilon: float, delta: float, digits: int = 6) -> str:
+    """Returns a guarantee's two numbers in words, both as `rounded_up` has them.
+
+    Example:
+        >>> claim(0.12345678, 1e-5)
+        'epsilon = 0.123457, delta = 1e-05'
+    """
+    return (
+        f"epsilon = {rounded_up(epsilon, digits)}, delta = {rounded_up(delta, digits)}"
+    )
 
 
 def rounded_down(value: float | Decimal, digits: int) -> str:
@@ -82,10 +95,12 @@ def sum_up(*values: float) -> float:
     """Returns the least float that is no smaller than the exact sum.
 
     Example:
-        >>> sum_up(1.0, 1e-20)
-        1.0000000000000002
+        >>> sum_up(1.0, 1e-20), sum_up(1e308, 1e308)
+        (1.0000000000000002, inf)
     """
     exact = sum(map(Fraction, values))
+    if exact > sys.float_info.max:
+        return math.inf
     nearest = float(exact)
     return nearest if nearest >= exact else math.nextafter(nearest, math.inf)
 

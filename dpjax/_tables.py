@@ -39,11 +39,11 @@ def column_names(path: Path) -> list[str]:
     return names
 
 
-def declared_kinds(path: Path) -> dict[str, str | tuple[str, ...]]:
+def declared_kinds(path: Path) -> dict[str, str]:
     """Returns what the types of a Parquet file's columns say; no record is looked at.
 
-    "number", "text", "truth" or "time", or the categories that an enumeration lists.
-    Other files declare nothing.
+    "number", "text", "truth" or "time". Other files declare nothing. The categories of
+    an enumeration are not told: as a rule they were collected from the records.
 
     Raises:
         ValueError: if the file is of no known kind, or cannot be read.
@@ -51,7 +51,7 @@ def declared_kinds(path: Path) -> dict[str, str | tuple[str, ...]]:
     _readers(path)
     if path.suffix.lower() != ".parquet":
         return {}
-    kinds: dict[str, str | tuple[str, ...]] = {}
+    kinds: dict[str, str] = {}
     with _readable(path), _polars() as pl:
         for name, kind in pl.read_parquet_schema(path).items():
             if kind == pl.Boolean:
@@ -60,14 +60,14 @@ def declared_kinds(path: Path) -> dict[str, str | tuple[str, ...]]:
                 kinds[name] = "number"
             elif kind.is_temporal():
                 kinds[name] = "time"
-            elif isinstance(kind, pl.Enum) and len(kind.categories) > 0:
-                kinds[name] = tuple(kind.categories.to_list())
             elif kind in (pl.String, pl.Categorical, pl.Enum):
                 kinds[name] = "text"
     return kinds
 
 
-def read_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+def read_columns(
+    path: Path, names: list[str], *, least: int = 1
+) -> dict[str, np.ndarray]:
     r"""Reads some columns of a file, each into an array of shape (n,).
 
     Text stays text: `dpjax.datasets.encode` turns it into numbers. Booleans are 0 and
@@ -78,10 +78,11 @@ def read_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
             as the header has them; also compressed by gzip), a Parquet file, or an NPZ
             file with one array of shape (n,) a column.
         names: which columns; each must be among `column_names`.
+        least: how many records there must be: 0 or 1.
 
     Raises:
         ValueError: if the file cannot be read, its columns differ in length, hold
-            neither text nor numbers, or have no records.
+            neither text nor numbers, or have too few records.
 
     Example:
         >>> import tempfile
@@ -111,12 +112,24 @@ def read_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
             f"made of text or numbers, in column {name!r} of {path.name}",
         )
     _validate.require(
-        len(next(iter(columns.values()))) > 0,
+        len(next(iter(columns.values()))) >= least,
         "DATA",
         str(path),
         "a file with at least one record",
     )
     return columns
+
+
+def read_cells(path: Path, name: str) -> list[Any]:
+    """Returns one column's cells as they are, integers to the last digit.
+
+    Raises:
+        ValueError: as `read_columns`.
+    """
+    if path.suffix.lower() != ".parquet":
+        return read_columns(path, [name], least=0)[name].tolist()
+    with _readable(path), _polars() as pl:
+        return pl.read_parquet(path, columns=[name])[name].to_list()
 
 
 def frame_names(frame: Any) -> list[str]:
@@ -143,6 +156,23 @@ def frame_columns(frame: Any, names: list[str]) -> dict[str, np.ndarray]:
         {'rooms': array([3, 4])}
     """
     return {name: np.asarray(frame[name]) for name in names}
+
+
+def text_of(cell: Any) -> str:
+    """Returns a cell as text without blanks around it; no cell raises.
+
+    Example:
+        >>> text_of(b" Ghent"), text_of(None), text_of(10**5000)
+        ('Ghent', '', '<int>')
+    """
+    if cell is None:
+        return ""
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8", "replace").strip()
+    try:
+        return str(cell).strip()
+    except Exception:  # an integer of too many digits, or anything else
+        return f"<{type(cell).__name__}>"
 
 
 def _csv_names(path: Path) -> list[str]:
@@ -176,14 +206,19 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _lines(file: IO[bytes]) -> Iterator[str]:
-    """Yields lines of UTF-8, or of UTF-16 where the first two bytes are of that."""
+    """Yields lines of UTF-8, or of UTF-16 where the header begins as that does.
+
+    A line ends with the bytes of a line break, wherever they stand, and is decoded by
+    itself: what is odd in one line, if only an odd number of bytes, stays in it.
+    """
     first = file.readline()
     # Its mark, or a zero byte beside a letter.
     is_little = first[:2] == b"\xff\xfe" or first[1:2] == b"\0"
     if is_little or first[:2] == b"\xfe\xff" or first[:1] == b"\0":
-        codec = "utf-16-le" if is_little else "utf-16-be"
-        text = (first + file.read()).decode(codec, "replace")
-        yield from text.removeprefix("\ufeff").removesuffix("\n").split("\n")
+        codec, end = ("utf-16-le", b"\n\0") if is_little else ("utf-16-be", b"\0\n")
+        header, *lines = (first + file.read()).removesuffix(end).split(end)
+        yield header.decode(codec, "replace").removeprefix("\ufeff")
+        yield from (line.decode(codec, "replace") for line in lines)
         return
     yield first.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     for line in file:

@@ -220,5 +220,5 @@ def _as_numbers(name: str, value: Any) -> np.ndarray:
         if isinstance(value, str):
             raise TypeError
         return np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number, got {value!r}.") from None

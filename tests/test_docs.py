@@ -323,6 +323,22 @@ def test_lowest_versions_are_those_of_the_project():
     }
 
 
+def test_what_builds_a_release_is_named_exactly():
+    uses = [
+        re.split(r"\s*- uses: ", line, maxsplit=1)[1]
+        for path in (ROOT / ".github" / "workflows").glob("*.yml")
+        for line in path.read_text().splitlines()
+        if "uses:" in line
+    ]
+    assert len(uses) > 10
+    for one in uses:
+        assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", one), one
+    lines = (ROOT / ".ci" / "build.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if line[0] != "#")
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
+    assert pinned.keys() >= {one.split(">")[0] for one in needed["requires"]}
+
+
 @pytest.mark.slow
 def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
     pytest.importorskip("sphinx_book_theme")

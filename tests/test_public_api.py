@@ -186,8 +186,11 @@ SIGNATURES = {
     parties.Grid.for_stddev: "stddev * bound",
     parties.JaxTransport: "",
     parties.SecureSum: (
-        "transport * max_colluding= max_dropouts= test_only_random_bytes="
+        "transport * max_colluding= max_dropouts= identity= fingerprints= "
+        "test_only_random_bytes="
     ),
+    parties.fingerprint: "identity",
+    parties.new_identity: "",
     parties.SecureSum.agree: "self settings num_records",
     parties.SecureSum.count_secret_shares: "num_parties max_colluding max_dropouts",
     parties.run_parties: "party_fn num_parties * timeout=",

@@ -90,7 +90,8 @@ def test_refuses_the_folder_of_another_run(tmp_path, monkeypatch):
     for other in (("--epsilon", "2"), ("--seed", "7"), ("--learning-rate", "0.5")):
         result = run(output, kept, *quick, *other)
         assert result.exit_code == 2
-        assert "checkpoint must be of the same run" in " ".join(result.stderr.split())
+        said = " ".join(result.stderr.split())
+        assert "--checkpoint must be of the same run, with the same options" in said
     assert before.keys() == {*kept.rglob("*")}
     assert not output.exists()
     monkeypatch.undo()
@@ -109,7 +110,7 @@ def test_killed_while_a_file_was_written(tmp_path, name):
     assert not kept.exists()
 
 
-def fill_the_disk(folder, files):
+def fill_the_disk(folder, files, forget):
     raise OSError(f"--output {folder} could not be written to: no space.")
 
 

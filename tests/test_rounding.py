@@ -1,14 +1,18 @@
 """Rounding of privacy parameters: the direction, the digits, the text."""
 
+import ast
 import math
+import re
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+import dpjax
 from dpjax._rounding import (
     as_decimal,
     difference_down,
@@ -75,3 +79,17 @@ def test_sums_are_on_their_side(total, share, other):
     exact = Fraction(total) + Fraction(other)
     assert exact <= Fraction(sum_up(total, other))
     assert sum_up(total, other) <= math.nextafter(total + other, math.inf)
+
+
+def test_no_epsilon_or_delta_is_rounded_to_nearest():
+    # A format rounds to nearest; `rounded_up`, `rounded_down` and `claim` do not.
+    texts = (path.read_text() for path in Path(dpjax.__file__).parent.rglob("*.py"))
+    formatted = [
+        ast.unparse(node.value)
+        for text in texts
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FormattedValue) and node.format_spec is not None
+    ]
+    said = re.compile("epsilon|delta|price|cost|divergence")
+    assert len(formatted) > 50
+    assert not list(filter(said.search, formatted))

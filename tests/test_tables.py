@@ -69,12 +69,14 @@ def test_delimiters_and_codecs_are_recognised(tmp_path, delimiter, codec, suffix
     assert columns["y"].tolist() == ["é", "a,b;c\td"]
 
 
-def test_an_odd_line_of_utf_16_changes_its_own_record_alone(csv_file):
-    lines = ["x,y", "1,a", '\ud800"unclosed', "3,b"]
-    content = "\n".join(lines).encode("utf-16-le", "surrogatepass")
-    columns = read_columns(csv_file(b"\xff\xfe" + content + b"\n\x00!"), ["x", "y"])
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("odd", [b"\xd8\x00", b"7", b"\n", b"\0", b'"\0\0', b""])
+def test_an_odd_line_of_utf_16_changes_its_own_record_alone(csv_file, codec, odd):
+    end = "\n".encode(codec)
+    lines = ["x,y".encode(codec), "1,a".encode(codec), odd, "3,b".encode(codec), odd]
+    columns = read_columns(csv_file(end.join([*lines, b""])), ["x", "y"])
     assert columns["x"].tolist()[::2] == ["1", "3"]
-    assert len(columns["y"]) == 4  # what is left of the last line, too
+    assert len(columns["y"]) == 4
 
 
 def test_a_compressed_file_that_is_cut_off(tmp_path):

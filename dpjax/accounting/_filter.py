@@ -44,7 +44,7 @@ from dp_accounting import DpEvent, RandomizedResponseDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import _validate
-from dpjax._rounding import as_decimal
+from dpjax._rounding import as_decimal, claim, rounded_down, rounded_up
 from dpjax._types import REPLACE_ONE, NeighboringRelation
 from dpjax.accounting._guarantee import PrivacyGuarantee
 from dpjax.accounting._profiles import overflow_of
@@ -214,11 +214,12 @@ class PrivacyFilter:
         if not after._is_within:
             left = self.left
             raise ValueError(
-                f"the release must be within the limit of epsilon = {self.epsilon:g}, "
-                f"delta = {self.delta:g} for all: it takes a Renyi divergence of "
-                f"{price.divergence:.4g} of order {self.order} and a delta of "
-                f"{price.delta:.3g} of its own; {left.divergence:.4g} and "
-                f"{left.delta:.3g} are left."
+                f"the release must be within the limit of "
+                f"{claim(self.epsilon, self.delta)} for all: it takes a Renyi "
+                f"divergence of {rounded_up(price.divergence, 4)} of order "
+                f"{self.order} and a delta of {rounded_up(price.delta, 3)} of its own; "
+                f"{rounded_down(left.divergence, 4)} and "
+                f"{rounded_down(left.delta, 3)} are left."
             )
         return after
 

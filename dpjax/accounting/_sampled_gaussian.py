@@ -43,6 +43,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import _validate
+from dpjax._rounding import rounded_up
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, NoiseName
 from dpjax.accounting._fixed_size import one_step_epsilon, run_losses, spacing
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
@@ -288,7 +289,7 @@ def _calibrate_with_others(epsilon: float, delta: float, scheme: Scheme) -> floa
         cost <= epsilon,
         "other_multiplier",
         scheme.other_multiplier,
-        f"within the budget: it alone costs epsilon = {cost:.4g} of {epsilon:g}",
+        f"within the budget, {epsilon}: it alone costs {rounded_up(cost, 4)}",
     )
     alone = dataclasses.replace(scheme, other_multiplier=math.inf)
     upper = lower = calibrate(epsilon, delta, alone)

@@ -16,7 +16,7 @@ from dpjax.estimators import Clipping
 from dpjax.gradients import by_user
 from dpjax.solvers import Solution
 
-_FAR = [3e30, 4e30]
+_FAR = [3e9, 4e9]
 
 
 def dp_gradient_descent_cyclic() -> Case:

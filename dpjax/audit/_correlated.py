@@ -15,7 +15,7 @@ from dpjax.estimators import Clipping
 from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz, Strategy
 
 _NUM_STEPS = 4
-_RECORDS = [[0.0, 0.0]] * 3 + [[3e30, 4e30]]
+_RECORDS = [[0.0, 0.0]] * 3 + [[3e9, 4e9]]
 
 
 def privatize_correlated_bands() -> Case:

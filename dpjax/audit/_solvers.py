@@ -19,7 +19,7 @@ from dpjax.audit._lower_bound import Case
 from dpjax.estimators import Clipping, Winsorization
 from dpjax.solvers import Solution
 
-_FAR = [[0.0, 0.0], [3e30, 4e30]]
+_FAR = [[0.0, 0.0], [3e9, 4e9]]
 
 
 def dp_mean() -> Case:

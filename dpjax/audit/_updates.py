@@ -59,7 +59,7 @@ def privatize_adaptive_threshold() -> Case:
     """
     multiplier, privacy = gaussian_claim()
     estimator = AdaptiveThreshold(
-        Clipping(1.0), lower=1e-18, upper=1e30, learning_rate=0.1, share=0.5
+        Clipping(1.0), lower=1e-12, upper=1e30, learning_rate=0.1, share=0.5
     )
 
     def release(key: Key, grads: jax.Array) -> PyTree:
@@ -74,7 +74,7 @@ def privatize_adaptive_threshold() -> Case:
         name="privatize_adaptive_threshold",
         release=release,
         data=grads * 0.9999,
-        neighbor=grads * -1e30,
+        neighbor=grads * -1e15,
         privacy=privacy,
         is_gaussian=True,
     )

@@ -9,7 +9,7 @@ from dpjax.cli import (
     _audit,
     _check,
     _figures,
-    _ledger,
+    _ledger_command,
     _parties,
     _proposal,
     _saved,
@@ -111,13 +111,13 @@ def show(settings: _saved.ShowSettings) -> None:
 
 
 @app.command()
-@taking(_ledger.LedgerSettings)
-def ledger(settings: _ledger.LedgerSettings) -> None:
+@taking(_ledger_command.LedgerSettings)
+def ledger(settings: _ledger_command.LedgerSettings) -> None:
     """Opens the ledger of a table, or shows what is spent and what is left.
 
     Example: dpjax ledger table.toml --epsilon 4 --delta 1e-6
     """
-    _ledger.ledger(settings)
+    _ledger_command.ledger(settings)
 
 
 @app.command()

@@ -5,10 +5,13 @@ No guarantee covers these numbers. They go to the terminal, and into no file.
 
 import re
 from collections import Counter
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
+from rich.console import Console
 
+from dpjax._tables import text_of
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models import BoundedColumn
 
@@ -84,6 +87,20 @@ def count_cells(
     return Cells(*counts, far, most)
 
 
+def say_to_curator(console: Console, texts: Iterable[str]) -> bool:
+    """Prints what is said of cells, marked as such; tells if there is any."""
+    found = list(texts)
+    if found:
+        console.print(
+            "For the curator's eyes only, outside the guarantee (of the records, "
+            "written nowhere; dpjax check tells more):",
+            style="yellow",
+        )
+    for text in found:
+        console.print(f"  {text}", style="yellow", soft_wrap=True)
+    return bool(found)
+
+
 def numbers_of(column: np.ndarray) -> np.ndarray:
     """Returns a column in float32, NaN where `Numeric` finds no number.
 
@@ -94,15 +111,6 @@ def numbers_of(column: np.ndarray) -> np.ndarray:
     )
     is_missing = (around_zero == 0) & (around_one == 0)
     return np.where(is_missing, np.float32(np.nan), around_zero)
-
-
-def text_of(cell: Any) -> str:
-    """Returns a cell as text, without blanks around it."""
-    if cell is None:
-        return ""
-    if isinstance(cell, bytes):
-        cell = cell.decode("utf-8", "replace")
-    return str(cell).strip()
 
 
 def is_mark(text: str) -> bool:

@@ -14,7 +14,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as Rows
 
-from dpjax.cli._cells import Cells, count_cells, text_of
+from dpjax._tables import text_of
+from dpjax.cli._cells import Cells, count_cells, say_to_curator
 from dpjax.cli._options import Argument, of_data
 from dpjax.cli._sources import Kind, Table, read_checked
 from dpjax.cli._terminal import terminal
@@ -78,16 +79,7 @@ def warn_curator(console: Console, table: Table) -> bool:
     kinds: dict[str, Kind] = {**schema.columns, table.target: schema.target}
     kinds |= schema.bounded
     cells = {k: count_cells(kind, table.columns[k]) for k, kind in kinds.items()}
-    found = [*_findings(kinds, cells, table.target)]
-    if found:
-        console.print(
-            "For the curator's eyes only, outside the guarantee (of the records, "
-            "written nowhere; dpjax check tells more):",
-            style="yellow",
-        )
-    for text in found:
-        console.print(f"  {text}", style="yellow", soft_wrap=True)
-    return bool(found)
+    return say_to_curator(console, _findings(kinds, cells, table.target))
 
 
 def _findings(
@@ -109,7 +101,7 @@ def _findings(
 
 
 def _of_categories(kind: Categorical, cells: Cells, *, is_target: bool) -> str:
-    share = cells.used / cells.total
+    share = cells.used / max(cells.total, 1)
     if is_target:
         if _TOO_FEW_LABELS < share < 1 - _TOO_FEW_LABELS:
             return ""

@@ -6,8 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpjax._rounding import rounded_up
-from dpjax.accounting import PrivacyGuarantee
+from dpjax._rounding import claim, rounded_up
 from dpjax.cli._evaluation import Evaluation
 from dpjax.cli._high_dimensional import is_thin
 from dpjax.cli._plan import Plan
@@ -86,11 +85,12 @@ def show(
             style="yellow",
         )
     privacy = private.solution.privacy
-    console.print(f"Privacy of {private.method}: {_claim(privacy)}. {privacy}")
+    said = claim(privacy.epsilon, privacy.delta)
+    console.print(f"Privacy of {private.method}: {said}. {privacy}")
     if ranges is not None:
         part = ranges.privacy
         console.print(
-            f"Of it, {_claim(part)} bought the "
+            f"Of it, {claim(part.epsilon, part.delta)} bought the "
             f"centers and scales of {len(ranges.columns)} columns: see ranges in "
             "report.json."
         )
@@ -106,10 +106,11 @@ def say_nothing_is_tested(console: Console) -> None:
 
 def show_evaluation(console: Console, evaluation: Evaluation) -> None:
     """Prints what was released of the records held out, beside a constant."""
+    own = evaluation.privacy
     console.print(
         f"On {evaluation.num_samples:,} records held out, by a budget of their own of "
-        f"{_claim(evaluation.privacy)}; in brackets, 95 per cent bounds for sampling "
-        f"and noise. The constant is {evaluation.constant}."
+        f"{claim(own.epsilon, own.delta)}; in brackets, 95 per cent bounds for "
+        f"sampling and noise. The constant is {evaluation.constant}."
     )
     table = Table()
     table.add_column("measure", overflow="fold")
@@ -178,8 +179,3 @@ def _spent(run: Run) -> str:
     if not run.is_private:
         return "no"
     return f"({rounded_up(privacy.epsilon, 4)}, {rounded_up(privacy.delta, 2)})-DP"
-
-
-def _claim(privacy: PrivacyGuarantee) -> str:
-    epsilon, delta = rounded_up(privacy.epsilon, 6), rounded_up(privacy.delta, 6)
-    return f"epsilon = {epsilon}, delta = {delta}"

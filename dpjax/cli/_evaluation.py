@@ -1,8 +1,9 @@
 """How good is a model, said privately: on records that its training did not see.
 
 Replacing a record changes the training or the evaluation, never both, since which
-records are held out follows from their index. So each may spend the whole budget
-(parallel composition), as long as nothing else has seen both parts.
+records are held out follows from their index, and which units from their names. So each
+may spend the whole budget (parallel composition), as long as nothing else has seen both
+parts.
 """
 
 import dataclasses

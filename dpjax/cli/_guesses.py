@@ -1,6 +1,8 @@
 """A schema to correct: guessed from names, or from records where that is asked for.
 
-Names of columns are public, and so are the types that a Parquet file declares.
+Names of columns are public, and so are the types that a Parquet file declares: number,
+text, time. The categories that its enumerations list are not taken for public, because
+they are as a rule those that occur in the records.
 """
 
 import json
@@ -13,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax._tables import declared_kinds
-from dpjax.cli._cells import is_mark, numbers_of, text_of
+from dpjax._tables import declared_kinds, text_of
+from dpjax.cli._cells import is_mark, numbers_of
 from dpjax.models import Link
 
 _MOST_CATEGORIES = 30
@@ -85,8 +87,6 @@ def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
         is_named = bool(guess.left_out)
         if kind == "time":
             guesses[name] = _HAS_TIMES
-        elif isinstance(kind, tuple):
-            guesses[name] = Guess(categories=kind)
         elif kind == "truth":
             guesses[name] = Guess(categories=("true",))
         elif kind == "text" and not is_named:
@@ -242,5 +242,6 @@ def toml_key(name: str) -> str:
 
 
 def toml_text(text: str) -> str:
-    """Returns a text in quotes: JSON's are TOML's, but for one control character."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """Returns a text in quotes: JSON's are TOML's, but for some control characters."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f]", lambda one: f"\\u{ord(one[0]):04x}", quoted)

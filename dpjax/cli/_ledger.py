@@ -1,25 +1,29 @@
 """The ledger of a table: what all runs on it may spend, and what each has spent.
 
 A TOML file that people can read. Every run is in it before anything of its records is
-released, so that one that was killed has spent too. A run that does not fit is refused.
-The accounting is `dpjax.accounting.PrivacyFilter`'s.
+released, so that one that was killed has spent too. A run that does not fit is refused,
+and so is one on another table than the first. The accounting is
+`dpjax.accounting.PrivacyFilter`'s.
+
+It knows days and no times: how long a search took tells how many runs it made, which is
+secret.
 """
 
 import dataclasses
 import math
+import os
 import secrets
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Annotated, Any
-
-from rich.table import Table as Rows
+from typing import Any
 
 from dpjax import _files, _validate
-from dpjax._rounding import rounded_down, rounded_up
+from dpjax._rounding import claim, rounded_down, rounded_up
 from dpjax._types import NeighboringRelation
+from dpjax._untrusted import number, of_type
 from dpjax.accounting import (
     PrivacyFilter,
     PrivacyGuarantee,
@@ -27,57 +31,44 @@ from dpjax.accounting import (
     gaussian_epsilon,
 )
 from dpjax.cli._guesses import toml_text
-from dpjax.cli._options import Argument, check_each, of_privacy
-from dpjax.cli._terminal import show_paths, terminal
 
 _FORMAT = 1
 _HEAD = """\
 # What the runs on one table may spend of its privacy together, and what each of them
 # has spent. dpjax train and dpjax tune add to it by --ledger. An entry that is removed
-# or made smaller breaks the limit, whatever became of its run.
+# or made smaller breaks the limit, whatever became of its run. The table is that of the
+# first run: correct it where the same table has got another name or other columns.
 """
 _RULE = "a file that dpjax ledger has written"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LedgerSettings:
-    """The options of `dpjax ledger`."""
+@dataclass(frozen=True)
+class Source:
+    """What tells a table from others, of what is public about it.
 
-    path: Annotated[Path, Argument("LEDGER", "The ledger, a TOML file.")]
-    epsilon: Annotated[
-        float | None,
-        of_privacy("Opens a new ledger: privacy of all runs.", _validate.positive),
-    ] = None
-    delta: Annotated[
-        float | None,
-        of_privacy(
-            "Of a new ledger, well below 1 / n. 0 is for runs of pure epsilon alone.",
-            lambda **given: _validate.delta(given["--delta"]),
-        ),
-    ] = None
+    Attributes:
+        name: of its file.
+        num_records: how many records it has, or values of the ledger's unit.
+        columns: the names of its columns.
+    """
 
-    unit: Annotated[
-        str | None,
-        of_privacy(
-            "Of a new ledger: the column that says whose a record is. Every run then "
-            "needs the same --unit."
-        ),
-    ] = None
+    name: str
+    num_records: int
+    columns: tuple[str, ...]
 
-    def __post_init__(self):
-        check_each(self)
-        _validate.require(
-            self.unit is None or self.epsilon is not None,
-            "--unit",
-            self.unit,
-            "left out without --epsilon",
-        )
-        _validate.require(
-            (self.delta is None) == (self.epsilon is None),
-            "--delta",
-            self.delta,
-            "given with --epsilon, and left out without",
-        )
+    def check(self, path: Path, run: "Source") -> None:
+        """Requires that a run is on this table.
+
+        Raises:
+            ValueError: with --ledger, if not.
+        """
+        for what, own, other in (
+            ("the name", self.name, run.name),
+            ("the number of records", self.num_records, run.num_records),
+            ("the columns", sorted(self.columns), sorted(run.columns)),
+        ):
+            rule = f"that of one table, which has {what} {own} in {path}"
+            _validate.require(own == other, "--ledger", other, rule)
 
 
 @dataclass(frozen=True)
@@ -86,16 +77,14 @@ class Entry:
 
     Attributes:
         id: of the run; random.
-        at: when it was to begin.
-        data: the name of its file.
+        at: the day on which it began, in UTC.
         method: its name.
         parts: what was released of which part of the records, in words.
         price: in the ledger's filter.
     """
 
     id: str
-    at: datetime
-    data: str
+    at: date
     method: str
     parts: tuple[str, ...]
     price: Spending
@@ -109,11 +98,13 @@ class Ledger:
         limit: for all runs, without what they have spent.
         unit: the column of which all records with one value are protected; None: each
             record alone.
+        source: the table of the first run; None before it.
         entries: the runs.
     """
 
     limit: PrivacyFilter
     unit: str | None = None
+    source: Source | None = None
     entries: tuple[Entry, ...] = ()
 
     @property
@@ -136,13 +127,20 @@ class Ledger:
         ]
         if self.unit is not None:
             lines.append(f"unit = {toml_text(self.unit)}")
+        if self.source is not None:
+            lines += [
+                "",
+                "[table]",
+                f"name = {toml_text(self.source.name)}",
+                f"records = {self.source.num_records}",
+                f"columns = [{', '.join(map(toml_text, self.source.columns))}]",
+            ]
         for entry in self.entries:
             lines += [
                 "",
                 "[[runs]]",
                 f"id = {toml_text(entry.id)}",
-                f"at = {entry.at.isoformat(timespec='seconds')}",
-                f"data = {toml_text(entry.data)}",
+                f"at = {entry.at.isoformat()}",
                 f"method = {toml_text(entry.method)}",
                 f"parts = [{', '.join(map(toml_text, entry.parts))}]",
                 f"divergence = {entry.price.divergence!r}",
@@ -151,43 +149,20 @@ class Ledger:
         return "\n".join(lines) + "\n"
 
 
-def ledger(settings: LedgerSettings) -> None:
-    """Opens a ledger, or shows what is spent and what is left.
+def open_ledger(path: Path, limit: PrivacyFilter, unit: str | None) -> None:
+    """Writes a new ledger.
 
     Raises:
-        ValueError: if it is there and is to be opened, or is no ledger.
-        OSError: if it cannot be read or written.
+        ValueError: if something is there, which another process may have put there.
+        OSError: if it cannot be written.
     """
-    console, path = terminal(), settings.path
-    if settings.epsilon is not None:
-        _files.check_file("LEDGER", path, suffix=".toml")
-        _validate.require(not path.exists(), "LEDGER", str(path), "a new file")
-        limit = PrivacyFilter(float(settings.epsilon), float(settings.delta or 0.0))
-        _write(path, Ledger(limit, settings.unit))
-        show_paths(console, [path])
-        return
-    read = read_ledger(path)
-    limit = read.limit
-    console.print(
-        f"All runs together: epsilon = {rounded_up(limit.epsilon, 6)}, delta = "
-        f"{rounded_up(limit.delta, 6)} ({limit.relation.name}, "
-        f"{f'all records with one {read.unit}' if read.unit else 'one record'}), "
-        "whatever was chosen by their outcomes."
-    )
-    rows = Rows()
-    for title in ("run", "at", "data", "released", "share of the limit"):
-        rows.add_column(title, overflow="fold")
-    allowed = limit.limit
-    for entry in read.entries:
-        shares = [x / y for x, y in zip(entry.price, allowed, strict=True) if y > 0]
-        when = f"{entry.at:%Y-%m-%d %H:%M}"
-        said = f"{entry.method}: {'; '.join(entry.parts)}"
-        rows.add_row(entry.id, when, entry.data, said, f"{max(shares):.1%}")
-    console.print(rows)
-    console.print(_left(read.filter))
+    with _files.locked(path):
+        is_new = not os.path.lexists(path)
+        _validate.require(is_new, "LEDGER", str(path), "a new file")
+        _write(path, Ledger(limit, unit))
 
 
-def _left(filled: PrivacyFilter) -> str:
+def said_left(filled: PrivacyFilter) -> str:
     """Says what is left, as people think of it."""
     left = filled.left
     if left.divergence <= 0:
@@ -199,7 +174,8 @@ def _left(filled: PrivacyFilter) -> str:
     epsilon = gaussian_epsilon(multiplier, filled.delta, sensitivity=1.0)
     return (
         "What is left affords one run of Gaussian noise, as of linear-model, of about "
-        f"epsilon = {rounded_down(epsilon, 3)} at delta = {filled.delta:g}."
+        f"epsilon = {rounded_down(epsilon, 3)} at delta = "
+        f"{rounded_up(filled.delta, 6)}."
     )
 
 
@@ -219,114 +195,131 @@ def read_ledger(path: Path) -> Ledger:
         content = tomllib.loads(path.read_text("utf-8"))
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']}, not {_FORMAT}")
-        limit = content["limit"]
+        limit = of_type(dict, "limit", content["limit"])
+        unit, source = limit.get("unit"), content.get("table")
         return Ledger(
             PrivacyFilter(
-                limit["epsilon"],
-                limit["delta"],
+                number("epsilon", limit["epsilon"]),
+                number("delta", limit["delta"]),
                 NeighboringRelation[limit["relation"]],
                 limit["order"],
             ),
-            limit.get("unit"),
-            tuple(map(_entry, content.get("runs", []))),
+            None if unit is None else of_type(str, "unit", unit),
+            None if source is None else _source(of_type(dict, "table", source)),
+            tuple(map(_entry, of_type(list, "runs", content.get("runs", [])))),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as why:
         raise ValueError(
             f"--ledger must be {_RULE}, got {str(path)!r}: {why}."
         ) from None
 
 
-def _entry(said: Mapping[str, Any]) -> Entry:
-    price = Spending(float(said["divergence"]), float(said["delta"]))
-    _validate.non_negative(divergence=price.divergence, delta=price.delta)
-    _validate.require(isinstance(said["at"], datetime), "at", said["at"], "a time")
+def _source(said: Mapping[str, Any]) -> Source:
+    _validate.count(records=said["records"])
+    return Source(
+        of_type(str, "name", said["name"]), said["records"], _texts(said, "columns")
+    )
+
+
+def _entry(said: Any) -> Entry:
+    of_type(dict, "runs", said)
+    names = Spending._fields
+    price = Spending(*(number(name, said[name]) for name in names))
+    _validate.non_negative(**price._asdict())
+    at = of_type(date, "at", said["at"])
     return Entry(
-        id=str(said["id"]),
-        at=said["at"],
-        data=str(said["data"]),
-        method=str(said["method"]),
-        parts=tuple(map(str, said["parts"])),
+        id=of_type(str, "id", said["id"]),
+        at=at.date() if isinstance(at, datetime) else at,
+        method=of_type(str, "method", said["method"]),
+        parts=_texts(said, "parts"),
         price=price,
     )
 
 
-def check_room(
-    path: Path, unit: str | None, parts: Sequence[PrivacyGuarantee] = ()
-) -> None:
-    """Requires room for a run in a ledger; without parts, for any at all.
+def _texts(said: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    texts = of_type(list, name, said[name])
+    return tuple(of_type(str, name, text) for text in texts)
 
-    A run that protects a unit protects its records, but not the other way round.
+
+def check_room(path: Path, unit: str | None) -> Ledger:
+    """Reads a ledger that is to take a run, which must protect what the ledger does.
+
+    A run that protects a unit is none that protects its records: one that is replaced
+    may be of another unit then.
 
     Raises:
-        ValueError: if there is none, it is no ledger, or one of another unit.
+        ValueError: if it is no ledger, or one of another unit.
     """
     read = read_ledger(path)
-    filled = read.filter
     rule = f"{read.unit}, as in --ledger {path}"
-    _validate.require(read.unit in (None, unit), "--unit", unit, rule)
-    if not parts:
-        left = filled.left.divergence
-        _validate.require(
-            left > 0, "--ledger", str(path), "one with something left: it is used up"
-        )
-        return
-    try:
-        filled.spend(*parts)
-    except ValueError as why:
-        raise ValueError(f"--ledger {path}: {why} {_left(filled)}") from None
+    _validate.require(read.unit == unit, "--unit", unit, rule)
+    return read
 
 
 def charge(
     path: Path,
     parts: Mapping[str, PrivacyGuarantee],
     *,
-    data: str,
+    source: Source,
     method: str,
     unit: str | None = None,
     paid: str | None = None,
-) -> str:
+) -> Entry:
     """Adds a run to a ledger, before it releases anything; waits for other runs.
 
     Args:
         path: of the ledger.
         parts: what is released of disjoint parts of the records, by their names.
-        data: the name of the records' file.
+        source: the table; that of the first run is the ledger's.
         method: its name.
         unit: the column of which it protects all records with one value, if any.
         paid: the run, if it may be in the ledger already: a run that goes on does not
             spend twice.
 
     Returns:
-        The run's id in the ledger.
+        The run's entry in the ledger.
 
     Raises:
-        ValueError: if there is no room; the ledger stays as it is.
+        ValueError: if there is no room, it is the ledger of another table or unit, or
+            the run is in it at another price; the ledger stays as it is.
         OSError: if it cannot be written.
     """
     path = path.resolve()  # a link to it stays one
     with _files.locked(path):
-        read = read_ledger(path)
+        read = check_room(path, unit)
+        if read.source is not None:
+            read.source.check(path, source)
         price = read.limit.price(*parts.values())
         for entry in read.entries:
-            if entry.id == paid and entry.price == price:
-                return entry.id
-        check_room(path, unit, [*parts.values()])
+            if entry.id == paid:
+                rule = f"one where the run {paid} has its price: its table has changed"
+                _validate.require(entry.price == price, "--ledger", str(path), rule)
+                return entry
+        filled = read.filter
+        try:
+            filled.spend(*parts.values())
+        except ValueError as why:
+            raise ValueError(f"--ledger {path}: {why} {said_left(filled)}") from None
         entry = Entry(
             id=secrets.token_hex(8),
-            at=datetime.now(UTC),
-            data=data,
+            at=today(),
             method=method,
-            parts=tuple(f"{name}, {_claim(part)}" for name, part in parts.items()),
+            parts=tuple(
+                f"{name}, {claim(part.epsilon, part.delta)}"
+                for name, part in parts.items()
+            ),
             price=price,
         )
-        _write(path, dataclasses.replace(read, entries=(*read.entries, entry)))
-        return entry.id
+        entries = (*read.entries, entry)
+        _write(path, dataclasses.replace(read, source=source, entries=entries))
+        return entry
 
 
-def _claim(privacy: PrivacyGuarantee) -> str:
-    epsilon, delta = rounded_up(privacy.epsilon, 6), rounded_up(privacy.delta, 6)
-    return f"epsilon = {epsilon}, delta = {delta}"
+def today() -> date:
+    """Returns the day, in UTC."""
+    return datetime.now(UTC).date()
 
 
 def _write(path: Path, content: Ledger) -> None:
     _files.write_whole(path, content.text().encode(), name="--ledger")
+    _files.date_at(today(), path)

@@ -21,7 +21,7 @@ from rich.console import Console
 import dpjax
 from dpjax import _validate, losses
 from dpjax._default_delta import default_delta
-from dpjax._rounding import rounded_up
+from dpjax._rounding import claim
 from dpjax.cli import _report
 from dpjax.cli._options import (
     Argument,
@@ -170,10 +170,11 @@ def _show(console: Console, settings: PartySettings, content: dict[str, Any]) ->
     privacy = content["privacy"]
     console.print(
         f"{content['data']}: {content['num_samples']:,} records of "
-        f"{content['num_parties']} parties, {content['num_steps']} rounds\n"
-        f"{content['score_name']} on test records: {content['score']:.4g}\n"
-        f"Privacy: epsilon = {rounded_up(privacy['epsilon'], 6)}, "
-        f"delta = {rounded_up(privacy['delta'], 6)}, "
+        f"{content['num_parties']} parties, {content['num_steps']} rounds"
+    )
+    console.print(f"{content['score_name']} on test records: {content['score']:.4g}")
+    console.print(
+        f"Privacy: {claim(privacy['epsilon'], privacy['delta'])}, "
         f"against outsiders and any {settings.max_colluding} of the parties. "
         f"{privacy['description']}"
     )

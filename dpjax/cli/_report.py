@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,14 +193,29 @@ def check_folder(folder: Path, inputs: Mapping[str, Path] = _NOTHING) -> None:
     _files.check_spared("--output", [folder / name for name in names], inputs)
 
 
-def write(folder: Path, contents: Mapping[str, bytes]) -> None:
+def write(
+    folder: Path,
+    contents: Mapping[str, bytes],
+    forget: Callable[[], None] | None = None,
+) -> None:
     """Writes the files of a run, all of them or none.
 
     The model appears last: nothing is released before. A plot of an earlier run, which
     would stand beside a report that it does not belong to, is removed.
+
+    Args:
+        folder: where.
+        contents: of the files, by name.
+        forget: called before one appears, to remove the key of the run.
     """
+
+    def before():
+        if forget is not None:
+            forget()
+        (folder / PLOT).unlink(missing_ok=True)
+
     ordered = dict(sorted(contents.items(), key=lambda item: item[0] == MODEL))
-    _files.write_together(folder, ordered, name="--output", stale=folder / PLOT)
+    _files.write_together(folder, ordered, name="--output", before=before)
 
 
 def _number(x: Any) -> float | None:

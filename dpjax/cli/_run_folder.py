@@ -1,11 +1,12 @@
 """The folder from which a killed `dpjax train` or `dpjax tune` resumes."""
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from dpjax import _files, _validate
 from dpjax._types import Key
 from dpjax.solvers import Checkpoint
 
+_WORDS = 2  # of the key, before the digest
 _KEY, _STATES, _ITERATES = "key.npy", "states", "iterates.npz"
 _PAID, _SEARCH = "paid.json", "search.npz"  # which `dpjax.tuning` writes
 _STATE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")  # by its step; while it is saved
@@ -29,12 +31,15 @@ class RunFolder(NamedTuple):
     """A folder for one run: its key, its solver's states, and the iterates shown.
 
     It is made for its owner alone, since whoever has the key or a state can subtract
-    the noise, and removed as soon as the run's parameters and report are written. A
-    process that is killed before leaves it behind, to resume from, and as secret as the
-    data.
+    the noise, and removed before the run's parameters and report appear. A process that
+    is killed before leaves it behind, to resume from, and as secret as the data.
+
+    A key belongs to one command on one table, whose digest lies beside it: on other
+    records the same noise would be drawn, and a difference of releases would show them.
 
     Attributes:
         path: where it is.
+        run: the digest of command and table, keyed by the run's key; of 32 bytes.
 
     Example:
         >>> import tempfile
@@ -47,6 +52,7 @@ class RunFolder(NamedTuple):
     """
 
     path: Path
+    run: bytes = b""
 
     def checked(self) -> "RunFolder":
         """Returns itself, by the one path without links, if it may be removed later.
@@ -100,14 +106,45 @@ class RunFolder(NamedTuple):
         """Returns the key of the run that was stopped, if there was one."""
         if not (self.path / _KEY).exists():
             return None
-        words = jnp.asarray(np.load(self.path / _KEY))
+        words = jnp.asarray(np.load(self.path / _KEY)[:_WORDS])
         return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+    def bound(self, key: Key, parts: Iterable[bytes]) -> "RunFolder":
+        """Returns itself as the folder of one run.
+
+        That it refuses tells of the records: it is for the curator, whose secret the
+        folder is, and outside of the guarantee.
+
+        Args:
+            key: of the run.
+            parts: all that the run computes from, but for the key.
+
+        Raises:
+            ValueError: if a key is kept here, and it is another run's.
+        """
+        digest = hashlib.blake2b(_bytes_of(key), digest_size=32)
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+        bound = self._replace(run=digest.digest())
+        kept = self.path / _KEY
+        _validate.require(
+            not kept.exists() or np.load(kept).tobytes() == bound._key_file(key),
+            "--checkpoint",
+            str(self.path),
+            "of the same run, with the same options and the same records (for the "
+            "curator's eyes only, outside the guarantee)",
+        )
+        return bound
 
     def keep_key(self, key: Key) -> None:
         """Keeps the key of the run, before anything is drawn from it."""
         self.make()
         with _files.replacing(self.path / _KEY) as file:
-            np.save(file, np.asarray(jax.random.key_data(key)))
+            np.save(file, np.frombuffer(self._key_file(key), np.uint32))
+
+    def _key_file(self, key: Key) -> bytes:
+        return _bytes_of(key) + self.run
 
     def paid(self, settings: str) -> str | None:
         """Returns the entry of a ledger that paid for this run, if there is one.
@@ -127,10 +164,6 @@ class RunFolder(NamedTuple):
         content = json.dumps([entry, settings]).encode()
         _files.write_whole(self.path / _PAID, content, name="--checkpoint")
 
-    def use_up(self) -> None:
-        """Forgets the entry: it pays for one release, and that comes now."""
-        (self.path / _PAID).unlink(missing_ok=True)
-
     def checkpoint(self, every: int) -> Checkpoint:
         """Returns where the solver saves its states."""
         return Checkpoint(self.path / _STATES, every)
@@ -149,10 +182,11 @@ class RunFolder(NamedTuple):
             np.savez(file, steps=list(iterates), iterates=shown)
 
     def remove(self) -> None:
-        """Removes what the run kept, its key first: nobody needs it any more.
+        """Removes what the run kept, its key first, before its release appears.
 
         And then the folder, but where something else has come into it, or where it
-        cannot be removed, such as a mounted one.
+        cannot be removed, such as a mounted one. All of it is gone from the disk when
+        this returns, even if the machine stops then.
 
         Raises:
             OSError: if something is left that tells of the noise.
@@ -174,5 +208,18 @@ class RunFolder(NamedTuple):
                 f"--checkpoint {self.path} could not be removed ({'; '.join(whys)}): "
                 "remove it, for who finds it can subtract the run's noise."
             )
-        with contextlib.suppress(OSError):
-            self.path.rmdir()
+        for step in (self._sync, self.path.rmdir, RunFolder(self.path.parent)._sync):
+            with contextlib.suppress(OSError):  # or the system knows no such waiting
+                step()
+
+    def _sync(self) -> None:
+        """Waits until the disk has what was removed from the folder."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _bytes_of(key: Key) -> bytes:
+    return np.asarray(jax.random.key_data(key)).tobytes()

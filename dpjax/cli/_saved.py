@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dpjax import _files
-from dpjax._rounding import rounded_up
-from dpjax.cli._cells import count_cells
+from dpjax._rounding import claim
+from dpjax.cli._cells import count_cells, say_to_curator
 from dpjax.cli._options import Argument, of_output
 from dpjax.cli._sources import Kind
 from dpjax.cli._terminal import digits, show_paths, terminal
@@ -48,6 +48,9 @@ class ShowSettings:
 def predict(settings: PredictSettings) -> None:
     """Predicts the target of every record of a file.
 
+    No guarantee covers the records of this file: neither their predictions, nor what
+    standard error says of their cells, for the curator alone.
+
     Raises:
         ValueError: if the model, the file or the output is wrong; nothing is written.
         OSError: if a file cannot be read or written.
@@ -59,8 +62,11 @@ def predict(settings: PredictSettings) -> None:
     columns = model.read(source)
     predictions = model.predict_columns(columns)
     messages = terminal(stderr=True)
-    for text in _said_of_cells(model, columns):
-        messages.print(text, soft_wrap=True)
+    exposure = model.exposure
+    if exposure is not None and exposure.column not in columns:
+        said = f"There is no column {exposure.column}: predictions are for one of it."
+        messages.print(said, soft_wrap=True)
+    say_to_curator(messages, _said_of_cells(model, columns))
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([_title(model)])
@@ -72,13 +78,8 @@ def predict(settings: PredictSettings) -> None:
 def _said_of_cells(model: Model, columns: Mapping[str, np.ndarray]) -> Iterator[str]:
     """Yields what cells that cannot be used as they are count as."""
     kinds: dict[str, Kind] = dict(model.columns)
-    if (exposure := model.exposure) is not None:
-        if exposure.column in columns:
-            kinds[exposure.column] = exposure
-        else:
-            yield (
-                f"There is no column {exposure.column}: predictions are for one of it."
-            )
+    if (exposure := model.exposure) is not None and exposure.column in columns:
+        kinds[exposure.column] = exposure
     for name, kind in kinds.items():
         cells = count_cells(kind, columns[name])
         if isinstance(kind, BoundedColumn) and cells.far:
@@ -124,10 +125,8 @@ def show(settings: ShowSettings) -> None:
     console.print(_meaning(model))
     console.print(_coefficients(model))
     privacy = model.privacy
-    epsilon, delta = rounded_up(privacy.epsilon, 6), rounded_up(privacy.delta, 6)
-    console.print(
-        f"Privacy: epsilon = {epsilon}, delta = {delta}. {privacy.description}"
-    )
+    said = claim(privacy.epsilon, privacy.delta)
+    console.print(f"Privacy: {said}. {privacy.description}")
     _say_limits(console, model)
 
 

@@ -130,8 +130,16 @@ class Settings:
         str | None,
         of_data(
             "The column that says whose a record is, such as a person: neighbours then "
-            "differ in all records with one of its values. How many values there are "
-            "is public, how many records is not."
+            "differ in all records with one of its values, under the same value. Which "
+            "values have a record is public, how many records is not."
+        ),
+    ] = None
+    unit_names: Annotated[
+        Path | None,
+        of_data(
+            "With --unit: a public text file of all its values, one a line. Whether "
+            "one has a record is then private too: its places hold zeros if not. "
+            "Records of other values are left out."
         ),
     ] = None
     max_records: Annotated[
@@ -264,8 +272,8 @@ class Settings:
         of_output(
             "Folder that keeps the private run while it lasts, apart from --output: "
             "the same command takes a run that was stopped up from there. It holds the "
-            "key, and so is as secret as the data; it is removed when the files are "
-            "written. A run that was killed leaves it: take it up, or remove it."
+            "key, and so is as secret as the data; it is removed before the files "
+            "appear. A run that was killed leaves it: take it up, or remove it."
         ),
     ] = None
     show_unprotected: Annotated[
@@ -313,12 +321,10 @@ class Settings:
             value = getattr(self, name)
             rule = "left out with --unit, for which it is not made"
             _validate.require(not (self.unit and value), flag(name), value, rule)
-        _validate.require(
-            self.max_records is None or self.unit is not None,
-            "--max-records",
-            self.max_records,
-            "left out without --unit",
-        )
+        for name in ("max_records", "unit_names"):
+            value, rule = getattr(self, name), "left out without --unit"
+            is_fine = self.unit is not None or value is None
+            _validate.require(is_fine, flag(name), value, rule)
         _validate.require(
             self.power is None or self.loss == "tweedie",
             "--power",

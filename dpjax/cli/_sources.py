@@ -1,7 +1,7 @@
 """Where the records come from: a data set by its name, or a user's file."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from dpjax._tables import column_names, read_columns
 from dpjax.cli._guesses import guess_names, schema_text
 from dpjax.cli._losses import AMOUNTS
 from dpjax.cli._schema import Schema, read_schema
-from dpjax.cli._units import Units, units_of
+from dpjax.cli._units import Units
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.models import BoundedColumn, Link
 
@@ -75,11 +75,21 @@ class Table:
         """The number of records, or units, to train on."""
         return int(np.sum(~self.is_test))
 
-    def by_unit(self, column: str, cells: np.ndarray, size: int) -> "Table":
-        """Returns the table of units: of a column's name, its cells, and of k."""
-        units = units_of(column, cells, size)
+    def by_unit(self, units: Units) -> "Table":
+        """Returns the table with records that are the units'."""
         is_test = np.zeros(units.num_units, bool)
         return dataclasses.replace(self, units=units, is_test=is_test)
+
+    def parts(self) -> Iterator[bytes]:
+        """Yields all that a run reads of the file, for a digest."""
+        units = self.units
+        report = units and units.report()
+        yield repr((self.schema, self.target, [*self.columns], report)).encode()
+        others = [self.is_test] if units is None else [units.index, units.rank]
+        for array in (*self.columns.values(), *others):
+            yield repr(array.dtype).encode()
+            is_plain = array.dtype.kind not in "OT"
+            yield array.tobytes() if is_plain else repr(array.tolist()).encode()
 
     def held_out(self, share: float) -> "Table":
         """Returns the table with a share of its records held out for testing.
@@ -145,6 +155,7 @@ def read_table(
     hold_out: bool,
     has_weights: bool,
     allows_empty: bool = False,
+    least: int = 1,
 ) -> Table:
     """Reads the columns of a user's file that its schema names.
 
@@ -156,6 +167,7 @@ def read_table(
         hold_out: whether every fifth record, by its public index, is for testing.
         has_weights: whether the method takes weights.
         allows_empty: whether the schema may leave centres and scales open.
+        least: how many records there must be: 0 where their number is private.
 
     Raises:
         SchemaNeeded: if schema is None.
@@ -185,7 +197,8 @@ def read_table(
             f"--target must be given for a file: a column of {names}. Or the schema's "
             "[target] says column."
         )
-    columns = read_columns(path, [*declared.columns, target, *declared.bounded])
+    names = [*declared.columns, target, *declared.bounded]
+    columns = read_columns(path, names, least=least)
     num_records = len(columns[target])
     _validate.require(
         not hold_out or num_records >= 5,
@@ -297,32 +310,32 @@ def encode_table(table: Table) -> Dataset:
         None if one is None else one.shares(table.columns[one.column])
         for one in (table.schema.weight, table.schema.exposure)
     )
-    is_held_out, units = table.is_test, table.units
-    is_test = is_held_out
+    is_test, units = table.is_test, table.units
+    if units is not None and weights is None:
+        weights = np.ones_like(targets)  # and places without a record have none
 
     def trained(rows: np.ndarray) -> np.ndarray:
         if units is None:
-            return rows[~is_held_out]
-        return units.placed(rows, is_held_out)
+            return rows[~is_test]
+        return units.placed(rows, ~is_test, units.size)
 
-    if units is not None:
-        # Places without a record have no weight.
-        weights = np.ones_like(targets) if weights is None else weights
-        # Of a unit that is held out one record is tested on, as it has one at least.
-        is_test = is_held_out[units.index] & (units.rank == 0)
+    def tested(rows: np.ndarray) -> np.ndarray:
+        # Of a unit the first record, so that a unit costs what a record does.
+        return rows[is_test] if units is None else units.placed(rows, is_test, 1)
+
     return Dataset(
         name=table.name,
         task="classification" if isinstance(target, Categorical) else "regression",
         feature_names=(*feature_names, "intercept"),
         features=trained(features),
         targets=trained(targets),
-        test_features=features[is_test],
-        test_targets=targets[is_test],
+        test_features=tested(features),
+        test_targets=tested(targets),
         target_unit=unit,
         licence="not stated",
         source=table.name,
         schema=declared,
         weights=None if weights is None else trained(weights),
         exposures=None if exposures is None else trained(exposures),
-        test_exposures=None if exposures is None else exposures[is_test],
+        test_exposures=None if exposures is None else tested(exposures),
     )

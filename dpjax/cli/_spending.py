@@ -1,11 +1,13 @@
 """What a run on a user's file costs: known of its number of records, spent before."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 
 from dpjax import _validate
 from dpjax._default_delta import default_delta
+from dpjax._tables import column_names
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee, group_budget
 from dpjax.cli import _ledger
@@ -74,30 +76,60 @@ def with_ranges(
 def spend(settings: Settings, table: Table, run_folder: RunFolder | None) -> Prices:
     """Enters a run into its ledger, before a value of a record is used.
 
-    A run that goes on from its folder, with the same options, is there already: what
-    was entered pays for one release, which has not been.
-
     Returns:
         What the run will release of each part of the records.
 
     Raises:
-        ValueError: if there is no ledger, or no room in it; nothing is spent.
+        ValueError: as `enter`; nothing is spent.
     """
     if settings.ledger is None:
         return {}
     plan, parts = prices(settings, table)
+    enter(settings, table, parts, method=name_of(plan), run_folder=run_folder)
+    return parts
+
+
+def enter(
+    settings: Settings,
+    table: Table,
+    parts: Prices,
+    *,
+    method: str,
+    run_folder: RunFolder | None,
+) -> _ledger.Entry:
+    """Enters what is released of each part of the records into --ledger.
+
+    A run that goes on from its folder, with the same options, is there already: what
+    was entered pays for one release, which has not been.
+
+    Raises:
+        ValueError: if there is no ledger, no room in it, it is of another table, or
+            the folder holds another run, which could not go on; nothing is spent.
+    """
+    assert settings.ledger is not None
     options = repr(dataclasses.replace(settings, output=None, checkpoint=None))
+    paid = None
+    if run_folder is not None:
+        paid = run_folder.paid(options)
+        _validate.require(
+            paid is not None or not run_folder.has_states(),
+            "--checkpoint",
+            str(run_folder.path),
+            "a folder of the same command, --ledger and all other options included, "
+            "or a new one: nothing was spent",
+        )
+    names = column_names(Path(settings.source))
     entry = _ledger.charge(
         settings.ledger,
         parts,
-        data=table.name,
-        method=name_of(plan),
+        source=_ledger.Source(table.name, len(table.is_test), tuple(names)),
+        method=method,
         unit=settings.unit,
-        paid=run_folder.paid(options) if run_folder is not None else None,
+        paid=paid,
     )
     if run_folder is not None:
-        run_folder.keep_paid(entry, options)
-    return parts
+        run_folder.keep_paid(entry.id, options)
+    return entry
 
 
 def prices(settings: Settings, table: Table) -> tuple[Plan, Prices]:

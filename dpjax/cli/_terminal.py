@@ -3,12 +3,15 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
 
+from dpjax._untrusted import printable
 from dpjax.cli._sources import SchemaNeeded
 
 # What runs, how many steps are done, and of how many, if that is known.
@@ -16,9 +19,19 @@ OnStep = Callable[[str, int, int | None], None]
 _NOTHING: Mapping[str, str] = {}
 
 
+class _Terminal(Console):
+    """A console that every text reaches as characters that show, one line each."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
 def terminal(*, stderr: bool = False) -> Console:
-    """A console that takes every text as it is: names may hold brackets and colons."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    """A console that takes every text as it is: names may hold brackets and colons.
+
+    But for control characters, which a name in a file may hold too: they are escaped.
+    """
+    return _Terminal(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """`dpjax train`, from the options to the files: loads, runs, writes and shows."""
 
 import contextlib
+import dataclasses
+import itertools
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -9,7 +11,7 @@ from pathlib import Path
 import jax
 
 from dpjax import _files, _validate
-from dpjax._tables import column_names, read_columns
+from dpjax._tables import column_names, read_cells
 from dpjax._types import Key
 from dpjax.cli import _display, _ledger, _report
 from dpjax.cli._check import warn_curator
@@ -32,6 +34,7 @@ from dpjax.cli._settings import Settings
 from dpjax.cli._sources import PUBLIC_SETS, Table, encode_table, public_name, read_table
 from dpjax.cli._spending import MAX_RECORDS, planned, spend, with_ranges
 from dpjax.cli._terminal import progress_bars, show_paths, terminal
+from dpjax.cli._units import read_names, units_of
 from dpjax.datasets import Dataset
 
 
@@ -42,8 +45,9 @@ def train(settings: Settings) -> None:
     is shown and written, unless show_unprotected asks for the rest.
 
     The folder of --checkpoint is no link, lies apart from the output and the files that
-    are read, and is removed when the parameters and the report are written. A run that
-    breaks off leaves it as soon as there is a state to go on from.
+    are read, and is removed before the parameters and the report appear. A run that
+    breaks off leaves it as soon as there is a state to go on from. It is refused with
+    other options or records, which tells the curator of them, outside the guarantee.
 
     With --ledger a run is priced by the number of records alone, and refused or entered
     before a value of them is used.
@@ -52,14 +56,14 @@ def train(settings: Settings) -> None:
         ValueError: if an option, a file or the schema is wrong; nothing is written.
         OSError: if a file cannot be found, fetched or written.
     """
-    source, schema, seed = settings.source, settings.schema, settings.seed
+    source, seed = settings.source, settings.seed
     name = public_name(source)
     folder = settings.output or Path("dpjax-output", Path(name or source).stem)
     inputs = {} if name is not None else {"DATA": Path(source)}
-    if schema is not None:
-        inputs["--schema"] = schema
+    for option in ("schema", "unit_names", "ledger"):
+        if (path := getattr(settings, option)) is not None:
+            inputs[flag(option)] = path
     if settings.ledger is not None:
-        inputs["--ledger"] = settings.ledger
         _ledger.check_room(settings.ledger, settings.unit)
     _report.check_folder(folder, inputs)
     run_folder = kept_folder(settings.checkpoint, folder, inputs)
@@ -70,8 +74,10 @@ def train(settings: Settings) -> None:
     spent = {}
     if name is not None:
         data = load_public(name, settings)
+        run_folder = bound(run_folder, run_key, settings, None)
     else:
         table = read_private(settings)
+        run_folder = bound(run_folder, run_key, settings, table)
         units = table.units
         spent = spend(settings, table, run_folder)
         warn_of_cells(table, settings)
@@ -129,6 +135,8 @@ def train(settings: Settings) -> None:
         is_public=is_public,
         units=units,
     )
+    if units is not None:
+        console.print(units.public)
     if evaluation is not None:
         _display.show_evaluation(console, evaluation)
     elif not scored:
@@ -174,6 +182,21 @@ def kept_folder(
             f"a folder without {name} {path}, since it is removed in the end",
         )
     return RunFolder(checkpoint).checked()
+
+
+def bound(
+    run_folder: RunFolder | None, key: Key, settings: Settings, table: Table | None
+) -> RunFolder | None:
+    """Returns the folder as that of one run, by its options and records.
+
+    Raises:
+        ValueError: if it keeps the key of another one.
+    """
+    if run_folder is None:
+        return None
+    options = dataclasses.replace(settings, output=None, checkpoint=None)
+    records = () if table is None else table.parts()
+    return run_folder.bound(key, itertools.chain([repr(options).encode()], records))
 
 
 @contextlib.contextmanager
@@ -238,6 +261,7 @@ def read_private(settings: Settings) -> Table:
         hold_out=settings.show_unprotected,
         has_weights=has_weights,
         allows_empty=settings.private_ranges is not None,
+        least=1 if settings.unit_names is None else 0,
     )
     if settings.unit is not None:
         names = column_names(Path(settings.source))
@@ -247,9 +271,10 @@ def read_private(settings: Settings) -> Table:
             settings.unit,
             f"a column of {names} that is neither a feature nor the target",
         )
-        cells = read_columns(Path(settings.source), [settings.unit])[settings.unit]
+        cells = read_cells(Path(settings.source), settings.unit)
         size = settings.max_records or MAX_RECORDS
-        table = table.by_unit(settings.unit, cells, size)
+        listed = settings.unit_names and read_names(settings.unit_names)
+        table = table.by_unit(units_of(settings.unit, cells, size, listed))
     return table if settings.holdout is None else table.held_out(settings.holdout)
 
 
@@ -268,13 +293,13 @@ def warn_of_cells(table: Table, settings: Settings) -> None:
 def write_release(
     folder: Path, files: Mapping[str, bytes], run_folder: RunFolder | None
 ) -> None:
-    """Writes what was paid for, before anything else can fail; its key goes with it."""
+    """Writes what was paid for, before anything else can fail.
+
+    Its key goes before it appears: a release whose key is left could be made again, of
+    other records with the same noise. A kill between the two loses the run.
+    """
     with _uninterrupted():
-        if run_folder is not None:
-            run_folder.use_up()
-        _report.write(folder, files)
-        if run_folder is not None:
-            run_folder.remove()
+        _report.write(folder, files, None if run_folder is None else run_folder.remove)
 
 
 @contextlib.contextmanager

@@ -13,16 +13,18 @@ import numpy as np
 from dp_accounting import UnsupportedDpEvent
 from rich.console import Console
 
+from dpjax import _files
+from dpjax._rounding import claim
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli import _display, _ledger, _report
 from dpjax.cli._losses import link_of
 from dpjax.cli._ranges import Ranges, charge
-from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._runs import Run, name_of, score_run
-from dpjax.cli._sources import Table, encode_table, public_name
-from dpjax.cli._spending import with_ranges
-from dpjax.cli._terminal import digits, progress_bars, show_paths, terminal
+from dpjax.cli._sources import encode_table, public_name
+from dpjax.cli._spending import enter, with_ranges
+from dpjax.cli._terminal import digits, show_paths, terminal
 from dpjax.cli._train import (
+    bound,
     kept,
     kept_folder,
     key_of,
@@ -60,16 +62,22 @@ def tune(settings: TuneSettings) -> None:
     run_key, noise_key = key_of(settings.seed, run_folder)
     key, ranges_key = jax.random.split(run_key)
     table = ranges = paid = None
+    day = _ledger.today()
     if name is not None:
         data = load_public(name, first)
+        run_folder = bound(run_folder, run_key, settings, None)
         search = plan_search(settings, data, is_named=True)
     else:
         table = read_private(first)
+        run_folder = bound(run_folder, run_key, settings, table)
         blank, ranges = with_ranges(first, table.blank(), key=jax.random.key(0))
         search = plan_search(settings, encode_table(blank), is_named=False)
         paid = _total(search, ranges)
         if settings.ledger is not None:
-            _spend(settings, table, search, paid, run_folder)
+            method = f"{search.plans[0].method.title}, tuned"
+            parts = {"tuning": paid}
+            entry = enter(settings, table, parts, method=method, run_folder=run_folder)
+            day = entry.at  # a search that goes on began earlier
         warn_of_cells(table, first)
         table, ranges = with_ranges(first, table, key=ranges_key)
         data = encode_table(table)
@@ -78,45 +86,45 @@ def tune(settings: TuneSettings) -> None:
     if settings.seed is not None:
         _display.warn_of_seed(messages)
     _display.warn_of_weakness(messages, search.plans[0], ranges)
-    with (
-        progress_bars(messages) as on_step,
-        kept(run_folder, None if settings.seed is not None else run_key),
-    ):
-        on_step("private search", 0, None)  # of no length that may be seen
-        solution = run_search(
-            search,
-            data,
-            key=key,
-            holdout=settings.holdout,
-            checkpoint=None if run_folder is None else run_folder.path,
+    # When a search ended tells how many runs it made: no bar moves, and all that it
+    # writes is of the day on which it began. The folder is made now, and not then.
+    messages.print("The private search is on its way.")
+    with _files.made(folder):
+        with kept(run_folder, None if settings.seed is not None else run_key):
+            solution = run_search(
+                search,
+                data,
+                key=key,
+                holdout=settings.holdout,
+                checkpoint=None if run_folder is None else run_folder.path,
+            )
+        best = int(solution.stats["candidate"])
+        plan = search.plans[best]
+        score = float(solution.stats["score"])
+        run = charge(_released(name_of(plan), solution), ranges)
+        privacy = run.solution.privacy
+        if paid is not None and (
+            privacy.epsilon > paid.epsilon or privacy.delta > paid.delta
+        ):
+            raise RuntimeError("The search's guarantee is not what was paid for.")
+        trained, scored = apart(data, settings.holdout)
+        test = [(run, score_run(plan, data, run))] if name is not None else []
+        content = _report.report(
+            *(plan, trained, run, test, ranges),
+            is_public=name is not None,
+            noise_key=noise_key,
         )
-        on_step("private search", 1, 1)
-    best = int(solution.stats["candidate"])
-    plan = search.plans[best]
-    score = float(solution.stats["score"])
-    run = charge(_released(name_of(plan), solution), ranges)
-    privacy = run.solution.privacy
-    if paid is not None and (
-        privacy.epsilon > paid.epsilon or privacy.delta > paid.delta
-    ):
-        raise RuntimeError("The search's guarantee is not what was paid for.")
-    trained, scored = apart(data, settings.holdout)
-    test = [(run, score_run(plan, data, run))] if name is not None else []
-    content = _report.report(
-        *(plan, trained, run, test, ranges),
-        is_public=name is not None,
-        noise_key=noise_key,
-    )
-    content["tuning"] = _said(settings, search, best, score, len(scored[1]))
-    model = _report.model_of(
-        trained,
-        run.solution,
-        method=run.method,
-        table=table,
-        link=link_of(plan.facts.loss),
-    )
-    files = _report.files(model, content)
-    write_release(folder, files, run_folder)
+        content["tuning"] = _said(settings, search, best, score, len(scored[1]))
+        model = _report.model_of(
+            trained,
+            run.solution,
+            method=run.method,
+            table=table,
+            link=link_of(plan.facts.loss),
+        )
+        files = _report.files(model, content)
+        write_release(folder, files, run_folder)
+        _files.date_at(day, *(folder / name for name in files), folder)
     _display.show(
         *(console, plan, trained, run, test, ranges), is_public=name is not None
     )
@@ -128,27 +136,6 @@ def _total(search: Search, ranges: Ranges | None) -> PrivacyGuarantee:
     """Returns what is paid for: the whole budget, and what was bought beside it."""
     total = PrivacyGuarantee.of(*search.total, dp_event=UnsupportedDpEvent())
     return total if ranges is None else ranges.joined(total)
-
-
-def _spend(
-    settings: TuneSettings,
-    table: Table,
-    search: Search,
-    price: PrivacyGuarantee,
-    run_folder: RunFolder | None,
-) -> None:
-    """Enters a search into its ledger, before a value of a record is used."""
-    options = repr(dataclasses.replace(settings, output=None, checkpoint=None))
-    assert settings.ledger is not None
-    entry = _ledger.charge(
-        settings.ledger,
-        {"tuning": price},
-        data=table.name,
-        method=f"{search.plans[0].method.title}, tuned",
-        paid=run_folder.paid(options) if run_folder is not None else None,
-    )
-    if run_folder is not None:
-        run_folder.keep_paid(entry, options)
 
 
 def _released(name: str, solution: Solution) -> Run:
@@ -188,11 +175,12 @@ def _show(console: Console, said: dict[str, Any], num_candidates: int) -> None:
     loss = "unknown" if said["score"] is None else digits(-said["score"])
     console.print(
         f"Chosen of {num_candidates} candidates, by about {said['mean_trials']:g} "
-        f"private runs of epsilon = {said['each_run']['epsilon']:.4g} each: {chosen}. "
+        f"private runs of {claim(**said['each_run'], digits=4)} each: {chosen}. "
         f"Its mean loss, cut off at {said['score_limit']:g} and with noise, is {loss} "
         f"on {where}; as the best of several it looks better than it is."
     )
     console.print(
         "How many runs there were must stay secret: keep how long this took from "
-        "whoever sees the model."
+        "whoever sees the model. The files are dated back to the day when it began; "
+        "give away copies, since a disk also keeps when a file really changed."
     )

@@ -5,6 +5,7 @@ import math
 import typing
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal
 
@@ -71,6 +72,7 @@ class TuneSettings(Settings):
     ] = "gradient-descent"
     calibration: Calibration = field(default="tight", init=False)
     unit: str | None = field(default=None, init=False)
+    unit_names: Path | None = field(default=None, init=False)
     max_records: int | None = field(default=None, init=False)
     show_unprotected: bool = field(default=False, init=False)
 

@@ -1,22 +1,32 @@
 """Persons, not rows: neighbours that differ in all records of one person.
 
-The records of a table are laid out as (units, k): k places for each value of a column,
-in the order in which the values come up first. A unit with more records leaves out
-those that come last, one with fewer leaves places empty, which hold zeros: all divisors
-are units times k, and how many records there are stays private. Neighbours then differ
-in up to k places, so that a method that is private for one place is private for a unit
-by `dpjax.accounting.group_privacy`. A mean of bounded influences has k times the noise
-for k times the places: as a mean of the units' own means would.
+Two tables are neighbours where one has the records of a single name replaced by any
+others under the same name. Names are public: those that occur, which is then to say
+that each has a record, or those of a public list, and then a name may have none.
+
+The records are laid out as (units, k): k places for each name, in the order of the
+sorted names, so that a name's places depend on no record. In them lie its first k
+records by their order in the table. If a unit has more, the others are left out; if it
+has fewer, places hold zeros: all divisors are units times k, and how many records there
+are stays private. Neighbours then differ in up to k places, all of one unit, which is
+held out or trained on as a whole. A method that is private for one place is private for
+a unit by `dpjax.accounting.group_privacy`. A mean of bounded influences has k times the
+noise for k times the places: as a mean of the units' own means would.
 """
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpjax import _validate
+from dpjax._tables import text_of
 from dpjax.accounting import PrivacyGuarantee, group_privacy
-from dpjax.cli._cells import text_of
+
+_WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +37,9 @@ class Units:
         column: the column that says it.
         size: k, the most records of a unit that count.
         num_units: how many there are; public.
-        index: of the unit of each record, shape (n,).
+        index: of the unit of each record, shape (n,); -1 for a record of none.
         rank: of each record among those of its unit, shape (n,).
+        is_listed: whether the names are those of a public list, not those that occur.
     """
 
     column: str
@@ -36,11 +47,29 @@ class Units:
     num_units: int
     index: np.ndarray
     rank: np.ndarray
+    is_listed: bool = False
 
     @property
     def words(self) -> str:
-        """What neighbours differ in."""
-        return f"group of records with one {self.column}"
+        """What neighbours differ in, and by what it is replaced."""
+        number = "or none" if self.is_listed else "at least one"
+        return (
+            f"group of records with one {self.column} by any others, {number}, with "
+            f"the same {self.column},"
+        )
+
+    @property
+    def public(self) -> str:
+        """What the guarantee does not protect."""
+        if self.is_listed:
+            return (
+                f"The list of values of {self.column} that was given is public; "
+                "whether one of them has records, how many and which, is protected."
+            )
+        return (
+            f"Which values of {self.column} have a record is public; how many records "
+            "each has, and what they hold, is protected."
+        )
 
     def report(self) -> dict[str, Any]:
         """Returns what is public about them, for JSON."""
@@ -48,57 +77,96 @@ class Units:
             "column": self.column,
             "num_units": self.num_units,
             "max_records": self.size,
+            "public": self.public,
         }
 
-    def placed(self, rows: np.ndarray, is_test: np.ndarray) -> np.ndarray:
-        """Lays the rows out that are trained on, zeros where a unit has no record.
+    def placed(self, rows: np.ndarray, is_chosen: np.ndarray, size: int) -> np.ndarray:
+        """Lays out the rows of some units, zeros where a unit has no record.
 
         Args:
             rows: one for each record, shape (n, ...).
-            is_test: of the units, shape (num_units,).
+            is_chosen: of the units, shape (num_units,).
+            size: how many records of each.
 
         Returns:
-            Shape (num_train_units * k, ...).
+            Shape (number of chosen units * size, ...).
         """
-        place = np.cumsum(~is_test) - 1
-        is_kept = ~is_test[self.index] & (self.rank < self.size)
-        shape = int(np.sum(~is_test)) * self.size, *rows.shape[1:]
-        laid = np.zeros(shape, rows.dtype)
-        laid[place[self.index[is_kept]] * self.size + self.rank[is_kept]] = rows[
-            is_kept
-        ]
+        place = np.cumsum(is_chosen) - 1
+        is_kept = (self.index >= 0) & is_chosen[self.index] & (self.rank < size)
+        laid = np.zeros((int(np.sum(is_chosen)) * size, *rows.shape[1:]), rows.dtype)
+        places = place[self.index[is_kept]] * size + self.rank[is_kept]
+        laid[places] = rows[is_kept]
         return laid
 
 
-def units_of(column: str, cells: np.ndarray, size: int) -> Units:
-    """Returns the units of a table; records without a value are one unit together.
+def units_of(
+    column: str, cells: Iterable[Any], size: int, names: Iterable[str] | None = None
+) -> Units:
+    """Returns the units of a table.
 
     Args:
         column: its name.
-        cells: the values, shape (n,).
+        cells: the values, one for each record.
         size: the most records of a unit that count.
-
-    Raises:
-        ValueError: if there is no record.
+        names: all units, as `name_of` writes them; records of others belong to none.
+            None: the names that occur, where records without a value are one unit.
 
     Example:
-        >>> units = units_of("who", np.array(["b", "a", "b"]), 2)
+        >>> units = units_of("who", ["b", "a", "b"], 2)
         >>> units.num_units, units.index.tolist(), units.rank.tolist()
-        (2, [0, 1, 0], [0, 0, 1])
-        >>> units.placed(np.array([3, 5, 7]), np.array([False, False])).tolist()
-        [3, 7, 5, 0]
+        (2, [1, 0, 1], [0, 0, 1])
+        >>> units.placed(np.array([3, 5, 7]), np.array([True, True]), 2).tolist()
+        [5, 0, 3, 7]
     """
-    _validate.require(len(cells) > 0, "--unit", column, "a column with records")
-    index_of: dict[str, int] = {}
-    counts: list[int] = []
-    index, rank = np.zeros((2, len(cells)), int)
-    for row, cell in enumerate(map(text_of, cells.tolist())):
-        unit = index_of.setdefault(cell, len(index_of))
-        if unit == len(counts):
-            counts.append(0)
+    found = [name_of(cell) for cell in cells]
+    ordered = sorted(set(found if names is None else names))
+    index_of = {name: index for index, name in enumerate(ordered)}
+    counts = [0] * (len(ordered) + 1)  # the last is of those that are no unit's
+    index, rank = np.zeros((2, len(found)), int)
+    for row, name in enumerate(found):
+        unit = index_of.get(name, -1)
         index[row], rank[row] = unit, counts[unit]
         counts[unit] += 1
-    return Units(column, size, len(counts), index, rank)
+    return Units(column, size, len(ordered), index, rank, names is not None)
+
+
+def name_of(cell: Any) -> str:
+    """Returns a name as it is written whatever the type of its column.
+
+    A column of integers becomes one of floats where a cell is missing, and that must
+    not rename the others.
+
+    Example:
+        >>> [name_of(cell) for cell in (7, 7.0, "7", " 7.0", b"7", "07", None)]
+        ['7', '7', '7', '7', '7', '07', '']
+    """
+    if isinstance(cell, float):
+        if np.isnan(cell):
+            return ""
+        if cell.is_integer():
+            return str(int(cell))
+    text = text_of(cell)
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text
+
+
+def read_names(path: Path) -> list[str]:
+    """Returns the names of a public list, one a line.
+
+    Raises:
+        ValueError: if the file cannot be read, or names nobody.
+    """
+    try:
+        lines = path.read_text("utf-8-sig").split("\n")
+    except (OSError, ValueError) as why:
+        rule = "a text file in UTF-8 with one name a line"
+        raise ValueError(
+            f"--unit-names must be {rule}, got {str(path)!r}: {why}."
+        ) from None
+    names = [name for name in map(name_of, lines) if name]
+    rule = "a file that names one unit at least"
+    _validate.require(len(names) > 0, "--unit-names", str(path), rule)
+    return names
 
 
 def privacy_of_units(

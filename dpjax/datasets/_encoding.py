@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
+from dpjax._tables import text_of
 
 _NUMBER_KINDS = "biuf"
 _TEXT_KINDS = "SUTO"
@@ -200,9 +201,12 @@ def _to_numbers(column: np.ndarray) -> np.ndarray:
 
 
 def _parse_number(cell: Any) -> float:
+    # Of these NumPy takes a part, with a warning.
+    if getattr(cell, "ndim", 0) > 0 or isinstance(cell, np.complexfloating):
+        return np.nan
     try:
         return float(cell)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # whatever a cell is, it must not raise
         return np.nan
 
 
@@ -214,20 +218,12 @@ def _number_of_category(name: Any) -> float:
 
 def _category(cell: Any) -> str | float | None:
     """Returns what two cells of one category share: a number, or a text."""
-    text = _parse_text(cell)
-    if text is None:
+    if cell is None:
         return None
+    text = text_of(cell)
     if _PLAIN_NUMBER.fullmatch(text):
         return float(text)
     return _TRUTH.get(text.lower(), text)
-
-
-def _parse_text(cell: Any) -> str | None:
-    if cell is None:
-        return None
-    if isinstance(cell, bytes):
-        return cell.decode("utf-8", "replace").strip()
-    return str(cell).strip()
 
 
 def _require_column(column: np.ndarray) -> None:

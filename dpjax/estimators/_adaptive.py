@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._rounding import LARGEST, SMALLEST
+from dpjax._rounding import LARGEST
 from dpjax._sharding import varying, varying_axes
 from dpjax._tree import like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._factors import FactoredSamples, Terms
-from dpjax.estimators._norm import NormBounded, widest
+from dpjax.estimators._factors import FactoredSamples
+from dpjax.estimators._norm import LEAST_SIZE, BoundFn, NormBounded
 from dpjax.estimators._rows import Rows
 from dpjax.estimators._sensitivity import Sensitivity
 
@@ -82,40 +82,23 @@ class Counting(NormBounded):
         """See `NormBounded.resized`."""
         return replace(self, estimator=self.estimator.resized(sizes))
 
-    def is_short(self, sample: PyTree) -> jax.Array:
-        """See `NormBounded.is_short`: as for the estimator."""
-        return self.estimator.is_short(sample)
-
-    def influence(self, sample: PyTree) -> Counted:
-        """Returns the estimator's influence, and plus or minus half for each group."""
-        return self.influence_fn()(sample)
-
     def influence_fn(self) -> Callable[[PyTree], Counted]:
-        """See `Estimator.influence_fn`."""
-        influence = self.estimator.influence_fn()
+        """See `Estimator.influence_fn`: and plus or minus half for each group."""
+        influence = super().influence_fn()
+        return lambda sample: influence(self._with_ones(FactoredSamples(sample)).leaves)
 
-        def counted(sample: PyTree) -> Counted:
-            short = self._signed(self.is_short(sample), jax.tree.leaves(sample))
-            return Counted(influence(sample), short)
+    def bound_fn(self) -> BoundFn:
+        """See `NormBounded.bound_fn`, of samples with a leaf of ones for counts."""
+        bound = self.estimator.bound_fn()
+
+        def counted(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
+            mean, ones = sample.leaves
+            influence, is_short = bound(FactoredSamples(mean))
+            half = like(self.half, ones)  # a row that is left out has no ones
+            signed = ones * jnp.where(is_short, half, -half)
+            return FactoredSamples(Counted(influence.leaves, signed)), is_short
 
         return counted
-
-    def terms(
-        self, samples: FactoredSamples, counts: jax.Array | None
-    ) -> tuple[Terms, jax.Array]:
-        """See `NormBounded.terms`, of samples that `fold` gave a leaf for counts."""
-        leaves = FactoredSamples(samples.leaves.mean)
-        terms, are_short = self.estimator.terms(leaves, counts)
-        signed = self._signed(are_short, leaves.numbers)
-        if counts is not None:
-            signed = jnp.where(counts[:, None], signed, 0)
-
-        def add(sums, rows, in_turn):
-            some, signed = rows.leaves
-            total = sums[-1] + signed.sum(axis=0)
-            return [*terms.add(sums[:-1], some, in_turn), total]
-
-        return Terms(FactoredSamples((terms.rows, signed)), add), are_short
 
     def fold(
         self,
@@ -128,14 +111,11 @@ class Counting(NormBounded):
         read = rows.read_factored
         if read is not None:
 
-            def with_counts(start, size):
+            def with_ones(start, size):
                 samples, aux = read(start, size)
-                none = jnp.zeros((size, self.num_groups), widest(samples.numbers))
-                axes = frozenset().union(*map(varying_axes, samples.numbers))
-                leaves = Counted(samples.leaves, varying(none, axes))
-                return FactoredSamples(leaves, samples.work), aux
+                return self._with_ones(samples, size), aux
 
-            rows = rows._replace(read_factored=with_counts)
+            rows = rows._replace(read_factored=with_ones)
         return super().fold(
             rows, normalize_by=normalize_by, microbatch_size=microbatch_size
         )
@@ -154,9 +134,12 @@ class Counting(NormBounded):
             num_samples, num_coordinates + self.num_groups, relation
         )
 
-    def _signed(self, is_short: jax.Array, numbers: list[Any]) -> jax.Array:
-        half = jnp.asarray(self.half).astype(widest(numbers))
-        return jnp.where(is_short, half, -half)
+    def _with_ones(self, samples: FactoredSamples, *num_rows: int) -> FactoredSamples:
+        ones = jnp.ones((*num_rows, self.num_groups), samples.dtype)
+        axes = frozenset().union(*map(varying_axes, samples.numbers))
+        return FactoredSamples(
+            Counted(samples.leaves, varying(ones, axes)), samples.work
+        )
 
 
 @register("estimator", "quantile", "learning_rate")
@@ -192,7 +175,7 @@ class AdaptiveThreshold:
     Attributes:
         estimator: `Clipping`, `SmoothedClipping` or `Normalization`, or `Grouped` of
             one of these, with its first thresholds (clip norm, scale, offset).
-        lower: the least threshold, public, in units of the samples, at least 1e-18.
+        lower: the least threshold, public, in units of the samples, at least 1e-12.
         upper: the largest threshold, public, at most 1e30.
         quantile: of norms within the threshold, in (0, 1); a pytree leaf.
         learning_rate: of the threshold's logarithm, > 0; a pytree leaf.
@@ -240,7 +223,7 @@ class AdaptiveThreshold:
             self.estimator,
             "norm-wise: Clipping, SmoothedClipping, Normalization, or Grouped of one",
         )
-        _validate.within(100 * SMALLEST, LARGEST, lower=self.lower, upper=self.upper)
+        _validate.within(LEAST_SIZE, LARGEST, lower=self.lower, upper=self.upper)
         _validate.probability(quantile=self.quantile, share=self.share)
         _validate.positive(learning_rate=self.learning_rate)
         for name in ("lower", "upper", "share"):  # they are static

@@ -8,25 +8,25 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._rounding import LARGEST, SMALLEST
+from dpjax._rounding import LARGEST
 from dpjax._tree import register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._norm import NormEstimator, shorten
+from dpjax.estimators._norm import LEAST_SIZE, NormEstimator
 
 
 @jax.jit
 def clip_to_norm(sample: PyTree, l2_clip_norm: Scalar) -> PyTree:
     """Returns sample·min(1, l2_clip_norm / ||sample||), the norm over all leaves.
 
-    Leaves in half precision become float32 first. Entries up to the largest float
-    neither overflow nor turn to zero; NaN and infinities count as zero.
+    Leaves in half precision become float32 first. NaN and infinite entries count as
+    zero; so does a whole sample of 2^63 clip norms or more.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> print(clip_to_norm({"w": jnp.array([3e30, 4e30])}, 1.0))
-        {'w': Array([0.59999996, 0.8 ], dtype=float32)}
+        >>> print(clip_to_norm({"w": jnp.array([3e9, 4e9])}, 1.0))
+        {'w': Array([0.6, 0.8], dtype=float32)}
     """
-    return shorten(jnp.minimum, sample, l2_clip_norm)
+    return Clipping(l2_clip_norm).influence(sample)
 
 
 @register("l2_clip_norm")
@@ -38,19 +38,20 @@ class Clipping(NormEstimator):
     2·l2_clip_norm / n in the l2 norm; float32 rounding is added to that. linf is the
     same, l1 is sqrt(d) times it.
 
-    However large the norm is, samples below it keep their precision. For a mean without
-    any bound, which has no finite sensitivity, take `Mean()`.
+    However large the norm is, samples below it keep their precision. A sample of 2^63
+    clip norms or more counts as zero. For a mean without any bound, which has no finite
+    sensitivity, take `Mean()`.
 
     Attributes:
         l2_clip_norm: C > 0, in units of the samples; a pytree leaf.
 
     Raises:
-        ValueError: where l2_clip_norm is not a number in [1e-20, 1e30].
+        ValueError: where l2_clip_norm is not a number in [1e-12, 1e30].
 
     Example:
         >>> import jax.numpy as jnp
         >>> from dpjax.estimators import Clipping
-        >>> print(Clipping(1.0)(jnp.array([[3e30, 4e30], [0.0, 0.0]])).round(3))
+        >>> print(Clipping(1.0)(jnp.array([[3e9, 4e9], [0.0, 0.0]])).round(3))
         [0.3 0.4]
 
     Reference:
@@ -61,15 +62,11 @@ class Clipping(NormEstimator):
     size_name: ClassVar[str] = "l2_clip_norm"
 
     def __post_init__(self):
-        _validate.within(SMALLEST, LARGEST, l2_clip_norm=self.l2_clip_norm)
+        _validate.within(LEAST_SIZE, LARGEST, l2_clip_norm=self.l2_clip_norm)
 
-    def influence(self, sample: PyTree) -> PyTree:
-        """Returns the sample, scaled down to the clip norm where it is longer."""
-        return clip_to_norm(sample, self.l2_clip_norm)
-
-    def length(self) -> tuple[Callable[..., jax.Array], tuple[PyTree, ...]]:
-        """Returns min(norm, l2_clip_norm) as a function, and the clip norm."""
-        return jnp.minimum, (self.l2_clip_norm,)
+    def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
+        """Returns min(1, 1 / norm)."""
+        return lambda norm: 1 / jnp.maximum(norm, 1)
 
     @property
     def limit(self) -> Scalar:

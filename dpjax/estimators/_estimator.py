@@ -19,7 +19,6 @@ from dpjax._types import (
     Scalar,
 )
 from dpjax.estimators import _fold
-from dpjax.estimators._factors import influences
 from dpjax.estimators._rows import Rows
 from dpjax.estimators._sensitivity import Sensitivity, coordinate_sensitivity, maximum
 from dpjax.estimators._slabs import fold_factored
@@ -73,7 +72,8 @@ class Estimator(abc.ABC):
         Args:
             samples: pytree, leaves of shape (n, ...), or a stream of them, such as
                 `dpjax.streamed_grad` gives. NaN counts as zero; an infinity as the
-                influence's limit at infinity where there is one, else as zero.
+                influence's limit at infinity where there is one, else as zero. For
+                norm-wise estimators a sample of 2^63 clip norms or more is zero.
             is_padding_example: shape (n,), true for rows to leave out. The divisor
                 stays the same.
             normalize_by: public divisor of the sum; n by default. For more than 4,608
@@ -273,14 +273,13 @@ class CoordinateEstimator(Estimator):
             return super().fold(
                 rows, normalize_by=normalize_by, microbatch_size=microbatch_size
             )
-        influence = self.influence_fn()
         mean, aux = fold_factored(
-            lambda samples, counts: influences(samples, influence, counts),
+            lambda samples: samples,
             self.limit,
             rows,
             normalize_by=normalize_by,
             microbatch_size=microbatch_size,
-            are_in_turn=True,
+            influence=self.influence_fn(),
         )
         return self._within_limit(mean, normalize_by), aux
 

@@ -19,6 +19,7 @@ from dpjax._sharding import varying, varying_axes
 from dpjax._tree import like, register
 from dpjax.estimators._entries import as_finite, as_float
 from dpjax.estimators._row_sums import add_rows
+from dpjax.estimators._safe_norm import squared_norm_of_product, sum_of_squares
 
 Influence = Callable[[jax.Array], jax.Array]
 SMALL = 4096  # coordinates, such as of a bias
@@ -46,8 +47,6 @@ class OuterProducts:
     right: jax.Array
     build: Callable[[jax.Array], jax.Array]
 
-    is_product = True  # a sum of rows is a product of matrices
-
     @property
     def is_smaller(self) -> bool:
         """Whether factors are much smaller than the leaf."""
@@ -69,25 +68,25 @@ class OuterProducts:
         """Both factors."""
         return as_float(self.left), as_float(self.right)
 
-    def weighted(self, *weights: jax.Array) -> "OuterProducts":
-        """Returns rows of which the smaller factor is finite, times weights."""
+    def finite(self) -> "OuterProducts":
+        """Returns factors in which NaN and infinities count as zero."""
+        return replace(self, left=as_finite(self.left), right=as_finite(self.right))
+
+    def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
+        """Returns the square of the norm of one row times a number: not too small."""
+        left, right = self.numbers
+        return squared_norm_of_product(left, right * like(inverse_unit, right))
+
+    def weighted(self, weight: jax.Array) -> "OuterProducts":
+        """Returns one row times a weight."""
         left, right = self.numbers
         if left.size < right.size:
-            left = times(left, *weights)
-        else:
-            right = times(right, *weights)
-        return OuterProducts(left, right, self.build)
+            return replace(self, left=times(left, weight))
+        return replace(self, right=times(right, weight))
 
-    def product(self) -> jax.Array:
-        """Returns the sum of rows, a product of matrices."""
-        return _sum_of_products(*self.numbers)
-
-    def in_units(
-        self, left_unit: jax.Array, unit: jax.Array, weights: jax.Array
-    ) -> "OuterProducts":
-        """Returns rows that are finite, in units for both factors, times weights."""
-        left, right = times(self.left, left_unit), times(self.right, unit, weights)
-        return OuterProducts(left, right, self.build)
+    def add(self, total: jax.Array, _: int | None) -> jax.Array:
+        """Adds rows to a sum, as a product of matrices."""
+        return total + _sum_of_products(*self.numbers)
 
     def add_influences(
         self, total: jax.Array, influence: Influence, in_turn: int | None
@@ -127,7 +126,6 @@ class TableRows:
     num_rows: int
     build: Callable[[jax.Array], jax.Array]
 
-    is_product = False
     is_smaller = True
 
     @classmethod
@@ -183,19 +181,20 @@ class TableRows:
         """The rows."""
         return (self.values,)
 
-    def weighted(self, *weights: jax.Array) -> "TableRows":
-        """Returns rows that are finite, times weights."""
-        return replace(self, values=times(self.values, *weights))
+    def finite(self) -> "TableRows":
+        """Returns rows in which NaN and infinities count as zero."""
+        return replace(self, values=as_finite(self.values))
 
-    def in_units(
-        self, _: jax.Array, unit: jax.Array, weights: jax.Array
-    ) -> "TableRows":
-        """Returns rows that are finite, in a unit, times weights."""
-        return self.weighted(unit, weights)
+    def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
+        """Returns the square of the norm of one sample times a number."""
+        return sum_of_squares(self.values * like(inverse_unit, self.values))
 
-    def add(self, total: jax.Array, in_turn: int | None) -> jax.Array:
+    def weighted(self, weight: jax.Array) -> "TableRows":
+        """Returns one sample times a weight."""
+        return replace(self, values=times(self.values, weight))
+
+    def add(self, total: jax.Array, _: int | None) -> jax.Array:
         """Adds rows to a sum."""
-        del in_turn
         return self._add(total, self.values)
 
     def add_influences(
@@ -216,17 +215,17 @@ class Arrays:
 
     Attributes:
         values: shape (n, ...).
-        weights: what finite rows are multiplied by as they are added, shapes (n,).
+        weights: shape (n,), what rows are multiplied by as they are added, if anything.
     """
 
     values: jax.Array
-    weights: tuple[jax.Array, ...] = ()
+    weights: jax.Array | None = None
 
     is_smaller = False
 
     def written_out(self) -> jax.Array:
         """Returns the leaf."""
-        return self.values
+        return self.values if self.weights is None else times(self.values, self.weights)
 
     def build(self, x: jax.Array) -> jax.Array:
         """Returns what a sum is of."""
@@ -241,31 +240,23 @@ class Arrays:
         """The array."""
         return (as_float(self.values),)
 
-    def weighted(self, *weights: jax.Array) -> "Arrays":
-        """Returns rows that are finite, times weights: at once if they are small."""
-        if self.is_large:
-            return Arrays(self.values, (*self.weights, *weights))
-        return Arrays(times(self.values, *weights))
-
-    @property
-    def is_product(self) -> bool:
-        """Whether a sum of rows is a product of matrices."""
-        return not self.is_large
-
-    def product(self) -> jax.Array:
-        """Returns the sum of rows."""
+    def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
+        """Returns the square of the norm of one row times a number."""
         (values,) = self.numbers
-        return _sum_of_products(jnp.ones(len(values), values.dtype), values)
+        return sum_of_squares(values * like(inverse_unit, values))
 
-    def in_units(self, _: jax.Array, unit: jax.Array, weights: jax.Array) -> "Arrays":
-        """Returns rows that are finite, in a unit, times weights."""
-        return self.weighted(unit, weights)
+    def weighted(self, weight: jax.Array) -> "Arrays":
+        """Returns one row times a weight."""
+        return Arrays(self.values, weight)
 
     def add(self, total: jax.Array, in_turn: int | None) -> jax.Array:
-        """Adds rows to a sum, some in one pass over it."""
+        """Adds rows to a sum: to a large one, some in one pass over it."""
         (values,) = self.numbers
-        weights = (like(x, values) for x in self.weights)
-        return add_rows(total, times, (values, *weights), in_turn)
+        weights = jnp.ones(len(values)) if self.weights is None else self.weights
+        weights = like(weights, values)
+        if self.is_large:
+            return add_rows(total, times, (values, weights), in_turn)
+        return total + _sum_of_products(weights, values)
 
     def add_influences(
         self, total: jax.Array, influence: Influence, in_turn: int | None
@@ -290,12 +281,10 @@ def _zeros(shape, like_this):
     return varying(zeros, varying_axes(like_this))
 
 
-def times(x: jax.Array, *weights: jax.Array) -> jax.Array:
-    """Returns rows as finite numbers, times each of weights, numbers or shapes (n,)."""
-    x = as_finite(x)
-    for weight in weights:  # one after the other: their product may be no float
-        x = x * like(weight, x).reshape(*weight.shape, *(1,) * (x.ndim - weight.ndim))
-    return x
+def times(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """Returns rows (n, ...) times weights (n,), or one row times a number."""
+    weights = like(weights, x)
+    return x * weights.reshape(*weights.shape, *(1,) * (x.ndim - weights.ndim))
 
 
 def _sum_of_products(x, y):

@@ -5,15 +5,15 @@ that by a table of embeddings is zero but for a few rows. Norms and sums of such
 are found from the factors. Whatever else a sample holds is an array, as it always was.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._tree import register
 from dpjax._types import PyTree
+from dpjax.estimators._entries import as_finite
 from dpjax.estimators._factored_leaves import Arrays, Influence, Leaf
 from dpjax.estimators._row_sums import zero_unless
 
@@ -47,6 +47,10 @@ class FactoredSamples:
         leaves = jax.tree.leaves(self.leaves, is_leaf=_is_leaf)
         return [leaf if _is_leaf(leaf) else Arrays(leaf) for leaf in leaves]
 
+    def with_parts(self, parts: list[Any]) -> "FactoredSamples":
+        """Returns samples with other leaves, of which some may be arrays."""
+        return FactoredSamples(self._unflatten(parts), self.work)
+
     def written_out(self) -> PyTree:
         """Returns the samples as a pytree of arrays."""
         return self._unflatten([part.written_out() for part in self.parts])
@@ -54,6 +58,22 @@ class FactoredSamples:
     def zeros(self) -> list[jax.Array]:
         """Returns sums of no samples, one for every leaf, before `build`."""
         return [part.zeros() for part in self.parts]
+
+    def add_to(
+        self, sums: list[jax.Array], influence: Influence | None, in_turn: int | None
+    ) -> list[jax.Array]:
+        """Adds samples to sums, or their influences.
+
+        Args:
+            sums: one for every leaf, as `zeros` returns them.
+            influence: acts by coordinate, and leaves zero as it is; None adds samples.
+            in_turn: how many rows are added in one pass over a large sum, one after the
+                other; None leaves the order to the compiler.
+        """
+        pairs = zip(sums, self.parts, strict=True)
+        if influence is None:
+            return [part.add(x, in_turn) for x, part in pairs]
+        return [part.add_influences(x, influence, in_turn) for x, part in pairs]
 
     def build(self, sums: list[jax.Array]) -> PyTree:
         """Returns sums in the shape of samples."""
@@ -68,6 +88,31 @@ class FactoredSamples:
     def numbers(self) -> list[jax.Array]:
         """All arrays of numbers, without those of places."""
         return [x for part in self.parts for x in part.numbers]
+
+    @property
+    def dtype(self) -> Any:
+        """float64 where a leaf has it, else float32."""
+        return max((x.dtype for x in self.numbers), key=lambda dtype: dtype.itemsize)
+
+    def finite(self) -> "FactoredSamples":
+        """Returns samples in which NaN and infinities count as zero."""
+        leaves = jax.tree.leaves(self.leaves, is_leaf=_is_leaf)
+        return self.with_parts(
+            [x.finite() if _is_leaf(x) else as_finite(x) for x in leaves]
+        )
+
+    def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
+        """Returns the square of the norm of one finite sample times a number."""
+        dtype = self.dtype
+        # As a tree: one after the other, thousands of leaves err by as many roundings.
+        squares = [part.squared_norm(inverse_unit).astype(dtype) for part in self.parts]
+        return jax.tree.reduce_associative(
+            jnp.add, squares, identity=jnp.zeros((), dtype)
+        )
+
+    def weighted(self, weight: jax.Array) -> "FactoredSamples":
+        """Returns one finite sample times a weight."""
+        return self.with_parts([part.weighted(weight) for part in self.parts])
 
     def rows(self, start: Any, size: int) -> "FactoredSamples":
         """Returns samples `start` to `start + size - 1`."""
@@ -111,39 +156,6 @@ class FactoredSamples:
     def row_size(self) -> int:
         """How many numbers are made and held of a sample, about."""
         return self.work + sum(x.size // len(x) for x in jax.tree.leaves(self.leaves))
-
-
-class Terms(NamedTuple):
-    """What n samples add to sums.
-
-    Attributes:
-        rows: all that a sample's terms are made from.
-        add: `add(sums, some_rows, in_turn)` adds the terms of some rows to sums, one
-            for every leaf of samples; large ones so many rows in one pass over a sum.
-    """
-
-    rows: FactoredSamples
-    add: Callable[[list[jax.Array], FactoredSamples, int | None], list[jax.Array]]
-
-
-def influences(
-    samples: FactoredSamples, influence: Influence, counts: jax.Array | None
-) -> Terms:
-    """Returns the influences of samples as terms of sums.
-
-    Args:
-        samples: n of them.
-        influence: acts by coordinate, and leaves zero as it is.
-        counts: shape (n,), false for samples to leave out; None where all count.
-    """
-    if counts is not None:
-        samples = samples.zero_unless(counts)
-
-    def add(sums, some, in_turn):
-        parts = zip(sums, some.parts, strict=True)
-        return [part.add_influences(x, influence, in_turn) for x, part in parts]
-
-    return Terms(samples, add)
 
 
 def _is_leaf(x: Any) -> bool:

@@ -1,6 +1,5 @@
 """Grouped: norm-wise influences that act on each group of leaves by itself."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -12,8 +11,8 @@ from dpjax import _validate
 from dpjax._tree import register
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators._factored_leaves import Leaf
-from dpjax.estimators._factors import FactoredSamples, Terms
-from dpjax.estimators._norm import NormBounded, NormEstimator
+from dpjax.estimators._factors import FactoredSamples
+from dpjax.estimators._norm import BoundFn, NormBounded, NormEstimator
 
 Group = str | tuple[str, ...]
 
@@ -120,48 +119,21 @@ class Grouped(NormBounded):
         estimator = self.estimator.resized(jnp.asarray(sizes)[None])
         return replace(self, estimator=estimator)
 
-    def influence(self, sample: PyTree) -> PyTree:
-        """Returns the sample with the influence of every group."""
-        return self.influence_fn()(sample)
+    def bound_fn(self) -> BoundFn:
+        """See `NormBounded.bound_fn`: that of every group."""
+        bounds = [each.bound_fn() for each in self._each()]
 
-    def influence_fn(self) -> Callable[[PyTree], PyTree]:
-        """See `Estimator.influence_fn`: that of every group."""
-        influences = [each.influence_fn() for each in self._each()]
+        def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
+            shape = jax.tree.map(
+                lambda _: 0, sample.leaves, is_leaf=lambda x: isinstance(x, Leaf)
+            )
+            parts = map(FactoredSamples, self._parted(shape, sample.parts))
+            pairs = [fn(part) for fn, part in zip(bounds, parts, strict=True)]
+            new, are_short = zip(*pairs, strict=True)
+            parts = self._joined(shape, [part.parts for part in new])
+            return sample.with_parts(parts), jnp.concatenate(are_short)
 
-        def influence(sample: PyTree) -> PyTree:
-            leaves, structure = jax.tree.flatten(sample)
-            parts = self._parted(sample, leaves)
-            new = [fn(part) for fn, part in zip(influences, parts, strict=True)]
-            return structure.unflatten(self._joined(sample, new))
-
-        return influence
-
-    def is_short(self, sample: PyTree) -> jax.Array:
-        """See `NormBounded.is_short`."""
-        parts = self._parted(sample, jax.tree.leaves(sample))
-        pairs = zip(self._each(), parts, strict=True)
-        return jnp.concatenate([each.is_short(part) for each, part in pairs])
-
-    def terms(
-        self, samples: FactoredSamples, counts: jax.Array | None
-    ) -> tuple[Terms, jax.Array]:
-        """See `NormBounded.terms`."""
-        shape = jax.tree.map(
-            lambda _: 0, samples.leaves, is_leaf=lambda x: isinstance(x, Leaf)
-        )
-        parts = map(FactoredSamples, self._parted(shape, samples.parts))
-        pairs = zip(self._each(), parts, strict=True)
-        terms, are_short = zip(
-            *(each.terms(part, counts) for each, part in pairs), strict=True
-        )
-
-        def add(sums, rows, in_turn):
-            groups = zip(terms, self._parted(shape, sums), rows.leaves, strict=True)
-            new = [one.add(part, some, in_turn) for one, part, some in groups]
-            return self._joined(shape, new)
-
-        rows = FactoredSamples([one.rows for one in terms])
-        return Terms(rows, add), jnp.concatenate(are_short, axis=1)
+        return bound
 
     def _each(self) -> list[NormEstimator]:
         """Returns the estimator of every group."""

@@ -1,6 +1,7 @@
 """Numbers that a compiler must not compute twice."""
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from dpjax._types import PyTree
@@ -16,7 +17,7 @@ def made_once(tree: PyTree) -> PyTree:
 
     A barrier keeps it from that, but not on CPU, where barriers are gone when
     operations are fused. There it stands in a function that is not inlined. No number
-    is copied.
+    is copied. Integers are as they are: they do not round.
     """
     return jax.lax.platform_dependent(tree, cpu=_called, default=_barrier)
 
@@ -27,5 +28,8 @@ def _barrier(tree):
 
 
 def _called(tree):
+    def one(x):
+        return _barrier(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
     with set_xla_metadata(inlineable="false"):
-        return jax.tree.map(_barrier, tree)  # not all of them need be there at once
+        return jax.tree.map(one, tree)  # not all of them need be there at once

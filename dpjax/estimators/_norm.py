@@ -1,25 +1,41 @@
-"""Norm-wise influences: a sample keeps its direction, and gets another l2 norm."""
+"""Norm-wise influences: a sample keeps its direction, and gets another l2 norm.
+
+A sample is multiplied by one number, its weight, which is computed from its norm. That
+of a sample with factors is found from these: |a|^2 |d|^2 for an outer product, the
+squares of its rows for a table. Samples are then summed leaf by leaf, and none is
+written out. The weight of a sample depends on its own numbers alone, and is computed
+from the very numbers that are summed (`made_once`).
+
+What holds for every sample of floats, x with norm r in units of `sizes` as it is, r' as
+it is computed:
+
+1. NaN and infinite entries count as zero, in a factor as in an array.
+2. r' >= r (1 - NORM_ERROR), to 2^-39 units, or x has the weight zero (`_safe_norm`).
+3. w(r') r <= limit / size·(1 + NORM_ERROR) follows for each influence, since w is not
+   increasing, and w(r) r at most limit / size.
+"""
 
 import abc
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import jax
-import jax.numpy as jnp
 
-from dpjax._tree import like
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._entries import as_finite, as_float
+from dpjax.estimators._entries import as_float
 from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._factored_norm import with_lengths
-from dpjax.estimators._factors import FactoredSamples, Terms
+from dpjax.estimators._factors import FactoredSamples
 from dpjax.estimators._made_once import made_once
 from dpjax.estimators._rows import Rows
-from dpjax.estimators._safe_norm import NORM_ERROR, scaled_norm
+from dpjax.estimators._safe_norm import NORM_ERROR, weigh
 from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
 from dpjax.estimators._slabs import fold_factored
+
+# Clip norms, scales and offsets: ordinary samples stay below 2^63 of them.
+LEAST_SIZE = 1e-12
+
+BoundFn = Callable[[FactoredSamples], tuple[FactoredSamples, jax.Array]]
 
 
 class NormBounded(Estimator):
@@ -43,21 +59,27 @@ class NormBounded(Estimator):
         """Returns the estimator with other sizes, shape (groups,)."""
 
     @abc.abstractmethod
-    def is_short(self, sample: PyTree) -> jax.Array:
-        """Returns whether norms of one sample are within sizes, shape (groups,)."""
+    def bound_fn(self) -> BoundFn:
+        """Returns a function of one sample: its influence, and whether it is short.
 
-    @abc.abstractmethod
-    def terms(
-        self, samples: FactoredSamples, counts: jax.Array | None
-    ) -> tuple[Terms, jax.Array]:
-        """Returns influences as terms of sums, and who is short.
-
-        The latter is `is_short` of n samples, shape (n, groups).
-
-        Args:
-            samples: n of them.
-            counts: shape (n,), false for rows to leave out; None where all count.
+        The sample's numbers are finite, and computed once. It is short, in each group,
+        where its norm is within the size: shape (groups,). A sample that counts as zero
+        because it is too long is not.
         """
+
+    def influence(self, sample: PyTree) -> PyTree:
+        """Returns the sample with another norm; NaN and infinities count as zero."""
+        return self.influence_fn()(sample)
+
+    def influence_fn(self) -> Callable[[PyTree], PyTree]:
+        """See `Estimator.influence_fn`."""
+        bound = self.bound_fn()
+
+        def influence(sample: PyTree) -> PyTree:
+            influence, _ = bound(made_once(FactoredSamples(sample).finite()))
+            return influence.written_out()
+
+        return influence
 
     def fold(
         self,
@@ -71,13 +93,13 @@ class NormBounded(Estimator):
             return super().fold(
                 rows, normalize_by=normalize_by, microbatch_size=microbatch_size
             )
+        bound = jax.vmap(self.bound_fn())
         mean, aux = fold_factored(
-            lambda samples, counts: self.terms(samples, counts)[0],
+            lambda samples: bound(made_once(samples.finite()))[0],
             self.limit,
             rows,
             normalize_by=normalize_by,
             microbatch_size=microbatch_size,
-            are_in_turn=False,
         )
         return self._within_limit(mean, normalize_by), aux
 
@@ -94,21 +116,16 @@ class NormBounded(Estimator):
 
 
 class NormEstimator(NormBounded):
-    """An estimator whose influence changes the l2 norm of a sample alone.
-
-    The norm becomes that of `length`, times `gain`.
-    """
+    """An estimator whose influence is the sample times a function of its l2 norm."""
 
     size_name: ClassVar[str]  # the field with the norm beyond which samples are long
 
     @abc.abstractmethod
-    def length(self) -> tuple[Callable[..., jax.Array], tuple[PyTree, ...]]:
-        """Returns `(length_fn, parameters)`: see `shorten`."""
+    def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
+        """Returns the weight of a sample as a function of its norm in sizes.
 
-    @property
-    def gain(self) -> Scalar:
-        """What samples are multiplied by, once they have their lengths."""
-        return 1.0
+        It is not increasing, and differentiable on [0, 2^63).
+        """
 
     @property
     def sizes(self) -> jax.Array:
@@ -122,92 +139,13 @@ class NormEstimator(NormBounded):
         object.__setattr__(other, self.size_name, sizes[0])
         return other
 
-    def is_short(self, sample: PyTree) -> jax.Array:
-        """See `NormBounded.is_short`; NaN and infinities count as zero."""
-        sample = jax.tree.map(as_float, sample)
-        size = self.sizes[0].astype(widest(jax.tree.leaves(sample)))
-        norm, unit, is_zero = scaled_norm(sample, size)
-        return (is_zero | (norm / unit <= size))[None]
+    def bound_fn(self) -> BoundFn:
+        """See `NormBounded.bound_fn`."""
+        weight_fn, size = self.weight_fn(), self.sizes[0]
 
-    def terms(
-        self, samples: FactoredSamples, counts: jax.Array | None
-    ) -> tuple[Terms, jax.Array]:
-        """See `NormBounded.terms`."""
-        terms, norms = with_lengths(samples, *self.length(), counts, gain=self.gain)
-        return terms, (norms <= self.sizes[0].astype(norms.dtype))[:, None]
+        def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
+            squares = sample.squared_norm(1 / size)
+            weight, norm = weigh(squares, weight_fn)
+            return sample.weighted(weight), (norm <= 1)[None]
 
-
-def shorten(
-    length_fn: Callable[..., jax.Array], sample: PyTree, *parameters: PyTree
-) -> PyTree:
-    """Returns sample·length / ||sample||, the norm over all leaves.
-
-    A sample stays as it is where the length is its norm or more. Leaves in half
-    precision become float32 first. Entries up to the largest float neither overflow nor
-    turn to zero; NaN and infinities count as zero.
-
-    Args:
-        length_fn: `length_fn(norm, *parameters)`, a differentiable function of scalars.
-        sample: any pytree of arrays.
-        parameters: of length_fn; they become the widest dtype of the sample. The first
-            is of the order of the length of long samples.
-    """
-    sample = made_once(jax.tree.map(as_float, sample))  # measured as it is returned
-    dtype = widest(jax.tree.leaves(sample))
-    wide = jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), parameters)
-    return _shorten(length_fn, sample, wide)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _shorten(length_fn, sample, parameters):
-    norm, unit, is_zero = scaled_norm(sample, parameters[0])
-    shrink, _ = _shrinking(length_fn(norm / unit, *parameters), norm, unit, is_zero)
-    return jax.tree.map(lambda x: shrink(as_finite(x)), sample)
-
-
-@_shorten.defjvp
-def _shorten_jvp(length_fn, primals, tangents):
-    # y = l(r) e with r = ||x|| and e = x/r has dy = (l/r) (dx - e <e, dx>) + e dl.
-    (sample, parameters), (d_sample, d_parameters) = primals, tangents
-    norm, unit, is_zero = scaled_norm(sample, parameters[0])
-    d_sample = jax.tree.map(
-        lambda x, dx: jnp.where(jnp.isfinite(x), dx, 0), sample, d_sample
-    )
-    sample = jax.tree.map(as_finite, sample)
-    direction = jax.tree.map(
-        lambda x: (x.astype(norm.dtype) * unit / norm).astype(x.dtype), sample
-    )
-    pairs = zip(jax.tree.leaves(direction), jax.tree.leaves(d_sample), strict=True)
-    along = sum(jnp.vdot(e, dx).astype(norm.dtype) for e, dx in pairs)
-    length, d_length = jax.jvp(
-        length_fn, (norm / unit, *parameters), (along, *d_parameters)
-    )
-    shrink, is_long = _shrinking(length, norm, unit, is_zero)
-
-    def turn(e, dx):
-        turned = shrink(dx - e * like(along, e)) + e * like(d_length, e)
-        return jnp.where(is_long, turned, dx)
-
-    return jax.tree.map(shrink, sample), jax.tree.map(turn, direction, d_sample)
-
-
-def _shrinking(length, norm, unit, is_zero):
-    """Returns a function that scales finite leaves to the length, and whether it does.
-
-    A length that is NaN is given to no sample as it is.
-    """
-    is_long = ~(is_zero | (length >= norm / unit))
-    factor = jnp.where(is_long, length / norm, 1)
-
-    def shrink(x: jax.Array) -> jax.Array:
-        # In the widest dtype: of float64 the unit may lie outside of float32.
-        short = x.astype(unit.dtype) * unit * factor
-        return jnp.where(is_long, short.astype(x.dtype), x)
-
-    return shrink, is_long
-
-
-def widest(leaves: list[jax.Array]) -> Any:
-    """Returns float64 where a leaf has it, else float32."""
-    dtypes = (jax.eval_shape(as_float, leaf).dtype for leaf in leaves)
-    return max(dtypes, key=lambda dtype: dtype.itemsize)
+        return bound

@@ -1,119 +1,73 @@
-"""The l2 norm of a sample in floats: no square overflows, none is lost."""
+"""Squared l2 norms of per-example gradients in units of a limit, and their weights.
+
+A norm is measured in a unit: a public or released number of its order, such as the clip
+norm. Squares of entries are then of the order of one. From 2^63 units on a sample
+counts as zero, as NaN does: its squares overflow, or nearly so. Heavy tails never reach
+that, since units are at least 1e-12.
+
+Below, squares that underflow lose 2^-126 each. Beside one, that is nothing for an
+array: any number below 2^48 of entries loses 2^-78. It is something for the product
+|a|^2 |d|^2 of an outer product: where |a| is 2^60, entries of d at 2^-63 matter. So the
+sum of squares of p entries is raised by p·2^-126 before sums are multiplied: each
+factor, hence the product, is then at least the true one, and no sample passes with a
+norm that is too small.
+"""
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.lax import stop_gradient
 
-from dpjax._sharding import num_other_devices, varying, varying_axes
-from dpjax._types import PyTree
-from dpjax.estimators._entries import as_finite
-from dpjax.estimators._made_once import made_once
+from dpjax._sharding import num_other_devices
 
 # The computed norm may be too small by this relative error, so that a clipped sample
-# may be longer than the clip norm by as much: sums of squares pass at most 6 levels of
-# 256 terms (any number below 2^48 of coordinates, 2^32 where they lie on several
-# devices, since two sums follow one another), those of the leaves one more level for
-# each doubling of their number; half of the error of a square goes into its root; three
-# roundings follow.
+# may be longer than the clip norm by as much. A sum of squares is off by 1,536·2^-24:
+# up to 1,024 terms, or 6 levels of 256 terms (any number below 2^48 of entries, 2^32
+# where they lie on several devices, since two sums follow one another); those of both
+# factors of a product together too, as long as each has 2^24 entries or fewer. The sum
+# over leaves has one more level for each doubling of their number. Half of the error of
+# a square goes into its root; a few roundings follow.
 NORM_ERROR = 2.0**-13
-ROW = 256
+FLAT, ROW = 1024, 256
+LOST = 2.0**-126  # what a square that underflows loses, at most
+LONGEST = 2.0**63  # in units: samples of this norm or more count as zero
 
 
-def scaled_norm(
-    sample: PyTree, smallest: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the norm times a power of two, that power, and whether the norm is zero.
-
-    The power is one for most samples. Squares that are all zero count as a norm of
-    zero, which is one here, so that it may divide; so do squares that underflow where
-    `smallest`, the least length of interest, is far larger than their roots.
-    """
-    dtype, leaves = smallest.dtype, jax.tree.leaves(sample)
-    squares = made_once(squared_norm(leaves, dtype))  # chosen by, and chosen
-    unit, squares = jax.lax.cond(
-        is_plain(squares, smallest),
-        lambda leaves: (varying(jnp.ones((), dtype), varying_axes(squares)), squares),
-        lambda leaves: scaled_squared_norm(leaves, dtype),
-        leaves,
-    )
-    squares = never_nan(squares)
-    is_zero = ~(squares > 0)
-    return jnp.sqrt(jnp.where(is_zero, 1, squares)), unit, is_zero
-
-
-def never_nan(squares: jax.Array) -> jax.Array:
-    """Returns infinity in the place of NaN: such a sample counts for nothing.
-
-    There is none, unless a compiler makes it. Then no sample may pass as it is.
-    """
-    return jnp.where(jnp.isnan(squares), jnp.inf, squares)
-
-
-def is_plain(squares: jax.Array, smallest: jax.Array) -> jax.Array:
-    """Returns whether a sum of squares is right where `smallest` is of interest.
-
-    No square has overflowed, and none that underflowed is missed: beside 2^-60, 2^40 of
-    them are nothing. NaN fails both.
-    """
-    return (squares < 2.0**120) & ((squares > 2.0**-60) | (smallest > 2.0**-30))
-
-
-def scaled_squared_norm(
-    leaves: list[jax.Array], dtype: Any
+def weigh(
+    squares: jax.Array, weight_fn: Callable[[jax.Array], jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns a power of two, and the squared norm of the sample times it.
+    """Returns the weight of one sample, and its norm in units.
 
-    The power stands at the largest entry, so that squares neither over- nor underflow.
-    Not the entry itself: compilers turn a division into a product with 1 / 1e38, which
-    is zero.
+    Args:
+        squares: the square of its norm in units; infinity where that overflows.
+        weight_fn: of norms, a differentiable function; norms lie in [0, 2^63).
+
+    Returns:
+        The weight is zero where the norm is 2^63 or more; the norm is infinite there.
     """
-    leaves = [as_finite(leaf) for leaf in leaves]
-    largest = jnp.zeros((), dtype)
-    for leaf in leaves:
-        top = jnp.max(jnp.abs(leaf), initial=0.0).astype(dtype)
-        largest = jnp.maximum(largest, top)
-    unit = power_of_two(-exponent_of(largest), dtype)
-    return unit, squared_norm([leaf.astype(dtype) * unit for leaf in leaves], dtype)
+    is_measured = squares < LONGEST**2
+    is_positive = is_measured & (squares > 0)
+    root = jnp.sqrt(jnp.where(is_positive, squares, 1))
+    norm = jnp.where(is_positive, root, 0)
+    weight = jnp.where(is_measured, weight_fn(norm), 0)
+    return weight, jnp.where(is_measured, norm, jnp.inf)
 
 
-def squared_norm(leaves: list[jax.Array], dtype: Any) -> jax.Array:
-    """Returns the sum of the squares of all entries."""
-    # As a tree: one after the other, thousands of leaves err by as many roundings.
-    sums = [_sum_of_squares(x).astype(dtype) for x in leaves]
-    return jax.tree.reduce_associative(jnp.add, sums, identity=jnp.zeros((), dtype))
+def squared_norm_of_product(left: jax.Array, right: jax.Array) -> jax.Array:
+    """Returns |left|^2 |right|^2: not too small, though squares underflow."""
+    left, right = (sum_of_squares(x) + x.size * LOST for x in (left, right))
+    # Where one overflows, the derivative by the other would be infinite, not zero.
+    is_finite = jnp.isfinite(left) & jnp.isfinite(right)
+    left, right = (jnp.where(is_finite, x, 1) for x in (left, right))
+    return jnp.where(is_finite, left * right, jnp.inf)
 
 
-def exponent_of(x: jax.Array) -> jax.Array:
-    """Returns e such that numbers x >= 0 are at most 2^e, and 2^(e - 1) or more.
-
-    Not below -125, nor so large that 2^-e would be below the least normal float. From
-    bits, as the power: `frexp` takes subnormal numbers apart too, by a long program.
-    """
-    info = jnp.finfo(x.dtype)
-    bits = jnp.int64 if info.bits == 64 else jnp.int32
-    biased = jax.lax.bitcast_convert_type(stop_gradient(x), bits) >> info.nmant
-    exponent = biased.astype(jnp.int32) + info.minexp
-    return jnp.clip(exponent, -125, info.maxexp - 2)
-
-
-def power_of_two(exponent: jax.Array, dtype: Any) -> jax.Array:
-    """Returns 2^exponent, zero below the least normal float, finite above the largest.
-
-    From bits: a power compiles to a long program, and may be off by its last place.
-    """
-    info = jnp.finfo(dtype)
-    bits = jnp.int64 if info.bits == 64 else jnp.int32
-    biased = jnp.clip(exponent + (1 - info.minexp), 0, info.maxexp - info.minexp)
-    return jax.lax.bitcast_convert_type(biased.astype(bits) << info.nmant, dtype)
-
-
-def _sum_of_squares(x: jax.Array) -> jax.Array:
+@jax.custom_jvp
+def sum_of_squares(x: jax.Array) -> jax.Array:
+    """Returns the sum of the squares of all entries, infinity where it overflows."""
     # Else the compiler may square a constant, and what it is multiplied by, each by
-    # itself: 1e19 times 1e-19 would have the square zero, and the constant gradient of
-    # an unused parameter, zero times a large unit, that of zero times infinity.
+    # itself: 1e19 times 1e-19 would have the square zero.
     x = jax.lax.optimization_barrier(x)
     terms = x * x
     num_parts = num_other_devices(x)
@@ -126,20 +80,30 @@ def _sum_of_squares(x: jax.Array) -> jax.Array:
         terms = terms.reshape([n for pair in pairs for n in pair])
         order = [*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2)]
         terms = terms.transpose(order).reshape(*parts, math.prod(lengths))
-        terms = jax.lax.optimization_barrier(sum_by_rows(terms))
+        terms = jax.lax.optimization_barrier(_sum(terms))
         if terms.size <= ROW:
             return terms.sum()
-    return sum_by_rows(terms.reshape(-1))
+    return _sum(terms.reshape(-1))
 
 
-def sum_by_rows(terms: jax.Array, size: int = ROW) -> jax.Array:
-    """Returns sums over the last axis, 256 terms at a time, or fewer."""
+@sum_of_squares.defjvp
+def _sum_of_squares_jvp(primals, tangents):
+    # Derivatives stay finite where squares overflow: the weight there is constant.
+    (x,), (tangent,) = primals, tangents
+    x_or_zero = jnp.where(jnp.abs(x) < 2 * LONGEST, x, 0)
+    return sum_of_squares(x), 2 * jnp.sum(x_or_zero * tangent)
+
+
+def _sum(terms: jax.Array) -> jax.Array:
+    """Returns sums over the last axis, of long ones 256 terms at a time."""
     # A flat float32 sum of d terms may err by d·2^-24: 6 times, at d = 1e8. Sums of
     # rows of 256 err by 256·2^-24 a level; the barrier keeps the compiler from
     # merging the levels into one flat sum.
-    while terms.shape[-1] > size:
+    if terms.shape[-1] <= FLAT:
+        return terms.sum(axis=-1)
+    while terms.shape[-1] > ROW:
         rest = [(0, 0)] * (terms.ndim - 1)
-        terms = jnp.pad(terms, [*rest, (0, -terms.shape[-1] % size)])
-        terms = terms.reshape(*terms.shape[:-1], -1, size)
+        terms = jnp.pad(terms, [*rest, (0, -terms.shape[-1] % ROW)])
+        terms = terms.reshape(*terms.shape[:-1], -1, ROW)
         terms = jax.lax.optimization_barrier(terms.sum(axis=-1))
     return terms.sum(axis=-1)

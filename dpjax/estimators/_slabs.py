@@ -33,7 +33,8 @@ from dpjax._sharding import num_shares, psum, zeros
 from dpjax._tree import num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators._digits import Digits
-from dpjax.estimators._factors import IN_TURN, FactoredSamples, Terms
+from dpjax.estimators._factored_leaves import Influence
+from dpjax.estimators._factors import IN_TURN, FactoredSamples
 from dpjax.estimators._fold import longest_block, proven_divisor
 from dpjax.estimators._rows import Rows
 
@@ -41,25 +42,26 @@ LANES = 2**18  # numbers that sums of blocks side by side may have, on CPU
 
 
 def fold_factored(
-    prepare: Callable[[FactoredSamples, jax.Array | None], Terms],
+    prepare: Callable[[FactoredSamples], FactoredSamples],
     limit: Scalar,
     rows: Rows,
     *,
     normalize_by: Scalar,
     microbatch_size: int | None,
-    are_in_turn: bool,
+    influence: Influence | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Returns the sum of influences divided by `normalize_by`, and the aux of all rows.
 
     Args:
-        prepare: `prepare(samples, counts)` returns the influences of samples as terms
-            of sums; counts is false for those to leave out, or None.
-        limit: the bound of every coordinate.
+        prepare: makes of samples what is summed. Rows to leave out are zeros; what it
+            makes of them must be, too.
+        limit: the bound of every coordinate of what is summed.
         rows: the samples.
         normalize_by: the public divisor.
         microbatch_size: how many samples are processed at once; None chooses.
-        are_in_turn: whether factored leaves are added some rows in one pass over a sum,
-            on CPU, as large arrays are.
+        influence: acts by coordinate as leaves are added, and leaves zero as it is.
+            Factored leaves are then added some rows in one pass over a sum, on CPU, as
+            large arrays are.
     """
     normalize_by = proven_divisor(rows.num_rows_in_all, normalize_by)
     longest = longest_block(normalize_by)
@@ -71,7 +73,7 @@ def fold_factored(
         digits = Digits.of(num_sums, plan.block_length, shape, limit, normalize_by)
         aux = jax.tree.map(lambda x: zeros(x, (rows.num_rows, *x.shape[1:])), aux_shape)
         slab = partial(_slab, prepare, rows, plan)
-        add = jax.checkpoint(partial(_add_slabs, slab, plan, digits, row))
+        add = jax.checkpoint(partial(_add_slabs, slab, influence, plan, digits, row))
         carry = digits.zeros(shape), aux
         steps = plan.num_slabs // plan.slabs
         if steps == 1:
@@ -85,7 +87,8 @@ def fold_factored(
     made = row.work if rows.is_padding_example is None else row.row_size
     sizes = _Sizes(row.row_size, made, max(num_coordinates(shape), 1))
     args = rows.num_rows, longest, sizes, microbatch_size
-    in_turn = IN_TURN if are_in_turn or row.has_large_arrays else None
+    is_large = influence is not None or row.has_large_arrays
+    in_turn = IN_TURN if is_large else None
     plan, other = _Plan.cached(*args, in_turn), _Plan.parallel(*args)
     if plan == other:
         return run(plan)
@@ -171,23 +174,23 @@ def _length(num_rows, longest):
     return next(k for k in range(min(longest, num_rows), 0, -1) if num_rows % k == 0)
 
 
-def _add_slabs(slab, plan, digits, row, carry, index):
+def _add_slabs(slab, influence, plan, digits, row, carry, index):
     """Adds the blocks of some slabs to digits, and fills in their aux."""
     total, aux = carry
 
     if plan.slabs == 1:
-        terms, aux = slab(index, aux)
+        samples, aux = slab(index, aux)
         size = plan.block_length
 
         def sums_of(some):
-            return row.build(terms.add(row.zeros(), some, plan.in_turn))
+            return row.build(some.add_to(row.zeros(), influence, plan.in_turn))
 
         if plan.are_lanes:
-            sums = jax.vmap(sums_of)(terms.rows.blocks(plan.blocks))
+            sums = jax.vmap(sums_of)(samples.blocks(plan.blocks))
             return digits.add(total, sums), aux
 
         def block(i, total):
-            sums = sums_of(terms.rows.rows(i * size, size))
+            sums = sums_of(samples.rows(i * size, size))
             return digits.add(total, jax.tree.map(lambda x: x[None], sums))
 
         if plan.blocks == 1:
@@ -196,8 +199,8 @@ def _add_slabs(slab, plan, digits, row, carry, index):
 
     def add_slab(i, carry):
         sums, aux = carry
-        terms, aux = slab(index * plan.slabs + i, aux)
-        return terms.add(sums, terms.rows, plan.in_turn), aux
+        samples, aux = slab(index * plan.slabs + i, aux)
+        return samples.add_to(sums, influence, plan.in_turn), aux
 
     sums, aux = jax.lax.fori_loop(0, plan.slabs, add_slab, (row.zeros(), aux))
     lane = jax.tree.map(lambda x: x[None], row.build(sums))
@@ -205,7 +208,7 @@ def _add_slabs(slab, plan, digits, row, carry, index):
 
 
 def _slab(prepare, rows, plan, index, aux):
-    """Returns the terms of a slab, and the aux with its own."""
+    """Returns what is summed of a slab, and the aux with its own."""
     start, size = index * plan.size, min(plan.size, rows.num_rows)
     # The last slab may reach past the end: it is shifted back, and those of its rows
     # that are already counted are left out.
@@ -214,13 +217,11 @@ def _slab(prepare, rows, plan, index, aux):
     aux = jax.tree.map(
         lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x, inside, 0), aux, new
     )
-    counts = None
     if not plan.is_exact:
-        counts = inside + jnp.arange(size) >= start
-        samples = samples.padded(plan.size)
-        counts = jnp.pad(counts, (0, plan.size - size))
+        samples = samples.zero_unless(inside + jnp.arange(size) >= start)
     if rows.is_padding_example is not None:
         is_padding = jax.lax.dynamic_slice_in_dim(rows.is_padding_example, inside, size)
-        is_padding = jnp.pad(is_padding, (0, plan.size - size))
-        counts = ~is_padding if counts is None else counts & ~is_padding
-    return prepare(samples, counts), aux
+        samples = samples.zero_unless(~is_padding)
+    if size < plan.size:
+        samples = samples.padded(plan.size)
+    return prepare(samples), aux

@@ -7,12 +7,13 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from dpjax import _validate
+from dpjax._rounding import LARGEST
 from dpjax._tree import register
-from dpjax._types import PyTree
-from dpjax.estimators._norm import NormEstimator, shorten
+from dpjax.estimators._norm import LEAST_SIZE, NormEstimator
 from dpjax.estimators._smoothed import SmoothedEstimator, prepared, smoothed
 
-_TINY = 1e-6  # of the scale: h_beta(a) is a (1 - O(a^2)), more exactly than computed
+_TINY = 1e-6  # h_beta(a) is a (1 - O(a^2)), more exactly than computed
 
 
 @register("scale", "beta")
@@ -22,7 +23,8 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
 
     What `SmoothedTruncation` does to a coordinate, done to the norm: short samples keep
     nearly their length, long ones come near a common one, and the influence is a smooth
-    function of the sample, where that of `Clipping` has a kink.
+    function of the sample, where that of `Clipping` has a kink. A sample of 2^63 scales
+    or more counts as zero.
 
     Sensitivity: replacing one of n records moves the mean by at most
     2·scale·M / n in the l2 norm, M = (2 sqrt(2)/3) erf(sqrt(beta/2)), since h_beta is
@@ -35,12 +37,12 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
             `SmoothedTruncation`; a pytree leaf.
 
     Raises:
-        ValueError: where scale is not in [1e-18, 1e30] or beta not in [1e-6, 1e6].
+        ValueError: where scale is not in [1e-12, 1e30] or beta not in [1e-6, 1e6].
 
     Example:
         >>> import jax.numpy as jnp
         >>> from dpjax.estimators import SmoothedClipping
-        >>> print(SmoothedClipping(1.0)(jnp.array([[3e30, 4e30], [0.0, 0.0]])).round(3))
+        >>> print(SmoothedClipping(1.0)(jnp.array([[3e9, 4e9], [0.0, 0.0]])).round(3))
         [0.193 0.257]
 
     Reference:
@@ -49,15 +51,16 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
 
     size_name: ClassVar[str] = "scale"
 
-    def influence_fn(self) -> Callable[[PyTree], PyTree]:
-        """See `Estimator.influence_fn`: computes the coefficients of the series."""
-        length_fn, parameters = self.length()
-        return lambda sample: shorten(length_fn, sample, *parameters)
+    def __post_init__(self):
+        super().__post_init__()
+        _validate.within(LEAST_SIZE, LARGEST, scale=self.scale)
 
-    def length(self) -> tuple[Callable[..., jax.Array], tuple[PyTree, ...]]:
-        """Returns scale·h_beta(norm / scale) as a function, and its coefficients."""
-        return _length, prepared(self.scale, self.beta, self._degree)
+    def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
+        """Returns h_beta(norm) / norm, and computes the coefficients of the series."""
+        _, *parameters = prepared(self.scale, self.beta, self._degree)
 
+        def weight(norm: jax.Array) -> jax.Array:
+            least = jnp.maximum(norm, _TINY)
+            return jnp.where(norm < _TINY, 1, smoothed(least, 1.0, *parameters) / least)
 
-def _length(norm: jax.Array, scale: jax.Array, *parameters: PyTree) -> jax.Array:
-    return jnp.where(norm < _TINY * scale, norm, smoothed(norm, scale, *parameters))
+        return weight

@@ -130,11 +130,12 @@ def robust_grad(
     Users:
         With user_ids the influence acts on the mean, or the sum, of the gradients of
         one user's records, and the estimate is the mean over users, one without records
-        contributing zero. Ids outside of [0, num_users) belong to nobody and are left
-        out. Values come per user, and aux has shape (num_users, records_per_user, ...).
-        Users are held a few at a time, as samples are. To draw users, or to spread them
-        over devices, lay records out by `dpjax.gradients.by_user`, once: that is a
-        batch, too, whose rows are users.
+        contributing zero. Ids are public, as in `dpjax.gradients.by_user`; those
+        outside of [0, num_users) belong to nobody and are left out. Values come per
+        user, and aux has shape (num_users, records_per_user, ...). Users are held a few
+        at a time, as samples are. To draw users, or to spread them over devices, lay
+        records out by `dpjax.gradients.by_user`, once: that is a batch, too, whose rows
+        are users.
 
     On several devices:
         Each device computes the gradients of its own rows, and one psum adds a few
@@ -153,8 +154,8 @@ def robust_grad(
 
     Bad numbers:
         NaN and infinities in gradients count as `Estimator.__call__` tells. Where a
-        norm comes from factors, a product of two finite numbers beyond the largest
-        float counts as the number that it is.
+        norm comes from factors, they count as zero in a factor, and a gradient counts
+        as zero where the norm of a factor is 2^64 or more.
 
     Sensitivity:
         `estimator.sensitivity(n or normalize_by, number of parameters)`, under

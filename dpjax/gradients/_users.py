@@ -1,6 +1,7 @@
 """Records grouped by user: a sample is then all that one user gives.
 
-Neighbours differ in one user: its records may be replaced by any others, more or fewer.
+Neighbours differ in one user: its records may be replaced by any others of the same id,
+more or fewer, or none.
 A user's gradient is the mean or the sum of those of its records, and the influence acts
 on it, so that a robust mean of users has the sensitivity of one of so many samples.
 """
@@ -70,7 +71,10 @@ def by_user(
     Args:
         records: pytree, leaves of shape (n, ...).
         user_ids: integers of shape (n,), the user of each record. What lies outside of
-            [0, num_users) belongs to nobody and is left out.
+            [0, num_users) belongs to nobody and is left out. A user's id must not
+            depend on records: take its place in a public list of names. By order of
+            appearance, or by `np.unique(names, return_inverse=True)`, one user without
+            records renumbers the others.
         num_users: public number of users, with records or without.
         records_per_user: public bound. The first records of a user by index are
             kept, the surplus is dropped.
@@ -85,8 +89,9 @@ def by_user(
             (n,), or leaves disagree on n. Never because of an id's value.
 
     Privacy:
-        Replace-one is of users: one user's records change, in number too. The number of
-        users is public, and so is records_per_user.
+        Replace-one is of users: one user's records change under the same id, in number
+        too, and there may be none. The ids are public, and so are the number of users
+        and records_per_user. Records that move from one id to another change two users.
 
     Example:
         >>> import jax.numpy as jnp

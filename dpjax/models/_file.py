@@ -7,6 +7,8 @@ import dataclasses
 import io
 import json
 import os
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
 from dpjax._types import NeighboringRelation
+from dpjax._untrusted import number, of_type
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric, Winsorized
 from dpjax.models._model import BoundedColumn, Model
@@ -31,7 +34,12 @@ _UNREADABLE = (
     AttributeError,
     OSError,
     EOFError,
-    RuntimeError,  # and what zipfile cannot unpack
+    RuntimeError,  # also what zipfile cannot unpack, or is nested too deeply
+    OverflowError,
+    MemoryError,
+    SyntaxError,
+    tokenize.TokenError,
+    struct.error,
     zipfile.BadZipFile,
     zlib.error,
 )
@@ -68,8 +76,8 @@ def model_file(model: Model) -> bytes:
         },
         "feature_names": model.feature_names,
         "privacy": {
-            "epsilon": model.privacy.epsilon,
-            "delta": model.privacy.delta,
+            "epsilon": float(model.privacy.epsilon),
+            "delta": float(model.privacy.delta),
             "relation": model.privacy.relation.name,
             "description": model.privacy.description,
         },
@@ -94,7 +102,8 @@ def load_model(path: str | os.PathLike[str]) -> Model:
 
     Raises:
         OSError: if there is no such file, or it cannot be read.
-        ValueError: if it is something else, cut off, or of a later format.
+        ValueError: if it is something else, cut off, of a later format, or holds values
+            of another type than `model_file` writes.
 
     Example:
         >>> import dpjax
@@ -112,21 +121,25 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     try:
         if not zipfile.is_zipfile(io.BytesIO(raw)):
             raise ValueError("it is no NumPy archive, or cut off")
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            # A few compressed bytes could fill the memory.
+            if any(entry.compress_type for entry in archive.infolist()):
+                raise ValueError("its entries are compressed")
         with np.load(io.BytesIO(raw), allow_pickle=False) as entries:
             params, text = entries["params"], entries["model"]
-        content = json.loads(str(text[()]))
-        number = content["format"]
+        content = json.loads(of_type(str, "model", text.item()))
+        found = content["format"]
     except _UNREADABLE as why:
         raise _not_a_model(path, why) from None
     _validate.require(
-        number == _FORMAT,
+        found == _FORMAT,
         "model",
-        number,
+        found,
         f"of format {_FORMAT}, which this version of dpjax reads, in {path}",
     )
     try:
         return _model(params, content)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as why:
+    except _UNREADABLE as why:
         raise _not_a_model(path, why) from None
 
 
@@ -138,40 +151,59 @@ def _not_a_model(path: Path, why: Exception) -> ValueError:
 
 
 def _model(params: np.ndarray, content: Mapping[str, Any]) -> Model:
-    target, privacy = content["target"], content["privacy"]
-    exposure = content["exposure"]
-    return Model(
+    target, privacy, columns, versions = (
+        of_type(dict, name, content[name])
+        for name in ("target", "privacy", "columns", "versions")
+    )
+    model = Model(
         params=params,
-        columns={name: _kind(said) for name, said in content["columns"].items()},
-        target_name=str(target["name"]),
+        columns={name: _kind(said) for name, said in columns.items()},
+        target_name=_text(target, "name"),
         target=_kind({k: v for k, v in target.items() if k not in ("name", "unit")}),
-        target_unit=str(target["unit"]),
+        target_unit=_text(target, "unit"),
         link=content["link"],
-        exposure=exposure
-        and BoundedColumn(str(exposure["column"]), float(exposure["max"])),
+        exposure=_exposure(content["exposure"]),
         privacy=PrivacyGuarantee(
-            privacy["epsilon"],
-            privacy["delta"],
+            number("epsilon", privacy["epsilon"]),
+            number("delta", privacy["delta"]),
             NeighboringRelation[privacy["relation"]],
             UnsupportedDpEvent(),
-            str(privacy["description"]),
+            _text(privacy, "description"),
         ),
-        method=str(content["method"]),
-        data=str(content["data"]),
-        versions={str(k): str(v) for k, v in content["versions"].items()},
+        method=_text(content, "method"),
+        data=_text(content, "data"),
+        versions={name: _text(versions, name) for name in versions},
     )
+    if content["feature_names"] != [*model.feature_names]:
+        raise ValueError("its features are not those of its columns")
+    return model
+
+
+def _text(said: Mapping[str, Any], name: str) -> str:
+    return of_type(str, name, said[name])
+
+
+def _exposure(said: Any) -> BoundedColumn | None:
+    if said is None:
+        return None
+    of_type(dict, "exposure", said)
+    return BoundedColumn(_text(said, "column"), number("max", said["max"]))
 
 
 def _declared(kind: Numeric | Categorical) -> dict[str, Any]:
     """Returns what is public about a column, as a schema says it."""
     if isinstance(kind, Categorical):
-        return {"categories": kind.categories}
+        return {"categories": [str(category) for category in kind.categories]}
     limits = {"limit": float(kind.limit)} if isinstance(kind, Winsorized) else {}
     return {"center": float(kind.center), "scale": float(kind.scale)} | limits
 
 
-def _kind(said: Mapping[str, Any]) -> Numeric | Categorical:
+def _kind(said: Any) -> Numeric | Categorical:
+    of_type(dict, "column", said)
     if "categories" in said:
-        return Categorical(tuple(map(str, said["categories"])))
-    numbers = {name: float(number) for name, number in said.items()}
+        names = of_type(list, "categories", said["categories"])
+        return Categorical(tuple(of_type(str, "categories", name) for name in names))
+    numbers = {name: number(name, value) for name, value in said.items()}
+    if not numbers.keys() >= {"center", "scale"}:
+        raise ValueError("a column has neither categories nor center and scale")
     return Winsorized(**numbers) if "limit" in numbers else Numeric(**numbers)

@@ -5,6 +5,7 @@ all that they know and all messages that they saw. Messages travel over a `Trans
 which brings every message to every party.
 """
 
+from dpjax.parties._identity import fingerprint, new_identity
 from dpjax.parties._quantize import Grid
 from dpjax.parties._secure_sum import PartyError, SecureSum
 from dpjax.parties._transport import JaxTransport, Transport, run_parties
@@ -15,5 +16,7 @@ __all__ = [
     "PartyError",
     "SecureSum",
     "Transport",
+    "fingerprint",
+    "new_identity",
     "run_parties",
 ]

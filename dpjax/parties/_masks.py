@@ -1,6 +1,6 @@
 """Pairwise masks: every two parties share a stream that one adds, the other subtracts.
 
-This file alone needs the extra `parties`, for its cryptography.
+This file and `_identity` alone need the extra `parties`, for their cryptography.
 """
 
 import hashlib
@@ -19,8 +19,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dpjax._types import RandomBytes
 
-PUBLIC_KEY_BYTES = 32
-
 
 class PairwiseMasks:
     """One party's masks modulo 2^64, which cancel in the sum over the parties.
@@ -38,8 +36,7 @@ class PairwiseMasks:
         X25519, HKDF and ChaCha20: the others' masked vectors show their sum modulo 2^64
         and nothing more, and nothing at all while one of them is missing. This needs a
         new attempt number for each vector, and authentic public keys: whoever replaces
-        them on the way reads everything. Against that, `fingerprint` may be compared
-        over another channel; it is the same for all who hold the same keys.
+        them on the way reads everything. Against that `SecureSum` takes fingerprints.
 
     Example:
         >>> masks = [PairwiseMasks(party) for party in range(3)]
@@ -59,7 +56,6 @@ class PairwiseMasks:
         self._secret = X25519PrivateKey.from_private_bytes(random_bytes(32))
         self._keys: list[bytes] = []
         self.public_key: bytes = self._secret.public_key().public_bytes_raw()
-        self.fingerprint = ""
 
     def agree(self, public_keys: Sequence[bytes]) -> None:
         """Takes the public keys of all parties, in the order of their numbers.
@@ -67,8 +63,7 @@ class PairwiseMasks:
         Raises:
             ValueError: where a key is no valid one, naming its party.
         """
-        digest = hashlib.sha256(b"".join(public_keys))
-        self.fingerprint = digest.hexdigest()
+        salt = hashlib.sha256(b"".join(public_keys)).digest()
         for party, public_key in enumerate(public_keys):
             try:
                 peer = X25519PublicKey.from_public_bytes(public_key)
@@ -79,7 +74,7 @@ class PairwiseMasks:
             derivation = HKDF(
                 algorithm=SHA256(),
                 length=32,
-                salt=digest.digest(),
+                salt=salt,
                 info=b"dpjax pairwise mask %d %d" % (pair[0], pair[1]),
             )
             self._keys.append(derivation.derive(shared))

@@ -1,7 +1,7 @@
 """The secure sum: masked vectors go out, and only their sum can be read."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._processes import digests
 from dpjax._types import PyTree, RandomBytes
+from dpjax.parties import _identity
 from dpjax.parties._transport import Transport
 
 _COUNT_BYTES, _DIGEST_BYTES = 8, 32
@@ -43,6 +44,12 @@ class SecureSum:
             from each other; zero protects them from outsiders alone.
         max_dropouts: D, how many parties may drop out. The others go on without them;
             with one more the job ends in a `PartyError`.
+        identity: this party's secret signing key, from `new_identity`; by default one
+            for this job alone.
+        fingerprints: of all parties' identities, by `fingerprint`, in the order of
+            their numbers, as each party got them from the others over a channel that
+            nobody else can speak on. Without them whoever carries the messages can
+            pass for any party, and read what the masks hide.
         test_only_random_bytes: replaces the entropy of the operating system by
             something known, such as `np.random.default_rng(0).bytes`. For tests: it
             protects nobody.
@@ -54,13 +61,13 @@ class SecureSum:
             to no colluder.
         random_bytes: this party's own entropy, for its masks and its noise.
         live: the numbers of the parties that take part.
-        fingerprint: of the public keys, equal for all parties unless somebody replaced
-            keys on the way.
 
     Raises:
         ImportError: where the extra `parties` is not installed.
-        PartyError: where a party sends no public key.
-        ValueError: where C or D is negative, or no share is secret.
+        PartyError: where a party sends no public key, or one that is not signed by the
+            identity whose fingerprint was stated. Nothing was sent but keys.
+        ValueError: where C or D is negative, no share is secret, or fingerprints are
+            not one a party, with an identity of one's own.
 
     Privacy:
         Let C parties collude. In each attempt they see either nothing of what the other
@@ -70,6 +77,9 @@ class SecureSum:
         failed attempt drops a party and at most D may, so T calls show at most T + D
         sums, the attempt included that ends a job. So contributions carry noise for
         K - C - D parties and T + D releases, fresh in each attempt.
+
+        All of this needs that each party holds the others' own public keys. Where
+        `fingerprints` are stated it is checked; else the transport is trusted for it.
 
     Example:
         >>> from dpjax.parties import run_parties
@@ -92,14 +102,20 @@ class SecureSum:
         *,
         max_colluding: int = 1,
         max_dropouts: int = 0,
+        identity: bytes | None = None,
+        fingerprints: Sequence[str] | None = None,
         test_only_random_bytes: RandomBytes | None = None,
     ):
-        try:
-            from dpjax.parties import _masks
-        except ImportError as error:
-            raise ImportError(
-                'Secure sums need cryptography: pip install "dpjax[parties]".'
-            ) from error
+        _validate.require(
+            identity is not None or fingerprints is None,
+            "identity",
+            identity,
+            "given with fingerprints, one of which is its own",
+        )
+        identity = _identity.new_identity() if identity is None else identity
+        _identity.fingerprint(identity)  # what is wrong is said before anything is sent
+        from dpjax.parties import _masks
+
         self.num_secret_shares = self.count_secret_shares(
             transport.num_parties, max_colluding, max_dropouts
         )
@@ -108,12 +124,12 @@ class SecureSum:
         self.random_bytes = test_only_random_bytes or os.urandom
         self._max_colluding = max_colluding
         self._masks = _masks.PairwiseMasks(transport.party, self.random_bytes)
-        public_keys = _exchange_all(
-            transport, self._masks.public_key, _masks.PUBLIC_KEY_BYTES
+        if fingerprints is not None:
+            _identity.check_fingerprints(fingerprints, transport.num_parties)
+        self._masks.agree(
+            _public_keys(transport, self._masks.public_key, identity, fingerprints)
         )
-        self._masks.agree(public_keys)
         self._attempt = 0
-        self.fingerprint = self._masks.fingerprint
         self.live = list(range(transport.num_parties))
 
     @staticmethod
@@ -237,6 +253,35 @@ def _program(leaf: Any) -> Any:
     if isinstance(leaf, jax.stages.Traced):
         return leaf.lower(lowering_platforms=("cpu",)).as_text()
     return leaf
+
+
+def _public_keys(
+    transport: Transport,
+    public_key: bytes,
+    identity: bytes,
+    fingerprints: Sequence[str] | None,
+) -> list[bytes]:
+    """Exchanges the keys of a job, and requires that each is of the party it says."""
+    num_parties = transport.num_parties
+    message = _identity.signed(public_key, identity, transport.party, num_parties)
+    messages = _exchange_all(transport, message, _identity.SIGNED_BYTES)
+    keys, signers = zip(
+        *(_identity.opened(each, i, num_parties) for i, each in enumerate(messages)),
+        strict=True,
+    )
+    stated = fingerprints or signers
+    others = [
+        i
+        for i, signer in enumerate(signers)
+        if signer is None or signer != stated[i].lower()
+    ]
+    if others:
+        raise PartyError(
+            others,
+            "a key that is not signed by the identity whose fingerprint was stated: "
+            "somebody may have replaced it on the way",
+        )
+    return [*keys]
 
 
 def _exchange_all(transport: Transport, message: bytes, num_bytes: int) -> list[bytes]:

@@ -43,8 +43,9 @@ class Checkpoint(NamedTuple):
             program (loss, steps, batching), compiler (XLA_FLAGS included), device or
             processor, number of devices or processes, data, key or number. With the
             same key on other data, or rounded otherwise, the difference of two releases
-            would show the data without noise. Or if another process has the folder
-            open, or processes see different folders.
+            would show the data without noise. That it was refused tells of the data: it
+            is for the holder of the folder, outside of the guarantee. Or if another
+            process has the folder open, or processes see different folders.
         ImportError: by a solver, without `pip install "dpjax[checkpoints]"` (orbax).
 
     Example:

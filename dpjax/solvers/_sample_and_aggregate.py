@@ -11,6 +11,7 @@ import numpy as np
 from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
+from dpjax._rounding import claim
 from dpjax._sharding import gathered
 from dpjax._tree import flatten, like
 from dpjax._types import Calibration, Key, PyTree, Scalar
@@ -265,7 +266,7 @@ def _noise(
         subsets.number >= needed,
         "num_subsets",
         subsets.number,
-        f"at least {needed} for epsilon = {epsilon:g}, delta = {delta:g}, "
+        f"at least {needed} for {claim(epsilon, delta)}, "
         f"{num_coordinates} coordinates and overlap = {subsets.overlap}, as with "
         "fewer the least noise is the diameter or more",
     )

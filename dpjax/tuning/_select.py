@@ -10,6 +10,7 @@ import jax
 from dp_accounting import ComposedDpEvent, UnsupportedDpEvent
 
 from dpjax import _validate
+from dpjax._rounding import rounded_up
 from dpjax._trial_counts import TrialCount, TrialDistribution
 from dpjax._types import REPLACE_ONE, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee, tuning_epsilon
@@ -85,8 +86,9 @@ def dp_select(
         private data.
 
         The number of runs must stay secret. The time that a search takes tells it, and
-        so do its memory, its logs, and what train_fn prints: keep them from whoever
-        sees the release, as Papernot and Steinke (2022) say.
+        so do its memory, its logs, its cache of compiled programs, what train_fn
+        prints, and the dates of files that are written when it ends: keep them from
+        whoever sees the release, as Papernot and Steinke (2022) say.
 
     Example:
         >>> import jax, numpy as np
@@ -238,7 +240,7 @@ def _released_guarantee(
         price <= epsilon,
         "epsilon",
         epsilon,
-        f"at least {price:.6g}, what the search costs at delta = {delta}: "
+        f"at least {rounded_up(price, 6)}, what the search costs at delta = {delta}: "
         "accounting.tuning_budget tells what a run and its score may",
     )
     stated = PrivacyGuarantee.of(

@@ -17,6 +17,7 @@ from dpjax.cli._settings import Settings
 from dpjax.cli._single_fits import fit_linear_model
 from dpjax.cli._sources import Table, encode_table
 from dpjax.cli._spending import planned
+from dpjax.cli._units import units_of
 from dpjax.datasets import Numeric
 from dpjax.models import BoundedColumn, private_scores
 
@@ -42,7 +43,7 @@ def table(units=None):
     made = Table("t", columns, schema, "claims", np.zeros(5, bool))
     if units is None:
         return made
-    return made.by_unit("who", np.array(units, object), 2)
+    return made.by_unit(units_of("who", units, 2))
 
 
 def test_exposures_and_weights_are_shares_of_their_maximum():

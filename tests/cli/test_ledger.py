@@ -1,5 +1,7 @@
 """The ledger: what runs on one table spend, and the run that is refused."""
 
+import contextlib
+import datetime
 import json
 import threading
 import tomllib
@@ -11,10 +13,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from dpjax import _files
 from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_event
 from dpjax.cli import _train
 from dpjax.cli._app import app
-from dpjax.cli._ledger import Ledger, charge, read_ledger
+from dpjax.cli._ledger import Ledger, Source, charge, read_ledger
 from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table
@@ -54,9 +57,12 @@ def fill(number):
         charge_one(gaussian(20.0))
 
 
-def charge_one(*parts, **options):
+SOURCE = Source("d.csv", 400, ("x", "y"))
+
+
+def charge_one(*parts, source=SOURCE, **options):
     named = {f"part {i}": part for i, part in enumerate(parts)}
-    return charge(Path("t.toml"), named, data="d", method="m", **options)
+    return charge(Path("t.toml"), named, source=source, method="m", **options).id
 
 
 def test_the_file_is_read_as_it_was_written(folder):
@@ -66,12 +72,58 @@ def test_the_file_is_read_as_it_was_written(folder):
     assert content.limit == PrivacyFilter(3.0, 1e-4)
     assert entry.price == content.limit.price(gaussian())
     assert entry.parts[0] == "part 0, epsilon = 1, delta = 1e-06"
-    assert (
-        Ledger(content.limit, None, (entry,)).text() == (folder / "t.toml").read_text()
-    )
+    again = Ledger(content.limit, None, SOURCE, (entry,))
+    assert again.text() == (folder / "t.toml").read_text()
+    odd = Ledger(content.limit, "\x9b'\"", Source("é\n\x7f\x85😀", 1, ("\\", "")))
+    (folder / "odd.toml").write_text(odd.text(), "utf-8")
+    assert read_ledger(folder / "odd.toml") == odd
+    # Of the time there is the day alone, in the file and of the file.
+    assert entries()[0]["at"] == entry.at
+    assert (folder / "t.toml").stat().st_mtime % 86_400 == 0
     shown = " ".join(invoke("ledger", "t.toml").stdout.split())
     assert "All runs together: epsilon = 3, delta = 0.0001" in shown
     assert "What is left affords one run of Gaussian noise" in shown
+    assert "The table: d.csv, 400 records, with the columns x, y." in shown
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (Source("e.csv", 400, ("x", "y")), "which has the name d.csv in "),
+        (Source("d.csv", 399, ("x", "y")), "which has the number of records 400 in "),
+        (Source("d.csv", 400, ("x", "z")), r"which has the columns \['x', 'y'\] in "),
+    ],
+)
+def test_a_ledger_is_of_one_table(folder, other, message):
+    charge_one(gaussian())
+    before = Path("t.toml").read_bytes()
+    with pytest.raises(
+        ValueError, match=f"--ledger must be that of one table, {message}"
+    ):
+        charge_one(gaussian(), source=other)
+    assert Path("t.toml").read_bytes() == before
+    # Another order of the same columns is the same table; another file is not.
+    charge_one(gaussian(), source=Source("d.csv", 400, ("y", "x")))
+    refused = train()
+    assert refused.exit_code == 2
+    assert "which has the name d.csv" in " ".join(refused.stderr.split())
+
+
+def test_a_ledger_is_opened_under_its_lock(folder, monkeypatch):
+    locked, new = _files.locked, Path("new.toml")
+    charge_one(gaussian())
+    charged = Path("t.toml").read_bytes()
+
+    @contextlib.contextmanager
+    def waits(path):
+        with locked(path):
+            new.write_bytes(charged)  # by another process, which had the lock before
+            yield
+
+    monkeypatch.setattr(_files, "locked", waits)
+    opened = invoke("ledger", new, "--epsilon", 9, "--delta", "1e-4")
+    assert "LEDGER must be a new file" in opened.stderr
+    assert new.read_bytes() == charged
 
 
 def test_runs_add_up_until_one_is_refused(folder):
@@ -90,8 +142,9 @@ def test_what_was_paid_is_not_paid_again(folder):
     first = charge_one(gaussian())
     assert charge_one(gaussian(), paid=first) == first
     assert charge_one(gaussian(), paid="unknown") != first
-    assert charge_one(gaussian(9.0), paid=first) != first  # another price
-    assert len(entries()) == 3
+    with pytest.raises(ValueError, match=f"the run {first} has its price"):
+        charge_one(gaussian(9.0), paid=first)
+    assert len(entries()) == 2
 
 
 def test_runs_at_once_lose_no_entry(folder):
@@ -184,7 +237,9 @@ def test_a_run_spends_before_it_starts_and_once(folder, monkeypatch):
         train(*kept)
     assert not (folder / "out").exists()
     (paid,) = entries()
-    # The same run goes on, and has been paid; one of other options has not.
+    # The same run goes on, and has been paid; one of other options cannot go on.
+    assert train("--steps", 39, *kept[2:]).exit_code == 2
+    assert entries() == [paid]
     assert train(*kept).exit_code == 0
     assert entries() == [paid]
     assert not (folder / "kept").exists()
@@ -203,10 +258,7 @@ def test_a_receipt_is_of_one_run(tmp_path):
     folder.keep_paid("abc", "epsilon=1")
     assert folder.paid("epsilon=1") == "abc"
     assert folder.paid("epsilon=2") is None
-    folder.checked().use_up()
-    assert folder.paid("epsilon=1") is None
-    folder.keep_paid("abc", "epsilon=1")
-    folder.remove()
+    folder.checked().remove()
     assert not (tmp_path / "kept").exists()
 
 
@@ -222,18 +274,47 @@ def test_a_run_beyond_the_limit_is_refused_before_anything(folder, monkeypatch):
     assert "What is left affords one run" in refused.stderr
     assert entries() == []
     assert not (folder / "out").exists()
-    # What is used up is refused before the file is opened.
     text = (folder / "t.toml").read_text()
     left = read_ledger(folder / "t.toml").filter.left.divergence
-    text += "[[runs]]\nid='a'\nat=2026-01-01T00:00:00Z\ndata='d'\nmethod='m'\n"
+    text += "[[runs]]\nid='a'\nat=2026-01-01T00:00:00Z\nmethod='m'\n"
     text += f"parts=[]\ndivergence={left!r}\ndelta=0.0\n"
     (folder / "t.toml").write_text(text)
-    (folder / "data.csv").unlink()
-    assert "it is used up" in train(epsilon=1e-9).stderr
+    assert "Nothing is left." in train(epsilon=0.1).stderr
     assert "Nothing is left." in invoke("ledger", "t.toml").stdout
+    assert read_ledger(folder / "t.toml").entries[0].at == datetime.date(2026, 1, 1)
+    # However much was spent, there is no room.
+    (folder / "t.toml").write_text(
+        text + text[text.index("[[runs]]") :].replace(repr(left), "1e308") * 2
+    )
+    assert "Nothing is left." in train(epsilon=0.1).stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--steps", 7]])
+def test_a_folder_of_another_run_is_refused_before_it_is_paid(folder, options):
+    kept = _train.RunFolder(folder / "kept")
+    (folder / "kept" / "states" / "0").mkdir(parents=True)
+    if options:
+        kept.keep_paid("abc", "of another command")
+    refused = train(*options, "--checkpoint", "kept")
+    assert "--checkpoint must be a folder of the same command" in refused.stderr
+    assert entries() == []
 
 
 LEDGER = "--ledger must be a file that dpjax ledger has written"
+HEAD = """format = 1
+[limit]
+relation = "REPLACE_ONE"
+order = 60
+delta = 1e-5
+epsilon = 1 #
+"""
+RUN = """id = 'a'
+at = 2026-01-01
+method = 'm'
+parts = ['p']
+divergence = 7
+delta = 0
+"""
 
 
 @pytest.mark.parametrize(
@@ -253,6 +334,27 @@ LEDGER = "--ledger must be a file that dpjax ledger has written"
             "epsilon = 1\ndelta = 0.1\nrelation = 'REPLACE_ONE'\norder = 2",
             "divergence must be non-negative",
         ),
+        *(
+            (HEAD.replace("1 #", f"{value} #"), LEDGER)
+            for value in ("'1'", "[1, 1]", "true", "9" * 400, "[" * 9_999, "nan")
+        ),
+        *(
+            (f"{HEAD}[[runs]]\n{RUN.replace(old, new)}", LEDGER)
+            for old, new in (
+                ("7", "'7'"),
+                ("7", "[7]"),
+                ("7", "true"),
+                ("7", "9" * 400),
+                ("7", "inf"),
+                ("2026-01-01", "'2026-01-01'"),
+                ("['p']", "'p'"),
+                ("'m'", "3"),
+            )
+        ),
+        (f"{HEAD}[table]\nname = 'd'\nrecords = '4'\ncolumns = ['x']", LEDGER),
+        (f"{HEAD}[table]\nname = 'd'\nrecords = 4\ncolumns = 'x'", LEDGER),
+        (f"{HEAD}unit = 3", LEDGER),
+        (f"runs = 3\n{HEAD}", LEDGER),
     ],
 )
 def test_what_is_no_ledger_is_refused(folder, text, message):
@@ -304,6 +406,12 @@ def test_a_ledger_of_persons_takes_runs_on_persons(folder):
     for unit in ([], ["--unit", "y"]):
         assert "--unit must be who, as in --ledger t.toml" in train(*unit).stderr
     charge_one(gaussian(), unit="who")
+    # Nor does one on persons go with a ledger of records.
+    Path("t.toml").unlink()
+    assert invoke("ledger", "t.toml", *what[:4]).exit_code == 0
+    assert "--unit must be None, as in" in train("--unit", "who").stderr
+    Path("t.toml").unlink()
+    assert invoke("ledger", "t.toml", *what).exit_code == 0
     shown = " ".join(invoke("ledger", "t.toml").stdout.split())
     assert "all records with one who" in shown
 

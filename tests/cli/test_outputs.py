@@ -13,6 +13,7 @@ from dpjax import _files
 from dpjax.audit import Case
 from dpjax.cli import _figures, _report, _run_folder, _train
 from dpjax.cli._app import app
+from dpjax.cli._sources import held_out
 
 SCHEMA = "[columns.x]\ncenter = 0\nscale = 1\n[target]\ncenter = 0\nscale = 1\n"
 RELEASED = ["model.npz", "report.json"]
@@ -280,8 +281,8 @@ def test_what_came_into_the_folder_stays(folder, monkeypatch):
     write = _report.write
 
     def write_beside(*arguments):
-        write(*arguments)
         Path("kept/thesis.tex").write_text("years of work")
+        write(*arguments)
 
     monkeypatch.setattr(_report, "write", write_beside)
     result = train("out", "kept")
@@ -301,7 +302,45 @@ def test_who_must_remove_the_key_is_told(folder, monkeypatch):
     monkeypatch.setattr(_run_folder, "shutil", busy)
     refused(train("out", "kept"), "--checkpoint", "could not be removed (busy)")
     assert os.listdir("kept") == ["states"]  # the key itself is gone
-    assert sorted(os.listdir("out")) == RELEASED
+    assert not Path("out").exists()  # and nothing appears while there is a state
+
+
+@pytest.mark.parametrize("holdout", [(), ("--holdout", 0.3)])
+def test_the_key_is_gone_before_the_release_appears(holdout, folder, monkeypatch):
+    replace, seen = os.replace, []
+
+    def seeing(source, target):
+        if target.name in RELEASED:
+            seen.append(Path("kept").exists())
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", seeing)
+    result = train("out", "kept", *holdout)
+    assert result.exit_code == 0, result.stderr
+    assert seen == [False, False]
+
+
+def test_a_key_is_of_one_command_on_the_same_records(folder, monkeypatch):
+    options = "--holdout", 0.3
+    full = fails(OSError("no space"))
+    with monkeypatch.context() as patch:
+        patch.setattr(_report, "write", full)
+        assert train("out", "kept", *options).exit_code == 2
+    before = Path("data.csv").read_text()
+    lines = before.splitlines()
+    is_held_out = held_out(40, 0.3)
+    rows = [np.flatnonzero(mask)[0] + 1 for mask in (is_held_out, ~is_held_out)]
+    for row, line in [(rows[0], "0.5,7"), (rows[1], "0.5,7"), (rows[1], "?,7")]:
+        edited = [*lines[:row], line, *lines[row + 1 :]]
+        Path("data.csv").write_text("\n".join(edited) + "\n")
+        result = train("out", "kept", *options)
+        refused(result, "same records (for the curator's eyes only, outside the guar")
+    Path("data.csv").write_text(before)
+    refused(train("out", "kept"), "of the same run, with the same options and the")
+    refused(train("out", "kept", *options, "--seed", 1), "of the same run, with the")
+    assert not Path("out").exists()
+    resumed = train("out", "kept", *options)
+    assert resumed.exit_code == 0, resumed.stderr
 
 
 def test_parameters_are_the_last_to_appear(tmp_path, monkeypatch):
@@ -326,6 +365,31 @@ def test_a_file_takes_the_place_of_a_link(tmp_path):
     assert target.read_text() == "years of work"
     assert not link.is_symlink()
     assert link.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_a_file_that_is_replaced_keeps_its_mode(mode, tmp_path):
+    path = tmp_path / "secret"
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    _files.write_whole(path, b"new", name="--output")
+    assert path.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("number", [os.getpid(), 7])
+def test_no_link_is_written_through(number, tmp_path, monkeypatch):
+    target, path = tmp_path / "target", tmp_path / "out"
+    target.write_text("years of work")
+    for name in (f".out.{number}.part", ".out.lock"):
+        (tmp_path / name).symlink_to(target)
+    _files.write_whole(path, b"new")  # the name that it takes cannot be known
+    monkeypatch.setattr(_files.secrets, "randbits", lambda _: number)  # or it is
+    before = tree(tmp_path)
+    with pytest.raises(OSError, match="File exists"):
+        _files.write_whole(path, b"newer")
+    with pytest.raises(OSError, match="symbolic link"), _files.locked(path):
+        pass
+    assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("output", ["link/a.png", "d.png"])

@@ -1,5 +1,6 @@
 """`dpjax predict` and `dpjax show`: files in, the user's units out."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -53,7 +54,8 @@ def test_predictions_and_what_is_said_of_cells(folder):
     told = (folder / "told" / "prices.csv").read_text()
     assert told == "predicted_price\n650\n350\n250\n"
     assert result.stdout == "wrote told/prices.csv\n"
-    said = " ".join(result.stderr.split())
+    mark, said = " ".join(result.stderr.split()).split("dpjax check tells more): ")
+    assert mark.startswith("For the curator's eyes only, outside the guarantee")
     assert "rooms: 2 of 3 cells hold no number, most like $1200 (write 1200): " in said
     assert "they count as the center of the column, as in training." in said
     assert "town: 1 of 3 cells match no category: they count as none of them" in said
@@ -93,6 +95,24 @@ def test_a_model_is_shown_in_the_units_of_its_table(folder):
         assert text in shown
     shown = " ".join(invoke("show", "label.npz").stdout.split())
     assert "Predicts the probability of sold = yes" in shown
+
+
+def test_no_control_character_of_a_model_reaches_the_terminal(folder):
+    bad = "\x1b[2J\x9b2J\nPrivacy: epsilon = 0\x07\u202e\ud800"
+    privacy = PrivacyGuarantee.of(1.0, 1e-5, dp_event=NonPrivateDpEvent())
+    made = Model(
+        params=np.zeros(4),
+        columns={bad: Numeric(), "town": Categorical((bad, "Lier"))},
+        **{"target_name": bad, "target": Numeric(), "link": "identity"},
+        privacy=dataclasses.replace(privacy, description=bad),
+        **{"method": bad, "data": bad, "target_unit": bad, "versions": {bad: bad}},
+    )
+    (folder / "bad.npz").write_bytes(model_file(made))
+    for result in (invoke("show", "bad.npz"), invoke("predict", "bad.npz", "new.csv")):
+        text = result.stdout + result.stderr
+        assert not set("\x1b\x9b\x07\u202e\ud800") & set(text)
+        assert "\nPrivacy: epsilon = 0" not in text
+        assert "\\x1b[2J\\x9b2J" in "".join(text.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`dpjax tune`: the grid, the price, what is released, and what must not show."""
 
 import dataclasses
+import datetime
 import json
 import tomllib
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dpjax.accounting import tuning_budget
+from dpjax.cli import _tune
 from dpjax.cli._app import app
+from dpjax.cli._terminal import terminal
 from dpjax.cli._tune_plan import Search, apart, plan_search
 from dpjax.cli._tune_settings import TuneSettings
 from dpjax.datasets import Dataset
@@ -176,6 +179,14 @@ def test_the_command_says_what_is_wrong():
     assert "Error: --over must be NAME=VALUE" in shown.stderr
 
 
+def test_what_a_run_may_spend_is_rounded_up(capsys):
+    said = {"chosen": {}, "mean_trials": 3.0, "score": None, "score_limit": 1.0}
+    said |= {"scored_on": "training", "each_run": {"epsilon": 0.12341, "delta": 1e-9}}
+    _tune._show(terminal(), said, 2)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "of epsilon = 0.1235, delta = 1e-09 each" in shown
+
+
 @pytest.mark.slow
 def test_the_best_model_is_written_like_one_of_train(folder):
     invoke("ledger", "t.toml", "--epsilon", 9, "--delta", "1e-4")
@@ -192,6 +203,10 @@ def test_the_best_model_is_written_like_one_of_train(folder):
     assert "the choice among about 3 private runs" in report["privacy"]["description"]
     (entry,) = tomllib.loads(Path("t.toml").read_text())["runs"]
     assert entry["parts"] == ["tuning, epsilon = 4, delta = 1e-06"]
+    # How long it took is told by no time: there are days alone.
+    for path in (Path("t.toml"), Path("out"), *Path("out").iterdir()):
+        assert path.stat().st_mtime % 86_400 == 0
+    assert type(entry["at"]) is datetime.date
     assert sorted(path.name for path in Path("out").iterdir()) == [
         "model.npz",
         "report.json",
@@ -217,8 +232,9 @@ def test_how_many_runs_there_were_is_in_no_output(folder, monkeypatch):
     for _ in range(2):
         done = tune("--seed", 3)
         assert done.exit_code == 0, done.stderr
-        files = (Path("out") / name for name in ("model.npz", "report.json"))
-        texts = done.stdout, done.stderr
+        files = [Path("out") / name for name in ("model.npz", "report.json")]
+        times = [path.stat().st_mtime for path in (*files, Path("out"))]
+        texts = done.stdout, done.stderr, times
         seen.append([*texts, *(path.read_bytes() for path in files)])
     assert next(counts, None) is None
     assert seen[0] == seen[1]
@@ -226,7 +242,7 @@ def test_how_many_runs_there_were_is_in_no_output(folder, monkeypatch):
 
 @pytest.mark.slow
 def test_a_search_that_was_stopped_goes_on_and_pays_once(folder, monkeypatch):
-    invoke("ledger", "t.toml", "--epsilon", 9, "--delta", "1e-4")
+    invoke("ledger", "t.toml", "--epsilon", 90, "--delta", "1e-4")
     drawn, done_runs = [], []
     with_run = _search.Progress.with_run
     monkeypatch.setattr(_select, "draw_count", lambda *law: drawn.append(law) or 3)
@@ -246,6 +262,8 @@ def test_a_search_that_was_stopped_goes_on_and_pays_once(folder, monkeypatch):
     assert Path("kept/search.npz").exists()
     assert not Path("out").exists()
     resumed = True
+    # One of other options cannot go on, and is not charged for it.
+    assert tune(*options, steps=4).exit_code == 2
     done = tune(*options)
     assert done.exit_code == 0, done.stderr
     assert len(tomllib.loads(Path("t.toml").read_text())["runs"]) == 1

@@ -1,32 +1,38 @@
 """Persons, not rows: what neighbours differ in, and what it costs."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import polars as pl
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from dpjax._tables import read_cells
 from dpjax.accounting import gaussian_stddev
 from dpjax.cli._app import app
+from dpjax.cli._check import warn_curator
 from dpjax.cli._runs import training_privacy
 from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
 from dpjax.cli._single_fits import fit_linear_model
 from dpjax.cli._sources import Table, encode_table
 from dpjax.cli._spending import planned, prices
-from dpjax.cli._units import privacy_of_units, units_of
+from dpjax.cli._train import read_private
+from dpjax.cli._units import name_of, privacy_of_units, read_names, units_of
 from dpjax.datasets import Numeric
 
 
-def table(people, size=3):
+def table(people, size=3, names=None):
     """A table of one record for each entry: (who, value)."""
     who, x = (np.array(column, object) for column in zip(*people, strict=True))
     columns = {"x": x, "y": x}
     schema = Schema({"x": Numeric(0, 1)}, Numeric(0, 1))
     plain = Table("t", columns, schema, "y", np.zeros(len(x), bool))
-    return plain.by_unit("who", who, size)
+    return plain.by_unit(units_of("who", who, size, names))
 
 
 PEOPLE = [(f"p{i % 40}", 1.0 + i) for i in range(100)]
@@ -38,36 +44,75 @@ def without(who, others=()):
     return [(who, x) for x in others[:1]] + rest + [(who, x) for x in others[1:]]
 
 
-@pytest.mark.parametrize("others", [[7.0], [1e38] * 3, ["nan", 5, 6, 7, 8, 9, 10]])
-@pytest.mark.parametrize("holdout", [None, 0.3])
-def test_neighbours_differ_in_the_places_of_one_person(others, holdout):
-    # The one whose records are replaced comes up first in both tables.
-    first, second = table(PEOPLE), table(without("p0", others))
-    if holdout:
-        first, second = (one.held_out(holdout) for one in (first, second))
-    parts = 0
-    for name in ("features", "test_features"):
-        one, other = (getattr(encode_table(data), name) for data in (first, second))
+def changed(first, second, holdout):
+    """The units of which two tables differ, where shapes and all others agree."""
+    tables = [one.held_out(holdout) if holdout else one for one in (first, second)]
+    is_test = tables[0].is_test
+    units = []
+    for name, chosen, size in (
+        ("features", ~is_test, 3),
+        ("test_features", is_test, 1),
+    ):
+        one, other = (getattr(encode_table(data), name) for data in tables)
         assert one.shape == other.shape
         differ = np.flatnonzero((one != other).any(axis=1))
-        parts += len(differ) > 0
-        if name == "features":
-            # The first three places are the first person's who is trained on.
-            assert set(differ) <= {0, 1, 2}
-        else:
-            assert len(differ) <= 1
-    assert parts == 1
+        units += [*np.flatnonzero(chosen)[np.unique(differ // size)]]
+    return units
+
+
+NAMES = sorted({who for who, _ in PEOPLE})
+
+
+@pytest.mark.parametrize("others", [[], [7.0], [1e38] * 3, ["nan", 5, 6, 7, 8, 9, 10]])
+@pytest.mark.parametrize("who", ["p0", "p23", "p9"])
+@pytest.mark.parametrize("holdout", [None, 0.3])
+@pytest.mark.parametrize("names", [None, NAMES])
+def test_neighbours_differ_in_the_places_of_one_person(names, holdout, who, others):
+    # Others come up in another order, too: the one's first record comes first.
+    first, second = table(PEOPLE, names=names), table(without(who, others), names=names)
+    if names is None and not others:
+        assert second.units.num_units == 39  # as is public: that all have a record
+    else:
+        assert changed(first, second, holdout) == [NAMES.index(who)]
+
+
+@pytest.mark.parametrize("holdout", [None, 0.3])
+def test_who_is_renamed_is_two_persons_of_a_list(holdout):
+    names = [*NAMES, "p99"]
+    for name, units in (("p99", {9, 40}), ("p7", {9, 37}), ("stranger", {9})):
+        renamed = [(name if who == "p17" else who, x) for who, x in PEOPLE]
+        found = changed(
+            table(PEOPLE, names=names), table(renamed, names=names), holdout
+        )
+        assert {9} <= set(found) <= units
+
+
+def test_names_do_not_depend_on_the_type_of_their_column(tmp_path):
+    # One missing cell makes floats of integers, in what holds the records.
+    of = {"i.npz": np.array([7, 10, 9]), "f.npz": np.array([7.0, 10.0, np.nan])}
+    for name, cells in of.items():
+        np.savez(tmp_path / name, who=cells)
+    (tmp_path / "i.csv").write_text("who\n7\n10\n9\n")
+    (tmp_path / "f.csv").write_text("who\n7.0\n10.0\n\n")
+    for name in ("i.npz", "f.npz", "i.csv", "f.csv"):
+        cells = read_cells(tmp_path / name, "who")
+        assert [*map(name_of, cells)][:2] == ["7", "10"]
+    far = [2**62, 2**62 + 1, None]  # one name as float64
+    pl.DataFrame({"who": far}).write_parquet(tmp_path / "i.parquet")
+    cells = read_cells(tmp_path / "i.parquet", "who")
+    assert units_of("who", cells, 1).num_units == 3
 
 
 def test_places_hold_the_first_records_and_zeros():
     data = encode_table(table(PEOPLE))
     assert data.features.shape == (120, 2)
     assert data.features[:3].tolist() == [[1, 1], [41, 1], [81, 1]]
-    # Of the last there are two records, and nothing stands for a third.
-    assert data.features[-3:].tolist() == [[40, 1], [80, 1], [0, 0]]
-    assert data.targets[-3:].tolist() == [40, 80, 0]
+    # Of p39 there are two records, and nothing stands for a third.
+    last = 3 * NAMES.index("p39")
+    assert data.features[last : last + 3].tolist() == [[40, 1], [80, 1], [0, 0]]
+    assert data.targets[last : last + 3].tolist() == [40, 80, 0]
     surplus = encode_table(table(PEOPLE, size=1))
-    assert surplus.features[:, 0].tolist() == list(range(1, 41))
+    assert [f"p{x - 1:g}" for x in surplus.features[:, 0]] == NAMES
     unknown = units_of("who", np.array([None, "", "a", " "], object), 2)
     assert unknown.num_units == 2  # those without a value are one together
 
@@ -94,7 +139,8 @@ def test_a_person_gets_what_is_asked(options):
     assert 2.0 * (1 - 1e-9) < found.epsilon <= 2.0
     delta = options.get("delta", 40**-1.1)
     assert delta * (1 - 1e-9) <= found.delta <= delta
-    words = "Replacing any one of the 40 groups of records with one who changes"
+    words = "Replacing any one of the 40 groups of records with one who by any others, "
+    words += "at least one, with the same who, changes"
     assert words in found.description
     if not options or "steps" in options:
         event: Any = record.dp_event
@@ -134,20 +180,53 @@ def test_persons_from_end_to_end(tmp_path, monkeypatch, method):
     (tmp_path / "schema.toml").write_text(text)
     what = ["train", "data.csv", "--schema", "schema.toml", "--loss", "squared"]
     what += ["--epsilon", 4, "--unit", "who", "--max-records", 2, "--holdout", 0.2]
-    what += ["--method", method, "--output", "out", "--ledger", "t.toml"]
+    (tmp_path / "names.txt").write_text("\n".join(map(str, range(300))))
+    what += [
+        "--unit-names",
+        "names.txt",
+        "--method",
+        method,
+        "--output",
+        "out",
+        "--ledger",
+        "t.toml",
+    ]
     opened = ["ledger", "t.toml", "--epsilon", 40, "--delta", 0.05, "--unit", "who"]
     assert CliRunner().invoke(app, [*map(str, opened)]).exit_code == 0
     result = CliRunner().invoke(app, [*map(str, what)])
     assert result.exit_code == 0, (result.exception, result.stderr)
     shown = " ".join(result.stdout.split())
     assert "n = 240 values of who, 2 places each" in shown
-    assert "Replacing any one of the 300 groups of records with one who" in shown
+    words = "groups of records with one who by any others, or none, with the same who,"
+    assert f"Replacing any one of the 300 {words} changes" in shown
+    assert "The list of values of who that was given is public; whether one of" in shown
     assert "On 60 records held out, by a budget of their own of epsilon = 4" in shown
     report = json.loads((tmp_path / "out" / "report.json").read_text())
+    public = report["unit"].pop("public")
+    assert public.startswith(
+        "The list of values of who that was given is public; whether one"
+    )
     assert report["unit"] == {"column": "who", "num_units": 300, "max_records": 2}
     assert report["privacy"]["epsilon"] == pytest.approx(4.0)
     description = report["evaluation"]["privacy"]["description"]
-    assert "any one of the 60 groups of records with one who" in description
+    assert f"any one of the 60 {words}" in description
+
+
+def test_nobody_on_a_list_need_have_a_record(tmp_path):
+    path, schema, names = (tmp_path / x for x in ("data.csv", "s.toml", "names.txt"))
+    path.write_text("who,x,y,z\n")
+    text = "columns = {x = {center = 0, scale = 1}, z = {categories = ['a']}}\n"
+    schema.write_text(text + "target = {column = 'y', center = 0, scale = 1}")
+    names.write_text("\n".join(NAMES))
+    asked = {"source": str(path), "epsilon": 1.0, "loss": "squared", "schema": schema}
+    asked |= {"unit": "who", "max_records": 2, "holdout": 0.3}
+    read = read_private(Settings(unit_names=names, **asked))
+    warn_curator(Console(quiet=True), read)
+    data = encode_table(read)
+    assert (data.features.shape, data.test_features.shape) == ((56, 3), (12, 3))
+    assert not np.vstack([data.features, data.test_features]).any()
+    with pytest.raises(ValueError, match="a file with at least one record"):
+        read_private(Settings(**asked))
 
 
 @pytest.mark.parametrize(
@@ -156,6 +235,7 @@ def test_persons_from_end_to_end(tmp_path, monkeypatch, method):
         ({"private_ranges": 0.1}, "--private-ranges must be left out with --unit"),
         ({"show_unprotected": True}, "--show-unprotected must be left out with --unit"),
         ({"unit": None, "max_records": 3}, "--max-records must be left out without"),
+        ({"unit": None, "unit_names": Path("x")}, "--unit-names must be left out with"),
         ({"max_records": 0}, "--max-records must be"),
     ],
 )
@@ -178,3 +258,11 @@ def test_a_wrong_column_is_refused(tmp_path, unit):
     assert refused.exit_code == 2
     message = "--unit must be a column of ['who', 'x', 'y'] that is neither a feature"
     assert message in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize("content", [None, b" \n", b"\xff"])
+def test_a_wrong_list_of_names_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "names.txt").write_bytes(content)
+    with pytest.raises(ValueError, match="--unit-names must be a "):
+        read_names(tmp_path / "names.txt")

@@ -1,9 +1,14 @@
 """Columns to features: public constants, and no value that raises."""
 
+from decimal import Decimal
+from fractions import Fraction
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from dpjax import datasets
+from dpjax.cli._cells import count_cells
 from dpjax.datasets import Categorical, Numeric, Winsorized
 
 ODD_CELLS = ["", "?", "abc", "nan", "inf", "-inf", "1e400", "1e300", "\x00", "1,5"]
@@ -48,6 +53,16 @@ def test_categories_are_compared_as_stripped_text(dtype):
 def test_odd_objects_are_in_no_category():
     column = np.array([None, np.nan, b"\xff", [], "a"], dtype=object)
     assert Categorical(("a", "None!")).encode(column).sum() == 1
+
+
+def test_no_cell_raises_or_warns():
+    cells = [10**5000, Fraction(10**5000), [10**5000], np.array([1]), Decimal("sNaN")]
+    cells += [np.complex64(1j), Decimal("1e9999"), np.longdouble("1e4000"), "1" * 5000]
+    cells += [SimpleNamespace(ndim=10**5000)]
+    column = np.array([*cells, None], dtype=object)
+    for kind in (Numeric(), Categorical(("1",))):
+        assert not kind.encode(column).any()
+        assert count_cells(kind, column)[:3] == (len(column), 1, len(cells))
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float32])

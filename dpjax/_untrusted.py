@@ -1,0 +1,63 @@
+"""Values of files that may come from a stranger: of the type that is asked, or refused.
+
+TOML and JSON hold values of any type, and integers of any length.
+"""
+
+import unicodedata
+from typing import Any
+
+from dpjax import _validate
+
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
+
+
+def number(name: str, value: Any) -> float:
+    """Returns a number as a float; infinity and NaN are numbers.
+
+    Raises:
+        ValueError: with the name, if it is a text, a truth value, a list or something
+            else, or an integer beyond the range of float64.
+
+    Example:
+        >>> number("scale", 3)
+        3.0
+        >>> number("scale", "3")
+        Traceback (most recent call last):
+            ...
+        ValueError: scale must be a number, got '3'.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    _validate.require(is_number, name, value, "a number")
+    try:
+        return float(value)
+    except OverflowError:
+        rule = f"{name} must be a number that float64 holds"
+        raise ValueError(f"{rule}, got an integer of 308 digits or more.") from None
+
+
+def of_type(kind: type, name: str, value: Any) -> Any:
+    """Returns a value that is of a type, such as `str`.
+
+    Raises:
+        ValueError: with the name, if it is not.
+    """
+    _validate.require(isinstance(value, kind), name, value, f"a {kind.__name__}")
+    return value
+
+
+def printable(text: str) -> str:
+    r"""Returns a text whose every character shows, and does nothing else.
+
+    A terminal obeys control characters: they move its cursor, rewrite lines, and change
+    its title. Others turn the direction of text, or are not seen.
+
+    Example:
+        >>> print(printable("price\x1b[2J"))
+        price\x1b[2J
+    """
+    return "".join(
+        character.encode("unicode_escape").decode()
+        if unicodedata.category(character) in _UNSEEN
+        else character
+        for character in text
+    )

@@ -1,0 +1,109 @@
+"""Who a party is: a signing key that it keeps, and the fingerprint that others know.
+
+The keys for the masks are new for every job. Each comes signed, so that whoever carries
+the messages cannot put keys of his own in their place.
+"""
+
+import hashlib
+import os
+
+from dpjax import _validate
+
+_KEY_BYTES, _SIGNATURE_BYTES = 32, 64
+SIGNED_BYTES = 2 * _KEY_BYTES + _SIGNATURE_BYTES
+
+
+def new_identity() -> bytes:
+    """Returns a new secret signing key, 32 bytes, from the operating system.
+
+    A party makes one, keeps it where nobody else can read it, and takes it for all its
+    jobs. It hands out the `fingerprint`.
+
+    Example:
+        >>> len(new_identity())
+        32
+    """
+    return os.urandom(_KEY_BYTES)
+
+
+def fingerprint(identity: bytes) -> str:
+    """Returns what others know a party by: SHA-256 of its public key, in hex.
+
+    It is no secret, and 64 digits long. The parties tell each other theirs once, over a
+    channel on which nobody can pass for another: on paper, or by telephone.
+
+    Args:
+        identity: what `new_identity` returned.
+
+    Raises:
+        ValueError: if identity is not 32 bytes.
+        ImportError: where the extra `parties` is not installed.
+
+    Example:
+        >>> fingerprint(bytes(32))[:16]
+        '139e3940e64b5491'
+    """
+    return _fingerprint(_signing_key(identity).public_key().public_bytes_raw())
+
+
+def signed(public_key: bytes, identity: bytes, party: int, num_parties: int) -> bytes:
+    """Returns a key for a job with the party's public key and its signature."""
+    key = _signing_key(identity)
+    signature = key.sign(_words(public_key, party, num_parties))
+    return public_key + key.public_key().public_bytes_raw() + signature
+
+
+def opened(message: bytes, party: int, num_parties: int) -> tuple[bytes, str | None]:
+    """Returns the key for a job, and the fingerprint of who signed it.
+
+    None stands for a signature that is wrong.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    public_key, signer = message[:_KEY_BYTES], message[_KEY_BYTES : 2 * _KEY_BYTES]
+    words = _words(public_key, party, num_parties)
+    try:
+        signature = message[2 * _KEY_BYTES :]
+        Ed25519PublicKey.from_public_bytes(signer).verify(signature, words)
+    except (InvalidSignature, ValueError):
+        return public_key, None
+    return public_key, _fingerprint(signer)
+
+
+def check_fingerprints(fingerprints: object, num_parties: int) -> None:
+    """Requires one fingerprint a party.
+
+    Raises:
+        ValueError: if not.
+    """
+    _validate.require(
+        isinstance(fingerprints, list | tuple)
+        and len(fingerprints) == num_parties
+        and all(isinstance(one, str) and len(one) == 64 for one in fingerprints),
+        "fingerprints",
+        fingerprints,
+        f"{num_parties} texts of 64 hex digits, one a party, in the order of their "
+        "numbers",
+    )
+
+
+def _signing_key(identity: bytes):
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError as error:
+        raise ImportError(
+            'Secure sums need cryptography: pip install "dpjax[parties]".'
+        ) from error
+    is_key = isinstance(identity, bytes) and len(identity) == _KEY_BYTES
+    if not is_key:  # without the value, which is secret
+        raise ValueError("identity must be 32 bytes, as new_identity returns.")
+    return Ed25519PrivateKey.from_private_bytes(identity)
+
+
+def _words(public_key: bytes, party: int, num_parties: int) -> bytes:
+    return b"dpjax key of party %d of %d: " % (party, num_parties) + public_key
+
+
+def _fingerprint(signer: bytes) -> str:
+    return hashlib.sha256(signer).hexdigest()
