@@ -90,8 +90,9 @@ def private_scores(
 
     Privacy:
         Under replace-one, n public, it is as two Gaussian mechanisms of that noise
-        multiplier: `accounting.noise_multiplier(epsilon, delta, num_steps=2)`. No value
-        raises: what is no number is taken as the largest or as zero.
+        multiplier: `accounting.noise_multiplier(epsilon, delta, num_steps=2)`. Noise is
+        discrete, on sums that are exact: their last bits tell nothing. No value raises:
+        what is no number is taken as the largest or as zero.
 
     Example:
         >>> import jax, numpy as np
