@@ -369,8 +369,8 @@ SOLVERS = {
         ),
     ),
     "dp_linear_model": Part(
-        "loss data * key epsilon delta intercept= max_features= offsets= weights="
-        " max_weight= execution=",
+        "loss data * key epsilon= delta noise_multiplier= intercept= max_features="
+        " offsets= weights= max_weight= execution=",
         lambda data, key, i: solvers.dp_linear_model(
             "squared", data, max_weight=1.0 + i, **_budget(key, i)
         ),

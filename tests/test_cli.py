@@ -688,7 +688,7 @@ def test_a_guarantee_is_never_rounded_down(folder):
     assert "epsilon = 10.005, delta = 1.23457e-05." in shown
     assert "(10.01," in shown  # in a cell of two lines
     assert "1.3e-05)-DP" in shown
-    assert "a factor e^10.01 = 22300, up to a failure probability of 1.23457e" in shown
+    assert "at most e^10.01 = 22300 times what it was, plus 1.23457e-05." in shown
     report = read_report(folder / "out")["privacy"]
     assert report["epsilon"] == asked["epsilon"]  # every digit
     assert report["delta"] == asked["delta"]

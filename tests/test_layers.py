@@ -49,7 +49,7 @@ BELOW = {
     },
 }
 BELOW["models"] = {"accounting", "datasets", "losses", "mechanisms"}
-BELOW["sklearn"] = {"accounting", "losses", "mechanisms", "models", "solvers"}
+BELOW["sklearn"] = BELOW["solvers"] | {"models", "solvers"}
 BELOW["tuning"] = {"accounting", "estimators", "mechanisms", "solvers"}
 BELOW["audit"] = BELOW["solvers"] | {"models", "solvers"}
 BELOW["figures"] = BELOW["solvers"] | {"solvers", "datasets"}

@@ -41,7 +41,7 @@ def test_links_lead_somewhere():
 @pytest.mark.slow
 def test_table(capsys):
     names = run_example("A table")
-    assert "a factor e^1 = 2.72" in capsys.readouterr().out.replace("\n", " ")
+    assert "at most e^1 = 2.72" in capsys.readouterr().out.replace("\n", " ")
     features, labels = (np.asarray(x) for x in names["data"])
     margins = (
         features @ np.asarray(names["solution"].params) * np.where(labels > 0, 1, -1)

@@ -24,12 +24,19 @@ those of a filtered interaction as above, times factors of at most one which bot
 sets share. So all is (epsilon(R, delta'), delta' + D)-DP (Whitehouse et al. 2023). Half
 of delta is for each.
 
+Padded Poisson batches overflow with a probability tau, which events do not tell: the
+law of a release is that far from the one whose divergence is known. Where all taus add
+up to at most t, that holds of all releases together, on both data sets: it costs
+(1 + e^epsilon) t of the other half of delta, by equation (1) of `_poisson_capacity`.
+
 At delta = 0 the order is infinite: divergences are pure epsilons, which add up.
 """
 
 import dataclasses
 import math
+import sys
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -37,9 +44,10 @@ from dp_accounting import DpEvent, RandomizedResponseDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import _validate
-from dpjax._rounding import claim, rounded_down, rounded_up, sum_up
+from dpjax._rounding import as_decimal, claim, rounded_down, rounded_up
 from dpjax._types import REPLACE_ONE, NeighboringRelation
 from dpjax.accounting._guarantee import PrivacyGuarantee
+from dpjax.accounting._profiles import overflow_of
 
 # Of dp_accounting's divergences, whose float64 errors are below.
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12
@@ -51,7 +59,8 @@ class Spending(NamedTuple):
 
     Attributes:
         divergence: its Renyi divergence, of the filter's order, at most.
-        delta: with what probability it may exceed that.
+        delta: with what probability it may exceed that; for padded Poisson batches,
+            what their overflow costs.
     """
 
     divergence: float
@@ -137,7 +146,7 @@ class PrivacyFilter:
 
     @property
     def total(self) -> Spending:
-        """What the releases so far have spent, rounded up."""
+        """What the releases so far have spent, read as decimals and rounded up."""
         divergences, deltas = zip((0.0, 0.0), *self.spent, strict=True)
         return Spending(_sum_up(divergences), _sum_up(deltas))
 
@@ -237,7 +246,8 @@ class PrivacyFilter:
             return Spending(part.epsilon if part.delta == 0 else math.inf, 0.0)
         known = self._divergence(part.dp_event)
         if part.delta > 0 and known < math.inf:
-            return Spending(known, 0.0)
+            grown = 1 + math.exp(min(self.epsilon, 700.0))
+            return Spending(known, grown * overflow_of(part))
         # With probability lies / 2 the answer is the wrong one of two.
         lies = 2 / (1 + math.exp(part.epsilon)) if part.epsilon < 700 else 0.0
         response = self._divergence(RandomizedResponseDpEvent(lies, 2))
@@ -256,7 +266,17 @@ class PrivacyFilter:
 
 
 def _sum_up(numbers: Sequence[float]) -> float:
-    return math.inf if math.inf in numbers else sum_up(*numbers)
+    """Returns the least float that is no smaller than the sum, all read as decimals.
+
+    So ten releases of 0.1 are 1, and eleven are not: in binary 0.1 is a little more.
+    """
+    if math.inf in numbers:
+        return math.inf
+    exact = sum(Fraction(as_decimal(x)) for x in numbers)
+    nearest = float(exact) if exact <= sys.float_info.max else math.inf
+    if nearest == math.inf or Fraction(as_decimal(nearest)) >= exact:
+        return nearest
+    return math.nextafter(nearest, math.inf)
 
 
 def _affordable(epsilon: float, delta: float, orders: np.ndarray) -> np.ndarray:

@@ -21,6 +21,8 @@ from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 _STDDEV_SLACK = 1e-9
 _EPSILON_SLACK = 1e-10
 
+_ROUNDOFF = 1e-14  # of log_ndtr and what follows it
+
 # Below this epsilon the two terms of (1) agree to so many digits that double precision
 # cannot tell them apart; two closed-form upper bounds take over.
 _SMALLEST_ANALYTIC_EPSILON = 1e-4
@@ -132,6 +134,14 @@ def gaussian_epsilon(
         by_zcdp = rho_to_epsilon(1 / (2 * unit**2), delta)
         return min(_SMALLEST_ANALYTIC_EPSILON, by_zcdp)
     return float(epsilon) * (1 + _EPSILON_SLACK)
+
+
+def gaussian_delta(mu: float, epsilon: np.ndarray) -> np.ndarray:
+    """Returns (1) at each epsilon, rounded up."""
+    first = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
+    second = epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
+    slack = _ROUNDOFF * (1 + np.abs(first) + np.abs(second) + epsilon)
+    return np.exp(first) * (slack - np.expm1(np.minimum(second - first, 0.0)))
 
 
 def _zero_epsilon_stddev(delta: float) -> float:

@@ -59,8 +59,7 @@ def group_privacy(
         '1 6.05e-06 GaussianDpEvent(noise_multiplier=4.0)'
         >>> print(four)
         Replacing any one group of up to 4 records changes the probability of any
-        outcome by at most a factor e^1 = 2.72, up to a failure probability of
-        6.04975e-06.
+        event to at most e^1 = 2.72 times what it was, plus 6.04975e-06.
 
     Reference:
         Vadhan (2017), "The complexity of differential privacy", Lemma 2.2. Dong, Roth,

@@ -16,8 +16,10 @@ class PrivacyGuarantee:
     """An (epsilon, delta) guarantee, the relation it holds for, and how to say it.
 
     For every two neighbouring data sets and every set S of outcomes,
-    Pr[S] <= e^epsilon Pr'[S] + delta. Immutable and hashable, so that it can be static
-    metadata of a pytree. `str()` gives the description.
+    Pr[S] <= e^epsilon Pr'[S] + delta. That is weaker than a factor e^epsilon with
+    probability 1 - delta: Gaussian noise of (1, 1e-5) passes the factor e with
+    probability 1.6e-4. Immutable and hashable, so that it can be static metadata of a
+    pytree. `str()` gives the description.
 
     Args:
         epsilon: privacy parameter, 0 <= epsilon <= inf; inf means no privacy.
@@ -39,8 +41,8 @@ class PrivacyGuarantee:
         >>> guarantee = PrivacyGuarantee.of(
         ...     1.0, 1e-5, dp_event=gaussian_event(3.7306), num_samples=32_561)
         >>> print(guarantee)
-        Replacing any one of the 32,561 records changes the probability of any outcome
-        by at most a factor e^1 = 2.72, up to a failure probability of 1e-05.
+        Replacing any one of the 32,561 records changes the probability of any event
+        to at most e^1 = 2.72 times what it was, plus 1e-05.
     """
 
     epsilon: float
@@ -102,8 +104,8 @@ class PrivacyGuarantee:
             >>> from dpjax.accounting import gaussian_event
             >>> event = gaussian_event(1.0)
             >>> PrivacyGuarantee.of(1.0, 1e-5, dp_event=event).description
-            'Replacing any one record changes the probability of any outcome by at most
-            a factor e^1 = 2.72, up to a failure probability of 1e-05.'
+            'Replacing any one record changes the probability of any event to at most
+            e^1 = 2.72 times what it was, plus 1e-05.'
         """
         is_words = isinstance(unit, str) and unit.strip() != ""
         _validate.require(is_words, "unit", unit, 'a noun, such as "record"')
@@ -202,9 +204,9 @@ def _describe(
     # Beyond, e^epsilon leaves the float range, or has too many digits to be read.
     if epsilon == 0 or 1e-6 <= float(shown) < 700:
         factor += f" = {factor_up(float(shown))}"
-    probability = rounded_up(delta, 6)
-    failure = f", up to a failure probability of {probability}" if delta > 0 else ""
+    # Not "but with probability delta": the loss may pass epsilon more often than that.
+    more = f", plus {rounded_up(delta, 6)}" if delta > 0 else ""
     return (
-        f"{neighbours} changes the probability of any outcome by at most a factor "
-        f"{factor}{failure}."
+        f"{neighbours} changes the probability of any event to at most {factor} times "
+        f"what it was{more}."
     )

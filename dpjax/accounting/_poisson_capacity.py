@@ -87,6 +87,11 @@ def without_overflow(delta: float) -> float:
     return delta * (1 - _OVERFLOW_SHARE)
 
 
+def overflow_probability(epsilon: float, delta: float) -> float:
+    """What tau of equation (1) may be, of a run of that guarantee."""
+    return _OVERFLOW_SHARE * delta / (1 + math.exp(min(epsilon, 700.0)))
+
+
 def check_sampling_prob(sampling_prob: float) -> None:
     """Requires 0 < sampling_prob <= 1."""
     _validate.require(

@@ -14,6 +14,7 @@ Both are upper bounds here, and bounds of one mechanism may be joined by their m
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import dp_accounting as dpa
 import numpy as np
@@ -23,13 +24,15 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpjax import _validate
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax.accounting._fixed_size import run_losses
+from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._guarantee import PrivacyGuarantee
-from dpjax.accounting._poisson_capacity import without_overflow
+from dpjax.accounting._poisson_capacity import overflow_probability
 
 Curve = Callable[[np.ndarray], np.ndarray]
 Base = float | dpa.DpEvent | PrivacyGuarantee
 
-# Of log_ndtr and what follows it; of the FFT of a PLD, a step (`_sampled_gaussian`).
+# Of float64 formulas; of the FFT of a PLD, a step (`_sampled_gaussian`).
 _ROUNDOFF, _FFT_ERROR = 1e-14, 1e-15
 _PLD_EPSILONS = np.r_[0.0, np.geomspace(1e-4, 200.0, 2_000)]
 _ORDERS = np.r_[1 + np.geomspace(1e-3, 1e4, 300)]
@@ -126,16 +129,10 @@ def gaussian(mu: float) -> Profile:
     if mu == 0:
         return approximate(0.0, 0.0)
 
-    def delta(epsilon: np.ndarray) -> np.ndarray:
-        first = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
-        second = epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
-        slack = _ROUNDOFF * (1 + np.abs(first) + np.abs(second) + epsilon)
-        return np.exp(first) * (slack - np.expm1(np.minimum(second - first, 0.0)))
-
     def frontier(z: np.ndarray) -> np.ndarray:
         return scipy.special.ndtr(scipy.special.ndtri(z) + mu) * (1 + 1e-12)
 
-    return Profile(math.inf, delta, frontier)
+    return Profile(math.inf, partial(gaussian_delta, mu), frontier)
 
 
 def _with_event(claimed: Profile, guarantee: PrivacyGuarantee) -> Profile | None:
@@ -146,12 +143,7 @@ def _with_event(claimed: Profile, guarantee: PrivacyGuarantee) -> Profile | None
     found = _of_event(event, guarantee.relation)
     if found is None:
         return None
-    # In no event: with a probability of at most this, a padded batch overflows and
-    # drops records. `poisson_capacity` has paid for it at the epsilon that is stated.
-    dropped = 0.0
-    if any(isinstance(x, dpa.PoissonSampledDpEvent) for x, _ in _leaves(event)):
-        spare = guarantee.delta - without_overflow(guarantee.delta)
-        dropped = spare / (1 + math.exp(min(guarantee.epsilon, _LARGEST_EPSILON)))
+    dropped = overflow_of(guarantee)
 
     def delta(epsilon: np.ndarray) -> np.ndarray:
         cut = dropped * (1 + np.exp(np.minimum(epsilon, _LARGEST_EPSILON)))
@@ -170,6 +162,19 @@ def _with_event(claimed: Profile, guarantee: PrivacyGuarantee) -> Profile | None
     )
 
 
+def overflow_of(guarantee: PrivacyGuarantee) -> float:
+    """The probability that padded Poisson batches drop records, which no event tells.
+
+    `poisson_capacity` has paid for it at the epsilon of the run: that is known where
+    the event is of one run and no other release.
+    """
+    leaves = [leaf for leaf, _ in _leaves(guarantee.dp_event)]
+    if not any(isinstance(leaf, dpa.PoissonSampledDpEvent) for leaf in leaves):
+        return 0.0
+    epsilon = guarantee.epsilon if len(leaves) == 1 else 0.0
+    return overflow_probability(epsilon, guarantee.delta)
+
+
 def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | None:
     """The profile of an event as `gaussian_event` reads it; None if nothing can."""
     leaves = list(_leaves(event))
@@ -177,11 +182,7 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
     if any(_has_no_noise(leaf) for leaf, _ in leaves):
         return approximate(math.inf, 0.0)
     if kinds <= {dpa.GaussianDpEvent, dpa.NoOpDpEvent}:
-        multipliers = [(x, n) for x, n in leaves if isinstance(x, dpa.GaussianDpEvent)]
-        return gaussian(
-            math.sqrt(math.fsum(n / x.noise_multiplier**2 for x, n in multipliers))
-            * (1 + _ROUNDOFF)
-        )
+        return gaussian(_mu(leaves))
     pure = math.fsum(count * _pure_epsilon(leaf) for leaf, count in leaves)
     pure *= 1 + _ROUNDOFF
     num_steps = sum(count for _, count in leaves)
@@ -194,7 +195,19 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
         relation_read = relation
     accountant = PLDAccountant(relation_read)
     if dpa.RandomizedResponseDpEvent not in kinds and accountant.supports(event):
-        delta = _pld_delta(accountant.compose(event), num_steps)
+        delta = _chords(accountant.compose(event).get_delta, num_steps)
+    fixed_size = [
+        (x.event.noise_multiplier, x.sample_size / x.source_dataset_size, count)
+        for x, count in leaves
+        if isinstance(x, dpa.SampledWithoutReplacementDpEvent)
+        and isinstance(x.event, dpa.GaussianDpEvent)
+    ]
+    others = {dpa.GaussianDpEvent, dpa.NoOpDpEvent}
+    is_alone = len(fixed_size) == 1 and len(kinds - others) == 1
+    if is_alone and relation is REPLACE_ONE:
+        mu = _mu(leaves)
+        losses = run_losses(*fixed_size[0], 1 / mu if mu > 0 else math.inf)
+        delta = _chords(losses.get_delta_for_epsilon, num_steps)
     is_sampled = any(hasattr(leaf, "event") for leaf, _ in leaves)
     accountant = RdpAccountant(_SAMPLED_ORDERS if is_sampled else _ORDERS, relation)
     renyi = None
@@ -238,9 +251,19 @@ def _pure_epsilon(event: dpa.DpEvent) -> float:
     return math.inf
 
 
-def _pld_delta(accountant: PLDAccountant, num_steps: int) -> Curve:
+def _mu(leaves: list[tuple[dpa.DpEvent, int]]) -> float:
+    """Of the Gaussian events, as of one."""
+    squares = (
+        count / leaf.noise_multiplier**2
+        for leaf, count in leaves
+        if isinstance(leaf, dpa.GaussianDpEvent)
+    )
+    return math.sqrt(math.fsum(squares)) * (1 + _ROUNDOFF)
+
+
+def _chords(get_delta: Callable, num_steps: int) -> Curve:
     """Chords of the convex function delta(log x): never below it."""
-    found = accountant.get_delta(_PLD_EPSILONS)  # type: ignore[arg-type]
+    found = get_delta(_PLD_EPSILONS)
     found = np.broadcast_to(np.asarray(found, float), _PLD_EPSILONS.shape)
     known = np.minimum(found + _FFT_ERROR * num_steps, 1.0)
 

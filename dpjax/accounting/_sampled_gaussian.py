@@ -45,8 +45,14 @@ from dp_accounting.rdp import RdpAccountant
 from dpjax import _validate
 from dpjax._rounding import rounded_up
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, NoiseName
+from dpjax.accounting._fixed_size import one_step_epsilon, run_losses, spacing
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 from dpjax.accounting._poisson_capacity import check_sampling_prob, without_overflow
+from dpjax.accounting._sampled_renyi import (
+    fixed_size_log_moment,
+    poisson_log_moment,
+    renyi_epsilon,
+)
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 
 # Outside this range of noise multipliers no sampled step is analysed: below, epsilon
@@ -58,6 +64,10 @@ _LARGEST_MULTIPLIER = 1e6
 # Gaussian, its delta was short by up to 2e-16 a step (T = 10 to 1e6). Set aside 5 times
 # that.
 _FFT_ERROR = 1e-15
+
+# Where delta is so many times that, Renyi divergences, which are looser, can show no
+# more. Their largest and smallest orders need time.
+_FAR_ABOVE = 1e4
 
 # A square root and a quotient, so that 1 / (2 z^2) is never above the budget's rho.
 _ROUNDED_UP = 2.0**-50
@@ -127,7 +137,15 @@ class Scheme:
             or not _SMALLEST_MULTIPLIER <= multiplier <= _LARGEST_MULTIPLIER
         ):
             return full_batch
-        return min(full_batch, self._sampled_epsilon(multiplier, delta))
+        lost = _FFT_ERROR * (self.num_steps + (self.other_multiplier < math.inf))
+        bounds = [full_batch]
+        if self.fixed_size is not None and self._is_one_step:
+            bounds.append(one_step_epsilon(multiplier, delta, self._prob))
+        if delta > lost:
+            bounds.append(self._by_losses(multiplier, delta - lost))
+        if delta < lost * _FAR_ABOVE:
+            bounds.append(self._by_renyi(multiplier, delta))
+        return min(bounds)
 
     def _full_batch_epsilon(self, multiplier: float, delta: float) -> float:
         if self.other_multiplier == math.inf:
@@ -141,24 +159,47 @@ class Scheme:
         together = 1 / math.sqrt(precision) * (1 - _ROUNDED_UP)
         return gaussian_epsilon(together, delta, sensitivity=1.0)
 
-    def _sampled_epsilon(self, multiplier: float, delta: float) -> float:
+    @property
+    def _is_one_step(self) -> bool:
+        return self.num_steps == 1 and self.other_multiplier == math.inf
+
+    @property
+    def _prob(self) -> float:
+        if self.fixed_size is None:
+            return self.sampling_prob
+        num_samples, batch_size = self.fixed_size
+        return batch_size / num_samples
+
+    def _by_losses(self, multiplier: float, delta: float) -> float:
+        """An epsilon by privacy loss distributions, composed by FFT."""
+        other = self.other_multiplier
         if self.fixed_size is not None:
-            accountant = RdpAccountant(neighboring_relation=REPLACE_ONE)
-        else:
-            delta -= _FFT_ERROR * (self.num_steps + (self.other_multiplier < math.inf))
-            if delta <= 0:
-                return math.inf
-            # The privacy loss of a step spans about 1 / multiplier^2. A grid whose
-            # spacing grows with it bounds time and memory, and only rounds up more.
-            interval = 1e-4 * max(
-                1.0, (0.5 / min(multiplier, self.other_multiplier)) ** 2
+            losses = run_losses(multiplier, self._prob, self.num_steps, other)
+            return float(losses.get_epsilon_for_delta(delta))
+        interval = spacing(multiplier, self._prob, other)
+        accountant = PLDAccountant(
+            self.relation, value_discretization_interval=interval
+        )
+        accountant.compose(self.event(multiplier))
+        if other < math.inf:
+            accountant.compose(GaussianDpEvent(self._unit * other))
+        return float(accountant.get_epsilon(delta))
+
+    def _by_renyi(self, multiplier: float, delta: float) -> float:
+        """An epsilon by Renyi divergences, whose error is none of delta."""
+        if self.relation is REPLACE_ONE:
+            return renyi_epsilon(
+                poisson_log_moment if self.is_poisson else fixed_size_log_moment,
+                multiplier,
+                delta,
+                sampling_prob=self._prob,
+                num_steps=self.num_steps,
+                other_multiplier=self.other_multiplier,
             )
-            accountant = PLDAccountant(
-                self.relation, value_discretization_interval=interval
-            )
+        accountant = RdpAccountant(neighboring_relation=self.relation)
         accountant.compose(self.event(multiplier))
         if self.other_multiplier < math.inf:
-            accountant.compose(GaussianDpEvent(self._unit * self.other_multiplier))
+            accountant.compose(GaussianDpEvent(self.other_multiplier))
         return float(accountant.get_epsilon(delta))
 
 

@@ -35,7 +35,7 @@ def noise_multiplier(
     * nothing: every step sees all records; exact Gaussian composition.
     * `sampling_prob` < 1: Poisson batches; privacy loss distributions.
     * `num_samples` and `batch_size`: batches of fixed size, drawn without replacement
-      anew in each step; Renyi divergences. Replace-one only.
+      anew in each step; privacy loss distributions. Replace-one only.
     * disjoint batches, each used once: pass `num_steps=1`, however many batches there
       are. A replaced record lies in one of them (see `parallel_composition`).
 
@@ -58,8 +58,9 @@ def noise_multiplier(
         Standard deviation of each step's noise, divided by the l2 sensitivity of the
         step under `relation`; rounded up, with sampling or other releases by at most
         0.1 per cent of what the accountant allows. It is inf at delta = 0 and 0.0 at
-        epsilon = inf. Where the accountant can show no gain from sampling (delta below
-        1e-15 num_steps, or tiny epsilon), it is that of full batches.
+        epsilon = inf. With sampling it is the least of several: full batches; privacy
+        loss distributions; and, as those show nothing where delta is below 1e-15
+        num_steps, Renyi divergences.
 
     Raises:
         ValueError: If an argument is out of range, the two sampling schemes are mixed,
@@ -99,8 +100,9 @@ def noise_multiplier(
         proved in `_sampled_gaussian.py` for a record that is replaced, by Zhu, Dong,
         Wang (2022), Theorem 11, for one that is added or removed; they are composed by
         Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), Connect the dots. Fixed
-        size: Wang, Balle, Kasiviswanathan (2019), Subsampled Renyi differential privacy
-        and analytical moments accountant, Theorem 27 (arXiv 1808.00087).
+        size: Balle, Barthe, Gaboardi (2018), Privacy amplification by subsampling,
+        Theorem 11, proved and composed in `_fixed_size.py`. Renyi divergences:
+        `_sampled_renyi.py`.
     """
     _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
     _validate.delta(delta)
@@ -209,8 +211,9 @@ def gaussian_event(
         * Poisson: `PLDAccountant(relation)`. The Gaussian within carries stddev / norm
           bound, that is twice the multiplier under REPLACE_ONE. Read it under the
           relation it was made for.
-        * fixed size: `RdpAccountant(neighboring_relation=REPLACE_ONE)`. The Gaussian
-          carries the multiplier itself.
+        * fixed size: `RdpAccountant(neighboring_relation=REPLACE_ONE)`, which reports
+          more than `noise_multiplier_to_epsilon`. The Gaussian carries the multiplier
+          itself.
         * full batch: `RdpAccountant` (any relation) or
           `PLDAccountant(ADD_OR_REMOVE_ONE)`. The Gaussian carries the multiplier
           itself, which `PLDAccountant(REPLACE_ONE)` takes for stddev / norm bound: it

@@ -1,16 +1,29 @@
-"""Noisy counts of records, and what follows from them, with its uncertainty."""
+"""Noisy counts of records, and what follows from them, with its uncertainty.
 
+Counts are integers, and so is their noise, in units of 2^-k: discrete Gaussian noise,
+exact in its tails and in its last bits, so that those tell nothing of a count. Sums in
+float64 are exact below 2^52 units.
+
+By (3) and (4) of `dpjax.accounting._discrete_gaussian` it is as a Gaussian of the same
+stddev, s counts or 2^k s units, but for 2 eta in epsilon and e^eta in delta. For d
+counts and z = 30, beyond which there is less than e^-440, eta = d z^2 / (8 (2^k s)^2)
+is at most 1e-10 d / s^2 up to s = 32, and less beyond. So the stddev is raised by 2^-16
+of itself: that takes 1.5e-5 of epsilon off, which is no less than 1 / s^2 for s < 1.
+"""
+
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dpjax._rounding import ROUNDED_UP
-from dpjax._types import Key
-from dpjax.mechanisms import gaussian
+from dpjax._types import Key, RandomBytes
+from dpjax.mechanisms import discrete_gaussian
 
+_RAISED = 1 + 2.0**-16
+_MOST_BITS = 20  # k
+_LARGEST_STDDEV = 2**25  # in units; more noise is a sum of several draws
 _NUM_RESAMPLES = 200
 WIDTH = 1.96  # standard deviations: 95 per cent of a normal law
 
@@ -38,7 +51,7 @@ class Measure(NamedTuple):
 
 
 class Release:
-    """Adds Gaussian noise to sums of whole numbers, which float64 holds exactly."""
+    """Adds discrete Gaussian noise to sums of whole numbers, exactly."""
 
     def __init__(self, key: Key, multiplier: float):
         self.keys = iter(jax.random.split(key))
@@ -48,9 +61,33 @@ class Release:
         self, sums: np.ndarray, sensitivity: float
     ) -> tuple[np.ndarray, float]:
         """Returns the noisy sums, and the standard deviation of the noise."""
-        stddev = self.multiplier * sensitivity * ROUNDED_UP
-        noise = gaussian(next(self.keys), jnp.zeros(sums.shape), stddev=stddev)
-        return sums + np.asarray(noise, np.float64), stddev
+        stddev = self.multiplier * sensitivity * _RAISED
+        bits = math.floor(math.log2(_LARGEST_STDDEV / max(stddev, 1e-300)))
+        unit = 2.0 ** -min(max(bits, 0), _MOST_BITS)
+        num_draws = max(1, math.ceil((stddev / unit / _LARGEST_STDDEV) ** 2))
+        of_one = max(1, math.ceil(stddev / unit / math.sqrt(num_draws)))
+        noise = discrete_gaussian(
+            (num_draws, *sums.shape),
+            stddev=of_one,
+            random_bytes=random_bytes_of(next(self.keys)),
+        )
+        noise = unit * noise.sum(axis=0)
+        return sums + noise, unit * of_one * math.sqrt(num_draws)
+
+
+def random_bytes_of(key: Key) -> RandomBytes:
+    """Returns a source of random bytes, as secret as the key."""
+    left = b""
+
+    def random_bytes(count: int) -> bytes:
+        nonlocal key, left
+        while len(left) < count:
+            key, block = jax.random.split(key)
+            left += np.asarray(jax.random.bits(block, (2048,), "uint32")).tobytes()
+        taken, left = left[:count], left[count:]
+        return taken
+
+    return random_bytes
 
 
 def interval_of(

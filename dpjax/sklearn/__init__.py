@@ -51,8 +51,8 @@ Example:
     >>> print(f"{model.score(table, table[:, income]):.2f}")  # doctest: +SKIP
     0.84
     >>> print(model[-1].privacy_)  # doctest: +SKIP
-    Replacing any one of the 32,561 records changes the probability of any outcome by at
-    most a factor e^1 = 2.72, up to a failure probability of 1.08651e-05.
+    Replacing any one of the 32,561 records changes the probability of any event to at
+    most e^1 = 2.72 times what it was, plus 1.08651e-05.
 """
 
 from importlib.util import find_spec

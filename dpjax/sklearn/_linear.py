@@ -13,7 +13,6 @@ from dpjax._rounding import ROUNDED_UP
 from dpjax._types import Key
 from dpjax.accounting import (
     PrivacyGuarantee,
-    gaussian_epsilon,
     gaussian_event,
     noise_multiplier,
 )
@@ -22,9 +21,7 @@ from dpjax.sklearn import _tables
 from dpjax.sklearn._scales import Standard, buy_scales, scales_share
 from dpjax.solvers import dp_linear_model
 
-# Of the pair that tells a part's noise: any delta does, and so small a one has an
-# epsilon above zero for all noise of use.
-PART_DELTA = 1e-9
+_PART_DELTA = 1e-9  # of what a part alone would give, which nobody is told
 _LEAST_SHARE = 0.05  # of the budget, for the scales of features
 
 # scikit-learn's constructors set what they are given, and nothing else.
@@ -92,8 +89,8 @@ class LinearEstimator(BaseEstimator):
             loss,
             (rows, targets.astype(np.float32)),
             key=key,
-            epsilon=part_epsilon(noise_multiplier / math.sqrt(1 - share)),
-            delta=PART_DELTA,
+            noise_multiplier=ROUNDED_UP * noise_multiplier / math.sqrt(1 - share),
+            delta=_PART_DELTA,
             intercept=-1,
             weights=None if weights is None else weights.astype(np.float32),
             max_weight=self.max_weight,
@@ -117,11 +114,6 @@ class LinearEstimator(BaseEstimator):
 def total_noise(epsilon: float, delta: float) -> float:
     """Returns the noise multiplier of all releases of a fit together."""
     return noise_multiplier(epsilon, delta, num_steps=1)
-
-
-def part_epsilon(multiplier: float) -> float:
-    """Returns an epsilon at `PART_DELTA` that asks for no less than the multiplier."""
-    return gaussian_epsilon(multiplier * ROUNDED_UP, PART_DELTA, sensitivity=1.0)
 
 
 def guarantee(epsilon: float, delta: float, num_samples: int) -> PrivacyGuarantee:

@@ -7,16 +7,12 @@ import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
+from dpjax._rounding import ROUNDED_UP
+from dpjax.estimators import SmoothedTruncation
 from dpjax.sklearn import _tables
-from dpjax.sklearn._linear import (
-    PART_DELTA,
-    guarantee,
-    parameters,
-    part_epsilon,
-    total_noise,
-)
+from dpjax.sklearn._linear import guarantee, parameters, total_noise
 from dpjax.sklearn._regressors import in_unit
-from dpjax.solvers import dp_mean
+from dpjax.transforms import privatize
 
 # A guess at E z^2 of targets in their unit, for the truncation of the mean; laws of
 # heavy tails have more than the 0.7 of a normal one.
@@ -49,8 +45,9 @@ class DPMeanRegressor(RegressorMixin, BaseEstimator):
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: the target's unit and
-        `solvers.dp_mean` share one Gaussian mechanism. A target that is NaN counts as
-        the centre, and infinities as what the mean's truncation takes them for.
+        the truncated mean of `solvers.dp_mean` share one Gaussian mechanism. A target
+        that is NaN counts as the centre, and infinities as what the truncation takes
+        them for.
 
     Example:
         >>> import numpy as np
@@ -100,13 +97,20 @@ class DPMeanRegressor(RegressorMixin, BaseEstimator):
         if weights is not None:
             shares = weights / self.max_weight
             samples = np.stack([shares * targets, shares], axis=1)
-        mean = dp_mean(
-            samples.astype(np.float32),
+        samples = samples.astype(np.float32)
+        truncation = SmoothedTruncation.for_moment(
+            _MOMENT,
+            num_samples=len(samples),
+            num_coordinates=samples[0].size,
+            epsilon=epsilon * math.sqrt(1 - unit.share),
+            delta=delta,
+        )
+        noisy = privatize(
+            truncation,
+            noise_multiplier=ROUNDED_UP * total / math.sqrt(1 - unit.share),
             key=key,
-            epsilon=part_epsilon(total / math.sqrt(1 - unit.share)),
-            delta=PART_DELTA,
-            moment_bound=_MOMENT,
-        ).params
+        )
+        mean = np.asarray(noisy.update(samples, noisy.init(samples))[0])
         if weights is not None:
             mean = mean[0] / max(float(mean[1]), _LEAST_WEIGHT)
         self.mean_ = float(mean) * unit.scale + unit.center

@@ -1,5 +1,6 @@
 """The best model that is a constant: where a linear one starts."""
 
+import math
 from functools import partial
 from typing import cast
 
@@ -9,12 +10,21 @@ import jax.numpy as jnp
 from dpjax._sharding import gathered
 from dpjax._tree import like
 from dpjax._types import Key, Scalar
-from dpjax.estimators import Clipping, Winsorization
+from dpjax.estimators import Estimator, Winsorization
+from dpjax.solvers._diameter import DiameterMean
 from dpjax.solvers._linear_problem import Problem, Records, Shares
 from dpjax.solvers._noisy_quantile import noisy_quantile
 from dpjax.transforms import privatize
 
 _BEYOND_TARGETS = 2.0  # the bound of targets, in what a histogram lets see
+# Records w e_k of a class k and a weight w in [0, 1]: those of two classes are
+# sqrt(w^2 + w'^2) apart, those of one |w - w'|.
+_CLASSES = DiameterMean(radius=1.0, diameter=math.sqrt(2))
+# Records w (t, 1), t in [-1, 1]: the distance is convex in each w, so that both are 0
+# or 1. From 0 it is at most sqrt(2), from 1 to 1 it is |t - t'|.
+_WEIGHTED = DiameterMean(radius=math.sqrt(2), diameter=2.0)
+# Records w (t, r) with an exposure r in [0, 1] lie in [-1, 1] x [0, 1].
+_EXPOSED = DiameterMean(radius=math.sqrt(2), diameter=math.sqrt(5))
 
 
 def best_constant(
@@ -70,29 +80,34 @@ def _mean(
     constant beside them is that of a unit of exposure. Those above 1 count as 1, and a
     mean below 0.05 as 0.05: no noise makes the ratio large.
     """
-    targets, weights = records.targets, records.weights
-    is_ratio = problem.has_weights or problem.has_exposures
-    if problem.loss.num_outputs > 1:
-        classes = problem.loss.num_outputs
-        samples = jax.nn.one_hot(targets.astype("int32"), classes, dtype=targets.dtype)
-        samples, estimator = samples * weights[:, None], Clipping(1.0)
-    else:
-        samples = weights * jnp.clip(targets / like(size, targets), -1.0, 1.0)
-        estimator = Winsorization(1.0)
-        counted = weights
-        if problem.has_exposures:
-            counted = weights * jnp.exp(jnp.minimum(records.offsets, 0.0))
-        if is_ratio:
-            samples = jnp.stack([samples, counted], axis=1)
+    samples, estimator = _samples(problem, records, size)
     release = privatize(
         estimator, noise_multiplier=multiplier, key=key, axis_name=problem.axis_name
     )
     mean = cast(jax.Array, release.update(samples, release.init(samples))[0])
     if problem.loss.num_outputs > 1:
         return mean / jnp.maximum(jnp.sum(mean), 0.05)
-    if is_ratio:
+    if mean.ndim > 0:
         mean = jnp.clip(mean[0] / jnp.maximum(mean[1], 0.05), -1.0, 1.0)
     return mean * like(size, mean)
+
+
+def _samples(
+    problem: Problem, records: Records, size: Scalar
+) -> tuple[jax.Array, Estimator]:
+    """Returns what is averaged, (n,) or (n, k), and by what."""
+    targets, weights = records.targets, records.weights
+    if problem.loss.num_outputs > 1:
+        classes = problem.loss.num_outputs
+        samples = jax.nn.one_hot(targets.astype("int32"), classes, dtype=targets.dtype)
+        return samples * weights[:, None], _CLASSES
+    samples = weights * jnp.clip(targets / like(size, targets), -1.0, 1.0)
+    if problem.has_exposures:
+        exposures = jnp.exp(jnp.minimum(records.offsets, 0.0))
+        return jnp.stack([samples, weights * exposures], axis=1), _EXPOSED
+    if problem.has_weights:
+        return jnp.stack([samples, weights], axis=1), _WEIGHTED
+    return samples, Winsorization(1.0)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -147,8 +147,8 @@ def dp_gradient_descent(
         >>> print(solution.params.round(1))
         [1. 2.]
         >>> print(solution.privacy)
-        Replacing any one of the 10,000 records changes the probability of any outcome
-        by at most a factor e^1 = 2.72, up to a failure probability of 1e-06.
+        Replacing any one of the 10,000 records changes the probability of any event
+        to at most e^1 = 2.72 times what it was, plus 1e-06.
 
     Reference:
         Wang, Xiao, Devadas, Xu (2020), Algorithm 4, Theorems 7 and 8; Tao, Wu, Cheng,

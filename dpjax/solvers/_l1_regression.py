@@ -106,8 +106,8 @@ def dp_l1_regression(
         >>> print(solution.params.round(1))
         [ 0.5 -0.3]
         >>> print(solution.privacy)
-        Replacing any one of the 5,000 records changes the probability of any outcome
-        by at most a factor e^1 = 2.72.
+        Replacing any one of the 5,000 records changes the probability of any event
+        to at most e^1 = 2.72 times what it was.
 
     Reference:
         Wang, Xu (2022), "Differentially private l1-norm linear regression with

@@ -7,16 +7,17 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting import ZCDpEvent
+from dp_accounting import DpEvent, ZCDpEvent
 
-from dpjax import _validate, losses
+from dpjax import _validate, accounting, losses
 from dpjax._sharding import row_axes
 from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.accounting import (
     PrivacyGuarantee,
     epsilon_to_rho,
+    gaussian_epsilon,
     gaussian_event,
-    noise_multiplier,
+    rho_to_epsilon,
 )
 from dpjax.losses import LinearLoss
 from dpjax.solvers._calibration import check_budget
@@ -35,8 +36,9 @@ def dp_linear_model(
     data: tuple[ArrayLike, ArrayLike],
     *,
     key: Key,
-    epsilon: float,
+    epsilon: float | None = None,
     delta: float,
+    noise_multiplier: float | None = None,
     intercept: int | None = None,
     max_features: int | None = None,
     offsets: ArrayLike | None = None,
@@ -80,6 +82,10 @@ def dp_linear_model(
         key: a typed key.
         epsilon: privacy of all that is released, positive.
         delta: privacy of all that is released, in (0, 1).
+        noise_multiplier: in place of epsilon, positive: stddev / l2 sensitivity of all
+            Gaussian releases of the model, as of one. For a model that shares a budget
+            with other Gaussian releases: inverse squares of multipliers add up.
+            `Solution.privacy` then states what it gives at delta.
         intercept: the index of a column of ones, public; what stands in it is not
             read. Where it is the only column, all of the budget buys the constant.
             None: no column is treated apart.
@@ -138,7 +144,15 @@ def dp_linear_model(
         loss,
         "a convex loss of bounded curvature",
     )
-    check_budget(epsilon, delta)
+    _validate.require(
+        (epsilon is None) != (noise_multiplier is None),
+        "epsilon",
+        epsilon,
+        "given where noise_multiplier is not",
+    )
+    check_budget(1.0 if epsilon is None else epsilon, delta)
+    if noise_multiplier is not None:
+        _validate.positive(noise_multiplier=noise_multiplier)
     _validate.typed_key(key)
     _validate.require(
         isinstance(data, tuple | list) and len(data) == 2,
@@ -178,17 +192,15 @@ def dp_linear_model(
     if deleted is not None:
         places = np.delete(places, deleted)
     places, stats = jnp.asarray(places), {}
-    if max_features is None or max_features >= num_features:
-        total = noise_multiplier(epsilon, delta, num_steps=1)
-        event = gaussian_event(total, num_steps=1)
-    else:
-        rho = epsilon_to_rho(epsilon, delta)
-        total, event = math.sqrt(0.5 / rho), ZCDpEvent(rho)
+    num_chosen = num_features if max_features is None else max_features
+    is_choosing = num_chosen < num_features
+    total, epsilon, event = _noise(epsilon, delta, noise_multiplier, is_choosing)
+    if is_choosing:
         selected = choose_features(
             problem,
             records,
             key=choice_key,
-            num_chosen=max_features,
+            num_chosen=num_chosen,
             noise_multiplier=total / math.sqrt(1 - _MODEL_SHARE),
             execution=execution,
         )
@@ -204,6 +216,25 @@ def dp_linear_model(
     return Solution(
         _by_column(num_columns, column, places, params), privacy, stats | taken
     )
+
+
+def _noise(
+    epsilon: float | None, delta: float, multiplier: float | None, is_choosing: bool
+) -> tuple[float, float, DpEvent]:
+    """Returns noise multiplier, epsilon and event of all releases together."""
+    if is_choosing:  # by the exponential mechanism: no Gaussian, but zCDP as of one
+        if epsilon is not None:
+            rho = epsilon_to_rho(epsilon, delta)
+            return math.sqrt(0.5 / rho), epsilon, ZCDpEvent(rho)
+        assert multiplier is not None
+        rho = 0.5 / multiplier**2
+        return multiplier, rho_to_epsilon(rho, delta), ZCDpEvent(rho)
+    if epsilon is not None:
+        multiplier = accounting.noise_multiplier(epsilon, delta, num_steps=1)
+    assert multiplier is not None
+    if epsilon is None:
+        epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
+    return multiplier, epsilon, gaussian_event(multiplier, num_steps=1)
 
 
 def _column(intercept: int | None, num_columns: int) -> int | None:

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from dpjax._sharding import AxisName, gathered
 from dpjax._types import Key, Scalar
-from dpjax.estimators import Winsorization
 from dpjax.losses import LinearLoss
+from dpjax.solvers._diameter import DiameterMean
 from dpjax.solvers._noisy_quantile import noisy_quantile
 from dpjax.transforms import privatize
 
@@ -26,6 +26,13 @@ _PRIOR = 0.1
 # tails are those of the targets.
 _BEYOND_SLOPES = 2.0
 _LEAST_CURVATURE = 0.05  # of the loss's bound, on average
+# Records are two numbers in [-1, 1], and (c, c u, c u^2) with c in [0, 1] and u in
+# [-1, 1]. Two of these triples are 2 apart at most: their squared distance is convex in
+# either c, so that c is 0 or 1; from 0 it is 1 + u^2 + u^4 <= 3; from 1 to 1 it is
+# d^2 (1 + s^2), with d the difference of the u and s their sum, |d| <= 2 - |s|, and
+# (2 - s)^2 (1 + s^2) falls from 4 at s = 0 on: its slope is 2 (2 - s)(2 s - 1 - 2 s^2).
+# All five: 4 + 4 + 4. The largest norm is that of ones.
+_RECORDS = DiameterMean(radius=math.sqrt(5), diameter=math.sqrt(12))
 
 
 class Predictor(NamedTuple):
@@ -75,7 +82,8 @@ def recalibration(
 
     Privacy:
         Under replace-one as two Gaussian mechanisms, one of each multiplier: three
-        noisy quantiles, and a mean of five numbers within [-1, 1].
+        noisy quantiles, and a mean of five numbers, of which a record moves the sum by
+        at most sqrt(12).
     """
     keys = jax.random.split(key, 4)
     sizes = _sizes(loss, is_at_mean, predictor)
@@ -117,6 +125,32 @@ def _sizes(loss: LinearLoss, is_at_mean: bool, predictor: Predictor) -> list[jax
     return [jnp.where(predictor.weights > 0, jnp.abs(x), 0.0) for x in samples]
 
 
+def _records(
+    loss: LinearLoss,
+    is_at_mean: bool,
+    predictor: Predictor,
+    sizes: tuple[jax.Array, jax.Array, jax.Array],
+) -> jax.Array:
+    """Returns five numbers of each record, shape (n, 5), in the set of `_RECORDS`."""
+    scores, level, targets, offsets, weights = predictor
+    spread, slope, height = sizes
+    _, products, pulls = _samples(loss, is_at_mean, predictor)
+    # All factors are within their ranges before they are multiplied.
+    unit = jnp.clip(scores / spread, -1.0, 1.0)
+    curvatures = loss.curvature(level + scores + offsets, targets)
+    curvatures = jnp.clip(weights * curvatures / loss.curvature_bound, 0.0, 1.0)
+    return jnp.stack(
+        [
+            jnp.clip(products / slope, -1.0, 1.0),
+            jnp.clip(pulls / height, -1.0, 1.0),
+            curvatures,
+            curvatures * unit,
+            curvatures * unit**2,
+        ],
+        axis=1,
+    )
+
+
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _newton_step(
     loss: LinearLoss,
@@ -129,29 +163,15 @@ def _newton_step(
     multiplier: Scalar,
 ) -> tuple[jax.Array, jax.Array]:
     """Releases scale and shift, from numbers that few records exceed."""
-    scores, level, targets, offsets, weights = predictor
+    level, bound = predictor.level, loss.curvature_bound
     spread, slope, height = sizes
     slope = _BEYOND_SLOPES * slope
-    unit = jnp.clip(jnp.nan_to_num(scores / spread), -1.0, 1.0)
-    bound = loss.curvature_bound
-    _, products, pulls = _samples(loss, is_at_mean, predictor)
-    predictions = level + scores + offsets
-    curvatures = weights * loss.curvature(predictions, targets) / bound
-    samples = jnp.stack(
-        [
-            products / slope,
-            pulls / height,
-            curvatures,
-            curvatures * unit,
-            curvatures * unit**2,
-        ],
-        axis=1,
-    )
+    samples = _records(loss, is_at_mean, predictor, (spread, slope, height))
     release = privatize(
-        Winsorization(1.0), noise_multiplier=multiplier, key=key, axis_name=axis_name
+        _RECORDS, noise_multiplier=multiplier, key=key, axis_name=axis_name
     )
     means = cast(jax.Array, release.update(samples, release.init(samples))[0])
-    noise = 2 * math.sqrt(5) * multiplier / len(scores)
+    noise = _RECORDS.diameter * multiplier / len(samples)
     # From here on only released numbers: gradient and Hessian of the mean loss in
     # (spread·scale, level), and Newton's step by elimination of the level.
     gradient, pull = slope / spread * means[0], height * means[1]

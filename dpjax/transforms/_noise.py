@@ -11,7 +11,10 @@ from dpjax.mechanisms import gaussian
 
 
 class KeyState(NamedTuple):
-    """State of a transformation that draws: the key of its next draws."""
+    """State of a transformation that draws: the key of its next draws.
+
+    Restored from a checkpoint it needs a fresh key: see the pitfalls of `privatize`.
+    """
 
     key: Key
 

@@ -176,6 +176,11 @@ def privatize(
           batches that are fixed by index, such as all records or disjoint parts.
         * One optimizer is for one run: `init` starts with the same key each time, and
           two runs on the same data with the same noise are not private together.
+        * A state that was saved holds the key of the next noise. Restored after later
+          updates were made, it repeats their noise on other gradients, and a difference
+          of two updates has none. Fold fresh randomness into its key at every restore,
+          and count the updates that are made again: the guide to own loops shows how.
+          With a strategy no update can be made again.
         * `optax.masked` around it would pass raw per-sample gradients through, of the
           leaves that are masked out; `optax.apply_if_finite` would skip updates by the
           values of samples. Both are refused: they go after it, if anywhere.

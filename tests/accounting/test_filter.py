@@ -5,7 +5,13 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting import NonPrivateDpEvent, UnsupportedDpEvent, ZCDpEvent
+import scipy.stats
+from dp_accounting import (
+    ComposedDpEvent,
+    NonPrivateDpEvent,
+    UnsupportedDpEvent,
+    ZCDpEvent,
+)
 
 from dpjax._types import ADD_OR_REMOVE_ONE
 from dpjax.accounting import (
@@ -14,6 +20,7 @@ from dpjax.accounting import (
     Spending,
     gaussian_epsilon,
     gaussian_event,
+    poisson_capacity,
     selection_event,
 )
 
@@ -78,6 +85,38 @@ def test_known_events_are_read_by_the_accountant_that_they_are_for():
     assert not PrivacyFilter(99.0, 0.5).admits(guarantee(math.inf, 0.0))
     no_event = guarantee(1.0, 1e-6, NonPrivateDpEvent())
     assert table.price(no_event) == table.price(guarantee(1.0, 1e-6))
+
+
+def test_padded_poisson_batches_pay_for_their_overflow():
+    # The law of a run is a tau away from that of its event, at most.
+    table = PrivacyFilter(2.0, 1e-5, relation=ADD_OR_REMOVE_ONE)
+    options = {"num_steps": 100, "sampling_prob": 0.01, "relation": ADD_OR_REMOVE_ONE}
+    event = gaussian_event(3.0, **options)
+    one = guarantee(0.5, 1e-6, event, relation=ADD_OR_REMOVE_ONE)
+    capacity = poisson_capacity(1000, 0.01, num_steps=100, epsilon=0.5, delta=1e-6)
+    tau = 100 * scipy.stats.binom.sf(capacity, 1000, 0.01)
+    assert tau > 0
+    price = table.price(one)
+    assert (1 + math.exp(2.0)) * tau <= price.delta <= 1e-8
+    assert table.spend(one).spend(one).total.delta == pytest.approx(2 * price.delta)
+    # Beside another release, the epsilon of the run itself is not known.
+    both = ComposedDpEvent((event, gaussian_event(9.0)))
+    both = guarantee(0.5, 1e-6, both, relation=ADD_OR_REMOVE_ONE)
+    assert table.price(both).delta > price.delta
+    full = guarantee(0.5, 1e-6, gaussian_event(9.0), relation=ADD_OR_REMOVE_ONE)
+    assert table.price(full).delta == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "each", "most"),
+    [(1.0, 0.1, 10), (0.3, 0.1, 3), (0.7, 0.1, 7), (4.2, 0.6, 7), (2e-5, 1e-6, 20)],
+)
+def test_decimals_add_up_exactly(limit, each, most):
+    assert num_admitted(PrivacyFilter(limit, 0.0), guarantee(each)) == most
+    halves = PrivacyFilter(1.0, float(f"{2 * most}e-6"))
+    assert num_admitted(halves, guarantee(0.0, 1e-6)) == most
+    more = guarantee(math.nextafter(each, 1.0))
+    assert num_admitted(PrivacyFilter(limit, 0.0), more) == most - 1
 
 
 def test_deltas_of_unknown_events_add_up_to_half():

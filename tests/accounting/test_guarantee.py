@@ -69,22 +69,22 @@ def test_description_names_records_factor_and_delta():
     guarantee = PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT, num_samples=32_561)
     assert str(guarantee) == guarantee.description
     assert guarantee.description == (
-        "Replacing any one of the 32,561 records changes the probability of any "
-        "outcome by at most a factor e^1 = 2.72, up to a failure probability of 1e-05."
+        "Replacing any one of the 32,561 records changes the probability of any event "
+        "to at most e^1 = 2.72 times what it was, plus 1e-05."
     )
 
 
 @pytest.mark.parametrize(
     ("epsilon", "text"),
     [
-        (0.0, "e^0 = 1,"),
-        (1e-12, "a factor e^1e-12,"),
-        (1e-6, "e^1e-06 = 1.00000101,"),
-        (0.001, "e^0.001 = 1.00101,"),
-        (10.0, "e^10 = 22100,"),
-        (10.0049, "e^10.01 = 22300,"),
-        (50.0, "e^50 = 5.19e+21,"),
-        (1e4, "a factor e^1e+04,"),
+        (0.0, "most e^0 = 1 times"),
+        (1e-12, "most e^1e-12 times"),
+        (1e-6, "e^1e-06 = 1.00000101 times"),
+        (0.001, "e^0.001 = 1.00101 times"),
+        (10.0, "e^10 = 22100 times"),
+        (10.0049, "e^10.01 = 22300 times"),
+        (50.0, "e^50 = 5.19e+21 times"),
+        (1e4, "most e^1e+04 times"),
     ],
 )
 def test_description_at_any_epsilon(epsilon, text):
@@ -102,7 +102,7 @@ def test_description_at_any_epsilon(epsilon, text):
 )
 def test_what_is_read_is_never_a_stronger_claim(epsilon, delta):
     said = str(PrivacyGuarantee.of(epsilon, delta, dp_event=EVENT))
-    power, *factor = re.search(r"e\^(\S+?)(?: = (\S+?))?[,.]( |$)", said).groups()[:2]
+    power, *factor = re.search(r"e\^(\S+)(?: = (\S+))? times", said).groups()
     assert epsilon <= float(power) <= epsilon * (1 + 1e-3)
     if factor[0] is not None:
         with mpmath.workprec(2_000):
@@ -111,7 +111,7 @@ def test_what_is_read_is_never_a_stronger_claim(epsilon, delta):
             assert true <= read
             assert read - 1 <= (mpmath.exp(mpmath.mpf(power)) - 1) * 1.01
     assert (factor[0] is None) == (float(power) >= 700)
-    probability = re.search(r"a failure probability of (\S+)\.$", said)
+    probability = re.search(r", plus (\S+)\.$", said)
     assert (probability is None) == (delta == 0)
     if probability:
         assert delta <= float(probability[1]) <= delta * (1 + 1e-5)
@@ -119,7 +119,7 @@ def test_what_is_read_is_never_a_stronger_claim(epsilon, delta):
 
 def test_description_of_pure_and_other_relations():
     pure = PrivacyGuarantee.of(1.0, 0.0, dp_event=EVENT)
-    assert pure.description.endswith("e^1 = 2.72.")
+    assert pure.description.endswith("e^1 = 2.72 times what it was.")
     # The size of the data is private under add/remove: never named.
     added = PrivacyGuarantee.of(
         1.0, 0.0, dp_event=EVENT, relation=ADD_OR_REMOVE_ONE, num_samples=77

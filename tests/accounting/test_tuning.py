@@ -289,7 +289,11 @@ def test_sampled_events_are_read_and_not_below_their_accountant():
     batches = {"num_steps": 20, "num_samples": 1_000, "batch_size": 50}
     exact = noise_multiplier_to_epsilon(1.5, DELTA, **batches)
     price = tuning_epsilon(gaussian_event(1.5, **batches), DELTA, mean_trials=1)
-    assert 0.99 * exact <= price <= 1.1 * exact
+    assert 0.99 * exact <= price <= 1.01 * exact
+    both = ComposedDpEvent((gaussian_event(1.5, **batches), GaussianDpEvent(6.0)))
+    exact = noise_multiplier_to_epsilon(1.5, DELTA, other_multiplier=6.0, **batches)
+    price = tuning_epsilon(both, DELTA, mean_trials=1)
+    assert 0.99 * exact <= price <= 1.01 * exact
 
 
 def test_every_kind_of_event_is_read():

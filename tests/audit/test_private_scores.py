@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dpjax.audit import _private_scores
-from dpjax.mechanisms import gaussian
+from dpjax.mechanisms import discrete_gaussian
 from dpjax.models import _noisy_counts
 
 each = pytest.mark.parametrize("name", _private_scores.BUILDERS)
@@ -32,10 +32,11 @@ def test_all_releases_do_not_refute_the_claim(name, key):
 def test_the_attack_sees_a_release_with_little_noise(name, monkeypatch):
     case = _private_scores.BUILDERS[name]()
 
-    def weak(key, zeros, *, stddev):
-        return gaussian(key, zeros, stddev=0.05 * stddev)
+    def weak(shape, *, stddev, random_bytes):
+        stddev = round(0.05 * stddev)
+        return discrete_gaussian(shape, stddev=stddev, random_bytes=random_bytes)
 
-    monkeypatch.setattr(_noisy_counts, "gaussian", weak)
+    monkeypatch.setattr(_noisy_counts, "discrete_gaussian", weak)
     sides = [
         [float(case.statistic(case.release(jax.random.key(i), x))) for i in range(4)]
         for x in (case.data, case.neighbor)

@@ -19,7 +19,7 @@ from dpjax.cli._runs import Run
 from dpjax.cli._schema import Schema
 from dpjax.cli._sources import Table, encode_table
 from dpjax.datasets import Categorical, Numeric
-from dpjax.mechanisms import gaussian
+from dpjax.mechanisms import discrete_gaussian
 from dpjax.models import _label_scores, _noisy_counts, _scores, private_scores
 from dpjax.solvers import Solution
 
@@ -218,19 +218,40 @@ def test_what_it_costs():
 def test_noise_is_what_the_guarantee_says(monkeypatch, kind, sensitivity):
     seen = []
 
-    def spy(key, zeros, *, stddev):
-        noise = gaussian(jax.random.clone(key), zeros, stddev=stddev)
-        seen.append((jax.random.key_data(key).tolist(), stddev, np.array(noise)))
+    def spy(shape, *, stddev, random_bytes):
+        noise = discrete_gaussian(shape, stddev=stddev, random_bytes=random_bytes)
+        seen.append((stddev, noise))
         return noise
 
-    monkeypatch.setattr(_noisy_counts, "gaussian", spy)
+    monkeypatch.setattr(_noisy_counts, "discrete_gaussian", spy)
     found = evaluation(many(kind, n=50), kind)
     multiplier = found.privacy.dp_event.event.noise_multiplier
-    (first, of_counts, counts), (second, of_losses, _) = seen
-    assert first != second
+    (of_counts, counts), (of_losses, losses_) = seen
+    assert not np.isin(losses_, counts).any()
     for stddev, moved in (of_counts, sensitivity), (of_losses, 1000 * 2**0.5):
-        assert 1 <= stddev / (multiplier * moved) < 1.00001
+        # In units of a power of two.
+        ratio = math.frexp(stddev)[0] / math.frexp(multiplier * moved)[0]
+        assert 1 + 2**-17 < ratio < 1.0001
+        assert stddev >= 2**20
     assert 0.6 < np.std(counts) / of_counts < 1.4
+
+
+@pytest.mark.parametrize("multiplier", [0.0, 1e-4, 0.7, 40.0, 3e6, 1e8])
+def test_noise_of_counts_hides_their_last_bits(multiplier):
+    release = _noisy_counts.Release(jax.random.key(0), multiplier)
+    counts = np.array([0.0, 1.0, 2.0**24 + 1, 1e9, *[5.0] * 400])
+    released, stddev = release(counts, 2.0)
+    noise = released - counts
+    # All on one grid, whatever the count: float32 noise had more bits near zero.
+    unit = 2.0**-20 if stddev < 32 else 2.0 ** -(25 - math.ceil(math.log2(stddev)))
+    unit = min(unit, 1.0)
+    np.testing.assert_array_equal(released / unit, np.rint(released / unit))
+    np.testing.assert_array_equal(noise / unit, np.rint(noise / unit))
+    assert 2 * multiplier <= stddev <= max(2 * multiplier * 1.01, 1e-6)
+    if multiplier > 0.0:
+        assert 0.85 < np.std(noise) / stddev < 1.15
+    again, _ = _noisy_counts.Release(jax.random.key(0), multiplier)(counts, 2.0)
+    np.testing.assert_array_equal(again, released)
 
 
 def test_the_split_is_public():

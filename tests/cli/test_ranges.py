@@ -99,8 +99,8 @@ def test_parts_never_cost_more_than_the_whole():
         privacy = charge(run, bought).solution.privacy
         assert privacy.epsilon <= total
         assert privacy.delta <= 3e-5
-        assert f"a factor e^{total:g} = " in str(privacy)
-        assert f"up to a failure probability of {spent_delta}" in str(privacy)
+        assert f"at most e^{total:g} = " in str(privacy)
+        assert f"what it was, plus {spent_delta}" in str(privacy)
         check_exactly(mean, bought, privacy)
 
 

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.accounting import epsilon_to_rho, gaussian_epsilon, gaussian_event
+from dpjax.accounting import (
+    epsilon_to_rho,
+    gaussian_epsilon,
+    gaussian_event,
+    rho_to_epsilon,
+)
 from dpjax.mechanisms import gaussian
 from dpjax.solvers import Execution, _linear_fit, _noisy_quantile, dp_linear_model
 from dpjax.solvers._linear_problem import Problem, Shares
@@ -190,6 +195,12 @@ def test_price_is_that_of_one_gaussian():
     np.testing.assert_allclose(exact, 1.0, rtol=1e-6)
     assert solution.privacy.epsilon == 1.0
     assert solution.privacy.dp_event == gaussian_event(multiplier, num_steps=1)
+    # The same from the multiplier, as where another release has a part of the budget.
+    same = solve(epsilon=None, noise_multiplier=multiplier)
+    np.testing.assert_array_equal(same.params, solution.params)
+    np.testing.assert_allclose(same.privacy.epsilon, 1.0, rtol=1e-6)
+    chosen = solve(epsilon=None, noise_multiplier=multiplier, max_features=1)
+    assert chosen.privacy.epsilon == rho_to_epsilon(0.5 / multiplier**2, 1e-5) > 1.0
 
 
 @pytest.mark.parametrize("loss", [losses.squared, losses.logistic])
@@ -394,6 +405,9 @@ def test_a_finite_model_whatever_the_values(name, loss):
         ({"loss": losses.biweight(1.0)}, "loss must be a convex loss of bounded"),
         ({"loss": losses.absolute}, "loss must be a convex loss of bounded"),
         ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"epsilon": None}, "epsilon must be given where noise_multiplier is not"),
+        ({"noise_multiplier": 1.0}, "epsilon must be given where noise_multiplier is"),
+        ({"epsilon": None, "noise_multiplier": 0.0}, "noise_multiplier must be posi"),
         ({"delta": 0.0}, "delta must be strictly between 0 and 1"),
         ({"key": 0}, "key must be a single typed JAX key"),
         ({"data": np.ones(3)}, "data must be a pair"),

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.solvers import _recalibration
+from dpjax.solvers import _best_constant, _recalibration
+from dpjax.solvers._linear_model import _cleaned
+from dpjax.solvers._linear_problem import Problem, Records
 from dpjax.solvers._noisy_quantile import noisy_quantile
 from dpjax.solvers._recalibration import Predictor, recalibration
 
@@ -89,6 +91,63 @@ def test_finite_whatever_the_values(value):
     assert jnp.isfinite(shift)
 
 
+def every(*values):
+    """All combinations, each a float32 array."""
+    return [np.ravel(x).astype(np.float32) for x in np.meshgrid(*values)]
+
+
+def check_set(records, estimator, attained):
+    """Distances and norms as the code runs, and how close they come."""
+    held = np.asarray(jax.jit(jax.vmap(estimator.influence))(records), np.float64)
+    held = np.unique(held, axis=0)
+    rounded = 1 + 4 * 2.0**-24
+    assert np.linalg.norm(held, axis=1).max() <= rounded * estimator.radius
+    squares = np.sum(held**2, axis=1)
+    distances = squares[:, None] + squares[None] - 2 * held @ held.T
+    largest = math.sqrt(distances.max())
+    assert attained * estimator.diameter <= largest <= rounded * estimator.diameter
+    # One record of a mean, between any two of the most distant ones.
+    first, second = held[list(np.unravel_index(distances.argmax(), distances.shape))]
+    for num in (1, 7, 300):
+        means = [
+            estimator(np.float32(np.stack([x, *[held[0]] * (num - 1)])))
+            for x in (first, second)
+        ]
+        moved = np.linalg.norm(np.float64(means[0]) - np.float64(means[1]))
+        sensitivity = estimator.sensitivity(num, held.shape[1]).l2
+        assert 0.98 * largest / num <= moved <= sensitivity
+        assert sensitivity <= 1.01 * estimator.diameter / num
+
+
+ODD = [-3e38, -2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0, 3e38, np.nan, np.inf]
+
+
+@pytest.mark.parametrize("is_at_mean", [True, False])
+@pytest.mark.parametrize(
+    "loss", [losses.squared, losses.logistic, losses.huber(1.0), losses.poisson(5.0)]
+)
+def test_no_two_records_are_further_apart_than_the_noise_is_for(loss, is_at_mean):
+    scores, targets, offsets, weights = every(ODD, ODD[::2], ODD[1::2], [0, 0.4, 1])
+    given = Predictor(scores, jnp.zeros(()), targets, offsets, weights)
+    records = jax.jit(_recalibration._records, static_argnums=(0, 1))(
+        loss, is_at_mean, given, tuple(jnp.float32([1.0, 0.7, 0.6]))
+    )
+    attained = 0.99 if is_at_mean and loss is losses.squared else 0.5
+    check_set(records, _recalibration._RECORDS, attained)
+
+
+@pytest.mark.parametrize("name", ["classes", "weights", "exposures"])
+def test_no_two_records_of_a_constant_are_further_apart(name):
+    loss = losses.softmax(3) if name == "classes" else losses.squared
+    problem = Problem(loss, True, True, name == "exposures", None)
+    targets, offsets, weights = every(ODD, [*ODD, -30.0], [0, 0.3, 0.999, 1])
+    features = np.zeros((len(targets), 1), np.float32)
+    records = _cleaned(loss, None, Records(features, targets, offsets, weights), 1.0)
+    samples, estimator = _best_constant._samples(problem, records, jnp.float32(0.9))
+    assert samples.shape == (len(targets), 3 if name == "classes" else 2)
+    check_set(samples, estimator, 0.99)
+
+
 def test_releases_have_the_noise_that_is_paid(monkeypatch):
     of_sizes, of_means = [], []
 
@@ -106,9 +165,8 @@ def test_releases_have_the_noise_that_is_paid(monkeypatch):
             del samples
 
         def update(self, samples, state):
-            # Each of five numbers is within 1: sqrt(5) is counted by the estimator.
             assert samples.shape == (NUM, 5)
-            assert self.estimator.sensitivity(NUM, 5).l2 >= 2 * math.sqrt(5) / NUM
+            assert self.estimator.sensitivity(NUM, 5).l2 >= math.sqrt(12) / NUM
             return self.estimator(samples), state
 
     monkeypatch.setattr(_recalibration, "noisy_quantile", quantile)

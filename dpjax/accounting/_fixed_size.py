@@ -1,0 +1,123 @@
+"""Batches of fixed size, drawn without replacement, where a record is replaced.
+
+Let q be the batch size over n, s = e^epsilon >= 1, and P_1, P_1' the laws of a step
+whose batch holds the replaced record, in the two runs; where it does not, both have the
+same law P_0. The laws of a step are (1 - q) P_0 + q P_1 and (1 - q) P_0 + q P_1'. With
+s = 1 + q (s_0 - 1) and b = s / s_0, a number in [0, 1],
+
+    P - s P' = q (P_1 - s_0 ((1 - b) P_0 + b P_1')),
+
+since s_0 (1 - b) q = (s - 1)(1 - q) and s_0 b q = s q. So the hockey-stick divergence
+of order s is at most q times the mean, in 1 - b and b, of those of order s_0 from P_1
+to P_0 and to P_1'. Both compare batches in which one record is replaced: pair each
+batch that holds the record with the batch that has another instead. With mu = 1 /
+noise multiplier, d_mu the curve of the Gaussian (Balle, Wang 2018, Theorem 8),
+
+    h(epsilon) = q d_mu(log(1 + (e^epsilon - 1) / q)),    epsilon >= 0,            (1)
+
+bounds the divergence of a step (Balle, Barthe, Gaboardi 2018, Theorem 11), and as the
+relation is symmetric, 1 - e^epsilon (1 - h(-epsilon)) does for epsilon < 0.
+
+That curve, of s, is convex: it is that of the pair (R, Q), R = (1 - q) Q + q N(mu, 1)
+and Q = N(0, 1), for s >= 1, of (Q, R) for s < 1, and at s = 1 its slope goes up, from
+-R(x < mu/2) to -Q(x > mu/2). So it belongs to a pair of laws, which dominates a step,
+and T of them dominate T adaptive steps (Zhu, Dong, Wang 2022, Proposition 8 and Theorem
+10). Chords between points of the curve lie above it, and belong to discrete laws, which
+are composed (Doroshenko et al. 2022, Connect the dots).
+"""
+
+import math
+
+import numpy as np
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld.privacy_loss_distribution import (
+    PrivacyLossDistribution,
+    from_gaussian_mechanism,
+)
+
+from dpjax.accounting._gaussian import gaussian_delta, gaussian_epsilon
+
+# The probability of losses beyond the largest one that is told apart, and in how many
+# parts at most those below it are.
+_UNSEEN, _MOST_LOSSES = 1e-18, 100_000
+
+
+def one_step_epsilon(noise_multiplier: float, delta: float, prob: float) -> float:
+    """Returns the epsilon of one step with Gaussian noise: (1), solved for it."""
+    if delta >= prob:
+        return 0.0
+    inner = gaussian_epsilon(noise_multiplier, delta / prob, sensitivity=1.0)
+    if inner < 1:
+        raised = math.log1p(prob * math.expm1(inner))
+    else:  # neither e^inner nor inf - inf
+        raised = inner + math.log(prob + (1 - prob) * math.exp(-inner))
+    return raised * (1 + 1e-12)
+
+
+def step_losses(
+    noise_multiplier: float, prob: float, interval: float
+) -> PrivacyLossDistribution:
+    """Returns the privacy loss distribution of a pair that dominates a step.
+
+    Args:
+        noise_multiplier: stddev / l2 sensitivity, that of a batch where one record of
+            it is replaced.
+        prob: the share of the records that a batch holds.
+        interval: the spacing of the losses.
+    """
+    largest = one_step_epsilon(noise_multiplier, _UNSEEN, prob)
+    count = max(1, math.ceil(largest / interval))
+    epsilons = interval * np.arange(count + 1)
+    with np.errstate(over="ignore"):
+        raised = np.where(
+            epsilons < 1,
+            np.log1p(np.expm1(epsilons) / prob),
+            epsilons + np.log1p((prob - 1) * np.exp(-epsilons)) - math.log(prob),
+        )
+    above = np.minimum(prob * gaussian_delta(1 / noise_multiplier, raised), 1.0)
+    below = -np.expm1(-epsilons) + np.exp(-epsilons) * above
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots(
+        interval, np.arange(-count, count + 1), np.r_[below[:0:-1], above]
+    )
+    return PrivacyLossDistribution(pmf)
+
+
+def spacing(noise_multiplier: float, prob: float, other_multiplier: float) -> float:
+    """Returns a spacing of the losses of sampled steps: a wide one rounds up more.
+
+    Args:
+        noise_multiplier: of a step.
+        prob: the share of the records that a batch holds.
+        other_multiplier: of another Gaussian release beside the steps, or inf.
+    """
+    # The loss of a release spans about 1 / multiplier^2: this bounds time and memory.
+    # That of a sampled step may be much less, q of it, on average.
+    least = min(noise_multiplier, other_multiplier)
+    widest = 1e-4 * max(1.0, (0.5 / least) ** 2)
+    spread = prob * math.sqrt(math.expm1(min(noise_multiplier**-2, 700.0)))
+    largest = max(
+        one_step_epsilon(noise_multiplier, _UNSEEN, prob),
+        gaussian_epsilon(other_multiplier, _UNSEEN, sensitivity=1.0),
+    )
+    return min(widest, max(spread / 10, largest / _MOST_LOSSES))
+
+
+def run_losses(
+    noise_multiplier: float, prob: float, num_steps: int, other_multiplier: float
+) -> PrivacyLossDistribution:
+    """Returns the privacy losses of T steps, and of another Gaussian release.
+
+    Args:
+        noise_multiplier: of a step.
+        prob: the share of the records that a batch holds.
+        num_steps: T.
+        other_multiplier: of another Gaussian release beside the steps, or inf.
+    """
+    interval = spacing(noise_multiplier, prob, other_multiplier)
+    losses = step_losses(noise_multiplier, prob, interval).self_compose(num_steps)
+    if other_multiplier == math.inf:
+        return losses
+    other = from_gaussian_mechanism(
+        other_multiplier, value_discretization_interval=interval
+    )
+    return losses.compose(other)
