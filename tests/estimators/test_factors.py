@@ -271,6 +271,15 @@ def test_rows_of_one_place_are_added_up(num_rows):
     np.testing.assert_array_equal(rows.written_out(), expected[:, :num_rows])
 
 
+@pytest.mark.parametrize("num_rows", [7, 100])
+@pytest.mark.parametrize("num_read", [1, 6])
+def test_rows_outside_of_the_table_are_zero(num_read, num_rows):
+    places = jnp.asarray([[-1, num_rows, num_rows, 0, 1, 0]])[:, :num_read]
+    values = jnp.full((1, num_read, 2), jnp.nan).at[:, 3:].set(1.0)
+    rows = TableRows.of(places, values, num_rows=num_rows, build=lambda x: x)
+    assert rows.values.sum() == rows.written_out().sum() == 2 * max(num_read - 3, 0)
+
+
 def test_powers_of_two_are_exact():
     for dtype in (np.float32,):
         info = np.finfo(dtype)
