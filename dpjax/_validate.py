@@ -128,6 +128,18 @@ def bounded_estimator(value: Any) -> None:
     )
 
 
+def real(**trees: Any) -> None:
+    """Requires leaves of real numbers: no bound is stated for complex ones."""
+    for name, tree in trees.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            require(
+                not jnp.iscomplexobj(leaf),
+                name + jax.tree_util.keystr(path),
+                jnp.result_type(leaf),
+                "real: hold its real and imaginary parts as two arrays",
+            )
+
+
 def optax_params(params: Any) -> None:
     """Requires the parameters, which optax lets an update go without."""
     require(params is not None, "params", params, "given to update, as optax asks")

@@ -424,6 +424,8 @@ def test_bad_samples_are_named(estimator):
     ):
         with pytest.raises(ValueError, match=r"^samples must be"):
             estimator(bad)
+    with pytest.raises(ValueError, match=r"^samples\['x'\] must be real.*complex64"):
+        estimator({"x": jnp.ones((9, 2), jnp.complex64)})
     if getattr(estimator, "num_groups", 1) > 2:
         with pytest.raises(ValueError, match=r"^samples must be at least num_groups"):
             estimator(jnp.ones((2, 3)))
