@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._sharding import num_shares, psum, zeros
-from dpjax._tree import by_row, float_dtype, num_coordinates
+from dpjax._tree import by_row, like, num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
 from dpjax.estimators._digits import Digits
@@ -166,8 +166,12 @@ def proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:
     if is_concrete(normalize_by) or least == 0:
         check_rows_per_divisor(num_rows, normalize_by)
         return normalize_by
+    # As a float32 it is rounded, like n / 1.125: half precision would lie below that.
     divisor = jnp.asarray(normalize_by)
-    return jnp.maximum(divisor.astype(float_dtype(divisor)), least)
+    if divisor.dtype != jnp.float64:
+        divisor = divisor.astype(jnp.float32)
+    above = np.nextafter(np.float32(least), np.float32(np.inf))
+    return jnp.maximum(divisor, like(above, divisor))
 
 
 def _least_divisor(num_rows: int) -> float:
