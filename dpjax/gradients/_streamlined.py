@@ -13,7 +13,7 @@ from dpjax.gradients._program import evaluate
 
 
 def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns the same function with two of its operations spelled out.
+    """Returns the same function with two of its operations spelled out, wide indices.
 
     * The derivative of a convolution is one with its axes in another order: in the
       gradient of a kernel the channels stand in for the batch. XLA's CPU compiler
@@ -24,7 +24,8 @@ def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
       transpose. Multiplied out in the final order it can be fused into whatever reads
       it; else it is stored along the wrong axis, and copied.
 
-    The values are the same, to the rounding of a convolution. What stands inside a
+    The values are the same, to the rounding of a convolution, and but for gradients
+    that XLA loses by indices of few bits (see `_program`). What stands inside a
     loop, a branch or a `jax.checkpoint` of the function's own stays as it is, and so
     does what states its sharding.
     """

@@ -33,9 +33,7 @@ def assert_same(loss_fn, params, batch):
     estimator = Clipping(0.1)
 
     def both(params, batch):
-        # By an index of 8 bits XLA itself may lose a gradient.
-        wide = batch.astype(jnp.int32) if batch.dtype.itemsize == 1 else batch
-        grads = dpjax.per_sample_grad(loss_fn)(params, wide)
+        grads = dpjax.per_sample_grad(loss_fn)(params, batch)
         return dpjax.robust_grad(loss_fn, estimator)(params, batch), estimator(grads)
 
     pair = jax.jit(both, compiler_options=FAST_TO_COMPILE)(params, batch)
