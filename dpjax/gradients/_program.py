@@ -1,8 +1,8 @@
 """Programs computed equation by equation, some of them by other means.
 
 XLA compares an index with the length of an axis in the type of the index. In 8 or 16
-bits that length may be no number: a row may then lose its gradient without a word. So
-indices have 32 bits here, or those that they have where these are more.
+bits that length may be no number, and a row may lose its gradient without a word: such
+indices are given 32 bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,15 +20,11 @@ Place = tuple[int, ...]
 Rule = Callable[
     [Place, core.JaxprEqn, list[Any], Callable[[], Sequence[Any]]], Sequence[Any]
 ]
-# Which operands of an operation are indices.
+# Which operands of an operation are indices; of a scatter, the second one.
 INDICES = {
-    lax.gather_p: slice(1, None),
-    lax.dynamic_slice_p: slice(1, None),
-    lax.dynamic_update_slice_p: slice(2, None),
-    **dict.fromkeys((lax.scatter_p, lax.scatter_add_p, lax.scatter_sub_p), slice(1, 2)),
-    **dict.fromkeys(
-        (lax.scatter_mul_p, lax.scatter_min_p, lax.scatter_max_p), slice(1, 2)
-    ),
+    "gather": slice(1, None),
+    "dynamic_slice": slice(1, None),
+    "dynamic_update_slice": slice(2, None),
 }
 
 
@@ -63,7 +59,9 @@ def evaluate(
     for i, equation in enumerate(jaxpr.eqns):
         place = (*within, i)
         inputs = [read(atom) for atom in equation.invars]
-        indices = INDICES.get(equation.primitive, slice(0))
+        name = equation.primitive.name
+        is_scatter = name.startswith("scatter")
+        indices = slice(1, 2) if is_scatter else INDICES.get(name, slice(0))
         inputs[indices] = map(_wide, inputs[indices])
         with equation.ctx.manager:  # where and how it is to be computed
             if is_plain_jit(equation):
