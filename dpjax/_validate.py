@@ -131,13 +131,10 @@ def bounded_estimator(value: Any) -> None:
 def real(**trees: Any) -> None:
     """Requires leaves of real numbers: no bound is stated for complex ones."""
     for name, tree in trees.items():
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            require(
-                not jnp.iscomplexobj(leaf),
-                name + jax.tree_util.keystr(path),
-                jnp.result_type(leaf),
-                "real: hold its real and imaginary parts as two arrays",
-            )
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            is_real, path = not jnp.iscomplexobj(x), jax.tree_util.keystr(path)
+            rule = "real: split it into two arrays, its real and imaginary parts"
+            require(is_real, name + path, jnp.result_type(x), rule)
 
 
 def optax_params(params: Any) -> None:

@@ -140,6 +140,8 @@ class TableRows:
         build: Callable[[jax.Array], jax.Array],
     ) -> "TableRows":
         """Returns rows, those at the same place added up, those outside as zeros."""
+        if places.dtype.itemsize < 4:  # num_rows may be no number of 8 or 16 bits
+            places = places.astype(jnp.int32)
         is_inside = (places >= 0) & (places < num_rows)
         values = jnp.where(is_inside[..., None], as_float(values), 0)
         size = places.shape[1]

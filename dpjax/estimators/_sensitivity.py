@@ -163,10 +163,7 @@ def _largest_mean(limit, num_samples):
 
 
 def precise(x: Scalar) -> Scalar:
-    """Returns a Python float; a traced number in 32 bits or more.
-
-    Arithmetic in half precision would state a sensitivity up to 0.7 per cent too small.
-    """
+    """Returns a number in 32 bits or more: half precision may lose 0.7 per cent."""
     if _validate.is_concrete(x):
         return float(x)
     x = jnp.asarray(x)

@@ -20,11 +20,12 @@ Place = tuple[int, ...]
 Rule = Callable[
     [Place, core.JaxprEqn, list[Any], Callable[[], Sequence[Any]]], Sequence[Any]
 ]
-# Which operands of an operation are indices; of a scatter, the second one.
+# Which operands of an operation are indices; it may say more of itself after a hyphen.
 INDICES = {
     "gather": slice(1, None),
     "dynamic_slice": slice(1, None),
     "dynamic_update_slice": slice(2, None),
+    "scatter": slice(1, 2),
 }
 
 
@@ -59,9 +60,8 @@ def evaluate(
     for i, equation in enumerate(jaxpr.eqns):
         place = (*within, i)
         inputs = [read(atom) for atom in equation.invars]
-        name = equation.primitive.name
-        is_scatter = name.startswith("scatter")
-        indices = slice(1, 2) if is_scatter else INDICES.get(name, slice(0))
+        kind = equation.primitive.name.partition("-")[0]
+        indices = INDICES.get(kind, slice(0))
         inputs[indices] = map(_wide, inputs[indices])
         with equation.ctx.manager:  # where and how it is to be computed
             if is_plain_jit(equation):
