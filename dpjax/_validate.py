@@ -128,6 +128,15 @@ def bounded_estimator(value: Any) -> None:
     )
 
 
+def real(**trees: Any) -> None:
+    """Requires leaves of real numbers: no bound is stated for complex ones."""
+    for name, tree in trees.items():
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            is_real, path = not jnp.iscomplexobj(x), jax.tree_util.keystr(path)
+            rule = "real: split it into two arrays, its real and imaginary parts"
+            require(is_real, name + path, jnp.result_type(x), rule)
+
+
 def optax_params(params: Any) -> None:
     """Requires the parameters, which optax lets an update go without."""
     require(params is not None, "params", params, "given to update, as optax asks")

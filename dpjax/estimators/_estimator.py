@@ -86,8 +86,9 @@ class Estimator(abc.ABC):
             A pytree of leaves (...), float32 for half-precision samples.
 
         Raises:
-            ValueError: where leaves or mask disagree on n, normalize_by is not
-                positive or much smaller than n, or axis_name does not fit.
+            ValueError: where leaves or mask disagree on n, samples are complex,
+                normalize_by is not positive or much smaller than n, or axis_name does
+                not fit.
         """
         if isinstance(samples, SampleStream):
             return self.with_aux(

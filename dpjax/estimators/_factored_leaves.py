@@ -107,9 +107,9 @@ class TableRows:
     """A leaf of n samples: tables of zeros, but for a few rows.
 
     Attributes:
-        places: shape (n, t): where rows stand; those outside of the table count for
-            nothing. No place stands twice in a sample: see `of`.
-        values: the rows, shape (n, t, q).
+        places: shape (n, t), of a type that num_rows fits in: where rows stand. No
+            place stands twice in a sample: see `of`.
+        values: the rows, shape (n, t, q); zero where a place is outside of the table.
         num_rows: of a table.
         build: returns the leaf of a table (num_rows, q): its entries, in another order.
 
@@ -137,8 +137,12 @@ class TableRows:
         num_rows: int,
         build: Callable[[jax.Array], jax.Array],
     ) -> "TableRows":
-        """Returns rows of which some may stand at the same place: they are added up."""
-        values, size = as_float(values), places.shape[1]
+        """Returns rows, those at the same place added up, those outside as zeros."""
+        if places.dtype.itemsize < 4:  # num_rows may be no number of 8 or 16 bits
+            places = places.astype(jnp.int32)
+        is_inside = (places >= 0) & (places < num_rows)
+        values = jnp.where(is_inside[..., None], as_float(values), 0)
+        size = places.shape[1]
         order = jnp.arange(size, dtype=places.dtype)
 
         def once(places, values):

@@ -27,10 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._sharding import num_shares, psum, zeros
-from dpjax._tree import by_row, float_dtype, num_coordinates
+from dpjax._tree import by_row, like, num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
 from dpjax.estimators._digits import Digits
+from dpjax.estimators._entries import as_float
 from dpjax.estimators._rows import Rows, influence_shape
 
 FEW_ROWS = 4096  # up to so many rows any divisor is allowed, such as 1 for their sum
@@ -166,8 +167,10 @@ def proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:
     if is_concrete(normalize_by) or least == 0:
         check_rows_per_divisor(num_rows, normalize_by)
         return normalize_by
-    divisor = jnp.asarray(normalize_by)
-    return jnp.maximum(divisor.astype(float_dtype(divisor)), least)
+    # Half precision, and a float32 too, may round n / 1.125 down.
+    divisor = as_float(jnp.asarray(normalize_by))
+    above = np.nextafter(np.float32(least), np.float32(np.inf))
+    return jnp.maximum(divisor, like(above, divisor))
 
 
 def _least_divisor(num_rows: int) -> float:

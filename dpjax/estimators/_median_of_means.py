@@ -15,7 +15,7 @@ from dpjax.estimators import _fold
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._order_statistics import median
 from dpjax.estimators._rows import Rows
-from dpjax.estimators._sensitivity import Sensitivity, largest_ulp
+from dpjax.estimators._sensitivity import Sensitivity, largest_ulp, precise
 
 
 @register("inner")
@@ -86,7 +86,7 @@ class MedianOfMeans(Estimator):
             num_samples,
             f"at least num_groups = {self.num_groups}",
         )
-        group_size = num_samples // self.num_groups
+        group_size = precise(num_samples) // self.num_groups
         inner = self.inner.sensitivity(group_size, num_coordinates, relation)
         if self.limit is None:
             return inner

@@ -50,6 +50,8 @@ def coordinate_sensitivity(
     move all coordinates at once: l1 and l2 follow with factors d and sqrt(d).
     """
     _validate.count(num_coordinates=num_coordinates)
+    _validate.positive(num_samples=num_samples)
+    limit, num_samples = precise(limit), precise(num_samples)
     linf = _rounded_change(limit, num_samples, relation, sum_error_in_turn)
     return Sensitivity(num_coordinates * linf, math.sqrt(num_coordinates) * linf, linf)
 
@@ -69,6 +71,8 @@ def norm_sensitivity(
     rounding its coordinates to float32 moves each neighbour by 2^-24 of that norm.
     """
     _validate.count(num_coordinates=num_coordinates)
+    _validate.positive(num_samples=num_samples)
+    limit, num_samples = precise(limit), precise(num_samples)
     linf = _rounded_change(limit, num_samples, relation, sum_error, norm_error)
     if num_coordinates == 1:
         return Sensitivity(linf, linf, linf)
@@ -82,6 +86,7 @@ def norm_sensitivity(
 
 def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
     """Returns the float32 spacing just below the largest value of an estimate."""
+    limit, num_samples = precise(limit), precise(num_samples)
     xp = _numpy_for(limit, num_samples)
     mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
     exponent = xp.where(mantissa == 0.5, exponent - 1, exponent)
@@ -139,7 +144,6 @@ def _change_before_rounding(limit, num_samples, num_coordinates, relation, error
     _validate.require(
         influences > 0, "relation", relation, "REPLACE_ONE or ADD_OR_REMOVE_ONE"
     )
-    _validate.positive(num_samples=num_samples)
     # A block's sum is off by so much in each of two neighbours.
     is_known = _validate.is_concrete(num_samples)
     length = block_length(float(num_samples) if is_known else 1)
@@ -156,6 +160,14 @@ def _largest_mean(limit, num_samples):
     """The mean is clipped to this: batches under a small divisor may exceed limit."""
     xp = _numpy_for(limit, num_samples)
     return limit * xp.maximum(1.0, FEW_ROWS / num_samples)
+
+
+def precise(x: Scalar) -> Scalar:
+    """Returns a number in 32 bits or more: half precision may lose 0.7 per cent."""
+    if _validate.is_concrete(x):
+        return float(x)
+    x = jnp.asarray(x)
+    return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
 
 
 def maximum(a: Scalar, b: Scalar) -> Scalar:

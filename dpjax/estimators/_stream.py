@@ -57,7 +57,9 @@ class SampleStream:
 
     def read(self, start: Scalar, size: int) -> tuple[PyTree, PyTree]:
         """Returns samples and aux of rows `start` to `start + size - 1`."""
-        return self.make_samples(self.shared, self._rows(start, size))
+        samples, aux = self.make_samples(self.shared, self._rows(start, size))
+        _validate.real(samples=samples)
+        return samples, aux
 
     @property
     def read_factored(self) -> Callable[[Scalar, int], tuple[Any, PyTree]] | None:

@@ -9,6 +9,7 @@ from dpjax import _validate
 from dpjax._sharding import by_device, row_axes, varying, varying_axes
 from dpjax._types import LossFn, PyTree
 from dpjax.gradients._running_statistics import refuse_running_statistics
+from dpjax.gradients._streamlined import streamlined
 from dpjax.gradients._users import loss_of_users
 
 
@@ -39,7 +40,8 @@ def per_sample_grad(
         >>> print(per_sample_grad(loss_fn)(1.0, jnp.array([0.0, 3.0])))
         [ 1. -2.]
     """
-    grad = jax.grad(loss_of_users(loss_fn, has_aux=has_aux), has_aux=has_aux)
+    loss_fn = loss_of_users(loss_fn, has_aux=has_aux)
+    grad = streamlined(jax.grad(loss_fn, has_aux=has_aux))
 
     def on_device(params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         # With respect to replicated parameters `grad` would be a psum over devices.

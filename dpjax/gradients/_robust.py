@@ -36,8 +36,8 @@ def streamed_grad(
 
     Raises:
         ValueError: where microbatch_size is not a positive count; (from grad_fn) where
-            leaves of batch disagree on n, or params hold running statistics of
-            BatchNorm.
+            leaves of batch disagree on n, or params are complex or hold running
+            statistics of BatchNorm.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -113,7 +113,7 @@ def robust_grad(
         ValueError: where a size is not a positive count, leaves of batch disagree on n,
             or the estimator cannot take the batch; where axis_name is of no mesh, its
             devices do not divide n, or rows are known to be the same on all of them;
-            where params hold running statistics of BatchNorm;
+            where params are complex, or hold running statistics of BatchNorm;
             where user_ids are no integers of shape (n,), come without num_users or with
             a sharded batch. Never because of an id's value.
 
@@ -260,6 +260,7 @@ def _stream_fn(
 
     def grad_fn(params: PyTree, batch: PyTree) -> SampleStream:
         _validate.leading_size(batch, "batch")
+        _validate.real(params=params)
         refuse_running_statistics(params)
         return SampleStream(
             make_grads, params, batch, microbatch_size, make_grads.factored

@@ -13,7 +13,7 @@ from dpjax.gradients._program import evaluate
 
 
 def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns the same function with two of its operations spelled out.
+    """Returns the same function with some of its operations spelled out.
 
     * The derivative of a convolution is one with its axes in another order: in the
       gradient of a kernel the channels stand in for the batch. XLA's CPU compiler
@@ -23,8 +23,10 @@ def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     * The gradient of a dense layer is the outer product of two vectors, and its
       transpose. Multiplied out in the final order it can be fused into whatever reads
       it; else it is stored along the wrong axis, and copied.
+    * Indices of fewer than 32 bits are widened: XLA may lose a gradient by them (see
+      `_program`).
 
-    The values are the same, to the rounding of a convolution. What stands inside a
+    Other values are the same, to the rounding of a convolution. What stands inside a
     loop, a branch or a `jax.checkpoint` of the function's own stays as it is, and so
     does what states its sharding.
     """

@@ -116,10 +116,10 @@ class Lookup:
         """Returns the places of rows; those outside of the table are its length."""
         starts, size = inputs[1], self.shape[0]
         places = starts[..., 0].reshape(-1) if starts.ndim else starts[None]
+        nearest = jnp.clip(places, 0, size - 1)
         if self.is_clipped:
-            places = jnp.clip(places, 0, size - 1)
-        inside = (places >= 0) & (places < size)
-        return jnp.where(inside, places, size).astype(jnp.int32)
+            return nearest
+        return jnp.where(places == nearest, places, size)
 
     def cotangent(self, x: jax.Array) -> jax.Array:
         """Returns the cotangents of rows, shape (num_read, q)."""

@@ -19,7 +19,7 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
-from dpjax.estimators._fold import Rows
+from dpjax.estimators._fold import Rows, proven_divisor
 from tests import registry
 
 pytestmark = pytest.mark.optimized
@@ -424,6 +424,8 @@ def test_bad_samples_are_named(estimator):
     ):
         with pytest.raises(ValueError, match=r"^samples must be"):
             estimator(bad)
+    with pytest.raises(ValueError, match=r"^samples\['x'\] must be real.*complex64"):
+        estimator({"x": jnp.ones((9, 2), jnp.complex64)})
     if getattr(estimator, "num_groups", 1) > 2:
         with pytest.raises(ValueError, match=r"^samples must be at least num_groups"):
             estimator(jnp.ones((2, 3)))
@@ -449,6 +451,25 @@ def test_bad_divisors_are_named(estimator):
     for bad in (0, -1.0, np.nan, np.inf, 4000, jnp.float32(1.0)):
         with pytest.raises(ValueError, match=r"^normalize_by must be"):
             estimator(rows, normalize_by=bad)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32, float])
+@pytest.mark.parametrize("n", [4609, 5000, 2**24 + 3])
+def test_a_traced_divisor_is_raised_to_what_is_proven(n, dtype):
+    with jax.enable_x64(dtype is float):
+        raised = jax.jit(lambda x: proven_divisor(n, x))(jnp.asarray(1, dtype))
+    assert n / 1.125 <= float(raised) <= n / 1.125 * (1 + 2**-22)
+
+
+@each(ALL)
+def test_half_precision_rounds_no_sensitivity(estimator):
+    if estimator.limit is None:
+        return
+    stated = estimator.sensitivity(3984.0, 5)
+    for n in (np.float16(3984), jnp.bfloat16(3984)):
+        np.testing.assert_allclose(estimator.sensitivity(n, 5), stated, rtol=2e-6)
+        traced = jax.jit(lambda n: estimator.sensitivity(n, 5))(n)
+        np.testing.assert_allclose(traced, stated, rtol=2e-6)
 
 
 @each(ALL)

@@ -257,6 +257,22 @@ def test_sums_over_rows(n, in_turn):
     np.testing.assert_allclose(found, 1 + (x * w[:, None]).sum(axis=0), rtol=1e-6)
 
 
+@pytest.mark.parametrize("num_rows", [7, 100])
+@pytest.mark.parametrize("num_read", [1, 6])
+def test_rows_outside_of_the_table_are_zero(num_read, num_rows):
+    places = jnp.asarray([[-1, num_rows, num_rows, 0, 1, 0]])[:, :num_read]
+    values = jnp.full((1, num_read, 2), jnp.nan).at[:, 3:].set(1.0)
+    rows = TableRows.of(places, values, num_rows=num_rows, build=lambda x: x)
+    assert rows.values.sum() == rows.written_out().sum() == 2 * max(num_read - 3, 0)
+
+
+@pytest.mark.parametrize(("num_rows", "dtype"), [(256, jnp.uint8), (200, jnp.int8)])
+def test_places_of_8_bits(num_rows, dtype):
+    places, values = jnp.asarray([[1, 99, 1]], dtype), jnp.ones((1, 3, 2))
+    rows = TableRows.of(places, values, num_rows=num_rows, build=lambda x: x)
+    np.testing.assert_array_equal(rows.written_out()[0, [1, 99]], [[2, 2], [1, 1]])
+
+
 @pytest.mark.parametrize("num_rows", [7, 100])  # found in a table, and by pairs
 def test_rows_of_one_place_are_added_up(num_rows):
     places = jnp.asarray([[3, 0, 3, 5, 3, num_rows, num_rows], [0, 1, 2, 3, 4, 5, 6]])

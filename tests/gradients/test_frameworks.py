@@ -45,7 +45,7 @@ def linen_text(nn):
     class Text(nn.Module):
         @nn.compact
         def __call__(self, tokens):
-            x = nn.Embed(100, WIDTH)(tokens).mean(axis=0)
+            x = nn.Embed(256, WIDTH)(tokens).mean(axis=0)  # 256 is no uint8
             x = nn.gelu(nn.Dense(WIDTH)(nn.LayerNorm()(x)))
             return nn.Dense(10)(x)
 
@@ -64,7 +64,7 @@ def linen_image(nn):
 
 
 @pytest.mark.parametrize(
-    ("make", "batch"), [(linen_text, TOKENS), (linen_image, IMAGES)]
+    ("make", "batch"), [(linen_text, np.uint8(TOKENS)), (linen_image, IMAGES)]
 )
 def test_linen(make, batch):
     nn = pytest.importorskip("flax.linen", reason="needs flax")
@@ -85,7 +85,7 @@ def test_nnx():
 
     class Text(nnx.Module):
         def __init__(self, rngs):
-            self.embed = nnx.Embed(100, WIDTH, rngs=rngs)
+            self.embed = nnx.Embed(200, WIDTH, rngs=rngs)  # 200 is no int8
             self.mix = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
             self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
             self.hidden = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
@@ -108,12 +108,13 @@ def test_nnx():
         logits = nnx.merge(graph, params, rest)(tokens)
         return -jax.nn.log_softmax(logits)[3]
 
-    found = ways(loss_fn, params, TOKENS)
+    tokens = TOKENS.astype(jnp.int8)
+    found = ways(loss_fn, params, tokens)
     assert count(found, "embed", "table rows") == (1, 1)
     assert count(found, "hidden", "outer product") == (1, 2)
     assert count(found, "logits", "outer product") == (1, 2)
     assert count(found, "mix", "written out") == (2, 2)  # of five tokens
-    assert_same(loss_fn, params, TOKENS)
+    assert_same(loss_fn, params, tokens)
 
 
 def test_equinox():

@@ -38,6 +38,16 @@ def test_gradients_are_those_of_single_examples(batch):
     )
 
 
+@pytest.mark.parametrize("length", [129, 200, 300])
+def test_an_index_of_8_bits_finds_its_row(length):
+    def loss_fn(w, index):
+        return jnp.take(w, index, axis=0).sum()
+
+    w, batch = jnp.zeros((length, 2)), jnp.asarray([5], jnp.int8)
+    grads = jax.jit(per_sample_grad(loss_fn))(w, batch)
+    np.testing.assert_array_equal(grads[0], w.at[5].set(1.0))
+
+
 def test_aux_is_stacked(batch):
     def with_aux(params, example):
         return loss_fn(params, example), {"y": example["y"], "one": 1}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import dpjax
-from dpjax.estimators import Mean
+from dpjax.estimators import Clipping, Mean, Winsorization
 from dpjax.gradients._streamlined import streamlined
 
 FAST_TO_COMPILE = {"xla_backend_optimization_level": 0}
@@ -400,3 +400,85 @@ def test_robust_gradients_of_programs(program, microbatch_size):
         return loss_of(program)(params, example) + rest + jnp.sum(dropped**2)
 
     assert_mean_of_gradients(loss_fn, params, batch, microbatch_size=microbatch_size)
+
+
+# How rows of a table w are read, by indices i of shape (3,).
+MODES = ("clip", "fill", "promise_in_bounds")
+
+
+def gathered(mode, w, i):
+    numbers = lax.GatherDimensionNumbers((1,), (0,), (0,))
+    return lax.gather(w, i[:, None], numbers, (1, w.shape[1]), mode=mode)
+
+
+LOOKUPS = {
+    "index": lambda w, i: w[i],
+    "one index": lambda w, i: w[i[0]],
+    "take": lambda w, i: jnp.take(w, i, axis=0),
+    "wrap": lambda w, i: jnp.take(w, i, axis=0, mode="wrap"),
+    "slice": lambda w, i: lax.dynamic_index_in_dim(w, i[0]),
+    "slices": jax.vmap(lax.dynamic_index_in_dim, (None, 0)),
+    "shared": lambda w, i: jnp.take(w, i, axis=0) + jnp.take(w, i[::-1], axis=0),
+    "added to": lambda w, i: w.at[i].add(w[:3], mode="drop")[:4],
+    "one set": lambda w, i: w.at[i[0]].set(w[0], mode="clip"),
+    **{
+        f"get, {mode}": lambda w, i, mode=mode: w.at[i].get(mode=mode) for mode in MODES
+    },
+    **{f"gather, {mode}": partial(gathered, mode) for mode in MODES},
+}
+INDEX_TYPES = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+
+
+@st.composite
+def lookups(draw):
+    """How rows are read, of how many, by which indices, and types of floats."""
+    size = draw(st.sampled_from([5, 127, 128, 129, 200, 255, 256, 257, 300]))
+    info = np.iinfo(draw(st.sampled_from(INDEX_TYPES)))
+    edges = {0, 1, size - 1, size, size + 1, -1, -size, -size - 1, 127, 128, 255, 256}
+    edges |= {info.min, info.max, 2**31, 2**32, 2**32 + 1}
+    edges = [x for x in sorted(edges) if info.min <= x <= info.max]
+    index = st.sampled_from(edges) | st.integers(0, min(size - 1, info.max))
+    indices = draw(st.lists(index, min_size=12, max_size=12))
+    name = draw(st.sampled_from(list(LOOKUPS)))
+    dtypes = draw(st.sampled_from(FLOATS[2:])), draw(st.sampled_from(FLOATS))
+    return name, size, np.array(indices, info.dtype).reshape(4, 3), *dtypes
+
+
+@searched(quick=3, long=400)
+def test_rows_by_any_index(num_programs):
+    """Against gradients that are written out; and one record for another."""
+    estimators = Clipping(0.5), Winsorization(0.5), Mean()
+
+    def check(program):
+        name, size, indices, dtype, type_of_divisor = program
+        w, n = numbers((size, 2), dtype, 0), jnp.asarray(3, type_of_divisor)
+
+        def loss_fn(w, indices):
+            rows = LOOKUPS[name](w, indices)
+            each = jnp.arange(1, rows.size + 1, dtype=rows.dtype)
+            return jnp.sum(jnp.sin(rows.reshape(-1)) + each * rows.reshape(-1))
+
+        try:
+            jax.eval_shape(loss_fn, w, indices[0])
+        except OverflowError:  # by JAX: no index of this type is from the end
+            hypothesis.reject()
+
+        @partial(jax.jit, compiler_options=FAST_TO_COMPILE)
+        def means(batch, n):
+            grads = dpjax.per_sample_grad(loss_fn)(w, batch)
+            options = {"microbatch_size": 1, "normalize_by": n}
+            streamed = [
+                dpjax.robust_grad(loss_fn, x, **options)(w, batch) for x in estimators
+            ]
+            return streamed, [x(grads, normalize_by=n) for x in estimators]
+
+        pair = means(indices[:3], n), means(indices[[3, 1, 2]], n)
+        for found, expected in pair:
+            assert_equal(found, expected)
+        for estimator, *both in zip(estimators, pair[0][0], pair[1][0], strict=True):
+            stated, gap = estimator.sensitivity(n, w.size), np.subtract(*both)
+            assert np.linalg.norm(gap) <= stated.l2
+            assert np.abs(gap).max() <= stated.linf
+
+    search(check, lookups(), num_programs)

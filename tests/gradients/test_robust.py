@@ -271,6 +271,8 @@ def test_bad_arguments_are_named(batch):
     grad_fn = robust_grad(loss_fn, Clipping(1.0))
     with pytest.raises(ValueError, match="batch must be"):
         grad_fn(PARAMS, {"x": batch["x"], "y": batch["y"][:-1]})
+    with pytest.raises(ValueError, match=r"^params\['c'\] must be real.*complex64"):
+        grad_fn({**PARAMS, "c": jnp.ones(2, jnp.complex64)}, batch)
     with pytest.raises(ValueError, match="is_padding_example must be"):
         grad_fn(PARAMS, batch, jnp.zeros(N))
     with pytest.raises(ValueError, match="is_padding_example must be"):
