@@ -99,8 +99,9 @@ def dp_linear_model(
         the budget; radius, share_kept of the correlations, l2_clip_norms of weights and
         intercept in z; scale, by which the steps' weights are multiplied; with an
         intercept also constant, and target_size but for labels; with `max_features`
-        selected, the indices of their columns. An intercept alone has no steps, and
-        nothing that is of weights. All are released, or public.
+        selected, the indices of their columns in ascending order: the set is released,
+        not which of them came first. An intercept alone has no steps, and nothing that
+        is of weights. All are released, or public.
 
     Raises:
         ValueError: where an argument is out of its range, or shapes do not fit; before
