@@ -66,9 +66,17 @@ def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
     name = type(model).__name__
     if y is None:
         raise ValueError(f"{name} requires y to be passed, but the target y is None.")
-    column = column_or_1d(y, warn=True)
+    column = as_column(y)
     check_consistent_length(X, column)
     return column
+
+
+def as_column(y: Any) -> np.ndarray:
+    """Returns targets or labels as an array, shape (n,)."""
+    if isinstance(y, list | tuple):
+        # An array of text would hold all numbers of the list as text if one cell is.
+        y = np.asarray(y, object)
+    return column_or_1d(y, warn=True)
 
 
 def numbers_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:

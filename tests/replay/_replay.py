@@ -1,0 +1,338 @@
+"""Non-interference by replay: what a run shows beside what its mechanisms release.
+
+`Replay.record` keeps what every mechanism returns in a run on one data set. `replay`
+runs on a neighbour and hands out those very values. Whatever then differs is a release
+that no mechanism makes: everything that a reader can see must be equal to the bit. And
+the releases themselves must not move further than what was charged for them: `cost` is
+their sum in zCDP, with the draws of batches held fixed.
+
+The hooks lie where noise meets a value, in the modules that add it: a new solver that
+draws from `dpjax.mechanisms` is covered by itself. Three places add noise of their own
+to a value, or release labels; they have a hook each.
+
+Outside of the guarantee, hence not compared: what `dpjax check` prints, messages for
+the curator on stderr, and the refusal of a checkpoint whose table was changed.
+"""
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+from jax.experimental import io_callback
+
+from dpjax._types import REPLACE_ONE
+from dpjax.mechanisms import _additive, _peeling, _samplers, _selection, _smooth_noise
+from dpjax.models import _noisy_counts
+from dpjax.sklearn import _labels
+from dpjax.solvers import _objective_perturbation
+
+SLACK = 1 + 1e-4  # of float32 numbers, in what moves
+
+
+class Release:
+    """What a mechanism got and returned: kind, value, output, and scales of noise."""
+
+    def __init__(self, kind: str, value: Any, output: Any, scales: tuple):
+        self.kind, self.output = kind, output
+        self.value = value if kind == "labels" else _numbers(value)
+        self.scales = _numbers(scales)
+
+    def cost(self, other: "Release") -> float:
+        """Returns the zCDP by which two values can be told apart."""
+        return _COSTS[self.kind](self, other)
+
+
+class Replay:
+    """Records a run, and replays it on other data."""
+
+    def __init__(self):
+        self.recorded: list[Release] = []
+        self.made: list[Release] | None = None  # None: nobody listens
+        self.is_replay = False
+        self.faults: list[str] = []
+        self.is_muted = False  # while a function is traced whose release is hooked
+
+    def record(self, run: Callable[[], Any]) -> Any:
+        """Returns all that a run shows, and keeps what its mechanisms return."""
+        self.is_replay = False
+        shown = self._shown(run)
+        self.recorded = self.made or []
+        self.made = None
+        return shown
+
+    def replay(self, run: Callable[[], Any]) -> tuple[Any, list[float]]:
+        """Returns all that a run shows that gets the recorded values, and costs."""
+        self.is_replay, self.faults = True, []
+        shown = self._shown(run)
+        made, self.made = self.made or [], None
+        if self.faults:
+            raise AssertionError(self.faults[0])
+        assert len(made) == len(self.recorded), "another number of releases"
+        pairs = zip(self.recorded, made, strict=True)
+        return shown, [one.cost(other) for one, other in pairs]
+
+    def _shown(self, run: Callable[[], Any]) -> Any:
+        self.made = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                shown = seen(run())
+            except (Exception, SystemExit) as error:
+                shown = "raised", type(error).__name__, str(error)
+            jax.effects_barrier()
+        said = [(type(one.message).__name__, str(one.message)) for one in caught]
+        return shown, said
+
+    def handed(self, kind: str, value: Any, output: Any, *scales: Any) -> Any:
+        """Returns what is released: the output, or in a replay what was recorded."""
+        if self.is_muted:
+            return output
+        arguments = value, output, scales
+        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arguments)):
+            return self._hand(kind, *arguments)
+
+        @custom_vmap
+        def call(arguments):
+            like = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments[1]
+            )
+            return io_callback(partial(self._hand, kind), like, *arguments, ordered=True)
+
+        @call.def_vmap
+        def _(axis_size, in_batched, arguments):
+            whole = jax.tree.map(
+                lambda x, is_batched: (
+                    x if is_batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
+                ),
+                arguments,
+                in_batched[0],
+            )
+            return call(whole), jax.tree.map(lambda _: True, arguments[1])
+
+        return call(jax.tree.map(jnp.asarray, arguments))
+
+    def _hand(self, kind: str, value: Any, output: Any, scales: tuple) -> Any:
+        if self.made is None:
+            return output
+        place = len(self.made)
+        now = Release(kind, value, output, scales)
+        self.made.append(now)
+        if not self.is_replay:
+            return output
+        if place >= len(self.recorded):
+            self.faults.append("more releases than before")
+            return output
+        before = self.recorded[place]
+        if before.kind != kind or not _is_like(before.output, output):
+            self.faults.append(
+                f"release {place}: {kind} of another kind or shape than before"
+            )
+            return output
+        now.output = before.output
+        return before.output
+
+
+def installed(patch: Any) -> Replay:
+    """Returns a `Replay` with its hooks in place; `patch` is a pytest.MonkeyPatch."""
+    replay = Replay()
+
+    def hook(module, name, around):
+        patch.setattr(module, name, partial(around, getattr(module, name)))
+
+    def additive(noisy, sampler, key, value, scale):
+        kind = "gaussian" if sampler is _samplers.normal else "laplace"
+        output = noisy(sampler, key, value, scale)
+        return replay.handed(kind, value, output, scale)
+
+    def smooth(noisy, sampler, key, value, scale, sigma):
+        output = noisy(sampler, key, value, scale, sigma)
+        return replay.handed("smooth", value, output, scale)
+
+    def peeled(kind, peel, sparsity, key, vector, choice_scale, release_stddev):
+        output = peel(sparsity, key, vector, choice_scale, release_stddev)
+        value = _peeling._finite(vector)
+        return replay.handed(kind, value, output, choice_scale, release_stddev)
+
+    def chosen(scan, sampler, axes, key, score_fn, num_chunks, epsilon, width):
+        kind = "exponential" if sampler is _samplers.gumbel else "permute_and_flip"
+        output = scan(sampler, axes, key, score_fn, num_chunks, epsilon, width)
+        scores = jax.lax.map(score_fn, jnp.arange(num_chunks, dtype="int32"))
+        return replay.handed(kind, scores.ravel(), output, epsilon, width)
+
+    def counted(call, self, sums, sensitivity):
+        replay.is_muted = True
+        noisy, stddev = call(self, sums, sensitivity)
+        replay.is_muted = False
+        return replay.handed("gaussian", sums, noisy, stddev), stddev
+
+    def perturbed(release, *args):
+        # The release is the minimiser: its price is that of the objective's noise.
+        replay.is_muted = True
+        output = release(*args)
+        replay.is_muted = False
+        return replay.handed("objective", output, output)
+
+    def labelled(passing, key, counts, stddev, threshold):
+        # Labels in one of two data sets alone pass with a probability in delta.
+        replay.is_muted = True
+        output = frozenset(passing(key, counts, stddev, threshold))
+        replay.is_muted = False
+        released = replay.handed("labels", dict(counts), output, stddev)
+        return [label for label in counts if label in released]
+
+    hook(_additive, "_noisy", additive)
+    hook(_smooth_noise, "_noisy", smooth)
+    hook(_peeling, "_peel_once", partial(peeled, "peeling"))
+    hook(_peeling, "_peel_in_rounds", partial(peeled, "peeling in rounds"))
+    hook(_selection, "_scan", chosen)
+    hook(_objective_perturbation, "_release", perturbed)
+    hook(_labels, "passing", labelled)
+    method = _noisy_counts.Release.__call__
+    patch.setattr(_noisy_counts.Release, "__call__", lambda *x: counted(method, *x))
+    return replay
+
+
+def charged(privacy: Any) -> float | None:
+    """Returns the zCDP of a guarantee before amplification; None where none is told."""
+    return _rho(privacy.dp_event, privacy.relation)
+
+
+def _rho(event: dpa.DpEvent, relation: Any) -> float | None:
+    match event:
+        case dpa.ZCDpEvent():
+            return event.rho
+        case dpa.GaussianDpEvent():
+            return 0.5 / event.noise_multiplier**2
+        case dpa.LaplaceDpEvent():
+            return 0.5 / event.noise_multiplier**2
+        case dpa.RandomizedResponseDpEvent():
+            lies = event.noise_parameter / 2
+            return 0.5 * np.log((1 - lies) / lies) ** 2
+        case dpa.PoissonSampledDpEvent():
+            # In its convention replacing a record moves a sum by twice the norm.
+            unit = 4 if relation is REPLACE_ONE else 1
+            inner = _rho(event.event, relation)
+            return None if inner is None else unit * inner
+        case dpa.SampledWithoutReplacementDpEvent():
+            return _rho(event.event, relation)
+        case dpa.SelfComposedDpEvent():
+            inner = _rho(event.event, relation)
+            return None if inner is None else event.count * inner
+        case dpa.ComposedDpEvent():
+            parts = [_rho(one, relation) for one in event.events]
+            return None if None in parts else sum(parts)
+        case dpa.NoOpDpEvent():
+            return 0.0
+    return None
+
+
+def seen(x: Any) -> Any:
+    """Returns what a reader can see of a value: types, order, shapes and bytes."""
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    if isinstance(x, jax.Array | np.ndarray | np.generic):
+        array = np.asarray(x)
+        weak = getattr(x, "weak_type", None)
+        if array.dtype == object:
+            return "array", array.shape, [seen(one) for one in array.ravel()]
+        return type(x).__name__, str(array.dtype), array.shape, weak, array.tobytes()
+    if isinstance(x, dict):
+        return [(seen(name), seen(value)) for name, value in x.items()]
+    if isinstance(x, list | tuple):
+        return [type(x).__name__, *map(seen, x)]
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        fields = [(one.name, getattr(x, one.name)) for one in dataclasses.fields(x)]
+        return type(x).__name__, seen(dict(fields))
+    return type(x).__name__, repr(x)
+
+
+def _numbers(tree: Any) -> Any:
+    return [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)]
+
+
+def _is_like(one: Any, other: Any) -> bool:
+    if isinstance(one, frozenset):
+        return True
+    kinds = [
+        [(np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(tree)]
+        for tree in (one, other)
+    ]
+    return kinds[0] == kinds[1]
+
+
+def _moves(one: Release, other: Release) -> list[np.ndarray]:
+    # Equal infinities do not move.
+    pairs = zip(one.value, other.value, strict=True)
+    return [np.where(x == y, 0.0, x - y) for x, y in pairs]
+
+
+def _gaussian(one: Release, other: Release) -> float:
+    (stddev,) = one.scales
+    squares = sum(float(np.sum(x**2)) for x in _moves(one, other))
+    return 0.0 if squares == 0 else squares / (2 * float(np.max(stddev)) ** 2)
+
+
+def _laplace(one: Release, other: Release) -> float:
+    (scale,) = one.scales
+    size = sum(float(np.sum(np.abs(x))) for x in _moves(one, other))
+    return 0.0 if size == 0 else (size / float(np.max(scale))) ** 2 / 2
+
+
+def _choice(factor: float, one: Release, other: Release) -> float:
+    epsilon, width = one.scales
+    (moves,) = _moves(one, other)
+    spans = np.max(moves, axis=-1) - np.min(moves, axis=-1)
+    return float(np.sum((epsilon * spans / width) ** 2)) / factor
+
+
+def _peel(factors: tuple[float, float], one: Release, other: Release) -> float:
+    choice_scale, release_stddev = (float(np.max(x)) for x in one.scales)
+    (vector,), (changed,) = one.value, other.value
+    is_chosen = np.asarray(one.output) != 0
+    sizes = np.abs(vector) - np.abs(changed)
+    choice = is_chosen.sum() * (np.ptp(sizes) / choice_scale) ** 2 / factors[0]
+    moves = (vector - changed)[is_chosen]
+    if factors[1]:  # Laplace noise, by its standard deviation
+        scale = release_stddev / np.sqrt(2)
+        return float(choice + np.sum((moves / scale) ** 2) / 2)
+    return float(choice + np.sum((moves / release_stddev) ** 2) / 2)
+
+
+def _counts(one: Release, other: Release) -> float:
+    shared = one.value.keys() & other.value.keys()
+    squares = sum((one.value[x] - other.value[x]) ** 2 for x in shared)
+    return squares / (2 * float(one.scales[0]) ** 2)
+
+
+def _unknown(one: Release, other: Release) -> float:
+    """Proved and audited elsewhere: it is no sum of moves."""
+    return 0.0
+
+
+_COSTS: dict[str, Callable[[Release, Release], float]] = {
+    "gaussian": _gaussian,
+    "laplace": _laplace,
+    "exponential": partial(_choice, 8.0),
+    "permute_and_flip": partial(_choice, 2.0),
+    "peeling": partial(_peel, (8.0, 0.0)),
+    "peeling in rounds": partial(_peel, (2.0, 1.0)),
+    "labels": _counts,
+    "smooth": _unknown,
+    "objective": _unknown,
+}
+
+
+@contextlib.contextmanager
+def fresh_programs():
+    """Drops programs that were traced without hooks, and then those with them."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
