@@ -73,9 +73,8 @@ def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
 
 def as_column(y: Any) -> np.ndarray:
     """Returns targets or labels as an array, shape (n,)."""
-    if isinstance(y, list | tuple):
-        # An array of text would hold all numbers of the list as text if one cell is.
-        y = np.asarray(y, object)
+    if isinstance(y, list | tuple) and np.asarray(y).dtype.kind in "US":
+        y = np.asarray(y, object)  # else one text makes texts of all numbers
     return column_or_1d(y, warn=True)
 
 

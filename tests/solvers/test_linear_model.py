@@ -179,6 +179,7 @@ def test_few_of_many_features(intercept):
     assert found == set(np.asarray(solution.stats["selected"]).tolist())
 
 
+@pytest.mark.slow
 def test_the_order_of_chosen_features_says_nothing(key):
     # In the order of peeling's values odd columns came last on one table in 59 of 60
     # runs, and on its neighbour in 1 of 60: epsilon 2.96 at a claimed 0.1.

@@ -1,0 +1,153 @@
+"""Every solver shows nothing but what its mechanisms release, with every option."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import batching, estimators, losses, solvers
+from tests import registry
+from tests.replay import _replay
+
+D = 6
+
+
+def table(num_samples):
+    """Features and targets, as the registry's solvers take them."""
+    rng = np.random.default_rng(num_samples)
+    features = rng.standard_t(3, (num_samples, D)).astype(np.float32)
+    targets = (features[:, 0] + rng.standard_t(3, num_samples)).astype(np.float32)
+    return features, targets
+
+
+# What the first record becomes.
+NEIGHBOURS = {
+    "zeros": (0.0, 0.0),
+    "NaN": (np.nan, np.nan),
+    "infinities": (np.resize([np.inf, -np.inf], D), -np.inf),
+    "huge": (np.resize([3e38, -3e38, 1e30], D), -3e38),
+    "opposite": (np.resize([-1e6, 1e6], D), 1e6),
+    "tiny": (1e-38, -1e-45),
+    "target": (None, np.nan),
+}
+
+
+def neighbour(data, name):
+    """The table with another first record."""
+    features, targets = (np.array(x) for x in data)
+    row, target = NEIGHBOURS[name]
+    if row is not None:
+        features[0] = row
+    targets[0] = target
+    return features, targets
+
+
+def linear(loss="squared", **options):
+    def release(data, key, i):
+        features, targets = data
+        given = dict(options)
+        if given.pop("weights", False):
+            # The first record counts from not at all to too much.
+            ones = jnp.ones(len(targets) - 1, jnp.float32)
+            given["weights"] = jnp.concatenate([targets[:1], ones])
+            given["max_weight"] = 2.0
+        if given.pop("offsets", False):
+            given["offsets"] = features[:, 0]
+        return solvers.dp_linear_model(
+            loss, (features, targets), key=key, epsilon=0.5 + i, delta=1e-5, **given
+        )
+
+    return release
+
+
+def descent(estimator=estimators.Clipping(1.0), **options):
+    def release(data, key, i):
+        return solvers.dp_gradient_descent(
+            losses.squared,
+            jnp.zeros(D),
+            data,
+            key=key,
+            epsilon=1.0 + i,
+            delta=1e-5,
+            estimator=estimator,
+            learning_rate=0.1,
+            num_steps=4,
+            **options,
+        )
+
+    return release
+
+
+OPTIONS = {
+    "features": linear(max_features=4),
+    "features of classes": linear("logistic", max_features=3, intercept=2),
+    "one feature": linear(max_features=1),
+    "labels": linear("logistic", intercept=0),
+    "weights": linear(intercept=0, weights=True),
+    "labels, weights": linear("logistic", weights=True),
+    "outputs": linear(losses.softmax(3), intercept=5, weights=True),
+    "outputs, features": linear(losses.softmax(3), max_features=2),
+    "exposures": linear(losses.poisson(10.0), intercept=1, offsets=True),
+    "exposures, weights": linear(
+        losses.log_link(1.5), intercept=1, offsets=True, weights=True
+    ),
+    "offsets": linear(losses.huber(1.0), offsets=True),
+    "median of means": descent(
+        estimators.MedianOfMeans(estimators.Clipping(1.0), 3), averaging=True
+    ),
+    "adaptive": descent(
+        estimators.AdaptiveThreshold(estimators.Clipping(1.0), lower=0.1, upper=10.0)
+    ),
+    "normalised": descent(estimators.Normalization(0.1)),
+    "trimmed": descent(estimators.TrimmedMean(0.2, -1.0, 1.0)),
+    "poisson": descent(batching=batching.Poisson(5.0, capacity=20)),
+    "fixed size": descent(batching=batching.WithoutReplacement(5)),
+    "epochs": descent(batching=batching.ShuffledEpochs(5)),
+    "bins": descent(batching=batching.BallsInBins(4)),
+    "papers' mean": lambda data, key, i: solvers.dp_mean(
+        data[0], key=key, epsilon=1.0, delta=1e-5, moment_bound=2.0, calibration="paper"
+    ),
+}
+PRIVATE = {
+    name: part.make
+    for name, part in registry.SOLVERS.items()
+    if name != "robust_gradient_descent"  # protects nobody, and says so
+}
+CASES = PRIVATE | OPTIONS
+
+
+def refuse_interference(hooks, release, num_samples, names=tuple(NEIGHBOURS), i=0):
+    """Compares a run with those on neighbours, and what moves with what was charged."""
+    data, key = table(num_samples), jax.random.key(7)
+    guarantees = []
+
+    def run(data):
+        solution = release(jax.tree.map(jnp.asarray, data), jax.random.clone(key), i)
+        guarantees.append(solution.privacy)
+        return solution
+
+    shown = hooks.record(lambda: run(data))
+    for name in names:
+        other, costs = hooks.replay(lambda name=name: run(neighbour(data, name)))
+        assert other == shown, name
+        if guarantees:
+            price = _replay.charged(guarantees[0])
+            assert price is None or math.fsum(costs) <= price * _replay.SLACK, name
+    return shown
+
+
+@pytest.mark.quick(12)
+@pytest.mark.parametrize("name", CASES)
+def test_solvers_show_what_they_release(hooks, name):
+    num_samples = 320 if "aggregate" in name else 20
+    (kind, *_), said = refuse_interference(hooks, CASES[name], num_samples)
+    print(name, kind, _[:1], len(hooks.recorded), said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_samples", [1, 2, 1000])
+@pytest.mark.parametrize("name", CASES)
+def test_solvers_of_any_size_show_what_they_release(hooks, name, num_samples):
+    refuse_interference(hooks, CASES[name], num_samples)
