@@ -111,7 +111,8 @@ def score_privately(
         _validate.require(unit is not None, "scale", scale, "given, for this model")
         _validate.positive(scale=unit)
         unit = float(unit or 1.0)
-        known = np.nan_to_num(targets.astype(np.float64) / unit)
+        with np.errstate(over="ignore"):
+            known = np.nan_to_num(targets.astype(np.float64) / unit)
         loss, name = _loss_of(model)
         predict = partial(_in_units, unit=unit, is_logarithm=loss is not losses.squared)
     multiplier = noise_multiplier(epsilon, delta, num_steps=2)

@@ -88,7 +88,8 @@ def dp_linear_model(
         offsets: shape (n,), added to predictions: the logarithm of exposure under a log
             link. None: zeros.
         weights: shape (n,), how much records count, held to [0, max_weight] and NaN to
-            zero; means still divide by n. None: ones.
+            zero; means still divide by n. A record of weight zero changes no release.
+            None: ones.
         max_weight: the largest weight, public, positive.
         execution: how it runs: microbatches, callback, checkpoint. A callback sees the
             weights in z.
@@ -229,7 +230,7 @@ def _per_record(
     """Returns one number for each record, the default where there are none."""
     if values is None:
         return jnp.full_like(targets, default)
-    array = jnp.asarray(values)
+    array = jnp.asarray(_validate.arrays(values))
     _validate.require(
         array.shape == targets.shape and not jnp.iscomplexobj(array),
         name,
