@@ -73,8 +73,14 @@ def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
 
 def as_column(y: Any) -> np.ndarray:
     """Returns targets or labels as an array, shape (n,)."""
-    if isinstance(y, list | tuple) and np.asarray(y).dtype.kind in "US":
-        y = np.asarray(y, object)  # else one text makes texts of all numbers
+    if isinstance(y, list | tuple):
+        try:
+            held = np.asarray(y)
+            is_plain = held.ndim != 1 or held.dtype.kind not in "US"
+        except ValueError:  # cells of several lengths
+            is_plain = False
+        # Cell by cell, else one text makes texts of all numbers.
+        y = y if is_plain else np.fromiter(y, object, len(y))
     return column_or_1d(y, warn=True)
 
 

@@ -75,7 +75,7 @@ class Replay:
         made, self.made = self.made or [], None
         if self.faults:
             raise AssertionError(self.faults[0])
-        assert len(made) == len(self.recorded), "another number of releases"
+        assert len(made) == len(self.recorded), (len(made), shown)
         pairs = zip(self.recorded, made, strict=True)
         return shown, [one.cost(other) for one, other in pairs]
 
@@ -185,7 +185,7 @@ def installed(patch: Any) -> Replay:
         replay.is_muted = True
         output = frozenset(passing(key, counts, stddev, threshold))
         replay.is_muted = False
-        released = replay.handed("labels", dict(counts), output, stddev)
+        released = replay._hand("labels", dict(counts), output, (stddev,))
         return [label for label in counts if label in released]
 
     hook(_additive, "_noisy", additive)
