@@ -271,7 +271,8 @@ def _is_like(one: Any, other: Any) -> bool:
 def _moves(one: Release, other: Release) -> list[np.ndarray]:
     # Equal infinities do not move.
     pairs = zip(one.value, other.value, strict=True)
-    return [np.where(x == y, 0.0, x - y) for x, y in pairs]
+    with np.errstate(invalid="ignore"):
+        return [np.where(x == y, 0.0, x - y) for x, y in pairs]
 
 
 def _gaussian(one: Release, other: Release) -> float:
