@@ -16,6 +16,7 @@ the curator on stderr, and the refusal of a checkpoint whose table was changed.
 
 import contextlib
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -68,16 +69,23 @@ class Replay:
         self.made = None
         return shown
 
-    def replay(self, run: Callable[[], Any]) -> tuple[Any, list[float]]:
-        """Returns all that a run shows that gets the recorded values, and costs."""
+    def replay(self, run: Callable[[], Any], shown: Any, price: float | None) -> None:
+        """Compares a run that gets the recorded values with the one recorded.
+
+        Args:
+            run: on the neighbour.
+            shown: what `record` returned.
+            price: the most zCDP that the releases may move by; None: not known.
+        """
         self.is_replay, self.faults = True, []
-        shown = self._shown(run)
+        other = self._shown(run)
         made, self.made = self.made or [], None
-        if self.faults:
-            raise AssertionError(self.faults[0])
-        assert len(made) == len(self.recorded), (len(made), shown)
+        assert other == shown, f"it shows {_difference(shown, other)}"
+        assert not self.faults, self.faults[0]
+        assert len(made) == len(self.recorded), "it makes another number of releases"
         pairs = zip(self.recorded, made, strict=True)
-        return shown, [one.cost(other) for one, other in pairs]
+        cost = math.fsum(one.cost(other) for one, other in pairs)
+        assert price is None or cost <= price * SLACK, f"it moves {cost} of {price}"
 
     def _shown(self, run: Callable[[], Any]) -> Any:
         self.made = []
@@ -252,6 +260,16 @@ def seen(x: Any) -> Any:
         fields = [(one.name, getattr(x, one.name)) for one in dataclasses.fields(x)]
         return type(x).__name__, seen(dict(fields))
     return type(x).__name__, repr(x)
+
+
+def _difference(one: Any, other: Any) -> str:
+    """Returns the innermost values that differ, and no more."""
+    if type(one) is type(other) and isinstance(one, list | tuple):
+        if len(one) == len(other):
+            for x, y in zip(one, other, strict=True):
+                if x != y:
+                    return _difference(x, y)
+    return f"{str(one)[:300]} or {str(other)[:300]}"
 
 
 def _numbers(tree: Any) -> Any:

@@ -1,7 +1,5 @@
 """Every solver shows nothing but what its mechanisms release, with every option."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,7 +128,7 @@ PRIVATE = {
 CASES = PRIVATE | OPTIONS
 
 
-def refuse_interference(hooks, release, num_samples, names=tuple(NEIGHBOURS), most=math.inf):
+def refuse_interference(hooks, release, num_samples, names=tuple(NEIGHBOURS), most=None):
     """Compares a run with those on neighbours, and what moves with what was charged."""
     data, key = table(num_samples), jax.random.key(7)
     guarantees = []
@@ -143,13 +141,10 @@ def refuse_interference(hooks, release, num_samples, names=tuple(NEIGHBOURS), mo
         return solution
 
     shown = hooks.record(lambda: run(data))
+    price = _replay.charged(guarantees[0]) if guarantees else None
     for name in names:
-        other, costs = hooks.replay(lambda name=name: run(neighbour(data, name)))
-        assert other == shown, name
-        if guarantees:
-            price = _replay.charged(guarantees[0])
-            assert price is None or math.fsum(costs) <= price * _replay.SLACK, name
-            assert math.fsum(costs) <= most, name
+        other = neighbour(data, name)
+        hooks.replay(lambda other=other: run(other), shown, most or price)
     return shown
 
 
@@ -182,4 +177,4 @@ def test_solvers_of_any_size_show_what_they_release(hooks, name, num_samples):
 )
 def test_a_record_of_weight_zero_moves_no_release(hooks, options):
     release = linear(weights=True, weight=0.0, **options)
-    refuse_interference(hooks, release, 30, most=0.0)
+    refuse_interference(hooks, release, 30, most=1e-30)
