@@ -17,7 +17,10 @@ _NOTHING: Mapping[str, str] = {}
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """A console that takes every text as it is: names may hold brackets and colons."""
+    """A console that takes every text as it is: names may hold brackets and colons.
+
+    What goes to stderr is for the curator, and outside of the guarantee.
+    """
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 

@@ -160,7 +160,9 @@ def buy_scales(
         centers[away] = means * scales[away]
     if away.size:
         distances = np.where(is_known, columns - centers, 0.0)[:, away]
-        found, num_found, _ = _sizes(keys[2], distances, third, away.size, _QUANTILE_AWAY)
+        found, num_found, _ = _sizes(
+            keys[2], distances, third, away.size, _QUANTILE_AWAY
+        )
         found = np.where(num_found > 0, found, scales[away])
         scales[away] = np.maximum(found, _LEAST_SPREAD * scales[away])
         most[away] = _MOST_SCALES * scales[away]
@@ -213,7 +215,10 @@ def _sizes(
         sensitivity += math.sqrt(2 * num_columns) * 2 * ROUNDOFF * len(columns)
     stddev = sensitivity * noise_multiplier
     if is_counted is None:
-        noisy, num_counted = released(key, np.stack(counts), stddev), float(len(columns))
+        noisy, num_counted = (
+            released(key, np.stack(counts), stddev),
+            float(len(columns)),
+        )
     else:
         cells = np.append(np.stack(counts), np.count_nonzero(is_counted))
         *flat, num_counted = released(key, cells, stddev)

@@ -112,7 +112,9 @@ class Replay:
             like = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments[1]
             )
-            return io_callback(partial(self._hand, kind), like, *arguments, ordered=True)
+            return io_callback(
+                partial(self._hand, kind), like, *arguments, ordered=True
+            )
 
         @call.def_vmap
         def _(axis_size, in_batched, arguments):

@@ -32,7 +32,9 @@ def test_values_behind_the_order_of_features(hooks, monkeypatch):
         )
 
     monkeypatch.setattr(_feature_choice, "peeling", peeling)
-    refused(hooks, test_solvers.linear(max_features=1), "moves", names=("opposite", "huge"))
+    refused(
+        hooks, test_solvers.linear(max_features=1), "moves", names=("opposite", "huge")
+    )
 
 
 def test_a_number_that_is_not_released(hooks, monkeypatch):

@@ -13,8 +13,14 @@ import pytest
 from sklearn.base import is_classifier
 
 import dpjax.sklearn
-from dpjax.sklearn import DPLogisticRegression, DPMeanRegressor, _labels, score_privately
+from dpjax.sklearn import (
+    DPLogisticRegression,
+    DPMeanRegressor,
+    _labels,
+    score_privately,
+)
 from dpjax.sklearn._linear import total_noise
+from tests.replay import _replay
 
 PUBLIC = [getattr(dpjax.sklearn, name) for name in dpjax.sklearn.__all__]
 KINDS = {one.__name__: one for one in PUBLIC if inspect.isclass(one)}
@@ -25,9 +31,9 @@ def table(kind, num_samples):
     """Features in raw units, and targets or labels, an array of objects."""
     rng = np.random.default_rng(num_samples)
     features = np.c_[rng.normal(45, 15, num_samples), rng.lognormal(10, 1, num_samples)]
-    targets = 300 + 5 * features[:, 0] + rng.standard_t(3, num_samples)
+    targets = 0.3 + 0.005 * features[:, 0] + 0.001 * rng.standard_t(3, num_samples)
     if is_classifier(kind()):
-        targets = (targets > 500).astype(int)
+        targets = (targets > 0.5).astype(int)
     return features, targets
 
 
@@ -109,7 +115,7 @@ def options_of(kind):
     if "feature_ranges" in names:
         yield "feature_ranges", {"feature_ranges": {1: (0, 1e5)}}
     if "target_range" in names:
-        yield "target_range", {"target_range": (0, 1_000)}
+        yield "target_range", {"target_range": (0, 1)}
     if "classes" in names:
         yield "classes", {"classes": [0, 1, 2.5]}
 
@@ -155,7 +161,26 @@ def test_labels_show_nothing_of_their_container(hooks, classes, container):
     refuse_interference(hooks, make, 1_000, container=container)
 
 
-def test_labels_of_their_own_type_are_found(hooks, monkeypatch):
-    # Types and representatives were those of the whole column.
-    monkeypatch.setattr(_labels, "canonical", lambda label: None)
-    monkeypatch.setattr(_labels, "_is_known", lambda label: label is not None)
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_scores_show_what_they_release(hooks, kind):
+    features, targets = table(kind, 1_000)
+    model, baseline = kind(random_state=0, epsilon=4.0), DPMeanRegressor(random_state=0)
+    model.fit(features, targets), baseline.fit(features, targets)
+    first = NUMBERS | (LABELS if is_classifier(model) else {})
+
+    def run(cells=None, target=None):
+        rows, column = features.copy(), list(targets)
+        if target is not None or cells is not None:
+            rows[0] = rows[0] if cells is None else cells
+            column[0] = target
+        column = as_read(column, "array") if is_classifier(model) else column
+        beside = model if is_classifier(model) else baseline
+        return score_privately(model, rows, column, baseline=beside, random_state=1)
+
+    shown = hooks.record(run)
+    price = _replay.charged(run()[1])
+    for cells, target, _ in first.values():
+        hooks.replay(
+            lambda cells=cells, target=target: run(cells, target), shown, price
+        )

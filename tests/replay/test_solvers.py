@@ -128,7 +128,9 @@ PRIVATE = {
 CASES = PRIVATE | OPTIONS
 
 
-def refuse_interference(hooks, release, num_samples, names=tuple(NEIGHBOURS), most=None):
+def refuse_interference(
+    hooks, release, num_samples, names=tuple(NEIGHBOURS), most=None
+):
     """Compares a run with those on neighbours, and what moves with what was charged."""
     data, key = table(num_samples), jax.random.key(7)
     guarantees = []
@@ -156,8 +158,14 @@ def test_solvers_show_what_they_release(hooks, name):
     assert kind == "Solution"  # else nothing was compared
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_samples", [1, 2, 1000])
+@pytest.mark.parametrize(
+    "num_samples",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(2, marks=pytest.mark.audit),
+        pytest.param(1000, marks=pytest.mark.audit),
+    ],
+)
 @pytest.mark.parametrize("name", CASES)
 def test_solvers_of_any_size_show_what_they_release(hooks, name, num_samples):
     refuse_interference(hooks, CASES[name], num_samples)
