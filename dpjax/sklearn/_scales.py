@@ -126,8 +126,9 @@ def buy_scales(
         cells in a histogram each counts as min(1, sqrt(b/m)) in all of them: sqrt(b) in
         the l2 norm, and sqrt(2b) where another takes its place, and the rounding of
         sums. With weights the histograms also tell how many records have one above
-        zero. A row that another without weight replaces moves them by sqrt(b + 1), no
-        more than sqrt(2b). A mean of k numbers within ±1.5 moves by 3 sqrt(k) / n, and its rounding.
+        zero. If a row replaces a record of weight zero, that moves them by sqrt(b + 1)
+        together, no more than sqrt(2b). A mean of k numbers within ±1.5 moves by
+        3 sqrt(k) / n, and its rounding.
         Columns, and b, are told by the releases before.
     """
     num_samples, num_columns = columns.shape

@@ -14,7 +14,6 @@ Outside of the guarantee, hence not compared: what `dpjax check` prints, message
 the curator on stderr, and the refusal of a checkpoint whose table was changed.
 """
 
-import contextlib
 import dataclasses
 import math
 import warnings
@@ -45,6 +44,15 @@ class Release:
         self.kind, self.output = kind, output
         self.value = value if kind == "labels" else _numbers(value)
         self.scales = _numbers(scales)
+
+    def is_like(self, other: "Release") -> bool:
+        """Whether what is handed out may stand for the other's output."""
+        kinds = [
+            [(np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(one.output)]
+            for one in (self, other)
+            if one.kind != "labels"
+        ]
+        return self.kind == other.kind and kinds[:1] == kinds[1:]
 
     def cost(self, other: "Release") -> float:
         """Returns the zCDP by which two values can be told apart."""
@@ -109,45 +117,33 @@ class Replay:
 
         @custom_vmap
         def call(arguments):
-            like = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments[1]
-            )
-            return io_callback(
-                partial(self._hand, kind), like, *arguments, ordered=True
-            )
+            like = jax.tree.map(jax.typeof, arguments[1])
+            hand = partial(self._hand, kind)
+            return io_callback(hand, like, *arguments, ordered=True)
 
         @call.def_vmap
-        def _(axis_size, in_batched, arguments):
-            whole = jax.tree.map(
-                lambda x, is_batched: (
-                    x if is_batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
-                ),
-                arguments,
-                in_batched[0],
-            )
-            return call(whole), jax.tree.map(lambda _: True, arguments[1])
+        def _(size, in_batched, arguments):
+            def whole(x, is_batched):
+                return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+
+            released = call(jax.tree.map(whole, arguments, in_batched[0]))
+            return released, jax.tree.map(lambda _: True, released)
 
         return call(jax.tree.map(jnp.asarray, arguments))
 
     def _hand(self, kind: str, value: Any, output: Any, scales: tuple) -> Any:
         if self.made is None:
             return output
-        place = len(self.made)
         now = Release(kind, value, output, scales)
         self.made.append(now)
-        if not self.is_replay:
-            return output
-        if place >= len(self.recorded):
-            self.faults.append("more releases than before")
-            return output
-        before = self.recorded[place]
-        if before.kind != kind or not _is_like(before.output, output):
-            self.faults.append(
-                f"release {place}: {kind} of another kind or shape than before"
-            )
-            return output
-        now.output = before.output
-        return before.output
+        if self.is_replay:
+            place = len(self.made) - 1
+            before = self.recorded[place] if place < len(self.recorded) else None
+            if before is None or not before.is_like(now):
+                self.faults.append(f"release {place}, {kind}, is of another kind")
+                return output
+            now.output = before.output
+        return now.output
 
 
 def installed(patch: Any) -> Replay:
@@ -216,32 +212,27 @@ def charged(privacy: Any) -> float | None:
 
 
 def _rho(event: dpa.DpEvent, relation: Any) -> float | None:
+    parts: list[tuple[float, Any]] = []
     match event:
         case dpa.ZCDpEvent():
             return event.rho
-        case dpa.GaussianDpEvent():
-            return 0.5 / event.noise_multiplier**2
-        case dpa.LaplaceDpEvent():
+        case dpa.GaussianDpEvent() | dpa.LaplaceDpEvent():
             return 0.5 / event.noise_multiplier**2
         case dpa.RandomizedResponseDpEvent():
             lies = event.noise_parameter / 2
             return 0.5 * np.log((1 - lies) / lies) ** 2
         case dpa.PoissonSampledDpEvent():
             # In its convention replacing a record moves a sum by twice the norm.
-            unit = 4 if relation is REPLACE_ONE else 1
-            inner = _rho(event.event, relation)
-            return None if inner is None else unit * inner
+            parts = [(4.0 if relation is REPLACE_ONE else 1.0, event.event)]
         case dpa.SampledWithoutReplacementDpEvent():
-            return _rho(event.event, relation)
+            parts = [(1.0, event.event)]
         case dpa.SelfComposedDpEvent():
-            inner = _rho(event.event, relation)
-            return None if inner is None else event.count * inner
+            parts = [(event.count, event.event)]
         case dpa.ComposedDpEvent():
-            parts = [_rho(one, relation) for one in event.events]
-            return None if None in parts else sum(parts)
-        case dpa.NoOpDpEvent():
-            return 0.0
-    return None
+            parts = [(1.0, one) for one in event.events]
+    costs = [(times, _rho(part, relation)) for times, part in parts]
+    known = [times * cost for times, cost in costs if cost is not None]
+    return sum(known) if parts and len(known) == len(costs) else None
 
 
 def seen(x: Any) -> Any:
@@ -266,26 +257,15 @@ def seen(x: Any) -> Any:
 
 def _difference(one: Any, other: Any) -> str:
     """Returns the innermost values that differ, and no more."""
-    if type(one) is type(other) and isinstance(one, list | tuple):
-        if len(one) == len(other):
-            for x, y in zip(one, other, strict=True):
-                if x != y:
-                    return _difference(x, y)
+    if isinstance(one, list | tuple) and isinstance(other, type(one)):
+        pairs = zip(one, other, strict=False)
+        for x, y in [pair for pair in pairs if pair[0] != pair[1]][:1]:
+            return _difference(x, y)
     return f"{str(one)[:300]} or {str(other)[:300]}"
 
 
 def _numbers(tree: Any) -> Any:
     return [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)]
-
-
-def _is_like(one: Any, other: Any) -> bool:
-    if isinstance(one, frozenset):
-        return True
-    kinds = [
-        [(np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(tree)]
-        for tree in (one, other)
-    ]
-    return kinds[0] == kinds[1]
 
 
 def _moves(one: Release, other: Release) -> list[np.ndarray]:
@@ -349,11 +329,3 @@ _COSTS: dict[str, Callable[[Release, Release], float]] = {
     "smooth": _unknown,
     "objective": _unknown,
 }
-
-
-@contextlib.contextmanager
-def fresh_programs():
-    """Drops programs that were traced without hooks, and then those with them."""
-    jax.clear_caches()
-    yield
-    jax.clear_caches()

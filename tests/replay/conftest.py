@@ -1,5 +1,6 @@
 """The replay of mechanisms, for a file of tests."""
 
+import jax
 import pytest
 
 from tests.replay import _replay
@@ -13,5 +14,7 @@ def programs_of_replays(compiled_quickly):
 @pytest.fixture(scope="module")
 def hooks(programs_of_replays):
     """A `Replay`, its hooks in place for the whole file, so that programs are kept."""
-    with pytest.MonkeyPatch.context() as patch, _replay.fresh_programs():
+    with pytest.MonkeyPatch.context() as patch:
+        jax.clear_caches()  # they were traced without hooks
         yield _replay.installed(patch)
+    jax.clear_caches()

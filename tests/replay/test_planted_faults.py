@@ -1,5 +1,6 @@
 """Faults that were there, or might have been, planted again: the replay sees each."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -8,15 +9,16 @@ from dpjax.cli import _units
 from dpjax.sklearn import DPLogisticRegression, _labels
 from dpjax.solvers import _feature_choice, _linear_model
 from dpjax.transforms import _privatize
-from tests.replay import _replay, test_commands, test_sklearn, test_solvers
+from tests.replay import test_commands, test_sklearn, test_solvers
 from tests.replay.test_commands import commands  # noqa: F401  # a fixture
 
 
 @pytest.fixture(autouse=True)
 def programs_of_faults():
     """No program of a fault is used without it, nor one without it with it."""
-    with _replay.fresh_programs():
-        yield
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
 
 
 def refused(hooks, release, why, names):

@@ -67,7 +67,10 @@ def tick(step, params):
     TICKS.append(_replay.seen((step, params)))
 
 
-def descent(estimator=estimators.Clipping(1.0), **options):
+CLIPPING = estimators.Clipping(1.0)
+
+
+def descent(estimator=CLIPPING, **options):
     def release(data, key, i):
         TICKS.clear()
         solution = solvers.dp_gradient_descent(
