@@ -172,9 +172,22 @@ def leading_size(tree: Any, name: str) -> int:
     return shapes[0][0]
 
 
+def arrays(tree: Any) -> Any:
+    """Returns a tree with NumPy's arrays as JAX's.
+
+    A number beyond float32 is infinite there. NumPy's warning of it would tell of one
+    record, and is an exception under `python -W error`.
+    """
+    with np.errstate(over="ignore"):
+        return jax.tree.map(
+            lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree
+        )
+
+
 def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Requires (n, d) features and (n,) targets, real; returns them as float arrays."""
-    x, y = jnp.asarray(features), jnp.asarray(targets)
+    with np.errstate(over="ignore"):
+        x, y = jnp.asarray(features), jnp.asarray(targets)
     for name, array, ndim in (("features", x, 2), ("targets", y, 1)):
         require(
             array.ndim == ndim and array.size > 0 and not jnp.iscomplexobj(array),

@@ -91,6 +91,10 @@ def buy_ranges(
         "left out where the schema leaves no center and scale open",
     )
     numbers = {name: numbers_of(table.columns[name][~table.is_test]) for name in names}
+    weight = table.schema.weight
+    if weight is not None:  # a record of weight zero tells nothing of the ranges
+        shares = weight.shares(table.columns[weight.column])[~table.is_test]
+        numbers = {name: np.where(shares > 0, x, np.nan) for name, x in numbers.items()}
     target = numbers.pop(table.target, None)
     feature_key, target_key = jax.random.split(key)
     columns: dict[str, Numeric] = {}

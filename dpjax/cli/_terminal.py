@@ -30,6 +30,7 @@ def terminal(*, stderr: bool = False) -> Console:
     """A console that takes every text as it is: names may hold brackets and colons.
 
     But for control characters, which a name in a file may hold too: they are escaped.
+    What goes to stderr is for the curator, and outside of the guarantee.
     """
     return _Terminal(stderr=stderr, markup=False, emoji=False, highlight=False)
 

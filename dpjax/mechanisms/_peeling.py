@@ -39,16 +39,17 @@ def peeling(
         selection_scale: g, of the choice's noise, in units of v; non-negative, may be
             traced.
         release_stddev: sigma, in units of v; non-negative, may be traced. The papers'
-            one Laplace scale b is g = b and sigma = sqrt(2) b.
+            one Laplace scale b is g = b and sigma = sqrt(2) b. If it is infinite, the
+            set S alone is released: an entry is infinite on S, and zero elsewhere.
         noise: "gumbel" or "laplace".
 
     Returns:
         A vector of shape (d,) with at most s entries that are not zero.
 
     Raises:
-        ValueError: where key is no single typed key, a scale is negative or not finite,
-            vector is not a vector of floating point, sparsity is not in 1 to d, or
-            noise is unknown.
+        ValueError: where key is no single typed key, selection_scale is negative or not
+            finite, release_stddev is negative or NaN, vector is not a vector of
+            floating point, sparsity is not in 1 to d, or noise is unknown.
 
     Privacy:
         With linf sensitivity lam of v, rho-zCDP under the relation that lam is stated
@@ -77,9 +78,8 @@ def peeling(
     """
     _check(key, vector, sparsity)
     _validate.choice(PeelingNoise, noise=noise)
-    _validate.non_negative(
-        selection_scale=selection_scale, release_stddev=release_stddev
-    )
+    _validate.non_negative(selection_scale=selection_scale)
+    _validate.within(0.0, math.inf, release_stddev=release_stddev)
     peel = _peel_once if noise == "gumbel" else _peel_in_rounds
     return peel(sparsity, key, vector, selection_scale, release_stddev)
 
@@ -142,7 +142,9 @@ def _finite(vector: jax.Array) -> jax.Array:
 
 
 def _release(vector, v, chosen, scale, noise) -> jax.Array:
-    released = v[chosen] + _rounded_up(scale, v) * noise
+    scale = _rounded_up(scale, v)
+    # Infinite noise may be 0 times infinity, and its sign says nothing.
+    released = jnp.where(jnp.isinf(scale), jnp.inf, v[chosen] + scale * noise)
     sparse = jnp.zeros_like(v).at[chosen].set(released)
     return sparse.astype(jnp.result_type(vector))
 

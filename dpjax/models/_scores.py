@@ -203,7 +203,8 @@ def _mean_losses(
     loss: LinearLoss,
 ) -> list[Interval]:
     known = np.broadcast_to(targets, (2, len(targets)))
-    values = np.asarray(_excess(loss, jnp.asarray(scores), jnp.asarray(known)))
+    both = _validate.arrays((scores, known))
+    values = np.asarray(_excess(loss, *both))
     if loss.num_outputs > 1:  # what is no class has the largest loss
         values = np.where(is_class(known, loss.num_outputs), values, np.inf)
     bound = np.maximum(bounds, 1e-12)

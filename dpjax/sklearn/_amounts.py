@@ -10,7 +10,7 @@ from dpjax import _validate, losses
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.sklearn._linear import parameters
-from dpjax.sklearn._regressors import Unit, _Regressor, bought_unit
+from dpjax.sklearn._regressors import BEYOND, Unit, _Regressor, bought_unit
 
 
 class LogLinkRegressor(_Regressor):
@@ -32,13 +32,23 @@ class LogLinkRegressor(_Regressor):
         return max(low, 0.0), high
 
     def _in_unit(
-        self, targets: np.ndarray, *, key: Key, noise_multiplier: float
+        self,
+        targets: np.ndarray,
+        weights: np.ndarray | None,
+        *,
+        key: Key,
+        noise_multiplier: float,
     ) -> tuple[np.ndarray, Unit]:
         amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
         if self.target_range is None:
             unit = bought_unit(
-                amounts, key=key, noise_multiplier=noise_multiplier, is_centered=False
+                amounts,
+                weights,
+                key=key,
+                noise_multiplier=noise_multiplier,
+                is_centered=False,
             )
+            amounts = np.minimum(amounts, BEYOND)
         else:
             low, high = self._range()
             amounts, unit = np.clip(amounts, low, high), Unit(0.0, high, 0.0)

@@ -29,15 +29,18 @@ class DPLogisticRegression(ClassifierMixin, LinearEstimator):
     Args:
         epsilon: privacy of all that `fit` sets, positive.
         delta: privacy of all that `fit` sets, in (0, 1). None: n^-1.1.
-        classes: the labels, public: a list of at least two. None: they are bought, and
-            a class of few records is not seen.
+        classes: the labels, public: a list of at least two, of any type that has a
+            hash. None: they are released privately, and a class of few records is not
+            seen. Then labels are numbers or texts, each in one form: 1, 1.0 and True
+            are one label, the int 1, whatever array held it; text stays text. Others
+            are missing.
         feature_ranges: as of `DPLinearRegression`.
         max_weight: see there.
         random_state: see there.
 
     Attributes:
-        classes_: the labels, sorted. Where none is seen it holds one, the zero of their
-            type: 0, False or an empty string.
+        classes_: the labels, sorted: `classes` in its own type, or the released ones,
+            whose type follows from them alone. If none is seen, the int 0.
         coef_: coefficients in units of the features: of the log odds of `classes_[1]`,
             shape (1, d), or of each class, shape (K, d).
         intercept_: those where all features are zero, shape (1,) or (K,), not
@@ -82,7 +85,10 @@ class DPLogisticRegression(ClassifierMixin, LinearEstimator):
 
         Args:
             X: shape (n, d), numbers in any units.
-            y: shape (n,), labels: numbers, strings, or anything that has a hash.
+            y: shape (n,), labels: numbers or texts, and with `classes` all that has a
+                hash. A list keeps the types of its cells. What a reader of files makes
+                of a column is not covered: pandas turns a column of numbers into text
+                if one cell is text, so pass `classes` or read columns as declared.
             sample_weight: shape (n,), how much records count, or None.
 
         Returns:
@@ -157,7 +163,7 @@ class DPLogisticRegression(ClassifierMixin, LinearEstimator):
         return np.exp(self.predict_log_proba(X))
 
     def predict(self, X):
-        """Returns the likeliest class of each record, shape (n,)."""
+        """Returns the likeliest class of each record as in `classes_`, shape (n,)."""
         scores = self.decision_function(X)
         places = scores.argmax(axis=1) if scores.ndim == 2 else (scores > 0).astype(int)
         return self.classes_[places]

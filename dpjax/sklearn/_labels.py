@@ -1,6 +1,8 @@
 """The labels of classes: looked up among declared ones, or bought."""
 
+import decimal
 import math
+import numbers
 from typing import Any
 
 import numpy as np
@@ -24,21 +26,48 @@ def labels_share(num_samples: int, noise_multiplier: float) -> float:
     return min(max(noise**2, 0.01), 0.8)
 
 
+def canonical(label: Any) -> int | float | str | None:
+    """Returns the one form of a number or a text, None for what is neither.
+
+    1, 1.0 and True are one label, whatever type and container held it: numbers are
+    those of float64, whole ones below 2^53 an int. NaN is no label.
+    """
+    if isinstance(label, bytes):
+        label = label.decode("latin-1")
+    if isinstance(label, str):
+        return str.__str__(label).rstrip("\0")  # as arrays of text do
+    if not isinstance(label, numbers.Real | decimal.Decimal | np.bool_):
+        return None
+    try:
+        number = float(label)
+    except (OverflowError, ValueError):  # beyond float64, or a signalling NaN
+        return None
+    if number != number:
+        return None
+    is_whole = number.is_integer() and abs(number) < 2**53
+    return int(number) if is_whole else number
+
+
 def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
     """Returns the distinct labels and the index of each record's, -1 for a missing one.
 
-    Missing are None, NaN and all that does not equal itself, and what has no hash.
+    Numbers and texts come in their canonical form. Others that have a hash come as
+    (label,). None, NaN, and all that does not equal itself or has no hash are missing.
     """
-    if labels.dtype != object:
-        distinct, codes = np.unique(labels, return_inverse=True)
-        is_missing = distinct != distinct
-        return list(distinct[~is_missing]), np.where(is_missing[codes], -1, codes)
+    if labels.dtype.kind in "biuf":
+        labels = labels.astype(np.float64)
+    if labels.dtype.kind in "fUS":
+        found, codes = np.unique(labels, return_inverse=True)
+    else:
+        found, codes = labels.astype(object), np.arange(len(labels))
     places: dict[Any, int] = {}
-    codes = np.full(len(labels), -1)
-    for row, label in enumerate(labels):
-        if _is_known(label):
-            codes[row] = places.setdefault(label, len(places))
-    return list(places), codes
+    of_found = np.full(len(found), -1)
+    for row, label in enumerate(found):
+        form = canonical(label)
+        if form is not None or _is_known(label):
+            form = (label,) if form is None else form
+            of_found[row] = places.setdefault(form, len(places))
+    return list(places), of_found[codes]
 
 
 def declared(classes: Any) -> np.ndarray:
@@ -46,10 +75,10 @@ def declared(classes: Any) -> np.ndarray:
     array = np.asarray(classes)
     is_list = array.ndim == 1 and not isinstance(classes, str)
     _validate.require(is_list, "classes", classes, "a list of labels, or None")
-    distinct = _sorted(numbered(array)[0], array.dtype)
+    num_distinct = len(numbered(array)[0])
     rule = "at least two labels that differ, none of them missing"
-    _validate.require(len(distinct) == len(array) >= 2, "classes", classes, rule)
-    return distinct
+    _validate.require(num_distinct == len(array) >= 2, "classes", classes, rule)
+    return _sorted(array)
 
 
 def buy_labels(
@@ -62,8 +91,9 @@ def buy_labels(
     """Releases the labels of which more records than noise would show, sorted.
 
     Those whose count with Gaussian noise passes a threshold that a single record passes
-    with probability p only. Where none does, it is the zero of the labels' type: 0,
-    False or an empty string.
+    with probability p only. If none does, it is 0. Labels are numbers and texts in
+    their canonical form, and others are missing: so the types of the result follow
+    from the released labels alone, not from those of the other records.
 
     Args:
         key: a typed key.
@@ -85,38 +115,47 @@ def buy_labels(
         its neighbour one: e^epsilon p + delta.
     """
     distinct, codes = numbered(labels)
-    size = 2 ** math.ceil(math.log2(max(len(distinct), 1)))  # few programs
-    counts = np.bincount(codes[codes >= 0], minlength=size)
+    totals = np.bincount(codes[codes >= 0], minlength=len(distinct))
+    counts = {
+        label: count
+        for label, count in zip(distinct, totals, strict=True)
+        if not isinstance(label, tuple)
+    }
     stddev = math.sqrt(2) * noise_multiplier
     threshold = (1 - stddev * ROUNDED_UP * ndtri_exp(log_probability)) * ROUNDED_UP
-    found = released(key, counts, stddev)
-    passed = [label for label, n in zip(distinct, found, strict=False) if n > threshold]
-    if not passed:
-        passed = [np.zeros(1, labels.dtype)[0] if labels.dtype != object else ""]
-    return _sorted(passed, labels.dtype)
+    passed = passing(key, counts, stddev, threshold) or [0]
+    kinds = {type(label) for label in passed}
+    dtype = None if kinds <= {int, float} or kinds == {str} else object
+    return _sorted(np.array(passed, dtype))
+
+
+def passing(
+    key: Key, counts: dict[Any, int], stddev: float, threshold: float
+) -> list[Any]:
+    """Releases the labels whose noisy count passes the threshold."""
+    size = 2 ** math.ceil(math.log2(max(len(counts), 1)))  # few programs
+    padded = np.zeros(size)
+    padded[: len(counts)] = list(counts.values())
+    found = released(key, padded, stddev)
+    return [label for label, n in zip(counts, found, strict=False) if n > threshold]
 
 
 def indices(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Returns the index of each record's class, -1 for a label that is none of them."""
-    places = {label: place for place, label in enumerate(classes)}
+    forms, codes_of_classes = numbered(classes)
+    places = {forms[code]: place for place, code in enumerate(codes_of_classes)}
     distinct, codes = numbered(labels)
     of_distinct = np.array([places.get(label, -1) for label in distinct] + [-1])
     return of_distinct[codes]  # the last one for those that are missing
 
 
-def _sorted(labels: list, dtype: np.dtype) -> np.ndarray:
-    """Returns labels as an array, in their order, or in that of type and text."""
-    # The longest text of all records is in a dtype of text: it is made anew.
-    array = np.empty(len(labels), object if dtype.kind in "OUS" else dtype)
-    for place, label in enumerate(labels):
-        array[place] = label
-    if dtype.kind in "US":
-        array = array.astype(dtype.kind)
+def _sorted(labels: np.ndarray) -> np.ndarray:
+    """Returns labels in their order, or in that of type and text."""
     try:
-        return np.sort(array)
+        return np.sort(labels)
     except TypeError:
         order = sorted(range(len(labels)), key=lambda i: _type_and_text(labels[i]))
-        return array[order]
+        return labels[order]
 
 
 def _type_and_text(label: Any) -> tuple[str, str]:

@@ -80,6 +80,7 @@ class LinearEstimator(BaseEstimator):
                 scale_key,
                 features[:, is_open],
                 noise_multiplier=noise_multiplier / math.sqrt(share),
+                weights=weights,
             )
         for known, part in zip(standard, bought, strict=True):
             known[is_open] = part

@@ -92,7 +92,9 @@ class DPMeanRegressor(RegressorMixin, BaseEstimator):
         weights = _tables.weights_of(self, sample_weight, features)
         total = total_noise(epsilon, delta)
         key, target_key = jax.random.split(key)
-        targets, unit = in_unit(self, targets, key=target_key, noise_multiplier=total)
+        targets, unit = in_unit(
+            self, targets, weights, key=target_key, noise_multiplier=total
+        )
         samples = targets
         if weights is not None:
             shares = weights / self.max_weight

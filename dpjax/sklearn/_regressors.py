@@ -21,6 +21,7 @@ from dpjax.sklearn._scales import buy_scales, scales_share
 
 _LEAST_SHARE = 0.01  # of the budget, for the target's unit
 _LARGEST = 1e18  # targets are held within it: more than float32 can square
+BEYOND = 1e40  # in no bought unit less than that, and no quotient by one overflows
 
 
 class Unit(NamedTuple):
@@ -38,7 +39,12 @@ class Unit(NamedTuple):
 
 
 def bought_unit(
-    targets: np.ndarray, *, key: Key, noise_multiplier: float, is_centered: bool
+    targets: np.ndarray,
+    weights: np.ndarray | None,
+    *,
+    key: Key,
+    noise_multiplier: float,
+    is_centered: bool,
 ) -> Unit:
     """Buys the unit of the targets; without a centre that is zero."""
     share = scales_share(len(targets), 1, noise_multiplier, least=_LEAST_SHARE)
@@ -48,19 +54,30 @@ def bought_unit(
         key,
         targets[:, None],
         noise_multiplier=noise_multiplier / math.sqrt(share),
+        weights=weights,
         is_centered=is_centered,
     )
     return Unit(float(standard.centers[0]), float(standard.scales[0]), share)
 
 
 def in_unit(
-    model: Any, targets: np.ndarray, *, key: Key, noise_multiplier: float
+    model: Any,
+    targets: np.ndarray,
+    weights: np.ndarray | None,
+    *,
+    key: Key,
+    noise_multiplier: float,
 ) -> tuple[np.ndarray, Unit]:
     """Returns finite targets in their unit, about their centre, and that unit."""
     if model.target_range is None:
         unit = bought_unit(
-            targets, key=key, noise_multiplier=noise_multiplier, is_centered=True
+            targets,
+            weights,
+            key=key,
+            noise_multiplier=noise_multiplier,
+            is_centered=True,
         )
+        targets = np.clip(targets, -BEYOND, BEYOND)
     else:
         low, high = _tables.interval("target_range", model.target_range)
         unit = Unit((low + high) / 2, (high - low) / 2, 0.0)
@@ -106,7 +123,9 @@ class _Regressor(RegressorMixin, LinearEstimator):
         weights = _tables.weights_of(self, sample_weight, features)
         total = total_noise(epsilon, delta)
         key, target_key = jax.random.split(key)
-        targets, unit = self._in_unit(targets, key=target_key, noise_multiplier=total)
+        targets, unit = self._in_unit(
+            targets, weights, key=target_key, noise_multiplier=total
+        )
         coef, intercept = self._fit_linear(
             loss,
             features,
@@ -121,10 +140,17 @@ class _Regressor(RegressorMixin, LinearEstimator):
         return self
 
     def _in_unit(
-        self, targets: np.ndarray, *, key: Key, noise_multiplier: float
+        self,
+        targets: np.ndarray,
+        weights: np.ndarray | None,
+        *,
+        key: Key,
+        noise_multiplier: float,
     ) -> tuple[np.ndarray, Unit]:
         """Returns finite targets in their unit."""
-        return in_unit(self, targets, key=key, noise_multiplier=noise_multiplier)
+        return in_unit(
+            self, targets, weights, key=key, noise_multiplier=noise_multiplier
+        )
 
     def _set(self, coef: np.ndarray, intercept: float, unit: Unit) -> None:
         """Sets coefficients in the user's units."""

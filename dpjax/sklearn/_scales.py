@@ -16,6 +16,7 @@ from dpjax.mechanisms import gaussian
 
 # Bins [2^j, 2^(j+1)) of |x|, beyond which a number counts in the nearest.
 _FIRST, _LAST = -30, 50
+_BEYOND = 2.0**60  # numbers are held within it: no quotient by a size overflows
 _WINDOW = 3  # bins together: three quarters of a normal law are in three
 # One of all windows passes for one with records once in twenty fits.
 _FALSE = 0.05
@@ -29,6 +30,7 @@ _RECENTERED = 0.5  # a column whose mean is so many sizes away from zero
 _LEAST_SPREAD = 1 / 64  # in sizes: what is nearly constant is not blown up
 # Of the number of cells that are not zero, sizes, means, and distances from the means.
 _SHARES = (0.05, 0.45, 0.3, 0.2)
+_LEAST_COUNTED = 0.05  # of records, which have a weight above zero
 _MOST_DENSE = 0.05  # of rows, which may have more cells that are not zero
 _MOST_SHARE = 0.35  # of the budget
 _FEWEST_RELEASED = 256  # at once, with zeros at the end
@@ -89,7 +91,12 @@ def scales_share(
 
 
 def buy_scales(
-    key: Key, columns: np.ndarray, *, noise_multiplier: float, is_centered: bool = True
+    key: Key,
+    columns: np.ndarray,
+    *,
+    noise_multiplier: float,
+    weights: np.ndarray | None = None,
+    is_centered: bool = True,
 ) -> Standard:
     """Releases a centre and a scale of every column.
 
@@ -110,27 +117,37 @@ def buy_scales(
         key: a typed key.
         columns: shape (n, k), float64, k at least 1.
         noise_multiplier: of all releases together.
+        weights: shape (n,), or None. A record of weight zero changes no release: its
+            cells are missing, and it is none of the records of which these are shares.
         is_centered: whether centres are sought; else the last two are left out.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one. A row with m
         cells in a histogram each counts as min(1, sqrt(b/m)) in all of them: sqrt(b) in
         the l2 norm, and sqrt(2b) where another takes its place, and the rounding of
-        sums. A mean of k numbers within ±1.5 moves by 3 sqrt(k) / n, and its rounding.
+        sums. With weights the histograms also tell how many records have one above
+        zero. If a row replaces a record of weight zero, that moves them by sqrt(b + 1)
+        together, no more than sqrt(2b). A mean of k numbers within ±1.5 moves by
+        3 sqrt(k) / n, and its rounding.
         Columns, and b, are told by the releases before.
     """
     num_samples, num_columns = columns.shape
     is_known = np.isfinite(columns)
-    columns = np.where(is_known, columns, 0.0)
+    is_counted = None if weights is None else weights > 0
+    if is_counted is not None:
+        is_known &= is_counted[:, None]
+    columns = np.clip(np.where(is_known, columns, 0.0), -_BEYOND, _BEYOND)
     keys = jax.random.split(key, 4)
     dense, first, second, third = (
         noise_multiplier / math.sqrt(share) for share in _SHARES
     )
     most_cells = 1.0 if num_columns == 1 else _most_cells(keys[3], columns, dense)
-    scales, num_seen = _sizes(keys[0], columns, first, most_cells, _QUANTILE)
+    scales, num_seen, num_counted = _sizes(
+        keys[0], columns, first, most_cells, _QUANTILE, is_counted
+    )
     most = np.where(num_seen > 0, _MOST_SCALES * scales, 1.0)
     centers = np.zeros(num_columns)
-    away = np.flatnonzero((num_seen > num_samples / 2) & is_centered)
+    away = np.flatnonzero((num_seen > num_counted / 2) & is_centered)
     if away.size:
         held = np.clip(columns[:, away] / scales[away], -_MOST_MEAN, _MOST_MEAN)
         # The mean is rounded in float64, and as it is passed to the mechanism.
@@ -138,12 +155,15 @@ def buy_scales(
         means = released(
             keys[1], held.mean(axis=0), second * math.sqrt(away.size) * moved
         )
+        means = means * (num_samples / num_counted)
         is_away = np.abs(means) > _RECENTERED
         away, means = away[is_away], means[is_away]
         centers[away] = means * scales[away]
     if away.size:
         distances = np.where(is_known, columns - centers, 0.0)[:, away]
-        found, num_found = _sizes(keys[2], distances, third, away.size, _QUANTILE_AWAY)
+        found, num_found, _ = _sizes(
+            keys[2], distances, third, away.size, _QUANTILE_AWAY
+        )
         found = np.where(num_found > 0, found, scales[away])
         scales[away] = np.maximum(found, _LEAST_SPREAD * scales[away])
         most[away] = _MOST_SCALES * scales[away]
@@ -175,10 +195,11 @@ def _sizes(
     noise_multiplier: float,
     most_cells: float,
     quantile: float,
-) -> tuple[np.ndarray, np.ndarray]:
+    is_counted: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, float]:
     """Releases a size of |x| in each column, and about how many records have it.
 
-    Where none is seen these are 1 and 0.
+    Where none is seen these are 1 and 0. The third is how many records count at all.
     """
     num_columns = columns.shape[1]
     exponents = np.clip(np.frexp(columns)[1] - 1, _FIRST, _LAST) - _FIRST
@@ -194,7 +215,16 @@ def _sizes(
     if most_cells < num_columns:  # Sums of shares are rounded; counts are exact.
         sensitivity += math.sqrt(2 * num_columns) * 2 * ROUNDOFF * len(columns)
     stddev = sensitivity * noise_multiplier
-    noisy = released(key, np.stack(counts), stddev)
+    if is_counted is None:
+        noisy, num_counted = (
+            released(key, np.stack(counts), stddev),
+            float(len(columns)),
+        )
+    else:
+        cells = np.append(np.stack(counts), np.count_nonzero(is_counted))
+        *flat, num_counted = released(key, cells, stddev)
+        noisy = np.reshape(flat, (num_columns, num_bins))
+        num_counted = min(max(num_counted, _LEAST_COUNTED * len(columns)), len(columns))
     windows = np.lib.stride_tricks.sliding_window_view(noisy, _WINDOW, axis=1)
     sums = windows.sum(axis=2)
     best, num_seen = np.argmax(sums, axis=1), sums.max(axis=1)
@@ -207,7 +237,8 @@ def _sizes(
     inside, up_to = (x[np.arange(num_columns), places] for x in (kept, below))
     steps = 1 - (up_to - wanted) / np.maximum(inside, 1e-9)
     sizes = np.exp2(_FIRST + places + steps)
-    return np.where(is_seen, sizes, 1.0), np.where(is_seen, num_seen, 0.0)
+    num_seen = np.where(is_seen, num_seen, 0.0)
+    return np.where(is_seen, sizes, 1.0), num_seen, num_counted
 
 
 def released(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:

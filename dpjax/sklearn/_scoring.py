@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 from sklearn.base import is_classifier
 from sklearn.pipeline import Pipeline
-from sklearn.utils.validation import check_consistent_length, column_or_1d
+from sklearn.utils.validation import check_consistent_length
 
 from dpjax import _validate, losses
 from dpjax._default_delta import default_delta
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.models import PrivateScores, private_scores
 from dpjax.sklearn._amounts import LogLinkRegressor
-from dpjax.sklearn._tables import key_of
+from dpjax.sklearn._labels import indices
+from dpjax.sklearn._tables import as_column, key_of
 
 _MOST_LOG_ODDS = 50.0
 _LEAST_MEAN = 1e-9  # in units of the target
@@ -88,7 +89,7 @@ def score_privately(
         queries", Theorem 4, for parallel composition.
     """
     _validate.positive(epsilon=epsilon)
-    targets = column_or_1d(y)
+    targets = as_column(y)
     check_consistent_length(X, targets)
     num_samples = len(targets)
     delta = default_delta(num_samples) if delta is None else delta
@@ -110,7 +111,8 @@ def score_privately(
         _validate.require(unit is not None, "scale", scale, "given, for this model")
         _validate.positive(scale=unit)
         unit = float(unit or 1.0)
-        known = np.nan_to_num(targets.astype(np.float64) / unit)
+        with np.errstate(over="ignore"):
+            known = np.nan_to_num(targets.astype(np.float64) / unit)
         loss, name = _loss_of(model)
         predict = partial(_in_units, unit=unit, is_logarithm=loss is not losses.squared)
     multiplier = noise_multiplier(epsilon, delta, num_steps=2)
@@ -139,12 +141,8 @@ def _check_classes(baseline: Any, classes: np.ndarray) -> None:
 
 def _labels_of(targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Returns +1 and -1 of two classes, and the index of more, -1 for none of them."""
-    if len(classes) == 2:
-        return np.where(targets == classes[1], 1.0, -1.0)
-    found = np.full(len(targets), -1)
-    for index, label in enumerate(classes):
-        found[targets == label] = index
-    return found
+    found = indices(targets, classes)
+    return np.where(found == 1, 1.0, -1.0) if len(classes) == 2 else found
 
 
 def _loss_of(model: Any) -> tuple[losses.LinearLoss, str]:

@@ -66,9 +66,22 @@ def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
     name = type(model).__name__
     if y is None:
         raise ValueError(f"{name} requires y to be passed, but the target y is None.")
-    column = column_or_1d(y, warn=True)
+    column = as_column(y)
     check_consistent_length(X, column)
     return column
+
+
+def as_column(y: Any) -> np.ndarray:
+    """Returns targets or labels as an array, shape (n,)."""
+    if isinstance(y, list | tuple):
+        try:
+            held = np.asarray(y)
+            is_plain = held.ndim != 1 or held.dtype.kind not in "US"
+        except ValueError:  # cells of several lengths
+            is_plain = False
+        # Cell by cell, else one text makes texts of all numbers.
+        y = y if is_plain else np.fromiter(y, object, len(y))
+    return column_or_1d(y, warn=True)
 
 
 def numbers_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:

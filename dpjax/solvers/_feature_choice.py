@@ -34,7 +34,7 @@ def choose_features(
     noise_multiplier: float,
     execution: Execution,
 ) -> jax.Array:
-    """Releases the indices of features, shape (num_chosen,), all different.
+    """Releases a set of features: their indices in ascending order, (num_chosen,).
 
     The score of a feature is the size of its gradient: the mean of feature times slope
     of the loss, clipped. The first half is chosen at zero weights, the rest at a model
@@ -75,7 +75,8 @@ def choose_features(
     )
     predictions = part.features @ params["weights"] + params.get("intercept", 0.0)
     second = choose(num_chosen - first, records, predictions, chosen, second_key)
-    return jnp.concatenate([chosen, second])
+    # The set is released. The order within it would say more than what was charged.
+    return jnp.sort(jnp.concatenate([chosen, second]))
 
 
 def _outputs(problem: Problem) -> tuple[int, ...]:
@@ -94,7 +95,9 @@ def _choose(
     size_multiplier: Scalar,
     rho: Scalar,
 ) -> jax.Array:
-    """Releases the indices of the largest mean products, but for those taken.
+    """Releases which features have the largest mean products, but for those taken.
+
+    The indices come in ascending order.
 
     One record moves each score by at most D, so each of k choices by the exponential
     mechanism, as one draw of Gumbel noise makes them all, is (e^2/8)-zCDP with noise of
@@ -135,7 +138,6 @@ def _choose(
         scores[free],
         sparsity=num_chosen,
         selection_scale=bound * jnp.sqrt(num_chosen / (2 * rho)) * ROUNDED_UP,
-        # Only what is chosen is used, and noise leaves no chosen entry at zero.
-        release_stddev=bound,
+        release_stddev=jnp.inf,  # the set alone
     )
-    return free[jax.lax.top_k(jnp.abs(noisy), num_chosen)[1]]
+    return free[jnp.flatnonzero(noisy, size=num_chosen)]

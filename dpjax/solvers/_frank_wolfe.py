@@ -107,6 +107,7 @@ def dp_frank_wolfe(
     _validate.delta(delta)
     _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
+    data = _validate.arrays(data)
     num_samples = _validate.leading_size(data, "data")
     check_start(constraint, params)
     is_disjoint = delta == 0 or calibration == "paper"

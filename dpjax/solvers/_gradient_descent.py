@@ -156,6 +156,7 @@ def dp_gradient_descent(
     """
     check_budget(epsilon, delta)
     _validate.typed_key(key)
+    data = _validate.arrays(data)
     num_samples = _validate.leading_size(data, "data")
     num_steps, batching = _steps(
         num_samples, num_steps, batching, epsilon=epsilon, delta=delta
@@ -250,6 +251,7 @@ def robust_gradient_descent(
     Reference:
         Holland (2019), as cited by Wang, Xiao, Devadas, Xu (2020), Section 6.
     """
+    data = _validate.arrays(data)
     num_samples = _validate.leading_size(data, "data")
     # Without a budget to say how rare overflow must be, a Poisson batch takes 1e-5.
     num_steps, batching = _steps(

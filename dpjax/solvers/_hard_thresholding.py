@@ -97,6 +97,7 @@ def dp_iterative_hard_thresholding(
     _validate.typed_key(key)
     check_sparsity(sparsity, params)
     _validate.bounded_estimator(estimator)
+    data = _validate.arrays(data)
     num_samples = _validate.leading_size(data, "data")
     if num_steps is None:
         num_steps = papers_num_steps(num_samples)

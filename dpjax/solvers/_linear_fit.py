@@ -127,15 +127,17 @@ def _coordinates(
     mean_keys = size_key, mean_key
     constant, size, stats = best_constant(problem, records, mean_keys, multipliers)
 
+    # A record counts in the moments by its weight, and at weight zero not at all.
+    rows = _weighted(problem, records)
     num_beyond = _BEYOND_RADIUS * math.sqrt(2 * num_features) * multipliers.moments
     radius = noisy_quantile(
         radius_key,
-        gathered(_lengths(records.features)),
+        gathered(_lengths(rows[:, :num_features])),
         num_above=min(num_beyond, _MOST_BEYOND * num_samples),
         noise_multiplier=multipliers.radius,
     )
     white, z = _whitened(
-        problem, records.features, radius, moments_key, multipliers.moments
+        problem, records.features, rows, radius, moments_key, multipliers.moments
     )
 
     rows, sizes = _gradient_sizes(problem, records, z, constant)
@@ -158,20 +160,29 @@ def _coordinates(
 
 
 @partial(jax.jit, static_argnums=0)
+def _weighted(problem: Problem, records: Records) -> jax.Array:
+    """Returns features, and ones beside them, times the roots of the weights."""
+    rows = records.features
+    if problem.has_intercept:
+        rows = jnp.concatenate([rows, jnp.ones_like(rows[:, :1])], axis=1)
+    if problem.has_weights:
+        rows = rows * jnp.sqrt(records.weights)[:, None]
+    return rows
+
+
+@partial(jax.jit, static_argnums=0)
 def _whitened(
     problem: Problem,
     features: jax.Array,
+    rows: jax.Array,
     radius: jax.Array,
     key: Key,
     multiplier: Scalar,
 ) -> tuple[Whitening, jax.Array]:
-    """Releases round coordinates, and returns the features in them."""
-    extended = features
-    if problem.has_intercept:
-        extended = jnp.concatenate([features, jnp.ones_like(features[:, :1])], axis=1)
+    """Releases round coordinates of the rows, and returns the features in them."""
     moments, stddev = noisy_second_moments(
         key,
-        extended,
+        rows,
         radius=radius,
         noise_multiplier=multiplier,
         axis_name=problem.axis_name,

@@ -94,7 +94,8 @@ def dp_linear_model(
         offsets: shape (n,), added to predictions: the logarithm of exposure under a log
             link. None: zeros.
         weights: shape (n,), how much records count, held to [0, max_weight] and NaN to
-            zero; means still divide by n. None: ones.
+            zero; means still divide by n. A record of weight zero changes no release.
+            None: ones.
         max_weight: the largest weight, public, positive.
         execution: how it runs: microbatches, callback, checkpoint. A callback sees the
             weights in z.
@@ -105,8 +106,9 @@ def dp_linear_model(
         the budget; radius, share_kept of the correlations, l2_clip_norms of weights and
         intercept in z; scale, by which the steps' weights are multiplied; with an
         intercept also constant, and target_size but for labels; with `max_features`
-        selected, the indices of their columns. An intercept alone has no steps, and
-        nothing that is of weights. All are released, or public.
+        selected, the indices of their columns in ascending order: the set is released,
+        not which of them came first. An intercept alone has no steps, and nothing that
+        is of weights. All are released, or public.
 
     Raises:
         ValueError: where an argument is out of its range, or shapes do not fit; before
@@ -259,7 +261,7 @@ def _per_record(
     """Returns one number for each record, the default where there are none."""
     if values is None:
         return jnp.full_like(targets, default)
-    array = jnp.asarray(values)
+    array = jnp.asarray(_validate.arrays(values))
     _validate.require(
         array.shape == targets.shape and not jnp.iscomplexobj(array),
         name,

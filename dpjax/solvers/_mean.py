@@ -77,6 +77,7 @@ def dp_mean(
     check_budget(epsilon, delta)
     _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
+    samples = _validate.arrays(samples)
     num_samples = _validate.leading_size(samples, "samples")
     num_coordinates = sum(leaf.size for leaf in jax.tree.leaves(samples)) // num_samples
     stats = {}

@@ -146,6 +146,7 @@ def dp_multiparty_gradient_descent(
     _validate.require(
         isinstance(secure_sum, SecureSum), "secure_sum", secure_sum, "a SecureSum"
     )
+    data = _validate.arrays(data)
     num_mine = _validate.leading_size(data, "data")
     method = _Method(
         loss_fn, execution.microbatch_size, schedule, projection_fn, averaging

@@ -289,7 +289,7 @@ def _rank_error(epsilon: float, num_candidates: int) -> float:
 
 
 def _samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:
-    x = jnp.asarray(gathered(samples))
+    x = jnp.asarray(gathered(_validate.arrays(samples)))
     _validate.require(
         x.ndim == num_axes and 0 < x.size < 2**31 and not jnp.iscomplexobj(x),
         "samples",

@@ -127,7 +127,7 @@ def dp_sample_and_aggregate(
     _validate.positive(diameter=diameter)
     spread = diameter / 100 if spread is None else spread
     _validate.positive(spread=spread)
-    data = gathered(data)
+    data = gathered(_validate.arrays(data))
     subsets = _Subsets.of(data, num_subsets, overlap)
     template = _template(fit_fn, data, subsets, center, vectorize)
     origin, unflatten = flatten(template, "the result of fit_fn")

@@ -106,6 +106,7 @@ def clipped_loss(
     """
     _validate.positive(limit=limit)
     estimator = Winsorization(limit / 2)
+    data = _validate.arrays(data)
 
     def losses_of(params: PyTree) -> jax.Array:
         found = jax.vmap(loss_fn, (None, 0))(params, data)

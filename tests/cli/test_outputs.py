@@ -376,7 +376,7 @@ def test_a_file_that_is_replaced_keeps_its_mode(mode, tmp_path):
     assert path.stat().st_mode & 0o777 == mode
 
 
-@pytest.mark.parametrize("number", [os.getpid(), 7])
+@pytest.mark.parametrize("number", [os.getpid(), 7], ids=["process", "other"])
 def test_no_link_is_written_through(number, tmp_path, monkeypatch):
     target, path = tmp_path / "target", tmp_path / "out"
     target.write_text("years of work")

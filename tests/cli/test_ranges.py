@@ -1,5 +1,6 @@
 """Centres and scales that are bought: from which numbers, and what is charged."""
 
+import dataclasses
 from fractions import Fraction
 
 import jax
@@ -17,6 +18,7 @@ from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table, encode_table
 from dpjax.datasets import Categorical, Numeric
+from dpjax.models import BoundedColumn
 from dpjax.solvers import Solution, dp_mean
 
 
@@ -59,6 +61,18 @@ def test_ranges_come_from_training_records_of_open_columns():
     )
     with pytest.raises(ValueError, match="schema must be closed"):
         encode_table(table())
+
+
+def test_records_of_weight_zero_tell_nothing_of_the_ranges():
+    weights = np.where(np.arange(1000) < 500, 0.0, 1.0)
+    bought = []
+    for far in (0.0, 1e9):
+        schema = dataclasses.replace(table().schema, weight=BoundedColumn("w", max=1.0))
+        a = np.where(weights > 0, table().columns["a"], far)
+        columns = {**table().columns, "a": a, "w": weights}
+        one = dataclasses.replace(table(), columns=columns, schema=schema)
+        bought.append(buy(one).columns)
+    assert bought[0] == bought[1]
 
 
 def test_a_cell_is_missing_where_the_encoder_says_so():

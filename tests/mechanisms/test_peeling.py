@@ -138,6 +138,17 @@ def test_choice_and_release_have_scales_of_their_own(key):
     assert (np.abs(noisy - exact) < 1).all()
 
 
+@pytest.mark.parametrize("noise", ["gumbel", "laplace"])
+def test_infinite_noise_releases_the_set_alone(key, noise):
+    scales = {"selection_scale": 0.1, "release_stddev": math.inf}
+    chosen = [
+        peeling(jax.random.clone(key), v, sparsity=2, noise=noise, **scales)
+        for v in (jnp.array([5.0, 1.0, -7.0, 0.5]), jnp.array([9.0, 1.0, 8.0, -0.5]))
+    ]
+    np.testing.assert_array_equal(chosen[0], [math.inf, 0.0, math.inf, 0.0])
+    np.testing.assert_array_equal(*chosen)
+
+
 @pytest.mark.slow
 def test_release_is_independent_of_the_choice(key):
     # With noise shared between them, a chosen value would be biased upwards.
@@ -264,6 +275,8 @@ def test_exports_for_every_platform(name, key):
 def test_bad_scales(value, key):
     good = {"selection_scale": 1.0, "release_stddev": 1.0}
     for argument in good:
+        if (argument, value) == ("release_stddev", math.inf):
+            continue  # the set alone
         with pytest.raises(ValueError, match=f"^{argument} must be"):
             peeling(key, jnp.zeros(3), sparsity=1, **(good | {argument: value}))
 

@@ -36,6 +36,7 @@ OF_REGRESSORS = {
 OF_CLASSIFIERS = {
     "check_classifiers_regression_target": NO_VALUE_RAISES,
     "check_classifiers_classes": "a label that ten records have may stay hidden",
+    "check_classifiers_one_label": "as above, once in 50 fits",
 }
 
 

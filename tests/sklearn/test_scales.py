@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.sklearn import _labels, _scales
+from dpjax.sklearn import _labels, _scales, _tables
 from dpjax.sklearn._scales import Standard, buy_scales, scales_share
+from tests.replay._replay import seen
 
 MULTIPLIER = 3.0
 
@@ -127,6 +128,7 @@ LABELS = [
     np.array([2.0, np.nan, 2.0]),
     np.array([True, False, True]),
     np.array(["b", None, 3.5, ("x",), ["no hash"], np.nan], object),
+    np.array(["2020-01-01", "NaT"], "datetime64[D]"),
 ]
 
 
@@ -135,10 +137,11 @@ def test_labels_are_numbered_and_found_again(labels):
     distinct, codes = _labels.numbered(labels)
     for label, code in zip(labels, codes, strict=True):
         if code >= 0:
-            assert distinct[code] == label
+            assert distinct[code] in (label, (label,))
         else:
             assert label is None or label == ["no hash"] or label != label
-    classes = _labels._sorted(distinct, labels.dtype)
+    first = [codes.tolist().index(code) for code in range(len(distinct))]
+    classes = _labels._sorted(labels[first])
     found = _labels.indices(labels, classes)
     assert (found >= 0).tolist() == (codes >= 0).tolist()
     for label, place in zip(labels, found, strict=True):
@@ -182,7 +185,45 @@ def test_labels_of_many_records_are_bought_and_no_text_but_theirs(key):
     few = _labels.buy_labels(
         jax.random.key(1), labels[-1:], noise_multiplier=10.0, log_probability=-12.0
     )
-    assert few.tolist() == [""]
+    assert few.tolist() == [0]
+
+
+# One record's label, and the type that readers give to the whole column for it.
+CONTAINERS = [
+    lambda labels, one: np.array([*labels, one], object),
+    lambda labels, one: np.array([*labels, one], np.float64),
+    lambda labels, one: np.array([one, *map(float, labels)], object),
+    lambda labels, one: np.array([True, *labels, one], object),
+    lambda labels, one: np.array([*labels, "text"], object),
+    lambda labels, one: np.array([*labels, None], object),
+    lambda labels, one: np.array([*labels, b"1"], object),
+    lambda labels, one: np.array([*labels, (1,)], object),
+    lambda labels, one: np.array([np.bool_(True), *labels, 10**400], object),
+    lambda labels, one: [*labels, "text"],
+]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("one", [0.5, 1.0, 2**53 + 1, np.nan])
+def test_the_type_of_released_labels_is_theirs_alone(key, container, one):
+    held = _tables.as_column(container([0] * 300 + [1] * 500, one))
+    bought = _labels.buy_labels(key, held, noise_multiplier=5.0, log_probability=-12.0)
+    assert seen(bought) == seen(np.array([0, 1]))
+    assert _labels.indices(held, bought).tolist().count(1) >= 500
+
+
+@pytest.mark.parametrize(
+    ("labels", "bought"),
+    [
+        ([1.5] * 300 + [1] * 300, np.array([1.0, 1.5])),
+        (["a\0"] * 300 + [b"b"] * 300, np.array(["a", "b"])),
+        (["1"] * 300 + [1] * 300, np.array([1, "1"], object)),
+    ],
+)
+def test_released_labels_have_one_form(key, labels, bought):
+    held = _tables.as_column(labels)
+    found = _labels.buy_labels(key, held, noise_multiplier=5.0, log_probability=-12.0)
+    assert seen(found) == seen(bought)
 
 
 def test_counts_are_held_to_what_float32_counts():

@@ -1,0 +1,247 @@
+"""Every command writes and prints what its mechanisms release, nothing else.
+
+Outside of the guarantee, and said so where a user reads of them: messages on stderr,
+which are for the curator; `check`, `schema --from-data`, `--strict` and
+`--show-unprotected`; and predictions, which are for whoever may see the records.
+"""
+
+import contextlib
+import datetime
+import os
+import secrets
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from dpjax.cli import _ledger, _train, _tune
+from dpjax.cli._app import app
+from tests.replay import _replay
+
+NUM = 60
+COLUMNS = "who,x,job,y"
+SCHEMA = """\
+columns.x = {center = 0, scale = 1}
+columns.job = {categories = ["cook", "smith"]}
+"""
+TARGETS = {
+    "squared": 'target = {column = "y", center = 0, scale = 2}\n',
+    "logistic": 'target = {column = "y", positive = "1.5"}\n',
+    "poisson": 'target = {column = "y", scale = 2}\n'
+    'exposure = {column = "x", max = 1}\n',
+    "weighted": 'target = {column = "y", center = 0, scale = 2}\n'
+    'weight = {column = "who", max = 5}\n',
+    "open": 'columns.x = {}\ntarget = {column = "y"}\n',
+}
+# Lines that no reader of tables likes.
+HOSTILE = [
+    "0,nan,cook,inf",
+    "0,1e308,a new job,-1e308",
+    "0,-inf,,nan",
+    "0,,,",
+    "0",
+    "",
+    '0,"1,2,3',
+    "0,True,1,False",
+    "0,1e400,\x00,0x10",
+    f"0,{'9' * 5000},smith,{'9' * 400}",
+    "0,\udcff\udcfe,cook,\udcff",
+    "0,1,cook,2,3,4,5",
+    "\ufeff0,\u0661,\u017fmith,½",
+]
+
+
+def plain():
+    """Lines of 20 persons with three records each."""
+    x = [((7 * i) % NUM) / 10 - 3 for i in range(NUM)]
+    jobs = ["cook", "smith"]
+    return [f"{i % 20},{x[i]},{jobs[i % 2]},{i % 3 + 0.5}" for i in range(NUM)]
+
+
+class Commands:
+    """Runs a command in a folder that is made anew, with the same key and clock."""
+
+    def __init__(self, hooks, folder, patch):
+        self.hooks, self.folder, self.privacy = hooks, folder, []
+        self.ticks: list[tuple] = []
+        self.drawn = 0
+        patch.chdir(folder)
+        patch.setattr(os, "urandom", self.urandom)
+        for module in (_train, _tune):
+            patch.setattr(module, "progress_bars", self.bars)
+        patch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
+        charge, evaluate = _train.charge, _train.evaluate
+        patch.setattr(_train, "charge", lambda *x: self.trained(charge(*x)))
+        patch.setattr(
+            _train, "evaluate", lambda *x, **y: self.evaluated(evaluate(*x, **y))
+        )
+
+        class Clock(datetime.datetime):
+            @classmethod
+            def now(cls, tz=None):
+                return cls(2026, 1, 2, tzinfo=tz)
+
+        patch.setattr(_ledger, "datetime", Clock)
+
+    def urandom(self, size):
+        self.drawn += 1
+        return (b"%08d" % self.drawn * size)[:size]
+
+    @contextlib.contextmanager
+    def bars(self, console):
+        yield lambda *tick: self.ticks.append(tick)
+
+    def trained(self, run):
+        self.privacy.append(run.solution.privacy)
+        return run
+
+    def evaluated(self, evaluation):
+        self.privacy.append(evaluation.privacy)
+        return evaluation
+
+    def run(self, options, lines, encode):
+        """Returns exit code, output, ticks and files of a command on the lines."""
+        shutil.rmtree(self.folder / "run", ignore_errors=True)
+        (self.folder / "run").mkdir()
+        self.drawn, self.ticks = 0, []
+        with contextlib.chdir(self.folder / "run"):
+            for name, data in encode(lines).items():
+                (self.folder / "run" / name).write_bytes(data)
+                given = name
+            options = [given if one == "DATA" else str(one) for one in options]
+            if "--ledger" in options:
+                unit = ["--unit", "who"] if "--unit" in options else []
+                opened = ["ledger", "t.toml", "--epsilon", "90", "--delta", ".1", *unit]
+                assert CliRunner().invoke(app, opened).exit_code == 0
+            result = CliRunner().invoke(app, options)
+            (self.folder / "run" / given).unlink()
+        self.stderr = result.stderr  # for the curator
+        if not isinstance(result.exception, SystemExit | None):
+            raise result.exception
+        files = {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file()
+        }
+        ticks = sorted(self.ticks, key=repr)  # calls come out of order
+        return [result.exit_code, result.stdout, ticks, files]
+
+    def compare(self, options, lines, others, encode, *, is_neighbour=True):
+        """Compares a command on lines with the same on others, and what it costs."""
+        shown = self.hooks.record(lambda: self.run(options, lines, encode))
+        assert shown[0][1] == ("int", "0"), self.stderr
+        # Training and evaluation have records of their own: a unit moves one of them.
+        prices = [_replay.charged(one) for one in self.privacy]
+        known = prices and None not in prices and is_neighbour
+        price = max(prices) if known else None
+        self.hooks.replay(lambda: self.run(options, others, encode), shown, price)
+
+
+def as_csv(lines):
+    return {"data.csv": "\n".join([COLUMNS, *lines]).encode("utf-8", "surrogateescape")}
+
+
+def as_utf16(lines):
+    r"""A file in which \udcff stands for one odd byte."""
+    parts = "\n".join(["\ufeff" + COLUMNS, *lines]).split("\udcff")
+    return {"data.csv": b"\xff".join(part.encode("utf-16-le") for part in parts)}
+
+
+@pytest.fixture
+def commands(hooks, tmp_path, monkeypatch):
+    """A `Commands` in a folder with the schemas."""
+    commands = Commands(hooks, tmp_path, monkeypatch)
+    for name, target in TARGETS.items():
+        columns = SCHEMA if name != "open" else SCHEMA.split("\n", 1)[1]
+        if name == "poisson":
+            columns = SCHEMA.split("\n", 1)[1]
+        (tmp_path / f"{name}.toml").write_text(columns + target)
+    return commands
+
+
+def train(schema="squared", loss=None, **options):
+    """The words of a command that trains."""
+    words = ["train", "DATA", "--schema", f"../{schema}.toml", "--epsilon", 2]
+    words += ["--loss", loss or schema, "--output", "out"]
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}", *([value] if value != "" else [])]
+    return words
+
+
+CASES = {
+    "linear model": train(),
+    "labels": train("logistic", holdout=0.3),
+    "features": train(max_features=1),
+    "exposures": train("poisson", holdout=0.3),
+    "weights": train("weighted", "squared"),
+    "gradient descent": train(method="gradient-descent", steps=3, delta=1e-4),
+    "poisson": train(
+        *("logistic", None),
+        **{"method": "gradient-descent", "steps": 3, "batching": "poisson"},
+        batch_size=10,
+    ),
+    "ranges": train("open", "squared", private_ranges=0.5, method="frank-wolfe"),
+    "ranges of amounts": train("open", "squared", private_ranges=0.2, holdout=0.2),
+    "lasso": train(method="lasso", ledger="t.toml"),
+    "sparse": train(method="sparse", sparsity=1),
+    "l1": train("squared", "absolute", method="l1", holdout=0.5),
+    "aggregate": train(method="sample-aggregate", subsets=30, radius=1),
+    "objective": train("logistic", method="objective-perturbation"),
+    "checkpoint": train(
+        method="gradient-descent", steps=3, checkpoint="kept", ledger="t.toml"
+    ),
+    "tune": [
+        *("tune", "DATA", "--schema", "../squared.toml", "--epsilon", 4, "--loss"),
+        *("squared", "--over", "learning_rate=0.1,1", "--trials", 2, "--steps", 2),
+        *("--output", "out", "--holdout", 0.2, "--ledger", "t.toml"),
+    ],
+    "schema": ["schema", "DATA", "--target", "y", "--output", "new.toml"],
+}
+QUICK = {"gradient descent", "ranges", "checkpoint", "schema"}
+OF_UNITS = {
+    "descent": train(unit="who", holdout=0.5, method="gradient-descent", steps=2),
+    "linear model": train(unit="who", max_records=2, ledger="t.toml", holdout=0.5),
+}
+
+EACH = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in CASES
+    ],
+)
+
+
+@EACH
+def test_commands_show_what_they_release(commands, name):
+    lines = plain()
+    for line in (HOSTILE[1], "3,2.9,smith,1e30"):
+        commands.compare(CASES[name], lines, [line, *lines[1:]], as_csv)
+
+
+@EACH
+def test_no_line_of_a_file_shows(commands, name):
+    # All records at once: what is seen is equal, however far the values move.
+    hostile = [HOSTILE[i % len(HOSTILE)] for i in range(NUM)]
+    commands.compare(CASES[name], plain(), hostile, as_csv, is_neighbour=False)
+
+
+def test_no_odd_byte_of_utf16_shows(commands):
+    lines = plain()
+    odd = [lines[0], "1,\udcff2,cook,1", *lines[2:]]
+    commands.compare(CASES["gradient descent"], lines, odd, as_utf16)
+
+
+@pytest.mark.parametrize(
+    "name", ["descent", pytest.param("linear model", marks=pytest.mark.slow)]
+)
+def test_no_person_moves_another(commands, name):
+    # The first person has a record less, others, or more than count.
+    lines = plain()
+    rest = [line for line in lines if not line.startswith("0,")]
+    for others in (
+        lines[1:],
+        [*rest, "0,1e308,zz,-1e308"],
+        [*[f"0,{i},cook,{-i}" for i in range(9)], *rest],
+    ):
+        commands.compare(OF_UNITS[name], lines, others, as_csv)

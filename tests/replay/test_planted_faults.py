@@ -1,0 +1,110 @@
+"""Faults that were there, or might have been, planted again: the replay sees each."""
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax import _tables, _validate, mechanisms
+from dpjax.cli import _units
+from dpjax.sklearn import DPLogisticRegression, _labels
+from dpjax.solvers import _feature_choice, _linear_model
+from dpjax.transforms import _privatize
+from tests.replay import test_commands, test_sklearn, test_solvers
+from tests.replay.test_commands import commands  # noqa: F401  # a fixture
+
+
+@pytest.fixture(autouse=True)
+def programs_of_faults():
+    """No program of a fault is used without it, nor one without it with it."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def refused(hooks, release, why, names):
+    with pytest.raises(AssertionError, match=why):
+        test_solvers.refuse_interference(hooks, release, 20, names)
+
+
+def test_values_behind_the_order_of_features(hooks, monkeypatch):
+    def peeling(key, vector, *, selection_scale, release_stddev, **options):
+        scales = {"release_stddev": selection_scale / 10}
+        return mechanisms.peeling(
+            key, vector, selection_scale=selection_scale, **scales, **options
+        )
+
+    monkeypatch.setattr(_feature_choice, "peeling", peeling)
+    refused(
+        hooks, test_solvers.linear(max_features=1), "moves", names=("opposite", "huge")
+    )
+
+
+def test_a_number_that_is_not_released(hooks, monkeypatch):
+    fit = _linear_model.fit
+
+    def leaking(problem, records, **options):
+        params, stats = fit(problem, records, **options)
+        return params, stats | {"largest": records.features.max()}
+
+    monkeypatch.setattr(_linear_model, "fit", leaking)
+    release = test_solvers.linear("logistic")
+    refused(hooks, release, "shows", names=("opposite",))
+
+
+def test_a_warning_of_one_number(hooks, monkeypatch):
+    monkeypatch.setattr(_validate, "arrays", lambda tree: tree)
+    refused(hooks, test_solvers.descent(), "RuntimeWarning", names=("huge",))
+
+
+def test_too_little_noise(hooks, monkeypatch):
+    def gaussian(key, value, *, stddev):
+        return mechanisms.gaussian(key, value, stddev=stddev / 4)
+
+    monkeypatch.setattr(_privatize, "gaussian", gaussian)
+    refused(hooks, test_solvers.descent(), "moves", names=("opposite", "zeros"))
+
+
+@pytest.mark.parametrize("container", ["array", "list"])
+def test_labels_in_the_form_of_their_first_record(hooks, monkeypatch, container):
+    def first_form(label):
+        is_plain = isinstance(label, int | float | str | np.generic)
+        return label if is_plain and label == label else None
+
+    monkeypatch.setattr(_labels, "canonical", first_form)
+    ranges = {0: (0, 100), 1: (0, 1e5)}
+    with pytest.raises(AssertionError, match="shows"):
+        test_sklearn.refuse_interference(
+            hooks,
+            lambda: DPLogisticRegression(
+                random_state=0, epsilon=4.0, feature_ranges=ranges
+            ),
+            1_000,
+            container=container,
+        )
+
+
+def test_places_of_persons_that_others_move(commands, monkeypatch):  # noqa: F811
+    placed = _units.Units.placed
+
+    def moved(self, rows, is_test):
+        return np.roll(placed(self, rows, is_test), len(rows), axis=0)
+
+    monkeypatch.setattr(_units.Units, "placed", moved)
+    lines = test_commands.plain()
+    with pytest.raises(AssertionError, match="moves"):
+        commands.compare(
+            test_commands.OF_UNITS["descent"], lines, lines[1:], test_commands.as_csv
+        )
+
+
+def test_a_file_that_is_decoded_as_a_whole(commands, monkeypatch):  # noqa: F811
+    def lines_of(file):
+        yield from file.read().decode("utf-16-le", "replace")[1:].split("\n")
+
+    monkeypatch.setattr(_tables, "_lines", lines_of)
+    lines = test_commands.plain()
+    odd = [lines[0], "1,\udcff2,cook,1", *lines[2:]]
+    with pytest.raises(AssertionError, match="n = 2 records"):
+        commands.compare(
+            test_commands.CASES["gradient descent"], lines, odd, test_commands.as_utf16
+        )

@@ -1,0 +1,202 @@
+"""Every solver shows nothing but what its mechanisms release, with every option."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import _validate, batching, estimators, losses, solvers
+from tests import registry
+from tests.replay import _replay
+
+D = 6
+
+
+def table(num_samples):
+    """Features and targets, as the registry's solvers take them."""
+    rng = np.random.default_rng(num_samples)
+    features = rng.standard_t(3, (num_samples, D))
+    return features, features[:, 0] + rng.standard_t(3, num_samples)
+
+
+# What the first record becomes.
+NEIGHBOURS = {
+    "zeros": (0.0, 0.0),
+    "NaN": (np.nan, np.nan),
+    "infinities": (np.resize([np.inf, -np.inf], D), -np.inf),
+    "huge": (np.resize([3e38, -1e308, 1e30], D), -1e308),
+    "opposite": (np.resize([-1e6, 1e6], D), 1e6),
+    "tiny": (1e-38, -1e-45),
+    "target": (None, np.nan),
+}
+
+
+def neighbour(data, name):
+    """The table with another first record."""
+    features, targets = (np.array(x) for x in data)
+    row, target = NEIGHBOURS[name]
+    if row is not None:
+        features[0] = row
+    targets[0] = target
+    return features, targets
+
+
+def linear(loss="squared", weight=None, **options):
+    def release(data, key, i):
+        features, targets = data
+        given = dict(options)
+        if given.pop("weights", False):
+            # The first record counts from not at all to too much.
+            first = targets[0] if weight is None else weight
+            given["weights"] = np.r_[first, np.ones(len(targets) - 1)]
+            given["max_weight"] = 2.0
+        if given.pop("offsets", False):
+            given["offsets"] = features[:, 0]
+        return solvers.dp_linear_model(
+            loss, (features, targets), key=key, epsilon=0.5 + i, delta=1e-5, **given
+        )
+
+    return release
+
+
+TICKS = []
+
+
+def tick(step, params):
+    """A callback: one for all runs, so that they share a program."""
+    TICKS.append(_replay.seen((step, params)))
+
+
+CLIPPING = estimators.Clipping(1.0)
+
+
+def descent(estimator=CLIPPING, **options):
+    def release(data, key, i):
+        TICKS.clear()
+        solution = solvers.dp_gradient_descent(
+            losses.squared,
+            jnp.zeros(D),
+            data,
+            key=key,
+            epsilon=1.0 + i,
+            delta=1e-5,
+            estimator=estimator,
+            learning_rate=0.1,
+            num_steps=4,
+            execution=solvers.Execution(callback=tick),
+            **options,
+        )
+        jax.effects_barrier()
+        solution.stats["ticks"] = list(TICKS)
+        return solution
+
+    return release
+
+
+OPTIONS = {
+    "features": linear(max_features=4),
+    "features of classes": linear("logistic", max_features=3, intercept=2),
+    "one feature": linear(max_features=1),
+    "labels": linear("logistic", intercept=0),
+    "weights": linear(intercept=0, weights=True),
+    "labels, weights": linear("logistic", weights=True),
+    "outputs": linear(losses.softmax(3), intercept=5, weights=True),
+    "outputs, features": linear(losses.softmax(3), max_features=2),
+    "exposures": linear(losses.poisson(10.0), intercept=1, offsets=True),
+    "exposures, weights": linear(
+        losses.log_link(1.5), intercept=1, offsets=True, weights=True
+    ),
+    "offsets": linear(losses.huber(1.0), offsets=True),
+    "median of means": descent(
+        estimators.MedianOfMeans(estimators.Clipping(1.0), 3), averaging=True
+    ),
+    "normalised": descent(estimators.Normalization(0.1)),
+    "trimmed": descent(estimators.TrimmedMean(0.2, -1.0, 1.0)),
+    "poisson": descent(batching=batching.Poisson(5.0, capacity=20)),
+    "fixed size": descent(batching=batching.WithoutReplacement(5)),
+    "epochs": descent(batching=batching.ShuffledEpochs(5)),
+    "bins": descent(batching=batching.BallsInBins(4)),
+    "objective": lambda data, key, i: solvers.dp_objective_perturbation(
+        *data, key=key, epsilon=1.0, delta=1e-5, regularization=0.1
+    ),
+    "papers' mean": lambda data, key, i: solvers.dp_mean(
+        data[0], key=key, epsilon=1.0, delta=1e-5, moment_bound=2.0, calibration="paper"
+    ),
+}
+PRIVATE = {
+    name: part.make
+    for name, part in registry.SOLVERS.items()
+    if name != "robust_gradient_descent"  # protects nobody, and says so
+}
+CASES = PRIVATE | OPTIONS
+
+
+def refuse_interference(
+    hooks, release, num_samples, names=tuple(NEIGHBOURS), most=None
+):
+    """Compares a run with those on neighbours, and what moves with what was charged."""
+    data, key = table(num_samples), jax.random.key(7)
+    guarantees = []
+
+    def run(data):
+        if release is registry.SOLVERS["dp_objective_perturbation"].make:
+            data = jax.tree.map(jnp.asarray, _validate.arrays(data))
+        solution = release(data, jax.random.clone(key), 0)
+        guarantees.append(solution.privacy)
+        return solution
+
+    shown = hooks.record(lambda: run(data))
+    price = _replay.charged(guarantees[0]) if guarantees else None
+    for name in names:
+        other = neighbour(data, name)
+        hooks.replay(lambda other=other: run(other), shown, most or price)
+    return shown
+
+
+@pytest.mark.parametrize("name", sorted({*registry.MECHANISMS} - {"discrete_gaussian"}))
+def test_every_mechanism_is_replayed(hooks, name, key):
+    # The other one's noise is of parties, whose sums are tested with them.
+    def run(value):
+        return registry.MECHANISMS[name].make(jax.random.clone(key), value)
+
+    shown = hooks.record(lambda: run(jnp.arange(4.0)))
+    assert len(hooks.recorded) == 1
+    hooks.replay(lambda: run(jnp.array([5.0, -9.0, 0.0, 2.0])), shown, None)
+
+
+@pytest.mark.quick(12)
+@pytest.mark.parametrize("name", CASES)
+def test_solvers_show_what_they_release(hooks, name):
+    num_samples = 320 if "aggregate" in name else 20
+    (kind, *_), _ = refuse_interference(hooks, CASES[name], num_samples)
+    assert kind == "Solution"  # else nothing was compared
+
+
+@pytest.mark.parametrize(
+    "num_samples",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(2, marks=pytest.mark.audit),
+        pytest.param(1000, marks=pytest.mark.audit),
+    ],
+)
+@pytest.mark.parametrize("name", CASES)
+def test_solvers_of_any_size_show_what_they_release(hooks, name, num_samples):
+    refuse_interference(hooks, CASES[name], num_samples)
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"intercept": 0},
+        {"loss": "logistic"},
+        {"loss": losses.softmax(3), "intercept": 5},
+        {"loss": losses.log_link(1.5), "intercept": 1, "offsets": True},
+        {"loss": losses.huber(1.0), "max_features": 3},
+    ],
+    ids=str,
+)
+def test_a_record_of_weight_zero_moves_no_release(hooks, options):
+    release = linear(weights=True, weight=0.0, **options)
+    refuse_interference(hooks, release, 30, most=1e-30)
