@@ -3,10 +3,13 @@
 import jax
 import jax.numpy as jnp
 
+from dpjax import _validate
+
 
 def as_float(x: jax.Array) -> jax.Array:
-    """Returns float64 as it is, and every other dtype as float32."""
+    """Returns float64 as it is, and every other real dtype as float32."""
     x = jnp.asarray(x)
+    _validate.real(sample=x)
     return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
 
 
