@@ -14,7 +14,7 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from dpjax.cli import _ledger, _train, _tune
+from dpjax.cli import _ledger, _train
 from dpjax.cli._app import app
 from tests.replay import _replay
 
@@ -67,8 +67,8 @@ class Commands:
         self.drawn = 0
         patch.chdir(folder)
         patch.setattr(os, "urandom", self.urandom)
-        for module in (_train, _tune):
-            patch.setattr(module, "progress_bars", self.bars)
+        patch.setattr(_train, "progress_bars", self.bars)
+        patch.setattr(secrets, "randbits", lambda size: 7)
         patch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
         charge, evaluate = _train.charge, _train.evaluate
         patch.setattr(_train, "charge", lambda *x: self.trained(charge(*x)))

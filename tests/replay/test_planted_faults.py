@@ -86,8 +86,8 @@ def test_labels_in_the_form_of_their_first_record(hooks, monkeypatch, container)
 def test_places_of_persons_that_others_move(commands, monkeypatch):  # noqa: F811
     placed = _units.Units.placed
 
-    def moved(self, rows, is_test):
-        return np.roll(placed(self, rows, is_test), len(rows), axis=0)
+    def moved(self, rows, is_chosen, size):
+        return placed(self, rows, np.roll(is_chosen, len(rows)), size)
 
     monkeypatch.setattr(_units.Units, "placed", moved)
     lines = test_commands.plain()
