@@ -107,27 +107,6 @@ def test_masks_and_divisors(estimator, batch):
 
 
 @pytest.mark.quick(1)
-@each
-def test_a_bad_record_stays_within_the_sensitivity(estimator, batch):
-    if estimator.limit is None:
-        return
-    grad_fn = jax.jit(robust_grad(loss_fn, estimator))
-    expected = grad_fn(PARAMS, batch)
-    stated = estimator.sensitivity(N, 4)
-    for bad in (np.nan, np.inf, -np.inf, 1e38, -1e19, 0.0):
-        for name in batch:
-            spoiled = batch | {name: batch[name].at[5].set(bad)}
-            moved = grad_fn(PARAMS, spoiled)
-            change = jax.tree.map(
-                lambda x, y: np.ravel(np.float64(x) - np.float64(y)), expected, moved
-            )
-            change = np.concatenate(jax.tree.leaves(change))
-            assert np.isfinite(change).all()
-            assert np.abs(change).max() <= stated.linf
-            assert np.linalg.norm(change) <= stated.l2
-
-
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["clipping", "median"])
 @pytest.mark.parametrize("microbatch_size", [None, 3, 64])
 def test_values_and_aux_come_per_sample_and_in_order(name, microbatch_size, batch):

@@ -616,7 +616,7 @@ def test_functions_made_anew_by_each_party_are_the_same():
         ("checkpoint", {"execution": Execution(checkpoint=Checkpoint("states"))}),
         ("data", {"data": ()}),
         ("num_groups", {"estimator": MedianOfMeans(Clipping(1.0), 31)}),
-        ("at most 2\\^52", {"estimator": Clipping(1e-18), "epsilon": 1e30}),
+        ("at most 2\\^52", {"estimator": Clipping(1e-12), "epsilon": 1e30}),
     ],
 )
 def test_bad_arguments_are_named(name, change):

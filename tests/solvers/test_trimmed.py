@@ -8,7 +8,7 @@ import pytest
 
 from dpjax import accounting, losses
 from dpjax.batching import Disjoint, Poisson, WithoutReplacement
-from dpjax.estimators import MedianOfMeans, TrimmedMean
+from dpjax.estimators import TrimmedMean
 from dpjax.solvers import dp_gradient_descent, dp_mean, robust_gradient_descent
 
 ESTIMATOR = TrimmedMean(0.05, lower=-5.0, upper=5.0)
@@ -76,13 +76,6 @@ def test_one_release_takes_the_whole_budget(solver):
     assert mean.stats["noise_multiplier"] == pytest.approx((2 * rho) ** -0.5)
 
 
-def test_nothing_private_is_told():
-    # The noise follows the data: two data sets must give the same stats.
-    first, second = (descend(samples(200) * scale).stats for scale in (1.0, 100.0))
-    assert first == second
-    assert not {"stddev", "l2_sensitivity"} & set(first)
-
-
 @pytest.mark.slow
 def test_noise_grows_with_outliers_that_are_not_trimmed():
     # All records equal: only e^(-mt) (upper - lower) is left of the sensitivity.
@@ -133,8 +126,3 @@ def test_without_privacy():
 def test_bad_arguments_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         descend(**changes)
-
-
-def test_median_of_trimmed_means_is_refused():
-    with pytest.raises(ValueError, match="inner must be"):
-        MedianOfMeans(ESTIMATOR, 3)
