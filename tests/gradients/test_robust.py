@@ -146,16 +146,6 @@ def test_half_precision_parameters_give_float32_gradients(estimator, batch):
     chex.assert_trees_all_close(grads, expected, rtol=0, atol=2e-2)
 
 
-@pytest.mark.slow
-def test_float64_is_kept(batch):
-    with jax.enable_x64(True):
-        wide = jax.tree.map(lambda x: x.astype(jnp.float64), (PARAMS, batch))
-        grads = robust_grad(loss_fn, Clipping(0.8))(*wide)
-        assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype(jnp.float64)}
-        expected = Clipping(0.8)(per_sample_grad(loss_fn)(*wide))
-        chex.assert_trees_all_close(grads, expected, rtol=0, atol=1e-14)
-
-
 @quickly("winsorization")
 def test_vmap_over_params(estimator, batch):
     grad_fn = jax.jit(robust_grad(loss_fn, estimator))

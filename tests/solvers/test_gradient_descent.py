@@ -126,35 +126,6 @@ def test_spends_the_budget(batching, epsilon):
         np.testing.assert_allclose(delta, 1e-5, rtol=1e-4)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    "wild", [math.nan, math.inf, -math.inf, 1e38, -1e38, -1.0, 0.0, 1e-42]
-)
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_neighbours_stay_within_the_sensitivity(name, wild):
-    # One step, the same key, one record replaced: the noise cancels.
-    estimator, rate = ESTIMATORS[name], 0.7
-    base = jnp.ones((20, 3)).at[::2].set(0.5)
-    outputs = []
-    for value in (1.0, wild):
-        for row in (7, 19):
-            solution = dp_gradient_descent(
-                linear,
-                jnp.zeros(3),
-                base.at[row].set(value),
-                **settings(estimator=estimator, learning_rate=rate, num_steps=1),
-            )
-            outputs.append((row, np.asarray(solution.params, np.float64)))
-    sensitivity = float(solution.stats["l2_sensitivity"])
-    changes = []
-    for (row, before), (other, after) in zip(outputs[:2], outputs[2:], strict=True):
-        assert row == other
-        assert np.isfinite(after).all()
-        changes.append(np.linalg.norm(after - before))
-    # 1e-5: parameters of size 10 stddev are rounded to float32.
-    assert max(changes) <= rate * sensitivity * (1 + 1e-5)
-
-
 @pytest.mark.slow
 def test_antipodes_attain_the_sensitivity():
     outputs = [

@@ -1,7 +1,5 @@
 """The private mean: its value, its noise, its neighbours, its errors."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,26 +53,6 @@ def test_noise_has_the_stated_scale(name):
         np.testing.assert_allclose(stats["l2_sensitivity"], sensitivity, rtol=1e-5)
     stddev = accounting.gaussian_stddev(0.7, 1e-5, sensitivity=1.0)
     np.testing.assert_allclose(stats["noise_multiplier"], stddev, rtol=1e-6)
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    "wild", [math.nan, math.inf, -math.inf, 1e38, -1e38, -1.0, 0.0]
-)
-@each
-def test_neighbours_stay_within_the_sensitivity(name, wild):
-    base = jnp.ones((20, 3)).at[::2].set(0.5)
-    first, second = (
-        dp_mean(
-            base.at[7].set(value),
-            **settings(estimator=ESTIMATORS[name], moment_bound=1.0),
-        )
-        for value in (1.0, wild)
-    )
-    change = np.linalg.norm(np.asarray(second.params - first.params, np.float64))
-    assert np.isfinite(second.params).all()
-    # 1e-5: sums of size 20 stddev are rounded to float32.
-    assert change <= float(first.stats["l2_sensitivity"]) * (1 + 1e-5)
 
 
 def test_default_finds_a_heavy_tailed_mean():
