@@ -82,15 +82,6 @@ class TrialCount:
         """The n of the binomial, at least twice the mean, so that p is at most 1/2."""
         return math.ceil(2 * self.mean)
 
-    @property
-    def zero_prob(self) -> float:
-        """Pr[K = 0]."""
-        if self.distribution == "poisson":
-            return math.exp(-self.mean)
-        if self.distribution == "binomial":
-            return (1 - self.mean / self.draws) ** self.draws
-        return 0.0
-
     def rise(self, z: np.ndarray) -> np.ndarray:
         """What this module calls rise, for z in [0, 1]."""
         if self.distribution == "poisson":

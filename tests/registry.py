@@ -9,6 +9,7 @@ missing. A name with a comma is a variant of the part before it.
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -288,7 +289,7 @@ BATCHINGS = {
 def _budget(key: jax.Array, i: int) -> dict[str, Any]:
     # Budgets are near each other: where another mechanism becomes the better one, it is
     # compiled.
-    return {"key": key, "epsilon": 0.5 + i / 10, "delta": 1e-5}
+    return {"key": key, "epsilon": 0.5 + i / 10, "delta": 1e-5 / (1 + i)}
 
 
 def _start(data: Any) -> jax.Array:
@@ -366,6 +367,7 @@ SOLVERS = {
             constraint=constraints.L1Ball(1.0 + i),
             estimator=estimators.Winsorization(1.0 + i),
             num_steps=5,
+            learning_rate=0.1 + 0.1 * i,
         ),
     ),
     "dp_linear_model": Part(
@@ -416,14 +418,14 @@ SOLVERS = {
             key=key,
             epsilon=0.5 + i / 10,
             candidates=jnp.linspace(-1.0, 1.0, 48).reshape(8, 6),
-            truncation=0.5 + i,
+            residual_moment_bound=1.0 + i,
         ),
     ),
     "dp_objective_perturbation": Part(
         "features labels * key epsilon delta regularization loss= calibration="
         " gradient_norm=",
         lambda data, key, i: solvers.dp_objective_perturbation(
-            *_of_unit_length(data), regularization=0.1 + i, **_budget(key, i)
+            *_of_unit_length(data), regularization=0.1 * i, **_budget(key, i)
         ),
     ),
     "dp_sample_and_aggregate": Part(
@@ -452,6 +454,18 @@ SOLVERS = {
 
 def _mean_of_features(batch: Any) -> jax.Array:
     return jnp.mean(batch[0], axis=0)
+
+
+def released(name: str, data: Any, key: jax.Array, i: int = 0, /, **others: Any) -> Any:
+    """Runs a solver as it is registered, but with other arguments."""
+    solver = name.split(",")[0]
+    inner = getattr(solvers, solver)
+
+    def changed(*args, **options):
+        return inner(*args, **(options | others))
+
+    with mock.patch.object(solvers, solver, changed):
+        return SOLVERS[name].make(data, key, i)
 
 
 def names(parts: Mapping[str, Part]) -> set[str]:

@@ -2,9 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
-from dp_accounting import DpEvent, NonPrivateDpEvent, UnsupportedDpEvent
+from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from dpjax import _validate
 from dpjax._rounding import factor_up, rounded_up
@@ -127,56 +126,6 @@ class PrivacyGuarantee:
             No privacy is guaranteed: the outcome may reveal any record.
         """
         return cls.of(math.inf, 0.0, dp_event=NonPrivateDpEvent())
-
-
-def parallel_composition(guarantees: Sequence[PrivacyGuarantee]) -> PrivacyGuarantee:
-    """The guarantee of mechanisms that each see one of several disjoint batches.
-
-    epsilon = max_t epsilon_t and delta = max_t delta_t. For T batches with one common
-    noise multiplier this is the guarantee of a single batch, so that
-    `noise_multiplier(..., num_steps=1)` calibrates all of them.
-
-    Args:
-        guarantees: one or more guarantees, each under REPLACE_ONE.
-
-    Returns:
-        The guarantee of releasing all outcomes. Its event is the common one where the
-        guarantees share it; no event describes the maximum of different ones, so there
-        it is `UnsupportedDpEvent`, which accountants refuse.
-
-    Raises:
-        ValueError: If there is no guarantee, or one is not under REPLACE_ONE.
-
-    Privacy:
-        A record's batch must be fixed by its public index. A replaced record then lies
-        in one batch t, before which both runs have the same law and after which only
-        released values are used: the whole is (epsilon_t, delta_t)-DP. Adding or
-        removing a record may shift others across batches: that relation is refused.
-
-    Example:
-        >>> from dpjax.accounting import gaussian_event
-        >>> batch = PrivacyGuarantee.of(1.0, 1e-5, dp_event=gaussian_event(3.7306))
-        >>> parallel_composition([batch] * 10).epsilon
-        1.0
-
-    Reference:
-        McSherry (2009), Privacy integrated queries, Theorem 4; the replace-one and
-        adaptive form is proved above.
-    """
-    _validate.require(len(guarantees) > 0, "guarantees", guarantees, "non-empty")
-    for guarantee in guarantees:
-        _validate.require(
-            guarantee.relation is REPLACE_ONE,
-            "relation",
-            guarantee.relation,
-            "REPLACE_ONE in every guarantee",
-        )
-    events = {guarantee.dp_event for guarantee in guarantees}
-    return PrivacyGuarantee.of(
-        max(guarantee.epsilon for guarantee in guarantees),
-        max(guarantee.delta for guarantee in guarantees),
-        dp_event=events.pop() if len(events) == 1 else UnsupportedDpEvent(),
-    )
 
 
 _NEIGHBOURS = {

@@ -37,7 +37,7 @@ def noise_multiplier(
     * `num_samples` and `batch_size`: batches of fixed size, drawn without replacement
       anew in each step; privacy loss distributions. Replace-one only.
     * disjoint batches, each used once: pass `num_steps=1`, however many batches there
-      are. A replaced record lies in one of them (see `parallel_composition`).
+      are. A replaced record lies in one of them (see `dpjax.batching.Disjoint`).
 
     Args:
         epsilon: privacy parameter, 0 < epsilon <= inf.
@@ -132,22 +132,18 @@ def noise_multiplier_to_epsilon(
 ) -> float:
     """The epsilon that a training run with a given noise multiplier costs.
 
-    The inverse of `noise_multiplier`; all arguments mean the same.
+    The inverse of `noise_multiplier`.
 
     Args:
         noise_multiplier: stddev / l2 sensitivity under `relation`, 0 to inf.
         delta: privacy parameter in [0, 1).
-        num_steps: number of noisy releases, or of steps of a run, T.
-        sampling_prob: probability in (0, 1] with which each record enters a batch.
-        num_samples: public number of records; only with `batch_size`.
-        batch_size: number of records in every batch; only with `num_samples`.
-        relation: REPLACE_ONE or ADD_OR_REMOVE_ONE.
-        noise: an estimator's `noise`. Other than "gaussian", the multiplier z stands
-            for a step that is 1 / (2 z^2)-zCDP, as Gaussian noise of z is; batches may
-            not be sampled.
-        other_multiplier: noise multiplier of other Gaussian releases, on all records,
-            that share the budget, such as `stats["noise_multiplier"]` of
-            `dp_linear_model`; several are as one of (sum of z^-2)^(-1/2). inf: none.
+        num_steps: as of `noise_multiplier`, and so are the others.
+        sampling_prob: see there.
+        num_samples: see there.
+        batch_size: see there.
+        relation: see there.
+        noise: see there.
+        other_multiplier: see there.
 
     Returns:
         epsilon >= 0, an upper bound; inf without noise or at delta = 0.
@@ -196,14 +192,12 @@ def gaussian_event(
 
     Args:
         noise_multiplier: stddev / l2 sensitivity under `relation`, 0 to inf.
-        num_steps: number of noisy releases, or of steps of a run, T.
-        sampling_prob: probability in (0, 1] with which each record enters a batch.
-        num_samples: public number of records; only with `batch_size`.
-        batch_size: number of records in every batch; only with `num_samples`.
-        relation: REPLACE_ONE or ADD_OR_REMOVE_ONE.
-        noise: an estimator's `noise`. Other than "gaussian", the multiplier z stands
-            for a step that is 1 / (2 z^2)-zCDP, as Gaussian noise of z is; batches may
-            not be sampled.
+        num_steps: as of `noise_multiplier`, and so are the others.
+        sampling_prob: see there.
+        num_samples: see there.
+        batch_size: see there.
+        relation: see there.
+        noise: see there.
 
     Returns:
         The event, in the convention of the one accountant that reads it right:

@@ -44,8 +44,10 @@ class Disjoint(Batching):
 
     The last n - b num_steps records are in none.
 
-    Privacy: a replaced record lies in one batch, so the whole run costs no more than
-    one step (parallel composition; replace-one only, with records fixed by index).
+    Privacy: the whole run costs no more than one step (parallel composition, McSherry
+    2009, Theorem 4). Batches are fixed by public index: a replaced record lies in one
+    batch t, before which both runs have the same law, and after which only released
+    values are used. Replace-one only: to add or remove one may shift others.
 
     Example:
         >>> import jax, jax.numpy as jnp

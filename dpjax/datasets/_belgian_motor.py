@@ -49,8 +49,7 @@ def belgian_motor() -> Dataset:
         130,570 training and 32,642 test records of 18 features.
 
     Raises:
-        FileNotFoundError: if the file is neither in $DPJAX_DATA nor in the cache; the
-            message tells how to obtain it.
+        FileNotFoundError: which tells how to obtain the file, where it is not here.
 
     Example:
         >>> data = belgian_motor()  # doctest: +SKIP

@@ -46,8 +46,7 @@ def credit_default() -> Dataset:
         24,000 training and 6,000 test records of 33 features.
 
     Raises:
-        FileNotFoundError: if the file is neither in $DPJAX_DATA nor in the cache; the
-            message tells how to obtain it.
+        FileNotFoundError: which tells how to obtain the file, where it is not here.
 
     Example:
         >>> data = credit_default()  # doctest: +SKIP

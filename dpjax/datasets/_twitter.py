@@ -48,8 +48,7 @@ def twitter() -> Dataset:
         466,600 training and 116,649 test records of 78 features.
 
     Raises:
-        FileNotFoundError: if the file is neither in $DPJAX_DATA nor in the cache; the
-            message tells how to obtain it.
+        FileNotFoundError: which tells how to obtain the file, where it is not here.
 
     Example:
         >>> data = twitter()  # doctest: +SKIP

@@ -33,8 +33,7 @@ def winnipeg() -> Dataset:
         260,734 training and 65,100 test records of 175 features.
 
     Raises:
-        FileNotFoundError: if the file is neither in $DPJAX_DATA nor in the cache; the
-            message tells how to obtain it.
+        FileNotFoundError: which tells how to obtain the file, where it is not here.
 
     Example:
         >>> data = winnipeg()  # doctest: +SKIP

@@ -38,8 +38,7 @@ def year_prediction() -> Dataset:
         463,715 training and 51,630 test records of 91 features.
 
     Raises:
-        FileNotFoundError: if the file is neither in $DPJAX_DATA nor in the cache; the
-            message tells how to obtain it.
+        FileNotFoundError: which tells how to obtain the file, where it is not here.
 
     Example:
         >>> data = year_prediction()  # doctest: +SKIP

@@ -57,8 +57,7 @@ def laplace(key: Key, value: PyTree, *, scale: Scalar) -> PyTree:
 
     Args:
         key: a typed key, used once here.
-        value: array or pytree of floats. Half precision is added to in float32 and
-            cast down after the noise.
+        value: as for `gaussian`.
         scale: of the Laplace law, in units of value; the standard deviation is
             sqrt(2)·scale. Non-negative, may be traced.
 
@@ -66,9 +65,7 @@ def laplace(key: Key, value: PyTree, *, scale: Scalar) -> PyTree:
         A pytree like value.
 
     Raises:
-        ValueError: where key is no single typed key, scale is negative or not finite,
-            or value has a leaf that is not of floating point; inside `jax.shard_map`,
-            where value is known to vary over other mesh axes than key.
+        ValueError: as for `gaussian`.
 
     Privacy:
         With l1 sensitivity D of value this is (D/scale)-differentially private, under

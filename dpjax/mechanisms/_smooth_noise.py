@@ -74,20 +74,15 @@ def arsinh_normal(key: Key, value: PyTree, *, scale: PyTree, sigma: Scalar) -> P
 
     Args:
         key: a typed key, used once here.
-        value: array or pytree of floats. Half precision is added to in float32 and
-            cast down after the noise.
-        scale: in units of value; a number, or a pytree prefix of value with arrays that
-            broadcast to its leaves. Non-negative. It may depend on private data, so an
-            array's values are never looked at.
+        value: as for `laplace_log_normal`.
+        scale: as for `laplace_log_normal`.
         sigma: shape of the noise, between 0.001 and 8, public; may be traced.
 
     Returns:
         A pytree like value.
 
     Raises:
-        ValueError: where key is no single typed key, sigma or a scale that is a Python
-            number is out of range, scale does not fit value, or value has a leaf that
-            is not of floating point.
+        ValueError: as for `laplace_log_normal`.
 
     Privacy:
         One entry with scale = S/s, where S is a t-smooth bound of its local

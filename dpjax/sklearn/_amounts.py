@@ -73,12 +73,8 @@ class DPPoissonRegressor(LogLinkRegressor):
     """Private Poisson regression with log link, for counts and rates.
 
     Args:
-        epsilon: as of `DPLinearRegression`, and so are the others.
-        delta: see there.
-        feature_ranges: see there.
-        target_range: see there; it must reach above zero.
-        max_weight: see there.
-        random_state: see there.
+        epsilon: as of `DPLinearRegression`, and so are all others.
+        target_range: but it must reach above zero.
 
     Attributes:
         coef_: what a unit of a feature adds to the logarithm of the mean, shape (d,).
@@ -119,12 +115,8 @@ class DPGammaRegressor(LogLinkRegressor):
     An error counts in proportion to the mean.
 
     Args:
-        epsilon: as of `DPLinearRegression`, and so are the others.
-        delta: see there.
-        feature_ranges: see there.
-        target_range: see there; it must reach above zero.
-        max_weight: see there.
-        random_state: see there.
+        epsilon: as of `DPLinearRegression`, and so are all others.
+        target_range: but it must reach above zero.
 
     Attributes:
         coef_: as of `DPPoissonRegressor`, and so are the others.
@@ -162,12 +154,8 @@ class DPTweedieRegressor(LogLinkRegressor):
     Args:
         power: of the mean, to which the variance is in proportion: between 1, which is
             `DPPoissonRegressor`, and 2, which is `DPGammaRegressor`.
-        epsilon: as of `DPLinearRegression`, and so are the others.
-        delta: see there.
-        feature_ranges: see there.
-        target_range: see there; it must reach above zero.
-        max_weight: see there.
-        random_state: see there.
+        epsilon: as of `DPLinearRegression`, and so are all others.
+        target_range: but it must reach above zero.
 
     Attributes:
         coef_: as of `DPPoissonRegressor`, and so are the others.

@@ -219,12 +219,7 @@ class DPHuberRegressor(_Regressor):
     Args:
         threshold: where the loss becomes linear, in scales of the target: of bought
             ones, or half the width of `target_range`.
-        epsilon: as of `DPLinearRegression`, and so are the others.
-        delta: see there.
-        feature_ranges: see there.
-        target_range: see there.
-        max_weight: see there.
-        random_state: see there.
+        epsilon: as of `DPLinearRegression`, and so are all others.
 
     Attributes:
         coef_: as of `DPLinearRegression`, and so are the others.

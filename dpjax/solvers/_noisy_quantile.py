@@ -72,7 +72,8 @@ def _quantile(
     stands_out = noisy > _SIGNIFICANT * stddev
     top = jnp.max(jnp.where(stands_out, index, -1))
     likely = (index <= top) | (noisy > _LIKELY * stddev)
-    top = jnp.where(top < 0, -1, jnp.sum(jnp.cumprod(likely)) - 1)
+    run = jnp.cumprod(likely, dtype="int32")  # of bins that hold records
+    top = jnp.where(top < 0, -1, jnp.sum(run, dtype="int32") - 1)
     kept = jnp.where(index <= top, noisy, 0.0)
     above = jnp.cumsum(kept[::-1])[::-1]  # of the bin and those above it
     place = jnp.max(jnp.where((above >= wanted) & (index <= top), index, 0))

@@ -1,4 +1,4 @@
-"""Guarantees: value semantics, the sentence, parallel composition."""
+"""Guarantees: value semantics, and the sentence."""
 
 import dataclasses
 import math
@@ -12,8 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
-from dpjax.accounting._guarantee import parallel_composition
+from dpjax.accounting import PrivacyGuarantee, gaussian_event
 
 EVENT = gaussian_event(3.7306)
 
@@ -143,30 +142,6 @@ def test_non_private():
     assert guarantee.dp_event == dp_accounting.NonPrivateDpEvent()
     assert "No privacy" in str(guarantee)
     assert guarantee == PrivacyGuarantee.non_private()
-
-
-def test_parallel_composition_of_equal_batches_costs_one():
-    multiplier = noise_multiplier(1.0, 1e-5, num_steps=1)
-    batch = PrivacyGuarantee.of(1.0, 1e-5, dp_event=gaussian_event(multiplier))
-    assert parallel_composition([batch] * 100) == batch
-
-
-def test_parallel_composition_takes_the_maximum():
-    one = PrivacyGuarantee.of(1.0, 1e-6, dp_event=EVENT)
-    two = PrivacyGuarantee.of(0.5, 1e-5, dp_event=gaussian_event(9.0))
-    whole = parallel_composition([one, two])
-    assert (whole.epsilon, whole.delta) == (1.0, 1e-5)
-    assert whole.relation is REPLACE_ONE
-    # No event stands for the maximum of two different ones: accountants must refuse.
-    assert not dp_accounting.pld.PLDAccountant().supports(whole.dp_event)
-
-
-def test_parallel_composition_refuses():
-    with pytest.raises(ValueError, match="guarantees must be non-empty"):
-        parallel_composition([])
-    added = PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT, relation=ADD_OR_REMOVE_ONE)
-    with pytest.raises(ValueError, match="relation must be REPLACE_ONE"):
-        parallel_composition([added])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The methods: what each makes of its options, beyond what the command's tests show."""
 
+from functools import partial
 from typing import get_args
 
 import jax
@@ -13,30 +14,15 @@ from dpjax.cli._plan import make_plan
 from dpjax.cli._runs import train_private
 from dpjax.cli._settings import MethodName, Settings
 from dpjax.constraints import L1Ball
-from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping, SmoothedTruncation, Truncation
+from tests.cli import test_train
 
 
 def asked(**options):
     return Settings(source="made up", **options)
 
 
-def dataset(n=60, task="regression"):
-    rng = np.random.default_rng(0)
-    features = np.hstack([rng.normal(size=(n, 4)), np.ones((n, 1))]).astype(np.float32)
-    targets = np.sign(features[:, 0]) if task == "classification" else features[:, 0]
-    return Dataset(
-        name="made up",
-        task=task,
-        feature_names=("a", "b", "c", "d", "intercept"),
-        features=features,
-        targets=targets,
-        test_features=features[:10],
-        test_targets=targets[:10],
-        target_unit="metres",
-        licence="none",
-        source="none",
-    )
+dataset = partial(test_train.dataset, n=60, names="abcd")
 
 
 def plan(task="regression", **changes):
@@ -48,11 +34,8 @@ def plan(task="regression", **changes):
 
 
 def train(plan, task="regression"):
-    def ignore(method, step, total):
-        del method, step, total
-
     return train_private(
-        plan, dataset(task=task), key=jax.random.key(0), on_step=ignore
+        plan, dataset(task=task), key=jax.random.key(0), on_step=test_train.ignore
     )
 
 
@@ -111,10 +94,9 @@ def test_sample_and_aggregate_stays_in_its_ball():
         is_named=True,
     )
 
-    def ignore(method, step, total):
-        del method, step, total
-
-    run = train_private(made, dataset(n=2000), key=jax.random.key(0), on_step=ignore)
+    run = train_private(
+        made, dataset(n=2000), key=jax.random.key(0), on_step=test_train.ignore
+    )
     assert run.solution.privacy.epsilon == 8.0
     assert 0 < np.linalg.norm(run.solution.params) <= 0.5001
 

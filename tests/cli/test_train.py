@@ -30,14 +30,16 @@ def asked(**options):
     return Settings(source="made up", **{"method": "gradient-descent"} | options)
 
 
-def dataset(n=50, task="regression", name="made up"):
+def dataset(n=50, task="regression", names="ab"):
     rng = np.random.default_rng(0)
-    features = np.hstack([rng.normal(size=(n, 2)), np.ones((n, 1))]).astype(np.float32)
+    features = np.hstack([rng.normal(size=(n, len(names))), np.ones((n, 1))]).astype(
+        np.float32
+    )
     targets = np.sign(features[:, 0]) if task == "classification" else features[:, 0]
     return Dataset(
-        name=name,
+        name="made up",
         task=task,
-        feature_names=("a", "b", "intercept"),
+        feature_names=(*names, "intercept"),
         features=features,
         targets=targets,
         test_features=features[:10],
@@ -45,7 +47,7 @@ def dataset(n=50, task="regression", name="made up"):
         target_unit="metres",
         licence="none",
         source="none",
-        schema={"a": Numeric(), "b": Numeric()},
+        schema=dict.fromkeys(names, Numeric()),
     )
 
 

@@ -107,27 +107,6 @@ def test_masks_and_divisors(estimator, batch):
 
 
 @pytest.mark.quick(1)
-@each
-def test_a_bad_record_stays_within_the_sensitivity(estimator, batch):
-    if estimator.limit is None:
-        return
-    grad_fn = jax.jit(robust_grad(loss_fn, estimator))
-    expected = grad_fn(PARAMS, batch)
-    stated = estimator.sensitivity(N, 4)
-    for bad in (np.nan, np.inf, -np.inf, 1e38, -1e19, 0.0):
-        for name in batch:
-            spoiled = batch | {name: batch[name].at[5].set(bad)}
-            moved = grad_fn(PARAMS, spoiled)
-            change = jax.tree.map(
-                lambda x, y: np.ravel(np.float64(x) - np.float64(y)), expected, moved
-            )
-            change = np.concatenate(jax.tree.leaves(change))
-            assert np.isfinite(change).all()
-            assert np.abs(change).max() <= stated.linf
-            assert np.linalg.norm(change) <= stated.l2
-
-
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["clipping", "median"])
 @pytest.mark.parametrize("microbatch_size", [None, 3, 64])
 def test_values_and_aux_come_per_sample_and_in_order(name, microbatch_size, batch):
@@ -165,16 +144,6 @@ def test_half_precision_parameters_give_float32_gradients(estimator, batch):
     expected = applied(estimator)(params, halved)
     # Two programs may round single gradients differently, by 2^-8 of themselves.
     chex.assert_trees_all_close(grads, expected, rtol=0, atol=2e-2)
-
-
-@pytest.mark.slow
-def test_float64_is_kept(batch):
-    with jax.enable_x64(True):
-        wide = jax.tree.map(lambda x: x.astype(jnp.float64), (PARAMS, batch))
-        grads = robust_grad(loss_fn, Clipping(0.8))(*wide)
-        assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype(jnp.float64)}
-        expected = Clipping(0.8)(per_sample_grad(loss_fn)(*wide))
-        chex.assert_trees_all_close(grads, expected, rtol=0, atol=1e-14)
 
 
 @quickly("winsorization")

@@ -19,6 +19,8 @@ FALSE_ALARM = 1e-6
 LAWS = {
     "normal": (_samplers.normal, scipy.stats.norm.cdf),
     "laplace": (_samplers.laplace, scipy.stats.laplace.cdf),
+    "exponential": (_samplers.exponential, scipy.stats.expon.cdf),
+    "gumbel": (_samplers.gumbel, scipy.stats.gumbel_r.cdf),
 }
 
 
@@ -100,9 +102,12 @@ def test_laplace_tails(key):
     assert counts[:, -1].sum() > 0
 
 
-# 512 is the first word with k = 256: from there on one word is enough for float32.
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("word", [0, 1, 2, 510, 512, 513, 2**31, 2**32 - 1])
+# 512 is the first word with k = 256: from there on one word is enough for float32. The
+# lowest bit takes the lower half of the law, where the exponential is small.
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(
+    "word", [0, 1, 2, 3, 510, 511, 512, 513, 2**31, 2**32 - 2, 2**32 - 1]
+)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_extreme_words(word, dtype, key, monkeypatch):
     k, is_negative = divmod(word, 2)
@@ -114,10 +119,20 @@ def test_extreme_words(word, dtype, key, monkeypatch):
             jax.random, "bits", lambda key, shape, dtype: jnp.full(shape, word, dtype)
         )
         normal = _samplers.normal(jax.random.clone(key), (1,), dtype)
-        laplace = _samplers.laplace(key, (1,), dtype)
+        laplace, exponential, gumbel = (
+            np.asarray(sampler(jax.random.clone(key), (1,), dtype))
+            for sampler in (_samplers.laplace, _samplers.exponential, _samplers.gumbel)
+        )
     near = {"rtol": 1e-6, "atol": 1e-6}
     np.testing.assert_allclose(normal, -sign * scipy.special.ndtri(tail), **near)
     np.testing.assert_allclose(laplace, -sign * math.log(2 * tail), **near)
+    exact = -math.log1p(-tail) if is_negative else -math.log(tail)
+    np.testing.assert_allclose(exponential, exact, rtol=1e-6)
+    np.testing.assert_allclose(gumbel, -math.log(exact), **near)
+    if word == 0:  # the farthest tails: 45, where jax.random.gumbel stops near 16
+        assert exponential > 45
+    if word == 1:
+        assert gumbel > 43.6
 
 
 def test_largest_normal_passes_nine_sigma():

@@ -75,21 +75,6 @@ def test_standard_deviation(name, key):
 
 @pytest.mark.slow
 @each
-def test_tails(name):
-    mechanism, cdf, _ = MECHANISMS[name]
-    num_draws = 2**22
-    noise = mechanism(jax.random.key(1), jnp.zeros(num_draws), scale=1.0, sigma=1.0)
-    for far in (5.0, 15.0, 45.0):
-        expected = num_draws * cdf(np.array([-far]), 1.0)[0]
-        assert expected > 8
-        for count in (int((noise > far).sum()), int((noise < -far).sum())):
-            low, high = scipy.stats.poisson(expected).ppf([5e-7, 1 - 5e-7])
-            assert low <= count <= high  # false alarm 1e-6 each
-    assert jnp.isfinite(noise).all()
-
-
-@pytest.mark.slow
-@each
 def test_one_scale_an_entry(name, key):
     mechanism, _, _ = MECHANISMS[name]
     value = {"a": jnp.zeros((200, 3)), "b": (jnp.zeros(200), jnp.ones(()))}
@@ -122,36 +107,6 @@ def test_no_scale_no_noise(name, key):
     np.testing.assert_array_equal(noisy, value)
 
 
-@pytest.mark.slow
-@each
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision_is_cast_down_after_the_noise(name, dtype, key):
-    mechanism, _, _ = MECHANISMS[name]
-    value = jnp.linspace(-2, 2, 1000).astype(dtype)
-    noisy = mechanism(jax.random.clone(key), value, scale=0.1, sigma=0.5)
-    wide = mechanism(key, value.astype(jnp.float32), scale=0.1, sigma=0.5)
-    assert noisy.dtype == dtype
-    np.testing.assert_array_equal(noisy, wide.astype(dtype))
-
-
-@pytest.mark.slow
-@each
-def test_float64(name, key):
-    with jax.enable_x64(True):
-        value = jnp.zeros(1000, jnp.float64)
-        noisy = MECHANISMS[name][0](key, value, scale=1.0, sigma=0.5)
-        assert noisy.dtype == jnp.float64
-        assert (noisy.astype(jnp.float32).astype(jnp.float64) != noisy).mean() > 0.99
-
-
-@each
-def test_key_reuse_is_caught(name, key):
-    mechanism, _, _ = MECHANISMS[name]
-    mechanism(key, jnp.zeros(3), scale=1.0, sigma=0.5)
-    with pytest.raises(jax.errors.KeyReuseError):
-        mechanism(key, jnp.zeros(3), scale=1.0, sigma=0.5)
-
-
 @pytest.mark.quick(1)
 @each
 def test_jit_and_vmap_over_keys_scales_and_sigmas(name):
@@ -171,18 +126,6 @@ def test_jit_and_vmap_over_keys_scales_and_sigmas(name):
     for name in value:
         expected = jnp.stack([x[name] for x in singles])
         np.testing.assert_allclose(mapped[name], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@each
-def test_exports_for_every_platform(name, key):
-    def noisy(key, value, scale):
-        return MECHANISMS[name][0](key, value, scale=scale, sigma=0.5)
-
-    value = {"a": jnp.zeros((2, 3)), "b": jnp.zeros((), jnp.bfloat16)}
-    platforms = ("cpu", "cuda", "tpu")
-    exported = jax.export.export(jax.jit(noisy), platforms=platforms)
-    assert exported(key, value, value).platforms == platforms
 
 
 @pytest.mark.quick(1)
@@ -232,13 +175,6 @@ def test_a_private_scale_is_never_looked_at(name, key):
 def test_bad_sigma(name, sigma, key):
     with pytest.raises(ValueError, match="sigma"):
         MECHANISMS[name][0](key, jnp.zeros(3), scale=1.0, sigma=sigma)
-
-
-@each
-@pytest.mark.parametrize("bad_key", [0, None, jnp.zeros(2, jnp.uint32)])
-def test_bad_key(name, bad_key):
-    with pytest.raises(ValueError, match="key must be a single typed JAX key"):
-        MECHANISMS[name][0](bad_key, jnp.zeros(3), scale=1.0, sigma=0.5)
 
 
 @each

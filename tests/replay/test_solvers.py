@@ -111,6 +111,8 @@ OPTIONS = {
         estimators.MedianOfMeans(estimators.Clipping(1.0), 3), averaging=True
     ),
     "normalised": descent(estimators.Normalization(0.1)),
+    "truncated": descent(estimators.Truncation(1.0)),
+    "winsorized": descent(estimators.Winsorization(1.0)),
     "trimmed": descent(estimators.TrimmedMean(0.2, -1.0, 1.0)),
     "poisson": descent(batching=batching.Poisson(5.0, capacity=20)),
     "fixed size": descent(batching=batching.WithoutReplacement(5)),
@@ -119,6 +121,15 @@ OPTIONS = {
     "objective": lambda data, key, i: solvers.dp_objective_perturbation(
         *data, key=key, epsilon=1.0, delta=1e-5, regularization=0.1
     ),
+    **{
+        f"mean, {type(x).__name__}": lambda data, key, i, x=x: solvers.dp_mean(
+            data[0], key=key, epsilon=1.0, delta=1e-5, estimator=x
+        )
+        for x in (
+            *(CLIPPING, estimators.Truncation(1.0), estimators.Winsorization(1.0)),
+            estimators.MedianOfMeans(estimators.Truncation(1.0), 4),
+        )
+    },
     "papers' mean": lambda data, key, i: solvers.dp_mean(
         data[0], key=key, epsilon=1.0, delta=1e-5, moment_bound=2.0, calibration="paper"
     ),

@@ -15,9 +15,9 @@ import pytest
 
 from dpjax import losses, solvers
 from dpjax.batching import Poisson
-from dpjax.constraints import L1Ball
 from dpjax.estimators import SmoothedTruncation, TrimmedMean, Winsorization
 from dpjax.solvers import Checkpoint, Execution
+from tests import registry
 
 N, D, T = 60, 3, 5
 
@@ -53,80 +53,10 @@ def executed(options):
     return others | {"execution": Execution(**how)}
 
 
-def sparse(**options):
-    return solvers.dp_sparse_linear_regression(
-        *make_data(),
-        key=jax.random.key(1),
-        epsilon=1.0,
-        delta=1e-3,
-        sparsity=2,
-        num_steps=T,
-        **executed(options),
-    )
-
-
-def hard_thresholding(**options):
-    return solvers.dp_iterative_hard_thresholding(
-        losses.logistic,
-        jnp.zeros(D),
-        make_data(),
-        key=jax.random.key(1),
-        epsilon=1.0,
-        delta=1e-3,
-        estimator=Winsorization(1.0),
-        sparsity=2,
-        learning_rate=0.1,
-        num_steps=T,
-        **executed(options),
-    )
-
-
-def frank_wolfe(**options):
-    return solvers.dp_frank_wolfe(
-        losses.squared,
-        jnp.zeros(D),
-        make_data(),
-        key=jax.random.key(1),
-        epsilon=1.0,
-        constraint=L1Ball(1.0),
-        estimator=Winsorization(1.0),
-        num_steps=T,
-        **executed(options),
-    )
-
-
-def lasso(**options):
-    return solvers.dp_lasso(
-        *make_data(),
-        key=jax.random.key(1),
-        epsilon=1.0,
-        delta=1e-3,
-        radius=1.0,
-        num_steps=T,
-        **executed(options),
-    )
-
-
-def robust(**options):
-    return solvers.robust_gradient_descent(
-        losses.squared,
-        jnp.zeros(D),
-        make_data(),
-        estimator=Winsorization(1.0),
-        learning_rate=0.1,
-        num_steps=T,
-        **executed(options),
-    )
-
-
-def linear_model(**options):
-    return solvers.dp_linear_model(
-        "logistic",
-        make_data(),
-        key=jax.random.key(1),
-        epsilon=1.0,
-        delta=1e-3,
-        **executed(options),
+def registered(name, **options):
+    """A solver as it is registered, but for options, for data of three features."""
+    return registry.released(
+        name, make_data(), jax.random.key(1), 0, **executed(options)
     )
 
 
@@ -135,13 +65,17 @@ RUNS = {
     "smoothed truncation": partial(descent, estimator=SmoothedTruncation(1.0)),
     "averaging, Poisson": partial(descent, averaging=True, batching=Poisson(20)),
     "trimmed mean": partial(descent, estimator=TrimmedMean(0.1, -9.0, 9.0)),
-    "dp_frank_wolfe": frank_wolfe,
-    "dp_linear_model": linear_model,
-    "dp_linear_model, features chosen": partial(linear_model, max_features=2),
-    "dp_lasso": lasso,
-    "dp_iterative_hard_thresholding": hard_thresholding,
-    "dp_sparse_linear_regression": sparse,
-    "robust_gradient_descent": robust,
+    "dp_linear_model, features chosen": partial(
+        registered, "dp_linear_model", max_features=2
+    ),
+    **{
+        name: partial(registered, name)
+        for name in (
+            *("dp_frank_wolfe", "dp_lasso", "dp_linear_model"),
+            *("dp_iterative_hard_thresholding", "dp_sparse_linear_regression"),
+            "robust_gradient_descent",
+        )
+    },
 }
 
 
@@ -347,6 +281,7 @@ PROCESS = """
     from dpjax import losses, solvers
     from dpjax.estimators import Winsorization
     from dpjax.solvers import Checkpoint, Execution
+from tests import registry
 
     folder, fault = sys.argv[1:]
 

@@ -11,21 +11,9 @@ import pytest
 from dpjax import losses, solvers
 from dpjax.estimators import Winsorization
 from dpjax.solvers import Checkpoint, Execution
+from tests.solvers.test_checkpoint import KilledError, kill_at
 
 T = 6
-
-
-class KilledError(Exception):
-    """Stands for the end of the process."""
-
-
-def kill_at(step):
-    def callback(now, params):
-        del params
-        if now == step:
-            raise KilledError
-
-    return callback
 
 
 def descent(

@@ -11,7 +11,6 @@ from dpjax import accounting, datasets, losses
 from dpjax.constraints import Box, L1Ball, Polytope, Simplex
 from dpjax.estimators import (
     Clipping,
-    Mean,
     SmoothedTruncation,
     Truncation,
     Winsorization,
@@ -223,37 +222,6 @@ def test_robust_regression_with_the_biweight_loss():
     assert jnp.linalg.norm(solution.params - true_params) < 0.4
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("estimator", [None, Winsorization(1.0), Clipping(1.0)])
-def test_private_values_never_raise(estimator):
-    rows = jnp.array([[jnp.nan, jnp.inf, -jnp.inf], [3e38, -3e38, 1e-45]] * 30)
-    solution = solve(rows, estimator=estimator, num_steps=4)
-    assert L1Ball(1.0).contains(solution.params)
-
-
-@pytest.mark.slow
-def test_vmap_over_keys_is_a_loop():
-    keys = jax.random.split(jax.random.key(9), 3)
-    together = jax.jit(jax.vmap(lambda key: solve(key=key, num_steps=4).params))(keys)
-    for key, params in zip(keys, together, strict=True):
-        np.testing.assert_allclose(solve(key=key, num_steps=4).params, params)
-
-
-@pytest.mark.slow
-def test_a_sweep_compiles_once(caplog):
-    with jax.log_compiles(True), caplog.at_level("WARNING"):
-        for i, epsilon in enumerate((0.5, 1.0, 2.0)):
-            solve(
-                epsilon=epsilon,
-                constraint=L1Ball(1.0 + i),
-                estimator=Winsorization(1.0 + i),
-                learning_rate=0.1 + 0.1 * i,
-                num_steps=7,
-            )
-    compiled = "Finished XLA compilation of jit(_run)"
-    assert sum(compiled in message for message in caplog.messages) == 1
-
-
 def test_callback_sees_the_iterates():
     seen = {}
     solution = solve(
@@ -305,7 +273,6 @@ def test_no_gradient_of_every_sample_is_stored():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epsilon": 0.0}, "epsilon must be positive"),
         ({"delta": 1.0}, "delta must be in"),
         ({"moment_bound": -1.0}, "moment_bound must be positive"),
         ({"constraint": Box(-1.0, 1.0)}, "constraint must be a set with vertices"),
@@ -314,14 +281,9 @@ def test_no_gradient_of_every_sample_is_stored():
         ({"constraint": Simplex(1.0)}, "params must be in Simplex"),
         ({"num_steps": 61}, "num_steps must be at most the 60 samples"),
         ({"num_steps": 61, "delta": 1e-5}, "num_steps must be at most the 60"),
-        ({"num_steps": 0}, "num_steps must be an integer"),
-        ({"estimator": Mean()}, "estimator must be one with a finite sensitivity"),
-        ({"calibration": "loose"}, "calibration must be tight or paper"),
         ({"calibration": "paper"}, "estimator must be a SmoothedTruncation"),
         ({"learning_rate": 2.0}, "learning_rate must be between 0 and 1"),
-        ({"execution": print}, "execution must be an Execution"),
         ({"loss_fn": None}, "loss_fn must be callable"),
-        ({"key": 0}, "key must be a single typed JAX key"),
     ],
 )
 def test_bad_arguments_are_named(changes, message):

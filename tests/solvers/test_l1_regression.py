@@ -12,7 +12,7 @@ import scipy.stats
 
 from dpjax.accounting import selection_event
 from dpjax.constraints import Box, grid_net
-from dpjax.solvers import _l1_regression, _l1_scores, dp_l1_regression
+from dpjax.solvers import _l1_scores, dp_l1_regression
 
 WILD = [math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-45, 1e-38, 0.0, -0.0, 0.3]
 FALSE_ALARM = 1e-6
@@ -353,22 +353,6 @@ def test_jit_and_vmap(key):
     assert len(np.unique(many.params, axis=0)) > 1
 
 
-@pytest.mark.slow
-def test_a_sweep_over_constants_compiles_once(key):
-    features, targets, candidates = problem(37)
-    before = _l1_regression._choose._cache_size()
-    for i, seed in enumerate(jax.random.split(key, 3)):
-        options = {
-            "epsilon": 1.0 + i,
-            "truncation": None,
-            "residual_moment_bound": 1.0 + i,
-        }
-        dp_l1_regression(
-            features, targets, **settings(key=seed, candidates=candidates, **options)
-        )
-    assert _l1_regression._choose._cache_size() == before + 1
-
-
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64])
 def test_dtypes(dtype):
@@ -402,17 +386,6 @@ def test_many_features_take_a_matrix_product():
     np.testing.assert_allclose(found, np.log2(1 + rest**2).sum(axis=0), rtol=2e-3)
 
 
-@pytest.mark.slow
-def test_exports_for_every_platform(key):
-    def solve(key, features, targets, candidates):
-        options = settings(key=key, candidates=candidates, chunk_size=10)
-        return dp_l1_regression(features, targets, **options).params
-
-    platforms = ("cpu", "cuda", "tpu")
-    exported = jax.export.export(jax.jit(solve), platforms=platforms)
-    assert exported(key, *problem(100)).platforms == platforms
-
-
 def test_blocks_side_by_side_give_the_scores_of_one_by_one(monkeypatch):
     # What other platforms run, run here.
     data = problem(9000)
@@ -440,7 +413,6 @@ def test_guarantee():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epsilon": 0.0}, "epsilon must be positive and finite, got 0.0"),
         ({"epsilon": math.inf}, "epsilon must be positive and finite, got inf"),
         ({"moment_order": 1.0}, r"moment_order must be in \(1, 2\], got 1.0"),
         ({"moment_order": "2"}, "moment_order must be a number, got '2'"),
@@ -456,9 +428,7 @@ def test_guarantee():
         ({"failure_prob": 1.0}, "failure_prob must be strictly between 0 and 1"),
         ({"truncation": 0.0}, "truncation must be positive and finite, got 0.0"),
         ({"truncation": -1.0}, "truncation must be positive and finite, got -1.0"),
-        ({"calibration": "loose"}, "calibration must be tight or paper, got 'loose'"),
         ({"chunk_size": 0}, "chunk_size must be an integer of at least 1, got 0"),
-        ({"key": 3}, "key must be a single typed JAX key"),
         ({"candidates": jnp.zeros((1, 3))}, r"candidates must .* got .*\(1, 3\)"),
         ({"candidates": jnp.zeros((5, 2))}, r"candidates must .* got .*\(5, 2\)"),
         ({"candidates": jnp.zeros(3)}, r"candidates must be .* got .*shape=\(3,\)"),
@@ -499,10 +469,3 @@ def test_too_many_records_are_refused():
             features,
             targets,
         )
-
-
-def test_key_reuse_is_caught(key):
-    options = settings(key=key, candidates=jnp.eye(3))
-    dp_l1_regression(jnp.zeros((8, 3)), jnp.zeros(8), **options)
-    with pytest.raises(jax.errors.KeyReuseError):
-        dp_l1_regression(jnp.zeros((8, 3)), jnp.zeros(8), **options)

@@ -425,12 +425,10 @@ def test_a_finite_model_whatever_the_values(name, loss):
         ({"loss": "cubic"}, "loss must be 'squared' or 'logistic' or 'huber' or a"),
         ({"loss": losses.biweight(1.0)}, "loss must be a convex loss of bounded"),
         ({"loss": losses.absolute}, "loss must be a convex loss of bounded"),
-        ({"epsilon": 0.0}, "epsilon must be positive"),
         ({"epsilon": None}, "epsilon must be given where noise_multiplier is not"),
         ({"noise_multiplier": 1.0}, "epsilon must be given where noise_multiplier is"),
         ({"epsilon": None, "noise_multiplier": 0.0}, "noise_multiplier must be posi"),
         ({"delta": 0.0}, "delta must be strictly between 0 and 1"),
-        ({"key": 0}, "key must be a single typed JAX key"),
         ({"data": np.ones(3)}, "data must be a pair"),
         ({"data": (np.ones(3), np.ones(3))}, "features must be a real array with 2"),
         ({"data": (np.ones((3, 2)), np.ones(2))}, "targets must be one number for"),
@@ -441,22 +439,11 @@ def test_a_finite_model_whatever_the_values(name, loss):
         ({"offsets": np.ones(3)}, "offsets must be one real number for each of 4000"),
         ({"weights": np.ones(3)}, "weights must be one real number for each of 4000"),
         ({"max_weight": 0.0}, "max_weight must be positive"),
-        ({"execution": print}, "execution must be an Execution"),
     ],
 )
 def test_bad_arguments_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         solve(**changes)
-
-
-@pytest.mark.slow
-def test_runs_of_several_keys_at_once():
-    features, means, noise = table(num=500)
-    data = features, means + noise
-    keys = jax.random.split(jax.random.key(0), 2)
-    many = jax.vmap(lambda key: solve(data=data, key=key).params)(keys)
-    one = solve(data=data, key=jax.random.clone(keys)[1]).params
-    np.testing.assert_allclose(many[1], one, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

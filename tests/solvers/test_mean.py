@@ -1,7 +1,5 @@
 """The private mean: its value, its noise, its neighbours, its errors."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,6 @@ import scipy.stats
 from dpjax import accounting
 from dpjax.estimators import (
     Clipping,
-    Mean,
     MedianOfMeans,
     SmoothedTruncation,
     Truncation,
@@ -58,26 +55,6 @@ def test_noise_has_the_stated_scale(name):
     np.testing.assert_allclose(stats["noise_multiplier"], stddev, rtol=1e-6)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    "wild", [math.nan, math.inf, -math.inf, 1e38, -1e38, -1.0, 0.0]
-)
-@each
-def test_neighbours_stay_within_the_sensitivity(name, wild):
-    base = jnp.ones((20, 3)).at[::2].set(0.5)
-    first, second = (
-        dp_mean(
-            base.at[7].set(value),
-            **settings(estimator=ESTIMATORS[name], moment_bound=1.0),
-        )
-        for value in (1.0, wild)
-    )
-    change = np.linalg.norm(np.asarray(second.params - first.params, np.float64))
-    assert np.isfinite(second.params).all()
-    # 1e-5: sums of size 20 stddev are rounded to float32.
-    assert change <= float(first.stats["l2_sensitivity"]) * (1 + 1e-5)
-
-
 def test_default_finds_a_heavy_tailed_mean():
     # A Student t with 2.5 degrees of freedom has variance 5, hence E x^2 = 14.
     samples = 3.0 + np.random.default_rng(0).standard_t(2.5, (20_000, 2))
@@ -87,20 +64,6 @@ def test_default_finds_a_heavy_tailed_mean():
     expected = SmoothedTruncation.for_moment(15.0, epsilon=1.0, delta=1e-5, **setting)
     assert solution.stats["scale"] == expected.scale
     assert solution.stats["beta"] == expected.beta
-
-
-def test_jit_and_vmap_over_samples():
-    samples = jax.random.normal(jax.random.key(2), (3, 50, 2))
-
-    def solve(seed, samples):
-        return dp_mean(samples, **settings(key=jax.random.key(seed)))
-
-    mapped, together = jax.jit(jax.vmap(solve))(jnp.arange(3), samples), jax.jit(solve)
-    for i in range(3):
-        single, jitted = solve(i, samples[i]), together(i, samples[i])
-        np.testing.assert_allclose(mapped.params[i], single.params, rtol=1e-5)
-        np.testing.assert_allclose(jitted.params, single.params, rtol=1e-5)
-        assert mapped.privacy == single.privacy == jitted.privacy
 
 
 @pytest.mark.quick(1)
@@ -116,14 +79,8 @@ def test_dtypes(dtype):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epsilon": 0.0}, "epsilon must be positive and finite, got 0.0"),
         ({"delta": 0.0}, "delta must be strictly between 0 and 1, got 0.0"),
-        ({"delta": 1.5}, "delta must be strictly between 0 and 1, got 1.5"),
-        ({"key": 3}, "key must be a single typed JAX key"),
-        ({"estimator": Mean()}, "estimator must be one with a finite sensitivity"),
-        ({"estimator": "mean"}, "estimator must be an estimator"),
         ({"moment_bound": 0.0}, "moment_bound must be positive and finite"),
-        ({"calibration": None}, "calibration must be tight or paper, got None"),
         ({"estimator": MedianOfMeans(Truncation(1.0), 9)}, "at least num_groups = 9"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 
 from dpjax import accounting, datasets, losses
-from dpjax.estimators import Mean, SmoothedTruncation, Truncation, Winsorization
+from dpjax.estimators import SmoothedTruncation, Truncation, Winsorization
 from dpjax.solvers import (
     Execution,
     dp_gradient_descent,
@@ -332,38 +332,14 @@ def test_paper_calibration(estimator, excess):
     assert solution.privacy.epsilon < 1
 
 
-@pytest.mark.slow
-def test_private_values_never_raise():
-    rows = jnp.array([[jnp.nan, jnp.inf, -jnp.inf], [3e38, -3e38, 1e-45]] * 30)
-    for estimator in (Winsorization(1.0), SmoothedTruncation(1.0), Truncation(1.0)):
-        assert jnp.isfinite(threshold(rows, estimator=estimator).params).all()
-    targets = jnp.full(100, jnp.nan)
-    assert jnp.isfinite(regress(targets=targets).params).all()
-
-
-@pytest.mark.slow
-def test_vmap_over_keys_is_a_loop():
-    for run in (threshold, regress):
-        keys = jax.random.split(jax.random.key(9), 3)
-        together = jax.vmap(lambda key, run=run: run(key=key).params)(keys)
-        for key, params in zip(keys, together, strict=True):
-            np.testing.assert_allclose(
-                run(key=key).params, params, rtol=1e-4, atol=1e-5
-            )
-
-
 @pytest.mark.parametrize("run", [threshold, regress])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epsilon": -1.0}, "epsilon must be positive"),
-        ({"delta": 1.5}, "delta must be"),
         ({"sparsity": 0}, "sparsity must be an integer"),
         ({"sparsity": 4}, "sparsity must be at most the 3 entries"),
         ({"num_steps": 101}, "num_steps must be at most the"),
         ({"learning_rate": 0.0}, "learning_rate must be positive"),
-        ({"calibration": "loose"}, "calibration must be tight or paper"),
-        ({"key": 0}, "key must be a single typed JAX key"),
     ],
 )
 def test_bad_arguments_are_named(run, changes, message):
@@ -374,7 +350,6 @@ def test_bad_arguments_are_named(run, changes, message):
 @pytest.mark.parametrize(
     ("run", "changes", "message"),
     [
-        (threshold, {"estimator": Mean()}, "estimator must be one with a finite"),
         (
             threshold,
             {"calibration": "paper"},

@@ -121,16 +121,6 @@ def test_one_outlier_moves_the_noise_by_little():
     assert ratio.max() <= noise.smoothness + 1e-3
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf, 1e38, -1e38])
-def test_wild_gradients(bad, key):
-    grads = jax.random.normal(key, (40, 6)).at[3].set(bad)
-    transform = privatized(ESTIMATOR, rho=1e6, key=jax.random.key(0))
-    released = updated(transform, grads)
-    assert jnp.isfinite(released).all()
-    assert (jnp.abs(released) < 2).all()
-
-
 def test_each_update_draws_anew(key):
     transform = privatized(ESTIMATOR, rho=1.0, key=key)
     grads = jnp.zeros((10, 1000))

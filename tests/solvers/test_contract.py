@@ -1,0 +1,140 @@
+"""What every solver owes: jit, vmap, dtypes, platforms, and values that do no harm."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import batching, estimators, losses, solvers
+from tests import registry
+
+
+def descent(kind, estimator):
+    def release(data, key, i):
+        return solvers.dp_gradient_descent(
+            losses.squared,
+            jnp.zeros(6),
+            data,
+            key=key,
+            epsilon=1.0 + i,
+            delta=1e-5,
+            estimator=estimator,
+            learning_rate=0.1,
+            num_steps=4,
+            batching=kind,
+        )
+
+    return release
+
+
+SOLVERS = {name: part.make for name, part in registry.SOLVERS.items()} | {
+    "poisson": descent(batching.Poisson(5.0), estimators.Winsorization(1.0)),
+    "fixed size": descent(batching.WithoutReplacement(5), estimators.Clipping(1.0)),
+    "trimmed": descent(batching.Full(), estimators.TrimmedMean(0.2, -1.0, 1.0)),
+    "truncated": descent(batching.Full(), estimators.Truncation(1.0)),
+}
+each = pytest.mark.parametrize("name", SOLVERS)
+
+
+def table(name, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_t(3, (800 if "aggregate" in name else 40, 6))
+    return rows, rows[:, 0] + rng.standard_t(3, len(rows))
+
+
+@pytest.mark.quick(3)
+@each
+def test_jit_and_vmap_are_the_call_as_it_is(name):
+    tables = [
+        jax.tree.map(lambda x: jnp.asarray(x, "float32"), table(name, seed))
+        for seed in range(3)
+    ]
+
+    def solve(seed, data):
+        return SOLVERS[name](data, jax.random.key(seed), 0)
+
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *tables)
+    mapped = jax.jit(jax.vmap(solve))(jnp.arange(3), stacked)
+    jitted = jax.jit(solve)
+    for i, data in enumerate(tables):
+        one, same = solve(i, data), jitted(i, data)
+        of_many = jax.tree.map(lambda x, i=i: x[i], mapped.params)
+        for params in (same.params, of_many):
+            chex.assert_trees_all_close(params, one.params, rtol=1e-4, atol=1e-5)
+        assert one.privacy == same.privacy == mapped.privacy
+
+
+@pytest.mark.quick(2)
+@each
+def test_lowers_for_every_platform(name):
+    def solve(words, data):
+        key = jax.random.wrap_key_data(words)
+        return SOLVERS[name](data, key, 0).params
+
+    words = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), table(name)
+    )
+    platforms = ("cpu", "cuda", "tpu")
+    exported = jax.export.export(jax.jit(solve), platforms=platforms)(words, shapes)
+    assert exported.platforms == platforms
+
+
+@pytest.mark.quick(2)
+@each
+def test_wide_data_give_wide_parameters(name):
+    with jax.enable_x64(True):
+        data = jax.tree.map(jnp.asarray, table(name))
+        for leaf in jax.tree.leaves(SOLVERS[name](data, jax.random.key(0), 0).params):
+            assert leaf.dtype == jnp.float64
+
+
+@pytest.mark.quick(5)
+@each
+def test_private_values_never_raise(name):
+    rows, targets = (np.float32(x) for x in table(name))
+    wild = [[np.nan, np.inf, -np.inf] * 2, [3e38, -3e38, 1e-45] * 2]
+    rows[:] = np.resize(wild, rows.shape)
+    for target in (np.nan, np.inf, -3e38):
+        data = jnp.asarray(rows), jnp.full(targets.shape, target)
+        if name == "robust_gradient_descent":
+            data = data[0], jnp.zeros(targets.shape)
+        solution = SOLVERS[name](data, jax.random.key(0), 0)
+        chex.assert_tree_all_finite(solution.params)
+
+
+BAD = [
+    ("epsilon", 0.0, "epsilon must be positive"),
+    ("epsilon", -1.0, "epsilon must be positive"),
+    ("epsilon", np.nan, "epsilon must be positive"),
+    ("delta", 1.5, "delta must be "),
+    ("delta", -0.1, "delta must be "),
+    ("key", 0, "key must be a single typed JAX key"),
+    ("calibration", None, "calibration must be tight or paper"),
+    ("calibration", "loose", "calibration must be tight or paper"),
+    ("num_steps", 0, "num_steps must be an integer of at least 1"),
+    ("execution", print, "execution must be an Execution"),
+    ("estimator", estimators.Mean(), "estimator must be one with a finite sensitivity"),
+    ("estimator", "mean", "estimator must be an estimator"),
+]
+
+
+def takes(name, argument):
+    if name == "robust_gradient_descent" and argument in ("key", "estimator"):
+        return False  # any mean, and a key only for batches
+    return argument in registry.SOLVERS[name].signature.replace("=", "").split()
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "value", "message"),
+    [
+        (name, *case)
+        for name in sorted(registry.names(registry.SOLVERS))
+        for case in BAD
+        if takes(name, case[0])
+    ],
+)
+def test_bad_arguments_of_all_are_named(name, argument, value, message):
+    with pytest.raises(ValueError, match=message):
+        registry.released(name, table(name), jax.random.key(0), **{argument: value})
