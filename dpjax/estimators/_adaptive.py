@@ -230,11 +230,11 @@ class AdaptiveThreshold:
             value = float(getattr(self, name))
             object.__setattr__(self, name, value)
         sizes = self.estimator.sizes
-        is_within = not _validate.is_concrete(sizes) or bool(
-            np.all(
-                (sizes >= np.float32(self.lower)) & (sizes <= np.float32(self.upper))
-            )
-        )
+        is_within = not _validate.is_concrete(sizes)
+        if not is_within:  # in their own type, which rounds the ends as it rounds them
+            numbers = np.asarray(sizes)
+            lower, upper = (numbers.dtype.type(x) for x in (self.lower, self.upper))
+            is_within = bool(np.all((numbers >= lower) & (numbers <= upper)))
         _validate.require(
             is_within and self.lower <= self.upper,
             "lower, upper",

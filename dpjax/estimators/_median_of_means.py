@@ -1,5 +1,6 @@
 """Median of means: robust means of groups, and their median by coordinate."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -94,7 +95,7 @@ class MedianOfMeans(Estimator):
         ulp = largest_ulp(self.limit, group_size)
         return Sensitivity(
             inner.l1 + num_coordinates * ulp,
-            inner.l2 + np.sqrt(num_coordinates) * ulp,
+            inner.l2 + math.sqrt(num_coordinates) * ulp,
             inner.linf + ulp,
         )
 

@@ -51,7 +51,7 @@ def coordinate_sensitivity(
     """
     _validate.count(num_coordinates=num_coordinates)
     _validate.positive(num_samples=num_samples)
-    limit, num_samples = precise(limit), precise(num_samples)
+    limit, num_samples = of_one_type(limit, num_samples)
     linf = _rounded_change(limit, num_samples, relation, sum_error_in_turn)
     return Sensitivity(num_coordinates * linf, math.sqrt(num_coordinates) * linf, linf)
 
@@ -72,7 +72,7 @@ def norm_sensitivity(
     """
     _validate.count(num_coordinates=num_coordinates)
     _validate.positive(num_samples=num_samples)
-    limit, num_samples = precise(limit), precise(num_samples)
+    limit, num_samples = of_one_type(limit, num_samples)
     linf = _rounded_change(limit, num_samples, relation, sum_error, norm_error)
     if num_coordinates == 1:
         return Sensitivity(linf, linf, linf)
@@ -86,7 +86,7 @@ def norm_sensitivity(
 
 def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
     """Returns the float32 spacing just below the largest value of an estimate."""
-    limit, num_samples = precise(limit), precise(num_samples)
+    limit, num_samples = of_one_type(limit, num_samples)
     xp = _numpy_for(limit, num_samples)
     mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
     exponent = xp.where(mantissa == 0.5, exponent - 1, exponent)
@@ -168,6 +168,14 @@ def precise(x: Scalar) -> Scalar:
         return float(x)
     x = jnp.asarray(x)
     return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
+
+
+def of_one_type(*values: Scalar) -> list[Scalar]:
+    """Returns `precise` numbers; arrays among them in the widest type of any."""
+    found = [precise(x) for x in values]
+    types = [x.dtype for x in found if isinstance(x, jax.Array)]
+    widest = jnp.float64 if jnp.float64 in types else jnp.float32
+    return [x.astype(widest) if isinstance(x, jax.Array) else x for x in found]
 
 
 def maximum(a: Scalar, b: Scalar) -> Scalar:
