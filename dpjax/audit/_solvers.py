@@ -90,10 +90,7 @@ def dp_gradient_descent_poisson() -> Case:
 
 
 def dp_gradient_descent_without_replacement() -> Case:
-    """Both steps see the record with probability 3/4 each. Shows 1.9 of 4.
-
-    The claim is that of a Renyi accountant, whose bound for such batches is loose.
-    """
+    """Both steps see the record with probability 3/4 each. Shows 2.1 of 4."""
     return _descended(
         "dp_gradient_descent_without_replacement",
         [[0.0, 0.0]] * 2 + _FAR,

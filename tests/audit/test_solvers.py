@@ -17,7 +17,7 @@ SHOWN = {
     "dp_gradient_descent": 0.85,
     "dp_gradient_descent_disjoint": 0.85,
     "dp_gradient_descent_poisson": 0.5,
-    "dp_gradient_descent_without_replacement": 0.45,
+    "dp_gradient_descent_without_replacement": 0.5,
     "dp_gradient_descent_trimmed": 0.3,
     "dp_gradient_descent_cyclic": 0.6,
     "dp_gradient_descent_bins": 0.5,
