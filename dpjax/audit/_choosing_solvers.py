@@ -149,13 +149,15 @@ def solved(
     solve: Callable[[Key, PyTree], Solution],
     data: PyTree,
     neighbor: PyTree,
+    *,
+    shown: Callable[[Solution], PyTree] = lambda solution: solution.params,
     **options,
 ) -> Case:
-    """Audits the parameters against the guarantee that comes with them."""
+    """Audits what is shown, the parameters, against the guarantee that comes along."""
     solution = jax.eval_shape(solve, jax.random.key(0), data)
     return Case(
         name=name,
-        release=lambda key, data: solve(key, data).params,
+        release=lambda key, data: shown(solve(key, data)),
         data=data,
         neighbor=neighbor,
         privacy=solution.privacy,

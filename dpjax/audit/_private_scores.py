@@ -20,7 +20,7 @@ from dpjax.models import private_scores
 
 _EPSILON, _DELTA = 4.0, 1e-5
 _NUM_RECORDS = 200
-_NUM_RELEASES = 5_000  # on the host, where one takes 20 ms
+_NUM_RELEASES = 10_000  # on the host, where one takes 20 ms
 
 
 def labels() -> Case:

@@ -1,0 +1,204 @@
+"""Claims of `dp_linear_model`, with each of its options.
+
+But for chosen features all releases are Gaussian. An attack reads one of them, and can
+show no more than its share of the budget: all of it where classes have a constant, 3/4
+where steps see the record, less where the rest bought scales.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import losses, solvers
+from dpjax._types import Key, PyTree
+from dpjax.audit._choosing_solvers import solved
+from dpjax.audit._lower_bound import Case
+from dpjax.audit._releases import Statistic
+from dpjax.losses import LinearLoss
+from dpjax.solvers import Solution
+
+_LONG, _FAR = 1e4, 1e9  # a gradient is clipped, a prediction decided
+
+
+def plain() -> Case:
+    """Of two records one has a target, whose sign all steps see. Shows 2.6 of 4."""
+    features, targets = jnp.array([[0.0], [1.0]]), jnp.array([0.0, _FAR])
+    return _turned("dp_linear_model", "squared", features, targets, -_FAR)
+
+
+def constant() -> Case:
+    """The class of a record turns, which is all that is released. Shows 3.6 of 4."""
+    return _turned(
+        "dp_linear_model_constant",
+        losses.softmax(3),
+        jnp.ones((60, 1)),
+        jnp.arange(60.0) % 3,  # the last one is 2
+        1.0,
+        statistic=lambda params: params[0, 1] - params[0, 2],
+        intercept=0,
+    )
+
+
+def intercept() -> Case:
+    """A label turns, and the offset keeps its slope full. Shows 2.4 of 4."""
+    return _turned(
+        "dp_linear_model_intercept",
+        "logistic",
+        jnp.array([[0.0, 1.0], [_LONG, 1.0]]),
+        jnp.array([0.0, 1.0]),
+        -1.0,
+        intercept=1,
+        offsets=jnp.array([0.0, -_FAR]),
+    )
+
+
+def weights() -> Case:
+    """The target of a record of full weight crosses the clamp. Shows 2.6 of 4.
+
+    The rest of the budget bought the clamp.
+    """
+    return _turned(
+        "dp_linear_model_weights",
+        "squared",
+        jnp.ones((2, 1)),
+        jnp.array([0.0, _FAR]),
+        -_FAR,
+        intercept=0,
+        weights=jnp.ones(2),
+    )
+
+
+def offsets() -> Case:
+    """A label turns beside a record of weight zero, without intercept. Shows 2.6 of 4.
+
+    The offset keeps the slope full in all steps.
+    """
+    return _turned(
+        "dp_linear_model_offsets",
+        "logistic",
+        jnp.array([[0.0], [_LONG]]),
+        jnp.array([0.0, 1.0]),
+        -1.0,
+        weights=jnp.array([0.0, 1.0]),
+        offsets=jnp.array([0.0, -_FAR]),
+    )
+
+
+def exposures() -> Case:
+    """A count without exposure becomes an exposure without count. Shows 0.9 of 4."""
+    return _turned(
+        "dp_linear_model_exposures",
+        losses.poisson(10.0),
+        jnp.array([[0.0, 1.0], [1.0, 1.0]]),
+        jnp.array([1.0, _FAR]),
+        0.0,
+        statistic=lambda params: params[1],
+        intercept=1,
+        weights=jnp.ones(2),
+        offsets=jnp.array([0.0, -_FAR]),
+    )
+
+
+def outputs() -> Case:
+    """The class of the only record that is not zero turns. Shows 1.4 of 4.
+
+    Zeros make a small threshold, which the gradient passes in every step. Many
+    records are slow: 10,000 releases.
+    """
+    return _turned(
+        "dp_linear_model_outputs",
+        losses.softmax(3),
+        jnp.zeros((60, 1)).at[-1].set(1.0),
+        jnp.zeros(60),
+        1.0,
+        statistic=lambda params: params[0, 1] - params[0, 0],
+        num_releases=10_000,
+    )
+
+
+def chosen_features() -> Case:
+    """Of four features with equal scores, a record prefers every other one.
+
+    Its neighbour prefers the rest. The attack reads which two features were chosen, and
+    then the signs of their weights. Shows 1.4 of 4, through zCDP.
+    """
+    signs = jnp.array([1.0, -1.0, 1.0, -1.0])
+
+    def solve(key: Key, features: jax.Array) -> Solution:
+        return solvers.dp_linear_model(
+            "squared",
+            (features, jnp.full(2, _FAR)),
+            key=key,
+            epsilon=4.0,
+            delta=0.05,
+            max_features=2,
+        )
+
+    def statistic(released: tuple[jax.Array, jax.Array]) -> jax.Array:
+        params, selected = released
+        # The set comes first: no logarithm of a weight is above 100.
+        sizes = jnp.sign(params) * jnp.log1p(jnp.abs(params))
+        return 1e3 * jnp.sum(signs[selected]) + jnp.sum(signs * sizes)
+
+    features = jnp.stack([jnp.ones(4), signs])
+    return solved(
+        "dp_linear_model_features",
+        solve,
+        features,
+        features.at[-1].multiply(-1),
+        shown=lambda solution: (solution.params, solution.stats["selected"]),
+        statistic=statistic,
+    )
+
+
+def _turned(
+    name: str,
+    loss: str | LinearLoss,
+    features: jax.Array,
+    targets: jax.Array,
+    turned: float,
+    *,
+    intercept: int | None = None,
+    statistic: Statistic = lambda params: params[0],
+    num_releases: int = 100_000,
+    **records: jax.Array,
+) -> Case:
+    """The last record has another target in the neighbour, and its offset turns too."""
+
+    def solve(key: Key, data: PyTree) -> Solution:
+        features, targets, records = data
+        return solvers.dp_linear_model(
+            loss,
+            (features, targets),
+            key=key,
+            epsilon=4.0,
+            delta=1e-5,
+            intercept=intercept,
+            **records,
+        )
+
+    neighbor = dict(records)
+    if "offsets" in records:
+        neighbor["offsets"] = records["offsets"].at[-1].multiply(-1)
+    return solved(
+        name,
+        solve,
+        (features, targets, records),
+        (features, targets.at[-1].set(turned), neighbor),
+        statistic=statistic,
+        num_releases=num_releases,
+        is_gaussian=True,
+    )
+
+
+BUILDERS: dict[str, Callable[[], Case]] = {
+    "dp_linear_model": plain,
+    "dp_linear_model_constant": constant,
+    "dp_linear_model_intercept": intercept,
+    "dp_linear_model_weights": weights,
+    "dp_linear_model_offsets": offsets,
+    "dp_linear_model_exposures": exposures,
+    "dp_linear_model_outputs": outputs,
+    "dp_linear_model_features": chosen_features,
+}
