@@ -19,7 +19,6 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 DEVICES = "--xla_force_host_platform_device_count=8"  # in XLA_FLAGS
 IN_CI = os.environ.get("CI") == "true"
 LONG = {"slow", "audit", "figures"}  # not in the default run
-MOST_SECONDS = 10.0  # of the processor's time, for a test in the default run
 
 
 # A source distribution holds the library and its tests alone.
@@ -91,19 +90,6 @@ def few_cases_of_each(items):
                 item.add_marker(pytest.mark.slow)
 
 
-class TimeLimit:
-    """Fails a test of the default run, or an example, that takes too long."""
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item):
-        before = os.times()
-        result = yield
-        seconds = sum(os.times()[:4]) - sum(before[:4])  # with processes that ended
-        if seconds > MOST_SECONDS and not LONG & {m.name for m in item.iter_markers()}:
-            pytest.fail(f"took {seconds:.1f} s of processor time: mark it as slow")
-        return result
-
-
 def pytest_collection_finish():
     """Keeps modules and tests, which stay, out of the search for garbage."""
     gc.collect()
@@ -111,9 +97,7 @@ def pytest_collection_finish():
 
 
 def pytest_configure(config):
-    if IN_CI:
-        config.pluginmanager.register(TimeLimit())
-    elif "not slow" in config.option.markexpr:
+    if not IN_CI and "not slow" in config.option.markexpr:
         compile_quickly()
 
 

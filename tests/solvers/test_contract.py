@@ -34,7 +34,10 @@ SOLVERS = {name: part.make for name, part in registry.SOLVERS.items()} | {
     "trimmed": descent(batching.Full(), estimators.TrimmedMean(0.2, -1.0, 1.0)),
     "truncated": descent(batching.Full(), estimators.Truncation(1.0)),
 }
-each = pytest.mark.parametrize("name", SOLVERS)
+LONG = pytest.param("dp_linear_model", marks=pytest.mark.slow)  # to compile
+each = pytest.mark.parametrize(
+    "name", [LONG if name == "dp_linear_model" else name for name in SOLVERS]
+)
 
 
 def table(name, seed=0):
