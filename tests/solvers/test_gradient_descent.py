@@ -135,7 +135,7 @@ def test_antipodes_attain_the_sensitivity():
             jnp.ones((20, 3)).at[7].set(value),
             **settings(learning_rate=1.0, num_steps=1),
         )
-        for value in (1e30, -1e30)
+        for value in (1e15, -1e15)
     ]
     change = np.linalg.norm(outputs[0].params - outputs[1].params)
     # The rounding slack is 1 per cent of the sensitivity at most.
