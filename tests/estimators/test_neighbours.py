@@ -26,7 +26,7 @@ MEANS = [
     for name in registry.bounded_estimators(1.0)
     if not name.startswith("MedianOfMeans")
 ]
-LIMITS = [0.7, 1.0, 1.2, 1e-15, 1e12]
+LIMITS = [0.7, 1.0, 1.2, 1e-12, 1e12]
 ROWS = [1, 2, 7, 64, 65, 300, 4_608, 4_609, 9_001, 33_029]
 LEAVES = [((),), ((7,),), ((),) * 40, ((3, 5), (), (11,)), ((256,),), ((1024,),)]
 DTYPES = ["bfloat16", "float16", "float32", "float64"]

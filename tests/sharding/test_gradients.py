@@ -316,7 +316,7 @@ def test_a_replaced_record_on_any_device_stays_within_the_sensitivity(name):
     estimator, n, d = ROBUST[name], 72, 3
     limit = np.float32(estimator.limit)
     above, below = np.nextafter(limit, np.float32([np.inf, 0]))
-    values = [limit, -limit, below, -above, 0, 1e-45, -1e19, 3e19, 1e38]
+    values = [limit, -limit, below, -above, 0, 1e-45, 1e15, -1e15, -1e19, 3e19, 1e38]
     values = np.float32([*values, -np.inf, np.nan])
     rows = np.repeat(values[:, None], d, axis=1)
     rows = np.concatenate([rows, rows * np.float32([1, -1, -1])])

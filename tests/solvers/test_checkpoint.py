@@ -281,7 +281,6 @@ PROCESS = """
     from dpjax import losses, solvers
     from dpjax.estimators import Winsorization
     from dpjax.solvers import Checkpoint, Execution
-from tests import registry
 
     folder, fault = sys.argv[1:]
 
