@@ -24,10 +24,10 @@ from dpjax._sharding import num_other_devices
 # The computed norm may be too small by this relative error, so that a clipped sample
 # may be longer than the clip norm by as much. A sum of squares is off by 1,536·2^-24:
 # up to 1,024 terms, or 6 levels of 256 terms (any number below 2^48 of entries, 2^32
-# where they lie on several devices, since two sums follow one another); those of both
-# factors of a product together too, as long as each has 2^24 entries or fewer. The sum
-# over leaves has one more level for each doubling of their number. Half of the error of
-# a square goes into its root; a few roundings follow.
+# where they lie on several devices, since two sums of levels follow one another). Those
+# of both factors of a product are together off by 2,048·2^-24, if each has 2^24 entries
+# or fewer. The sum over leaves has one more level for each doubling of their number.
+# Half of the error of a square goes into its root; a few roundings follow.
 NORM_ERROR = 2.0**-13
 FLAT, ROW = 1024, 256
 LOST = 2.0**-126  # what a square that underflows loses, at most
@@ -80,9 +80,8 @@ def sum_of_squares(x: jax.Array) -> jax.Array:
         terms = terms.reshape([n for pair in pairs for n in pair])
         order = [*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2)]
         terms = terms.transpose(order).reshape(*parts, math.prod(lengths))
-        terms = jax.lax.optimization_barrier(_sum(terms))
-        if terms.size <= ROW:
-            return terms.sum()
+        terms = jax.lax.optimization_barrier(_sum(terms, ROW))
+        return _sum(terms.reshape(-1), ROW)
     return _sum(terms.reshape(-1))
 
 
@@ -94,12 +93,12 @@ def _sum_of_squares_jvp(primals, tangents):
     return sum_of_squares(x), 2 * jnp.sum(x_or_zero * tangent)
 
 
-def _sum(terms: jax.Array) -> jax.Array:
-    """Returns sums over the last axis, of long ones 256 terms at a time."""
+def _sum(terms: jax.Array, flat: int = FLAT) -> jax.Array:
+    """Returns sums over the last axis, of more than `flat` terms 256 at a time."""
     # A flat float32 sum of d terms may err by d·2^-24: 6 times, at d = 1e8. Sums of
     # rows of 256 err by 256·2^-24 a level; the barrier keeps the compiler from
     # merging the levels into one flat sum.
-    if terms.shape[-1] <= FLAT:
+    if terms.shape[-1] <= flat:
         return terms.sum(axis=-1)
     while terms.shape[-1] > ROW:
         rest = [(0, 0)] * (terms.ndim - 1)
