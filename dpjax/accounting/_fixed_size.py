@@ -37,7 +37,7 @@ from dp_accounting.pld.privacy_loss_distribution import (
 
 from dpjax.accounting._gaussian import gaussian_delta, gaussian_epsilon
 
-# The probability of losses beyond the largest one that is told apart, and in how many
+# The probability of losses beyond the largest one that has a cell of its own, and in how many
 # parts at most those below it are.
 _UNSEEN, _MOST_LOSSES = 1e-18, 100_000
 

@@ -2,7 +2,7 @@
 
 But for chosen features all releases are Gaussian. An attack reads one of them, and can
 show no more than its share of the budget: all of it where classes have a constant, 3/4
-where steps see the record, less where the rest bought scales.
+where steps see the record, less where the rest was spent on scales.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def intercept() -> Case:
 def weights() -> Case:
     """The target of a record of full weight crosses the clamp. Shows 2.6 of 4.
 
-    The rest of the budget bought the clamp.
+    The rest of the budget was spent on the bounds.
     """
     return _turned(
         "dp_linear_model_weights",
