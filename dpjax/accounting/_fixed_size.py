@@ -37,8 +37,8 @@ from dp_accounting.pld.privacy_loss_distribution import (
 
 from dpjax.accounting._gaussian import gaussian_delta, gaussian_epsilon
 
-# The probability of losses beyond the largest one that has a cell of its own, and in how many
-# parts at most those below it are.
+# The probability of losses beyond the largest one with a cell of its own, and how many
+# cells there are at most.
 _UNSEEN, _MOST_LOSSES = 1e-18, 100_000
 
 
