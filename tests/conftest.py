@@ -61,11 +61,13 @@ def pytest_collect_file(file_path):
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
-    """Marks as slow what `quick` leaves out, and skips what lacks its devices."""
+    """Marks as slow what `quick` leaves out, and all that needs several devices."""
     few_cases_of_each(items)
     for item in items:
         needed = item.get_closest_marker("devices")
-        # CI sets them, and must not skip.
+        if needed and not LONG & {mark.name for mark in item.iter_markers()}:
+            item.add_marker(pytest.mark.slow)  # the default run has one device
+        # CI sets them for its slow tests, and must not skip.
         if needed and jax.device_count() < needed.args[0] and not IN_CI:
             reason = f"needs {needed.args[0]} devices: XLA_FLAGS={DEVICES}"
             item.add_marker(pytest.mark.skip(reason=reason))

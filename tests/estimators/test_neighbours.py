@@ -192,7 +192,6 @@ def test_neighbours_are_within_sensitivity(drawn):
     check(drawn)
 
 
-@pytest.mark.slow
 @pytest.mark.devices(8)
 @given(drawn((2, 8)))
 @options(40)

@@ -186,7 +186,6 @@ def test_the_work_is_fixed(function):
     assert sizes == [] if function is middle_sum else {s[1] for s in sizes} == {50}
 
 
-@pytest.mark.slow
 @pytest.mark.devices(4)
 def test_on_several_devices_only_counts_travel():
     # In float32, as the module's other tests are not.

@@ -194,7 +194,6 @@ def test_users_are_drawn_and_the_guarantee_says_so(key):
     assert str(solution.privacy).startswith("Replacing any one of the 20 users changes")
 
 
-@pytest.mark.slow
 @pytest.mark.devices(2)
 def test_rows_of_users_spread_over_devices(batch, ids):
     users = by_user(batch, ids, num_users=NUM_USERS, records_per_user=3)

@@ -26,7 +26,7 @@ from dpjax.mechanisms import gaussian, laplace, laplace_log_normal
 from dpjax.transforms import aggregate, dp_sgd, privatize
 from tests import registry
 
-pytestmark = [pytest.mark.slow, pytest.mark.devices(8)]
+pytestmark = pytest.mark.devices(8)
 N = 80
 ESTIMATORS = {
     "mean": Mean(),

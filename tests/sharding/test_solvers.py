@@ -17,7 +17,7 @@ from dpjax.estimators import MedianOfMeans, TrimmedMean, Truncation, Winsorizati
 from dpjax.mechanisms import exponential, permute_and_flip
 from tests import registry
 
-pytestmark = [pytest.mark.slow, pytest.mark.devices(8)]
+pytestmark = pytest.mark.devices(8)
 N, D = 480, 6
 
 

@@ -106,7 +106,6 @@ def test_dp_sgd_takes_it(key):
     assert sgd_state[0].step == 2
 
 
-@pytest.mark.slow
 @pytest.mark.devices(4)
 @each
 def test_the_same_on_several_devices(name):
