@@ -1,6 +1,6 @@
 """The command: `run` measures and writes one record, `report` the pages from it.
 
-`figures` writes the page of the papers' figures, `scaling` that of many devices,
+`figures` lists, runs and reports the papers' figures, `scaling` that of many devices,
 `guarantees` that of claims and what audits found, `utility` that of what a private
 linear model is worth, `deep` that of networks. `winners` measures who wins where, and
 `plots` draws the plots of README and the site from the records.
@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 
 from benchmarks import deep, utility
+from benchmarks.figures import command as figures
 from dpjax._files import check_folder
 
 
@@ -30,9 +31,9 @@ def main(arguments=None):
     report = commands.add_parser("report", help="write the pages from a record")
     report.add_argument("record", type=Path, nargs="*", help="by default the latest")
     report.add_argument("--output", type=Path, help="folder of the pages")
-    figures = commands.add_parser("figures", help="write the page of papers' figures")
-    figures.add_argument("folder", type=Path, help="where `dpjax figures run` wrote to")
-    figures.add_argument("--output", type=Path, help="folder of the page")
+    figures.add_arguments(
+        commands.add_parser("figures", help="list, run and report the papers' figures")
+    )
     scaling = commands.add_parser("scaling", help="write the page of many devices")
     scaling.add_argument("--quick", action="store_true", help="few repeats, 8 devices")
     scaling.add_argument("--output", type=Path, help="folder of the page")
@@ -61,7 +62,7 @@ def main(arguments=None):
     commands = {
         "run": _run,
         "report": _report,
-        "figures": _figures,
+        "figures": figures.main,
         "scaling": _scaling,
         "guarantees": _guarantees,
         "peak": _peak,
@@ -129,13 +130,6 @@ def _report(record, output):
     from benchmarks import report
 
     for path in report.write_pages(record, output):
-        print(path)
-
-
-def _figures(folder, output):
-    from benchmarks import figures
-
-    for path in figures.write_page(folder, output):
         print(path)
 
 

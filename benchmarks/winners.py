@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import record
+from benchmarks.figures.methods import METHODS, Task
+from benchmarks.figures.panel import Setting
+from benchmarks.figures.problems import ProblemKind, Sample
 from dpjax import losses, solvers
 from dpjax._files import check_file, write_whole
-from dpjax.figures._methods import METHODS, Task
-from dpjax.figures._panel import Setting
-from dpjax.figures._problems import ProblemKind, Sample
 
 PATH = record.RESULTS / "winners.json"
 FORMAT = 1

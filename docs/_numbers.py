@@ -8,11 +8,11 @@ from statistics import median
 import polars as pl
 
 from benchmarks import utility_record, utility_tuning
+from benchmarks.figures.catalogue import panels
 from benchmarks.record import RESULTS
 from benchmarks.text import table
 from benchmarks.utility_methods import METHODS
 from benchmarks.utility_verdict import BAR, OURS, Numbers, short
-from dpjax.figures import panels
 
 # Epsilons that the pages show, of those that are recorded.
 EPSILONS = (0.1, 1.0, 8.0)

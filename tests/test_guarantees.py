@@ -67,7 +67,7 @@ def test_the_record_is_of_every_case(record):
 def public_functions():
     """All public functions and methods, by their names without `dpjax`."""
     for module in pkgutil.iter_modules(dpjax.__path__):
-        if module.name.startswith("_") or module.name in ("cli", "figures"):
+        if module.name.startswith("_") or module.name == "cli":
             continue
         package = importlib.import_module(f"dpjax.{module.name}")
         names = getattr(package, "__all__", None) or [

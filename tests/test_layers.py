@@ -52,8 +52,7 @@ BELOW["models"] = {"accounting", "datasets", "losses", "mechanisms"}
 BELOW["sklearn"] = BELOW["solvers"] | {"models", "solvers"}
 BELOW["tuning"] = {"accounting", "estimators", "mechanisms", "solvers"}
 BELOW["audit"] = BELOW["solvers"] | {"models", "solvers"}
-BELOW["figures"] = BELOW["solvers"] | {"solvers", "datasets"}
-BELOW["cli"] = BELOW["audit"] | BELOW["figures"] | {"audit", "figures", "models"}
+BELOW["cli"] = BELOW["audit"] | {"audit", "datasets", "models", "solvers"}
 BELOW["cli"] |= {"tuning"}
 
 

@@ -8,7 +8,6 @@ import dpjax
 from dpjax.cli import (
     _audit,
     _check,
-    _figures,
     _ledger_command,
     _parties,
     _proposal,
@@ -147,6 +146,3 @@ def audit(settings: _audit.AuditSettings) -> None:
         _audit.show_names()
     elif not _audit.audit(settings):
         raise typer.Exit(1)
-
-
-app.add_typer(_figures.app, name="figures")

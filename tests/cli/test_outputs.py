@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from dpjax import _files
 from dpjax.audit import Case
-from dpjax.cli import _figures, _report, _run_folder, _train
+from dpjax.cli import _report, _run_folder, _train
 from dpjax.cli._app import app
 from dpjax.cli._sources import held_out
 
@@ -400,21 +400,6 @@ def test_audit_refuses_before_it_draws(output, folder, monkeypatch):
     before = tree(folder)
     result = invoke("audit", "laplace", "--output", output)
     refused(result, "--output must be a file that ends in .png", output)
-    assert tree(folder) == before
-
-
-@pytest.mark.parametrize("out", ["file", "file/x", "link", "csv", "png", "cells"])
-def test_figures_refuse_before_a_cell_is_run(out, folder, monkeypatch):
-    plain_file()
-    dangling()
-    Path("csv/004-1b.csv").mkdir(parents=True)
-    Path("png/004-1b.png").mkdir(parents=True)
-    Path("cells").mkdir()
-    Path("cells/cells").write_text("")
-    monkeypatch.setattr(_figures, "run_panel", None)
-    before = tree(folder)
-    result = invoke("figures", "run", "004-1b", "--out", out)
-    refused(result, "--out must be a folder that can be written to, or made", out)
     assert tree(folder) == before
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from dpjax.figures._panel import Panel, Setting
+from benchmarks.figures.panel import Panel, Setting
 
 _EPSILONS_001 = (0.1, 0.5, 1.0)
 _EPSILONS = (0.5, 1.0, 2.0, 4.0)
@@ -375,12 +375,7 @@ def _estimators() -> list[Panel]:
 
 
 def panels() -> dict[str, Panel]:
-    """Returns every panel by its name, in the papers' order, then those of all papers.
-
-    Example:
-        >>> list(panels())[:2], panels()["004-1b"].reported
-        (['000-1a', '000-1b'], '0.14 at n = 10,000 to 0.03 at n = 90,000')
-    """
+    """Returns every panel by its name, in the papers' order."""
     found = [*_by_moments(), _among_parties(), *_paper_001(), *_paper_004()]
     found += _estimators()
     found.sort(key=lambda panel: (*_order(panel.figure), panel.name))

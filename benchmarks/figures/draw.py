@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from dpjax.figures._panel import TITLES, Panel
+from benchmarks.figures.panel import TITLES, Panel
 
 # Colours of Okabe and Ito (2008), told apart by colour-blind readers too.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -70,13 +70,13 @@ class Panel:
     Attributes:
         name: paper and number, such as "004-1b".
         title: what it shows.
-        problem: a name of `_problems.PROBLEMS`.
+        problem: a name of `problems.PROBLEMS`.
         fixed: the setting, but for what varies.
         x: the field of the setting along the axis; num_steps shows every iterate.
         values: what it takes.
         curves: another field and what it takes, or None.
-        methods: names of `_methods.METHODS`.
-        metric: what is measured, with its unit; a name of `_problems.METRICS`.
+        methods: names of `methods.METHODS`.
+        metric: what is measured, with its unit; a name of `problems.METRICS`.
         repetitions: of a full run.
         reported: what the paper says of it, in words; where it is a figure only, "".
         direction: which way the paper says that the error goes along the axis, "falls"
@@ -84,12 +84,6 @@ class Panel:
         substitute: the paper's data set, where another one stands for it.
         exponent: of x in the theory's error, for a setting; drawn through the first
             point of the last method.
-
-    Example:
-        >>> from dpjax.figures import panels
-        >>> panel = panels()["004-1b"]
-        >>> len(list(panel.settings())), panel.x
-        (15, 'num_samples')
     """
 
     name: str

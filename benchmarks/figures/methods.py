@@ -18,6 +18,8 @@ import optax
 from dp_accounting import NoOpDpEvent
 from jax.tree_util import Partial
 
+from benchmarks.figures.panel import Setting
+from benchmarks.figures.problems import ProblemKind, Sample, optimum, pareto_moment
 from dpjax import parties, solvers
 from dpjax._types import Calibration, Key, Scalar
 from dpjax.accounting import PrivacyGuarantee
@@ -31,8 +33,6 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
-from dpjax.figures._panel import Setting
-from dpjax.figures._problems import ProblemKind, Sample, optimum, pareto_moment
 from dpjax.solvers import Solution
 
 _NUM_ROUNDS = 10  # of the parties' descent

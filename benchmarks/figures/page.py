@@ -1,4 +1,4 @@
-"""The page of the papers' figures, from the tables that `dpjax figures run` wrote."""
+"""The page of the papers' figures, from the tables that `figures run` wrote."""
 
 import io
 from collections import Counter
@@ -7,13 +7,15 @@ from pathlib import Path
 
 import polars as pl
 
+from benchmarks.figures.catalogue import REPEATS, panels
+from benchmarks.figures.catalogue import figures as all_figures
+from benchmarks.figures.draw import draw, read
+from benchmarks.figures.panel import Panel, Size
 from benchmarks.plots import save_png
+from benchmarks.record import ROOT
 from benchmarks.text import number, table
 from dpjax._files import write_whole
-from dpjax.figures import REPEATS, Panel, Size, draw, panels, read
-from dpjax.figures import figures as all_figures
 
-ROOT = Path(__file__).parent
 PAPERS = {
     "000": "l1 regression",
     "001": "strongly convex and convex losses",
@@ -25,12 +27,13 @@ PAPERS = {
 INTRODUCTION = """\
 # The papers' figures, measured again
 
-Written by `python -m benchmarks figures FOLDER`, which keeps the tables that `dpjax
-figures run NAME --out FOLDER` wrote in `results/figures/`. Lines are means over
-repetitions, bands go from the best to the worst. All private methods of a panel get the
-same epsilon, with delta = n^-1.1 where they spend one; "tight" takes the noise that the
-guarantee needs, "paper" the printed constants, whatever they guarantee: beside them
-stands what they really give. Axes that a paper does not print are ours.
+Written by `python -m benchmarks figures report FOLDER`, which keeps the tables that
+`python -m benchmarks figures run NAME --out FOLDER` wrote in `results/figures/`. Lines
+are means over repetitions, bands go from the best to the worst. All private methods of
+a panel get the same epsilon, with delta = n^-1.1 where they spend one; "tight" takes
+the noise that the guarantee needs, "paper" the printed constants, whatever they
+guarantee: beside them stands what they really give. Axes that a paper does not print
+are ours.
 
 Excess risks are mean losses less that of the best weights that are known, with the
 penalty if there is one. The best are, on data of a linear model, those that made them,
@@ -85,11 +88,12 @@ fall with epsilon: what is left there is not noise.
 """
 
 
-def write_page(folder: Path, output: Path | None = None) -> list[Path]:
+def write_page(folder: Path | None = None, output: Path | None = None) -> list[Path]:
     """Keeps a folder's tables, and writes FIGURES.md and a plot a figure from all kept.
 
     Args:
-        folder: of tables, `NAME.csv`; a quick run does not take a full run's place.
+        folder: of new tables, `NAME.csv`, if any; a quick run does not take a full
+            run's place.
         output: folder of the page and of `results/figures/`; by default this one.
 
     Returns:
@@ -100,15 +104,8 @@ def write_page(folder: Path, output: Path | None = None) -> list[Path]:
     """
     output = ROOT if output is None else output
     kept = output / "results" / "figures"
-    found = [one for one in panels().values() if (folder / f"{one.name}.csv").exists()]
-    if not found:
-        raise ValueError(f"folder = {str(folder)!r}: must hold tables of figures")
-    for panel in found:
-        rows, path = read(folder / f"{panel.name}.csv"), kept / f"{panel.name}.parquet"
-        was_full = path.exists() and _is_full(panel, pl.read_parquet(path))
-        if _is_full(panel, rows) or not was_full:
-            rows.write_parquet(content := io.BytesIO())
-            write_whole(path, content.getvalue())  # it may have taken a night
+    if folder is not None:
+        _keep(folder, kept)
     tables = {
         name: pl.read_parquet(kept / f"{name}.parquet")
         for name in panels()
@@ -144,6 +141,18 @@ def write_page(folder: Path, output: Path | None = None) -> list[Path]:
             parts += _panel(panel, tables.get(panel.name))
     write_whole(files[0], "\n".join(parts).encode())
     return files
+
+
+def _keep(folder: Path, kept: Path) -> None:
+    found = [one for one in panels().values() if (folder / f"{one.name}.csv").exists()]
+    if not found:
+        raise ValueError(f"folder = {str(folder)!r}: must hold tables of figures")
+    for panel in found:
+        rows, path = read(folder / f"{panel.name}.csv"), kept / f"{panel.name}.parquet"
+        was_full = path.exists() and _is_full(panel, pl.read_parquet(path))
+        if _is_full(panel, rows) or not was_full:
+            rows.write_parquet(content := io.BytesIO())
+            write_whole(path, content.getvalue())  # it may have taken a night
 
 
 def _panel(panel: Panel, rows: pl.DataFrame | None) -> Iterator[str]:

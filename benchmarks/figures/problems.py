@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks.figures.panel import Setting
 from dpjax import datasets, losses
 from dpjax._types import Key, LossFn
 from dpjax.constraints import L1Ball, L2Ball
@@ -28,7 +29,6 @@ from dpjax.datasets import (
     Pareto,
     StudentT,
 )
-from dpjax.figures._panel import Setting
 
 RIDGE = 1e-3  # the l2 penalty of 001, whose size it does not print
 

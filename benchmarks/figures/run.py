@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 import polars as pl
 
+from benchmarks.figures.methods import METHODS, Task
+from benchmarks.figures.panel import Panel, Setting
+from benchmarks.figures.problems import PROBLEMS, ProblemKind, Sample, measure, optimum
 from dpjax._files import write_whole
 from dpjax._types import Key
-from dpjax.figures._methods import METHODS, Task
-from dpjax.figures._panel import Panel, Setting
-from dpjax.figures._problems import PROBLEMS, ProblemKind, Sample, measure, optimum
 from dpjax.solvers import Execution, Solution
 
 _NUM_SHOWN = 50  # iterates of a run, at most twice as many
