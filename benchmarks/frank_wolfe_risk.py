@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpjax
-from benchmarks.text import table
+from benchmarks.page import table
 from dpjax.constraints import L1Ball
 from dpjax.solvers import dp_frank_wolfe
 

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 import dpjax
-from benchmarks.text import table as markdown_table
+from benchmarks.page import table as markdown_table
 from dpjax._default_delta import default_delta
 
 # The regularization times n, a public choice; 1 is diffprivlib's default, C = 1.

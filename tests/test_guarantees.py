@@ -223,7 +223,7 @@ def test_the_record_is_taken_up_where_it_ended(tmp_path, monkeypatch):
     assert names == {"record.json", "page.md"}
 
     (tmp_path / "record.json").write_text('{"laplace": {"epsilon": 1}}')
-    with pytest.raises(SystemExit, match="cannot be read"):
+    with pytest.raises(SystemExit, match="not a record"):
         run(2.0)
 
 

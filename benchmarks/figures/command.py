@@ -8,6 +8,7 @@ from benchmarks.figures.catalogue import REPEATS, figures, panels
 from benchmarks.figures.draw import draw, read
 from benchmarks.figures.panel import Panel, Size
 from benchmarks.figures.run import CELLS, run_panel
+from benchmarks.plots import save_png
 from dpjax import _files, _validate
 
 
@@ -39,7 +40,7 @@ def main(part, **options):
             for panel in chosen:
                 print(f"{panel.name}  {panel.title} ({panel.metric})")
     else:
-        for path in run(**options) if part == "run" else page.write_page(**options):
+        for path in run(**options) if part == "run" else page.write(**options):
             print(path)
 
 
@@ -67,7 +68,7 @@ def run(name: str, full: bool, repeats: int | None, seed: int, out: Path) -> lis
         print(f"{done} of {of} cells", flush=True)
 
     tables = [run_panel(panel, out, seed=seed, on_cell=on_cell) for panel in chosen]
-    _files.write_whole(plot, draw(chosen, [read(table) for table in tables]))
+    save_png(draw(chosen, [read(table) for table in tables]), plot)
     return [*tables, plot]
 
 

@@ -1,6 +1,5 @@
-"""Plots of finished panels: a figure is a PNG, its panels side by side."""
+"""Plots of finished panels: a figure has its panels side by side."""
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,8 +26,8 @@ def read(table: Path) -> pl.DataFrame:
     return rows.with_columns(pl.col("curve").fill_null(""))
 
 
-def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> bytes:
-    """Returns the PNG of a figure.
+def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> Figure:
+    """Returns a figure, its panels side by side.
 
     Lines are means over repetitions, bands go from the best to the worst one, and are
     cut off below a third of the lowest mean.
@@ -64,9 +63,7 @@ def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> bytes:
         fontsize="small",
         frameon=False,
     )
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    return png.getvalue()
+    return figure
 
 
 def _shown(method: str) -> str:

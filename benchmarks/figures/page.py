@@ -7,13 +7,14 @@ from pathlib import Path
 
 import polars as pl
 
+from benchmarks import page
 from benchmarks.figures.catalogue import REPEATS, panels
 from benchmarks.figures.catalogue import figures as all_figures
 from benchmarks.figures.draw import draw, read
 from benchmarks.figures.panel import Panel, Size
+from benchmarks.page import number, table
 from benchmarks.plots import save_png
 from benchmarks.record import ROOT
-from benchmarks.text import number, table
 from dpjax._files import write_whole
 
 PAPERS = {
@@ -24,77 +25,15 @@ PAPERS = {
     "004": "high dimensions",
     "all": "estimators beside each other",
 }
-INTRODUCTION = """\
-# The papers' figures, measured again
-
-Written by `python -m benchmarks figures report FOLDER`, which keeps the tables that
-`python -m benchmarks figures run NAME --out FOLDER` wrote in `results/figures/`. Lines
-are means over repetitions, bands go from the best to the worst. All private methods of
-a panel get the same epsilon, with delta = n^-1.1 where they spend one; "tight" takes
-the noise that the guarantee needs, "paper" the printed constants, whatever they
-guarantee: beside them stands what they really give. Axes that a paper does not print
-are ours.
-
-Excess risks are mean losses less that of the best weights that are known, with the
-penalty if there is one. The best are, on data of a linear model, those that made them,
-w*, else the optimum without privacy. With the squared loss and w* it is half the mean
-square of <x, w - w*>, which needs no variance of the noise.
-
-A **quick** run has at most 10,000 records, 200 features and 3 repetitions, three points
-along an axis, and two curves, or only the largest d; a **full** run the sizes of the
-paper, and as many repetitions as are said, 20 by default.
-"""
-CHOICE = """\
-At the last point of each panel's axis, for its largest curve: the best private method
-of those that keep the budget, which some printed constants do not, and how many times
-larger the others' error is. Weights of zero need no records: a method that is no better
-has learnt nothing at that size.
-
-Clipping ("best clipping") is gradient descent with the best of five settings for each
-repetition: a norm of 0.1, 1, 5 or 25 with steps that fall from 1 to 0, and a norm of 25
-with steps from 0.1; with batches they fall as 1/sqrt(t). A mean takes a norm of 1, 5,
-25, 125 or 625. The best is chosen in hindsight, by the error that is shown, at the end.
-That choice is not private: the epsilon beside it is that of each single run. Norms and
-steps were settled after trying norms from 0.1 to 30 and steps from 0.1 to 30 on some of
-these problems. The grid is coarse: a norm of 1 with steps from 0.3, which is not in it,
-had 0.75 times the error in 001-3c and 0.85 times in 004-11b and c.
-
-The papers' methods have one setting each, from their theory, and nobody tuned them. So
-the comparison leans towards clipping: where another method is ahead it is ahead of a
-tuned one, but the count of clipping's wins is no measure of what an untuned user gets.
-With a norm of 1 and steps from 0.3 for all data, clipping won 24 of 61 (these 53, and
-001-5 and 001-6 as runs of their own): it hardly moved on sparse weights (004-7 to
-004-9), where sparse regression was ahead, and stood behind Frank-Wolfe in 004-2. How
-much of the rest is the norm, the steps or the hindsight was not taken apart; the next
-table gives estimators the same of each.
-
-Gradients of 000's loss are bounded by the features, whatever the noise is: clipping
-needs no moment of it, and its error falls at the same rate for every theta.
-"""
-ESTIMATORS = """\
-Here all take 25 steps, and each the best of five settings in hindsight, as above: the
-same steps and norms, and a fifth of the norms for a coordinate. Five repetitions;
-excess risks, the least in bold.
-
-Where clipping is ahead the next best has up to eleven times its error. Truncation is
-the worst of the three that bound coordinates in all rows but one. A bound on each of d
-coordinates takes sqrt(d) times the noise of one on the vector; and clipping's bias
-towards short gradients costs less than that here. The gap shrinks from epsilon = 0.1 to
-8 in six of the nine cases: there it is noise; where it stays or grows, as with sparse
-weights and on RAND HIE, it is not all of it.
-
-On BlogFeedback no error falls below 0.3 times that of zero, and clipping's does not
-fall with epsilon: what is left there is not noise.
-"""
 
 
-def write_page(folder: Path | None = None, output: Path | None = None) -> list[Path]:
+def write(output: Path | None = None, folder: Path | None = None) -> list[Path]:
     """Keeps a folder's tables, and writes FIGURES.md and a plot a figure from all kept.
 
     Args:
+        output: folder of the page and of `results/figures/`; by default that of pages.
         folder: of new tables, `NAME.csv`, if any; a quick run does not take a full
             run's place.
-        output: folder of the page and of `results/figures/`; by default this one.
 
     Returns:
         The page and the plots.
@@ -111,36 +50,41 @@ def write_page(folder: Path | None = None, output: Path | None = None) -> list[P
         for name in panels()
         if (kept / f"{name}.parquet").exists()
     }
-    plots = output / "plots" / "figures"
     num_full = sum(_is_full(panels()[name], rows) for name, rows in tables.items())
-    state = (
-        f"Of {len(panels())} panels {num_full} were run in full, "
-        f"{len(tables) - num_full} quick, {len(panels()) - len(tables)} not yet.\n"
-    )
     estimators = {name: tables[name] for name in tables if name.startswith("all")}
     methods = {name: tables[name] for name in tables if name not in estimators}
-    parts = [INTRODUCTION, state, "## Which method\n", CHOICE, *_choice(methods)]
-    if estimators:
-        parts += ["## Which estimator\n", ESTIMATORS, *_estimators(estimators)]
-    files = [output / "FIGURES.md"]
+    files: list[Path] = []
+    parts = {
+        "panels": len(panels()),
+        "num_full": num_full,
+        "num_quick": len(tables) - num_full,
+        "num_left": len(panels()) - len(tables),
+        "choice": _choice(methods),
+        "estimators": _estimators(estimators),
+        "figures": list(_figures(tables, output, files)),
+    }
+    return [page.write("FIGURES.md", parts, output / "FIGURES.md"), *files]
+
+
+def _figures(
+    tables: dict[str, pl.DataFrame], output: Path, files: list[Path]
+) -> Iterator[str]:
+    """Yields every figure; draws those that were measured, and adds their files."""
     paper = ""
     for figure, chosen in all_figures().items():
         if figure[:3] != paper:
             paper = figure[:3]
-            parts.append(f"## {paper}: {PAPERS[paper]}\n")
-        parts.append(f"### Figure {figure}\n")
+            yield f"## {paper}: {PAPERS[paper]}"
+        yield f"### Figure {figure}"
         if figure in REPEATS:
-            parts.append(f"The paper repeats figure {REPEATS[figure]}, with bands.\n")
+            yield f"The paper repeats figure {REPEATS[figure]}, with bands."
         measured = [one for one in chosen if one.name in tables]
         if measured:
-            path = plots / f"{figure}.png"
-            save_png(draw(measured, [tables[one.name] for one in measured]), path)
-            files.append(path)
-            parts.append(f"![{figure}](plots/figures/{figure}.png)\n")
+            files.append(output / "plots" / "figures" / f"{figure}.png")
+            save_png(draw(measured, [tables[one.name] for one in measured]), files[-1])
+            yield f"![{figure}](plots/figures/{figure}.png)"
         for panel in chosen:
-            parts += _panel(panel, tables.get(panel.name))
-    write_whole(files[0], "\n".join(parts).encode())
-    return files
+            yield from _panel(panel, tables.get(panel.name))
 
 
 def _keep(folder: Path, kept: Path) -> None:
