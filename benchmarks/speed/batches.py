@@ -47,11 +47,6 @@ def _batches(quick):
 BATCHES = Case(
     name="batches",
     title="Batches drawn anew",
-    text=(
-        f"The indices of {BATCH:,} records among n, as every step of a stochastic "
-        "solver draws them. `jax.random.choice` without replacement sorts all records, "
-        "twice; `WithoutReplacement` sorts those to whom a coin fell."
-    ),
     build=_batches,
     has_peak=False,
     targets=[
@@ -59,7 +54,6 @@ BATCHES = Case(
             _of(name, num_samples),
             [_of(PEER, num_samples)],
             times_faster=10,
-            binds="A random word for every record, and a running count of those taken.",
         )
         for name in DRAWS
         if name != PEER

@@ -127,7 +127,6 @@ class Target:
         at_least: bound from below on the number itself.
         quantity: a number of a measurement.
         against_name: what `against` is called, where it is several.
-        binds: why the target is hard; shown where it is missed.
     """
 
     method: str
@@ -137,7 +136,6 @@ class Target:
     at_least: float | None = None
     quantity: str = "seconds"
     against_name: str = ""
-    binds: str = ""
 
     def __post_init__(self):
         bounds = self.at_most, self.times_faster, self.at_least
@@ -195,7 +193,6 @@ class Case:
 
     name: str
     title: str
-    text: str
     build: Callable[[bool], Sequence[Method]]
     targets: Sequence[Target] = ()
     yardstick: str = ""

@@ -94,88 +94,47 @@ def _frank_wolfe(points, quick):
     ]
 
 
-def _case(name, title, axis, text, build):
-    return Case(name, title, text, build, has_peak=False, axis=axis)
-
-
 GRADIENTS = (TRUNCATION, SMOOTHED, "Clipping")
-GRADIENT_TEXT = (
-    "For each sample the gradient is made, f operations by the compiler's count of the "
-    "plain gradient, and an accumulator of d floats is read and written once; the "
-    "influence takes c operations a coordinate."
-)
-READ_TEXT = "The data are read once; the influence takes c operations a coordinate."
-STEPS_TEXT = "Each of T steps reads the data once, to make and to influence gradients."
-COSTS = [
-    _case(
-        "cost-gradient-batch",
-        "robust_grad, MLP 784-256-10",
-        "batch B",
-        GRADIENT_TEXT,
-        lambda quick: _gradient(
-            lambda b: ("mlp", b), (16, 64, 256, 1024), GRADIENTS, 0.01, quick
-        ),
+FOUR, THREE = (16, 64, 256, 1024), (10, 100, 1_000)
+RECORDS = (1_000, 10_000, 100_000, 1_000_000)
+# Name, title, label of the axis, and what `build` calls.
+_COSTS = [
+    (
+        *("gradient-batch", "robust_grad, MLP 784-256-10", "batch B"),
+        partial(_gradient, lambda b: ("mlp", b), FOUR, GRADIENTS, 0.01),
     ),
-    _case(
-        "cost-gradient-width",
-        "robust_grad, MLP 784-width-10, batch 64",
+    (
+        *("gradient-width", "robust_grad, MLP 784-width-10, batch 64"),
         "hidden width (d = 795 width + 10)",
-        GRADIENT_TEXT,
-        lambda quick: _gradient(
-            lambda h: ("mlp", 64, h), (16, 64, 256, 1024), GRADIENTS, 0.01, quick
-        ),
+        partial(_gradient, lambda h: ("mlp", 64, h), FOUR, GRADIENTS, 0.01),
     ),
-    _case(
-        "cost-gradient-records",
-        "robust_grad, linear regression, d = 50",
-        "records B",
-        READ_TEXT + " A gradient is a product and a scaling, four operations more.",
-        lambda quick: _gradient(
-            lambda n: ("linear", n),
-            (1_000, 10_000, 100_000, 1_000_000),
-            GRADIENTS,
-            1.0,
-            quick,
-        ),
+    (
+        *("gradient-records", "robust_grad, linear regression, d = 50", "records B"),
+        partial(_gradient, lambda n: ("linear", n), RECORDS, GRADIENTS, 1.0),
     ),
-    _case(
-        "cost-estimator-records",
-        "Estimators in memory, d = 50",
-        "records n",
-        READ_TEXT + " TrimmedMean is held against one pass too.",
-        lambda quick: _estimator(
-            lambda n: (n, 50), (1_000, 10_000, 100_000, 1_000_000), quick
-        ),
+    (
+        *("estimator-records", "Estimators in memory, d = 50", "records n"),
+        partial(_estimator, lambda n: (n, 50), RECORDS),
     ),
-    _case(
-        "cost-estimator-coordinates",
-        "Estimators in memory, n = 10,000",
-        "coordinates d",
-        READ_TEXT + " TrimmedMean is held against one pass too.",
-        lambda quick: _estimator(lambda d: (10_000, d), (10, 100, 1_000), quick),
+    (
+        *("estimator-coordinates", "Estimators in memory, n = 10,000", "coordinates d"),
+        partial(_estimator, lambda d: (10_000, d), THREE),
     ),
-    _case(
-        "cost-descent-steps",
-        "dp_gradient_descent, n = 20,000, d = 50",
-        "steps T",
-        STEPS_TEXT,
-        lambda quick: _descent(lambda t: (20_000, 50, t), (10, 40, 160), quick),
+    (
+        *("descent-steps", "dp_gradient_descent, n = 20,000, d = 50", "steps T"),
+        partial(_descent, lambda t: (20_000, 50, t), (10, 40, 160)),
     ),
-    _case(
-        "cost-descent-records",
-        "dp_gradient_descent, d = 50, 10 steps",
-        "records n",
-        STEPS_TEXT,
-        lambda quick: _descent(
-            lambda n: (n, 50, 10), (1_000, 10_000, 100_000, 1_000_000), quick
-        ),
+    (
+        *("descent-records", "dp_gradient_descent, d = 50, 10 steps", "records n"),
+        partial(_descent, lambda n: (n, 50, 10), RECORDS),
     ),
-    _case(
-        "cost-frank-wolfe",
-        "dp_frank_wolfe, n = 10,000, its default number of steps",
+    (
+        *("frank-wolfe", "dp_frank_wolfe, n = 10,000, its default number of steps"),
         "features d",
-        "Disjoint batches: all steps together read the data once; the influence is "
-        "that of beta 9.21.",
-        lambda quick: _frank_wolfe((100, 1_000, 5_000), quick),
+        partial(_frank_wolfe, (100, 1_000, 5_000)),
     ),
+]
+COSTS = [
+    Case(f"cost-{name}", title, build, has_peak=False, axis=axis)
+    for name, title, axis, build in _COSTS
 ]

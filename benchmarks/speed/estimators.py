@@ -124,11 +124,6 @@ def _materialised(quick):
 ESTIMATORS = Case(
     name="estimators",
     title="Estimators on samples in memory",
-    text=(
-        "The robust mean of 100,000 samples of 50 coordinates (20,000 in a quick run) "
-        "that lie in memory, Student's t with 3 degrees of freedom. `TrimmedMean` "
-        "trims 5 per cent on either side."
-    ),
     build=_materialised,
     yardstick="Winsorization",
     targets=[
@@ -136,28 +131,16 @@ ESTIMATORS = Case(
             "SmoothedTruncation, beta 1",
             ["Winsorization"],
             at_most=4,
-            binds=(
-                "The influence is a series of degree 10 with a division and a root, "
-                "against two comparisons of the clip."
-            ),
         ),
         Target(
             "SmoothedTruncation, beta 9.21",
             ["Winsorization"],
             at_most=6,
-            binds=(
-                "The influence is a series of degree 16 with a division and a root, "
-                "against two comparisons of the clip."
-            ),
         ),
         Target(
             "TrimmedMean",
             [SORT],
             times_faster=10,
-            binds=(
-                "Two order statistics a coordinate are needed, and a sum between them; "
-                "whatever orders more than these does work that is not needed."
-            ),
         ),
     ],
 )
@@ -208,11 +191,6 @@ def _reduction_case(index):
     return Case(
         name=f"reduction-{n}x{d}",
         title=f"The mean of {n:,} samples of {d:,} coordinates in memory",
-        text=(
-            "An estimator's mean of samples that lie in memory, in bytes read a second "
-            "as a share of what a copy moves. Without a microbatch in the name, the "
-            "size is the one that dpjax chooses."
-        ),
         build=partial(_reduction, index),
         yardstick="jnp.sum",
         has_peak=False,
@@ -221,7 +199,6 @@ def _reduction_case(index):
                 name,
                 quantity="copy_share",
                 at_least=0.6,
-                binds="A reduction reads each sample once and writes next to nothing.",
             )
             for name in OPERATIONS
         ],

@@ -105,12 +105,6 @@ def _frank_wolfes(quick):
 FRANK_WOLFE = Case(
     name="frank-wolfe",
     title="dp_frank_wolfe end to end, n = 90,000, d = 800",
-    text=(
-        "Linear regression with log-normal features (paper 004, figure 1(b)), epsilon "
-        "1, disjoint batches, the default number of steps (n = 10,000, d = 200 in a "
-        "quick run). The NumPy version takes the same steps, with the closed form of "
-        "the estimator as it is printed, on a matrix of per-sample gradients."
-    ),
     build=_frank_wolfes,
     yardstick="dp_frank_wolfe",
     targets=[
@@ -118,7 +112,6 @@ FRANK_WOLFE = Case(
             "dp_frank_wolfe",
             ["NumPy"],
             times_faster=20,
-            binds="The influence of each coordinate of each record's gradient.",
         )
     ],
 )
@@ -142,10 +135,6 @@ def _wide(quick):
 WIDE = Case(
     name="frank-wolfe-wide",
     title="dp_frank_wolfe, n = 10,000, d = 20,000, beside a pass over the data",
-    text=(
-        "Each of 21 steps takes its 21st part of the records: all of them together "
-        "read the data once (n = 1,000, d = 2,000 in a quick run)."
-    ),
     build=_wide,
     yardstick="x @ w over all records",
 )

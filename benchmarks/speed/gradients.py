@@ -101,33 +101,13 @@ def gradient_methods(
     return [method for method in methods if method.name not in leave]
 
 
-def faster(method, factor, sizes, binds):
+def faster(method, factor, sizes):
     """A target against jax_privacy's best microbatch."""
     names = [microbatch_name(size) for size in sizes]
     best = "jax_privacy at its best microbatch"
-    return Target(method, names, times_faster=factor, against_name=best, binds=binds)
+    return Target(method, names, times_faster=factor, against_name=best)
 
 
-NORMS = (
-    "Forward and backward of the batch as for the plain gradient, but that gradients "
-    "by kernels are held as factors, or written out for a few samples at a time: what "
-    "is left are passes over activations, and over what is written out."
-)
-COORDINATES = (
-    "Every sample's every coordinate is multiplied out and passes the influence: "
-    "arithmetic binds, not memory. A plain gradient takes two fused multiplications "
-    "and additions for each, at the processor's full rate; a smoothed influence some "
-    "twenty such operations, comparisons beside them, a division and a root."
-)
-SCRATCH = (
-    "Cotangents are weighted in place. Beside the activations that the plain gradient "
-    "holds too stand a few numbers for each sample, and copies of activations and "
-    "examples in which NaN and infinities are zero."
-)
-COMPILING = (
-    "Norms and weights come on top of the forward and backward pass: for the MLP a "
-    "dozen more kernels over small arrays, each of which is compiled apart."
-)
 GHOST = "Opacus, ghost clipping"
 # Compiling takes most of a quick run.
 NOT_QUICK = [
@@ -150,36 +130,23 @@ MLP_BOUNDS = {
 
 def _targets(model, clipping, sizes, *, leave=(), factor=1):
     """What every model is asked: its price, its memory, to be ahead of the peers."""
-    asked = [Target("Clipping", [PLAIN], at_most=clipping, binds=NORMS)]
-    for quantity, bound, binds in (
-        ("temporary_bytes", 1.3, SCRATCH),
-        ("compile_seconds", 2.2, COMPILING),
-    ):
-        asked.append(
-            Target("Clipping", [PLAIN], at_most=bound, quantity=quantity, binds=binds)
-        )
-    asked.append(faster("Clipping", factor, sizes, NORMS))
+    asked = [Target("Clipping", [PLAIN], at_most=clipping)]
+    for quantity, bound in ("temporary_bytes", 1.3), ("compile_seconds", 2.2):
+        asked.append(Target("Clipping", [PLAIN], at_most=bound, quantity=quantity))
+    asked.append(faster("Clipping", factor, sizes))
     others = [OPTAX]
     if model in peers.TORCH:
         others += ["Opacus, hooks", GHOST]
     for name in others:
         if name not in leave:
             least = factor if name == OPTAX else 1
-            asked.append(Target("Clipping", [name], times_faster=least, binds=NORMS))
+            asked.append(Target("Clipping", [name], times_faster=least))
     return asked
 
 
 MLP = Case(
     name="gradient-mlp",
     title="The robust gradient of an MLP 784-256-10, batch 256",
-    text=(
-        "One gradient of a batch (of 64 in a quick run), without noise: the same "
-        "parameters, batch and per-sample loss for all. `Mean` is dpjax's fold without "
-        "an influence, which takes one sample after the other. jax_privacy runs at "
-        "each microbatch size. Opacus runs with hooks, which store per-sample "
-        "gradients, and by ghost clipping, which finds their norms without them; that "
-        "serves the l2 clip only, no influence by coordinate."
-    ),
     build=lambda quick: (
         gradient_methods("mlp", 64, (1, 2), leave=NOT_QUICK[-2:])
         if quick
@@ -188,24 +155,20 @@ MLP = Case(
     yardstick=PLAIN,
     targets=[
         *_targets("mlp", 1.5, MLP_SIZES, factor=10),
-        Target("Clipping", [GHOST], times_faster=1.5, binds=NORMS),
-        *(
-            Target(name, [PLAIN], at_most=bound, binds=COORDINATES)
-            for name, bound in MLP_BOUNDS.items()
-        ),
-        faster("Truncation", 1, MLP_SIZES, COORDINATES),
-        Target("Truncation", [OPTAX], times_faster=1, binds=COORDINATES),
+        Target("Clipping", [GHOST], times_faster=1.5),
+        *(Target(name, [PLAIN], at_most=bound) for name, bound in MLP_BOUNDS.items()),
+        faster("Truncation", 1, MLP_SIZES),
+        Target("Truncation", [OPTAX], times_faster=1),
     ],
 )
 
 
-def _model_case(model, title, batch_sizes, text, clipping, leave=NOT_QUICK):
+def _model_case(model, title, batch_sizes, clipping, leave=NOT_QUICK):
     full, small = batch_sizes
     sizes = tuple(size for size in SIZES if size is None or size < full)
     return Case(
         name=f"gradient-{model.replace('_', '-')}",
         title=f"{title}, batch {full}",
-        text=f"{text} (Batch {small} in a quick run.)",
         build=lambda quick: (
             gradient_methods(model, small, (1,), leave=leave)
             if quick
@@ -216,46 +179,20 @@ def _model_case(model, title, batch_sizes, text, clipping, leave=NOT_QUICK):
     )
 
 
-SMALL_CONVOLUTIONAL = _model_case(
-    "small_convolutional",
-    "A small convolutional network",
-    (256, 64),
-    "The field's usual example for images of 28 by 28: 16 channels of 8 by 8 and 32 "
-    "of 4 by 4, both with stride 2 and a maximum behind, dense 32, dense 10.",
-    2,
-    leave=[*NOT_QUICK, OPTAX, GHOST],
-)
-CONVOLUTIONAL = _model_case(
-    "convolutional",
-    "A convolutional network",
-    (256, 64),
-    "32 and 64 channels of 5 by 5, each with pooling, dense 128, dense 10.",
-    2,
-)
-TRANSFORMER = _model_case(
-    "transformer",
-    "A transformer",
-    (64, 32),
-    "Two layers of width 128 on 64 tokens, with the embedding tied to the output; a "
-    "model that Opacus's hooks do not take.",
-    1.5,
-)
-TEXT_CLASSIFIER = _model_case(
-    "text_classifier",
-    "A text classifier",
-    (256, 64),
-    "The mean of 64 embeddings from a table of 5,000 by 64, and a dense layer: the "
-    "gradient of a sample is a table of zeros but for 64 rows.",
-    2,
-)
-LOW_RANK = _model_case(
-    "low_rank",
-    "A layer with a trained product of low rank",
-    (256, 64),
-    "A frozen dense layer 768-768 with a trained product of rank 8 beside it, and a "
-    "dense layer of 10.",
-    1.5,
-)
+CONVOLUTIONAL_MODELS = [
+    _model_case(
+        *("small_convolutional", "A small convolutional network", (256, 64), 2),
+        leave=[*NOT_QUICK, OPTAX, GHOST],
+    ),
+    _model_case("convolutional", "A convolutional network", (256, 64), 2),
+]
+OTHER_MODELS = [
+    _model_case("transformer", "A transformer", (64, 32), 1.5),
+    _model_case("text_classifier", "A text classifier", (256, 64), 2),
+    _model_case(
+        *("low_rank", "A layer with a trained product of low rank", (256, 64), 1.5)
+    ),
+]
 
 
 def _sizes(model, quick):
@@ -288,16 +225,12 @@ def _sizes_case(model, bound=None):
     return Case(
         name=f"batch-sizes-{model.replace('_', '-')}",
         title=f"Batches of 16 to 4,096: the {'MLP' if model == 'mlp' else words} model",
-        text="The same network as above, beside the plain gradient of the same batch "
-        "(batch 16 alone in a quick run).",
         build=lambda quick: list(_sizes(model, quick)),
         yardstick=PLAIN,
         has_peak=False,
         axis="records in a batch",
         targets=[
-            Target(
-                _at("Clipping", size), [_at(PLAIN, size)], at_most=bound, binds=NORMS
-            )
+            Target(_at("Clipping", size), [_at(PLAIN, size)], at_most=bound)
             for size in (1024, 4096)
             if bound
         ],
@@ -312,14 +245,9 @@ BATCH_SIZES = [
 ]
 
 LINEAR_SIZES = (256, 1024, 4096, 16384)
-WIDE = "A pass over the data, which each of these methods has to make."
 LINEAR = Case(
     name="gradient-linear",
     title="The robust gradient of linear regression, n = 98,304, d = 50",
-    text=(
-        "One gradient of all records; features and noise are Student's t with 3 "
-        "degrees of freedom."
-    ),
     build=lambda quick: gradient_methods(
         "linear",
         98_304,
@@ -332,8 +260,8 @@ LINEAR = Case(
         target
         for method in ("Truncation", "Clipping")
         for target in (
-            faster(method, 1, LINEAR_SIZES, WIDE),
-            Target(method, [OPTAX], times_faster=1, binds=WIDE),
+            faster(method, 1, LINEAR_SIZES),
+            Target(method, [OPTAX], times_faster=1),
         )
     ],
 )
@@ -356,10 +284,6 @@ def _batch_memory(quick):
 BATCH_MEMORY = Case(
     name="memory",
     title="Memory at batch 4,096 beside batch 256",
-    text=(
-        "`robust_grad` with `Truncation` on an MLP 784-512-10: what a call needs "
-        "beyond its parameters and its data, the gradient that it returns included."
-    ),
     build=_batch_memory,
     yardstick="batch 256",
     quick_peak=True,
@@ -369,9 +293,6 @@ BATCH_MEMORY = Case(
             ["batch 256"],
             at_most=1.3,
             quantity=quantity,
-            binds="Up to 256 rows are one block, added up in one accumulator; more "
-            "rows are several, whose exact sum takes another one. From there on it "
-            "does not grow.",
         )
         for quantity in ("peak_bytes", "temporary_bytes")
     ],
@@ -390,13 +311,12 @@ def _gpu_case(model, batch_size):
     return Case(
         name=f"gradient-{model.replace('_', '-')}-{batch_size}",
         title=f"The robust gradient of the model {model!r}, batch {batch_size:,}",
-        text="One gradient of a batch, without noise, as in the suite for processors.",
         build=partial(_gpu_methods, model, batch_size),
         yardstick=PLAIN,
         has_peak=False,
         targets=[
-            Target("Clipping", [PLAIN], at_most=2, binds=NORMS),
-            faster("Clipping", 1, (None,), NORMS),
+            Target("Clipping", [PLAIN], at_most=2),
+            faster("Clipping", 1, (None,)),
         ],
     )
 

@@ -65,13 +65,6 @@ def _noise(quick):
 NOISE = Case(
     name="noise",
     title="Noise with full tails",
-    text=(
-        "Noise added to a vector of zeros; by `exponential` and `permute_and_flip`, "
-        "and what they are compared with, for the place of the largest sum. A second "
-        "word of bits is drawn for all entries when one entry needs it, once in 8 "
-        "million draws; under `vmap` always. `discrete_gaussian` is drawn exactly, on "
-        "the host, with bits of NumPy's generator here."
-    ),
     build=_noise,
     unit="draw",
     has_peak=False,
@@ -80,10 +73,6 @@ NOISE = Case(
             _draws(name, size),
             [_draws(peer, size)],
             at_most=2,
-            binds=(
-                "The same words of random bits, and a test of each whether it lies in "
-                "the tail that they do not resolve."
-            ),
         )
         for name, peer in PAIRS.items()
         for size in SIZES

@@ -54,20 +54,21 @@ def write_from(records: Mapping[str, Path], output: Path | None = None) -> list[
         if suite == "cpu" or path.exists()
     }
     path, cpu = records["cpu"], found["cpu"]
-    costs = [case for case in SUITES["cpu"] if case.is_cost and case.name in cpu]
+    costs = [case for case in SUITES["cpu"] if case.is_cost]
     others = [case for case in SUITES["cpu"] if not case.is_cost]
     (output / "plots").mkdir(parents=True, exist_ok=True)
     head = {"source": page.source(path), "machine": list(_machine(cpu))}
     readme = head | {
         "turns": _turns(cpu),
         "targets": _targets(cpu, SUITES["cpu"]),
-        "cases": _cases(others, cpu, _figures(others, cpu, output)),
+        **{case.name: _case(case, cpu.get(case.name)) for case in others},
         "gpu": NO_GPU if "gpu" not in found else _gpu(found["gpu"], records["gpu"]),
     }
     cost = head | {
         "speed": _speed(next(iter(cpu.values())).run["floor"]),
-        "cases": [part for case in costs for part in _cost(case, cpu[case.name])],
+        **{case.name: _cost(case, cpu.get(case.name)) for case in costs},
     }
+    _draw(others, cpu, output / "plots")
     plots.curves(output / "plots" / "cost.png", costs, cpu)
     files = [
         page.write("README.md", readme, output / "README.md"),
@@ -88,6 +89,7 @@ def _gpu(found: Mapping[str, Results], path: Path) -> Iterator[str]:
     yield _machine(found)
     yield from _targets(found, SUITES["gpu"])
     for case in SUITES["gpu"]:
+        yield f"### {case.title}"
         yield from _case(case, found.get(case.name))
 
 
@@ -147,7 +149,7 @@ def _claim(target: Target, verdict: Verdict | None) -> str:
 
 def _targets(found: Mapping[str, Results], cases: Sequence[Case]) -> list[str]:
     rows, counts = [], {"reached": 0, "missed": 0, "not measured": 0}
-    missed: dict[tuple[str, str], list[tuple[str, Target]]] = {}
+    missed: dict[str, list[tuple[str, Target]]] = {}
     for case in cases:
         of_case = found.get(case.name)
         for target in case.targets:
@@ -161,7 +163,7 @@ def _targets(found: Mapping[str, Results], cases: Sequence[Case]) -> list[str]:
                 measured = _per_cent(verdict.value) if share else number(verdict.value)
                 margin = f"{verdict.factor:.3g} times"
             if kind == "missed":
-                missed.setdefault((case.name, target.binds), []).append((claim, target))
+                missed.setdefault(case.name, []).append((claim, target))
             counts[kind] += 1
             mark = f"**{kind}**" if kind == "missed" else kind
             rows.append([case.name, claim, measured, mark, margin])
@@ -170,11 +172,14 @@ def _targets(found: Mapping[str, Results], cases: Sequence[Case]) -> list[str]:
     parts = [page.capitalized(summary) + ".", table(header, rows)]
     if missed:
         reasons = [
-            f"* {case}: {'; '.join(claim for claim, _ in group)}. {binds}"
+            f"* {case}: {'; '.join(claim for claim, _ in group)}."
             + _least_times(found[case], [target for _, target in group])
-            for (case, binds), group in missed.items()
+            for case, group in missed.items()
         ]
-        parts += ["What binds in those that are missed:", "\n".join(reasons)]
+        parts += [
+            "Those that are missed; what binds stands with each case:",
+            "\n".join(reasons),
+        ]
     return parts
 
 
@@ -201,22 +206,10 @@ def _least_times(found: Results, targets: Sequence[Target]) -> str:
     return text
 
 
-def _cases(
-    cases: Sequence[Case], found: Mapping[str, Results], figures: Sequence[str]
-) -> Iterator[str]:
-    """Yields the cases, before the first of each figure the figure."""
-    left = list(figures)
-    for case in cases:
-        for name in [name for name in left if case.name.startswith(FIGURES[name][0])]:
-            yield f"![{name}](plots/{name}.png)"
-            left.remove(name)
-        yield from _case(case, found.get(case.name))
-
-
 def _case(case: Case, results: Results | None) -> list[str]:
-    parts = [f"## {case.title}", case.text]
     if results is None:
-        return [*parts, "Not part of this run."]
+        return ["Not part of this run."]
+    parts = []
 
     def over_yardstick(one: Measurement) -> float | None:
         bases = (other for other in results.methods if other.x == one.x)
@@ -255,20 +248,13 @@ def _mebibytes(count: int | None) -> float | None:
     return None if count is None else count / 2**20
 
 
-def _figures(
-    cases: Sequence[Case], found: Mapping[str, Results], output: Path
-) -> list[str]:
-    """Draws the figures, and returns the names of those that have something to show."""
-    drawn = []
+def _draw(cases: Sequence[Case], found: Mapping[str, Results], folder: Path) -> None:
     for name, (prefixes, value, label) in FIGURES.items():
-        path = output / "plots" / f"{name}.png"
         own = [case for case in cases if case.name.startswith(prefixes)]
         if value is None:
-            is_drawn = plots.curves(path, own, found)
+            plots.curves(folder / f"{name}.png", own, found)
         else:
-            is_drawn = plots.compare(path, own, found, value, label)
-        drawn += [name] * is_drawn
-    return drawn
+            plots.compare(folder / f"{name}.png", own, found, value, label)
 
 
 def _speed(speed: Mapping[str, Any]) -> str:
@@ -286,11 +272,9 @@ def _speed(speed: Mapping[str, Any]) -> str:
     return table(["the machine's own speed", ""], rows)
 
 
-def _cost(case: Case, found: Results) -> Iterator[str]:
-    yield f"## {case.title}"
-    yield case.text
-    methods = found.methods
-    if not methods:
+def _cost(case: Case, found: Results | None) -> Iterator[str]:
+    methods = found.methods if found is not None else ()
+    if found is None or not methods:
         yield "Nothing was measured."
         return
     work = methods[0].work or {}

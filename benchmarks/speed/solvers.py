@@ -95,11 +95,6 @@ def _descents(quick):
 DESCENT = Case(
     name="descent",
     title="dp_gradient_descent, n = 100,000, d = 50, 100 steps",
-    text=(
-        "Calls as a user makes them, calibration on the host included (n = 20,000 and "
-        "10 steps in a quick run), beside as many non-private full gradients in one "
-        "compiled scan."
-    ),
     build=_descents,
     yardstick=NON_PRIVATE,
     unit="step",
@@ -135,11 +130,6 @@ def _sweep(quick):
 SWEEP = Case(
     name="sweep",
     title="A sweep over epsilon, scale and step size",
-    text=(
-        "Twelve calls of `dp_gradient_descent` with other numbers each, and how many "
-        "programs all of them together compile, by JAX's own event. The time is that "
-        "of a later sweep, which compiles nothing."
-    ),
     build=_sweep,
     unit="call",
     has_peak=False,
@@ -148,7 +138,6 @@ SWEEP = Case(
             "sweep",
             at_most=1,
             quantity="compilations",
-            binds="A number that is static, or arithmetic outside of the program.",
         )
     ],
 )
@@ -175,11 +164,6 @@ def _repetitions(quick):
 REPETITIONS = Case(
     name="repetitions",
     title="Twenty repetitions by vmap, on shared data",
-    text=(
-        "`dp_gradient_descent` with `SmoothedTruncation` on n = 20,000, d = 50, 20 "
-        "steps (smaller in a quick run): one run, and `vmap` of it over twenty keys. "
-        "The data are not copied."
-    ),
     build=_repetitions,
     yardstick="one run",
 )
@@ -245,12 +229,6 @@ def _selection_case(n, num_candidates):
         title=(
             f"dp_l1_regression: {num_candidates:,} candidates, {n:,} records, d = 4"
         ),
-        text=(
-            "Against the chunked (candidates, n) matrix product and the maximum of its "
-            "rows, without a loss. The score of order 2 takes one logarithm for 64 "
-            "records; other orders take a power for each. (A quick run takes a tenth "
-            "of the records and a fifth of the candidates.)"
-        ),
         build=partial(_selections, n, num_candidates),
         yardstick=PRODUCTS,
         targets=[
@@ -258,10 +236,6 @@ def _selection_case(n, num_candidates):
                 "dp_l1_regression, order 2",
                 [PRODUCTS],
                 at_most=3,
-                binds=(
-                    "With few features a product is four multiplications; the loss and "
-                    "its sum over blocks of records are as many operations again."
-                ),
             )
         ],
     )

@@ -13,11 +13,8 @@ from benchmarks.speed import (
 SUITES = {
     "cpu": [
         gradients.MLP,
-        gradients.SMALL_CONVOLUTIONAL,
-        gradients.CONVOLUTIONAL,
-        gradients.TRANSFORMER,
-        gradients.TEXT_CLASSIFIER,
-        gradients.LOW_RANK,
+        *gradients.CONVOLUTIONAL_MODELS,
+        *gradients.OTHER_MODELS,
         *gradients.BATCH_SIZES,
         gradients.LINEAR,
         gradients.BATCH_MEMORY,
