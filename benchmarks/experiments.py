@@ -2,7 +2,7 @@
 
     python -m benchmarks.experiments frank-wolfe
     python -m benchmarks.experiments language-model
-    python -m benchmarks.experiments objective-perturbation --peer-python peer/bin/python
+    python -m benchmarks.experiments objective-perturbation --peer-python PYTHON
 
 `frank-wolfe` is figure 1(b) of paper 004. `language-model` times steps of the private
 transformer beside those by jax_privacy's parts. `objective-perturbation` compares
@@ -164,14 +164,12 @@ def language_model():
         make = partial(peer_step, params, batch, size)
         methods.append(Method(f"jax_privacy, {name}", make, "jax_privacy"))
     case = Case("language-model", "", lambda quick: methods, has_peak=False)
-    found = {
-        name: row for (_, name), row in measure.run_case(case, quick=False)[0].items()
+    rows, _ = measure.run_case(case, quick=False)
+    times = {
+        name: row["seconds"] for (_, name), row in rows.items() if "seconds" in row
     }
-    ours = found["dpjax"]["seconds"]
-    rows = [
-        [k, 1e3 * row["seconds"], row["seconds"] / ours] for k, row in found.items()
-    ]
-    print(table(["step", "ms", "times ours"], rows))
+    shown = [[name, 1e3 * x, x / times["dpjax"]] for name, x in times.items()]
+    print(table(["step", "ms", "times ours"], shown))
 
 
 def ours(data, **settings):

@@ -228,12 +228,13 @@ def _mean(
             **task.budget,
             calibration=calibration,
         )
+    budget = task.budget
+    if calibration == "paper":
+        budget["epsilon"] = solvers.printed_epsilon(
+            estimator, **task.budget, num_samples=num_samples
+        )
     return solvers.dp_mean(
-        task.sample.data[0],
-        key=task.key,
-        **task.budget,
-        estimator=estimator,
-        calibration=calibration,
+        task.sample.data[0], key=task.key, **budget, estimator=estimator
     )
 
 

@@ -103,10 +103,7 @@ def private_constant(data: Problem, key: jax.Array, epsilon: float) -> np.ndarra
 
 def dp_linear_model(data: Problem, key: jax.Array, epsilon: float) -> Weights:
     """The solver without settings."""
-    solve = getattr(solvers, "dp_linear_model", None)
-    if solve is None:
-        raise LeftOut("dpjax.solvers.dp_linear_model: not there yet")
-    return solve(
+    return solvers.dp_linear_model(
         data.loss,
         on_device(data),
         key=key,
