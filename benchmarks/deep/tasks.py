@@ -160,20 +160,24 @@ def _squeezed(features: np.ndarray) -> np.ndarray:
     return np.sign(features) * np.log1p(np.abs(features))
 
 
+def _task(name, title, model, loss, parts, both, is_test) -> Task:
+    """A task on rows that are told apart; `parts` are init and features."""
+    inputs, targets = both
+    return Task(
+        *(name, title, model, loss, *parts),
+        train=(inputs[~is_test], targets[~is_test]),
+        test=(inputs[is_test], targets[is_test]),
+    )
+
+
 def _tabular(name: str, title: str, loader: str, every: int, model=perceptron) -> Task:
     """A regression on every so many records of a data set, and of its test set."""
     data = getattr(datasets, loader)()
     inputs = _squeezed(data.features[::every, :-1])  # the last is of ones
     some = slice(None, None, max(1, len(data.test_targets) // 4_000))
     tests, test_targets = _squeezed(data.test_features[some]), data.test_targets[some]
-    init, features = model(inputs.shape[1], 1)
     return Task(
-        name=name,
-        title=title,
-        model=model.__name__,
-        loss="squared",
-        init=init,
-        features=features,
+        *(name, title, model.__name__, "squared", *model(inputs.shape[1], 1)),
         train=(inputs, data.targets[::every]),
         test=(tests[:, :-1], test_targets),
     )
@@ -184,17 +188,10 @@ def _digits() -> Task:
 
     images, labels = load_digits(return_X_y=True)
     images = ((images - 5) / 6).astype(np.float32)  # pixels are 0 to 16, most 0
-    is_test = np.arange(len(labels)) % 5 == 4
-    init, features = perceptron(64, 10)
-    return Task(
-        name="digits",
-        title="digits",
-        model="perceptron",
-        loss="cross-entropy",
-        init=init,
-        features=features,
-        train=(images[~is_test], labels[~is_test].astype(np.int32)),
-        test=(images[is_test], labels[is_test].astype(np.int32)),
+    return _task(
+        *("digits", "digits", "perceptron", "cross-entropy", perceptron(64, 10)),
+        both=(images, labels.astype(np.int32)),
+        is_test=np.arange(len(labels)) % 5 == 4,
     )
 
 
@@ -207,18 +204,11 @@ def _characters() -> Task:
     codes = np.array([places.get(one, len(CHARACTERS) - 1) for one in text], np.int32)
     num = NUM_TEXTS + NUM_TEST_TEXTS
     windows = codes[: num * (CONTEXT + 1)].reshape(num, CONTEXT + 1)
-    inputs, targets = windows[:, :-1], windows[:, -1]
-    is_test = np.arange(num) % 5 == 4
-    init, features = characters()
-    return Task(
-        name="characters",
-        title="characters",
-        model="embedding and perceptron",
-        loss="cross-entropy",
-        init=init,
-        features=features,
-        train=(inputs[~is_test], targets[~is_test]),
-        test=(inputs[is_test], targets[is_test]),
+    return _task(
+        *("characters", "characters", "embedding and perceptron", "cross-entropy"),
+        parts=characters(),
+        both=(windows[:, :-1], windows[:, -1]),
+        is_test=np.arange(num) % 5 == 4,
     )
 
 
@@ -230,18 +220,12 @@ def _made_regression(name: str, scale: float, num: int, zeros: float) -> Task:
     means = 2 + hidden @ rng.standard_normal(8)
     targets = means + 0.5 * rng.standard_t(2.5, len(means))
     targets = scale * np.where(rng.random(len(means)) < zeros, 0, targets)
-    init, features = perceptron(20, 1)
-    both = (_squeezed(inputs), targets.astype(np.float32))
-    return Task(
-        name=name,
-        title=f"made regression, targets of scale {scale:g}"
-        + (f", {zeros:.0%} of them zero" if zeros else ""),
-        model="perceptron",
-        loss="squared",
-        init=init,
-        features=features,
-        train=tuple(part[:num] for part in both),
-        test=tuple(part[num:] for part in both),
+    title = f"made regression, targets of scale {scale:g}"
+    title += f", {zeros:.0%} of them zero" if zeros else ""
+    return _task(
+        *(name, title, "perceptron", "squared", perceptron(20, 1)),
+        both=(_squeezed(inputs), targets.astype(np.float32)),
+        is_test=np.arange(len(means)) >= num,
     )
 
 
@@ -251,41 +235,33 @@ def _made_classes(name: str, num: int) -> Task:
     centres = rng.standard_normal((16, 30))
     clouds = rng.integers(16, size=num + 4_000)
     inputs = centres[clouds] + rng.standard_normal((len(clouds), 30))
-    both = (inputs.astype(np.float32), (clouds % 8).astype(np.int32))
-    init, features = perceptron(30, 8)
-    return Task(
-        name=name,
-        title=f"made classes, {num:,} records",
-        model="perceptron",
-        loss="cross-entropy",
-        init=init,
-        features=features,
-        train=tuple(part[:num] for part in both),
-        test=tuple(part[num:] for part in both),
+    title = f"made classes, {num:,} records"
+    return _task(
+        *(name, title, "perceptron", "cross-entropy", perceptron(30, 8)),
+        both=(inputs.astype(np.float32), (clouds % 8).astype(np.int32)),
+        is_test=np.arange(len(clouds)) >= num,
     )
 
 
+# Title, data set, every how many of its records, and the model.
+_TABULAR = {
+    "blog_feedback": ("BlogFeedback", "blog_feedback", 4),
+    "belgian_motor": ("Belgian motor", "belgian_motor", 8),
+    "rand_hie": ("RAND HIE", "rand_hie", 1),
+    "rand_hie_transformer": ("RAND HIE, transformer", "rand_hie", 1, transformer),
+}
 _MAKERS: dict[str, Callable[[], Task]] = {
-    "blog_feedback": lambda: _tabular(
-        "blog_feedback", "BlogFeedback", "blog_feedback", 4
-    ),
-    "belgian_motor": lambda: _tabular(
-        "belgian_motor", "Belgian motor", "belgian_motor", 8
-    ),
-    "rand_hie": lambda: _tabular("rand_hie", "RAND HIE", "rand_hie", 1),
-    "rand_hie_transformer": lambda: _tabular(
-        "rand_hie_transformer", "RAND HIE, transformer", "rand_hie", 1, transformer
-    ),
+    **{name: partial(_tabular, name, *how) for name, how in _TABULAR.items()},
     "digits": _digits,
     "characters": _characters,
 }
 NAMES = tuple(_MAKERS)
 _MADE: dict[str, Callable[[], Task]] = {
-    "made_small": lambda: _made_regression("made_small", 0.1, 12_000, 0.0),
-    "made_large": lambda: _made_regression("made_large", 10.0, 12_000, 0.0),
-    "made_zeros": lambda: _made_regression("made_zeros", 1.0, 12_000, 0.8),
-    "made_classes": lambda: _made_classes("made_classes", 12_000),
-    "made_few": lambda: _made_classes("made_few", 1_500),
+    "made_small": partial(_made_regression, "made_small", 0.1, 12_000, 0.0),
+    "made_large": partial(_made_regression, "made_large", 10.0, 12_000, 0.0),
+    "made_zeros": partial(_made_regression, "made_zeros", 1.0, 12_000, 0.8),
+    "made_classes": partial(_made_classes, "made_classes", 12_000),
+    "made_few": partial(_made_classes, "made_few", 1_500),
 }
 MADE_NAMES = tuple(_MADE)
 

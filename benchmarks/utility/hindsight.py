@@ -48,31 +48,49 @@ def on_device(data: Problem) -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(features), jnp.asarray(targets)
 
 
+def clipped_gradients(features, targets, params, norms, loss):
+    """Returns mean clipped gradients, and the share of those that are not clipped.
+
+    Args:
+        features: shape (n, d).
+        targets: shape (n,).
+        params: a column a run, shape (d, k).
+        norms: what each run clips to, shape (k,).
+        loss: "squared" or "logistic".
+    """
+    matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    predictions = matmul(features, params)
+    if loss == "squared":
+        slopes = predictions - targets[:, None]
+    else:
+        slopes = jax.nn.sigmoid(predictions) - jnp.where(targets > 0, 1.0, 0.0)[:, None]
+    lengths = jnp.linalg.norm(features, axis=1)[:, None]
+    bounds = norms[None] / jnp.maximum(lengths, 1e-30)
+    share = jnp.mean(jnp.where(jnp.abs(slopes) <= bounds, 1.0, 0.0), axis=0)
+    gradients = matmul(features.T, jnp.clip(slopes, -bounds, bounds))
+    return gradients / len(targets), share
+
+
+def draws(keys, step, num):
+    """Returns the normal numbers of a step, a column a key."""
+    return jax.vmap(
+        lambda key: jax.random.normal(jax.random.fold_in(key, step), (num,))
+    )(keys).T
+
+
 @partial(jax.jit, static_argnames="loss")
 def _descend(features, targets, norms, rates, keys, num_steps, noise, loss):
     """Returns last iterates of shape (d, settings, keys)."""
-    num_samples, num_features = features.shape
-    matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    labels = jnp.where(targets > 0, 1.0, 0.0)
-    lengths = jnp.linalg.norm(features, axis=1)
+    num_features = features.shape[1]
     shape = (num_features, norms.size, keys.size)
-    clips = jnp.repeat(norms, keys.size)[None, :]  # of a column
-    bounds = (1 / jnp.maximum(lengths, 1e-30))[:, None]
+    clips = jnp.repeat(norms, keys.size)  # of a column
 
     def step(index, params):
-        predictions = matmul(features, params.reshape(num_features, -1))
-        if loss == "squared":
-            slopes = predictions - targets[:, None]
-        else:
-            slopes = jax.nn.sigmoid(predictions) - labels[:, None]
-        slopes = jnp.clip(slopes, -clips * bounds, clips * bounds)
-        gradients = matmul(features.T, slopes).reshape(shape) / num_samples
-        draw = jax.vmap(
-            lambda key: jax.random.normal(jax.random.fold_in(key, index), shape[:1])
-        )
+        columns = params.reshape(num_features, -1)
+        gradients, _ = clipped_gradients(features, targets, columns, clips, loss)
         stddevs = noise * norms  # of the mean of the clipped gradients
-        gradients += stddevs[None, :, None] * draw(keys).T[:, None, :]
-        return params - rates[None, :, None] * gradients
+        noises = stddevs[None, :, None] * draws(keys, index, num_features)[:, None, :]
+        return params - rates[None, :, None] * (gradients.reshape(shape) + noises)
 
     return jax.lax.fori_loop(0, num_steps, step, jnp.zeros(shape))
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from benchmarks.utility.hindsight import on_device
+from benchmarks.utility.hindsight import clipped_gradients, draws, on_device
 from benchmarks.utility.problems import Problem, scaled_down
 from dpjax.accounting import gaussian_stddev
 
@@ -218,32 +218,16 @@ def _between(rng, outer, inner, log_outer, log_inner):
 def _adapt(
     features, targets, keys, rate, noise, count_noise, quantile, *, loss, num_steps
 ):
-    num_samples, num_features = features.shape
-    matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    labels = jnp.where(targets > 0, 1.0, 0.0)
-    lengths = jnp.linalg.norm(features, axis=1)[:, None]
+    num_features = features.shape[1]
 
     def step(index, carry):
         params, norms = carry
-        predictions = matmul(features, params)
-        if loss == "squared":
-            slopes = predictions - targets[:, None]
-        else:
-            slopes = jax.nn.sigmoid(predictions) - labels[:, None]
-        bounds = norms[None] / jnp.maximum(lengths, 1e-30)
-        share = jnp.mean(jnp.where(jnp.abs(slopes) <= bounds, 1.0, 0.0), axis=0)
-        gradients = matmul(features.T, jnp.clip(slopes, -bounds, bounds)) / num_samples
-        draws = jax.vmap(
-            lambda key: jax.random.normal(
-                jax.random.fold_in(key, index), (num_features + 1,)
-            )
-        )(keys).T
-        gradients += noise * norms[None] * draws[1:]
-        share += count_noise * draws[0]
-        return (
-            params - rate * gradients,
-            norms * jnp.exp(-ADAPTATION * (share - quantile)),
-        )
+        gradients, share = clipped_gradients(features, targets, params, norms, loss)
+        noises = draws(keys, index, num_features + 1)
+        gradients += noise * norms[None] * noises[1:]
+        share += count_noise * noises[0]
+        norms *= jnp.exp(-ADAPTATION * (share - quantile))
+        return params - rate * gradients, norms
 
     start = jnp.zeros((num_features, keys.size)), jnp.full(keys.size, FIRST_NORM)
     return jax.lax.fori_loop(0, num_steps, step, start)[0]
