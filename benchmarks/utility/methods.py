@@ -1,7 +1,8 @@
-"""The methods of the page of utility: what each is, whom it serves and what it pays.
+"""The methods of the page of utility: what each is, and whom it serves.
 
 `METHODS` is in the order of the tables. A method maps (problem, keys, epsilon) to the
 weights of one run a key, all (epsilon, delta)-DP under replace-one unless it says so.
+What each pays, and is given without paying, stands in the page's template.
 """
 
 from collections.abc import Callable
@@ -33,10 +34,8 @@ class Method:
     Attributes:
         name: on the command line and in the record.
         title: in the tables.
-        price: how the budget is spent, in a line.
         fit: (problem, keys, epsilon) to weights (d, keys), and facts to record.
         tasks: the losses it serves.
-        given: what it takes from the data without paying; "" where nothing.
         is_private: whether what it returns is.
         row_norm: test rows longer than this are scaled down, as in its training.
         needs: "intercept" where it serves only problems with a column of ones.
@@ -44,10 +43,8 @@ class Method:
 
     name: str
     title: str
-    price: str
     fit: Callable[[Problem, jax.Array, float], tuple[Weights, dict[str, Any]]]
     tasks: tuple[str, ...] = BOTH
-    given: str = ""
     is_private: bool = True
     row_norm: float | None = None
     needs: str = ""
@@ -162,159 +159,82 @@ def objective_perturbation(
     ).params
 
 
-_BY_STEPS = "T Gaussian steps of sensitivity 2s sqrt(d)/n, composed exactly"
 METHODS = {
     method.name: method
     for method in (
-        Method("zero", "zero weights", "free", zero),
+        Method("zero", "zero weights", zero),
         Method(
-            "constant",
-            "private constant",
-            "one Gaussian release, the mean of the targets (`dp_mean`)",
-            each(private_constant),
-            needs="intercept",
+            "constant", "private constant", each(private_constant), needs="intercept"
         ),
+        Method("dp_linear_model", "**`dp_linear_model`**", each(dp_linear_model)),
         Method(
-            "dp_linear_model",
-            "**`dp_linear_model`**",
-            "as its docstring says; everything it measures is paid",
-            each(dp_linear_model),
-        ),
-        Method(
-            "hindsight",
-            "clipping, best in hindsight",
-            "T Gaussian steps of sensitivity 2C/n, composed exactly; the choice of "
-            "norm, step and T is not paid",
-            hindsight.fit,
-            given="norm, step and T, chosen by the test risk",
+            *("hindsight", "clipping, best in hindsight", hindsight.fit),
             is_private=False,
         ),
         Method(
-            "hindsight_wide",
-            "clipping, best in hindsight, wider grid",
-            "as before; steps from 0.001, norms to 3,000",
+            *("hindsight_wide", "clipping, best in hindsight, wider grid"),
             partial(hindsight.fit, is_wide=True),
-            given="norm, step and T, chosen by the test risk",
             is_private=False,
         ),
         Method(
-            "adaptive_clipping",
-            "DP-GD, adaptive clipping, median",
-            "T = 100 Gaussian steps of sensitivity 2C/n, and T counts of sensitivity 1 "
-            "with noise n/20 (at most a twentieth of mu^2); composed exactly",
+            *("adaptive_clipping", "DP-GD, adaptive clipping, median"),
             partial(peers.adaptive_clipping, quantile=0.5),
-            given="the step size 1/L, L the largest curvature",
         ),
         Method(
-            "adaptive_clipping_90",
-            "DP-GD, adaptive clipping, 90 %",
-            "as before",
+            *("adaptive_clipping_90", "DP-GD, adaptive clipping, 90 %"),
             partial(peers.adaptive_clipping, quantile=0.9),
-            given="the step size 1/L, L the largest curvature",
         ),
         Method(
-            "smoothed_truncation",
-            "DP-GD, smoothed truncation (001, Alg. 4)",
-            _BY_STEPS,
+            *("smoothed_truncation", "DP-GD, smoothed truncation (001, Alg. 4)"),
             descent("smoothed-truncation"),
         ),
+        Method("truncation", "DP-GD, truncation (003)", descent("truncation")),
         Method(
-            "truncation",
-            "DP-GD, truncation (003)",
-            _BY_STEPS,
-            descent("truncation"),
-        ),
-        Method(
-            "median_of_means",
-            "DP-GD, median of means (003, Alg. 2)",
-            "T Gaussian steps, one group of records moves; composed exactly",
+            *("median_of_means", "DP-GD, median of means (003, Alg. 2)"),
             descent("median-of-means"),
         ),
+        Method("clipping", "DP-GD, clipping to norm 1", descent("clipping")),
         Method(
-            "clipping",
-            "DP-GD, clipping to norm 1",
-            "T Gaussian steps of sensitivity 2/n, composed exactly",
-            descent("clipping"),
-        ),
-        Method(
-            "objective_perturbation",
-            "objective perturbation, n lambda = 1",
-            "its own theorem (`accounting.objective_noise`), rows scaled to norm 1",
+            *("objective_perturbation", "objective perturbation, n lambda = 1"),
             each(partial(objective_perturbation, strength=1.0)),
             tasks=LOGISTIC,
             row_norm=1.0,
         ),
         Method(
-            "objective_perturbation_10",
-            "objective perturbation, n lambda = 10",
-            "as before",
+            *("objective_perturbation_10", "objective perturbation, n lambda = 10"),
             each(partial(objective_perturbation, strength=10.0)),
             tasks=LOGISTIC,
             row_norm=1.0,
         ),
+        Method("adassp", "AdaSSP", each(peers.adassp), tasks=SQUARED),
         Method(
-            "adassp",
-            "AdaSSP",
-            "three Gaussian releases, a third of mu^2 each",
-            each(peers.adassp),
-            tasks=SQUARED,
-            given="bounds: the largest row norm and the largest absolute target",
-        ),
-        Method(
-            "adassp_quantile",
-            "AdaSSP, bounds at 99 %",
-            "as AdaSSP",
+            *("adassp_quantile", "AdaSSP, bounds at 99 %"),
             each(partial(peers.adassp, quantile=0.99)),
             tasks=SQUARED,
-            given="bounds: the 99 % quantiles of row norms and absolute targets",
         ),
         Method(
-            "boosted_adassp",
-            "boosted AdaSSP",
-            "102 Gaussian releases of one multiplier (100 rounds); clip norms 1",
-            each(peers.boosted_adassp),
+            *("boosted_adassp", "boosted AdaSSP", each(peers.boosted_adassp)),
             tasks=SQUARED,
             row_norm=1.0,
         ),
+        Method("tukey_em", "TukeyEM", each(peers.tukey_em), tasks=SQUARED),
         Method(
-            "tukey_em",
-            "TukeyEM",
-            "epsilon/2 and delta for propose-test-release, epsilon/2 for an "
-            "exponential mechanism; min(1000, n/d) fits; zero where the test fails",
-            each(peers.tukey_em),
-            tasks=SQUARED,
-        ),
-        Method(
-            "diffprivlib_linear",
-            "diffprivlib, LinearRegression",
-            "pure epsilon, its own split over d^2/2 Laplace releases",
+            *("diffprivlib_linear", "diffprivlib, LinearRegression"),
             each(peers.diffprivlib_linear),
             tasks=SQUARED,
-            given="bounds: least and largest value of every column and of the target",
         ),
         Method(
-            "diffprivlib_logistic",
-            "diffprivlib, LogisticRegression",
-            "pure epsilon, objective perturbation; C = 1",
+            *("diffprivlib_logistic", "diffprivlib, LogisticRegression"),
             each(peers.diffprivlib_logistic),
             tasks=LOGISTIC,
-            given="bound: the largest row norm",
         ),
         Method(
             "diffprivlib_logistic_unit",
             "diffprivlib, LogisticRegression, rows of norm 1",
-            "as before, rows scaled to norm 1",
             each(partial(peers.diffprivlib_logistic, row_norm=1.0)),
             tasks=LOGISTIC,
             row_norm=1.0,
         ),
-        Method(
-            "optimum",
-            "non-private optimum",
-            "not private",
-            optimum,
-            given="everything",
-            is_private=False,
-        ),
+        Method("optimum", "non-private optimum", optimum, is_private=False),
     )
 }

@@ -74,7 +74,7 @@ def parts(content: Record, path: Path) -> dict[str, page.Part]:
         **sklearn.parts(),
         **tuning.parts(),
         "choices": table(["data", *numbers.header], _choices(numbers)),
-        "methods": _methods(numbers),
+        **{f"seconds_{name}": _seconds(numbers, name) for name in METHODS},
         "left_out": _left_out(numbers),
         "machines": page.machines(content),
     }
@@ -134,18 +134,11 @@ def _choices(numbers: Numbers) -> Iterator[list[str]]:
                 yield [numbers.facts[name]["title"] + words, *chosen]
 
 
-def _methods(numbers: Numbers) -> str:
-    rows = []
-    for method in METHODS.values():
-        found = (row for place, row in numbers.rows.items() if place[1] == method.name)
-        if done := [row for row in found if row["excess"]]:
-            seconds = sum(row["seconds"] for row in done)
-            runs = sum(len(row["excess"]) for row in done)
-            tasks = "both" if len(method.tasks) == 2 else method.tasks[0]
-            what = method.title, tasks, method.price, method.given or "nothing"
-            rows.append([*what, seconds / runs])
-    header = ["method", "losses", "price", "given, not paid", "seconds a run"]
-    return table(header, rows)
+def _seconds(numbers: Numbers, method: str) -> str:
+    """Returns the seconds of a run."""
+    rows = [row for place, row in numbers.rows.items() if place[1] == method]
+    runs = sum(len(row["excess"]) for row in rows)
+    return number(sum(row["seconds"] for row in rows) / runs) if runs else ""
 
 
 def _left_out(numbers: Numbers) -> str:

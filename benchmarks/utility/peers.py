@@ -3,8 +3,7 @@
 Each function takes (problem, key, epsilon) and returns weights (d,), but for that of
 adaptive clipping, which takes all keys at once. Gaussian releases share one mu, which
 is exact, where the papers split epsilon and delta; sensitivities are those of replacing
-a record. What a method takes from the data without paying is said in its entry in
-`methods`.
+a record. What a method takes from the data without paying is said on the page.
 """
 
 import warnings

@@ -35,12 +35,7 @@ def _weights(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
     return params
 
 
-OURS = Method(
-    *("sklearn", "dpjax.sklearn"),
-    "scales, unit and labels are bought, the rest is for the model",
-    each(_weights),
-    needs="intercept",
-)
+OURS = Method("sklearn", "dpjax.sklearn", each(_weights), needs="intercept")
 METHODS = {"sklearn": OURS} | {
     name: one for name, one in methods.METHODS.items() if name.startswith("diffprivlib")
 }

@@ -134,13 +134,10 @@ def _mean_loss(data: Problem, params: jax.Array) -> jax.Array:
     return jnp.mean(jnp.clip(losses, 0.0, LIMITS[data.loss]))
 
 
-_PRICE = "`accounting.tuning_budget`, for the choice, every run and its score"
 SEARCHES = (
     *(
         Method(
-            f"select_{mean}",
-            f"`dp_select`, {mean} trials on average",
-            _PRICE,
+            *(f"select_{mean}", f"`dp_select`, {mean} trials on average"),
             partial(select, mean_trials=mean),
         )
         for mean in TRIALS
@@ -148,16 +145,13 @@ SEARCHES = (
     Method(
         "select_10_wide",
         "`dp_select`, 10 trials on average, losses clipped 10 times higher",
-        _PRICE,
         partial(select, mean_trials=10, limit_factor=10.0),
     ),
 )
 BESTS = tuple(
     Method(
         *(f"grid_by_{name}", f"the same grid, best by {words}"),
-        "the choice is not paid",
         partial(best_of_grid, by_score=name == "score"),
-        given="norm and step, chosen without noise",
         is_private=False,
     )
     for name, words in (("score", "its scores without noise"), ("risk", "test risk"))
