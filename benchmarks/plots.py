@@ -19,6 +19,7 @@ from PIL import Image
 from benchmarks import winners
 from benchmarks.page import number
 from benchmarks.record import RESULTS, ROOT, read
+from benchmarks.speed.command import Results, results
 from benchmarks.utility import page as utility
 from dpjax._files import check_folder, write_whole
 
@@ -255,8 +256,6 @@ HATCHES = {
 
 def _speed(figure: Figure, theme: Theme) -> None:
     """Milliseconds a private gradient, a panel a model; peers at their best."""
-    from benchmarks.speed.command import results
-
     cases = results(read(RESULTS / "cpu.json"))
     bars = {name: list(_bars(cases[name])) for name in MODELS}
     grid = _axes(
@@ -293,7 +292,7 @@ def _speed(figure: Figure, theme: Theme) -> None:
     grid[-1].set_xlabel("milliseconds a gradient: shorter is better")
 
 
-def _bars(case: Any) -> Iterator[tuple[str, str, float]]:
+def _bars(case: Results) -> Iterator[tuple[str, str, float]]:
     wanted = {
         "plain gradient": "not private",
         "Truncation": "dpjax, truncation",

@@ -1,5 +1,6 @@
 """The benchmark suite: fair methods, targets judged right, records that are whole."""
 
+import ast
 import importlib.util
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from benchmarks.speed.case import Case, Measurement, Method, Target, Work
 from benchmarks.speed.command import Results, results
 from benchmarks.speed.models import MODELS
 from benchmarks.speed.suites import CASES, SUITES
+from tests.test_layers import imports_of
 
 ROOT = Path(__file__).parents[1]
 SPEED = {
@@ -135,6 +137,22 @@ def test_a_target_without_its_numbers_is_not_judged():
 def test_a_target_has_one_bound(bounds):
     with pytest.raises(ValueError, match=r"bound|compares"):
         Target("a", **bounds)
+
+
+def test_no_import_goes_round_in_a_circle():
+    known, below = {}, {}
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        known[".".join(parts).removesuffix(".__init__")] = path
+    for name, path in known.items():
+        targets = {target for _, target in imports_of(ast.parse(path.read_text()))}
+        targets |= {target.rpartition(".")[0] for target in targets}
+        below[name] = targets & known.keys() - {"benchmarks"}
+    while below:
+        free = [name for name, targets in below.items() if not targets & below.keys()]
+        assert free, f"a circle among {sorted(below)}"
+        for name in free:
+            del below[name]
 
 
 def test_targets_name_methods_of_their_case():
