@@ -328,8 +328,7 @@ def test_the_command_lists(capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "first"),
-    [("001-5", "001-1"), ("001-6", "001-2"), ("001-6b", "001-2b")],
+    ("name", "first"), [("001-5", "001-1"), ("001-6", "001-2"), ("001-6b", "001-2b")]
 )
 def test_a_repeat_runs_the_figure_that_it_repeats(
     name, first, tmp_path, monkeypatch, capsys

@@ -292,13 +292,7 @@ def _sparse_logistic(feature_law: Any, noise_law: Any, bound: float) -> ProblemK
         noise_law=noise_law,
         is_sparse=True,
     )
-    return ProblemKind(
-        draw,
-        losses.logistic,
-        l2=RIDGE,
-        ball="l2",
-        moment_bound=bound,
-    )
+    return ProblemKind(draw, losses.logistic, l2=RIDGE, ball="l2", moment_bound=bound)
 
 
 def _of_data(loader: Callable[[], Dataset], loss_fn: LossFn, **changes: Any) -> Any:

@@ -50,11 +50,7 @@ BATCHES = Case(
     build=_batches,
     has_peak=False,
     targets=[
-        Target(
-            _of(name, num_samples),
-            [_of(PEER, num_samples)],
-            times_faster=10,
-        )
+        Target(_of(name, num_samples), [_of(PEER, num_samples)], times_faster=10)
         for name in DRAWS
         if name != PEER
         for num_samples in RECORDS[1:]

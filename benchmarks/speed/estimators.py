@@ -107,9 +107,7 @@ def _materialised(quick):
             work=partial(one_pass, n, d, 1),
         ),
         Method(
-            SORT,
-            lambda: (jax.jit(partial(jnp.sort, axis=0)), (samples(n, d),)),
-            "jax",
+            SORT, lambda: (jax.jit(partial(jnp.sort, axis=0)), (samples(n, d),)), "jax"
         ),
         Method("mean(axis=0)", lambda: host(lambda x: x.mean(axis=0)), "numpy"),
         Method(
@@ -127,21 +125,9 @@ ESTIMATORS = Case(
     build=_materialised,
     yardstick="Winsorization",
     targets=[
-        Target(
-            "SmoothedTruncation, beta 1",
-            ["Winsorization"],
-            at_most=4,
-        ),
-        Target(
-            "SmoothedTruncation, beta 9.21",
-            ["Winsorization"],
-            at_most=6,
-        ),
-        Target(
-            "TrimmedMean",
-            [SORT],
-            times_faster=10,
-        ),
+        Target("SmoothedTruncation, beta 1", ["Winsorization"], at_most=4),
+        Target("SmoothedTruncation, beta 9.21", ["Winsorization"], at_most=6),
+        Target("TrimmedMean", [SORT], times_faster=10),
     ],
 )
 
@@ -195,12 +181,7 @@ def _reduction_case(index):
         yardstick="jnp.sum",
         has_peak=False,
         targets=[
-            Target(
-                name,
-                quantity="copy_share",
-                at_least=0.6,
-            )
-            for name in OPERATIONS
+            Target(name, quantity="copy_share", at_least=0.6) for name in OPERATIONS
         ],
     )
 

@@ -107,13 +107,7 @@ FRANK_WOLFE = Case(
     title="dp_frank_wolfe end to end, n = 90,000, d = 800",
     build=_frank_wolfes,
     yardstick="dp_frank_wolfe",
-    targets=[
-        Target(
-            "dp_frank_wolfe",
-            ["NumPy"],
-            times_faster=20,
-        )
-    ],
+    targets=[Target("dp_frank_wolfe", ["NumPy"], times_faster=20)],
 )
 
 

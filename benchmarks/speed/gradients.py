@@ -288,12 +288,7 @@ BATCH_MEMORY = Case(
     yardstick="batch 256",
     quick_peak=True,
     targets=[
-        Target(
-            "batch 4,096",
-            ["batch 256"],
-            at_most=1.3,
-            quantity=quantity,
-        )
+        Target("batch 4,096", ["batch 256"], at_most=1.3, quantity=quantity)
         for quantity in ("peak_bytes", "temporary_bytes")
     ],
 )

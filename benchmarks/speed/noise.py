@@ -69,11 +69,7 @@ NOISE = Case(
     unit="draw",
     has_peak=False,
     targets=[
-        Target(
-            _draws(name, size),
-            [_draws(peer, size)],
-            at_most=2,
-        )
+        Target(_draws(name, size), [_draws(peer, size)], at_most=2)
         for name, peer in PAIRS.items()
         for size in SIZES
     ],

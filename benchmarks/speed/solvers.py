@@ -79,10 +79,7 @@ def _descents(quick):
 
         def make(estimator=estimator):
             solve = partial(
-                descend,
-                key=jax.random.key(1),
-                estimator=estimator,
-                num_steps=num_steps,
+                descend, key=jax.random.key(1), estimator=estimator, num_steps=num_steps
             )
             return solve, (logistic_data(n, d),)
 
@@ -133,13 +130,7 @@ SWEEP = Case(
     build=_sweep,
     unit="call",
     has_peak=False,
-    targets=[
-        Target(
-            "sweep",
-            at_most=1,
-            quantity="compilations",
-        )
-    ],
+    targets=[Target("sweep", at_most=1, quantity="compilations")],
 )
 
 
@@ -231,13 +222,7 @@ def _selection_case(n, num_candidates):
         ),
         build=partial(_selections, n, num_candidates),
         yardstick=PRODUCTS,
-        targets=[
-            Target(
-                "dp_l1_regression, order 2",
-                [PRODUCTS],
-                at_most=3,
-            )
-        ],
+        targets=[Target("dp_l1_regression, order 2", [PRODUCTS], at_most=3)],
     )
 
 
