@@ -16,6 +16,7 @@ from benchmarks.record import RESULTS, Record
 from benchmarks.speed import floor, measure
 from benchmarks.speed.case import Measurement
 from benchmarks.speed.suites import CASES, SUITES
+from dpjax._files import check_file
 
 PACKAGES = [
     *("dpjax", "jax", "jaxlib", "numpy", "scipy", "optax", "dp-accounting"),
@@ -42,6 +43,7 @@ def main(suite: str, quick: bool, case: Sequence[str] | None, out: Path | None) 
         raise ValueError("suite = gpu: without a GPU it runs with --quick only")
     if out is None:
         out = RESULTS / (f"{suite}-quick.json" if quick else f"{suite}.json")
+    check_file("--out", out, suffix=".json")
     if suite == "cpu":
         jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
