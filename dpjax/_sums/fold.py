@@ -117,8 +117,12 @@ class Fold:
         self.stream, self.prepare, self.influence = summands
         self.limit = limit
         self.read = self.stream.reader()
-        self.made, self.aux = jax.eval_shape(lambda: self.read(0, 1))
-        self.row = jax.eval_shape(self.prepare, self.made)
+
+        def one() -> tuple[FactoredSamples, FactoredSamples, PyTree]:
+            made, aux = self.read(0, 1)
+            return made, self.prepare(made), aux
+
+        self.made, self.row, self.aux = jax.eval_shape(one)
         self.shape = jax.eval_shape(lambda: self.row.build(self.row.zeros()))
 
     def by_platform(
