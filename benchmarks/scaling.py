@@ -91,14 +91,14 @@ class Model(NamedTuple):
 
 def num_digits(job: Job, num_devices: int) -> int:
     """Returns how many digits the fold takes today."""
-    from dpjax.estimators import _digits, _fold, _slabs
+    from dpjax._sums import digits, fold, plan
 
-    longest = _fold.block_length(job.num_records)
+    longest = fold.block_length(job.num_records)
     num_rows = job.num_records // num_devices
-    sizes = _slabs._Sizes(job.row_size, job.row_size, job.num_params)
-    plan = _slabs._Plan.cached(num_rows, longest, sizes, None, None)
-    num_sums = plan.num_slabs // plan.slabs * plan.blocks * num_devices
-    return _digits.digit_layout(num_sums, nmant=23).num_digits
+    sizes = plan.Sizes(job.row_size, job.row_size, job.num_params)
+    found = plan.Plan.cached(num_rows, longest, sizes, None, is_large=False)
+    num_sums = found.lanes * found.rounds * num_devices
+    return digits.digit_layout(num_sums, nmant=23).num_digits
 
 
 def run(quick: bool = False, out: Path = PATH) -> None:
