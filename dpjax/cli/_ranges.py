@@ -22,7 +22,7 @@ from dpjax.datasets import Numeric, Winsorized
 
 # A feature is held within so many released scales, so that few records do not make its
 # second moment large: the step sizes of most methods are for features of unit size.
-_MOST_SCALES = 10.0
+_MOST_SCALES = 30.0
 # Features of more columns are made smaller, so that their second moments add up to
 # about this. Up to here the default steps are stable, however the columns depend on
 # each other: step size 1 times curvature 1/4 times 8 is 2 for the logistic loss.

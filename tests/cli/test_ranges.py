@@ -155,7 +155,7 @@ def test_no_feature_is_driven_far_out(epsilon):
     for seed in range(3):
         bought = buy(made, key=jax.random.key(seed), epsilon=epsilon)
         data = encode_table(made.with_ranges(bought.columns))
-        assert np.abs(data.features).max() <= 10
+        assert np.abs(data.features).max() <= 30
         assert bought.is_informative == ("heavy" in bought.columns)
         if bought.is_informative:
             assert len(data.feature_names) == len(ODD) + 1
