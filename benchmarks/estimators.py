@@ -1,5 +1,6 @@
 """Estimators on samples that lie in memory."""
 
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import jax
@@ -12,12 +13,12 @@ from dpjax.estimators import (
     Clipping,
     Mean,
     MedianOfMeans,
+    SampleStream,
     SmoothedTruncation,
     TrimmedMean,
     Truncation,
     Winsorization,
 )
-from dpjax.estimators._fold import Rows
 
 # Operations a coordinate, the addition into the accumulator included: magnitude,
 # comparison, choice; two comparisons; a square and its sum, a product; and for the
@@ -173,11 +174,8 @@ SHAPES = {False: ((2**20, 1024), (2**14, 2**16), (2**24, 64)), True: ((2**12, 64
 
 def _fold(estimator, n, d, microbatch_size):
     def mean(estimator, x):
-        def read(start, length):
-            return jax.lax.dynamic_slice_in_dim(x, start, length), ()
-
-        rows = Rows(read, n)
-        return estimator.fold(rows, normalize_by=n, microbatch_size=microbatch_size)[0]
+        stream = replace(SampleStream.of(x), microbatch_size=microbatch_size)
+        return estimator.fold(stream, normalize_by=n)[0]
 
     return jax.jit(mean), (estimator, _normal_samples(n, d))
 

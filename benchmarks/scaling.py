@@ -70,15 +70,15 @@ class Model(NamedTuple):
     @property
     def num_digits(self) -> int:
         """k: integers in float32 that stand for one sum, so that sums add exactly."""
-        from dpjax.estimators import _digits, _fold, _slabs
+        from dpjax._sums import digits, fold, plan
 
         job = self.job
-        longest = _fold.block_length(job.num_records)
+        longest = fold.block_length(job.num_records)
         num_rows = job.num_records // self.num_devices
-        sizes = _slabs._Sizes(job.row_size, job.row_size, job.num_params)
-        plan = _slabs._Plan.cached(num_rows, longest, sizes, None, None)
-        num_sums = plan.num_slabs // plan.slabs * plan.blocks * self.num_devices
-        return _digits.digit_layout(num_sums, nmant=23).num_digits
+        sizes = plan.Sizes(job.row_size, job.row_size, job.num_params)
+        found = plan.Plan.cached(num_rows, longest, sizes, None, is_large=False)
+        num_sums = found.lanes * found.rounds * self.num_devices
+        return digits.digit_layout(num_sums, nmant=23).num_digits
 
     @property
     def summed(self) -> int:

@@ -4,7 +4,7 @@ Every sample adds one number to a coordinate of a sum: a product of two entries,
 entry of a row, an entry of an array. Rows of a table that a sample reads twice are
 added up before, and what sums over many positions (tokens, pixels) is an array, which
 the program that makes samples has summed. The bound on rounding rests on that (see
-`_slabs`): of terms that are summed over samples and positions at once, those of one
+`fold`): of terms that are summed over samples and positions at once, those of one
 sample may cancel, and then no norm bounds how their sum is rounded.
 """
 
@@ -16,10 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._sharding import varying, varying_axes
-from dpjax._tree import like, register
-from dpjax.estimators._entries import as_finite, as_float
-from dpjax.estimators._row_sums import add_rows
-from dpjax.estimators._safe_norm import squared_norm_of_product, sum_of_squares
+from dpjax._sums.norms import squared_norm_of_product, sum_of_squares
+from dpjax._tree import as_finite, as_float, like, register
 
 Influence = Callable[[jax.Array], jax.Array]
 SMALL = 4096  # coordinates, such as of a bias
@@ -84,14 +82,12 @@ class OuterProducts:
             return replace(self, left=times(left, weight))
         return replace(self, right=times(right, weight))
 
-    def add(self, total: jax.Array, _: int | None) -> jax.Array:
-        """Adds rows to a sum, as a product of matrices."""
-        return total + _sum_of_products(*self.numbers)
-
-    def add_influences(
-        self, total: jax.Array, influence: Influence, in_turn: int | None
+    def add(
+        self, total: jax.Array, influence: Influence | None, in_turn: int | None
     ) -> jax.Array:
-        """Adds the influences of rows, which act by coordinate, to a sum."""
+        """Adds rows to a sum, as a product of matrices, or their influences."""
+        if influence is None:
+            return total + _sum_of_products(*self.numbers)
         if not self.is_smaller and total.size <= SMALL:
             in_turn = None
         elif in_turn is not None and len(self.left) < in_turn:
@@ -197,17 +193,11 @@ class TableRows:
         """Returns one sample times a weight."""
         return replace(self, values=times(self.values, weight))
 
-    def add(self, total: jax.Array, _: int | None) -> jax.Array:
-        """Adds rows to a sum."""
-        return self._add(total, self.values)
-
-    def add_influences(
-        self, total: jax.Array, influence: Influence, _: int | None
+    def add(
+        self, total: jax.Array, influence: Influence | None, _: int | None
     ) -> jax.Array:
-        """Adds the influences of rows to a sum; that of a zero must be zero."""
-        return self._add(total, influence(self.values))
-
-    def _add(self, total, values):
+        """Adds rows to a sum, or their influences; that of a zero must be zero."""
+        values = self.values if influence is None else influence(self.values)
         rows = values.reshape(-1, values.shape[-1])
         return total.at[self.places.reshape(-1)].add(rows, mode="drop")
 
@@ -244,6 +234,10 @@ class Arrays:
         """The array."""
         return (as_float(self.values),)
 
+    def finite(self) -> "Arrays":
+        """Returns rows in which NaN and infinities count as zero."""
+        return Arrays(as_finite(self.values))
+
     def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
         """Returns the square of the norm of one row times a number."""
         (values,) = self.numbers
@@ -253,22 +247,21 @@ class Arrays:
         """Returns one row times a weight."""
         return Arrays(self.values, weight)
 
-    def add(self, total: jax.Array, in_turn: int | None) -> jax.Array:
-        """Adds rows to a sum: to a large one, some in one pass over it."""
-        (values,) = self.numbers
-        weights = jnp.ones(len(values)) if self.weights is None else self.weights
-        weights = like(weights, values)
-        if self.is_large:
-            return add_rows(total, times, (values, weights), in_turn)
-        return total + _sum_of_products(weights, values)
-
-    def add_influences(
-        self, total: jax.Array, influence: Influence, in_turn: int | None
+    def add(
+        self, total: jax.Array, influence: Influence | None, in_turn: int | None
     ) -> jax.Array:
-        """Adds the influences of rows to a sum."""
+        """Adds rows to a sum, or their influences: to a large one, some in one pass."""
+        (values,) = self.numbers
+        num_rows = len(values)
         # A loop over rows is a long program: not for a small sum.
         in_turn = in_turn if self.is_large else None
-        return add_rows(total, influence, (self.values,), in_turn)
+        if self.weights is None and (influence is not None or num_rows == 1):
+            return add_rows(total, influence or (lambda x: x), (values,), in_turn)
+        weights = jnp.ones(num_rows) if self.weights is None else self.weights
+        weights = like(weights, values)
+        if self.is_large or num_rows == 1:
+            return add_rows(total, times, (values, weights), in_turn)
+        return total + _sum_of_products(weights, values)
 
     @property
     def is_large(self) -> bool:
@@ -298,3 +291,51 @@ def _sum_of_products(x, y):
     x, y = jax.lax.optimization_barrier((x, y))
     over_rows = (((0,), (0,)), ((), ()))
     return jax.lax.dot_general(x, y, over_rows, precision=jax.lax.Precision.HIGHEST)
+
+
+def add_rows(
+    total: jax.Array,
+    function: Callable[..., jax.Array],
+    arrays: tuple[jax.Array, ...],
+    in_turn: int | None,
+) -> jax.Array:
+    """Adds `function(*row)` of all rows to a sum.
+
+    Args:
+        total: the sum.
+        function: of a row of each array; that of zeros is zero.
+        arrays: shapes (n, ...).
+        in_turn: how many rows are added in one pass over the sum, one after the other;
+            None leaves the order to the compiler.
+    """
+    if in_turn is None:
+        return total + jax.vmap(function)(*arrays).sum(axis=0)
+    num_rows = len(arrays[0])
+    size = min(in_turn, num_rows)
+
+    def part(x, i):
+        # The last part may reach past the end: it is shifted back, and those of its
+        # rows that are already added are zeros.
+        start = jnp.minimum(i * size, num_rows - size)
+        x = jax.lax.dynamic_slice_in_dim(x, start, size)
+        if num_rows % size == 0:
+            return x
+        return zero_unless(start + jnp.arange(size) >= i * size, x)
+
+    def add(i, carry):
+        # Rows are fetched a turn before, into a place of their own: else the compiler
+        # has them fetched entry by entry.
+        total, parts = carry
+        for row in range(size):
+            total = total + function(*(x[row] for x in parts))
+        return total, [part(x, i + 1) for x in arrays]
+
+    if size == num_rows:
+        return add(0, (total, arrays))[0]
+    first = [part(x, 0) for x in arrays]
+    return jax.lax.fori_loop(0, -(-num_rows // size), add, (total, first))[0]
+
+
+def zero_unless(counts: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns rows, zeros in the place of those that do not count."""
+    return jnp.where(counts.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)

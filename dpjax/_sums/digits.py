@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._sharding import zeros
+from dpjax._tree import made_once
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import require
-from dpjax.estimators._made_once import made_once
 
 
 class Digits(NamedTuple):
