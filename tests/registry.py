@@ -445,6 +445,10 @@ SOLVERS = {
             data[1], key=key, epsilon=0.5 + i / 10
         ),
     ),
+    "dp_center_and_scale": Part(
+        "samples * key epsilon delta=",
+        lambda data, key, i: solvers.dp_center_and_scale(data[0], **_budget(key, i)),
+    ),
 }
 
 

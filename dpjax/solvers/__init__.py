@@ -16,7 +16,7 @@ from dpjax.solvers._mean import dp_mean
 from dpjax.solvers._multiparty_gradient_descent import dp_multiparty_gradient_descent
 from dpjax.solvers._multiparty_objective import dp_multiparty_objective_perturbation
 from dpjax.solvers._objective_perturbation import dp_objective_perturbation
-from dpjax.solvers._quantile import dp_quantile
+from dpjax.solvers._quantile import dp_center_and_scale, dp_quantile
 from dpjax.solvers._sample_and_aggregate import dp_sample_and_aggregate
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._sparse_regression import dp_sparse_linear_regression
@@ -27,6 +27,7 @@ __all__ = [
     "Execution",
     "MarginLoss",
     "Solution",
+    "dp_center_and_scale",
     "dp_frank_wolfe",
     "dp_gradient_descent",
     "dp_iterative_hard_thresholding",

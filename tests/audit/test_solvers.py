@@ -32,6 +32,7 @@ SHOWN = {
     "dp_sparse_linear_regression_scaled": 0.5,
     "dp_l1_regression": 0.9,
     "dp_quantile": 0.75,
+    "dp_center_and_scale": 0.6,
     "dp_linear_model": 0.6,
     "dp_linear_model_constant": 0.85,
     "dp_linear_model_intercept": 0.5,

@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax.solvers import dp_quantile
-from dpjax.solvers._quantile import _scores
+from dpjax.accounting import selection_epsilon
+from dpjax.solvers import dp_center_and_scale, dp_quantile
+from dpjax.solvers._quantile import (
+    _DISTANCE_EDGES,
+    _EDGES,
+    _ROUNDEST,
+    _scale_scores,
+    _scores,
+)
 
 WILD = [math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-45, -0.0, 0.5, 1.5, 2.5, 9.0]
 EDGES = jnp.array([0.0, 1.0, 2.0, 3.0])
@@ -168,12 +175,150 @@ def test_missing_values_leave_the_quantile_of_the_others(quantile):
 def test_a_column_of_nothing(value):
     found = dp_quantile(jnp.full(50, value), **settings()).params
     assert np.abs(found) <= 1.1e9
+    centers, scales = dp_center_and_scale(jnp.full((50, 2), value), **settings()).params
+    assert np.isfinite(centers).all()
+    assert (np.asarray(scales) > 0).all()
 
 
-def test_the_budget_is_pure():
-    privacy = dp_quantile(jnp.zeros(90), **settings(epsilon=0.5)).privacy
-    assert (privacy.epsilon, privacy.delta) == (0.5, 0.0)
-    assert "any one of the 90 records" in str(privacy)
+def columns(num_samples=20_000):
+    rng = np.random.default_rng(0)
+    return np.stack(
+        [
+            rng.normal(2000, 20, num_samples),  # years: narrow, and far from zero
+            rng.standard_t(1.5, num_samples) * 1e-3,
+            rng.lognormal(8, 2, num_samples),
+            np.where(rng.uniform(size=num_samples) < 0.8, 0, 50),
+            np.full(num_samples, 7.0),
+        ],
+        axis=1,
+    ).astype(np.float32)
+
+
+def test_columns_come_out_in_unit_size():
+    samples = columns()
+    solution = dp_center_and_scale(samples, **settings(delta=1e-6))
+    centers, scales = (np.asarray(x) for x in solution.params)
+    within = np.mean(np.abs(samples - centers) <= scales, axis=0)
+    np.testing.assert_allclose(within[:3], 0.68, atol=0.06)
+    median_ranks = np.mean(samples <= centers, axis=0)[1:3]
+    np.testing.assert_allclose(median_ranks, 0.5, atol=0.06)
+    assert np.abs(np.median((samples - centers)[:, 0] / scales[0])) < 2
+    assert (centers[3], scales[3]) == (0, 1)  # mostly one value
+    assert (centers[4], scales[4]) == (7, 1)
+    assert solution.stats["is_informative"]
+
+
+SHARES = [0, 0.001, 0.05, 0.2, 0.3, 0.31, 0.32, 0.33, 0.4, 0.5, 0.6, 0.69, 0.9, 1]
+
+
+def test_columns_of_zeros_and_ones_have_scales_near_one():
+    # Between zero and one there are no records, and 300 bins.
+    samples = np.stack([np.arange(2000) < share * 2000 for share in SHARES], axis=1)
+
+    def solve(key):
+        return dp_center_and_scale(1.0 * samples, **settings(key=key, epsilon=8.0))
+
+    many = jax.jit(jax.vmap(solve))(jax.random.split(jax.random.key(4), 4))
+    assert 0.03 < many.stats["rank_error"][0] / 2000 < 0.1
+    centers, scales = (np.asarray(x) for x in many.params)
+    assert (scales > 0.15).all()
+    assert (scales < 1.1).all()
+    assert (centers[:, :2] == 0).all()
+    assert (centers[:, -1] == 1).all()
+    assert (scales[:, [0, 1, 2, 3, -2, -1]] == 1).all()
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 7.0, -3.0, 0.25, 100.0, 2000.0, 5e7])
+def test_a_column_whose_spread_is_an_atom_has_scale_one(value):
+    is_other = np.arange(4000) % 7 == 0
+    others = np.random.default_rng(0).normal(size=4000) * 1e3
+    samples = np.stack(
+        [np.full(4000, value), np.where(is_other, others, value)], axis=1
+    )
+    centers, scales = dp_center_and_scale(samples, **settings(epsilon=5.0)).params
+    np.testing.assert_array_equal(centers, np.float32([value, value]))
+    np.testing.assert_array_equal(scales, [1, 1])
+
+
+def expected_scale_scores(samples):
+    """The scores of scales, from their definition."""
+    bins = np.searchsorted(_DISTANCE_EDGES[1:-1], samples, side="left")
+    rank, lacking = math.ceil(0.6827 * samples.size), math.ceil(0.25 * samples.size)
+    scores = []
+    for j in range(_DISTANCE_EDGES.size - 1):
+        below, up_to = np.sum(bins < j), np.sum(bins <= j)
+        near = np.sum((np.abs(bins - j) <= 35) & ((bins == 0) == (j == 0)))
+        scores.append(-max(0, below + 1 - rank, rank - up_to, lacking - near))
+    return np.array(scores)
+
+
+SCALE_SCORES = jax.jit(
+    lambda samples: _scale_scores(samples, jnp.asarray(_DISTANCE_EDGES, "float32"))
+)
+
+
+@pytest.mark.parametrize("num_samples", [1, 3, 60])
+def test_scores_of_scales_are_those_of_their_definition(num_samples):
+    rng = np.random.default_rng(num_samples)
+    for spread in (0.0, 1.0, 8.0):
+        samples = np.exp(spread * rng.normal(size=num_samples)).astype(np.float32)
+        samples[: num_samples // 3] = 0
+        found = np.asarray(SCALE_SCORES(samples))
+        np.testing.assert_array_equal(found, expected_scale_scores(samples))
+
+
+def test_neighbours_move_scores_of_scales_by_one_and_their_gaps_by_two():
+    rng = np.random.default_rng(0)
+    atoms = np.where(np.arange(60) < 41, 0.0, 1.0)  # the quantile is at the last zero
+    two_atoms = np.where(np.arange(60) < 12, 1e-3, 1e3)
+    largest = 0
+    for base in (atoms, two_atoms, np.exp(3 * rng.normal(size=60)), np.zeros(60)):
+        values = [*WILD, 0.0, 1.0, 1e3, 1e-3, 5.0]
+        moved = np.repeat(base[None], len(values), axis=0).astype(np.float32)
+        for position in (0, 11, 40, 41, 59):
+            changed = moved.copy()
+            changed[:, position] = np.abs(values)
+            scores = np.asarray(jax.vmap(SCALE_SCORES)(changed))
+            change = scores[:, None] - scores
+            assert np.abs(change).max() <= 1
+            largest = max(largest, np.ptp(change, axis=-1).max())
+    assert largest == 2
+
+
+def test_ranges_say_what_they_cannot_tell():
+    # Known from n, d and the budget: a quarter of the records, or fewer.
+    for epsilon, is_told in ((0.5, False), (1.0, False), (1.1, True), (5.0, True)):
+        found = dp_center_and_scale(np.zeros((400, 2)), **settings(epsilon=epsilon))
+        assert found.stats["is_informative"] == is_told
+        assert is_told == (found.stats["rank_error"] < 100)
+
+
+def test_bins_have_round_numbers():
+    samples = np.array([0.0, 1, -1, 2, 10, 12, 19, 0.5, 0.1, 1e-3, 2000, -1e8, 1e9])
+    for dtype in (np.float32, np.float64):
+        edges = _EDGES.astype(dtype)
+        bins = np.searchsorted(edges[1:-1], samples.astype(dtype), side="left")
+        np.testing.assert_array_equal(_ROUNDEST[bins], samples)
+    assert (_EDGES[:-1] < _ROUNDEST).all()
+    assert (_EDGES[1:] >= _ROUNDEST).all()
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_choices_share_the_budget(delta):
+    solution = dp_center_and_scale(
+        jnp.zeros((90, 30)), **settings(epsilon=0.5, delta=delta)
+    )
+    assert (solution.privacy.epsilon, solution.privacy.delta) == (0.5, delta)
+    assert "any one of the 90 records" in str(solution.privacy)
+    each = max(
+        selection_epsilon(0.5, delta, num_selections=60, mechanism=name)
+        for name in ("exponential", "permute_and_flip")
+    )
+    assert solution.stats["selection_epsilon"] == each
+    assert each >= 0.25 / 30
+    pure = dp_quantile(jnp.zeros(90), **settings(epsilon=0.5)).privacy
+    assert (pure.epsilon, pure.delta) == (0.5, 0.0)
 
 
 @pytest.mark.quick(1)
@@ -204,8 +349,14 @@ def test_bad_arguments(changes, message):
 def test_bad_samples_and_budgets():
     for samples in (jnp.zeros((3, 2)), jnp.zeros(0), jnp.zeros(3, complex)):
         with pytest.raises(
-            ValueError, match="samples must be a real vector with at least one"
+            ValueError, match="samples must be a real array with 1 axes"
         ):
             dp_quantile(samples, **settings())
-    with pytest.raises(ValueError, match="epsilon must be positive and finite"):
-        dp_quantile(jnp.zeros(3), **settings(epsilon=math.inf))
+    with pytest.raises(ValueError, match="samples must be a real array with 2 axes"):
+        dp_center_and_scale(jnp.zeros(3), **settings())
+    for changes, message in [
+        ({"delta": 1.0}, r"delta must be in \[0, 1\), got 1.0"),
+        ({"epsilon": math.inf}, "epsilon must be positive and finite"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            dp_center_and_scale(jnp.zeros((3, 2)), **settings(**changes))
