@@ -86,13 +86,13 @@ def plain_file():
 def linked_key():
     Path("kept").mkdir()
     plain_file()
-    Path("kept/key.npy").symlink_to("../file")
+    Path("kept/key.npz").symlink_to("../file")
 
 
 def linked_partial():
     Path("kept").mkdir()
     plain_file()
-    Path("kept/.key.npy.7.part").symlink_to("../file")
+    Path("kept/.key.npz.7.part").symlink_to("../file")
 
 
 def linked_states():
@@ -272,7 +272,7 @@ def test_no_key_is_left_without_a_state(error, folder, monkeypatch):
 
     monkeypatch.setattr(_train, "train_private", fail)
     assert train("out", "kept").exit_code != 0
-    assert kept == [["key.npy"]]
+    assert kept == [["key.npz"]]
     assert not (folder / "kept").exists()
     assert not (folder / "out").exists()
 
@@ -298,7 +298,7 @@ def test_a_folder_that_cannot_be_removed_is_emptied(folder, monkeypatch):
 
 
 def test_who_must_remove_the_key_is_told(folder, monkeypatch):
-    busy = SimpleNamespace(rmtree=fails(OSError("busy")))  # for us: orbax has its own
+    busy = SimpleNamespace(rmtree=fails(OSError("busy")))
     monkeypatch.setattr(_run_folder, "shutil", busy)
     refused(train("out", "kept"), "--checkpoint", "could not be removed (busy)")
     assert os.listdir("kept") == ["states"]  # the key itself is gone

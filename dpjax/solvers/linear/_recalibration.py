@@ -16,7 +16,7 @@ from dpjax._sharding import AxisName, gathered
 from dpjax._types import Key, Scalar
 from dpjax.losses import LinearLoss
 from dpjax.solvers._diameter import DiameterMean
-from dpjax.solvers._noisy_quantile import noisy_quantile
+from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 from dpjax.transforms import privatize
 
 _MOST_SCALE = 3.0

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
 from dpjax.batching import Full
-from dpjax.solvers._best_constant import best_constant, largest_slope
-from dpjax.solvers._linear_problem import Problem, Records, Shares
-from dpjax.solvers._linear_steps import (
+from dpjax.solvers._loop import Batches, Execution, iterate
+from dpjax.solvers.linear._constant import best_constant, largest_slope
+from dpjax.solvers.linear._kind import Examples, ModelKind, Shares
+from dpjax.solvers.linear._moments import Whitening, noisy_second_moments, whitening
+from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.linear._recalibration import Predictor, recalibration
+from dpjax.solvers.linear._steps import (
     BlockClipping,
     DistanceOverGradientsStep,
     ExampleLoss,
 )
-from dpjax.solvers._loop import Batches, Execution, iterate
-from dpjax.solvers._noisy_quantile import noisy_quantile
-from dpjax.solvers._recalibration import Predictor, recalibration
-from dpjax.solvers._second_moments import Whitening, noisy_second_moments, whitening
 from dpjax.transforms import average_params
 
 _FEWEST_STEPS, _MOST_STEPS = 50, 150  # three for two weights in between
@@ -54,8 +54,8 @@ class Coordinates(NamedTuple):
 
 
 def fit(
-    problem: Problem,
-    records: Records,
+    kind: ModelKind,
+    examples: Examples,
     *,
     key: Key,
     noise_multiplier: float,
@@ -67,31 +67,31 @@ def fit(
         As one Gaussian mechanism of the noise multiplier, under replace-one, for all
         that is returned and all iterates.
     """
-    num_samples, num_features = records.features.shape
-    shares = Shares.of(problem, records.features.shape, noise_multiplier)
+    num_samples, num_features = examples.features.shape
+    shares = Shares.of(kind, examples.features.shape, noise_multiplier)
     multipliers = shares.multipliers(noise_multiplier)
     released = {"noise_multiplier": noise_multiplier, "shares": shares._asdict()}
     if num_features == 0:
         size_key, mean_key = jax.random.split(key)
         mean_keys = size_key, mean_key
-        constant, _, stats = best_constant(problem, records, mean_keys, multipliers)
+        constant, _, stats = best_constant(kind, examples, mean_keys, multipliers)
         weights = jnp.zeros((0, *constant.shape), constant.dtype)
         params = {"weights": weights, "intercept": constant}
         return params, stats | released | {"num_steps": 0}
-    num_weights = num_features * problem.loss.num_outputs
+    num_weights = num_features * kind.loss.num_outputs
     is_clear = num_samples >= _CLEAR * noise_multiplier * math.sqrt(num_weights)
     first_distance = _CLEAR_FIRST_DISTANCE if is_clear else _FIRST_DISTANCE
     num_steps = min(max(3 * num_weights // 2, _FEWEST_STEPS), _MOST_STEPS)
     place_key, step_key, end_key = jax.random.split(key, 3)
-    place = _coordinates(problem, num_steps, records, place_key, multipliers)
-    blocks = problem.block_shares
+    place = _coordinates(kind, num_steps, examples, place_key, multipliers)
+    blocks = kind.block_shares
     outputs = place.constant.shape
     params = {"weights": jnp.zeros((num_features, *outputs), place.constant.dtype)}
     if "intercept" in blocks:
         params["intercept"] = place.constant
     distance = first_distance / math.sqrt(max(1, num_weights)) * place.norms["weights"]
     step = DistanceOverGradientsStep(
-        loss_fn=ExampleLoss(problem.loss),
+        loss_fn=ExampleLoss(kind.loss),
         batches=Batches.of(place.rows, num_steps, Full(), execution),
         estimator=BlockClipping(place.norms, tuple(blocks.items())),
         noise_multiplier=multipliers.steps * math.sqrt(num_steps),
@@ -107,28 +107,28 @@ def fit(
         execution=execution,
     )
     params, stats = average_params(state), place.stats
-    if problem.has_intercept:
+    if kind.has_intercept:
         params = {"intercept": place.constant} | params
-    if problem.loss.num_outputs == 1:
+    if kind.loss.num_outputs == 1:
         params, stats["scale"] = _recalibrated(
-            problem, records, place.rows[0], params, end_key, multipliers
+            kind, examples, place.rows[0], params, end_key, multipliers
         )
     stats |= released | {"num_steps": num_steps}
     return _in_features(place.whitening, params), stats
 
 
 def _coordinates(
-    problem: Problem, num_steps: int, records: Records, key: Key, multipliers: Shares
+    kind: ModelKind, num_steps: int, examples: Examples, key: Key, multipliers: Shares
 ) -> Coordinates:
     """Releases constant, scales and second moments, each after those before it."""
     # Program by program: the longest, noisy quantiles, are then compiled but once.
-    num_samples, num_features = records.features.shape
+    num_samples, num_features = examples.features.shape
     size_key, mean_key, radius_key, moments_key, norm_key = jax.random.split(key, 5)
     mean_keys = size_key, mean_key
-    constant, size, stats = best_constant(problem, records, mean_keys, multipliers)
+    constant, size, stats = best_constant(kind, examples, mean_keys, multipliers)
 
     # A record counts in the moments by its weight, and at weight zero not at all.
-    rows = _weighted(problem, records)
+    rows = _weighted(kind, examples)
     num_beyond = _BEYOND_RADIUS * math.sqrt(2 * num_features) * multipliers.moments
     radius = noisy_quantile(
         radius_key,
@@ -137,12 +137,12 @@ def _coordinates(
         noise_multiplier=multipliers.radius,
     )
     white, z = _whitened(
-        problem, records.features, rows, radius, moments_key, multipliers.moments
+        kind, examples.features, rows, radius, moments_key, multipliers.moments
     )
 
-    rows, sizes = _gradient_sizes(problem, records, z, constant)
-    share = problem.block_shares["weights"]
-    num_weights = num_features * problem.loss.num_outputs
+    rows, sizes = _gradient_sizes(kind, examples, z, constant)
+    share = kind.block_shares["weights"]
+    num_weights = num_features * kind.loss.num_outputs
     steps = multipliers.steps  # of all together, as of one
     num_clipped = _CLIPPED * 2 * steps * math.sqrt(num_steps * num_weights / share)
     norms: dict[str, Scalar] = {
@@ -153,26 +153,26 @@ def _coordinates(
             noise_multiplier=multipliers.gradient_size,
         )
     }
-    if "intercept" in problem.block_shares:
-        norms["intercept"] = largest_slope(problem, constant, size)
+    if "intercept" in kind.block_shares:
+        norms["intercept"] = largest_slope(kind, constant, size)
     stats |= {"radius": radius, "share_kept": white.share_kept, "l2_clip_norms": norms}
     return Coordinates(rows, white, constant, norms, stats)
 
 
 @partial(jax.jit, static_argnums=0)
-def _weighted(problem: Problem, records: Records) -> jax.Array:
+def _weighted(kind: ModelKind, examples: Examples) -> jax.Array:
     """Returns features, and ones beside them, times the roots of the weights."""
-    rows = records.features
-    if problem.has_intercept:
+    rows = examples.features
+    if kind.has_intercept:
         rows = jnp.concatenate([rows, jnp.ones_like(rows[:, :1])], axis=1)
-    if problem.has_weights:
-        rows = rows * jnp.sqrt(records.weights)[:, None]
+    if kind.has_weights:
+        rows = rows * jnp.sqrt(examples.weights)[:, None]
     return rows
 
 
 @partial(jax.jit, static_argnums=0)
 def _whitened(
-    problem: Problem,
+    kind: ModelKind,
     features: jax.Array,
     rows: jax.Array,
     radius: jax.Array,
@@ -185,24 +185,24 @@ def _whitened(
         rows,
         radius=radius,
         noise_multiplier=multiplier,
-        axis_name=problem.axis_name,
+        axis_name=kind.axis_name,
     )
-    white = whitening(moments, stddev, is_centered=problem.has_intercept)
+    white = whitening(moments, stddev, is_centered=kind.has_intercept)
     return white, _product(features - white.center[None, :], white.matrix)
 
 
 @partial(jax.jit, static_argnums=0)
 def _gradient_sizes(
-    problem: Problem, records: Records, z: jax.Array, constant: jax.Array
+    kind: ModelKind, examples: Examples, z: jax.Array, constant: jax.Array
 ) -> tuple[tuple[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]:
     """Returns the rows of the steps, and how long their first gradients are."""
-    _, targets, offsets, weights = records
+    _, targets, offsets, weights = examples
     outputs = constant.shape
     shape = (len(z), *outputs)
     shift = offsets.reshape(len(z), *(1 for _ in outputs))
     predictions = jnp.broadcast_to(constant, shape) + jnp.broadcast_to(shift, shape)
-    slopes = weights * slope_sizes(problem.loss.derivative(predictions, targets))
-    if problem.starts_at_mean:
+    slopes = weights * slope_sizes(kind.loss.derivative(predictions, targets))
+    if kind.starts_at_mean:
         offsets = offsets + constant
     return (z, offsets, targets, weights), slopes * _lengths(z)
 
@@ -219,8 +219,8 @@ def _lengths(rows: jax.Array) -> jax.Array:
 
 
 def _recalibrated(
-    problem: Problem,
-    records: Records,
+    kind: ModelKind,
+    examples: Examples,
     z: jax.Array,
     params: dict[str, jax.Array],
     key: Key,
@@ -229,14 +229,14 @@ def _recalibrated(
     """Releases weights of the length that fits, with their intercept, and the scale."""
     level = params.get("intercept", jnp.zeros_like(params["weights"][0]))
     scale, shift = recalibration(
-        problem.loss,
-        Predictor(_product(z, params["weights"]), level, *records[1:]),
+        kind.loss,
+        Predictor(_product(z, params["weights"]), level, *examples[1:]),
         key=key,
-        has_level=problem.has_intercept,
-        is_at_mean=problem.starts_at_mean,
+        has_level=kind.has_intercept,
+        is_at_mean=kind.starts_at_mean,
         size_multiplier=multipliers.score_sizes,
         multiplier=multipliers.recalibration,
-        axis_name=problem.axis_name,
+        axis_name=kind.axis_name,
     )
     return _rescaled(params, scale, shift), scale
 

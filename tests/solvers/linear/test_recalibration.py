@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.solvers import _best_constant, _recalibration
-from dpjax.solvers._linear_model import _cleaned
-from dpjax.solvers._linear_problem import Problem, Records
-from dpjax.solvers._noisy_quantile import noisy_quantile
-from dpjax.solvers._recalibration import Predictor, recalibration
+from dpjax.solvers.linear import _constant, _recalibration
+from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._model import _cleaned
+from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.linear._recalibration import Predictor, recalibration
 
 NUM = 50_000
 
@@ -96,9 +96,9 @@ def every(*values):
     return [np.ravel(x).astype(np.float32) for x in np.meshgrid(*values)]
 
 
-def check_set(records, estimator, attained):
+def check_set(examples, estimator, attained):
     """Distances and norms as the code runs, and how close they come."""
-    held = np.asarray(jax.jit(jax.vmap(estimator.influence))(records), np.float64)
+    held = np.asarray(jax.jit(jax.vmap(estimator.influence))(examples), np.float64)
     held = np.unique(held, axis=0)
     rounded = 1 + 4 * 2.0**-24
     assert np.linalg.norm(held, axis=1).max() <= rounded * estimator.radius
@@ -129,21 +129,21 @@ ODD = [-3e38, -2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0, 3e38, np.nan, np.inf]
 def test_no_two_records_are_further_apart_than_the_noise_is_for(loss, is_at_mean):
     scores, targets, offsets, weights = every(ODD, ODD[::2], ODD[1::2], [0, 0.4, 1])
     given = Predictor(scores, jnp.zeros(()), targets, offsets, weights)
-    records = jax.jit(_recalibration._records, static_argnums=(0, 1))(
+    examples = jax.jit(_recalibration._records, static_argnums=(0, 1))(
         loss, is_at_mean, given, tuple(jnp.float32([1.0, 0.7, 0.6]))
     )
     attained = 0.99 if is_at_mean and loss is losses.squared else 0.5
-    check_set(records, _recalibration._RECORDS, attained)
+    check_set(examples, _recalibration._RECORDS, attained)
 
 
 @pytest.mark.parametrize("name", ["classes", "weights", "exposures"])
 def test_no_two_records_of_a_constant_are_further_apart(name):
     loss = losses.softmax(3) if name == "classes" else losses.squared
-    problem = Problem(loss, True, True, name == "exposures", None)
+    kind = ModelKind(loss, True, True, name == "exposures", None)
     targets, offsets, weights = every(ODD, [*ODD, -30.0], [0, 0.3, 0.999, 1])
     features = np.zeros((len(targets), 1), np.float32)
-    records = _cleaned(loss, None, Records(features, targets, offsets, weights), 1.0)
-    samples, estimator = _best_constant._samples(problem, records, jnp.float32(0.9))
+    examples = _cleaned(loss, None, Examples(features, targets, offsets, weights), 1.0)
+    samples, estimator = _constant._samples(kind, examples, jnp.float32(0.9))
     assert samples.shape == (len(targets), 3 if name == "classes" else 2)
     check_set(samples, estimator, 0.99)
 

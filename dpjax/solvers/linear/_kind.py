@@ -11,7 +11,7 @@ from dpjax.losses import LinearLoss
 _INTERCEPT_SHARE = 0.1  # of the steps' budget
 
 
-class Problem(NamedTuple):
+class ModelKind(NamedTuple):
     """What is static about a model.
 
     Attributes:
@@ -46,7 +46,7 @@ class Problem(NamedTuple):
         return {"weights": 1 - _INTERCEPT_SHARE, "intercept": _INTERCEPT_SHARE}
 
 
-class Records(NamedTuple):
+class Examples(NamedTuple):
     """Finite features (n, d), and targets, offsets and weights in [0, 1], (n,)."""
 
     features: jax.Array
@@ -80,7 +80,7 @@ class Shares(NamedTuple):
 
     @classmethod
     def of(
-        cls, problem: Problem, shape: tuple[int, ...], noise_multiplier: float
+        cls, kind: ModelKind, shape: tuple[int, ...], noise_multiplier: float
     ) -> "Shares":
         """Returns the shares of a model of features of that shape.
 
@@ -89,17 +89,17 @@ class Shares(NamedTuple):
         worse than that of a model which is nothing else.
         """
         num_samples, num_features = shape
-        size = 0.0 if problem.has_labels else 0.4
+        size = 0.0 if kind.has_labels else 0.4
         if num_features == 0:
             return cls(size, 1 - size, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        if not problem.has_intercept:
+        if not kind.has_intercept:
             start = 0.0
-        elif problem.has_labels:
+        elif kind.has_labels:
             start = 0.03
         else:
             start = min(0.1 + 400 * noise_multiplier / num_samples, 0.5)
         before = size * start, (1 - size) * start, 0.03, 0.12, 0.04
-        after = (0.03, 0.05) if problem.loss.num_outputs == 1 else (0.0, 0.0)
+        after = (0.03, 0.05) if kind.loss.num_outputs == 1 else (0.0, 0.0)
         return cls(*before, 1 - math.fsum(before + after), *after)
 
     def multipliers(self, noise_multiplier: float) -> "Shares":

@@ -13,10 +13,10 @@ from dpjax._types import Key, Scalar
 from dpjax.estimators import Winsorization
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import peeling
-from dpjax.solvers._linear_fit import fit, slope_sizes
-from dpjax.solvers._linear_problem import Problem, Records
 from dpjax.solvers._loop import Execution
-from dpjax.solvers._noisy_quantile import noisy_quantile
+from dpjax.solvers.linear._fit import fit, slope_sizes
+from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 from dpjax.transforms import aggregate
 
 # Of the budget of choosing: the size of products, in either round, and the choices
@@ -26,8 +26,8 @@ _CLIPPED, _BEYOND_SIZE = 0.1, 3.0  # records beyond a size, and the bound in siz
 
 
 def choose_features(
-    problem: Problem,
-    records: Records,
+    kind: ModelKind,
+    examples: Examples,
     *,
     key: Key,
     num_chosen: int,
@@ -41,8 +41,8 @@ def choose_features(
     of the first half, so that features which matter only beside others are found.
 
     Args:
-        problem: what is static.
-        records: all features.
+        kind: what is static.
+        examples: all features.
         key: a typed key.
         num_chosen: how many, fewer than there are.
         noise_multiplier: of all that is released, as of one Gaussian mechanism.
@@ -55,39 +55,39 @@ def choose_features(
     first = -(-num_chosen // 2)
     choose = partial(
         _choose,
-        problem,
+        kind,
         size_multiplier=noise_multiplier / math.sqrt(_SIZE),
         rho=_CHOICES / (2 * noise_multiplier**2),
     )
-    zeros = jnp.zeros_like(records.targets)
-    predictions = jnp.zeros((len(zeros), *_outputs(problem)), zeros.dtype)
-    chosen = choose(first, records, predictions, None, first_key)
+    zeros = jnp.zeros_like(examples.targets)
+    predictions = jnp.zeros((len(zeros), *_outputs(kind)), zeros.dtype)
+    chosen = choose(first, examples, predictions, None, first_key)
     if num_chosen == 1:
         return chosen
-    part = records._replace(features=records.features[:, chosen])
+    part = examples._replace(features=examples.features[:, chosen])
     share = 1 - 2 * (_SIZE + _CHOICES)
     params, _ = fit(
-        problem,
+        kind,
         part,
         key=model_key,
         noise_multiplier=noise_multiplier / math.sqrt(share),
         execution=Execution(microbatch_size=execution.microbatch_size),
     )
     predictions = part.features @ params["weights"] + params.get("intercept", 0.0)
-    second = choose(num_chosen - first, records, predictions, chosen, second_key)
+    second = choose(num_chosen - first, examples, predictions, chosen, second_key)
     # The set is released. The order within it would say more than what was charged.
     return jnp.sort(jnp.concatenate([chosen, second]))
 
 
-def _outputs(problem: Problem) -> tuple[int, ...]:
-    return (problem.loss.num_outputs,) if problem.loss.num_outputs > 1 else ()
+def _outputs(kind: ModelKind) -> tuple[int, ...]:
+    return (kind.loss.num_outputs,) if kind.loss.num_outputs > 1 else ()
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _choose(
-    problem: Problem,
+    kind: ModelKind,
     num_chosen: int,
-    records: Records,
+    examples: Examples,
     predictions: jax.Array,
     taken: jax.Array | None,
     key: Key,
@@ -103,8 +103,8 @@ def _choose(
     mechanism, as one draw of Gumbel noise makes them all, is (e^2/8)-zCDP with noise of
     scale 2 D / e (Durfee, Rogers 2019; Cesar, Rogers 2021): D sqrt(k / (2 rho)).
     """
-    loss = problem.loss
-    features, targets, offsets, weights = records
+    loss = kind.loss
+    features, targets, offsets, weights = examples
     num_samples, num_features = features.shape
     size_key, choice_key = jax.random.split(key)
     if loss.num_outputs > 1:
@@ -122,7 +122,7 @@ def _choose(
     estimator = Winsorization(_BEYOND_SIZE * size)
     products = streamed_grad(lambda w, row: jnp.sum((row[0] @ w) * row[1]))
     shape = jnp.zeros((num_features, *slopes.shape[1:]), features.dtype)
-    mean = aggregate(estimator, axis_name=problem.axis_name)
+    mean = aggregate(estimator, axis_name=kind.axis_name)
     gradients = cast(Any, products(shape, (features, slopes)))
     scores = cast(jax.Array, mean.update(gradients, mean.init(shape))[0])
     bound = estimator.sensitivity(num_samples, scores.size).linf

@@ -21,11 +21,11 @@ from dpjax.accounting import (
 )
 from dpjax.losses import LinearLoss
 from dpjax.solvers._calibration import check_budget
-from dpjax.solvers._feature_choice import choose_features
-from dpjax.solvers._linear_fit import fit
-from dpjax.solvers._linear_problem import Problem, Records
 from dpjax.solvers._loop import Execution, check_execution
 from dpjax.solvers._solution import Solution
+from dpjax.solvers.linear._choice import choose_features
+from dpjax.solvers.linear._fit import fit
+from dpjax.solvers.linear._kind import Examples, ModelKind
 
 _MODEL_SHARE = 0.55  # of the budget, where features are chosen with the rest
 _LARGEST = 1e15  # features and offsets are held within: their squares stay finite
@@ -174,21 +174,21 @@ def dp_linear_model(
         # The best constant beside offsets is no mean: it takes steps, with a feature of
         # zeros, whose place the intercept has in the end.
         features, deleted = jnp.zeros_like(features), None
-    records = Records(
+    examples = Examples(
         features,
         targets,
         _per_record("offsets", offsets, targets, 0.0),
         _per_record("weights", weights, targets, 1.0),
     )
     check_execution(execution)
-    problem = Problem(
+    kind = ModelKind(
         model,
         has_intercept=column is not None,
         has_weights=weights is not None,
         has_exposures=offsets is not None and model.has_log_link,
         axis_name=row_axes(features, None) or None,
     )
-    records = _cleaned(model, deleted, records, max_weight)
+    examples = _cleaned(model, deleted, examples, max_weight)
     key, choice_key = jax.random.split(key)
     places = np.arange(num_columns)
     if deleted is not None:
@@ -199,18 +199,18 @@ def dp_linear_model(
     total, epsilon, event = _noise(epsilon, delta, noise_multiplier, is_choosing)
     if is_choosing:
         selected = choose_features(
-            problem,
-            records,
+            kind,
+            examples,
             key=choice_key,
             num_chosen=num_chosen,
             noise_multiplier=total / math.sqrt(1 - _MODEL_SHARE),
             execution=execution,
         )
-        records = records._replace(features=records.features[:, selected])
+        examples = examples._replace(features=examples.features[:, selected])
         places = places[selected]
         total, stats = total / math.sqrt(_MODEL_SHARE), {"selected": places}
     params, taken = fit(
-        problem, records, key=key, noise_multiplier=total, execution=execution
+        kind, examples, key=key, noise_multiplier=total, execution=execution
     )
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
@@ -273,21 +273,21 @@ def _per_record(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _cleaned(
-    loss: LinearLoss, column: int | None, records: Records, max_weight: Scalar
-) -> Records:
+    loss: LinearLoss, column: int | None, examples: Examples, max_weight: Scalar
+) -> Examples:
     """Returns finite records, each by itself, without the column."""
 
     def held(x):
         return jnp.clip(jnp.nan_to_num(x), -_LARGEST, _LARGEST)
 
-    features = records.features
+    features = examples.features
     if column is not None:
         features = jnp.delete(features, column, axis=1, assume_unique_indices=True)
-    weights = jnp.clip(jnp.nan_to_num(records.weights), 0.0, max_weight)
-    return Records(
+    weights = jnp.clip(jnp.nan_to_num(examples.weights), 0.0, max_weight)
+    return Examples(
         held(features),
-        loss.targets_of(records.targets),
-        held(records.offsets),
+        loss.targets_of(examples.targets),
+        held(examples.offsets),
         weights / max_weight,
     )
 

@@ -15,12 +15,13 @@ from dpjax.accounting import (
     rho_to_epsilon,
 )
 from dpjax.mechanisms import gaussian
-from dpjax.solvers import Execution, _linear_fit, _noisy_quantile, dp_linear_model
-from dpjax.solvers._linear_problem import Problem, Shares
-from dpjax.solvers._linear_steps import BlockClipping
+from dpjax.solvers import Execution, dp_linear_model
 from dpjax.solvers._loop import iterate
-from dpjax.solvers._noisy_quantile import noisy_quantile
-from dpjax.solvers._second_moments import noisy_second_moments, whitening
+from dpjax.solvers.linear import _fit, _noisy_quantile
+from dpjax.solvers.linear._kind import ModelKind, Shares
+from dpjax.solvers.linear._moments import noisy_second_moments, whitening
+from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.linear._steps import BlockClipping
 
 TRUE = np.array([1.0, -2.0, 0.5, 3.0], np.float32)  # the last is the intercept
 NUM = 4_000
@@ -229,8 +230,8 @@ def test_price_is_that_of_one_gaussian():
 @pytest.mark.parametrize("multiplier", [0.3, 30.0])
 @pytest.mark.parametrize("num_features", [0, 20])
 def test_shares_compose_to_the_whole(loss, has_intercept, multiplier, num_features):
-    problem = Problem(loss, has_intercept, False, False, axis_name=None)
-    each = Shares.of(problem, (1_000, num_features), multiplier).multipliers(multiplier)
+    kind = ModelKind(loss, has_intercept, False, False, axis_name=None)
+    each = Shares.of(kind, (1_000, num_features), multiplier).multipliers(multiplier)
     total = math.fsum(1 / x**2 for x in each if x)
     np.testing.assert_allclose(total, 1 / multiplier**2, rtol=1e-12)
 
@@ -252,7 +253,7 @@ def test_steps_have_the_noise_that_their_share_pays(monkeypatch):
         seen.update(multiplier=step.noise_multiplier, num_steps=num_steps)
         return iterate(step, *args, num_steps=num_steps, **options)
 
-    monkeypatch.setattr(_linear_fit, "iterate", spy)
+    monkeypatch.setattr(_fit, "iterate", spy)
     solution = solve(epsilon=1.0)
     share = solution.stats["shares"]["steps"] / solution.stats["noise_multiplier"] ** 2
     spent = seen["num_steps"] / seen["multiplier"] ** 2
