@@ -32,11 +32,10 @@ NO_RELEASE = {
     "audit.epsilon_lower_bound": "an attack",
     "audit.one_run": "an attack",
     **{
-        f"batching.{name}.{method}": "a batch, as private as the records, or its key"
+        f"batching.{name}.init": "the state of batches"
         for name in batching.__all__
-        for method in ("draw", "next_key")
+        if name != "BatchState"
     },
-    "loading.batches": "batches",
     "solvers.robust_gradient_descent": "says that it has no privacy",
 }
 

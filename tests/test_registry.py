@@ -35,7 +35,7 @@ BESIDE = {
     },
     constraints: {"Constraint", "VertexConstraint", "grid_net", "halton_net"},
     losses: {"LinearLoss", "MarginLoss", "named"},
-    batching: {"Batching"},
+    batching: {"BatchState", "Batching"},
 }
 LAYERS = {
     estimators: registry.ESTIMATORS,
