@@ -175,6 +175,12 @@ SIGNATURES = {
     loading.batches: "source state * sharding",
     solvers.Solution: "params privacy stats",
     solvers.Checkpoint: "folder every=",
+    dpjax.PrivateTraining: (
+        "loss_fn optimizer= * num_samples epsilon delta estimator= batching="
+        " num_steps= noise= monitor= has_aux= microbatch_size= relation="
+    ),
+    dpjax.PrivateTraining.init: "self params key",
+    dpjax.PrivateTraining.step: "self state data * axis_name=",
     solvers.Execution: ("* microbatch_size= callback= callback_every= checkpoint="),
     solvers.dp_multiparty_gradient_descent: (
         "loss_fn params data * secure_sum epsilon delta estimator learning_rate"

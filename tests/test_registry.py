@@ -30,6 +30,7 @@ BESIDE = {
     transforms: {"average_params"},
     solvers: {
         *("Checkpoint", "Execution", "MarginLoss", "Solution", "printed_epsilon"),
+        "PrivateTraining",  # tests/solvers/test_private_training.py
         # Of several parties, who call it together: tests/solvers/test_multiparty*.py.
         *("dp_multiparty_gradient_descent", "dp_multiparty_objective_perturbation"),
     },

@@ -159,13 +159,6 @@ def dp_gradient_descent(
     data = _validate.arrays(data)
     num_samples = _validate.leading_size(data, "data")
     num_steps, batching = _steps(num_samples, num_steps, batching)
-    _validate.bounded_estimator(estimator)
-    _validate.require(
-        not (estimator.groups_by_index and batching.is_sampled),
-        "batching",
-        batching,
-        f"Full() or Disjoint() with {estimator}, to which records count by their index",
-    )
     multiplier, privacy = calibrated_noise(
         estimator,
         batching,

@@ -104,17 +104,46 @@ class OptaxStep(abc.ABC):
         is_padding_example: jax.Array | None,
     ) -> tuple[PyTree, PyTree]:
         """See `Step.__call__`."""
-        grad_fn = streamed_grad(
-            self.loss_fn, microbatch_size=self.batches.microbatch_size
-        )
-        optimizer = optax.with_extra_args_support(self.optimizer(params))
-        updates, state = optimizer.update(
-            cast(Any, grad_fn(params, batch)),
-            state,
+        return descended(
+            self.loss_fn,
+            self.optimizer(params),
             params,
-            is_padding_example=is_padding_example,
+            state,
+            batch,
+            is_padding_example,
+            microbatch_size=self.batches.microbatch_size,
         )
-        return optax.apply_updates(params, updates), state
+
+
+def descended(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    params: PyTree,
+    state: PyTree,
+    batch: PyTree,
+    is_padding_example: jax.Array | None,
+    *,
+    microbatch_size: int | None,
+) -> tuple[PyTree, PyTree]:
+    """Returns params and optimizer state after one step along a batch's gradients.
+
+    Args:
+        loss_fn: `loss_fn(params, example) -> scalar`.
+        optimizer: takes per-example gradients, as a stream.
+        params: where the step begins.
+        state: of the optimizer.
+        batch: pytree, leaves of shape (b, ...).
+        is_padding_example: shape (b,), or None.
+        microbatch_size: rows processed at once; None chooses.
+    """
+    grad_fn = streamed_grad(loss_fn, microbatch_size=microbatch_size)
+    updates, state = optax.with_extra_args_support(optimizer).update(
+        cast(Any, grad_fn(params, batch)),
+        state,
+        params,
+        is_padding_example=is_padding_example,
+    )
+    return optax.apply_updates(params, updates), state
 
 
 @dataclass(frozen=True, kw_only=True)
