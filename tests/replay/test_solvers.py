@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import _validate, batching, estimators, losses, mechanisms, solvers
+from dpjax import _validate, batching, estimators, losses, solvers
 from tests import registry
 from tests.replay import _replay
 
@@ -93,7 +93,7 @@ def descent(estimator=CLIPPING, **options):
     return release
 
 
-def training(estimator=None, **options):
+def training(**options):
     """A run of four steps, and one too many: its parameters, and all it shows."""
 
     def release(data, key, i):
@@ -103,7 +103,6 @@ def training(estimator=None, **options):
             epsilon=1.0 + i,
             delta=1e-5,
             num_steps=4,
-            estimator=estimator,
             **options,
         )
         state, shown = run.init(jnp.zeros(D), key), []
@@ -118,9 +117,6 @@ def training(estimator=None, **options):
 OPTIONS = {
     "training": training(monitor=0.2),
     "training, full": training(batching=batching.Full(), monitor=0.2),
-    "training, correlated": training(
-        CLIPPING, noise=mechanisms.BandedToeplitz.square_root(4, 2)
-    ),
     "features": linear(max_features=4),
     "features of classes": linear("logistic", max_features=3, intercept=2),
     "one feature": linear(max_features=1),

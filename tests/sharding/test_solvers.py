@@ -284,3 +284,35 @@ def test_batches_hold_the_same_records_and_gather_nothing(name):
         r"= (\S+) (all-gather|all-to-all|collective-permute|all-reduce)", program
     )
     assert not travels  # the batch's rows come by reduce-scatter
+
+
+def test_a_training_run():
+    run = solvers.PrivateTraining(
+        losses.squared,
+        num_samples=N,
+        epsilon=8.0,
+        delta=1e-5,
+        batching=Poisson(40.0),
+        num_steps=3,
+        monitor=0.1,
+    )
+
+    def trained(step, data):
+        state = run.init(jnp.zeros(D), key())
+        for _ in range(3):
+            state, metrics = step(state, data)
+        return state.params, metrics
+
+    one, many = trained(run.step, (X, Y)), dealt((X, Y))
+    mapped = jax.shard_map(
+        lambda state, data: run.step(state, data, axis_name="records"),
+        mesh=many[0].sharding.mesh,
+        in_specs=(P(), P("records")),
+        out_specs=P(),
+    )
+    for step in (run.step, jax.jit(mapped)):
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5),
+            trained(step, many),
+            one,
+        )
