@@ -139,11 +139,15 @@ def test_it_is_the_loop_of_the_guide(name, monitor):
     assert_same(found.batches, batches)
     assert int(metrics["step"]) == T
     if isinstance(estimator, Clipping | SmoothedTruncation):
-        sensitivity = float(estimator.sampled_sensitivity(divisor, D).l2)
+        is_sampled = batching.is_sampled
+        parameters = estimator.noise_parameters(1, divisor, D, is_sampled=is_sampled)
+        sensitivity = float(parameters["l2_sensitivity"])
         noise_norm = math.sqrt(D) * multiplier * sensitivity
         assert float(metrics["noise_norm"]) == pytest.approx(noise_norm, rel=1e-5)
     if name == "scaled":
-        stddev = multiplier * float(estimator.measured.sensitivity(divisor, D).l2)
+        stddev = multiplier * float(
+            estimator.measured.sampled_sensitivity(divisor, D).l2
+        )
         noise_norm = stddev * math.sqrt(2 * 2.0**2 + 0.5**2)
         assert float(metrics["noise_norm"]) == pytest.approx(noise_norm, rel=1e-3)
 
