@@ -22,6 +22,7 @@ from dpjax import (
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.gradients import per_sample_grad, robust_grad
 from dpjax.models import load_model
+from dpjax.solvers import PrivateTraining
 from dpjax.transforms import chain, dp_sgd
 
 try:
@@ -33,6 +34,7 @@ __all__ = [
     "ADD_OR_REMOVE_ONE",
     "REPLACE_ONE",
     "NeighboringRelation",
+    "PrivateTraining",
     "accounting",
     "audit",
     "batching",
