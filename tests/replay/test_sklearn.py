@@ -148,7 +148,7 @@ def small(cases, sizes=(2, 20)):
             yield pytest.param(*case.values, size, id=f"{case.id}, {size}", marks=mark)
 
 
-@pytest.mark.parametrize(("kind", "options", "num_samples"), small(CASES))
+@pytest.mark.parametrize(("kind", "options", "num_samples"), [*small(CASES)])
 def test_small_tables_show_what_they_release(hooks, kind, options, num_samples):
     def make():
         return kind(random_state=0, delta=1e-5, **options)
