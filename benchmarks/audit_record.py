@@ -1,14 +1,14 @@
-"""What the audit of every case found: a JSON file, written case by case."""
+"""What the audit of every case found: a record, written case by case."""
 
 import dataclasses
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 
-from dpjax._files import write_whole
+from benchmarks import record
+from dpjax._rounding import rounded_down, rounded_up
 from dpjax.audit import Case
 
 SEED = 0  # that of `dpjax audit`, which finds the same
@@ -59,40 +59,44 @@ def audit(case: Case) -> Finding:
 
 
 def read(path: Path) -> dict[str, Finding]:
-    """Returns findings by the name of the case; none where there is no file.
+    """Returns findings by the name of the case.
 
     Raises:
-        ValueError: where the file is no such record.
+        ValueError: where the file is no record of audits.
     """
-    if not path.exists():
-        return {}
     try:
-        content = json.loads(path.read_text())
-        return {name: Finding(**fields) for name, fields in content.items()}
-    except (ValueError, AttributeError, TypeError) as why:
-        raise ValueError(f"record {path} cannot be read: {why}.") from why
+        rows = record.read(path).rows
+        return {name: _finding(row) for (name,), row in rows.items()}
+    except TypeError as error:
+        raise ValueError(f"{path}: not a record of audits: {error!r}") from error
 
 
-def complete(cases: Mapping[str, Case], path: Path) -> Iterator[tuple[str, Finding]]:
+def _finding(row: record.Row) -> Finding:
+    return Finding(**{name: value for name, value in row.items() if name != "run"})
+
+
+def complete(cases: Mapping[str, Case], path: Path) -> None:
     """Audits the cases that the record lacks, or that claim something else by now.
 
-    The file is written anew after each, so that a run can be cut off and taken up. To
-    audit all of them again, delete it first.
-
-    Yields:
-        The name of a case just audited, and the finding.
+    A run can be cut off and taken up. To audit all of them again, delete the file.
 
     Raises:
         ValueError: where the file is no record.
         OSError: where it cannot be written.
     """
-    old = read(path)
-    record = {name: old[name] for name in cases if name in old}
-    for name, case in cases.items():
-        if name not in record or not record[name].is_of(case):
-            record[name] = audit(case)
-            ordered = {name: record[name] for name in cases if name in record}
-            content = {name: dataclasses.asdict(one) for name, one in ordered.items()}
-            text = json.dumps(content, indent=1) + "\n"
-            write_whole(path, text.encode(), name="record")
-            yield name, record[name]
+
+    def run(place: record.Place) -> record.Found:
+        found = audit(cases[place[0]])
+        bound, claim = rounded_down(found.epsilon, 3), rounded_up(found.claim, 3)
+        print(f"{place[0]}: epsilon >= {bound} of {claim}", flush=True)
+        return {place: dataclasses.asdict(found)}, {}
+
+    record.fill(
+        path,
+        [(name,) for name in cases],
+        run,
+        is_there=lambda row, place: _finding(row).is_of(cases[place[0]]),
+    )
+    content = record.read(path)
+    rows = {(name,): content.rows[name,] for name in cases}  # in their order
+    record.write(dataclasses.replace(content, rows=rows), path)

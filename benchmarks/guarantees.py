@@ -14,6 +14,7 @@ from typing import Any
 import dpjax
 from benchmarks import audit_record
 from benchmarks.audit_record import SEED, Finding
+from benchmarks.page import filled, table
 from benchmarks.record import RESULTS
 from dpjax import estimators, mechanisms, models, parties, solvers, transforms, tuning
 from dpjax._files import check_file, check_spared, write_whole
@@ -26,22 +27,6 @@ PITFALLS = Path(__file__).with_name("pitfalls.md")
 
 _POST_PROCESSING = "post-processing"
 
-INTRODUCTION = """\
-# What dpjax guarantees
-
-Written by `python -m benchmarks guarantees` from docstrings and recorded audits:
-[mechanisms](#mechanisms), [transforms](#transforms), [solvers](#solvers),
-[models](#models), [parties](#parties), [tuning](#tuning), [estimators](#estimators),
-[audits](#audits). Then, [what no guarantee covers](#what-no-guarantee-covers), and
-[how one is lost in practice](#pitfalls).
-
-Two data sets are **neighbours** under replace-one when one record differs and their
-number is the same. A claim holds for every two neighbours and every input, NaN and
-infinities included, of the code as it runs, but for the last bits of the noise. An
-**audit** attacks it: it draws releases of two neighbours chosen to be told apart, and
-proves a lower bound on epsilon. A bound above the claim would refute it; one below
-proves nothing more.
-"""
 LAYERS: dict[str, tuple[ModuleType, str]] = {
     "Mechanisms": (mechanisms, "Pure functions of a key and a value."),
     "Transforms": (transforms, "One update of an `optax` transformation."),
@@ -62,17 +47,6 @@ LAYERS: dict[str, tuple[ModuleType, str]] = {
         "fixed number of runs, and a score without noise, are found out.",
     ),
 }
-SENSITIVITY = """\
-What the noise of `privatize` and of the solvers is calibrated to, float32 rounding
-included. The audit is that of `privatize`, which one record moves as far as it can.
-"""
-FINDINGS = """\
-Each is right with probability {confidence}. The same is found by
-`dpjax audit NAME --seed {seed}`; `python -m benchmarks guarantees --audit` repeats what
-the record lacks. Many releases are needed to see a small delta, so that claims through
-zCDP are audited at delta = 0.05, and those of Gaussian noise by its whole trade-off
-curve.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +141,7 @@ def audited(names: Sequence[str], case_names: Sequence[str]) -> dict[str, list[s
     return found
 
 
-def write_page(output: Path | None = None, *, with_audits: bool = False) -> Path:
+def write(output: Path | None = None, *, with_audits: bool = False) -> list[Path]:
     """Writes the page, and returns its path.
 
     All audits take a while. The record is written after each of them, so that they may
@@ -187,11 +161,9 @@ def write_page(output: Path | None = None, *, with_audits: bool = False) -> Path
     read = {"the record": RECORD, "the pitfalls": PITFALLS}
     check_spared("output", [path], read)
     if with_audits:
-        for name, one in audit_record.complete(cases(), RECORD):
-            bound, claim = rounded_down(one.epsilon, 3), rounded_up(one.claim, 3)
-            print(f"{name}: epsilon >= {bound} of {claim}", flush=True)
+        audit_record.complete(cases(), RECORD)
     write_whole(path, page(audit_record.read(RECORD)).encode(), name="output")
-    return path
+    return [path]
 
 
 def page(record: Mapping[str, Finding]) -> str:
@@ -200,17 +172,6 @@ def page(record: Mapping[str, Finding]) -> str:
     Args:
         record: what audits found, by case.
     """
-    parts = [INTRODUCTION]
-    stated = {title: statements(package) for title, (package, _) in LAYERS.items()}
-    names = [one.name for claims in stated.values() for one in claims]
-    cases_of = audited(names, list(record))
-    for title, (_, words) in LAYERS.items():
-        claims = [one for one in stated[title] if not one.is_free]
-        free = [f"`{one.name}`" for one in stated[title] if one.is_free]
-        parts += [f"## {title}\n", f"{words}\n", _table(claims, cases_of, record)]
-        if free:
-            parts.append(f"{' and '.join(free)} cost nothing: post-processing.\n")
-        parts.append(_details(claims))
     bounds = [one for one in statements(estimators) if one.name != "Mean"]
     of_privatize = {
         one.name: [
@@ -220,10 +181,30 @@ def page(record: Mapping[str, Finding]) -> str:
         ]
         for one in bounds
     }
-    parts += ["## Estimators\n", SENSITIVITY, _table(bounds, of_privatize, record)]
-    parts.append(_details(bounds))
-    parts += ["## Audits\n", *_results(record), PITFALLS.read_text()]
-    return "\n".join(parts)
+    failures = {1 - as_decimal(one.confidence) for one in record.values()}
+    parts = {
+        "layers": list(_layers(record)),
+        "estimators": [_table(bounds, of_privatize, record), _details(bounds)],
+        "confidence": " or ".join(f"1 - {rounded_up(one, 1)}" for one in failures),
+        "seed": str(SEED),
+        "findings": _results(record),
+        "pitfalls": PITFALLS.read_text(),
+    }
+    return filled("GUARANTEES.md", parts)
+
+
+def _layers(record: Mapping[str, Finding]) -> Iterator[str]:
+    stated = {title: statements(package) for title, (package, _) in LAYERS.items()}
+    names = [one.name for claims in stated.values() for one in claims]
+    cases_of = audited(names, list(record))
+    for title, (_, words) in LAYERS.items():
+        claims = [one for one in stated[title] if not one.is_free]
+        free = [f"`{one.name}`" for one in stated[title] if one.is_free]
+        yield f"## {title}\n\n{words}"
+        yield _table(claims, cases_of, record)
+        if free:
+            yield f"{' and '.join(free)} cost nothing: post-processing."
+        yield _details(claims)
 
 
 def _table(
@@ -240,7 +221,7 @@ def _table(
             bound, claim = rounded_down(best.epsilon, 3), rounded_up(best.claim, 3)
             shown = f"ε ≥ {bound} of {claim}"
         rows.append([f"`{one.name}`", one.neighbours, _cell(one.summary), shown])
-    return _markdown(["release", "neighbours", "claim", "best attack"], rows)
+    return table(["release", "neighbours", "claim", "best attack"], rows)
 
 
 def _details(claims: Sequence[Statement]) -> str:
@@ -253,10 +234,7 @@ def _details(claims: Sequence[Statement]) -> str:
     return "\n".join([*lines, "</details>\n"])
 
 
-def _results(record: Mapping[str, Finding]) -> Iterator[str]:
-    failures = {1 - as_decimal(one.confidence) for one in record.values()}
-    confidence = " or ".join(f"1 - {rounded_up(failure, 1)}" for failure in failures)
-    yield FINDINGS.format(confidence=confidence, seed=SEED)
+def _results(record: Mapping[str, Finding]) -> str:
     rows = [
         [
             f"`{name}`",
@@ -269,15 +247,8 @@ def _results(record: Mapping[str, Finding]) -> Iterator[str]:
         ]
         for name, one in record.items()
     ]
-    yield _markdown(
-        ["case", "neighbours", "claimed ε", "δ", "proved ε ≥", "share", "releases"],
-        rows,
-    )
-
-
-def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    header = ["case", "neighbours", "claimed ε", "δ", "proved ε ≥", "share", "releases"]
+    return table(header, rows)
 
 
 def _cell(words: str) -> str:

@@ -1,212 +1,311 @@
-"""The plots of the pages."""
+"""The plots of README and the site, drawn from the records, light and dark.
+
+Nothing is computed here that is not recorded. Lightness, markers and hatches tell
+everything that colours do, so that a plot can be read in grey.
+"""
 
 import io
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.patches import Patch, Rectangle
 from PIL import Image
 
-from benchmarks import floor
-from benchmarks.case import Case
-from benchmarks.record import Measurement, Record
-from benchmarks.text import number
-from dpjax._files import write_whole
+from benchmarks import winners
+from benchmarks.page import number
+from benchmarks.record import RESULTS, ROOT, read
+from benchmarks.speed.command import Results, results
+from benchmarks.utility import page as utility
+from dpjax._files import check_folder, write_whole
 
-# Colours of Okabe and Ito (2008), told apart by colour-blind readers too; and markers.
-PACKAGES = {
-    "dpjax": ("#0072B2", "o"),
-    "jax": ("#000000", "s"),
-    "jax_privacy": ("#D55E00", "D"),
-    "optax": ("#E69F00", "^"),
-    "opacus": ("#009E73", "v"),
-    "numpy": ("#CC79A7", "P"),
-    "scipy": ("#56B4E9", "X"),
+FOLDER = ROOT.parent / "docs" / "plots"
+
+
+class Theme(NamedTuple):
+    """What is drawn on; the background is the page's.
+
+    Attributes:
+        ink: of text and axes.
+        paper: behind text that stands on a hatch.
+        colors: from the strongest contrast with the page to the weakest.
+    """
+
+    name: str
+    ink: str
+    paper: str
+    colors: tuple[str, ...]
+
+
+THEMES = (
+    Theme("light", "#1f2328", "#ffffff", ("#00497a", "#c2410c", "#3f8f6b", "#e0a458")),
+    Theme("dark", "#e6edf3", "#0d1117", ("#a6dcff", "#f28c5b", "#4d9e7c", "#8a6530")),
+)
+STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",  # letters, not their outlines, which take twice the bytes
+    "svg.hashsalt": "dpjax",  # the same file from the same record
+    "hatch.linewidth": 0.8,
+    "legend.frameon": False,
 }
-SERIES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"))
 
 
-def compare(
-    path: Path,
-    record: Record,
-    cases: Sequence[Case],
-    value_of: Callable[[Measurement], float | None],
-    label: str,
-) -> bool:
-    """Draws a number of every method, a panel a case; false where there is none."""
-    shown = []
-    for case in cases:
-        results = record.cases.get(case.name)
-        methods = results.methods if results else ()
-        pairs = [(one, value_of(one)) for one in methods]
-        pairs = [(one, value) for one, value in pairs if value]
-        if pairs:
-            shown.append((case, pairs))
-    if not shown:
-        return False
-    columns = min(len(shown), 2)
-    rows = [
-        max(len(pairs) for _, pairs in shown[i : i + columns])
-        for i in range(0, len(shown), columns)
-    ]
-    figure = Figure(
-        figsize=(5.6 * columns, sum(0.24 * count + 1.1 for count in rows)),
-        dpi=110,
-        layout="constrained",
-    )
-    grid = figure.subplots(
-        len(rows), columns, squeeze=False, gridspec_kw={"height_ratios": rows}
-    )
-    for axes in grid.flat[len(shown) :]:
-        axes.set_axis_off()
-    for axes, (case, pairs) in zip(grid.flat, shown, strict=False):
-        _panel(axes, case.title, pairs, label)
-    for row in grid:  # lines as far apart as beside them
-        axes_limits = [axes.get_ylim()[0] for axes in row]
-        for axes in row:
-            axes.set_ylim(max(axes_limits), -0.6)
-    used = {one.package for _, pairs in shown for one, _ in pairs}
-    handles = [
-        Line2D([], [], color=color, marker=marker, linestyle="", label=name)
-        for name, (color, marker) in PACKAGES.items()
-        if name in used
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    _save(figure, path)
-    return True
-
-
-def _save(figure: Figure, path: Path) -> None:
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    save_png(png.getvalue(), path)
-
-
-def save_png(png: bytes, path: Path) -> None:
+def save_png(figure: Figure, path: Path) -> None:
     """Writes a PNG of 256 colours, which is half the size; fewer change the palette."""
-    image = Image.open(io.BytesIO(png)).convert("RGB")
-    small = io.BytesIO()
+    png, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(png, format="png")
+    image = Image.open(png).convert("RGB")
     image.quantize(256, dither=Image.Dither.NONE).save(small, "png", optimize=True)
     write_whole(path, small.getvalue())
 
 
-def _show_log_ticks(axis: Any) -> None:
-    low, high = axis.get_view_interval()
-    ticks = [1, 2, 5] if high < 100 * low else [1]
-    axis.set_major_locator(LogLocator(subs=ticks))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
+def write(folder: Path | None = None) -> list[Path]:
+    """Draws every plot in every theme and returns the files."""
+    folder = FOLDER if folder is None else folder
+    check_folder("output", folder)
+    plots: dict[str, tuple[Callable[[Figure, Theme], None], tuple[float, float]]] = {
+        "privacy": (_privacy, (7.2, 3.6)),
+        "winners": (_winners, (7.2, 4.2)),
+        "speed": (_speed, (7.2, 6.4)),
+    }
+    paths = []
+    for name, (plot, size) in plots.items():
+        for theme in THEMES:
+            inks = ("text.", "axes.edge", "axes.label", "xtick.", "ytick.")
+            colors = {f"{one}color": theme.ink for one in inks}
+            with matplotlib.rc_context(STYLE | colors):
+                figure = Figure(figsize=size, layout="constrained")
+                figure.patch.set_alpha(0)
+                plot(figure, theme)
+                svg = io.BytesIO()
+                figure.savefig(svg, format="svg", metadata={"Date": None})
+            path = folder / f"{name}-{theme.name}.svg"
+            write_whole(path, svg.getvalue())
+            paths.append(path)
+    return paths
 
 
-def _panel(
-    axes: Axes, title: str, pairs: Sequence[tuple[Measurement, float]], label: str
+def _axes(figure: Figure, *size: int, **options: Any) -> Any:
+    found = figure.subplots(*size, **options)
+    for axes in np.ravel(found):
+        axes.patch.set_alpha(0)
+        axes.set_axisbelow(True)
+    return found
+
+
+# Method of the record, words, marker, line.
+LINES = (
+    ("dp_linear_model", "dp_linear_model: nothing to set", "o", "-"),
+    ("hindsight", "clipping, settings chosen by the test data", "s", "--"),
+    ("adaptive_clipping_90", "clipping at the 90 % quantile", "^", "-."),
+    ("objective_perturbation_10", "objective perturbation", "D", ":"),
+)
+
+
+def _privacy(figure: Figure, theme: Theme) -> None:
+    """Test loss on Adult against epsilon, beside no privacy and a constant."""
+    numbers = utility.Numbers(read(utility.PATH))
+    facts = numbers.facts["adult"]
+    best = facts["reference_risk"]
+    axes: Axes = _axes(figure)
+    for (method, words, marker, line), color in zip(LINES, theme.colors, strict=True):
+        found = [(e, numbers.of("adult", method, e)) for e in numbers.epsilons]
+        points = [(e, one.mean + best, 2 * one.error) for e, one in found if one]
+        x, y, error = zip(*points, strict=True)
+        axes.errorbar(
+            x,
+            y,
+            error,
+            color=color,
+            marker=marker,
+            linestyle=line,
+            markersize=6,
+            capsize=2,
+            label=words,
+        )
+    axes.axhline(best, color=theme.ink, linewidth=0.8, alpha=0.7)
+    constant = best + facts["intercept_excess"]
+    for place, words in (
+        ((0.1, best - 0.005), "no privacy"),
+        ((0.115, 0.446), f"↑ one answer for everybody: {constant:.3f}"),
+    ):
+        axes.annotate(words, place, fontsize="small", va="center")
+    axes.set_xscale("log")
+    axes.set_xticks(numbers.epsilons, [f"{one:g}" for one in numbers.epsilons])
+    axes.minorticks_off()
+    axes.set_xlabel("epsilon: more private to the left")
+    axes.set_ylabel("test loss")
+    axes.set_ylim(0.31, 0.45)
+    axes.legend(fontsize="small", loc="upper right")
+    axes.set_title(
+        f"Who earns more than $50,000: {facts['n']:,} records, logistic regression",
+        fontsize="medium",
+        loc="left",
+    )
+
+
+# Method of the record: sign in a cell, words, index of the colour, hatch.
+KINDS = {
+    winners.NOTHING_TO_SET: ("A", "dp_linear_model: nothing to set", 0, ""),
+    winners.CLIPPING: ("C", "clipping, best of 5 settings in hindsight", 1, "//"),
+    winners.TRUNCATION: ("T", "smoothed truncation, best of 5 likewise", 2, "--"),
+    winners.SELECTION: ("F", "dp_linear_model with 10 features chosen", 3, "xx"),
+    winners.ZERO: ("0", "weights of zero: learn nothing", None, ""),
+}
+
+
+def _winners(figure: Figure, theme: Theme) -> None:
+    """The method of least excess risk in every cell: all, and what anyone can run."""
+    content = read(winners.PATH)
+    cells: dict[tuple[float, int], dict[str, np.ndarray]] = {}
+    for (*place, method), row in content.rows.items():
+        cells.setdefault(tuple(place), {})[method] = np.array(row["excess"])
+    hindsight = {winners.CLIPPING, winners.TRUNCATION}
+    grid = _axes(figure, 1, 2, sharey=True)
+    for axes, title, left_out in (
+        (grid[0], "nothing chosen in hindsight", hindsight),
+        (grid[1], "with settings chosen in hindsight", set()),
+    ):
+        shown = {
+            place: {name: one for name, one in methods.items() if name not in left_out}
+            for place, methods in cells.items()
+        }
+        _map(axes, shown, winners.NUM_SAMPLES, theme)
+        axes.set_title(title, fontsize="medium", loc="left")
+        axes.set_xlabel("features a record, d/n")
+    grid[0].set_ylabel("tail index: lighter tails upwards")
+    handles = [
+        Patch(
+            facecolor="none" if color is None else theme.colors[color],
+            edgecolor=theme.ink if color is None else theme.paper,
+            hatch=hatch,
+            label=f"{sign}: {words}",
+        )
+        for sign, words, color, hatch in KINDS.values()
+    ]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=2, fontsize="small"
+    )
+
+
+def _map(
+    axes: Axes,
+    cells: dict[tuple[float, int], dict[str, np.ndarray]],
+    num_samples: int,
+    theme: Theme,
 ) -> None:
-    values = [value for _, value in pairs]
-    left, right = min(values) / 2, max(values) * 3
-    for place, (one, value) in enumerate(pairs):
-        color, marker = PACKAGES[one.package]
-        axes.hlines(place, left, value, color=color, linewidth=1, alpha=0.5)
-        axes.plot(value, place, color=color, marker=marker, markersize=6)
-        axes.annotate(
-            number(value),
-            (value, place),
-            xytext=(6, 0),
-            textcoords="offset points",
+    tails = sorted({tail for tail, _ in cells})
+    sizes = sorted({size for _, size in cells})
+    for (tail, size), excess in cells.items():
+        best, second = sorted(excess, key=lambda name: excess[name].mean())[:2]
+        lead = excess[second] - excess[best]  # of the same data
+        is_narrow = lead.mean() < 2 * lead.std(ddof=1) / len(lead) ** 0.5
+        sign, _, color, hatch = KINDS[best]
+        x, y = sizes.index(size), tails.index(tail)
+        face = "none" if color is None else theme.colors[color]
+        axes.add_patch(
+            Rectangle(
+                (x, y), 1, 1, facecolor=face, edgecolor=theme.paper, hatch=hatch, lw=1
+            )
+        )
+        share = 100 * excess[best].mean() / excess[winners.ZERO].mean()
+        axes.text(
+            x + 0.5,
+            y + 0.5,
+            f"{sign}{'?' * int(is_narrow)} {share:.{1 if share < 1 else 2}g}%",
+            ha="center",
             va="center",
             fontsize="x-small",
+            color=theme.ink,
+            bbox={
+                "boxstyle": "round,pad=0.2",
+                "facecolor": theme.paper,
+                "edgecolor": "none",
+            },
         )
-    axes.set_yticks(
-        range(len(pairs)), [one.name for one, _ in pairs], fontsize="x-small"
+    axes.set_xlim(0, len(sizes))
+    axes.set_ylim(0, len(tails))
+    axes.set_xticks(
+        np.arange(len(sizes)) + 0.5, [f"{size / num_samples:g}" for size in sizes]
     )
-    axes.set_ylim(len(pairs) - 0.4, -0.6)
-    axes.set_xscale("log")
-    axes.set_xlim(left, right)
-    _show_log_ticks(axes.xaxis)
-    axes.set_xlabel(label, fontsize="small")
-    axes.tick_params(axis="x", labelsize="x-small")
-    axes.grid(axis="x", alpha=0.3, linewidth=0.5)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(textwrap.fill(title, 52), fontsize="small", loc="left")
+    axes.set_yticks(np.arange(len(tails)) + 0.5, [f"{tail:g}" for tail in tails])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
 
 
-def curves(path: Path, record: Record, cases: Sequence[Case]) -> bool:
-    """Draws times along each axis, and the least where known, a panel a case.
-
-    Cases that were not measured are left out; false where none was.
-    """
-    cases = [
-        case
-        for case in cases
-        if case.name in record.cases and record.cases[case.name].methods
-    ]
-    if not cases:
-        return False
-    columns = 2
-    rows = -(-len(cases) // columns)
-    figure = Figure(figsize=(11.2, 3.0 * rows), dpi=110, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for axes in grid.flat[len(cases) :]:
-        axes.set_axis_off()
-    for axes, case in zip(grid.flat, cases, strict=False):
-        _curves_panel(axes, record, case)
-    _save(figure, path)
-    return True
+MODELS = {
+    "gradient-mlp": "a small dense network, batch 256",
+    "gradient-convolutional": "a convolutional network, batch 256",
+    "gradient-transformer": "a transformer",
+}
+# Package of the record: index of the colour, hatch.
+HATCHES = {
+    "jax": (None, ""),
+    "dpjax": (0, ""),
+    "jax_privacy": (1, "//"),
+    "optax": (3, "xx"),
+    "opacus": (2, "--"),
+}
 
 
-def _curves_panel(axes: Axes, record: Record, case: Case) -> None:
-    lines: dict[str, list[Measurement]] = {}
-    for one in record.cases[case.name].methods:
-        lines.setdefault(one.series, []).append(one)
-    has_least = False
-    for (name, points), (color, marker) in zip(lines.items(), SERIES, strict=False):
-        x = [one.x or 0.0 for one in points]
-        low, high = zip(*(one.quartiles for one in points), strict=True)
-        axes.fill_between(
-            x, [1e3 * t for t in low], [1e3 * t for t in high], color=color, alpha=0.2
-        )
-        axes.plot(
-            x,
-            [1e3 * one.seconds for one in points],
-            color=color,
-            marker=marker,
-            markersize=5,
-            label=name,
-        )
-        least = [
-            1e3 * floor.least(record.floor, one.work).seconds
-            for one in points
-            if one.work
-        ]
-        has_least |= bool(least)
-        axes.plot(
-            x[: len(least)],
-            least,
-            color=color,
-            linestyle="--",
-            marker=marker,
-            markersize=3,
-            linewidth=1,
-        )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    _show_log_ticks(axes.xaxis)
-    _show_log_ticks(axes.yaxis)
-    axes.set_xlabel(case.axis, fontsize="small")
-    axes.set_ylabel("ms a call", fontsize="small")
-    axes.tick_params(labelsize="x-small")
-    axes.grid(alpha=0.3, linewidth=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    if has_least:
-        axes.plot(
-            [], [], color="#666666", linestyle="--", linewidth=1, label="least time"
-        )
-    axes.legend(
-        loc="center left", bbox_to_anchor=(1, 0.5), fontsize="x-small", frameon=False
+def _speed(figure: Figure, theme: Theme) -> None:
+    """Milliseconds a private gradient, a panel a model; peers at their best."""
+    cases = results(read(RESULTS / "cpu.json"))
+    bars = {name: list(_bars(cases[name])) for name in MODELS}
+    grid = _axes(
+        figure,
+        len(MODELS),
+        1,
+        gridspec_kw={"height_ratios": [len(one) for one in bars.values()]},
     )
-    axes.set_title(case.title, fontsize="small", loc="left")
+    for axes, (name, title) in zip(grid, MODELS.items(), strict=True):
+        for place, (_, package, value) in enumerate(bars[name]):
+            color, hatch = HATCHES[package]
+            axes.barh(
+                place,
+                value,
+                0.7,
+                color="none" if color is None else theme.colors[color],
+                edgecolor=theme.ink if color is None else theme.paper,
+                hatch=hatch,
+            )
+            axes.annotate(
+                f"{number(value)} ms",
+                (value, place),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize="small",
+            )
+        names = [words for words, _, _ in bars[name]]
+        axes.set_yticks(range(len(names)), names, fontsize="small")
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.2 * max(value for _, _, value in bars[name]))
+        axes.tick_params(axis="x", labelsize="small")
+        axes.set_title(title, fontsize="medium", loc="left")
+    grid[-1].set_xlabel("milliseconds a gradient: shorter is better")
+
+
+def _bars(case: Results) -> Iterator[tuple[str, str, float]]:
+    wanted = {
+        "plain gradient": "not private",
+        "Truncation": "dpjax, truncation",
+        "Clipping": "dpjax, clipping",
+        "SmoothedTruncation, beta 1": "dpjax, smoothed truncation",
+        "optax differentially_private_aggregate": "optax, clipping",
+        "Opacus, hooks": "Opacus, clipping",
+        "Opacus, ghost clipping": "Opacus, ghost clipping",
+    }
+    for one in case.methods:
+        if one.name in wanted:
+            yield wanted[one.name], one.package, 1e3 * one.seconds
+    peers = [one for one in case.methods if one.package == "jax_privacy"]
+    if peers:
+        best = min(peers, key=lambda one: one.seconds)
+        yield "jax_privacy, best microbatch", best.package, 1e3 * best.seconds

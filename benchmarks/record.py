@@ -1,177 +1,162 @@
-"""The record of a run: one JSON, written whole, and read back with suspicion."""
+"""The record of a benchmark: rows, what they are of and what they ran on; one JSON.
 
-import dataclasses
+A row is what was found at a place, such as (problem, method, epsilon). Runs may be cut
+off and go on, and may share a file: rows are merged under a lock, and replace those at
+their place. A file is written whole, and what is read back is checked.
+"""
+
+import fcntl
 import json
 import math
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from dpjax._files import write_whole
+from dpjax._files import check_file, write_whole
 
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results"
-FORMAT = 1
-PACKAGES = [
-    *("dpjax", "jax", "jaxlib", "numpy", "scipy", "optax", "dp-accounting"),
-    *("jax_privacy", "opacus", "torch"),
-]
-# What the pages need to know.
-MACHINE = ("processor", "cores", "memory_bytes", "accelerator", "system", "python")
-FLOOR = ("copies", "operations_per_second", "call_seconds")
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What was measured of one method; None where it does not apply.
-
-    Attributes:
-        seconds: median wall time of a call, compilation apart.
-        quartiles: lower and upper, of the same times.
-        repeats: how many turns they come from.
-        compile_seconds: of tracing, lowering and compiling; for functions that compile
-            inside, the first call less a later one.
-        compilations: programs that were compiled in the first call, by JAX's count.
-        temporary_bytes: scratch memory of the program, as the compiler states it.
-        peak_bytes: resident memory at its highest in a call, over that before it.
-        work: bytes, operations and resident bytes, and their formulas.
-        count: units of work in one call.
-    """
-
-    name: str
-    package: str
-    seconds: float
-    quartiles: Sequence[float]
-    repeats: int
-    compilations: int
-    compile_seconds: float | None = None
-    temporary_bytes: int | None = None
-    peak_bytes: int | None = None
-    work: Mapping[str, Any] | None = None
-    count: int | None = None
-    series: str = ""
-    x: float | None = None
-
-
-@dataclass(frozen=True)
-class Results:
-    """The measurements of one case.
-
-    Attributes:
-        methods: in the order of the table.
-        left_out: why methods, or their peak memory, were not measured.
-        alone_seconds: of the yardstick, without other methods between its calls.
-    """
-
-    methods: Sequence[Measurement]
-    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    alone_seconds: float | None = None
-
-    def find(self, name: str) -> Measurement | None:
-        """Returns the measurement of a method; None where there is none."""
-        return next((method for method in self.methods if method.name == name), None)
+FORMAT = 2
+PACKAGES = ("dpjax", "jax", "numpy")
+# What the pages say of a run.
+FACTS = ("processor", "cores", "accelerator", "system", "python", "versions", "commit")
+Place = tuple[Any, ...]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Record:
-    """A run.
+    """All rows, and what they were run on.
 
     Attributes:
-        suite: "cpu" or "gpu".
-        is_quick: whether data were small and repeats few.
-        is_whole: whether all cases of the suite ran.
-        started: local time, ISO 8601.
-        seconds: how long the run took.
-        commit: of the repository, "-dirty" where files had changed; "" where unknown.
-        machine: model and cores of the processor, memory, accelerator, load.
-        versions: of the packages; None where one is not installed.
-        floor: the machine's own speed, from `floor.measure`.
-        cases: by name, in the order that they ran.
+        runs: facts of runs: the machine, versions of packages, the commit.
+        facts: of what the rows are of, by its name.
+        rows: by place. `run` is an index of `runs`; `left_out`, why nothing was found.
     """
 
-    suite: str
-    is_quick: bool
-    is_whole: bool
-    started: str
-    seconds: float
-    commit: str
-    machine: Mapping[str, Any]
-    versions: Mapping[str, str | None]
-    floor: Mapping[str, Any]
-    cases: Mapping[str, Results]
+    runs: tuple[Mapping[str, Any], ...] = ()
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    rows: Mapping[Place, Row] = field(default_factory=dict)
 
-    @property
-    def file_name(self) -> str:
-        """The date, the suite, and what it is not; nothing about the machine."""
-        moment = datetime.fromisoformat(self.started).strftime("%Y%m%d-%H%M%S")
-        marks = ["quick"] * self.is_quick + ["part"] * (not self.is_whole)
-        return "-".join([moment, self.suite, *marks]) + ".json"
+    def merged(self, other: "Record") -> "Record":
+        """Returns both, the other's rows in place of those they are like.
+
+        But for what the other left out, where a package is missing, say.
+        """
+        runs = list(self.runs)
+        runs += [one for one in other.runs if one not in runs]
+        rows = dict(self.rows)
+        for place, row in other.rows.items():
+            if not (row.get("left_out") and place in rows):
+                rows[place] = {**row, "run": runs.index(other.runs[row["run"]])}
+        return Record(tuple(runs), {**self.facts, **other.facts}, rows)
 
 
-def write(record: Record, folder: Path) -> Path:
-    """Writes the record, whole."""
-    content = {"format": FORMAT, **dataclasses.asdict(record)}
-    text = json.dumps(content, indent=1, allow_nan=False)
-    path = folder / record.file_name
-    write_whole(path, text.encode(), name="record")
-    return path
+def write(content: Record, path: Path) -> None:
+    """Writes the record, whole, a row a line."""
+    head = {"format": FORMAT, "runs": content.runs, "facts": content.facts}
+    lines = ",\n".join(
+        "  " + json.dumps({"place": place, **row}, allow_nan=False)
+        for place, row in content.rows.items()
+    )
+    text = json.dumps(head, indent=1, allow_nan=False)[:-2]
+    write_whole(path, f'{text},\n "rows": [\n{lines}\n ]\n}}\n'.encode(), name="record")
 
 
 def read(path: Path) -> Record:
     """Reads a record; raises ValueError where it is not a whole one."""
     try:
         content = json.loads(path.read_text(), parse_constant=_refuse)
-        if content.pop("format") != FORMAT:
+        if content["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
-        cases = {
-            name: Results(
-                [_measurement(method) for method in case["methods"]],
-                dict(case["left_out"]),
-                case["alone_seconds"],
-            )
-            for name, case in content.pop("cases").items()
-        }
-        record = Record(**content, cases=cases)
-        for facts, names in ((record.machine, MACHINE), (record.floor, FLOOR)):
-            missing = set(names) - set(facts)
-            if missing:
-                raise ValueError(f"without {', '.join(sorted(missing))}")
-        datetime.fromisoformat(record.started)
+        runs = tuple(content["runs"])
+        for run in runs:
+            if missing := set(FACTS) - set(run):
+                raise ValueError(f"a run without {', '.join(sorted(missing))}")
+        rows = {tuple(row.pop("place")): row for row in content["rows"]}
+        for place, row in rows.items():
+            if not 0 <= row["run"] < len(runs):
+                raise ValueError(f"{place}: of no run")
+        return Record(runs, dict(content["facts"]), rows)
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path}: not a record of a run: {error!r}") from error
-    return record
-
-
-def _measurement(content: Mapping[str, Any]) -> Measurement:
-    result = Measurement(**content)
-    times = [result.seconds, *result.quartiles]
-    if len(times) != 3 or not all(math.isfinite(t) and t >= 0 for t in times):
-        raise ValueError(f"{result.name}: times are {times}")
-    return result
+        raise ValueError(f"{path}: not a record: {error!r}") from error
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} among its numbers")
 
 
-def latest(suite: str, folder: Path = RESULTS) -> Path | None:
-    """Returns the newest whole record that was not quick; None where there is none."""
-    paths = sorted(folder.glob(f"*-{suite}.json"))
-    return paths[-1] if paths else None
+def merge(parts: Iterable[Record], path: Path) -> Record:
+    """Merges records into a file, which may exist, under a lock; returns all of it."""
+    with _locked(path):
+        whole = read(path) if path.exists() else Record()
+        for part in parts:
+            whole = whole.merged(part)
+        write(whole, path)
+    return whole
 
 
-def machine() -> dict[str, Any]:
-    """Describes what this runs on."""
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)  # a lock file of its own would stay
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+Found = tuple[Mapping[Place, Row], Mapping[str, Mapping[str, Any]]]  # rows and facts
+
+
+def fill(
+    path: Path,
+    places: Iterable[Place],
+    run: Callable[[Place], Found | None],
+    *,
+    is_there: Callable[[Row, Place], bool] = lambda row, place: True,
+    again: bool = False,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Runs the places that a record lacks, and merges what each finds as it comes.
+
+    Args:
+        path: the record, which may not exist yet.
+        places: what to run, in this order.
+        run: returns the rows of a place, and facts of what they are of; None where
+            there is nothing to run.
+        is_there: whether a row of the record will do.
+        again: whether what the record has is run, too.
+        about: facts of this run; by default `about_run()`.
+
+    Raises:
+        ValueError: if the path is no JSON file, or the file there is no record.
+    """
+    check_file("--out", path, suffix=".json")
+    known = read(path).rows if path.exists() else {}
+    about = about_run() if about is None else about
+    for place in places:
+        row = known.get(place)
+        if row is not None and is_there(row, place) and not again:
+            continue
+        if (found := run(place)) is not None:
+            rows = {where: {**one, "run": 0} for where, one in found[0].items()}
+            merge([Record((about,), found[1], rows)], path)
+
+
+def about_run(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
+    """Describes what this runs on: the machine, versions of packages, the commit."""
     device = jax.devices()[0]
-    facts: dict[str, Any] = {
+    return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
@@ -180,10 +165,9 @@ def machine() -> dict[str, Any]:
         "accelerator": None if device.platform == "cpu" else device.device_kind,
         "system": platform.system(),
         "python": platform.python_version(),
+        "versions": {name: _version(name) for name in packages},
+        "commit": _commit(),
     }
-    if hasattr(os, "getloadavg"):
-        facts["load_before"] = os.getloadavg()[0]
-    return facts
 
 
 def _processor() -> str:
@@ -202,28 +186,25 @@ def _memory_bytes() -> int | None:
         return None
 
 
-def versions() -> dict[str, str | None]:
-    """Returns the versions of the packages."""
-
-    def version(name: str) -> str | None:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return None
-
-    return {name: version(name) for name in PACKAGES}
-
-
-def commit() -> str:
-    """Returns the state of the repository, "" where there is none."""
+def _version(package: str) -> str | None:
     try:
-        result = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    """Returns the state of the repository, "" where there is none."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return result.stdout.strip()
+    return done.stdout.strip()
+
+
+def rounded(x: float, digits: int = 6) -> float:
+    """Returns a number with so many digits, as rows hold it."""
+    return float(f"{x:.{digits}g}") if math.isfinite(x) else x

@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import record
-from benchmarks.text import number, table
-from dpjax._files import check_folder, write_whole
+from benchmarks import page, record
+from benchmarks.page import number
+from benchmarks.record import RESULTS, ROOT
 
-ROOT = Path(__file__).parent
+PATH = RESULTS / "scaling.json"
 RUN_ON, COMPILED_FOR = (1, 2, 4, 8), (8, 64, 512)
 _GIB = 2**30
 # Of a device of a large cluster, assumed: arithmetic that a training step sustains, and
@@ -57,10 +57,15 @@ BATCH = LARGE._replace(num_records=102_400)  # of those
 
 
 class Model(NamedTuple):
-    """What a device holds and sends in one step on all records of a job."""
+    """What a device holds and sends in one step on all records of a job.
+
+    Attributes:
+        digits: k: integers in float32 that stand for one sum, so that sums add exactly.
+    """
 
     job: Job
     num_devices: int
+    digits: int
 
     @property
     def records(self) -> float:
@@ -68,22 +73,9 @@ class Model(NamedTuple):
         return self.job.num_records / self.num_devices * self.job.record_bytes
 
     @property
-    def num_digits(self) -> int:
-        """k: integers in float32 that stand for one sum, so that sums add exactly."""
-        from dpjax.estimators import _digits, _fold, _slabs
-
-        job = self.job
-        longest = _fold.block_length(job.num_records)
-        num_rows = job.num_records // self.num_devices
-        sizes = _slabs._Sizes(job.row_size, job.row_size, job.num_params)
-        plan = _slabs._Plan.cached(num_rows, longest, sizes, None, None)
-        num_sums = plan.num_slabs // plan.slabs * plan.blocks * self.num_devices
-        return _digits.digit_layout(num_sums, nmant=23).num_digits
-
-    @property
     def summed(self) -> int:
         """Bytes that are added over the devices: k digits for each parameter."""
-        return 4 * self.num_digits * self.job.num_params
+        return 4 * self.digits * self.job.num_params
 
     @property
     def sending(self) -> float:
@@ -97,29 +89,44 @@ class Model(NamedTuple):
         return 6 * job.num_params * job.num_records / self.num_devices / _FLOPS
 
 
-def write_page(output: Path | None = None, *, quick: bool = False) -> list[Path]:
-    """Measures, and writes SCALING.md and the numbers behind it, whole.
+def num_digits(job: Job, num_devices: int) -> int:
+    """Returns how many digits the fold takes today."""
+    from dpjax._sums import digits, fold, plan
+
+    longest = fold.block_length(job.num_records)
+    num_rows = job.num_records // num_devices
+    sizes = plan.Sizes(job.row_size, job.row_size, job.num_params)
+    found = plan.Plan.cached(num_rows, longest, sizes, None, is_large=False)
+    num_sums = found.lanes * found.rounds * num_devices
+    return digits.digit_layout(num_sums, nmant=23).num_digits
+
+
+def run(quick: bool = False, out: Path = PATH) -> None:
+    """Measures what the page shows, and merges it into the record.
 
     Args:
-        output: folder of the page; by default this one.
-        quick: few repeats, and no program for 512 devices.
+        quick: few repeats, and no program for more than 8 devices.
+        out: the record.
     """
-    output = ROOT if output is None else output
-    check_folder("output", output)
+
+    def one(place: record.Place) -> record.Found:
+        kind, num_devices = place
+        job = SMALL if kind == "run" else LARGE
+        repeats = 0 if kind == "compiled" else 3 if quick else 15
+        row = _child(job, num_devices, repeats=repeats)
+        row["digits"] = num_digits(job, num_devices)
+        if kind == "compiled":
+            row["batch_digits"] = num_digits(BATCH, num_devices)
+        return {place: row}, {}
+
     compiled_for = COMPILED_FOR[:1] if quick else COMPILED_FOR
-    found = {
-        "machine": record.machine(),
-        "versions": record.versions(),
-        "run": [_child(SMALL, n, repeats=3 if quick else 15) for n in RUN_ON],
-        "compiled": [_child(LARGE, n, repeats=0) for n in compiled_for],
-    }
-    files = {
-        output / "results" / "scaling.json": json.dumps(found, indent=1),
-        output / "SCALING.md": _page(found),
-    }
-    for path, text in files.items():
-        write_whole(path, text.encode())
-    return list(files)
+    places = [*(("run", n) for n in RUN_ON), *(("compiled", n) for n in compiled_for)]
+    record.fill(out, places, one, again=True)
+
+
+def write(output: Path | None = None) -> list[Path]:
+    """Writes SCALING.md from the record, and returns its path."""
+    return [page.write("SCALING.md", parts(record.read(PATH)), output)]
 
 
 def _child(job: Job, num_devices: int, *, repeats: int) -> dict[str, Any]:
@@ -188,7 +195,6 @@ def measure(job: Job, repeats: int) -> dict[str, Any]:
     compiled = step.lower(params, data, key).compile()
     memory = compiled.memory_analysis()
     found = {
-        "num_devices": len(devices),
         "compile_seconds": time.perf_counter() - start,
         "argument_bytes": memory.argument_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
@@ -234,117 +240,73 @@ def collectives(program: str) -> dict[str, int]:
     return found
 
 
-_INTRODUCTION = """\
-# Many devices: what a step costs
+def parts(content: record.Record) -> dict[str, page.Part]:
+    """Returns the parts of the page of a record."""
+    about = content.runs[0]
+    return {
+        "cores": about["cores"],
+        "processor": about["processor"],
+        "jax": about["versions"]["jax"],
+        "small_records": SMALL.num_records,
+        "small_params": SMALL.num_params,
+        "run": _run(content),
+        "large_records": LARGE.num_records,
+        "large_params": LARGE.num_params,
+        "record_bytes": LARGE.record_bytes,
+        "batch_records": BATCH.num_records,
+        "flops": _FLOPS,
+        "link": _LINK,
+        "compiled": _compiled(content),
+    }
 
-Written by `python -m benchmarks scaling`. A private step on all records: per-sample
-gradients of a perceptron, their robust mean over a mesh of devices, noise, descent.
-Records are sharded over D devices, parameters are replicated.
 
-The model: a device holds n/D records and the parameters, and sends nothing but the sums
-of its gradients. A sum is k digits for each of p parameters (integers in float32: they
-add exactly, in any order), so one all-reduce of 4 k p bytes a step, 2 (D - 1) / D of
-that over each link of a ring. Noise is drawn once, for the global mean, from one key;
-each device computes the same numbers, so it is never sent. Nothing has n rows.
-"""
+def _run(content: record.Record) -> str:
+    rows, one = [], content.rows["run", 1]
+    for (kind, num_devices), of in content.rows.items():
+        if kind == "run":
+            model = Model(SMALL, num_devices, of["digits"])
+            others = {k: v for k, v in of["collectives"].items() if k != "all-reduce"}
+            rows.append(
+                [
+                    num_devices,
+                    f"{of['seconds'] * 1e3:.0f} ms",
+                    of["seconds"] / one["seconds"],
+                    f"{model.records + 4 * SMALL.num_params:,.0f}",
+                    f"{of['argument_bytes']:,}",
+                    f"{model.summed:,}",
+                    f"{of['collectives'].get('all-reduce', 0):,}",
+                    ", ".join(others) or "none",
+                ]
+            )
+    header = ["D", "step", "over D = 1", "bytes held, model", "compiler"]
+    header += ["bytes added, model", "compiler", "other collectives"]
+    return page.table(header, rows)
 
 
-def _page(found: dict[str, Any]) -> str:
-    machine = found["machine"]
-    parts = [_INTRODUCTION, "## Run on host devices\n"]
-    parts.append(
-        f"{machine['cores']} cores of {machine['processor']}, shared by all devices: "
-        f"beyond D = {machine['cores']} the time can only grow, by what sharding "
-        "costs. "
-        f"n = {SMALL.num_records:,}, p = {SMALL.num_params:,}. jax "
-        f"{found['versions']['jax']}.\n"
-    )
-    one = found["run"][0]
+def _compiled(content: record.Record) -> str:
     rows = []
-    for of in found["run"]:
-        model = Model(SMALL, of["num_devices"])
-        others = {k: v for k, v in of["collectives"].items() if k != "all-reduce"}
-        rows.append(
-            [
-                of["num_devices"],
-                f"{of['seconds'] * 1e3:.0f} ms",
-                of["seconds"] / one["seconds"],
-                f"{model.records + 4 * SMALL.num_params:,.0f}",
-                f"{of['argument_bytes']:,}",
-                f"{model.summed:,}",
-                f"{of['collectives'].get('all-reduce', 0):,}",
-                ", ".join(others) or "none",
-            ]
-        )
-    parts.append(
-        table(
-            [
-                "D",
-                "step",
-                "over D = 1",
-                "bytes held, model",
-                "compiler",
-                "bytes added, model",
-                "compiler",
-                "other collectives",
-            ],
-            rows,
-        )
-    )
-    parts.append(
-        "## Compiled, not run: a billion records, a hundred million parameters\n"
-    )
-    parts.append(
-        f"n = {LARGE.num_records:,} records of {LARGE.record_bytes} bytes, "
-        f"p = {LARGE.num_params:,}. Temporaries are those of the program for CPU: "
-        "accumulators, digits and noise. Times assume "
-        f"{_FLOPS:.0e} operations a second that a device sustains, and links of "
-        f"{_LINK:.0e} bytes a second; a batch is of {BATCH.num_records:,} records.\n"
-    )
-    rows = []
-    for of in found["compiled"]:
-        every, batch = (Model(job, of["num_devices"]) for job in (LARGE, BATCH))
-        rows.append(
-            [
-                of["num_devices"],
-                f"{(every.records + 4 * LARGE.num_params) / _GIB:.2f} GiB",
-                f"{of['argument_bytes'] / _GIB:.2f} GiB",
-                f"{of['temporary_bytes'] / _GIB:.1f} GiB",
-                f"{every.num_digits}: {every.summed / _GIB:.2f} GiB",
-                f"{of['collectives'].get('all-reduce', 0) / _GIB:.2f} GiB",
-                f"{number(every.arithmetic)} s",
-                f"{number(every.sending)} s",
-                f"{number(batch.arithmetic)} s",
-                f"{batch.num_digits}: {number(batch.sending)} s",
-            ]
-        )
+    for (kind, num_devices), of in content.rows.items():
+        if kind == "compiled":
+            every = Model(LARGE, num_devices, of["digits"])
+            batch = Model(BATCH, num_devices, of["batch_digits"])
+            rows.append(
+                [
+                    num_devices,
+                    f"{(every.records + 4 * LARGE.num_params) / _GIB:.2f} GiB",
+                    f"{of['argument_bytes'] / _GIB:.2f} GiB",
+                    f"{of['temporary_bytes'] / _GIB:.1f} GiB",
+                    f"{every.digits}: {every.summed / _GIB:.2f} GiB",
+                    f"{of['collectives'].get('all-reduce', 0) / _GIB:.2f} GiB",
+                    f"{number(every.arithmetic)} s",
+                    f"{number(every.sending)} s",
+                    f"{number(batch.arithmetic)} s",
+                    f"{batch.digits}: {number(batch.sending)} s",
+                ]
+            )
     header = ["D", "bytes held, model", "compiler", "temporaries, compiler"]
     header += ["digits: bytes added, model", "compiler", "all records: arithmetic"]
     header += ["sending", "a batch: arithmetic", "digits: sending"]
-    parts.append(table(header, rows))
-    parts.append(_LIMITS)
-    return "\n".join(parts)
-
-
-_LIMITS = """\
-## What binds
-
-* On all records arithmetic does, and falls with D. On batches of this size the
-  all-reduce does from some tens of devices on: it does not fall with D. Larger batches,
-  or parameters sharded over a second mesh axis, are the way out; noise is then drawn
-  shard by shard.
-* Digits make the sum k times as large as a plain float32 sum, which would not have a
-  provable sensitivity: a plain sum of many terms moves by more than one term. A fold
-  takes at most 2^30 rows, and near that number k is large.
-* In float32 the mean of a billion numbers is rounded by thirty times what one record
-  moves it: `sensitivity` says so, and the noise follows. Parameters in float64 avoid
-  it.
-* `Poisson` and `WithoutReplacement` decide on every device which of all n records
-  enter, from the same key: some 9 n bytes for coins and their order, 8 GiB for a
-  billion records. Rows of a batch travel by one reduce-scatter of the batch's size.
-* A step needs every device: one that is lost ends the job, and a checkpoint restarts
-  it.
-"""
+    return page.table(header, rows)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ fall like 1/j and have norm one. So weights of zero have an excess risk of 1/2, 
 square of the distance. `python -m benchmarks winners` runs it in minutes.
 """
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import record
+from benchmarks.figures.methods import METHODS, Task
+from benchmarks.figures.panel import Setting
+from benchmarks.figures.problems import ProblemKind, Sample
 from dpjax import losses, solvers
-from dpjax._files import check_file, write_whole
-from dpjax.figures._methods import METHODS, Task
-from dpjax.figures._panel import Setting
-from dpjax.figures._problems import ProblemKind, Sample
 
 PATH = record.RESULTS / "winners.json"
-FORMAT = 1
 NUM_SAMPLES = 4_000
 NUM_FEATURES = (4, 12, 40, 120, 400)
 TAIL_INDICES = (2.2, 3.0, 5.0, 10.0, 100.0)
@@ -37,69 +35,38 @@ CLIPPING, TRUNCATION = "DP-GD, best clipping", "DP-GD, best smoothed truncation"
 ZERO = "zero"
 
 
-def run(output: Path | None = None) -> Path:
-    """Measures every cell and writes the record."""
-    output = PATH if output is None else output
-    check_file("output", output, suffix=".json")
-    begin = time.perf_counter()
-    rows = list(_rows())
-    content = {
-        "format": FORMAT,
-        "num_samples": NUM_SAMPLES,
-        "epsilon": EPSILON,
-        "delta": _setting(NUM_FEATURES[0]).delta,
-        "commit": record.commit(),
-        "machine": record.machine(),
-        "versions": record.versions(),
-        "seconds": time.perf_counter() - begin,
-        "rows": rows,
-    }
-    write_whole(output, json.dumps(content, indent=1, allow_nan=False).encode())
-    return output
-
-
-def read(path: Path = PATH) -> dict[str, Any]:
-    """Reads a record; raises ValueError where it is not one."""
-    try:
-        content = json.loads(path.read_text())
-        if content["format"] != FORMAT:
-            raise ValueError(f"its format is not {FORMAT}")
-        for row in content["rows"]:
-            float(row["tail_index"]), int(row["num_features"])
-            if not row["excess"] or not isinstance(row["method"], str):
-                raise ValueError("a row without a number or a name")
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: not a record of winners: {error!r}") from error
-    return content
+def run(out: Path = PATH) -> None:
+    """Measures every cell that the record lacks."""
+    pairs = product(NUM_FEATURES, TAIL_INDICES)  # programs are of a shape
+    record.fill(out, [(tail, size, ZERO) for size, tail in pairs], _cell)
 
 
 def _setting(num_features: int) -> Setting:
     return Setting(NUM_SAMPLES, num_features, epsilon=EPSILON)
 
 
-def _rows() -> Iterator[dict[str, Any]]:
-    for num_features in NUM_FEATURES:  # programs are of a shape
-        for tail_index in TAIL_INDICES:
-            start = time.perf_counter()
-            root = jax.random.fold_in(jax.random.key(SEED), num_features)
-            root = jax.random.fold_in(root, round(10 * tail_index))
-            pairs = [jax.random.split(k) for k in jax.random.split(root, REPETITIONS)]
-            runs = [(_draw(one, tail_index, num_features), key) for one, key in pairs]
-            for method, fits in _methods(tail_index, num_features).items():
-                excess = np.array(
-                    [[_excess(fit(*one), one[0]) for one in runs] for fit in fits]
-                )
-                # The best in hindsight, where there are several settings.
-                best = excess[np.argmin(excess.mean(axis=1))]
-                yield {
-                    "tail_index": tail_index,
-                    "num_features": num_features,
-                    "method": method,
-                    "settings": len(fits),
-                    "excess": best.tolist(),
-                }
-            seconds = time.perf_counter() - start
-            print(f"d {num_features}, tail {tail_index:g}: {seconds:.0f} s", flush=True)
+def _cell(place: record.Place) -> record.Found:
+    """Runs all methods on the data of a cell."""
+    tail_index, num_features, _ = place
+    start = time.perf_counter()
+    root = jax.random.fold_in(jax.random.key(SEED), num_features)
+    root = jax.random.fold_in(root, round(10 * tail_index))
+    pairs = [jax.random.split(k) for k in jax.random.split(root, REPETITIONS)]
+    runs = [(_draw(one, tail_index, num_features), key) for one, key in pairs]
+    rows = {}
+    for method, fits in _methods(tail_index, num_features).items():
+        excess = np.array(
+            [[_excess(fit(*one), one[0]) for one in runs] for fit in fits]
+        )
+        # The best in hindsight, where there are several settings.
+        best = excess[np.argmin(excess.mean(axis=1))]
+        rows[tail_index, num_features, method] = {
+            "settings": len(fits),
+            "excess": best.tolist(),
+        }
+    seconds = time.perf_counter() - start
+    print(f"d {num_features}, tail {tail_index:g}: {seconds:.0f} s", flush=True)
+    return rows, {}
 
 
 def _draw(key: jax.Array, tail_index: float, num_features: int) -> Sample:

@@ -9,8 +9,8 @@ from typing import Any
 
 import dpjax
 
-# Programs and experiments, which are used by commands.
-_NO_PAGE = {"dpjax.cli", "dpjax.figures"}
+# A program, which is used by commands.
+_NO_PAGE = {"dpjax.cli"}
 
 
 def packages() -> list[ModuleType]:

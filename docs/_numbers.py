@@ -7,12 +7,13 @@ from statistics import median
 
 import polars as pl
 
-from benchmarks import utility_record, utility_tuning
-from benchmarks.record import RESULTS
-from benchmarks.text import table
-from benchmarks.utility_methods import METHODS
-from benchmarks.utility_verdict import BAR, OURS, Numbers, short
-from dpjax.figures import panels
+from benchmarks.comparison import short
+from benchmarks.figures.catalogue import panels
+from benchmarks.page import table
+from benchmarks.record import RESULTS, read
+from benchmarks.utility import tuning
+from benchmarks.utility.methods import METHODS
+from benchmarks.utility.page import BAR, OURS, PATH, Numbers
 
 # Epsilons that the pages show, of those that are recorded.
 EPSILONS = (0.1, 1.0, 8.0)
@@ -20,11 +21,10 @@ EPSILONS = (0.1, 1.0, 8.0)
 
 def write_tables(folder: Path) -> None:
     """Writes every table that a page includes into a folder."""
-    numbers = Numbers(utility_record.read(utility_record.PATH))
+    numbers = Numbers(read(PATH))
     (folder / "utility_means.md").write_text(_means(numbers))
     (folder / "utility_sets.md").write_text(_sets(numbers))
-    _, tuning, *_ = utility_tuning.section()
-    (folder / "tuning.md").write_text(tuning)
+    (folder / "tuning.md").write_text(tuning.parts()["tuning"])
     kept = {
         path.stem: pl.read_parquet(path)
         for path in sorted((RESULTS / "figures").glob("*.parquet"))
@@ -58,7 +58,7 @@ def _sets(numbers: Numbers) -> str:
 
 def _set_rows(numbers: Numbers) -> Iterator[list[str]]:
     for name in numbers.names():
-        facts = numbers.problems[name]
+        facts = numbers.facts[name]
         found = {
             method: one.mean
             for method in METHODS

@@ -1,4 +1,4 @@
-"""Dataclasses as pytrees, trees as vectors, numbers in the dtype of an array."""
+"""Dataclasses as pytrees, trees as vectors, numbers as floats of a dtype."""
 
 import dataclasses
 import math
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.flatten_util import ravel_pytree
 
 from dpjax import _validate
@@ -69,6 +70,61 @@ class Static:
 def like(value: Scalar, x: jax.Array) -> jax.Array:
     """Returns a number in the dtype of an array."""
     return jnp.asarray(value).astype(x.dtype)
+
+
+def as_float(x: jax.Array) -> jax.Array:
+    """Returns float64 as it is, and every other real dtype as float32."""
+    x = jnp.asarray(x)
+    _validate.real(sample=x)
+    return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+
+
+def as_finite(x: jax.Array) -> jax.Array:
+    """Returns floats in which NaN and infinities count as zero."""
+    x = as_float(x)
+    return jnp.where(jnp.isfinite(x), x, 0)
+
+
+def within(x: jax.Array, limit: jax.Array) -> jax.Array:
+    """Returns floats clipped to ±limit; NaN becomes the limit.
+
+    Two selects of one instruction each; `jnp.clip` keeps NaN, which takes three.
+    """
+    x = jnp.where(x < limit, x, limit)
+    return jnp.where(x > -limit, x, -limit)
+
+
+def made_once(tree: PyTree) -> PyTree:
+    """Returns a tree of arrays, each of which all its readers find in one place.
+
+    A compiler may compute a number anew for each of its readers, and round it in
+    another way each time: one of them may have a*b - c as one operation. Where c is
+    close to a*b, what they read has nothing in common. Then the norm of a sample would
+    not be that of what is summed.
+
+    A barrier keeps it from that, but not on CPU, where barriers are gone when
+    operations are fused. There it stands in a function that is not inlined. No number
+    is copied. Integers are as they are: they do not round.
+    """
+    return jax.lax.platform_dependent(tree, cpu=_called, default=_barrier)
+
+
+@jax.jit
+def _barrier(tree):
+    return jax.lax.optimization_barrier(tree)
+
+
+def _called(tree):
+    leaves, structure = jax.tree.flatten(tree)
+    at = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
+    # Few are made apart, so that not all need be there at once; a call takes time to
+    # compile.
+    size = 1 if len(at) <= 64 else len(at)
+    with set_xla_metadata(inlineable="false"):
+        for some in (at[i : i + size] for i in range(0, len(at), size)):
+            for i, x in zip(some, _barrier([leaves[i] for i in some]), strict=True):
+                leaves[i] = x
+    return structure.unflatten(leaves)
 
 
 def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:

@@ -8,13 +8,11 @@ JAX is imported where arrays are checked: the command checks its options without
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import jax
 
 
 def require(condition: bool, name: str, value: Any, rule: str) -> None:
@@ -199,7 +197,7 @@ def arrays(tree: Any) -> Any:
         )
 
 
-def linear_data(features: Any, targets: Any) -> "tuple[jax.Array, jax.Array]":
+def linear_data(features: Any, targets: Any) -> tuple[Any, Any]:
     """Requires (n, d) features and (n,) targets, real; returns them as float arrays."""
     import jax
     import jax.numpy as jnp
@@ -265,3 +263,49 @@ def _as_numbers(name: str, value: Any) -> np.ndarray:
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number, got {value!r}.") from None
+
+
+_RECIPE = (
+    "BatchNorm normalises an example by the others of its batch: its gradient is then "
+    "not of one example alone, and per-sample gradients would normalise each by "
+    "itself. Take GroupNorm or LayerNorm; or keep the statistics fixed and public: "
+    "let loss_fn close over them (nnx.split(model, nnx.Param, ...), "
+    "variables['params'], eqx.partition) and evaluate BatchNorm with them "
+    "(use_running_average=True, inference=True)"
+)
+
+
+def no_running_statistics(params: Any) -> None:
+    """Raises `ValueError` where params hold the state of BatchNorm.
+
+    That is `nnx.BatchStat`, Linen's collection "batch_stats" or `equinox.nn.State`. No
+    package is imported for it: nodes of the pytree are known by their names.
+    """
+    import jax
+
+    found: list[str] = []
+
+    def look(node: Any) -> bool:
+        name = _statistics_of(node)
+        if name is not None:
+            found.append(name)
+        return name is not None
+
+    jax.tree.flatten(params, is_leaf=look)
+    if found:
+        raise ValueError(
+            f"params must hold no running statistics, got {found[0]} of BatchNorm. "
+            f"{_RECIPE}."
+        )
+
+
+def _statistics_of(node: Any) -> str | None:
+    if isinstance(node, Mapping) and "batch_stats" in node:
+        return "Linen's collection 'batch_stats'"
+    for kind in type(node).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if (package, kind.__name__) == ("flax", "BatchStat"):
+            return "nnx.BatchStat"
+        if (package, kind.__name__) == ("equinox", "State"):
+            return "equinox.nn.State"
+    return None

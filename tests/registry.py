@@ -348,7 +348,7 @@ SOLVERS = {
         ),
     ),
     "dp_mean": Part(
-        "samples * key epsilon delta estimator= moment_bound= calibration=",
+        "samples * key epsilon delta estimator= moment_bound=",
         lambda data, key, i: solvers.dp_mean(
             data[0],
             estimator=estimators.SmoothedTruncation(1.0 + i),

@@ -1,8 +1,7 @@
 """The benchmark suite: fair methods, targets judged right, records that are whole."""
 
-import dataclasses
+import ast
 import importlib.util
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +12,17 @@ import pytest
 from PIL import Image, ImageColor
 
 import dpjax
-from benchmarks import cost_page, floor, peers, plots, record, report, runner, scaling
+from benchmarks import record, scaling
 from benchmarks.__main__ import main
-from benchmarks.case import Case, Method, Target, Work
-from benchmarks.models import MODELS
-from benchmarks.record import Measurement, Record, Results
-from benchmarks.suites import CASES, SUITES
-from benchmarks.text import machine, number
-from benchmarks.verdict import judge
+from benchmarks.page import filled, number
+from benchmarks.record import Record
+from benchmarks.speed import floor, measure, page, peers
+from benchmarks.speed import plots as speed_plots
+from benchmarks.speed.case import Case, Measurement, Method, Target, Work
+from benchmarks.speed.command import Results, results
+from benchmarks.speed.models import MODELS
+from benchmarks.speed.suites import CASES, SUITES
+from tests.test_layers import imports_of
 
 ROOT = Path(__file__).parents[1]
 SPEED = {
@@ -41,51 +43,47 @@ WORK = {
 }
 
 
-def measurement(name, seconds=1.0, **others):
+RUN = {
+    "processor": "a processor",
+    "cores": 2,
+    "memory_bytes": 2**34,
+    "accelerator": None,
+    "system": "Linux",
+    "python": "3.11.7",
+    "versions": {"dpjax": "0.1.0", "opacus": None},
+    "commit": "",
+    "started": "2026-11-20T12:30:45",
+    "is_quick": False,
+    "floor": SPEED,
+}
+
+
+def row(seconds=1.0, **others):
     others = {"package": "dpjax", "repeats": 3, "compilations": 1} | others
-    return Measurement(
-        name=name, seconds=seconds, quartiles=[seconds, seconds], **others
-    )
+    return {"seconds": seconds, "quartiles": [seconds, seconds], "run": 0, **others}
+
+
+def measurement(name, seconds=1.0, **others):
+    fields = row(seconds, **others)
+    return Measurement(name, **{k: v for k, v in fields.items() if k != "run"})
 
 
 def made_up(**changes):
     """A record of every case of the suite, all methods at made-up times."""
-    cases = {}
+    rows = {}
     for case in SUITES["cpu"]:
         if case.axis:
-            points = [
-                measurement(f"s, {x}", x / 8, series="s", x=float(x), work=WORK)
-                for x in (1, 10)
-            ]
-            cases[case.name] = Results(points)
-        else:
-            asked = {target.method for target in case.targets}
-            asked |= {name for target in case.targets for name in target.against}
-            methods = [
-                measurement(name, peak_bytes=2**20, work=WORK) for name in sorted(asked)
-            ]
-            left_out = {"Opacus, hooks": "not installed"}
-            cases[case.name] = Results(methods, left_out, alone_seconds=0.8)
-    return Record(
-        suite="cpu",
-        is_quick=False,
-        is_whole=True,
-        started="2026-11-20T12:30:45",
-        seconds=600.0,
-        commit="",
-        machine={
-            "processor": "a processor",
-            "cores": 2,
-            "memory_bytes": 2**34,
-            "accelerator": None,
-            "system": "Linux",
-            "python": "3.11.7",
-        },
-        versions={"dpjax": "0.1.0", "opacus": None},
-        floor=SPEED,
-        cases=cases,
-        **changes,
-    )
+            for x in (1, 10):
+                point = {"series": "s", "x": float(x), "work": WORK}
+                rows[case.name, f"s, {x}"] = row(x / 8, **point)
+            continue
+        asked = {target.method for target in case.targets}
+        asked |= {name for target in case.targets for name in target.against}
+        for name in sorted(asked):
+            rows[case.name, name] = row(peak_bytes=2**20, work=WORK)
+        rows[case.name, "Opacus, hooks"] = {"left_out": "not installed", "run": 0}
+    facts = {case.name: {"alone_seconds": 0.8} for case in SUITES["cpu"]}
+    return Record(({**RUN, **changes},), facts, rows)
 
 
 @pytest.mark.parametrize(
@@ -105,33 +103,31 @@ def made_up(**changes):
     ],
 )
 def test_targets_are_judged_by_their_ratio(target, value, is_reached, factor):
-    results = Results(
-        [
-            measurement("a", 1.0, peak_bytes=8, compilations=3, work=WORK),
-            measurement("b", 2.0, peak_bytes=2),
-            measurement("c", 1.25, work=WORK),
-        ]
-    )
-    verdict = judge(target, results, SPEED)
+    methods = [
+        measurement("a", 1.0, peak_bytes=8, compilations=3, work=WORK),
+        measurement("b", 2.0, peak_bytes=2),
+        measurement("c", 1.25, work=WORK),
+    ]
+    verdict = target.judge(methods, SPEED)
     assert verdict is not None
     assert verdict.value == pytest.approx(value)
     assert verdict.is_reached is is_reached
     assert verdict.factor == pytest.approx(factor)
     others = [name for name in target.against if name != "absent"]
-    best = min(others, key=lambda name: results.find(name).seconds, default="")
+    seconds = {one.name: one.seconds for one in methods}
+    best = min(others, key=seconds.__getitem__, default="")
     assert verdict.other == best
 
 
 def test_a_target_without_its_numbers_is_not_judged():
-    results = Results([measurement("a")])
     for target in (
         Target("absent", ["a"], at_most=1),
         Target("a", ["absent"], at_most=1),
         Target("a", ["a"], at_most=1, quantity="peak_bytes"),
         Target("a", at_least=1, quantity="copy_share"),
     ):
-        assert judge(target, results, SPEED) is None
-        assert judge(target, None, SPEED) is None
+        assert target.judge([measurement("a")], SPEED) is None
+        assert target.judge([], SPEED) is None
 
 
 @pytest.mark.parametrize(
@@ -143,13 +139,28 @@ def test_a_target_has_one_bound(bounds):
         Target("a", **bounds)
 
 
+def test_no_import_goes_round_in_a_circle():
+    known, below = {}, {}
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        known[".".join(parts).removesuffix(".__init__")] = path
+    for name, path in known.items():
+        targets = {target for _, target in imports_of(ast.parse(path.read_text()))}
+        targets |= {target.rpartition(".")[0] for target in targets}
+        below[name] = targets & known.keys() - {"benchmarks"}
+    while below:
+        free = [name for name, targets in below.items() if not targets & below.keys()]
+        assert free, f"a circle among {sorted(below)}"
+        for name in free:
+            del below[name]
+
+
 def test_targets_name_methods_of_their_case():
     for case in CASES.values():
         if case.targets:
             names = {method.name for method in case.build(False)}
             for target in case.targets:
                 assert {target.method, *target.against} <= names
-                assert target.binds
 
 
 def test_the_least_time_takes_the_bandwidth_of_what_is_touched():
@@ -165,20 +176,19 @@ def test_the_least_time_takes_the_bandwidth_of_what_is_touched():
 
 
 @pytest.fixture
-def folder(tmp_path):
-    path = record.write(made_up(), tmp_path)
-    assert path.name == "20261120-123045-cpu.json"
+def cpu(tmp_path):
+    path = tmp_path / "cpu.json"
+    record.write(made_up(), path)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]  # nothing else
-    return tmp_path
+    return path
 
 
-def test_a_record_comes_back_as_it_was_written(folder):
-    path = record.latest("cpu", folder)
-    assert record.read(path) == made_up()
-    assert record.latest("gpu", folder) is None
-    quick = dataclasses.replace(made_up(), is_quick=True, started="2027-01-01T00:00:00")
-    record.write(quick, folder)
-    assert record.latest("cpu", folder) == path  # a quick run is not shown
+def test_a_record_comes_back_as_it_was_written(cpu):
+    assert record.read(cpu) == made_up()
+    found = results(made_up())["gradient-mlp"]
+    assert found.find("Clipping").seconds == 1.0
+    assert found.left_out == {"Opacus, hooks": "not installed"}
+    assert found.alone_seconds == 0.8
 
 
 @pytest.mark.parametrize(
@@ -187,8 +197,8 @@ def test_a_record_comes_back_as_it_was_written(folder):
         lambda text: "",
         lambda text: text[: len(text) // 2],
         lambda text: "[]",
-        lambda text: text.replace('"format": 1', '"format": 0'),
-        lambda text: text.replace('"suite"', '"sweet"'),
+        lambda text: text.replace('"format": 2', '"format": 1'),
+        lambda text: text.replace('"run": 0', '"run": 7', 1),
         lambda text: text.replace('"cores"', '"scores"'),
         lambda text: text.replace('"copies"', '"copy"'),
         lambda text: text.replace('"repeats"', '"heats"', 1),
@@ -198,60 +208,71 @@ def test_a_record_comes_back_as_it_was_written(folder):
         lambda text: text.replace("2026-11-20", "yesterday"),
     ],
 )
-def test_a_broken_record_is_refused(folder, change):
-    path = record.latest("cpu", folder)
-    text = path.read_text()
+def test_a_broken_record_is_refused(cpu, change):
+    text = cpu.read_text()
     assert change(text) != text
-    path.write_text(change(text))
-    with pytest.raises(ValueError, match="not a record of a run"):
-        record.read(path)
-    with pytest.raises(ValueError, match="not a record of a run"):
-        report.write_pages([path], folder / "pages")
-    assert not (folder / "pages").exists()
+    cpu.write_text(change(text))
+    with pytest.raises(ValueError, match=r"not a record|not of a suite"):
+        page.write_from({"cpu": cpu}, cpu.parent / "pages")
+    assert not (cpu.parent / "pages").exists()
 
 
 def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(OSError, match=r"record .* could not be written to"):
-        record.write(made_up(), file)
+        record.write(made_up(), file / "cpu.json")
 
     def fail(*_, **__):
         raise OSError("no space left")
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="no space left"):
-        record.write(made_up(), tmp_path)
+        record.write(made_up(), tmp_path / "cpu.json")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_pages_are_written_from_a_record(folder):
-    path = record.latest("cpu", folder)
-    files = report.write_pages([path], folder / "pages")
+def test_pages_are_written_from_a_record(cpu):
+    records = {"cpu": cpu, "gpu": cpu.parent / "absent.json"}
+    files = page.write_from(records, cpu.parent / "pages")
     assert {file.suffix for file in files} == {".md", ".png"}
     assert all(file.stat().st_size < 200_000 for file in files)
     readme, cost = files[0].read_text(), files[1].read_text()
-    assert path.name in readme
-    assert path.name in cost
+    for text in readme, cost:
+        assert "`cpu.json`" in text  # no link to what is not in the repository
+        assert "2 cores of a processor, no accelerator" in text
     assert "opacus not installed" in readme
     assert "There is no recorded run of it yet" in readme
     assert "Left out: Opacus, hooks (not installed)" in readme
     assert "its time in turns is 1.25 to 1.25 times that alone" in readme
     # All times are alike, so that nothing is twice as fast, and 1.5 times is held.
-    row = "| gradient-mlp | Clipping takes at most 1.5 times plain gradient | 1 | "
-    assert f"{row}reached | 1.5 " in readme
+    asked = "| gradient-mlp | Clipping takes at most 1.5 times plain gradient | 1 | "
+    assert f"{asked}reached | 1.5 " in readme
     assert "| 1 | **missed** | 10 times |" in readme
     assert "where memory binds (10,000 ms of memory, 4,000 ms of arithmetic)" in readme
     assert "| s | 10.0 | 1,250 | 10,000 | memory | 0.125 |" in cost
     assert "Quick" not in readme
     for case in SUITES["cpu"]:
-        assert f"## {case.title}\n" in (cost if cost_page.is_cost(case) else readme)
+        assert f"## {case.title}\n" in (cost if case.is_cost else readme)
+
+
+def test_a_run_replaces_its_cases(cpu, monkeypatch):
+    monkeypatch.setattr(floor, "measure", lambda quick: SPEED)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    found = {("sweep", "sweep"): row(5.0)}, {"sweep": {"alone_seconds": None}}
+    monkeypatch.setattr(measure, "run_case", lambda case, quick: found)
+    main(["run", "--quick", "--case", "sweep", "--out", str(cpu)])
+    after = results(record.read(cpu))
+    assert after["sweep"].methods[0].seconds == 5.0
+    assert after["sweep"].run["is_quick"]
+    assert not after["gradient-mlp"].run["is_quick"]
+    assert after["gradient-mlp"] == results(made_up())["gradient-mlp"]
 
 
 @pytest.mark.slow
-def test_a_page_that_cannot_be_written_stays(folder, monkeypatch):
-    path, pages = record.latest("cpu", folder), folder / "pages"
-    files = report.write_pages([path], pages)
+def test_a_page_that_cannot_be_written_stays(cpu, monkeypatch):
+    pages = cpu.parent / "pages"
+    files = page.write_from({"cpu": cpu}, pages)
     before = {file: file.read_bytes() for file in files}
 
     def fail(*_, **__):
@@ -259,30 +280,29 @@ def test_a_page_that_cannot_be_written_stays(folder, monkeypatch):
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="no space left"):
-        report.write_pages([path], pages)
+        page.write_from({"cpu": cpu}, pages)
     found = (file for file in pages.rglob("*") if file.is_file())
     assert {file: file.read_bytes() for file in found} == before
 
 
-def test_plots_keep_their_colours(folder):
-    record_of_all = record.read(record.latest("cpu", folder))
-    methods = [measurement(name, package=name) for name in plots.PACKAGES]
-    record_of_all.cases["estimators"] = Results(methods)
-    path = folder / "plot.png"
-    assert plots.compare(
-        path, record_of_all, [CASES["estimators"]], lambda one: one.seconds, "s"
-    )
+def test_plots_keep_their_colours(tmp_path):
+    methods = [measurement(name, package=name) for name in speed_plots.PACKAGES]
+    found = {"estimators": Results(RUN, methods, {})}
+    path = tmp_path / "plot.png"
+    cases, seconds = [CASES["estimators"]], lambda one: one.seconds
+    assert speed_plots.compare(path, cases, found, seconds, "s")
     pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
     pixels = set(map(tuple, np.unique(pixels, axis=0).tolist()))
-    for color, _ in plots.PACKAGES.values():
+    for color, _ in speed_plots.PACKAGES.values():
         assert ImageColor.getrgb(color) in pixels
-    assert not plots.compare(path, record_of_all, [], lambda one: None, "s")
+    assert not speed_plots.compare(path, [], found, seconds, "s")
 
 
 def test_a_quick_page_says_so():
-    quick = dataclasses.replace(made_up(), is_quick=True)
-    assert "**Quick: data are smaller than headings say" in machine(quick)
-    assert "Quick" not in machine(made_up())
+    for is_quick in (False, True):
+        (text,) = page._machine(results(made_up(is_quick=is_quick)))
+        said = "**Quick: data are smaller than headings say" in text
+        assert said is is_quick
 
 
 def test_numbers_have_three_digits():
@@ -301,7 +321,6 @@ def test_a_case_runs_and_leaves_out_what_fails():
     case = Case(
         name="small",
         title="small",
-        text="",
         yardstick="ours",
         build=lambda quick: [
             Method(
@@ -315,17 +334,19 @@ def test_a_case_runs_and_leaves_out_what_fails():
             Method("broken", broken),
         ],
     )
-    results = runner.run_case(case, quick=True, effort=runner.Effort(0.1, 4, 4))
-    assert results.left_out == {
+    rows, facts = measure.run_case(case, quick=True, effort=measure.Effort(0.1, 4, 4))
+    rows = {place: {**one, "run": 0} for place, one in rows.items()}
+    found = results(Record((RUN,), facts, rows))["small"]
+    assert found.left_out == {
         "peer": "ModuleNotFoundError: no_such_package is not installed",
         "broken": "RuntimeError: out of memory",
     }
-    ours, host = results.methods
+    ours, host = found.methods
     assert (ours.name, host.name) == ("ours", "NumPy")
     for one in (ours, host):
         assert one.repeats == 4
         assert 0 < one.quartiles[0] <= one.seconds <= one.quartiles[1]
-    assert results.alone_seconds > 0
+    assert found.alone_seconds > 0
     assert ours.compilations == 1
     assert ours.compile_seconds > 0
     assert ours.work["bytes"] == 1024.0
@@ -387,34 +408,30 @@ def test_the_jax_peers_compute_our_gradient(name):
 
 @pytest.mark.slow
 def test_the_command_writes_one_record(tmp_path):
-    folder = tmp_path / "results"
-    arguments = ["run", "--quick", "--case", "sweep", "--output", str(folder)]
-    result = subprocess.run(
+    path = tmp_path / "cpu.json"
+    arguments = ["run", "--quick", "--case", "sweep", "--out", str(path)]
+    done = subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    assert result.returncode == 0, result.stderr
-    (path,) = folder.iterdir()
-    assert path.name.endswith("-cpu-quick-part.json")
-    (sweep,) = record.read(path).cases["sweep"].methods
-    assert sweep.compilations == 1
-    assert json.loads(path.read_text())["machine"]["cores"] >= 1
+    assert done.returncode == 0, done.stderr
+    found = results(record.read(path))["sweep"]
+    assert found.methods[0].compilations == 1
+    assert found.run["cores"] >= 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["run", "--case", "none"], r"case = 'none': must be one of"),
-        (
-            ["run", "--output", __file__],
-            "output must be a folder that can be",
-        ),
-        (["report", "absent.json"], "not a record of a run"),
+        (["run", "--quick", "--out", "cpu.txt"], "--out must be a file that ends in"),
+        (["report", "none"], "page = 'none': must be one of"),
     ],
 )
-def test_the_command_names_a_wrong_argument(arguments, message):
+def test_the_command_names_a_wrong_argument(arguments, message, monkeypatch):
+    monkeypatch.setattr(floor, "measure", None)
     with pytest.raises(SystemExit, match=message):
         main(arguments)
 
@@ -424,7 +441,8 @@ def test_the_model_of_many_devices_is_what_the_compiler_says():
     job = scaling.Job(inputs=4, width=8, num_records=512)
     for num_devices in (1, 8):
         found = scaling._child(job, num_devices, repeats=1)
-        model = scaling.Model(job, num_devices)
+        digits = scaling.num_digits(job, num_devices)
+        model = scaling.Model(job, num_devices, digits)
         assert found["collectives"] == {"all-reduce": model.summed}  # and no others
         key, alignment = 8, 64
         held = model.records + 4 * job.num_params + key
@@ -434,21 +452,23 @@ def test_the_model_of_many_devices_is_what_the_compiler_says():
 
 def test_the_page_of_many_devices(tmp_path, monkeypatch):
     def measured(job, num_devices, *, repeats):
-        model = scaling.Model(job, num_devices)
         return {
-            "num_devices": num_devices,
             "argument_bytes": 123_456_789,
             "temporary_bytes": 1,
-            "collectives": {"all-reduce": model.summed},
+            "collectives": {"all-reduce": 7},
             "seconds": 0.25 * num_devices,
         }
 
     monkeypatch.setattr(scaling, "_child", measured)
-    page, numbers = sorted(scaling.write_page(tmp_path), key=lambda path: path.suffix)[
-        ::-1
-    ]
-    assert {page.name, numbers.name} == {"SCALING.md", "scaling.json"}
-    text = page.read_text()
+    monkeypatch.setattr(scaling, "PATH", tmp_path / "scaling.json")
+    scaling.run(out=scaling.PATH)
+    (path,) = scaling.write(tmp_path / "SCALING.md")
+    text = path.read_text()
     assert "| 8 | 2000 ms | 8 |" in text
     assert "| 512 | " in text
     assert "123,456,789" in text
+
+
+def test_the_page_of_many_devices_is_that_of_its_record():
+    found = filled("SCALING.md", scaling.parts(record.read(scaling.PATH)))
+    assert (record.ROOT / "SCALING.md").read_text() == found

@@ -305,7 +305,7 @@ def test_private_ranges_count_in_the_guarantee(many):
     assert "epsilon = 0.25, delta = 2.5e-05 bought the centers and scales of 2" in shown
     assert set(ranges["columns"]) == {"rooms", "price"}
     assert ranges["columns"]["rooms"]["center"] == pytest.approx(40, rel=0.1)
-    assert ranges["columns"]["rooms"]["scale"] == pytest.approx(10, rel=0.3)
+    assert 10 < ranges["columns"]["rooms"]["scale"] < 40
     assert ranges["columns"]["price"]["center"] == pytest.approx(1.2e5, rel=0.1)
     assert ranges["is_informative"]
     scale = ranges["columns"]["price"]["scale"]

@@ -1,20 +1,23 @@
 """The page of deep networks: a plan, hindsight, the record and its verdicts."""
 
+from itertools import product
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
-from benchmarks import deep, deep_methods, deep_page, deep_tasks
 from benchmarks.__main__ import main
-from benchmarks.deep_hindsight import Setting, grid_losses
-from benchmarks.record import ROOT
-from benchmarks.utility_record import Place, Record, Row, read, write
+from benchmarks.deep import command, methods, page, tasks
+from benchmarks.deep.hindsight import Setting, grid_losses
+from benchmarks.page import filled
+from benchmarks.record import ROOT, Record, read
 from dpjax.accounting import (
     correlated_noise_multiplier_to_epsilon,
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
-from tests.test_utility import MACHINE
+from tests.test_utility import RUN, row
 
 FACTS = {
     "title": "digits",
@@ -30,30 +33,29 @@ FACTS = {
 }
 
 
-def row(method, *losses, epsilon=1.0, task="digits", **changes):
-    return Row(task, method, epsilon, excess=losses, **changes)
+def text_of(*rows):
+    found = {("digits", *place[1:]): values for place, values in rows}
+    content = Record((RUN,), {"digits": FACTS}, found)
+    return filled("DEEP.md", page.parts(content, Path("deep.json")))
 
 
-def text_of(tmp_path, *rows):
-    path, page = tmp_path / "deep.json", tmp_path / "DEEP.md"
-    facts = {one.problem: FACTS | {"title": one.problem} for one in rows}
-    write(Record((MACHINE,), facts, {one.place: one for one in rows}), path)
-    main(["deep", "page", "--record", str(path), "--output", str(page)])
-    return page.read_text()
-
-
-def test_the_page_shows_the_record(tmp_path):
-    ours = deep_page.OURS
+def test_the_page_shows_the_record():
+    ours = page.OURS
     text = text_of(
-        tmp_path,
-        row("hindsight", 1.0, 1.2, facts={"norm": 3.0, "rate": 0.3, "num_steps": 50}),
+        row(
+            "hindsight",
+            1.0,
+            1.2,
+            problem="digits",
+            facts={"norm": 3.0, "rate": 0.3, "num_steps": 50},
+        ),
         row(ours, 0.9, 1.09),
         row("clipping", 2.0, 2.4),
         row("hindsight", 0.5, 0.5, epsilon=8.0),
         row(ours, 0.6, 0.6, epsilon=8.0),
     )
     assert "from `deep.json`." in text  # no link to what is not in the repository
-    title = deep_methods.RECIPES[ours].title
+    title = methods.RECIPES[ours].title
     assert f"| {title} against clipping, in hindsight: test loss" in text
     assert "geometric mean | 1.042 over 2 | yes |" in text
     assert "| 0 of 1; 1 of 2 with epsilon | **no** |" in text
@@ -66,32 +68,28 @@ def test_the_page_shows_the_record(tmp_path):
 
 
 def test_the_page_of_the_repository_is_that_of_its_record():
-    found = deep_page.page(read(deep.PATH), deep.PATH)
+    found = filled("DEEP.md", page.parts(read(page.PATH), page.PATH))
     assert (ROOT / "DEEP.md").read_text() == found
 
 
 def test_the_record_has_every_cell_with_fresh_keys():
-    rows = read(deep.PATH).rows
-    for task in deep_tasks.NAMES:
-        for method in deep.METHODS:
-            for epsilon in deep.EPSILONS:
-                assert len(rows[Place(task, method, epsilon)].excess) >= 3
-    assert deep.PATH.stat().st_size < 200_000
+    rows = read(command.PATH).rows
+    for place in product(tasks.NAMES, command.METHODS, command.EPSILONS):
+        assert len(rows[place]["excess"]) >= 3
+    assert command.PATH.stat().st_size < 200_000
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["run", "--methods", "none"], "method = 'none': must be one of"),
-        (["run", "--problems", "none"], "task = 'none': must be one of"),
+        (["run", "--problems", "none"], "problem = 'none': must be one of"),
         (["run", "--epsilons", "0"], "epsilon = 0.0: must be positive"),
         (["run", "--repetitions", "1"], "repetitions = 1: must be at least 2"),
-        (["page", "--record", "absent.json"], "not a record of utility"),
     ],
 )
 def test_the_command_names_a_wrong_argument(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(deep, "PATH", tmp_path / "deep.json")
     with pytest.raises(SystemExit, match=message):
         main(["deep", *arguments])
     assert not list(tmp_path.iterdir())
@@ -100,7 +98,7 @@ def test_the_command_names_a_wrong_argument(arguments, message, tmp_path, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("num_bands", [1, 4])
 def test_a_plan_costs_its_epsilon(num_bands):
-    how = deep_methods.plan(1_600, 3.0, 1e-4, 40, num_bands)
+    how = methods.plan(1_600, 3.0, 1e-4, 40, num_bands)
     if num_bands == 1:
         cost = noise_multiplier_to_epsilon(
             how.multiplier, 1e-4, **how.batching.accounting(1_600, 40)
@@ -121,7 +119,7 @@ def test_a_plan_costs_its_epsilon(num_bands):
 
 @pytest.mark.slow
 def test_a_last_layer_anew_is_paid_with_the_steps():
-    how = deep_methods.plan(1_600, 3.0, 1e-4, 40, head_share=0.4)
+    how = methods.plan(1_600, 3.0, 1e-4, 40, head_share=0.4)
     sampling = how.batching.accounting(1_600, 40)
     steps = noise_multiplier_to_epsilon(how.multiplier, 1e-4, **sampling)
     # What dp_linear_model takes at that epsilon, for all of its releases.
@@ -135,42 +133,40 @@ def test_a_last_layer_anew_is_paid_with_the_steps():
 
 @pytest.mark.slow
 def test_a_last_layer_anew_finds_the_mean_that_clipping_loses():
-    task = deep_tasks.task("made_zeros")
-    recipe = deep_methods.RECIPES["adaptive_refit"]
+    task = tasks.task("made_zeros")
+    recipe = methods.RECIPES["adaptive_refit"]
     key = jax.random.key(0)
-    assert recipe.head_share(deep_tasks.task("digits")) == 0
+    assert recipe.head_share(tasks.task("digits")) == 0
     losses, sizes, rates = {}, [0.5], [0.1]  # a low quantile: most targets are zero
     for share in (0.0, recipe.head_share(task)):
-        how = deep_methods.plan(
-            *(task.num_samples, 8.0, task.delta, 20), head_share=share
-        )
-        found = deep_methods.train_all(task, recipe, how, sizes, rates, key[None])
+        how = methods.plan(*(task.num_samples, 8.0, task.delta, 20), head_share=share)
+        found = methods.train_all(task, recipe, how, sizes, rates, key[None])
         losses[share] = float(found[0, 0])
     constant = task.constant_loss
-    assert losses[deep_methods.HEAD_SHARE] < constant < losses[0.0]
+    assert losses[methods.HEAD_SHARE] < constant < losses[0.0]
 
 
 @pytest.mark.slow
 def test_hindsight_takes_the_best_of_its_grid_and_reports_fresh_keys(monkeypatch):
-    monkeypatch.setattr("benchmarks.deep_hindsight.NORMS", (1.0, 10.0))
-    monkeypatch.setattr("benchmarks.deep_hindsight.RATES", (0.001, 1.0))
-    monkeypatch.setattr("benchmarks.deep_hindsight.STEPS", (10,))
-    task = deep_tasks.task("digits")
+    monkeypatch.setattr("benchmarks.deep.hindsight.NORMS", (1.0, 10.0))
+    monkeypatch.setattr("benchmarks.deep.hindsight.RATES", (0.001, 1.0))
+    monkeypatch.setattr("benchmarks.deep.hindsight.STEPS", (10,))
+    task = tasks.task("digits")
     key = jax.random.key(0)
-    losses = grid_losses(task, deep.METHODS["hindsight"], 8.0, key)
+    losses = grid_losses(task, command.METHODS["hindsight"], 8.0, key)
     assert len(losses) == 4
     best = min(losses, key=lambda one: losses[one])
     assert best.learning_rate == 1.0
     assert losses[best] < 0.9 * losses[Setting(1.0, 0.001, 10)]
-    found = deep.run_one(task, "hindsight", 8.0, 2)
-    assert (found.facts["rate"], found.facts["num_steps"]) == (1.0, 10)
-    assert found.excess[0] != found.excess[1]
+    found = command.run_one(task, "hindsight", 8.0, 2)
+    assert (found["facts"]["rate"], found["facts"]["num_steps"]) == (1.0, 10)
+    assert found["excess"][0] != found["excess"][1]
 
 
 @pytest.mark.slow
 @jax.numpy_dtype_promotion("standard")  # which adam of optax needs
 def test_only_what_the_record_lacks_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(deep, "NUM_STEPS", 20)
+    monkeypatch.setattr(command, "NUM_STEPS", 20)
     path = tmp_path / "deep.json"
     arguments = ["deep", "run", "--problems", "digits", "--epsilons", "8"]
     arguments += ["--repetitions", "2", "--out", str(path), "--methods"]
@@ -179,6 +175,6 @@ def test_only_what_the_record_lacks_is_trained(tmp_path, monkeypatch):
     main([*arguments, "adaptive", "clipping"])
     rows = read(path).rows
     assert len(rows) == 2
-    place = Place("digits", "adaptive", 8.0)
+    place = "digits", "adaptive", 8.0
     assert rows[place] == first[place]  # its seconds, too
-    assert max(rows[place].excess) < deep_tasks.task("digits").constant_loss
+    assert max(rows[place]["excess"]) < tasks.task("digits").constant_loss

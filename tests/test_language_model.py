@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import language_model, language_model_speed
+from benchmarks import experiments, language_model
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +41,9 @@ def test_no_character_sees_those_after_it(setting):
 @jax.debug_key_reuse(False)
 def test_a_step_is_the_peers(setting):
     params, batch, _ = setting
-    step, arguments = language_model_speed.our_step(params, batch, 0.0)
+    step, arguments = experiments.our_step(params, batch, 0.0)
     ours = step(*arguments)[0]
-    step, arguments = language_model_speed.peer_step(params, batch, None, 0.0)
+    step, arguments = experiments.peer_step(params, batch, None, 0.0)
     theirs = step(*arguments)[0]
     moved = jax.tree.map(jnp.subtract, ours, params)
     expected = jax.tree.map(jnp.subtract, theirs, params)

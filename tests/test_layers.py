@@ -12,7 +12,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Private modules that every layer may import.
 SHARED = {
     *("_default_delta", "_files", "_keys", "_processes", "_rounding", "_sharding"),
-    *("_tables", "_tree", "_trial_counts", "_types", "_untrusted", "_validate"),
+    *("_store", "_sums", "_tables", "_tree", "_trial_counts", "_types", "_untrusted"),
+    "_validate",
 }
 
 # What each layer may import. The ground floor, estimators, mechanisms and accounting,
@@ -52,9 +53,12 @@ BELOW["models"] = {"accounting", "datasets", "losses", "mechanisms"}
 BELOW["sklearn"] = BELOW["solvers"] | {"models", "solvers"}
 BELOW["tuning"] = {"accounting", "estimators", "mechanisms", "solvers"}
 BELOW["audit"] = BELOW["solvers"] | {"models", "solvers"}
-BELOW["figures"] = BELOW["solvers"] | {"solvers", "datasets"}
-BELOW["cli"] = BELOW["audit"] | BELOW["figures"] | {"audit", "figures", "models"}
+BELOW["cli"] = BELOW["audit"] | {"audit", "datasets", "models", "solvers"}
 BELOW["cli"] |= {"tuning"}
+# Private modules that some layers share.
+BELOW["_scales"] = {"mechanisms"}
+for layer in ("cli", "sklearn"):
+    BELOW[layer].add("_scales")
 
 
 def modules_of(path):
@@ -87,7 +91,7 @@ def violations(source, layer):
         elif parts[1] in SHARED or parts[1] == layer:
             is_allowed = True
         else:
-            is_public = not any(part.startswith("_") for part in parts[1:])
+            is_public = not any(part.startswith("_") for part in parts[2:])
             is_allowed = parts[1] in BELOW[layer] and is_public
         if not is_allowed:
             found.append(f"line {node.lineno}: {target}")
@@ -111,9 +115,11 @@ def test_imports_go_one_way(path):
         ("gradients", "from dpjax.transforms import privatize"),
         ("transforms", "from dpjax import solvers"),
         ("parties", "from dpjax.estimators import Clipping"),
-        ("solvers", "from dpjax.estimators._fold import Rows"),
-        ("solvers", "from dpjax.estimators import _fold"),
+        ("solvers", "from dpjax.estimators._norm import NormBounded"),
+        ("solvers", "from dpjax.estimators import _norm"),
         ("solvers", "import dpjax"),
+        ("estimators", "from dpjax._scales import buy_scales"),
+        ("cli", "from dpjax._scales import _sizes"),
     ],
 )
 def test_a_planted_import_is_found(layer, line):
@@ -123,7 +129,7 @@ def test_a_planted_import_is_found(layer, line):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_are_short_and_named_by_subject(path):
     assert len(path.read_text().splitlines()) <= 400
-    assert len(modules_of(path)) <= 2
+    assert len(modules_of(path)) <= 3
     banned = {"utils", "util", "common", "core", "base", "misc", "helpers"}
     assert path.stem.strip("_") not in banned
     assert path.read_text().startswith('"""'), "one line tells what the file is"

@@ -55,7 +55,7 @@ def test_killed_and_taken_up_again(tmp_path):
     # With the same key from the first step on: what the run would have been.
     whole = tmp_path / "whole"
     whole.mkdir()
-    shutil.copy(kept / "key.npy", whole)
+    shutil.copy(kept / "key.npz", whole)
     with started(output, kept) as resumed, started(other, whole) as untouched:
         for process in (resumed, untouched):
             _, said = process.communicate()
@@ -100,7 +100,7 @@ def test_refuses_the_folder_of_another_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["key.npy", "iterates.npz"])
+@pytest.mark.parametrize("name", ["key.npz", "iterates.npz"])
 def test_killed_while_a_file_was_written(tmp_path, name):
     kept, output = tmp_path / "kept", tmp_path / "out"
     kept.mkdir()

@@ -10,24 +10,27 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import (
-    utility,
-    utility_hindsight,
-    utility_sklearn,
-    utility_tuning,
-    utility_verdict,
-)
-from benchmarks import utility_peers as peers
-from benchmarks import utility_problems as problems
+from benchmarks import record
 from benchmarks.__main__ import main
-from benchmarks.utility_hindsight import Setting
-from benchmarks.utility_methods import METHODS
-from benchmarks.utility_problems import Problem
-from benchmarks.utility_record import Place, Record, Row, merge, read, write
+from benchmarks.comparison import LARGEST_EXCESS
+from benchmarks.page import filled
+from benchmarks.record import Record, merge, read, write
+from benchmarks.utility import (
+    command,
+    hindsight,
+    page,
+    peers,
+    problems,
+    sklearn,
+    tuning,
+)
+from benchmarks.utility.hindsight import Setting
+from benchmarks.utility.methods import METHODS
+from benchmarks.utility.problems import Problem
 from dpjax.accounting import gaussian_stddev
 
 KEYS = jax.random.split(jax.random.key(3), 2)
-MACHINE = {
+RUN = {
     "cores": 2,
     "processor": "a processor",
     "accelerator": None,
@@ -70,7 +73,7 @@ def test_excess_is_that_of_the_mean_test_loss():
     assert data.excess(data.reference) == pytest.approx(0, abs=1e-12)
     assert data.excess(weights[:, 1]) == pytest.approx(data.zero_excess)
     assert 0 < data.intercept_excess < data.zero_excess
-    assert data.excess(np.full(3, np.nan)) == problems.LARGEST_EXCESS
+    assert data.excess(np.full(3, np.nan)) == LARGEST_EXCESS
 
 
 def test_rows_are_scaled_down_where_a_method_says_so():
@@ -114,7 +117,7 @@ def test_the_heavy_tailed_reference_is_the_best_of_all_weights():
 def test_hindsight_descends_by_clipped_gradients_of_each_record(loss):
     data = small(loss)
     settings = [Setting(0.5, 0.3, 4), Setting(2.0, 0.1, 7)]
-    found = utility_hindsight.descend(data, settings, KEYS, epsilon=1e7)
+    found = hindsight.descend(data, settings, KEYS, epsilon=1e7)
     for index, (norm, rate, num_steps) in enumerate(settings):
         params = np.zeros(3)
         for _ in range(num_steps):
@@ -133,7 +136,7 @@ def test_hindsight_draws_the_noise_that_its_epsilon_asks_for():
     data = small(features=np.zeros((400, 50), np.float32))
     keys = jax.random.split(jax.random.key(0), 200)
     setting = Setting(l2_clip_norm=2.0, learning_rate=0.5, num_steps=3)
-    found = utility_hindsight.descend(data, [setting], keys, epsilon=1.0)
+    found = hindsight.descend(data, [setting], keys, epsilon=1.0)
     stddev = gaussian_stddev(1.0, data.delta, sensitivity=2 * 2.0 / 400, num_releases=3)
     law = stats.norm(scale=0.5 * stddev * np.sqrt(3))  # three steps of 0.5
     assert stats.kstest(found.ravel(), law.cdf).pvalue > 1e-3
@@ -147,10 +150,10 @@ def test_hindsight_chooses_by_the_excess_on_keys_of_its_own(monkeypatch):
     settings = [
         Setting(*values) for values in product((0.1, 10.0), (0.001, 0.3), (3, 30))
     ]
-    monkeypatch.setattr(utility_hindsight, "grid", lambda is_wide: settings)
-    params, taken = utility_hindsight.fit(data, KEYS, 8.0)
+    monkeypatch.setattr(hindsight, "grid", lambda is_wide: settings)
+    params, taken = hindsight.fit(data, KEYS, 8.0)
     assert taken == {"l2_clip_norm": 10.0, "learning_rate": 0.3, "num_steps": 30}
-    again = utility_hindsight.descend(data, [Setting(**taken)], KEYS, 8.0)
+    again = hindsight.descend(data, [Setting(**taken)], KEYS, 8.0)
     np.testing.assert_array_equal(params, again[:, 0])
 
 
@@ -232,16 +235,12 @@ def test_every_method_fits_what_it_serves(name, loss, monkeypatch):
     if "diffprivlib" in name and importlib.util.find_spec("diffprivlib") is None:
         pytest.skip("diffprivlib is not installed")
     small_grid = [Setting(1.0, 0.3, 10), Setting(10.0, 0.3, 10)]
-    monkeypatch.setattr(utility_hindsight, "grid", lambda is_wide: small_grid)
-    row = utility.run_one(method, data, 8.0, 2)
-    if row.left_out:
-        assert name == "dp_linear_model"
-        return
-    assert len(row.excess) == 2
-    assert all(np.isfinite(row.excess))
-    assert row == dataclasses.replace(
-        utility.run_one(method, data, 8.0, 2), seconds=row.seconds
-    )
+    monkeypatch.setattr(hindsight, "grid", lambda is_wide: small_grid)
+    found, again = (command.run_one(method, data, 8.0, 2) for _ in range(2))
+    assert "left_out" not in found
+    assert len(found["excess"]) == 2
+    assert all(np.isfinite(found["excess"]))
+    assert {**again, "seconds": found["seconds"]} == found
 
 
 def test_a_method_that_needs_an_intercept_is_left_out_without_one():
@@ -250,20 +249,22 @@ def test_a_method_that_needs_an_intercept_is_left_out_without_one():
 
 
 def facts(**changes):
-    return utility.facts(small()) | {"zero_excess": 10.0} | changes
+    return command.facts(small()) | {"zero_excess": 10.0} | changes
 
 
 def row(method, *excess, problem="adult", epsilon=1.0, **others):
-    return Row(problem, method, epsilon, excess=excess, **others)
+    """A place and what is there."""
+    values = {"excess": list(excess), "seconds": 0.0, "facts": {}, "run": 0}
+    return (problem, method, epsilon), values | others
 
 
-def record_of(*rows):
+def record_of(*rows, run=RUN):
     kinds = {name: name in problems.NAMES[:5] for name in problems.NAMES}
     known = {
         name: facts(is_real=kinds[name], title=name)
-        for name in {row.problem for row in rows}
+        for name in {problem for (problem, *_), _ in rows}
     }
-    return Record((MACHINE,), known, {row.place: row for row in rows})
+    return Record((run,), known, dict(rows))
 
 
 def test_a_record_comes_back_as_it_was_written(tmp_path):
@@ -275,28 +276,25 @@ def test_a_record_comes_back_as_it_was_written(tmp_path):
     )
     write(content, path)
     assert read(path) == content
-    path.write_text(path.read_text().replace('"machine": 0', '"machine": 7'))
-    with pytest.raises(ValueError, match="not a record of utility"):
-        read(path)
 
 
 def test_parts_are_merged_and_later_rows_win(tmp_path):
     path = tmp_path / "utility.json"
     first = record_of(row("zero", 1.0, 2.0), row("zero", 3.0, 4.0, epsilon=8.0))
-    other = {**MACHINE, "cores": 16}
-    second = dataclasses.replace(record_of(row("zero", 5.0, 6.0)), machines=(other,))
+    other = {**RUN, "cores": 16}
+    second = record_of(row("zero", 5.0, 6.0), run=other)
     merge([first], path)
     whole = merge([second], path)
     assert whole == read(path)
-    assert whole.machines == (MACHINE, other)
-    assert whole.rows[Place("adult", "zero", 1.0)].excess == (5.0, 6.0)
-    assert whole.rows[Place("adult", "zero", 1.0)].machine == 1
-    assert whole.rows[Place("adult", "zero", 8.0)].machine == 0
+    assert whole.runs == (RUN, other)
+    assert whole.rows["adult", "zero", 1.0]["excess"] == [5.0, 6.0]
+    assert whole.rows["adult", "zero", 1.0]["run"] == 1
+    assert whole.rows["adult", "zero", 8.0]["run"] == 0
     # A machine without a package does not undo what another has measured.
     left_out = record_of(row("zero", left_out="not installed"), row("tukey_em", 1.0))
     again = merge([left_out], path)
-    assert again.rows[Place("adult", "zero", 1.0)].excess == (5.0, 6.0)
-    assert again.rows[Place("adult", "tukey_em", 1.0)].machine == 0
+    assert again.rows["adult", "zero", 1.0]["excess"] == [5.0, 6.0]
+    assert again.rows["adult", "tukey_em", 1.0]["run"] == 0
 
 
 def test_a_run_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
@@ -312,11 +310,12 @@ def test_a_run_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
 
     method = dataclasses.replace(METHODS["zero"], fit=counted)
     monkeypatch.setitem(METHODS, "zero", method)
-    settings = {"methods": ["zero"], "problems": ["adult"], "out": path}
+    arguments = ["utility", "run", "--methods", "zero", "--problems", "adult"]
     try:
-        utility.run(**settings, epsilons=[1.0], repetitions=2)
-        utility.run(**settings, epsilons=[1.0, 2.0], repetitions=2)
-        utility.run(**settings, epsilons=[1.0], repetitions=3)
+        for options in ("1", "2"), ("1 2", "2"), ("1", "3"):
+            epsilons = ["--epsilons", *options[0].split()]
+            settings = ["--out", str(path), "--repetitions", options[1]]
+            main([*arguments, *settings, *epsilons])
     finally:
         problems.problem.cache_clear()
     assert done == [(1.0, 2), (2.0, 2), (1.0, 3)]
@@ -324,13 +323,15 @@ def test_a_run_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
 
 def test_more_repetitions_begin_with_the_fewer():
     data, method = small(), METHODS["adassp"]
-    few, more = (utility.run_one(method, data, 1.0, count).excess for count in (2, 4))
+    few, more = (
+        command.run_one(method, data, 1.0, count)["excess"] for count in (2, 4)
+    )
     assert more[:2] == few
     assert len(set(more)) == 4
 
 
 def numbers(*rows):
-    return utility_verdict.Numbers(record_of(*rows))
+    return page.Numbers(record_of(*rows))
 
 
 def test_ratios_have_a_floor_and_means_leave_out_what_is_not_served():
@@ -351,9 +352,7 @@ def test_ratios_have_a_floor_and_means_leave_out_what_is_not_served():
 
 
 def verdict(asked, *rows):
-    (one,) = (
-        one for one in utility_verdict.verdicts(numbers(*rows)) if one.asked == asked
-    )
+    (one,) = (one for one in page.verdicts(numbers(*rows)) if one.asked == asked)
     return one
 
 
@@ -394,8 +393,7 @@ def test_leading_is_at_every_epsilon_on_the_sets_of_both():
     assert verdict(asked, *rows[3:5]).holds is None
 
 
-def test_the_page_shows_the_record(tmp_path):
-    path, page = tmp_path / "utility.json", tmp_path / "UTILITY.md"
+def test_the_page_shows_the_record():
     content = record_of(
         row("zero", 10.0, 10.0),
         row("constant", 2.0, 2.2),
@@ -403,10 +401,8 @@ def test_the_page_shows_the_record(tmp_path):
         row("dp_linear_model", 0.3, 0.5, seconds=3.0),
         row("adassp", problem="sparse", left_out="too wide"),
     )
-    write(content, path)
-    main(["utility", "page", "--record", str(path), "--output", str(page)])
-    text = page.read_text()
-    assert "from\n`utility.json`." in text  # no link to what is not in the repository
+    text = filled("UTILITY.md", page.parts(content, Path("utility.json")))
+    assert "from `utility.json`." in text  # no link to what is not in the repository
     assert "best of 324 settings" in text
     assert "| clipping, best in hindsight | 0.6 ± 0.1 |" in text
     assert "| **`dp_linear_model`** | **0.4 ± 0.1** |" in text
@@ -418,66 +414,70 @@ def test_the_page_shows_the_record(tmp_path):
     assert f"{asked} 0.677 over 1 sets | **no** |" in text
 
 
+def test_the_page_of_the_repository_is_that_of_its_record():
+    found = filled("UTILITY.md", page.parts(read(page.PATH), page.PATH))
+    assert (record.ROOT / "UTILITY.md").read_text() == found
+
+
+@pytest.mark.parametrize("part", command.PARTS)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "--methods", "none"], "method = 'none': must be one of"),
-        (["run", "--problems", "none"], "problem = 'none': must be one of"),
-        (["run", "--epsilons", "0"], "epsilon = 0.0: must be positive"),
-        (["run", "--repetitions", "1"], "repetitions = 1: must be at least 2"),
-        (["page", "--record", "absent.json"], "not a record of utility"),
-        (["merge", "absent.json", "--out", "x.txt"], r"--out must be a file"),
+        (["--methods", "none"], "method = 'none': must be one of"),
+        (["--problems", "none"], "problem = 'none': must be one of"),
+        (["--epsilons", "0"], "epsilon = 0.0: must be positive"),
+        (["--repetitions", "1"], "repetitions = 1: must be at least 2"),
+        (["--out", "x.txt"], "--out must be a file"),
     ],
 )
-def test_the_command_names_a_wrong_argument(arguments, message, tmp_path, monkeypatch):
+def test_the_command_names_a_wrong_argument(
+    part, arguments, message, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=message):
-        main(["utility", *arguments])
+        main(["utility", part, *arguments])
     assert not list(tmp_path.iterdir())
 
 
+def test_a_merge_names_a_wrong_argument(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for out, message in ("x.txt", "--out must be a file"), ("x.json", "not a record"):
+        with pytest.raises(SystemExit, match=message):
+            main(["utility", "merge", "absent.json", "--out", out])
+    assert not list(tmp_path.iterdir())
+
+
+def part_of(path, rows, titles):
+    """Writes a record of a part of the page."""
+    known = {"title": "A", "loss": "squared", "zero_excess": 0.5}
+    write(Record((RUN,), dict.fromkeys(titles, known), dict(rows)), path)
+    return path
+
+
 def test_the_section_on_scikit_learn_says_who_is_better(tmp_path):
-    facts = {"title": "A", "loss": "squared", "zero_excess": 0.5}
-    machine = {"cores": 2, "processor": "CPU", "versions": {"dpjax": "1"}}
-
-    def row(problem, method, *excess):
-        return Row(problem, method, 1.0, excess=excess)
-
     rows = [
-        row("adult", "sklearn", 0.1, 0.11),
-        row("adult", "diffprivlib_linear", 0.3, 0.31),
-        row("adult", "diffprivlib_logistic", 0.9, 0.91),
-        row("rand_hie", "sklearn", 0.1, 0.9),
-        row("rand_hie", "diffprivlib_linear", 0.3, 0.31),
-        row("belgian_motor", "sklearn", 0.5, 0.51),
-        row("belgian_motor", "diffprivlib_linear", 0.3, 0.31),
+        row("sklearn", 0.1, 0.11),
+        row("diffprivlib_linear", 0.3, 0.31),
+        row("diffprivlib_logistic", 0.9, 0.91),
+        row("sklearn", 0.1, 0.9, problem="rand_hie"),
+        row("diffprivlib_linear", 0.3, 0.31, problem="rand_hie"),
+        row("sklearn", 0.5, 0.51, problem="belgian_motor"),
+        row("diffprivlib_linear", 0.3, 0.31, problem="belgian_motor"),
     ]
-    facts_of = dict.fromkeys(utility_sklearn.PROBLEMS, facts)
-    content = Record((machine,), facts_of, {one.place: one for one in rows})
-    path = tmp_path / "record.json"
-    write(content, path)
-    _, text, how = utility_sklearn.section(path)
+    parts = sklearn.parts(part_of(tmp_path / "r.json", rows, sklearn.PROBLEMS))
+    text = parts["sklearn"]
     said = [line.split("|")[-2].strip() for line in text.splitlines()[2:]]
     # The best rival counts.
     assert said == ["yes, whatever the keys", "in 50% of pairs of keys", "**no**"]
     assert "| 0.105 ± 0.005 | 0.305 ± 0.005 | 0.905 ± 0.005 |" in text
-    assert how == "Means and standard errors of 2 keys. 2 cores of CPU; dpjax 1.\n"
-
-
-@pytest.mark.parametrize("options", [{"repetitions": 1}, {"out": "x.txt"}])
-def test_wrong_options_of_the_scikit_learn_run_are_refused(tmp_path, options):
-    given = {"repetitions": 5, "out": tmp_path / "r.json"} | options
-    given["out"] = Path(given["out"])
-    with pytest.raises(ValueError, match=r"repetitions = 1: must be|--out must be"):
-        utility_sklearn.run(**given)
-    assert not (tmp_path / "r.json").exists()
+    assert parts["sklearn_machines"].startswith("- 7 rows of 2 repetitions, 0 minutes")
 
 
 def test_a_search_trains_and_scores_on_disjoint_records():
     # Records are their own numbers, so that what a part holds is told apart.
     features = np.stack([np.arange(400.0), np.ones(400)], axis=1).astype(np.float32)
     data = small(features=features / 400, d=2, reference=np.zeros(2))
-    trained, held_out = utility_tuning.split(data)
+    trained, held_out = tuning.split(data)
     assert (len(trained[1]), len(held_out[1])) == (360, 40)
     together = np.concatenate([trained[0][:, 0], held_out[0][:, 0]])
     assert sorted((400 * together).round().tolist()) == list(range(400))
@@ -485,40 +485,23 @@ def test_a_search_trains_and_scores_on_disjoint_records():
 
 @pytest.mark.slow
 def test_a_search_states_how_its_budget_is_split(monkeypatch):
-    monkeypatch.setattr(utility_tuning, "NUM_STEPS", 3)
+    monkeypatch.setattr(tuning, "NUM_STEPS", 3)
     keys = jax.random.split(jax.random.key(4), 1)  # others have used KEYS
-    params, found = utility_tuning.select(small(), keys, 1.0, mean_trials=1.5)
+    params, found = tuning.select(small(), keys, 1.0, mean_trials=1.5)
     assert params.shape == (3, 1)
     assert np.isfinite(params).all()
-    assert found["num_candidates"] == len(utility_tuning.grid()) == 20
+    assert found["num_candidates"] == len(tuning.grid()) == 20
     assert 0.5 < found["epsilon_of_a_run"] < 1
 
 
 def test_the_section_on_tuning_counts_pairs_of_keys(tmp_path):
-    facts = {"title": "A", "loss": "squared", "zero_excess": 0.5}
     split = {"epsilon_of_a_run": 0.75, "num_trained": 1_000, "num_scored": 100}
     excess = {"dp_linear_model": (0.1, 0.3), "select_3": (0.2, 0.4)}
     excess |= {"select_10": (0.5, 0.6), "select_30": (0.05, 0.06)}
-    rows = [
-        Row("adult", method, 1.0, excess=found, facts=split)
-        for method, found in excess.items()
-    ]
-    machine = {"cores": 2, "processor": "CPU", "versions": {"dpjax": "1"}}
-    content = Record((machine,), {"adult": facts}, {one.place: one for one in rows})
-    path = tmp_path / "record.json"
-    write(content, path)
-    _, risks, _, splits, how, _, wins = utility_tuning.section(path)
-    assert "| **`dp_linear_model`** | 0.2 ± 0.1 |" in risks
-    assert "| A | 0.75 | 0.75 | 0.75 | 1,000 records | 100 records |" in splits
-    assert how == "Means and standard errors of 2 keys. 2 cores of CPU; dpjax 1.\n"
-    said = [line.split("|")[-2].strip() for line in wins.splitlines()[2:]]
+    rows = [row(method, *found, facts=split) for method, found in excess.items()]
+    parts = tuning.parts(part_of(tmp_path / "r.json", rows, ["adult"]))
+    assert "| **`dp_linear_model`** | 0.2 ± 0.1 |" in parts["tuning"]
+    cells = "| A | 0.75 | 0.75 | 0.75 | 1,000 records | 100 records |"
+    assert cells in parts["splits"]
+    said = [line.split("|")[-2].strip() for line in parts["wins"].splitlines()[2:]]
     assert said == ["75%", "100%", "0%", ""]
-
-
-@pytest.mark.parametrize("options", [{"repetitions": 1}, {"out": "x.txt"}])
-def test_wrong_options_of_the_tuning_run_are_refused(tmp_path, options):
-    given = {"repetitions": 5, "out": tmp_path / "r.json"} | options
-    given["out"] = Path(given["out"])
-    with pytest.raises(ValueError, match=r"repetitions = 1: must be|--out must be"):
-        utility_tuning.run(**given)
-    assert not (tmp_path / "r.json").exists()

@@ -3,10 +3,9 @@
 Each imports what it needs when it runs: help and wrong options do not wait for JAX.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 import dpjax
 from dpjax.cli._command_settings import (
@@ -167,25 +166,3 @@ def audit(settings: AuditSettings) -> None:
         _audit.show_names()
     elif not _audit.audit(settings):
         raise typer.Exit(1)
-
-
-class _Figures(TyperGroup):
-    """The commands of figures, imported when one of them is asked for."""
-
-    def _group(self) -> TyperGroup:
-        from dpjax.cli import _figures
-
-        return typer.main.get_group(_figures.app)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return self._group().list_commands(ctx)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return self._group().get_command(ctx, cmd_name)
-
-
-app.add_typer(
-    typer.Typer(no_args_is_help=True, help="The papers' figures, measured again."),
-    name="figures",
-    cls=_Figures,
-)

@@ -39,9 +39,9 @@ def warn_of_weakness(console: Console, plan: Plan, ranges: Ranges | None) -> Non
     if ranges is not None and not ranges.is_informative:
         console.print(
             "Warning: the centers and scales that were asked for may be mere noise "
-            f"(their quantiles may err by {ranges.rank_error:,.0f} of "
-            f"{ranges.num_samples:,} records). Features are left out for it. Declare "
-            "them in the schema, or spend more on them.",
+            f"(a scale shows where {ranges.least_seen:,.0f} of {ranges.num_samples:,} "
+            "records have about the same). Features are left out for it. Declare them "
+            "in the schema, or spend more on them.",
             style="yellow",
         )
 

@@ -69,7 +69,7 @@ def report(
             "columns": {
                 name: dataclasses.asdict(kind) for name, kind in ranges.columns.items()
             },
-            "rank_error": ranges.rank_error,
+            "least_seen": ranges.least_seen,
             "is_informative": ranges.is_informative,
             "privacy": statement(ranges.privacy),
         }

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -14,21 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _files, _validate
+from dpjax import _files, _store, _validate
 from dpjax._types import Key
-from dpjax.solvers import Checkpoint
 
-_WORDS = 2  # of the key, before the digest
-_KEY, _STATES, _ITERATES = "key.npy", "states", "iterates.npz"
-_PAID, _SEARCH = "paid.json", "search.npz"  # which `dpjax.tuning` writes
-_STATE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")  # by its step; while it is saved
+_KEY, _STATES, _ITERATES, _PAID = "key.npz", "states", "iterates.npz", "paid.npz"
 # Also while they are written, which a kill leaves behind.
-_NAMES = r"(key\.npy|iterates\.npz|paid\.json|search\.npz)"
+_NAMES = r"(key|iterates|paid)\.npz"
 _FILE = re.compile(rf"{_NAMES}|\.{_NAMES}\.\d+\.part")
 
 
 class RunFolder(NamedTuple):
-    """A folder for one run: its key, its solver's states, and the iterates shown.
+    """A folder for one run: its key, its states, and the iterates shown.
 
     It is made for its owner alone, since whoever has the key or a state can subtract
     the noise, and removed before the run's parameters and report appear. A process that
@@ -39,7 +34,7 @@ class RunFolder(NamedTuple):
 
     Attributes:
         path: where it is.
-        run: the digest of command and table, keyed by the run's key; of 32 bytes.
+        run: the digest of command and table, keyed by the run's key.
 
     Example:
         >>> import tempfile
@@ -52,7 +47,7 @@ class RunFolder(NamedTuple):
     """
 
     path: Path
-    run: bytes = b""
+    run: str = ""
 
     def checked(self) -> "RunFolder":
         """Returns itself, by the one path without links, if it may be removed later.
@@ -87,27 +82,29 @@ class RunFolder(NamedTuple):
             all(map(_FILE.fullmatch, entries))
             and all(path.is_file() for path in entries.values())
             and all(path.is_dir() for path in kept)
-            and all(_STATE.fullmatch(path.name) for path in kept[1:])
+            and all(_store.STATE.fullmatch(path.name) for path in kept[1:])
             and not any(path.is_symlink() for path in (*entries.values(), *kept))
         )
 
     def make(self) -> None:
         """Makes the folder where it is missing, and its owner's alone."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.chmod(0o700)
+        _store.make_private(self.path)
+
+    @property
+    def states(self) -> Path:
+        """Where a solver or a search keeps its states."""
+        return self.path / _STATES
 
     def has_states(self) -> bool:
         """Tells whether there is a state to resume from."""
-        states = self.path / _STATES
-        has_steps = states.is_dir() and any(states.iterdir())
-        return has_steps or (self.path / _SEARCH).exists()
+        return self.states.is_dir() and any(self.states.iterdir())
 
     def kept_key(self) -> Key | None:
         """Returns the key of the run that was stopped, if there was one."""
         if not (self.path / _KEY).exists():
             return None
-        words = jnp.asarray(np.load(self.path / _KEY)[:_WORDS])
-        return jax.random.wrap_key_data(words, impl="threefry2x32")
+        _, kept = self._read(_KEY)
+        return jax.random.wrap_key_data(jnp.asarray(kept["key"]), impl="threefry2x32")
 
     def bound(self, key: Key, parts: Iterable[bytes]) -> "RunFolder":
         """Returns itself as the folder of one run.
@@ -122,14 +119,18 @@ class RunFolder(NamedTuple):
         Raises:
             ValueError: if a key is kept here, and it is another run's.
         """
-        digest = hashlib.blake2b(_bytes_of(key), digest_size=32)
+        words = np.asarray(jax.random.key_data(key))
+        digest = hashlib.blake2b(words.tobytes(), digest_size=32)
         for part in parts:
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
-        bound = self._replace(run=digest.digest())
-        kept = self.path / _KEY
+        bound = self._replace(run=digest.hexdigest())
+        is_same = True
+        if (self.path / _KEY).exists():
+            run, kept = self._read(_KEY)
+            is_same = run == {"run": bound.run} and np.array_equal(kept["key"], words)
         _validate.require(
-            not kept.exists() or np.load(kept).tobytes() == bound._key_file(key),
+            is_same,
             "--checkpoint",
             str(self.path),
             "of the same run, with the same options and the same records (for the "
@@ -139,12 +140,8 @@ class RunFolder(NamedTuple):
 
     def keep_key(self, key: Key) -> None:
         """Keeps the key of the run, before anything is drawn from it."""
-        self.make()
-        with _files.replacing(self.path / _KEY) as file:
-            np.save(file, np.frombuffer(self._key_file(key), np.uint32))
-
-    def _key_file(self, key: Key) -> bytes:
-        return _bytes_of(key) + self.run
+        words = np.asarray(jax.random.key_data(key))
+        self._write(_KEY, {"key": words}, {"run": self.run})
 
     def paid(self, settings: str) -> str | None:
         """Returns the entry of a ledger that paid for this run, if there is one.
@@ -152,34 +149,34 @@ class RunFolder(NamedTuple):
         Args:
             settings: of the run; one of others is another run.
         """
-        path = self.path / _PAID
-        if not path.exists():
+        if not (self.path / _PAID).exists():
             return None
-        entry, of = json.loads(path.read_text("utf-8"))
-        return entry if of == settings else None
+        kept, _ = self._read(_PAID)
+        return kept["entry"] if kept["settings"] == settings else None
 
     def keep_paid(self, entry: str, settings: str) -> None:
         """Keeps the entry of a ledger that pays for the run."""
-        self.make()
-        content = json.dumps([entry, settings]).encode()
-        _files.write_whole(self.path / _PAID, content, name="--checkpoint")
-
-    def checkpoint(self, every: int) -> Checkpoint:
-        """Returns where the solver saves its states."""
-        return Checkpoint(self.path / _STATES, every)
+        self._write(_PAID, {}, {"entry": entry, "settings": settings})
 
     def iterates(self) -> dict[int, np.ndarray]:
         """Returns the iterates that were shown, by their step."""
         if not (self.path / _ITERATES).exists():
             return {}
-        with np.load(self.path / _ITERATES) as saved:
-            return dict(zip(saved["steps"].tolist(), saved["iterates"], strict=True))
+        _, kept = self._read(_ITERATES)
+        return dict(zip(kept["steps"].tolist(), kept["iterates"], strict=True))
 
     def keep_iterates(self, iterates: Mapping[int, np.ndarray]) -> None:
         """Keeps the iterates that were shown."""
-        shown = np.array([*iterates.values()])
-        with _files.replacing(self.path / _ITERATES) as file:
-            np.savez(file, steps=list(iterates), iterates=shown)
+        steps, shown = np.array([*iterates]), np.array([*iterates.values()])
+        self._write(_ITERATES, {"steps": steps, "iterates": shown}, {})
+
+    def _read(self, name: str) -> tuple[dict[str, str], _store.Arrays]:
+        return _store.unpacked(self.path / name)
+
+    def _write(self, name: str, arrays: _store.Arrays, run: Mapping[str, str]) -> None:
+        self.make()
+        content = _store.packed(arrays, run)
+        _files.write_whole(self.path / name, content, name="--checkpoint")
 
     def remove(self) -> None:
         """Removes what the run kept, its key first, before its release appears.
@@ -208,18 +205,7 @@ class RunFolder(NamedTuple):
                 f"--checkpoint {self.path} could not be removed ({'; '.join(whys)}): "
                 "remove it, for who finds it can subtract the run's noise."
             )
-        for step in (self._sync, self.path.rmdir, RunFolder(self.path.parent)._sync):
-            with contextlib.suppress(OSError):  # or the system knows no such waiting
-                step()
-
-    def _sync(self) -> None:
-        """Waits until the disk has what was removed from the folder."""
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _bytes_of(key: Key) -> bytes:
-    return np.asarray(jax.random.key_data(key)).tobytes()
+        _store.sync(self.path)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+        _store.sync(self.path.parent)

@@ -23,6 +23,7 @@ from dpjax.cli._units import Units, privacy_of_units
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping, Estimator, Mean
 from dpjax.solvers import (
+    Checkpoint,
     Execution,
     Solution,
     dp_gradient_descent,
@@ -224,7 +225,9 @@ def _run(
         execution = Execution(
             callback=watch,
             callback_every=every,
-            checkpoint=run_folder.checkpoint(10 * every) if run_folder else None,
+            checkpoint=Checkpoint(run_folder.states, 10 * every)
+            if run_folder
+            else None,
         )
         arguments = {**arguments, "execution": execution}
     solution = method.solver(*problem, **arguments)

@@ -97,7 +97,7 @@ def tune(settings: TuneSettings) -> None:
                 data,
                 key=key,
                 holdout=settings.holdout,
-                checkpoint=None if run_folder is None else run_folder.path,
+                checkpoint=None if run_folder is None else run_folder.states,
             )
         best = int(solution.stats["candidate"])
         plan = search.plans[best]

@@ -14,11 +14,11 @@ scale, and noise in proportion to it. `MedianOfMeans` is for moments below two,
 data: "Which method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
 """
 
+from dpjax._sums.leaves import OuterProducts, TableRows
+from dpjax._sums.stream import FactoredSamples, SampleStream
 from dpjax.estimators._adaptive import AdaptiveThreshold
 from dpjax.estimators._clipping import Clipping, clip_to_norm
 from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._factored_leaves import OuterProducts, TableRows
-from dpjax.estimators._factors import FactoredSamples
 from dpjax.estimators._grouped import Grouped
 from dpjax.estimators._mean import Mean
 from dpjax.estimators._median_of_means import MedianOfMeans
@@ -30,7 +30,6 @@ from dpjax.estimators._smoothed_truncation import (
     SmoothedTruncation,
     smoothed_truncate,
 )
-from dpjax.estimators._stream import SampleStream
 from dpjax.estimators._trimmed_mean import TrimmedMean
 from dpjax.estimators._truncation import Truncation, truncate
 from dpjax.estimators._winsorization import Winsorization, winsorize

@@ -1,9 +1,8 @@
 """Thresholds that follow a private quantile of the norms."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +10,10 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._rounding import LARGEST
-from dpjax._sharding import varying, varying_axes
+from dpjax._sums.stream import FactoredSamples
 from dpjax._tree import like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._factors import FactoredSamples
 from dpjax.estimators._norm import LEAST_SIZE, BoundFn, NormBounded
-from dpjax.estimators._rows import Rows
 from dpjax.estimators._sensitivity import Sensitivity
 
 
@@ -82,43 +79,17 @@ class Counting(NormBounded):
         """See `NormBounded.resized`."""
         return replace(self, estimator=self.estimator.resized(sizes))
 
-    def influence_fn(self) -> Callable[[PyTree], Counted]:
-        """See `Estimator.influence_fn`: and plus or minus half for each group."""
-        influence = super().influence_fn()
-        return lambda sample: influence(self._with_ones(FactoredSamples(sample)).leaves)
-
     def bound_fn(self) -> BoundFn:
-        """See `NormBounded.bound_fn`, of samples with a leaf of ones for counts."""
+        """See `NormBounded.bound_fn`: and plus or minus half for each group."""
         bound = self.estimator.bound_fn()
 
         def counted(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
-            mean, ones = sample.leaves
-            influence, is_short = bound(FactoredSamples(mean))
-            half = like(self.half, ones)  # a row that is left out has no ones
-            signed = ones * jnp.where(is_short, half, -half)
+            influence, is_short = bound(sample)
+            half = jnp.asarray(self.half).astype(sample.dtype)
+            signed = jnp.where(is_short, half, -half)
             return FactoredSamples(Counted(influence.leaves, signed)), is_short
 
         return counted
-
-    def fold(
-        self,
-        rows: Rows,
-        *,
-        normalize_by: Scalar,
-        microbatch_size: int | None = None,
-    ) -> tuple[PyTree, Any]:
-        """See `Estimator.fold`: returns `Counted`."""
-        read = rows.read_factored
-        if read is not None:
-
-            def with_ones(start, size):
-                samples, aux = read(start, size)
-                return self._with_ones(samples, size), aux
-
-            rows = rows._replace(read_factored=with_ones)
-        return super().fold(
-            rows, normalize_by=normalize_by, microbatch_size=microbatch_size
-        )
 
     def sensitivity(
         self,
@@ -132,13 +103,6 @@ class Counting(NormBounded):
         """
         return super().sensitivity(
             num_samples, num_coordinates + self.num_groups, relation
-        )
-
-    def _with_ones(self, samples: FactoredSamples, *num_rows: int) -> FactoredSamples:
-        ones = jnp.ones((*num_rows, self.num_groups), samples.dtype)
-        axes = frozenset().union(*map(varying_axes, samples.numbers))
-        return FactoredSamples(
-            Counted(samples.leaves, varying(ones, axes)), samples.work
         )
 
 

@@ -2,14 +2,17 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying
-from dpjax._tree import like
+from dpjax._sums.fold import FEW_ROWS, Summands, check_rows_per_divisor, fold_mean
+from dpjax._sums.stream import FactoredSamples, SampleStream
+from dpjax._tree import by_row, like
 from dpjax._types import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
@@ -18,11 +21,7 @@ from dpjax._types import (
     PyTree,
     Scalar,
 )
-from dpjax.estimators import _fold
-from dpjax.estimators._rows import Rows
 from dpjax.estimators._sensitivity import Sensitivity, coordinate_sensitivity, maximum
-from dpjax.estimators._slabs import fold_factored
-from dpjax.estimators._stream import SampleStream
 
 
 class Estimator(abc.ABC):
@@ -97,11 +96,10 @@ class Estimator(abc.ABC):
                 normalize_by=normalize_by,
                 axis_name=axis_name,
             )[0]
-        stream = SampleStream.of(samples)
-        axes, divisor = self._checked(
-            stream, is_padding_example, normalize_by, axis_name
+        stream, divisor = self._checked(
+            SampleStream.of(samples), is_padding_example, normalize_by, axis_name
         )
-        return _jitted_fold(axes, self, stream, is_padding_example, divisor)[0]
+        return _jitted_fold(self, stream, divisor)[0]
 
     def with_aux(
         self,
@@ -125,23 +123,24 @@ class Estimator(abc.ABC):
         Raises:
             ValueError: as `__call__`.
         """
-        axes, divisor = self._checked(
+        stream, divisor = self._checked(
             stream, is_padding_example, normalize_by, axis_name
         )
-        return _fold_stream(axes, self, stream, is_padding_example, divisor)
+        return _fold_stream(self, stream, divisor)
 
     def _checked(self, stream, is_padding_example, normalize_by, axis_name):
-        """Returns the mesh axes of rows and the divisor, None if that is n."""
+        """Returns the stream with mask and axes, and the divisor, None if that is n."""
         num_rows = stream.num_rows
         _validate.mask(is_padding_example, num_rows)
         axes = row_axes(stream.rows, axis_name)
         if normalize_by is not None:
             _validate.positive(normalize_by=normalize_by)
             num_rows *= num_shares(axes)
-            _fold.check_rows_per_divisor(num_rows, normalize_by)
+            check_rows_per_divisor(num_rows, normalize_by)
             if _validate.is_concrete(normalize_by) and normalize_by == num_rows:
                 normalize_by = None  # static: as an argument of jit it is traced
-        return axes, normalize_by
+        stream = replace(stream, is_padding_example=is_padding_example, axes=axes)
+        return stream, normalize_by
 
     @abc.abstractmethod
     def sensitivity(
@@ -216,27 +215,27 @@ class Estimator(abc.ABC):
         stddev = noise_multiplier * sensitivity
         return {"l2_sensitivity": sensitivity, "stddev": stddev}
 
+    def summands(self, stream: SampleStream) -> Summands:
+        """Returns what is summed of a stream: influences of samples."""
+        influence = self.influence_fn()
+
+        def prepare(samples: FactoredSamples) -> FactoredSamples:
+            influences = by_row(influence, samples.num_rows)
+            return FactoredSamples(influences(samples.written_out()))
+
+        return Summands(stream.written_out(), prepare)
+
     def fold(
-        self,
-        rows: Rows,
-        *,
-        normalize_by: Scalar,
-        microbatch_size: int | None = None,
-    ) -> tuple[PyTree, Any]:
-        """Returns the robust mean of rows that are read a few at a time, and their aux.
+        self, stream: SampleStream, *, normalize_by: Scalar
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the robust mean of a stream of one device's rows, and their aux.
 
         Args:
-            rows: the samples, with an aux for each.
+            stream: the samples, with an aux for each.
             normalize_by: public divisor.
-            microbatch_size: samples processed at once; changes nothing but speed,
-                memory and rounding.
         """
-        mean, aux = _fold.fold_mean(
-            self.influence_fn(),
-            self.limit,
-            rows,
-            normalize_by=normalize_by,
-            microbatch_size=microbatch_size,
+        mean, aux = fold_mean(
+            self.summands(stream), self.limit, normalize_by=normalize_by
         )
         return self._within_limit(mean, normalize_by), aux
 
@@ -247,7 +246,7 @@ class Estimator(abc.ABC):
             return mean
 
         def clip(x):
-            largest = _fold.FEW_ROWS / like(normalize_by, x)
+            largest = FEW_ROWS / like(normalize_by, x)
             largest = like(limit, x) * jnp.maximum(1, largest)
             return jnp.clip(x, -largest, largest)
 
@@ -262,27 +261,11 @@ class CoordinateEstimator(Estimator):
     def limit(self) -> Scalar:
         """The largest size of any coordinate of an influence; that of zero is zero."""
 
-    def fold(
-        self,
-        rows: Rows,
-        *,
-        normalize_by: Scalar,
-        microbatch_size: int | None = None,
-    ) -> tuple[PyTree, Any]:
-        """See `Estimator.fold`: products are multiplied out as they are added."""
-        if not rows.has_small_factors() and not rows.has_many_leaves():
-            return super().fold(
-                rows, normalize_by=normalize_by, microbatch_size=microbatch_size
-            )
-        mean, aux = fold_factored(
-            lambda samples: samples,
-            self.limit,
-            rows,
-            normalize_by=normalize_by,
-            microbatch_size=microbatch_size,
-            influence=self.influence_fn(),
-        )
-        return self._within_limit(mean, normalize_by), aux
+    def summands(self, stream: SampleStream) -> Summands:
+        """See `Estimator.summands`: products are multiplied out as they are added."""
+        if not stream.has_small_factors():
+            stream = stream.written_out()
+        return Summands(stream, lambda samples: samples, self.influence_fn())
 
     def sensitivity(
         self,
@@ -296,23 +279,25 @@ class CoordinateEstimator(Estimator):
         )
 
 
-def _fold_stream(axes, estimator, stream, is_padding_example, normalize_by):
+def _fold_stream(estimator, stream, normalize_by):
+    axes = stream.axes
+
     def on_device(whole, rows):
         estimator, normalize_by, shared = whole
         rows, is_padding_example = rows
         # With respect to replicated params a gradient would be a psum over devices.
-        mine = stream.on_device(varying(shared, axes), rows)
-        rows = Rows(
-            mine.read, mine.num_rows, is_padding_example, axes, mine.read_factored
+        mine = replace(
+            stream,
+            shared=varying(shared, axes),
+            rows=rows,
+            is_padding_example=is_padding_example,
         )
-        return estimator.fold(
-            rows,
-            normalize_by=rows.num_rows_in_all if normalize_by is None else normalize_by,
-            microbatch_size=stream.microbatch_size,
-        )
+        if normalize_by is None:
+            normalize_by = mine.num_rows_in_all
+        return estimator.fold(mine, normalize_by=normalize_by)
 
     whole = estimator, normalize_by, stream.shared
-    return by_device(on_device, axes, whole, (stream.rows, is_padding_example))
+    return by_device(on_device, axes, whole, (stream.rows, stream.is_padding_example))
 
 
-_jitted_fold = jax.jit(_fold_stream, static_argnums=0)
+_jitted_fold = jax.jit(_fold_stream)

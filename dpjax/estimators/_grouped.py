@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._sums.leaves import Leaf
+from dpjax._sums.stream import FactoredSamples
 from dpjax._tree import register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._factored_leaves import Leaf
-from dpjax.estimators._factors import FactoredSamples
 from dpjax.estimators._norm import BoundFn, NormBounded, NormEstimator
 
 Group = str | tuple[str, ...]

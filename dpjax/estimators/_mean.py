@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import jax
 
-from dpjax._tree import register
+from dpjax._tree import as_finite, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._entries import as_finite
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._sensitivity import Sensitivity
 

@@ -3,19 +3,19 @@
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._sums.groups import group_means
+from dpjax._sums.order_statistics import median
+from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_column, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators import _fold
 from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._order_statistics import median
-from dpjax.estimators._rows import Rows
 from dpjax.estimators._sensitivity import Sensitivity, largest_ulp, precise
 
 
@@ -100,14 +100,10 @@ class MedianOfMeans(Estimator):
         )
 
     def fold(
-        self,
-        rows: Rows,
-        *,
-        normalize_by: Scalar,
-        microbatch_size: int | None = None,
-    ) -> tuple[PyTree, Any]:
+        self, stream: SampleStream, *, normalize_by: Scalar
+    ) -> tuple[PyTree, PyTree]:
         """See `Estimator.fold`: one inner fold a group, one group after the other."""
-        n = rows.num_rows_in_all
+        n = stream.num_rows_in_all
         _validate.require(
             n >= self.num_groups,
             "samples",
@@ -125,13 +121,7 @@ class MedianOfMeans(Estimator):
         sizes = np.full(self.num_groups, smallest) + (
             np.arange(self.num_groups) < longer
         )
-        means, aux = _fold.group_means(
-            self.inner.influence_fn(),
-            self.limit,
-            rows,
-            sizes=sizes,
-            microbatch_size=microbatch_size,
-        )
+        means, aux = group_means(self.inner.summands(stream), self.limit, sizes=sizes)
         means = jax.vmap(self._within_limit)(means, jnp.asarray(sizes))
 
         return jax.tree.map(partial(by_column, median), means), aux

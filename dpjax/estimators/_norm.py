@@ -10,7 +10,7 @@ What holds for every sample of floats, x with norm r in units of `sizes` as it i
 it is computed:
 
 1. NaN and infinite entries count as zero, in a factor as in an array.
-2. r' >= r (1 - NORM_ERROR), to 2^-39 units, or x has the weight zero (`_safe_norm`).
+2. r' >= r (1 - NORM_ERROR), to 2^-39 units, or x has the weight zero (`norms`).
 3. w(r') r <= limit / size·(1 + NORM_ERROR) follows for each influence, since w is not
    increasing, and w(r) r at most limit / size.
 """
@@ -18,19 +18,17 @@ it is computed:
 import abc
 import copy
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import jax
 
+from dpjax._sums.fold import Summands
+from dpjax._sums.norms import NORM_ERROR, weigh
+from dpjax._sums.stream import FactoredSamples, SampleStream
+from dpjax._tree import as_float, by_row, made_once
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._entries import as_float
 from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._factors import FactoredSamples
-from dpjax.estimators._made_once import made_once
-from dpjax.estimators._rows import Rows
-from dpjax.estimators._safe_norm import NORM_ERROR, weigh
 from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
-from dpjax.estimators._slabs import fold_factored
 
 # Clip norms, scales and offsets: ordinary samples stay below 2^63 of them.
 LEAST_SIZE = 1e-12
@@ -81,27 +79,14 @@ class NormBounded(Estimator):
 
         return influence
 
-    def fold(
-        self,
-        rows: Rows,
-        *,
-        normalize_by: Scalar,
-        microbatch_size: int | None = None,
-    ) -> tuple[PyTree, Any]:
-        """See `Estimator.fold`: the norms of factored samples come from factors."""
-        if rows.read_factored is None and not rows.has_many_leaves():
-            return super().fold(
-                rows, normalize_by=normalize_by, microbatch_size=microbatch_size
-            )
-        bound = jax.vmap(self.bound_fn())
-        mean, aux = fold_factored(
-            lambda samples: bound(made_once(samples.finite()))[0],
-            self.limit,
-            rows,
-            normalize_by=normalize_by,
-            microbatch_size=microbatch_size,
-        )
-        return self._within_limit(mean, normalize_by), aux
+    def summands(self, stream: SampleStream) -> Summands:
+        """See `Estimator.summands`: the norms of factored samples come from factors."""
+        bound = self.bound_fn()
+
+        def prepare(samples: FactoredSamples) -> FactoredSamples:
+            return by_row(bound, samples.num_rows)(made_once(samples.finite()))[0]
+
+        return Summands(stream, prepare)
 
     def sensitivity(
         self,

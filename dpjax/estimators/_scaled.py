@@ -1,19 +1,17 @@
 """Samples in units of public scales, one for every coordinate."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
 
 from dpjax import _validate
 from dpjax._rounding import LARGEST, SMALLEST
-from dpjax._tree import broadcast, by_row, like, register
+from dpjax._sums.stream import SampleStream
+from dpjax._tree import as_float, broadcast, by_row, like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._entries import as_float
 from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._rows import Rows
 from dpjax.estimators._sensitivity import Sensitivity
 
 
@@ -57,26 +55,20 @@ class Measured(Estimator):
         return self.estimator.sensitivity(num_samples, num_coordinates, relation)
 
     def fold(
-        self,
-        rows: Rows,
-        *,
-        normalize_by: Scalar,
-        microbatch_size: int | None = None,
-    ) -> tuple[PyTree, Any]:
+        self, stream: SampleStream, *, normalize_by: Scalar
+    ) -> tuple[PyTree, PyTree]:
         """See `Estimator.fold`: samples are divided as they are read.
 
         A product of two vectors over scales is none: factors are multiplied out.
         """
 
-        def read(start, size):
-            samples, aux = rows.read(start, size)
+        def make_samples(shared: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
+            samples, aux = stream.make_samples(shared, rows)
+            size = _validate.leading_size(rows, "samples")
             return by_row(self._ratios, size)(samples), aux
 
-        return self.estimator.fold(
-            rows._replace(read=read, read_factored=None),
-            normalize_by=normalize_by,
-            microbatch_size=microbatch_size,
-        )
+        ratios = replace(stream, make_samples=make_samples).written_out()
+        return self.estimator.fold(ratios, normalize_by=normalize_by)
 
     def _ratios(self, sample):
         def ratio(x, scale):

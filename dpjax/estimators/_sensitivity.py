@@ -14,8 +14,8 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._rounding import ROUNDOFF
+from dpjax._sums.fold import FEW_ROWS, block_length
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, Scalar
-from dpjax.estimators._fold import FEW_ROWS, block_length
 
 
 class Sensitivity(NamedTuple):
@@ -131,7 +131,7 @@ def sum_error_in_turn(num_terms: int) -> float:
 def sum_error(num_terms: int) -> float:
     """Returns the same where terms are rounded too, and summed by products of matrices.
 
-    Of the l2 norm, whatever the order in each coordinate: see `_slabs`.
+    Of the l2 norm, whatever the order in each coordinate: see `fold`.
     """
     depths = [num_terms - 1, *range(num_terms - 1, 0, -1)]
     squares = num_terms * sum((1 + depth) ** 2 for depth in depths)

@@ -47,9 +47,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._rounding import LEAST_WEIGHT, ROUNDOFF
+from dpjax._sums.order_statistics import OrderStatistics
 from dpjax._tree import like
 from dpjax._types import Scalar
-from dpjax.estimators._order_statistics import OrderStatistics
 
 Bound = Literal["fast", "exact"]
 

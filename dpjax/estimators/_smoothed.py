@@ -9,10 +9,9 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._rounding import LARGEST, SMALLEST
-from dpjax._tree import like
+from dpjax._tree import as_float, like, within
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators import _catoni
-from dpjax.estimators._entries import as_float, within
 from dpjax.estimators._estimator import Estimator
 
 

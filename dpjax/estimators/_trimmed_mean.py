@@ -1,8 +1,8 @@
 """The trimmed mean, with noise scaled to its smooth sensitivity (001, Algorithm 2)."""
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from dataclasses import dataclass, replace
+from typing import ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +11,17 @@ import numpy as np
 from dpjax import _validate
 from dpjax._rounding import LARGEST, ROUNDOFF
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying
-from dpjax._tree import by_column, like, register
+from dpjax._sums.order_statistics import middle_sum, order_statistics
+from dpjax._sums.stream import SampleStream
+from dpjax._tree import as_float, by_column, like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName, PyTree, Scalar
-from dpjax.estimators._entries import as_float
 from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._fold import Rows
-from dpjax.estimators._order_statistics import middle_sum, order_statistics
 from dpjax.estimators._sensitivity import Sensitivity, maximum
 from dpjax.estimators._smooth_sensitivity import (
     Bound,
     smooth_sensitivity,
     smooth_weights,
 )
-from dpjax.estimators._stream import SampleStream
 
 LEAST_WIDTH = 1e-15  # so that no sensitivity that matters underflows in float32
 
@@ -182,12 +180,8 @@ class TrimmedMean(Estimator):
         return {"rho": 0.5 / noise_multiplier**2}
 
     def fold(
-        self,
-        rows: Rows,
-        *,
-        normalize_by: Scalar,
-        microbatch_size: int | None = None,
-    ) -> tuple[PyTree, Any]:
+        self, stream: SampleStream, *, normalize_by: Scalar
+    ) -> tuple[PyTree, PyTree]:
         """See `Estimator.fold`: no fold here, all rows are read first.
 
         Raises:
@@ -195,12 +189,12 @@ class TrimmedMean(Estimator):
                 sampled batch has no public order statistics.
         """
         _validate.require(
-            rows.is_padding_example is None,
+            stream.is_padding_example is None,
             "is_padding_example",
-            rows.is_padding_example,
+            stream.is_padding_example,
             f"None with {self}: every row has its place in the order",
         )
-        num_rows = rows.num_rows_in_all
+        num_rows = stream.num_rows_in_all
         _validate.require(
             _validate.is_concrete(normalize_by) and float(normalize_by) == num_rows,
             "normalize_by",
@@ -208,11 +202,11 @@ class TrimmedMean(Estimator):
             f"the number of rows, {num_rows}: the trimmed mean cannot take a sampled "
             "batch",
         )
-        samples, aux = rows.read_all(microbatch_size)
+        samples, aux = stream.read_all()
         trimmed = self.trim_count(num_rows)
 
         def mean(columns):
-            total = middle_sum(columns, trimmed, rows.axes)
+            total = middle_sum(columns, trimmed, stream.axes)
             return self._mean(total, num_rows - 2 * trimmed)
 
         return jax.tree.map(lambda x: by_column(mean, as_float(x)), samples), aux
@@ -322,8 +316,8 @@ class TrimmedMean(Estimator):
 def _with_sensitivity(bound, axes, estimator, stream, weights):
     def on_device(whole, rows):
         estimator, weights, shared = whole
-        mine = stream.on_device(varying(shared, axes), rows)
-        samples, _ = Rows(mine.read, mine.num_rows).read_all(stream.microbatch_size)
+        mine = replace(stream, shared=varying(shared, axes), rows=rows)
+        samples, _ = mine.read_all()
 
         def both(x):
             trimmed = len(weights) - 1

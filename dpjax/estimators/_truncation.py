@@ -6,9 +6,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from dpjax._tree import like, register
+from dpjax._tree import as_float, like, register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._entries import as_float
 from dpjax.estimators._threshold import ThresholdEstimator
 
 

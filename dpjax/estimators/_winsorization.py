@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from dpjax._tree import like, register
+from dpjax._tree import as_float, like, register, within
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._entries import as_float, within
 from dpjax.estimators._threshold import ThresholdEstimator
 
 

@@ -1,9 +1,9 @@
 """Per-sample gradients, and their robust mean as a stream."""
 
-from dpjax.gradients._factored import Explanation, LeafRoute, explain
 from dpjax.gradients._per_sample import per_sample_grad
 from dpjax.gradients._robust import robust_grad, streamed_grad
 from dpjax.gradients._users import UserRecords, by_user
+from dpjax.gradients.factored import Explanation, LeafRoute, explain
 
 __all__ = [
     "Explanation",

@@ -8,8 +8,7 @@ import jax
 from dpjax import _validate
 from dpjax._sharding import by_device, row_axes, varying, varying_axes
 from dpjax._types import LossFn, PyTree
-from dpjax.gradients._running_statistics import refuse_running_statistics
-from dpjax.gradients._streamlined import streamlined
+from dpjax.gradients._program import streamlined
 from dpjax.gradients._users import loss_of_users
 
 
@@ -51,7 +50,7 @@ def per_sample_grad(
 
     def grad_fn(params: PyTree, batch: PyTree) -> Any:
         _validate.leading_size(batch, "batch")
-        refuse_running_statistics(params)
+        _validate.no_running_statistics(params)
         return by_device(on_device, row_axes(batch, None), params, batch)[1]
 
     return grad_fn

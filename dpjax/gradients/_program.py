@@ -1,5 +1,7 @@
 """Programs computed equation by equation, some of them by other means.
 
+`streamlined` rewrites a gradient's program as XLA's CPU compiler likes it in a loop.
+
 XLA compares an index with the length of an axis in the type of the index. In 8 or 16
 bits that length may be no number, and a row may lose its gradient without a word: such
 indices are given 32 bits.
@@ -13,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
+
+from dpjax._types import PyTree
 
 # Of an equation in a program, or in a jit in it: its places from the outside in.
 Place = tuple[int, ...]
@@ -85,3 +89,104 @@ def _wide(index: Any) -> Any:
     """Returns integers of 32 bits or more."""
     is_narrow = jnp.iinfo(jax.typeof(index).dtype).bits < 32
     return lax.convert_element_type(index, jnp.int32) if is_narrow else index
+
+
+def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Returns the same function with some of its operations spelled out.
+
+    * The derivative of a convolution is one with its axes in another order: in the
+      gradient of a kernel the channels stand in for the batch. XLA's CPU compiler
+      transposes such a convolution to suit its fast kernels, but not inside a loop, and
+      computes it there by plain loops, ten times slower. Here it is transposed
+      beforehand; on other platforms nothing changes.
+    * The gradient of a dense layer is the outer product of two vectors, and its
+      transpose. Multiplied out in the final order it can be fused into whatever reads
+      it; else it is stored along the wrong axis, and copied.
+    * Indices of fewer than 32 bits are widened: XLA may lose a gradient by them.
+
+    Other values are the same, to the rounding of a convolution. What stands inside a
+    loop, a branch or a `jax.checkpoint` of the function's own stays as it is, and so
+    does what states its sharding.
+    """
+    return lambda *args: traced(function, *args)(*args)
+
+
+def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTree]:
+    """Returns `streamlined(function)` for arguments of these shapes, traced once."""
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+
+    def rewritten(*args: PyTree) -> PyTree:
+        factors = {}  # of the outer products, by the variables that hold them
+
+        def rule(place, equation, inputs, run):
+            del place
+            variable = equation.invars[0] if equation.invars else None
+            if _is_convolution_of_other_order(equation):
+                return [_convolution(*inputs, **equation.params)]
+            if _is_outer_product(equation):
+                factors[equation.outvars[0]] = inputs
+                return [jnp.outer(*inputs)]
+            if _is_matrix_transpose(equation) and variable in factors:
+                return [jnp.outer(*reversed(factors[variable]))]
+            return run()
+
+        results = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), rule)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return rewritten
+
+
+def _is_outer_product(equation: core.JaxprEqn) -> bool:
+    """Whether it multiplies each entry of a vector by each of another."""
+    if equation.primitive is not lax.dot_general_p:
+        return False
+    avals: list[Any] = [x.aval for x in (*equation.invars, *equation.outvars)]
+    is_placed = equation.params["out_sharding"] is not None
+    ndims, dtypes = [x.ndim for x in avals], {x.dtype for x in avals}
+    return ndims == [1, 1, 2] and len(dtypes) == 1 and not is_placed
+
+
+def _is_matrix_transpose(equation: core.JaxprEqn) -> bool:
+    return (
+        equation.primitive is lax.transpose_p
+        and isinstance(equation.invars[0], core.Var)  # a literal has no hash
+        and equation.params["permutation"] == (1, 0)
+    )
+
+
+def _is_convolution_of_other_order(equation: core.JaxprEqn) -> bool:
+    if equation.primitive is not lax.conv_general_dilated_p:
+        return False
+    numbers = equation.params["dimension_numbers"]
+    is_placed = equation.params["out_sharding"] is not None
+    return numbers != _order(len(numbers.lhs_spec)) and not is_placed
+
+
+def _order(ndim: int) -> lax.ConvDimensionNumbers:
+    """That of NHWC and HWIO, for any number of spatial axes."""
+    image = (0, ndim - 1, *range(1, ndim - 1))  # of N, C, H, W, ...
+    kernel = (ndim - 1, ndim - 2, *range(ndim - 2))  # of O, I, H, W, ...
+    return lax.ConvDimensionNumbers(image, kernel, image)
+
+
+def _convolution(lhs, rhs, *, dimension_numbers, **params):
+    """A convolution with any order of axes, on CPU as one of NHWC and HWIO."""
+
+    def as_given(lhs, rhs):
+        return lax.conv_general_dilated_p.bind(
+            lhs, rhs, dimension_numbers=dimension_numbers, **params
+        )
+
+    def in_order(lhs, rhs):
+        (batch, feature, *space), (out, into, *window), result = dimension_numbers
+        order = _order(lhs.ndim)
+        value = lax.conv_general_dilated_p.bind(
+            lhs.transpose(batch, *space, feature),
+            rhs.transpose(*window, into, out),
+            dimension_numbers=order,
+            **params,
+        )
+        place = dict(zip(result, order.out_spec, strict=True))
+        return value.transpose([place[axis] for axis in range(lhs.ndim)])
+
+    return lax.platform_dependent(lhs, rhs, cpu=in_order, default=as_given)

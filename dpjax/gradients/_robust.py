@@ -12,10 +12,9 @@ from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
 from dpjax.estimators import Estimator, FactoredSamples, SampleStream
-from dpjax.gradients._factored import factored_grad
-from dpjax.gradients._running_statistics import refuse_running_statistics
-from dpjax.gradients._streamlined import streamlined
+from dpjax.gradients._program import streamlined
 from dpjax.gradients._users import UserGradient, Users, loss_of_users
+from dpjax.gradients.factored import factored_grad
 
 
 def streamed_grad(
@@ -261,7 +260,7 @@ def _stream_fn(
     def grad_fn(params: PyTree, batch: PyTree) -> SampleStream:
         _validate.leading_size(batch, "batch")
         _validate.real(params=params)
-        refuse_running_statistics(params)
+        _validate.no_running_statistics(params)
         return SampleStream(
             make_grads, params, batch, microbatch_size, make_grads.factored
         )

@@ -10,6 +10,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dpjax import _keys, losses
+from dpjax._scales import Standard
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.sklearn import _labels, _tables
 from dpjax.sklearn._linear import (
@@ -18,7 +19,6 @@ from dpjax.sklearn._linear import (
     parameters,
     total_noise,
 )
-from dpjax.sklearn._scales import Standard
 
 
 @parameters
@@ -128,7 +128,7 @@ class DPLogisticRegression(ClassifierMixin, LinearEstimator):
         if len(classes) == 1:
             coef, intercept = np.zeros((num_features, 1)), np.zeros(1)
             zeros = np.zeros(num_features)
-            self._set_standard(Standard(zeros, np.ones(num_features), zeros, zeros))
+            self._set_standard(Standard(zeros, zeros + 1, zeros, zeros, zeros > 0))
         else:
             coef, intercept = self._fit_linear(
                 losses.logistic if is_binary else losses.softmax(len(classes)),

@@ -10,6 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP
+from dpjax._scales import Noise, Standard, buy_scales, scales_share
 from dpjax._types import Key
 from dpjax.accounting import (
     PrivacyGuarantee,
@@ -18,7 +19,6 @@ from dpjax.accounting import (
 )
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
-from dpjax.sklearn._scales import Standard, buy_scales, scales_share
 from dpjax.solvers import dp_linear_model
 
 _PART_DELTA = 1e-9  # of what a part alone would give, which nobody is told
@@ -79,7 +79,7 @@ class LinearEstimator(BaseEstimator):
             bought = buy_scales(
                 scale_key,
                 features[:, is_open],
-                noise_multiplier=noise_multiplier / math.sqrt(share),
+                noise=Noise(noise_multiplier).part(share),
                 weights=weights,
             )
         for known, part in zip(standard, bought, strict=True):

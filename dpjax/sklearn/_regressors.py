@@ -7,6 +7,7 @@ import numpy as np
 from sklearn.base import RegressorMixin
 
 from dpjax import _keys, _validate, losses
+from dpjax._scales import Noise, buy_scales, scales_share
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
@@ -16,7 +17,6 @@ from dpjax.sklearn._linear import (
     parameters,
     total_noise,
 )
-from dpjax.sklearn._scales import buy_scales, scales_share
 
 _LEAST_SHARE = 0.01  # of the budget, for the target's unit
 _LARGEST = 1e18  # targets are held within it: more than float32 can square
@@ -52,7 +52,7 @@ def bought_unit(
     standard = buy_scales(
         key,
         targets[:, None],
-        noise_multiplier=noise_multiplier / math.sqrt(share),
+        noise=Noise(noise_multiplier).part(share),
         weights=weights,
         is_centered=is_centered,
     )

@@ -11,7 +11,6 @@ from dpjax.solvers._gradient_descent import dp_gradient_descent, robust_gradient
 from dpjax.solvers._hard_thresholding import dp_iterative_hard_thresholding
 from dpjax.solvers._l1_regression import dp_l1_regression
 from dpjax.solvers._lasso import dp_lasso
-from dpjax.solvers._linear_model import dp_linear_model
 from dpjax.solvers._loop import Execution
 from dpjax.solvers._mean import dp_mean
 from dpjax.solvers._multiparty_gradient_descent import dp_multiparty_gradient_descent
@@ -21,6 +20,7 @@ from dpjax.solvers._quantile import dp_center_and_scale, dp_quantile
 from dpjax.solvers._sample_and_aggregate import dp_sample_and_aggregate
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._sparse_regression import dp_sparse_linear_regression
+from dpjax.solvers.linear._model import dp_linear_model
 
 __all__ = [
     "Checkpoint",

@@ -83,8 +83,8 @@ def printed_epsilon(
 ) -> float:
     """Returns the epsilon that the noise printed for an estimator really gives.
 
-    As the budget of `dp_gradient_descent` it makes the noise that the paper prints for
-    a descent of `epsilon`, and `Solution.privacy` states what holds.
+    As the budget of `dp_gradient_descent` or `dp_mean` it makes the noise that the
+    paper prints for `epsilon`, and `Solution.privacy` states what holds.
 
     Args:
         estimator: one with Gaussian noise. `SmoothedTruncation` takes the constants of

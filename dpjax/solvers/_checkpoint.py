@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _processes, _validate
+from dpjax import _processes, _store, _validate
+from dpjax._store import Store
 from dpjax._types import PyTree
 
 
@@ -46,7 +47,6 @@ class Checkpoint(NamedTuple):
             would show the data without noise. That it was refused tells of the data: it
             is for the holder of the folder, outside of the guarantee. Or if another
             process has the folder open, or processes see different folders.
-        ImportError: by a solver, without `pip install "dpjax[checkpoints]"` (orbax).
 
     Example:
         >>> import tempfile
@@ -86,81 +86,36 @@ class Checkpoint(NamedTuple):
         return self
 
 
-class Store:
-    """The states of one run in a folder; use `opened`."""
+class States:
+    """The states of one run, as trees; use `opened`."""
 
-    def __init__(self, manager: Any, run: Mapping[str, str]) -> None:
-        self._manager, self._run = manager, run
-
-    def claim(self) -> None:
-        """Writes whose folder this is, before the first step uses its keys."""
-        import orbax.checkpoint as ocp
-
-        if self._manager.latest_step() is None:
-            run = ocp.args.JsonSave(dict(self._run))
-            self._manager.save(0, args=ocp.args.Composite(run=run))
+    def __init__(self, store: Store) -> None:
+        self._store, self.claim = store, store.claim
 
     def latest(self, like: PyTree) -> tuple[int, PyTree]:
         """Returns the last step that is saved and its state; (0, like) before it."""
-        import orbax.checkpoint as ocp
-
-        step = self._manager.latest_step()
+        step = self._store.step
         if not step:
             return 0, like
-        template = jax.tree.map(_without_key, like)
-        saved = self._manager.restore(
-            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(template))
-        )
-        return step, jax.tree.map(_as, saved["state"], like)
+        arrays = self._store.latest()
+        leaves, treedef = jax.tree.flatten(like)
+        found = [_as(leaf, arrays, i) for i, leaf in enumerate(leaves)]
+        return step, jax.tree.unflatten(treedef, found)
 
     def save(self, step: int, state: PyTree) -> None:
         """Saves a state, whole or not at all, and then removes the one before it."""
-        import orbax.checkpoint as ocp
-
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(jax.tree.map(_without_key, state)),
-                run=ocp.args.JsonSave(dict(self._run)),
-            ),
-        )
-
-    def check(self, devices: _processes.Devices) -> None:
-        """Requires that what is saved belongs to this run, seen by all processes."""
-        import orbax.checkpoint as ocp
-
-        step = self._manager.latest_step()
-        seen = _processes.rows_of_all(np.array([-1 if step is None else step]), devices)
-        _validate.require(
-            bool((seen == seen[0]).all()),
-            "checkpoint",
-            str(self._manager.directory),
-            "a folder that all processes share (they see different steps)",
-        )
-        if step is None:
-            return
-        try:
-            saved = self._manager.restore(
-                step, args=ocp.args.Composite(run=ocp.args.JsonRestore())
-            )["run"]
-        except (KeyError, FileNotFoundError):  # a folder with a number for its name
-            raise ValueError(
-                "checkpoint must be a folder of one run's states alone, got "
-                f"{str(self._manager.directory / str(step))!r}, which is none."
-            ) from None
-        others = [name for name in self._run if self._run[name] != saved.get(name)]
-        _validate.require(
-            not others,
-            "checkpoint",
-            str(self._manager.directory),
-            f"of the same run (another {', another '.join(others)} was saved)",
-        )
+        pieces = {
+            f"{i}.{j}": np.asarray(piece)
+            for i, leaf in enumerate(jax.tree.leaves(state))
+            for j, piece in enumerate(_pieces(_without_key(leaf)))
+        }
+        self._store.save(step, pieces)
 
 
 @contextlib.contextmanager
 def opened(
     checkpoint: Checkpoint, run: Mapping[str, str], devices: _processes.Devices
-) -> Iterator[Store]:
+) -> Iterator[States]:
     """Opens a folder of states, and refuses those of another run.
 
     Args:
@@ -168,87 +123,14 @@ def opened(
         run: what tells this run from others: from `identity`.
         devices: those of several processes, or ().
     """
-    try:
-        import orbax.checkpoint  # noqa: F401
-    except ImportError as why:
-        raise ImportError(
-            'checkpoints need orbax: pip install "dpjax[checkpoints]"'
-        ) from why
-
     _validate.require(
         len(_processes.indices(devices)) == jax.process_count(),
         "checkpoint",
         checkpoint,
         f"None where not all {jax.process_count()} processes take part in the run",
     )
-    folder = Path(checkpoint.folder).absolute()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    _check_shared(folder, devices)
-    with _locked(folder, devices), _manager(folder) as manager:
-        store = Store(manager, run)
-        store.check(devices)
-        yield store
-
-
-def _manager(folder: Path) -> Any:
-    import orbax.checkpoint as ocp
-
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=1,
-        cleanup_tmp_directories=True,  # of a process that was killed while it saved
-        enable_async_checkpointing=False,
-        create=False,
-    )
-    return ocp.CheckpointManager(folder, options=options)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, devices: _processes.Devices) -> Iterator[None]:
-    """Keeps other processes out, until this one leaves or ends.
-
-    Two runs that both find an empty folder would both draw from the same key.
-    """
-    import fcntl  # which Windows lacks: the rest of the package works there
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        is_free = True
-        if _processes.is_first(devices):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                is_free = False
-        _validate.require(
-            bool(_processes.rows_of_all(np.array([is_free]), devices).all()),
-            "checkpoint",
-            str(folder),
-            "a folder that no other process has open",
-        )
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _check_shared(folder: Path, devices: _processes.Devices) -> None:
-    """Requires that all processes see one folder: else they would wait for ever."""
-    if not devices:
-        return
-    names = _processes.rows_of_all(np.frombuffer(os.urandom(16), np.uint8), devices)
-    is_first = _processes.is_first(devices)
-    marker = folder / f".{names[0].tobytes().hex()}"
-    if is_first:
-        marker.touch(mode=0o600)
-    _processes.rows_of_all(names[0], devices)  # it has been made
-    seen = _processes.rows_of_all(np.array([marker.exists()]), devices)
-    if is_first:
-        marker.unlink()
-    _validate.require(
-        bool(seen.all()),
-        "checkpoint",
-        str(folder),
-        "a folder that all processes share",
-    )
+    with _store.opened(checkpoint.folder, run, devices=devices) as store:
+        yield States(store)
 
 
 def identity(
@@ -310,10 +192,36 @@ def _without_key(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
-def _as(leaf: Any, like: Any) -> Any:
-    """Returns what was saved as a leaf of the run: a key, bound to devices or not."""
+def _pieces(leaf: jax.Array) -> list[Any]:
+    """Returns what this process has of an array: all of it, or its shards."""
+    if leaf.is_fully_addressable or leaf.is_fully_replicated:
+        return [leaf]
+    return [shard.data for shard in _shards(leaf)]
+
+
+def _shards(leaf: jax.Array) -> list[Any]:
+    return sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
+
+
+def _as(like: Any, arrays: _store.Arrays, i: int) -> Any:
+    """Returns what was saved as leaf i of the run: a key, bound to devices or not."""
+    bits = _without_key(like)
+    pieces = [arrays[f"{i}.{j}"] for j, _ in enumerate(_pieces(bits))]
+    whole = pieces[0]
     if not like.committed:
-        leaf = jnp.asarray(np.asarray(leaf))  # orbax binds it to its device
+        leaf = jnp.asarray(whole)
+    elif bits.is_fully_addressable or bits.is_fully_replicated:
+        leaf = jax.make_array_from_callback(
+            bits.shape, bits.sharding, lambda index: whole[index]
+        )
+    else:
+        shards = [
+            jax.device_put(piece, shard.device)
+            for piece, shard in zip(pieces, _shards(bits), strict=True)
+        ]
+        leaf = jax.make_array_from_single_device_arrays(
+            bits.shape, bits.sharding, shards
+        )
     if not is_key(like):
         return leaf
     return jax.random.wrap_key_data(leaf, impl=str(jax.random.key_impl(like)))

@@ -15,7 +15,7 @@ from dpjax._sharding import by_device, psum, row_axes
 from dpjax._types import ArrayLike, Calibration, Key, PyTree, Scalar, SelectionName
 from dpjax.accounting import PrivacyGuarantee, selection_event
 from dpjax.mechanisms import exponential, permute_and_flip
-from dpjax.solvers._l1_scores import Units, chunk_scores, row_blocks
+from dpjax.solvers._l1_scores import FixedPoint, chunk_scores, row_blocks
 from dpjax.solvers._solution import Solution
 
 _MOST_SAMPLES, _MOST_CANDIDATES = 2**24, 2**30
@@ -81,9 +81,9 @@ def dp_l1_regression(
         each other, which is their sensitivity range. The paper's proof takes 2D for D;
         its algorithms divide by D for the range, and are 2 epsilon-DP.
 
-        This holds for float32 scores: `Units` gives the proof. The same program must
-        run on both neighbours, as one compiled program does. Candidates, truncation and
-        all other arguments must not depend on the data.
+        This holds for float32 scores: `FixedPoint` gives the proof. The same program
+        must run on both neighbours, as one compiled program does. Candidates,
+        truncation and all other arguments must not depend on the data.
 
     Utility:
         risk_bound = 2 M iota^(theta-1) / theta
@@ -133,7 +133,7 @@ def dp_l1_regression(
     spent = epsilon
     if calibration == "paper":
         mechanism, spent = "exponential", 2 * epsilon
-    units = Units.of(num_samples, moment_order)
+    fixed_point = FixedPoint.of(num_samples, moment_order)
     theory = _Theory(
         moment_order=moment_order,
         moment_bound=residual_moment_bound,
@@ -141,7 +141,7 @@ def dp_l1_regression(
         num_candidates=num_candidates,
         failure_prob=failure_prob,
     )
-    bias, deviation = theory.risk_terms(units.unit / spent)
+    bias, deviation = theory.risk_terms(fixed_point.unit / spent)
     if truncation is None and calibration == "paper":
         truncation = theory.best_truncation(*theory.printed_risk_terms(epsilon))
     elif truncation is None:
@@ -150,7 +150,7 @@ def dp_l1_regression(
 
     params = _choose(
         _Static(
-            units,
+            fixed_point,
             chunk_size,
             mechanism,
             row_axes((features, targets), None),
@@ -173,7 +173,7 @@ def dp_l1_regression(
         "truncation": truncation,
         "num_candidates": num_candidates,
         "num_chunks": -(-num_candidates // chunk_size),
-        "sensitivity_slack": units.unit / math.log(moment_order),
+        "sensitivity_slack": fixed_point.unit / math.log(moment_order),
         "risk_bound": bias * truncation ** (moment_order - 1) + deviation / truncation,
     }
     return Solution(params, privacy, stats)
@@ -213,7 +213,7 @@ class _Theory(NamedTuple):
 class _Static(NamedTuple):
     """The static arguments of a call."""
 
-    units: Units
+    fixed_point: FixedPoint
     chunk_size: int
     mechanism: SelectionName
     record_axes: tuple[str, ...]
@@ -244,7 +244,7 @@ def _choose(
         def score_chunk(index: jax.Array) -> jax.Array:
             start = index * size
             chunk = jax.lax.dynamic_slice_in_dim(columns, start, size, axis=1)
-            scores = chunk_scores(blocks, chunk, static.units, static.record_axes)
+            scores = chunk_scores(blocks, chunk, static.fixed_point, static.record_axes)
             is_padding = start + jnp.arange(size, dtype="int32") >= num_candidates
             return jnp.where(is_padding, -jnp.inf, scores)
 
@@ -267,7 +267,7 @@ def _choose(
         numbers, candidates = whole
         _, truncation, _ = numbers
         features, targets = data
-        blocks = row_blocks(features, targets, truncation, static.units)
+        blocks = row_blocks(features, targets, truncation, static.fixed_point)
         return by_device(among, axes, (numbers, blocks), candidates)
 
     whole = (key, truncation, epsilon), candidates

@@ -21,7 +21,7 @@ _FEW_FEATURES = 8  # up to here, products fused into the scores beat a matrix pr
 Blocks = tuple[jax.Array, jax.Array]
 
 
-class Units(NamedTuple):
+class FixedPoint(NamedTuple):
     """How scores are written as integers, which makes their sensitivity exact.
 
     Let f_i = theta exp(-psi_i), computed from record i alone and clipped to
@@ -59,7 +59,7 @@ class Units(NamedTuple):
     score_bits: int
 
     @classmethod
-    def of(cls, num_samples: int, moment_order: float) -> "Units":
+    def of(cls, num_samples: int, moment_order: float) -> "FixedPoint":
         length = min(_BLOCK_LENGTH, num_samples)
         fine_bits = min(16, 31 - num_samples.bit_length())
         score_bits = min(fine_bits, 24 - num_samples.bit_length())
@@ -70,13 +70,13 @@ class Units(NamedTuple):
 
 
 def row_blocks(
-    features: jax.Array, targets: jax.Array, truncation: Scalar, units: Units
+    features: jax.Array, targets: jax.Array, truncation: Scalar, fixed_point: FixedPoint
 ) -> Blocks:
     """Returns iota x, (steps, blocks, length, d), and iota y, (steps, blocks, length).
 
     Rows that fill them up have infinite residuals, so they count for nothing.
     """
-    length = units.block_length
+    length = fixed_point.block_length
     num_blocks = -(-targets.size // length)
     num_steps = -(-num_blocks // _BLOCKS_AT_ONCE)
     shape = (num_steps, -(-num_blocks // num_steps), length)
@@ -88,19 +88,22 @@ def row_blocks(
 
 
 def chunk_scores(
-    blocks: Blocks, columns: jax.Array, units: Units, axes: tuple[str, ...] = ()
+    blocks: Blocks,
+    columns: jax.Array,
+    fixed_point: FixedPoint,
+    axes: tuple[str, ...] = (),
 ) -> jax.Array:
     """Scores candidates, the columns of a (d, size) matrix: sums of log(f_i) / U.
 
     Of rows that are sharded over Manual mesh axes a psum adds the integers: a block has
     rows of one device, and every bound holds as it is.
     """
-    grid = 2.0**units.fine_bits / units.unit
+    grid = 2.0**fixed_point.fine_bits / fixed_point.unit
 
     def step(total, rows):
         features, targets = rows
         residuals = targets[..., None] - _products(features, columns)
-        product = jnp.prod(_factor(residuals, units.moment_order), axis=-2)
+        product = jnp.prod(_factor(residuals, fixed_point.moment_order), axis=-2)
         logs = jnp.round(jnp.log(product) * grid).astype(jnp.int32)
         return total + logs.sum(axis=0, dtype=jnp.int32), None
 
@@ -115,9 +118,9 @@ def chunk_scores(
     # CPU: a block's product stays in cache. Elsewhere: many blocks in parallel.
     total = jax.lax.platform_dependent(cpu=one_by_one, default=lambda: run(blocks))
     total = psum(total, axes)
-    dropped = units.fine_bits - units.score_bits
+    dropped = fixed_point.fine_bits - fixed_point.score_bits
     rounded = (total + (1 << dropped >> 1)) >> dropped
-    return rounded.astype(columns.dtype) * 2.0**-units.score_bits
+    return rounded.astype(columns.dtype) * 2.0**-fixed_point.score_bits
 
 
 def _products(features: jax.Array, columns: jax.Array) -> jax.Array:

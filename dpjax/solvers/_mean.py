@@ -7,15 +7,10 @@ import jax
 from dpjax import _validate
 from dpjax._sharding import row_axes
 from dpjax._tree import Static
-from dpjax._types import Calibration, Key, PyTree
+from dpjax._types import Key, PyTree
 from dpjax.batching import Full
 from dpjax.estimators import Estimator, SmoothedTruncation
-from dpjax.solvers._calibration import (
-    calibrated_noise,
-    check_budget,
-    printed_epsilon,
-    traceable,
-)
+from dpjax.solvers._calibration import calibrated_noise, check_budget, traceable
 from dpjax.solvers._solution import Solution
 from dpjax.transforms import privatize
 
@@ -28,7 +23,6 @@ def dp_mean(
     delta: float,
     estimator: Estimator | None = None,
     moment_bound: float = 1.0,
-    calibration: Calibration = "tight",
 ) -> Solution:
     """Releases the robust mean of samples with Gaussian noise.
 
@@ -47,8 +41,6 @@ def dp_mean(
         moment_bound: a public bound on every coordinate's E x^2, in units of the
             samples squared; read only where estimator is left out. Privacy holds
             whether or not the bound does.
-        calibration: "tight" takes the exact noise and scale; "paper" the printed ones,
-            and `Solution.privacy` says what that noise really gives.
 
     Returns:
         A `Solution` whose params are the mean, leaves of shape (...). Its stats hold
@@ -75,7 +67,6 @@ def dp_mean(
         equation (12) and Theorem 6.
     """
     check_budget(epsilon, delta)
-    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     samples = _validate.arrays(samples)
     num_samples = _validate.leading_size(samples, "samples")
@@ -88,14 +79,9 @@ def dp_mean(
             num_coordinates=num_coordinates,
             epsilon=epsilon,
             delta=delta,
-            calibration=calibration,
         )
         stats = {"scale": estimator.scale, "beta": estimator.beta}
     _validate.bounded_estimator(estimator)
-    if calibration == "paper":
-        epsilon = printed_epsilon(
-            estimator, epsilon=epsilon, delta=delta, num_samples=num_samples
-        )
     multiplier, privacy = calibrated_noise(
         estimator,
         Full(),

@@ -23,7 +23,7 @@ from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import Grid, PartyError, SecureSum
 from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._perturbed_objective import (
-    Problem,
+    Objective,
     check_data,
     least_gradient_norm,
     released_dtype,
@@ -158,9 +158,9 @@ def dp_multiparty_objective_perturbation(
     )
     total = regularization + noise.extra_regularization
     convexity = num_samples * total
-    problem = Problem(loss, num_samples, num_features)
+    objective = Objective(loss, num_samples, num_features)
     all_noise = noise.stddev * math.sqrt(num_parties / num_shares)
-    least = least_gradient_norm(problem, convexity, all_noise)
+    least = least_gradient_norm(objective, convexity, all_noise)
     gradient_norm = max(1e-8 * convexity, 2 * least)
 
     share_stddev = noise.stddev / math.sqrt(num_shares)
@@ -170,7 +170,7 @@ def dp_multiparty_objective_perturbation(
     most_rounding = gradient_norm / 8
     step = most_rounding / (num_parties * math.sqrt(num_features))
     search = _Search(
-        problem,
+        objective,
         convexity,
         gradient_norm,
         most_rounding,
@@ -256,7 +256,7 @@ def dp_multiparty_objective_perturbation(
 class _Search(NamedTuple):
     """What is searched for, and on which grids the sums travel; all public."""
 
-    problem: Problem
+    objective: Objective
     convexity: float
     gradient_norm: float
     most_rounding: float
@@ -278,9 +278,9 @@ class _Party(NamedTuple):
         As in `dp_objective_perturbation`: Newton's step at several lengths and a
         gradient step, of which the point with the shortest gradient is kept.
         """
-        problem, convexity = self.search.problem, self.search.convexity
-        smoothness = convexity + problem.num_samples * problem.loss.curvature_bound
-        params = np.zeros(problem.num_features)
+        objective, convexity = self.search.objective, self.search.convexity
+        smoothness = convexity + objective.num_samples * objective.loss.curvature_bound
+        params = np.zeros(objective.num_features)
         gradient = self._sum_gradients(np.tile(params, (len(_LENGTHS) + 1, 1)))[0]
         norm = float(np.linalg.norm(gradient))
         while not self._is_certified(params, norm):
@@ -309,9 +309,11 @@ class _Party(NamedTuple):
 
     def _is_certified(self, params: np.ndarray, norm: float) -> bool:
         # The noise went to the grid with the gradients; it is rounded nowhere else.
-        problem = self.search.problem
-        rounding = problem.rounding(self.search.convexity, np.linalg.norm(params), 0.0)
-        norm *= 1 + (problem.num_features + 8) * 2.0**-52
+        objective = self.search.objective
+        rounding = objective.rounding(
+            self.search.convexity, np.linalg.norm(params), 0.0
+        )
+        norm *= 1 + (objective.num_features + 8) * 2.0**-52
         slack = rounding + self.search.most_rounding
         return bool(norm + slack <= self.search.gradient_norm)
 
@@ -333,7 +335,7 @@ class _Party(NamedTuple):
         self, kind: float = _STOP, points: np.ndarray | None = None
     ) -> tuple[float, np.ndarray]:
         """Sends the aggregator's words to all, filled up with zeros to one size."""
-        words = np.zeros(1 + (len(_LENGTHS) + 1) * self.search.problem.num_features)
+        words = np.zeros(1 + (len(_LENGTHS) + 1) * self.search.objective.num_features)
         if points is not None:
             words[: 1 + points.size] = [kind, *points.reshape(-1)]
         transport = self.secure_sum.transport
@@ -347,7 +349,7 @@ class _Party(NamedTuple):
 
     def _add(self, kind: float, points: np.ndarray) -> np.ndarray:
         """Takes part in one sum over all parties."""
-        loss = self.search.problem.loss
+        loss = self.search.objective.loss
         if kind == _GRADIENTS:
             grid = self.search.gradient_grid
             values = np.asarray(_gradients(loss, self.chunks, points)) + self.noise

@@ -20,7 +20,7 @@ from dpjax.losses import MarginLoss
 from dpjax.mechanisms import gaussian
 from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._perturbed_objective import (
-    Problem,
+    Objective,
     check_data,
     least_gradient_norm,
     minimize,
@@ -164,8 +164,8 @@ def dp_objective_perturbation(
         )
     total = regularization + noise.extra_regularization
     convexity = num_samples * total
-    problem = Problem(loss, num_samples, num_features)
-    least = least_gradient_norm(problem, convexity, noise.stddev)
+    objective = Objective(loss, num_samples, num_features)
+    least = least_gradient_norm(objective, convexity, noise.stddev)
     if gradient_norm is None:
         gradient_norm = max(1e-8 * convexity, least)
     _validate.positive(gradient_norm=gradient_norm)
@@ -181,7 +181,7 @@ def dp_objective_perturbation(
     dtype = released_dtype(features)
     with jax.enable_x64(True):
         numbers = np.array([convexity, noise.stddev, gradient_norm, output_stddev])
-        params = _release(problem, dtype, features, labels, key, numbers)
+        params = _release(objective, dtype, features, labels, key, numbers)
     stats: dict[str, Scalar] = {
         "stddev": noise.stddev,
         "regularization": total,
@@ -205,7 +205,7 @@ def dp_objective_perturbation(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _release(
-    problem: Problem,
+    objective: Objective,
     dtype: np.dtype,
     features: jax.Array,
     labels: jax.Array,
@@ -214,8 +214,8 @@ def _release(
 ) -> jax.Array:
     convexity, stddev, gradient_norm, output_stddev = numbers
     objective_key, output_key = jax.random.split(key)
-    zeros = jnp.zeros(problem.num_features, jnp.float64)
+    zeros = jnp.zeros(objective.num_features, jnp.float64)
     eta = gaussian(objective_key, zeros, stddev=stddev)
     rows = signed_rows(features, labels)
-    params = minimize(problem, rows, convexity, eta, gradient_norm)
+    params = minimize(objective, rows, convexity, eta, gradient_norm)
     return gaussian(output_key, params, stddev=output_stddev).astype(dtype)

@@ -13,7 +13,7 @@ from dpjax._types import Scalar
 from dpjax.losses import MarginLoss
 
 
-class Problem(NamedTuple):
+class Objective(NamedTuple):
     """The static part of an objective."""
 
     loss: MarginLoss
@@ -42,14 +42,14 @@ class Problem(NamedTuple):
         return 2.0**-52 * (self.num_samples * (slopes + margins) + 4 * others)
 
 
-def least_gradient_norm(problem: Problem, convexity: float, stddev: float) -> float:
+def least_gradient_norm(objective: Objective, convexity: float, stddev: float) -> float:
     """Eight times what rounding amounts to at the largest minimiser there can be."""
     # grad J(w) = 0 bounds ||w||. A norm of eta above this one has probability e^-32; it
     # would cost some of the factor of eight, no privacy.
-    noise_norm = stddev * (math.sqrt(problem.num_features) + 8)
-    slopes = problem.num_samples * problem.loss.derivative_bound
+    noise_norm = stddev * (math.sqrt(objective.num_features) + 8)
+    slopes = objective.num_samples * objective.loss.derivative_bound
     params_norm = (slopes + noise_norm) / convexity
-    return 8 * problem.rounding(convexity, params_norm, noise_norm)
+    return 8 * objective.rounding(convexity, params_norm, noise_norm)
 
 
 def check_data(features: jax.Array, labels: jax.Array) -> tuple[int, int]:
@@ -99,7 +99,7 @@ class _Step(NamedTuple):
 
 
 def minimize(
-    problem: Problem,
+    objective: Objective,
     rows: jax.Array,
     convexity: Scalar,
     eta: jax.Array,
@@ -113,13 +113,13 @@ def minimize(
     g, shorter by a factor of 1 - 1/kappa at least; Newton's step makes it quick. Where
     no candidate is shorter, rounding has been reached.
     """
-    loss = problem.loss
+    loss = objective.loss
     lengths = 2.0 ** -jnp.arange(8, dtype=jnp.float64)
-    smoothness = convexity + problem.num_samples * loss.curvature_bound
+    smoothness = convexity + objective.num_samples * loss.curvature_bound
     noise_norm = jnp.linalg.norm(eta)
     # Padded with rows of zeros, which add nothing.
-    rows = jnp.pad(rows, ((0, -problem.num_samples % problem.chunk_size), (0, 0)))
-    chunks = rows.reshape(-1, problem.chunk_size, problem.num_features)
+    rows = jnp.pad(rows, ((0, -objective.num_samples % objective.chunk_size), (0, 0)))
+    chunks = rows.reshape(-1, objective.chunk_size, objective.num_features)
 
     def gradients(points: jax.Array) -> jax.Array:
         def add(total, chunk):
@@ -137,9 +137,9 @@ def minimize(
 
     def is_certified(step: _Step) -> jax.Array:
         # The norm is a sum of d squares, so it errs too.
-        norm = step.norm * (1 + (problem.num_features + 8) * 2.0**-52)
+        norm = step.norm * (1 + (objective.num_features + 8) * 2.0**-52)
         params_norm = jnp.linalg.norm(step.params)
-        error = problem.rounding(convexity, params_norm, noise_norm)
+        error = objective.rounding(convexity, params_norm, noise_norm)
         return norm + error <= gradient_norm
 
     def shorten(step: _Step) -> _Step:

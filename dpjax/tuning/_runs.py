@@ -95,18 +95,21 @@ class Runs:
             self.treedefs[i] = jax.tree.structure((solution.params, solution.stats))
         return found
 
-    def identity(self, key: Key, law: TrialCount, num_parallel: int) -> str:
-        """Digests all that a search computes from: programs, data, key and law."""
+    def identity(self, key: Key, law: TrialCount, num_parallel: int) -> dict[str, str]:
+        """Returns digests of all that a search computes from, by what they are of."""
 
-        def parts() -> Iterator[bytes]:
-            yield repr((law, num_parallel, self.size, jax.__version__)).encode()
-            yield np.asarray(jax.random.key_data(key)).tobytes()
+        def programs() -> Iterator[bytes]:
             for run, inputs in self.traced():
                 program = jax.make_jaxpr(run)(*inputs, key)
                 yield str(program).encode()
                 yield from _constants(program)
 
-        return digest(parts())
+        numbers = repr((law, num_parallel, self.size, jax.__version__))
+        return {
+            "law, number of candidates or version of jax": numbers,
+            "key": digest([np.asarray(jax.random.key_data(key)).tobytes()]),
+            "function or data": digest(programs()),
+        }
 
     def restored(self, progress: Progress) -> tuple[PyTree, dict]:
         """The params and stats of the best run."""

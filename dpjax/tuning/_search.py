@@ -1,23 +1,18 @@
-"""A search on its way: how many runs it makes, and a folder that outlives a process."""
+"""A search on its way: how many runs it makes, and what is known after some of them."""
 
-import contextlib
 import hashlib
-import io
 import itertools
-import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _files, _validate
+from dpjax._store import Arrays
 from dpjax._trial_counts import TrialCount
 from dpjax._types import Key, PyTree
 
-_FILE = "search.npz"
 _BITS, _BLOCK = 128, 1_024
 
 
@@ -37,6 +32,21 @@ class Progress(NamedTuple):
     candidate: int = -1
     score: float = -np.inf
     leaves: tuple[np.ndarray, ...] = ()
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> "Progress":
+        """Returns what `arrays` has told."""
+        leaves = tuple(arrays[f"leaf{i}"] for i in range(len(arrays) - 2))
+        num_runs, num_done, candidate = arrays["numbers"].tolist()
+        return cls(num_runs, num_done, candidate, arrays["score"].item(), leaves)
+
+    def arrays(self) -> Arrays:
+        """Returns all of it, to be kept."""
+        return {
+            "numbers": np.array([self.num_runs, self.num_done, self.candidate]),
+            "score": np.array(self.score),
+            **{f"leaf{i}": leaf for i, leaf in enumerate(self.leaves)},
+        }
 
     def with_run(self, candidate: int, score: float, released: PyTree) -> "Progress":
         """Counts one more run, which is kept where it is better than all before.
@@ -76,74 +86,8 @@ def _random_bits(key: Key, attempt: int) -> jax.Array:
     return jax.random.bits(jax.random.fold_in(key, attempt), (4,), jnp.uint32)
 
 
-class Folder:
-    """The state of one search in a folder of its own; use `opened`."""
-
-    def __init__(self, path: Path, identity: str) -> None:
-        self._path, self._identity = path / _FILE, identity
-
-    def load(self) -> Progress | None:
-        """Returns what was saved last, or None."""
-        if not self._path.exists():
-            return None
-        with np.load(self._path, allow_pickle=False) as saved:
-            _validate.require(
-                str(saved["identity"]) == self._identity,
-                "checkpoint",
-                str(self._path.parent),
-                "of the same search: with the same key, candidates, functions and "
-                "their data, law, and version of jax",
-            )
-            leaves = tuple(saved[f"leaf{i}"] for i in range(int(saved["num_leaves"])))
-            return Progress(
-                int(saved["num_runs"]),
-                int(saved["num_done"]),
-                int(saved["candidate"]),
-                float(saved["score"]),
-                leaves,
-            )
-
-    def save(self, progress: Progress) -> None:
-        """Writes the state whole, in place of the one before."""
-        arrays: dict[str, Any] = {
-            "identity": self._identity,
-            "num_runs": progress.num_runs,
-            "num_done": progress.num_done,
-            "candidate": progress.candidate,
-            "score": progress.score,
-            "num_leaves": len(progress.leaves),
-            **{f"leaf{i}": leaf for i, leaf in enumerate(progress.leaves)},
-        }
-        content = io.BytesIO()
-        np.savez(content, **arrays)
-        _files.write_whole(self._path, content.getvalue(), name="checkpoint")
-
-
-@contextlib.contextmanager
-def opened(path: str | os.PathLike[str], identity: str) -> Iterator[Folder]:
-    """Opens the folder of a search, for its owner and one process alone."""
-    import fcntl  # which Windows lacks: the rest of the package works there
-
-    folder = Path(path).absolute()
-    _files.check_folder("checkpoint", folder)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            rule = "a folder that no other process has open"
-            raise ValueError(
-                f"checkpoint must be {rule}, got {str(folder)!r}"
-            ) from None
-        yield Folder(folder, identity)
-    finally:
-        os.close(descriptor)
-
-
-def digest(parts: Iterator[bytes]) -> str:
-    """Returns what tells one search from others."""
+def digest(parts: Iterable[bytes]) -> str:
+    """Returns what tells some parts of a search from others."""
     found = hashlib.sha256()
     for part in parts:
         found.update(len(part).to_bytes(8, "little"))

@@ -11,13 +11,14 @@ from dp_accounting import ComposedDpEvent, UnsupportedDpEvent
 
 from dpjax import _validate
 from dpjax._rounding import rounded_up
+from dpjax._store import Store, opened
 from dpjax._trial_counts import TrialCount, TrialDistribution
 from dpjax._types import REPLACE_ONE, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee, tuning_epsilon
 from dpjax.solvers import Solution
 from dpjax.tuning._runs import Runs, TrainFn
 from dpjax.tuning._scores import Score
-from dpjax.tuning._search import Folder, Progress, draw_count, opened
+from dpjax.tuning._search import Progress, draw_count
 
 
 def dp_select(
@@ -142,8 +143,8 @@ def dp_select(
     opening = contextlib.nullcontext()
     if checkpoint is not None:
         opening = opened(checkpoint, runs.identity(key, law, num_parallel))
-    with opening as folder:
-        progress = _search(runs, law, key, num_parallel, privacy, folder)
+    with opening as store:
+        progress = _search(runs, law, key, num_parallel, privacy, store)
     found = {"candidate": progress.candidate, "score": progress.score}
     if progress.candidate < 0:
         return Solution(default, released, found)
@@ -157,13 +158,14 @@ def _search(
     key: Key,
     num_parallel: int,
     known: PrivacyGuarantee | None,
-    folder: Folder | None,
+    store: Store | None,
 ) -> Progress:
-    progress = None if folder is None else folder.load()
-    if progress is None:
+    if store is None or store.step is None:
         progress = Progress(draw_count(law, jax.random.fold_in(key, 0)))
-        if folder is not None:  # it is this search's before its first key is used
-            folder.save(progress)
+        if store is not None:  # it is this search's before its first key is used
+            store.save(0, progress.arrays())
+    else:
+        progress = Progress.of(store.latest())
     while progress.num_done < progress.num_runs:
         first = progress.num_done + 1
         turns = range(first, first + num_parallel)
@@ -181,8 +183,8 @@ def _search(
             progress = progress.with_run(index, score, released)
             place = 0 if runs.is_stacked else index
             runs.treedefs.setdefault(place, jax.tree.structure(released))
-        if folder is not None:
-            folder.save(progress)
+        if store is not None:
+            store.save(progress.num_done, progress.arrays())
     return progress
 
 

@@ -37,8 +37,8 @@ from dpjax.estimators import (
 )
 from dpjax.mechanisms import arsinh_normal, gaussian
 from dpjax.solvers import MarginLoss, dp_l1_regression
-from dpjax.solvers._noisy_quantile import noisy_quantile
-from dpjax.solvers._second_moments import noisy_second_moments
+from dpjax.solvers.linear._moments import noisy_second_moments
+from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 
 EPSILON, DELTA = 4.0, 1e-5
 REQUIRED = {

@@ -205,6 +205,6 @@ def test_a_run_that_is_interrupted_says_how_to_resume(
     assert "Stopped; nothing was written to --output." in said
     if folder_options:
         assert "The same command goes on from here" in said
-        assert (folder / "kept" / "key.npy").exists()
+        assert (folder / "kept" / "key.npz").exists()
     else:
         assert "With --checkpoint FOLDER a run can be resumed." in said

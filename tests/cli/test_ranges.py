@@ -101,8 +101,8 @@ def test_a_run_is_charged_for_its_ranges():
 
 
 def test_parts_never_cost_more_than_the_whole():
-    # Of 0.3 features cost nothing: the part is too small for them.
-    for share, spent_delta in ((0.1, "2.7e-05"), (0.9, "3e-05")):
+    # Of 0.03 features are left out: the part is too small for them.
+    for share in (0.1, 0.9):
         total = 0.3 if share == 0.1 else 2.1
         settings = asked(epsilon=total, delta=3e-5, private_ranges=share)
         parts = split_budget(settings, 800, is_classification=False)
@@ -114,7 +114,7 @@ def test_parts_never_cost_more_than_the_whole():
         assert privacy.epsilon <= total
         assert privacy.delta <= 3e-5
         assert f"at most e^{total:g} = " in str(privacy)
-        assert f"what it was, plus {spent_delta}" in str(privacy)
+        assert "what it was, plus 3e-05" in str(privacy)
         check_exactly(mean, bought, privacy)
 
 
@@ -155,7 +155,7 @@ def test_no_feature_is_driven_far_out(epsilon):
     for seed in range(3):
         bought = buy(made, key=jax.random.key(seed), epsilon=epsilon)
         data = encode_table(made.with_ranges(bought.columns))
-        assert np.abs(data.features).max() <= 4
+        assert np.abs(data.features).max() <= 30
         assert bought.is_informative == ("heavy" in bought.columns)
         if bought.is_informative:
             assert len(data.feature_names) == len(ODD) + 1
@@ -163,7 +163,6 @@ def test_no_feature_is_driven_far_out(epsilon):
             assert min(scales) > 0.2
         else:  # noise would be all that they are: nothing but the intercept is left
             assert data.feature_names == ("intercept",)
-            assert bought.privacy.delta == 0
 
 
 def test_features_of_many_columns_are_smaller():
@@ -175,7 +174,7 @@ def test_features_of_many_columns_are_smaller():
     )
     bought = buy(made, epsilon=50.0)
     features = encode_table(made.with_ranges(bought.columns)).features[:, :-1]
-    assert np.sum(np.mean(features**2, axis=0)) == pytest.approx(8, rel=0.2)
+    assert 4 < np.sum(np.mean(features**2, axis=0)) <= 8
 
 
 @pytest.mark.parametrize(
@@ -193,10 +192,26 @@ def test_a_target_is_scaled_for_its_mean(target):
     made = Table(
         "made up", columns, Schema({"a": Numeric()}, None), "y", np.zeros(20_000, bool)
     )
-    kind = buy(made, epsilon=1.0).columns["y"]
-    assert abs(kind.center - np.median(y)) <= 0.05 * np.median(y) + 1e-5
-    assert np.quantile(np.abs(y - kind.center), 0.97) <= 1.2 * kind.scale
-    assert 0.8 * kind.scale <= np.quantile(np.abs(y - kind.center), 0.99)
+    for is_centered in (True, False):
+        kind = buy(made, epsilon=1.0, is_centered=is_centered).columns["y"]
+        sizes = np.abs(y - kind.center) / kind.scale
+        assert 0.3 < np.quantile(sizes, 0.97) < 2
+        assert kind.center == 0 or is_centered
+
+
+def test_a_skewed_feature_keeps_its_signal():
+    # Held within four spreads of its median, it cost half of the accuracy.
+    rng = np.random.default_rng(0)
+    n = 16_000
+    columns = {"a": rng.normal(45, 15, n), "b": rng.lognormal(10, 1, n)}
+    y = 300 * columns["a"] + 0.1 * columns["b"] + 1_000 * rng.standard_t(3, n)
+    schema = Schema(dict.fromkeys(columns), Numeric())
+    made = Table("made up", columns | {"y": y}, schema, "y", np.zeros(n, bool))
+    for seed in range(3):
+        bought = buy(made, key=jax.random.key(seed), epsilon=0.1)
+        features = encode_table(made.with_ranges(bought.columns)).features
+        fitted = features @ np.linalg.lstsq(features, y)[0]
+        assert np.mean(np.abs(y - fitted)) < 1.1 * 1_087  # of least squares in units
 
 
 def test_too_few_records_for_a_target_are_said_to_be():

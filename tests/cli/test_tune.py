@@ -259,7 +259,7 @@ def test_a_search_that_was_stopped_goes_on_and_pays_once(folder, monkeypatch):
     stopped = tune(*options)
     assert stopped.exit_code != 0
     assert "The same command goes on from here" in stopped.stderr
-    assert Path("kept/search.npz").exists()
+    assert Path("kept/states/1").exists()
     assert not Path("out").exists()
     resumed = True
     # One of other options cannot go on, and is not charged for it.

@@ -8,11 +8,11 @@ import pytest
 import dpjax
 from dpjax.estimators import (
     Clipping,
+    FactoredSamples,
     Normalization,
     SmoothedClipping,
     clip_to_norm,
 )
-from dpjax.estimators._factors import FactoredSamples
 
 # What sensitivity() allows for: a clipped sample is at most this much longer.
 NORM_ERROR = 2.0**-13

@@ -11,15 +11,16 @@ import pytest
 
 import dpjax
 from dpjax import ADD_OR_REMOVE_ONE, NeighboringRelation
+from dpjax._sums.fold import proven_divisor
 from dpjax.estimators import (
     Clipping,
     Mean,
     MedianOfMeans,
+    SampleStream,
     SmoothedTruncation,
     Truncation,
     Winsorization,
 )
-from dpjax.estimators._fold import Rows, proven_divisor
 from tests import registry
 
 pytestmark = pytest.mark.optimized
@@ -501,16 +502,15 @@ def test_sensitivity_is_ordered_and_halves_for_a_row_that_is_removed(estimator):
 @pytest.mark.quick(1)
 @each(ALL)
 def test_a_fold_says_what_it_was_given(estimator):
-    rows = jnp.linspace(-1, 1, 33).reshape(11, 3)
+    rows, places = jnp.linspace(-1, 1, 33).reshape(11, 3), jnp.arange(11)
 
-    def read(start, size):
-        part = jax.lax.dynamic_slice_in_dim(rows, start, size)
-        return part, {"sum": part.sum(axis=1), "row": start + jnp.arange(size)}
+    def make_samples(_, some):
+        part, place = some
+        return part, {"sum": part.sum(axis=1), "row": place}
 
     for size in (None, 1, 2, 4, 11, 100):
-        estimate, records = estimator.fold(
-            Rows(read, 11), normalize_by=11, microbatch_size=size
-        )
+        stream = SampleStream(make_samples, (), (rows, places), size)
+        estimate, records = estimator.fold(stream, normalize_by=11)
         np.testing.assert_allclose(estimate, estimator(rows), rtol=0, atol=1e-6)
         np.testing.assert_array_equal(records["row"], np.arange(11))
         np.testing.assert_allclose(records["sum"], rows.sum(axis=1), atol=1e-6)

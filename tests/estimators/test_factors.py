@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax._sums import leaves as forms
+from dpjax._sums.leaves import add_rows
+from dpjax._sums.norms import LONGEST
 from dpjax.estimators import (
     Clipping,
     FactoredSamples,
@@ -17,10 +20,7 @@ from dpjax.estimators import (
     TableRows,
     Truncation,
     Winsorization,
-    _factored_leaves,
 )
-from dpjax.estimators._row_sums import add_rows
-from dpjax.estimators._safe_norm import LONGEST
 from dpjax.estimators._sensitivity import sum_error, sum_error_in_turn
 
 ROUNDOFF = 2.0**-24
@@ -183,14 +183,14 @@ def records_like_nothing(rows, kind):
 @pytest.fixture
 def other_order(monkeypatch):
     """Products of matrices add rows in another order than one after the other."""
-    product = _factored_leaves._sum_of_products
+    product = forms._sum_of_products
 
     def in_halves(x, y):
         if len(x) == 1:
             return product(x, y)
         return product(x[::2], y[::2]) + product(x[1::2], y[1::2])
 
-    monkeypatch.setattr(_factored_leaves, "_sum_of_products", in_halves)
+    monkeypatch.setattr(forms, "_sum_of_products", in_halves)
 
 
 @pytest.mark.quick(4)

@@ -1,19 +1,24 @@
 """The fold: digits that add exactly, in any chunks; records in order; little memory."""
 
+from dataclasses import replace
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax._sums.digits import _split, digit_layout
+from dpjax._sums.fold import block_length
+from dpjax._sums.plan import Plan, Sizes
 from dpjax.estimators import (
     Clipping,
     MedianOfMeans,
+    SampleStream,
     SmoothedTruncation,
     Truncation,
     Winsorization,
 )
-from dpjax.estimators._digits import _split, digit_layout
-from dpjax.estimators._fold import Rows, _Plan, block_length
 from dpjax.gradients import robust_grad
 
 AWKWARD = [1, 2, 63, 64, 65, 127, 129, 1000, 4097]
@@ -71,22 +76,25 @@ def test_digits_stand_for_their_number(num_sums):
     np.testing.assert_array_equal(value, x.astype(np.float64))
 
 
-@pytest.mark.parametrize("make", [_Plan.sequential, _Plan.parallel])
+@pytest.mark.parametrize(
+    "make", [Plan.one_by_one, Plan.parallel, partial(Plan.cached, is_large=False)]
+)
 @pytest.mark.parametrize("num_coordinates", [1, 100, 10**6, 10**9])
 def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
+    sizes = Sizes(num_coordinates, num_coordinates, num_coordinates)
     for n in [*AWKWARD, 100_000, 1_000_003]:
         for size in [*SIZES, 5000, 10**7]:
             longest = block_length(n)
-            plan = make(n, num_coordinates, longest, size)
-            covered = plan.lanes * plan.length * plan.num_blocks
+            plan = make(n, longest, sizes, size)
+            covered = plan.size * plan.slabs * plan.rounds
             assert covered >= n
-            # No block is empty, so that the digits have no more sums than needed.
-            assert covered - n < plan.lanes * plan.length
-            assert plan.length <= longest
+            # No round is empty, so that the digits have no more sums than needed.
+            assert covered - n < plan.size * plan.slabs
+            assert plan.block_length <= longest
             assert plan.lanes <= n
+            if plan.rows > 1:
+                assert plan.lanes == 1 or plan.lanes * num_coordinates <= 2**22
             assert plan.is_exact == (covered == n)
-            if not plan.one_by_one:
-                assert plan.lanes * plan.length <= n
 
 
 @pytest.mark.quick(1)
@@ -100,9 +108,7 @@ def test_mean_does_not_depend_on_plan_or_microbatch_size(plan, n):
     for size in SIZES:
         mean, _ = jax.jit(
             lambda x, size=size: Winsorization(1.0).fold(
-                Rows(lambda i, k: (jax.lax.dynamic_slice_in_dim(x, i, k), ()), n),
-                normalize_by=n,
-                microbatch_size=size,
+                replace(SampleStream.of(x), microbatch_size=size), normalize_by=n
             )
         )(rows)
         np.testing.assert_allclose(mean, expected, rtol=0, atol=error)
@@ -116,9 +122,7 @@ def test_whole_numbers_have_the_same_mean_in_all_chunks(plan):
     for size in SIZES:
         mean, _ = jax.jit(
             lambda x, size=size: Winsorization(8.0).fold(
-                Rows(lambda i, k: (jax.lax.dynamic_slice_in_dim(x, i, k), ()), x.size),
-                normalize_by=2**17,
-                microbatch_size=size,
+                replace(SampleStream.of(x), microbatch_size=size), normalize_by=2**17
             )
         )(rows)
         assert mean == exact
@@ -139,16 +143,15 @@ def test_records_come_back_in_order(plan, estimator, n):
     rows = np.arange(n, dtype=np.float32)
     mask = np.arange(n) % 5 == 2
 
-    def read(start, size):
-        part = jax.lax.dynamic_slice_in_dim(jnp.asarray(rows), start, size)
+    def make_samples(_, part):
         return part, {"double": 2 * part, "pair": jnp.stack([part, -part], axis=1)}
 
     for size in SIZES:
         _, records = jax.jit(
-            lambda size=size: estimator.fold(
-                Rows(read, n, mask), normalize_by=n, microbatch_size=size
+            lambda rows, mask, size=size: estimator.fold(
+                SampleStream(make_samples, (), rows, size, None, mask), normalize_by=n
             )
-        )()
+        )(rows, mask)
         # Of masked rows too: they count for nothing, but they are there.
         np.testing.assert_array_equal(records["double"], 2 * rows)
         np.testing.assert_array_equal(records["pair"], np.stack([rows, -rows], 1))
@@ -163,10 +166,7 @@ def test_group_means_are_those_of_public_index_ranges(plan, n):
         clipped = np.clip(rows.astype(np.float64), -2, 2)
         means = [g.mean(axis=0) for g in np.array_split(clipped, num_groups)]
         mean, _ = jax.jit(
-            lambda x, e=estimator: e.fold(
-                Rows(lambda i, k: (jax.lax.dynamic_slice_in_dim(x, i, k), ()), n),
-                normalize_by=n,
-            )
+            lambda x, e=estimator: e.fold(SampleStream.of(x), normalize_by=n)
         )(rows)
         np.testing.assert_allclose(mean, np.median(means, axis=0), atol=1e-5)
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dpjax.estimators import MedianOfMeans, TrimmedMean, Truncation, _order_statistics
-from dpjax.estimators._order_statistics import median, middle_sum, order_statistics
+from dpjax._sums import order_statistics as _order_statistics
+from dpjax._sums.order_statistics import median, middle_sum, order_statistics
+from dpjax.estimators import MedianOfMeans, TrimmedMean, Truncation
 
 order = jax.jit(order_statistics, static_argnums=1)
 total_of = jax.jit(middle_sum, static_argnums=1)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from dataclasses import replace
 
 import hypothesis
 import jax
@@ -16,12 +17,12 @@ from dpjax.estimators import (
     Clipping,
     Mean,
     MedianOfMeans,
+    SampleStream,
     Sensitivity,
     SmoothedTruncation,
     Truncation,
     Winsorization,
 )
-from dpjax.estimators._fold import Rows
 from dpjax.gradients import robust_grad
 from tests import registry
 
@@ -460,10 +461,8 @@ def test_a_record_changes_one_block_only(plan):
 
     @jax.jit
     def mean(samples):
-        def read(start, size):
-            return jax.lax.dynamic_slice_in_dim(samples, start, size), ()
-
-        return estimator.fold(Rows(read, n), normalize_by=n, microbatch_size=1)[0]
+        stream = replace(SampleStream.of(samples), microbatch_size=1)
+        return estimator.fold(stream, normalize_by=n)[0]
 
     stated = estimator.sensitivity(n, 1).linf
     for position, (up, down) in itertools.product(

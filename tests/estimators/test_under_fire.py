@@ -5,7 +5,7 @@ record by another, both of anything that a float can hold: in float32, bfloat16 
 float16 together, over every plan of the fold, for all that can be padding.
 """
 
-from functools import partial
+from dataclasses import replace
 
 import hypothesis
 import jax
@@ -18,13 +18,13 @@ from dpjax import ADD_OR_REMOVE_ONE
 from dpjax.estimators import (
     Clipping,
     MedianOfMeans,
+    SampleStream,
     Sensitivity,
     SmoothedTruncation,
     TrimmedMean,
     Truncation,
     Winsorization,
 )
-from dpjax.estimators._fold import Rows
 from tests import registry
 
 pytestmark = pytest.mark.optimized
@@ -125,16 +125,12 @@ def padded_mean(estimator, microbatch_size):
     """Returns a function of samples, padding and divisor, compiled once for all."""
 
     def mean(samples, is_padding_example, divisor):
-        def read(start, size):
-            part = partial(
-                jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size
-            )
-            return jax.tree.map(part, samples), ()
-
-        rows = Rows(read, N, is_padding_example)
-        return estimator.fold(
-            rows, normalize_by=divisor, microbatch_size=microbatch_size
-        )[0]
+        stream = replace(
+            SampleStream.of(samples),
+            microbatch_size=microbatch_size,
+            is_padding_example=is_padding_example,
+        )
+        return estimator.fold(stream, normalize_by=divisor)[0]
 
     return jax.jit(mean, static_argnums=2 if estimator.groups_by_index else ())
 
@@ -325,13 +321,8 @@ def test_a_million_records_in_orders_that_break_sums(estimator, microbatch_size,
 
     @jax.jit
     def mean(x):
-        def read(start, size):
-            return jax.lax.dynamic_slice_in_dim(x, start, size), ()
-
-        rows = Rows(read, MILLION)
-        return estimator.fold(
-            rows, normalize_by=MILLION, microbatch_size=microbatch_size
-        )[0]
+        stream = replace(SampleStream.of(x), microbatch_size=microbatch_size)
+        return estimator.fold(stream, normalize_by=MILLION)[0]
 
     for name, sequence in SEQUENCES.items():
         assert 0.9 * stated <= moves(mean, sequence) <= stated, name

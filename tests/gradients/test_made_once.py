@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpjax
+from dpjax._tree import made_once
 from dpjax.estimators import (
     Clipping,
     Grouped,
@@ -16,7 +17,6 @@ from dpjax.estimators import (
     SmoothedClipping,
     TrimmedMean,
 )
-from dpjax.estimators._made_once import made_once
 
 NUM_ROWS = 8
 PARAMS = {"w": jnp.zeros((50, 60)), "b": jnp.zeros(1000)}

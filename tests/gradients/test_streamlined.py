@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpjax
 from dpjax.estimators import Truncation
-from dpjax.gradients._streamlined import streamlined
+from dpjax.gradients._program import streamlined
 
 CONVOLUTIONS = {
     "1d": ((9, 3), (4, 3, 5), ("NHC", "HIO", "NHC"), {}),

@@ -7,7 +7,7 @@ import pytest
 from dpjax import _tables, _validate, mechanisms
 from dpjax.cli import _units
 from dpjax.sklearn import DPLogisticRegression, _labels
-from dpjax.solvers import _feature_choice, _linear_model
+from dpjax.solvers.linear import _choice, _model
 from dpjax.transforms import _privatize
 from tests.replay import test_commands, test_sklearn, test_solvers
 from tests.replay.test_commands import commands  # noqa: F401  # a fixture
@@ -33,20 +33,20 @@ def test_values_behind_the_order_of_features(hooks, monkeypatch):
             key, vector, selection_scale=selection_scale, **scales, **options
         )
 
-    monkeypatch.setattr(_feature_choice, "peeling", peeling)
+    monkeypatch.setattr(_choice, "peeling", peeling)
     refused(
         hooks, test_solvers.linear(max_features=1), "moves", names=("opposite", "huge")
     )
 
 
 def test_a_number_that_is_not_released(hooks, monkeypatch):
-    fit = _linear_model.fit
+    fit = _model.fit
 
-    def leaking(problem, records, **options):
-        params, stats = fit(problem, records, **options)
-        return params, stats | {"largest": records.features.max()}
+    def leaking(kind, examples, **options):
+        params, stats = fit(kind, examples, **options)
+        return params, stats | {"largest": examples.features.max()}
 
-    monkeypatch.setattr(_linear_model, "fit", leaking)
+    monkeypatch.setattr(_model, "fit", leaking)
     release = test_solvers.linear("logistic")
     refused(hooks, release, "shows", names=("opposite",))
 

@@ -130,8 +130,8 @@ OPTIONS = {
             estimators.MedianOfMeans(estimators.Truncation(1.0), 4),
         )
     },
-    "papers' mean": lambda data, key, i: solvers.dp_mean(
-        data[0], key=key, epsilon=1.0, delta=1e-5, moment_bound=2.0, calibration="paper"
+    "default mean": lambda data, key, i: solvers.dp_mean(
+        data[0], key=key, epsilon=1.0, delta=1e-5, moment_bound=2.0
     ),
 }
 PRIVATE = {

@@ -133,7 +133,7 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
         raise Stop
 
     for owner in (_linear, _regressors):
-        spy(owner, "buy_scales", lambda kwargs: kwargs["noise_multiplier"])
+        spy(owner, "buy_scales", lambda kwargs: kwargs["noise"].multiplier)
     spy(_labels, "buy_labels", lambda kwargs: kwargs["noise_multiplier"])
     monkeypatch.setattr(_linear, "dp_linear_model", solver)
     given = {} if is_open else {"feature_ranges": (-3, 3)}

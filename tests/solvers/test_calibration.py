@@ -112,17 +112,22 @@ def test_paper_constants_are_reported_at_what_they_give(estimator, batching):
 
 def test_classical_gaussian_fails_beyond_its_range():
     # Proved for epsilon <= 1 only; the guarantee says so rather than repeat the claim.
-    samples = jnp.zeros((50, 2))
+    estimator = Truncation(1.0)
     for epsilon, holds in ((1.0, True), (20.0, False)):
+        given = printed_epsilon(estimator, epsilon=epsilon, delta=DELTA, num_samples=50)
         solution = dp_mean(
-            samples,
+            jnp.zeros((50, 2)),
             key=jax.random.key(0),
-            epsilon=epsilon,
+            epsilon=given,
             delta=DELTA,
-            estimator=Truncation(1.0),
-            calibration="paper",
+            estimator=estimator,
         )
-        assert (solution.privacy.epsilon <= epsilon) == holds
+        assert solution.privacy.epsilon == given
+        assert (given <= epsilon) == holds
+        # The classical mechanism, of l2 sensitivity 2 sqrt(d) / n at a threshold of 1.
+        sensitivity = 2 * math.sqrt(2) / 50
+        stddev = math.sqrt(2 * math.log(1.25 / DELTA)) / epsilon * sensitivity
+        assert stddev <= solution.stats["stddev"] <= stddev * 1.01
 
 
 @pytest.mark.parametrize("batching", [Poisson(5.0), WithoutReplacement(5)])
@@ -150,21 +155,3 @@ def test_bad_arguments_of_what_is_printed(changes, message):
     options = {"estimator": Clipping(1.0), "epsilon": 1.0, "delta": DELTA}
     with pytest.raises(ValueError, match=message):
         printed_epsilon(**(options | {"num_samples": 200} | changes))
-
-
-@pytest.mark.slow
-def test_default_scale_of_the_paper():
-    samples = jnp.zeros((200, 2))
-    scales = [
-        dp_mean(
-            samples,
-            key=jax.random.key(0),
-            epsilon=EPSILON,
-            delta=DELTA,
-            calibration=calibration,
-        ).stats["scale"]
-        for calibration in ("paper", "tight")
-    ]
-    # Lemma 3: sqrt(n v / (2 log(1 / zeta))), which leaves the noise out.
-    np.testing.assert_allclose(scales[0], math.sqrt(200 / (2 * math.log(100))))
-    assert scales[1] < scales[0] / 2

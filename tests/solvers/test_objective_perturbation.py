@@ -55,13 +55,13 @@ DATA = data_sets()
 
 
 def computed_minimizer(features, labels, loss, convexity, eta, gradient_norm):
-    problem = _perturbed_objective.Problem(loss, *features.shape)
+    objective = _perturbed_objective.Objective(loss, *features.shape)
     with jax.enable_x64(True):
         rows = _perturbed_objective.signed_rows(
             jnp.asarray(features), jnp.asarray(labels)
         )
-        params = MINIMIZER(problem, rows, convexity, jnp.asarray(eta), gradient_norm)
-        return np.asarray(rows), np.asarray(params), problem
+        params = MINIMIZER(objective, rows, convexity, jnp.asarray(eta), gradient_norm)
+        return np.asarray(rows), np.asarray(params), objective
 
 
 def exact_gradient(rows, params, loss, convexity, eta):
@@ -107,12 +107,12 @@ def test_rounding_bound_covers_the_error():
     convexity, eta = 30.0, 10 * RNG.normal(size=20)
     loss = LOSSES["logistic"]
     # At a bound of 1e-7 the computed norm is far below it, so compare the gradients.
-    rows, params, problem = computed_minimizer(
+    rows, params, objective = computed_minimizer(
         features, np.ones(3000), loss, convexity, eta, 1e-7
     )
     exact = exact_gradient(rows, params, loss, convexity, eta)
     plain = (-scipy.special.expit(-rows @ params)) @ rows + convexity * params + eta
-    bound = problem.rounding(convexity, np.linalg.norm(params), np.linalg.norm(eta))
+    bound = objective.rounding(convexity, np.linalg.norm(params), np.linalg.norm(eta))
     assert 0 < np.linalg.norm(exact - plain) < bound < 1e-8
 
 

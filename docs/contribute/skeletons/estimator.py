@@ -7,9 +7,8 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._rounding import LARGEST, SMALLEST
-from dpjax._tree import like, register
+from dpjax._tree import as_float, like, register, within
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._entries import as_float, within
 from dpjax.estimators._estimator import CoordinateEstimator
 
 

@@ -1,0 +1,218 @@
+"""Methods compared on problems at several epsilons: how they run, what a page asks.
+
+A row stands at (problem, method, epsilon) and has an excess for each repetition, which
+is a loss over that of a reference.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import jax
+import numpy as np
+
+from benchmarks import record
+from benchmarks.page import number, table
+from benchmarks.record import PACKAGES, Record, Row
+
+# What stands for an excess that is not finite, and for all above: JSON has no infinity.
+LARGEST_EXCESS = 1e30
+WORDS = {True: "yes", False: "**no**", None: "not recorded"}  # of a verdict
+Run = Callable[[str, str, float, int], tuple[Row, Mapping[str, Any]] | None]
+
+
+def add_run_arguments(
+    parser,
+    methods: Iterable[str],
+    problems: Iterable[str],
+    epsilons: Sequence[float],
+    repetitions: int,
+    out: Path,
+) -> None:
+    """Adds what to run, by default all, and the record that it goes to."""
+    parser.add_argument("--methods", nargs="+", default=list(methods))
+    parser.add_argument("--problems", nargs="+", default=list(problems))
+    parser.add_argument("--epsilons", nargs="+", type=float, default=epsilons)
+    parser.add_argument("--repetitions", type=int, default=repetitions)
+    parser.add_argument("--out", type=Path, default=out, help="the record")
+    parser.add_argument("--again", action="store_true", help="also what the record has")
+
+
+def add_page_arguments(parser, path: Path) -> None:
+    """Adds what a page is written from, and where to."""
+    parser.add_argument("--record", type=Path, default=path)
+    parser.add_argument("--output", type=Path, help="file of the page")
+
+
+def run(
+    one: Run,
+    known: Mapping[str, Collection[str]],
+    *,
+    methods: Sequence[str],
+    problems: Sequence[str],
+    epsilons: Sequence[float],
+    repetitions: int,
+    out: Path,
+    again: bool = False,
+    packages: Sequence[str] = (),
+) -> None:
+    """Runs what a record lacks, and merges each row as it comes.
+
+    Args:
+        one: from problem, method, epsilon and repetitions to a row and the facts of the
+            problem; None where the method does not serve it.
+        known: the methods and the problems that there are, under "method", "problem".
+        methods: to run.
+        problems: to run them on.
+        epsilons: positive.
+        repetitions: at least two.
+        out: the record, which may not exist yet.
+        again: whether what the record has is run, too.
+        packages: whose versions are noted, beside the usual ones.
+
+    Raises:
+        ValueError: if one of these is not as it says.
+    """
+    for kind, names in ("method", methods), ("problem", problems):
+        for name in names:
+            if name not in known[kind]:
+                names = ", ".join(known[kind])
+                raise ValueError(f"{kind} = {name!r}: must be one of {names}")
+    for epsilon in epsilons:
+        if not epsilon > 0:
+            raise ValueError(f"epsilon = {epsilon}: must be positive")
+    if repetitions < 2:
+        raise ValueError(f"repetitions = {repetitions}: must be at least 2")
+
+    def found(place: record.Place) -> record.Found | None:
+        problem, method, epsilon = place
+        if (pair := one(problem, method, epsilon, repetitions)) is None:
+            return None
+        row, facts = pair
+        said = row.get("left_out") or ""
+        if (mean := summary(row)) is not None:
+            said = f"{mean.mean:.4g} +- {mean.error:.2g}, {row['seconds']:.1f} s"
+        print(f"{problem}, {method}, epsilon {epsilon:g}: {said}", flush=True)
+        return {place: row}, {problem: facts}
+
+    record.fill(
+        out,
+        product(problems, methods, map(float, epsilons)),
+        found,
+        is_there=lambda row, _: len(row["excess"]) >= repetitions,
+        again=again,
+        about=record.about_run((*PACKAGES, *packages)),
+    )
+
+
+def key_of(seed: int, *names: Any) -> jax.Array:
+    """Returns a key that depends on all that is run."""
+    name = " ".join(f"{x:g}" if isinstance(x, float) else x for x in names)
+    return jax.random.fold_in(jax.random.key(seed), crc32(name.encode()) & 0x7FFFFFFF)
+
+
+def keys_of(key: jax.Array, repetitions: int) -> jax.Array:
+    """Returns a key a repetition; more of them begin with the fewer."""
+    return jax.vmap(lambda index: jax.random.fold_in(key, index))(
+        np.arange(repetitions, dtype=np.uint32)
+    )
+
+
+class Summary(NamedTuple):
+    """Mean and standard error of a row's repetitions."""
+
+    mean: float
+    error: float
+
+
+def summary(row: Row | None) -> Summary | None:
+    """Returns the summary; None where nothing ran."""
+    if row is None or len(row["excess"]) < 2:
+        return None
+    values = np.array(row["excess"])
+    return Summary(
+        float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
+    )
+
+
+class Numbers:
+    """A record's numbers, as a page asks for them."""
+
+    def __init__(self, content: Record):
+        self.rows, self.facts = content.rows, content.facts
+        self.epsilons = sorted({epsilon for _, _, epsilon in content.rows})
+
+    @property
+    def header(self) -> list[str]:
+        """A column's title an epsilon."""
+        return [f"epsilon {epsilon:g}" for epsilon in self.epsilons]
+
+    def of(self, problem: str, method: str, epsilon: float) -> Summary | None:
+        """Returns the summary of a row; None where nothing ran."""
+        return summary(self.rows.get((problem, method, epsilon)))
+
+    def column(
+        self, problem: str, methods: Iterable[str], epsilon: float
+    ) -> dict[str, Summary]:
+        """Returns the summaries of those methods that ran."""
+        found = {method: self.of(problem, method, epsilon) for method in methods}
+        return {method: one for method, one in found.items() if one is not None}
+
+    def chosen(self, problem: str, method: str) -> list[str] | None:
+        """Returns the settings that hindsight chose, a cell an epsilon."""
+        rows = [self.rows.get((problem, method, epsilon)) for epsilon in self.epsilons]
+        if not any(rows):
+            return None
+        return [
+            "" if row is None else " / ".join(f"{x:g}" for x in row["facts"].values())
+            for row in rows
+        ]
+
+
+def geometric_mean(ratios: Sequence[float]) -> float | None:
+    """Returns the geometric mean; None of nothing."""
+    return float(np.exp(np.mean(np.log(ratios)))) if ratios else None
+
+
+def table_of_problem(
+    numbers: Numbers,
+    problem: str,
+    titles: Mapping[str, str],
+    corner: str,
+    cell: Callable[[Summary], str],
+    is_rival: Callable[[str], bool],
+) -> str:
+    """Returns a row a method, a column an epsilon; the best of the rivals in bold."""
+    found = {one: numbers.column(problem, titles, one) for one in numbers.epsilons}
+    found = {epsilon: column for epsilon, column in found.items() if column}
+    header = [f"epsilon {epsilon:g}" for epsilon in found]
+
+    def rows() -> Iterator[list[str]]:
+        for method, title in titles.items():
+            if any(method in column for column in found.values()):
+                yield [title, *(text(method, column) for column in found.values())]
+
+    def text(method: str, column: Mapping[str, Summary]) -> str:
+        if method not in column:
+            return ""
+        rivals = [name for name in column if is_rival(name)]
+        best = min(rivals, key=lambda name: column[name].mean, default="")
+        said = cell(column[method])
+        return f"**{said}**" if method == best else said
+
+    return table([corner, *header], rows())
+
+
+def wins(ours: Row, other: Row) -> float:
+    """Returns in which share of pairs of keys ours is better."""
+    return float(np.mean(np.less.outer(ours["excess"], other["excess"])))
+
+
+def short(x: float) -> str:
+    """Returns a number with three digits, however large."""
+    if abs(x) >= LARGEST_EXCESS / 100:
+        return "not finite"
+    return f"{x:.0e}".replace("e+", "e") if abs(x) >= 1e5 else number(x)

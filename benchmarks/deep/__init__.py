@@ -1,0 +1,1 @@
+"""What private networks without settings are worth, beside hindsight."""

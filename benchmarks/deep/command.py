@@ -1,0 +1,110 @@
+"""The command `python -m benchmarks deep`: trains networks that the record lacks.
+
+A row's `excess` is over a loss of zero: the test loss itself.
+"""
+
+import dataclasses
+import time
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from benchmarks import comparison
+from benchmarks.comparison import LARGEST_EXCESS, key_of, keys_of
+from benchmarks.deep import tasks
+from benchmarks.deep.hindsight import BARS, grid_losses
+from benchmarks.deep.methods import (
+    ADAM_RATE,
+    NUM_STEPS,
+    RECIPES,
+    Recipe,
+    plan,
+    train_all,
+    untuned,
+)
+from benchmarks.deep.tasks import Task
+from benchmarks.record import RESULTS, Row, rounded
+from dpjax.estimators import Clipping
+
+PATH = RESULTS / "deep.json"
+EPSILONS = (1.0, 3.0, 8.0)
+METHODS = {**BARS, **RECIPES}
+SEED = 23
+
+
+def add_arguments(parser):
+    """Adds the commands below `deep`."""
+    commands = parser.add_subparsers(dest="part", required=True)
+    run = commands.add_parser("run", help="train what the record lacks")
+    comparison.add_run_arguments(run, METHODS, tasks.NAMES, EPSILONS, 4, PATH)
+
+
+def main(part, **options):
+    """Runs the command."""
+    del part
+    known = {"method": METHODS, "problem": (*tasks.NAMES, *tasks.MADE_NAMES)}
+    comparison.run(run_named, known, packages=["optax"], **options)
+
+
+def run_named(
+    problem: str, method: str, epsilon: float, repetitions: int
+) -> tuple[Row, dict[str, Any]]:
+    """Returns the row and the facts of the task."""
+    task = tasks.task(problem)
+    return run_one(task, method, epsilon, repetitions), facts(task)
+
+
+def run_one(task: Task, method: str, epsilon: float, repetitions: int) -> Row:
+    """Trains a method's repetitions, with keys that depend on all that is run."""
+    key = key_of(SEED, task.name, method, epsilon)
+    start, recipe = time.perf_counter(), METHODS[method]
+    if method in BARS:
+        found = grid_losses(task, recipe, epsilon, key)
+        size, learning_rate, num_steps = min(found, key=lambda one: found[one])
+        how = plan(task.num_samples, epsilon, task.delta, num_steps)
+        taken = {"norm": size, "rate": learning_rate, "num_steps": num_steps}
+    else:
+        share = recipe.head_share(task)
+        how = plan(
+            *(task.num_samples, epsilon, task.delta, NUM_STEPS),
+            *(recipe.num_bands, share),
+        )
+        size, learning_rate = untuned(recipe, how, task)
+        taken = {"size": size, "rate": learning_rate, "stddev": how.stddev}
+    keys = keys_of(key, repetitions)
+    losses = train_all(task, recipe, how, [size], [learning_rate], keys)[:, 0]
+    losses = np.minimum(np.nan_to_num(losses, nan=LARGEST_EXCESS), LARGEST_EXCESS)
+    return {
+        "excess": [rounded(x) for x in losses],
+        "seconds": round(time.perf_counter() - start, 3),
+        "facts": {name: rounded(value, 4) for name, value in taken.items()},
+    }
+
+
+def facts(task: Task) -> dict[str, Any]:
+    """What the page says of a task."""
+    return {
+        "title": task.title,
+        "model": task.model,
+        "loss": task.loss,
+        "n": task.num_samples,
+        "d": task.num_params,
+        "num_test": len(task.test[1]),
+        "delta": task.delta,
+        "is_made": task.name in tasks.MADE_NAMES,
+        "constant_loss": task.constant_loss,
+        "noiseless_loss": noiseless_loss(task),
+    }
+
+
+@cache
+def noiseless_loss(task: Task) -> float:
+    """The test loss by adam without noise, where hardly a gradient is clipped."""
+    recipe = Recipe("", "", Clipping, adam=optax.scale_by_adam)
+    how = plan(task.num_samples, 1.0, task.delta, NUM_STEPS)
+    how = dataclasses.replace(how, multiplier=0.0)
+    keys = jax.random.split(jax.random.key(SEED), 1)
+    return float(train_all(task, recipe, how, [1e4], [ADAM_RATE], keys)[0, 0])

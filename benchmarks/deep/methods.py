@@ -1,0 +1,354 @@
+"""The methods of the page of deep networks: recipes, and the one loop that runs them.
+
+Every recipe is a chain that begins with `dpjax.transforms.privatize`: what it releases
+is divided by the largest norm of an influence, so that a step's signal is 1 at most and
+its noise's stddev 2 z / b, z the noise multiplier and b the batch's expected size, in
+every unit of the loss. Recipes without settings take their rate from that noise alone.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import dpjax
+from benchmarks.deep.tasks import Task
+from dpjax.accounting import (
+    correlated_noise_multiplier,
+    noise_multiplier,
+    noise_multiplier_to_epsilon,
+)
+from dpjax.batching import Batching, CyclicPoisson, Poisson
+from dpjax.estimators import (
+    AdaptiveThreshold,
+    Clipping,
+    Normalization,
+    SmoothedClipping,
+)
+from dpjax.gradients import streamed_grad
+from dpjax.mechanisms import BandedToeplitz, Strategy
+from dpjax.solvers import dp_linear_model
+from dpjax.transforms import privatize, scale_by_dp_adam
+
+BATCHES = 16  # expected batches to an epoch
+NUM_STEPS = 200
+NUM_BANDS = 4
+LOWER, UPPER = 1e-4, 1e4  # of thresholds that adapt
+FIRST, SPEED = 0.03, 0.3  # the first one; how fast its logarithm moves
+LEAST_LONG, MOST_LONG = 0.05, 0.5  # shares of samples that are clipped, by the noise
+TAIL = 0.98  # the quantile where the tail of a target must not be lost
+PEAK, LEAST_NOISE = 1.3, 0.1  # of rates: one is the other over the noise's norm
+ADAM_RATE = 0.03
+HEAD_SHARE = 0.4  # of the budget, for the last layer of a regression
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train, but for the numbers that hindsight chooses.
+
+    Attributes:
+        name: as on the command line and in the record.
+        title: as in the tables.
+        estimator: from a size to the estimator: the clip norm, scale or offset; of
+            thresholds that adapt, the quantile that they follow.
+        size: from a task's public facts and the norm of the noise; None where
+            hindsight chooses it.
+        power: of how the rate falls to zero, (1 - t / T)^power, after a short rise;
+            0 is a constant rate.
+        adam: makes the adam that takes the steps; None are plain steps.
+        num_bands: of the noise; 1 is independent noise.
+        refits: whether the last layer of a regression is fitted anew in the end, by
+            `dp_linear_model` on what the layers below have learnt.
+    """
+
+    name: str
+    title: str
+    estimator: Callable[[Any], Any]
+    size: Callable[[Task, float], float] | None = None
+    power: float = 1.0
+    adam: Callable[[], optax.GradientTransformation] | None = None
+    num_bands: int = 1
+    refits: bool = False
+
+    def head_share(self, task: Task) -> float:
+        """The share of the budget that the last layer is fitted anew with.
+
+        None of classes: their model begins at a constant, and takes more to get as far
+        as the network's own last layer.
+        """
+        return HEAD_SHARE if self.refits and task.loss == "squared" else 0.0
+
+
+def _adaptive(inner, quantile):
+    return AdaptiveThreshold(
+        inner(FIRST), lower=LOWER, upper=UPPER, quantile=quantile, learning_rate=SPEED
+    )
+
+
+def _by_noise(task, noise):
+    """The quantile 1 - nu: the more noise, the more samples are clipped."""
+    del task
+    return 1 - min(MOST_LONG, max(LEAST_LONG, noise))
+
+
+def _by_loss(task, noise):
+    """A high quantile for squared loss, whose gradients have the tail of the target."""
+    return TAIL if task.loss == "squared" else _by_noise(task, noise)
+
+
+def _always(size):
+    return lambda task, noise: size
+
+
+_adaptive_clipping = partial(_adaptive, Clipping)  # one object, one program
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            "adaptive_refit",
+            "adaptive clipping, last layer anew",
+            _adaptive_clipping,
+            _by_loss,
+            refits=True,
+        ),
+        Recipe("adaptive", "adaptive clipping", _adaptive_clipping, _by_loss),
+        Recipe(
+            "adaptive_noise",
+            "adaptive clipping, quantile by the noise",
+            _adaptive_clipping,
+            _by_noise,
+        ),
+        Recipe(
+            "adaptive_tail",
+            f"adaptive clipping, quantile {TAIL:g}",
+            _adaptive_clipping,
+            _always(TAIL),
+        ),
+        Recipe(
+            "adaptive_adam",
+            "adaptive clipping, adam",
+            _adaptive_clipping,
+            _by_loss,
+            adam=optax.scale_by_adam,
+        ),
+        Recipe(
+            "adaptive_dp_adam",
+            "adaptive clipping, adam without the noise",
+            _adaptive_clipping,
+            _by_loss,
+            adam=scale_by_dp_adam,
+        ),
+        Recipe("normalized", "normalization", Normalization, _always(0.01)),
+        Recipe(
+            "normalized_correlated",
+            "normalization, correlated noise",
+            Normalization,
+            _always(0.01),
+            num_bands=NUM_BANDS,
+        ),
+        Recipe("smoothed", "smoothed clipping at 1", SmoothedClipping, _always(1.0)),
+        Recipe("clipping", "clipping at 1", Clipping, _always(1.0)),
+        Recipe(
+            "correlated",
+            "clipping at 1, correlated noise",
+            Clipping,
+            _always(1.0),
+            num_bands=NUM_BANDS,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a budget makes of a recipe: public numbers, found before any data.
+
+    Attributes:
+        batching: how batches are drawn.
+        num_steps: T.
+        noise: the strategy; None is independent noise.
+        multiplier: z, of the noise that the strategy correlates.
+        stddev: of the noise of one step's mean, where influences are 1 at most; of
+            correlated noise as much independent noise as would move the sum of all
+            steps alike.
+        head_epsilon: of `dp_linear_model` for the last layer, at the same delta; what
+            both spend is counted together. 0 where it is not fitted anew.
+    """
+
+    batching: Batching
+    num_steps: int
+    noise: Strategy | None
+    multiplier: float
+    stddev: float
+    head_epsilon: float = 0.0
+
+
+@cache
+def plan(
+    num_samples: int,
+    epsilon: float,
+    delta: float,
+    num_steps: int,
+    num_bands: int = 1,
+    head_share: float = 0.0,
+) -> Plan:
+    """Returns the plan for a budget, whatever the data."""
+    size = num_samples // BATCHES
+    # The same for all budgets, and so their programs; `prepared` refuses too few.
+    capacity = size + math.ceil(8 * math.sqrt(size))
+    if num_bands == 1:
+        batching, strategy, relative = Poisson(size, capacity), None, 1.0
+    else:
+        batching = CyclicPoisson(size, cycle_length=num_bands, capacity=capacity)
+        strategy = BandedToeplitz.square_root(num_steps, num_bands)
+        row = np.linalg.solve(strategy.matrix().T, np.ones(num_steps))
+        relative = np.linalg.norm(row) / math.sqrt(num_steps)
+    batching = batching.prepared(num_samples, num_steps, epsilon=epsilon, delta=delta)
+    head_epsilon = 0.0
+    if strategy is None:
+        sampling = batching.accounting(num_samples, num_steps)
+        if head_share:
+            alone = noise_multiplier(epsilon, delta, num_steps=1)
+            head_epsilon = noise_multiplier_to_epsilon(
+                alone / math.sqrt(head_share), delta, num_steps=1
+            )
+            # What dp_linear_model takes at that epsilon.
+            sampling["other_multiplier"] = noise_multiplier(
+                head_epsilon, delta, num_steps=1
+            )
+        multiplier = noise_multiplier(epsilon, delta, **sampling)
+    else:
+        sampling = batching.participation(num_samples, num_steps)
+        multiplier = correlated_noise_multiplier(
+            epsilon, delta, strategy=strategy, **sampling
+        )
+    stddev = 2 * multiplier / size * relative
+    stddev = float(stddev)
+    return Plan(batching, num_steps, strategy, multiplier, stddev, head_epsilon)
+
+
+def untuned(recipe: Recipe, how: Plan, task: Task) -> tuple[float, float]:
+    """Returns size and largest rate of a recipe without settings: public numbers.
+
+    Both are by the norm of the noise in one step, nu = sqrt(d) stddev, in units of the
+    largest influence.
+    """
+    noise = math.sqrt(task.num_params) * how.stddev
+    rate = ADAM_RATE if recipe.adam else PEAK / (LEAST_NOISE + noise)
+    return recipe.size(task, noise), rate
+
+
+def train_all(
+    task: Task, recipe: Recipe, how: Plan, sizes, learning_rates, keys
+) -> np.ndarray:
+    """Returns test losses of shape (keys, settings) after training.
+
+    Args:
+        task: whose data are taken.
+        recipe: how to train.
+        how: the budget's plan.
+        sizes: of the estimator, shape (settings,).
+        learning_rates: shape (settings,).
+        keys: of shape (keys,); all settings of a key share batches and noise.
+    """
+    params = _train_all(
+        *(task, recipe.estimator, recipe.adam, how.batching, how.noise),
+        *(how.num_steps, recipe.power, how.multiplier),
+        *(jnp.asarray(sizes, float), jnp.asarray(learning_rates, float), keys),
+    )
+    if how.head_epsilon:
+        params = _refit_all(task, how.head_epsilon, params, keys)
+    return np.asarray(jax.jit(jax.vmap(jax.vmap(task.test_loss)))(params), float)
+
+
+@partial(jax.jit, static_argnums=range(5))
+def _train_all(
+    task,
+    estimator_fn,
+    adam,
+    batching,
+    noise,
+    num_steps,
+    power,
+    multiplier,
+    sizes,
+    rates,
+    keys,
+):
+    # One program for all budgets, lengths and schedules: compiling takes most of the
+    # time.
+    data = jax.tree.map(jnp.asarray, task.train)
+    grad_fn = streamed_grad(task.loss_fn)
+
+    def shape(step):  # of the rate
+        now, end = (jnp.asarray(count, jnp.float32) for count in (step, num_steps))
+        rises = jnp.minimum(1, (now + 1) / (0.1 * end))
+        return jnp.where(power > 0, rises * (1 - now / end) ** power, 1)
+
+    def run(size, learning_rate, key):
+        init_key, batch_key, noise_key = jax.random.split(key, 3)
+        estimator = estimator_fn(size)
+        optimizer = dpjax.chain(
+            privatize(
+                estimator,
+                noise_multiplier=multiplier,
+                key=noise_key,
+                normalize_by=batching.divisor(task.num_samples, NUM_STEPS),
+                noise=noise,
+            ),
+            *([adam()] if adam else []),
+            optax.scale_by_schedule(lambda step: -learning_rate * shape(step)),
+        )
+
+        def step(index, carry):
+            params, state, key = carry
+            key, draw_key = batching.next_key(key)
+            batch, is_padding = batching.draw(
+                draw_key, data, step=index, num_steps=NUM_STEPS
+            )
+            limit = 1.0 if adam else _limit(estimator, state)
+            updates, state = optimizer.update(
+                grad_fn(params, batch), state, params, is_padding_example=is_padding
+            )
+            updates = jax.tree.map(lambda x: x / limit, updates)
+            return optax.apply_updates(params, updates), state, key
+
+        params = task.init(init_key)
+        start = (params, optimizer.init(params), batch_key)
+        return jax.lax.fori_loop(0, num_steps, step, start)[0]
+
+    settings = jax.vmap(run, in_axes=(0, 0, None))
+    return jax.lax.map(lambda key: settings(sizes, rates, key), keys)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _refit_all(task, epsilon, params, keys):
+    """Returns params with the last layer fitted anew, for all keys and settings."""
+    inputs, targets = jax.tree.map(jnp.asarray, task.train)
+
+    def refit(params, key):
+        features = jax.vmap(partial(task.features, params))(inputs)
+        features = jnp.pad(features, ((0, 0), (0, 1)), constant_values=1)
+        weights = dp_linear_model(
+            *("squared", (features, targets)),
+            key=jax.random.fold_in(key, 1),  # run's keys are split from it
+            epsilon=epsilon,
+            delta=task.delta,
+            intercept=-1,
+        ).params
+        return params | {"w_head": weights[:-1, None], "b_head": weights[-1:]}
+
+    return jax.vmap(jax.vmap(refit, in_axes=(0, None)))(params, keys)
+
+
+def _limit(estimator, state):
+    """Returns the largest norm of an influence, with the thresholds of now."""
+    if isinstance(estimator, AdaptiveThreshold):
+        return estimator.at(optax.tree.get(state, "thresholds")).estimator.limit
+    return estimator.limit

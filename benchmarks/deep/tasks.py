@@ -1,0 +1,275 @@
+"""The tasks of the page of deep networks: six real ones, and made ones to search on.
+
+Inputs are scaled by public constants alone (`dpjax.datasets`), and long ones squeezed
+by sign(x) log(1 + |x|), a public map, too. One record is one example of the loss.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import datasets
+from dpjax._default_delta import default_delta
+
+Params = dict[str, jax.Array]
+HIDDEN = 24  # units of a perceptron
+WIDTH, NUM_TOKENS = 12, 6  # of the transformer over columns
+CONTEXT, CHARACTERS, EMBEDDING = 5, " abcdefghijklmnopqrstuvwxyz.", 6
+NUM_TEXTS, NUM_TEST_TEXTS = 16_000, 4_000
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A network to train, and what it is judged by.
+
+    Attributes:
+        name: as on the command line and in the record.
+        title: as in the tables.
+        model: the network, in words.
+        loss: "squared", which is half the square, or "cross-entropy".
+        init: from a key to parameters; predictions are zero at first.
+        features: from parameters and one input to what its last layer takes, whose
+            weights are params["w_head"] and params["b_head"].
+        train: (inputs, targets), n rows each.
+        test: (inputs, targets).
+    """
+
+    name: str
+    title: str
+    model: str
+    loss: str
+    init: Callable[[jax.Array], Params] = field(repr=False)
+    features: Callable[[Params, jax.Array], jax.Array] = field(repr=False)
+    train: tuple[np.ndarray, np.ndarray] = field(repr=False)
+    test: tuple[np.ndarray, np.ndarray] = field(repr=False)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of training records."""
+        return len(self.train[1])
+
+    @cached_property
+    def num_params(self) -> int:
+        """The number of parameters."""
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+    @property
+    def delta(self) -> float:
+        """n^-1.1."""
+        return default_delta(self.num_samples)
+
+    def loss_fn(self, params: Params, example: Any) -> jax.Array:
+        """The loss of one example."""
+        inputs, target = example
+        features = self.features(params, inputs)
+        prediction = features @ params["w_head"] + params["b_head"]
+        if self.loss == "squared":
+            return 0.5 * (prediction[0] - target) ** 2
+        return optax.softmax_cross_entropy_with_integer_labels(prediction, target)
+
+    def test_loss(self, params: Params) -> jax.Array:
+        """The mean loss of the test set; traced."""
+        return jnp.mean(jax.vmap(partial(self.loss_fn, params))(self.test))
+
+    @cached_property
+    def constant_loss(self) -> float:
+        """The test loss of the constant that is best on the training set."""
+        targets, tests = self.train[1], self.test[1]
+        if self.loss == "squared":
+            return float(0.5 * np.mean((tests - np.mean(targets)) ** 2, dtype=float))
+        shares = (np.bincount(targets, minlength=tests.max() + 1) + 0.5) / len(targets)
+        return float(-np.mean(np.log(shares)[tests]))
+
+
+def perceptron(num_inputs: int, num_outputs: int):
+    """Returns init and features of a network with one hidden layer."""
+
+    def init(key):
+        return {
+            "w1": _drawn(key, num_inputs, HIDDEN),
+            "b1": jnp.zeros(HIDDEN),
+            "w_head": jnp.zeros((HIDDEN, num_outputs)),
+            "b_head": jnp.zeros(num_outputs),
+        }
+
+    return init, lambda params, x: jnp.tanh(x @ params["w1"] + params["b1"])
+
+
+def transformer(num_inputs: int, num_outputs: int):
+    """Returns init and features of a block of attention over groups of columns."""
+    size = -(-num_inputs // NUM_TOKENS)
+
+    def init(key):
+        keys = jax.random.split(key, 6)
+        return {
+            "embed": jax.random.normal(keys[0], (NUM_TOKENS, size, WIDTH))
+            / math.sqrt(size),
+            "places": 0.1 * jax.random.normal(keys[1], (NUM_TOKENS, WIDTH)),
+            "qkv": _drawn(keys[2], WIDTH, 3 * WIDTH),
+            "mix": _drawn(keys[3], WIDTH, WIDTH),
+            "up": _drawn(keys[4], WIDTH, 2 * WIDTH),
+            "down": _drawn(keys[5], 2 * WIDTH, WIDTH),
+            "w_head": jnp.zeros((WIDTH, num_outputs)),
+            "b_head": jnp.zeros(num_outputs),
+        }
+
+    def features(params, x):
+        groups = jnp.pad(x, (0, NUM_TOKENS * size - num_inputs)).reshape(-1, size)
+        x = jnp.einsum("ts,tsw->tw", groups, params["embed"]) + params["places"]
+        q, k, v = jnp.split(_standard(x) @ params["qkv"], 3, axis=1)
+        weights = jax.nn.softmax(q @ k.T / math.sqrt(WIDTH), axis=1)
+        x = x + weights @ v @ params["mix"]
+        x = x + jax.nn.gelu(_standard(x) @ params["up"]) @ params["down"]
+        return _standard(x).mean(axis=0)
+
+    return init, features
+
+
+def characters():
+    """Returns init and features of a network from some characters to the next."""
+    num = len(CHARACTERS)
+    first, features = perceptron(CONTEXT * EMBEDDING, num)
+
+    def init(key):
+        table_key, key = jax.random.split(key)
+        table = jax.random.normal(table_key, (num, EMBEDDING))
+        return {"table": table, **first(key)}
+
+    return init, lambda params, x: features(params, params["table"][x].reshape(-1))
+
+
+def _drawn(key, num_in: int, num_out: int) -> jax.Array:
+    return jax.random.normal(key, (num_in, num_out)) / math.sqrt(num_in)
+
+
+def _standard(x: jax.Array) -> jax.Array:
+    """Each row with mean 0 and variance 1: LayerNorm without parameters."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5)
+
+
+def _squeezed(features: np.ndarray) -> np.ndarray:
+    return np.sign(features) * np.log1p(np.abs(features))
+
+
+def _task(name, title, model, loss, parts, both, is_test) -> Task:
+    """A task on rows that are told apart; `parts` are init and features."""
+    inputs, targets = both
+    return Task(
+        *(name, title, model, loss, *parts),
+        train=(inputs[~is_test], targets[~is_test]),
+        test=(inputs[is_test], targets[is_test]),
+    )
+
+
+def _tabular(name: str, title: str, loader: str, every: int, model=perceptron) -> Task:
+    """A regression on every so many records of a data set, and of its test set."""
+    data = getattr(datasets, loader)()
+    inputs = _squeezed(data.features[::every, :-1])  # the last is of ones
+    some = slice(None, None, max(1, len(data.test_targets) // 4_000))
+    tests, test_targets = _squeezed(data.test_features[some]), data.test_targets[some]
+    return Task(
+        *(name, title, model.__name__, "squared", *model(inputs.shape[1], 1)),
+        train=(inputs, data.targets[::every]),
+        test=(tests[:, :-1], test_targets),
+    )
+
+
+def _digits() -> Task:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    images = ((images - 5) / 6).astype(np.float32)  # pixels are 0 to 16, most 0
+    return _task(
+        *("digits", "digits", "perceptron", "cross-entropy", perceptron(64, 10)),
+        both=(images, labels.astype(np.int32)),
+        is_test=np.arange(len(labels)) % 5 == 4,
+    )
+
+
+def _characters() -> Task:
+    """Windows, which do not overlap, of the manual in Python's `pydoc_data`."""
+    from pydoc_data.topics import topics
+
+    text = " ".join(" ".join(topics[name].split()) for name in sorted(topics)).lower()
+    places = {character: index for index, character in enumerate(CHARACTERS)}
+    codes = np.array([places.get(one, len(CHARACTERS) - 1) for one in text], np.int32)
+    num = NUM_TEXTS + NUM_TEST_TEXTS
+    windows = codes[: num * (CONTEXT + 1)].reshape(num, CONTEXT + 1)
+    return _task(
+        *("characters", "characters", "embedding and perceptron", "cross-entropy"),
+        parts=characters(),
+        both=(windows[:, :-1], windows[:, -1]),
+        is_test=np.arange(num) % 5 == 4,
+    )
+
+
+def _made_regression(name: str, scale: float, num: int, zeros: float) -> Task:
+    """A random network's outputs with noise of tail index 2.5, some set to zero."""
+    rng = np.random.default_rng(5)
+    inputs = rng.standard_t(4, (num + 4_000, 20)).astype(np.float32)
+    hidden = np.tanh(inputs @ rng.standard_normal((20, 8)) / np.sqrt(20))
+    means = 2 + hidden @ rng.standard_normal(8)
+    targets = means + 0.5 * rng.standard_t(2.5, len(means))
+    targets = scale * np.where(rng.random(len(means)) < zeros, 0, targets)
+    title = f"made regression, targets of scale {scale:g}"
+    title += f", {zeros:.0%} of them zero" if zeros else ""
+    return _task(
+        *(name, title, "perceptron", "squared", perceptron(20, 1)),
+        both=(_squeezed(inputs), targets.astype(np.float32)),
+        is_test=np.arange(len(means)) >= num,
+    )
+
+
+def _made_classes(name: str, num: int) -> Task:
+    """Eight classes, each of two Gaussian clouds."""
+    rng = np.random.default_rng(6)
+    centres = rng.standard_normal((16, 30))
+    clouds = rng.integers(16, size=num + 4_000)
+    inputs = centres[clouds] + rng.standard_normal((len(clouds), 30))
+    title = f"made classes, {num:,} records"
+    return _task(
+        *(name, title, "perceptron", "cross-entropy", perceptron(30, 8)),
+        both=(inputs.astype(np.float32), (clouds % 8).astype(np.int32)),
+        is_test=np.arange(len(clouds)) >= num,
+    )
+
+
+# Title, data set, every how many of its records, and the model.
+_TABULAR = {
+    "blog_feedback": ("BlogFeedback", "blog_feedback", 4),
+    "belgian_motor": ("Belgian motor", "belgian_motor", 8),
+    "rand_hie": ("RAND HIE", "rand_hie", 1),
+    "rand_hie_transformer": ("RAND HIE, transformer", "rand_hie", 1, transformer),
+}
+_MAKERS: dict[str, Callable[[], Task]] = {
+    **{name: partial(_tabular, name, *how) for name, how in _TABULAR.items()},
+    "digits": _digits,
+    "characters": _characters,
+}
+NAMES = tuple(_MAKERS)
+_MADE: dict[str, Callable[[], Task]] = {
+    "made_small": partial(_made_regression, "made_small", 0.1, 12_000, 0.0),
+    "made_large": partial(_made_regression, "made_large", 10.0, 12_000, 0.0),
+    "made_zeros": partial(_made_regression, "made_zeros", 1.0, 12_000, 0.8),
+    "made_classes": partial(_made_classes, "made_classes", 12_000),
+    "made_few": partial(_made_classes, "made_few", 1_500),
+}
+MADE_NAMES = tuple(_MADE)
+
+
+@cache
+def task(name: str) -> Task:
+    """Returns a task, loaded or drawn at its first use."""
+    makers = _MAKERS | _MADE
+    if name not in makers:
+        raise ValueError(f"task = {name!r}: must be one of {', '.join(makers)}")
+    return makers[name]()

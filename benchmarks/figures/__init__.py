@@ -1,0 +1,1 @@
+"""The papers' figures: their panels as data, and what runs and draws them."""

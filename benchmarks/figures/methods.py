@@ -1,0 +1,377 @@
+"""The methods of the figures: a problem and a setting in, weights out.
+
+All private methods of a panel get the same epsilon and delta = n^-1.1, except that
+Frank-Wolfe takes delta = 0. "tight" takes the noise that the guarantee needs, "paper"
+the printed constants, whatever they give.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from dp_accounting import NoOpDpEvent
+from jax.tree_util import Partial
+
+from benchmarks.figures.panel import Setting
+from benchmarks.figures.problems import ProblemKind, Sample, optimum, pareto_moment
+from dpjax import parties, solvers
+from dpjax._types import Calibration, Key, Scalar
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.batching import WithoutReplacement
+from dpjax.constraints import Box, L1Ball, halton_net
+from dpjax.estimators import (
+    Clipping,
+    Estimator,
+    SmoothedTruncation,
+    TrimmedMean,
+    Truncation,
+    Winsorization,
+)
+from dpjax.solvers import Solution
+
+_NUM_ROUNDS = 10  # of the parties' descent
+_BATCH_SIZE = 1_000  # of 001's stochastic runs
+_TRIMMED = 0.05  # m / n of 001's Algorithm 3
+_PRIOR = 10.0  # b of its prior [-b, b], so that its kappa = b - a is 20
+
+
+class Task(NamedTuple):
+    """What a method gets: a problem of a size, its data, and a key."""
+
+    problem: ProblemKind
+    setting: Setting
+    sample: Sample
+    key: Key
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """The epsilon and the delta of the run."""
+        return {"epsilon": self.setting.epsilon, "delta": self.setting.delta}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n, d) of the features."""
+        return self.sample.data[0].shape
+
+    @property
+    def start(self) -> jax.Array:
+        """Weights of zero."""
+        return jnp.zeros_like(self.sample.true_params)
+
+
+@dataclass(frozen=True)
+class FigureMethod:
+    """A method that takes part in figures.
+
+    Attributes:
+        solve: `solve(task, **options) -> Solution`; options are a candidate's, and
+            `watch` where every iterate is shown.
+        is_private: whether it protects the records.
+        has_steps: whether it has iterates to show.
+        candidates: options to try; each repetition keeps those that do best in the end,
+            by the metric. That choice is not private, and no guarantee counts it.
+    """
+
+    solve: Callable[..., Solution]
+    is_private: bool = True
+    has_steps: bool = True
+    candidates: tuple[Mapping[str, Any], ...] = ({},)
+
+
+def _zero(task: Task) -> Solution:
+    nothing = PrivacyGuarantee.of(0.0, 0.0, dp_event=NoOpDpEvent())
+    return Solution(task.start, nothing, {})
+
+
+def _best(task: Task) -> Solution:
+    params = optimum(task.problem, task.sample)
+    return Solution(params, PrivacyGuarantee.non_private(), {})
+
+
+def _descent(
+    task: Task,
+    *,
+    is_private: bool = True,
+    is_stochastic: bool = False,
+    calibration: Calibration = "tight",
+    estimator: Estimator | None = None,
+    learning_rate: float | optax.Schedule = 0.1,
+    num_steps: int | None = None,
+    **options: Any,
+) -> Solution:
+    """Gradient descent; by smoothed truncation, unless there is an estimator."""
+    num_steps = task.setting.num_steps or num_steps
+    num_samples, num_features = task.shape
+    batch_size = min(_BATCH_SIZE, num_samples) if is_stochastic else num_samples
+    if estimator is None:
+        estimator = SmoothedTruncation.for_moment(
+            task.problem.moment_bound,
+            num_samples=batch_size,
+            num_coordinates=num_features,
+            num_steps=num_steps or 1,
+            **task.budget,
+            calibration=calibration if is_private else "paper",
+        )
+    options |= {
+        "key": task.key,
+        "estimator": estimator,
+        "learning_rate": learning_rate,
+        "num_steps": num_steps,
+        "projection_fn": task.problem.project if task.problem.ball else None,
+    }
+    if is_stochastic:
+        options |= {"batching": WithoutReplacement(batch_size), "averaging": True}
+    solve = solvers.robust_gradient_descent
+    if is_private:
+        options |= task.budget
+        if calibration == "paper":
+            options["epsilon"] = solvers.printed_epsilon(
+                estimator,
+                **task.budget,
+                num_samples=num_samples,
+                num_steps=num_steps or math.ceil(10 * math.log(num_samples)),
+            )
+        solve = solvers.dp_gradient_descent
+    return solve(task.problem.penalized, task.start, task.sample.data, **options)
+
+
+def _frank_wolfe(task: Task, *, calibration: Calibration) -> Solution:
+    return solvers.dp_frank_wolfe(
+        task.problem.penalized,
+        task.start,
+        task.sample.data,
+        key=task.key,
+        epsilon=task.setting.epsilon,
+        constraint=L1Ball(1.0),
+        moment_bound=task.problem.moment_bound,
+        calibration=calibration,
+    )
+
+
+def _lasso(task: Task, *, calibration: Calibration) -> Solution:
+    return solvers.dp_lasso(
+        *task.sample.data,
+        key=task.key,
+        **task.budget,
+        fourth_moment_bound=task.problem.fourth_moment_bound,
+        calibration=calibration,
+    )
+
+
+def _sparse(task: Task, *, calibration: Calibration) -> Solution:
+    return solvers.dp_sparse_linear_regression(
+        *task.sample.data,
+        key=task.key,
+        **task.budget,
+        sparsity=task.setting.sparsity,
+        fourth_moment_bound=task.problem.fourth_moment_bound,
+        calibration=calibration,
+    )
+
+
+def _hard_thresholding(task: Task, *, calibration: Calibration) -> Solution:
+    num_samples, num_features = task.shape
+    num_steps = max(1, int(math.log(num_samples)))  # T of 004's experiments
+    estimator = SmoothedTruncation.for_moment(
+        task.problem.moment_bound,
+        num_samples=num_samples // num_steps,
+        num_coordinates=num_features,
+        **task.budget,
+    )
+    return solvers.dp_iterative_hard_thresholding(
+        task.problem.penalized,
+        task.start,
+        task.sample.data,
+        key=task.key,
+        **task.budget,
+        sparsity=task.setting.sparsity,
+        estimator=estimator,
+        learning_rate=0.5,  # eta of 004's experiments
+        num_steps=num_steps,
+        calibration=calibration,
+    )
+
+
+def _l1_regression(task: Task, *, calibration: Calibration) -> Solution:
+    _, num_features = task.shape
+    return solvers.dp_l1_regression(
+        *task.sample.data,
+        key=task.key,
+        epsilon=task.setting.epsilon,
+        candidates=halton_net(Box(-1.0, 1.0), num_features, num_candidates=4096),
+        moment_order=task.setting.moment_order,
+        residual_moment_bound=task.problem.moment_bound,
+        calibration=calibration,
+    )
+
+
+def _mean(
+    task: Task,
+    *,
+    calibration: Calibration = "tight",
+    estimator: Estimator | None = None,
+) -> Solution:
+    """The private mean by truncation, unless there is an estimator."""
+    num_samples, num_features = task.shape
+    if estimator is None:
+        estimator = Truncation.for_moment(
+            pareto_moment(task.setting),
+            moment_order=task.setting.moment_order,
+            num_samples=num_samples,
+            num_coordinates=num_features,
+            **task.budget,
+            calibration=calibration,
+        )
+    budget = task.budget
+    if calibration == "paper":
+        budget["epsilon"] = solvers.printed_epsilon(
+            estimator, **task.budget, num_samples=num_samples
+        )
+    return solvers.dp_mean(
+        task.sample.data[0], key=task.key, **budget, estimator=estimator
+    )
+
+
+def _falling(first: Scalar, num_steps: Scalar, step: jax.Array) -> jax.Array:
+    return first * (1 - step / num_steps)
+
+
+# Steps from the inverse of the curvature: 1 / (4d), where d = 5 features of norm
+# one point everywhere alike.
+_AMONG_PARTIES: dict[str, Any] = {
+    "estimator": Clipping(1.0),
+    "learning_rate": partial(_falling, 20.0, _NUM_ROUNDS),
+    "num_steps": _NUM_ROUNDS,
+}
+
+
+def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
+    """Parties in threads of this process; one may collude with whoever listens."""
+    num_parties = task.setting.num_parties
+    share = task.setting.num_samples // num_parties
+    words = np.asarray(jax.random.key_data(task.key))
+
+    def train(transport: parties.Transport) -> Solution:
+        mine = slice(transport.party * share, (transport.party + 1) * share)
+        features, labels = (part[mine] for part in task.sample.data)
+        known = np.random.default_rng([*words, transport.party]).bytes
+        secure_sum = parties.SecureSum(
+            transport, max_colluding=1, test_only_random_bytes=known
+        )
+        if is_trusted:
+            return solvers.dp_multiparty_objective_perturbation(
+                features,
+                labels,
+                secure_sum=secure_sum,
+                **task.budget,
+                regularization=task.problem.l2,
+            )
+        return solvers.dp_multiparty_gradient_descent(
+            task.problem.penalized,
+            task.start,
+            (features, labels),
+            secure_sum=secure_sum,
+            **task.budget,
+            **_AMONG_PARTIES,
+        )
+
+    return parties.run_parties(train, num_parties)[0]
+
+
+def _empirical_mean(task: Task) -> Solution:
+    params = jnp.mean(task.sample.data[0], axis=0)
+    return Solution(params, PrivacyGuarantee.non_private(), {})
+
+
+def _inverse_root(first: Scalar, step: jax.Array) -> jax.Array:
+    return first / jnp.sqrt(step + 1)  # 1 / sqrt(t) of 001, t = 1, 2, ...
+
+
+def _falling_descent(task: Task, *, first: float = 1.0, **options: Any) -> Solution:
+    """The usual descent, with steps that fall from the first one to zero.
+
+    Steps of one size swing around the optimum where features are many and correlated.
+    """
+    num_steps = task.setting.num_steps or 25
+    steps = Partial(_falling, first, num_steps)  # another one compiles nothing
+    return _descent(task, learning_rate=steps, num_steps=num_steps, **options)
+
+
+def _stochastic_descent(task: Task, *, first: float = 1.0, **options: Any) -> Solution:
+    steps = Partial(_inverse_root, first)
+    return _descent(task, learning_rate=steps, is_stochastic=True, **options)
+
+
+# A user has to guess a scale, and a step. With one guess for all problems an estimator
+# would lose where it is bad, which says nothing of it. Where a norm hardly clips, steps
+# from 1 may be too long. A coordinate gets a fifth of a vector's norm.
+_NORMS_AND_FIRST_STEPS = ((0.1, 1.0), (1.0, 1.0), (5.0, 1.0), (25.0, 1.0), (25.0, 0.1))
+_CLIPPED = tuple(
+    {"estimator": Clipping(norm), "first": first}
+    for norm, first in _NORMS_AND_FIRST_STEPS
+)
+# A mean takes no steps, and Pareto's tail wants long ones.
+_CLIPPED_MEANS = tuple({"estimator": Clipping(5.0**power)} for power in range(5))
+_COORDINATE_WISE = {
+    "truncation": Truncation,
+    "winsorization": Winsorization,
+    "smoothed truncation": SmoothedTruncation,
+}
+
+METHODS: dict[str, FigureMethod] = {
+    "zero": FigureMethod(_zero, has_steps=False),
+    "not private": FigureMethod(_best, is_private=False, has_steps=False),
+    "DP-GD, best clipping": FigureMethod(_falling_descent, candidates=_CLIPPED),
+    "empirical mean": FigureMethod(_empirical_mean, is_private=False, has_steps=False),
+    "clipped DP-GD, one curator": FigureMethod(partial(_descent, **_AMONG_PARTIES)),
+    "parties, transcript seen": FigureMethod(partial(_among_parties, is_trusted=False)),
+    "parties, aggregator trusted": FigureMethod(
+        partial(_among_parties, is_trusted=True)
+    ),
+    "mean, best clipping": FigureMethod(_mean, candidates=_CLIPPED_MEANS),
+    "RGD": FigureMethod(partial(_descent, is_private=False), is_private=False),
+    "stochastic RGD": FigureMethod(
+        partial(_stochastic_descent, is_private=False), is_private=False
+    ),
+    "Algorithm 3": FigureMethod(
+        partial(
+            _descent,
+            estimator=TrimmedMean(_TRIMMED, -_PRIOR, _PRIOR),
+            learning_rate=0.01,
+        )
+    ),
+    "Algorithm 4, tight": FigureMethod(_descent),
+    "Algorithm 4, paper": FigureMethod(partial(_descent, calibration="paper")),
+    "stochastic DP-GD, best clipping": FigureMethod(
+        _stochastic_descent, candidates=_CLIPPED
+    ),
+    "stochastic Algorithm 4, tight": FigureMethod(_stochastic_descent),
+}
+METHODS |= {
+    f"DP-GD, best {name}": FigureMethod(
+        _falling_descent,
+        candidates=tuple(
+            {"estimator": kind(norm / 5), "first": first}
+            for norm, first in _NORMS_AND_FIRST_STEPS
+        ),
+    )
+    for name, kind in _COORDINATE_WISE.items()
+}
+METHODS |= {
+    f"{name}, {calibration}": FigureMethod(partial(solve, calibration=calibration))
+    for name, solve in {
+        "Frank-Wolfe": _frank_wolfe,
+        "LASSO": _lasso,
+        "sparse regression": _sparse,
+        "hard thresholding": _hard_thresholding,
+        "l1 regression": _l1_regression,
+        "private mean": _mean,
+    }.items()
+    for calibration in ("tight", "paper")
+}

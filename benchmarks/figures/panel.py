@@ -1,0 +1,183 @@
+"""A panel of a figure as data: what varies, what is fixed, who takes part."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from dpjax import _validate
+from dpjax._default_delta import default_delta
+
+TITLES = {
+    "num_samples": "records n",
+    "num_features": "features d",
+    "epsilon": "privacy parameter epsilon",
+    "sparsity": "sparsity s*",
+    "num_steps": "steps t",
+    "num_parties": "parties K",
+}
+_SYMBOLS = {
+    "num_samples": "n",
+    "num_features": "d",
+    "epsilon": "epsilon",
+    "sparsity": "s*",
+    "moment_order": "theta",
+}
+
+
+class Size(StrEnum):
+    """How large a figure is run."""
+
+    SMOKE = "smoke"
+    QUICK = "quick"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A problem's size and the budget; delta is n^-1.1.
+
+    Attributes:
+        num_samples: n.
+        num_features: d; a real data set has its own.
+        epsilon: privacy of a run.
+        sparsity: nonzero entries of the true weights, where they are sparse.
+        num_steps: steps of gradient descent, where they are shown.
+        moment_order: theta; moments of this order are bounded, of 2 by default.
+        num_parties: K, which have n/K records each.
+    """
+
+    num_samples: int
+    num_features: int
+    epsilon: float = 1.0
+    sparsity: int = 20
+    num_steps: int = 0
+    moment_order: float = 2.0
+    num_parties: int = 1
+
+    @property
+    def delta(self) -> float:
+        """n^-1.1, as in the papers."""
+        return default_delta(self.num_samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One plot: a number of several methods along an axis, a line style a curve.
+
+    Attributes:
+        name: paper and number, such as "004-1b".
+        title: what it shows.
+        problem: a name of `problems.PROBLEMS`.
+        fixed: the setting, but for what varies.
+        x: the field of the setting along the axis; num_steps shows every iterate.
+        values: what it takes.
+        curves: another field and what it takes, or None.
+        methods: names of `methods.METHODS`.
+        metric: what is measured, with its unit; a name of `problems.METRICS`.
+        repetitions: of a full run.
+        reported: what the paper says of it, in words; where it is a figure only, "".
+        direction: which way the paper says that the error goes along the axis, "falls"
+            or "grows"; "" where it does not say.
+        substitute: the paper's data set, where another one stands for it.
+        exponent: of x in the theory's error, for a setting; drawn through the first
+            point of the last method.
+    """
+
+    name: str
+    title: str
+    problem: str
+    fixed: Setting
+    x: str
+    values: tuple[Any, ...]
+    curves: tuple[str, tuple[Any, ...]] | None
+    methods: tuple[str, ...]
+    metric: str
+    repetitions: int = 20
+    reported: str = ""
+    direction: Literal["falls", "grows", ""] = ""
+    substitute: str = ""
+    exponent: Callable[[Setting], float] | None = None
+
+    @property
+    def figure(self) -> str:
+        """The figure that it belongs to, such as "004-1"."""
+        return self.name.rstrip("abcdefgh")
+
+    def settings(self) -> Iterator[Setting]:
+        """Yields every setting: values along the axis, for every curve."""
+        along = [{self.x: value} for value in self.values]
+        curves: list[dict[str, Any]] = [{}]
+        if self.curves is not None:
+            curves = [{self.curves[0]: value} for value in self.curves[1]]
+        for curve, point in itertools.product(curves, along):
+            yield dataclasses.replace(self.fixed, **curve, **point)
+
+    def curve_name(self, setting: Setting) -> str:
+        """Returns "d = 400", or "" where there are no curves."""
+        if self.curves is None:
+            return ""
+        field = self.curves[0]
+        return f"{_SYMBOLS[field]} = {getattr(setting, field):,}"
+
+    def at(self, size: Size) -> "Panel":
+        """Returns the panel at a size: fewer points, repetitions, records, features."""
+        _validate.require(
+            isinstance(size, Size), "size", size, f"one of {', '.join(Size)}"
+        )
+        if size == Size.FULL:
+            return self
+        is_smoke = size == Size.SMOKE
+        # Another epsilon compiles nothing; other sizes do.
+        most = 3 if not is_smoke else 2 if self.x == "epsilon" else 1
+        curves = self.curves
+        is_dear = curves is not None and curves[0] == "num_features"
+        most_curves = 1 if is_smoke or is_dear else 2
+        limits = (
+            {
+                "num_samples": 400,
+                "num_features": 8,
+                "sparsity": 2,
+                "num_steps": 4,
+                "num_parties": 2,
+            }
+            if is_smoke
+            else {
+                "num_samples": 10_000,
+                "num_features": 200,
+                "sparsity": 20,
+                "num_steps": 100,
+            }
+        )
+
+        def shrunk(field: str, values: tuple[Any, ...], most: int) -> tuple[Any, ...]:
+            # Ends and middle of the range; sizes scaled together, so that they differ.
+            few = values if len(values) <= most else _spread(values, most)
+            if field not in limits or max(values) <= limits[field]:
+                return few
+            factor = limits[field] / max(values)
+            return tuple(max(1, round(value * factor)) for value in few)
+
+        fixed = {
+            field: min(getattr(self.fixed, field), limit)
+            for field, limit in limits.items()
+        }
+        if curves is not None:
+            curves = (curves[0], shrunk(*curves, most_curves))
+        return dataclasses.replace(
+            self,
+            fixed=dataclasses.replace(self.fixed, **fixed),
+            values=shrunk(self.x, self.values, most),
+            curves=curves,
+            repetitions=min(self.repetitions, 1 if is_smoke else 3),
+        )
+
+
+def _spread(values: tuple[Any, ...], most: int) -> tuple[Any, ...]:
+    """Returns so many of the values, the last among them, evenly spread."""
+    if most == 1:
+        return values[-1:]
+    last = len(values) - 1
+    return tuple(values[round(i * last / (most - 1))] for i in range(most))

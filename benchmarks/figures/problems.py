@@ -1,0 +1,373 @@
+"""The problems of the figures: how data are drawn or read, and what is measured.
+
+A problem gives the arrays that a method sees, and those that it is scored on. Synthetic
+ones are drawn anew for each repetition, from its key, and scored on the records
+themselves, as in the papers; real ones are shuffled by the key, so that n of their
+records are taken, and scored on the test records.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.figures.panel import Setting
+from dpjax import datasets, losses
+from dpjax._types import Key, LossFn
+from dpjax.constraints import L1Ball, L2Ball
+from dpjax.datasets import (
+    Dataset,
+    Laplace,
+    LogGamma,
+    Logistic,
+    LogLogistic,
+    LogNormal,
+    Normal,
+    Pareto,
+    StudentT,
+)
+
+RIDGE = 1e-3  # the l2 penalty of 001, whose size it does not print
+
+
+class Sample(NamedTuple):
+    """One repetition's data.
+
+    Attributes:
+        data: (features, targets) that methods see.
+        test: (features, targets) that they are scored on.
+        true_params: what made the data; zeros where nobody knows.
+    """
+
+    data: tuple[jax.Array, jax.Array]
+    test: tuple[jax.Array, jax.Array]
+    true_params: jax.Array
+
+
+@dataclass(frozen=True)
+class ProblemKind:
+    """A problem of any size.
+
+    Attributes:
+        draw: `draw(key, setting) -> Sample`.
+        loss_fn: its loss, of one record.
+        l2: strength of the l2 penalty.
+        ball: the unit ball that the weights lie in: "l1", "l2" or None.
+        moment_bound: a bound on the second moment of a gradient's coordinate, which
+            the theory of the estimators takes; public.
+        fourth_moment_bound: a bound on the fourth moments of features and targets,
+            which `dp_lasso` and `dp_sparse_linear_regression` take; public.
+        dataset: the loader of a real data set, or None.
+    """
+
+    draw: Callable[[Key, Setting], Sample]
+    loss_fn: LossFn
+    l2: float = 0.0
+    ball: str | None = None
+    moment_bound: float = 1.0
+    fourth_moment_bound: float = 1.0
+    dataset: Callable[[], Dataset] | None = None
+
+    @property
+    def penalized(self) -> LossFn:
+        """The loss that methods minimise."""
+        return _penalized(self.loss_fn, self.l2)
+
+    def project(self, params: Any) -> Any:
+        """Maps weights into the ball."""
+        if self.ball is None:
+            return params
+        return (L1Ball(1.0) if self.ball == "l1" else L2Ball(1.0)).project(params)
+
+
+@cache
+def _penalized(loss_fn: LossFn, l2: float) -> LossFn:
+    return losses.regularized(loss_fn, l2) if l2 else loss_fn
+
+
+def optimum(problem: ProblemKind, sample: Sample) -> jax.Array:
+    """Returns the best weights that are known, without privacy.
+
+    Those that made the data of a linear model; else where accelerated projected
+    gradient descent arrives from zero.
+    """
+    if problem.dataset is None and problem.loss_fn is not losses.logistic:
+        return sample.true_params
+    start = jnp.zeros_like(sample.true_params)
+    return _accelerated(problem.penalized, problem.project, start, sample.data)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 4))
+def _accelerated(
+    loss_fn: Any, project: Any, start: jax.Array, data: Any, num_steps: int = 200
+) -> jax.Array:
+    """Beck and Teboulle (2009), with the step size of the largest curvature."""
+    features, _ = data
+
+    def power(v, _):
+        v = features.T @ (features @ v)
+        return v / jnp.maximum(jnp.linalg.norm(v), 1e-30), None
+
+    v, _ = jax.lax.scan(power, jnp.ones_like(start), None, length=20)
+    curvature = jnp.mean((features @ v) ** 2) / jnp.maximum(v @ v, 1e-30) + 1e-2
+    grad_fn = jax.grad(lambda w: jnp.mean(jax.vmap(loss_fn, (None, 0))(w, data)))
+
+    def step(carry, t):
+        params, ahead = carry
+        new = project(ahead - grad_fn(ahead) / curvature)
+        return (new, new + t / (t + 3) * (new - params)), None
+
+    (params, _), _ = jax.lax.scan(
+        step, (start, start), jnp.arange(num_steps, dtype=start.dtype)
+    )
+    return params
+
+
+METRICS = ("excess risk", "excess test risk", "risk", "test risk", "estimation error")
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def measure(
+    metric: str,
+    problem: ProblemKind,
+    params: jax.Array,
+    best: jax.Array,
+    sample: Sample,
+) -> jax.Array:
+    """Returns a metric of weights.
+
+    Args:
+        metric: "excess risk", the mean loss, with the penalty, less that of `best`; for
+            data of a linear model it is half the mean square of <x, w - w*>, which is
+            the same in expectation, but for the penalty, and exists where the noise has
+            no variance. "risk", the mean loss on the records. "test risk" and "excess
+            test risk", those on the test records, without the penalty. "estimation
+            error", the l2 distance from `best`.
+        problem: the problem.
+        params: the weights.
+        best: the best weights that are known: those that made the data of a linear
+            model, else the optimum without privacy.
+        sample: the data.
+    """
+    if metric == "estimation error":
+        return jnp.linalg.norm(params - best)
+    is_linear_model = problem.dataset is None and problem.loss_fn is losses.squared
+    if metric == "excess risk" and is_linear_model:
+        return jnp.mean((sample.data[0] @ (params - best)) ** 2) / 2
+
+    # `best` minimises the penalized loss, and others would beat it without the penalty.
+    loss_fn = problem.penalized if metric == "excess risk" else problem.loss_fn
+    losses_of = jax.vmap(loss_fn, (None, 0))
+    data = sample.test if "test" in metric else sample.data
+    values = losses_of(params, data)
+    if "excess" in metric:  # record by record: they are alike, and may be large
+        values -= losses_of(best, data)
+    return jnp.mean(values)
+
+
+def _synthetic(model: Callable[..., Any], **laws: Any) -> Any:
+    @partial(jax.jit, static_argnums=(1, 2, 3))
+    def sample(key: Key, num_samples: int, num_features: int, sparsity: int) -> Sample:
+        options = dict(laws)
+        if options.pop("is_sparse", False):
+            options["params_fn"] = datasets.sparse_params(sparsity)
+        problem = model(
+            key, num_samples=num_samples, num_features=num_features, **options
+        )
+        return Sample(problem.data, problem.data, problem.true_params)
+
+    def draw(key: Key, setting: Setting) -> Sample:
+        sizes = setting.num_samples, setting.num_features, setting.sparsity
+        return sample(key, *sizes)
+
+    return draw
+
+
+@partial(jax.jit, static_argnums=1)
+def _student_noise(key: Key, setting: Setting) -> Sample:
+    """Noise with moments of order theta, and none of order theta + 0.2.
+
+    Scored on other records: the best of few weights fits its own better than w* does.
+    """
+    n = setting.num_samples
+    problem = datasets.linear_model(
+        key,
+        num_samples=n + _NUM_TEST,
+        num_features=setting.num_features,
+        noise_law=StudentT(setting.moment_order + _EXCESS),
+    )
+    features, targets = problem.data
+    data, test = (features[:n], targets[:n]), (features[n:], targets[n:])
+    return Sample(data, test, problem.true_params)
+
+
+@partial(jax.jit, static_argnums=1)
+def _in_unit_ball(key: Key, setting: Setting) -> Sample:
+    """Two classes; features of heavy tails, scaled down to the unit ball."""
+    problem = datasets.logistic_model(
+        key,
+        num_samples=setting.num_samples,
+        num_features=setting.num_features,
+        feature_law=StudentT(3.0),
+        noise_law=Logistic(),
+    )
+    norms = jnp.linalg.norm(problem.features, axis=1, keepdims=True)
+    data = problem.features / jnp.maximum(norms, 1), problem.targets
+    return Sample(data, data, problem.true_params)
+
+
+@partial(jax.jit, static_argnums=1)
+def _pareto(key: Key, setting: Setting) -> Sample:
+    """A law with moments of order theta, and none of order theta + 0.2."""
+    law = Pareto(setting.moment_order + _EXCESS)
+    samples = law.sample(key, (setting.num_samples, setting.num_features))
+    data = samples, jnp.zeros(setting.num_samples)
+    return Sample(data, data, jnp.full(setting.num_features, law.mean))
+
+
+def pareto_moment(setting: Setting) -> float:
+    """Returns E x^theta of the Pareto law."""
+    return (setting.moment_order + _EXCESS) / _EXCESS
+
+
+def _real(loader: Callable[[], Dataset]) -> Any:
+    def draw(key: Key, setting: Setting) -> Sample:
+        data = _loaded(loader)
+        order = jax.random.permutation(key, len(data.targets))[: setting.num_samples]
+        features, targets = map(jnp.asarray, data.train)
+        test_features, test_targets = map(jnp.asarray, data.test)
+        return Sample(
+            (features[order], targets[order]),
+            (test_features, test_targets),
+            jnp.zeros(data.features.shape[1]),
+        )
+
+    return draw
+
+
+@cache
+def _loaded(loader: Callable[[], Dataset]) -> Dataset:
+    return loader()
+
+
+_EXCESS = 0.2
+_NUM_TEST = 100_000
+_SKEWED = LogNormal(0.0, 0.6**0.5)  # Lognormal(0, sigma^2) of 004 with sigma^2 = 0.6
+_SLIGHT = Normal(scale=0.1**0.5)
+_WIDE = Normal(scale=5**0.5)
+# Of 004, E x^4 of Lognormal(0, 0.6): e^(8 * 0.6). Targets are smaller.
+_SKEWED_FOURTH = 121.6
+
+
+def _linear_in_l1(**laws: Any) -> ProblemKind:
+    return ProblemKind(
+        _synthetic(datasets.linear_model, **laws),
+        losses.squared,
+        ball="l1",
+        moment_bound=10.0,
+        fourth_moment_bound=_SKEWED_FOURTH,
+    )
+
+
+def _sparse_linear(noise_law: Any) -> ProblemKind:
+    draw = _synthetic(
+        datasets.linear_model, feature_law=_WIDE, noise_law=noise_law, is_sparse=True
+    )
+    return ProblemKind(
+        draw,
+        losses.squared,
+        ball="l2",
+        moment_bound=50.0,
+        fourth_moment_bound=75.0,  # E x^4 = 3 * 5^2
+    )
+
+
+def _sparse_logistic(feature_law: Any, noise_law: Any, bound: float) -> ProblemKind:
+    draw = _synthetic(
+        datasets.logistic_model,
+        feature_law=feature_law,
+        noise_law=noise_law,
+        is_sparse=True,
+    )
+    return ProblemKind(draw, losses.logistic, l2=RIDGE, ball="l2", moment_bound=bound)
+
+
+def _of_data(loader: Callable[[], Dataset], loss_fn: LossFn, **changes: Any) -> Any:
+    return ProblemKind(_real(loader), loss_fn, dataset=loader, **changes)
+
+
+PROBLEMS = {
+    "ridge, log-normal noise": ProblemKind(
+        _synthetic(datasets.linear_model), losses.squared, l2=RIDGE, moment_bound=20.0
+    ),
+    "logistic, log-logistic noise": ProblemKind(
+        _synthetic(
+            datasets.logistic_model,
+            feature_law=Normal(),
+            noise_law=LogLogistic(location=0.2, scale=0.2).centered(),
+            sign=-1,
+        ),
+        losses.logistic,
+        l2=RIDGE,
+        moment_bound=0.25,
+    ),
+    "Adult, ridge": _of_data(datasets.adult, losses.squared, l2=RIDGE),
+    "Adult, logistic": _of_data(
+        datasets.adult, losses.logistic, l2=RIDGE, moment_bound=0.25
+    ),
+    "linear, log-normal features": _linear_in_l1(
+        feature_law=_SKEWED, noise_law=_SLIGHT
+    ),
+    "linear, Student-t features": ProblemKind(
+        _synthetic(
+            datasets.linear_model, feature_law=StudentT(10.0), noise_law=_SLIGHT
+        ),
+        losses.squared,
+        ball="l1",
+        moment_bound=2.0,
+        fourth_moment_bound=6.25,  # 3 * 10^2 / (8 * 6)
+    ),
+    "logistic, log-normal features": ProblemKind(
+        _synthetic(datasets.logistic_model, feature_law=_SKEWED),
+        losses.logistic,
+        ball="l1",
+        moment_bound=3.4,  # E x^2 = e^1.2; a derivative is at most 1
+    ),
+    "sparse linear, log-normal noise": _sparse_linear(
+        LogNormal(0.0, 0.5**0.5).centered()
+    ),
+    "sparse linear, log-logistic noise": _sparse_linear(LogLogistic(0.0, 10.0)),
+    "sparse linear, log-gamma noise": _sparse_linear(LogGamma(0.5).centered()),
+    "sparse logistic, logistic noise": _sparse_logistic(
+        _WIDE, Logistic(scale=0.5), 5.0
+    ),
+    "sparse logistic, log-gamma noise": _sparse_logistic(
+        Laplace(scale=5.0), LogGamma(0.5).centered(), 50.0
+    ),
+    "linear, noise of order theta": ProblemKind(
+        _student_noise, losses.absolute, moment_bound=20.0
+    ),
+    "logistic, in the unit ball": ProblemKind(
+        _in_unit_ball, losses.logistic, l2=RIDGE, moment_bound=0.25
+    ),
+    "mean of a Pareto law": ProblemKind(_pareto, losses.squared),
+    "BlogFeedback": _of_data(datasets.blog_feedback, losses.squared, ball="l1"),
+    "Twitter": _of_data(datasets.twitter, losses.squared, ball="l1"),
+    "Winnipeg": _of_data(
+        datasets.winnipeg, losses.logistic, ball="l1", moment_bound=0.25
+    ),
+    "Year Prediction": _of_data(
+        datasets.year_prediction, losses.logistic, ball="l1", moment_bound=0.25
+    ),
+    "RAND HIE": _of_data(datasets.rand_hie, losses.squared, ball="l1"),
+    "credit default": _of_data(
+        datasets.credit_default, losses.logistic, ball="l1", moment_bound=0.25
+    ),
+    "Adult in the l1 ball": _of_data(
+        datasets.adult, losses.logistic, ball="l1", moment_bound=0.25
+    ),
+    "Belgian motor": _of_data(datasets.belgian_motor, losses.squared, ball="l1"),
+}

@@ -1,0 +1,241 @@
+"""Runs a panel, cell by cell: a cell is one setting, all methods on the same data.
+
+A finished cell is a file, written whole, which a run that is started again leaves as it
+is. Everything is a function of the seed and the declaration: repetitions of a cell draw
+the same data whatever epsilon is, and each method has noise of its own.
+"""
+
+import dataclasses
+import hashlib
+import io
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import polars as pl
+
+from benchmarks.figures.methods import METHODS, Task
+from benchmarks.figures.panel import Panel, Setting
+from benchmarks.figures.problems import PROBLEMS, ProblemKind, Sample, measure, optimum
+from dpjax._files import write_whole
+from dpjax._types import Key
+from dpjax.solvers import Execution, Solution
+
+_NUM_SHOWN = 50  # iterates of a run, at most twice as many
+CELLS = "cells"  # the folder of finished cells
+_CHUNK_BYTES = 2**28  # of features that repetitions side by side may take
+
+
+class _Iterates:
+    """Iterates as they are shown; one for all runs, as it is static."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Any, Any]] = []
+
+    def put(self, step: Any, params: Any) -> None:
+        # Calls may come out of order, and must not wait for the device.
+        self._pairs.append((step, params))
+
+    def taken(self) -> list[tuple[int, np.ndarray]]:
+        """Returns (step, iterate) in order, and forgets them."""
+        pairs, self._pairs = self._pairs, []
+        pairs = [(int(step), np.asarray(params)) for step, params in pairs]
+        return sorted(pairs, key=lambda pair: pair[0])
+
+
+_SEEN = _Iterates()
+
+OnCell = Callable[[int, int], None]  # how many are done, of how many
+
+
+def run_panel(panel: Panel, folder: Path, *, seed: int, on_cell: OnCell) -> Path:
+    """Runs what is not yet finished, and writes the panel's table.
+
+    Args:
+        panel: at the size that is wanted.
+        folder: gets `cells/` and the table, `NAME.csv`: a row a method, setting,
+            repetition and step, with the value and the privacy that was spent.
+        seed: of all data and all noise.
+        on_cell: told of each finished cell.
+
+    Returns:
+        The table's path.
+
+    Raises:
+        FileNotFoundError: if a real data set is missing; it says where to get it.
+        OSError: if a file cannot be written.
+    """
+    settings = list(panel.settings())
+    tables, optima = [], {}
+    on_cell(0, len(settings))
+    for i, setting in enumerate(settings):
+        path = folder / CELLS / f"{panel.name}-{_digest(panel, setting, seed)}.csv"
+        if not path.exists():
+            _write(path, pl.DataFrame(list(_rows(panel, setting, seed, optima))))
+        tables.append(pl.read_csv(path, schema_overrides={"curve": pl.String}))
+        on_cell(i + 1, len(settings))
+    table = folder / f"{panel.name}.csv"
+    _write(table, pl.concat(tables))
+    return table
+
+
+def _digest(panel: Panel, setting: Setting, seed: int) -> str:
+    what = (
+        panel.problem,
+        panel.methods,
+        panel.metric,
+        panel.repetitions,
+        panel.x,
+        dataclasses.astuple(setting),
+        seed,
+    )
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
+
+
+def _write(path: Path, table: pl.DataFrame) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = io.BytesIO()
+    table.write_csv(text)
+    write_whole(path, text.getvalue(), name="--out")
+
+
+def _named(key: Key, *names: Any) -> Key:
+    """Returns a key that depends on names."""
+    return jax.random.fold_in(key, zlib.crc32(repr(names).encode()))
+
+
+def _rows(
+    panel: Panel, setting: Setting, seed: int, optima: dict[Any, jax.Array]
+) -> Iterator[dict[str, Any]]:
+    """Yields a row a method, repetition and step.
+
+    Cells that draw the same data, for another epsilon, share their optima.
+    """
+    problem = PROBLEMS[panel.problem]
+    root = jax.random.key(seed)
+    sizes = (
+        setting.num_samples,
+        setting.num_features,
+        setting.sparsity,
+        setting.moment_order,
+    )
+    data_keys = jax.random.split(_named(root, panel.problem, *sizes), panel.repetitions)
+    for part in _parts(panel, setting):
+        samples = jax.vmap(lambda key: problem.draw(key, setting))(data_keys[part])
+        place = sizes, part.start
+        if place not in optima:
+            optima[place] = jax.vmap(lambda sample: optimum(problem, sample))(samples)
+        for name in panel.methods:
+            keys = jax.random.split(
+                _named(root, panel.name, dataclasses.astuple(setting), name),
+                panel.repetitions,
+            )[part]
+            tried = [  # with the same noise
+                _solved(panel, setting, name, options, samples, jax.random.clone(keys))
+                for options in METHODS[name].candidates
+            ]
+            steps, solution, _ = tried[0]
+            values = _best(
+                [_values(panel, one[2], optima[place], samples) for one in tried]
+            )
+            for repetition, row in zip(
+                range(panel.repetitions)[part], values.tolist(), strict=True
+            ):
+                for step, value in zip(steps, row, strict=True):
+                    yield {
+                        "panel": panel.name,
+                        "method": name,
+                        "curve": panel.curve_name(setting),
+                        panel.x: step or getattr(setting, panel.x),
+                        "repetition": repetition,
+                        "value": value,
+                        "metric": panel.metric,
+                        "epsilon_spent": solution.privacy.epsilon,
+                        "delta_spent": solution.privacy.delta,
+                        "records": setting.num_samples,
+                    }
+
+
+def _parts(panel: Panel, setting: Setting) -> Iterator[slice]:
+    """Yields repetitions that are run side by side, as memory allows."""
+    # One after the other on CPU, whose cores a run keeps busy, for its iterates, and
+    # among parties, whose messages pass over the host.
+    size = 4 * setting.num_samples * max(setting.num_features, 100)
+    is_traced = panel.x not in ("num_steps", "num_parties")
+    is_alone = not is_traced or jax.default_backend() == "cpu"
+    count = 1 if is_alone else max(1, _CHUNK_BYTES // size)
+    for start in range(0, panel.repetitions, count):
+        yield slice(start, start + count)
+
+
+def _solved(
+    panel: Panel,
+    setting: Setting,
+    name: str,
+    candidate: Mapping[str, Any],
+    samples: Sample,
+    keys: Key,
+) -> tuple[list[int], Solution, jax.Array]:
+    """Returns the steps that are shown, a solution, and iterates (repetition, step, d).
+
+    A step of 0 stands for the last one.
+    """
+    problem, method = PROBLEMS[panel.problem], METHODS[name]
+    solutions: list[Solution] = []  # of a batch: for what does not depend on the key
+
+    def solve(key: Key, sample: Sample, **options: Any) -> jax.Array:
+        task = Task(problem, setting, sample, key)
+        solutions.append(method.solve(task, **options))
+        return solutions[-1].params
+
+    if len(keys) > 1:
+        params = jax.vmap(partial(solve, **candidate))(keys, samples)
+        return [0], solutions[0], params[:, None]
+    key, sample = keys[0], jax.tree.map(lambda x: x[0], samples)
+    if panel.x != "num_steps":
+        params = solve(key, sample, **candidate)
+        return [0], solutions[0], params[None, None]
+    options = dict(candidate)
+    _SEEN.taken()  # of a run that broke off
+    if method.has_steps:
+        every = max(1, setting.num_steps // _NUM_SHOWN)
+        options["execution"] = Execution(callback=_SEEN.put, callback_every=every)
+    params = jax.block_until_ready(solve(key, sample, **options))
+    jax.effects_barrier()  # every call of watch has returned
+    # Without steps: the same at every step.
+    seen = _SEEN.taken() or [(1, params), (setting.num_steps, params)]
+    iterates = jnp.stack([jnp.asarray(params) for _, params in seen])
+    return [step for step, _ in seen], solutions[0], iterates[None]
+
+
+def _best(values: list[np.ndarray]) -> np.ndarray:
+    """Returns of several candidates the one that ends best, for each repetition."""
+    stacked = np.stack(values)  # (candidate, repetition, step)
+    last = np.nan_to_num(stacked[:, :, -1], nan=np.inf)
+    return stacked[last.argmin(axis=0), np.arange(stacked.shape[1])]
+
+
+def _values(panel: Panel, iterates: Any, best: Any, samples: Sample) -> np.ndarray:
+    """Returns the metric, shape (repetitions, steps)."""
+    problem = PROBLEMS[panel.problem]
+    values = _measured(panel.metric, problem, iterates, best, samples)
+    return np.asarray(values, np.float64)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.vmap, in_axes=(None, None, 0, 0, 0))
+def _measured(
+    metric: str,
+    problem: ProblemKind,
+    iterates: jax.Array,
+    best: jax.Array,
+    sample: Sample,
+) -> jax.Array:
+    return jax.lax.map(
+        lambda params: measure(metric, problem, params, best, sample), iterates
+    )

@@ -1,0 +1,1 @@
+"""How fast private gradients and solvers are, beside plain ones and the peers."""

@@ -1,0 +1,207 @@
+"""What a benchmark is made of: methods that do the same work, and what is asked.
+
+A case is data: its methods are made when it runs, its targets are judged when the page
+is written, from the numbers of a recorded run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True)
+class Work:
+    """The least that a method's algorithm moves and computes.
+
+    The counts are formulas over the names in `sizes`, shown as they are computed.
+
+    Attributes:
+        bytes: bytes read and written.
+        operations: additions, multiplications, comparisons and their like.
+        resident: bytes that are touched again and again, or the data where they are
+            read once; it decides which of the measured bandwidths counts.
+        sizes: what the names in the formulas stand for.
+    """
+
+    bytes: str
+    operations: str
+    resident: str
+    sizes: Mapping[str, float]
+
+    def count(self, formula: str) -> float:
+        """Returns what a formula comes to."""
+        return float(eval(formula, {"__builtins__": {}}, dict(self.sizes)))
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to do a case's work.
+
+    Attributes:
+        name: as in the tables; targets refer to it.
+        make: returns `(function, arguments)`. A function made by `jax.jit` is compiled
+            apart and its scratch memory read from the compiler; any other is called as
+            it stands, work on the host included.
+        package: whose it is; where that is not installed the method is left out.
+        work: returns what its algorithm has to do, where that is known.
+        count: how many units (draws, steps) one call makes.
+        series: the line that the method is a point of, in a case with an axis.
+        x: where on the axis it lies.
+    """
+
+    name: str
+    make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
+    package: str = "dpjax"
+    work: Callable[[], Work] | None = None
+    count: int | None = None
+    series: str = ""
+    x: float | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured of one method; None where it does not apply.
+
+    Attributes:
+        seconds: median wall time of a call, compilation apart.
+        quartiles: lower and upper, of the same times.
+        repeats: how many turns they come from.
+        compile_seconds: of tracing, lowering and compiling; for functions that compile
+            inside, the first call less a later one.
+        compilations: programs that were compiled in the first call, by JAX's count.
+        temporary_bytes: scratch memory of the program, as the compiler states it.
+        peak_bytes: resident memory at its highest in a call, over that before it.
+        work: bytes, operations and resident bytes, and their formulas.
+    """
+
+    name: str
+    package: str
+    seconds: float
+    quartiles: Sequence[float]
+    repeats: int
+    compilations: int
+    compile_seconds: float | None = None
+    temporary_bytes: int | None = None
+    peak_bytes: int | None = None
+    work: Mapping[str, Any] | None = None
+    count: int | None = None
+    series: str = ""
+    x: float | None = None
+
+    def quantity(self, name: str, floor: Mapping[str, Any]) -> float | None:
+        """Returns a number of it; None where it was not measured."""
+        if name != "copy_share":
+            return getattr(self, name)
+        if self.work is None:
+            return None
+        bandwidth = floor["copies"][-1]["bytes_per_second"]
+        return self.work["bytes"] / self.seconds / bandwidth
+
+
+class Verdict(NamedTuple):
+    """What a target came to.
+
+    Attributes:
+        value: the number that is asked about, or the ratio.
+        is_reached: whether it is within the bound.
+        factor: how many times it is within the bound, or beyond it; at least 1.
+        other: the method that it was compared with; "" where there is none.
+    """
+
+    value: float
+    is_reached: bool
+    factor: float
+    other: str = ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is asked of a method; exactly one of the three bounds is given.
+
+    Attributes:
+        method: whose number it is.
+        against: methods to compare with: the best of those measured counts. None of
+            them: the number itself is asked about.
+        at_most: bound on the method's number over the other's.
+        times_faster: bound from below on the other's number over the method's.
+        at_least: bound from below on the number itself.
+        quantity: a number of a measurement.
+        against_name: what `against` is called, where it is several.
+    """
+
+    method: str
+    against: Sequence[str] = ()
+    at_most: float | None = None
+    times_faster: float | None = None
+    at_least: float | None = None
+    quantity: str = "seconds"
+    against_name: str = ""
+
+    def __post_init__(self):
+        bounds = self.at_most, self.times_faster, self.at_least
+        given = [bound for bound in bounds if bound is not None]
+        if len(given) != 1 or not given[0] > 0:
+            raise ValueError(f"{self}: exactly one bound, above zero")
+        if (self.times_faster is not None and not self.against) or (
+            self.at_least is not None and self.against
+        ):
+            raise ValueError(f"{self}: times_faster compares, at_least does not")
+
+    def judge(
+        self, measured: Sequence[Measurement], floor: Mapping[str, Any]
+    ) -> Verdict | None:
+        """Returns the verdict; None where a number that it takes was not measured."""
+        found = {one.name: one.quantity(self.quantity, floor) for one in measured}
+        numbers = {name: number for name, number in found.items() if number is not None}
+        if self.method not in numbers:
+            return None
+        value, other = numbers[self.method], ""
+        if self.against:
+            others = [name for name in self.against if name in numbers]
+            if not others:
+                return None
+            other = min(others, key=numbers.__getitem__)
+            if value <= 0 or numbers[other] <= 0:
+                return None
+            ratio = value / numbers[other]
+            value = ratio if self.times_faster is None else 1 / ratio
+        if self.at_most is not None:
+            room = self.at_most / value if value > 0 else float("inf")
+        else:
+            room = value / (self.times_faster or self.at_least or 1)
+        return Verdict(value, room >= 1, max(room, 1 / room if room else 1), other)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Methods that take turns at the same work.
+
+    Attributes:
+        name: as on the command line and in the record.
+        title: heading on the page.
+        text: what is measured and how; no results.
+        build: `build(quick)` returns the methods, with smaller data where quick.
+        targets: what is asked.
+        yardstick: the method that the table divides the times by; in a case with an
+            axis the series, at the same place.
+        unit: what `Method.count` counts.
+        has_peak: whether the peak memory of each method is measured, in a process of
+            its own; takes seconds a method.
+        quick_peak: whether a quick run measures it too.
+        axis: its label, for cases whose methods are points of lines.
+    """
+
+    name: str
+    title: str
+    build: Callable[[bool], Sequence[Method]]
+    targets: Sequence[Target] = ()
+    yardstick: str = ""
+    unit: str = ""
+    has_peak: bool = True
+    quick_peak: bool = False
+    axis: str = ""
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether it stands on the page of costs."""
+        return self.name.startswith("cost-")

@@ -1,0 +1,130 @@
+"""The command `python -m benchmarks run`: measures a suite into its record."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from benchmarks import record
+from benchmarks.record import RESULTS, Record
+from benchmarks.speed import floor, measure
+from benchmarks.speed.case import Measurement
+from benchmarks.speed.suites import CASES, SUITES
+from dpjax._files import check_file
+
+PACKAGES = [
+    *("dpjax", "jax", "jaxlib", "numpy", "scipy", "optax", "dp-accounting"),
+    *("jax_privacy", "opacus", "torch"),
+]
+FLOOR = ("copies", "operations_per_second", "call_seconds")
+
+
+def add_arguments(parser):
+    """Adds the options of `run`."""
+    parser.add_argument("--suite", choices=SUITES, default="cpu")
+    parser.add_argument("--quick", action="store_true", help="small data, few repeats")
+    parser.add_argument("--case", action="append", help="this case only; repeatable")
+    parser.add_argument("--out", type=Path, help="the record")
+
+
+def main(suite: str, quick: bool, case: Sequence[str] | None, out: Path | None) -> None:
+    """Measures, and merges each case into the record as it comes."""
+    names = [one.name for one in SUITES[suite]]
+    for name in case or ():
+        if name not in names:
+            raise ValueError(f"case = {name!r}: must be one of {', '.join(names)}")
+    if suite == "gpu" and jax.default_backend() == "cpu" and not quick:
+        raise ValueError("suite = gpu: without a GPU it runs with --quick only")
+    if out is None:
+        out = RESULTS / (f"{suite}-quick.json" if quick else f"{suite}.json")
+    check_file("--out", out, suffix=".json")
+    if suite == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+
+    def run(place: record.Place) -> record.Found:
+        start = time.perf_counter()
+        rows, facts = measure.run_case(CASES[place[0]], quick=quick)
+        seconds = time.perf_counter() - start
+        print(f"{place[0]}: {seconds:.0f} s", flush=True)
+        for (_, name), row in rows.items():
+            if "left_out" in row:
+                print(f"  left out: {name}: {row['left_out']}", flush=True)
+        return rows, facts
+
+    about = record.about_run(PACKAGES) | {
+        "started": datetime.now().isoformat(timespec="seconds"),
+        "is_quick": quick,
+        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "floor": floor.measure(quick),
+    }
+    places = [(name,) for name in case or names]
+    record.fill(out, places, run, again=True, about=about)
+    print(out)
+
+
+def peak(case: str, method: str, quick: bool) -> None:
+    """Prints the peak memory of one method."""
+    jax.config.update("jax_platforms", "cpu")
+    (found,) = (one for one in CASES[case].build(quick) if one.name == method)
+    print(json.dumps(measure.peak_bytes(found)))
+
+
+class Results(NamedTuple):
+    """The measurements of one case.
+
+    Attributes:
+        run: facts of the run: the machine, its speed, versions.
+        methods: in the order of the table.
+        left_out: why methods, or their peak memory, were not measured.
+        alone_seconds: of the yardstick, without other methods between its calls.
+    """
+
+    run: Mapping[str, Any]
+    methods: Sequence[Measurement]
+    left_out: Mapping[str, str]
+    alone_seconds: float | None = None
+
+    def find(self, name: str) -> Measurement | None:
+        """Returns the measurement of a method; None where there is none."""
+        return next((method for method in self.methods if method.name == name), None)
+
+
+def results(content: Record) -> dict[str, Results]:
+    """Returns the measurements of a record by case.
+
+    Raises:
+        ValueError: where it is no record of a suite.
+    """
+    found: dict[str, Results] = {}
+    for (case, name), row in content.rows.items():
+        run = content.runs[row["run"]]
+        try:
+            datetime.fromisoformat(run["started"])
+            if missing := set(FLOOR) - set(run["floor"]):
+                raise ValueError(f"without {', '.join(sorted(missing))}")
+            alone = content.facts[case]["alone_seconds"]
+            if case not in found:
+                found[case] = Results(run, [], {}, alone)
+            if "left_out" in row:
+                found[case].left_out[name] = row["left_out"]
+            else:
+                found[case].methods.append(_measurement(name, row))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{case}, {name}: not of a suite: {error!r}") from error
+    return found
+
+
+def _measurement(name: str, row: record.Row) -> Measurement:
+    fields = {field: value for field, value in row.items() if field != "run"}
+    one = Measurement(name, **fields)
+    times = [one.seconds, *one.quartiles]
+    if len(times) != 3 or not all(math.isfinite(t) and t >= 0 for t in times):
+        raise ValueError(f"times are {times}")
+    return one

@@ -1,0 +1,259 @@
+"""The peers: one private gradient, without its noise, by other means than dpjax's.
+
+Each function takes `(loss_fn, params, batch)` as `models` gives them and returns what
+`Method.make` returns. All clip to norm 1, or truncate by the same threshold, and return
+the mean over the batch.
+"""
+
+import warnings
+from functools import partial
+
+import jax
+import numpy as np
+
+from benchmarks.speed import models
+
+L2_CLIP_NORM = 1
+
+
+def plain(loss_fn, params, batch):
+    """The gradient of the mean loss: no influence, not per sample."""
+
+    def grad(params, batch):
+        losses = jax.vmap(loss_fn, in_axes=(None, 0))
+        return jax.grad(lambda params: losses(params, batch).mean())(params)
+
+    return jax.jit(grad), (params, batch)
+
+
+def jax_privacy(loss_fn, params, batch, *, microbatch_size):
+    """`clipped_grad`, a scan over microbatches."""
+    from jax_privacy.clipping import clipped_grad
+
+    grad = clipped_grad(
+        loss_fn,
+        l2_clip_norm=L2_CLIP_NORM,
+        keep_batch_dim=False,
+        normalize_by=len(jax.tree.leaves(batch)[0]),
+        microbatch_size=microbatch_size,
+    )
+    return jax.jit(lambda params, batch: grad(params, batch)), (params, batch)
+
+
+def optax_aggregate(loss_fn, params, batch):
+    """`differentially_private_aggregate` on gradients by vmap, as it asks for them.
+
+    It draws its noise, of standard deviation zero, which is part of its time.
+    """
+    import optax
+
+    def grad(params, batch):
+        transform = optax.contrib.differentially_private_aggregate(
+            l2_norm_clip=L2_CLIP_NORM, noise_multiplier=0.0, key=jax.random.key(0)
+        )
+        grads = jax.vmap(jax.grad(loss_fn), in_axes=(None, 0))(params, batch)
+        return transform.update(grads, transform.init(params))[0]
+
+    return jax.jit(grad), (params, batch)
+
+
+def _torch_mlp(params):
+    from torch import nn
+
+    width = params["w1"].shape[1]
+    net = nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10))
+    return net, [params["w1"].T, params["b1"], params["w2"].T, params["b2"]]
+
+
+def _torch_dense(weight, channels):
+    """A dense layer's weight behind a convolution: (place, channel) in our order."""
+    places = weight.shape[0] // channels
+    return (
+        weight.reshape(places, channels, -1).transpose(2, 1, 0).reshape(-1, len(weight))
+    )
+
+
+def _torch_small_convolutional(params):
+    from torch import nn
+
+    net = nn.Sequential(
+        nn.Conv2d(1, 16, 8, stride=2, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
+    kernels = [params[name].transpose(3, 2, 0, 1) for name in ("c1", "c2")]
+    dense = [_torch_dense(params["w1"], 32), params["b1"], params["w2"].T, params["b2"]]
+    return net, [kernels[0], params["a1"], kernels[1], params["a2"], *dense]
+
+
+def _torch_convolutional(params):
+    from torch import nn
+
+    net = nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2, bias=False),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2, bias=False),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(7 * 7 * 64, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+    kernels = [params[name].transpose(3, 2, 0, 1) for name in ("c1", "c2")]
+    dense = [_torch_dense(params["w1"], 64), params["b1"], params["w2"].T, params["b2"]]
+    return net, [*kernels, *dense]
+
+
+def _torch_text_classifier(params):
+    import torch
+    from torch import nn
+
+    class TextClassifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(*params["embed"].shape)
+            self.dense = nn.Linear(*params["w"].shape)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.dense(self.embed(tokens).mean(dim=1))
+
+    return TextClassifier(), [params["embed"], params["w"].T, params["b"]]
+
+
+def _torch_low_rank(params):
+    import torch
+    from torch import nn
+
+    layers = [params[name] for name in ("down", "up", "head")]
+    width = layers[0].shape[0]
+
+    class LowRank(nn.Module):
+        frozen: torch.Tensor
+
+        def __init__(self):
+            super().__init__()
+            frozen = np.array(models.frozen_layer(width).T)
+            self.register_buffer("frozen", torch.from_numpy(frozen))
+            self.down, self.up, self.head = (
+                nn.Linear(*layer.shape, bias=False) for layer in layers
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = nn.functional.linear(x, self.frozen) + self.up(self.down(x))
+            return self.head(nn.functional.gelu(hidden, approximate="tanh"))
+
+    return LowRank(), [layer.T for layer in layers]
+
+
+# The transformer is none of them: Opacus takes no parameter that is used twice.
+TORCH = {
+    "mlp": _torch_mlp,
+    "small_convolutional": _torch_small_convolutional,
+    "convolutional": _torch_convolutional,
+    "text_classifier": _torch_text_classifier,
+    "low_rank": _torch_low_rank,
+}
+
+
+def opacus(params, batch, *, model, is_ghost):
+    """Opacus, on the same model: hooks that store gradients, or ghost clipping.
+
+    Ghost clipping finds the norms of per-sample gradients without making them, and then
+    takes the gradient of a weighted loss. That serves the l2 clip alone.
+    """
+    import torch
+    from opacus import GradSampleModule
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    net, weights = TORCH[model](jax.tree.map(np.asarray, params))
+    with torch.no_grad():
+        for parameter, weight in zip(net.parameters(), weights, strict=True):
+            parameter.copy_(torch.from_numpy(np.array(weight)))
+    features, labels = (np.array(x) for x in batch)
+    if features.ndim == 4:
+        # With the strides of this order: Opacus reads images of others wrongly.
+        features = np.array(features.transpose(0, 3, 1, 2), order="C")
+    if features.dtype == np.int32:  # tokens
+        features = features.astype(np.int64)
+    x = torch.from_numpy(features).to(device)
+    y = torch.from_numpy(labels).long().to(device)
+    settings = {
+        "noise_multiplier": 0.0,
+        "max_grad_norm": L2_CLIP_NORM,
+        "expected_batch_size": len(y),
+    }
+    loss = torch.nn.CrossEntropyLoss()
+    net = net.to(device)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.0)
+    if is_ghost:
+        net = GradSampleModuleFastGradientClipping(
+            net, max_grad_norm=L2_CLIP_NORM, use_ghost_clipping=True
+        )
+        optimizer = DPOptimizerFastGradientClipping(sgd, **settings)
+        loss = DPLossFastGradientClipping(net, optimizer, loss)
+    else:
+        net = GradSampleModule(net)
+        optimizer = DPOptimizer(sgd, **settings)
+
+    def step():
+        optimizer.zero_grad()
+        loss(net(x), y).backward()
+        optimizer.pre_step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return [parameter.grad for parameter in net.parameters()]
+
+    return step, ()
+
+
+def numpy_mlp(params, batch, *, threshold):
+    """Truncation of the MLP's gradients by hand, one sample's at a time."""
+    params = {name: np.array(x) for name, x in params.items()}
+    features, labels = (np.array(x) for x in batch)
+    return partial(_numpy_mlp, params, features, labels, threshold), ()
+
+
+def _numpy_mlp(params, features, labels, threshold):
+    hidden = np.maximum(features @ params["w1"] + params["b1"], 0)
+    logits = hidden @ params["w2"] + params["b2"]
+    logits = np.exp(logits - logits.max(axis=1, keepdims=True))
+    errors = logits / logits.sum(axis=1, keepdims=True)
+    errors[np.arange(len(labels)), labels] -= 1
+    inner = (errors @ params["w2"].T) * (hidden > 0)
+
+    def truncate(x):
+        return np.where(np.abs(x) <= threshold, x, np.float32(0))
+
+    total = {name: np.zeros_like(x) for name, x in params.items()}
+    for x, h, error, delta in zip(features, hidden, errors, inner, strict=True):
+        total["w1"] += truncate(np.multiply.outer(x, delta))
+        total["w2"] += truncate(np.multiply.outer(h, error))
+        total["b1"] += truncate(delta)
+        total["b2"] += truncate(error)
+    return {name: x / len(labels) for name, x in total.items()}
+
+
+def numpy_linear(params, batch, *, threshold):
+    """Truncation of the gradients of linear regression, all of them at once."""
+    params = np.array(params)
+    features, targets = (np.array(x) for x in batch)
+
+    def grad():
+        grads = features * (features @ params - targets)[:, None]
+        grads[np.abs(grads) > threshold] = 0
+        return grads.mean(axis=0)
+
+    return grad, ()

@@ -1,0 +1,1 @@
+"""What a private linear model without settings is worth, beside its rivals."""

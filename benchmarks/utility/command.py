@@ -1,0 +1,103 @@
+"""The command `python -m benchmarks utility`: runs methods, and merges records."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import comparison
+from benchmarks.comparison import key_of, keys_of
+from benchmarks.record import RESULTS, Row, merge, read, rounded
+from benchmarks.utility import problems, sklearn, tuning
+from benchmarks.utility.methods import METHODS, Method
+from benchmarks.utility.peers import LeftOut
+from benchmarks.utility.problems import Problem
+from dpjax._files import check_file
+
+PATH = RESULTS / "utility.json"
+EPSILONS = (0.1, 0.5, 1.0, 2.0, 8.0)
+SEED = 19
+# Parts of the page: methods, problems, epsilons, repetitions, record, packages.
+PARTS: dict[str, tuple[dict[str, Method], Any, Any, int, Path, tuple[str, ...]]] = {
+    "run": (METHODS, problems.NAMES, EPSILONS, 10, PATH, ()),
+    "sklearn": (
+        *(sklearn.METHODS, sklearn.PROBLEMS, (1.0,), 5, sklearn.PATH),
+        ("diffprivlib", "scikit-learn"),
+    ),
+    "tuning": (tuning.METHODS, tuning.PROBLEMS, (1.0,), 10, tuning.PATH, ()),
+}
+
+
+def add_arguments(parser):
+    """Adds the commands below `utility`."""
+    commands = parser.add_subparsers(dest="part", required=True)
+    for part, (*settings, _) in PARTS.items():
+        one = commands.add_parser(part, help="run methods, merge into the record")
+        comparison.add_run_arguments(one, *settings)
+    merging = commands.add_parser("merge", help="merge records of parts")
+    merging.add_argument("parts", nargs="+", type=Path)
+    merging.add_argument("--out", type=Path, default=PATH)
+
+
+def main(part, **options):
+    """Runs the command."""
+    if part == "merge":
+        check_file("--out", options["out"], suffix=".json")
+        merge([read(path) for path in options["parts"]], options["out"])
+        return
+    methods, *_, packages = PARTS[part]
+    known = {"method": methods, "problem": problems.NAMES}
+    one = partial(run_named, methods)
+    comparison.run(one, known, packages=packages, **options)
+
+
+def run_named(
+    methods: dict[str, Method],
+    problem: str,
+    method: str,
+    epsilon: float,
+    repetitions: int,
+) -> tuple[Row, dict[str, Any]] | None:
+    """Returns the row and the problem's facts; None where it is not served."""
+    data = problems.problem(problem)
+    if not methods[method].serves(data):
+        return None
+    return run_one(methods[method], data, epsilon, repetitions), facts(data)
+
+
+def run_one(method: Method, data: Problem, epsilon: float, repetitions: int) -> Row:
+    """Runs a method's repetitions, with keys that depend on all that is run."""
+    keys = keys_of(key_of(SEED, data.name, method.name, epsilon), repetitions)
+    start = time.perf_counter()
+    try:
+        params, taken = method.fit(data, keys, epsilon)
+        params = np.asarray(params)
+    except LeftOut as reason:
+        return {"excess": [], "seconds": 0.0, "facts": {}, "left_out": str(reason)}
+    seconds = time.perf_counter() - start
+    excess = data.excess(params, row_norm=method.row_norm)
+    return {
+        "excess": [rounded(x) for x in excess],
+        "seconds": round(seconds, 3),
+        "facts": {name: rounded(value) for name, value in taken.items()},
+    }
+
+
+def facts(data: Problem) -> dict[str, Any]:
+    """What the page says of a problem."""
+    return {
+        "title": data.title,
+        "loss": data.loss,
+        "n": data.shape[0],
+        "d": data.shape[1],
+        "num_test": len(data.test_targets),
+        "delta": data.delta,
+        "is_real": data.is_real,
+        "has_intercept": data.intercept is not None,
+        "max_features": data.max_features,
+        "zero_excess": data.zero_excess,
+        "intercept_excess": data.intercept_excess,
+        "reference_risk": data.reference_risk,
+    }

@@ -1,0 +1,240 @@
+"""The methods of the page of utility: what each is, and whom it serves.
+
+`METHODS` is in the order of the tables. A method maps (problem, keys, epsilon) to the
+weights of one run a key, all (epsilon, delta)-DP under replace-one unless it says so.
+What each pays, and is given without paying, stands in the page's template.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.utility import hindsight, peers
+from benchmarks.utility.hindsight import on_device
+from benchmarks.utility.peers import LeftOut
+from benchmarks.utility.problems import Problem, non_private_optimum, scaled_down
+from dpjax import losses, solvers
+from dpjax.estimators import Clipping
+
+SQUARED, LOGISTIC = ("squared",), ("logistic",)
+BOTH = SQUARED + LOGISTIC
+LOSSES = {"squared": losses.squared, "logistic": losses.logistic}
+Weights = np.ndarray | jax.Array
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to fit a linear model.
+
+    Attributes:
+        name: on the command line and in the record.
+        title: in the tables.
+        fit: (problem, keys, epsilon) to weights (d, keys), and facts to record.
+        tasks: the losses it serves.
+        is_private: whether what it returns is.
+        row_norm: test rows longer than this are scaled down, as in its training.
+        needs: "intercept" where it serves only problems with a column of ones.
+    """
+
+    name: str
+    title: str
+    fit: Callable[[Problem, jax.Array, float], tuple[Weights, dict[str, Any]]]
+    tasks: tuple[str, ...] = BOTH
+    is_private: bool = True
+    row_norm: float | None = None
+    needs: str = ""
+
+    def serves(self, data: Problem) -> bool:
+        """Whether the problem's task is one of its own."""
+        return data.loss in self.tasks and (
+            self.needs != "intercept" or data.intercept is not None
+        )
+
+
+def each(fit_one: Callable[[Problem, jax.Array, float], Weights]):
+    """Makes a method's `fit` of a function of one key."""
+
+    def fit(data, keys, epsilon):
+        runs = [np.asarray(fit_one(data, key, epsilon)) for key in keys]
+        return np.stack(runs, axis=1), {}
+
+    return fit
+
+
+def zero(data, keys, epsilon):
+    del epsilon
+    return np.zeros((data.shape[1], keys.size)), {}
+
+
+def optimum(data, keys, epsilon):
+    """The reference, or where data are made the fit to them."""
+    del epsilon
+    if data.shape[1] > 1_000:
+        raise LeftOut("takes minutes, and is no private method")
+    params = (
+        data.reference if data.is_real else non_private_optimum(data.loss, *data.train)
+    )
+    return np.repeat(params[:, None], keys.size, axis=1), {}
+
+
+def private_constant(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
+    """A private mean of the targets, as log-odds where they are labels."""
+    # Labels are in [-1, 1], which is public; of numbers nothing is known.
+    options = {"estimator": Clipping(1.0)} if data.loss == "logistic" else {}
+    targets = jnp.asarray(data.targets)
+    mean = float(
+        solvers.dp_mean(
+            targets, key=key, epsilon=epsilon, delta=data.delta, **options
+        ).params
+    )
+    if data.loss == "logistic":
+        margin = 1 / len(data.targets)
+        mean = 2 * np.arctanh(np.clip(mean, margin - 1, 1 - margin))
+    return data.constant(mean)
+
+
+def dp_linear_model(data: Problem, key: jax.Array, epsilon: float) -> Weights:
+    """The solver without settings."""
+    return solvers.dp_linear_model(
+        data.loss,
+        on_device(data),
+        key=key,
+        epsilon=epsilon,
+        delta=data.delta,
+        intercept=data.intercept,
+        max_features=data.max_features,
+    ).params
+
+
+def descent(estimator: str):
+    """Gradient descent as `dpjax train` runs it with an estimator and no options."""
+
+    def fit(data, keys, epsilon):
+        from dpjax.cli._descent import Facts, plan_descent
+
+        facts = Facts(
+            num_samples=data.shape[0],
+            num_features=data.shape[1],
+            loss=data.loss,
+            epsilon=epsilon,
+            delta=data.delta,
+            calibration="tight",
+            is_named=data.is_real,
+            is_quick=False,
+        )
+        plan = plan_descent(facts, estimator=estimator)
+        solve = partial(
+            solvers.dp_gradient_descent,
+            LOSSES[data.loss],
+            jnp.zeros(data.shape[1]),
+            on_device(data),
+            delta=data.delta,
+            **plan.arguments(),
+        )
+        params = [np.asarray(solve(key=key).params) for key in keys]
+        return np.stack(params, axis=1), {
+            "num_steps": plan.num_steps,
+            "learning_rate": plan.learning_rate,
+        }
+
+    return fit
+
+
+def objective_perturbation(
+    data: Problem, key: jax.Array, epsilon: float, *, strength: float
+) -> Weights:
+    """The library's, on rows scaled down to norm 1, with n lambda given."""
+    return solvers.dp_objective_perturbation(
+        scaled_down(data.features, 1.0).astype(np.float32),
+        data.targets,
+        key=key,
+        epsilon=epsilon,
+        delta=data.delta,
+        regularization=strength / data.shape[0],
+    ).params
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("zero", "zero weights", zero),
+        Method(
+            "constant", "private constant", each(private_constant), needs="intercept"
+        ),
+        Method("dp_linear_model", "**`dp_linear_model`**", each(dp_linear_model)),
+        Method(
+            *("hindsight", "clipping, best in hindsight", hindsight.fit),
+            is_private=False,
+        ),
+        Method(
+            *("hindsight_wide", "clipping, best in hindsight, wider grid"),
+            partial(hindsight.fit, is_wide=True),
+            is_private=False,
+        ),
+        Method(
+            *("adaptive_clipping", "DP-GD, adaptive clipping, median"),
+            partial(peers.adaptive_clipping, quantile=0.5),
+        ),
+        Method(
+            *("adaptive_clipping_90", "DP-GD, adaptive clipping, 90 %"),
+            partial(peers.adaptive_clipping, quantile=0.9),
+        ),
+        Method(
+            *("smoothed_truncation", "DP-GD, smoothed truncation (001, Alg. 4)"),
+            descent("smoothed-truncation"),
+        ),
+        Method("truncation", "DP-GD, truncation (003)", descent("truncation")),
+        Method(
+            *("median_of_means", "DP-GD, median of means (003, Alg. 2)"),
+            descent("median-of-means"),
+        ),
+        Method("clipping", "DP-GD, clipping to norm 1", descent("clipping")),
+        Method(
+            *("objective_perturbation", "objective perturbation, n lambda = 1"),
+            each(partial(objective_perturbation, strength=1.0)),
+            tasks=LOGISTIC,
+            row_norm=1.0,
+        ),
+        Method(
+            *("objective_perturbation_10", "objective perturbation, n lambda = 10"),
+            each(partial(objective_perturbation, strength=10.0)),
+            tasks=LOGISTIC,
+            row_norm=1.0,
+        ),
+        Method("adassp", "AdaSSP", each(peers.adassp), tasks=SQUARED),
+        Method(
+            *("adassp_quantile", "AdaSSP, bounds at 99 %"),
+            each(partial(peers.adassp, quantile=0.99)),
+            tasks=SQUARED,
+        ),
+        Method(
+            *("boosted_adassp", "boosted AdaSSP", each(peers.boosted_adassp)),
+            tasks=SQUARED,
+            row_norm=1.0,
+        ),
+        Method("tukey_em", "TukeyEM", each(peers.tukey_em), tasks=SQUARED),
+        Method(
+            *("diffprivlib_linear", "diffprivlib, LinearRegression"),
+            each(peers.diffprivlib_linear),
+            tasks=SQUARED,
+        ),
+        Method(
+            *("diffprivlib_logistic", "diffprivlib, LogisticRegression"),
+            each(peers.diffprivlib_logistic),
+            tasks=LOGISTIC,
+        ),
+        Method(
+            "diffprivlib_logistic_unit",
+            "diffprivlib, LogisticRegression, rows of norm 1",
+            each(partial(peers.diffprivlib_logistic, row_norm=1.0)),
+            tasks=LOGISTIC,
+            row_norm=1.0,
+        ),
+        Method("optimum", "non-private optimum", optimum, is_private=False),
+    )
+}

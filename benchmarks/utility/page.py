@@ -1,0 +1,245 @@
+"""The page of utility: every number and verdict comes from its record."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import comparison, page
+from benchmarks.comparison import WORDS, Summary, geometric_mean, short
+from benchmarks.page import number, table
+from benchmarks.record import Record, read
+from benchmarks.utility import sklearn, tuning
+from benchmarks.utility.command import PATH
+from benchmarks.utility.hindsight import grid
+from benchmarks.utility.methods import METHODS
+from benchmarks.utility.problems import NAMES
+
+OURS, BAR, CONSTANT = "dp_linear_model", "hindsight", "constant"
+WIDE_BAR = "hindsight_wide"
+RIVALS = (
+    *("adassp", "adassp_quantile", "boosted_adassp", "tukey_em"),
+    *("diffprivlib_linear", "diffprivlib_logistic", "diffprivlib_logistic_unit"),
+)
+FLOOR = 0.002  # of the excess of zero weights, added to both sides of a ratio
+
+
+class Numbers(comparison.Numbers):
+    """The record's numbers, as the page asks for them."""
+
+    def names(self, *, is_real: bool | None = None) -> list[str]:
+        """Returns the problems, all or of one kind, in the order of their tables."""
+        return [
+            name
+            for name in NAMES
+            if name in self.facts and is_real in (None, self.facts[name]["is_real"])
+        ]
+
+    def ratio(
+        self, problem: str, method: str, epsilon: float, bar: str = BAR
+    ) -> float | None:
+        """Returns a method's ratio to the bar; None without either."""
+        ours, other = (self.of(problem, one, epsilon) for one in (method, bar))
+        if ours is None or other is None:
+            return None
+        floor = FLOOR * self.facts[problem]["zero_excess"]
+        return (max(ours.mean, 0) + floor) / (max(other.mean, 0) + floor)
+
+    def geometric_mean(
+        self, problems: Sequence[str], method: str, epsilon: float, bar: str = BAR
+    ) -> tuple[float, int] | None:
+        """Returns the mean of the ratios over those problems that have one."""
+        found = (self.ratio(problem, method, epsilon, bar) for problem in problems)
+        ratios = [ratio for ratio in found if ratio is not None]
+        mean = geometric_mean(ratios)
+        return None if mean is None else (mean, len(ratios))
+
+
+def write(output: Path | None = None) -> list[Path]:
+    """Writes the page, and returns its path."""
+    return [page.write("UTILITY.md", parts(read(PATH), PATH), output)]
+
+
+def parts(content: Record, path: Path) -> dict[str, page.Part]:
+    """Returns the parts of the page of a record that lies there."""
+    numbers = Numbers(content)
+    found = [[one.asked, one.found, WORDS[one.holds]] for one in verdicts(numbers)]
+    return {
+        "source": page.source(path),
+        "settings": len(grid()),
+        "wide": len(grid(is_wide=True)),
+        "means": _means(numbers),
+        "verdicts": table(["asked of `dp_linear_model`", "found", "holds"], found),
+        "problems": _problems(numbers),
+        **sklearn.parts(),
+        **tuning.parts(),
+        "choices": table(["data", *numbers.header], _choices(numbers)),
+        **{f"seconds_{name}": _seconds(numbers, name) for name in METHODS},
+        "left_out": _left_out(numbers),
+        "machines": page.machines(content),
+    }
+
+
+def _means(numbers: Numbers) -> Iterator[str]:
+    for is_real, title in ((True, "Real data"), (False, "Made data")):
+        problems = numbers.names(is_real=is_real)
+        rows = []
+        for method in METHODS.values():
+            means = [
+                numbers.geometric_mean(problems, method.name, epsilon)
+                for epsilon in numbers.epsilons
+            ]
+            if method.name != BAR and any(means):
+                counts = max(mean[1] for mean in means if mean)
+                cells = ("" if mean is None else short(mean[0]) for mean in means)
+                rows.append([method.title, *cells, str(counts)])
+        if rows:
+            titles = "; ".join(numbers.facts[name]["title"] for name in problems)
+            yield f"**{title}**: {titles}."
+            yield table(["method", *numbers.header, "sets"], rows)
+
+
+def _cell(one: Summary) -> str:
+    text = short(one.mean)
+    if abs(one.mean) < 1e5 and one.error > 1e-9 * abs(one.mean):
+        error = f"{one.error:.0f}" if one.error >= 10 else f"{one.error:.1g}"
+        text += f" ± {error}"
+    return text
+
+
+def _problems(numbers: Numbers) -> Iterator[str]:
+    titles = {name: method.title for name, method in METHODS.items()}
+    for name in numbers.names():
+        facts = numbers.facts[name]
+        few, constant = facts["max_features"], number(facts["intercept_excess"])
+        yield (
+            f"### {page.capitalized(facts['title'])}\n\n"
+            f"n = {facts['n']:,}, d = {facts['d']:,}, {facts['loss']} loss,\n"
+            f"delta = {facts['delta']:.1e}; {facts['num_test']:,} test records"
+            + (f"; at most {few} features where a method can choose" if few else "")
+            + f".\nZero weights: {number(facts['zero_excess'])}"
+            + (f"; the best constant: {constant}" if facts["has_intercept"] else "")
+            + ". Bold: the best private method."
+        )
+        yield comparison.table_of_problem(
+            *(numbers, name, titles, "excess test risk", _cell),
+            is_rival=lambda method: METHODS[method].is_private,
+        )
+
+
+def _choices(numbers: Numbers) -> Iterator[list[str]]:
+    for name in numbers.names():
+        for bar, words in ((BAR, ""), (WIDE_BAR, ", wider grid")):
+            if (chosen := numbers.chosen(name, bar)) is not None:
+                yield [numbers.facts[name]["title"] + words, *chosen]
+
+
+def _seconds(numbers: Numbers, method: str) -> str:
+    """Returns the seconds of a run."""
+    rows = [row for place, row in numbers.rows.items() if place[1] == method]
+    runs = sum(len(row["excess"]) for row in rows)
+    return number(sum(row["seconds"] for row in rows) / runs) if runs else ""
+
+
+def _left_out(numbers: Numbers) -> str:
+    reasons: dict[tuple[str, str], dict[str, None]] = {}
+    for (problem, method, _), row in sorted(numbers.rows.items(), key=lambda x: x[0]):
+        if row.get("left_out") and method in METHODS:
+            where = reasons.setdefault((method, row["left_out"]), {})
+            where[numbers.facts[problem]["title"]] = None
+    lines = [
+        f"- {METHODS[method].title} on {', '.join(titles)}: {reason}."
+        for (method, reason), titles in reasons.items()
+    ]
+    return "\n".join(["Left out:\n", *lines]) if lines else ""
+
+
+class Verdict(NamedTuple):
+    """One thing asked: what was found, None where the record lacks it."""
+
+    asked: str
+    found: str
+    holds: bool | None
+
+
+def verdicts(numbers: Numbers) -> Iterator[Verdict]:
+    """Judges what the solver without settings was asked to reach."""
+    real, made = (numbers.names(is_real=kind) for kind in (True, False))
+    within = "within two standard errors"
+    for epsilon in (1.0, 2.0, 8.0):
+        asked = f"every real set, epsilon {epsilon:g}: at most hindsight, {within}"
+        yield _no_worse(numbers, real, BAR, epsilon, asked)
+        yield _at_most(numbers, real, epsilon, 0.6, "real sets")
+    yield _at_most(numbers, real, 0.1, 1.3, "real sets")
+    for epsilon in (1.0, 2.0, 8.0):  # not asked, but fairer
+        asked = f"(not asked) every real set, epsilon {epsilon:g}: at most hindsight on"
+        asked += f" the wider grid, {within}"
+        yield _no_worse(numbers, real, WIDE_BAR, epsilon, asked)
+        where = "(not asked) real sets, against the wider grid"
+        yield _at_most(numbers, real, epsilon, 1.0, where, WIDE_BAR)
+    for epsilon in numbers.epsilons:
+        asked = f"every real set, epsilon {epsilon:g}: at most the private constant"
+        asked += " plus its own standard error"
+        yield _no_worse(numbers, real, CONSTANT, epsilon, asked)
+    yield _at_most(numbers, made, 0.1, 3.0, "made sets")
+    for epsilon in numbers.epsilons:
+        if epsilon >= 0.5:
+            yield _at_most(numbers, made, epsilon, 1.5, "made sets")
+    yield _sparse(numbers)
+    for rival in RIVALS:
+        yield _leads(numbers, rival)
+
+
+def _no_worse(numbers, problems, other, epsilon, asked) -> Verdict:
+    worse, compared = [], 0
+    for name in problems:
+        ours, bar = (numbers.of(name, one, epsilon) for one in (OURS, other))
+        if ours is None or bar is None:
+            continue
+        compared += 1
+        room = ours.error
+        if other != CONSTANT:
+            room = 2 * math.hypot(ours.error, bar.error)
+        if ours.mean > bar.mean + room:
+            title = numbers.facts[name]["title"]
+            worse.append(f"{title} {short(ours.mean)} against {short(bar.mean)}")
+    found = f"{compared - len(worse)} of {compared} sets"
+    if worse:
+        found += "; not " + ", ".join(worse)
+    return Verdict(asked, found, not worse if compared else None)
+
+
+def _at_most(numbers, problems, epsilon, bound, where, bar=BAR) -> Verdict:
+    mean = numbers.geometric_mean(problems, OURS, epsilon, bar)
+    asked = f"{where}, epsilon {epsilon:g}: geometric mean at most {bound:g}"
+    if mean is None:
+        return Verdict(asked, "", None)
+    return Verdict(asked, f"{short(mean[0])} over {mean[1]} sets", mean[0] <= bound)
+
+
+def _sparse(numbers) -> Verdict:
+    asked = "sparse, epsilon 1: excess at least 50 times below hindsight"
+    ours, bar = (numbers.of("sparse", one, 1.0) for one in (OURS, BAR))
+    if ours is None or bar is None:
+        return Verdict(asked, "", None)
+    factor = bar.mean / ours.mean if ours.mean > 0 else math.inf
+    return Verdict(asked, f"{factor:.0f} times", factor >= 50)
+
+
+def _leads(numbers, rival) -> Verdict:
+    asked = f"every epsilon: ahead of {METHODS[rival].title}, geometric mean"
+    found, holds = [], []
+    for epsilon in numbers.epsilons:
+        shared = [
+            name
+            for name in numbers.names()
+            if {rival, OURS, BAR}
+            == numbers.column(name, (rival, OURS, BAR), epsilon).keys()
+        ]
+        if shared:
+            ours, other = (
+                numbers.geometric_mean(shared, one, epsilon)[0] for one in (OURS, rival)
+            )
+            found.append(f"{epsilon:g}: {short(ours)} against {short(other)}")
+            holds.append(ours < other)
+    return Verdict(asked, "; ".join(found), all(holds) if holds else None)

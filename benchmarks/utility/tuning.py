@@ -1,0 +1,215 @@
+"""Private tuning beside one untuned run, of the same total budget.
+
+`dp_select` searches a public grid of clipping norms and steps; `dp_linear_model` has
+nothing to choose. The best of the same grid in hindsight tells what a search pays.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.comparison import Numbers, Summary, short, wins
+from benchmarks.page import listed, machines, number, source, table
+from benchmarks.record import RESULTS, Record, read
+from benchmarks.utility import hindsight, methods
+from benchmarks.utility.hindsight import Setting
+from benchmarks.utility.methods import LOSSES, Method
+from benchmarks.utility.problems import Problem
+from dpjax import accounting, solvers, tuning
+from dpjax.estimators import Clipping
+
+OURS = "dp_linear_model"
+PATH = RESULTS / "tuning.json"
+PROBLEMS = ("adult", "rand_hie")
+NORMS = (1.0, 3.0, 10.0, 30.0, 100.0)
+STEPS = (0.1, 0.3, 1.0, 3.0)
+NUM_STEPS = 100
+TRIALS = (3, 10, 30)
+DISTRIBUTION = "geometric"
+HOLDOUT = 0.1  # of the training records, which a search scores its runs on
+# Of one record's loss in a score; the loss of zero weights is 0.69 for labels.
+LIMITS = {"squared": 20.0, "logistic": 2.0}
+_SEED = 2021  # public: which records are held out
+
+
+def grid() -> list[Setting]:
+    """The candidates of the search."""
+    return [Setting(*pair, NUM_STEPS) for pair in product(NORMS, STEPS)]
+
+
+def split(data: Problem) -> tuple[Any, Any]:
+    """Returns the records that runs train on, and those that score them."""
+    features, targets = data.train
+    order = np.random.default_rng(_SEED).permutation(len(targets))
+    num_scored = round(HOLDOUT * len(targets))
+    parts = order[num_scored:], order[:num_scored]
+    return tuple((jnp.asarray(features[i]), jnp.asarray(targets[i])) for i in parts)
+
+
+def select(
+    data: Problem,
+    keys: jax.Array,
+    epsilon: float,
+    *,
+    mean_trials: float,
+    limit_factor: float = 1.0,
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Searches with every key; returns weights (d, keys), and how the budget splits."""
+    delta, loss_fn = data.delta, LOSSES[data.loss]
+    each = accounting.tuning_budget(
+        epsilon, delta, mean_trials=mean_trials, distribution=DISTRIBUTION
+    )
+    cost = accounting.gaussian_epsilon(each.noise_multiplier, delta, sensitivity=1.0)
+    trained, held_out = split(data)
+    limit = limit_factor * LIMITS[data.loss]
+    score = tuning.clipped_loss(
+        loss_fn, held_out, limit=limit, epsilon=cost, delta=delta
+    )
+
+    def train(candidate, key):
+        return solvers.dp_gradient_descent(
+            loss_fn,
+            jnp.zeros(data.shape[1]),
+            trained,
+            key=key,
+            epsilon=cost,
+            delta=delta,
+            estimator=Clipping(candidate.l2_clip_norm),
+            learning_rate=candidate.learning_rate,
+            num_steps=NUM_STEPS,
+        )
+
+    norms, steps, num_steps = np.float32(grid()).T
+    candidates = Setting(norms, steps, num_steps)
+    search = partial(
+        tuning.dp_select,
+        train,
+        candidates,
+        epsilon=epsilon,
+        delta=delta,
+        score=score,
+        mean_trials=mean_trials,
+        distribution=DISTRIBUTION,
+    )
+    params = [np.asarray(search(key=key).params) for key in keys]
+    num_scored = len(held_out[1])
+    return np.stack(params, axis=1), {
+        "mean_trials": mean_trials,
+        "epsilon_of_a_run": cost,
+        "num_trained": len(trained[1]),
+        "num_scored": num_scored,
+        "num_candidates": len(norms),
+    }
+
+
+def best_of_grid(
+    data: Problem, keys: jax.Array, epsilon: float, *, by_score: bool
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Chooses on keys of its own, which is not private, and runs the choice.
+
+    By the excess test risk, or by the scores of the search without their noise.
+    """
+    own = jax.random.split(
+        jax.random.fold_in(keys[0], hindsight.CHOICE), hindsight.NUM_CHOICE_KEYS
+    )
+    if by_score:
+        params = hindsight.descend(data, grid(), own, epsilon)
+        score = jax.vmap(lambda one: _mean_loss(data, one))
+        found = score(params.reshape(len(params), -1).T)
+        setting = grid()[int(np.argmin(found.reshape(-1, own.size).mean(axis=1)))]
+    else:
+        setting = hindsight.choose(data, own, epsilon, grid())
+    return hindsight.descend(data, [setting], keys, epsilon)[:, 0], setting._asdict()
+
+
+def _mean_loss(data: Problem, params: jax.Array) -> jax.Array:
+    """What a score adds noise to."""
+    losses = jax.vmap(LOSSES[data.loss], (None, 0))(params, split(data)[1])
+    return jnp.mean(jnp.clip(losses, 0.0, LIMITS[data.loss]))
+
+
+SEARCHES = (
+    *(
+        Method(
+            *(f"select_{mean}", f"`dp_select`, {mean} trials on average"),
+            partial(select, mean_trials=mean),
+        )
+        for mean in TRIALS
+    ),
+    Method(
+        "select_10_wide",
+        "`dp_select`, 10 trials on average, losses clipped 10 times higher",
+        partial(select, mean_trials=10, limit_factor=10.0),
+    ),
+)
+BESTS = tuple(
+    Method(
+        *(f"grid_by_{name}", f"the same grid, best by {words}"),
+        partial(best_of_grid, by_score=name == "score"),
+        is_private=False,
+    )
+    for name, words in (("score", "its scores without noise"), ("risk", "test risk"))
+)
+METHODS = {one.name: one for one in (methods.METHODS[OURS], *SEARCHES, *BESTS)}
+
+
+def parts(path: Path = PATH) -> dict[str, Any]:
+    """Returns the parts of the page."""
+    numbers = Numbers(content := read(path))
+    problems = [name for name in PROBLEMS if name in content.facts]
+    facts = [content.facts[name] for name in problems]
+    titles = [one["title"] for one in facts]
+    rows = [
+        [
+            method.title,
+            *(_said(numbers.of(name, method.name, 1.0)) for name in problems),
+        ]
+        for method in METHODS.values()
+    ]
+    rows.append(["zero weights", *(number(one["zero_excess"]) for one in facts)])
+    trials = [f"{mean} trials on average" for mean in TRIALS]
+    won = [
+        [one.title, *(_won(content, name, one.name) for name in problems)]
+        for one in SEARCHES
+    ]
+    return {
+        "norms": listed(NORMS),
+        "steps": listed(STEPS),
+        "num_steps": NUM_STEPS,
+        "distribution": DISTRIBUTION,
+        "holdout": HOLDOUT,
+        **LIMITS,
+        "tuning_source": source(path),
+        "tuning": table(["excess test risk, epsilon 1 in all", *titles], rows),
+        "splits": table(["data", *trials, "trained on", "scored on"], _splits(content)),
+        "tuning_machines": machines(content),
+        "wins": table(["than", *titles], won),
+    }
+
+
+def _said(found: Summary | None) -> str:
+    return "" if found is None else f"{short(found.mean)} ± {found.error:.1g}"
+
+
+def _splits(content: Record) -> Iterator[list[str]]:
+    for name in PROBLEMS:
+        places = ((name, f"select_{mean}", 1.0) for mean in TRIALS)
+        facts = [row["facts"] for one in places if (row := content.rows.get(one))]
+        if len(facts) == len(TRIALS):
+            each = (number(one["epsilon_of_a_run"]) for one in facts)
+            counts = (
+                f"{facts[0][key]:,.0f} records" for key in ("num_trained", "num_scored")
+            )
+            yield [content.facts[name]["title"], *each, *counts]
+
+
+def _won(content: Record, problem: str, method: str) -> str:
+    """Says in which share of pairs of keys the untuned run is better."""
+    ours, other = (content.rows.get((problem, name, 1.0)) for name in (OURS, method))
+    return "" if ours is None or other is None else f"{wins(ours, other):.0%}"

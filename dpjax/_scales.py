@@ -1,0 +1,312 @@
+"""Private centres and scales of columns, for the estimators and for the command.
+
+All releases add noise to counts and means. If it is Gaussian they compose with a
+Gaussian model to one Gaussian mechanism, exactly, where choices by the exponential
+mechanism would compose as zCDP and lose a third of the budget. If it is Laplace noise
+they are pure.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax import _keys
+from dpjax._rounding import ROUNDED_UP, ROUNDOFF
+from dpjax._types import Key
+from dpjax.mechanisms import gaussian, laplace
+
+# Bins [2^j, 2^(j+1)) of |x|, beyond which a number counts in the nearest.
+_FIRST, _LAST = -30, 50
+_BEYOND = 2.0**60  # numbers are held within it: no quotient by a size overflows
+_WINDOW = 3  # bins together: three quarters of a normal law are in three
+# One of all windows passes for one with records once in twenty fits.
+_FALSE = 0.05
+# Of numbers in that window, and in bins that stand out from the noise, the size is the
+# quantile. A window alone would be what an atom near the centre leaves. One of all bins
+# without records stands out once in a thousand fits: it might be far beyond all others.
+_FALSE_BIN = 0.001
+# Of numbers, and of distances from a mean: a twentieth of a dummy's lie far from it.
+_QUANTILE, _QUANTILE_AWAY = 0.75, 0.97
+_MOST_MEAN = 1.5  # numbers are held within so many sizes for their mean
+_RECENTERED = 0.5  # a column whose mean is so many sizes away from zero
+_LEAST_SPREAD = 1 / 64  # in sizes: what is nearly constant is not blown up
+# Of the number of cells that are not zero, sizes, means, and distances from the means.
+_SHARES = (0.05, 0.45, 0.3, 0.2)
+_LEAST_COUNTED = 0.05  # of records, which have a weight above zero
+_MOST_DENSE = 0.05  # of rows, which may have more cells that are not zero
+_MOST_SHARE = 0.35  # of the budget
+_FEWEST_RELEASED = 1024  # at once, with zeros at the end
+_MOST_SCALES = 100.0  # cells are held within so many scales of the centre
+
+
+class Noise(NamedTuple):
+    """Additive noise in proportion to sensitivity, and with it a budget.
+
+    Attributes:
+        multiplier: the noise's scale over the sensitivity: of Gaussian noise the
+            standard deviation, of Laplace noise 1 / epsilon.
+        order: of the norm of the sensitivity: 2 for Gaussian noise, 1 for Laplace.
+    """
+
+    multiplier: float
+    order: int = 2
+
+    def part(self, share: float) -> "Noise":
+        """Returns the noise of a release that may spend a share of the budget.
+
+        Shares add up to 1: inverse squares of multipliers do for Gaussian noise, and
+        epsilons for Laplace noise.
+        """
+        return self._replace(multiplier=self.multiplier / share ** (1 / self.order))
+
+    def stddev(self, sensitivity: float) -> float:
+        """Returns the standard deviation of what is added to one number."""
+        return self.multiplier * sensitivity * math.sqrt(2 if self.order == 1 else 1)
+
+    def largest(
+        self, sensitivity: float, num_sums: int, num_terms: int, prob: float
+    ) -> float:
+        """Returns what the largest of many sums of noise passes with a probability."""
+        log_sums = math.log(num_sums / prob)
+        bound = self.stddev(sensitivity) * math.sqrt(2 * num_terms * log_sums)
+        if self.order == 1:  # its tails are sub-gamma
+            bound += self.multiplier * sensitivity * log_sums
+        return bound
+
+    def released(self, key: Key, values: np.ndarray, sensitivity: float) -> np.ndarray:
+        """Returns the values with noise, which have that sensitivity."""
+        return released(key, values, self.multiplier * sensitivity, self.order)
+
+
+class Standard(NamedTuple):
+    """How columns become numbers near 1; public, or released.
+
+    Attributes:
+        centers: shape (k,); NaN counts as it.
+        scales: shape (k,), positive.
+        low: shape (k,), the least number that a column is held to.
+        high: shape (k,), the largest one.
+        is_known: shape (k,), whether they say anything of the columns.
+    """
+
+    centers: np.ndarray
+    scales: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    is_known: np.ndarray
+
+    @classmethod
+    def of_ranges(cls, low: np.ndarray, high: np.ndarray) -> "Standard":
+        """Returns the middle and the half width of public ranges."""
+        is_known = ~np.isnan(low)
+        return cls(low / 2 + high / 2, high / 2 - low / 2, low, high, is_known)
+
+    @classmethod
+    def unknown(cls, num_columns: int) -> "Standard":
+        """Returns that of columns which keep their units, held to -1 and 1."""
+        ones = np.ones(num_columns)
+        return cls(0 * ones, ones, -ones, ones, ones < 0)
+
+    def held(self, columns: np.ndarray) -> np.ndarray:
+        """Returns finite numbers, each within its range, in the user's units."""
+        known = np.where(np.isnan(columns), self.centers, columns)
+        return np.clip(known, self.low, self.high)
+
+    def of(self, columns: np.ndarray) -> np.ndarray:
+        """Returns held numbers in units of their scales, about their centres."""
+        return ((self.held(columns) - self.centers) / self.scales).astype(np.float32)
+
+
+def scales_share(
+    num_samples: int, num_columns: int, noise_multiplier: float, *, least: float
+) -> float:
+    """Returns the part of the budget that buys scales, from public numbers.
+
+    As much as shows a size that a quarter of the records have, from `least` to 0.35;
+    and none where that would not show one that half of them have.
+    """
+    if num_columns == 0:
+        return 0.0
+    shown = (_least_seen(num_columns, Noise(noise_multiplier)) / num_samples) ** 2
+    if 4 * shown > _MOST_SHARE:
+        return 0.0
+    return min(max(16 * shown, least), _MOST_SHARE)
+
+
+def least_seen(num_columns: int, noise: Noise) -> float:
+    """Returns how many records must have one size for `buy_scales` to show it."""
+    return _least_seen(num_columns, noise.part(_SHARES[1]))
+
+
+def _least_seen(num_columns: int, noise: Noise) -> float:
+    sensitivity = (2 * num_columns) ** (1 / noise.order)
+    return _largest_window(noise, sensitivity, num_columns)
+
+
+def buy_scales(
+    key: Key,
+    columns: np.ndarray,
+    *,
+    noise: Noise,
+    weights: np.ndarray | None = None,
+    is_centered: bool = True,
+) -> Standard:
+    """Releases a centre and a scale of every column.
+
+    1. How many cells of a row are not zero, by a histogram. Rows with more count less.
+    2. Of every column a histogram of binary exponents, without zeros and NaN: it has a
+       size where three neighbouring bins stand out from the noise, which is the 75 per
+       cent quantile of what stands out.
+    3. Of columns in which half of the records have about that size, the mean of numbers
+       held within 1.5 sizes. All others, and those whose mean is within half a size of
+       zero, are centred at zero, and the size is their scale.
+    4. For the rest the size of what is left after their mean is taken off, now the
+       97 per cent quantile.
+
+    Where no size stands out from the noise, the column keeps its unit and is held
+    to -1 and 1: of dummies all is kept then, and of amounts their sign.
+
+    Args:
+        key: a typed key.
+        columns: shape (n, k), float64, k at least 1.
+        noise: of all releases together.
+        weights: shape (n,), or None. A record of weight zero changes no release: its
+            cells are missing, and it is none of the records of which these are shares.
+        is_centered: whether centres are sought; else the last two are left out.
+
+    Privacy:
+        As one Gaussian mechanism of the noise multiplier under replace-one, or, by
+        Laplace noise, (1 / multiplier)-DP. Let p be the order of the norm. A row with m
+        cells in a histogram each counts as min(1, b/m)^(1/p) in all of them: b^(1/p) in
+        the norm, and (2b)^(1/p) where another takes its place, and the rounding of
+        sums. With weights the histograms also tell how many records have one above
+        zero. If a row replaces a record of weight zero, that moves them by
+        (b + 1)^(1/p) together, no more than (2b)^(1/p). A mean of k numbers within
+        ±1.5 moves by 3 k^(1/p) / n, and its rounding. Columns, and b, are told by the
+        releases before.
+    """
+    num_samples, num_columns = columns.shape
+    is_known = np.isfinite(columns)
+    is_counted = None if weights is None else weights > 0
+    if is_counted is not None:
+        is_known &= is_counted[:, None]
+    columns = np.clip(np.where(is_known, columns, 0.0), -_BEYOND, _BEYOND)
+    keys = _keys.split(key, 4)
+    dense, first, second, third = map(noise.part, _SHARES)
+    most_cells = 1.0 if num_columns == 1 else _most_cells(keys[3], columns, dense)
+    scales, num_seen, num_counted = _sizes(
+        keys[0], columns, first, most_cells, _QUANTILE, is_counted
+    )
+    most = np.where(num_seen > 0, _MOST_SCALES * scales, 1.0)
+    centers = np.zeros(num_columns)
+    away = np.flatnonzero((num_seen > num_counted / 2) & is_centered)
+    if away.size:
+        held = np.clip(columns[:, away] / scales[away], -_MOST_MEAN, _MOST_MEAN)
+        # The mean is rounded in float64, and as it is passed to the mechanism.
+        moved = 2 * _MOST_MEAN / num_samples + 4 * ROUNDOFF
+        sensitivity = away.size ** (1 / noise.order) * moved
+        means = second.released(keys[1], held.mean(axis=0), sensitivity)
+        means = means * (num_samples / num_counted)
+        is_away = np.abs(means) > _RECENTERED
+        away, means = away[is_away], means[is_away]
+        centers[away] = means * scales[away]
+    if away.size:
+        distances = np.where(is_known, columns - centers, 0.0)[:, away]
+        found, num_found, _ = _sizes(
+            keys[2], distances, third, away.size, _QUANTILE_AWAY
+        )
+        found = np.where(num_found > 0, found, scales[away])
+        scales[away] = np.maximum(found, _LEAST_SPREAD * scales[away])
+        most[away] = _MOST_SCALES * scales[away]
+    return Standard(centers, scales, centers - most, centers + most, num_seen > 0)
+
+
+def _largest_window(noise: Noise, sensitivity: float, num_columns: int) -> float:
+    num_windows = num_columns * (_LAST - _FIRST)
+    return noise.largest(sensitivity, num_windows, _WINDOW, _FALSE)
+
+
+def _most_cells(key: Key, columns: np.ndarray, noise: Noise) -> float:
+    """Releases how many cells of a row are not zero at most, in all but a few rows."""
+    num_samples, num_columns = columns.shape
+    num_bins = math.ceil(2 * math.log2(num_columns)) + 1
+    edges = np.minimum(2 ** (np.arange(num_bins) / 2), num_columns)
+    bins = np.searchsorted(edges, np.count_nonzero(columns, axis=1))
+    counts = np.bincount(bins, minlength=num_bins)
+    sensitivity = 2 ** (1 / noise.order)
+    noisy, stddev = noise.released(key, counts, sensitivity), noise.stddev(sensitivity)
+    above = np.cumsum(noisy[::-1])[::-1] - noisy  # of each bin
+    is_few = above <= _MOST_DENSE * num_samples + stddev * math.sqrt(num_bins)
+    return float(edges[np.argmax(is_few)])
+
+
+def _sizes(
+    key: Key,
+    columns: np.ndarray,
+    noise: Noise,
+    most_cells: float,
+    quantile: float,
+    is_counted: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Releases a size of |x| in each column, and about how many records have it.
+
+    Where none is seen these are 1 and 0. The third is how many records count at all.
+    """
+    num_columns = columns.shape[1]
+    exponents = np.clip(np.frexp(columns)[1] - 1, _FIRST, _LAST) - _FIRST
+    num_bins = _LAST - _FIRST + 1
+    is_cell = columns != 0
+    num_cells = np.maximum(np.count_nonzero(is_cell, axis=1), 1)
+    shares = np.minimum(1.0, most_cells / num_cells) ** (1 / noise.order)
+    counts = [
+        np.bincount(bins[cells], shares[cells], num_bins)
+        for bins, cells in zip(exponents.T, is_cell.T, strict=True)
+    ]
+    sensitivity = (2 * most_cells) ** (1 / noise.order)
+    if most_cells < num_columns:  # Sums of shares are rounded; counts are exact.
+        changed = (2 * num_columns) ** (1 / noise.order)
+        sensitivity += changed * 2 * ROUNDOFF * len(columns)
+    if is_counted is None:
+        noisy = noise.released(key, np.stack(counts), sensitivity)
+        num_counted = float(len(columns))
+    else:
+        cells = np.append(np.stack(counts), np.count_nonzero(is_counted))
+        *flat, num_counted = noise.released(key, cells, sensitivity)
+        noisy = np.reshape(flat, (num_columns, num_bins))
+        num_counted = min(max(num_counted, _LEAST_COUNTED * len(columns)), len(columns))
+    windows = np.lib.stride_tricks.sliding_window_view(noisy, _WINDOW, axis=1)
+    sums = windows.sum(axis=2)
+    best, num_seen = np.argmax(sums, axis=1), sums.max(axis=1)
+    is_seen = num_seen > _largest_window(noise, sensitivity, num_columns)
+    stands_out = noisy > noise.largest(sensitivity, noisy.size, 1, _FALSE_BIN)
+    is_near = np.abs(np.arange(num_bins) - best[:, None] - 1) <= 1  # in the window
+    kept = np.maximum(noisy, 0.0) * (is_near | stands_out)
+    below = np.cumsum(kept, axis=1)
+    wanted = quantile * below[:, -1]
+    places = np.argmax(below >= wanted[:, None], axis=1)
+    inside, up_to = (x[np.arange(num_columns), places] for x in (kept, below))
+    steps = 1 - (up_to - wanted) / np.maximum(inside, 1e-9)
+    sizes = np.exp2(_FIRST + places + steps)
+    num_seen = np.where(is_seen, num_seen, 0.0)
+    return np.where(is_seen, sizes, 1.0), num_seen, num_counted
+
+
+def released(key: Key, values: np.ndarray, scale: float, order: int = 2) -> np.ndarray:
+    """Returns values with noise; counts are held to 2^24, and so exact.
+
+    Args:
+        key: a typed key.
+        values: of any shape.
+        scale: the standard deviation of Gaussian noise, or the scale of Laplace noise.
+        order: which of the two, as in `Noise`.
+    """
+    size = max(_FEWEST_RELEASED, 1 << (values.size - 1).bit_length())
+    padded = np.zeros(size, np.float32)  # compiled once for all numbers of columns
+    padded[: values.size] = np.minimum(values, 2.0**24).ravel()
+    scale *= ROUNDED_UP
+    if order == 1:
+        noisy = laplace(key, padded, scale=scale)
+    else:
+        noisy = gaussian(key, padded, stddev=scale)
+    return np.asarray(noisy, np.float64)[: values.size].reshape(values.shape)

@@ -1,0 +1,243 @@
+"""The state of one run in a folder: the only way in which dpjax keeps what can resume.
+
+Solvers, searches and the command all hold to this:
+
+* The folder is as secret as the data, since it holds the state of random keys. It is
+  made readable to its owner alone.
+* It belongs to one run from before the first key is used. Another run is refused: it
+  would draw the same noise for other data.
+* One process has it open at a time; processes of `jax.distributed` have it together.
+* A state is written whole, and on the disk, before the one before it is removed. A
+  process may be killed at any time.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from dpjax import _files, _processes, _validate
+
+# A state, by its step; and while it is written.
+STATE = re.compile(r"\d+(\.part)?")
+_PIECE = re.compile(r"\d+\.npz|\..*\.part")  # that of a process
+Arrays = Mapping[str, np.ndarray]
+
+
+class Store(NamedTuple):
+    """The states of one run; use `opened`.
+
+    Attributes:
+        folder: a folder of these states alone.
+        run: what tells the run from others: digests, by what they are of.
+        option: how messages call the folder.
+        devices: those of several processes, or ().
+    """
+
+    folder: Path
+    run: Mapping[str, str]
+    option: str = "checkpoint"
+    devices: _processes.Devices = ()
+
+    @property
+    def step(self) -> int | None:
+        """The last step that is saved, 0 before it, None where nothing is."""
+        names = [path.name for path in self.folder.iterdir()]
+        return max((int(name) for name in names if name.isdecimal()), default=None)
+
+    def claim(self) -> None:
+        """Writes whose folder this is, before the first key is used."""
+        if self.step is None:
+            self.save(0, {})
+
+    def latest(self) -> Arrays:
+        """Returns the arrays of the last step that is saved."""
+        return self._read(self.step)[1]
+
+    def save(self, step: int, arrays: Arrays) -> None:
+        """Saves a state, whole or not at all, and then removes the one before it.
+
+        Args:
+            step: larger than those before.
+            arrays: what this process has of it; all processes must call it.
+        """
+        part = self.folder / f"{step}.part"
+        if self._is_first:
+            part.mkdir(mode=0o700)
+        self._wait()
+        content = packed(arrays, self.run)
+        _files.write_whole(part / self._piece, content, name=self.option)
+        sync(part)
+        self._wait()
+        if self._is_first:
+            part.rename(self.folder / str(step))
+            sync(self.folder)
+            self._remove("", keep=str(step))
+        self._wait()
+
+    def check(self) -> None:
+        """Requires that what is saved belongs to this run, seen by all processes."""
+        if self._is_first:
+            self._remove(".part")  # of a process that was killed
+        step = self.step
+        seen = np.array([-1 if step is None else step])
+        seen = _processes.rows_of_all(seen, self.devices)
+        self._require(
+            bool((seen == seen[0]).all()),
+            "a folder that all processes share (they see different steps)",
+        )
+        if step is None:
+            return
+        saved, _ = self._read(step)
+        others = [name for name in self.run if self.run[name] != saved.get(name)]
+        self._require(
+            not others,
+            f"of the same run (another {', another '.join(others)} was saved)",
+        )
+
+    def _read(self, step: int | None) -> tuple[dict[str, str], Arrays]:
+        path = self.folder / str(step) / self._piece
+        if not path.parent.joinpath("0.npz").exists():  # a number is its name
+            raise ValueError(
+                f"{self.option} must be a folder of one run's states alone, got "
+                f"{str(path.parent)!r}, which is none."
+            )
+        # One of fewer processes has no piece of this one, but it tells whose it is.
+        return unpacked(path if path.exists() else path.with_name("0.npz"))
+
+    def _remove(self, ending: str, keep: str = "") -> None:
+        for path in [*self.folder.iterdir()]:
+            is_state = STATE.fullmatch(path.name) and path.suffix == ending
+            if is_state and path.name != keep and path.is_dir():
+                _remove_state(path)
+
+    def _require(self, is_fine: bool, rule: str) -> None:
+        _validate.require(is_fine, self.option, str(self.folder), rule)
+
+    @property
+    def _is_first(self) -> bool:
+        return _processes.is_first(self.devices)
+
+    @property
+    def _piece(self) -> str:
+        return f"{_processes.indices(self.devices).index(jax.process_index())}.npz"
+
+    def _wait(self) -> None:
+        """Waits for the other processes."""
+        _processes.rows_of_all(np.zeros(1, np.int32), self.devices)
+
+
+@contextlib.contextmanager
+def opened(
+    path: str | os.PathLike[str],
+    run: Mapping[str, str],
+    *,
+    option: str = "checkpoint",
+    devices: _processes.Devices = (),
+) -> Iterator[Store]:
+    """Opens a folder of states, and refuses those of another run.
+
+    Raises:
+        ValueError: if it cannot be written to or made, another process has it open, or
+            it belongs to something else or another run.
+    """
+    folder = Path(path).absolute()
+    _files.check_folder(option, folder)
+    make_private(folder)
+    store = Store(folder, run, option, devices)
+    _check_shared(store)
+    with _locked(store):
+        store.check()
+        yield store
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder where it is missing, and its owner's alone."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def sync(folder: Path) -> None:
+    """Waits until the disk has what was renamed in a folder, or removed from it."""
+    with contextlib.suppress(OSError):  # the system knows no such waiting
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def packed(arrays: Arrays, run: Mapping[str, str]) -> bytes:
+    """Returns a file of arrays of any type, bfloat16 too, and of whose they are."""
+    kinds = {name: [str(x.dtype), x.shape] for name, x in arrays.items()}
+    head = json.dumps([dict(run), kinds]).encode()
+    parts = [np.frombuffer(x.tobytes(), np.uint8) for x in arrays.values()]
+    file = io.BytesIO()
+    np.savez(file, np.frombuffer(head, np.uint8), *parts)
+    return file.getvalue()
+
+
+def unpacked(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Returns whose a file of `packed` is, and its arrays."""
+    with np.load(path, allow_pickle=False) as saved:
+        run, kinds = json.loads(saved["arr_0"].tobytes())
+        arrays = {
+            name: np.frombuffer(saved[f"arr_{i}"].tobytes(), np.dtype(dtype))
+            for i, (name, (dtype, _)) in enumerate(kinds.items(), 1)
+        }
+    return run, {name: x.reshape(kinds[name][1]) for name, x in arrays.items()}
+
+
+def _remove_state(folder: Path) -> None:
+    """Removes a state, and nothing that is none."""
+    for path in [*folder.iterdir()]:
+        if _PIECE.fullmatch(path.name):
+            path.unlink()
+    with contextlib.suppress(OSError):  # something else is in it
+        folder.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(store: Store) -> Iterator[None]:
+    """Keeps other processes out, until this one leaves or ends.
+
+    Two runs that both find an empty folder would both draw from the same key.
+    """
+    import fcntl  # which Windows lacks: the rest of the package works there
+
+    descriptor = os.open(store.folder, os.O_RDONLY)
+    try:
+        is_free = True
+        if store._is_first:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                is_free = False
+        is_free = _processes.rows_of_all(np.array([is_free]), store.devices).all()
+        store._require(bool(is_free), "a folder that no other process has open")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _check_shared(store: Store) -> None:
+    """Requires that all processes see one folder: else they would wait for ever."""
+    if not store.devices:
+        return
+    devices = store.devices
+    names = _processes.rows_of_all(np.frombuffer(os.urandom(16), np.uint8), devices)
+    marker = store.folder / f".{names[0].tobytes().hex()}"
+    if store._is_first:
+        marker.touch(mode=0o600)
+    store._wait()  # it has been made
+    seen = _processes.rows_of_all(np.array([marker.exists()]), devices)
+    if store._is_first:
+        marker.unlink()
+    store._require(bool(seen.all()), "a folder that all processes share")

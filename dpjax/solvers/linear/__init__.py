@@ -1,0 +1,20 @@
+"""The parts of `dpjax.solvers.dp_linear_model`: a linear model without hyperparameters.
+
+A record (features x, target y, offset o, weight w) passes these files in this order:
+
+1. `_model` checks shapes and options, and cleans the record by itself: numbers are
+   finite, y is in the range of the loss, w in [0, 1]. `_kind` names what is static,
+   and what share of the budget each of the following releases has.
+2. `_choice`, only with `max_features`: its feature-slope products, clipped, add to the
+   scores by which features are chosen.
+3. `_fit` passes it through the releases of one model, in which all noise is Gaussian:
+   - `_constant`: the target, clipped, adds to a mean. That is the first intercept.
+   - `_moments`: the outer product of x, clipped to a radius, adds to second moments.
+     They give coordinates z = A^T (x - center) with about equal spreads.
+   - `_steps`: in z the gradient of w loss(<v, z> + o, y), clipped, adds to the mean
+     gradient of each step.
+   - `_recalibration`: its score <v, z> and slope, clipped, add to one Newton step on
+     the scale and level of the scores.
+   `_noisy_quantile` releases each of the bounds to which something is clipped here.
+4. `_fit` maps the weights v back to the features, and `_model` puts them into columns.
+"""

@@ -1,0 +1,269 @@
+"""A linear model of cleaned records: scale by scale, then steps. No choice is made."""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _keys
+from dpjax._sharding import gathered
+from dpjax._types import Key, Scalar
+from dpjax.batching import Full
+from dpjax.solvers._loop import Batches, Execution, iterate
+from dpjax.solvers.linear._constant import best_constant, largest_slope
+from dpjax.solvers.linear._kind import Examples, ModelKind, Shares
+from dpjax.solvers.linear._moments import Whitening, noisy_second_moments, whitening
+from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.linear._recalibration import Predictor, recalibration
+from dpjax.solvers.linear._steps import (
+    BlockClipping,
+    DistanceOverGradientsStep,
+    ExampleLoss,
+)
+from dpjax.transforms import average_params
+
+_FEWEST_STEPS, _MOST_STEPS = 50, 150  # three for two weights in between
+# Bias and noise of clipping are taken to be alike where so many times 2 sqrt(d)
+# multipliers of records are clipped, d the number of weights; never more than half.
+_CLIPPED, _MOST_CLIPPED = 1.0, 0.5
+# Rows that second moments scale down: so many times the edge of their noise, in
+# multipliers of one record, and never more than a tenth of all.
+_BEYOND_RADIUS, _MOST_BEYOND = 20.0, 0.1
+# The first step's length, of threshold / sqrt(d), the size of a weight that matters. So
+# few steps cannot begin slowly, but where n is so many times the noise of a gradient.
+_FIRST_DISTANCE, _CLEAR_FIRST_DISTANCE, _CLEAR = 0.3, 0.1, 700
+
+
+class Coordinates(NamedTuple):
+    """Where the steps take place, and how long their gradients are.
+
+    Attributes:
+        rows: (z, offset, target, weight), z of shape (n, d).
+        whitening: the map from features to z.
+        constant: the intercept of the best constant, () or (K,).
+        norms: clipping thresholds of the leaves of params.
+        stats: released numbers.
+    """
+
+    rows: tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+    whitening: Whitening
+    constant: jax.Array
+    norms: dict[str, Scalar]
+    stats: dict[str, Any]
+
+
+def fit(
+    kind: ModelKind,
+    examples: Examples,
+    *,
+    key: Key,
+    noise_multiplier: float,
+    execution: Execution,
+) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+    """Returns released weights and intercept, and the stats.
+
+    Privacy:
+        As one Gaussian mechanism of the noise multiplier, under replace-one, for all
+        that is returned and all iterates.
+    """
+    num_samples, num_features = examples.features.shape
+    shares = Shares.of(kind, examples.features.shape, noise_multiplier)
+    multipliers = shares.multipliers(noise_multiplier)
+    released = {"noise_multiplier": noise_multiplier, "shares": shares._asdict()}
+    if num_features == 0:
+        size_key, mean_key = _keys.split(key)
+        mean_keys = size_key, mean_key
+        constant, _, stats = best_constant(kind, examples, mean_keys, multipliers)
+        weights = jnp.zeros((0, *constant.shape), constant.dtype)
+        params = {"weights": weights, "intercept": constant}
+        return params, stats | released | {"num_steps": 0}
+    num_weights = num_features * kind.loss.num_outputs
+    is_clear = num_samples >= _CLEAR * noise_multiplier * math.sqrt(num_weights)
+    first_distance = _CLEAR_FIRST_DISTANCE if is_clear else _FIRST_DISTANCE
+    num_steps = min(max(3 * num_weights // 2, _FEWEST_STEPS), _MOST_STEPS)
+    place_key, step_key, end_key = _keys.split(key, 3)
+    place = _coordinates(kind, num_steps, examples, place_key, multipliers)
+    blocks = kind.block_shares
+    outputs = place.constant.shape
+    params = {"weights": jnp.zeros((num_features, *outputs), place.constant.dtype)}
+    if "intercept" in blocks:
+        params["intercept"] = place.constant
+    distance = first_distance / math.sqrt(max(1, num_weights)) * place.norms["weights"]
+    step = DistanceOverGradientsStep(
+        loss_fn=ExampleLoss(kind.loss),
+        batches=Batches.of(place.rows, num_steps, Full(), execution),
+        estimator=BlockClipping(place.norms, tuple(blocks.items())),
+        noise_multiplier=multipliers.steps * math.sqrt(num_steps),
+        first_distances={name: distance for name in blocks},
+    )
+    _, state = iterate(
+        step,
+        params,
+        place.rows,
+        key=step_key,
+        num_steps=num_steps,
+        batching=Full(),
+        execution=execution,
+    )
+    params, stats = average_params(state), place.stats
+    if kind.has_intercept:
+        params = {"intercept": place.constant} | params
+    if kind.loss.num_outputs == 1:
+        params, stats["scale"] = _recalibrated(
+            kind, examples, place.rows[0], params, end_key, multipliers
+        )
+    stats |= released | {"num_steps": num_steps}
+    return _in_features(place.whitening, params), stats
+
+
+def _coordinates(
+    kind: ModelKind, num_steps: int, examples: Examples, key: Key, multipliers: Shares
+) -> Coordinates:
+    """Releases constant, scales and second moments, each after those before it."""
+    # Program by program: the longest, noisy quantiles, are then compiled but once.
+    num_samples, num_features = examples.features.shape
+    size_key, mean_key, radius_key, moments_key, norm_key = _keys.split(key, 5)
+    mean_keys = size_key, mean_key
+    constant, size, stats = best_constant(kind, examples, mean_keys, multipliers)
+
+    # A record counts in the moments by its weight, and at weight zero not at all.
+    rows = _weighted(kind, examples)
+    num_beyond = _BEYOND_RADIUS * math.sqrt(2 * num_features) * multipliers.moments
+    radius = noisy_quantile(
+        radius_key,
+        gathered(_lengths(rows[:, :num_features])),
+        num_above=min(num_beyond, _MOST_BEYOND * num_samples),
+        noise_multiplier=multipliers.radius,
+    )
+    white, z = _whitened(
+        kind, examples.features, rows, radius, moments_key, multipliers.moments
+    )
+
+    rows, sizes = _gradient_sizes(kind, examples, z, constant)
+    share = kind.block_shares["weights"]
+    num_weights = num_features * kind.loss.num_outputs
+    steps = multipliers.steps  # of all together, as of one
+    num_clipped = _CLIPPED * 2 * steps * math.sqrt(num_steps * num_weights / share)
+    norms: dict[str, Scalar] = {
+        "weights": noisy_quantile(
+            norm_key,
+            gathered(sizes),
+            num_above=min(num_clipped, _MOST_CLIPPED * num_samples),
+            noise_multiplier=multipliers.gradient_size,
+        )
+    }
+    if "intercept" in kind.block_shares:
+        norms["intercept"] = largest_slope(kind, constant, size)
+    stats |= {"radius": radius, "share_kept": white.share_kept, "l2_clip_norms": norms}
+    return Coordinates(rows, white, constant, norms, stats)
+
+
+@partial(jax.jit, static_argnums=0)
+def _weighted(kind: ModelKind, examples: Examples) -> jax.Array:
+    """Returns features, and ones beside them, times the roots of the weights."""
+    rows = examples.features
+    if kind.has_intercept:
+        rows = jnp.concatenate([rows, jnp.ones_like(rows[:, :1])], axis=1)
+    if kind.has_weights:
+        rows = rows * jnp.sqrt(examples.weights)[:, None]
+    return rows
+
+
+@partial(jax.jit, static_argnums=0)
+def _whitened(
+    kind: ModelKind,
+    features: jax.Array,
+    rows: jax.Array,
+    radius: jax.Array,
+    key: Key,
+    multiplier: Scalar,
+) -> tuple[Whitening, jax.Array]:
+    """Releases round coordinates of the rows, and returns the features in them."""
+    moments, stddev = noisy_second_moments(
+        key,
+        rows,
+        radius=radius,
+        noise_multiplier=multiplier,
+        axis_name=kind.axis_name,
+    )
+    white = whitening(moments, stddev, is_centered=kind.has_intercept)
+    return white, _product(features - white.center[None, :], white.matrix)
+
+
+@partial(jax.jit, static_argnums=0)
+def _gradient_sizes(
+    kind: ModelKind, examples: Examples, z: jax.Array, constant: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]:
+    """Returns the rows of the steps, and how long their first gradients are."""
+    _, targets, offsets, weights = examples
+    outputs = constant.shape
+    shape = (len(z), *outputs)
+    shift = offsets.reshape(len(z), *(1 for _ in outputs))
+    predictions = jnp.broadcast_to(constant, shape) + jnp.broadcast_to(shift, shape)
+    slopes = weights * slope_sizes(kind.loss.derivative(predictions, targets))
+    if kind.starts_at_mean:
+        offsets = offsets + constant
+    return (z, offsets, targets, weights), slopes * _lengths(z)
+
+
+def slope_sizes(slopes: jax.Array) -> jax.Array:
+    """Returns how long the derivative in the prediction, (n,) or (n, K), is."""
+    return jnp.abs(slopes) if slopes.ndim == 1 else _lengths(slopes)
+
+
+@jax.jit
+def _lengths(rows: jax.Array) -> jax.Array:
+    """Returns the l2 norm of each row."""
+    return jnp.sqrt(jnp.sum(rows**2, axis=1))
+
+
+def _recalibrated(
+    kind: ModelKind,
+    examples: Examples,
+    z: jax.Array,
+    params: dict[str, jax.Array],
+    key: Key,
+    multipliers: Shares,
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Releases weights of the length that fits, with their intercept, and the scale."""
+    level = params.get("intercept", jnp.zeros_like(params["weights"][0]))
+    scale, shift = recalibration(
+        kind.loss,
+        Predictor(_product(z, params["weights"]), level, *examples[1:]),
+        key=key,
+        has_level=kind.has_intercept,
+        is_at_mean=kind.starts_at_mean,
+        size_multiplier=multipliers.score_sizes,
+        multiplier=multipliers.recalibration,
+        axis_name=kind.axis_name,
+    )
+    return _rescaled(params, scale, shift), scale
+
+
+@jax.jit
+def _rescaled(
+    params: dict[str, jax.Array], scale: jax.Array, shift: jax.Array
+) -> dict[str, jax.Array]:
+    fitted = {"weights": scale * params["weights"]}
+    if "intercept" in params:
+        fitted["intercept"] = params["intercept"] + shift
+    return fitted
+
+
+@jax.jit
+def _product(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
+
+
+@jax.jit
+def _in_features(
+    white: Whitening, params: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """Returns weights and intercept for features, from those for z."""
+    weights = _product(white.matrix, params["weights"])
+    if "intercept" not in params:
+        return {"weights": weights}
+    shift = _product(white.center, weights)
+    return {"weights": weights, "intercept": params["intercept"] - shift}

@@ -1,0 +1,110 @@
+"""What a linear model is fitted to, and what part of the budget each release takes."""
+
+import math
+from typing import NamedTuple
+
+import jax
+
+from dpjax._sharding import AxisName
+from dpjax.losses import LinearLoss
+
+_INTERCEPT_SHARE = 0.1  # of the steps' budget
+
+
+class ModelKind(NamedTuple):
+    """What is static about a model.
+
+    Attributes:
+        loss: of a prediction.
+        has_intercept: whether an intercept is fitted.
+        has_weights: whether records have weights of their own.
+        has_exposures: whether offsets are logarithms of exposures.
+        axis_name: the mesh axes over which records are sharded.
+    """
+
+    loss: LinearLoss
+    has_intercept: bool
+    has_weights: bool
+    has_exposures: bool
+    axis_name: AxisName | None
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether targets are classes, whose shares need no clipping."""
+        return self.loss.num_outputs > 1 or self.loss.target_range == (-1.0, 1.0)
+
+    @property
+    def starts_at_mean(self) -> bool:
+        """Whether the best constant is a mean that steps need not find again."""
+        return self.has_intercept and math.isinf(self.loss.derivative_bound)
+
+    @property
+    def block_shares(self) -> dict[str, float]:
+        """What part of the steps' budget each leaf of params takes."""
+        if not self.has_intercept or self.starts_at_mean:
+            return {"weights": 1.0}
+        return {"weights": 1 - _INTERCEPT_SHARE, "intercept": _INTERCEPT_SHARE}
+
+
+class Examples(NamedTuple):
+    """Finite features (n, d), and targets, offsets and weights in [0, 1], (n,)."""
+
+    features: jax.Array
+    targets: jax.Array
+    offsets: jax.Array
+    weights: jax.Array
+
+
+class Shares(NamedTuple):
+    """What part of the budget each release takes, 1 in all.
+
+    Attributes:
+        target_size: how large targets are.
+        mean: the mean of the targets.
+        radius: how long rows are.
+        moments: the second moments of features.
+        gradient_size: how long gradients are.
+        steps: all steps together.
+        score_sizes: how large scores and slopes are in the end.
+        recalibration: scale and level of the scores.
+    """
+
+    target_size: float
+    mean: float
+    radius: float
+    moments: float
+    gradient_size: float
+    steps: float
+    score_sizes: float
+    recalibration: float
+
+    @classmethod
+    def of(
+        cls, kind: ModelKind, shape: tuple[int, ...], noise_multiplier: float
+    ) -> "Shares":
+        """Returns the shares of a model of features of that shape.
+
+        What it does not need goes to the steps; all goes to a constant without any. The
+        less the budget lets see, the more of it goes to the constant, so that it is no
+        worse than that of a model which is nothing else.
+        """
+        num_samples, num_features = shape
+        size = 0.0 if kind.has_labels else 0.4
+        if num_features == 0:
+            return cls(size, 1 - size, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        if not kind.has_intercept:
+            start = 0.0
+        elif kind.has_labels:
+            start = 0.03
+        else:
+            start = min(0.1 + 400 * noise_multiplier / num_samples, 0.5)
+        before = size * start, (1 - size) * start, 0.03, 0.12, 0.04
+        after = (0.03, 0.05) if kind.loss.num_outputs == 1 else (0.0, 0.0)
+        return cls(*before, 1 - math.fsum(before + after), *after)
+
+    def multipliers(self, noise_multiplier: float) -> "Shares":
+        """Returns the noise multiplier of each release, from that of all together.
+
+        Inverse squares of multipliers add up, and these are shares of them.
+        """
+        return Shares(*(noise_multiplier / math.sqrt(x) if x else 0.0 for x in self))

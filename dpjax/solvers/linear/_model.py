@@ -1,0 +1,308 @@
+"""A generalised linear model from data and a budget, with nothing to set."""
+
+import math
+import operator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dp_accounting import DpEvent, ZCDpEvent
+
+from dpjax import _keys, _validate, accounting, losses
+from dpjax._sharding import row_axes
+from dpjax._types import ArrayLike, Key, Scalar
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    epsilon_to_rho,
+    gaussian_epsilon,
+    gaussian_event,
+    rho_to_epsilon,
+)
+from dpjax.losses import LinearLoss
+from dpjax.solvers._calibration import check_budget
+from dpjax.solvers._loop import Execution, check_execution
+from dpjax.solvers._solution import Solution
+from dpjax.solvers.linear._choice import choose_features
+from dpjax.solvers.linear._fit import fit
+from dpjax.solvers.linear._kind import Examples, ModelKind
+
+_MODEL_SHARE = 0.55  # of the budget, where features are chosen with the rest
+_LARGEST = 1e15  # features and offsets are held within: their squares stay finite
+
+
+def dp_linear_model(
+    loss: str | LinearLoss,
+    data: tuple[ArrayLike, ArrayLike],
+    *,
+    key: Key,
+    epsilon: float | None = None,
+    delta: float,
+    noise_multiplier: float | None = None,
+    intercept: int | None = None,
+    max_features: int | None = None,
+    offsets: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    max_weight: float = 1.0,
+    execution: Execution = Execution(),
+) -> Solution:
+    """Fits a generalised linear model to data and a budget; nothing is to be set.
+
+    Minimises the mean of weight·loss(<w, x> + offset, y). What other solvers ask for is
+    bought with parts of the budget (`stats` has what was taken):
+
+    1. With an intercept, the best constant: a private mean of the targets, clipped at a
+       size that a noisy histogram tells. Under a log link it is of a unit of exposure,
+       as offsets tell it; exposures above 1 count there as 1.
+    2. The length of rows, and second moments of rows held to it. They make coordinates
+       z = A^T (x - center) in which all directions that rise above the noise have the
+       same spread; the others keep theirs.
+    3. The length of gradients at the constant, from which the clipping threshold comes:
+       the more noise, the lower.
+    4. 50 to 150 steps of clipped noisy gradients in z from the constant on. Step sizes
+       are the distance moved so far over the root of the summed squared gradients;
+       kept is a mean of the iterates. The intercept of the squared loss, which is a
+       mean, stays; that of others takes steps too, clipped apart.
+    5. Scale and level of these weights' predictions, by a noisy Newton step on two
+       numbers: clipped gradients of skewed targets stop short of the weights that fit.
+       Losses of several outputs do without.
+
+    With `max_features`, features are chosen first, half of them by their correlation
+    with the slopes of the loss at zero weights, the rest by that with the slopes of a
+    model of the first half. Targets with a great mean should be centred for that, by a
+    public number.
+
+    Args:
+        loss: "squared", "logistic", "huber", or a convex `losses.LinearLoss` of bounded
+            curvature, such as `losses.poisson(10.0)` or `losses.softmax(3)`.
+        data: (features, targets), shapes (n, d) and (n,); n is public. Features should
+            be of comparable size, such as standardised ones; NaN counts as zero.
+            Targets outside the loss's range are mapped by `loss.targets_of`: for
+            classes, y > 0 is the positive one, NaN is not.
+        key: a typed key.
+        epsilon: privacy of all that is released, positive.
+        delta: privacy of all that is released, in (0, 1).
+        noise_multiplier: in place of epsilon, positive: stddev / l2 sensitivity of all
+            Gaussian releases of the model, as of one. For a model that shares a budget
+            with other Gaussian releases: inverse squares of multipliers add up.
+            `Solution.privacy` then states what it gives at delta.
+        intercept: the index of a column of ones, public; what stands in it is not
+            read. Where it is the only column, all of the budget buys the constant.
+            None: no column is treated apart.
+        max_features: the most features that may have a weight, beside the intercept.
+            For many features, of which few matter. None: all.
+        offsets: shape (n,), added to predictions: the logarithm of exposure under a log
+            link. None: zeros.
+        weights: shape (n,), how much records count, held to [0, max_weight] and NaN to
+            zero; means still divide by n. A record of weight zero changes no release.
+            None: ones.
+        max_weight: the largest weight, public, positive.
+        execution: how it runs: microbatches, callback, checkpoint. A callback sees the
+            weights in z.
+
+    Returns:
+        A `Solution` with params of shape (d,), or (d, K) where the loss has K outputs.
+        Its stats hold num_steps; noise_multiplier, of all releases together; shares of
+        the budget; radius, share_kept of the correlations, l2_clip_norms of weights and
+        intercept in z; scale, by which the steps' weights are multiplied; with an
+        intercept also constant, and target_size but for labels; with `max_features`
+        selected, the indices of their columns in ascending order: the set is released,
+        not which of them came first. An intercept alone has no steps, and nothing that
+        is of weights. All are released, or public.
+
+    Raises:
+        ValueError: where an argument is out of its range, or shapes do not fit; before
+            any computation, never because of the values of the data.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one, for every input, stats and all iterates
+        included. All releases are Gaussian mechanisms, each on a statistic of known
+        sensitivity and after those before it: together they are as one Gaussian
+        mechanism, whose price is exact (`accounting.noise_multiplier`; Dong, Roth, Su
+        2022). With `max_features`, choices by the exponential mechanism take part, and
+        all is composed as zCDP instead (`accounting.epsilon_to_rho`). The loss, the
+        intercept's index and max_features must not depend on the data.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> features = np.c_[rng.standard_t(3, (10_000, 2)), np.ones(10_000)]
+        >>> targets = features @ np.array([1.0, -2.0, 5.0]) + rng.standard_t(3, 10_000)
+        >>> solution = dp_linear_model(
+        ...     "squared", (features, targets), key=jax.random.key(0), epsilon=2.0,
+        ...     delta=1e-5, intercept=2)
+        >>> print(np.abs(solution.params - np.array([1.0, -2.0, 5.0])).max() < 0.3)
+        True
+
+    Reference:
+        Clipping from a private quantile: Andrew et al. (2021). Second moments as
+        preconditioner: Wang (2018); Ganesh et al. (2023). Steps: Ivgi, Hinder, Carmon
+        (2023). Choices: Durfee, Rogers (2019).
+    """
+    model = losses.named(loss)
+    _validate.require(
+        model.is_convex and math.isfinite(model.curvature_bound),
+        "loss",
+        loss,
+        "a convex loss of bounded curvature",
+    )
+    _validate.require(
+        (epsilon is None) != (noise_multiplier is None),
+        "epsilon",
+        epsilon,
+        "given where noise_multiplier is not",
+    )
+    check_budget(1.0 if epsilon is None else epsilon, delta)
+    if noise_multiplier is not None:
+        _validate.positive(noise_multiplier=noise_multiplier)
+    _validate.typed_key(key)
+    _validate.require(
+        isinstance(data, tuple | list) and len(data) == 2,
+        "data",
+        type(data),
+        "a pair (features, targets)",
+    )
+    features, targets = _validate.linear_data(*data)
+    num_samples, num_columns = features.shape
+    column = _column(intercept, num_columns)
+    num_features = num_columns - (column is not None)
+    if max_features is not None:
+        _validate.count(max_features=max_features)
+    _validate.positive(max_weight=max_weight)
+    deleted = column
+    if num_features == 0 and offsets is not None:
+        # The best constant beside offsets is no mean: it takes steps, with a feature of
+        # zeros, whose place the intercept has in the end.
+        features, deleted = jnp.zeros_like(features), None
+    examples = Examples(
+        features,
+        targets,
+        _per_record("offsets", offsets, targets, 0.0),
+        _per_record("weights", weights, targets, 1.0),
+    )
+    check_execution(execution)
+    kind = ModelKind(
+        model,
+        has_intercept=column is not None,
+        has_weights=weights is not None,
+        has_exposures=offsets is not None and model.has_log_link,
+        axis_name=row_axes(features, None) or None,
+    )
+    examples = _cleaned(model, deleted, examples, max_weight)
+    key, choice_key = _keys.split(key)
+    places = np.arange(num_columns)
+    if deleted is not None:
+        places = np.delete(places, deleted)
+    places, stats = jnp.asarray(places), {}
+    num_chosen = num_features if max_features is None else max_features
+    is_choosing = num_chosen < num_features
+    total, epsilon, event = _noise(epsilon, delta, noise_multiplier, is_choosing)
+    if is_choosing:
+        selected = choose_features(
+            kind,
+            examples,
+            key=choice_key,
+            num_chosen=num_chosen,
+            noise_multiplier=total / math.sqrt(1 - _MODEL_SHARE),
+            execution=execution,
+        )
+        examples = examples._replace(features=examples.features[:, selected])
+        places = places[selected]
+        total, stats = total / math.sqrt(_MODEL_SHARE), {"selected": places}
+    params, taken = fit(
+        kind, examples, key=key, noise_multiplier=total, execution=execution
+    )
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples
+    )
+    return Solution(
+        _by_column(num_columns, column, places, params), privacy, stats | taken
+    )
+
+
+def _noise(
+    epsilon: float | None, delta: float, multiplier: float | None, is_choosing: bool
+) -> tuple[float, float, DpEvent]:
+    """Returns noise multiplier, epsilon and event of all releases together."""
+    if is_choosing:  # by the exponential mechanism: no Gaussian, but zCDP as of one
+        if epsilon is not None:
+            rho = epsilon_to_rho(epsilon, delta)
+            return math.sqrt(0.5 / rho), epsilon, ZCDpEvent(rho)
+        assert multiplier is not None
+        rho = 0.5 / multiplier**2
+        return multiplier, rho_to_epsilon(rho, delta), ZCDpEvent(rho)
+    if epsilon is not None:
+        multiplier = accounting.noise_multiplier(epsilon, delta, num_steps=1)
+    assert multiplier is not None
+    if epsilon is None:
+        epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
+    return multiplier, epsilon, gaussian_event(multiplier, num_steps=1)
+
+
+def _column(intercept: int | None, num_columns: int) -> int | None:
+    """Returns the index of the intercept's column, from zero on."""
+    if intercept is None:
+        return None
+    is_index = isinstance(intercept, int | np.integer) and not isinstance(
+        intercept, bool
+    )
+    _validate.require(
+        is_index and -num_columns <= intercept < num_columns,
+        "intercept",
+        intercept,
+        f"the index of one of {num_columns} columns, or None",
+    )
+    return operator.index(intercept) % num_columns
+
+
+def _per_record(
+    name: str, values: ArrayLike | None, targets: jax.Array, default: float
+) -> jax.Array:
+    """Returns one number for each record, the default where there are none."""
+    if values is None:
+        return jnp.full_like(targets, default)
+    array = jnp.asarray(_validate.arrays(values))
+    _validate.require(
+        array.shape == targets.shape and not jnp.iscomplexobj(array),
+        name,
+        array.shape,
+        f"one real number for each of {len(targets)} rows",
+    )
+    return array.astype(targets.dtype)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _cleaned(
+    loss: LinearLoss, column: int | None, examples: Examples, max_weight: Scalar
+) -> Examples:
+    """Returns finite records, each by itself, without the column."""
+
+    def held(x):
+        return jnp.clip(jnp.nan_to_num(x), -_LARGEST, _LARGEST)
+
+    features = examples.features
+    if column is not None:
+        features = jnp.delete(features, column, axis=1, assume_unique_indices=True)
+    weights = jnp.clip(jnp.nan_to_num(examples.weights), 0.0, max_weight)
+    return Examples(
+        held(features),
+        loss.targets_of(examples.targets),
+        held(examples.offsets),
+        weights / max_weight,
+    )
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _by_column(
+    num_columns: int,
+    column: int | None,
+    places: jax.Array,
+    params: dict[str, jax.Array],
+) -> jax.Array:
+    """Returns one weight for each column, zero for those that were not chosen."""
+    weights = params["weights"]
+    whole = jnp.zeros((num_columns, *weights.shape[1:]), weights.dtype)
+    whole = whole.at[places].set(weights)
+    if column is not None:
+        whole = whole.at[column].set(params["intercept"])
+    return whole

@@ -1,0 +1,113 @@
+"""Labels that are looked up among declared ones, or released: and no others."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax.sklearn import _labels, _tables
+from tests.replay._replay import seen
+
+LABELS = [
+    np.array(["b", "a", "b"]),
+    np.array([2, 1, 2]),
+    np.array([2.0, np.nan, 2.0]),
+    np.array([True, False, True]),
+    np.array(["b", None, 3.5, ("x",), ["no hash"], np.nan], object),
+    np.array(["2020-01-01", "NaT"], "datetime64[D]"),
+]
+
+
+@pytest.mark.parametrize("labels", LABELS, ids=str)
+def test_labels_are_numbered_and_found_again(labels):
+    distinct, codes = _labels.numbered(labels)
+    for label, code in zip(labels, codes, strict=True):
+        if code >= 0:
+            assert distinct[code] in (label, (label,))
+        else:
+            assert label is None or label == ["no hash"] or label != label
+    first = [codes.tolist().index(code) for code in range(len(distinct))]
+    classes = _labels._sorted(labels[first])
+    found = _labels.indices(labels, classes)
+    assert (found >= 0).tolist() == (codes >= 0).tolist()
+    for label, place in zip(labels, found, strict=True):
+        assert place < 0 or classes[place] == label
+
+
+def test_labels_match_where_they_are_equal():
+    classes = _labels.declared([0, 1])
+    assert _labels.indices(np.array([1.0, 0.0, 2.0]), classes).tolist() == [1, 0, -1]
+    assert _labels.indices(np.array([True, False]), classes).tolist() == [1, 0]
+    assert _labels.indices(np.array(["1", "0"]), classes).tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("classes", ["ab", [1], [1, 1], [1.0, np.nan], [[1, 2]], 3])
+def test_classes_that_are_refused(classes):
+    with pytest.raises(ValueError, match="classes"):
+        _labels.declared(classes)
+
+
+def test_labels_of_one_record_are_shown_as_rarely_as_said(key):
+    probability, shown = 0.02, 0
+    labels = np.array([f"label of one {i}" for i in range(400)])
+    for run_key in jax.random.split(key, 25):
+        bought = _labels.buy_labels(
+            run_key, labels, noise_multiplier=2.0, log_probability=math.log(probability)
+        )
+        shown += np.count_nonzero(np.char.startswith(bought, "label"))
+    # 10,000 draws: mean 200, standard deviation 14. The text of none is not shown.
+    assert 130 < shown < 270
+
+
+def test_labels_of_many_records_are_bought_and_no_text_but_theirs(key):
+    labels = np.array(
+        ["yes"] * 500 + ["no"] * 300 + ["a very long label of one record"]
+    )
+    bought = _labels.buy_labels(
+        key, labels, noise_multiplier=10.0, log_probability=-12.0
+    )
+    assert bought.tolist() == ["no", "yes"]
+    assert bought.dtype == "<U3"
+    few = _labels.buy_labels(
+        jax.random.key(1), labels[-1:], noise_multiplier=10.0, log_probability=-12.0
+    )
+    assert few.tolist() == [0]
+
+
+# One record's label, and the type that readers give to the whole column for it.
+CONTAINERS = [
+    lambda labels, one: np.array([*labels, one], object),
+    lambda labels, one: np.array([*labels, one], np.float64),
+    lambda labels, one: np.array([one, *map(float, labels)], object),
+    lambda labels, one: np.array([True, *labels, one], object),
+    lambda labels, one: np.array([*labels, "text"], object),
+    lambda labels, one: np.array([*labels, None], object),
+    lambda labels, one: np.array([*labels, b"1"], object),
+    lambda labels, one: np.array([*labels, (1,)], object),
+    lambda labels, one: np.array([np.bool_(True), *labels, 10**400], object),
+    lambda labels, one: [*labels, "text"],
+]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("one", [0.5, 1.0, 2**53 + 1, np.nan])
+def test_the_type_of_released_labels_is_theirs_alone(key, container, one):
+    held = _tables.as_column(container([0] * 300 + [1] * 500, one))
+    bought = _labels.buy_labels(key, held, noise_multiplier=5.0, log_probability=-12.0)
+    assert seen(bought) == seen(np.array([0, 1]))
+    assert _labels.indices(held, bought).tolist().count(1) >= 500
+
+
+@pytest.mark.parametrize(
+    ("labels", "bought"),
+    [
+        ([1.5] * 300 + [1] * 300, np.array([1.0, 1.5])),
+        (["a\0"] * 300 + [b"b"] * 300, np.array(["a", "b"])),
+        (["1"] * 300 + [1] * 300, np.array([1, "1"], object)),
+    ],
+)
+def test_released_labels_have_one_form(key, labels, bought):
+    held = _tables.as_column(labels)
+    found = _labels.buy_labels(key, held, noise_multiplier=5.0, log_probability=-12.0)
+    assert seen(found) == seen(bought)

@@ -1,0 +1,179 @@
+"""Scale and level of a predictor: found without noise, held where there is much."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import losses
+from dpjax.solvers.linear import _constant, _recalibration
+from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._model import _cleaned
+from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.linear._recalibration import Predictor, recalibration
+
+NUM = 50_000
+
+
+def predictor(loss, scale, level):
+    """Scores that should be multiplied by a scale, and a level that is off."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=NUM)
+    best = scale * scores + level
+    if loss is losses.squared:
+        targets = best + rng.exponential(size=NUM) - 1
+    else:
+        targets = np.where(rng.logistic(size=NUM) < best, 1.0, -1.0)
+    arrays = scores, targets, np.zeros(NUM), np.ones(NUM)
+    scores, targets, offsets, weights = (jnp.asarray(x, "float32") for x in arrays)
+    return Predictor(scores, jnp.zeros(()), targets, offsets, weights)
+
+
+def solve(loss, given, *, multiplier=1e-3, **changes):
+    options = {"has_level": True, "is_at_mean": False} | changes
+    return recalibration(
+        loss,
+        given,
+        key=jax.random.key(0),
+        size_multiplier=multiplier,
+        multiplier=multiplier,
+        axis_name=None,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 1.4])
+def test_newton_finds_scale_and_level(scale):
+    found = solve(losses.squared, predictor(losses.squared, scale, 0.3))
+    np.testing.assert_allclose(found, (scale, 0.3), atol=0.05)
+
+
+def test_a_level_that_is_the_mean_is_freed_of_the_scores():
+    given = predictor(losses.squared, 1.3, 0.0)
+    given = given._replace(scores=given.scores + 0.2, targets=given.targets + 0.26)
+    level = jnp.mean(given.targets)
+    scale, shift = solve(losses.squared, given._replace(level=level), is_at_mean=True)
+    np.testing.assert_allclose(scale, 1.3, atol=0.05)
+    np.testing.assert_allclose(shift, -scale * 0.2, atol=0.03)
+
+
+def test_labels():
+    found = solve(losses.logistic, predictor(losses.logistic, 1.2, 0.1))
+    np.testing.assert_allclose(found, (1.2, 0.1), atol=0.05)
+
+
+def test_without_an_intercept_the_level_stays():
+    given = predictor(losses.squared, 1.4, 0.0)
+    scale, shift = solve(losses.squared, given, has_level=False)
+    np.testing.assert_allclose(scale, 1.4, atol=0.05)
+    assert shift == 0
+
+
+def test_what_noise_hides_changes_nothing():
+    given = predictor(losses.squared, 1.4, 0.3)
+    scale, shift = solve(losses.squared, given, multiplier=1e6)
+    np.testing.assert_allclose((scale, shift), (1, 0), atol=0.05)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e38, 0.0])
+def test_finite_whatever_the_values(value):
+    given = Predictor(
+        *(
+            jnp.full(NUM if x.ndim else (), value)
+            for x in predictor(losses.squared, 1.0, 0.0)
+        )
+    )
+    given = given._replace(level=jnp.zeros(()), weights=jnp.ones(NUM))
+    scale, shift = solve(losses.squared, given, multiplier=1.0)
+    assert 0 <= scale <= 3
+    assert jnp.isfinite(shift)
+
+
+def every(*values):
+    """All combinations, each a float32 array."""
+    return [np.ravel(x).astype(np.float32) for x in np.meshgrid(*values)]
+
+
+def check_set(examples, estimator, attained):
+    """Distances and norms as the code runs, and how close they come."""
+    held = np.asarray(jax.jit(jax.vmap(estimator.influence))(examples), np.float64)
+    held = np.unique(held, axis=0)
+    rounded = 1 + 4 * 2.0**-24
+    assert np.linalg.norm(held, axis=1).max() <= rounded * estimator.radius
+    squares = np.sum(held**2, axis=1)
+    distances = squares[:, None] + squares[None] - 2 * held @ held.T
+    largest = math.sqrt(distances.max())
+    assert attained * estimator.diameter <= largest <= rounded * estimator.diameter
+    # One record of a mean, between any two of the most distant ones.
+    first, second = held[list(np.unravel_index(distances.argmax(), distances.shape))]
+    for num in (1, 7, 300):
+        means = [
+            estimator(np.float32(np.stack([x, *[held[0]] * (num - 1)])))
+            for x in (first, second)
+        ]
+        moved = np.linalg.norm(np.float64(means[0]) - np.float64(means[1]))
+        sensitivity = estimator.sensitivity(num, held.shape[1]).l2
+        assert 0.98 * largest / num <= moved <= sensitivity
+        assert sensitivity <= 1.01 * estimator.diameter / num
+
+
+ODD = [-3e38, -2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0, 3e38, np.nan, np.inf]
+
+
+@pytest.mark.parametrize("is_at_mean", [True, False])
+@pytest.mark.parametrize(
+    "loss", [losses.squared, losses.logistic, losses.huber(1.0), losses.poisson(5.0)]
+)
+def test_no_two_records_are_further_apart_than_the_noise_is_for(loss, is_at_mean):
+    scores, targets, offsets, weights = every(ODD, ODD[::2], ODD[1::2], [0, 0.4, 1])
+    given = Predictor(scores, jnp.zeros(()), targets, offsets, weights)
+    examples = jax.jit(_recalibration._records, static_argnums=(0, 1))(
+        loss, is_at_mean, given, tuple(jnp.float32([1.0, 0.7, 0.6]))
+    )
+    attained = 0.99 if is_at_mean and loss is losses.squared else 0.5
+    check_set(examples, _recalibration._RECORDS, attained)
+
+
+@pytest.mark.parametrize("name", ["classes", "weights", "exposures"])
+def test_no_two_records_of_a_constant_are_further_apart(name):
+    loss = losses.softmax(3) if name == "classes" else losses.squared
+    kind = ModelKind(loss, True, True, name == "exposures", None)
+    targets, offsets, weights = every(ODD, [*ODD, -30.0], [0, 0.3, 0.999, 1])
+    features = np.zeros((len(targets), 1), np.float32)
+    examples = _cleaned(loss, None, Examples(features, targets, offsets, weights), 1.0)
+    samples, estimator = _constant._samples(kind, examples, jnp.float32(0.9))
+    assert samples.shape == (len(targets), 3 if name == "classes" else 2)
+    check_set(samples, estimator, 0.99)
+
+
+def test_releases_have_the_noise_that_is_paid(monkeypatch):
+    of_sizes, of_means = [], []
+
+    def quantile(key, sizes, *, noise_multiplier, **options):
+        of_sizes.append(noise_multiplier)
+        return noisy_quantile(key, sizes, noise_multiplier=noise_multiplier, **options)
+
+    class Spy:
+        def __init__(self, estimator, *, noise_multiplier, **options):
+            del options
+            self.estimator = estimator
+            of_means.append(float(noise_multiplier))
+
+        def init(self, samples):
+            del samples
+
+        def update(self, samples, state):
+            assert samples.shape == (NUM, 5)
+            assert self.estimator.sensitivity(NUM, 5).l2 >= math.sqrt(12) / NUM
+            return self.estimator(samples), state
+
+    monkeypatch.setattr(_recalibration, "noisy_quantile", quantile)
+    monkeypatch.setattr(_recalibration, "privatize", Spy)
+    step = _recalibration._newton_step.__wrapped__  # not traced, nor from a cache
+    monkeypatch.setattr(_recalibration, "_newton_step", step)
+    solve(losses.squared, predictor(losses.squared, 1.0, 0.0), multiplier=2.0)
+    assert len(of_sizes) == 3
+    np.testing.assert_allclose(sum(x**-2.0 for x in of_sizes), 2.0**-2, rtol=1e-6)
+    assert of_means == [2.0]

@@ -1,0 +1,68 @@
+"""Canaries: what the library takes from JAX beside its stable interface.
+
+Where one fails after an upgrade, the file that it names is the one to look at.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend import core
+
+from dpjax import _validate
+from dpjax._tree import made_once
+from dpjax.gradients._program import evaluate, is_plain_jit
+
+
+def test_a_function_that_is_not_inlined_stays_a_call():
+    # `_tree.made_once` on CPU: without the call, numbers would be made twice.
+    text = jax.jit(lambda x: made_once([x * x])[0] + 1).lower(jnp.ones(8)).compile()
+    assert " call(" in text.as_text()
+
+
+def test_barriers_exist_elsewhere():
+    text = jax.jit(jax.lax.optimization_barrier).lower(jnp.ones(8)).as_text()
+    assert "optimization_barrier" in text
+
+
+def test_programs_are_read_equation_by_equation():
+    # `gradients._program`, `gradients.factored` and `tuning._runs` read `jax.extend`.
+    closed = jax.make_jaxpr(lambda x: jax.jit(jnp.sin)(x) * 2.0)(1.0)
+    inner, product = closed.jaxpr.eqns
+    assert is_plain_jit(inner)
+    assert isinstance(inner.params["jaxpr"], core.ClosedJaxpr)
+    assert isinstance(product.invars[1], core.Literal)
+    assert product.invars[1].val == 2.0
+    seen = []
+
+    def rule(place, equation, inputs, run):
+        seen.append((place, equation.primitive.name))
+        return run()
+
+    (result,) = evaluate(closed.jaxpr, closed.consts, [jnp.float32(1)], rule)
+    assert seen == [((0, 0), "sin"), ((1,), "mul")]
+    assert result == 2 * jnp.sin(1.0)
+
+
+def test_an_equation_can_be_run_alone():
+    closed = jax.make_jaxpr(lambda x: jax.lax.cond(x > 0, jnp.sin, jnp.cos, x))(1.0)
+    (result,) = evaluate(
+        closed.jaxpr, closed.consts, [jnp.float32(-1)], lambda *args: args[-1]()
+    )
+    assert result == jnp.cos(-1.0)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
+def test_traced_values_are_told_from_concrete_ones(transform):
+    # `_validate.is_concrete`: a traced value must never be looked at.
+    found = []
+    transform(lambda x: found.append(_validate.is_concrete(x)) or x * 1.0)(
+        jnp.ones(1) if transform is jax.vmap else jnp.float32(1)
+    )
+    assert not any(found)
+    assert _validate.is_concrete(jnp.ones(1))
+
+
+def test_processes_meet_where_parties_expect_it():
+    from jax.experimental import multihost_utils
+
+    assert callable(multihost_utils.process_allgather)

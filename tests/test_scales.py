@@ -1,0 +1,158 @@
+"""Centres and scales that are released: what one record can change, and truth."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax import _scales
+from dpjax._scales import Noise, Standard, buy_scales, least_seen, scales_share
+
+NOISES = [Noise(3.0), Noise(0.02, order=1)]
+
+
+class Releases:
+    """Stands for the noise: what is released, and what a neighbour would release.
+
+    A neighbour's later releases follow the same earlier ones, as adaptive composition
+    has it: so it is told the values of the first table.
+    """
+
+    def __init__(self):
+        self.made, self.told = [], []
+
+    def __call__(self, key, values, scale, order):
+        self.made.append((np.array(values, np.float64), scale))
+        place = len(self.made) - 1
+        return self.told[place][0] if self.told else self.made[place][0]
+
+
+@pytest.fixture
+def releases(monkeypatch):
+    stand_in = Releases()
+    monkeypatch.setattr(_scales, "released", stand_in)
+    return stand_in
+
+
+def neighbours(num_columns):
+    """A table, and rows that replace its first one."""
+    rng = np.random.default_rng(num_columns)
+    table = np.exp(rng.normal(0, 5, (400, num_columns)))
+    table *= rng.random(table.shape) < 0.4  # rows of few cells
+    table[:, 0] = 2010 + rng.normal(0, 5, 400)
+    full, empty = np.full(num_columns, 1e30), np.zeros(num_columns)
+    odd = np.resize([np.nan, np.inf, -np.inf, -1e300, 5e-324, -0.0], num_columns)
+    return table, [full, -full, empty, odd, np.full(num_columns, 1e-9)]
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("num_columns", [1, 2, 30])
+def test_a_record_moves_releases_by_their_sensitivity(releases, num_columns, noise):
+    table, rows = neighbours(num_columns)
+    shares = _scales._SHARES[1:] if num_columns == 1 else _scales._SHARES
+    largest = np.zeros(len(shares))
+    for row, other in itertools.permutations(rows, 2):
+        releases.told, tables = [], (np.vstack([row, table]), np.vstack([other, table]))
+        for rows_of in tables:
+            releases.made = []
+            buy_scales(jax.random.key(0), rows_of, noise=noise)
+            releases.told, told = releases.made, releases.told
+        assert len(told) == len(releases.told) == len(shares)
+        for place, share in enumerate(shares):
+            (one, scale), (two, _) = told[place], releases.told[place]
+            moved = np.linalg.norm(np.ravel(one - two), noise.order)
+            unit = noise.multiplier / share ** (1 / noise.order)
+            largest[place] = max(largest[place], moved * unit / scale)
+    assert (largest <= 1).all()
+    assert (largest > 0.5).all(), "the cases come near what is allowed"
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize(("cells", "most"), [(3, 30.0), (30, 3.0), (30, 30.0)])
+def test_sizes_move_by_no_more_than_they_say(releases, cells, most, order):
+    table = np.random.default_rng(0).normal(size=(50, 30))
+    one, two = table.copy(), table.copy()
+    one[0, cells:], two[0, cells:] = 0.0, 0.0
+    two[0, :cells] = 1e6
+    for changed in (one, two):
+        _scales._sizes(jax.random.key(0), changed, Noise(1.0, order), most, 0.75)
+    (first, scale), (second, _) = releases.made
+    moved = np.linalg.norm(np.ravel(first - second), order)
+    assert moved <= scale
+    if cells >= most:
+        assert moved > 0.99 * scale
+
+
+@pytest.mark.parametrize("noise", [Noise(10.0), Noise(0.5, order=1)])
+def test_centers_and_scales_suit_raw_units(noise):
+    rng = np.random.default_rng(1)
+    n = 20_000
+    columns = np.stack(
+        [
+            rng.normal(2010, 5, n),
+            rng.lognormal(10, 1, n),
+            -rng.lognormal(-9, 0.5, n),
+            rng.random(n) < 0.2,
+            rng.random(n) < 0.95,
+            np.where(rng.random(n) < 0.5, 40.0, rng.normal(40, 10, n)),
+            np.where(rng.random(n) < 0.1, rng.lognormal(8, 1, n), 0.0),
+            np.full(n, np.nan),
+        ],
+        axis=1,
+    )
+    standard = buy_scales(jax.random.key(0), columns, noise=noise)
+    rows = np.abs(standard.of(columns))
+    assert np.isfinite(rows).all()
+    spread = np.quantile(rows, 0.995, axis=0)
+    assert (spread[:7] > 0.3).all()
+    assert (spread[:7] < 12).all()
+    assert abs(standard.centers[0] - 2010) < 50
+    assert standard.scales[7] == 1.0
+    assert (standard.low[7], standard.high[7]) == (-1.0, 1.0)
+    assert standard.is_known.tolist() == [True] * 7 + [False]
+
+
+def test_noise_alone_moves_no_scale_far_out():
+    # A bin that stands out by chance, once in a thousand fits, may make a scale of 1e9.
+    columns = np.random.default_rng(1).normal(45, 15, (3_000, 1))
+    for seed in range(100, 200):
+        standard = buy_scales(jax.random.key(seed), columns, noise=Noise(20.0))
+        assert 10 < standard.scales[0] < 200
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_size_shows_where_enough_records_have_it(order):
+    noise, num_samples = Noise(2.0, order), 20_000
+    least, seen = least_seen(3, noise), []
+    for seed in range(20):
+        columns = np.zeros((num_samples, 3))
+        columns[: int(1.5 * least), 0], columns[: int(least / 4), 1] = 5.0, 5.0
+        standard = buy_scales(jax.random.key(seed), columns, noise=noise)
+        seen.append(standard.is_known)
+    assert np.sum(seen, axis=0).tolist() == [20, 0, 0]
+
+
+def test_the_share_of_scales_is_public_and_none_where_none_would_show():
+    assert scales_share(100, 50, 3.0, least=0.05) == 0.0
+    assert scales_share(10**6, 5, 3.0, least=0.05) == 0.05
+    assert 0.05 < scales_share(3_000, 50, 3.0, least=0.05) <= 0.35
+
+
+def test_held_cells_are_finite():
+    standard = Standard.of_ranges(np.array([0.0]), np.array([10.0]))
+    cells = np.array([[np.nan], [np.inf], [-np.inf], [3.0]])
+    np.testing.assert_array_equal(standard.held(cells)[:, 0], [5.0, 10.0, 0.0, 3.0])
+
+
+def test_counts_are_held_to_what_float32_counts():
+    # One record more moved the float of the next even number by two.
+    counts = np.array([2.0**24, 2.0**24 + 1, 2.0**24 + 2])
+    found = _scales.released(jax.random.key(0), counts, 1e-9)
+    assert np.ptp(found) == 0
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_noise_has_the_stddev_that_is_asked(noise):
+    found = noise.released(jax.random.key(0), np.zeros(4_000), 2.0)
+    np.testing.assert_allclose(found.std(), noise.stddev(2.0), rtol=0.05)
