@@ -30,7 +30,11 @@ _POST_PROCESSING = "post-processing"
 LAYERS: dict[str, tuple[ModuleType, str]] = {
     "Mechanisms": (mechanisms, "Pure functions of a key and a value."),
     "Transforms": (transforms, "One update of an `optax` transformation."),
-    "Solvers": (solvers, "A whole run, all iterates together."),
+    "Solvers": (
+        solvers,
+        "A whole run, all iterates together. `PrivateTraining` is made of `privatize`\n"
+        "and a batching, which are audited; tests compare it with them, step by step.",
+    ),
     "Models": (
         models,
         "How good a model is, of records that its training did not see: Gaussian\n"

@@ -85,9 +85,7 @@ def train(num_steps: int = NUM_STEPS) -> None:
     """Trains by Poisson batches, prints losses of held-out windows, and a sample."""
     data, alphabet = windows()
     data, tests = data[:-64], data[-64:]
-    batching = dpjax.batching.Poisson(BATCH_SIZE).prepared(
-        len(data), num_steps, epsilon=EPSILON, delta=DELTA
-    )
+    batching = dpjax.batching.Poisson(BATCH_SIZE)
     noise_multiplier = dpjax.accounting.noise_multiplier(
         EPSILON, DELTA, **batching.accounting(len(data), num_steps)
     )
@@ -101,24 +99,25 @@ def train(num_steps: int = NUM_STEPS) -> None:
     optimizer = dpjax.chain(private_mean, optax.adam(LEARNING_RATE))
 
     @jax.jit
-    def step(params, state, key):
-        batch, is_padding = batching.draw(key, data, step=0, num_steps=num_steps)
+    def step(params, state, batches):
+        batch, is_padding, batches = batching.draw(batches, data)
         grads = dpjax.gradients.streamed_grad(loss_fn)(params, batch)
         updates, state = optimizer.update(
             grads, state, params, is_padding_example=is_padding
         )
-        return optax.apply_updates(params, updates), state
+        return optax.apply_updates(params, updates), state, batches
 
     mean_loss = jax.jit(
         lambda params: jax.vmap(loss_fn, (None, 0))(params, tests).mean()
     )
     params = init(init_key, len(alphabet))
     state = optimizer.init(params)
+    batches = batching.init(key, len(data), num_steps, epsilon=EPSILON, delta=DELTA)
     print(f"{len(data):,} windows, epsilon {EPSILON:g}, noise {noise_multiplier:.3f}")
-    for index, step_key in enumerate(jax.random.split(key, num_steps)):
+    for index in range(num_steps):
         if index % 100 == 0:
             print(f"step {index}: loss {mean_loss(params):.3f}", flush=True)
-        params, state = step(params, state, step_key)
+        params, state, batches = step(params, state, batches)
     print(f"step {num_steps}: loss {mean_loss(params):.3f}")
     print(repr(sample(params, alphabet, "The ")))
 

@@ -29,6 +29,7 @@ if _TYPE_CHECKING:
     from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
     from dpjax.gradients import per_sample_grad, robust_grad
     from dpjax.models import load_model
+    from dpjax.solvers import PrivateTraining
     from dpjax.transforms import chain, dp_sgd
 
     __version__: str
@@ -38,6 +39,7 @@ _SOURCES = {
     "ADD_OR_REMOVE_ONE": "dpjax._types",
     "REPLACE_ONE": "dpjax._types",
     "NeighboringRelation": "dpjax._types",
+    "PrivateTraining": "dpjax.solvers",
     "chain": "dpjax.transforms",
     "dp_sgd": "dpjax.transforms",
     "load_model": "dpjax.models",
@@ -49,6 +51,7 @@ __all__ = [
     "ADD_OR_REMOVE_ONE",
     "REPLACE_ONE",
     "NeighboringRelation",
+    "PrivateTraining",
     "accounting",
     "audit",
     "batching",

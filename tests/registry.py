@@ -273,13 +273,11 @@ LOSSES = {
 BATCHINGS = {
     "Full": Part("", batching.Full),
     "Disjoint": Part("", batching.Disjoint),
-    "Poisson": Part(
-        "expected_batch_size capacity=", lambda: batching.Poisson(3.0, capacity=6)
-    ),
+    "Poisson": Part("expected_batch_size capacity=", lambda: batching.Poisson(3.0)),
     "WithoutReplacement": Part("batch_size", lambda: batching.WithoutReplacement(3)),
     "CyclicPoisson": Part(
         "expected_batch_size cycle_length capacity=",
-        lambda: batching.CyclicPoisson(2.0, 2, capacity=6),
+        lambda: batching.CyclicPoisson(2.0, 2),
     ),
     "BallsInBins": Part("num_bins capacity=", lambda: batching.BallsInBins(2)),
     "ShuffledEpochs": Part("batch_size", lambda: batching.ShuffledEpochs(3)),

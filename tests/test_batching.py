@@ -3,6 +3,7 @@
 Every random check has a fixed key and a false-alarm rate of at most 1e-6.
 """
 
+import dataclasses
 import itertools
 import math
 
@@ -30,13 +31,25 @@ FALSE_ALARM = 1e-6
 BATCHINGS = {
     "full": Full(),
     "disjoint": Disjoint(),
-    "poisson": Poisson(4.0, capacity=9),
+    "poisson": Poisson(4.0, capacity=12),
     "without_replacement": WithoutReplacement(4),
     "cyclic_poisson": CyclicPoisson(4.0, 2, capacity=6),
     "balls_in_bins": BallsInBins(3, capacity=12),
     "shuffled_epochs": ShuffledEpochs(4),
 }
 each = pytest.mark.parametrize("name", BATCHINGS)
+
+
+def begun(batching, key, num_samples, num_steps=1, step=0):
+    """A state before some step."""
+    state = batching.init(key, num_samples, num_steps, epsilon=1.0, delta=1e-5)
+    return dataclasses.replace(state, step=jnp.asarray(step, jnp.int32))
+
+
+def drawn(batching, key, data, num_steps=1, step=0):
+    """One batch, and its mask."""
+    num_samples = len(jax.tree.leaves(data)[0])
+    return batching.draw(begun(batching, key, num_samples, num_steps, step), data)[:2]
 
 
 def binomial_bounds(num_trials, prob, num_tests):
@@ -51,8 +64,8 @@ def memberships(batching, num_samples, num_draws, key):
     @jax.jit
     @jax.vmap
     def draw(key):
-        rows, mask = batching.draw(key, jnp.arange(num_samples), step=0, num_steps=1)
-        counts = jnp.ones_like(rows) if mask is None else (~mask).astype(jnp.int32)
+        rows, mask = drawn(batching, key, jnp.arange(num_samples))
+        counts = (~mask).astype(jnp.int32)
         return jnp.zeros(num_samples, jnp.int32).at[rows].add(counts)
 
     return np.asarray(draw(jax.random.split(key, num_draws)))
@@ -60,18 +73,18 @@ def memberships(batching, num_samples, num_draws, key):
 
 def test_full(key):
     data = {"x": jnp.arange(6.0).reshape(3, 2), "y": np.arange(3)}
-    batch, mask = Full().draw(key, data, step=2, num_steps=5)
+    batch, mask = drawn(Full(), key, data, num_steps=5, step=2)
     assert batch is data
-    assert mask is None
+    assert not mask.any()
     assert Full().divisor(3, 5) == 3
 
 
 def test_disjoint_batches_when_the_steps_do_not_divide(key):
     data = {"x": np.arange(22.0).reshape(11, 2), "y": jnp.arange(11)}
-    seen = []
-    for step in range(3):
-        batch, mask = Disjoint().draw(key, data, step=step, num_steps=3)
-        assert mask is None
+    seen, state = [], Disjoint().init(key, 11, 3)
+    for _ in range(3):
+        batch, mask, state = Disjoint().draw(state, data)
+        assert not mask.any()
         assert batch["x"].shape == (3, 2)
         np.testing.assert_array_equal(batch["x"][:, 0] / 2, batch["y"])
         seen += batch["y"].tolist()
@@ -119,7 +132,7 @@ def test_poisson_probability_never_passes_q(expected, key, monkeypatch):
         jax.random, "bits", lambda key, shape, dtype: jnp.asarray(words)
     )
     batching = Poisson(expected, capacity=3)
-    rows, mask = batching.draw(key, jnp.arange(3), step=0, num_steps=1)
+    rows, mask = drawn(batching, key, jnp.arange(3))
     enters = set(np.asarray(rows)[~np.asarray(mask)].tolist())
     if expected == 3.0:
         assert enters == {0, 1, 2}
@@ -131,7 +144,8 @@ def test_poisson_probability_never_passes_q(expected, key, monkeypatch):
 
 
 def test_poisson_overflow_drops_the_last(key):
-    rows, mask = Poisson(7.0, capacity=3).draw(key, jnp.arange(7), step=0, num_steps=1)
+    state = dataclasses.replace(begun(Poisson(7.0), key, 7), capacity=3)
+    rows, mask, _ = Poisson(7.0).draw(state, jnp.arange(7))
     assert sorted(rows.tolist()) == [0, 1, 2]
     assert not mask.any()
 
@@ -143,7 +157,7 @@ def test_poisson_places_do_not_depend_on_who_else_is_there(key):
     batching = Poisson(4.0, capacity=10)
 
     def row_of_last(key):
-        rows, mask = batching.draw(key, jnp.arange(8), step=0, num_steps=1)
+        rows, mask = drawn(batching, key, jnp.arange(8))
         return jnp.where((rows == 7) & ~mask, jnp.arange(10), 0).sum(), (
             ((rows == 7) & ~mask).any()
         )
@@ -156,23 +170,33 @@ def test_poisson_places_do_not_depend_on_who_else_is_there(key):
 
 
 def test_poisson_empty_batch(key):
-    batching = Poisson(1e-9, capacity=4)
-    batch, mask = batching.draw(key, jnp.full((5, 2), jnp.nan), step=0, num_steps=1)
-    assert batch.shape == (4, 2)
+    batching = Poisson(1e-9)
+    batch, mask = drawn(batching, key, jnp.full((5, 2), jnp.nan))
+    assert batch.shape == (1, 2)
     assert mask.all()
     mean = Winsorization(1.0)(batch, mask, normalize_by=batching.divisor(5, 1))
     np.testing.assert_array_equal(mean, jnp.zeros(2))
 
 
-def test_poisson_capacity_is_prepared():
-    batching = Poisson(50.0).prepared(10_000, 100, epsilon=1.0, delta=1e-5)
-    assert batching.capacity == accounting.poisson_capacity(
-        10_000, 0.005, num_steps=100, epsilon=1.0, delta=1e-5
+@pytest.mark.parametrize(
+    ("batching", "group"),
+    [(Poisson(50.0), 10_000), (CyclicPoisson(50.0, 5), 2_000)],
+)
+def test_capacity_is_priced(batching, group):
+    def capacity(batching):
+        return batching.init(
+            jax.random.key(0), 10_000, 100, epsilon=1.0, delta=1e-5
+        ).capacity
+
+    assert capacity(batching) == accounting.poisson_capacity(
+        group, 50 / group, num_steps=100, epsilon=1.0, delta=1e-5
     )
-    larger = Poisson(50.0, capacity=200)
-    assert larger.prepared(10_000, 100, epsilon=1.0, delta=1e-5) == larger
+    assert capacity(dataclasses.replace(batching, capacity=200)) == 200
     with pytest.raises(ValueError, match=r"capacity must be at least \d+.*got 60"):
-        Poisson(50.0, capacity=60).prepared(10_000, 100, epsilon=1.0, delta=1e-5)
+        capacity(dataclasses.replace(batching, capacity=60))
+    for budget, name in (({}, "epsilon"), ({"epsilon": 1.0}, "delta")):
+        with pytest.raises(ValueError, match=f"{name} must be given: the capacity"):
+            batching.init(jax.random.key(0), 10_000, 100, **budget)
 
 
 @pytest.mark.slow
@@ -221,7 +245,7 @@ def test_without_replacement_takes_any_order(key):
     @jax.jit
     @jax.vmap
     def draw(key):
-        return WithoutReplacement(4).draw(key, jnp.arange(5), step=0, num_steps=1)[0]
+        return drawn(WithoutReplacement(4), key, jnp.arange(5))[0]
 
     rows = np.asarray(draw(jax.random.split(key, 20_000)))
     low, high = binomial_bounds(20_000, 1 / 5, 20)
@@ -310,9 +334,56 @@ def test_bad_sizes(make, message):
         make()
 
 
-def test_draw_needs_a_capacity(key):
-    with pytest.raises(ValueError, match="capacity must be given, or set by prepared"):
-        Poisson(2.0).draw(key, jnp.arange(5), step=0, num_steps=1)
+@each
+def test_a_state_is_for_its_batching_and_its_records(name, key):
+    batching = BATCHINGS[name]
+    state = begun(batching, key, 12, num_steps=3)
+    with pytest.raises(ValueError, match=r"data must be the 12 records .*'14 records'"):
+        batching.draw(state, jnp.arange(14))
+    other = Full() if name != "full" else Disjoint()
+    with pytest.raises(ValueError, match=r"state must be one that .*\.init returned"):
+        other.draw(state, jnp.arange(12))
+    with pytest.raises(ValueError, match=r"state must be one that .*, got 3"):
+        batching.draw(3, jnp.arange(12))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key": 3}, "key must be a single typed JAX key"),
+        ({"num_samples": 0}, "num_samples must be an integer"),
+        ({"num_steps": 0}, "num_steps must be an integer"),
+        ({"epsilon": 0.0}, "epsilon must be positive, got 0.0"),
+        ({"delta": 1.0}, r"delta must be in \[0, 1\), got 1.0"),
+        ({"num_samples": 3}, "batch_size must be at most .* records, 3"),
+    ],
+)
+def test_init_names_what_is_wrong(change, message, key):
+    with pytest.raises(ValueError, match=message):
+        WithoutReplacement(4).init(
+            **{"key": key, "num_samples": 12, "num_steps": 3} | change
+        )
+
+
+@pytest.mark.quick(2)
+@each
+def test_beyond_the_last_step_nothing_is_drawn(name, key):
+    batching, data = BATCHINGS[name], jnp.arange(1.0, 13.0)
+
+    @jax.jit
+    def run(state):
+        def step(state, _):
+            batch, mask, state = batching.draw(state, data)
+            return state, (batch, mask)
+
+        return jax.lax.scan(step, state, length=5)
+
+    state, (batches, masks) = run(begun(batching, key, 12, num_steps=3))
+    assert int(state.step) == 3
+    assert not masks[:3].all(axis=1).any()
+    assert masks[3:].all()
+    if name != "full":  # whose batch is the data
+        assert not batches[3:].any()
 
 
 @pytest.mark.quick(2)
@@ -320,15 +391,15 @@ def test_draw_needs_a_capacity(key):
 def test_membership_does_not_depend_on_values(name):
     @jax.jit
     def draw(data):
-        return BATCHINGS[name].draw(jax.random.key(3), data, step=1, num_steps=3)
+        return drawn(BATCHINGS[name], jax.random.key(3), data, num_steps=3, step=1)
 
-    index, drawn = jnp.arange(12), []
+    index, found = jnp.arange(12), []
     for values in (jnp.zeros(12), jnp.full(12, jnp.nan), 1e38 * jnp.arange(12.0)):
         batch, mask = draw({"index": index, "values": values})
-        drawn.append((batch["index"], jnp.zeros(0, bool) if mask is None else mask))
-    for rows, mask in drawn[1:]:
-        np.testing.assert_array_equal(rows, drawn[0][0])
-        np.testing.assert_array_equal(mask, drawn[0][1])
+        found.append((batch["index"], mask))
+    for rows, mask in found[1:]:
+        np.testing.assert_array_equal(rows, found[0][0])
+        np.testing.assert_array_equal(mask, found[0][1])
 
 
 @pytest.mark.quick(1)
@@ -337,8 +408,8 @@ def test_jit_scan_and_vmap(name):
     batching, data = BATCHINGS[name], jnp.arange(12.0)
 
     def draw(key, step):
-        batch, mask = batching.draw(key, data, step=step, num_steps=3)
-        return batch if mask is None else jnp.where(mask, -1, batch)
+        batch, mask = drawn(batching, key, data, num_steps=3, step=step)
+        return jnp.where(mask, -1, batch)
 
     eager = [draw(jax.random.key(step), step) for step in range(3)]
     keys = jax.vmap(jax.random.key)(jnp.arange(3))
@@ -385,19 +456,17 @@ def test_a_loop_of_ones_own(name, key):
         key=jax.random.key(0),
         normalize_by=divisor,
     )
-    state = transform.init(jnp.zeros(()))
-    for step in range(num_steps):
-        key, batch_key = batching.next_key(key)
-        batch, mask = batching.draw(batch_key, data, step=step, num_steps=num_steps)
+    state, batches = transform.init(jnp.zeros(())), begun(batching, key, 12, num_steps)
+    for _ in range(num_steps):
+        batch, mask, batches = batching.draw(batches, data)
         mean, state = transform.update(batch, state, is_padding_example=mask)
-        counts = np.ones(len(batch), bool) if mask is None else ~np.asarray(mask)
-        expected = np.clip(np.asarray(batch)[counts], -1, 1).sum() / divisor
+        expected = np.clip(np.asarray(batch)[~np.asarray(mask)], -1, 1).sum() / divisor
         np.testing.assert_allclose(mean, expected, rtol=1e-6)
 
 
 def test_groups_refuse_a_sampled_divisor(key):
-    batching = Poisson(4.0, capacity=9)
-    batch, mask = batching.draw(key, jnp.arange(12.0), step=0, num_steps=1)
+    batching = Poisson(4.0, capacity=12)
+    batch, mask = drawn(batching, key, jnp.arange(12.0))
     estimator = MedianOfMeans(Truncation(1.0), 3)
     with pytest.raises(ValueError, match="cannot take a subsampled batch"):
         estimator(batch, mask, normalize_by=batching.divisor(12, 1))
@@ -405,7 +474,7 @@ def test_groups_refuse_a_sampled_divisor(key):
 
 def test_poisson_padding_is_zeros(key):
     data = {"x": jnp.ones((6, 2)), "y": np.ones(6, int), "z": jnp.ones(6, bool)}
-    batch, mask = Poisson(3.0, capacity=20).draw(key, data, step=0, num_steps=1)
+    batch, mask = drawn(Poisson(3.0, capacity=20), key, data)
     assert 0 < mask.sum() < 20
     for leaf in batch.values():  # were it a record's, that record would count often
         np.testing.assert_array_equal(leaf.reshape(20, -1).any(axis=1), ~mask)

@@ -19,6 +19,8 @@ import pytest
 from benchmarks import audit_record, plots, record, winners
 from benchmarks.speed.command import results
 from benchmarks.utility import page as utility
+from dpjax import batching
+from tests import registry
 from tests.test_public_api import PACKAGES
 
 ROOT = Path(__file__).parents[1]
@@ -157,6 +159,53 @@ def test_examples_of_a_page_run(path, code, capsys):
         exec(compile(code, str(path), "exec"), {})
     expected = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert capsys.readouterr().out.splitlines() == expected
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("name", registry.BATCHINGS)
+def test_loop_of_the_guide_draws_what_is_accounted_for(name, monkeypatch):
+    """The printed loop, at a small size and with each batching, counted by record."""
+    n, num_steps, one = 14, 9, registry.BATCHINGS[name].make()
+    (code,) = (
+        example.values[1] for example in examples() if example.id.endswith("plain JAX")
+    )
+    code = code.partition("predictions = ")[0]
+    for line, ours in {
+        "num_samples, num_steps, batch_size = 8_000, 150, 256": (
+            f"num_samples, num_steps, batch_size = {n}, {num_steps}, 3"
+        ),
+        "batching = dpjax.batching.Poisson(batch_size)": "batching = one",
+    }.items():
+        assert code.count(f"{line}\n") == 1
+        code = code.replace(line, ours)
+    seen, draw = np.zeros((num_steps + 1, n), int), batching.Batching.draw
+
+    def count(step, rows, mask):
+        np.add.at(seen[step], rows, ~mask)
+
+    def counting(self, state, data):
+        batch, mask, following = draw(self, state, (data, jnp.arange(n)))
+        jax.debug.callback(count, state.step, batch[1], mask)
+        return batch[0], mask, following
+
+    monkeypatch.setattr(batching.Batching, "draw", counting)
+    names = {"one": one}
+    with jax.numpy_dtype_promotion("standard"):
+        exec(compile(code, "own_loop.md", "exec"), names)
+        once_more = (names[x] for x in ("params", "state", "batches", "data"))
+        names["train_step"](*once_more)
+    jax.effects_barrier()
+    pattern, most = one.participation(n, num_steps), seen.sum(axis=0).max()
+    assert not seen[num_steps].any()  # a step too many
+    assert seen.max() == 1
+    assert 1 <= most <= pattern["max_participations"]
+    if "sampling_prob" not in one.accounting(n, num_steps):
+        assert most <= one.accounting(n, num_steps)["num_steps"]
+    for column in seen.T:
+        gaps = np.diff(np.flatnonzero(column))
+        assert (gaps >= pattern["min_separation"]).all()
+    if not one.pads and name != "WithoutReplacement":
+        assert most == one.accounting(n, num_steps)["num_steps"]
 
 
 @pytest.mark.parametrize("name", ["estimator", "mechanism", "solver"])

@@ -31,15 +31,13 @@ NUM_SAMPLES, NUM_STEPS = 14, 9
 def members(batching, key, num_steps=NUM_STEPS, num_samples=NUM_SAMPLES):
     """How often each record is in each step's batch, (num_steps, num_samples)."""
 
-    def step(key, index):
-        key, draw_key = batching.next_key(key)
-        rows, mask = batching.draw(
-            draw_key, jnp.arange(num_samples), step=index, num_steps=num_steps
-        )
-        counts = jnp.ones_like(rows) if mask is None else (~mask).astype(rows.dtype)
-        return key, jnp.zeros(num_samples, rows.dtype).at[rows].add(counts)
+    def step(state, _):
+        rows, mask, state = batching.draw(state, jnp.arange(num_samples))
+        counts = (~mask).astype(rows.dtype)
+        return state, jnp.zeros(num_samples, rows.dtype).at[rows].add(counts)
 
-    return jax.lax.scan(step, key, jnp.arange(num_steps))[1]
+    state = batching.init(key, num_samples, num_steps, epsilon=1.0, delta=1e-5)
+    return jax.lax.scan(step, state, length=num_steps)[1]
 
 
 @pytest.fixture(scope="module")
@@ -138,27 +136,9 @@ def test_cost_of_cyclic_batches():
     assert whole == {"num_steps": 3, "sampling_prob": 1.0}
 
 
-def test_capacity_of_a_group_is_prepared():
-    batching = CyclicPoisson(20.0, 5).prepared(1_000, 12, epsilon=1.0, delta=1e-5)
-    assert batching.capacity == accounting.poisson_capacity(
-        200, 0.1, num_steps=12, epsilon=1.0, delta=1e-5
-    )
-    with pytest.raises(ValueError, match="capacity must be at least"):
-        CyclicPoisson(20.0, 5, capacity=21).prepared(1_000, 12, epsilon=1.0, delta=1e-5)
-    with pytest.raises(ValueError, match="capacity must be given"):
-        CyclicPoisson(2.0, 2).draw(
-            jax.random.key(0), jnp.arange(8), step=0, num_steps=1
-        )
-
-
-def test_bins_have_room():
+def test_bins_have_room(key):
     # 1e5 balls in 100 bins: six standard deviations above the mean.
-    batching = BallsInBins(100)
-    rows, mask = jax.eval_shape(
-        lambda key: batching.draw(key, jnp.zeros(100_000), step=0, num_steps=1),
-        jax.random.key(0),
-    )
-    assert 1_180 < rows.size == mask.size < 1_220
+    assert 1_180 < BallsInBins(100).init(key, 100_000, 1).capacity < 1_220
 
 
 @pytest.mark.parametrize(
@@ -168,7 +148,7 @@ def test_bins_have_room():
         pytest.param(BallsInBins(4, capacity=12), 8, marks=pytest.mark.slow),
     ],
 )
-def test_solvers_keep_the_key(key, batching, num_steps):
+def test_solvers_go_through_epochs(key, batching, num_steps):
     # Two epochs: every record's own parameter has moved twice.
     params = robust_gradient_descent(
         lambda w, i: -w[i],

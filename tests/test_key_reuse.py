@@ -32,6 +32,8 @@ BATCHINGS = [
     batching.Poisson(3.0, capacity=6),
     batching.WithoutReplacement(3),
     batching.CyclicPoisson(2.0, 2, capacity=3),
+    batching.BallsInBins(2),
+    batching.ShuffledEpochs(2),
 ]
 DATA = jnp.ones((6, 2))
 PARAMS = jnp.zeros(2)
@@ -47,7 +49,8 @@ def noisy(key, value):
 
 
 def drawn(key, data):
-    return BATCHINGS[2].draw(key, data, step=0, num_steps=4)[0]
+    state = BATCHINGS[2].init(key, len(data), 4, epsilon=1.0, delta=1e-5)
+    return BATCHINGS[2].draw(state, data)[0]
 
 
 def batch_and_noise(key, data, *, reuses):
@@ -197,13 +200,17 @@ def test_no_release_reuses_its_key(name, key):
 
 @pytest.mark.parametrize("one", BATCHINGS, ids=str)
 def test_no_batch_reuses_its_key(one, key):
-    def draw(key, data):
-        return one.draw(key, data, step=0, num_steps=2)
+    def draw(key, data, *, reuses):
+        state = one.init(key, len(data), 3, epsilon=1.0, delta=1e-5)
+        first, _, following = one.draw(state, data)
+        second, _, _ = one.draw(state if reuses else following, data)
+        return first, second
 
-    trace(draw, key, DATA)
-    if one.is_sampled:
-        with pytest.raises(jax.errors.KeyReuseError):
-            trace(lambda key, data: (draw(key, data), draw(key, data)), key, DATA)
+    trace(lambda key, data: draw(key, data, reuses=False), key, DATA)
+    with pytest.raises(jax.errors.KeyReuseError):
+        trace(lambda key, data: draw(key, data, reuses=True), key, DATA)
+    with pytest.raises(jax.errors.KeyReuseError):  # init uses up the run's key
+        trace(lambda key, data: (drawn(key, data), noisy(key, data)), key, DATA)
 
 
 def test_a_descent_without_noise_does_not_reuse_its_key(key):

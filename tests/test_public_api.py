@@ -164,15 +164,22 @@ SIGNATURES = {
     ),
     audit.Case.audit: "self * key num_releases=",
     transforms.average_params: "state",
-    batching.Batching.draw: "self key data * step num_steps axis_name=",
-    batching.Batching.next_key: "self key",
+    batching.Batching.init: "self key num_samples num_steps * epsilon= delta=",
+    batching.Batching.draw: "self state data * axis_name=",
+    batching.Batching.draw_within: "self state data * axis_name=",
     batching.Batching.participation: "self num_samples num_steps",
     loading.MemoryMapped: "files",
     loading.Parquet: "files columns",
     loading.load: "source sharding",
-    loading.batches: "source batching * key num_steps sharding",
+    loading.batches: "source state * sharding",
     solvers.Solution: "params privacy stats",
     solvers.Checkpoint: "folder every=",
+    dpjax.PrivateTraining: (
+        "loss_fn optimizer= * num_samples epsilon delta estimator= batching="
+        " num_steps= noise= monitor= has_aux= microbatch_size= relation="
+    ),
+    dpjax.PrivateTraining.init: "self params key",
+    dpjax.PrivateTraining.step: "self state data * axis_name=",
     solvers.Execution: ("* microbatch_size= callback= callback_every= checkpoint="),
     solvers.dp_multiparty_gradient_descent: (
         "loss_fn params data * secure_sum epsilon delta estimator learning_rate"
@@ -281,6 +288,7 @@ def test_names(package):
 
 # Plain records, which the functions that make or take them explain, and aliases.
 RECORDS = {
+    "dpjax.batching.BatchState",
     "dpjax.models.Interval",
     "dpjax.models.Link",
     "dpjax.models.Measure",

@@ -30,12 +30,13 @@ BESIDE = {
     transforms: {"average_params"},
     solvers: {
         *("Checkpoint", "Execution", "MarginLoss", "Solution", "printed_epsilon"),
+        "PrivateTraining",  # tests/solvers/test_private_training.py
         # Of several parties, who call it together: tests/solvers/test_multiparty*.py.
         *("dp_multiparty_gradient_descent", "dp_multiparty_objective_perturbation"),
     },
     constraints: {"Constraint", "VertexConstraint", "grid_net", "halton_net"},
     losses: {"LinearLoss", "MarginLoss", "named"},
-    batching: {"Batching"},
+    batching: {"BatchState", "Batching"},
 }
 LAYERS = {
     estimators: registry.ESTIMATORS,

@@ -200,7 +200,7 @@ def plan(
 ) -> Plan:
     """Returns the plan for a budget, whatever the data."""
     size = num_samples // BATCHES
-    # The same for all budgets, and so their programs; `prepared` refuses too few.
+    # The same for all budgets, and so their programs; `init` refuses too few.
     capacity = size + math.ceil(8 * math.sqrt(size))
     if num_bands == 1:
         batching, strategy, relative = Poisson(size, capacity), None, 1.0
@@ -209,7 +209,9 @@ def plan(
         strategy = BandedToeplitz.square_root(num_steps, num_bands)
         row = np.linalg.solve(strategy.matrix().T, np.ones(num_steps))
         relative = np.linalg.norm(row) / math.sqrt(num_steps)
-    batching = batching.prepared(num_samples, num_steps, epsilon=epsilon, delta=delta)
+    batching.init(  # refuses a capacity that is too small for this budget
+        jax.random.key(0), num_samples, num_steps, epsilon=epsilon, delta=delta
+    )
     head_epsilon = 0.0
     if strategy is None:
         sampling = batching.accounting(num_samples, num_steps)
@@ -306,21 +308,22 @@ def _train_all(
             optax.scale_by_schedule(lambda step: -learning_rate * shape(step)),
         )
 
-        def step(index, carry):
-            params, state, key = carry
-            key, draw_key = batching.next_key(key)
-            batch, is_padding = batching.draw(
-                draw_key, data, step=index, num_steps=NUM_STEPS
-            )
+        def step(_, carry):
+            params, state, batches = carry
+            batch, is_padding, batches = batching.draw(batches, data)
             limit = 1.0 if adam else _limit(estimator, state)
             updates, state = optimizer.update(
                 grad_fn(params, batch), state, params, is_padding_example=is_padding
             )
             updates = jax.tree.map(lambda x: x / limit, updates)
-            return optax.apply_updates(params, updates), state, key
+            return optax.apply_updates(params, updates), state, batches
 
         params = task.init(init_key)
-        start = (params, optimizer.init(params), batch_key)
+        # The plan has checked the capacity, for the run's own budget.
+        batches = batching.init(
+            batch_key, task.num_samples, NUM_STEPS, epsilon=1.0, delta=1e-4
+        )
+        start = (params, optimizer.init(params), batches)
         return jax.lax.fori_loop(0, num_steps, step, start)[0]
 
     settings = jax.vmap(run, in_axes=(0, 0, None))

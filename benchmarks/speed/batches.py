@@ -18,7 +18,8 @@ def _chosen(key, rows):
 
 
 def _drawn(batching: Batching, key, rows):
-    return batching.draw(key, rows, step=0, num_steps=1)
+    state = batching.init(key, len(rows), 1, epsilon=1.0, delta=1e-5)
+    return batching.draw(state, rows)[:2]
 
 
 DRAWS = {

@@ -69,11 +69,11 @@ def _run(
             noise=strategy,
         )
         state, updates = transform.init(jnp.zeros(2)), []
-        for step in range(_NUM_STEPS):
-            key, batch_key = batching.next_key(key)
-            batch, mask = batching.draw(
-                batch_key, data, step=step, num_steps=_NUM_STEPS
-            )
+        batches = batching.init(
+            key, num_samples, _NUM_STEPS, epsilon=epsilon, delta=delta
+        )
+        for _ in range(_NUM_STEPS):
+            batch, mask, batches = batching.draw(batches, data)
             update, state = transform.update(batch, state, is_padding_example=mask)
             updates.append(update)
         return jnp.stack(updates)

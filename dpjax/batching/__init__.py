@@ -1,17 +1,19 @@
 """Batches that keep their shape under jit, and what each costs in privacy.
 
-Solvers take a batching as an argument. In your own loop:
+Solvers take a batching as an argument. In your own loop it carries a state, which knows
+the step and the key:
 
-    key, batch_key = batching.next_key(key)
-    batch, is_padding_example = batching.draw(batch_key, data, step=t, num_steps=T)
-    grads = grad_fn(params, batch, is_padding_example)
+    state = batching.init(key, n, T, epsilon=epsilon, delta=delta)
+    for _ in range(T):
+        batch, is_padding_example, state = batching.draw(state, data)
+        grads = grad_fn(params, batch, is_padding_example)
 
 with `normalize_by=batching.divisor(n, T)` in `grad_fn` or `privatize`, and noise from
 `accounting.noise_multiplier(epsilon, delta, **batching.accounting(n, T))`. Which
 records enter a batch depends on indices and on the key alone, never on values.
 """
 
-from dpjax.batching._batching import Batching
+from dpjax.batching._batching import Batching, BatchState
 from dpjax.batching._by_index import Disjoint, Full
 from dpjax.batching._epochs import BallsInBins, ShuffledEpochs
 from dpjax.batching._poisson import CyclicPoisson, Poisson
@@ -19,6 +21,7 @@ from dpjax.batching._without_replacement import WithoutReplacement
 
 __all__ = [
     "BallsInBins",
+    "BatchState",
     "Batching",
     "CyclicPoisson",
     "Disjoint",

@@ -1,6 +1,7 @@
 """What every way to choose batches has in common."""
 
 import abc
+import dataclasses
 from functools import partial
 from typing import Any, ClassVar
 
@@ -8,8 +9,43 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._sharding import AxisName, by_device, num_shares, row_axes
-from dpjax._types import Key, PyTree, Scalar
+from dpjax._sharding import (
+    AxisName,
+    by_device,
+    num_shares,
+    row_axes,
+    varying,
+    varying_axes,
+)
+from dpjax._tree import register
+from dpjax._types import Key, PyTree
+
+
+@register("key", "run_key", "step")
+@dataclasses.dataclass(frozen=True)
+class BatchState:
+    """How far a run is with its batches: what `Batching.init` and `draw` return.
+
+    A pytree of two keys and a step, that goes through jit, scan and checkpoints. Keys
+    are as secret as those of noise.
+
+    Attributes:
+        key: of the next draw.
+        run_key: the same in all steps, for choices that last longer than one.
+        step: how many batches were drawn; num_steps at most.
+        batching: the batching that draws them; static, as is all that follows.
+        num_samples: n.
+        num_steps: T.
+        capacity: rows of a padded batch; None if batches are not padded.
+    """
+
+    key: Key
+    run_key: Key
+    step: jax.Array
+    batching: "Batching"
+    num_samples: int
+    num_steps: int
+    capacity: int | None
 
 
 class Batching(abc.ABC):
@@ -18,7 +54,6 @@ class Batching(abc.ABC):
     Attributes:
         is_sampled: whether batches are drawn at random.
         pads: whether rows of a batch may be padding.
-        keeps_key: whether all steps of a run draw with one key, as `next_key` sees to.
 
     Example:
         >>> from dpjax.batching import WithoutReplacement
@@ -28,66 +63,141 @@ class Batching(abc.ABC):
 
     is_sampled: ClassVar[bool] = False
     pads: ClassVar[bool] = False
-    keeps_key: ClassVar[bool] = False
 
-    def next_key(self, key: Key) -> tuple[Key, Key]:
-        """Returns the key for later steps, and that of this step's draw.
+    def init(
+        self,
+        key: Key,
+        num_samples: int,
+        num_steps: int,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+    ) -> BatchState:
+        """Returns the state before the first batch of a run.
 
         Args:
-            key: a typed key, the run's own, or what this returned for later steps.
+            key: a typed key, used for nothing else.
+            num_samples: n, the records of all devices together.
+            num_steps: T, how many batches are drawn in all.
+            epsilon: of the whole run, as given to `accounting.noise_multiplier`. Needed
+                by `Poisson` and `CyclicPoisson`, because the capacity of a batch
+                depends on the budget; others use no budget.
+            delta: of the whole run, likewise.
+
+        Raises:
+            ValueError: if an argument is out of its range, the batching does not suit
+                n and T, or a budget is needed and is not there.
 
         Example:
             >>> import jax
-            >>> from dpjax.batching import Poisson, ShuffledEpochs
-            >>> key = jax.random.key(0)
-            >>> bool(ShuffledEpochs(3).next_key(key)[1] == key)
-            True
-            >>> bool(Poisson(3.0).next_key(key)[1] == key)
-            False
+            >>> from dpjax.batching import Poisson
+            >>> state = Poisson(10.0).init(
+            ...     jax.random.key(0), 1_000, 50, epsilon=1.0, delta=1e-5)
+            >>> state.num_steps, state.capacity
+            (50, 36)
         """
-        if self.keeps_key:  # of which draws fold in the step, and use none up
-            return key, key
-        next_key, draw_key = jax.random.split(key)
-        return next_key, draw_key
+        _validate.typed_key(key)
+        _validate.count(num_samples=num_samples, num_steps=num_steps)
+        if epsilon is not None:
+            _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
+        if delta is not None:
+            _validate.delta(delta)
+        self.divisor(num_samples, num_steps)
+        capacity = self._capacity(num_samples, num_steps, epsilon, delta)
+        key, run_key = jax.random.split(key)
+        start = jnp.zeros((), jnp.int32)
+        return BatchState(key, run_key, start, self, num_samples, num_steps, capacity)
 
     def draw(
-        self,
-        key: Key,
-        data: PyTree,
-        *,
-        step: Scalar,
-        num_steps: int,
-        axis_name: AxisName | None = None,
-    ) -> tuple[PyTree, jax.Array | None]:
-        """Returns the batch of one step and its padding mask, or None without padding.
+        self, state: BatchState, data: PyTree, *, axis_name: AxisName | None = None
+    ) -> tuple[PyTree, jax.Array, BatchState]:
+        """Returns the next batch, which of its rows are padding, and the next state.
+
+        Each state is for one draw: a loop carries the returned one on, or all steps get
+        the same batch (`jax.debug_key_reuse` finds that). After num_steps draws every
+        row is padding.
 
         Of sharded data the batch is sharded alike, with the same records as on one
         device: only its rows are sent. Padding fills it up to a multiple of the number
-        of devices.
+        of devices. Rows of padding are zeros; but the batch of `Full` is always the
+        data, so that a run that is over shows in the mask alone.
 
         Args:
-            key: a typed key, used once here; replicated. From `next_key`: where
-                `keeps_key`, the same one in all steps of a run.
+            state: from `init`, or from the draw before; replicated.
             data: pytree, leaves of shape (n, ...).
-            step: 0 to num_steps - 1; may be traced.
-            num_steps: how many batches are drawn in all.
             axis_name: mesh axes over which data are sharded, as in `robust_grad`.
+
+        Raises:
+            ValueError: if the state is of another batching or another n.
         """
+        batch, is_padding_example, following = self.draw_within(
+            state, data, axis_name=axis_name
+        )
+        if is_padding_example is None:
+            is_over, axes = state.step >= state.num_steps, row_axes(data, axis_name)
+            is_padding_example = _mask(is_over, batch, axes)
+        return batch, is_padding_example, following
+
+    def draw_within(
+        self, state: BatchState, data: PyTree, *, axis_name: AxisName | None = None
+    ) -> tuple[PyTree, jax.Array | None, BatchState]:
+        """Returns what `draw` does, but None for the mask if no row can be padding.
+
+        For a loop that makes num_steps draws and no more, and for estimators that take
+        no mask, as `TrimmedMean`: after num_steps draws nothing tells that it is over.
+
+        Args:
+            state: as for `draw`.
+            data: as for `draw`.
+            axis_name: as for `draw`.
+
+        Raises:
+            ValueError: as `draw` does.
+        """
+        self._check(state, data, row_axes(data, axis_name))
+        key, draw_key = jax.random.split(state.key)
+        batch, is_padding_example = self._drawn(state, draw_key, data, axis_name)
+        step = jnp.minimum(state.step + 1, state.num_steps)
+        following = dataclasses.replace(state, key=key, step=step)
+        return batch, is_padding_example, following
+
+    def _drawn(
+        self, state: BatchState, key: Key, data: PyTree, axis_name: AxisName | None
+    ) -> tuple[PyTree, jax.Array | None]:
+        """Returns the batch of a step, and its mask if rows may be padding in it."""
         axes = row_axes(data, axis_name)
-        num_samples = _validate.leading_size(data, "data") * num_shares(axes)
-        rows = self._rows(key, num_samples, step=step, num_steps=num_steps)
+        rows = self._rows(state, key)
         if rows is None:
             return data, None
-        batch, is_padding_example = _taken(data, rows, num_samples, axes)
+        is_over = state.step >= state.num_steps
+        rows = jnp.where(is_over, state.num_samples, rows)
+        batch, is_padding_example = _taken(data, rows, state.num_samples, axes)
         num_taken = is_padding_example.size * num_shares(axes)
         has_padding = self.pads or num_taken > rows.size
         return batch, is_padding_example if has_padding else None
 
+    def _check(self, state: BatchState, data: PyTree, axes: tuple[str, ...]) -> None:
+        """Requires a state that `init` of this batching made for so many records."""
+        num_samples = _validate.leading_size(data, "data") * num_shares(axes)
+        _validate.require(
+            isinstance(state, BatchState) and state.batching == self,
+            "state",
+            getattr(state, "batching", state),
+            f"one that {self}.init returned",
+        )
+        _validate.require(
+            num_samples == state.num_samples,
+            "data",
+            f"{num_samples} records",
+            f"the {state.num_samples} records that the state was made for",
+        )
+
     @abc.abstractmethod
-    def _rows(
-        self, key: Key, num_samples: int, *, step: Scalar, num_steps: int
-    ) -> jax.Array | None:
-        """Returns the batch's indices, num_samples for padding; or None for all."""
+    def _rows(self, state: BatchState, key: Key) -> jax.Array | None:
+        """Returns the batch's indices, num_samples for padding; or None for all.
+
+        The key is of this draw alone; of `state.run_key` copies may be folded.
+        """
 
     @abc.abstractmethod
     def divisor(self, num_samples: int, num_steps: int) -> float:
@@ -106,12 +216,16 @@ class Batching(abc.ABC):
         sampling_prob each where that is given.
         """
 
-    def prepared(
-        self, num_samples: int, num_steps: int, *, epsilon: float, delta: float
-    ) -> "Batching":
-        """Returns the batching with the defaults that follow from size and budget."""
+    def _capacity(
+        self,
+        num_samples: int,
+        num_steps: int,
+        epsilon: float | None,
+        delta: float | None,
+    ) -> int | None:
+        """Returns the rows of a padded batch, or refuses a capacity too small."""
         del num_samples, num_steps, epsilon, delta
-        return self
+        return None
 
 
 def any_steps(num_steps: int) -> dict[str, Any]:
@@ -153,6 +267,16 @@ def _taken(
         return (), (jax.tree.map(scattered, data), mine == num_samples)
 
     return by_device(on_device, axes, rows, data)[1]
+
+
+def _mask(is_over: jax.Array, batch: PyTree, axes: tuple[str, ...]) -> jax.Array:
+    """Returns one truth value for every row of a batch, sharded like the batch."""
+
+    def on_device(is_over: jax.Array, x: jax.Array) -> tuple[tuple[()], jax.Array]:
+        x = jnp.asarray(x)
+        return (), varying(jnp.full(len(x), is_over), varying_axes(x))
+
+    return by_device(on_device, axes, is_over, jax.tree.leaves(batch)[0])[1]
 
 
 def _take(rows: jax.Array, x: jax.Array) -> jax.Array:

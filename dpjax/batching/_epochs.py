@@ -10,7 +10,7 @@ depend on those before, no such gain is claimed here.
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,6 @@ class ShuffledEpochs(Batching):
     An epoch has floor(n / batch_size) batches; of its order the last n mod batch_size
     records are in none. A draw costs a sort of n random numbers.
 
-    All steps of a run draw with one key (`keeps_key`): with a fresh key in every step a
-    record would enter more batches than are accounted for.
-
     Privacy: a replaced record enters one batch of each epoch, so that T steps cost as
     many releases as there are epochs. No gain from the shuffle is claimed: for
     adaptive steps and a replaced record none is proved here.
@@ -43,10 +40,11 @@ class ShuffledEpochs(Batching):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> batching, key = ShuffledEpochs(3), jax.random.key(0)
-        >>> draws = [batching.draw(key, jnp.arange(6), step=step, num_steps=4)[0]
-        ...          for step in range(4)]
-        >>> print(sorted(draws[0].tolist() + draws[1].tolist()))
+        >>> batching = ShuffledEpochs(3)
+        >>> state = batching.init(jax.random.key(0), num_samples=6, num_steps=4)
+        >>> first, _, state = batching.draw(state, jnp.arange(6))
+        >>> second, _, state = batching.draw(state, jnp.arange(6))
+        >>> print(sorted(first.tolist() + second.tolist()))
         [0, 1, 2, 3, 4, 5]
         >>> batching.accounting(num_samples=6, num_steps=4)
         {'num_steps': 2}
@@ -59,15 +57,16 @@ class ShuffledEpochs(Batching):
 
     batch_size: int
     is_sampled: ClassVar[bool] = True
-    keeps_key: ClassVar[bool] = True
 
     def __post_init__(self):
         _validate.count(batch_size=self.batch_size)
 
-    def _rows(self, key, num_samples, *, step, num_steps):
-        del num_steps
-        epoch, place = jnp.divmod(step, self._steps_of_epoch(num_samples))
-        order = jax.random.permutation(jax.random.fold_in(key, epoch), num_samples)
+    def _rows(self, state, key):
+        del key
+        num_samples = state.num_samples
+        epoch, place = jnp.divmod(state.step, self._steps_of_epoch(num_samples))
+        epoch_key = jax.random.fold_in(state.run_key, epoch)
+        order = jax.random.permutation(epoch_key, num_samples)
         return jax.lax.dynamic_slice_in_dim(
             order, place * self.batch_size, self.batch_size
         )
@@ -107,9 +106,6 @@ class BallsInBins(Batching):
     Bins are uniform and independent, and the same in all epochs: a record enters every
     c-th step. Batches are padded, records placed at random rows.
 
-    All steps of a run draw with one key (`keeps_key`): with a fresh key in every step a
-    record would enter more batches than are accounted for.
-
     Attributes:
         num_bins: c; the divisor is the expected batch size, n / c.
         capacity: rows of a padded batch; by default so many that a batch overflows once
@@ -125,11 +121,12 @@ class BallsInBins(Batching):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> batching, key = BallsInBins(3, capacity=6), jax.random.key(0)
-        >>> rows = [int((~batching.draw(
-        ...     key, jnp.arange(6), step=step, num_steps=3)[1]).sum())
-        ...     for step in range(3)]
-        >>> sum(rows)
+        >>> batching, sizes = BallsInBins(3, capacity=6), []
+        >>> state = batching.init(jax.random.key(0), num_samples=6, num_steps=3)
+        >>> for _ in range(3):
+        ...     batch, is_padding_example, state = batching.draw(state, jnp.arange(6))
+        ...     sizes.append(int((~is_padding_example).sum()))
+        >>> sum(sizes)
         6
         >>> batching.accounting(num_samples=6, num_steps=7)
         {'num_steps': 3}
@@ -144,19 +141,19 @@ class BallsInBins(Batching):
     capacity: int | None = None
     is_sampled: ClassVar[bool] = True
     pads: ClassVar[bool] = True
-    keeps_key: ClassVar[bool] = True
 
     def __post_init__(self):
         _validate.count(num_bins=self.num_bins)
         if self.capacity is not None:
             _validate.count(capacity=self.capacity)
 
-    def _rows(self, key, num_samples, *, step, num_steps):
-        del num_steps
-        bin_key, place_key = (jax.random.fold_in(key, i) for i in (0, step + 1))
-        bins = jax.random.randint(bin_key, (num_samples,), 0, self.num_bins)
-        rows = true_places(bins == step % self.num_bins, self._capacity(num_samples))
-        return jax.random.permutation(place_key, rows)
+    def _rows(self, state, key):
+        bin_key = jax.random.fold_in(state.run_key, 0)  # the same in every step
+        bins = jax.random.randint(bin_key, (state.num_samples,), 0, self.num_bins)
+        is_in = bins == state.step % self.num_bins
+        return jax.random.permutation(
+            key, true_places(is_in, cast(int, state.capacity))
+        )
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the expected batch size."""
@@ -182,7 +179,8 @@ class BallsInBins(Batching):
             "min_separation": self.num_bins,
         }
 
-    def _capacity(self, num_samples: int) -> int:
+    def _capacity(self, num_samples, num_steps, epsilon, delta):
+        del num_steps, epsilon, delta
         if self.capacity is not None:
             return self.capacity
         law = scipy.stats.binom(num_samples, 1 / self.num_bins)

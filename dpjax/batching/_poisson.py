@@ -24,7 +24,7 @@ class Poisson(Batching):
     Attributes:
         expected_batch_size: n times the probability, at most n; the divisor, too.
         capacity: rows of a padded batch. Records beyond it are dropped, the last ones
-            first. By default `prepared` makes it so large that dropping costs one
+            first. By default `init` makes it so large that dropping costs one
             thousandth of delta, which the accounting sets aside
             (`accounting.poisson_capacity`). It refuses a smaller one: in a full batch a
             record that enters drops another, and the sum moves by twice as much.
@@ -34,11 +34,12 @@ class Poisson(Batching):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> batching = Poisson(2.0, capacity=4)
-        >>> batch, is_padding_example = batching.draw(
-        ...     jax.random.key(2), jnp.arange(6), step=0, num_steps=1)
+        >>> batching = Poisson(2.0, capacity=6)
+        >>> state = batching.init(jax.random.key(2), num_samples=6, num_steps=1,
+        ...                       epsilon=1.0, delta=1e-5)
+        >>> batch, is_padding_example, state = batching.draw(state, jnp.arange(6))
         >>> print(batch, is_padding_example)
-        [2 0 0 5] [False  True  True False]
+        [2 0 0 0 3 0] [False  True  True  True False  True]
     """
 
     expected_batch_size: float
@@ -51,10 +52,9 @@ class Poisson(Batching):
         if self.capacity is not None:
             _validate.count(capacity=self.capacity)
 
-    def _rows(self, key, num_samples, *, step, num_steps):
-        del step, num_steps
-        prob = self._sampling_prob(num_samples)
-        return _entering(key, num_samples, prob, self.capacity)
+    def _rows(self, state, key):
+        prob = self._sampling_prob(state.num_samples)
+        return _entering(key, state.num_samples, prob, state.capacity)
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the expected batch size."""
@@ -74,17 +74,9 @@ class Poisson(Batching):
         self._sampling_prob(num_samples)
         return any_steps(num_steps)
 
-    def prepared(self, num_samples, num_steps, *, epsilon, delta):
-        """See `Batching.prepared`: sets the capacity, or refuses one too small."""
-        capacity = _paid_capacity(
-            self.capacity,
-            num_samples,
-            self._sampling_prob(num_samples),
-            num_steps=num_steps,
-            epsilon=epsilon,
-            delta=delta,
-        )
-        return dataclasses.replace(self, capacity=capacity)
+    def _capacity(self, num_samples, num_steps, epsilon, delta):
+        prob = self._sampling_prob(num_samples)
+        return _paid_capacity(self, num_samples, prob, num_steps, epsilon, delta)
 
     def _sampling_prob(self, num_samples: int) -> float:
         _validate.require(
@@ -119,11 +111,13 @@ class CyclicPoisson(Batching):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> batching = CyclicPoisson(3.0, cycle_length=2, capacity=3)
-        >>> batch, _ = batching.draw(
-        ...     jax.random.key(0), jnp.arange(6), step=3, num_steps=4)
-        >>> print(sorted(batch.tolist()))
-        [1, 3, 5]
+        >>> batching = CyclicPoisson(3.0, cycle_length=2)
+        >>> state = batching.init(jax.random.key(0), num_samples=6, num_steps=4,
+        ...                       epsilon=1.0, delta=1e-5)
+        >>> first, _, state = batching.draw(state, jnp.arange(6))
+        >>> second, _, state = batching.draw(state, jnp.arange(6))
+        >>> print(sorted(first.tolist()), sorted(second.tolist()))
+        [0, 2, 4] [1, 3, 5]
         >>> CyclicPoisson(10.0, cycle_length=5).accounting(1000, num_steps=12)
         {'num_steps': 3, 'sampling_prob': 0.05}
 
@@ -144,12 +138,11 @@ class CyclicPoisson(Batching):
         if self.capacity is not None:
             _validate.count(capacity=self.capacity)
 
-    def _rows(self, key, num_samples, *, step, num_steps):
-        del num_steps
-        size, prob = self._group(num_samples)
-        places = _entering(key, size, prob, self.capacity)
-        rows = places * self.cycle_length + step % self.cycle_length
-        return jnp.where(places == size, num_samples, rows)
+    def _rows(self, state, key):
+        size, prob = self._group(state.num_samples)
+        places = _entering(key, size, prob, state.capacity)
+        rows = places * self.cycle_length + state.step % self.cycle_length
+        return jnp.where(places == size, state.num_samples, rows)
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the expected batch size."""
@@ -173,16 +166,9 @@ class CyclicPoisson(Batching):
             "sampling_prob": sampling["sampling_prob"],
         }
 
-    def prepared(self, num_samples, num_steps, *, epsilon, delta):
-        """See `Batching.prepared`: sets the capacity, or refuses one too small."""
-        capacity = _paid_capacity(
-            self.capacity,
-            *self._group(num_samples),
-            num_steps=num_steps,
-            epsilon=epsilon,
-            delta=delta,
-        )
-        return dataclasses.replace(self, capacity=capacity)
+    def _capacity(self, num_samples, num_steps, epsilon, delta):
+        size, prob = self._group(num_samples)
+        return _paid_capacity(self, size, prob, num_steps, epsilon, delta)
 
     def _group(self, num_samples: int) -> tuple[int, float]:
         """Returns the number of records of a group, and how likely each enters."""
@@ -206,32 +192,31 @@ def _entering(
     key: Key, num_samples: int, probability: float, capacity: int | None
 ) -> jax.Array:
     """Returns which records enter, at random rows; num_samples for padding."""
-    _validate.require(
-        capacity is not None,
-        "capacity",
-        capacity,
-        "given, or set by prepared(num_samples, num_steps, epsilon=, delta=)",
-    )
     coin_key, place_key = jax.random.split(key)
     enters = coins(coin_key, num_samples, probability)
-    rows = true_places(enters, cast(int, capacity))
-    return jax.random.permutation(place_key, rows)
+    return jax.random.permutation(place_key, true_places(enters, cast(int, capacity)))
 
 
 def _paid_capacity(
-    capacity: int | None,
+    batching: Poisson | CyclicPoisson,
     num_samples: int,
     probability: float,
-    *,
     num_steps: int,
-    epsilon: float,
-    delta: float,
+    epsilon: float | None,
+    delta: float | None,
 ) -> int:
     """Returns the capacity, by default the least for which overflow is set aside."""
+    for name, value in (("epsilon", epsilon), ("delta", delta)):
+        rule = f"given: the capacity of {batching} depends on the budget"
+        _validate.require(value is not None, name, value, rule)
     smallest = poisson_capacity(
-        num_samples, probability, num_steps=num_steps, epsilon=epsilon, delta=delta
+        num_samples,
+        probability,
+        num_steps=num_steps,
+        epsilon=cast(float, epsilon),
+        delta=cast(float, delta),
     )
-    capacity = smallest if capacity is None else capacity
+    capacity = smallest if batching.capacity is None else batching.capacity
     _validate.require(
         capacity >= smallest,
         "capacity",

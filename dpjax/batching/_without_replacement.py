@@ -27,8 +27,9 @@ class WithoutReplacement(Batching):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> batch, _ = WithoutReplacement(3).draw(
-        ...     jax.random.key(0), jnp.arange(6), step=0, num_steps=1)
+        >>> batching = WithoutReplacement(3)
+        >>> state = batching.init(jax.random.key(0), num_samples=6, num_steps=1)
+        >>> batch, _, state = batching.draw(state, jnp.arange(6))
         >>> print(len(set(batch.tolist())))
         3
     """
@@ -39,10 +40,8 @@ class WithoutReplacement(Batching):
     def __post_init__(self):
         _validate.count(batch_size=self.batch_size)
 
-    def _rows(self, key, num_samples, *, step, num_steps):
-        del step, num_steps
-        self.divisor(num_samples, 1)
-        return _uniform_subset(key, num_samples, self.batch_size)
+    def _rows(self, state, key):
+        return _uniform_subset(key, state.num_samples, self.batch_size)
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the batch size."""

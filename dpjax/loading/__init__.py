@@ -8,11 +8,11 @@ Where each device's shard fits into its memory, a solver takes all records, shar
 
 Your own loop reads one batch after another, and holds no more:
 
-    for batch, is_padding_example in loading.batches(
-        source, batching, key=batch_key, num_steps=T, sharding=sharding):
+    state = batching.init(key, len(source), T, epsilon=epsilon, delta=delta)
+    for batch, is_padding_example in loading.batches(source, state, sharding=sharding):
         grads = grad_fn(params, batch, is_padding_example)
 
-with everything else as in `dpjax.batching`, where n is `len(source)`. Of a file's
+with everything else as in `dpjax.batching`. Of a file's
 metadata the number of records, the columns and their types are used, which are public;
 the smallest and largest values that Parquet keeps are not.
 """

@@ -1,5 +1,6 @@
 """Records sharded over devices: all of them, or batch by batch."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -11,8 +12,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from dpjax import _processes, _validate
-from dpjax._types import Key, PyTree
-from dpjax.batching import Batching
+from dpjax._types import PyTree
+from dpjax.batching import BatchState
 from dpjax.loading._records import Records
 
 
@@ -57,31 +58,26 @@ def load(source: Records, sharding: NamedSharding) -> PyTree:
 
 
 def batches(
-    source: Records,
-    batching: Batching,
-    *,
-    key: Key,
-    num_steps: int,
-    sharding: NamedSharding,
-) -> Iterable[tuple[PyTree, jax.Array | None]]:
+    source: Records, state: BatchState, *, sharding: NamedSharding
+) -> Iterable[tuple[PyTree, jax.Array]]:
     """Returns the batches of a run and their padding masks, as a dataset of Grain's.
 
-    All processes draw the same rows, as `batching.draw` does, with
-    `jax.random.fold_in(key, step)`, or with the key itself where the batching
-    `keeps_key`; each reads those of its own devices. One batch is
-    prefetched. Padding rows are zeros; they also fill a batch up to a multiple of the
-    number of devices. The state of its iterator, `get_state()`, is the step; after
-    `set_state` the same batches follow.
+    All processes draw the rows that `Batching.draw` draws from the same state, and each
+    reads those of its own devices. One batch is prefetched. Padding rows are zeros;
+    they also fill a batch up to a multiple of the number of devices. There are as many
+    batches as the state has steps left. The state of the dataset's iterator,
+    `get_state()`, is the number of batches read; after `set_state` the same batches
+    follow.
 
     Args:
         source: the same on all processes, such as `MemoryMapped` or `Parquet`.
-        batching: how a step chooses its records; a `Poisson` one with its capacity.
-        key: a typed key, used here alone; the same one on all processes.
-        num_steps: T.
+        state: from `batching.init(key, len(source), T, ...)`, the same on all
+            processes; for these batches alone.
         sharding: of a batch, such as NamedSharding(mesh, PartitionSpec("records")).
 
     Raises:
-        ValueError: where an argument is out of its range, or processes have others.
+        ValueError: where an argument is out of its range, the state is of another
+            number of records, or processes have others.
         ImportError: without `pip install "dpjax[loading]"` (grain).
 
     Privacy:
@@ -96,58 +92,63 @@ def batches(
         >>> from jax.sharding import NamedSharding, PartitionSpec
         >>> file = tempfile.mkdtemp() + "/numbers.npy"
         >>> np.save(file, np.arange(100.0))
+        >>> state = WithoutReplacement(8).init(jax.random.key(0), 100, num_steps=2)
         >>> mesh = jax.make_mesh((jax.device_count(),), ("records",))
         >>> for batch, is_padding_example in batches(
-        ...     MemoryMapped(file), WithoutReplacement(8), key=jax.random.key(0),
-        ...     num_steps=2, sharding=NamedSharding(mesh, PartitionSpec("records"))):
-        ...     print(batch.shape, is_padding_example)
-        (8,) None
-        (8,) None
+        ...     MemoryMapped(file), state,
+        ...     sharding=NamedSharding(mesh, PartitionSpec("records"))):
+        ...     print(batch.shape, bool(is_padding_example.any()))
+        (8,) False
+        (8,) False
     """
     try:
         import grain
     except ImportError as why:
         raise ImportError('batches need Grain: pip install "dpjax[loading]"') from why
     _validate.require(
-        isinstance(batching, Batching),
-        "batching",
-        batching,
-        "Full(), Poisson(...) or another of dpjax.batching",
+        isinstance(state, BatchState), "state", state, "what batching.init returned"
     )
-    _validate.typed_key(key)
-    _validate.count(num_steps=num_steps)
     num_records, num_shares = len(source), _num_shares(sharding)
     _validate.require(
-        1 <= num_records < 2**31,
+        num_records == state.num_samples < 2**31,
         "source",
         f"{num_records} records",
-        "at least one record, and fewer than 2^31",
+        f"the {state.num_samples} records that the state was made for, below 2^31",
     )
-    _check_same(source, sharding, key=key, batching=repr(batching), num_steps=num_steps)
+    _check_same(
+        source,
+        sharding,
+        key=state.key,
+        step=state.step,
+        batching=repr((state.batching, state.num_steps, state.capacity)),
+    )
+    num_steps = state.num_steps - int(state.step)
 
     @jax.jit
-    def drawn(step: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        return batching.draw(
-            key if batching.keeps_key else jax.random.fold_in(key, step),
-            jnp.arange(num_records),
-            step=step,
-            num_steps=num_steps,
+    def drawn(state: BatchState) -> tuple[jax.Array, jax.Array, BatchState]:
+        return state.batching.draw(state, jnp.arange(num_records))
+
+    def following(state: BatchState, _: None) -> tuple[BatchState, BatchState]:
+        return drawn(state)[2], state
+
+    # The states of all steps, from which any batch can be drawn.
+    states = jax.jit(lambda state: jax.lax.scan(following, state, length=num_steps)[1])
+    states = states(state)
+
+    def batch(step: int) -> tuple[PyTree, jax.Array]:
+        # A dataset that is read again has the same batches, by the same keys.
+        again = dataclasses.replace(
+            states,
+            key=jax.random.clone(states.key),
+            run_key=jax.random.clone(states.run_key),
         )
-
-    # Before the first step: a batching without its capacity is refused.
-    likely, mask = jax.eval_shape(drawn, 0)
-    num_rows = math.ceil(likely.size / num_shares) * num_shares
-    has_padding = mask is not None or num_rows > likely.size
-
-    def batch(step: int) -> tuple[PyTree, jax.Array | None]:
-        chosen, is_padding = drawn(step)
+        *found, _ = drawn(jax.tree.map(lambda x: x[step], again))
+        chosen, is_padding = map(np.asarray, found)
+        num_rows = math.ceil(chosen.size / num_shares) * num_shares
         rows = np.full(num_rows, -1)
-        rows[: chosen.size] = chosen
-        if is_padding is not None:
-            rows[: chosen.size][np.asarray(is_padding)] = -1
+        rows[: chosen.size] = np.where(is_padding, -1, chosen)
         read = _placed(num_rows, sharding, lambda part: _taken(source, rows[part]))
-        padding = _placed(num_rows, sharding, lambda part: rows[part] < 0)
-        return read, padding if has_padding else None
+        return read, _placed(num_rows, sharding, lambda part: rows[part] < 0)
 
     return (
         grain.MapDataset.range(num_steps)

@@ -16,6 +16,7 @@ from dpjax.solvers._mean import dp_mean
 from dpjax.solvers._multiparty_gradient_descent import dp_multiparty_gradient_descent
 from dpjax.solvers._multiparty_objective import dp_multiparty_objective_perturbation
 from dpjax.solvers._objective_perturbation import dp_objective_perturbation
+from dpjax.solvers._private_training import PrivateTraining
 from dpjax.solvers._quantile import dp_center_and_scale, dp_quantile
 from dpjax.solvers._sample_and_aggregate import dp_sample_and_aggregate
 from dpjax.solvers._solution import Solution
@@ -26,6 +27,7 @@ __all__ = [
     "Checkpoint",
     "Execution",
     "MarginLoss",
+    "PrivateTraining",
     "Solution",
     "dp_center_and_scale",
     "dp_frank_wolfe",

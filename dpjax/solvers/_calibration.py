@@ -1,13 +1,14 @@
 """Noise multipliers for a budget: exact ones, and those that the papers print."""
 
 import math
-from typing import cast
+from typing import Any, cast
 
 from dpjax import _validate
 from dpjax._tree import Static
-from dpjax._types import REPLACE_ONE, PyTree, Scalar, Unit
+from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar, Unit
 from dpjax.accounting import (
     PrivacyGuarantee,
+    correlated_noise_multiplier,
     epsilon_to_rho,
     gaussian_event,
     noise_multiplier,
@@ -16,6 +17,7 @@ from dpjax.accounting import (
 from dpjax.batching import Batching, Disjoint, Full
 from dpjax.estimators import Estimator
 from dpjax.gradients import UserRecords
+from dpjax.mechanisms import Strategy
 
 _LEAST_EPSILON = 1e-6
 
@@ -39,17 +41,36 @@ def calibrated_noise(
     num_steps: int,
     epsilon: float,
     delta: float,
-    unit: Unit = "record",
+    unit: str = "record",
+    relation: NeighboringRelation = REPLACE_ONE,
+    strategy: Strategy | None = None,
 ) -> tuple[float, PrivacyGuarantee]:
-    """Returns the noise multiplier of one step, and the guarantee of all steps."""
-    sampling = batching.accounting(num_samples, num_steps)
-    noise = estimator.noise
-    multiplier = noise_multiplier(epsilon, delta, noise=noise, **sampling)
+    """Returns the noise multiplier of one step, and the guarantee of all steps.
+
+    With a strategy it is that of the independent noise which the strategy correlates.
+    """
+    _validate.bounded_estimator(estimator)
+    _validate.require(
+        not (estimator.groups_by_index and batching.is_sampled),
+        "batching",
+        batching,
+        f"Full() or Disjoint() with {estimator}, to which records count by their index",
+    )
+    sampling: dict[str, Any] = batching.accounting(num_samples, num_steps)
+    pattern = batching.participation(num_samples, num_steps)
+    if strategy is not None and "sampling_prob" not in pattern:
+        sampling = {"num_steps": 1}  # the whole run is one Gaussian release
+    sampling = {**sampling, "noise": estimator.noise, "relation": relation}
+    multiplier = alone = noise_multiplier(epsilon, delta, **sampling)
+    if strategy is not None:
+        multiplier = correlated_noise_multiplier(
+            epsilon, delta, strategy=strategy, relation=relation, **pattern
+        )
     return multiplier, PrivacyGuarantee.of(
         epsilon,
         delta,
-        dp_event=gaussian_event(multiplier, noise=noise, **sampling),
-        relation=REPLACE_ONE,
+        dp_event=gaussian_event(alone, **sampling),
+        relation=relation,
         num_samples=num_samples,
         unit=unit,
     )

@@ -158,16 +158,7 @@ def dp_gradient_descent(
     _validate.typed_key(key)
     data = _validate.arrays(data)
     num_samples = _validate.leading_size(data, "data")
-    num_steps, batching = _steps(
-        num_samples, num_steps, batching, epsilon=epsilon, delta=delta
-    )
-    _validate.bounded_estimator(estimator)
-    _validate.require(
-        not (estimator.groups_by_index and batching.is_sampled),
-        "batching",
-        batching,
-        f"Full() or Disjoint() with {estimator}, to which records count by their index",
-    )
+    num_steps, batching = _steps(num_samples, num_steps, batching)
     multiplier, privacy = calibrated_noise(
         estimator,
         batching,
@@ -190,6 +181,8 @@ def dp_gradient_descent(
         projection_fn=projection_fn,
         averaging=averaging,
         execution=execution,
+        epsilon=epsilon,
+        delta=delta,
     )
     num_params = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
     stats |= estimator.noise_parameters(
@@ -253,10 +246,7 @@ def robust_gradient_descent(
     """
     data = _validate.arrays(data)
     num_samples = _validate.leading_size(data, "data")
-    # Without a budget to say how rare overflow must be, a Poisson batch takes 1e-5.
-    num_steps, batching = _steps(
-        num_samples, num_steps, batching, epsilon=1.0, delta=1e-5
-    )
+    num_steps, batching = _steps(num_samples, num_steps, batching)
     _validate.estimator(estimator)
     _validate.require(
         key is not None or not batching.is_sampled,
@@ -279,26 +269,22 @@ def robust_gradient_descent(
         projection_fn=projection_fn,
         averaging=averaging,
         execution=execution,
+        # No budget tells how rare the overflow of a Poisson batch must be: as of this.
+        epsilon=1.0,
+        delta=1e-5,
     )
     return Solution(params, PrivacyGuarantee.non_private(), stats)
 
 
 def _steps(
-    num_samples: int,
-    num_steps: int | None,
-    batching: Batching | None,
-    *,
-    epsilon: float,
-    delta: float,
+    num_samples: int, num_steps: int | None, batching: Batching | None
 ) -> tuple[int, Batching]:
-    """Checks the steps; takes their default and a Poisson capacity."""
+    """Checks steps and batching, and returns them or their defaults."""
     if num_steps is None:
         num_steps = max(1, math.ceil(10 * math.log(num_samples)))
     batching = Full() if batching is None else batching
     check_steps(num_samples, num_steps, batching)
-    return num_steps, batching.prepared(
-        num_samples, num_steps, epsilon=epsilon, delta=delta
-    )
+    return num_steps, batching
 
 
 def _descend(
@@ -315,6 +301,8 @@ def _descend(
     projection_fn: ProjectionFn | None,
     averaging: bool,
     execution: Execution,
+    epsilon: float,
+    delta: float,
 ) -> tuple[PyTree, dict[str, Scalar]]:
     """Checks what a descent is, and runs it: the released iterate, what was taken."""
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
@@ -345,6 +333,8 @@ def _descend(
         num_steps=num_steps,
         batching=batching,
         execution=execution,
+        epsilon=epsilon,
+        delta=delta,
     )
     stats = {"num_steps": num_steps, "batch_size": step.batches.divisor}
     return average_params(state) if averaging else params, stats

@@ -14,7 +14,7 @@ from dpjax import _validate
 from dpjax._processes import devices_of, digests, is_first
 from dpjax._sharding import row_axes
 from dpjax._types import Key, LossFn, PyTree, Scalar
-from dpjax.batching import Batching
+from dpjax.batching import Batching, BatchState
 from dpjax.estimators import Estimator
 from dpjax.gradients import streamed_grad
 from dpjax.solvers._checkpoint import Checkpoint, identity, is_key, opened
@@ -104,17 +104,46 @@ class OptaxStep(abc.ABC):
         is_padding_example: jax.Array | None,
     ) -> tuple[PyTree, PyTree]:
         """See `Step.__call__`."""
-        grad_fn = streamed_grad(
-            self.loss_fn, microbatch_size=self.batches.microbatch_size
-        )
-        optimizer = optax.with_extra_args_support(self.optimizer(params))
-        updates, state = optimizer.update(
-            cast(Any, grad_fn(params, batch)),
-            state,
+        return descended(
+            self.loss_fn,
+            self.optimizer(params),
             params,
-            is_padding_example=is_padding_example,
+            state,
+            batch,
+            is_padding_example,
+            microbatch_size=self.batches.microbatch_size,
         )
-        return optax.apply_updates(params, updates), state
+
+
+def descended(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    params: PyTree,
+    state: PyTree,
+    batch: PyTree,
+    is_padding_example: jax.Array | None,
+    *,
+    microbatch_size: int | None,
+) -> tuple[PyTree, PyTree]:
+    """Returns params and optimizer state after one step along a batch's gradients.
+
+    Args:
+        loss_fn: `loss_fn(params, example) -> scalar`.
+        optimizer: takes per-example gradients, as a stream.
+        params: where the step begins.
+        state: of the optimizer.
+        batch: pytree, leaves of shape (b, ...).
+        is_padding_example: shape (b,), or None.
+        microbatch_size: rows processed at once; None chooses.
+    """
+    grad_fn = streamed_grad(loss_fn, microbatch_size=microbatch_size)
+    updates, state = optax.with_extra_args_support(optimizer).update(
+        cast(Any, grad_fn(params, batch)),
+        state,
+        params,
+        is_padding_example=is_padding_example,
+    )
+    return optax.apply_updates(params, updates), state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +217,8 @@ def iterate(
     num_steps: int,
     batching: Batching,
     execution: Execution,
+    epsilon: float | None = None,
+    delta: float | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Returns the last iterate and state of so many steps, each on its own batch.
 
@@ -199,16 +230,22 @@ def iterate(
         num_steps: T.
         batching: the batch of each step.
         execution: how to run; where a checkpoint is, saved on the way.
+        epsilon: the budget of the run, if the batching depends on it.
+        delta: likewise.
     """
     plan = _Plan(
-        num_steps,
-        batching,
         row_axes(data, None) or None,
         execution.callback,
         execution.callback_every,
     )
-    traced = {"params": params, "data": data, "key": key}
-    arguments = _leaves_by_name(step) | traced
+    arguments = _leaves_by_name(step) | {"params": params, "data": data, "key": key}
+    step_key, batch_key = jax.random.split(key)
+    step = replace(cast(Any, step), key=step_key)
+    num_samples = _validate.leading_size(data, "data")
+    batches = batching.init(
+        batch_key, num_samples, num_steps, epsilon=epsilon, delta=delta
+    )
+    traced = {"params": params, "data": data, "batches": batches}
     devices = devices_of(arguments)
     if devices:
         settings = {"batching": repr(batching), "num_steps": num_steps}
@@ -226,10 +263,8 @@ def iterate(
 
 
 class _Plan(NamedTuple):
-    """The static part of a run beside the step's."""
+    """The static part of a run beside the step's and the batches'."""
 
-    num_steps: int
-    batching: Batching
     axis_name: tuple[str, ...] | None
     callback: Callable[[Any, PyTree], None] | None
     callback_every: int
@@ -243,7 +278,7 @@ class _Part(NamedTuple):
 
     start: Scalar
     stop: Scalar
-    carry: tuple[PyTree, PyTree, Key] | None
+    carry: tuple[PyTree, PyTree, BatchState] | None
 
 
 @partial(jax.jit, static_argnums=0)
@@ -252,43 +287,36 @@ def _run(
     step: Step,
     params: PyTree,
     data: PyTree,
-    key: Key,
+    batches: BatchState,
     part: _Part | None,
-) -> tuple[PyTree, PyTree, Key]:
-    """Returns iterate, state and key after a part of the steps; None is all of them."""
-    step_key, batch_key = jax.random.split(key)
-    step = replace(cast(Any, step), key=step_key)
+) -> tuple[PyTree, PyTree, BatchState]:
+    """Returns iterate, states after a part of the steps; None is all of them."""
 
     @jax.checkpoint
     def one_step(carry, index):
-        params, state, key = carry
-        key, draw_key = plan.batching.next_key(key)
-        batch, is_padding_example = plan.batching.draw(
-            draw_key,
-            data,
-            step=index,
-            num_steps=plan.num_steps,
-            axis_name=plan.axis_name,
+        params, state, batches = carry
+        batch, is_padding_example, batches = batches.batching.draw_within(
+            batches, data, axis_name=plan.axis_name
         )
         params, state = step(params, state, batch, is_padding_example)
         if plan.callback is not None:
-            _show(plan, index + 1, params)
-        return (params, state, key), None
+            _show(plan, index + 1, batches.num_steps, params)
+        return (params, state, batches), None
 
     if part is not None and part.carry is not None:
         # Traced bounds: one program for all parts.
         return jax.lax.fori_loop(
             part.start, part.stop, lambda i, carry: one_step(carry, i)[0], part.carry
         )
-    carry = (params, step.init(params), batch_key)
+    carry = (params, step.init(params), batches)
     if part is not None:
         return carry
-    return jax.lax.scan(one_step, carry, jnp.arange(plan.num_steps))[0]
+    return jax.lax.scan(one_step, carry, jnp.arange(batches.num_steps))[0]
 
 
-def _show(plan: _Plan, step: jax.Array, params: PyTree) -> None:
+def _show(plan: _Plan, step: jax.Array, num_steps: int, params: PyTree) -> None:
     callback = cast(Callable[..., None], plan.callback)
-    is_due = (step % plan.callback_every == 0) | (step == plan.num_steps)
+    is_due = (step % plan.callback_every == 0) | (step == num_steps)
     jax.lax.cond(
         is_due,
         lambda: jax.debug.callback(callback, step, params, ordered=False),
@@ -298,7 +326,8 @@ def _show(plan: _Plan, step: jax.Array, params: PyTree) -> None:
 
 def _saved(plan, step, traced, arguments, execution, devices):
     """Runs part by part, saves the carry after each, and goes on from one saved."""
-    checkpoint = execution.checkpoint
+    checkpoint, batches = execution.checkpoint, traced["batches"]
+    num_steps = batches.num_steps
     _validate.require(
         all(map(_validate.is_concrete, jax.tree.leaves(arguments))),
         "checkpoint",
@@ -321,16 +350,16 @@ def _saved(plan, step, traced, arguments, execution, devices):
     carry = run_part(0, 0, None)
     program = _run.lower(plan, step, part=_Part(0, 0, carry), **traced)
     # The program runs any part of the steps: how many there are is said besides.
-    text = f"{program.as_text()}\n{plan.num_steps} steps of {plan.batching!r}"
+    text = f"{program.as_text()}\n{num_steps} steps of {batches.batching!r}"
     run_identity = identity(text, arguments, devices)
     with opened(checkpoint, run_identity, devices) as store:
         store.claim()  # nobody else may start with these keys
         done, carry = store.latest(carry)
         while True:
             cuts = [done - done % every + every for every in intervals]
-            stop = min(plan.num_steps, *cuts)
+            stop = min(num_steps, *cuts)
             carry = run_part(done, stop, carry)
-            is_last = stop == plan.num_steps
+            is_last = stop == num_steps
             # Shown before it is saved: twice after a kill, but never not at all.
             is_due = callback and (is_last or stop % plan.callback_every == 0)
             if callback and is_due and is_first(devices):

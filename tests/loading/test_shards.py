@@ -18,7 +18,6 @@ from dpjax.batching import (
 from dpjax.loading import MemoryMapped, batches, load
 
 N, T = 40, 4
-KEY = jax.random.key(3)
 FEATURES = np.random.default_rng(0).standard_normal((N, 2)).astype(np.float32)
 
 
@@ -43,6 +42,10 @@ def by_records():
     return NamedSharding(mesh, PartitionSpec("records"))
 
 
+def state_of(batching, num_steps=T):
+    return batching.init(jax.random.key(3), N, num_steps, epsilon=1.0, delta=1e-5)
+
+
 def source():
     return Recorder((FEATURES, np.arange(N, dtype=np.int32)))
 
@@ -57,9 +60,9 @@ def test_loads_all_records(tmp_path):
 BATCHINGS = [
     Full(),
     Disjoint(),
-    Poisson(8.0, capacity=20),
+    Poisson(8.0),
     WithoutReplacement(7),
-    CyclicPoisson(8.0, 3, capacity=13),
+    CyclicPoisson(8.0, 3),
     BallsInBins(3),
     ShuffledEpochs(16),
 ]
@@ -68,35 +71,28 @@ BATCHINGS = [
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("batching", BATCHINGS, ids=repr)
 def test_batches_are_those_that_are_drawn_in_memory(batching):
-    records = source()
-    found = list(
-        batches(records, batching, key=KEY, num_steps=T, sharding=by_records())
-    )
+    records, state = source(), state_of(batching)
+    found = list(batches(records, state_of(batching), sharding=by_records()))
     assert len(found) == T
     for step, ((features, numbers), mask) in enumerate(found):
-        (wanted, rows), wanted_mask = batching.draw(
-            KEY if batching.keeps_key else jax.random.fold_in(KEY, step),
-            (jnp.asarray(FEATURES), jnp.arange(N)),
-            step=step,
-            num_steps=T,
+        (wanted, rows), wanted_mask, state = batching.draw(
+            state, (jnp.asarray(FEATURES), jnp.arange(N))
         )
         np.testing.assert_array_equal(features, wanted)
         np.testing.assert_array_equal(numbers, rows)
-        assert (mask is None) == (wanted_mask is None)
-        real = np.asarray(rows)
-        if mask is not None:
-            np.testing.assert_array_equal(mask, wanted_mask)
-            assert not np.any(np.asarray(features)[np.asarray(mask)])
-            real = real[~np.asarray(mask)]
+        np.testing.assert_array_equal(mask, wanted_mask)
+        assert not np.any(np.asarray(features)[np.asarray(mask)])
+        real = np.asarray(rows)[~np.asarray(mask)]
         # No record is read but those of the batch.
         np.testing.assert_array_equal(records.read[step], np.sort(real))
+    assert not list(batches(records, state, sharding=by_records()))  # it is over
 
 
 def test_goes_on_from_a_state():
+    batching = Poisson(8.0)
+
     def dataset():
-        return batches(
-            source(), Poisson(8.0, 20), key=KEY, num_steps=T, sharding=by_records()
-        )
+        return batches(source(), state_of(batching), sharding=by_records())
 
     whole = [np.asarray(numbers) for (_, numbers), _ in dataset()]
     iterator = iter(dataset())
@@ -104,32 +100,31 @@ def test_goes_on_from_a_state():
     state = iterator.get_state()
     again = iter(dataset())
     again.set_state(state)
-    rest = [np.asarray(numbers) for (_, numbers), _ in again]
-    np.testing.assert_array_equal(rest, whole[1:])
+    _, _, following = batching.draw(state_of(batching), jnp.arange(N))
+    later = batches(source(), following, sharding=by_records())
+    for rest in (again, later):
+        rest = [np.asarray(numbers) for (_, numbers), _ in rest]
+        np.testing.assert_array_equal(rest, whole[1:])
 
 
-ARGUMENTS = {
-    "source": source(),
-    "batching": WithoutReplacement(7),
-    "key": KEY,
-    "num_steps": T,
-}
 WRONG = {
-    "batching must be Full": {"batching": 7},
-    "capacity must be given": {"batching": Poisson(8.0)},
-    "batch_size must be at most": {"batching": WithoutReplacement(N + 1)},
-    "key must be a single typed JAX key": {"key": 3},
-    "num_steps must be": {"num_steps": 0},
+    "state must be what batching.init": {"state": WithoutReplacement(7)},
+    "source must be the 40 records .*'0 records'": {
+        "source": Recorder((FEATURES[:0],))
+    },
     "sharding must be a NamedSharding": {"sharding": jax.devices()[0]},
-    "source must be at least one record": {"source": Recorder((FEATURES[:0],))},
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
 def test_names_what_is_wrong(message):
-    arguments = ARGUMENTS | {"sharding": by_records()} | WRONG[message]
+    arguments = {
+        "source": source(),
+        "state": state_of(Full()),
+        "sharding": by_records(),
+    }
     with pytest.raises(ValueError, match=message):
-        batches(arguments.pop("source"), arguments.pop("batching"), **arguments)
+        batches(**arguments | WRONG[message])
 
 
 def test_load_names_what_is_wrong():

@@ -62,13 +62,10 @@ def error_of(function, *arguments, **options):
 def rows_of(step_and_batch):
     """This process's part of a batch: where it lies, the records, the padding."""
     (features, targets), is_padding = step_and_batch
-    masks = is_padding.addressable_shards if is_padding is not None else [None]
+    columns = [x.addressable_shards for x in (features, targets, is_padding)]
     return [
-        [x.index[0].start or 0, x.data.tolist(), y.data.tolist()]
-        + ([] if mask is None else [mask.data.tolist()])
-        for x, y, mask in zip(
-            features.addressable_shards, targets.addressable_shards, masks, strict=True
-        )
+        [shards[0].index[0].start or 0, *(shard.data.tolist() for shard in shards)]
+        for shards in zip(*columns, strict=True)
     ]
 
 
@@ -96,10 +93,11 @@ def undisturbed():
 
 def read_by_batch():
     results = {}
-    for batching in (Poisson(6.0, capacity=13), WithoutReplacement(7)):
-        found = loading.batches(
-            source, batching, key=jax.random.key(5), num_steps=2, sharding=by_records
+    for batching in (Poisson(6.0), WithoutReplacement(7)):
+        state = batching.init(
+            jax.random.key(5), len(source), 2, epsilon=1.0, delta=1e-5
         )
+        found = loading.batches(source, state, sharding=by_records)
         results[f"batches {batching}"] = [rows_of(batch) for batch in found]
     return results
 

@@ -93,7 +93,30 @@ def descent(estimator=CLIPPING, **options):
     return release
 
 
+def training(**options):
+    """A run of four steps, and one too many: its parameters, and all it shows."""
+
+    def release(data, key, i):
+        run = solvers.PrivateTraining(
+            losses.squared,
+            num_samples=len(data[1]),
+            epsilon=1.0 + i,
+            delta=1e-5,
+            num_steps=4,
+            **options,
+        )
+        state, shown = run.init(jnp.zeros(D), key), []
+        for _ in range(5):
+            state, metrics = run.step(state, data)
+            shown.append((state.params, metrics))
+        return solvers.Solution(state.params, run.privacy, {"shown": shown})
+
+    return release
+
+
 OPTIONS = {
+    "training": training(monitor=0.2),
+    "training, full": training(batching=batching.Full(), monitor=0.2),
     "features": linear(max_features=4),
     "features of classes": linear("logistic", max_features=3, intercept=2),
     "one feature": linear(max_features=1),

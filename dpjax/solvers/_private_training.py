@@ -1,0 +1,331 @@
+"""Private training of any model, step by step: one object for the whole mechanism."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import _validate
+from dpjax._sharding import AxisName, row_axes
+from dpjax._tree import num_coordinates
+from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree
+from dpjax.batching import Batching, BatchState, Full, Poisson
+from dpjax.estimators import AdaptiveThreshold, Estimator, Mean, Scaled
+from dpjax.gradients import robust_grad
+from dpjax.mechanisms import Strategy
+from dpjax.solvers import _training_recipe as recipe
+from dpjax.solvers._calibration import calibrated_noise, check_budget
+from dpjax.solvers._loop import check_steps, descended
+from dpjax.solvers._training_mean import TrainingMeans, measured
+
+
+class TrainingState(NamedTuple):
+    """How far a training run is; all but params is as secret as the noise.
+
+    Attributes:
+        params: the model, after the steps made so far; released.
+        optimizer: state of the private mean, with the key of its noise, and of the
+            optimizer.
+        batches: state of the batches.
+        monitor: state of the private mean loss; None without.
+    """
+
+    params: PyTree
+    optimizer: PyTree
+    batches: BatchState
+    monitor: PyTree
+
+
+class PrivateTraining:
+    """A private training run: its noise, batches and steps from one budget.
+
+    Each step draws a batch, takes the robust mean of per-example gradients, adds noise,
+    and hands the private mean to the optimizer. The noise is calibrated once, for
+    num_steps steps; a step after them changes nothing. With only a loss function and a
+    budget there are no hyperparameters: gradients are clipped at a private quantile of
+    their norms, n / 16 of them a batch by Poisson sampling, in 200 steps whose rate
+    follows from the norm of the noise.
+
+    Args:
+        loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
+        optimizer: an optax transformation of the private mean gradient, such as
+            `optax.adam(1e-3)`; post-processing, which costs nothing. By default steps
+            of a rate that rises and then falls to zero, in units of the clip norm:
+            1.3 / (0.1 + nu) at most, nu the norm of the noise in these units.
+        num_samples: public number of rows of the data: records, or users where the
+            data are from `dpjax.gradients.by_user`.
+        epsilon: privacy of the whole run, positive.
+        delta: privacy of the whole run, in (0, 1).
+        estimator: the robust mean, as of `transforms.privatize`. By default `Clipping`
+            within `AdaptiveThreshold`: from 0.03 the clip norm follows the quantile
+            1 - nu of the norms, held to [0.5, 0.95].
+        batching: how batches are drawn; Poisson batches of n / 16 rows by default.
+        num_steps: T; 200 by default, or as many as the strategy of `noise` has.
+        noise: a strategy of correlated noise, such as `mechanisms.BandedToeplitz`; it
+            needs an estimator. Batches are then `CyclicPoisson` by default, in as many
+            groups as the strategy has bands.
+        monitor: the share of the budget, in (0, 1), for a private mean loss in every
+            step; by default there is none. It is a share of the squared precision of
+            the noise: that of gradients becomes 1 / sqrt(1 - monitor) times as large.
+        has_aux: whether loss_fn returns auxiliary values, which are left out: they are
+            exact functions of single records.
+        microbatch_size: rows processed at once; speed and memory only.
+        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE with `Full` or `Poisson` batches. A
+            row that is not there is then one whose loss does not depend on params.
+
+    Attributes:
+        privacy: the `PrivacyGuarantee` of the whole run, known before it begins.
+        noise_multiplier: stddev / l2 sensitivity of all that one step releases; with
+            correlated noise that of the independent noise.
+        batching: as given, or the default.
+        num_steps: as given, or the default.
+
+    Raises:
+        ValueError: if an argument is out of its range, or parts do not go together;
+            before any data.
+
+    Privacy:
+        The parameters and metrics of all steps together are (epsilon, delta)-DP under
+        `relation`, for every input: each step is a Gaussian mechanism on a mean of
+        known sensitivity, T of them are composed by `accounting.noise_multiplier`, or
+        `accounting.correlated_noise_multiplier`, for the sampling of the batching.
+        With `TrimmedMean` a step is zCDP (`transforms.privatize`). The mean loss is one
+        more coordinate of the same mechanism: precisions of noise add up, z^-2 =
+        z_gradient^-2 + z_loss^-2. loss_fn, optimizer and the first params must not
+        depend on the data. The state holds keys: what is released is params and
+        metrics. A run that is restored from an older state makes its steps again with
+        the same noise: the same data, program and kind of machine repeat the release,
+        anything else breaks it.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> features = jax.random.normal(jax.random.key(0), (20_000, 2))
+        >>> data = features, features @ jnp.array([1.0, 2.0])
+        >>> def loss_fn(params, example):
+        ...     x, y = example
+        ...     return (x @ params - y) ** 2
+        >>> run = PrivateTraining(loss_fn, num_samples=20_000, epsilon=1.0, delta=1e-6)
+        >>> state = run.init(jnp.zeros(2), jax.random.key(1))
+        >>> for _ in range(run.num_steps):
+        ...     state, metrics = run.step(state, data)
+        >>> print(state.params.round(1), metrics["step"])
+        [1. 2.] 200
+        >>> print(run.privacy)
+        Replacing any one of the 20,000 rows of data changes the probability of any
+        event to at most e^1 = 2.72 times what it was, plus 1e-06.
+
+    Reference:
+        Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), "Deep learning
+        with differential privacy"; Andrew, Thakkar, McMahan, Ramaswamy (2021),
+        "Differentially private learning with adaptive clipping". The defaults were
+        found by the trials of benchmarks/DEEP.md.
+    """
+
+    def __init__(
+        self,
+        loss_fn: LossFn,
+        optimizer: optax.GradientTransformation | None = None,
+        *,
+        num_samples: int,
+        epsilon: float,
+        delta: float,
+        estimator: Estimator | AdaptiveThreshold | Scaled | None = None,
+        batching: Batching | None = None,
+        num_steps: int | None = None,
+        noise: Strategy | None = None,
+        monitor: float | None = None,
+        has_aux: bool = False,
+        microbatch_size: int | None = None,
+        relation: NeighboringRelation = REPLACE_ONE,
+    ):
+        _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+        _validate.count(num_samples=num_samples)
+        check_budget(epsilon, delta)
+        _validate.require(
+            noise is None or isinstance(noise, Strategy),
+            "noise",
+            noise,
+            "a strategy of dpjax.mechanisms",
+        )
+        _validate.require(
+            noise is None or estimator is not None,
+            "estimator",
+            estimator,
+            "given with noise: clip norms that adapt need independent noise",
+        )
+        if monitor is not None:
+            _validate.probability(monitor=monitor)
+            _validate.require(
+                noise is None,
+                "monitor",
+                monitor,
+                "None with noise: the bound of the losses adapts, which needs "
+                "independent noise",
+            )
+        if num_steps is None:
+            num_steps = recipe.NUM_STEPS if noise is None else noise.num_steps
+        if batching is None:
+            batching = recipe.default_batching(num_samples, noise)
+        check_steps(num_samples, num_steps, batching)
+        _validate.require(
+            relation is REPLACE_ONE or isinstance(batching, Full | Poisson),
+            "relation",
+            relation,
+            f"REPLACE_ONE with {batching}: its batches depend on the number of rows",
+        )
+        if microbatch_size is not None:
+            _validate.count(microbatch_size=microbatch_size)
+        noisy = measured(recipe.loss_clipping() if estimator is None else estimator)
+        _validate.require(
+            optimizer is not None
+            or (noisy.noise == "gaussian" and not isinstance(estimator, Scaled)),
+            "optimizer",
+            optimizer,
+            f"given with {estimator}: no bound on one gradient tells the rate",
+        )
+        self._budget = {"epsilon": epsilon, "delta": delta}
+        self.noise_multiplier, self.privacy = calibrated_noise(
+            noisy,
+            batching,
+            num_samples=num_samples,
+            num_steps=num_steps,
+            unit="row of data",
+            relation=relation,
+            strategy=noise,
+            **self._budget,
+        )
+        self.loss_fn, self.has_aux = loss_fn, has_aux
+        self.num_samples, self.num_steps = num_samples, num_steps
+        self.batching, self.microbatch_size = batching, microbatch_size
+        self._means = TrainingMeans(
+            estimator,
+            optimizer,
+            self.noise_multiplier,
+            monitor,
+            batching.divisor(num_samples, num_steps),
+            num_steps,
+            batching.is_sampled,
+            relation,
+            noise,
+        )
+        self._seen = ["gradient_norm"] + ["noise_norm"] * (noisy.noise == "gaussian")
+        if monitor is not None:
+            self._seen += ["loss", "loss_bound", "loss_stddev"]
+        self._means.of_gradients(1, jax.random.key(0))  # refuses what does not fit
+        self._jitted = jax.jit(self._step, static_argnums=2)
+
+    def init(self, params: PyTree, key: Key) -> TrainingState:
+        """Returns the state before the first step.
+
+        Args:
+            params: where to start; public.
+            key: a typed key, used for this run alone. Who knows it can subtract the
+                noise.
+
+        Raises:
+            ValueError: if key is no typed key, or params has no real numbers.
+        """
+        _validate.typed_key(key)
+        _validate.real(params=params)
+        params = jax.tree.map(jnp.asarray, params)
+        noise_key, batch_key, monitor_key = jax.random.split(key, 3)
+        optimizer = self._means.of_gradients(num_coordinates(params), noise_key)
+        monitor = None
+        if self._means.monitor is not None:
+            monitor = self._means.of_losses(monitor_key).init(jnp.ones(()))
+        batches = self.batching.init(
+            batch_key, self.num_samples, self.num_steps, **self._budget
+        )
+        return TrainingState(params, optimizer.init(params), batches, monitor)
+
+    def step(
+        self, state: TrainingState, data: PyTree, *, axis_name: AxisName | None = None
+    ) -> tuple[TrainingState, dict[str, jax.Array]]:
+        """Returns the state after one more step, and what may be seen of it.
+
+        A pure function, compiled at its first call; it may be part of `jax.jit` (with
+        the state donated), `lax.scan`, `vmap` over states, and `shard_map`.
+
+        Args:
+            state: from `init`, or the last step; used once.
+            data: pytree, leaves of shape (num_samples, ...); the same in all steps.
+            axis_name: the mesh axes over which data are sharded, where they do not
+                show it; see `dpjax.robust_grad`.
+
+        Returns:
+            The state, unchanged if num_steps steps were made; and scalars, all of them
+            released, or functions of what was, and 0 where no step was made:
+
+            * step: how many steps were made.
+            * gradient_norm: l2 norm of the private mean gradient, noise included.
+            * noise_norm: sqrt(d) times the standard deviation of its noise in each of d
+              coordinates, the norm that noise alone would have; with correlated noise,
+              of as much independent noise as moves the sum of all steps alike. Not with
+              `TrimmedMean`, whose noise depends on the data.
+            * loss, loss_bound, loss_stddev, with a monitor: the private mean loss of
+              the batch before the step; the bound at which losses were clipped, which
+              follows the 0.9 quantile of their sizes from 0.03 on, so that the first
+              means, and those of losses with a long tail, are too small; and the
+              standard deviation of the noise in it.
+
+        Raises:
+            ValueError: if data have another leading size than num_samples.
+        """
+        data = _validate.arrays(data)
+        return self._jitted(state, data, row_axes(data, axis_name) or None)
+
+    def _step(self, state, data, axis_name):
+        def make(state):
+            batch, is_padding_example, batches = self.batching.draw_within(
+                state.batches, data, axis_name=axis_name
+            )
+            monitor, seen = state.monitor, {}
+            if self._means.monitor is not None:
+                monitor, seen = self._monitored(
+                    state, batch, is_padding_example, axis_name
+                )
+            # `init` alone uses the key: from then on it is in the state.
+            key, size = jax.random.key(0), num_coordinates(state.params)
+            params, optimizer = descended(
+                self._loss,
+                self._means.of_gradients(size, key, axis_name),
+                state.params,
+                state.optimizer,
+                batch,
+                is_padding_example,
+                microbatch_size=self.microbatch_size,
+            )
+            seen = optimizer[0]._asdict() | seen
+            seen = {name: seen[name] for name in self._seen}
+            return TrainingState(params, optimizer, batches, monitor), seen
+
+        def keep(state):
+            return state, {name: jnp.zeros((), jnp.float32) for name in self._seen}
+
+        is_over = state.batches.step >= self.num_steps
+        state, seen = jax.lax.cond(is_over, keep, make, state)
+        return state, {"step": state.batches.step, **seen}
+
+    def _loss(self, params: PyTree, example: PyTree) -> Any:
+        loss = self.loss_fn(params, example)
+        return loss[0] if self.has_aux else loss
+
+    def _monitored(self, state, batch, is_padding_example, axis_name):
+        """Returns the next state of the monitor, and the private mean loss."""
+        # The losses of a batch are read as its gradients are; the gradients are unused.
+        values_fn = robust_grad(
+            self._loss,
+            Mean(),
+            microbatch_size=self.microbatch_size,
+            return_values=True,
+            axis_name=axis_name,
+        )
+        _, losses = values_fn(state.params, batch, is_padding_example)
+        key = jax.random.key(0)  # as in `_step`
+        mean, monitor, stddev = self._means.of_losses(key, axis_name).release(
+            losses, state.monitor, is_padding_example=is_padding_example
+        )
+        bound = state.monitor.thresholds[0]
+        seen = {"loss": mean, "loss_bound": bound, "loss_stddev": stddev}
+        return monitor, {x: jnp.asarray(y, jnp.float32) for x, y in seen.items()}
