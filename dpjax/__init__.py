@@ -1,34 +1,51 @@
-"""dpjax: differentially private optimization for heavy-tailed data, in JAX."""
+"""dpjax: differentially private optimization for heavy-tailed data, in JAX.
 
-from importlib import metadata as _metadata
+A name is imported when it is first read (PEP 562), since JAX takes a second: what needs
+one layer does not wait for all of them.
+"""
 
-from dpjax import (
-    accounting,
-    audit,
-    batching,
-    constraints,
-    datasets,
-    estimators,
-    gradients,
-    loading,
-    losses,
-    mechanisms,
-    models,
-    parties,
-    solvers,
-    transforms,
-    tuning,
-)
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
-from dpjax.gradients import per_sample_grad, robust_grad
-from dpjax.models import load_model
-from dpjax.solvers import PrivateTraining
-from dpjax.transforms import chain, dp_sgd
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
-try:
-    __version__ = _metadata.version("dpjax")
-except _metadata.PackageNotFoundError:  # a folder of files that was never installed
-    __version__ = "0+unknown"
+if _TYPE_CHECKING:
+    from dpjax import (
+        accounting,
+        audit,
+        batching,
+        constraints,
+        datasets,
+        estimators,
+        gradients,
+        loading,
+        losses,
+        mechanisms,
+        models,
+        parties,
+        solvers,
+        transforms,
+        tuning,
+    )
+    from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+    from dpjax.gradients import per_sample_grad, robust_grad
+    from dpjax.models import load_model
+    from dpjax.solvers import PrivateTraining
+    from dpjax.transforms import chain, dp_sgd
+
+    __version__: str
+
+# Where a name comes from; every other one is a package.
+_SOURCES = {
+    "ADD_OR_REMOVE_ONE": "dpjax._types",
+    "REPLACE_ONE": "dpjax._types",
+    "NeighboringRelation": "dpjax._types",
+    "PrivateTraining": "dpjax.solvers",
+    "chain": "dpjax.transforms",
+    "dp_sgd": "dpjax.transforms",
+    "load_model": "dpjax.models",
+    "per_sample_grad": "dpjax.gradients",
+    "robust_grad": "dpjax.gradients",
+}
 
 __all__ = [
     "ADD_OR_REMOVE_ONE",
@@ -56,3 +73,28 @@ __all__ = [
     "transforms",
     "tuning",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    if name == "__version__":
+        value = _version()
+    elif name in _SOURCES:
+        value = getattr(_import_module(_SOURCES[name]), name)
+    elif name in __all__:
+        value = _import_module(f"dpjax.{name}")
+    else:
+        raise AttributeError(f"module 'dpjax' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+def _version() -> str:
+    metadata = _import_module("importlib.metadata")
+    try:
+        return metadata.version("dpjax")
+    except metadata.PackageNotFoundError:  # a folder of files that was never installed
+        return "0+unknown"

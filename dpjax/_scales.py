@@ -9,9 +9,9 @@ they are pure.
 import math
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
+from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP, ROUNDOFF
 from dpjax._types import Key
 from dpjax.mechanisms import gaussian, laplace
@@ -36,7 +36,7 @@ _SHARES = (0.05, 0.45, 0.3, 0.2)
 _LEAST_COUNTED = 0.05  # of records, which have a weight above zero
 _MOST_DENSE = 0.05  # of rows, which may have more cells that are not zero
 _MOST_SHARE = 0.35  # of the budget
-_FEWEST_RELEASED = 256  # at once, with zeros at the end
+_FEWEST_RELEASED = 1024  # at once, with zeros at the end
 _MOST_SCALES = 100.0  # cells are held within so many scales of the centre
 
 
@@ -192,7 +192,7 @@ def buy_scales(
     if is_counted is not None:
         is_known &= is_counted[:, None]
     columns = np.clip(np.where(is_known, columns, 0.0), -_BEYOND, _BEYOND)
-    keys = jax.random.split(key, 4)
+    keys = _keys.split(key, 4)
     dense, first, second, third = map(noise.part, _SHARES)
     most_cells = 1.0 if num_columns == 1 else _most_cells(keys[3], columns, dense)
     scales, num_seen, num_counted = _sizes(

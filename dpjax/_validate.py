@@ -3,6 +3,8 @@
 Traced values are never looked at, so estimators and transforms may be built inside
 `jit`, `vmap` and `grad`. Values of private data are never checked at all: an
 exception would be a release that nobody paid for.
+
+JAX is imported where arrays are checked: the command checks its options without it.
 """
 
 import os
@@ -10,10 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 
 def require(condition: bool, name: str, value: Any, rule: str) -> None:
@@ -98,6 +97,9 @@ def count(**arguments: Any) -> None:
 
 def typed_key(key: Any) -> None:
     """Requires one new-style JAX key, as `jax.random.key(seed)` makes."""
+    import jax
+    import jax.numpy as jnp
+
     is_key = isinstance(key, jax.Array) and jnp.issubdtype(
         key.dtype, jax.dtypes.prng_key
     )
@@ -131,6 +133,9 @@ def bounded_estimator(value: Any) -> None:
 
 def real(**trees: Any) -> None:
     """Requires leaves of real numbers: no bound is stated for complex ones."""
+    import jax
+    import jax.numpy as jnp
+
     for name, tree in trees.items():
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
             is_real, path = not jnp.iscomplexobj(x), jax.tree_util.keystr(path)
@@ -145,6 +150,8 @@ def optax_params(params: Any) -> None:
 
 def per_sample(updates: Any, params: Any) -> None:
     """Requires leaves (n, ...) for leaves (...) of params, where those are given."""
+    import jax
+
     if jax.tree.structure(updates) == jax.tree.structure(params):
         shapes, wanted = (
             [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
@@ -161,6 +168,8 @@ def per_sample(updates: Any, params: Any) -> None:
 
 def leading_size(tree: Any, name: str) -> int:
     """Returns the common leading axis of all leaves, or raises `ValueError`."""
+    import jax
+
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
     require(bool(shapes), name, shapes, "a pytree with at least one array")
     require(
@@ -179,14 +188,20 @@ def arrays(tree: Any) -> Any:
     A number beyond float32 is infinite there. NumPy's warning of it would tell of one
     record, and is an exception under `python -W error`.
     """
+    import jax
+    import jax.numpy as jnp
+
     with np.errstate(over="ignore"):
         return jax.tree.map(
             lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree
         )
 
 
-def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
+def linear_data(features: Any, targets: Any) -> tuple[Any, Any]:
     """Requires (n, d) features and (n,) targets, real; returns them as float arrays."""
+    import jax
+    import jax.numpy as jnp
+
     with np.errstate(over="ignore"):
         x, y = jnp.asarray(features), jnp.asarray(targets)
     for name, array, ndim in (("features", x, 2), ("targets", y, 1)):
@@ -205,6 +220,8 @@ def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
 
 def mask(is_padding_example: Any, num_rows: int) -> None:
     """Requires a boolean mask of shape (num_rows,), or None."""
+    import jax
+
     if is_padding_example is not None:
         require(
             isinstance(is_padding_example, jax.Array | np.ndarray)
@@ -231,11 +248,12 @@ def can_be_folder(path: Path) -> bool:
 
 def is_concrete(value: Any) -> bool:
     """Tells whether a value is concrete, neither traced nor a placeholder."""
-    if isinstance(value, Tracer):
-        return False
-    return isinstance(
-        value, int | float | complex | str | np.generic | np.ndarray | jax.Array
-    )
+    if isinstance(value, int | float | complex | str | np.generic | np.ndarray):
+        return True
+    import jax
+    from jax.core import Tracer
+
+    return isinstance(value, jax.Array) and not isinstance(value, Tracer)
 
 
 def _as_numbers(name: str, value: Any) -> np.ndarray:
@@ -263,6 +281,8 @@ def no_running_statistics(params: Any) -> None:
     That is `nnx.BatchStat`, Linen's collection "batch_stats" or `equinox.nn.State`. No
     package is imported for it: nodes of the pytree are known by their names.
     """
+    import jax
+
     found: list[str] = []
 
     def look(node: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 import zlib
 from collections import defaultdict
 from pathlib import Path
@@ -18,6 +19,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 DEVICES = "--xla_force_host_platform_device_count=8"  # in XLA_FLAGS
 IN_CI = os.environ.get("CI") == "true"
+COUNTED = {"at": 0.0}  # when memory mappings were counted: see `few_programs`
 LONG = {"slow", "audit", "figures"}  # not in the default run
 
 
@@ -93,9 +95,14 @@ def few_cases_of_each(items):
 
 
 def pytest_collection_finish():
-    """Keeps modules and tests, which stay, out of the search for garbage."""
+    """Keeps modules and tests, which stay, out of the search for garbage.
+
+    It is rare then: tracing makes many objects, few of them garbage, and the search at
+    every 700 of them took a twelfth of the time.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_configure(config):
@@ -149,9 +156,13 @@ def few_programs():
     """Drops compiled programs where they take too many memory mappings.
 
     Each takes some ten. Linux gives a process 65,530 of them, and the compiler ends in
-    a segmentation fault where there are no more.
+    a segmentation fault where there are no more. Counting takes a millisecond for each
+    thousand, so it is done once a second: no more than 200 programs are compiled then.
     """
     yield
+    if time.monotonic() < COUNTED["at"] + 1:
+        return
+    COUNTED["at"] = time.monotonic()
     mappings = Path("/proc/self/maps")
     if mappings.exists() and mappings.read_bytes().count(b"\n") > 30_000:
         jax.clear_caches()

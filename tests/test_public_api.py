@@ -1,7 +1,6 @@
 """The public contract: names, signatures, docstrings, and a light import."""
 
 import inspect
-import json
 import subprocess
 import sys
 
@@ -327,18 +326,39 @@ def test_docstrings_have_an_example_or_a_reference(package, name):
     assert "Example:" in documentation or "Reference:" in documentation
 
 
+EXTRAS = {"typer", "rich", "matplotlib", "polars", "flax", "orbax", "pytest"}
+EXTRAS |= {"cryptography", "grain", "jax_privacy", "pandas", "pyarrow", "sklearn"}
+
+
+def loaded_by(script):
+    """Names of the packages that a new process has imported at a script's end."""
+    script += "\nimport sys\nprint(*{name.split('.')[0] for name in sys.modules})"
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(result.stdout.splitlines()[-1].split())
+
+
 def test_import_needs_no_extras():
-    # Run anew, since the tests themselves have imported much.
-    script = """
-import json, sys
-import dpjax
-print(json.dumps([name.split(".")[0] for name in sys.modules]))
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    loaded = set(json.loads(result.stdout))
-    extras = {"typer", "rich", "matplotlib", "polars", "flax", "orbax", "pytest"}
-    extras |= {"cryptography", "grain", "jax_privacy", "pandas", "pyarrow", "sklearn"}
-    assert not loaded & extras
+    loaded = loaded_by("import dpjax; [getattr(dpjax, name) for name in dpjax.__all__]")
+    assert not loaded & EXTRAS
     assert {"jax", "optax", "dp_accounting"} <= loaded
+
+
+@pytest.mark.parametrize("arguments", ["--help", "train --help", "train x --epsilon 0"])
+def test_what_runs_nothing_does_not_wait_for_jax(arguments):
+    loaded = loaded_by(f"""
+import contextlib, sys
+from dpjax.cli import main
+sys.argv = ["dpjax", *{arguments.split()}]
+with contextlib.suppress(SystemExit):
+    main()
+""")
+    heavy = {"jax", "optax", "dp_accounting", "scipy", "matplotlib", "polars"}
+    assert "typer" in loaded
+    assert not loaded & heavy
+
+
+def test_names_are_imported_when_they_are_read():
+    assert set(dir(dpjax)) >= {*dpjax.__all__, "__version__"}
+    with pytest.raises(AttributeError, match="'dpjax' has no attribute 'dp_adam'"):
+        dpjax.dp_adam  # noqa: B018

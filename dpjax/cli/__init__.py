@@ -1,6 +1,6 @@
 """The `dpjax` command; `dpjax --help` tells what it does."""
 
-import importlib
+import importlib.util
 import sys
 
 _EXTRA = ("typer", "rich", "matplotlib", "polars")
@@ -23,7 +23,6 @@ def main() -> None:
 
 def _is_installed(name: str) -> bool:
     try:
-        importlib.import_module(name)
+        return importlib.util.find_spec(name) is not None
     except ImportError:
         return False
-    return True

@@ -1,19 +1,21 @@
-"""The commands, as typer sees them."""
+"""The commands, as typer sees them.
+
+Each imports what it needs when it runs: help and wrong options do not wait for JAX.
+"""
 
 from typing import Annotated
 
 import typer
 
 import dpjax
-from dpjax.cli import (
-    _audit,
-    _check,
-    _ledger_command,
-    _parties,
-    _proposal,
-    _saved,
-    _train,
-    _tune,
+from dpjax.cli._command_settings import (
+    AuditSettings,
+    CheckSettings,
+    LedgerSettings,
+    PartySettings,
+    PredictSettings,
+    SchemaSettings,
+    ShowSettings,
 )
 from dpjax.cli._options import taking
 from dpjax.cli._settings import Settings
@@ -51,6 +53,8 @@ def train(settings: Settings) -> None:
 
     Example: dpjax train adult --epsilon 1
     """
+    from dpjax.cli import _train
+
     _train.train(settings)
 
 
@@ -63,22 +67,26 @@ def tune(settings: TuneSettings) -> None:
 
     Example: dpjax tune adult --epsilon 1 --over learning_rate=0.1,1,10 --trials 20
     """
+    from dpjax.cli import _tune
+
     _tune.tune(settings)
 
 
 @app.command()
-@taking(_proposal.SchemaSettings)
-def schema(settings: _proposal.SchemaSettings) -> None:
+@taking(SchemaSettings)
+def schema(settings: SchemaSettings) -> None:
     """Proposes the schema of a file, guessed from the columns' names, to correct.
 
     Example: dpjax schema my.csv --target price --output schema.toml
     """
+    from dpjax.cli import _proposal
+
     _proposal.propose(settings)
 
 
 @app.command()
-@taking(_check.CheckSettings)
-def check(settings: _check.CheckSettings) -> None:
+@taking(CheckSettings)
+def check(settings: CheckSettings) -> None:
     """Tells the data's owner which cells of a file can be used. NOT PRIVATE.
 
     For each column the shares of cells that are missing, do not parse, match no
@@ -86,42 +94,50 @@ def check(settings: _check.CheckSettings) -> None:
 
     Example: dpjax check my.csv --schema schema.toml
     """
+    from dpjax.cli import _check
+
     _check.check(settings)
 
 
 @app.command()
-@taking(_saved.PredictSettings)
-def predict(settings: _saved.PredictSettings) -> None:
+@taking(PredictSettings)
+def predict(settings: PredictSettings) -> None:
     """Predicts the target of every record of a file, in its own units.
 
     Example: dpjax predict out/model.npz new.csv --output predictions.csv
     """
+    from dpjax.cli import _saved
+
     _saved.predict(settings)
 
 
 @app.command()
-@taking(_saved.ShowSettings)
-def show(settings: _saved.ShowSettings) -> None:
+@taking(ShowSettings)
+def show(settings: ShowSettings) -> None:
     """Shows a model: coefficients in the table's units, and its guarantee in words.
 
     Example: dpjax show out/model.npz
     """
+    from dpjax.cli import _saved
+
     _saved.show(settings)
 
 
 @app.command()
-@taking(_ledger_command.LedgerSettings)
-def ledger(settings: _ledger_command.LedgerSettings) -> None:
+@taking(LedgerSettings)
+def ledger(settings: LedgerSettings) -> None:
     """Opens the ledger of a table, or shows what is spent and what is left.
 
     Example: dpjax ledger table.toml --epsilon 4 --delta 1e-6
     """
+    from dpjax.cli import _ledger_command
+
     _ledger_command.ledger(settings)
 
 
 @app.command()
-@taking(_parties.PartySettings)
-def parties(settings: _parties.PartySettings) -> None:
+@taking(PartySettings)
+def parties(settings: PartySettings) -> None:
     """Trains a linear model among parties that show their records to nobody.
 
     Starts one process a party on this machine. Each holds a part of the records, noise
@@ -129,12 +145,14 @@ def parties(settings: _parties.PartySettings) -> None:
 
     Example: dpjax parties adult --num-parties 4 --epsilon 1
     """
+    from dpjax.cli import _parties
+
     _parties.train_with_parties(settings)
 
 
 @app.command()
-@taking(_audit.AuditSettings)
-def audit(settings: _audit.AuditSettings) -> None:
+@taking(AuditSettings)
+def audit(settings: AuditSettings) -> None:
     """Attacks a method's claim: tells its releases of two neighbours apart.
 
     Prints a lower bound on epsilon, and draws the attack's error rates and those
@@ -142,6 +160,8 @@ def audit(settings: _audit.AuditSettings) -> None:
 
     Example: dpjax audit laplace
     """
+    from dpjax.cli import _audit
+
     if settings.method == "list":
         _audit.show_names()
     elif not _audit.audit(settings):

@@ -1,9 +1,7 @@
 """`dpjax audit`: attacks a claim, prints the lower bound and draws the region."""
 
 import io
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import jax
 import numpy as np
@@ -14,44 +12,13 @@ from dpjax import _files, _validate
 from dpjax._rounding import as_decimal, rounded_down, rounded_up
 from dpjax.accounting import gaussian_stddev
 from dpjax.audit import Audit, Case, cases
-from dpjax.cli._options import (
-    Argument,
-    check_each,
-    check_seed,
-    of_method,
-    of_output,
-    required,
-)
+from dpjax.cli._command_settings import AuditSettings
 from dpjax.cli._terminal import show_paths, terminal
 
 # Of Okabe and Ito (2008); the lines differ in their dashes and marks too.
 _CLAIM, _ATTACKS, _CHOSEN = "#000000", "#0072B2", "#D55E00"
 
 _NUM_POINTS = 15
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditSettings:
-    """The options of `dpjax audit`."""
-
-    method: Annotated[
-        str, Argument("[METHOD]", "What to attack; list prints names.")
-    ] = "list"
-    releases: Annotated[
-        int | None,
-        of_method(
-            "How many to draw; the more, the tighter the bound.",
-            required(lambda count: count >= 100, "at least 100"),
-        ),
-    ] = None
-    # Of made-up records, which nobody protects.
-    seed: Annotated[int, of_method("Of the releases.", check_seed)] = 0
-    output: Annotated[
-        Path | None, of_output("PNG file; dpjax-output/METHOD-audit.png by default.")
-    ] = None
-
-    def __post_init__(self):
-        check_each(self)
 
 
 def audit(settings: AuditSettings) -> bool:

@@ -6,9 +6,7 @@ holds them anyway, and is written nowhere.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 from rich.console import Console
@@ -16,7 +14,7 @@ from rich.table import Table as Rows
 
 from dpjax._tables import text_of
 from dpjax.cli._cells import Cells, count_cells, say_to_curator
-from dpjax.cli._options import Argument, of_data
+from dpjax.cli._command_settings import CheckSettings
 from dpjax.cli._sources import Kind, Table, read_checked
 from dpjax.cli._terminal import terminal
 from dpjax.datasets import Categorical, Numeric
@@ -27,18 +25,6 @@ _TOO_FEW_LABELS = 0.001
 _FAR_IN_A_TEMPLATE = 0.25
 _MOST_LABELS = 10
 _TEMPLATE = Numeric(0.0, 1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckSettings:
-    """The options of `dpjax check`."""
-
-    source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
-    schema: Annotated[Path, of_data("The TOML file that declares its columns.")]
-    target: Annotated[
-        str | None,
-        of_data("The column to predict, if the schema's [target] has no column."),
-    ] = None
 
 
 def check(settings: CheckSettings) -> None:

@@ -1,58 +1,13 @@
 """`dpjax ledger`: opens a ledger, or shows what is spent and what is left."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
-
 from rich.table import Table as Rows
 
-from dpjax import _files, _validate
+from dpjax import _files
 from dpjax._rounding import claim, rounded_up
 from dpjax.accounting import PrivacyFilter
+from dpjax.cli._command_settings import LedgerSettings
 from dpjax.cli._ledger import open_ledger, read_ledger, said_left
-from dpjax.cli._options import Argument, check_each, of_privacy
 from dpjax.cli._terminal import show_paths, terminal
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedgerSettings:
-    """The options of `dpjax ledger`."""
-
-    path: Annotated[Path, Argument("LEDGER", "The ledger, a TOML file.")]
-    epsilon: Annotated[
-        float | None,
-        of_privacy("Opens a new ledger: privacy of all runs.", _validate.positive),
-    ] = None
-    delta: Annotated[
-        float | None,
-        of_privacy(
-            "Of a new ledger, well below 1 / n. 0 is for runs of pure epsilon alone.",
-            lambda **given: _validate.delta(given["--delta"]),
-        ),
-    ] = None
-
-    unit: Annotated[
-        str | None,
-        of_privacy(
-            "Of a new ledger: the column that says whose a record is. Every run then "
-            "needs the same --unit."
-        ),
-    ] = None
-
-    def __post_init__(self):
-        check_each(self)
-        _validate.require(
-            self.unit is None or self.epsilon is not None,
-            "--unit",
-            self.unit,
-            "left out without --epsilon",
-        )
-        _validate.require(
-            (self.delta is None) == (self.epsilon is None),
-            "--delta",
-            self.delta,
-            "given with --epsilon, and left out without",
-        )
 
 
 def ledger(settings: LedgerSettings) -> None:

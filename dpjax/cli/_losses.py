@@ -1,9 +1,11 @@
 """The losses that `--loss` names, and how each relates predictions to the target."""
 
-from typing import Literal
+import functools
+from typing import TYPE_CHECKING, Literal, get_args
 
-from dpjax import losses
-from dpjax.models import Link
+if TYPE_CHECKING:
+    from dpjax.losses import LinearLoss
+    from dpjax.models import Link
 
 LossName = Literal[
     "logistic",
@@ -16,34 +18,42 @@ LossName = Literal[
     "tweedie",
 ]
 _TWEEDIE = 1.5  # by default, halfway between counts and amounts
-# The thresholds with 95 per cent efficiency for standard normal errors (Holland and
-# Welsch 1977), in units of the target.
-_LOSSES: dict[LossName, losses.LinearLoss] = {
-    "logistic": losses.logistic,
-    "squared": losses.squared,
-    "absolute": losses.absolute,
-    "huber": losses.huber(1.345),
-    "biweight": losses.biweight(4.685),
-    "poisson": losses.log_link(1.0),
-    "gamma": losses.log_link(2.0),
-    "tweedie": losses.log_link(_TWEEDIE),
-}
-FOR_NUMBERS = [name for name in _LOSSES if name != "logistic"]
+FOR_NUMBERS = [name for name in get_args(LossName) if name != "logistic"]
 FOR_AMOUNTS: tuple[LossName, ...] = ("poisson", "gamma", "tweedie")
 AMOUNTS = "poisson, gamma or tweedie"
 
 
-def loss_of(name: LossName, power: float | None = None) -> losses.LinearLoss:
+def loss_of(name: LossName, power: float | None = None) -> "LinearLoss":
     """Returns a loss of targets in units of their scale; a power is of tweedie.
 
     Example:
         >>> loss_of("tweedie", 1.25).target_range
         (0.0, 1000.0)
     """
-    return _LOSSES[name] if power is None else losses.log_link(power)
+    from dpjax import losses
+
+    return _losses()[name] if power is None else losses.log_link(power)
 
 
-def link_of(name: LossName | None) -> Link:
+@functools.cache
+def _losses() -> "dict[LossName, LinearLoss]":
+    from dpjax import losses
+
+    # The thresholds with 95 per cent efficiency for standard normal errors (Holland and
+    # Welsch 1977), in units of the target.
+    return {
+        "logistic": losses.logistic,
+        "squared": losses.squared,
+        "absolute": losses.absolute,
+        "huber": losses.huber(1.345),
+        "biweight": losses.biweight(4.685),
+        "poisson": losses.log_link(1.0),
+        "gamma": losses.log_link(2.0),
+        "tweedie": losses.log_link(_TWEEDIE),
+    }
+
+
+def link_of(name: LossName | None) -> "Link":
     """Returns the link of a loss.
 
     Example:

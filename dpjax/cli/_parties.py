@@ -9,9 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +17,12 @@ import numpy as np
 from rich.console import Console
 
 import dpjax
-from dpjax import _validate, losses
+from dpjax import losses
 from dpjax._default_delta import default_delta
 from dpjax._rounding import claim
 from dpjax.cli import _report
-from dpjax.cli._options import (
-    Argument,
-    check_each,
-    of_data,
-    of_method,
-    of_output,
-    of_privacy,
-    required,
-)
-from dpjax.cli._sources import PUBLIC_SETS, public_name
+from dpjax.cli._command_settings import PartySettings
+from dpjax.cli._public_sets import public_name, public_set
 from dpjax.cli._terminal import show_paths, terminal
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping
@@ -40,64 +30,6 @@ from dpjax.parties import JaxTransport, SecureSum
 from dpjax.solvers import Execution, Solution, dp_multiparty_gradient_descent
 
 _ROUND = "round "  # what a line begins with that a party prints for the terminal
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartySettings:
-    """What is asked of all parties alike; every entry is public."""
-
-    source: Annotated[str, Argument("DATA", f"One of {', '.join(PUBLIC_SETS)}.")]
-    epsilon: Annotated[float, of_privacy("Privacy of the run.", _validate.positive)]
-    delta: Annotated[
-        float | None,
-        of_privacy("Privacy of the run; n^-1.1 by default.", _validate.probability),
-    ] = None
-    num_parties: Annotated[
-        int,
-        of_data(
-            "How many parties the records are dealt out to.",
-            required(lambda count: count >= 2, "2 or more"),
-        ),
-    ] = 4
-    max_colluding: Annotated[
-        int, of_privacy("How many of them may put together what they know.")
-    ] = 1
-    max_dropouts: Annotated[int, of_privacy("How many of them may drop out.")] = 0
-    steps: Annotated[int, of_method("Rounds of the protocol.", _validate.count)] = 50
-    learning_rate: Annotated[
-        float | None, of_method("1 for classification, else 0.1.", _validate.positive)
-    ] = None
-    clip_norm: Annotated[
-        float,
-        of_method("The l2 norm that gradients are clipped to.", _validate.positive),
-    ] = 1.0
-    quick: Annotated[bool, of_method("10 rounds, to try things out.")] = False
-    output: Annotated[
-        Path | None,
-        of_output("Folder to write to; dpjax-output/NAME-parties by default."),
-    ] = None
-
-    def __post_init__(self) -> None:
-        _validate.require(
-            public_name(self.source) is not None,
-            "DATA",
-            self.source,
-            f"one of {', '.join(PUBLIC_SETS)}",
-        )
-        check_each(self)
-        SecureSum.count_secret_shares(
-            self.num_parties, self.max_colluding, self.max_dropouts
-        )
-
-    @property
-    def num_steps(self) -> int:
-        """How many rounds there are."""
-        return 10 if self.quick else self.steps
-
-    @property
-    def folder(self) -> Path:
-        """Where the files go."""
-        return Path(self.output or f"dpjax-output/{public_name(self.source)}-parties")
 
 
 def train_with_parties(settings: PartySettings) -> None:
@@ -193,7 +125,7 @@ def run_party(settings: PartySettings, party: int, coordinator: str) -> None:
         coordinator, settings.num_parties, party, initialization_timeout=60
     )
     name = public_name(settings.source)
-    data = PUBLIC_SETS[name or settings.source]()
+    data = public_set(name or settings.source)
     features, targets = (x[party :: settings.num_parties] for x in data.train)
     is_classification = data.task == "classification"
 

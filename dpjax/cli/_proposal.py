@@ -1,37 +1,13 @@
 """`dpjax schema`: prints or writes a schema to correct."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from dpjax import _files, _validate
 from dpjax._tables import column_names, read_columns
+from dpjax.cli._command_settings import SchemaSettings
 from dpjax.cli._guesses import guess_cells, guess_names, schema_text
-from dpjax.cli._losses import LossName, link_of
-from dpjax.cli._options import Argument, of_data, of_output
+from dpjax.cli._losses import link_of
 from dpjax.cli._terminal import show_paths, terminal
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchemaSettings:
-    """The options of `dpjax schema`."""
-
-    source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
-    target: Annotated[str | None, of_data("The column to predict.")] = None
-    loss: Annotated[
-        LossName | None,
-        of_data("The loss to be trained: what [target] is to hold. Else a guess."),
-    ] = None
-    from_data: Annotated[
-        bool,
-        of_data(
-            "Guess from the records, which NO guarantee covers: for public data, or "
-            "what is known anyway."
-        ),
-    ] = False
-    output: Annotated[
-        Path | None, of_output("TOML file to write, a new one; printed by default.")
-    ] = None
 
 
 def propose(settings: SchemaSettings) -> None:

@@ -4,9 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 from rich.console import Console
@@ -15,34 +13,11 @@ from rich.table import Table
 from dpjax import _files
 from dpjax._rounding import claim
 from dpjax.cli._cells import count_cells, say_to_curator
-from dpjax.cli._options import Argument, of_output
+from dpjax.cli._command_settings import PredictSettings, ShowSettings
 from dpjax.cli._sources import Kind
 from dpjax.cli._terminal import digits, show_paths, terminal
 from dpjax.datasets import Categorical, Numeric, Winsorized
 from dpjax.models import BoundedColumn, Model, load_model
-
-_MODEL = Argument("MODEL", "A model.npz that dpjax train has written, or its folder.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictSettings:
-    """The options of `dpjax predict`."""
-
-    model: Annotated[str, _MODEL]
-    source: Annotated[
-        str,
-        Argument("DATA", "A file with the columns of the training, but the target."),
-    ]
-    output: Annotated[
-        Path, of_output("CSV file to write: one line for each record, in their order.")
-    ] = Path("predictions.csv")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShowSettings:
-    """The options of `dpjax show`."""
-
-    model: Annotated[str, _MODEL]
 
 
 def predict(settings: PredictSettings) -> None:

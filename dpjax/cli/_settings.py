@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from dpjax import _validate
-from dpjax._types import Calibration
 from dpjax.cli._losses import LossName
 from dpjax.cli._options import (
     METHOD,
@@ -26,7 +25,7 @@ from dpjax.cli._options import (
     of_privacy,
     required,
 )
-from dpjax.cli._sources import PUBLIC_SETS
+from dpjax.cli._public_sets import PUBLIC_SETS
 
 # Private methods; `_methods` declares each of them.
 MethodName = Literal[
@@ -46,6 +45,7 @@ EstimatorName = Literal[
     "clipping",
     "median-of-means",
 ]
+CalibrationName = Literal["tight", "paper"]
 BatchingName = Literal["full", "disjoint", "poisson", "without-replacement"]
 
 
@@ -72,7 +72,7 @@ class Settings:
         ),
     ] = None
     calibration: Annotated[
-        Calibration,
+        CalibrationName,
         of_privacy(
             "The exact noise, or that of the papers, reported at what it gives."
         ),

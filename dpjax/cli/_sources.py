@@ -11,42 +11,15 @@ from dpjax import _validate, datasets
 from dpjax._tables import column_names, read_columns
 from dpjax.cli._guesses import guess_names, schema_text
 from dpjax.cli._losses import AMOUNTS
+from dpjax.cli._public_sets import PUBLIC_SETS
 from dpjax.cli._schema import Schema, read_schema
+from dpjax.cli._terminal import SchemaNeeded
 from dpjax.cli._units import Units
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.models import BoundedColumn, Link
 
 _PUBLIC_SEED = 2021  # of the split into training and test records
 Kind = Numeric | Categorical | BoundedColumn | None  # None: of an open range
-PUBLIC_SETS = {
-    "adult": datasets.adult,
-    "rand_hie": datasets.rand_hie,
-    "blog_feedback": datasets.blog_feedback,
-    "credit_default": datasets.credit_default,
-    "belgian_motor": datasets.belgian_motor,
-    "twitter": datasets.twitter,
-    "winnipeg": datasets.winnipeg,
-    "year_prediction": datasets.year_prediction,
-}
-
-
-class SchemaNeeded(ValueError):
-    """There is no schema; `template` is the text of one to fill in."""
-
-    def __init__(self, message: str, template: str):
-        super().__init__(message)
-        self.template = template
-
-
-def public_name(data: str) -> str | None:
-    """Returns the name of the public data set that is meant, or None for a file.
-
-    Example:
-        >>> public_name("rand-hie"), public_name("prices.csv")
-        ('rand_hie', None)
-    """
-    name = data.replace("-", "_")
-    return name if name in PUBLIC_SETS else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,11 +12,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from dpjax._untrusted import printable
-from dpjax.cli._sources import SchemaNeeded
 
 # What runs, how many steps are done, and of how many, if that is known.
 OnStep = Callable[[str, int, int | None], None]
 _NOTHING: Mapping[str, str] = {}
+
+
+class SchemaNeeded(ValueError):
+    """There is no schema; `template` is the text of one to fill in."""
+
+    def __init__(self, message: str, template: str):
+        super().__init__(message)
+        self.template = template
 
 
 class _Terminal(Console):

@@ -20,6 +20,7 @@ from dpjax.cli._losses import link_of
 from dpjax.cli._methods import find_loss, find_method
 from dpjax.cli._options import flag
 from dpjax.cli._plot import plot_test_risk
+from dpjax.cli._public_sets import public_name, public_set
 from dpjax.cli._ranges import charge
 from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._runs import (
@@ -31,7 +32,7 @@ from dpjax.cli._runs import (
     train_private,
 )
 from dpjax.cli._settings import Settings
-from dpjax.cli._sources import PUBLIC_SETS, Table, encode_table, public_name, read_table
+from dpjax.cli._sources import Table, encode_table, read_table
 from dpjax.cli._spending import MAX_RECORDS, planned, spend, with_ranges
 from dpjax.cli._terminal import progress_bars, show_paths, terminal
 from dpjax.cli._units import read_names, units_of
@@ -243,7 +244,7 @@ def load_public(name: str, settings: Settings) -> Dataset:
         shown = str(value) if isinstance(value, Path) else value
         rule = f"left out with {name}, which has its own"
         _validate.require(value is None, flag(option), shown, rule)
-    return PUBLIC_SETS[name]()
+    return public_set(name)
 
 
 def read_private(settings: Settings) -> Table:

@@ -18,9 +18,10 @@ from dpjax._rounding import claim
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli import _display, _ledger, _report
 from dpjax.cli._losses import link_of
+from dpjax.cli._public_sets import public_name
 from dpjax.cli._ranges import Ranges, charge
 from dpjax.cli._runs import Run, name_of, score_run
-from dpjax.cli._sources import encode_table, public_name
+from dpjax.cli._sources import encode_table
 from dpjax.cli._spending import enter, with_ranges
 from dpjax.cli._terminal import digits, show_paths, terminal
 from dpjax.cli._train import (

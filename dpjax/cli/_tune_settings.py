@@ -10,7 +10,6 @@ from types import NoneType
 from typing import Annotated, Any, Literal
 
 from dpjax import _validate
-from dpjax._types import Calibration
 from dpjax.cli._losses import AMOUNTS, FOR_AMOUNTS
 from dpjax.cli._options import (
     METHOD,
@@ -22,7 +21,7 @@ from dpjax.cli._options import (
     of_method,
     of_privacy,
 )
-from dpjax.cli._settings import MethodName, Settings
+from dpjax.cli._settings import CalibrationName, MethodName, Settings
 
 # The price of every candidate is computed before any run.
 _MOST_CANDIDATES = 100
@@ -70,7 +69,7 @@ class TuneSettings(Settings):
     method: Annotated[
         MethodName, of_method("As of dpjax train, which says what each has to set.")
     ] = "gradient-descent"
-    calibration: Calibration = field(default="tight", init=False)
+    calibration: CalibrationName = field(default="tight", init=False)
     unit: str | None = field(default=None, init=False)
     unit_names: Path | None = field(default=None, init=False)
     max_records: int | None = field(default=None, init=False)

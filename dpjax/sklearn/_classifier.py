@@ -3,14 +3,13 @@
 import math
 from typing import Any
 
-import jax
 import numpy as np
 from dp_accounting import UnsupportedDpEvent
 from scipy.special import log_expit, log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpjax import losses
+from dpjax import _keys, losses
 from dpjax._scales import Standard
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.sklearn import _labels, _tables
@@ -106,7 +105,7 @@ class DPLogisticRegression(ClassifierMixin, LinearEstimator):
         noise_multiplier = total_noise(epsilon, left)
         privacy = guarantee(epsilon, left, num_samples)
         if classes is None:
-            key, label_key = jax.random.split(key)
+            key, label_key = _keys.split(key)
             share = _labels.labels_share(num_samples, noise_multiplier)
             classes = _labels.buy_labels(
                 label_key,

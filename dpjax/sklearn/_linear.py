@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
+from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP
 from dpjax._scales import Noise, Standard, buy_scales, scales_share
 from dpjax._types import Key
@@ -67,7 +67,7 @@ class LinearEstimator(BaseEstimator):
         Privacy:
             As one Gaussian mechanism of the noise multiplier.
         """
-        key, scale_key = jax.random.split(key)
+        key, scale_key = _keys.split(key)
         low, high = _tables.ranges_of(self)
         standard = Standard.of_ranges(low, high)
         is_open = np.isnan(low)

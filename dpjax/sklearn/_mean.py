@@ -2,11 +2,11 @@
 
 import math
 
-import jax
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
+from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP
 from dpjax.estimators import SmoothedTruncation
 from dpjax.sklearn import _tables
@@ -91,7 +91,7 @@ class DPMeanRegressor(RegressorMixin, BaseEstimator):
         targets = _tables.numbers_of(self, y, features)
         weights = _tables.weights_of(self, sample_weight, features)
         total = total_noise(epsilon, delta)
-        key, target_key = jax.random.split(key)
+        key, target_key = _keys.split(key)
         targets, unit = in_unit(
             self, targets, weights, key=target_key, noise_multiplier=total
         )

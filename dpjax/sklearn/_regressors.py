@@ -3,11 +3,10 @@
 import math
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from sklearn.base import RegressorMixin
 
-from dpjax import _validate, losses
+from dpjax import _keys, _validate, losses
 from dpjax._scales import Noise, buy_scales, scales_share
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
@@ -122,7 +121,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
         targets = _tables.numbers_of(self, y, features)
         weights = _tables.weights_of(self, sample_weight, features)
         total = total_noise(epsilon, delta)
-        key, target_key = jax.random.split(key)
+        key, target_key = _keys.split(key)
         targets, unit = self._in_unit(
             targets, weights, key=target_key, noise_multiplier=total
         )

@@ -2,7 +2,7 @@
 
 import math
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,9 @@ def _roundest(low: float, high: float) -> float:
     raise AssertionError("a bin holds a decimal of its own size")
 
 
-_ROUNDEST = np.array(list(map(_roundest, _EDGES[:-1], _EDGES[1:])))
+@cache
+def _roundest_of_bins() -> np.ndarray:
+    return np.array(list(map(_roundest, _EDGES[:-1], _EDGES[1:])))
 
 
 def dp_quantile(
@@ -200,7 +202,7 @@ def _standardize(
 ) -> tuple[jax.Array, jax.Array]:
     edges, distance_edges, roundest = (
         jnp.asarray(table, samples.dtype)
-        for table in (_EDGES, _DISTANCE_EDGES, _ROUNDEST)
+        for table in (_EDGES, _DISTANCE_EDGES, _roundest_of_bins())
     )
 
     def choose(key: Key, scores: jax.Array) -> jax.Array:

@@ -278,11 +278,8 @@ def test_streams_count_as_gradients_do(groups, problem):
         np.testing.assert_allclose(flat(one), flat(written), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.devices(8)
 def test_counts_of_several_devices_add_up(problem):
-    devices = jax.devices()
-    if len(devices) < 8:
-        pytest.skip("needs XLA_FLAGS=--xla_force_host_platform_device_count=8")
     params, batch = problem
     mesh = jax.make_mesh((8,), ("records",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("records")

@@ -1,5 +1,6 @@
 """Attacks on the stated sensitivity: neighbours chosen to move an estimate the most."""
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -98,6 +99,7 @@ def opposed(estimator, n):
     return np.concatenate(signs).astype(np.float32)
 
 
+@functools.cache  # the same program attacks the claim, and half of it
 def attack(mean_fn, limit, n, d):
     """Returns the largest l1, l2 and linf change that extreme neighbours reach.
 
@@ -146,7 +148,7 @@ def attack(mean_fn, limit, n, d):
 @pytest.mark.parametrize("d", [1, 3])
 @pytest.mark.parametrize("estimator", ROBUST, ids=name_of)
 def test_extreme_neighbours_stay_within_the_stated_sensitivity(estimator, d):
-    for n in [1, 2, 3, 7, 64, 65, 129, 1000] if d == 3 else [1, 65]:
+    for n in [1, 3, 7, 64, 65, 129, 1000] if d == 3 else [1, 65]:
         if n < getattr(estimator, "num_groups", 1):
             continue
         replaced, removed = attack(estimator, estimator.limit, n, d)

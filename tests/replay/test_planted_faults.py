@@ -93,7 +93,7 @@ def test_places_of_persons_that_others_move(commands, monkeypatch):  # noqa: F81
     lines = test_commands.plain()
     with pytest.raises(AssertionError, match="moves"):
         commands.compare(
-            test_commands.OF_UNITS["descent"], lines, lines[1:], test_commands.as_csv
+            test_commands.OF_UNITS["descent"], lines, [lines[1:]], test_commands.as_csv
         )
 
 
@@ -104,7 +104,6 @@ def test_a_file_that_is_decoded_as_a_whole(commands, monkeypatch):  # noqa: F811
     monkeypatch.setattr(_tables, "_lines", lines_of)
     lines = test_commands.plain()
     odd = [lines[0], "1,\udcff2,cook,1", *lines[2:]]
+    options = test_commands.CASES["gradient descent"]
     with pytest.raises(AssertionError, match="n = 2 records"):
-        commands.compare(
-            test_commands.CASES["gradient descent"], lines, odd, test_commands.as_utf16
-        )
+        commands.compare(options, lines, [odd], test_commands.as_utf16)

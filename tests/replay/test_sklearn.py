@@ -137,9 +137,18 @@ def test_estimators_show_what_they_release(hooks, kind, options, weighted):
     refuse_interference(hooks, make, 1_000, weighted)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_samples", [2, 20])
-@pytest.mark.parametrize(("kind", "options"), CASES)
+def small(cases, sizes=(2, 20)):
+    """All cases of all sizes: one size of each is slow, the others are for the audit.
+
+    Neighbouring cases, of one estimator, have different ones.
+    """
+    for i, case in enumerate(cases):
+        for j, size in enumerate(sizes):
+            mark = pytest.mark.audit if (i + j) % len(sizes) else pytest.mark.slow
+            yield pytest.param(*case.values, size, id=f"{case.id}, {size}", marks=mark)
+
+
+@pytest.mark.parametrize(("kind", "options", "num_samples"), [*small(CASES)])
 def test_small_tables_show_what_they_release(hooks, kind, options, num_samples):
     def make():
         return kind(random_state=0, delta=1e-5, **options)

@@ -364,15 +364,6 @@ def test_one_trace_for_other_keys_and_numbers():
     assert len(traces) == 2  # one for the shapes of the result
 
 
-@pytest.mark.slow
-def test_lowers_for_every_platform():
-    def solve(data):
-        return dp_sample_and_aggregate(mean, data, **settings(overlap=2)).params
-
-    spec = jax.ShapeDtypeStruct((800, 2), jnp.float32)
-    jax.export.export(jax.jit(solve), platforms=["cpu", "cuda", "tpu"])(spec)
-
-
 def test_spread_trades_the_floor_for_the_noise():
     data = jnp.zeros((4000, 2))
     stats = [

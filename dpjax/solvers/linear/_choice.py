@@ -7,6 +7,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
@@ -51,7 +52,7 @@ def choose_features(
     Privacy:
         1 / (2 noise_multiplier^2)-zCDP under replace-one.
     """
-    first_key, model_key, second_key = jax.random.split(key, 3)
+    first_key, model_key, second_key = _keys.split(key, 3)
     first = -(-num_chosen // 2)
     choose = partial(
         _choose,
@@ -106,7 +107,7 @@ def _choose(
     loss = kind.loss
     features, targets, offsets, weights = examples
     num_samples, num_features = features.shape
-    size_key, choice_key = jax.random.split(key)
+    size_key, choice_key = _keys.split(key)
     if loss.num_outputs > 1:
         shape = predictions.shape
         offsets = jnp.broadcast_to(offsets[:, None], shape)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpjax import _keys
 from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
 from dpjax.batching import Full
@@ -72,7 +73,7 @@ def fit(
     multipliers = shares.multipliers(noise_multiplier)
     released = {"noise_multiplier": noise_multiplier, "shares": shares._asdict()}
     if num_features == 0:
-        size_key, mean_key = jax.random.split(key)
+        size_key, mean_key = _keys.split(key)
         mean_keys = size_key, mean_key
         constant, _, stats = best_constant(kind, examples, mean_keys, multipliers)
         weights = jnp.zeros((0, *constant.shape), constant.dtype)
@@ -82,7 +83,7 @@ def fit(
     is_clear = num_samples >= _CLEAR * noise_multiplier * math.sqrt(num_weights)
     first_distance = _CLEAR_FIRST_DISTANCE if is_clear else _FIRST_DISTANCE
     num_steps = min(max(3 * num_weights // 2, _FEWEST_STEPS), _MOST_STEPS)
-    place_key, step_key, end_key = jax.random.split(key, 3)
+    place_key, step_key, end_key = _keys.split(key, 3)
     place = _coordinates(kind, num_steps, examples, place_key, multipliers)
     blocks = kind.block_shares
     outputs = place.constant.shape
@@ -123,7 +124,7 @@ def _coordinates(
     """Releases constant, scales and second moments, each after those before it."""
     # Program by program: the longest, noisy quantiles, are then compiled but once.
     num_samples, num_features = examples.features.shape
-    size_key, mean_key, radius_key, moments_key, norm_key = jax.random.split(key, 5)
+    size_key, mean_key, radius_key, moments_key, norm_key = _keys.split(key, 5)
     mean_keys = size_key, mean_key
     constant, size, stats = best_constant(kind, examples, mean_keys, multipliers)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting import DpEvent, ZCDpEvent
 
-from dpjax import _validate, accounting, losses
+from dpjax import _keys, _validate, accounting, losses
 from dpjax._sharding import row_axes
 from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.accounting import (
@@ -189,7 +189,7 @@ def dp_linear_model(
         axis_name=row_axes(features, None) or None,
     )
     examples = _cleaned(model, deleted, examples, max_weight)
-    key, choice_key = jax.random.split(key)
+    key, choice_key = _keys.split(key)
     places = np.arange(num_columns)
     if deleted is not None:
         places = np.delete(places, deleted)

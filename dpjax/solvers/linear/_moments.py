@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import AxisName
@@ -73,7 +74,7 @@ def noisy_second_moments(
     bound = clipping.sensitivity(num_samples, num_features**2).l2
     sensitivity = math.sqrt(2) * (bound - largest / num_samples)
     stddev = noise_multiplier * sensitivity * ROUNDED_UP
-    upper = jnp.triu_indices(num_features, 1)
+    upper = np.triu_indices(num_features, 1)
     released = gaussian(
         key,
         jnp.concatenate([jnp.diag(moments), math.sqrt(2) * moments[upper]]),

@@ -12,6 +12,7 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from dpjax import _keys
 from dpjax._sharding import AxisName, gathered
 from dpjax._types import Key, Scalar
 from dpjax.losses import LinearLoss
@@ -85,7 +86,7 @@ def recalibration(
         noisy quantiles, and a mean of five numbers, of which a record moves the sum by
         at most sqrt(12).
     """
-    keys = jax.random.split(key, 4)
+    keys = _keys.split(key, 4)
     sizes = _sizes(loss, is_at_mean, predictor)
     quantiles = [
         noisy_quantile(

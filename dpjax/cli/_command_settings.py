@@ -1,0 +1,204 @@
+"""The options of the commands other than `train` and `tune`.
+
+Nothing here imports JAX: help, versions and wrong options wait for no command.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from dpjax import _validate
+from dpjax.cli._losses import LossName
+from dpjax.cli._options import (
+    Argument,
+    check_each,
+    check_seed,
+    of_data,
+    of_method,
+    of_output,
+    of_privacy,
+    required,
+)
+from dpjax.cli._public_sets import PUBLIC_SETS, public_name
+
+_MODEL = Argument("MODEL", "A model.npz that dpjax train has written, or its folder.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemaSettings:
+    """The options of `dpjax schema`."""
+
+    source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
+    target: Annotated[str | None, of_data("The column to predict.")] = None
+    loss: Annotated[
+        LossName | None,
+        of_data("The loss to be trained: what [target] is to hold. Else a guess."),
+    ] = None
+    from_data: Annotated[
+        bool,
+        of_data(
+            "Guess from the records, which NO guarantee covers: for public data, or "
+            "what is known anyway."
+        ),
+    ] = False
+    output: Annotated[
+        Path | None, of_output("TOML file to write, a new one; printed by default.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSettings:
+    """The options of `dpjax check`."""
+
+    source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
+    schema: Annotated[Path, of_data("The TOML file that declares its columns.")]
+    target: Annotated[
+        str | None,
+        of_data("The column to predict, if the schema's [target] has no column."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictSettings:
+    """The options of `dpjax predict`."""
+
+    model: Annotated[str, _MODEL]
+    source: Annotated[
+        str,
+        Argument("DATA", "A file with the columns of the training, but the target."),
+    ]
+    output: Annotated[
+        Path, of_output("CSV file to write: one line for each record, in their order.")
+    ] = Path("predictions.csv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowSettings:
+    """The options of `dpjax show`."""
+
+    model: Annotated[str, _MODEL]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerSettings:
+    """The options of `dpjax ledger`."""
+
+    path: Annotated[Path, Argument("LEDGER", "The ledger, a TOML file.")]
+    epsilon: Annotated[
+        float | None,
+        of_privacy("Opens a new ledger: privacy of all runs.", _validate.positive),
+    ] = None
+    delta: Annotated[
+        float | None,
+        of_privacy(
+            "Of a new ledger, well below 1 / n. 0 is for runs of pure epsilon alone.",
+            lambda **given: _validate.delta(given["--delta"]),
+        ),
+    ] = None
+
+    unit: Annotated[
+        str | None,
+        of_privacy(
+            "Of a new ledger: the column that says whose a record is. Every run then "
+            "needs the same --unit."
+        ),
+    ] = None
+
+    def __post_init__(self):
+        check_each(self)
+        _validate.require(
+            self.unit is None or self.epsilon is not None,
+            "--unit",
+            self.unit,
+            "left out without --epsilon",
+        )
+        _validate.require(
+            (self.delta is None) == (self.epsilon is None),
+            "--delta",
+            self.delta,
+            "given with --epsilon, and left out without",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartySettings:
+    """What is asked of all parties alike; every entry is public."""
+
+    source: Annotated[str, Argument("DATA", f"One of {', '.join(PUBLIC_SETS)}.")]
+    epsilon: Annotated[float, of_privacy("Privacy of the run.", _validate.positive)]
+    delta: Annotated[
+        float | None,
+        of_privacy("Privacy of the run; n^-1.1 by default.", _validate.probability),
+    ] = None
+    num_parties: Annotated[
+        int,
+        of_data(
+            "How many parties the records are dealt out to.",
+            required(lambda count: count >= 2, "2 or more"),
+        ),
+    ] = 4
+    max_colluding: Annotated[
+        int, of_privacy("How many of them may put together what they know.")
+    ] = 1
+    max_dropouts: Annotated[int, of_privacy("How many of them may drop out.")] = 0
+    steps: Annotated[int, of_method("Rounds of the protocol.", _validate.count)] = 50
+    learning_rate: Annotated[
+        float | None, of_method("1 for classification, else 0.1.", _validate.positive)
+    ] = None
+    clip_norm: Annotated[
+        float,
+        of_method("The l2 norm that gradients are clipped to.", _validate.positive),
+    ] = 1.0
+    quick: Annotated[bool, of_method("10 rounds, to try things out.")] = False
+    output: Annotated[
+        Path | None,
+        of_output("Folder to write to; dpjax-output/NAME-parties by default."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        _validate.require(
+            public_name(self.source) is not None,
+            "DATA",
+            self.source,
+            f"one of {', '.join(PUBLIC_SETS)}",
+        )
+        check_each(self)
+        from dpjax.parties import SecureSum
+
+        SecureSum.count_secret_shares(
+            self.num_parties, self.max_colluding, self.max_dropouts
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """How many rounds there are."""
+        return 10 if self.quick else self.steps
+
+    @property
+    def folder(self) -> Path:
+        """Where the files go."""
+        return Path(self.output or f"dpjax-output/{public_name(self.source)}-parties")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSettings:
+    """The options of `dpjax audit`."""
+
+    method: Annotated[
+        str, Argument("[METHOD]", "What to attack; list prints names.")
+    ] = "list"
+    releases: Annotated[
+        int | None,
+        of_method(
+            "How many to draw; the more, the tighter the bound.",
+            required(lambda count: count >= 100, "at least 100"),
+        ),
+    ] = None
+    # Of made-up records, which nobody protects.
+    seed: Annotated[int, of_method("Of the releases.", check_seed)] = 0
+    output: Annotated[
+        Path | None, of_output("PNG file; dpjax-output/METHOD-audit.png by default.")
+    ] = None
+
+    def __post_init__(self):
+        check_each(self)

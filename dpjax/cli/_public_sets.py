@@ -1,0 +1,35 @@
+"""The public data sets by their names, each read when it is asked for."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dpjax.datasets import Dataset
+
+PUBLIC_SETS = (
+    "adult",
+    "rand_hie",
+    "blog_feedback",
+    "credit_default",
+    "belgian_motor",
+    "twitter",
+    "winnipeg",
+    "year_prediction",
+)
+
+
+def public_name(data: str) -> str | None:
+    """Returns the name of the public data set that is meant, or None for a file.
+
+    Example:
+        >>> public_name("rand-hie"), public_name("prices.csv")
+        ('rand_hie', None)
+    """
+    name = data.replace("-", "_")
+    return name if name in PUBLIC_SETS else None
+
+
+def public_set(name: str) -> "Dataset":
+    """Returns the records of a public data set."""
+    from dpjax import datasets
+
+    return getattr(datasets, name)()
