@@ -97,7 +97,7 @@ def num_digits(job: Job, num_devices: int) -> int:
     num_rows = job.num_records // num_devices
     sizes = plan.Sizes(job.row_size, job.row_size, job.num_params)
     found = plan.Plan.cached(num_rows, longest, sizes, None, is_large=False)
-    num_sums = found.lanes * found.rounds * num_devices
+    num_sums = found.width * found.rounds * num_devices
     return digits.digit_layout(num_sums, nmant=23).num_digits
 
 

@@ -121,7 +121,7 @@ class Standard(NamedTuple):
 def scales_share(
     num_samples: int, num_columns: int, noise_multiplier: float, *, least: float
 ) -> float:
-    """Returns the part of the budget that buys scales, from public numbers.
+    """Returns the share of the budget for scales, from public numbers.
 
     As much as shows a size that a quarter of the records have, from `least` to 0.35;
     and none where that would not show one that half of them have.
@@ -135,7 +135,7 @@ def scales_share(
 
 
 def least_seen(num_columns: int, noise: Noise) -> float:
-    """Returns how many records must have one size for `buy_scales` to show it."""
+    """Returns how many records must have one size for `release_scales` to show it."""
     return _least_seen(num_columns, noise.part(_SHARES[1]))
 
 
@@ -144,7 +144,7 @@ def _least_seen(num_columns: int, noise: Noise) -> float:
     return _largest_window(noise, sensitivity, num_columns)
 
 
-def buy_scales(
+def release_scales(
     key: Key,
     columns: np.ndarray,
     *,

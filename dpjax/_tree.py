@@ -94,7 +94,7 @@ def within(x: jax.Array, limit: jax.Array) -> jax.Array:
     return jnp.where(x > -limit, x, -limit)
 
 
-def made_once(tree: PyTree) -> PyTree:
+def materialized(tree: PyTree) -> PyTree:
     """Returns a tree of arrays, each of which all its readers find in one place.
 
     A compiler may compute a number anew for each of its readers, and round it in

@@ -302,7 +302,7 @@ def test_private_ranges_count_in_the_guarantee(many):
     assert "e^1 = 2.72" in total["description"]
     shown = " ".join(result.stdout.split())
     assert "epsilon = 1, delta = 0.0001" in shown
-    assert "epsilon = 0.25, delta = 2.5e-05 bought the centers and scales of 2" in shown
+    assert "epsilon = 0.25, delta = 2.5e-05 is for the centers and scales of 2" in shown
     assert set(ranges["columns"]) == {"rooms", "price"}
     assert ranges["columns"]["rooms"]["center"] == pytest.approx(40, rel=0.1)
     assert 10 < ranges["columns"]["rooms"]["scale"] < 40

@@ -9,13 +9,13 @@ import pytest
 from jax.extend import core
 
 from dpjax import _validate
-from dpjax._tree import made_once
+from dpjax._tree import materialized
 from dpjax.gradients._program import evaluate, is_plain_jit
 
 
 def test_a_function_that_is_not_inlined_stays_a_call():
-    # `_tree.made_once` on CPU: without the call, numbers would be made twice.
-    text = jax.jit(lambda x: made_once([x * x])[0] + 1).lower(jnp.ones(8)).compile()
+    # `_tree.materialized` on CPU: without the call, numbers would be made twice.
+    text = jax.jit(lambda x: materialized([x * x])[0] + 1).lower(jnp.ones(8)).compile()
     assert " call(" in text.as_text()
 
 

@@ -118,7 +118,7 @@ def test_imports_go_one_way(path):
         ("solvers", "from dpjax.estimators._norm import NormBounded"),
         ("solvers", "from dpjax.estimators import _norm"),
         ("solvers", "import dpjax"),
-        ("estimators", "from dpjax._scales import buy_scales"),
+        ("estimators", "from dpjax._scales import release_scales"),
         ("cli", "from dpjax._scales import _sizes"),
     ],
 )

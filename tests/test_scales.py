@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax import _scales
-from dpjax._scales import Noise, Standard, buy_scales, least_seen, scales_share
+from dpjax._scales import Noise, Standard, least_seen, release_scales, scales_share
 
 NOISES = [Noise(3.0), Noise(0.02, order=1)]
 
@@ -56,7 +56,7 @@ def test_a_record_moves_releases_by_their_sensitivity(releases, num_columns, noi
         releases.told, tables = [], (np.vstack([row, table]), np.vstack([other, table]))
         for rows_of in tables:
             releases.made = []
-            buy_scales(jax.random.key(0), rows_of, noise=noise)
+            release_scales(jax.random.key(0), rows_of, noise=noise)
             releases.told, told = releases.made, releases.told
         assert len(told) == len(releases.told) == len(shares)
         for place, share in enumerate(shares):
@@ -101,7 +101,7 @@ def test_centers_and_scales_suit_raw_units(noise):
         ],
         axis=1,
     )
-    standard = buy_scales(jax.random.key(0), columns, noise=noise)
+    standard = release_scales(jax.random.key(0), columns, noise=noise)
     rows = np.abs(standard.of(columns))
     assert np.isfinite(rows).all()
     spread = np.quantile(rows, 0.995, axis=0)
@@ -117,7 +117,7 @@ def test_noise_alone_moves_no_scale_far_out():
     # A bin that stands out by chance, once in a thousand fits, may make a scale of 1e9.
     columns = np.random.default_rng(1).normal(45, 15, (3_000, 1))
     for seed in range(100, 200):
-        standard = buy_scales(jax.random.key(seed), columns, noise=Noise(20.0))
+        standard = release_scales(jax.random.key(seed), columns, noise=Noise(20.0))
         assert 10 < standard.scales[0] < 200
 
 
@@ -128,7 +128,7 @@ def test_a_size_shows_where_enough_records_have_it(order):
     for seed in range(20):
         columns = np.zeros((num_samples, 3))
         columns[: int(1.5 * least), 0], columns[: int(least / 4), 1] = 5.0, 5.0
-        standard = buy_scales(jax.random.key(seed), columns, noise=noise)
+        standard = release_scales(jax.random.key(seed), columns, noise=noise)
         seen.append(standard.is_known)
     assert np.sum(seen, axis=0).tolist() == [20, 0, 0]
 

@@ -6,9 +6,9 @@ numbers. It has three forms, one after the other:
 1. `stream.SampleStream`: n samples that are not made yet. It holds rows (n, ...), such
    as a batch, what all samples share, such as parameters, and a function that makes the
    samples of some rows. Arrays of samples are a stream, too.
-2. `stream.FactoredSamples`: the samples of a slab of rows. Each leaf is an array (k,
-   ...), or known as a product (`leaves.OuterProducts`, of (k, p) and (k, q)) or as a
-   few rows of a table (`leaves.TableRows`, of (k, t) places and (k, t, q) values).
+2. `stream.FactoredSamples`: the samples of a microbatch of rows. Each leaf is an array
+   (k, ...), or known as a product (`leaves.OuterProducts`, of (k, p) and (k, q)) or as
+   a few rows of a table (`leaves.TableRows`, of (k, t) places and (k, t, q) values).
 3. `digits.Digits`: the sum of a block of them, as a few integers for each coordinate of
    a sample, which add without rounding.
 

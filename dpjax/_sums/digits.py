@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._sharding import zeros
-from dpjax._tree import made_once
+from dpjax._tree import materialized
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import require
 
@@ -65,14 +65,14 @@ class Digits(NamedTuple):
         return (jax.tree.map(zeros, shape),) * self.num_digits
 
     def add(self, total: tuple[PyTree, ...], sums: PyTree) -> tuple[PyTree, ...]:
-        """Adds the block sums of all lanes, digit by digit."""
+        """Adds the sums of some blocks, along the first axis, digit by digit."""
 
         def scaled(x):
             x = x / jnp.asarray(self.normalize_by).astype(x.dtype)
             return x if self.unit is None else x * self.unit.astype(x.dtype)
 
         if self.num_digits > 1:  # all are digits of one number
-            sums = made_once(sums)
+            sums = materialized(sums)
         digits = _split(jax.tree.map(scaled, sums), self.base, self.num_digits)
         return jax.tree.map(lambda old, x: old + x.sum(axis=0), total, digits)
 

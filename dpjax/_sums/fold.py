@@ -153,7 +153,7 @@ class Fold:
 
     def digits(self, plan: Plan, normalize_by: Scalar) -> Digits:
         """Returns digits for all sums of blocks."""
-        num_sums = plan.lanes * plan.rounds * num_shares(self.stream.axes)
+        num_sums = plan.width * plan.rounds * num_shares(self.stream.axes)
         return Digits.of(
             num_sums, plan.block_length, self.shape, self.limit, normalize_by
         )
@@ -168,28 +168,29 @@ class Fold:
     ) -> tuple[tuple[PyTree, ...], PyTree]:
         """Returns the digits of the rows of a span, None for all, and fills in aux."""
 
-        def add_slab(first, i, carry):
+        def add_microbatch(first, i, carry):
             sums, aux = carry
-            samples, aux = self._slab(plan, span, first + i, aux)
+            samples, aux = self._microbatch(plan, span, first + i, aux)
 
-            def add(lane):
-                return lane[1].add_to(lane[0], self.influence, plan.in_turn)
+            def add(block):
+                total, some = block
+                return some.add_to(total, self.influence, plan.in_turn)
 
-            lanes = sums, samples.blocks(plan.lanes)
-            return by_row(add, plan.lanes)(lanes), aux
+            blocks = sums, samples.blocks(plan.width)
+            return by_row(add, plan.width)(blocks), aux
 
         @jax.checkpoint
         def add_blocks(carry, index):
             total, aux = carry
-            none = [zeros(x, (plan.lanes, *x.shape)) for x in self.row.zeros()]
-            add = jax.checkpoint(partial(add_slab, index * plan.slabs))
-            if plan.slabs == 1:
+            none = [zeros(x, (plan.width, *x.shape)) for x in self.row.zeros()]
+            add = jax.checkpoint(partial(add_microbatch, index * plan.microbatches))
+            if plan.microbatches == 1:
                 sums, aux = add(0, (none, aux))
             else:
                 sums, aux = jax.lax.fori_loop(
-                    0, plan.slabs, add, (none, aux), unroll=plan.unroll
+                    0, plan.microbatches, add, (none, aux), unroll=plan.unroll
                 )
-            sums = by_row(self.row.build, plan.lanes)(sums)
+            sums = by_row(self.row.build, plan.width)(sums)
             return (digits.add(total, sums), aux), None
 
         carry = digits.zeros(self.shape), aux
@@ -197,14 +198,14 @@ class Fold:
             return add_blocks(carry, 0)[0]
         return jax.lax.scan(add_blocks, carry, jnp.arange(plan.rounds))[0]
 
-    def _slab(self, plan, span, number, aux):
-        """Returns what is summed of a slab, and aux with its own."""
+    def _microbatch(self, plan, span, number, aux):
+        """Returns what is summed of one microbatch, and aux with that of its rows."""
         num_rows = self.stream.num_rows
         start, size = number * plan.size, min(plan.size, num_rows)
         is_whole = span is None and plan.is_exact
         if span is not None:
             start += span.start
-        # The last slab may reach past the end: it is shifted back, and those of its
+        # The last one may reach past the end: it is shifted back, and those of its
         # rows that are already counted are left out.
         inside = start if is_whole else jnp.minimum(start, num_rows - size)
         samples, new = self.read(inside, size)

@@ -1,12 +1,13 @@
-"""How rows fall into blocks that are summed as floats, and slabs that are read at once.
+"""How rows fall into microbatches, read at once, and blocks, each with a float sum.
 
-A slab is read at once: its rows are those of `lanes` blocks, which are summed side by
-side. A block has the rows of `slabs` slabs, one after the other.
+A microbatch has `rows` rows of each of `width` blocks, whose sums are made next to each
+other. A block gets rows from `microbatches` microbatches, one after the other. Then the
+next `width` blocks follow: `rounds` times in all.
 """
 
 from typing import NamedTuple
 
-LANES = 2**18  # numbers that sums of blocks side by side may have, on CPU
+MOST_NUMBERS = 2**18  # of all sums that are made next to each other, on CPU
 IN_TURN = 16  # rows that are added in one pass over a large sum, on CPU
 
 
@@ -19,71 +20,76 @@ class Sizes(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How rows fall into blocks and slabs.
+    """How rows fall into microbatches and blocks.
 
     Attributes:
-        num_rows: of the device.
-        lanes: blocks that are summed side by side.
-        rows: of a slab in each of them.
-        slabs: of a block.
-        rounds: so many times as many blocks as lanes.
-        unroll: so many slabs are added in one turn of the loop.
-        in_turn: as of `FactoredSamples.add_to`.
+        num_rows: rows on the device.
+        width: how many blocks are summed next to each other.
+        rows: how many rows of one block a microbatch has.
+        microbatches: how many microbatches a block is made of.
+        rounds: how many times `width` blocks are summed.
+        unroll: how many microbatches the loop over them adds in one iteration.
+        in_turn: as in `FactoredSamples.add_to`.
     """
 
     num_rows: int
-    lanes: int
+    width: int
     rows: int
-    slabs: int
+    microbatches: int
     rounds: int
     unroll: int = 1
     in_turn: int | None = None
 
     @property
     def size(self) -> int:
-        """Rows of a slab."""
-        return self.lanes * self.rows
+        """Rows of a microbatch."""
+        return self.width * self.rows
 
     @property
     def block_length(self) -> int:
         """Rows of a block."""
-        return self.rows * self.slabs
+        return self.rows * self.microbatches
 
     @property
     def is_exact(self) -> bool:
         """Whether no row is left over."""
-        return self.size * self.slabs * self.rounds == self.num_rows
+        return self.size * self.microbatches * self.rounds == self.num_rows
 
     @classmethod
     def one_by_one(cls, num_rows, longest, sizes, microbatch_size):
-        """On CPU, of arrays: a row is read for every lane, and added to its block.
+        """Returns the plan for arrays on CPU: a microbatch has one row of each block.
 
-        Several lanes are faster as long as their sums fit into the first cache, 2^15
-        numbers. From sums of 2^13 on there is one, and XLA fuses the additions of four
-        unrolled rows.
+        Several blocks at once are faster if their sums fit into the first cache, which
+        holds 2^15 numbers. A sum of more than 2^13 numbers is made alone, because XLA
+        then fuses the additions of four unrolled rows.
         """
         is_large = sizes.total > 2**13
         if microbatch_size is None:
             microbatch_size = 4 if is_large else min(2**15 // sizes.total, 512)
         unroll = min(microbatch_size, 4) if is_large else 1
         steps = -(-num_rows // min(-(-microbatch_size // unroll), num_rows, 1024))
-        lanes = -(-num_rows // steps)
+        width = -(-num_rows // steps)
         rounds = -(-steps // longest)
-        slabs = -(-steps // rounds)
+        microbatches = -(-steps // rounds)
         # A divisor of the length: a remainder would be compiled once more.
-        unroll = max(x for x in range(1, unroll + 1) if slabs % x == 0)
-        return cls(num_rows, lanes, 1, slabs, rounds, unroll)
+        unroll = max(x for x in range(1, unroll + 1) if microbatches % x == 0)
+        return cls(num_rows, width, 1, microbatches, rounds, unroll)
 
     @classmethod
     def cached(cls, num_rows, longest, sizes, microbatch_size, *, is_large):
-        """On CPU, of factors: as many rows as the caches hold; four, if memory does."""
+        """Returns the plan for factors on CPU: as many rows as the caches hold.
+
+        They are four at least, if memory holds these.
+        """
         in_turn = IN_TURN if is_large else None
         if microbatch_size is None:
             # Rows that are processed all at once, in blocks that need no filling up,
             # stay where they are in the batch: nothing is copied.
             length = _length(num_rows, longest)
             blocks = num_rows // length
-            is_small = num_rows * sizes.made <= 2**21 and blocks * sizes.total <= LANES
+            is_small = (
+                num_rows * sizes.made <= 2**21 and blocks * sizes.total <= MOST_NUMBERS
+            )
             if 2 * length > min(longest, num_rows) and is_small and not is_large:
                 return cls(num_rows, blocks, length, 1, 1)
             few = min(4, 2**25 // sizes.row)
@@ -93,12 +99,12 @@ class Plan(NamedTuple):
             microbatch_size = min(max(2**21 // sizes.row, few, 1), most)
             if microbatch_size < num_rows:  # batches are powers of two, or nearly all
                 microbatch_size = 2 ** (microbatch_size.bit_length() - 1)
-        plan = cls._of(num_rows, longest, sizes, microbatch_size, LANES)
+        plan = cls._of(num_rows, longest, sizes, microbatch_size, MOST_NUMBERS)
         return plan._replace(in_turn=in_turn)
 
     @classmethod
     def parallel(cls, num_rows, longest, sizes, microbatch_size):
-        """Elsewhere: as many rows as 2^28 numbers (1 GiB) hold, 4,096 at most."""
+        """Returns the plan elsewhere: rows of 2^28 numbers (1 GiB), 4,096 at most."""
         if microbatch_size is None:
             microbatch_size = min(max(2**28 // sizes.row, 1), 4096)
         return cls._of(num_rows, longest, sizes, microbatch_size, 2**22)
@@ -107,13 +113,19 @@ class Plan(NamedTuple):
     def _of(cls, num_rows, longest, sizes, microbatch_size, most_numbers):
         most = longest * max(most_numbers // sizes.total, 1)
         size = min(microbatch_size, num_rows, most)
-        num_slabs = -(-num_rows // size)
-        size = -(-num_rows // num_slabs)
-        lanes = -(-size // longest)
-        rows = -(-size // lanes)
-        slabs = max(min(longest // size, num_slabs), 1)
-        slabs = -(-num_slabs // -(-num_slabs // slabs))
-        return cls(num_rows, lanes, rows, slabs, -(-num_rows // (lanes * rows * slabs)))
+        num_microbatches = -(-num_rows // size)
+        size = -(-num_rows // num_microbatches)
+        width = -(-size // longest)
+        rows = -(-size // width)
+        microbatches = max(min(longest // size, num_microbatches), 1)
+        microbatches = -(-num_microbatches // -(-num_microbatches // microbatches))
+        return cls(
+            num_rows,
+            width,
+            rows,
+            microbatches,
+            -(-num_rows // (width * rows * microbatches)),
+        )
 
 
 def _length(num_rows, longest):

@@ -17,7 +17,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._sharding import num_shares
 from dpjax._sums.leaves import Arrays, Influence, Leaf, zero_unless
-from dpjax._tree import made_once, register
+from dpjax._tree import materialized, register
 from dpjax._types import PyTree, Scalar
 
 MANY = 64  # leaves
@@ -235,7 +235,7 @@ class SampleStream:
                 self.rows,
                 batch_size=self.microbatch_size,
             )
-        return made_once(samples), aux
+        return materialized(samples), aux
 
     def num_coordinates(self) -> int:
         """Returns the number of entries of one sample, all leaves together."""

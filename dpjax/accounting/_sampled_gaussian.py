@@ -154,7 +154,8 @@ class Scheme:
             )
         if min(multiplier, self.other_multiplier) == 0:
             return math.inf
-        # Gaussian releases are as one whose precision is the sum of theirs.
+        # Several Gaussian releases cost as much as one, whose precision (inverse
+        # variance) is the sum of their precisions.
         precision = self.num_steps / multiplier**2 + 1 / self.other_multiplier**2
         together = 1 / math.sqrt(precision) * (1 - _ROUNDED_UP)
         return gaussian_epsilon(together, delta, sensitivity=1.0)

@@ -87,8 +87,8 @@ def noise_multiplier(
         >>> round(noise_multiplier(1.0, 1e-5, num_steps=1000), 2)
         117.97
 
-        Nine tenths of what a budget buys, as precisions of noise add up, and the tenth
-        for another release:
+        A tenth of the budget for another release, and nine tenths for these (precisions
+        of noise add up):
 
         >>> tenth = noise_multiplier(1.0, 1e-5, num_steps=1) * 10**0.5
         >>> round(noise_multiplier(1.0, 1e-5, num_steps=1000, sampling_prob=0.01,

@@ -90,7 +90,7 @@ def show(
     if ranges is not None:
         part = ranges.privacy
         console.print(
-            f"Of it, {claim(part.epsilon, part.delta)} bought the "
+            f"Of it, {claim(part.epsilon, part.delta)} is for the "
             f"centers and scales of {len(ranges.columns)} columns: see ranges in "
             "report.json."
         )
@@ -100,7 +100,7 @@ def say_nothing_is_tested(console: Console) -> None:
     """Says why there are no test numbers."""
     console.print(
         "No guarantee would cover test risks or comparisons, so there are none: "
-        "--holdout 0.2 buys some, --show-unprotected shows them."
+        "--holdout 0.2 pays for some, --show-unprotected shows them."
     )
 
 

@@ -117,7 +117,7 @@ def evaluate(
     )
     return Evaluation(
         num_samples=len(targets),
-        constant="the best constant, bought in training" if known else "zero weights",
+        constant="the best constant, released in training" if known else "zero weights",
         measures=released.measures,
         calibration=released.calibration,
         privacy=privacy,

@@ -124,7 +124,8 @@ def guess_cells(column: np.ndarray) -> Guess:
         # Half of the middle two thirds: a standard deviation, of normal numbers.
         return Guess(_rounded(middle), _rounded((high - low) / 2) or 1.0)
     if 0 < len(texts) <= _MOST_CATEGORIES:
-        # The last of an order needs no weight beside an intercept: 0 of 0 and 1.
+        # Of two categories one is the reference level, which the intercept stands for:
+        # only the other needs a weight.
         named = sorted(texts, key=lambda text: (text.lower() in _YES, text))
         return Guess(categories=tuple(named[-1:] if len(named) == 2 else named))
     return Guess(left_out="has no value" if not texts else "has too many categories")
@@ -158,7 +159,7 @@ def schema_text(
         # records. Numbers enter as (x - center) / scale: say a usual value, and a usual
         # distance from it. Categories must be written as in the file. Delete the
         # columns that are not to be used. With --private-ranges, sections of numbers
-        # may be empty: center and scale are then bought from the budget.
+        # may be empty: center and scale then cost a part of the budget.
         # Guessed from the names alone: correct every line.
         <BLANKLINE>
         [columns.age]
@@ -208,7 +209,7 @@ _HEAD = (
     "records. Numbers enter as (x - center) / scale: say a usual value, and a usual "
     "distance from it. Categories must be written as in the file. Delete the columns "
     "that are not to be used. With --private-ranges, sections of numbers may be empty: "
-    "center and scale are then bought from the budget."
+    "center and scale then cost a part of the budget."
 )
 
 

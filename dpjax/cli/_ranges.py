@@ -1,4 +1,4 @@
-"""Centres and scales that the schema leaves open: a share of the budget buys them."""
+"""Centres and scales that the schema leaves open: a share of the budget is for them."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from dp_accounting import ComposedDpEvent, LaplaceDpEvent, NoOpDpEvent
 
 from dpjax import _validate
 from dpjax._rounding import sum_up
-from dpjax._scales import Noise, Standard, buy_scales, least_seen
+from dpjax._scales import Noise, Standard, least_seen, release_scales
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.cli._cells import numbers_of
@@ -58,12 +58,12 @@ class Ranges:
         return together([self.privacy, training], self.num_samples)
 
 
-def buy_ranges(
+def release_ranges(
     table: Table, *, key: Key, epsilon: float, delta: float, is_centered: bool = True
 ) -> Ranges:
     """Releases centres and scales of a table's open columns, from training records.
 
-    All by `buy_scales`, as for the estimators of `dpjax.sklearn`. Where the budget
+    All by `release_scales`, as for the estimators of `dpjax.sklearn`. Where the budget
     would show the scale of no feature that half of the records have, which n and d
     tell, features are left out, and the target gets all of it. A target that is not
     centred, as under a log link, is measured from zero.
@@ -105,7 +105,7 @@ def buy_ranges(
         is_informative = least <= table.num_samples / 2
         if is_informative:
             samples = np.stack(list(numbers.values()), axis=1)
-            standard = buy_scales(
+            standard = release_scales(
                 feature_key, samples, noise=noise.part(share), weights=weights
             )
             columns |= zip(numbers, _features(standard), strict=True)
@@ -114,7 +114,7 @@ def buy_ranges(
         if not is_centered:
             target = np.maximum(target, 0.0)
         part = noise.part(left)
-        standard = buy_scales(
+        standard = release_scales(
             *(target_key, target[:, None]),
             noise=part,
             weights=weights,

@@ -43,7 +43,7 @@ def report(
         private: the private method's run.
         scored: all methods with their test scores, or none. On a user's data they are
             filed as "unprotected".
-        ranges: the centres and scales that were bought.
+        ranges: the centres and scales that were released.
         is_public: whether the records are public.
         noise_key: where the noise comes from, in words; never a seed.
     """

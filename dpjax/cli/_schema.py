@@ -20,7 +20,7 @@
     max = 5
 
 Nothing is learnt from the records for free, so a column without such constants cannot
-be used: unless `--private-ranges` buys them, for each section that is left empty.
+be used: unless `--private-ranges` releases them, for each section that is left empty.
 """
 
 import tomllib
@@ -45,7 +45,7 @@ class Schema:
 
     Attributes:
         columns: the features, by the name of their column; None for one of numbers
-            whose centre and scale are to be bought.
+            whose centre and scale are to be released.
         target: the target: a number, or for classification the one positive category;
             None as for a column.
         target_column: the name of its column, if the schema says it.

@@ -113,8 +113,8 @@ class Settings:
     private_ranges: Annotated[
         float | None,
         of_data(
-            "Share of epsilon and delta, such as 0.1, that buys a center and a scale "
-            "for each column of numbers whose section in the schema is empty.",
+            "Share of epsilon and delta, such as 0.1, for a private center and scale "
+            "of each column of numbers whose section in the schema is empty.",
             _validate.probability,
         ),
     ] = None

@@ -270,7 +270,7 @@ def encode_table(table: Table) -> Dataset:
         raise ValueError(f"schema must be closed, got {table.open_columns()} open.")
     num_records = len(table.columns[table.target])
     features, feature_names = np.zeros((num_records, 0), np.float32), ()
-    if declared:  # all may have been left out, where the budget buys no ranges
+    if declared:  # all may have been left out, where the budget has no share for ranges
         features, feature_names = datasets.encode(table.columns, declared)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
     targets = target.encode(table.columns[table.target])[:, 0]

@@ -15,7 +15,7 @@ from dpjax.cli._evaluation import evaluation_privacy
 from dpjax.cli._losses import link_of
 from dpjax.cli._methods import find_method
 from dpjax.cli._plan import Plan, make_plan, split_budget
-from dpjax.cli._ranges import Ranges, buy_ranges
+from dpjax.cli._ranges import Ranges, release_ranges
 from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._runs import name_of, training_privacy
 from dpjax.cli._settings import Settings
@@ -63,7 +63,7 @@ def with_ranges(
     if settings.private_ranges is None:
         return table, None
     cost, _ = split_budget(settings, table.num_samples)
-    ranges = buy_ranges(
+    ranges = release_ranges(
         table,
         key=key,
         epsilon=cost.epsilon,

@@ -134,7 +134,7 @@ def tune(settings: TuneSettings) -> None:
 
 
 def _total(search: Search, ranges: Ranges | None) -> PrivacyGuarantee:
-    """Returns what is paid for: the whole budget, and what was bought beside it."""
+    """Returns what is paid for: the whole budget, and the releases beside it."""
     total = PrivacyGuarantee.of(*search.total, dp_event=UnsupportedDpEvent())
     return total if ranges is None else ranges.joined(total)
 

@@ -4,7 +4,7 @@ A sample is multiplied by one number, its weight, which is computed from its nor
 of a sample with factors is found from these: |a|^2 |d|^2 for an outer product, the
 squares of its rows for a table. Samples are then summed leaf by leaf, and none is
 written out. The weight of a sample depends on its own numbers alone, and is computed
-from the very numbers that are summed (`made_once`).
+from the very numbers that are summed (`materialized`).
 
 What holds for every sample of floats, x with norm r in units of `sizes` as it is, r' as
 it is computed:
@@ -25,7 +25,7 @@ import jax
 from dpjax._sums.fold import Summands
 from dpjax._sums.norms import NORM_ERROR, weigh
 from dpjax._sums.stream import FactoredSamples, SampleStream
-from dpjax._tree import as_float, by_row, made_once
+from dpjax._tree import as_float, by_row, materialized
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
@@ -39,7 +39,8 @@ BoundFn = Callable[[FactoredSamples], tuple[FactoredSamples, jax.Array]]
 class NormBounded(Estimator):
     """An estimator whose influences have a bounded l2 norm, found from factors too.
 
-    It compares norms with sizes, one for each group of leaves whose norm it changes.
+    Each group of leaves has a norm of its own, and a size with which it is compared:
+    the clip norm, or the scale of a smooth bound.
     """
 
     @property
@@ -74,7 +75,7 @@ class NormBounded(Estimator):
         bound = self.bound_fn()
 
         def influence(sample: PyTree) -> PyTree:
-            influence, _ = bound(made_once(FactoredSamples(sample).finite()))
+            influence, _ = bound(materialized(FactoredSamples(sample).finite()))
             return influence.written_out()
 
         return influence
@@ -84,7 +85,7 @@ class NormBounded(Estimator):
         bound = self.bound_fn()
 
         def prepare(samples: FactoredSamples) -> FactoredSamples:
-            return by_row(bound, samples.num_rows)(made_once(samples.finite()))[0]
+            return by_row(bound, samples.num_rows)(materialized(samples.finite()))[0]
 
         return Summands(stream, prepare)
 
@@ -129,7 +130,7 @@ class NormEstimator(NormBounded):
         weight_fn, size = self.weight_fn(), self.sizes[0]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
-            squares = made_once(sample.squared_norm(1 / size))  # of many leaves
+            squares = materialized(sample.squared_norm(1 / size))  # of many leaves
             weight, norm = weigh(squares, weight_fn)
             return sample.weighted(weight), (norm <= 1)[None]
 

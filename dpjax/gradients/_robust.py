@@ -159,8 +159,8 @@ def robust_grad(
     Sensitivity:
         `estimator.sensitivity(n or normalize_by, number of parameters)`, under
         replace-one; neither microbatch_size, the platform nor the number of devices
-        changes it. That of norms counts how products of matrices may round in any
-        order; long samples are kept 3e-4 below the limit where blocks need it.
+        changes it. For norms it counts the rounding of products of matrices, in
+        whatever order they are summed.
 
     Example:
         >>> import jax, jax.numpy as jnp

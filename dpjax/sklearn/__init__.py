@@ -6,7 +6,7 @@
     model.predict(X_new), model.coef_, print(model.privacy_)
 
 Columns may be in any units, such as dollars and years: their centres and scales are
-bought with a part of the budget, but where `feature_ranges` and `target_range` state
+released with a share of the budget, unless `feature_ranges` and `target_range` state
 public ones. Coefficients are in the user's units.
 
 All that `fit` sets is (epsilon, delta)-DP under replace-one, for every input, n and the

@@ -10,7 +10,7 @@ from dpjax import _validate, losses
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.sklearn._linear import parameters
-from dpjax.sklearn._regressors import BEYOND, Unit, _Regressor, bought_unit
+from dpjax.sklearn._regressors import BEYOND, Unit, _Regressor, released_unit
 
 
 class LogLinkRegressor(_Regressor):
@@ -41,7 +41,7 @@ class LogLinkRegressor(_Regressor):
     ) -> tuple[np.ndarray, Unit]:
         amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
         if self.target_range is None:
-            unit = bought_unit(
+            unit = released_unit(
                 amounts,
                 weights,
                 key=key,

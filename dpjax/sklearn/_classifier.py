@@ -51,7 +51,7 @@ class DPLogisticRegression(ClassifierMixin, LinearEstimator):
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input, as of
-        `DPLinearRegression`. Where labels are bought, their noisy counts take a part of
+        `DPLinearRegression`. If labels are released, their noisy counts take a part of
         the Gaussian mechanism, and a fifth of delta covers that a label which one
         record alone has is shown. A label that is none of `classes_`, or missing,
         raises nothing: its record counts as of weight zero.
@@ -107,7 +107,7 @@ class DPLogisticRegression(ClassifierMixin, LinearEstimator):
         if classes is None:
             key, label_key = _keys.split(key)
             share = _labels.labels_share(num_samples, noise_multiplier)
-            classes = _labels.buy_labels(
+            classes = _labels.release_labels(
                 label_key,
                 labels,
                 noise_multiplier=noise_multiplier / math.sqrt(share),

@@ -1,4 +1,4 @@
-"""The labels of classes: looked up among declared ones, or bought."""
+"""The labels of classes: looked up among declared ones, or released privately."""
 
 import decimal
 import math
@@ -81,7 +81,7 @@ def declared(classes: Any) -> np.ndarray:
     return _sorted(array)
 
 
-def buy_labels(
+def release_labels(
     key: Key,
     labels: np.ndarray,
     *,

@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP
-from dpjax._scales import Noise, Standard, buy_scales, scales_share
+from dpjax._scales import Noise, Standard, release_scales, scales_share
 from dpjax._types import Key
 from dpjax.accounting import (
     PrivacyGuarantee,
@@ -74,15 +74,15 @@ class LinearEstimator(BaseEstimator):
         share = scales_share(
             len(features), is_open.sum(), noise_multiplier, least=_LEAST_SHARE
         )
-        bought = Standard.unknown(is_open.sum())
+        released = Standard.unknown(is_open.sum())
         if share:
-            bought = buy_scales(
+            released = release_scales(
                 scale_key,
                 features[:, is_open],
                 noise=Noise(noise_multiplier).part(share),
                 weights=weights,
             )
-        for known, part in zip(standard, bought, strict=True):
+        for known, part in zip(standard, released, strict=True):
             known[is_open] = part
         rows = standard.of(features)
         rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)

@@ -7,7 +7,7 @@ import numpy as np
 from sklearn.base import RegressorMixin
 
 from dpjax import _keys, _validate, losses
-from dpjax._scales import Noise, buy_scales, scales_share
+from dpjax._scales import Noise, release_scales, scales_share
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
@@ -20,7 +20,7 @@ from dpjax.sklearn._linear import (
 
 _LEAST_SHARE = 0.01  # of the budget, for the target's unit
 _LARGEST = 1e18  # targets are held within it: more than float32 can square
-BEYOND = 1e40  # in no bought unit less than that, and no quotient by one overflows
+BEYOND = 1e40  # in no released unit less than that, and no quotient by one overflows
 
 
 class Unit(NamedTuple):
@@ -37,7 +37,7 @@ class Unit(NamedTuple):
     share: float
 
 
-def bought_unit(
+def released_unit(
     targets: np.ndarray,
     weights: np.ndarray | None,
     *,
@@ -49,7 +49,7 @@ def bought_unit(
     share = scales_share(len(targets), 1, noise_multiplier, least=_LEAST_SHARE)
     if not share:
         return Unit(0.0, 1.0, 0.0)
-    standard = buy_scales(
+    standard = release_scales(
         key,
         targets[:, None],
         noise=Noise(noise_multiplier).part(share),
@@ -69,7 +69,7 @@ def in_unit(
 ) -> tuple[np.ndarray, Unit]:
     """Returns finite targets in their unit, about their centre, and that unit."""
     if model.target_range is None:
-        unit = bought_unit(
+        unit = released_unit(
             targets,
             weights,
             key=key,
@@ -169,8 +169,8 @@ class DPLinearRegression(_Regressor):
         delta: privacy of all that `fit` sets, in (0, 1). None: n^-1.1.
         feature_ranges: public ranges: a pair (low, high) for all columns, or a mapping
             from columns, by name or by index where they have none, to pairs. Centres
-            and scales of the others are bought.
-        target_range: the public range (low, high) of the target. None: bought.
+            and scales of the others are released.
+        target_range: the public range (low, high) of the target. None: released.
         max_weight: the largest sample weight, public; larger ones count as this,
             negative ones and NaN as zero.
         random_state: None, for a key from the operating system, or an int, whose noise
@@ -181,7 +181,7 @@ class DPLinearRegression(_Regressor):
         intercept_: the prediction where all features are zero, not penalised.
         privacy_: the `PrivacyGuarantee` of one fit.
         feature_ranges_: shape (d, 2); cells are held to it, in `fit` and `predict`. As
-            given, or a hundred scales about a bought centre. A column of which the
+            given, or a hundred scales about a released centre. A column of which the
             budget shows no scale, such as one of few cells that are not zero, keeps
             its unit, held to -1 and 1.
         n_features_in_: d.
@@ -216,7 +216,7 @@ class DPHuberRegressor(_Regressor):
     """Private regression with the Huber loss, for targets with heavy tails.
 
     Args:
-        threshold: where the loss becomes linear, in scales of the target: of bought
+        threshold: where the loss becomes linear, in scales of the target: of released
             ones, or half the width of `target_range`.
         epsilon: as of `DPLinearRegression`, and so are all others.
 

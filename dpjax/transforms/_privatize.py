@@ -292,7 +292,7 @@ def privatize(
         )
         next_key, noise_key = jax.random.split(state.key)
         released = draw(noise_key)
-        # That of smooth noise follows the samples, and is not there.
+        # Noise by smooth sensitivity has no public standard deviation: None.
         noise_stddev = parameters.get("stddev")
         if now is None:
             return released, KeyState(next_key), noise_stddev

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from dpjax import load_model, losses
 from dpjax.cli import _train
 from dpjax.cli._app import app
-from dpjax.cli._ranges import buy_ranges
+from dpjax.cli._ranges import release_ranges
 from dpjax.cli._runs import rows_of
 from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
@@ -214,7 +214,7 @@ def test_a_scale_is_bought_without_a_center():
     schema = Schema({"a": Numeric()}, None, None, BoundedColumn("e", 1.0))
     made = Table("t", columns, schema, "y", np.zeros(4_000, bool))
     options = {"key": jax.random.key(0), "epsilon": 1.0, "delta": 1e-5}
-    bought = buy_ranges(made, **options, is_centered=False)
+    bought = release_ranges(made, **options, is_centered=False)
     (kind,) = bought.columns.values()
     assert kind.center == 0
     assert 5_000 < kind.scale < 7_500  # a bin of ten a decade

@@ -12,7 +12,7 @@ from dpjax import load_model
 from dpjax.cli._app import app
 from dpjax.cli._cells import numbers_of
 from dpjax.cli._plan import split_budget
-from dpjax.cli._ranges import buy_ranges, charge
+from dpjax.cli._ranges import charge, release_ranges
 from dpjax.cli._runs import Run
 from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
@@ -38,7 +38,7 @@ def table(**changes):
 
 def buy(table, **changes):
     options = {"key": jax.random.key(0), "epsilon": 2.0, "delta": 1e-5} | changes
-    return buy_ranges(table, **options)
+    return release_ranges(table, **options)
 
 
 def test_ranges_come_from_training_records_of_open_columns():

@@ -86,14 +86,14 @@ def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
         for size in [*SIZES, 5000, 10**7]:
             longest = block_length(n)
             plan = make(n, longest, sizes, size)
-            covered = plan.size * plan.slabs * plan.rounds
+            covered = plan.size * plan.microbatches * plan.rounds
             assert covered >= n
             # No round is empty, so that the digits have no more sums than needed.
-            assert covered - n < plan.size * plan.slabs
+            assert covered - n < plan.size * plan.microbatches
             assert plan.block_length <= longest
-            assert plan.lanes <= n
+            assert plan.width <= n
             if plan.rows > 1:
-                assert plan.lanes == 1 or plan.lanes * num_coordinates <= 2**22
+                assert plan.width == 1 or plan.width * num_coordinates <= 2**22
             assert plan.is_exact == (covered == n)
 
 

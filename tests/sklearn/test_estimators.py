@@ -133,8 +133,8 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
         raise Stop
 
     for owner in (_linear, _regressors):
-        spy(owner, "buy_scales", lambda kwargs: kwargs["noise"].multiplier)
-    spy(_labels, "buy_labels", lambda kwargs: kwargs["noise_multiplier"])
+        spy(owner, "release_scales", lambda kwargs: kwargs["noise"].multiplier)
+    spy(_labels, "release_labels", lambda kwargs: kwargs["noise_multiplier"])
     monkeypatch.setattr(_linear, "dp_linear_model", solver)
     given = {} if is_open else {"feature_ranges": (-3, 3)}
     if estimator is DPLogisticRegression:
@@ -217,9 +217,9 @@ def no_release(monkeypatch):
         raise AssertionError("something was released")
 
     for owner in (_linear, _regressors):
-        monkeypatch.setattr(owner, "buy_scales", refuse)
+        monkeypatch.setattr(owner, "release_scales", refuse)
     monkeypatch.setattr(_linear, "dp_linear_model", refuse)
-    monkeypatch.setattr(_labels, "buy_labels", refuse)
+    monkeypatch.setattr(_labels, "release_labels", refuse)
 
 
 def test_keys_come_from_the_operating_system_or_repeat():

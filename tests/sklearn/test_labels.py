@@ -52,7 +52,7 @@ def test_labels_of_one_record_are_shown_as_rarely_as_said(key):
     probability, shown = 0.02, 0
     labels = np.array([f"label of one {i}" for i in range(400)])
     for run_key in jax.random.split(key, 25):
-        bought = _labels.buy_labels(
+        bought = _labels.release_labels(
             run_key, labels, noise_multiplier=2.0, log_probability=math.log(probability)
         )
         shown += np.count_nonzero(np.char.startswith(bought, "label"))
@@ -64,12 +64,12 @@ def test_labels_of_many_records_are_bought_and_no_text_but_theirs(key):
     labels = np.array(
         ["yes"] * 500 + ["no"] * 300 + ["a very long label of one record"]
     )
-    bought = _labels.buy_labels(
+    bought = _labels.release_labels(
         key, labels, noise_multiplier=10.0, log_probability=-12.0
     )
     assert bought.tolist() == ["no", "yes"]
     assert bought.dtype == "<U3"
-    few = _labels.buy_labels(
+    few = _labels.release_labels(
         jax.random.key(1), labels[-1:], noise_multiplier=10.0, log_probability=-12.0
     )
     assert few.tolist() == [0]
@@ -94,9 +94,11 @@ CONTAINERS = [
 @pytest.mark.parametrize("one", [0.5, 1.0, 2**53 + 1, np.nan])
 def test_the_type_of_released_labels_is_theirs_alone(key, container, one):
     held = _tables.as_column(container([0] * 300 + [1] * 500, one))
-    bought = _labels.buy_labels(key, held, noise_multiplier=5.0, log_probability=-12.0)
-    assert seen(bought) == seen(np.array([0, 1]))
-    assert _labels.indices(held, bought).tolist().count(1) >= 500
+    released = _labels.release_labels(
+        key, held, noise_multiplier=5.0, log_probability=-12.0
+    )
+    assert seen(released) == seen(np.array([0, 1]))
+    assert _labels.indices(held, released).tolist().count(1) >= 500
 
 
 @pytest.mark.parametrize(
@@ -109,5 +111,7 @@ def test_the_type_of_released_labels_is_theirs_alone(key, container, one):
 )
 def test_released_labels_have_one_form(key, labels, bought):
     held = _tables.as_column(labels)
-    found = _labels.buy_labels(key, held, noise_multiplier=5.0, log_probability=-12.0)
+    found = _labels.release_labels(
+        key, held, noise_multiplier=5.0, log_probability=-12.0
+    )
     assert seen(found) == seen(bought)

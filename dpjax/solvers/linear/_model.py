@@ -1,4 +1,4 @@
-"""A generalised linear model from data and a budget, with nothing to set."""
+"""A generalised linear model from data and a budget, without hyperparameters."""
 
 import math
 import operator
@@ -46,10 +46,10 @@ def dp_linear_model(
     max_weight: float = 1.0,
     execution: Execution = Execution(),
 ) -> Solution:
-    """Fits a generalised linear model to data and a budget; nothing is to be set.
+    """Fits a generalised linear model to data and a budget, without hyperparameters.
 
-    Minimises the mean of weight·loss(<w, x> + offset, y). What other solvers ask for is
-    bought with parts of the budget (`stats` has what was taken):
+    Minimises the mean of weight·loss(<w, x> + offset, y). What other solvers need as
+    hyperparameters is released privately, with shares of the budget (see `stats`):
 
     1. With an intercept, the best constant: a private mean of the targets, clipped at a
        size that a noisy histogram tells. Under a log link it is of a unit of exposure,
@@ -87,7 +87,7 @@ def dp_linear_model(
             with other Gaussian releases: inverse squares of multipliers add up.
             `Solution.privacy` then states what it gives at delta.
         intercept: the index of a column of ones, public; what stands in it is not
-            read. Where it is the only column, all of the budget buys the constant.
+            read. If it is the only column, the constant gets the whole budget.
             None: no column is treated apart.
         max_features: the most features that may have a weight, beside the intercept.
             For many features, of which few matter. None: all.
@@ -171,8 +171,8 @@ def dp_linear_model(
     _validate.positive(max_weight=max_weight)
     deleted = column
     if num_features == 0 and offsets is not None:
-        # The best constant beside offsets is no mean: it takes steps, with a feature of
-        # zeros, whose place the intercept has in the end.
+        # With offsets the best intercept is no mean of targets, so that it is fitted by
+        # steps. The column of ones is not deleted but replaced by zeros until then.
         features, deleted = jnp.zeros_like(features), None
     examples = Examples(
         features,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpjax
-from dpjax._tree import made_once
+from dpjax._tree import materialized
 from dpjax.estimators import (
     Clipping,
     Grouped,
@@ -67,7 +67,7 @@ def norm_and_direction(once, a, b, c):
 
 def test_readers_share_a_number():
     rows = (jnp.ones((NUM_ROWS, 1000)),) * 3
-    for_each = partial(norm_and_direction, made_once)
+    for_each = partial(norm_and_direction, materialized)
     assert program_text(for_each, *rows).count(ONE_FACTOR) == 1
     assert program_text(jax.vmap(for_each), *rows).count(ONE_FACTOR) == 1
     apart = partial(norm_and_direction, lambda x: x)
@@ -76,6 +76,6 @@ def test_readers_share_a_number():
 
 def test_it_is_the_number_itself_with_its_derivative():
     tree = {"a": jnp.arange(3.0), "b": (jnp.array(2, jnp.bfloat16), jnp.arange(4))}
-    chex.assert_trees_all_equal(made_once(tree), tree)
-    assert jax.grad(lambda x: made_once(x) ** 3)(2.0) == 12
-    assert jax.jvp(lambda x: made_once(x) ** 3, (2.0,), (1.0,)) == (8, 12)
+    chex.assert_trees_all_equal(materialized(tree), tree)
+    assert jax.grad(lambda x: materialized(x) ** 3)(2.0) == 12
+    assert jax.jvp(lambda x: materialized(x) ** 3, (2.0,), (1.0,)) == (8, 12)
