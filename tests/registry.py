@@ -1,9 +1,9 @@
 """The parts of dpjax, one line each: what the tests of a layer run over.
 
 A new estimator, mechanism, transform, solver, constraint, loss or batching enters
-here, under its public name. Its signature and its promises are then tested: contracts,
-sensitivity under attack, sweeps, shards, audits; `test_registry.py` tells what is
-missing. A name with a comma is a variant of the part before it.
+here, under its public name. Its promises are then tested: contracts, sensitivity under
+attack, sweeps, shards, audits; `test_registry.py` tells what is missing. A name with a
+comma is a variant of the part before it.
 """
 
 import functools
@@ -30,49 +30,42 @@ class Part(NamedTuple):
     """A part of dpjax.
 
     Attributes:
-        signature: parameters in order; those after * are keyword-only, "=" marks a
-            default. None for a variant.
         make: makes it, or what it releases.
         takes_samples: of a transform, whether updates are per-sample gradients.
     """
 
-    signature: str | None
     make: Callable[..., Any]
     takes_samples: bool = False
 
 
 # make(size) -> the estimator, its limit in proportion to size, or 1.
 ESTIMATORS = {
-    "Mean": Part("", lambda size: estimators.Mean()),
-    "Clipping": Part("l2_clip_norm", estimators.Clipping),
-    "Truncation": Part("threshold", estimators.Truncation),
-    "Winsorization": Part("threshold", estimators.Winsorization),
-    "SmoothedTruncation": Part("scale beta=", estimators.SmoothedTruncation),
-    "SmoothedClipping": Part("scale beta=", estimators.SmoothedClipping),
-    "Normalization": Part("offset", estimators.Normalization),
+    "Mean": Part(lambda size: estimators.Mean()),
+    "Clipping": Part(estimators.Clipping),
+    "Truncation": Part(estimators.Truncation),
+    "Winsorization": Part(estimators.Winsorization),
+    "SmoothedTruncation": Part(estimators.SmoothedTruncation),
+    "SmoothedClipping": Part(estimators.SmoothedClipping),
+    "Normalization": Part(estimators.Normalization),
     "Grouped": Part(
-        "estimator groups",
         lambda size: estimators.Grouped(estimators.Clipping(size), ("",)),
     ),
     "SmoothedTruncation, beta 9": Part(
-        None, lambda size: estimators.SmoothedTruncation(size, 9.21)
+        lambda size: estimators.SmoothedTruncation(size, 9.21)
     ),
     "SmoothedTruncation, beta 50": Part(
-        None, lambda size: estimators.SmoothedTruncation(size, 50.0)
+        lambda size: estimators.SmoothedTruncation(size, 50.0)
     ),
     "MedianOfMeans": Part(
-        "inner num_groups",
         lambda size: estimators.MedianOfMeans(estimators.Clipping(size), 3),
     ),
     "MedianOfMeans, of truncation": Part(
-        None, lambda size: estimators.MedianOfMeans(estimators.Truncation(size), 4)
+        lambda size: estimators.MedianOfMeans(estimators.Truncation(size), 4)
     ),
     "MedianOfMeans, one group": Part(
-        None,
         lambda size: estimators.MedianOfMeans(estimators.SmoothedTruncation(size), 1),
     ),
     "TrimmedMean": Part(
-        "trim_fraction lower upper relative_spread=",
         lambda size: estimators.TrimmedMean(0.2, -size, size),
     ),
 }
@@ -80,42 +73,32 @@ ESTIMATORS = {
 # make(key, value) -> a release of the value, an array of shape (n,).
 MECHANISMS = {
     "gaussian": Part(
-        "key value * stddev",
         functools.partial(mechanisms.gaussian, stddev=0.5),
     ),
-    "laplace": Part(
-        "key value * scale", functools.partial(mechanisms.laplace, scale=0.5)
-    ),
+    "laplace": Part(functools.partial(mechanisms.laplace, scale=0.5)),
     "arsinh_normal": Part(
-        "key value * scale sigma",
         functools.partial(mechanisms.arsinh_normal, scale=0.5, sigma=0.7),
     ),
     "laplace_log_normal": Part(
-        "key value * scale sigma",
         functools.partial(mechanisms.laplace_log_normal, scale=0.5, sigma=0.7),
     ),
     "discrete_gaussian": Part(
-        "shape * stddev random_bytes=",
         lambda key, value: mechanisms.discrete_gaussian(value.shape, stddev=3),
     ),
     "exponential": Part(
-        "key scores * epsilon sensitivity_range num_chunks= axis_name=",
         functools.partial(mechanisms.exponential, epsilon=1.0, sensitivity_range=0.5),
     ),
     "permute_and_flip": Part(
-        "key scores * epsilon sensitivity_range num_chunks= axis_name=",
         functools.partial(
             mechanisms.permute_and_flip, epsilon=1.0, sensitivity_range=0.5
         ),
     ),
     "peeling": Part(
-        "key vector * sparsity selection_scale release_stddev noise=",
         functools.partial(
             mechanisms.peeling, sparsity=2, selection_scale=0.5, release_stddev=0.5
         ),
     ),
     "peeling, laplace": Part(
-        None,
         functools.partial(
             mechanisms.peeling,
             sparsity=2,
@@ -131,20 +114,16 @@ _BALL = functools.partial(optax.projections.projection_l2_ball, scale=0.5)
 # make(key) -> the transform.
 TRANSFORMS = {
     "aggregate": Part(
-        "estimator * normalize_by= axis_name=",
         lambda key: transforms.aggregate(estimators.Truncation(1.0)),
         takes_samples=True,
     ),
     "privatize": Part(
-        "estimator * noise_multiplier key normalize_by= relation= sampled= axis_name="
-        " noise=",
         lambda key: transforms.privatize(
             estimators.SmoothedTruncation(1.0), noise_multiplier=0.5, key=key
         ),
         takes_samples=True,
     ),
     "privatize, adaptive": Part(
-        None,
         lambda key: transforms.privatize(
             estimators.AdaptiveThreshold(
                 estimators.Clipping(1.0), lower=0.01, upper=100.0
@@ -155,7 +134,6 @@ TRANSFORMS = {
         takes_samples=True,
     ),
     "privatize, scaled": Part(
-        None,
         lambda key: transforms.privatize(
             estimators.Scaled(
                 estimators.Winsorization(1.0),
@@ -167,7 +145,6 @@ TRANSFORMS = {
         takes_samples=True,
     ),
     "privatize, correlated": Part(
-        None,
         lambda key: transforms.privatize(
             estimators.Truncation(1.0),
             noise_multiplier=0.5,
@@ -177,22 +154,18 @@ TRANSFORMS = {
         takes_samples=True,
     ),
     "privatize, trimmed mean": Part(
-        None,
         lambda key: transforms.privatize(
             estimators.TrimmedMean(0.2, -1.0, 1.0), noise_multiplier=0.02, key=key
         ),
         takes_samples=True,
     ),
     "dp_sgd": Part(
-        "learning_rate estimator * noise_multiplier key normalize_by= relation="
-        " axis_name= noise=",
         lambda key: transforms.dp_sgd(
             0.1, estimators.Truncation(1.0), noise_multiplier=0.5, key=key
         ),
         takes_samples=True,
     ),
     "chain": Part(
-        "transforms",
         lambda key: transforms.chain(
             transforms.privatize(
                 estimators.Clipping(1.0), noise_multiplier=0.5, key=key
@@ -202,31 +175,24 @@ TRANSFORMS = {
         takes_samples=True,
     ),
     "add_gaussian_noise": Part(
-        "* stddev key",
         lambda key: transforms.add_gaussian_noise(stddev=0.1, key=key),
     ),
     "frank_wolfe": Part(
-        "constraint * epsilon sensitivity limit key learning_rate= mechanism=",
         lambda key: transforms.frank_wolfe(
             constraints.L1Ball(4.0), epsilon=1.0, sensitivity=0.1, limit=1.0, key=key
         ),
     ),
     "peel": Part(
-        "sparsity * rho sensitivity limit key noise=",
         lambda key: transforms.peel(4, rho=1.0, sensitivity=0.1, limit=1.0, key=key),
     ),
     "peel, laplace": Part(
-        None,
         lambda key: transforms.peel(
             4, rho=1.0, sensitivity=0.1, limit=1.0, key=key, noise="laplace"
         ),
     ),
-    "project": Part("projection_fn", lambda key: transforms.project(_BALL)),
-    "average_iterates": Part(
-        "* power= decay=", lambda key: transforms.average_iterates()
-    ),
+    "project": Part(lambda key: transforms.project(_BALL)),
+    "average_iterates": Part(lambda key: transforms.average_iterates()),
     "scale_by_dp_adam": Part(
-        "* b1= b2= eps= floor=",
         lambda key: transforms.chain(
             transforms.privatize(
                 estimators.Clipping(1.0), noise_multiplier=0.5, key=key
@@ -238,49 +204,42 @@ TRANSFORMS = {
 }
 
 CONSTRAINTS = {
-    "L1Ball": Part("radius", constraints.L1Ball),
-    "L2Ball": Part("radius", constraints.L2Ball),
-    "Simplex": Part("radius", constraints.Simplex),
-    "Box": Part("lower upper", lambda size: constraints.Box(-size / 3, size / 2)),
+    "L1Ball": Part(constraints.L1Ball),
+    "L2Ball": Part(constraints.L2Ball),
+    "Simplex": Part(constraints.Simplex),
+    "Box": Part(lambda size: constraints.Box(-size / 3, size / 2)),
     "Polytope": Part(
-        "vertices",
         lambda size: constraints.Polytope(size * jnp.array([[1.0, 0], [0, 1], [0, 0]])),
     ),
 }
 
 # make() -> the loss of (features, target), for parameters (d,); (d, 3) for softmax.
 LOSSES = {
-    "squared": Part("params example", lambda: losses.squared),
-    "absolute": Part("params example", lambda: losses.absolute),
-    "logistic": Part("params example", lambda: losses.logistic),
-    "huber": Part("threshold", lambda: losses.huber(1.5)),
-    "biweight": Part("threshold", lambda: losses.biweight(2.5)),
-    "poisson": Part("max_mean * max_target=", lambda: losses.poisson(4.0)),
-    "gamma": Part(
-        "* min_mean max_target", lambda: losses.gamma(min_mean=0.1, max_target=20.0)
-    ),
+    "squared": Part(lambda: losses.squared),
+    "absolute": Part(lambda: losses.absolute),
+    "logistic": Part(lambda: losses.logistic),
+    "huber": Part(lambda: losses.huber(1.5)),
+    "biweight": Part(lambda: losses.biweight(2.5)),
+    "poisson": Part(lambda: losses.poisson(4.0)),
+    "gamma": Part(lambda: losses.gamma(min_mean=0.1, max_target=20.0)),
     "tweedie": Part(
-        "power * min_mean max_mean max_target",
         lambda: losses.tweedie(1.5, min_mean=0.1, max_mean=5.0, max_target=20.0),
     ),
-    "log_link": Part("power", lambda: losses.log_link(1.25)),
-    "softmax": Part("num_classes", lambda: losses.softmax(3)),
-    "regularized": Part(
-        "loss_fn l2", lambda: losses.regularized(losses.squared, l2=0.3)
-    ),
+    "log_link": Part(lambda: losses.log_link(1.25)),
+    "softmax": Part(lambda: losses.softmax(3)),
+    "regularized": Part(lambda: losses.regularized(losses.squared, l2=0.3)),
 }
 
 BATCHINGS = {
-    "Full": Part("", batching.Full),
-    "Disjoint": Part("", batching.Disjoint),
-    "Poisson": Part("expected_batch_size capacity=", lambda: batching.Poisson(3.0)),
-    "WithoutReplacement": Part("batch_size", lambda: batching.WithoutReplacement(3)),
+    "Full": Part(batching.Full),
+    "Disjoint": Part(batching.Disjoint),
+    "Poisson": Part(lambda: batching.Poisson(3.0)),
+    "WithoutReplacement": Part(lambda: batching.WithoutReplacement(3)),
     "CyclicPoisson": Part(
-        "expected_batch_size cycle_length capacity=",
         lambda: batching.CyclicPoisson(2.0, 2),
     ),
-    "BallsInBins": Part("num_bins capacity=", lambda: batching.BallsInBins(2)),
-    "ShuffledEpochs": Part("batch_size", lambda: batching.ShuffledEpochs(3)),
+    "BallsInBins": Part(lambda: batching.BallsInBins(2)),
+    "ShuffledEpochs": Part(lambda: batching.ShuffledEpochs(3)),
 }
 
 
@@ -324,18 +283,14 @@ _GRADIENT_DESCENT = (
 # make(data, key, i) -> a release of data = (features, targets), whose numbers (epsilon,
 # scales, step sizes) depend on i.
 SOLVERS = {
-    "dp_gradient_descent": Part(
-        _GRADIENT_DESCENT, _descent(estimators.SmoothedTruncation)
-    ),
+    "dp_gradient_descent": Part(_descent(estimators.SmoothedTruncation)),
     "dp_gradient_descent, disjoint": Part(
-        None, _descent(estimators.Winsorization, batching=batching.Disjoint())
+        _descent(estimators.Winsorization, batching=batching.Disjoint())
     ),
     "dp_gradient_descent, clipping": Part(
-        None, _descent(estimators.Clipping, averaging=True)
+        _descent(estimators.Clipping, averaging=True)
     ),
     "robust_gradient_descent": Part(
-        "loss_fn params data * estimator learning_rate num_steps= batching= key="
-        " projection_fn= averaging= execution=",
         lambda data, key, i: solvers.robust_gradient_descent(
             losses.squared,
             _start(data),
@@ -346,7 +301,6 @@ SOLVERS = {
         ),
     ),
     "dp_mean": Part(
-        "samples * key epsilon delta estimator= moment_bound=",
         lambda data, key, i: solvers.dp_mean(
             data[0],
             estimator=estimators.SmoothedTruncation(1.0 + i),
@@ -354,8 +308,6 @@ SOLVERS = {
         ),
     ),
     "dp_frank_wolfe": Part(
-        "loss_fn params data * key epsilon delta= constraint estimator= moment_bound="
-        " num_steps= learning_rate= calibration= execution=",
         lambda data, key, i: solvers.dp_frank_wolfe(
             losses.squared,
             _start(data),
@@ -369,22 +321,16 @@ SOLVERS = {
         ),
     ),
     "dp_linear_model": Part(
-        "loss data * key epsilon= delta noise_multiplier= intercept= max_features="
-        " offsets= weights= max_weight= execution=",
         lambda data, key, i: solvers.dp_linear_model(
             "squared", data, max_weight=1.0 + i, **_budget(key, i)
         ),
     ),
     "dp_lasso": Part(
-        "features targets * key epsilon delta= radius= threshold= num_steps="
-        " fourth_moment_bound= calibration= execution=",
         lambda data, key, i: solvers.dp_lasso(
             *data, radius=1.0 + i, threshold=2.0 + i, num_steps=5, **_budget(key, i)
         ),
     ),
     "dp_iterative_hard_thresholding": Part(
-        "loss_fn params data * key epsilon delta= sparsity estimator learning_rate"
-        " num_steps= calibration= execution=",
         lambda data, key, i: solvers.dp_iterative_hard_thresholding(
             losses.squared,
             _start(data),
@@ -397,8 +343,6 @@ SOLVERS = {
         ),
     ),
     "dp_sparse_linear_regression": Part(
-        "features targets * key epsilon delta sparsity threshold= learning_rate="
-        " num_steps= fourth_moment_bound= radius= calibration= execution=",
         lambda data, key, i: solvers.dp_sparse_linear_regression(
             *data,
             sparsity=2,
@@ -409,8 +353,6 @@ SOLVERS = {
         ),
     ),
     "dp_l1_regression": Part(
-        "features targets * key epsilon candidates truncation= moment_order="
-        " residual_moment_bound= failure_prob= calibration= chunk_size=",
         lambda data, key, i: solvers.dp_l1_regression(
             *data,
             key=key,
@@ -420,15 +362,11 @@ SOLVERS = {
         ),
     ),
     "dp_objective_perturbation": Part(
-        "features labels * key epsilon delta regularization loss= calibration="
-        " gradient_norm=",
         lambda data, key, i: solvers.dp_objective_perturbation(
             *_of_unit_length(data), regularization=0.1 * i, **_budget(key, i)
         ),
     ),
     "dp_sample_and_aggregate": Part(
-        "fit_fn data * key epsilon delta num_subsets diameter center= overlap= spread="
-        " vectorize= calibration=",
         lambda data, key, i: solvers.dp_sample_and_aggregate(
             _mean_of_features,
             data,
@@ -438,13 +376,11 @@ SOLVERS = {
         ),
     ),
     "dp_quantile": Part(
-        "samples * key epsilon quantile= edges=",
         lambda data, key, i: solvers.dp_quantile(
             data[1], key=key, epsilon=0.5 + i / 10
         ),
     ),
     "dp_center_and_scale": Part(
-        "samples * key epsilon delta=",
         lambda data, key, i: solvers.dp_center_and_scale(data[0], **_budget(key, i)),
     ),
 }

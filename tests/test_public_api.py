@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,6 @@ from dpjax import (
     transforms,
     tuning,
 )
-from tests.test_registry import described
 
 PACKAGES = [
     dpjax,
@@ -47,235 +47,54 @@ PACKAGES = [
     tuning,
 ]
 
-LINEAR_REGRESSOR = (
-    "* epsilon= delta= feature_ranges= target_range= max_weight= random_state="
-)
-# Parameters, as in the registry, of what is no part of a layer.
-SIGNATURES = {
-    dpjax.per_sample_grad: "loss_fn * has_aux=",
-    gradients.explain: "loss_fn params batch",
-    gradients.streamed_grad: "loss_fn * microbatch_size=",
-    gradients.by_user: "records user_ids * num_users records_per_user user_gradient=",
-    gradients.UserRecords: "records is_record user_gradient=",
-    dpjax.robust_grad: (
-        "loss_fn estimator * microbatch_size= normalize_by= return_values= has_aux= "
-        "axis_name= user_ids= num_users= records_per_user= user_gradient="
-    ),
-    dpjax.dp_sgd: (
-        "learning_rate estimator * noise_multiplier key normalize_by= relation= "
-        "axis_name= noise="
-    ),
-    estimators.AdaptiveThreshold: (
-        "estimator lower upper quantile= learning_rate= share="
-    ),
-    estimators.AdaptiveThreshold.at: "self thresholds",
-    estimators.AdaptiveThreshold.follow: "self released",
-    estimators.Grouped.by_leaf: "estimator params",
-    estimators.Scaled: "estimator scales",
-    estimators.Scaled.restored: "self released",
-    estimators.TrimmedMean.smooth_sensitivity: (
-        "self samples smoothness * bound= axis_name="
-    ),
-    estimators.TrimmedMean.with_smooth_sensitivity: (
-        "self samples smoothness * bound= axis_name="
-    ),
-    estimators.TrimmedMean.trim_count: "self num_samples",
-    estimators.Estimator.__call__: (
-        "self samples is_padding_example= * normalize_by= axis_name="
-    ),
-    estimators.Estimator.influence: "self sample",
-    estimators.Estimator.sensitivity: "self num_samples num_coordinates relation=",
-    estimators.SmoothedTruncation.for_moment: (
-        "moment_bound * num_samples num_coordinates= num_steps= epsilon delta"
-        " failure_prob= beta= calibration="
-    ),
-    estimators.Truncation.for_moment: (
-        "moment_bound * moment_order= num_samples num_coordinates= num_steps= epsilon"
-        " delta failure_prob= calibration="
-    ),
-    solvers.printed_epsilon: (
-        "estimator * epsilon delta num_samples num_steps= batching="
-    ),
-    mechanisms.peeling: ("key vector * sparsity selection_scale release_stddev noise="),
-    accounting.gaussian_stddev: "epsilon delta * sensitivity num_releases=",
-    accounting.gaussian_epsilon: "stddev delta * sensitivity num_releases=",
-    accounting.noise_multiplier: (
-        "epsilon delta * num_steps sampling_prob= num_samples= batch_size= relation="
-        " noise= other_multiplier="
-    ),
-    accounting.correlated_noise_multiplier: (
-        "epsilon delta * strategy num_steps max_participations= min_separation="
-        " sampling_prob= relation="
-    ),
-    accounting.correlated_noise_multiplier_to_epsilon: (
-        "noise_multiplier delta * strategy num_steps max_participations="
-        " min_separation= sampling_prob= relation="
-    ),
-    mechanisms.BandedToeplitz: "num_steps coefficients",
-    mechanisms.BandedToeplitz.square_root: "num_steps num_bands",
-    mechanisms.BandedToeplitz.optimal: "num_steps num_bands",
-    mechanisms.BufferedToeplitz: "num_steps decays scales",
-    mechanisms.BufferedToeplitz.optimal: (
-        "num_steps * max_participations= min_separation="
-    ),
-    mechanisms.BinaryTree: "num_steps",
-    mechanisms.Strategy.matrix: "self",
-    mechanisms.Strategy.sensitivity: "self * max_participations= min_separation=",
-    accounting.objective_noise: (
-        "epsilon delta * num_samples regularization curvature_bound derivative_bound="
-        " is_non_increasing= calibration= num_features="
-    ),
-    accounting.objective_epsilon: (
-        "stddev delta * num_samples regularization curvature_bound derivative_bound="
-        " is_non_increasing="
-    ),
-    accounting.discrete_gaussian_stddev: (
-        "epsilon delta * sensitivity num_shares= num_coordinates num_releases="
-    ),
-    accounting.discrete_gaussian_epsilon: (
-        "stddev delta * sensitivity num_shares= num_coordinates num_releases="
-    ),
-    accounting.rho_to_epsilon: "rho delta * conversion=",
-    accounting.epsilon_to_rho: "epsilon delta * conversion=",
-    accounting.smooth_noise_multiplier: "rho * smoothness sigma mechanism=",
-    accounting.smooth_noise_rho: "multiplier * smoothness sigma mechanism=",
-    accounting.calibrate_smooth_noise: (
-        "rho * num_samples trim_count relative_spread= mechanism="
-    ),
-    accounting.PrivacyGuarantee.of: (
-        "epsilon delta * dp_event relation= num_samples= unit="
-    ),
-    accounting.group_privacy: "guarantee group_size * num_groups= unit=",
-    accounting.group_budget: "epsilon delta group_size",
-    accounting.PrivacyFilter: "epsilon delta relation= order= spent=",
-    accounting.PrivacyFilter.price: "self parts",
-    accounting.PrivacyFilter.admits: "self parts",
-    accounting.PrivacyFilter.spend: "self parts",
-    accounting.PrivacyGuarantee: "epsilon delta relation dp_event description",
-    audit.epsilon_lower_bound: (
-        "release data neighbor * key delta= num_releases= confidence= is_gaussian="
-        " statistic= batch_size= vectorize="
-    ),
-    audit.one_run: "release data neighbor * key statistic delta= confidence=",
-    audit.cases: "",
-    audit.Case: (
-        "name release data neighbor privacy statistic= num_releases= is_gaussian="
-        " vectorize="
-    ),
-    audit.Case.audit: "self * key num_releases=",
-    transforms.average_params: "state",
-    batching.Batching.init: "self key num_samples num_steps * epsilon= delta=",
-    batching.Batching.draw: "self state data * axis_name=",
-    batching.Batching.draw_within: "self state data * axis_name=",
-    batching.Batching.participation: "self num_samples num_steps",
-    loading.MemoryMapped: "files",
-    loading.Parquet: "files columns",
-    loading.load: "source sharding",
-    loading.batches: "source state * sharding",
-    solvers.Solution: "params privacy stats",
-    solvers.Checkpoint: "folder every=",
-    dpjax.PrivateTraining: (
-        "loss_fn optimizer= * num_samples epsilon delta estimator= batching="
-        " num_steps= noise= monitor= has_aux= microbatch_size= relation="
-    ),
-    dpjax.PrivateTraining.init: "self params key",
-    dpjax.PrivateTraining.step: "self state data * axis_name=",
-    solvers.Execution: ("* microbatch_size= callback= callback_every= checkpoint="),
-    solvers.dp_multiparty_gradient_descent: (
-        "loss_fn params data * secure_sum epsilon delta estimator learning_rate"
-        " num_steps= projection_fn= averaging= execution="
-    ),
-    solvers.dp_multiparty_objective_perturbation: (
-        "features labels * secure_sum epsilon delta regularization loss="
-    ),
-    parties.Grid: "step bound",
-    parties.Grid.for_stddev: "stddev * bound",
-    parties.JaxTransport: "",
-    parties.SecureSum: (
-        "transport * max_colluding= max_dropouts= identity= fingerprints= "
-        "test_only_random_bytes="
-    ),
-    parties.fingerprint: "identity",
-    parties.new_identity: "",
-    parties.SecureSum.agree: "self settings num_records",
-    parties.SecureSum.count_secret_shares: "num_parties max_colluding max_dropouts",
-    parties.run_parties: "party_fn num_parties * timeout=",
-    accounting.largest_smoothness: "epsilon delta * num_coordinates",
-    accounting.smooth_gaussian_multiplier: (
-        "epsilon delta * smoothness num_coordinates"
-    ),
-    accounting.smooth_gaussian_epsilon: (
-        "noise_multiplier delta * smoothness num_coordinates"
-    ),
-    accounting.selection_epsilon: "epsilon delta * num_selections mechanism=",
-    accounting.total_selection_epsilon: "epsilon delta * num_selections mechanism=",
-    accounting.selection_event: "epsilon * num_selections= mechanism=",
-    accounting.tuning_epsilon: "base delta * mean_trials distribution=",
-    accounting.tuning_budget: "epsilon delta * mean_trials distribution=",
-    tuning.dp_select: (
-        "train_fn candidates * key epsilon delta score mean_trials distribution="
-        " default= privacy= num_parallel= checkpoint="
-    ),
-    tuning.Score: "fn privacy records=",
-    tuning.clipped_loss: "loss_fn data * limit epsilon delta records=",
-    tuning.accuracy: "predict_fn data * epsilon delta records=",
-    constraints.grid_net: "constraint num_coordinates * radius",
-    constraints.halton_net: "box num_coordinates * num_candidates",
-    losses.LinearLoss.__call__: "self params example",
-    losses.LinearLoss.value: "self predictions targets",
-    losses.LinearLoss.derivative: "self predictions targets",
-    losses.LinearLoss.curvature: "self predictions targets",
-    losses.LinearLoss.targets_of: "self targets",
-    losses.LinearLoss.constant_prediction: "self mean",
-    losses.LinearLoss.mean_of: "self predictions",
-    losses.MarginLoss.derivative: "self predictions targets=",
-    losses.named: "loss",
-    datasets.Winsorized: "center= scale= limit=",
-    dpjax.load_model: "path",
-    models.model_file: "model",
-    models.BoundedColumn: "column max",
-    models.BoundedColumn.shares: "self cells",
-    models.Model: (
-        "* params columns target_name target link privacy target_unit= method= data="
-        " versions= exposure="
-    ),
-    models.Model.predict: "self table",
-    models.Model.read: "self table",
-    models.Model.predict_columns: "self columns",
-    models.Model.coefficients: "self",
-    models.private_scores: (
-        "scores targets * beside= loss loss_name scale key noise_multiplier"
-    ),
-    dpjax.sklearn.score_privately: (
-        "model X y * epsilon= delta= baseline= scale= random_state="
-    ),
-    dpjax.sklearn.DPLinearRegression: LINEAR_REGRESSOR,
-    dpjax.sklearn.DPPoissonRegressor: LINEAR_REGRESSOR,
-    dpjax.sklearn.DPGammaRegressor: LINEAR_REGRESSOR,
-    dpjax.sklearn.DPHuberRegressor: f"{LINEAR_REGRESSOR} threshold=",
-    dpjax.sklearn.DPTweedieRegressor: f"{LINEAR_REGRESSOR} power=",
-    dpjax.sklearn.DPLogisticRegression: (
-        "* epsilon= delta= classes= feature_ranges= max_weight= random_state="
-    ),
-    dpjax.sklearn.DPMeanRegressor: (
-        "* epsilon= delta= target_range= max_weight= random_state="
-    ),
-    dpjax.sklearn.DPLinearRegression.fit: "self X y sample_weight=",
-    dpjax.sklearn.DPLogisticRegression.fit: "self X y sample_weight=",
-    dpjax.sklearn.DPMeanRegressor.fit: "self X y sample_weight=",
-    solvers.MarginLoss: (
-        "derivative_fn derivative_bound curvature_bound is_non_increasing= value_fn="
-    ),
-    solvers.MarginLoss.logistic: "",
-    solvers.MarginLoss.smoothed_hinge: "width=",
-}
+SNAPSHOT = Path(__file__).parent / "signatures.txt"
 
 
-@pytest.mark.parametrize(
-    "function", SIGNATURES, ids=lambda function: function.__qualname__
-)
-def test_signature(function):
-    assert described(function) == SIGNATURES[function]
+def parameters(function):
+    """Names in order; those after * are keyword-only, and "=" marks a default."""
+    parts, has_star = [], False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name.startswith("_"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not has_star:
+            parts, has_star = [*parts, "*"], True
+        has_default = parameter.default is not parameter.empty
+        parts.append(parameter.name + "=" * has_default)
+    return " ".join(parts)
+
+
+def methods(kind):
+    """Public functions of a class, its own and those of private classes before it."""
+    found = {}
+    for owner in reversed(kind.__mro__):
+        if owner is kind or owner.__name__.startswith("_"):
+            found |= vars(owner)
+    for name, member in sorted(found.items()):
+        function = getattr(member, "__func__", member)  # of a class or static method
+        is_public = name == "__call__" or not name.startswith("_")
+        module = getattr(function, "__module__", None) or ""
+        if is_public and inspect.isfunction(function) and module.startswith("dpjax"):
+            yield name, function
+
+
+def signatures():
+    """A line for every public function, class and method."""
+    lines = []
+    for package in PACKAGES:
+        for name in package.__all__:
+            value = getattr(package, name)
+            path = f"{package.__name__}.{name}"
+            if inspect.isfunction(value):
+                lines.append(f"{path}({parameters(value)})")
+            elif inspect.isclass(value) and value.__module__.startswith("dpjax"):
+                lines.append(f"{path}({parameters(value)})")
+                lines += [f"{path}.{x}({parameters(f)})" for x, f in methods(value)]
+    return "\n".join(lines) + "\n"
+
+
+def test_signatures_are_those_of_the_snapshot():
+    # A change of the contract: `python -m tests.test_public_api` writes it anew.
+    assert signatures().splitlines() == SNAPSHOT.read_text().splitlines()
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
@@ -362,3 +181,7 @@ def test_names_are_imported_when_they_are_read():
     assert set(dir(dpjax)) >= {*dpjax.__all__, "__version__"}
     with pytest.raises(AttributeError, match="'dpjax' has no attribute 'dp_adam'"):
         dpjax.dp_adam  # noqa: B018
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(signatures())
