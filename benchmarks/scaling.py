@@ -91,12 +91,12 @@ class Model(NamedTuple):
 
 def num_digits(job: Job, num_devices: int) -> int:
     """Returns how many digits the fold takes today."""
-    from dpjax._sums import digits, fold, plan
+    from dpjax._sums import digits, fold, layout
 
     longest = fold.block_length(job.num_records)
     num_rows = job.num_records // num_devices
-    sizes = plan.Sizes(job.row_size, job.row_size, job.num_params)
-    found = plan.Plan.cached(num_rows, longest, sizes, None, is_large=False)
+    sizes = layout.Sizes(job.row_size, job.row_size, job.num_params)
+    found = layout.Layout.cached(num_rows, longest, sizes, None, is_large=False)
     num_sums = found.width * found.rounds * num_devices
     return digits.digit_layout(num_sums, nmant=23).num_digits
 

@@ -13,6 +13,6 @@ numbers. It has three forms, one after the other:
    a sample, which add without rounding.
 
 `fold.fold_mean` takes a stream to its mean, and `groups.group_means` to means of groups
-of rows. `plan` decides how many rows are read at once, `norms` measures samples, and
+of rows. `layout` decides how many rows are read at once, `norms` measures samples, and
 `order_statistics` sorts them by coordinate where a mean is of the middle ones.
 """

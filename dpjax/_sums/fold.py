@@ -45,8 +45,8 @@ import numpy as np
 
 from dpjax._sharding import num_shares, psum, zeros
 from dpjax._sums.digits import Digits
+from dpjax._sums.layout import Layout, Sizes
 from dpjax._sums.leaves import Influence
-from dpjax._sums.plan import Plan, Sizes
 from dpjax._sums.stream import MANY, FactoredSamples, SampleStream
 from dpjax._tree import as_float, by_row, like, num_coordinates
 from dpjax._types import PyTree, Scalar
@@ -85,9 +85,9 @@ def fold_mean(
     normalize_by = proven_divisor(stream.num_rows_in_all, normalize_by)
     fold = Fold(summands, limit)
 
-    def run(plan: Plan) -> tuple[PyTree, PyTree]:
-        digits = fold.digits(plan, normalize_by)
-        total, aux = fold.add(plan, digits, None, fold.no_aux())
+    def run(layout: Layout) -> tuple[PyTree, PyTree]:
+        digits = fold.digits(layout, normalize_by)
+        total, aux = fold.add(layout, digits, None, fold.no_aux())
         return digits.mean(psum(total, stream.axes)), aux
 
     return fold.by_platform(run, stream.num_rows, longest_block(normalize_by))
@@ -126,9 +126,9 @@ class Fold:
         self.shape = jax.eval_shape(lambda: self.row.build(self.row.zeros()))
 
     def by_platform(
-        self, run: Callable[[Plan], PyTree], num_rows: int, longest: int
+        self, run: Callable[[Layout], PyTree], num_rows: int, longest: int
     ) -> PyTree:
-        """Returns `run(plan)`, with the plan of the platform that it runs on."""
+        """Returns `run(layout)`, with the layout of the platform that it runs on."""
         made, stream = self.made, self.stream
         is_whole = stream.is_padding_example is None
         sizes = Sizes(
@@ -140,22 +140,22 @@ class Fold:
         # A loop that carries a sum for each of many leaves takes long to compile.
         is_few = len(jax.tree.leaves(self.shape)) <= MANY
         if stream.make_factored is None and is_few:
-            on_cpu = Plan.one_by_one(*args)
+            on_cpu = Layout.one_by_one(*args)
         else:
             is_large = self.influence is not None or made.has_large_arrays
-            on_cpu = Plan.cached(*args, is_large=is_large)
-        other = Plan.parallel(*args)
+            on_cpu = Layout.cached(*args, is_large=is_large)
+        other = Layout.parallel(*args)
         if on_cpu == other:
             return run(other)
         return jax.lax.platform_dependent(
             cpu=lambda: run(on_cpu), default=lambda: run(other)
         )
 
-    def digits(self, plan: Plan, normalize_by: Scalar) -> Digits:
+    def digits(self, layout: Layout, normalize_by: Scalar) -> Digits:
         """Returns digits for all sums of blocks."""
-        num_sums = plan.width * plan.rounds * num_shares(self.stream.axes)
+        num_sums = layout.width * layout.rounds * num_shares(self.stream.axes)
         return Digits.of(
-            num_sums, plan.block_length, self.shape, self.limit, normalize_by
+            num_sums, layout.block_length, self.shape, self.limit, normalize_by
         )
 
     def no_aux(self) -> PyTree:
@@ -164,45 +164,45 @@ class Fold:
         return jax.tree.map(lambda x: zeros(x, (num_rows, *x.shape[1:])), self.aux)
 
     def add(
-        self, plan: Plan, digits: Digits, span: Span | None, aux: PyTree
+        self, layout: Layout, digits: Digits, span: Span | None, aux: PyTree
     ) -> tuple[tuple[PyTree, ...], PyTree]:
         """Returns the digits of the rows of a span, None for all, and fills in aux."""
 
         def add_microbatch(first, i, carry):
             sums, aux = carry
-            samples, aux = self._microbatch(plan, span, first + i, aux)
+            samples, aux = self._microbatch(layout, span, first + i, aux)
 
             def add(block):
                 total, some = block
-                return some.add_to(total, self.influence, plan.in_turn)
+                return some.add_to(total, self.influence, layout.in_turn)
 
-            blocks = sums, samples.blocks(plan.width)
-            return by_row(add, plan.width)(blocks), aux
+            blocks = sums, samples.blocks(layout.width)
+            return by_row(add, layout.width)(blocks), aux
 
         @jax.checkpoint
         def add_blocks(carry, index):
             total, aux = carry
-            none = [zeros(x, (plan.width, *x.shape)) for x in self.row.zeros()]
-            add = jax.checkpoint(partial(add_microbatch, index * plan.microbatches))
-            if plan.microbatches == 1:
+            none = [zeros(x, (layout.width, *x.shape)) for x in self.row.zeros()]
+            add = jax.checkpoint(partial(add_microbatch, index * layout.microbatches))
+            if layout.microbatches == 1:
                 sums, aux = add(0, (none, aux))
             else:
                 sums, aux = jax.lax.fori_loop(
-                    0, plan.microbatches, add, (none, aux), unroll=plan.unroll
+                    0, layout.microbatches, add, (none, aux), unroll=layout.unroll
                 )
-            sums = by_row(self.row.build, plan.width)(sums)
+            sums = by_row(self.row.build, layout.width)(sums)
             return (digits.add(total, sums), aux), None
 
         carry = digits.zeros(self.shape), aux
-        if plan.rounds == 1:
+        if layout.rounds == 1:
             return add_blocks(carry, 0)[0]
-        return jax.lax.scan(add_blocks, carry, jnp.arange(plan.rounds))[0]
+        return jax.lax.scan(add_blocks, carry, jnp.arange(layout.rounds))[0]
 
-    def _microbatch(self, plan, span, number, aux):
+    def _microbatch(self, layout, span, number, aux):
         """Returns what is summed of one microbatch, and aux with that of its rows."""
         num_rows = self.stream.num_rows
-        start, size = number * plan.size, min(plan.size, num_rows)
-        is_whole = span is None and plan.is_exact
+        start, size = number * layout.size, min(layout.size, num_rows)
+        is_whole = span is None and layout.is_exact
         if span is not None:
             start += span.start
         # The last one may reach past the end: it is shifted back, and those of its
@@ -224,7 +224,7 @@ class Fold:
                 self.stream.is_padding_example, inside, size
             )
             samples = samples.zero_unless(~padding)
-        return samples.padded(plan.size), aux
+        return samples.padded(layout.size), aux
 
 
 def block_length(normalize_by: float) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 
 from dpjax._sharding import psum, zeros
 from dpjax._sums.fold import MANY_ROWS, Fold, Span, Summands, block_length
-from dpjax._sums.plan import Plan
+from dpjax._sums.layout import Layout
 from dpjax._types import PyTree, Scalar
 
 
@@ -30,13 +30,13 @@ def group_means(
     )
     fold = Fold(summands, limit)
 
-    def run(plan: Plan) -> tuple[PyTree, PyTree]:
-        every = fold.digits(plan, jnp.asarray(sizes))
+    def run(layout: Layout) -> tuple[PyTree, PyTree]:
+        every = fold.digits(layout, jnp.asarray(sizes))
 
         def group(aux, place):
             index, span = place
             digits = every.of_group(index)
-            total, aux = fold.add(plan, digits, span, aux)
+            total, aux = fold.add(layout, digits, span, aux)
             return aux, total if axes else digits.mean(total)
 
         indices = first + jnp.arange(len(starts))

@@ -25,7 +25,7 @@ class Step(Protocol):
     """One step of an algorithm: a frozen dataclass, registered as a pytree.
 
     Its leaves are traced, so that a sweep over them compiles once; all other fields are
-    static. `iterate` sets its field `key`.
+    options. `iterate` sets its field `key`.
     """
 
     def init(self, params: PyTree) -> PyTree:
@@ -44,7 +44,7 @@ class Step(Protocol):
 
 
 class Batches(NamedTuple):
-    """What a step knows of its batches; all of it is static.
+    """What a step knows of its batches; all of it is options.
 
     Attributes:
         divisor: the public number by which a sum over a batch is divided.
@@ -233,7 +233,7 @@ def iterate(
         epsilon: the budget of the run, if the batching depends on it.
         delta: likewise.
     """
-    plan = _Plan(
+    options = _Options(
         row_axes(data, None) or None,
         execution.callback,
         execution.callback_every,
@@ -257,12 +257,12 @@ def iterate(
         }
         digests(own | settings, devices)  # refuses those that differ
     if execution.checkpoint is not None:
-        return _saved(plan, step, traced, arguments, execution, devices)
-    params, state, _ = _run(plan, step, part=None, **traced)
+        return _saved(options, step, traced, arguments, execution, devices)
+    params, state, _ = _run(options, step, part=None, **traced)
     return params, state
 
 
-class _Plan(NamedTuple):
+class _Options(NamedTuple):
     """The static part of a run beside the step's and the batches'."""
 
     axis_name: tuple[str, ...] | None
@@ -283,7 +283,7 @@ class _Part(NamedTuple):
 
 @partial(jax.jit, static_argnums=0)
 def _run(
-    plan: _Plan,
+    options: _Options,
     step: Step,
     params: PyTree,
     data: PyTree,
@@ -296,11 +296,11 @@ def _run(
     def one_step(carry, index):
         params, state, batches = carry
         batch, is_padding_example, batches = batches.batching.draw_within(
-            batches, data, axis_name=plan.axis_name
+            batches, data, axis_name=options.axis_name
         )
         params, state = step(params, state, batch, is_padding_example)
-        if plan.callback is not None:
-            _show(plan, index + 1, batches.num_steps, params)
+        if options.callback is not None:
+            _show(options, index + 1, batches.num_steps, params)
         return (params, state, batches), None
 
     if part is not None and part.carry is not None:
@@ -314,9 +314,9 @@ def _run(
     return jax.lax.scan(one_step, carry, jnp.arange(batches.num_steps))[0]
 
 
-def _show(plan: _Plan, step: jax.Array, num_steps: int, params: PyTree) -> None:
-    callback = cast(Callable[..., None], plan.callback)
-    is_due = (step % plan.callback_every == 0) | (step == num_steps)
+def _show(options: _Options, step: jax.Array, num_steps: int, params: PyTree) -> None:
+    callback = cast(Callable[..., None], options.callback)
+    is_due = (step % options.callback_every == 0) | (step == num_steps)
     jax.lax.cond(
         is_due,
         lambda: jax.debug.callback(callback, step, params, ordered=False),
@@ -324,7 +324,7 @@ def _show(plan: _Plan, step: jax.Array, num_steps: int, params: PyTree) -> None:
     )
 
 
-def _saved(plan, step, traced, arguments, execution, devices):
+def _saved(options, step, traced, arguments, execution, devices):
     """Runs part by part, saves the carry after each, and goes on from one saved."""
     checkpoint, batches = execution.checkpoint, traced["batches"]
     num_steps = batches.num_steps
@@ -335,20 +335,20 @@ def _saved(plan, step, traced, arguments, execution, devices):
         "None under jit, vmap and grad, where nothing can be saved",
     )
     # Shown from here: a callback would make every process's program another one.
-    callback, plan = plan.callback, plan._replace(callback=None)
+    callback, options = options.callback, options._replace(callback=None)
     intervals = [checkpoint.every]
     if callback is not None:
-        intervals.append(plan.callback_every)
+        intervals.append(options.callback_every)
 
     def run_part(start, stop, carry):
         # The parts are one release: each goes on with the keys where they stand.
         again = jax.tree.map(
             lambda x: jax.random.clone(x) if is_key(x) else x, (step, traced)
         )
-        return _run(plan, again[0], part=_Part(start, stop, carry), **again[1])
+        return _run(options, again[0], part=_Part(start, stop, carry), **again[1])
 
     carry = run_part(0, 0, None)
-    program = _run.lower(plan, step, part=_Part(0, 0, carry), **traced)
+    program = _run.lower(options, step, part=_Part(0, 0, carry), **traced)
     # The program runs any part of the steps: how many there are is said besides.
     text = f"{program.as_text()}\n{num_steps} steps of {batches.batching!r}"
     run_identity = identity(text, arguments, devices)
@@ -361,7 +361,7 @@ def _saved(plan, step, traced, arguments, execution, devices):
             carry = run_part(done, stop, carry)
             is_last = stop == num_steps
             # Shown before it is saved: twice after a kill, but never not at all.
-            is_due = callback and (is_last or stop % plan.callback_every == 0)
+            is_due = callback and (is_last or stop % options.callback_every == 0)
             if callback and is_due and is_first(devices):
                 callback(stop, carry[0])
             if stop > done and (is_last or stop % checkpoint.every == 0):

@@ -10,7 +10,7 @@ import pytest
 
 from dpjax._sums.digits import _split, digit_layout
 from dpjax._sums.fold import block_length
-from dpjax._sums.plan import Plan, Sizes
+from dpjax._sums.layout import Layout, Sizes
 from dpjax.estimators import (
     Clipping,
     MedianOfMeans,
@@ -77,7 +77,7 @@ def test_digits_stand_for_their_number(num_sums):
 
 
 @pytest.mark.parametrize(
-    "make", [Plan.one_by_one, Plan.parallel, partial(Plan.cached, is_large=False)]
+    "make", [Layout.one_by_one, Layout.parallel, partial(Layout.cached, is_large=False)]
 )
 @pytest.mark.parametrize("num_coordinates", [1, 100, 10**6, 10**9])
 def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
@@ -85,16 +85,16 @@ def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
     for n in [*AWKWARD, 100_000, 1_000_003]:
         for size in [*SIZES, 5000, 10**7]:
             longest = block_length(n)
-            plan = make(n, longest, sizes, size)
-            covered = plan.size * plan.microbatches * plan.rounds
+            layout = make(n, longest, sizes, size)
+            covered = layout.size * layout.microbatches * layout.rounds
             assert covered >= n
             # No round is empty, so that the digits have no more sums than needed.
-            assert covered - n < plan.size * plan.microbatches
-            assert plan.block_length <= longest
-            assert plan.width <= n
-            if plan.rows > 1:
-                assert plan.width == 1 or plan.width * num_coordinates <= 2**22
-            assert plan.is_exact == (covered == n)
+            assert covered - n < layout.size * layout.microbatches
+            assert layout.block_length <= longest
+            assert layout.width <= n
+            if layout.rows > 1:
+                assert layout.width == 1 or layout.width * num_coordinates <= 2**22
+            assert layout.is_exact == (covered == n)
 
 
 @pytest.mark.quick(1)

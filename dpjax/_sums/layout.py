@@ -19,7 +19,7 @@ class Sizes(NamedTuple):
     total: int
 
 
-class Plan(NamedTuple):
+class Layout(NamedTuple):
     """How rows fall into microbatches and blocks.
 
     Attributes:
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def one_by_one(cls, num_rows, longest, sizes, microbatch_size):
-        """Returns the plan for arrays on CPU: a microbatch has one row of each block.
+        """Returns the layout for arrays on CPU: a microbatch has one row of each block.
 
         Several blocks at once are faster if their sums fit into the first cache, which
         holds 2^15 numbers. A sum of more than 2^13 numbers is made alone, because XLA
@@ -77,7 +77,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def cached(cls, num_rows, longest, sizes, microbatch_size, *, is_large):
-        """Returns the plan for factors on CPU: as many rows as the caches hold.
+        """Returns the layout for factors on CPU: as many rows as the caches hold.
 
         They are four at least, if memory holds these.
         """
@@ -99,12 +99,12 @@ class Plan(NamedTuple):
             microbatch_size = min(max(2**21 // sizes.row, few, 1), most)
             if microbatch_size < num_rows:  # batches are powers of two, or nearly all
                 microbatch_size = 2 ** (microbatch_size.bit_length() - 1)
-        plan = cls._of(num_rows, longest, sizes, microbatch_size, MOST_NUMBERS)
-        return plan._replace(in_turn=in_turn)
+        layout = cls._of(num_rows, longest, sizes, microbatch_size, MOST_NUMBERS)
+        return layout._replace(in_turn=in_turn)
 
     @classmethod
     def parallel(cls, num_rows, longest, sizes, microbatch_size):
-        """Returns the plan elsewhere: rows of 2^28 numbers (1 GiB), 4,096 at most."""
+        """Returns the layout elsewhere: rows of 2^28 numbers (1 GiB), 4,096 at most."""
         if microbatch_size is None:
             microbatch_size = min(max(2**28 // sizes.row, 1), 4096)
         return cls._of(num_rows, longest, sizes, microbatch_size, 2**22)
