@@ -51,64 +51,67 @@ def dp_linear_model(
     Minimises the mean of weight·loss(<w, x> + offset, y). What other solvers need as
     hyperparameters is released privately, with shares of the budget (see `stats`):
 
-    1. With an intercept, the best constant: a private mean of the targets, clipped at a
-       size that a noisy histogram tells. Under a log link it is of a unit of exposure,
-       as offsets tell it; exposures above 1 count there as 1.
-    2. The length of rows, and second moments of rows held to it. They make coordinates
-       z = A^T (x - center) in which all directions that rise above the noise have the
-       same spread; the others keep theirs.
-    3. The length of gradients at the constant, from which the clipping threshold comes:
-       the more noise, the lower.
-    4. 50 to 150 steps of clipped noisy gradients in z from the constant on. Step sizes
-       are the distance moved so far over the root of the summed squared gradients;
-       kept is a mean of the iterates. The intercept of the squared loss, which is a
-       mean, stays; that of others takes steps too, clipped apart.
-    5. Scale and level of these weights' predictions, by a noisy Newton step on two
-       numbers: clipped gradients of skewed targets stop short of the weights that fit.
-       Losses of several outputs do without.
+    1. If there is an intercept, the best constant prediction. It is a private mean of
+       the targets, clipped at a bound that comes from a noisy histogram. With a log
+       link it is the mean per unit of exposure, where offsets are logarithms of the
+       exposure; exposures above 1 count as 1 here.
+    2. A clip norm for rows, and the second moments of clipped rows. They define
+       coordinates z = A^T (x - center) in which all directions with more signal than
+       noise have equal spread. Other directions keep theirs.
+    3. The norm of gradients at the best constant. It sets the clip norm of the steps,
+       which is lower if there is more noise.
+    4. 50 to 150 steps of clipped noisy gradients in z, starting at the best constant.
+       A step size is the distance moved so far, divided by the root of the sum of
+       squared gradient norms. The result is a weighted mean of the iterates. With the
+       squared loss the intercept stays as it is, because it is a mean; with other
+       losses it takes steps as well, with a clip norm of its own.
+    5. One noisy Newton step on the scale and the level of the predictions, because
+       clipped gradients of skewed targets stop before the best weights. Losses with
+       several outputs skip it.
 
-    With `max_features`, features are chosen first, half of them by their correlation
-    with the slopes of the loss at zero weights, the rest by that with the slopes of a
-    model of the first half. Targets with a great mean should be centred for that, by a
-    public number.
+    With `max_features`, features are chosen first: half of them by their correlation
+    with the derivatives of the loss at zero weights, the others by the correlation with
+    the derivatives at a model of the first half. If targets have a large mean, subtract
+    a public number from them first.
 
     Args:
         loss: "squared", "logistic", "huber", or a convex `losses.LinearLoss` of bounded
             curvature, such as `losses.poisson(10.0)` or `losses.softmax(3)`.
         data: (features, targets), shapes (n, d) and (n,); n is public. Features should
             be of comparable size, such as standardised ones; NaN counts as zero.
-            Targets outside the loss's range are mapped by `loss.targets_of`: for
-            classes, y > 0 is the positive one, NaN is not.
+            Targets outside the loss's range are mapped by `loss.targets_of`. For
+            classes, y > 0 is the positive one, and NaN is the negative one.
         key: a typed key.
         epsilon: privacy of all that is released, positive.
         delta: privacy of all that is released, in (0, 1).
-        noise_multiplier: in place of epsilon, positive: stddev / l2 sensitivity of all
-            Gaussian releases of the model, as of one. For a model that shares a budget
-            with other Gaussian releases: inverse squares of multipliers add up.
-            `Solution.privacy` then states what it gives at delta.
-        intercept: the index of a column of ones, public; what stands in it is not
-            read. If it is the only column, the constant gets the whole budget.
-            None: no column is treated apart.
-        max_features: the most features that may have a weight, beside the intercept.
-            For many features, of which few matter. None: all.
-        offsets: shape (n,), added to predictions: the logarithm of exposure under a log
-            link. None: zeros.
-        weights: shape (n,), how much records count, held to [0, max_weight] and NaN to
-            zero; means still divide by n. A record of weight zero changes no release.
-            None: ones.
+        noise_multiplier: in place of epsilon, positive: stddev / l2 sensitivity of the
+            one Gaussian mechanism that all releases of the model are together. Use it
+            if the model shares a budget with other Gaussian releases, because the
+            inverse squares of multipliers add up. `Solution.privacy` then states the
+            epsilon of the model alone.
+        intercept: the public index of a column of ones, whose values are not read. If
+            it is the only column, the constant gets the whole budget. None: there is no
+            intercept.
+        max_features: how many features, without the intercept, may have a weight. Use
+            it if there are many features and few matter. None: all.
+        offsets: shape (n,), added to predictions, such as the logarithm of the exposure
+            with a log link. None: zeros.
+        weights: shape (n,), of records, clipped to [0, max_weight]; NaN is zero. Means
+            still divide by n. A record of weight zero changes no release. None: ones.
         max_weight: the largest weight, public, positive.
         execution: how it runs: microbatches, callback, checkpoint. A callback sees the
             weights in z.
 
     Returns:
         A `Solution` with params of shape (d,), or (d, K) where the loss has K outputs.
-        Its stats hold num_steps; noise_multiplier, of all releases together; shares of
-        the budget; radius, share_kept of the correlations, l2_clip_norms of weights and
-        intercept in z; scale, by which the steps' weights are multiplied; with an
-        intercept also constant, and target_size but for labels; with `max_features`
-        selected, the indices of their columns in ascending order: the set is released,
-        not which of them came first. An intercept alone has no steps, and nothing that
-        is of weights. All are released, or public.
+        Its stats are public, or were released privately: num_steps; noise_multiplier of
+        all releases together; shares of the budget; radius, the clip norm of rows;
+        share_kept of the correlations; l2_clip_norms of weights and intercept in z;
+        scale, the factor of the Newton step. With an intercept also constant, and
+        target_size unless targets are labels. With `max_features` also selected, the
+        indices of the chosen columns in ascending order, because their set is released
+        and not their order. If the intercept is the only column there are no steps, and
+        nothing about weights.
 
     Raises:
         ValueError: where an argument is out of its range, or shapes do not fit; before
@@ -116,12 +119,12 @@ def dp_linear_model(
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input, stats and all iterates
-        included. All releases are Gaussian mechanisms, each on a statistic of known
-        sensitivity and after those before it: together they are as one Gaussian
-        mechanism, whose price is exact (`accounting.noise_multiplier`; Dong, Roth, Su
-        2022). With `max_features`, choices by the exponential mechanism take part, and
-        all is composed as zCDP instead (`accounting.epsilon_to_rho`). The loss, the
-        intercept's index and max_features must not depend on the data.
+        included. All releases are adaptive Gaussian mechanisms on statistics of known
+        sensitivity. Together they cost exactly as much as one Gaussian mechanism
+        (`accounting.noise_multiplier`; Dong, Roth, Su 2022). With `max_features` there
+        are also choices by the exponential mechanism, so that all releases are composed
+        as zCDP (`accounting.epsilon_to_rho`). The loss, the intercept's index and
+        max_features must not depend on the data.
 
     Example:
         >>> import jax, numpy as np
