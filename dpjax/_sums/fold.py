@@ -144,7 +144,9 @@ class Fold:
         else:
             is_large = self.influence is not None or made.has_large_arrays
             on_cpu = Layout.cached(*args, is_large=is_large)
-        other = Layout.parallel(*args)
+        if stream.make_factored is None:  # what makes a row is unknown: leave room
+            sizes = sizes._replace(row=4 * sizes.row)
+        other = Layout.parallel(num_rows, longest, sizes, stream.microbatch_size)
         if on_cpu == other:
             return run(other)
         return jax.lax.platform_dependent(
