@@ -36,6 +36,7 @@ NO_RELEASE = {
         for name in batching.__all__
         if name != "BatchState"
     },
+    "batching.BatchState.started": "the state of batches",
     "solvers.PrivateTraining.init": "the state before the first release",
     "solvers.robust_gradient_descent": "says that it has no privacy",
 }

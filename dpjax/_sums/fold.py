@@ -184,7 +184,9 @@ class Fold:
         @jax.checkpoint
         def add_blocks(carry, index):
             total, aux = carry
-            none = [zeros(x, (layout.width, *x.shape)) for x in self.row.zeros()]
+            none = [
+                jnp.broadcast_to(x, (layout.width, *x.shape)) for x in self.row.zeros()
+            ]
             add = jax.checkpoint(partial(add_microbatch, index * layout.microbatches))
             if layout.microbatches == 1:
                 sums, aux = add(0, (none, aux))

@@ -15,7 +15,7 @@ from functools import reduce
 import jax
 import jax.numpy as jnp
 
-from dpjax._sharding import varying, varying_axes
+from dpjax._sharding import varying, varying_axes, zeros
 from dpjax._sums.norms import squared_norm_of_product, sum_of_squares
 from dpjax._tree import as_finite, as_float, like, register
 
@@ -227,7 +227,9 @@ class Arrays:
 
     def zeros(self) -> jax.Array:
         """Returns a sum of no rows."""
-        return _zeros(self.values.shape[1:], self.values)
+        # Sharded like a row of the leaf: it may be that of a sharded parameter.
+        row = zeros(self.values, (1, *self.values.shape[1:]))[0]
+        return row if row.dtype == jnp.float64 else row.astype(jnp.float32)
 
     @property
     def numbers(self) -> tuple[jax.Array, ...]:

@@ -23,10 +23,11 @@ from dpjax._sharding import num_other_devices
 
 # The computed norm may be too small by this relative error, so that a clipped sample
 # may be longer than the clip norm by as much. A sum of squares is off by 1,536·2^-24:
-# up to 1,024 terms, or 6 levels of 256 terms (any number below 2^48 of entries, 2^32
-# where they lie on several devices, since two sums of levels follow one another). Those
-# of both factors of a product are together off by 2,048·2^-24, if each has 2^24 entries
-# or fewer. The sum over leaves has one more level for each doubling of their number.
+# up to 1,024 terms, or 6 levels of 256 terms (any number below 2^48 of entries; on
+# several devices 4 levels, for 2^32, and then a term for each device and axis, 512 at
+# most in all). Those of both factors of a product are together off by 2,048·2^-24, if
+# each has 2^24 entries or fewer. The sum over leaves has one more level for each
+# doubling of their number.
 # Half of the error of a square goes into its root; a few roundings follow.
 NORM_ERROR = 2.0**-13
 FLAT, ROW = 1024, 256
@@ -80,8 +81,10 @@ def sum_of_squares(x: jax.Array) -> jax.Array:
         terms = terms.reshape([n for pair in pairs for n in pair])
         order = [*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2)]
         terms = terms.transpose(order).reshape(*parts, math.prod(lengths))
-        terms = jax.lax.optimization_barrier(_sum(terms, ROW))
-        return _sum(terms.reshape(-1), ROW)
+        # Then axis by axis, so that devices add up and nothing is gathered.
+        for _ in range(x.ndim + 1):
+            terms = jax.lax.optimization_barrier(_sum(terms, ROW))
+        return terms
     return _sum(terms.reshape(-1))
 
 

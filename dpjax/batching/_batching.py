@@ -47,6 +47,16 @@ class BatchState:
     num_steps: int
     capacity: int | None
 
+    def started(self, key: Key) -> "BatchState":
+        """Returns the state before the first batch of such a run, with other keys.
+
+        Args:
+            key: a typed key, used for nothing else.
+        """
+        key, run_key = jax.random.split(key)
+        step = jnp.zeros((), jnp.int32)
+        return dataclasses.replace(self, key=key, run_key=run_key, step=step)
+
 
 class Batching(abc.ABC):
     """How each step chooses its records: what `batching=` of a solver takes.
@@ -104,9 +114,11 @@ class Batching(abc.ABC):
             _validate.delta(delta)
         self.divisor(num_samples, num_steps)
         capacity = self._capacity(num_samples, num_steps, epsilon, delta)
-        key, run_key = jax.random.split(key)
-        start = jnp.zeros((), jnp.int32)
-        return BatchState(key, run_key, start, self, num_samples, num_steps, capacity)
+        nothing: Any = None
+        state = BatchState(
+            nothing, nothing, nothing, self, num_samples, num_steps, capacity
+        )
+        return state.started(key)
 
     def draw(
         self, state: BatchState, data: PyTree, *, axis_name: AxisName | None = None

@@ -233,19 +233,17 @@ def iterate(
         epsilon: the budget of the run, if the batching depends on it.
         delta: likewise.
     """
+    num_samples = _validate.leading_size(data, "data")
+    begin = partial(batching.init, epsilon=epsilon, delta=delta)
+    batches = jax.eval_shape(lambda key: begin(key, num_samples, num_steps), key)
     options = _Options(
+        replace(batches, key=None, run_key=None, step=None),
         row_axes(data, None) or None,
         execution.callback,
         execution.callback_every,
     )
     arguments = _leaves_by_name(step) | {"params": params, "data": data, "key": key}
-    step_key, batch_key = jax.random.split(key)
-    step = replace(cast(Any, step), key=step_key)
-    num_samples = _validate.leading_size(data, "data")
-    batches = batching.init(
-        batch_key, num_samples, num_steps, epsilon=epsilon, delta=delta
-    )
-    traced = {"params": params, "data": data, "batches": batches}
+    traced = {"params": params, "data": data, "key": key}
     devices = devices_of(arguments)
     if devices:
         settings = {"batching": repr(batching), "num_steps": num_steps}
@@ -263,8 +261,16 @@ def iterate(
 
 
 class _Options(NamedTuple):
-    """The static part of a run beside the step's and the batches'."""
+    """The static part of a run beside the step's.
 
+    Attributes:
+        batches: the state of the batches without keys and step.
+        axis_name: the mesh axes over which rows are sharded.
+        callback: sees the iterates, every so many steps.
+        callback_every: how many.
+    """
+
+    batches: BatchState
     axis_name: tuple[str, ...] | None
     callback: Callable[[Any, PyTree], None] | None
     callback_every: int
@@ -287,10 +293,13 @@ def _run(
     step: Step,
     params: PyTree,
     data: PyTree,
-    batches: BatchState,
+    key: Key,
     part: _Part | None,
 ) -> tuple[PyTree, PyTree, BatchState]:
     """Returns iterate, states after a part of the steps; None is all of them."""
+    # Keys are made in here, so that a run is one program.
+    step_key, batch_key = jax.random.split(key)
+    step = replace(cast(Any, step), key=step_key)
 
     @jax.checkpoint
     def one_step(carry, index):
@@ -308,10 +317,10 @@ def _run(
         return jax.lax.fori_loop(
             part.start, part.stop, lambda i, carry: one_step(carry, i)[0], part.carry
         )
-    carry = (params, step.init(params), batches)
+    carry = (params, step.init(params), options.batches.started(batch_key))
     if part is not None:
         return carry
-    return jax.lax.scan(one_step, carry, jnp.arange(batches.num_steps))[0]
+    return jax.lax.scan(one_step, carry, jnp.arange(options.batches.num_steps))[0]
 
 
 def _show(options: _Options, step: jax.Array, num_steps: int, params: PyTree) -> None:
@@ -326,8 +335,7 @@ def _show(options: _Options, step: jax.Array, num_steps: int, params: PyTree) ->
 
 def _saved(options, step, traced, arguments, execution, devices):
     """Runs part by part, saves the carry after each, and goes on from one saved."""
-    checkpoint, batches = execution.checkpoint, traced["batches"]
-    num_steps = batches.num_steps
+    checkpoint, num_steps = execution.checkpoint, options.batches.num_steps
     _validate.require(
         all(map(_validate.is_concrete, jax.tree.leaves(arguments))),
         "checkpoint",
@@ -350,7 +358,7 @@ def _saved(options, step, traced, arguments, execution, devices):
     carry = run_part(0, 0, None)
     program = _run.lower(options, step, part=_Part(0, 0, carry), **traced)
     # The program runs any part of the steps: how many there are is said besides.
-    text = f"{program.as_text()}\n{num_steps} steps of {batches.batching!r}"
+    text = f"{program.as_text()}\n{num_steps} steps of {options.batches.batching!r}"
     run_identity = identity(text, arguments, devices)
     with opened(checkpoint, run_identity, devices) as store:
         store.claim()  # nobody else may start with these keys
