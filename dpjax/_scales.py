@@ -183,8 +183,8 @@ def release_scales(
         sums. With weights the histograms also tell how many records have one above
         zero. If a row replaces a record of weight zero, that moves them by
         (b + 1)^(1/p) together, no more than (2b)^(1/p). A mean of k numbers within
-        ±1.5 moves by 3 k^(1/p) / n, and its rounding. Columns, and b, are told by the
-        releases before.
+        ±1.5 moves by 3 k^(1/p) / n, and its rounding. Columns, and b, are known
+        from the releases before.
     """
     num_samples, num_columns = columns.shape
     is_known = np.isfinite(columns)
@@ -293,7 +293,7 @@ def _sizes(
 
 
 def released(key: Key, values: np.ndarray, scale: float, order: int = 2) -> np.ndarray:
-    """Returns values with noise; counts are held to 2^24, and so exact.
+    """Returns values with noise; counts are clipped to 2^24, and so exact.
 
     Args:
         key: a typed key.

@@ -174,8 +174,10 @@ class SampleStream:
         make_factored: `make_factored(shared, rows)` returns a function of some rows, as
             make_samples but with samples as `FactoredSamples`, for estimators that take
             norms and sums from factors; None where there are none.
-        is_padding_example: shape (n,), true for rows to leave out; None keeps all.
-        axes: the Manual mesh axes over which rows are sharded evenly, `()` if none.
+        is_padding_example: shape (n,), true for rows to leave out; None keeps all. Set
+            by the estimator from its argument, and refused from others.
+        axes: the Manual mesh axes over which rows are sharded evenly, `()` if none;
+            likewise set by the estimator.
     """
 
     make_samples: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
@@ -188,8 +190,18 @@ class SampleStream:
 
     @classmethod
     def of(cls, samples: PyTree) -> "SampleStream":
-        """Returns arrays of samples as a stream, and a stream as it is."""
+        """Returns arrays of samples as a stream, and a stream as it is.
+
+        Raises:
+            ValueError: if a stream comes with a mask, which nobody would look at.
+        """
         if isinstance(samples, SampleStream):
+            _validate.require(
+                samples.is_padding_example is None,
+                "is_padding_example",
+                "a mask in the stream",
+                "None there: it is an argument beside the stream",
+            )
             return samples
         return cls(_themselves, (), samples)
 

@@ -97,7 +97,7 @@ class Estimator(abc.ABC):
                 axis_name=axis_name,
             )[0]
         stream, divisor = self._checked(
-            SampleStream.of(samples), is_padding_example, normalize_by, axis_name
+            samples, is_padding_example, normalize_by, axis_name
         )
         return _jitted_fold(self, stream, divisor)[0]
 
@@ -130,6 +130,7 @@ class Estimator(abc.ABC):
 
     def _checked(self, stream, is_padding_example, normalize_by, axis_name):
         """Returns the stream with mask and axes, and the divisor, None if that is n."""
+        stream = SampleStream.of(stream)
         num_rows = stream.num_rows
         _validate.mask(is_padding_example, num_rows)
         axes = row_axes(stream.rows, axis_name)

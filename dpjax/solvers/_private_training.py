@@ -59,7 +59,7 @@ class PrivateTraining:
         delta: privacy of the whole run, in (0, 1).
         estimator: the robust mean, as of `transforms.privatize`. By default `Clipping`
             within `AdaptiveThreshold`: from 0.03 the clip norm follows the quantile
-            1 - nu of the norms, held to [0.5, 0.95].
+            1 - nu of the norms, clipped to [0.5, 0.95].
         batching: how batches are drawn; Poisson batches of n / 16 rows by default.
         num_steps: T; 200 by default, or as many as the strategy of `noise` has.
         noise: a strategy of correlated noise, such as `mechanisms.BandedToeplitz`; it

@@ -1,5 +1,7 @@
 """Gradients as a stream: what takes gradients takes it, and gives the same."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,6 +106,21 @@ def test_masks_and_divisors_reach_a_stream(problem):
     expected = Winsorization(0.5)(grads, normalize_by=40)
     for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_mask_inside_a_stream_is_refused(problem, name):
+    # It would be dropped without a word, and rows of padding would count.
+    stream = replace(streamed_grad(loss_fn)(*problem), is_padding_example=jnp.ones(N))
+    with pytest.raises(ValueError, match="is_padding_example must be None there"):
+        ESTIMATORS[name](stream)
+    transform = privatize(
+        ESTIMATORS["trimmed" if name == "mean" else name],
+        noise_multiplier=1.0,
+        key=jax.random.key(0),
+    )
+    with pytest.raises(ValueError, match="is_padding_example must be None there"):
+        transform.update(stream, transform.init(problem[0]), problem[0])
 
 
 @pytest.mark.slow
