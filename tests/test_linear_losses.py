@@ -10,6 +10,7 @@ import scipy.special
 import scipy.stats
 
 from dpjax import losses, solvers
+from dpjax.losses._shared import named
 
 RNG = np.random.default_rng(20261123)
 
@@ -432,12 +433,12 @@ def test_the_logistic_derivative_of_a_margin_is_to_the_bit_what_it_was():
 
 def test_losses_have_names():
     for name in ("squared", "logistic"):
-        assert losses.named(name) is getattr(losses, name)
-        assert losses.named(losses.named(name)) is getattr(losses, name)
-    assert losses.named("huber") == losses.huber(1.345)
+        assert named(name) is getattr(losses, name)
+        assert named(named(name)) is getattr(losses, name)
+    assert named("huber") == losses.huber(1.345)
     for bad in ("hinge", 3, None, lambda params, example: 0.0, ["squared"]):
         with pytest.raises(ValueError, match="loss must be 'squared' or 'logistic' or"):
-            losses.named(bad)
+            named(bad)
 
 
 @pytest.mark.parametrize(

@@ -107,22 +107,12 @@ def test_names(package):
 
 # Plain records, which the functions that make or take them explain, and aliases.
 RECORDS = {
-    "dpjax.batching.BatchState",
-    "dpjax.models.Interval",
-    "dpjax.models.Link",
-    "dpjax.models.Measure",
-    "dpjax.models.PrivateScores",
-    "dpjax.accounting.Spending",
     "dpjax.audit.Audit",
     "dpjax.datasets.Dataset",
     "dpjax.ADD_OR_REMOVE_ONE",
     "dpjax.NeighboringRelation",
     "dpjax.REPLACE_ONE",
     "dpjax.estimators.Estimator",
-    "dpjax.estimators.SampleStream",
-    "dpjax.gradients.Explanation",
-    "dpjax.gradients.LeafRoute",
-    "dpjax.loading.Records",
     "dpjax.parties.JaxTransport",
     "dpjax.parties.PartyError",
     "dpjax.parties.Transport",

@@ -38,7 +38,7 @@ def selection_epsilon(
 ) -> float:
     """The epsilon that each of T adaptive selections may take from a budget.
 
-    The largest epsilon_0 with `total_selection_epsilon(epsilon_0, delta) <= epsilon`.
+    The largest epsilon_0 of which T selections together cost at most epsilon.
 
     Args:
         epsilon: privacy of all selections together, positive and finite.
@@ -64,7 +64,10 @@ def selection_epsilon(
         0.02
 
     Reference:
-        As for `total_selection_epsilon`.
+        Kairouz, Oh, Viswanath (2015), "The composition theorem for differential
+        privacy", Theorem 3.3. Bounded range: Dong, Durfee, Rogers (2020), "Optimal
+        differential privacy composition for exponential mechanisms"; Cesar, Rogers
+        (2021), "Bounding, concentrating, and truncating", Lemma 3.2, for epsilon^2/8.
     """
     _validate.positive(epsilon=epsilon)
     _check(delta, num_selections, mechanism)
@@ -122,10 +125,7 @@ def total_selection_epsilon(
         2.84
 
     Reference:
-        Kairouz, Oh, Viswanath (2015), "The composition theorem for differential
-        privacy", Theorem 3.3. Bounded range: Dong, Durfee, Rogers (2020), "Optimal
-        differential privacy composition for exponential mechanisms"; Cesar, Rogers
-        (2021), "Bounding, concentrating, and truncating", Lemma 3.2, for epsilon^2/8.
+        As for `selection_epsilon`.
     """
     _validate.non_negative(epsilon=epsilon)
     _check(delta, num_selections, mechanism)

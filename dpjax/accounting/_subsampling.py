@@ -75,7 +75,7 @@ def noise_multiplier(
         REPLACE_ONE also need each record's contribution within half the sensitivity of
         zero, what a record outside the batch contributes: a value in [0, 1] has
         sensitivity 1, but here counts as 2. One thousandth of delta is set aside for
-        Poisson batches cut at `poisson_capacity`.
+        Poisson batches that are cut at a capacity (`batching.Poisson`).
 
     Example:
         One record in a hundred per step. The sensitivity of a sum of clipped records is

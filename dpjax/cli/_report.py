@@ -18,7 +18,8 @@ from dpjax.cli._ranges import Ranges
 from dpjax.cli._runs import Run, Scores
 from dpjax.cli._sources import Table
 from dpjax.datasets import Categorical, Dataset, Numeric
-from dpjax.models import Link, Model, model_file
+from dpjax.models import Model
+from dpjax.models._shared import Link, model_file
 from dpjax.solvers import Solution
 
 MODEL, REPORT, PLOT = "model.npz", "report.json", "test_risk.png"

@@ -17,7 +17,8 @@ from dpjax.cli._command_settings import PredictSettings, ShowSettings
 from dpjax.cli._sources import Kind
 from dpjax.cli._terminal import digits, show_paths, terminal
 from dpjax.datasets import Categorical, Numeric, Winsorized
-from dpjax.models import BoundedColumn, Model, load_model
+from dpjax.models import Model, load_model
+from dpjax.models._shared import BoundedColumn
 
 
 def predict(settings: PredictSettings) -> None:

@@ -9,9 +9,10 @@ import jax
 
 from dpjax import _validate
 from dpjax._sharding import AxisName, row_axes
+from dpjax._sums.stream import FactoredSamples, SampleStream
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
-from dpjax.estimators import Estimator, FactoredSamples, SampleStream
+from dpjax.estimators import Estimator
 from dpjax.gradients._program import streamlined
 from dpjax.gradients._users import UserGradient, Users, loss_of_users
 from dpjax.gradients.factored import factored_grad
@@ -30,8 +31,8 @@ def streamed_grad(
 
     Returns:
         `grad_fn(params, batch)`, where leaves of batch have shape (n, ...). It returns
-        a `SampleStream`, which estimators, `aggregate` and `privatize` take in the
-        place of gradients with leaves (n, ...).
+        a stream, which estimators, `aggregate` and `privatize` take in the place of
+        gradients with leaves (n, ...).
 
     Raises:
         ValueError: where microbatch_size is not a positive count; (from grad_fn) where

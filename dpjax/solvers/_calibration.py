@@ -16,7 +16,7 @@ from dpjax.accounting import (
 )
 from dpjax.batching import Batching, Disjoint, Full
 from dpjax.estimators import Estimator
-from dpjax.gradients import UserRecords
+from dpjax.gradients._shared import UserRecords
 from dpjax.mechanisms import Strategy
 
 _LEAST_EPSILON = 1e-6

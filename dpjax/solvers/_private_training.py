@@ -10,7 +10,8 @@ from dpjax import _validate
 from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import num_coordinates
 from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree
-from dpjax.batching import Batching, BatchState, Full, Poisson
+from dpjax.batching import Batching, Full, Poisson
+from dpjax.batching._shared import BatchState
 from dpjax.estimators import AdaptiveThreshold, Estimator, Mean, Scaled
 from dpjax.gradients import robust_grad
 from dpjax.mechanisms import Strategy

@@ -9,6 +9,7 @@ import optax
 
 from dpjax import _validate
 from dpjax._sharding import AxisName, num_shares, row_axes
+from dpjax._sums.stream import SampleStream
 from dpjax._types import (
     REPLACE_ONE,
     Key,
@@ -17,8 +18,8 @@ from dpjax._types import (
     PyTree,
     Scalar,
 )
-from dpjax.accounting import calibrate_smooth_noise
-from dpjax.estimators import AdaptiveThreshold, Estimator, SampleStream, Scaled
+from dpjax.accounting._shared import calibrate_smooth_noise
+from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
 from dpjax.transforms._chain import PrivateMean, refuse_wrappers
 from dpjax.transforms._correlated_noise import add_correlated_noise, correlated_state

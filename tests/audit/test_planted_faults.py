@@ -22,19 +22,12 @@ from dpjax.accounting import (
     gaussian_epsilon,
     gaussian_event,
     gaussian_stddev,
-    objective_epsilon,
-    objective_noise,
     rho_to_epsilon,
 )
-from dpjax.audit import Case
-from dpjax.estimators import (
-    Clipping,
-    Mean,
-    MedianOfMeans,
-    TrimmedMean,
-    Truncation,
-    clip_to_norm,
-)
+from dpjax.accounting._shared import objective_epsilon, objective_noise
+from dpjax.audit._shared import Case
+from dpjax.estimators import Clipping, Mean, MedianOfMeans, TrimmedMean, Truncation
+from dpjax.estimators._shared import clip_to_norm
 from dpjax.mechanisms import arsinh_normal, gaussian
 from dpjax.solvers import MarginLoss, dp_l1_regression
 from dpjax.solvers.linear._moments import noisy_second_moments

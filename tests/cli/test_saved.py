@@ -12,7 +12,8 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._app import app
 from dpjax.cli._saved import _said_of_cells
 from dpjax.datasets import Categorical, Numeric, Winsorized
-from dpjax.models import Model, model_file
+from dpjax.models import Model
+from dpjax.models._shared import model_file
 
 NEW = "town,rooms,junk\nGhent,6,?\nMons,$7,1\nLier,,2\n"
 

@@ -13,7 +13,8 @@ import pytest
 from dp_accounting import gaussian_mechanism
 from scipy import optimize, special
 
-from dpjax.estimators import SmoothedTruncation, _catoni, smoothed_truncate
+from dpjax.estimators import SmoothedTruncation, _catoni
+from dpjax.estimators._smoothed_truncation import smoothed_truncate
 
 BETAS = [0.05, 0.3, 1.0, 3.0, 9.21, 10.0, 11.0, 50.0, 1000.0, 20_000.0, 1e6]
 SIZES = np.unique(

@@ -14,7 +14,8 @@ from dp_accounting import NonPrivateDpEvent
 from dpjax import load_model
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric, Winsorized
-from dpjax.models import BoundedColumn, Model, model_file
+from dpjax.models import Model
+from dpjax.models._shared import BoundedColumn, model_file
 
 ROOMS, TOWN = Numeric(4, 2), Categorical(("Ghent", "Lier"))
 COST = Numeric(0, 100)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import accounting, datasets, losses
+from dpjax import datasets, losses
+from dpjax.accounting._shared import total_selection_epsilon
 from dpjax.constraints import Box, L1Ball, Polytope, Simplex
 from dpjax.estimators import (
     Clipping,
@@ -242,7 +243,7 @@ def test_event_is_read_by_an_accountant():
     event = solve(num_steps=50, delta=1e-5).privacy.dp_event
     epsilon = rdp.RdpAccountant().compose(event).get_epsilon(1e-5)
     assert 1.0 <= epsilon * 1.0001 <= 1.1
-    assert accounting.total_selection_epsilon(0.0699, 1e-5, num_selections=50) <= 1
+    assert total_selection_epsilon(0.0699, 1e-5, num_selections=50) <= 1
 
 
 @pytest.mark.slow
