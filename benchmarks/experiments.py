@@ -203,7 +203,7 @@ def peers(data, python):
 
 
 def objective_perturbation(peer_python):
-    adult = dpjax.datasets.adult()
+    adult = dpjax.datasets.load("adult")
     data = {
         # A hair below norm 1, for the peer's own check.
         "features": scaled_down(adult.features.astype(float), 1 - 1e-12),

@@ -22,10 +22,9 @@ from benchmarks.figures.panel import Panel, Setting, Size
 from benchmarks.figures.problems import METRICS, PROBLEMS, measure, optimum
 from benchmarks.page import number
 from benchmarks.plots import save_png
-from dpjax import datasets
 
 NAMES = list(panels())
-BUNDLED = (datasets.adult, datasets.rand_hie)
+BUNDLED = ("adult", "rand_hie")
 
 
 def run(name, folder, size=Size.SMOKE, seed=0, **changes):

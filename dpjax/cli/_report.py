@@ -127,7 +127,7 @@ def score_name(data: Dataset) -> str:
 
     Example:
         >>> from dpjax import datasets
-        >>> score_name(datasets.rand_hie())
+        >>> score_name(datasets.load("rand_hie"))
         'mean absolute error (100 dollars)'
     """
     if data.task == "classification":

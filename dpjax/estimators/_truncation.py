@@ -38,7 +38,7 @@ class Truncation(ThresholdEstimator):
     paper: ClassVar[str | None] = "003"
 
     def influence(self, sample: PyTree) -> PyTree:
-        """Returns the sample with entries beyond the threshold, and NaN, set to zero."""
+        """Returns the sample with NaN and entries beyond the threshold set to zero."""
 
         def truncate(x: jax.Array) -> jax.Array:
             x = as_float(x)

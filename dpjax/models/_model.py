@@ -240,8 +240,8 @@ class Model:
         where a column of numbers is larger by one, or a column has that category. The
         intercept is that where columns of numbers are zero, and none has a listed
         category, for an exposure of one.
-        Where a column of numbers is held within a limit (`datasets.Winsorized`), this
-        is so inside.
+        Where a column of numbers is clipped (`limit` of `datasets.Numeric`), this is so
+        within the limit.
 
         Returns:
             Numbers, by the names of features.
