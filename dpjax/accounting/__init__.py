@@ -1,15 +1,8 @@
 """Host-side privacy accounting: Gaussian, zCDP, subsampling, guarantees."""
 
-from dpjax.accounting._correlated import (
-    correlated_noise_multiplier,
-    correlated_noise_multiplier_to_epsilon,
-)
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_stddev
 from dpjax.accounting._filter import PrivacyFilter
-from dpjax.accounting._gaussian import (
-    gaussian_epsilon,
-    gaussian_stddev,
-)
+from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 from dpjax.accounting._group import group_privacy
 from dpjax.accounting._guarantee import PrivacyGuarantee
 from dpjax.accounting._selection import selection_epsilon, selection_event
@@ -25,8 +18,6 @@ from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 __all__ = [
     "PrivacyFilter",
     "PrivacyGuarantee",
-    "correlated_noise_multiplier",
-    "correlated_noise_multiplier_to_epsilon",
     "discrete_gaussian_stddev",
     "epsilon_to_rho",
     "gaussian_epsilon",

@@ -90,7 +90,7 @@ class PrivateTraining:
         The parameters and metrics of all steps together are (epsilon, delta)-DP under
         `relation`, for every input: each step is a Gaussian mechanism on a mean of
         known sensitivity, T of them are composed by `accounting.noise_multiplier`, or
-        `accounting.correlated_noise_multiplier`, for the sampling of the batching.
+        `accounting.noise_multiplier`, for the sampling of the batching.
         With `TrimmedMean` a step is zCDP (`transforms.privatize`). The mean loss is one
         more coordinate of the same mechanism: precisions of noise add up, z^-2 =
         z_gradient^-2 + z_loss^-2. loss_fn, optimizer and the first params must not
