@@ -39,6 +39,7 @@ from benchmarks.speed.case import Case, Method
 from benchmarks.utility.problems import scaled_down
 from dpjax._default_delta import default_delta
 from dpjax.constraints import L1Ball
+from dpjax.datasets._heavy_tailed import l1_ball_params
 from dpjax.solvers import MarginLoss, dp_frank_wolfe, dp_objective_perturbation
 
 NUM_DRAWS, NUM_SEEDS = 4, 10
@@ -73,7 +74,7 @@ def three_large(key, num_features):
     return jnp.zeros(num_features).at[:3].set(jnp.array([0.5, -0.3, 0.2]))
 
 
-PARAMS = {"l1 ball": dpjax.datasets.l1_ball_params, "0.5, -0.3, 0.2": three_large}
+PARAMS = {"l1 ball": l1_ball_params, "0.5, -0.3, 0.2": three_large}
 
 
 def excess_risks(num_samples, num_features, params_fn, seed):

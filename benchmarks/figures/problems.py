@@ -14,20 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks.figures.laws import Laplace, LogGamma, Logistic, LogLogistic
 from benchmarks.figures.panel import Setting
 from dpjax import datasets, losses
 from dpjax._types import Key, LossFn
 from dpjax.constraints import L1Ball, L2Ball
-from dpjax.datasets import (
-    Laplace,
-    LogGamma,
-    Logistic,
-    LogLogistic,
-    LogNormal,
-    Normal,
-    Pareto,
-    StudentT,
-)
+from dpjax.datasets import LogNormal, Normal, Pareto, StudentT
 
 RIDGE = 1e-3  # the l2 penalty of 001, whose size it does not print
 

@@ -6,16 +6,11 @@
 from dpjax.datasets._dataset import Dataset
 from dpjax.datasets._encoding import Categorical, Numeric, encode
 from dpjax.datasets._heavy_tailed import (
-    l1_ball_params,
     linear_model,
     logistic_model,
     sparse_params,
 )
 from dpjax.datasets._laws import (
-    Laplace,
-    LogGamma,
-    Logistic,
-    LogLogistic,
     LogNormal,
     Normal,
     Pareto,
@@ -26,17 +21,12 @@ from dpjax.datasets._load import load
 __all__ = [
     "Categorical",
     "Dataset",
-    "Laplace",
-    "LogGamma",
-    "LogLogistic",
     "LogNormal",
-    "Logistic",
     "Normal",
     "Numeric",
     "Pareto",
     "StudentT",
     "encode",
-    "l1_ball_params",
     "linear_model",
     "load",
     "logistic_model",

@@ -10,6 +10,7 @@ import pytest
 from dpjax import datasets, losses
 from dpjax.accounting._shared import total_selection_epsilon
 from dpjax.constraints import Box, L1Ball, Polytope, Simplex
+from dpjax.datasets._heavy_tailed import l1_ball_params
 from dpjax.estimators import (
     Clipping,
     SmoothedTruncation,
@@ -24,7 +25,7 @@ def linear(params, example):
     return jnp.dot(params, example)
 
 
-def problem(num_samples, num_features, params_fn=datasets.l1_ball_params, seed=0):
+def problem(num_samples, num_features, params_fn=l1_ball_params, seed=0):
     """Linear regression with log-normal features, as in figure 1 of paper 004."""
     return datasets.linear_model(
         jax.random.key(seed),
@@ -151,7 +152,7 @@ def test_figure_1b_at_its_largest_sample(num_features):
     vertices does.
     """
     setting = problem(90_000, num_features)
-    start = datasets.l1_ball_params(jax.random.key(5), num_features)
+    start = l1_ball_params(jax.random.key(5), num_features)
     options = {"epsilon": 1.0, "constraint": L1Ball(1.0)}
     papers, default = (
         excess_risk(
