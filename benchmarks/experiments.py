@@ -40,7 +40,8 @@ from benchmarks.utility.problems import scaled_down
 from dpjax._default_delta import default_delta
 from dpjax.constraints import L1Ball
 from dpjax.datasets._heavy_tailed import l1_ball_params
-from dpjax.solvers import MarginLoss, dp_frank_wolfe, dp_objective_perturbation
+from dpjax.losses import MarginLoss
+from dpjax.solvers import dp_frank_wolfe, dp_objective_perturbation
 
 NUM_DRAWS, NUM_SEEDS = 4, 10
 NOISE_MULTIPLIER = 0.5

@@ -9,7 +9,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from dpjax import losses, solvers
+from dpjax import losses
 from dpjax.losses._shared import named
 
 RNG = np.random.default_rng(20261123)
@@ -394,7 +394,6 @@ def test_a_margin_loss_is_a_loss_of_the_prediction():
     expected = loss.derivative(jnp.float32(0.7), -1) * example[0]
     found = jax.grad(loss)(jnp.array([0.1, 0.3]), example)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert solvers.MarginLoss is losses.MarginLoss
     assert losses.MarginLoss.logistic() is losses.logistic
 
 

@@ -65,9 +65,12 @@ def parameters(function):
 
 def methods(kind):
     """Public functions of a class, its own and those of private classes before it."""
+    public = [
+        getattr(package, name) for package in PACKAGES for name in package.__all__
+    ]
     found = {}
     for owner in reversed(kind.__mro__):
-        if owner is kind or owner.__name__.startswith("_"):
+        if owner is kind or not any(owner is one for one in public):
             found |= vars(owner)
     for name, member in sorted(found.items()):
         function = getattr(member, "__func__", member)  # of a class or static method

@@ -25,12 +25,12 @@ BESIDE = {
     mechanisms: {"BandedToeplitz", "BinaryTree", "BufferedToeplitz", "Strategy"},
     transforms: {"average_params"},
     solvers: {
-        *("Checkpoint", "Execution", "MarginLoss", "Solution", "printed_epsilon"),
+        *("Checkpoint", "Execution", "Solution", "printed_epsilon"),
         "PrivateTraining",  # tests/solvers/test_private_training.py
         # Of several parties, who call it together: tests/solvers/test_multiparty*.py.
         *("dp_multiparty_gradient_descent", "dp_multiparty_objective_perturbation"),
     },
-    constraints: {"Constraint", "grid_net", "halton_net"},
+    constraints: {"grid_net", "halton_net"},
     losses: {"LinearLoss", "MarginLoss"},
     batching: {"Batching"},
 }

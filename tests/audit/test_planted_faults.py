@@ -28,8 +28,9 @@ from dpjax.accounting._shared import objective_epsilon, objective_noise
 from dpjax.audit._shared import Case
 from dpjax.estimators import Clipping, Mean, MedianOfMeans, TrimmedMean, Truncation
 from dpjax.estimators._shared import clip_to_norm
+from dpjax.losses import MarginLoss
 from dpjax.mechanisms import arsinh_normal, gaussian
-from dpjax.solvers import MarginLoss, dp_l1_regression
+from dpjax.solvers import dp_l1_regression
 from dpjax.solvers.linear._moments import noisy_second_moments
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 

@@ -13,7 +13,8 @@ import scipy.stats
 
 from dpjax import accounting
 from dpjax.accounting._shared import objective_epsilon, objective_noise
-from dpjax.solvers import MarginLoss, _perturbed_objective, dp_objective_perturbation
+from dpjax.losses import MarginLoss
+from dpjax.solvers import _perturbed_objective, dp_objective_perturbation
 
 RNG = np.random.default_rng(20261120)
 PSEUDO_HUBER = MarginLoss(lambda z: (z - 1) / jnp.hypot(1.0, z - 1), 1.0, 1.0)
