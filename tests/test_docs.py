@@ -63,6 +63,17 @@ def test_every_public_name_is_on_a_page(api, package):
         assert f"`{home}.{name}`" in pages[package.__name__]
 
 
+def test_the_reference_has_every_public_name_once(api):
+    listed = re.findall(r"\{py:obj\}`~([\w.]+)`", (DOCS / "api.md").read_text())
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {
+        f"{api.home(package, name)}.{name}"
+        for package in PACKAGES
+        for name in package.__all__
+        if not inspect.ismodule(getattr(package, name))
+    }
+
+
 def test_pages_are_of_every_package(api):
     assert {one.__name__ for one in PACKAGES} <= {
         one.__name__ for one in api.packages()
