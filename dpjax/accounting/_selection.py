@@ -97,19 +97,11 @@ def total_selection_epsilon(
     """The epsilon of T adaptive selections, each with a given epsilon of its own.
 
     The best of basic composition, the optimal advanced one (equation (1) of this
-    module), and for the exponential mechanism zCDP with rho = T epsilon_0^2 / 8.
-
-    Args:
-        epsilon: epsilon_0 of each selection, zero or above and finite.
-        delta: at which to state the whole, in [0, 1).
-        num_selections: T; each may depend on the earlier outcomes.
-        mechanism: "exponential" or "permute_and_flip".
+    module), and for the exponential mechanism zCDP with rho = T epsilon_0^2 / 8. Here
+    epsilon is epsilon_0; the other arguments mean what they do in `selection_epsilon`.
 
     Returns:
         epsilon of the whole, rounded up by one part in 1e10; T epsilon_0 at delta = 0.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Privacy:
         Permute-and-flip has no bounded range: its log probability ratio spans up to
