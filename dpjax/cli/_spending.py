@@ -60,7 +60,7 @@ def planned(
 def with_ranges(
     settings: Settings, table: Table, *, key: Key
 ) -> tuple[Table, Ranges | None]:
-    """Buys what the schema leaves open, if that is asked for."""
+    """Releases privately what the schema leaves open, if that is asked for."""
     if settings.private_ranges is None:
         return table, None
     cost, _ = split_budget(settings, table.num_samples)

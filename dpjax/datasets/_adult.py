@@ -91,7 +91,7 @@ def load() -> Dataset:
     """Returns Adult, with its official split.
 
     The target is +1 for an income above 50,000 dollars a year, else -1. Numbers are
-    scaled and categories one-hot by `SCHEMA`, written beside this function.
+    scaled and categories one-hot by `SCHEMA`, written above this function.
 
     Reference:
         B. Becker and R. Kohavi, Adult, UCI Machine Learning Repository (1996); 001,

@@ -87,7 +87,7 @@ def robust_grad(
         normalize_by: public divisor of the mean; the batch's leading size by default.
             Give it for batches of varying size, such as Poisson ones. For small
             divisors see `Estimator.__call__`.
-        return_values: whether the per-sample losses are wanted too.
+        return_values: whether to return the per-example losses too.
         has_aux: whether loss_fn returns auxiliary values too.
         axis_name: the mesh axes over which rows are sharded, a name or a tuple of
             names; see below. By default read from the batch: concrete arrays show all
@@ -221,7 +221,7 @@ def robust_grad(
 
 @dataclass(frozen=True)
 class _SampleGrad:
-    """Returns the gradients of some rows, and the values and aux that are wanted."""
+    """Returns the gradients of some rows, and the requested values and aux."""
 
     loss_fn: LossFn
     has_aux: bool = False

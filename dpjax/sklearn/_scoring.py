@@ -38,7 +38,7 @@ def score_privately(
     the ROC curve and calibration; for a regressor the median and the 90th percentile of
     the absolute error, and half the squared error, or, of `DPPoissonRegressor` and its
     like, half their deviance, held within bounds: each with 95 per cent bounds for
-    sampling and noise, and beside a baseline.
+    sampling and noise, and next to a baseline.
 
     Args:
         model: a fitted estimator, or a pipeline that ends in one. With
