@@ -175,9 +175,6 @@ def calibrate_smooth_noise(
         smoothness, multiplier and sigma, with `smooth_noise_rho` of them at most rho;
         within a per cent or so of the least noise.
 
-    Privacy:
-        As for `smooth_noise_multiplier`.
-
     Example:
         >>> noise = calibrate_smooth_noise(1e-4, num_samples=100_000, trim_count=5_000)
         >>> print(f"{noise.smoothness:.4f} {noise.multiplier:.0f} {noise.sigma:.2f}")

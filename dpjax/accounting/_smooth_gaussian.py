@@ -69,11 +69,8 @@ def smooth_gaussian_multiplier(
 ) -> float:
     """The Gaussian noise that hides a value and, with it, the noise's own scale.
 
-    Args:
-        epsilon: privacy parameter, positive and finite.
-        delta: privacy parameter in (0, 1).
-        smoothness: B > 0; S changes by a factor of at most e^B between neighbours.
-        num_coordinates: d, the dimension of the value.
+    For a value in d dimensions and a smoothness B > 0: S changes by a factor of at most
+    e^B between neighbours.
 
     Returns:
         c, such that noise of standard deviation c S in each coordinate is enough; inf

@@ -87,13 +87,7 @@ def evaluate(
 ) -> Evaluation:
     """Releases how good a model is on the records held out.
 
-    Args:
-        plan: the run's plan.
-        data: its test records are those held out.
-        run: the released model, which has not seen them.
-        target: how the target is declared.
-        key: of the noise.
-        units: whose the records are, if neighbours differ in all records of one.
+    The run must not have seen them. With units, neighbours differ in all of one.
 
     Privacy:
         The epsilon of the run, and its delta, or where that is 0 the plan's.

@@ -35,17 +35,7 @@ class Problem(NamedTuple):
 
 
 def l1_ball_params(key: Key, num_features: int) -> jax.Array:
-    """Draws w* uniformly from the unit l1 ball.
-
-    Args:
-        key: a typed JAX key.
-        num_features: d.
-
-    Returns:
-        w*, shape (d,), of l1 norm at most 1.
-
-    Raises:
-        ValueError: if the key or the count is not of its kind.
+    """Draws w*, shape (num_features,), uniformly from the unit l1 ball.
 
     Example:
         >>> import jax

@@ -49,11 +49,7 @@ _UNREADABLE = (
 def model_file(model: Model) -> bytes:
     """Returns the content of a model's file: entries `params`, and `model`, a JSON.
 
-    Args:
-        model: the model.
-
-    Returns:
-        A NumPy archive, as `load_model` reads it; the same for the same model.
+    It is a NumPy archive, as `load_model` reads it, and the same for the same model.
 
     Example:
         >>> import dpjax, pathlib, tempfile
