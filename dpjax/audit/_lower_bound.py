@@ -21,7 +21,7 @@ import scipy.stats
 from dpjax import _validate
 from dpjax._types import Key, PyTree
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon
-from dpjax.audit._releases import Release, Source, Statistic
+from dpjax.audit._releases import Release, Releases, Statistic
 from dpjax.audit._statistics import learn_statistics
 
 Bound = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of t from below, f from above
@@ -173,7 +173,7 @@ def epsilon_lower_bound(
         for learnt attacks.
     """
     _validate.delta(delta)
-    source = Source(release, data, neighbor, statistic, batch_size, vectorize)
+    source = Releases(release, data, neighbor, statistic, batch_size, vectorize)
     if is_gaussian:
         _validate.probability(delta=delta)
         bound, epsilon_fn = _mu_bound, partial(_epsilon_of_mu, delta=delta)
@@ -270,7 +270,7 @@ def _mu_bound(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _attack(
-    source: Source,
+    source: Releases,
     key: Key,
     delta: float,
     num_releases: int,

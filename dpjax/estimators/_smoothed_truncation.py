@@ -104,7 +104,7 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
             Wang, Xiao, Devadas, Xu (2020), Lemma 3 and Algorithm 4, line 1; the bound
             with noise follows Catoni, Giulini (2017) and a union over d·T.
         """
-        setting = theory.Setting(
+        setting = theory.Assumptions(
             moment_bound=moment_bound,
             moment_order=2.0,
             num_samples=num_samples,
