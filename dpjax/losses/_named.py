@@ -8,8 +8,7 @@ from dpjax.losses._residual_losses import huber, squared
 _LOSSES: dict[str, LinearLoss] = {
     "squared": squared,
     "logistic": logistic,
-    # 95 per cent efficiency for standard normal errors (Holland, Welsch 1977,
-    # Robust regression using iteratively reweighted least-squares).
+    # 95 per cent efficiency for standard normal errors (Holland and Welsch 1977).
     "huber": huber(1.345),
 }
 
@@ -17,11 +16,23 @@ _LOSSES: dict[str, LinearLoss] = {
 def named(loss: str | LinearLoss) -> LinearLoss:
     """Returns a loss by its name, or the loss itself where it is one already.
 
-    The threshold of "huber" is in units of the target.
+    Args:
+        loss: "squared", "logistic", "huber" (of threshold 1.345, in units of the
+            target), or a `LinearLoss`.
+
+    Returns:
+        The loss.
+
+    Raises:
+        ValueError: if it is neither.
 
     Example:
         >>> named("huber")
         _Huber(threshold=1.345)
+
+    Reference:
+        P. W. Holland, R. E. Welsch, Robust regression using iteratively reweighted
+        least-squares (1977), for the threshold of "huber".
     """
     if isinstance(loss, LinearLoss):
         return loss
