@@ -10,12 +10,14 @@ symmetry takes it for the choice of its half.
 import itertools
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dpjax._sharding import num_other_devices
+from dpjax._tree import materialized
 from dpjax._types import Key, PyTree
 
 TOGETHER = 2**20  # entries, for which two words of random bits take 8 MiB
@@ -31,8 +33,8 @@ def like(sampler: Callable[..., jax.Array], key: Key, tree: PyTree) -> PyTree:
     Args:
         sampler: of this module, or one that is called alike.
         key: used once here.
-        tree: arrays of floats. A leaf that is drawn alone is made where it is held, and
-            one of several on every device that holds a part of it.
+        tree: arrays of floats. If a leaf that is drawn alone is sharded, each device
+            draws its own part of it; of other leaves each draws the whole.
     """
     leaves, structure = jax.tree.flatten(tree)
     groups: list[list[jax.Array]] = []
@@ -57,7 +59,8 @@ def _together(
         place = jax.typeof(leaf).sharding
         return [sampler(key, leaf.shape, leaf.dtype, out_sharding=place)]
     ends = list(itertools.accumulate(x.size for x in leaves))
-    vector = sampler(key, (ends[-1],), leaves[0].dtype)
+    # Materialized, because else the quantile would be compiled again for each leaf.
+    vector = materialized(sampler(key, (ends[-1],), leaves[0].dtype))
     parts = jnp.split(vector, ends[:-1])
     return [
         _placed_like(leaf, part.reshape(leaf.shape))
@@ -68,7 +71,7 @@ def _together(
 def _placed_like(like: jax.Array, x: jax.Array) -> jax.Array:
     """Returns x sharded like an array.
 
-    Every device has drawn all of it, and keeps its part: none tells the others.
+    Each device has drawn all of x and keeps its part, so that nothing is communicated.
     """
     place = jax.typeof(like).sharding
     if num_other_devices(like) > 1:
@@ -169,8 +172,8 @@ def _words(
 ) -> tuple[jax.Array, jax.Array]:
     """Draws two independent words of 32 random bits for every entry.
 
-    Threefry makes two words at once. `jax.random.bits` returns only their sum modulo 2,
-    and a second draw would take as long again, but the words of a split key are both.
+    Threefry makes two words at once. `jax.random.bits` returns only their exclusive or,
+    and a second draw would take as long again. The words of split keys are both of them.
     """
 
     def draw(key: Key) -> tuple[jax.Array, jax.Array]:
@@ -181,5 +184,7 @@ def _words(
         return words[0], words[1]
 
     if isinstance(out_sharding, NamedSharding) and any(out_sharding.spec):
-        draw = jax.sharding.auto_axes(draw, out_sharding=(out_sharding, out_sharding))
+        both = out_sharding, out_sharding
+        sharded: Any = jax.sharding.auto_axes(draw, out_sharding=both)
+        return sharded(key)
     return draw(key)
