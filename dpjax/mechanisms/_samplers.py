@@ -173,7 +173,7 @@ def _words(
     """Draws two independent words of 32 random bits for every entry.
 
     Threefry makes two words at once. `jax.random.bits` returns only their exclusive or,
-    and a second draw would take as long again. The words of split keys are both of them.
+    and a second draw would take as long again. A split key's words are both.
     """
 
     def draw(key: Key) -> tuple[jax.Array, jax.Array]:
