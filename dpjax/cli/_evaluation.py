@@ -20,7 +20,8 @@ from dpjax.cli._report import statement
 from dpjax.cli._runs import Run
 from dpjax.cli._units import Units
 from dpjax.datasets import Dataset, Numeric
-from dpjax.models import Interval, Measure, private_scores
+from dpjax.models import private_scores
+from dpjax.models._shared import Interval, Measure
 
 _LEAST_SHARE = 1e-9  # of an exposure, whose logarithm is taken
 

@@ -91,7 +91,7 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
     Example:
         >>> from dpjax import datasets
         >>> settings = Settings(source="adult", epsilon=1.0)
-        >>> plan = make_plan(settings, datasets.adult(), is_named=True)
+        >>> plan = make_plan(settings, datasets.load("adult"), is_named=True)
         >>> plan.descent.num_steps, f"{plan.facts.delta:.3g}", plan.descent.estimator
         (300, '1.09e-05', SmoothedTruncation(scale=0.805..., beta=9.210...))
     """

@@ -3,7 +3,6 @@
 Guarantees are for noise in real numbers: see `dpjax.mechanisms`.
 """
 
-from dpjax.losses import MarginLoss
 from dpjax.solvers._calibration import printed_epsilon
 from dpjax.solvers._checkpoint import Checkpoint
 from dpjax.solvers._frank_wolfe import dp_frank_wolfe
@@ -26,7 +25,6 @@ from dpjax.solvers.linear._model import dp_linear_model
 __all__ = [
     "Checkpoint",
     "Execution",
-    "MarginLoss",
     "PrivateTraining",
     "Solution",
     "dp_center_and_scale",

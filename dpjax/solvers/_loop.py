@@ -14,7 +14,8 @@ from dpjax import _validate
 from dpjax._processes import devices_of, digests, is_first
 from dpjax._sharding import row_axes
 from dpjax._types import Key, LossFn, PyTree, Scalar
-from dpjax.batching import Batching, BatchState
+from dpjax.batching import Batching
+from dpjax.batching._shared import BatchState
 from dpjax.estimators import Estimator
 from dpjax.gradients import streamed_grad
 from dpjax.solvers._checkpoint import Checkpoint, identity, is_key, opened

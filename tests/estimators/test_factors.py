@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 
 from dpjax._sums import leaves as forms
-from dpjax._sums.leaves import add_rows
+from dpjax._sums.leaves import OuterProducts, TableRows, add_rows
 from dpjax._sums.norms import LONGEST
+from dpjax._sums.stream import FactoredSamples, SampleStream
 from dpjax.estimators import (
     Clipping,
-    FactoredSamples,
-    OuterProducts,
-    SampleStream,
     SmoothedClipping,
     SmoothedTruncation,
-    TableRows,
     Truncation,
     Winsorization,
 )
