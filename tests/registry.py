@@ -322,7 +322,7 @@ SOLVERS = {
     ),
     "dp_additive_model": Part(
         lambda data, key, i: solvers.dp_additive_model(
-            "squared", data, smooth=(0, 2), max_weight=1.0 + i, **_budget(key, i)
+            "squared", data, smooth=(0, 2, 4), max_weight=1.0 + i, **_budget(key, i)
         ),
     ),
     "dp_linear_model": Part(

@@ -136,6 +136,22 @@ def test_exposures_and_weights():
     assert abs(np.sum(exposures * found) / np.sum(exposures * rates) - 1) < 0.15
 
 
+def test_many_runs_are_one_program():
+    features, noise = table(100)
+
+    def run(seed):
+        key, data = jax.random.key(seed), (features, noise)
+        return solve(data=data, epsilon=4.0, key=key).params
+
+    mapped = jax.jit(jax.vmap(run))(jnp.arange(2))
+    assert mapped.knots == KNOTS
+    for i in range(2):
+        one, of_many = run(i), jax.tree.map(lambda x, i=i: x[i], mapped)
+        np.testing.assert_allclose(
+            one.predict(features), of_many.predict(features), rtol=1e-3, atol=1e-3
+        )
+
+
 def test_the_price_is_that_of_the_linear_model():
     solution = solve(smooth=(0,))
     multiplier = solution.stats["noise_multiplier"]
