@@ -304,7 +304,7 @@ def released(key: Key, values: np.ndarray, scale: float, order: int = 2) -> np.n
     size = max(_FEWEST_RELEASED, 1 << (values.size - 1).bit_length())
     padded = np.zeros(size, np.float32)  # compiled once for all numbers of columns
     padded[: values.size] = np.minimum(values, 2.0**24).ravel()
-    scale *= ROUNDED_UP
+    scale = float(scale * ROUNDED_UP)  # one program for numbers of Python and NumPy
     if order == 1:
         noisy = laplace(key, padded, scale=scale)
     else:

@@ -62,6 +62,14 @@ def test_traced_values_are_told_from_concrete_ones(transform):
     assert _validate.is_concrete(jnp.ones(1))
 
 
+def test_split_keys_are_the_words_of_which_bits_are_the_exclusive_or():
+    # `mechanisms._samplers` takes both.
+    key = jax.random.key(0)
+    words = jax.random.key_data(jax.random.split(jax.random.clone(key), (3, 5)))
+    bits = jax.random.bits(key, (3, 5), "uint32")
+    assert (words[..., 0] ^ words[..., 1] == bits).all()
+
+
 def test_processes_meet_where_parties_expect_it():
     from jax.experimental import multihost_utils
 

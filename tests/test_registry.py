@@ -25,7 +25,7 @@ BESIDE = {
     mechanisms: {"BandedToeplitz", "BinaryTree", "BufferedToeplitz", "Strategy"},
     transforms: {"average_params"},
     solvers: {
-        *("Checkpoint", "Execution", "Solution", "printed_epsilon"),
+        *("Checkpoint", "Curves", "Execution", "Solution", "printed_epsilon"),
         "PrivateTraining",  # tests/solvers/test_private_training.py
         # Of several parties, who call it together: tests/solvers/test_multiparty*.py.
         *("dp_multiparty_gradient_descent", "dp_multiparty_objective_perturbation"),

@@ -35,7 +35,7 @@ def cases() -> Mapping[str, Case]:
         >>> case = cases()["permute_and_flip"]
         >>> found = case.audit(key=jax.random.key(0))
         >>> print(f"{found.epsilon:.2f} of {case.privacy.epsilon:g}")
-        0.94 of 1
+        0.93 of 1
     """
     parts = _mechanisms, _transforms, _solvers, _private_scores
     return _Cases({name: one for part in parts for name, one in part.BUILDERS.items()})

@@ -153,7 +153,7 @@ def epsilon_lower_bound(
         ...     lambda key, value: laplace(key, value, scale=1.0), 0.0, 1.0,
         ...     key=jax.random.key(0))
         >>> print(f"{audit.epsilon:.2f} of 1")
-        0.88 of 1
+        0.92 of 1
         >>> from dpjax.accounting import gaussian_stddev
         >>> from dpjax.mechanisms import gaussian
         >>> stddev = gaussian_stddev(1.0, 1e-5, sensitivity=1.0)

@@ -189,7 +189,8 @@ def within_range(user_ids: Any, num_users: int) -> jax.Array:
         return user_ids
     ids = np.asarray(user_ids)
     if np.issubdtype(ids.dtype, np.integer):
-        ids = np.where((ids >= 0) & (ids < num_users), ids, -1).astype(np.int32)
+        is_user = (ids >= 0) & (ids < num_users)
+        ids = np.where(is_user, np.where(is_user, ids, 0).astype(np.int32), -1)
     return jnp.asarray(ids)
 
 

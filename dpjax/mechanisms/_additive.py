@@ -4,7 +4,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
@@ -100,12 +99,12 @@ def _add_noise(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
 
 @partial(jax.jit, static_argnums=0)
 def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
-    # Noise in float32 at least; one key a leaf.
+    # Noise in float32 at least.
     value = jax.tree.map(jnp.asarray, value)
     wide = jax.tree.map(
         lambda x: x if x.dtype == jnp.float64 else x.astype(jnp.float32), value
     )
-    noise = optax.tree.random_like(key, wide, sampler=sampler)
+    noise = _samplers.like(sampler, key, wide)
 
     # As a float32 product of sensitivity and multiplier the scale may have been rounded
     # down a few times, by 2^-24 each: never add less noise than was calibrated.

@@ -2,21 +2,83 @@
 
 `jax.random.normal` in float32 starts from 23 bits and never leaves [-5.42, 5.22], which
 a large model's noise passes in every step. Here a quantile function is applied to a
-tail probability of 31 random bits, and of 63 where it is small: a Gaussian reaches
-beyond 9 standard deviations with the right mass. The sign is a bit of its own, so
-noise is symmetric; a law without symmetry takes it for the choice of its half.
+tail probability of 63 random bits: a Gaussian reaches beyond 9 standard deviations
+with the right mass. The sign is a bit of its own, so noise is symmetric; a law without
+symmetry takes it for the choice of its half.
 """
 
+import itertools
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
-from dpjax._types import Key
+from dpjax._sharding import num_other_devices
+from dpjax._tree import materialized
+from dpjax._types import Key, PyTree
 
-_SMALL = 256  # of 2^31: a smaller tail probability needs more than one word of bits
+TOGETHER = 2**20  # entries, for which two words of random bits take 8 MiB
+
+
+def like(sampler: Callable[..., jax.Array], key: Key, tree: PyTree) -> PyTree:
+    """Draws independent variables of a sampler in the shapes of a pytree of arrays.
+
+    Consecutive leaves of at most `TOGETHER` entries in all are drawn as one vector,
+    because every draw takes a quarter of a second to compile. Only the sizes decide
+    that, so that sharding a tree does not change what is drawn for it.
+
+    Args:
+        sampler: of this module, or one that is called alike.
+        key: used once here.
+        tree: arrays of floats. If a leaf that is drawn alone is sharded, each device
+            draws its own part of it; of other leaves each draws the whole.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    groups: list[list[jax.Array]] = []
+    for leaf in leaves:
+        group = groups[-1] if groups else [leaf]
+        fits = sum(x.size for x in [*group, leaf]) <= TOGETHER
+        if groups and fits and leaf.dtype == group[0].dtype:
+            group.append(leaf)
+        else:
+            groups.append([leaf])
+    keys = [key] if len(groups) == 1 else jax.random.split(key, len(groups))
+    draws = map(partial(_together, sampler), keys, groups)
+    return jax.tree.unflatten(structure, [x for group in draws for x in group])
+
+
+def _together(
+    sampler: Callable[..., jax.Array], key: Key, leaves: list[jax.Array]
+) -> list[jax.Array]:
+    """Draws for a group of leaves, of which each is a part of one vector."""
+    if len(leaves) == 1:
+        (leaf,) = leaves
+        place = jax.typeof(leaf).sharding
+        return [sampler(key, leaf.shape, leaf.dtype, out_sharding=place)]
+    ends = list(itertools.accumulate(x.size for x in leaves))
+    # Materialized, because else the quantile would be compiled again for each leaf.
+    vector = materialized(sampler(key, (ends[-1],), leaves[0].dtype))
+    parts = jnp.split(vector, ends[:-1])
+    return [
+        _placed_like(leaf, part.reshape(leaf.shape))
+        for leaf, part in zip(leaves, parts, strict=True)
+    ]
+
+
+def _placed_like(like: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns x sharded like an array.
+
+    Each device has drawn all of x and keeps its part, so that nothing is communicated.
+    """
+    place = jax.typeof(like).sharding
+    if num_other_devices(like) > 1:
+        mesh = jax.sharding.get_abstract_mesh()
+        whole = NamedSharding(place.mesh if mesh.empty else mesh, PartitionSpec())
+        x = jax.lax.with_sharding_constraint(x, whole)
+    return jax.sharding.reshard(x, place) if any(place.spec) else x
 
 
 def normal(
@@ -94,38 +156,35 @@ def _from_tail(
     """Draws quantile(p, is_lower), a fair bit choosing the half of the law.
 
     p, uniform on (0, 1/2], is the mass beyond the value: below it in the lower half,
-    above it in the upper half.
-
-    p is (k + v) / 2^32 with k uniform on 31 bits. v, uniform on 32 more, is drawn where
-    some k is below 256, once in 8 million draws, and always for float64. Else v is 1/2:
-    p is then off by 2^-33, less than 2^-9 of itself. Whether more bits are drawn
-    depends on the random bits alone.
+    above it in the upper half. It is (k + v) / 2^32 with k uniform on 31 bits, and v on
+    32 more.
 
     Each bit is a function of the key and its place alone: a sharded draw is the same as
     one on a single device, and every device makes what it holds.
     """
-    word_key, more_key = jax.random.split(key)
-    bits = partial(jax.random.bits, shape=shape, dtype="uint32")
+    word, more = _words(key, shape, out_sharding)
+    v = more.astype(dtype) * 2.0**-32 + 2.0**-33
+    return quantile(((word >> 1).astype(dtype) + v) * 2.0**-32, (word & 1) == 1)
+
+
+def _words(
+    key: Key, shape: tuple[int, ...], out_sharding: jax.sharding.Sharding | None
+) -> tuple[jax.Array, jax.Array]:
+    """Draws two independent words of 32 random bits for every entry.
+
+    Threefry makes two words at once. `jax.random.bits` returns only their exclusive or,
+    and a second draw would take as long again. A split key's words are both.
+    """
+
+    def draw(key: Key) -> tuple[jax.Array, jax.Array]:
+        if jax.random.key_impl(key) == "threefry2x32":
+            words = jax.random.key_data(jax.random.split(key, shape))
+            return words[..., 0], words[..., 1]
+        words = jax.random.bits(key, (2, *shape), "uint32")
+        return words[0], words[1]
+
     if isinstance(out_sharding, NamedSharding) and any(out_sharding.spec):
-        bits = partial(bits, out_sharding=out_sharding)
-    word = bits(word_key)
-    k = word >> 1
-
-    # The key enters the branch as plain words: under vmap the branch becomes a select,
-    # which the check for key reuse would take for a second use.
-    impl = jax.random.key_impl(more_key)
-
-    def fine(words: jax.Array) -> jax.Array:
-        more = bits(jax.random.wrap_key_data(words, impl=impl))
-        return more.astype(dtype) * 2.0**-32 + 2.0**-33
-
-    def coarse(words: jax.Array) -> jax.Array:
-        del words
-        return jnp.full_like(word, 0.5, dtype=dtype)
-
-    words = jax.random.key_data(more_key)
-    if dtype == jnp.float64:
-        v = fine(words)
-    else:
-        v = jax.lax.cond(jnp.any(k < _SMALL), fine, coarse, words)
-    return quantile((k.astype(dtype) + v) * 2.0**-32, (word & 1) == 1)
+        both = out_sharding, out_sharding
+        sharded: Any = jax.sharding.auto_axes(draw, out_sharding=both)
+        return sharded(key)
+    return draw(key)

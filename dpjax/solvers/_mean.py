@@ -57,7 +57,7 @@ def dp_mean(
     Example:
         >>> import jax, numpy as np
         >>> samples = 3.0 + np.random.default_rng(0).standard_t(2.5, 10_000)
-        >>> solution = dp_mean(samples, key=jax.random.key(6), epsilon=1.0,
+        >>> solution = dp_mean(samples, key=jax.random.key(0), epsilon=1.0,
         ...                         delta=1e-5, moment_bound=15.0)
         >>> print(f"{solution.params:.1f}")
         3.0

@@ -108,7 +108,7 @@ def dp_objective_perturbation(
         ...     regularization=0.01)
         >>> predicted = features @ solution.params > 0
         >>> print(f"{(predicted == (labels > 0)).mean():.2f}")
-        1.00
+        0.99
 
     Reference:
         Rajkumar, Agarwal (2012), Algorithm 4, Procedure 3 and Theorem 4.1; Iyengar,

@@ -102,22 +102,33 @@ def test_laplace_tails(key):
     assert counts[:, -1].sum() > 0
 
 
-# 512 is the first word with k = 256: from there on one word is enough for float32. The
-# lowest bit takes the lower half of the law, where the exponential is small.
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_all_bits_are_fair_and_independent(impl):
+    n = 2**16
+    words = _samplers._words(jax.random.key(0, impl=impl), (2, n // 2), None)
+    words = np.stack([np.asarray(x).ravel() for x in words])
+    assert words.dtype == np.uint32
+    assert words.shape == (2, n)
+    shifts = np.arange(32, dtype=np.uint32)
+    bits = ((words[..., None] >> shifts) & 1).transpose(0, 2, 1).reshape(64, n)
+    # Hoeffding: Pr[|mean of n signs| > t] <= 2 exp(-n t^2 / 2), for all 64^2 at once.
+    signs = 2.0 * bits - 1
+    bound = math.sqrt(2 * math.log(2 * 64**2 / FALSE_ALARM) / n)
+    assert np.abs(signs.mean(axis=1)).max() <= bound
+    assert np.abs(signs @ signs.T / n - np.eye(64)).max() <= bound
+
+
+# The lowest bit takes the lower half of the law, where the exponential is small.
 @pytest.mark.quick(2)
-@pytest.mark.parametrize(
-    "word", [0, 1, 2, 3, 510, 511, 512, 513, 2**31, 2**32 - 2, 2**32 - 1]
-)
+@pytest.mark.parametrize("word", [0, 1, 2, 3, 510, 513, 2**31, 2**32 - 2, 2**32 - 1])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_extreme_words(word, dtype, key, monkeypatch):
     k, is_negative = divmod(word, 2)
-    has_more_bits = k < 256 or dtype == jnp.float64
-    v = word * 2.0**-32 + 2.0**-33 if has_more_bits else 0.5
-    tail, sign = (k + v) * 2.0**-32, -1 if is_negative else 1
+    tail = (k + word * 2.0**-32 + 2.0**-33) * 2.0**-32
+    sign = -1 if is_negative else 1
     with jax.enable_x64(dtype == jnp.float64):
-        monkeypatch.setattr(
-            jax.random, "bits", lambda key, shape, dtype: jnp.full(shape, word, dtype)
-        )
+        words = jnp.full((2, 1), word, jnp.uint32)
+        monkeypatch.setattr(_samplers, "_words", lambda *_: words)
         normal = _samplers.normal(jax.random.clone(key), (1,), dtype)
         laplace, exponential, gumbel = (
             np.asarray(sampler(jax.random.clone(key), (1,), dtype))

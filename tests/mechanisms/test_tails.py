@@ -178,18 +178,13 @@ Q += [int(2.0**x) for x in np.linspace(0, 62.999, 2000)]
 
 @pytest.fixture
 def with_bits(monkeypatch):
-    """Lets samplers draw the same words of bits, in turn the first and the second."""
+    """Lets samplers draw the words of given tail probabilities."""
 
     def patch(q, is_lower):
         q = np.array(q, np.uint64)
         first = (q >> np.uint64(32)).astype(np.uint32) * np.uint32(2)
-        words = [first + np.uint32(is_lower), q.astype(np.uint32)]
-        calls = iter(range(100))
-        monkeypatch.setattr(
-            jax.random,
-            "bits",
-            lambda key, shape, dtype: jnp.asarray(words[next(calls) % 2], dtype),
-        )
+        words = first + np.uint32(is_lower), q.astype(np.uint32)
+        monkeypatch.setattr(_samplers, "_words", lambda *_: map(jnp.asarray, words))
 
     return patch
 
