@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate, accounting, losses
+from dpjax import _validate, accounting
 from dpjax._types import ArrayLike, Key
 from dpjax.losses import LinearLoss
+from dpjax.losses._shared import named
 from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._curves import Curves, hats, held
 from dpjax.solvers._loop import Execution
@@ -106,7 +107,7 @@ def dp_additive_model(
         Kulkarni (2021), Accuracy, interpretability, and differential privacy via
         explainable boosting. The fit: as of `dp_linear_model`.
     """
-    model = losses.named(loss)
+    model = named(loss)
     _validate.require(
         (epsilon is None) != (noise_multiplier is None),
         "epsilon",
