@@ -76,9 +76,9 @@ def dp_additive_model(
         execution: as of `dp_linear_model`.
 
     Returns:
-        A `Solution`, whose params are `Curves`: they predict, and give the curve of
-        each column. Its stats are those of `dp_linear_model` for the features of all
-        lines and hat functions.
+        A `Solution`, which has `predict` and `shapes`, the curve of each column. Its
+        params are `Curves`. Its stats are those of `dp_linear_model` for the features
+        of all lines and hat functions.
 
     Raises:
         ValueError: where an argument is out of its range, or shapes do not fit; before
@@ -98,9 +98,9 @@ def dp_additive_model(
         >>> solution = dp_additive_model(
         ...     "squared", (features, means + rng.standard_t(3, 10_000)),
         ...     key=jax.random.key(0), epsilon=2.0, delta=1e-5, smooth=[0], intercept=2)
-        >>> error = solution.params.predict(features) - means
+        >>> error = solution.predict(features) - means
         >>> print(f"{np.sqrt(np.mean(error**2)):.1f} of {np.std(means):.1f}")
-        0.1 of 1.8
+        0.2 of 1.8
 
     Reference:
         Hastie, Tibshirani (1986), Generalized additive models; Nori, Caruana, Bu, Shen,

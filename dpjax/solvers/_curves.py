@@ -104,6 +104,25 @@ class Curves:
             return line
         return line + self._bend(values, self.heights[self.smooth.index(column)])
 
+    def shapes(self) -> dict[int, tuple[jax.Array, jax.Array]]:
+        """Returns the grid and the curve of each column but the intercept's.
+
+        The grid has the knots and four units beyond them, on both sides. Between its
+        numbers, and further out, a curve is a straight line.
+
+        Returns:
+            A mapping from indices to `(grid, values)`, shapes (m,), and (m,) or (m, K).
+        """
+        shapes = {}
+        for column in range(len(self.slopes)):
+            if column == self.intercept:
+                continue
+            knots = self.knots if column in self.smooth else ()
+            low, high = (min(knots, default=0.0), max(knots, default=0.0))
+            grid = jnp.asarray([low - 4, *(knots or (0.0,)), high + 4])
+            shapes[column] = grid, self.curve(column, grid)
+        return shapes
+
     def _bend(self, values: jax.Array, heights: jax.Array) -> jax.Array:
         """Returns a function of values, from its heights (m,) or (m, K) at knots."""
         knots = jnp.asarray(self.knots, values.dtype)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.solvers import Curves, dp_additive_model, dp_linear_model
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
 from dpjax.solvers._additive_model import public_knots
 from dpjax.solvers._curves import hats
 
@@ -68,7 +69,7 @@ def test_a_function_that_bends_is_found():
     features, _ = table(seed=1)
     solution = solve()
     assert len(solution.params.knots) > 3
-    error = solution.params.predict(features) - bent(features)
+    error = solution.predict(features) - bent(features)
     assert np.mean(error**2) < 0.05 * np.var(bent(features))
     curve = solution.params.curve(0, [0.0, 2.0, 20.0])
     np.testing.assert_allclose(curve - curve[0], [0.0, 6.0, 6.0], atol=2.0)
@@ -107,11 +108,11 @@ def test_classes():
     features, noise = table()
     margins = bent(features) - 2 + noise
     solution = solve("logistic", data=(features, margins > 0))
-    found = solution.params.predict(features)
+    found = solution.predict(features)
     assert np.mean((found > 0) == (margins > 0)) > 0.8
     scores = np.c_[margins, -margins, np.zeros(NUM)]
     several = solve(losses.softmax(3), data=(features, scores.argmax(axis=1)))
-    found = several.params.predict(features)
+    found = several.predict(features)
     assert found.shape == (NUM, 3)
     assert np.mean(found.argmax(axis=1) == scores.argmax(axis=1)) > 0.75
 
@@ -131,7 +132,7 @@ def test_exposures_and_weights():
         weights=np.where(is_wrong, 0.0, 3.0),
         max_weight=3.0,
     )
-    found = np.exp(solution.params.predict(features))
+    found = np.exp(solution.predict(features))
     assert np.corrcoef(np.log(found), np.log(rates))[0, 1] > 0.9
     assert abs(np.sum(exposures * found) / np.sum(exposures * rates) - 1) < 0.15
 
@@ -178,7 +179,7 @@ def test_a_finite_model_whatever_the_column(name):
     for leaf in jax.tree.leaves(solution.params):
         assert jnp.isfinite(leaf).all()
     with np.errstate(over="ignore"):
-        found = np.asarray(solution.params.predict(odd))
+        found = np.asarray(solution.predict(odd))
     assert np.isfinite(found).all()
     if name != "huge":  # beside which nothing else is seen: the constant is left
         assert np.median(np.abs(found - (3 - features[:, 1]))) < 0.5
@@ -227,6 +228,29 @@ def test_curves_name_what_does_not_fit():
         (lambda: curves.predict(np.ones(3)), "features must be an array of 3 columns"),
         (lambda: curves.curve(3, [0.0]), "column must be the index of one of 3"),
         (lambda: curves.curve(0, 0.0), "grid must be of one axis"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_a_solution_has_the_shape_of_each_column():
+    rng = np.random.default_rng(0)
+    heights = jnp.asarray(rng.normal(size=(1, 3)), "float32")
+    curves = Curves(jnp.asarray([1.0, 5.0, -2.0]), heights, KNOTS, (2,), 1)
+    solution = Solution(curves, PrivacyGuarantee.non_private(), {})
+    shapes = solution.shapes()
+    assert list(shapes) == [0, 2]
+    rows = rng.uniform(-4, 4, (50, 3)).astype(np.float32)
+    parts = [np.interp(rows[:, j], *shapes[j]) for j in shapes]
+    found = solution.predict(rows)
+    np.testing.assert_allclose(found, 5 + sum(parts), rtol=1e-5, atol=1e-5)
+
+
+def test_a_solution_of_another_kind_names_what_it_lacks():
+    solution = Solution({"w": jnp.ones(2)}, PrivacyGuarantee.non_private(), {})
+    for call, message in (
+        (lambda: solution.predict(np.ones((1, 2))), "params must be those of a linear"),
+        (solution.shapes, "params must be those of an additive model"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
