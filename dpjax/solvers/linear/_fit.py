@@ -93,6 +93,8 @@ def _fit_once(
     execution: Execution,
 ) -> tuple[dict[str, jax.Array], dict[str, Any]]:
     """As `fit`, for robust losses of targets about zero, of about unit scale."""
+    if kind.starts_at_mean:
+        examples = _without_offsets(examples)
     num_samples, num_features = examples.features.shape
     shares = Shares.of(kind, examples.features.shape, noise_multiplier)
     multipliers = shares.multipliers(noise_multiplier)
@@ -141,6 +143,13 @@ def _fit_once(
         )
     stats |= released | {"num_steps": num_steps}
     return _in_features(place.whitening, params), stats
+
+
+@jax.jit
+def _without_offsets(examples: Examples) -> Examples:
+    """Returns the examples with offsets taken off the targets, for losses of those."""
+    targets, offsets = examples.targets - examples.offsets, examples.offsets
+    return examples._replace(targets=targets, offsets=jnp.zeros_like(offsets))
 
 
 def _coordinates(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 
 from dpjax._sharding import AxisName
-from dpjax.losses import Huber, LinearLoss
+from dpjax.losses import Huber, LinearLoss, squared
 
 _INTERCEPT_SHARE = 0.1  # of the steps' budget
 
@@ -40,8 +40,8 @@ class ModelKind(NamedTuple):
 
     @property
     def starts_at_mean(self) -> bool:
-        """Whether the best constant is a mean that steps need not find again."""
-        return self.has_intercept and math.isinf(self.loss.derivative_bound)
+        """Whether the best constant is a mean, and so no step needs to find it."""
+        return self.has_intercept and self.loss == squared
 
     @property
     def block_shares(self) -> dict[str, float]:
