@@ -23,9 +23,6 @@ from dpjax.transforms import privatize
 _MOST_SCALE = 3.0
 # How far scale and level are thought to be off, before anything is seen.
 _PRIOR = 0.1
-# A bound on slopes is so many times what few records exceed, because their tails are
-# those of the targets.
-_BEYOND_SLOPES = 2.0
 _LEAST_CURVATURE = 0.05  # of the loss's bound, on average
 # Records are (t u, t, c, c u, c u^2) with t and u in [-1, 1] and c in [0, 1]. The
 # squared distance of two is convex in each t and c, so that t is ±1 and c is 0 or 1.
@@ -147,7 +144,7 @@ def _newton_step(
 ) -> tuple[jax.Array, jax.Array]:
     """Releases scale and shift, from numbers that few records exceed."""
     level, bound = predictor.level, loss.curvature_bound
-    spread, height = sizes[0], _BEYOND_SLOPES * sizes[1]
+    spread, height = sizes
     samples = _records(loss, predictor, (spread, height))
     release = privatize(
         _RECORDS, noise_multiplier=multiplier, key=key, axis_name=axis_name
