@@ -10,7 +10,7 @@ import scipy.special
 import scipy.stats
 
 from dpjax import losses
-from dpjax.losses._shared import named
+from dpjax.losses._shared import Huber, named
 
 RNG = np.random.default_rng(20261123)
 
@@ -434,7 +434,7 @@ def test_losses_have_names():
     for name in ("squared", "logistic"):
         assert named(name) is getattr(losses, name)
         assert named(named(name)) is getattr(losses, name)
-    assert named("huber") == losses.huber(1.345)
+    assert named("huber") == Huber(1.345, in_scales=True)
     for bad in ("hinge", 3, None, lambda params, example: 0.0, ["squared"]):
         with pytest.raises(ValueError, match="loss must be 'squared' or 'logistic' or"):
             named(bad)

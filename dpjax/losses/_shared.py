@@ -1,5 +1,6 @@
 """What other layers take from losses, and users do not."""
 
 from dpjax.losses._named import named
+from dpjax.losses._residual_losses import Huber
 
-__all__ = ["named"]
+__all__ = ["Huber", "named"]

@@ -10,6 +10,7 @@ from dpjax import _keys, _validate, losses
 from dpjax._scales import Noise, release_scales, scales_share
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
+from dpjax.losses._shared import Huber
 from dpjax.sklearn import _tables
 from dpjax.sklearn._linear import (
     LinearEstimator,
@@ -216,8 +217,8 @@ class DPHuberRegressor(_Regressor):
     """Private regression with the Huber loss, for targets with heavy tails.
 
     Args:
-        threshold: where the loss becomes linear, in scales of the target: of released
-            ones, or half the width of `target_range`.
+        threshold: where the loss becomes linear, in scales of the residuals, which are
+            released.
         epsilon: as of `DPLinearRegression`, and so are all others.
 
     Attributes:
@@ -247,4 +248,4 @@ class DPHuberRegressor(_Regressor):
 
     def _loss(self) -> LinearLoss:
         _validate.positive(threshold=self.threshold)
-        return losses.huber(float(self.threshold))
+        return Huber(float(self.threshold), in_scales=True)

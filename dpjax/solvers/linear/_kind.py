@@ -6,7 +6,8 @@ from typing import NamedTuple
 import jax
 
 from dpjax._sharding import AxisName
-from dpjax.losses import LinearLoss
+from dpjax.losses import LinearLoss, squared
+from dpjax.losses._shared import Huber
 
 _INTERCEPT_SHARE = 0.1  # of the steps' budget
 
@@ -34,9 +35,14 @@ class ModelKind(NamedTuple):
         return self.loss.num_outputs > 1 or self.loss.target_range == (-1.0, 1.0)
 
     @property
+    def is_robust(self) -> bool:
+        """Whether targets have their median and scale taken off before a fit."""
+        return isinstance(self.loss, Huber)
+
+    @property
     def starts_at_mean(self) -> bool:
-        """Whether the best constant is a mean that steps need not find again."""
-        return self.has_intercept and math.isinf(self.loss.derivative_bound)
+        """Whether the best constant is a mean, and so no step needs to find it."""
+        return self.has_intercept and self.loss == squared
 
     @property
     def block_shares(self) -> dict[str, float]:
@@ -92,7 +98,7 @@ class Shares(NamedTuple):
         size = 0.0 if kind.has_labels else 0.4
         if num_features == 0:
             return cls(size, 1 - size, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        if not kind.has_intercept:
+        if not kind.has_intercept or kind.is_robust:
             start = 0.0
         elif kind.has_labels:
             start = 0.03
