@@ -50,11 +50,11 @@ def dp_additive_model(
     line stands beside it: a target that is linear in a heavy-tailed column, far tails
     included, is in the model.
 
-    These functions are sums of hat functions, one for each knot but zero. So the model is linear
-    in its weights, and `dp_linear_model` fits them to features that each record gives
-    by itself. How many knots there are follows from public numbers: the more weights
-    and noise there are for the number of records, the fewer. At a small budget there
-    are none, and the model is the linear one.
+    These functions are sums of hat functions, one for each knot but zero. So the model
+    is linear in its weights, and `dp_linear_model` fits them to features that each
+    record gives by itself. The number of knots follows from public numbers: the more
+    weights and noise there are for the number of records, the fewer. At a small budget
+    there are none, and the model is the linear one.
 
     Args:
         loss: as of `dp_linear_model`.

@@ -235,7 +235,7 @@ def test_means_are_weighted_and_held():
     targets = rng.normal(1_000, 10, 4_000)
     targets[:2_000] += 100
     weights = np.where(np.arange(4_000) < 2_000, 3.0, 0.0)  # 3 counts as 1
-    model = DPMeanRegressor(random_state=0)
+    model = DPMeanRegressor(random_state=0, max_weight=1.0)
     rows = np.zeros((4_000, 1))
     assert abs(model.fit(rows, targets).mean_ - 1_050) < 10
     assert abs(model.fit(rows, targets, weights).mean_ - 1_100) < 20
