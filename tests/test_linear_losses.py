@@ -434,7 +434,7 @@ def test_losses_have_names():
     for name in ("squared", "logistic"):
         assert losses.named(name) is getattr(losses, name)
         assert losses.named(losses.named(name)) is getattr(losses, name)
-    assert losses.named("huber") == losses.huber(1.345)
+    assert losses.named("huber") == losses.Huber(1.345, in_scales=True)
     for bad in ("hinge", 3, None, lambda params, example: 0.0, ["squared"]):
         with pytest.raises(ValueError, match="loss must be 'squared' or 'logistic' or"):
             losses.named(bad)

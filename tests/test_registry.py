@@ -34,7 +34,7 @@ BESIDE = {
         *("dp_multiparty_gradient_descent", "dp_multiparty_objective_perturbation"),
     },
     constraints: {"Constraint", "VertexConstraint", "grid_net", "halton_net"},
-    losses: {"LinearLoss", "MarginLoss", "named"},
+    losses: {"Huber", "LinearLoss", "MarginLoss", "named"},
     batching: {"BatchState", "Batching"},
 }
 LAYERS = {

@@ -40,12 +40,12 @@ def _losses() -> "dict[LossName, LinearLoss]":
     from dpjax import losses
 
     # The thresholds with 95 per cent efficiency for standard normal errors (Holland and
-    # Welsch 1977), in units of the target.
+    # Welsch 1977), in units of the target; for "huber" the linear model releases one.
     return {
         "logistic": losses.logistic,
         "squared": losses.squared,
         "absolute": losses.absolute,
-        "huber": losses.huber(1.345),
+        "huber": losses.named("huber"),
         "biweight": losses.biweight(4.685),
         "poisson": losses.log_link(1.0),
         "gamma": losses.log_link(2.0),

@@ -20,10 +20,17 @@ from dpjax.losses._log_link import gamma, log_link, poisson, tweedie
 from dpjax.losses._margin_loss import MarginLoss, logistic
 from dpjax.losses._named import named
 from dpjax.losses._regularized import regularized
-from dpjax.losses._residual_losses import absolute, biweight, huber, squared
+from dpjax.losses._residual_losses import (
+    Huber,
+    absolute,
+    biweight,
+    huber,
+    squared,
+)
 from dpjax.losses._softmax import softmax
 
 __all__ = [
+    "Huber",
     "LinearLoss",
     "MarginLoss",
     "absolute",

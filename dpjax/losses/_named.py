@@ -3,13 +3,13 @@
 from dpjax import _validate
 from dpjax.losses._linear_loss import LinearLoss
 from dpjax.losses._margin_loss import logistic
-from dpjax.losses._residual_losses import huber, squared
+from dpjax.losses._residual_losses import Huber, squared
 
 _LOSSES: dict[str, LinearLoss] = {
     "squared": squared,
     "logistic": logistic,
     # 95 per cent efficiency for standard normal errors (Holland and Welsch 1977).
-    "huber": huber(1.345),
+    "huber": Huber(1.345, in_scales=True),
 }
 
 
@@ -17,8 +17,8 @@ def named(loss: str | LinearLoss) -> LinearLoss:
     """Returns a loss by its name, or the loss itself where it is one already.
 
     Args:
-        loss: "squared", "logistic", "huber" (of threshold 1.345, in units of the
-            target), or a `LinearLoss`.
+        loss: "squared", "logistic", "huber" (of a threshold of 1.345
+            scales of the residuals), or a `LinearLoss`.
 
     Returns:
         The loss.
@@ -28,7 +28,7 @@ def named(loss: str | LinearLoss) -> LinearLoss:
 
     Example:
         >>> named("huber")
-        _Huber(threshold=1.345)
+        Huber(threshold=1.345, in_scales=True)
 
     Reference:
         P. W. Holland, R. E. Welsch, Robust regression using iteratively reweighted

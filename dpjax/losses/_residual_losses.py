@@ -112,12 +112,43 @@ def huber(threshold: Scalar) -> LinearLoss:
     Reference:
         P. J. Huber, Robust estimation of a location parameter (1964).
     """
-    return _Huber(threshold)
+    return Huber(threshold)
 
 
 @dataclass(frozen=True)
-class _Huber(LinearLoss):
+class Huber(LinearLoss):
+    """The Huber loss of `huber`, of which the threshold may be in scales of residuals.
+
+    As a function of predictions and targets it is the same either way. A solver that
+    releases scales, such as `solvers.dp_linear_model`, divides residuals by theirs
+    first if the threshold is in scales; 1.345 then has 95 per cent efficiency for
+    normal errors of any size.
+
+    Args:
+        params: weights, shape (d,).
+        example: pair (features of shape (d,), scalar target).
+
+    Returns:
+        The loss of this example, a scalar.
+
+    Attributes:
+        threshold: t, positive.
+        in_scales: whether it is in scales of the residuals, not in units of the target.
+
+    Raises:
+        ValueError: if the threshold is not positive and finite.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(Huber(1.0, in_scales=True)(jnp.ones(1), (jnp.array([3.0]), 0.0)))
+        2.5
+
+    Reference:
+        P. J. Huber, Robust estimation of a location parameter (1964).
+    """
+
     threshold: Scalar
+    in_scales: bool = False
 
     curvature_bound = 1.0
 

@@ -216,8 +216,8 @@ class DPHuberRegressor(_Regressor):
     """Private regression with the Huber loss, for targets with heavy tails.
 
     Args:
-        threshold: where the loss becomes linear, in scales of the target: of released
-            ones, or half the width of `target_range`.
+        threshold: where the loss becomes linear, in scales of the residuals, which are
+            released.
         epsilon: as of `DPLinearRegression`, and so are all others.
 
     Attributes:
@@ -247,4 +247,4 @@ class DPHuberRegressor(_Regressor):
 
     def _loss(self) -> LinearLoss:
         _validate.positive(threshold=self.threshold)
-        return losses.huber(float(self.threshold))
+        return losses.Huber(float(self.threshold), in_scales=True)

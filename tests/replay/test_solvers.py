@@ -138,6 +138,7 @@ OPTIONS = {
         losses.log_link(1.5), intercept=1, offsets=True, weights=True
     ),
     "offsets": linear(losses.huber(1.0), offsets=True),
+    "robust": linear("huber", intercept=0, weights=True),
     "median of means": descent(
         estimators.MedianOfMeans(estimators.Clipping(1.0), 3), averaging=True
     ),

@@ -16,5 +16,7 @@ A record (features x, target y, offset o, weight w) passes these files in this o
    - `_recalibration`: its score <v, z> and slope, clipped, add to one Newton step on
      the scale and level of the scores.
    `_noisy_quantile` releases each of the bounds to which something is clipped here.
+   With the Huber loss, `_robust` makes two such fits: to targets about a private median
+   and in a private scale, and then to the residuals of the first fit.
 4. `_fit` maps the weights v back to the features, and `_model` puts them into columns.
 """

@@ -30,7 +30,10 @@ _EXPOSED = DiameterMean(radius=math.sqrt(2), diameter=math.sqrt(5))
 def best_constant(
     kind: ModelKind, examples: Examples, keys: tuple[Key, Key], multipliers: Shares
 ) -> tuple[jax.Array, Scalar, dict[str, jax.Array]]:
-    """Releases the best constant, zero without intercept, and how large targets are.
+    """Releases the best constant, and how large targets are.
+
+    Without an intercept the constant is zero, and for robust losses as well, because
+    their targets are about a median already.
 
     Returns:
         The constant, () or (K,), the size, and both as stats.
@@ -43,7 +46,7 @@ def best_constant(
     dtype = examples.features.dtype
     outputs = (kind.loss.num_outputs,) if kind.loss.num_outputs > 1 else ()
     size, stats = jnp.ones((), dtype), {}
-    if not kind.has_intercept:
+    if not kind.has_intercept or kind.is_robust:
         return jnp.zeros(outputs, dtype), size, stats
     if not kind.has_labels:
         size = stats["target_size"] = _BEYOND_TARGETS * noisy_quantile(
@@ -114,7 +117,7 @@ def _samples(
 def largest_slope(kind: ModelKind, constant: jax.Array, size: Scalar) -> jax.Array:
     """Returns how long the derivative at the constant is for targets within ±size."""
     loss = kind.loss
-    if kind.has_labels:
+    if kind.has_labels or kind.is_robust:
         return jnp.asarray(loss.derivative_bound, constant.dtype)
     ends = loss.targets_of(jnp.stack([-size, size]))
     return jnp.max(jnp.abs(loss.derivative(jnp.stack([constant, constant]), ends)))

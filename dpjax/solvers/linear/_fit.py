@@ -17,6 +17,7 @@ from dpjax.solvers.linear._kind import Examples, ModelKind, Shares
 from dpjax.solvers.linear._moments import Whitening, noisy_second_moments, whitening
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 from dpjax.solvers.linear._recalibration import Predictor, recalibration
+from dpjax.solvers.linear._robust import robust_fit
 from dpjax.solvers.linear._steps import (
     BlockClipping,
     DistanceOverGradientsStep,
@@ -73,6 +74,25 @@ def fit(
         As one Gaussian mechanism of the noise multiplier, under replace-one, for all
         that is returned and all iterates.
     """
+    release = partial(robust_fit, _fit_once) if kind.is_robust else _fit_once
+    return release(
+        kind,
+        examples,
+        key=key,
+        noise_multiplier=noise_multiplier,
+        execution=execution,
+    )
+
+
+def _fit_once(
+    kind: ModelKind,
+    examples: Examples,
+    *,
+    key: Key,
+    noise_multiplier: float,
+    execution: Execution,
+) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+    """As `fit`, for robust losses of targets about zero, of about unit scale."""
     num_samples, num_features = examples.features.shape
     shares = Shares.of(kind, examples.features.shape, noise_multiplier)
     multipliers = shares.multipliers(noise_multiplier)

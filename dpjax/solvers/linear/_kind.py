@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 
 from dpjax._sharding import AxisName
-from dpjax.losses import LinearLoss
+from dpjax.losses import Huber, LinearLoss
 
 _INTERCEPT_SHARE = 0.1  # of the steps' budget
 
@@ -32,6 +32,11 @@ class ModelKind(NamedTuple):
     def has_labels(self) -> bool:
         """Whether targets are classes, whose shares need no clipping."""
         return self.loss.num_outputs > 1 or self.loss.target_range == (-1.0, 1.0)
+
+    @property
+    def is_robust(self) -> bool:
+        """Whether targets have their median and scale taken off before a fit."""
+        return isinstance(self.loss, Huber)
 
     @property
     def starts_at_mean(self) -> bool:
@@ -92,7 +97,7 @@ class Shares(NamedTuple):
         size = 0.0 if kind.has_labels else 0.4
         if num_features == 0:
             return cls(size, 1 - size, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        if not kind.has_intercept:
+        if not kind.has_intercept or kind.is_robust:
             start = 0.0
         elif kind.has_labels:
             start = 0.03

@@ -19,7 +19,7 @@ from dpjax.accounting import (
     gaussian_event,
     rho_to_epsilon,
 )
-from dpjax.losses import LinearLoss
+from dpjax.losses import Huber, LinearLoss
 from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._loop import Execution, check_execution
 from dpjax.solvers._solution import Solution
@@ -69,6 +69,11 @@ def dp_linear_model(
        clipped gradients of skewed targets stop before the best weights. Losses with
        several outputs skip it.
 
+    The Huber loss resists targets of any size, because nothing of it is a mean of them.
+    Targets are first centred at a private median and divided by the median distance
+    from it. A first fit with a quarter of the budget gives residuals; in units of their
+    median size, or of the threshold, a second fit corrects the first.
+
     With `max_features`, features are chosen first: half of them by their correlation
     with the derivatives of the loss at zero weights, the others by the correlation with
     the derivatives at a model of the first half. If targets have a large mean, subtract
@@ -76,7 +81,9 @@ def dp_linear_model(
 
     Args:
         loss: "squared", "logistic", "huber", or a convex `losses.LinearLoss` of bounded
-            curvature, such as `losses.poisson(10.0)` or `losses.softmax(3)`.
+            curvature, such as `losses.poisson(10.0)` or `losses.softmax(3)`. "huber"
+            becomes linear at 1.345 scales of the residuals, `losses.huber(t)` at t or
+            10,000 scales of the targets, whichever is less.
         data: (features, targets), shapes (n, d) and (n,); n is public. Features should
             be of comparable size, such as standardised ones; NaN counts as zero.
             Targets outside the loss's range are mapped by `loss.targets_of`. For
@@ -100,7 +107,7 @@ def dp_linear_model(
             still divide by n. A record of weight zero changes no release. None: ones.
         max_weight: the largest weight, public, positive.
         execution: how it runs: microbatches, callback, checkpoint. A callback sees the
-            weights in z.
+            weights in z; with the Huber loss, those of the second fit.
 
     Returns:
         A `Solution` with params of shape (d,), or (d, K) where the loss has K outputs.
@@ -108,7 +115,9 @@ def dp_linear_model(
         all releases together; shares of the budget; radius, the clip norm of rows;
         share_kept of the correlations; l2_clip_norms of weights and intercept in z;
         scale, the factor of the Newton step. With an intercept also constant, and
-        target_size unless targets are labels. With `max_features` also selected, the
+        target_size unless targets are labels. With the Huber loss these are of the
+        second fit, constant is the median, and residual_scale is what "huber" measures
+        residuals in. With `max_features` also selected, the
         indices of the chosen columns in ascending order, because their set is released
         and not their order. If the intercept is the only column there are no steps, and
         nothing about weights.
@@ -173,9 +182,10 @@ def dp_linear_model(
         _validate.count(max_features=max_features)
     _validate.positive(max_weight=max_weight)
     deleted = column
-    if num_features == 0 and offsets is not None:
-        # With offsets the best intercept is no mean of targets, so that it is fitted by
-        # steps. The column of ones is not deleted but replaced by zeros until then.
+    if num_features == 0 and (offsets is not None or isinstance(model, Huber)):
+        # With offsets the best intercept is no mean of targets, and for the Huber loss
+        # neither, so that it is fitted by steps. The column of ones is not deleted but
+        # replaced by zeros until then.
         features, deleted = jnp.zeros_like(features), None
     examples = Examples(
         features,

@@ -19,7 +19,12 @@ _SIGNIFICANT, _LIKELY = 5.0, 2.5
 
 
 def noisy_quantile(
-    key: Key, sizes: jax.Array, *, num_above: Scalar, noise_multiplier: Scalar
+    key: Key,
+    sizes: jax.Array,
+    *,
+    num_above: Scalar,
+    share_above: Scalar = 0.0,
+    noise_multiplier: Scalar,
 ) -> jax.Array:
     """Releases a size that about so many records exceed.
 
@@ -32,6 +37,8 @@ def noisy_quantile(
         key: a typed key.
         sizes: shape (n,), zero or above. NaN counts as zero.
         num_above: how many records may be larger; public or released.
+        share_above: what share of the records may be so as well, of those whose noisy
+            bins have been added; sizes below 2^-19 are none of them.
         noise_multiplier: stddev of the counts' noise over their l2 sensitivity.
 
     Returns:
@@ -42,7 +49,8 @@ def noisy_quantile(
         replaced moves two counts by 1, sqrt(2) in the l2 norm. Counts are exact.
     """
     # Two programs: the long one is the same for any number of records.
-    return _quantile(sizes.dtype, key, _counts(sizes), num_above, noise_multiplier)
+    wanted = num_above, share_above
+    return _quantile(sizes.dtype, key, _counts(sizes), wanted, noise_multiplier)
 
 
 @jax.jit
@@ -60,14 +68,14 @@ def _quantile(
     dtype: jax.typing.DTypeLike,
     key: Key,
     counts: jax.Array,
-    num_above: Scalar,
+    wanted_above: tuple[Scalar, Scalar],
     noise_multiplier: Scalar,
 ) -> jax.Array:
     """Releases the size, from exact counts."""
     stddev = 2**0.5 * ROUNDED_UP * jnp.asarray(noise_multiplier, "float32")
     noisy = gaussian(key, counts, stddev=stddev)
     # All below is of released numbers.
-    wanted = jnp.asarray(num_above, "float32")
+    num_above, share_above = (jnp.asarray(x, "float32") for x in wanted_above)
     index = jnp.arange(noisy.size, dtype="int32")
     stands_out = noisy > _SIGNIFICANT * stddev
     top = jnp.max(jnp.where(stands_out, index, -1))
@@ -76,6 +84,7 @@ def _quantile(
     top = jnp.where(top < 0, -1, jnp.sum(run, dtype="int32") - 1)
     kept = jnp.where(index <= top, noisy, 0.0)
     above = jnp.cumsum(kept[::-1])[::-1]  # of the bin and those above it
+    wanted = num_above + share_above * above[1]
     place = jnp.max(jnp.where((above >= wanted) & (index <= top), index, 0))
     missing = wanted - (above[place] - kept[place])
     share = jnp.clip(missing / jnp.maximum(kept[place], 1.0), 0.0, 1.0)

@@ -17,10 +17,11 @@ from dpjax.accounting import (
 from dpjax.mechanisms import gaussian
 from dpjax.solvers import Execution, dp_linear_model
 from dpjax.solvers._loop import iterate
-from dpjax.solvers.linear import _fit, _noisy_quantile
+from dpjax.solvers.linear import _fit, _noisy_quantile, _robust
 from dpjax.solvers.linear._kind import ModelKind, Shares
 from dpjax.solvers.linear._moments import noisy_second_moments, whitening
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.linear._robust import noisy_median
 from dpjax.solvers.linear._steps import BlockClipping
 
 TRUE = np.array([1.0, -2.0, 0.5, 3.0], np.float32)  # the last is the intercept
@@ -146,6 +147,47 @@ def test_classes():
     labels = np.where(means + noise > 0, 7.0, 0.0)  # y > 0 is the positive class
     solution = solve("logistic", data=(features, labels))
     assert np.mean((features @ solution.params > 0) == (labels > 0)) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("loss", "epsilon", "share"),
+    [
+        ("huber", 0.5, 0.01),
+        ("huber", 8.0, 0.01),
+        ("huber", 8.0, 0.0),
+        pytest.param(losses.huber(2.0), 1.0, 0.01, marks=pytest.mark.slow),
+        pytest.param(losses.huber(1e30), 8.0, 0.0, marks=pytest.mark.slow),
+    ],
+)
+def test_the_huber_loss_resists_whatever_the_budget(loss, epsilon, share):
+    # A start at a mean of clipped targets left 2,000 to 6,000, at more epsilon more.
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 80, 20_000)
+    targets = 10 * x + rng.normal(0, 20, 20_000)
+    targets[: int(share * 20_000)] = 1e6
+    features = np.c_[x, np.ones(20_000)]
+    solution = solve(loss, (features, targets), epsilon=epsilon, intercept=1)
+    assert np.median(np.abs(features @ solution.params - 10 * x)) < 0.5
+    np.testing.assert_allclose(sum(solution.stats["shares"].values()), 1, rtol=1e-12)
+    if loss == "huber":
+        np.testing.assert_allclose(solution.stats["residual_scale"], 20, rtol=0.1)
+
+
+@pytest.mark.slow
+def test_the_huber_loss_of_a_constant_alone_and_of_offsets():
+    _, _, noise = table()
+    noise[:200] = 1e9
+    offsets = np.where(np.arange(NUM) % 3 == 0, -1e4, 1.0)
+    solution = solve(
+        "huber", (np.ones((NUM, 1)), 7 + noise + offsets), intercept=0, offsets=offsets
+    )
+    np.testing.assert_allclose(solution.params, [7], atol=0.3)
+    # Half of the records have weight zero: scales are those of the others.
+    weights = np.arange(NUM) % 2
+    features, means, noise = table()
+    targets = np.where(weights, means + noise, 1e12)
+    solution = solve("huber", (features, targets), weights=weights)
+    np.testing.assert_allclose(solution.params, TRUE, atol=0.4)
 
 
 @pytest.mark.slow
@@ -307,6 +349,17 @@ class TestNoisyQuantile:
         )
         np.testing.assert_allclose(found, jnp.quantile(sizes, 0.99), rtol=0.25)
 
+    def test_a_share_is_of_records_that_are_not_zero(self):
+        sizes = jnp.where(jnp.arange(9_000) % 3 == 0, 3.0, 0.0).at[:1_500].set(1e6)
+        found = noisy_quantile(
+            jax.random.key(0),
+            sizes,
+            num_above=0.0,
+            share_above=0.5,
+            noise_multiplier=1e-6,
+        )
+        assert 2 <= found <= 4
+
     def test_outliers_that_noise_hides_are_not_seen(self):
         sizes = jnp.ones(10_000).at[:3].set(1e9)
         found = noisy_quantile(
@@ -329,6 +382,37 @@ class TestNoisyQuantile:
             jax.random.key(1), jnp.ones(10), num_above=1, noise_multiplier=1e6
         )
         assert found == 1.0
+
+
+class TestNoisyMedian:
+    def test_counts_move_by_two_and_share_the_budget(self, monkeypatch):
+        stddevs = []
+
+        def spy(key, value, *, stddev):
+            stddevs.append(stddev)
+            return value
+
+        monkeypatch.setattr(_robust, "gaussian", spy)
+        halved = _robust._halved.__wrapped__  # not traced, nor from a cache
+        monkeypatch.setattr(_robust, "_halved", halved)
+        values = jnp.asarray(np.random.default_rng(0).standard_cauchy(5_001) + 3)
+        weights = jnp.ones(5_001).at[jnp.argsort(values)[:1_000]].set(0.0)
+        found = noisy_median(
+            jax.random.key(0), values, weights, bound=10.0, noise_multiplier=3.0
+        )
+        median = jnp.median(values[weights > 0])
+        np.testing.assert_allclose(found, median, atol=2e-3)
+        assert all(6 <= stddev / 20**0.5 <= 6.001 for stddev in stddevs)
+
+    def test_what_noise_hides_is_within_the_bound(self):
+        found = noisy_median(
+            jax.random.key(0),
+            jnp.full(50, 1e9),
+            jnp.ones(50),
+            bound=2.0,
+            noise_multiplier=1e6,
+        )
+        assert -2 <= found <= 2
 
 
 @jax.jit

@@ -1,0 +1,209 @@
+"""A fit with the Huber loss: about a private median, then in units of its residuals."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _keys
+from dpjax._rounding import ROUNDED_UP
+from dpjax._sharding import gathered
+from dpjax._types import Key, Scalar
+from dpjax.losses import Huber
+from dpjax.mechanisms import gaussian
+from dpjax.solvers._loop import Execution
+from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+
+# Of the budget: each of three scales, the median, and the first of two fits. The second
+# takes the rest.
+_SCALE, _MEDIAN, _FIRST_FIT = 0.02, 0.03, 0.25
+# A threshold of more scales of the targets counts as so many: sizes are seen from 2^-20
+# units on.
+_MOST_SCALES = 1e4
+_THRESHOLD = 1.345  # of both fits, in their units: one program serves all thresholds
+_TO_STDDEV = 1.4826  # of a normal law, over the median of its absolute values
+_NUM_HALVINGS = 20
+_LARGEST = 1e15  # targets in their units are held within: their squares stay finite
+_MOST_RECORDS = 2**24  # integers up to here are exact in float32
+
+Params = dict[str, jax.Array]
+Fit = Callable[..., tuple[Params, dict[str, Any]]]
+
+
+def robust_fit(
+    fit_once: Fit,
+    kind: ModelKind,
+    examples: Examples,
+    *,
+    key: Key,
+    noise_multiplier: float,
+    execution: Execution,
+) -> tuple[Params, dict[str, Any]]:
+    """Returns released weights and intercept, and the stats.
+
+    1. With an intercept, the median of targets, by halving an interval: of twice the
+       median size of targets on either side of zero.
+    2. The median distance from it. In that unit a first fit takes a quarter of the
+       budget.
+    3. The median size of the residuals of that fit. In that unit, or in that of the
+       loss's own threshold, a second fit to the residuals corrects the first.
+
+    However large a few targets are, they move medians by their number, and slopes by
+    no more than the threshold.
+
+    Args:
+        fit_once: a fit of this kind to targets of unit scale about zero.
+        kind: what is static, with a loss `Huber`.
+        examples: of which targets have offsets taken off first.
+        key: a typed key.
+        noise_multiplier: of all releases together.
+        execution: of the second fit, and of the first but for callback and checkpoint.
+
+    Privacy:
+        As one Gaussian mechanism of the noise multiplier, under replace-one: three
+        noisy quantiles, a noisy median, and two fits.
+    """
+    assert isinstance(kind.loss, Huber)
+    in_scales = kind.loss.in_scales
+    wanted = jnp.clip(kind.loss.threshold, 1 / _LARGEST, _LARGEST) / _THRESHOLD
+    kind = kind._replace(loss=Huber(_THRESHOLD))
+    shares = {
+        "median_size": _SCALE if kind.has_intercept else 0.0,
+        "median": _MEDIAN if kind.has_intercept else 0.0,
+        "target_scale": _SCALE,
+        "residual_scale": _SCALE if in_scales else 0.0,
+        "first_fit": _FIRST_FIT,
+    }
+    rest = 1 - math.fsum(shares.values())
+    multiplier = {
+        name: noise_multiplier / math.sqrt(share)
+        for name, share in shares.items()
+        if share
+    }
+    median_keys, scale_key, rescale_key, first_key, second_key = _keys.split(key, 5)
+
+    def median_size(name: str, key: Key, targets: jax.Array) -> jax.Array:
+        return noisy_quantile(
+            key,
+            gathered(_sizes(targets, examples.weights)),
+            num_above=0.0,
+            share_above=0.5,
+            noise_multiplier=multiplier[name],
+        )
+
+    def fit(key: Key, share: float, targets: jax.Array, execution: Execution):
+        return fit_once(
+            kind,
+            examples._replace(targets=targets, offsets=jnp.zeros_like(targets)),
+            key=key,
+            noise_multiplier=noise_multiplier / math.sqrt(share),
+            execution=execution,
+        )
+
+    targets = _off(examples.targets, examples.offsets, 1.0)
+    center, stats = jnp.zeros((), targets.dtype), {}
+    if kind.has_intercept:
+        size_key, median_key = _keys.split(median_keys)
+        center = stats["constant"] = noisy_median(
+            median_key,
+            gathered(targets),
+            gathered(examples.weights),
+            bound=2 * median_size("median_size", size_key, targets),
+            noise_multiplier=multiplier["median"],
+        )
+    unit = _TO_STDDEV * median_size(
+        "target_scale", scale_key, _off(targets, center, 1.0)
+    )
+    if not in_scales:  # A first fit below the threshold gains nothing.
+        wanted = jnp.minimum(wanted, _MOST_SCALES * unit)
+        unit = jnp.maximum(wanted, unit)
+    targets = _off(targets, center, unit)
+    without = Execution(microbatch_size=execution.microbatch_size)
+    first, _ = fit(first_key, _FIRST_FIT, targets, without)
+    targets = _residuals(examples.features, targets, first)
+    if in_scales:
+        scale = _TO_STDDEV * median_size("residual_scale", rescale_key, targets)
+        rescale, stats["residual_scale"] = wanted * scale, unit * scale
+    else:
+        rescale = wanted / unit
+    second, taken = fit(second_key, rest, _off(targets, 0.0, rescale), execution)
+    shares |= {name: rest * share for name, share in taken["shares"].items()}
+    stats = taken | stats | {"shares": shares, "noise_multiplier": noise_multiplier}
+    return _sum(center, unit, first, rescale, second), stats
+
+
+def noisy_median(
+    key: Key,
+    values: jax.Array,
+    weights: jax.Array,
+    *,
+    bound: Scalar,
+    noise_multiplier: Scalar,
+) -> jax.Array:
+    """Releases the median of values within ±bound, by halving the interval.
+
+    Args:
+        key: a typed key.
+        values: finite, shape (n,).
+        weights: shape (n,); records of weight zero do not count, all others once.
+        bound: public or released.
+        noise_multiplier: of all counts together.
+
+    Privacy:
+        A Gaussian mechanism of the noise multiplier under replace-one, of 20 adaptive
+        counts: the number of records above a middle, less that of those below it. A
+        record that is replaced moves each by at most 2. Counts are exact.
+    """
+    stddev = 2 * math.sqrt(_NUM_HALVINGS) * ROUNDED_UP * noise_multiplier
+    return _halved(key, values, weights, bound, stddev)
+
+
+@jax.jit
+def _halved(
+    key: Key, values: jax.Array, weights: jax.Array, bound: Scalar, stddev: Scalar
+) -> jax.Array:
+    def halve(step: Any, state: tuple[jax.Array, jax.Array]) -> Any:
+        middle, half = state
+        signs = jnp.where(weights > 0, jnp.sign(values - middle), 0.0)
+        count = jnp.sum(signs.astype("int32"))
+        count = jnp.clip(count, -_MOST_RECORDS, _MOST_RECORDS).astype("float32")
+        noisy = gaussian(jax.random.fold_in(key, step), count, stddev=stddev)
+        half = half / 2
+        return middle + jnp.sign(noisy).astype(half.dtype) * half, half
+
+    zero = jnp.zeros((), values.dtype)
+    whole = zero, jnp.asarray(bound, values.dtype)
+    return jax.lax.fori_loop(0, _NUM_HALVINGS, halve, whole)[0]
+
+
+@jax.jit
+def _sizes(targets: jax.Array, weights: jax.Array) -> jax.Array:
+    return jnp.where(weights > 0, jnp.abs(targets), 0.0)
+
+
+@jax.jit
+def _off(targets: jax.Array, center: jax.Array | Scalar, unit: Scalar) -> jax.Array:
+    """Returns targets about a center, or one of each, in a unit."""
+    unit = jnp.asarray(unit, targets.dtype)
+    return jnp.clip((targets - center) / unit, -_LARGEST, _LARGEST)
+
+
+@jax.jit
+def _residuals(features: jax.Array, targets: jax.Array, params: Params) -> jax.Array:
+    scores = jnp.matmul(features, params["weights"], precision="highest")
+    residuals = targets - scores - params.get("intercept", 0.0)
+    return jnp.clip(jnp.nan_to_num(residuals), -_LARGEST, _LARGEST)
+
+
+@jax.jit
+def _sum(
+    center: jax.Array, unit: Scalar, first: Params, rescale: Scalar, second: Params
+) -> Params:
+    """Returns the params of both fits together, in the unit of the target."""
+    params = jax.tree.map(lambda x, y: unit * (x + rescale * y), first, second)
+    if "intercept" in params:
+        params["intercept"] = params["intercept"] + center
+    return params
