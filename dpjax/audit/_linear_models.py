@@ -153,16 +153,16 @@ def chosen_features() -> Case:
 
 
 def additive() -> Case:
-    """The target of a record beyond the last knot turns. Shows 1.2 of 4.
+    """The label of a record beyond the last knot turns. Shows 1.4 of 4.
 
     The other records are zeros, as many as make the column bend.
     """
-    targets = jnp.zeros(40).at[-1].set(_FAR)
+    features, labels = jnp.zeros((40, 1)).at[-1].set(9.0), jnp.zeros(40).at[-1].set(1.0)
 
-    def solve(key: Key, targets: jax.Array) -> Solution:
+    def solve(key: Key, labels: jax.Array) -> Solution:
         return solvers.dp_additive_model(
-            "squared",
-            (jnp.zeros((40, 1)).at[-1].set(9.0), targets),
+            "logistic",
+            (features, labels),
             key=key,
             epsilon=4.0,
             delta=1e-5,
@@ -172,8 +172,8 @@ def additive() -> Case:
     return solved(
         "dp_additive_model",
         solve,
-        targets,
-        -targets,
+        labels,
+        -labels,
         statistic=lambda curves: curves.curve(0, jnp.array([9.0]))[0],
         num_releases=10_000,
         is_gaussian=True,

@@ -60,6 +60,7 @@ from importlib.util import find_spec
 if find_spec("sklearn") is None:
     raise ImportError('dpjax.sklearn needs scikit-learn: pip install "dpjax[sklearn]"')
 
+from dpjax.sklearn._additive import DPAdditiveClassifier, DPAdditiveRegressor
 from dpjax.sklearn._amounts import (
     DPGammaRegressor,
     DPPoissonRegressor,
@@ -71,6 +72,8 @@ from dpjax.sklearn._regressors import DPHuberRegressor, DPLinearRegression
 from dpjax.sklearn._scoring import score_privately
 
 __all__ = [
+    "DPAdditiveClassifier",
+    "DPAdditiveRegressor",
     "DPGammaRegressor",
     "DPHuberRegressor",
     "DPLinearRegression",

@@ -1,7 +1,7 @@
 """Regression of counts and amounts, whose mean is the exponential of the prediction."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +9,49 @@ import numpy as np
 from dpjax import _validate, losses
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
+from dpjax.sklearn import _tables
 from dpjax.sklearn._linear import parameters
 from dpjax.sklearn._regressors import BEYOND, Unit, _Regressor, released_unit
+
+
+def amounts_range(ends: tuple[float, float]) -> tuple[float, float]:
+    """Returns the public range of amounts, from zero on."""
+    low, high = ends
+    _validate.require(high > 0, "target_range", ends, "one that reaches above zero")
+    return max(low, 0.0), high
+
+
+def amounts_in_unit(
+    model: Any,
+    loss: LinearLoss,
+    targets: np.ndarray,
+    weights: np.ndarray | None,
+    *,
+    key: Key,
+    noise_multiplier: float,
+) -> tuple[np.ndarray, Unit]:
+    """Returns amounts from zero on in their unit, and that unit."""
+    amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
+    if model.target_range is None:
+        unit = released_unit(
+            amounts,
+            weights,
+            key=key,
+            noise_multiplier=noise_multiplier,
+            is_centered=False,
+        )
+        amounts = np.minimum(amounts, BEYOND)
+    else:
+        ends = _tables.interval("target_range", model.target_range)
+        low, high = amounts_range(ends)
+        amounts, unit = np.clip(amounts, low, high), Unit(0.0, high, 0.0)
+    return np.minimum(amounts / unit.scale, loss.target_range[1]), unit
+
+
+def log_means(loss: LinearLoss, unit: Unit) -> np.ndarray:
+    """Returns the least and the largest logarithm of a mean in the user's unit."""
+    ends = loss.mean_of(jnp.array([-jnp.inf, jnp.inf]))
+    return np.log(np.asarray(ends, np.float64) * unit.scale)
 
 
 class LogLinkRegressor(_Regressor):
@@ -25,11 +66,7 @@ class LogLinkRegressor(_Regressor):
         return tags
 
     def _range(self) -> tuple[float, float]:
-        low, high = super()._range()
-        _validate.require(
-            high > 0, "target_range", self.target_range, "one that reaches above zero"
-        )
-        return max(low, 0.0), high
+        return amounts_range(super()._range())
 
     def _in_unit(
         self,
@@ -39,26 +76,18 @@ class LogLinkRegressor(_Regressor):
         key: Key,
         noise_multiplier: float,
     ) -> tuple[np.ndarray, Unit]:
-        amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
-        if self.target_range is None:
-            unit = released_unit(
-                amounts,
-                weights,
-                key=key,
-                noise_multiplier=noise_multiplier,
-                is_centered=False,
-            )
-            amounts = np.minimum(amounts, BEYOND)
-        else:
-            low, high = self._range()
-            amounts, unit = np.clip(amounts, low, high), Unit(0.0, high, 0.0)
-        return np.minimum(amounts / unit.scale, self._loss().target_range[1]), unit
+        return amounts_in_unit(
+            self,
+            self._loss(),
+            targets,
+            weights,
+            key=key,
+            noise_multiplier=noise_multiplier,
+        )
 
-    def _set(self, coef: np.ndarray, intercept: float, unit: Unit) -> None:
-        self.coef_ = coef
-        self.intercept_ = intercept + math.log(unit.scale)
-        ends = self._loss().mean_of(jnp.array([-jnp.inf, jnp.inf]))
-        self._log_means = np.log(np.asarray(ends, np.float64) * unit.scale)
+    def _set_unit(self, unit: Unit) -> None:
+        self.intercept_ = float(self.intercept_) + math.log(unit.scale)
+        self._log_means = log_means(self._loss(), unit)
 
     def predict(self, X):
         """Returns means in the unit of the target, shape (n,).

@@ -22,7 +22,108 @@ from dpjax.sklearn._linear import (
 
 
 @parameters
-class DPLogisticRegression(ClassifierMixin, LinearEstimator):
+class Classifier(ClassifierMixin, LinearEstimator):
+    """Classes of records, by scores which a subclass fits."""
+
+    epsilon: float = 1.0
+    delta: float | None = None
+    classes: Any = None
+    feature_ranges: Any = None
+    max_weight: float | None = None
+    random_state: int | None = None
+
+    def fit(self, X, y, sample_weight=None):
+        """Fits the model, and spends the budget.
+
+        Args:
+            X: shape (n, d), numbers in any units.
+            y: shape (n,), labels: numbers or texts, and with `classes` all that has a
+                hash. A list keeps the types of its cells. What a reader of files makes
+                of a column is not covered: pandas turns a column of numbers into text
+                if one cell is text, so pass `classes` or read columns as declared.
+            sample_weight: shape (n,), how much records count, or None.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: where a shape, a type or a parameter is wrong.
+        """
+        features, epsilon, delta, key = self._check(X)
+        num_samples, num_features = features.shape
+        classes = None if self.classes is None else _labels.declared(self.classes)
+        labels = _tables.column_of(self, y, features)
+        weights = _tables.weights_of(self, sample_weight, features)
+        left = delta if classes is not None else (1 - _labels.DELTA_SHARE) * delta
+        noise_multiplier = total_noise(epsilon, left)
+        privacy = guarantee(epsilon, left, num_samples)
+        if classes is None:
+            key, label_key = _keys.split(key)
+            share = _labels.labels_share(num_samples, noise_multiplier)
+            classes = _labels.release_labels(
+                label_key,
+                labels,
+                noise_multiplier=noise_multiplier / math.sqrt(share),
+                log_probability=math.log(_labels.DELTA_SHARE * delta) - epsilon,
+            )
+            noise_multiplier /= math.sqrt(1 - share)
+            privacy = PrivacyGuarantee.of(
+                epsilon,
+                delta,
+                dp_event=UnsupportedDpEvent(),
+                num_samples=num_samples,
+            )
+        places = _labels.indices(labels, classes)
+        if weights is None:
+            weights = np.full(num_samples, _tables.largest_weight(self))
+        weights = np.where(places < 0, 0.0, weights)
+        is_binary = len(classes) == 2
+        if len(classes) == 1:
+            self._set_zero(num_features)
+        else:
+            self._fit_scores(
+                losses.logistic if is_binary else losses.softmax(len(classes)),
+                features,
+                2.0 * places - 1 if is_binary else np.maximum(places, 0),
+                weights,
+                key=key,
+                noise_multiplier=noise_multiplier,
+            )
+        self.classes_ = classes
+        self.privacy_ = privacy
+        return self
+
+    def _set_zero(self, num_features: int) -> None:
+        """Sets scores of zero, of a single class."""
+        zeros = np.zeros(num_features)
+        self._set_standard(Standard(zeros, zeros + 1, zeros, zeros, zeros > 0))
+        self.coef_, self.intercept_ = zeros[None], np.zeros(1)
+
+    def decision_function(self, X):
+        """Returns log odds of `classes_[1]`, shape (n,), or scores (n, K) of K."""
+        scores = self._linear(X)
+        return scores[:, 0] if len(self.classes_) <= 2 else scores
+
+    def predict_log_proba(self, X):
+        """Returns logarithms of the probabilities of the classes, shape (n, K)."""
+        check_is_fitted(self)
+        scores = self._linear(X)
+        if len(self.classes_) == 2:
+            return log_expit(scores * [[-1.0, 1.0]])
+        return log_softmax(scores, axis=1)
+
+    def predict_proba(self, X):
+        """Returns the probabilities of `classes_`, shape (n, K)."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict(self, X):
+        """Returns the likeliest class of each record as in `classes_`, shape (n,)."""
+        scores = self.decision_function(X)
+        places = scores.argmax(axis=1) if scores.ndim == 2 else (scores > 0).astype(int)
+        return self.classes_[places]
+
+
+class DPLogisticRegression(Classifier):
     """Private logistic regression, for two classes or more.
 
     Args:
@@ -72,97 +173,7 @@ class DPLogisticRegression(ClassifierMixin, LinearEstimator):
         Exact privacy analysis of the Gaussian sparse histogram mechanism.
     """
 
-    epsilon: float = 1.0
-    delta: float | None = None
-    classes: Any = None
-    feature_ranges: Any = None
-    max_weight: float = 1.0
-    random_state: int | None = None
-
-    def fit(self, X, y, sample_weight=None):
-        """Fits the model, and spends the budget.
-
-        Args:
-            X: shape (n, d), numbers in any units.
-            y: shape (n,), labels: numbers or texts, and with `classes` all that has a
-                hash. A list keeps the types of its cells. What a reader of files makes
-                of a column is not covered: pandas turns a column of numbers into text
-                if one cell is text, so pass `classes` or read columns as declared.
-            sample_weight: shape (n,), how much records count, or None.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            ValueError: where a shape, a type or a parameter is wrong.
-        """
-        features, epsilon, delta, key = self._check(X)
-        num_samples, num_features = features.shape
-        classes = None if self.classes is None else _labels.declared(self.classes)
-        labels = _tables.column_of(self, y, features)
-        weights = _tables.weights_of(self, sample_weight, features)
-        left = delta if classes is not None else (1 - _labels.DELTA_SHARE) * delta
-        noise_multiplier = total_noise(epsilon, left)
-        privacy = guarantee(epsilon, left, num_samples)
-        if classes is None:
-            key, label_key = _keys.split(key)
-            share = _labels.labels_share(num_samples, noise_multiplier)
-            classes = _labels.release_labels(
-                label_key,
-                labels,
-                noise_multiplier=noise_multiplier / math.sqrt(share),
-                log_probability=math.log(_labels.DELTA_SHARE * delta) - epsilon,
-            )
-            noise_multiplier /= math.sqrt(1 - share)
-            privacy = PrivacyGuarantee.of(
-                epsilon,
-                delta,
-                dp_event=UnsupportedDpEvent(),
-                num_samples=num_samples,
-            )
-        places = _labels.indices(labels, classes)
-        if weights is None:
-            weights = np.full(num_samples, self.max_weight)
-        weights = np.where(places < 0, 0.0, weights)
-        is_binary = len(classes) == 2
-        if len(classes) == 1:
-            coef, intercept = np.zeros((num_features, 1)), np.zeros(1)
-            zeros = np.zeros(num_features)
-            self._set_standard(Standard(zeros, zeros + 1, zeros, zeros, zeros > 0))
-        else:
-            coef, intercept = self._fit_linear(
-                losses.logistic if is_binary else losses.softmax(len(classes)),
-                features,
-                2.0 * places - 1 if is_binary else np.maximum(places, 0),
-                weights,
-                key=key,
-                noise_multiplier=noise_multiplier,
-            )
-        self.classes_ = classes
-        self.coef_ = coef.T.reshape(-1, num_features)
-        self.intercept_ = intercept.reshape(-1)
-        self.privacy_ = privacy
-        return self
-
-    def decision_function(self, X):
-        """Returns log odds of `classes_[1]`, shape (n,), or scores (n, K) of K."""
-        scores = self._linear(X)
-        return scores[:, 0] if len(self.classes_) <= 2 else scores
-
-    def predict_log_proba(self, X):
-        """Returns logarithms of the probabilities of the classes, shape (n, K)."""
-        check_is_fitted(self)
-        scores = self._linear(X)
-        if len(self.classes_) == 2:
-            return log_expit(scores * [[-1.0, 1.0]])
-        return log_softmax(scores, axis=1)
-
-    def predict_proba(self, X):
-        """Returns the probabilities of `classes_`, shape (n, K)."""
-        return np.exp(self.predict_log_proba(X))
-
-    def predict(self, X):
-        """Returns the likeliest class of each record as in `classes_`, shape (n,)."""
-        scores = self.decision_function(X)
-        places = scores.argmax(axis=1) if scores.ndim == 2 else (scores > 0).astype(int)
-        return self.classes_[places]
+    def _fit_scores(self, *args: Any, **options: Any) -> None:
+        super()._fit_scores(*args, **options)
+        self.coef_ = self.coef_.T.reshape(-1, len(self.coef_))
+        self.intercept_ = self.intercept_.reshape(-1)

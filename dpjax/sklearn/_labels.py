@@ -70,14 +70,14 @@ def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
     return list(places), of_found[codes]
 
 
-def declared(classes: Any) -> np.ndarray:
+def declared(classes: Any, name: str = "classes") -> np.ndarray:
     """Returns public classes, sorted as scikit-learn has them."""
     array = np.asarray(classes)
     is_list = array.ndim == 1 and not isinstance(classes, str)
-    _validate.require(is_list, "classes", classes, "a list of labels, or None")
+    _validate.require(is_list, name, classes, "a list of labels, or None")
     num_distinct = len(numbered(array)[0])
     rule = "at least two labels that differ, none of them missing"
-    _validate.require(num_distinct == len(array) >= 2, "classes", classes, rule)
+    _validate.require(num_distinct == len(array) >= 2, name, classes, rule)
     return _sorted(array)
 
 

@@ -34,7 +34,7 @@ class LinearEstimator(BaseEstimator):
     epsilon: float
     delta: float | None
     feature_ranges: Any
-    max_weight: float
+    max_weight: float | None
     random_state: int | None
     coef_: np.ndarray
     intercept_: Any
@@ -52,7 +52,7 @@ class LinearEstimator(BaseEstimator):
         _tables.ranges_of(self)
         return checked
 
-    def _fit_linear(
+    def _fit_scores(
         self,
         loss: LinearLoss,
         features: np.ndarray,
@@ -61,14 +61,45 @@ class LinearEstimator(BaseEstimator):
         *,
         key: Key,
         noise_multiplier: float,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns coefficients (d, ...) and intercept in the user's units of features.
+    ) -> None:
+        """Fits coefficients (d, ...) and intercept in the user's units of features.
 
         Privacy:
             As one Gaussian mechanism of the noise multiplier.
         """
+        standard, options = self._prepared(
+            features,
+            weights,
+            _tables.ranges_of(self),
+            key=key,
+            noise_multiplier=noise_multiplier,
+        )
+        rows = standard.of(features)
+        rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)
+        solution = dp_linear_model(
+            loss, (rows, targets.astype(np.float32)), intercept=-1, **options
+        )
+        params = np.asarray(solution.params, np.float64)
+        self._set_standard(standard)
+        self.coef_ = (params[:-1].T / standard.scales).T
+        self.intercept_ = params[-1] - standard.centers @ self.coef_
+
+    def _prepared(
+        self,
+        features: np.ndarray,
+        weights: np.ndarray | None,
+        ranges: tuple[np.ndarray, np.ndarray],
+        *,
+        key: Key,
+        noise_multiplier: float,
+    ) -> tuple[Standard, dict[str, Any]]:
+        """Returns centres and scales of all columns, and what a solver may spend then.
+
+        Privacy:
+            Both together are as one Gaussian mechanism of the noise multiplier.
+        """
         key, scale_key = _keys.split(key)
-        low, high = _tables.ranges_of(self)
+        low, high = ranges
         standard = Standard.of_ranges(low, high)
         is_open = np.isnan(low)
         share = scales_share(
@@ -84,22 +115,13 @@ class LinearEstimator(BaseEstimator):
             )
         for known, part in zip(standard, released, strict=True):
             known[is_open] = part
-        rows = standard.of(features)
-        rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)
-        solution = dp_linear_model(
-            loss,
-            (rows, targets.astype(np.float32)),
-            key=key,
-            noise_multiplier=ROUNDED_UP * noise_multiplier / math.sqrt(1 - share),
-            delta=_PART_DELTA,
-            intercept=-1,
-            weights=None if weights is None else weights.astype(np.float32),
-            max_weight=self.max_weight,
-        )
-        params = np.asarray(solution.params, np.float64)
-        self._set_standard(standard)
-        coef = (params[:-1].T / standard.scales).T
-        return coef, params[-1] - standard.centers @ coef
+        return standard, {
+            "key": key,
+            "noise_multiplier": ROUNDED_UP * noise_multiplier / math.sqrt(1 - share),
+            "delta": _PART_DELTA,
+            "weights": None if weights is None else weights.astype(np.float32),
+            "max_weight": _tables.largest_weight(self),
+        }
 
     def _set_standard(self, standard: Standard) -> None:
         self._standard = standard

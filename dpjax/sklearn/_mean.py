@@ -8,7 +8,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP
-from dpjax.estimators import SmoothedTruncation
+from dpjax.estimators import SmoothedTruncation, Winsorization
 from dpjax.sklearn import _tables
 from dpjax.sklearn._linear import guarantee, parameters, total_noise
 from dpjax.sklearn._regressors import in_unit
@@ -45,7 +45,8 @@ class DPMeanRegressor(RegressorMixin, BaseEstimator):
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: the target's unit and
-        the truncated mean of `solvers.dp_mean` share one Gaussian mechanism. A target
+        the truncated mean of `solvers.dp_mean` share one Gaussian mechanism. With a
+        target_range it is a mean of targets clipped to it, and takes all. A target
         that is NaN counts as the centre, and infinities as what the truncation takes
         them for.
 
@@ -64,7 +65,7 @@ class DPMeanRegressor(RegressorMixin, BaseEstimator):
     epsilon: float = 1.0
     delta: float | None = None
     target_range: tuple[float, float] | None = None
-    max_weight: float = 1.0
+    max_weight: float | None = None
     random_state: int | None = None
 
     def __sklearn_tags__(self):
@@ -100,15 +101,18 @@ class DPMeanRegressor(RegressorMixin, BaseEstimator):
             shares = weights / self.max_weight
             samples = np.stack([shares * targets, shares], axis=1)
         samples = samples.astype(np.float32)
-        truncation = SmoothedTruncation.for_moment(
-            _MOMENT,
-            num_samples=len(samples),
-            num_coordinates=samples[0].size,
-            epsilon=epsilon * math.sqrt(1 - unit.share),
-            delta=delta,
-        )
+        if self.target_range is not None:
+            estimator = Winsorization(1.0)  # changes nothing: targets are in the range
+        else:
+            estimator = SmoothedTruncation.for_moment(
+                _MOMENT,
+                num_samples=len(samples),
+                num_coordinates=samples[0].size,
+                epsilon=epsilon * math.sqrt(1 - unit.share),
+                delta=delta,
+            )
         noisy = privatize(
-            truncation,
+            estimator,
             noise_multiplier=ROUNDED_UP * total / math.sqrt(1 - unit.share),
             key=key,
         )

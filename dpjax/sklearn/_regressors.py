@@ -92,7 +92,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
     delta: float | None = None
     feature_ranges: Any = None
     target_range: tuple[float, float] | None = None
-    max_weight: float = 1.0
+    max_weight: float | None = None
     random_state: int | None = None
 
     def _loss(self) -> LinearLoss:
@@ -126,7 +126,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
         targets, unit = self._in_unit(
             targets, weights, key=target_key, noise_multiplier=total
         )
-        coef, intercept = self._fit_linear(
+        self._fit_scores(
             loss,
             features,
             targets,
@@ -134,7 +134,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
             key=key,
             noise_multiplier=total / math.sqrt(1 - unit.share),
         )
-        self._set(coef, float(intercept), unit)
+        self._set_unit(unit)
         self.target_scale_ = unit.scale
         self.privacy_ = guarantee(epsilon, delta, len(features))
         return self
@@ -152,10 +152,10 @@ class _Regressor(RegressorMixin, LinearEstimator):
             self, targets, weights, key=key, noise_multiplier=noise_multiplier
         )
 
-    def _set(self, coef: np.ndarray, intercept: float, unit: Unit) -> None:
-        """Sets coefficients in the user's units."""
-        self.coef_ = coef * unit.scale
-        self.intercept_ = intercept * unit.scale + unit.center
+    def _set_unit(self, unit: Unit) -> None:
+        """Turns coefficients for the unit into those of the user's."""
+        self.coef_ = self.coef_ * unit.scale
+        self.intercept_ = float(self.intercept_) * unit.scale + unit.center
 
     def predict(self, X):
         """Returns predictions in the unit of the target, shape (n,)."""
@@ -173,7 +173,7 @@ class DPLinearRegression(_Regressor):
             and scales of the others are released.
         target_range: the public range (low, high) of the target. None: released.
         max_weight: the largest sample weight, public; larger ones count as this,
-            negative ones and NaN as zero.
+            negative ones and NaN as zero. None: `fit` takes no sample weights.
         random_state: None, for a key from the operating system, or an int, whose noise
             repeats, for tests.
 

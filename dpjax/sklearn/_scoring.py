@@ -13,6 +13,7 @@ from dpjax._default_delta import default_delta
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.models import private_scores
 from dpjax.models._shared import PrivateScores
+from dpjax.sklearn._additive import DPAdditiveRegressor
 from dpjax.sklearn._amounts import LogLinkRegressor
 from dpjax.sklearn._labels import indices
 from dpjax.sklearn._tables import as_column, key_of
@@ -150,6 +151,8 @@ def _loss_of(model: Any) -> tuple[losses.LinearLoss, str]:
     last = _last(model)
     if isinstance(last, LogLinkRegressor):
         return last._loss(), last._loss_name
+    if isinstance(last, DPAdditiveRegressor) and last._loss().has_log_link:
+        return last._loss(), last.loss
     return losses.squared, "squared"
 
 

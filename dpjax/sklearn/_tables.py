@@ -23,7 +23,7 @@ def checked(model: Any, X: Any) -> tuple[np.ndarray, float, float, Key]:
     """Returns the features of a fit, epsilon, delta and key, parameters checked."""
     features = features_of(model, X, is_new=True)
     epsilon, delta = budget_of(model, len(features))
-    _validate.positive(max_weight=model.max_weight)
+    _validate.positive(max_weight=largest_weight(model))
     return features, epsilon, delta, key_of(model.random_state)
 
 
@@ -90,10 +90,21 @@ def numbers_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
     return column.astype(np.float64)
 
 
+def largest_weight(model: Any) -> Any:
+    """Returns the public bound of sample weights, 1 where there are none."""
+    return 1.0 if model.max_weight is None else model.max_weight
+
+
 def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
     """Returns (n,) weights from zero to the largest, NaN as zero, or None."""
     if sample_weight is None:
         return None
+    _validate.require(
+        model.max_weight is not None,
+        "max_weight",
+        None,
+        "the largest weight, a public number, where sample_weight is given",
+    )
     weights = np.asarray(sample_weight, np.float64)
     _validate.require(
         weights.shape == X.shape[:1],

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +18,53 @@ from dpjax.solvers._loop import Execution
 from dpjax.solvers._solution import Solution
 from dpjax.solvers.linear._model import dp_linear_model
 
-# The finest knots of which there are so many records for each weight of the model and
-# each unit of the noise multiplier. With none of them the model is linear.
-_KNOTS = (
-    (12.0, (-4.0, -2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)),
-    (8.0, (-2.0, 0.0, 2.0)),
-)
-# Features are in these units. Equal steps in all weights move a curve's heights more
-# than its line: what is far out in a heavy-tailed column must not decide the first.
-_LINE, _HEIGHT = 0.5, 2.0
+_COARSE = (-2.0, 0.0, 2.0)
+_FINE = (-4.0, -2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+
+
+class Prior(NamedTuple):
+    """How freely columns bend, chosen by public numbers alone.
+
+    Attributes:
+        records: what coarse and fine knots need: so many records for each weight of
+            the model and each unit of the noise multiplier.
+        line: the unit of the lines. Steps that are equal in all weights move a
+            function by the square of its unit.
+        height: the unit of the hat functions.
+    """
+
+    records: tuple[float, float]
+    line: float
+    height: float
+
+    @classmethod
+    def of(cls, loss: LinearLoss) -> "Prior":
+        """Returns that of a loss.
+
+        Labels bound what a record says. Other targets may be nearly all noise, with
+        heavy tails, which curves follow sooner than lines do.
+        """
+        if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
+            return cls((8.0, 12.0), line=0.5, height=2.0)
+        return cls((60.0, 1_000.0), line=1.0, height=0.4)
+
+    def knots(
+        self, num_clear: float, num_columns: int, num_smooth: int
+    ) -> tuple[float, ...]:
+        """Returns the knots of every curve, () for a linear model.
+
+        Args:
+            num_clear: the number of records, over the noise multiplier and the number
+                of outputs.
+            num_columns: the number of lines.
+            num_smooth: the number of columns that may bend.
+        """
+        coarse, fine = self.records
+        for num_records, knots in ((fine, _FINE), (coarse, _COARSE)):
+            num_weights = num_columns + num_smooth * (len(knots) - 1)
+            if num_smooth and num_clear >= num_records * num_weights:
+                return knots
+        return ()
 
 
 def dp_additive_model(
@@ -53,9 +92,10 @@ def dp_additive_model(
 
     These functions are sums of hat functions, one for each knot but zero. So the model
     is linear in its weights, and `dp_linear_model` fits them to features that each
-    record gives by itself. How many knots there are follows from public numbers: the
-    more weights and noise there are for the number of records, the fewer. At a small
-    budget there are none, and the model is the linear one.
+    record gives by itself. The number of knots, at most 11, follows from public
+    numbers: the more weights and noise there are for the number of records, the fewer.
+    At a small budget there are none, and the model is the linear one. Targets that are
+    no labels need more records for them, because they may be nearly all noise.
 
     Args:
         loss: as of `dp_linear_model`.
@@ -133,12 +173,12 @@ def dp_additive_model(
     if intercept is not None:
         column = _column("intercept", intercept, num_columns)
     bent = _smooth(smooth, num_columns, column)
-    knots = public_knots(
-        num_samples / multiplier, num_columns, len(bent), model.num_outputs
-    )
+    prior = Prior.of(model)
+    num_clear = num_samples / (multiplier * model.num_outputs)
+    knots = prior.knots(num_clear, num_columns, len(bent))
     solution = dp_linear_model(
         model,
-        (_expanded(features, bent, knots), targets),
+        (_expanded(features, bent, knots, prior), targets),
         key=key,
         epsilon=epsilon,
         delta=delta,
@@ -149,26 +189,8 @@ def dp_additive_model(
         max_weight=max_weight,
         execution=execution,
     )
-    curves = _curves(solution.params, num_columns, bent, knots, column)
+    curves = _curves(solution.params, num_columns, bent, knots, column, prior)
     return Solution(curves, solution.privacy, solution.stats)
-
-
-def public_knots(
-    num_clear: float, num_columns: int, num_smooth: int, num_outputs: int
-) -> tuple[float, ...]:
-    """Returns the knots of every curve, from public numbers; () for a linear model.
-
-    Args:
-        num_clear: the number of records over the noise multiplier.
-        num_columns: the number of lines.
-        num_smooth: the number of columns that may bend.
-        num_outputs: of the loss.
-    """
-    for num_records, knots in _KNOTS:
-        num_weights = num_columns + num_smooth * (len(knots) - 1)
-        if num_smooth and num_clear >= num_records * num_weights * num_outputs:
-            return knots
-    return ()
 
 
 def _column(name: str, index: int, num_columns: int) -> int:
@@ -203,34 +225,36 @@ def _smooth(
     return bent
 
 
-@partial(jax.jit, static_argnums=(1, 2))
+@partial(jax.jit, static_argnums=(1, 2, 3))
 def _expanded(
-    features: jax.Array, smooth: tuple[int, ...], knots: tuple[float, ...]
+    features: jax.Array, smooth: tuple[int, ...], knots: tuple[float, ...], prior: Prior
 ) -> jax.Array:
     """Returns lines and hat functions of the features, each record by itself."""
     if not knots:
         return features
     columns = jnp.asarray(smooth)
-    heights = _HEIGHT * hats(held(features[:, columns]), knots)
+    heights = prior.height * hats(held(features[:, columns]), knots)
     heights = jnp.delete(heights, knots.index(0.0), axis=-1)
-    lines = features.at[:, columns].multiply(_LINE)
+    lines = features.at[:, columns].multiply(prior.line)
     return jnp.concatenate([lines, heights.reshape(len(features), -1)], axis=1)
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3, 4))
+@partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
 def _curves(
     weights: jax.Array,
     num_columns: int,
     smooth: tuple[int, ...],
     knots: tuple[float, ...],
     intercept: int | None,
+    prior: Prior,
 ) -> Curves:
     """Returns the curves of the weights of lines and hat functions."""
     slopes, outputs = weights[:num_columns], weights.shape[1:]
     if knots:
-        slopes = slopes.at[jnp.asarray(smooth)].multiply(_LINE)
+        slopes = slopes.at[jnp.asarray(smooth)].multiply(prior.line)
     num_hats = max(len(knots) - 1, 0)
-    heights = _HEIGHT * weights[num_columns:].reshape(len(smooth), num_hats, *outputs)
+    heights = weights[num_columns:].reshape(len(smooth), num_hats, *outputs)
+    heights = prior.height * heights
     if knots:
         heights = jnp.insert(heights, knots.index(0.0), 0.0, axis=1)
     return Curves(slopes, heights, knots, smooth, intercept)

@@ -117,11 +117,11 @@ def training(**options):
 
 # At this budget 20 records are enough for knots.
 additive = partial(
-    linear, solve=solvers.dp_additive_model, smooth=(0, 3), intercept=5, epsilon=900.0
+    linear, solve=solvers.dp_additive_model, smooth=(0, 3), intercept=5, epsilon=9_000.0
 )
 OPTIONS = {
     "curves": additive(weights=True),
-    "curves of outputs": additive(losses.softmax(3), epsilon=9_000.0),
+    "curves of outputs": additive(losses.softmax(3)),
     "curves, exposures": additive(losses.poisson(10.0), offsets=True),
     "training": training(monitor=0.2),
     "training, full": training(batching=batching.Full(), monitor=0.2),

@@ -18,7 +18,8 @@ PUBLIC = [getattr(dpjax.sklearn, name) for name in dpjax.sklearn.__all__]
 KINDS = [one for one in PUBLIC if inspect.isclass(one)]
 # These share their `fit`, and differ in the loss and what it asks of targets.
 REGRESSORS = [kind for kind in KINDS if issubclass(kind, _Regressor)]
-ESTIMATORS = [kind() for kind in KINDS]
+# scikit-learn passes weights to all that takes them.
+ESTIMATORS = [kind(max_weight=1) for kind in KINDS]
 NO_VALUE_RAISES = "an error that depends on private values would release them"
 OF_ALL = {
     "check_supervised_y_no_nan": NO_VALUE_RAISES,

@@ -19,6 +19,8 @@ import dpjax.sklearn
 from dpjax._default_delta import default_delta
 from dpjax.accounting import gaussian_epsilon
 from dpjax.sklearn import (
+    DPAdditiveClassifier,
+    DPAdditiveRegressor,
     DPGammaRegressor,
     DPHuberRegressor,
     DPLinearRegression,
@@ -26,6 +28,7 @@ from dpjax.sklearn import (
     DPMeanRegressor,
     DPPoissonRegressor,
     DPTweedieRegressor,
+    _additive,
     _labels,
     _linear,
     _regressors,
@@ -43,7 +46,8 @@ REGRESSORS = [
     DPTweedieRegressor,
     DPMeanRegressor,
 ]
-LINEAR = [*REGRESSORS[:-1], DPLogisticRegression]
+CLASSIFIERS = [DPLogisticRegression, DPAdditiveClassifier]
+MODELS = [*REGRESSORS[:-1], DPAdditiveRegressor, *CLASSIFIERS]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +111,7 @@ def test_odd_values_are_fitted(table, model):
     assert odd.score(rows[400:], targets[400:]) > 0.8
 
 
-@pytest.mark.parametrize("estimator", LINEAR, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("estimator", MODELS, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("is_open", [True, False])
 @pytest.mark.parametrize(
     ("epsilon", "delta"), [(1.0, default_delta(3_000)), (7e-5, 1e-7)]
@@ -136,8 +140,9 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
         spy(owner, "release_scales", lambda kwargs: kwargs["noise"].multiplier)
     spy(_labels, "release_labels", lambda kwargs: kwargs["noise_multiplier"])
     monkeypatch.setattr(_linear, "dp_linear_model", solver)
+    monkeypatch.setattr(_additive, "dp_additive_model", solver)
     given = {} if is_open else {"feature_ranges": (-3, 3)}
-    if estimator is DPLogisticRegression:
+    if estimator in CLASSIFIERS:
         given |= {} if is_open and epsilon == 1.0 else {"classes": [0, 1]}
     elif not is_open:
         given["target_range"] = (-3, 3)
@@ -146,7 +151,7 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
         estimator(random_state=0, epsilon=epsilon, delta=delta, **given).fit(
             rng.normal(size=(n, d)), rng.integers(0, 2, n)
         )
-    if estimator is DPLogisticRegression and "classes" not in given:
+    if estimator in CLASSIFIERS and "classes" not in given:
         delta *= 1 - _labels.DELTA_SHARE
     together = 1 / math.sqrt(sum(part**-2 for part in parts))
     if epsilon == 1.0:
@@ -186,6 +191,11 @@ def test_bad_parameters_are_refused_before_anything(monkeypatch, arguments, name
         (DPTweedieRegressor(power=2.0), "power"),
         (DPPoissonRegressor(target_range=(-2, -1)), "target_range"),
         (DPLogisticRegression(classes=["yes"]), "classes"),
+        (DPAdditiveRegressor(loss="cubic"), "loss"),
+        (DPAdditiveRegressor(loss="gamma", target_range=(-2, -1)), "target_range"),
+        (DPAdditiveRegressor(categorical_features="all"), "categorical_features"),
+        (DPAdditiveRegressor(categorical_features={1: "ab"}), "categorical_features"),
+        (DPAdditiveRegressor(categorical_features={0: ["a"]}), "categorical_feature"),
         (DPMeanRegressor(target_range=(2, 1)), "target_range"),
     ],
     ids=str,
@@ -219,6 +229,7 @@ def no_release(monkeypatch):
     for owner in (_linear, _regressors):
         monkeypatch.setattr(owner, "release_scales", refuse)
     monkeypatch.setattr(_linear, "dp_linear_model", refuse)
+    monkeypatch.setattr(_additive, "dp_additive_model", refuse)
     monkeypatch.setattr(_labels, "release_labels", refuse)
 
 
@@ -235,7 +246,7 @@ def test_means_are_weighted_and_held():
     targets = rng.normal(1_000, 10, 4_000)
     targets[:2_000] += 100
     weights = np.where(np.arange(4_000) < 2_000, 3.0, 0.0)  # 3 counts as 1
-    model = DPMeanRegressor(random_state=0)
+    model = DPMeanRegressor(random_state=0, max_weight=1.0)
     rows = np.zeros((4_000, 1))
     assert abs(model.fit(rows, targets).mean_ - 1_050) < 10
     assert abs(model.fit(rows, targets, weights).mean_ - 1_100) < 20
@@ -244,6 +255,28 @@ def test_means_are_weighted_and_held():
     assert np.isfinite(model.fit(rows, targets, weights).mean_)
     held = DPMeanRegressor(random_state=0, target_range=(0, 1_000))
     assert abs(held.fit(rows, targets).mean_ - 1_000) < 20
+
+
+@pytest.mark.parametrize("weights", [np.ones(50), np.zeros(50), np.full(50, 1e9)])
+@pytest.mark.parametrize("estimator", [*MODELS, DPMeanRegressor])
+def test_weights_need_their_public_bound(monkeypatch, estimator, weights):
+    no_release(monkeypatch)
+    with pytest.raises(ValueError, match="max_weight must be the largest weight"):
+        estimator().fit(np.zeros((50, 1)), np.arange(50) % 2, sample_weight=weights)
+
+
+def test_a_mean_in_a_public_range_is_a_clipped_one():
+    targets = np.r_[np.full(10_000, -7.0), np.full(10_000, 3.0)]
+    errors = [
+        DPMeanRegressor(random_state=seed, target_range=(0, 1))
+        .fit(np.zeros((20_000, 1)), targets)
+        .mean_
+        - 0.5
+        for seed in range(20)
+    ]
+    # Of a mean in [0, 1], of noise (multiplier / n) in each fit.
+    expected = _linear.total_noise(1.0, default_delta(20_000)) / 20_000
+    np.testing.assert_allclose(np.std(errors), expected, rtol=0.5)
 
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
@@ -300,14 +333,14 @@ def test_classes_are_declared_or_bought(table):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", LINEAR, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("estimator", MODELS, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("n", [1, 10])
 def test_tiny_tables_give_finite_predictions(estimator, n):
     rng = np.random.default_rng(n)
     rows = np.stack([rng.lognormal(10, 2, n), rng.normal(2010, 5, n)], axis=1)
     for seed in range(3):
         model = estimator(random_state=seed).fit(rows, rng.integers(0, 2, n))
-        if estimator is DPLogisticRegression:
+        if estimator in CLASSIFIERS:
             assert np.isfinite(model.predict_proba(rows)).all()
         else:
             assert np.isfinite(model.predict(rows)).all()
@@ -315,7 +348,7 @@ def test_tiny_tables_give_finite_predictions(estimator, n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "estimator", [*LINEAR, dpjax.sklearn], ids=lambda cls: cls.__name__
+    "estimator", [*MODELS, dpjax.sklearn], ids=lambda cls: cls.__name__
 )
 def test_examples_that_the_default_run_skips(estimator):
     source = inspect.getdoc(estimator).replace("# doctest: +SKIP", "")

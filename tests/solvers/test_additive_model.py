@@ -8,7 +8,7 @@ import pytest
 from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
-from dpjax.solvers._additive_model import public_knots
+from dpjax.solvers._additive_model import Prior
 from dpjax.solvers._curves import hats
 
 # Tests are of curves and checks; speed matters where users compile.
@@ -68,7 +68,7 @@ def test_a_prediction_is_the_sum_of_its_curves(outputs):
 def test_a_function_that_bends_is_found():
     features, _ = table(seed=1)
     solution = solve()
-    assert len(solution.params.knots) > 3
+    assert solution.params.knots == KNOTS
     error = solution.predict(features) - bent(features)
     assert np.mean(error**2) < 0.05 * np.var(bent(features))
     curve = solution.params.curve(0, [0.0, 2.0, 20.0])
@@ -95,12 +95,23 @@ def test_at_a_small_budget_it_is_the_linear_model():
     assert additive.privacy == linear.privacy
 
 
-def test_knots_follow_from_public_numbers():
-    counts = [
-        [len(public_knots(clear, 10, smooth, outputs)) for clear in (10, 300, 1e4)]
-        for smooth, outputs in ((0, 1), (5, 1), (5, 3), (100, 1))
+@pytest.mark.parametrize(
+    ("loss", "counts"),
+    [
+        (losses.logistic, [[0, 0, 0], [0, 3, 11], [0, 0, 3]]),
+        (losses.softmax(3), [[0, 0, 0], [0, 3, 11], [0, 0, 3]]),
+        (losses.huber(1.0), [[0, 0, 0], [0, 0, 3], [0, 0, 0]]),
+        (losses.squared, [[0, 0, 0], [0, 0, 3], [0, 0, 0]]),
+        (losses.poisson(10.0), [[0, 0, 0], [0, 0, 3], [0, 0, 0]]),
+    ],
+)
+def test_knots_follow_from_public_numbers(loss, counts):
+    prior = Prior.of(loss)
+    found = [
+        [len(prior.knots(clear, 10, smooth)) for clear in (10, 300, 1e4)]
+        for smooth in (0, 5, 100)
     ]
-    assert counts == [[0, 0, 0], [0, 3, 11], [0, 0, 11], [0, 0, 3]]
+    assert found == counts
 
 
 @pytest.mark.slow
@@ -142,7 +153,7 @@ def test_many_runs_are_one_program():
 
     def run(seed):
         key, data = jax.random.key(seed), (features, noise)
-        return solve(data=data, epsilon=4.0, key=key).params
+        return solve("logistic", data=data, epsilon=4.0, key=key).params
 
     mapped = jax.jit(jax.vmap(run))(jnp.arange(2))
     assert mapped.knots == KNOTS

@@ -1,0 +1,289 @@
+"""Additive models: a curve of every column, for classes and for numbers."""
+
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from dpjax import _validate, losses
+from dpjax._types import Key
+from dpjax.losses import LinearLoss
+from dpjax.sklearn import _columns, _shapes, _tables
+from dpjax.sklearn._amounts import amounts_in_unit, amounts_range, log_means
+from dpjax.sklearn._classifier import Classifier
+from dpjax.sklearn._linear import LinearEstimator, parameters
+from dpjax.sklearn._regressors import Unit, _Regressor, in_unit
+from dpjax.sklearn._shapes import Shape
+from dpjax.solvers import Curves, dp_additive_model
+
+# Of a scale, where the scale is half of a public range, or reaches nearly all numbers
+# about a released centre: knots are for numbers of which most are within 2.
+_UNIT = 0.5
+_LOSSES = {
+    "squared": losses.squared,
+    "huber": losses.huber(1.345),
+    "poisson": losses.log_link(1.0),
+    "gamma": losses.log_link(2.0),
+}
+
+
+class _Additive(LinearEstimator):
+    """Scores that are sums of curves; before the classes which say of what."""
+
+    categorical_features: Any
+    n_features_in_: int
+
+    def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
+        self._categories = _columns.categories_of(self.categorical_features, X)
+        straight = _columns.straight_of(X)
+        checked = super()._check(_columns.coded(X, self._categories))
+        names = list(getattr(self, "feature_names_in_", range(self.n_features_in_)))
+        self._is_number = np.array([name not in self._categories for name in names])
+        self._bends = np.array([name not in straight for name in names])
+        return checked
+
+    def _fit_scores(
+        self,
+        loss: LinearLoss,
+        features: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray | None,
+        *,
+        key: Key,
+        noise_multiplier: float,
+    ) -> None:
+        is_number = self._is_number
+        low, high = (ends[is_number] for ends in _tables.ranges_of(self))
+        bends = self._bends[is_number]
+        is_truth = ~bends & np.isnan(low)  # of a type that holds 0 and 1 alone
+        low[is_truth], high[is_truth] = 0.0, 1.0
+        is_public = ~np.isnan(low)
+        standard, options = self._prepared(
+            features[:, is_number],
+            weights,
+            (low, high),
+            key=key,
+            noise_multiplier=noise_multiplier,
+        )
+        standard.scales[is_public | (standard.centers != 0)] *= _UNIT
+        self._set_standard(standard)
+        rows = self._design(features)
+        solution = dp_additive_model(
+            loss,
+            (rows, targets.astype(np.float32)),
+            smooth=np.flatnonzero(bends).tolist(),
+            intercept=-1,
+            **options,
+        )
+        self._curves = jax.tree.map(np.asarray, solution.params)
+
+    def _design(self, features: np.ndarray) -> np.ndarray:
+        """Returns numbers in their scales, 0 and 1 for each category, and ones."""
+        numbers = self._standard.of(features[:, self._is_number])
+        codes = features[:, ~self._is_number].T
+        dummies = [
+            code[:, None] == np.arange(len(values))
+            for code, values in zip(codes, self._categories.values(), strict=True)
+        ]
+        ones = np.ones((len(features), 1))
+        return np.concatenate([numbers, *dummies, ones], axis=1).astype(np.float32)
+
+    def _linear(self, X: Any) -> np.ndarray:
+        """Returns scores, cells held to their ranges."""
+        check_is_fitted(self)
+        X = _columns.coded(X, self._categories)
+        features = _tables.features_of(self, X, is_new=False)
+        return np.asarray(self._curves.predict(self._design(features)), np.float64)
+
+    @property
+    def shapes_(self) -> dict[Any, Shape]:
+        """What each column adds to the score, by name or by index."""
+        check_is_fitted(self)
+        standard, knots = self._standard, self._curves.knots
+        low, high = (standard.held(x) for x in (standard.low, standard.high))
+        ends = np.stack([low, high]) - standard.centers
+        shapes, place, dummy = {}, 0, int(self._is_number.sum())
+        names = list(getattr(self, "feature_names_in_", range(self.n_features_in_)))
+        for index, name in enumerate(names):
+            if self._is_number[index]:
+                center, scale = standard.centers[place], standard.scales[place]
+                bent = knots if self._bends[index] else ()
+                grid = _shapes.grid_of(bent, *(ends[:, place] / scale))
+                values = self._curves.curve(place, grid)
+                grid, place = center + scale * grid, place + 1
+            else:
+                grid = self._categories[name]
+                values = self._curves.slopes[dummy : dummy + len(grid)]
+                dummy += len(grid)
+            shapes[name] = Shape(grid, self._in_units(np.asarray(values, np.float64)))
+        return shapes
+
+    def _in_units(self, values: np.ndarray) -> np.ndarray:
+        """Returns scores in the unit in which they are shown."""
+        return values
+
+
+@parameters
+class DPAdditiveClassifier(_Additive, Classifier):
+    """A private additive model of classes: log odds are a sum of curves of columns.
+
+    Args:
+        categorical_features: "from_dtype": columns of a frame whose type declares
+            categories, which must be public: of pandas `CategoricalDtype([...])`, of
+            polars `Enum`. (`astype("category")` takes them from the data, which is not
+            private.) Or a mapping from columns, by name or by index, to lists of
+            public categories. None: all columns are numbers.
+        epsilon: as of `DPLogisticRegression`, and so are all others.
+
+    Attributes:
+        shapes_: a mapping from columns to `(grid, values)`: what the column adds to the
+            log odds of `classes_[1]`, values of shape (m,), or to the score of each
+            class, shape (m, K). The grid is in the user's units, and values between
+            its numbers are on straight lines; of categories it has them all.
+        classes_: as of `DPLogisticRegression`.
+        privacy_: as of `DPLinearRegression`.
+        feature_ranges_: as of `DPLinearRegression`, for columns of numbers only.
+        n_features_in_: d.
+        feature_names_in_: names of columns, where all are strings.
+
+    Raises:
+        ValueError: by `fit`, where a parameter is out of its range.
+
+    Privacy:
+        As of `DPLogisticRegression`. Names, types and declared categories of columns
+        are public. A cell that is no declared category counts as none of them.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.sklearn import DPAdditiveClassifier
+        >>> rng = np.random.default_rng(0)
+        >>> X = np.c_[rng.normal(45, 15, 20_000), rng.lognormal(10, 1, 20_000)]
+        >>> y = np.abs(X[:, 0] - 45) / 5 - 2 + rng.logistic(size=20_000) > 0
+        >>> model = DPAdditiveClassifier(random_state=0, classes=[False, True])
+        >>> print(f"{model.fit(X, y).score(X, y):.1f}")  # doctest: +SKIP
+        0.7
+        >>> figure = model.plot_shapes()  # doctest: +SKIP
+
+    Reference:
+        As for `dpjax.solvers.dp_additive_model`.
+    """
+
+    categorical_features: Any = _columns.FROM_DTYPE
+
+    def _set_zero(self, num_features: int) -> None:
+        super()._set_zero(int(self._is_number.sum()))
+        num_dummies = sum(map(len, self._categories.values()))
+        num_columns = len(self._standard.scales) + num_dummies + 1
+        self._curves = Curves(
+            jnp.zeros(num_columns), jnp.zeros((0, 0)), (), (), num_columns - 1
+        )
+        del self.coef_, self.intercept_
+
+    def _linear(self, X: Any) -> np.ndarray:
+        scores = super()._linear(X)
+        return scores.reshape(len(scores), -1)
+
+    def plot_shapes(self) -> Any:
+        """Draws `shapes_`, each in a panel; needs matplotlib.
+
+        Returns:
+            A `matplotlib.figure.Figure`, which has `savefig`.
+        """
+        is_binary = len(self.classes_) <= 2
+        label = f"log odds of {self.classes_[-1]}" if is_binary else "score"
+        return _shapes.plot(self.shapes_, list(map(str, self.classes_)), label)
+
+
+@parameters
+class DPAdditiveRegressor(_Additive, _Regressor):
+    """A private additive model of numbers: their mean is a sum of curves of columns.
+
+    Args:
+        loss: "squared"; "huber", for targets with heavy tails; "poisson", for counts,
+            or "gamma", for positive amounts, whose logarithms of means are the sum.
+        categorical_features: as of `DPAdditiveClassifier`.
+        epsilon: as of `DPLinearRegression`, and so are all others. With "poisson" and
+            "gamma" a target_range must reach above zero.
+
+    Attributes:
+        shapes_: a mapping from columns to `(grid, values)`: what the column adds to the
+            prediction in the unit of the target, or to the logarithm of the mean, shape
+            (m,); as of `DPAdditiveClassifier`.
+        privacy_: as of `DPLinearRegression`.
+        feature_ranges_: as of `DPLinearRegression`, for columns of numbers only.
+        n_features_in_: d.
+        feature_names_in_: names of columns, where all are strings.
+
+    Raises:
+        ValueError: by `fit`, where a parameter is out of its range.
+
+    Privacy:
+        As of `DPLinearRegression`, or of `DPPoissonRegressor`. Names, types and
+        declared categories of columns are public.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.sklearn import DPAdditiveRegressor
+        >>> rng = np.random.default_rng(0)
+        >>> X = np.c_[rng.normal(45, 15, 20_000), rng.lognormal(10, 1, 20_000)]
+        >>> y = 300 * np.abs(X[:, 0] - 45) + 1_000 * rng.standard_t(3, 20_000)
+        >>> model = DPAdditiveRegressor(random_state=0).fit(X, y)  # doctest: +SKIP
+        >>> print(model.predict([[15, 2e4], [45, 2e4]]).round(-3))  # doctest: +SKIP
+        [9000.    0.]
+
+    Reference:
+        As for `dpjax.solvers.dp_additive_model`.
+    """
+
+    loss: Literal["squared", "huber", "poisson", "gamma"] = "squared"
+    categorical_features: Any = _columns.FROM_DTYPE
+
+    def _loss(self) -> LinearLoss:
+        names = " or ".join(_LOSSES)
+        is_name = isinstance(self.loss, str) and self.loss in _LOSSES
+        _validate.require(is_name, "loss", self.loss, names)
+        return _LOSSES[self.loss]
+
+    def _range(self) -> tuple[float, float]:
+        ends = super()._range()
+        return amounts_range(ends) if self._loss().has_log_link else ends
+
+    def _in_unit(
+        self,
+        targets: np.ndarray,
+        weights: np.ndarray | None,
+        *,
+        key: Key,
+        noise_multiplier: float,
+    ) -> tuple[np.ndarray, Unit]:
+        loss = self._loss()
+        options: dict[str, Any] = {"key": key, "noise_multiplier": noise_multiplier}
+        if loss.has_log_link:
+            return amounts_in_unit(self, loss, targets, weights, **options)
+        return in_unit(self, targets, weights, **options)
+
+    def _set_unit(self, unit: Unit) -> None:
+        self._unit = unit
+
+    def _in_units(self, values: np.ndarray) -> np.ndarray:
+        return values if self._loss().has_log_link else values * self._unit.scale
+
+    def predict(self, X):
+        """Returns predictions in the unit of the target, shape (n,)."""
+        scores, loss = self._linear(X), self._loss()
+        if not loss.has_log_link:
+            return scores * self._unit.scale + self._unit.center
+        low, high = log_means(loss, self._unit)
+        return np.exp(np.clip(scores + math.log(self._unit.scale), low, high))
+
+    def plot_shapes(self) -> Any:
+        """Draws `shapes_`, each in a panel; needs matplotlib.
+
+        Returns:
+            A `matplotlib.figure.Figure`, which has `savefig`.
+        """
+        is_log = self._loss().has_log_link
+        return _shapes.plot(self.shapes_, [], "log mean" if is_log else "prediction")
