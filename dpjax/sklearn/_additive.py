@@ -163,8 +163,8 @@ class DPAdditiveClassifier(_Additive, Classifier):
         >>> X = np.c_[rng.normal(45, 15, 20_000), rng.lognormal(10, 1, 20_000)]
         >>> y = np.abs(X[:, 0] - 45) / 5 - 2 + rng.logistic(size=20_000) > 0
         >>> model = DPAdditiveClassifier(random_state=0, classes=[False, True])
-        >>> print(f"{model.fit(X, y).score(X, y):.1f}")  # doctest: +SKIP
-        0.7
+        >>> print(f"{model.fit(X, y).score(X, y):.2f}")  # doctest: +SKIP
+        0.75
         >>> figure = model.plot_shapes()  # doctest: +SKIP
 
     Reference:
