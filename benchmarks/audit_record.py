@@ -9,7 +9,7 @@ import jax
 
 from benchmarks import record
 from dpjax._rounding import rounded_down, rounded_up
-from dpjax.audit import Case
+from dpjax.audit._shared import Case
 
 SEED = 0  # that of `dpjax audit`, which finds the same
 

@@ -39,7 +39,9 @@ from benchmarks.speed.case import Case, Method
 from benchmarks.utility.problems import scaled_down
 from dpjax._default_delta import default_delta
 from dpjax.constraints import L1Ball
-from dpjax.solvers import MarginLoss, dp_frank_wolfe, dp_objective_perturbation
+from dpjax.datasets._heavy_tailed import l1_ball_params
+from dpjax.losses import MarginLoss
+from dpjax.solvers import dp_frank_wolfe, dp_objective_perturbation
 
 NUM_DRAWS, NUM_SEEDS = 4, 10
 NOISE_MULTIPLIER = 0.5
@@ -73,7 +75,7 @@ def three_large(key, num_features):
     return jnp.zeros(num_features).at[:3].set(jnp.array([0.5, -0.3, 0.2]))
 
 
-PARAMS = {"l1 ball": dpjax.datasets.l1_ball_params, "0.5, -0.3, 0.2": three_large}
+PARAMS = {"l1 ball": l1_ball_params, "0.5, -0.3, 0.2": three_large}
 
 
 def excess_risks(num_samples, num_features, params_fn, seed):
@@ -203,7 +205,7 @@ def peers(data, python):
 
 
 def objective_perturbation(peer_python):
-    adult = dpjax.datasets.adult()
+    adult = dpjax.datasets.load("adult")
     data = {
         # A hair below norm 1, for the peer's own check.
         "features": scaled_down(adult.features.astype(float), 1 - 1e-12),

@@ -19,7 +19,7 @@ from benchmarks.record import RESULTS
 from dpjax import estimators, mechanisms, models, parties, solvers, transforms, tuning
 from dpjax._files import check_file, check_spared, write_whole
 from dpjax._rounding import as_decimal, rounded_down, rounded_up
-from dpjax.audit import cases
+from dpjax.audit._shared import cases
 
 PAGE = Path(dpjax.__file__).with_name("GUARANTEES.md")
 RECORD = RESULTS / "audits.json"

@@ -85,7 +85,7 @@ class Standard(NamedTuple):
     Attributes:
         centers: shape (k,); NaN counts as it.
         scales: shape (k,), positive.
-        low: shape (k,), the least number that a column is held to.
+        low: shape (k,), the least number that a column is clipped to.
         high: shape (k,), the largest one.
         is_known: shape (k,), whether they say anything of the columns.
     """
@@ -104,7 +104,7 @@ class Standard(NamedTuple):
 
     @classmethod
     def unknown(cls, num_columns: int) -> "Standard":
-        """Returns that of columns which keep their units, held to -1 and 1."""
+        """Returns that of columns which keep their units, clipped to [-1, 1]."""
         ones = np.ones(num_columns)
         return cls(0 * ones, ones, -ones, ones, ones < 0)
 

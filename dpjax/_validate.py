@@ -8,7 +8,7 @@ JAX is imported where arrays are checked: the command checks its options without
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,54 +23,25 @@ def require(condition: bool, name: str, value: Any, rule: str) -> None:
 
 def positive(**arguments: Any) -> None:
     """Requires every argument to be a finite number above zero."""
-    for name, value in arguments.items():
-        if value is None or is_concrete(value):
-            values = _as_numbers(name, value)
-            require(
-                bool(np.all((values > 0) & np.isfinite(values))),
-                name,
-                value,
-                "positive and finite",
-            )
+    _all_numbers(arguments, lambda x: (x > 0) & np.isfinite(x), "positive and finite")
 
 
 def non_negative(**arguments: Any) -> None:
     """Requires every argument to be a finite number, zero or above."""
-    for name, value in arguments.items():
-        if value is None or is_concrete(value):
-            values = _as_numbers(name, value)
-            require(
-                bool(np.all((values >= 0) & np.isfinite(values))),
-                name,
-                value,
-                "non-negative and finite",
-            )
+    rule = "non-negative and finite"
+    _all_numbers(arguments, lambda x: (x >= 0) & np.isfinite(x), rule)
 
 
 def within(low: float, high: float, **arguments: Any) -> None:
     """Requires low <= argument <= high, for every argument."""
-    for name, value in arguments.items():
-        if value is None or is_concrete(value):
-            values = _as_numbers(name, value)
-            require(
-                bool(np.all((values >= low) & (values <= high))),
-                name,
-                value,
-                f"between {low:g} and {high:g}",
-            )
+    rule = f"between {low:g} and {high:g}"
+    _all_numbers(arguments, lambda x: (x >= low) & (x <= high), rule)
 
 
 def probability(**arguments: Any) -> None:
     """Requires 0 < argument < 1, for every argument."""
-    for name, value in arguments.items():
-        if value is None or is_concrete(value):
-            values = _as_numbers(name, value)
-            require(
-                bool(np.all((values > 0) & (values < 1))),
-                name,
-                value,
-                "strictly between 0 and 1",
-            )
+    rule = "strictly between 0 and 1"
+    _all_numbers(arguments, lambda x: (x > 0) & (x < 1), rule)
 
 
 def delta(delta: Any) -> None:
@@ -254,6 +225,15 @@ def is_concrete(value: Any) -> bool:
     from jax.core import Tracer
 
     return isinstance(value, jax.Array) and not isinstance(value, Tracer)
+
+
+def _all_numbers(
+    arguments: Mapping[str, Any], holds: Callable[[np.ndarray], Any], rule: str
+) -> None:
+    """Requires of every number what holds tells; traced ones are not looked at."""
+    for name, value in arguments.items():
+        if value is None or is_concrete(value):
+            require(bool(np.all(holds(_as_numbers(name, value)))), name, value, rule)
 
 
 def _as_numbers(name: str, value: Any) -> np.ndarray:

@@ -320,6 +320,11 @@ SOLVERS = {
             learning_rate=0.1 + 0.1 * i,
         ),
     ),
+    "dp_additive_model": Part(
+        lambda data, key, i: solvers.dp_additive_model(
+            "squared", data, smooth=(0, 2, 4), max_weight=1.0 + i, **_budget(key, i)
+        ),
+    ),
     "dp_linear_model": Part(
         lambda data, key, i: solvers.dp_linear_model(
             "squared", data, max_weight=1.0 + i, **_budget(key, i)

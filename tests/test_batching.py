@@ -14,6 +14,7 @@ import pytest
 import scipy.stats
 
 from dpjax import accounting
+from dpjax.accounting._shared import poisson_capacity
 from dpjax.batching import (
     BallsInBins,
     CyclicPoisson,
@@ -188,7 +189,7 @@ def test_capacity_is_priced(batching, group):
             jax.random.key(0), 10_000, 100, epsilon=1.0, delta=1e-5
         ).capacity
 
-    assert capacity(batching) == accounting.poisson_capacity(
+    assert capacity(batching) == poisson_capacity(
         group, 50 / group, num_steps=100, epsilon=1.0, delta=1e-5
     )
     assert capacity(dataclasses.replace(batching, capacity=200)) == 200

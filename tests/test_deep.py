@@ -13,7 +13,6 @@ from benchmarks.deep.hindsight import Setting, grid_losses
 from benchmarks.page import filled
 from benchmarks.record import ROOT, Record, read
 from dpjax.accounting import (
-    correlated_noise_multiplier_to_epsilon,
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
@@ -105,7 +104,7 @@ def test_a_plan_costs_its_epsilon(num_bands):
         )
         assert how.stddev == pytest.approx(2 * how.multiplier / 100)
     else:
-        cost = correlated_noise_multiplier_to_epsilon(
+        cost = noise_multiplier_to_epsilon(
             how.multiplier,
             1e-4,
             strategy=how.noise,

@@ -63,6 +63,17 @@ def test_every_public_name_is_on_a_page(api, package):
         assert f"`{home}.{name}`" in pages[package.__name__]
 
 
+def test_the_reference_has_every_public_name_once(api):
+    listed = re.findall(r"\{py:obj\}`~([\w.]+)`", (DOCS / "api.md").read_text())
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {
+        f"{api.home(package, name)}.{name}"
+        for package in PACKAGES
+        for name in package.__all__
+        if not inspect.ismodule(getattr(package, name))
+    }
+
+
 def test_pages_are_of_every_package(api):
     assert {one.__name__ for one in PACKAGES} <= {
         one.__name__ for one in api.packages()
@@ -265,13 +276,13 @@ def test_skeleton_of_a_solver_counts(key):
 def test_skeleton_of_a_data_set_loads(tmp_path, monkeypatch):
     monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rents = load(SKELETONS / "dataset.py").rents
+    load_rents = load(SKELETONS / "dataset.py").load
     with pytest.raises(FileNotFoundError, match="Take the table"):
-        rents()
+        load_rents()
     (tmp_path / "rents").mkdir()
     rows = ["area,year_built,district,rent", "100,2000,north,900", "odd,1950,?,1e3"]
     (tmp_path / "rents" / "rents.csv").write_text("\n".join([*rows, *rows[1:] * 2]))
-    data = rents()
+    data = load_rents()
     assert data.features.shape == (5, 5)
     assert data.test_features.shape == (1, 5)
     np.testing.assert_allclose(data.features[:2], [[1, 1, 1, 0, 1], [0, 0, 0, 0, 1]])

@@ -14,11 +14,12 @@ import optax
 import pytest
 from jax.extend.random import define_prng_impl
 
-from dpjax import audit, batching, mechanisms, solvers, transforms
+from dpjax import batching, mechanisms, solvers, transforms
 from dpjax.audit import _mechanisms
+from dpjax.audit._shared import cases
 from dpjax.estimators import Clipping
 
-CASES = audit.cases()
+CASES = cases()
 # Their noise is made on the host, from bytes and not from a key.
 ON_HOST = {
     "discrete_gaussian",

@@ -1,6 +1,7 @@
 """The package's shape: imports go one way, files are short and named by subject."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,10 @@ def imports_of(tree):
 
 
 def violations(source, layer):
-    """What a file of a layer imports and must not."""
+    """What a file of a layer imports and must not.
+
+    Of the layers below it a file takes what is public, and what their `_shared.py` has.
+    """
     found = []
     for node, target in imports_of(ast.parse(source)):
         parts = target.split(".")
@@ -91,8 +95,9 @@ def violations(source, layer):
         elif parts[1] in SHARED or parts[1] == layer:
             is_allowed = True
         else:
-            is_public = not any(part.startswith("_") for part in parts[2:])
-            is_allowed = parts[1] in BELOW[layer] and is_public
+            within = parts[3:] if parts[2:3] == ["_shared"] else parts[2:]
+            is_open = not any(part.startswith("_") for part in within)
+            is_allowed = parts[1] in BELOW[layer] and is_open
         if not is_allowed:
             found.append(f"line {node.lineno}: {target}")
     return found
@@ -118,6 +123,8 @@ def test_imports_go_one_way(path):
         ("solvers", "from dpjax.estimators._norm import NormBounded"),
         ("solvers", "from dpjax.estimators import _norm"),
         ("solvers", "import dpjax"),
+        ("estimators", "from dpjax.accounting._shared import objective_noise"),
+        ("solvers", "from dpjax.accounting._shared import _check"),
         ("estimators", "from dpjax._scales import release_scales"),
         ("cli", "from dpjax._scales import _sizes"),
     ],
@@ -133,3 +140,22 @@ def test_files_are_short_and_named_by_subject(path):
     banned = {"utils", "util", "common", "core", "base", "misc", "helpers"}
     assert path.stem.strip("_") not in banned
     assert path.read_text().startswith('"""'), "one line tells what the file is"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.rglob("_shared.py")), ids=lambda path: path.parent.name
+)
+def test_what_is_shared_is_taken_by_another_layer_and_not_public(path):
+    layer = modules_of(path)[0]
+    shared = importlib.import_module(f"dpjax.{layer}._shared")
+    public = importlib.import_module(f"dpjax.{layer}").__all__
+    taken = {
+        name
+        for file in FILES
+        if modules_of(file)[:1] != (layer,)
+        for _, target in imports_of(ast.parse(file.read_text()))
+        for package, _, name in [target.rpartition(".")]
+        if package == shared.__name__
+    }
+    assert taken == set(shared.__all__)
+    assert not taken & set(public)

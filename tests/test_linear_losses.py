@@ -9,7 +9,8 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from dpjax import losses, solvers
+from dpjax import losses
+from dpjax.losses._shared import named
 
 RNG = np.random.default_rng(20261123)
 
@@ -393,7 +394,6 @@ def test_a_margin_loss_is_a_loss_of_the_prediction():
     expected = loss.derivative(jnp.float32(0.7), -1) * example[0]
     found = jax.grad(loss)(jnp.array([0.1, 0.3]), example)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert solvers.MarginLoss is losses.MarginLoss
     assert losses.MarginLoss.logistic() is losses.logistic
 
 
@@ -432,12 +432,12 @@ def test_the_logistic_derivative_of_a_margin_is_to_the_bit_what_it_was():
 
 def test_losses_have_names():
     for name in ("squared", "logistic"):
-        assert losses.named(name) is getattr(losses, name)
-        assert losses.named(losses.named(name)) is getattr(losses, name)
-    assert losses.named("huber") == losses.huber(1.345)
+        assert named(name) is getattr(losses, name)
+        assert named(named(name)) is getattr(losses, name)
+    assert named("huber") == losses.huber(1.345)
     for bad in ("hinge", 3, None, lambda params, example: 0.0, ["squared"]):
         with pytest.raises(ValueError, match="loss must be 'squared' or 'logistic' or"):
-            losses.named(bad)
+            named(bad)
 
 
 @pytest.mark.parametrize(

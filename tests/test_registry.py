@@ -18,23 +18,21 @@ from tests import registry
 # What a layer's package holds beside its parts: bases, records, functions on parts.
 BESIDE = {
     estimators: {
-        *("Estimator", "Sensitivity", "SampleStream", "clip_to_norm"),
+        *("Estimator", "Sensitivity"),
         # `privatize` alone takes them: "privatize, adaptive" and "privatize, scaled".
         *("AdaptiveThreshold", "Scaled"),
-        *("smoothed_truncate", "truncate", "winsorize"),
-        *("FactoredSamples", "OuterProducts", "TableRows"),
     },
     mechanisms: {"BandedToeplitz", "BinaryTree", "BufferedToeplitz", "Strategy"},
     transforms: {"average_params"},
     solvers: {
-        *("Checkpoint", "Execution", "MarginLoss", "Solution", "printed_epsilon"),
+        *("Checkpoint", "Curves", "Execution", "Solution", "printed_epsilon"),
         "PrivateTraining",  # tests/solvers/test_private_training.py
         # Of several parties, who call it together: tests/solvers/test_multiparty*.py.
         *("dp_multiparty_gradient_descent", "dp_multiparty_objective_perturbation"),
     },
-    constraints: {"Constraint", "VertexConstraint", "grid_net", "halton_net"},
-    losses: {"LinearLoss", "MarginLoss", "named"},
-    batching: {"BatchState", "Batching"},
+    constraints: {"grid_net", "halton_net"},
+    losses: {"LinearLoss", "MarginLoss"},
+    batching: {"Batching"},
 }
 LAYERS = {
     estimators: registry.ESTIMATORS,

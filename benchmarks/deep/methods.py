@@ -20,7 +20,6 @@ import optax
 import dpjax
 from benchmarks.deep.tasks import Task
 from dpjax.accounting import (
-    correlated_noise_multiplier,
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
@@ -227,9 +226,7 @@ def plan(
         multiplier = noise_multiplier(epsilon, delta, **sampling)
     else:
         sampling = batching.participation(num_samples, num_steps)
-        multiplier = correlated_noise_multiplier(
-            epsilon, delta, strategy=strategy, **sampling
-        )
+        multiplier = noise_multiplier(epsilon, delta, strategy=strategy, **sampling)
     stddev = 2 * multiplier / size * relative
     stddev = float(stddev)
     return Plan(batching, num_steps, strategy, multiplier, stddev, head_epsilon)

@@ -14,21 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks.figures.laws import Laplace, LogGamma, Logistic, LogLogistic
 from benchmarks.figures.panel import Setting
 from dpjax import datasets, losses
 from dpjax._types import Key, LossFn
 from dpjax.constraints import L1Ball, L2Ball
-from dpjax.datasets import (
-    Dataset,
-    Laplace,
-    LogGamma,
-    Logistic,
-    LogLogistic,
-    LogNormal,
-    Normal,
-    Pareto,
-    StudentT,
-)
+from dpjax.datasets import LogNormal, Normal, Pareto, StudentT
 
 RIDGE = 1e-3  # the l2 penalty of 001, whose size it does not print
 
@@ -60,7 +51,7 @@ class ProblemKind:
             the theory of the estimators takes; public.
         fourth_moment_bound: a bound on the fourth moments of features and targets,
             which `dp_lasso` and `dp_sparse_linear_regression` take; public.
-        dataset: the loader of a real data set, or None.
+        dataset: the name of a real data set, or None.
     """
 
     draw: Callable[[Key, Setting], Sample]
@@ -69,7 +60,7 @@ class ProblemKind:
     ball: str | None = None
     moment_bound: float = 1.0
     fourth_moment_bound: float = 1.0
-    dataset: Callable[[], Dataset] | None = None
+    dataset: str | None = None
 
     @property
     def penalized(self) -> LossFn:
@@ -233,9 +224,9 @@ def pareto_moment(setting: Setting) -> float:
     return (setting.moment_order + _EXCESS) / _EXCESS
 
 
-def _real(loader: Callable[[], Dataset]) -> Any:
+def _real(name: Any) -> Any:
     def draw(key: Key, setting: Setting) -> Sample:
-        data = _loaded(loader)
+        data = _loaded(name)
         order = jax.random.permutation(key, len(data.targets))[: setting.num_samples]
         features, targets = map(jnp.asarray, data.train)
         test_features, test_targets = map(jnp.asarray, data.test)
@@ -248,9 +239,7 @@ def _real(loader: Callable[[], Dataset]) -> Any:
     return draw
 
 
-@cache
-def _loaded(loader: Callable[[], Dataset]) -> Dataset:
-    return loader()
+_loaded = cache(datasets.load)
 
 
 _EXCESS = 0.2
@@ -295,8 +284,8 @@ def _sparse_logistic(feature_law: Any, noise_law: Any, bound: float) -> ProblemK
     return ProblemKind(draw, losses.logistic, l2=RIDGE, ball="l2", moment_bound=bound)
 
 
-def _of_data(loader: Callable[[], Dataset], loss_fn: LossFn, **changes: Any) -> Any:
-    return ProblemKind(_real(loader), loss_fn, dataset=loader, **changes)
+def _of_data(name: str, loss_fn: LossFn, **changes: Any) -> Any:
+    return ProblemKind(_real(name), loss_fn, dataset=name, **changes)
 
 
 PROBLEMS = {
@@ -314,10 +303,8 @@ PROBLEMS = {
         l2=RIDGE,
         moment_bound=0.25,
     ),
-    "Adult, ridge": _of_data(datasets.adult, losses.squared, l2=RIDGE),
-    "Adult, logistic": _of_data(
-        datasets.adult, losses.logistic, l2=RIDGE, moment_bound=0.25
-    ),
+    "Adult, ridge": _of_data("adult", losses.squared, l2=RIDGE),
+    "Adult, logistic": _of_data("adult", losses.logistic, l2=RIDGE, moment_bound=0.25),
     "linear, log-normal features": _linear_in_l1(
         feature_law=_SKEWED, noise_law=_SLIGHT
     ),
@@ -354,20 +341,18 @@ PROBLEMS = {
         _in_unit_ball, losses.logistic, l2=RIDGE, moment_bound=0.25
     ),
     "mean of a Pareto law": ProblemKind(_pareto, losses.squared),
-    "BlogFeedback": _of_data(datasets.blog_feedback, losses.squared, ball="l1"),
-    "Twitter": _of_data(datasets.twitter, losses.squared, ball="l1"),
-    "Winnipeg": _of_data(
-        datasets.winnipeg, losses.logistic, ball="l1", moment_bound=0.25
-    ),
+    "BlogFeedback": _of_data("blog_feedback", losses.squared, ball="l1"),
+    "Twitter": _of_data("twitter", losses.squared, ball="l1"),
+    "Winnipeg": _of_data("winnipeg", losses.logistic, ball="l1", moment_bound=0.25),
     "Year Prediction": _of_data(
-        datasets.year_prediction, losses.logistic, ball="l1", moment_bound=0.25
+        "year_prediction", losses.logistic, ball="l1", moment_bound=0.25
     ),
-    "RAND HIE": _of_data(datasets.rand_hie, losses.squared, ball="l1"),
+    "RAND HIE": _of_data("rand_hie", losses.squared, ball="l1"),
     "credit default": _of_data(
-        datasets.credit_default, losses.logistic, ball="l1", moment_bound=0.25
+        "credit_default", losses.logistic, ball="l1", moment_bound=0.25
     ),
     "Adult in the l1 ball": _of_data(
-        datasets.adult, losses.logistic, ball="l1", moment_bound=0.25
+        "adult", losses.logistic, ball="l1", moment_bound=0.25
     ),
-    "Belgian motor": _of_data(datasets.belgian_motor, losses.squared, ball="l1"),
+    "Belgian motor": _of_data("belgian_motor", losses.squared, ball="l1"),
 }

@@ -9,11 +9,11 @@ import numpy as np
 
 from benchmarks.speed.case import Case, Method, Target, Work
 from benchmarks.speed.models import heavy_tailed
+from dpjax._sums.stream import SampleStream
 from dpjax.estimators import (
     Clipping,
     Mean,
     MedianOfMeans,
-    SampleStream,
     SmoothedTruncation,
     TrimmedMean,
     Truncation,

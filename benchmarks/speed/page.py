@@ -86,7 +86,7 @@ NO_GPU = (
 
 def _gpu(found: Mapping[str, Results], path: Path) -> Iterator[str]:
     yield f"From {page.source(path)}."
-    yield _machine(found)
+    yield from _machine(found)
     yield from _targets(found, SUITES["gpu"])
     for case in SUITES["gpu"]:
         yield f"### {case.title}"

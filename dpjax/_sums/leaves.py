@@ -10,7 +10,7 @@ sample may cancel, and then no norm bounds how their sum is rounded.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -156,7 +156,7 @@ class TableRows:
             is_first = goal == order
             total = jnp.where(is_first[:, None], values, 0)
             goal = jnp.where(is_first, size, goal)
-            total = total.at[goal].add(values, mode="drop")
+            total = scatter_add(size, total, goal, values)
             return jnp.where(is_first, places, num_rows), total
 
         if size > 1:
@@ -168,7 +168,7 @@ class TableRows:
 
         def one(places, values):
             table = jnp.zeros((self.num_rows, values.shape[1]), values.dtype)
-            return self.build(table.at[places].add(values, mode="drop"))
+            return self.build(scatter_add(len(places), table, places, values))
 
         return jax.vmap(one)(self.places, self.values)
 
@@ -199,7 +199,7 @@ class TableRows:
         """Adds rows to a sum, or their influences; that of a zero must be zero."""
         values = self.values if influence is None else influence(self.values)
         rows = values.reshape(-1, values.shape[-1])
-        return total.at[self.places.reshape(-1)].add(rows, mode="drop")
+        return scatter_add(len(values), total, self.places.reshape(-1), rows)
 
 
 @register("values", "weights")
@@ -336,6 +336,58 @@ def add_rows(
         return add(0, (total, arrays))[0]
     first = [part(x, 0) for x in arrays]
     return jax.lax.fori_loop(0, -(-num_rows // size), add, (total, first))[0]
+
+
+def scatter_add(
+    most: int, table: jax.Array, places: jax.Array, rows: jax.Array
+) -> jax.Array:
+    """Adds rows to those of a table; what has no place there is left out.
+
+    A GPU adds in an order that is another one in each run, and floats would round
+    accordingly: the sums of blocks that hold other records, too. There, rows are
+    written as two digits, which add exactly in any order.
+
+    Args:
+        most: how many rows go to one place, at most.
+        table: shape (N, q), float32 or float64.
+        places: shape (m,).
+        rows: shape (m, q).
+    """
+    in_any_order = partial(_scatter_digits, most)
+    return jax.lax.platform_dependent(
+        table, places, rows, cpu=_scatter, default=in_any_order
+    )
+
+
+def _scatter(table, places, rows):
+    return table.at[places].add(rows, mode="drop")
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _scatter_digits(most, table, places, rows):
+    """Adds rows, off by 2^(2b - nmant - 24) of the largest each for 2^b at a place."""
+    nmant = jnp.finfo(rows.dtype).nmant
+    bits = max(most - 1, 0).bit_length()
+    # All digits of a place add up to 2^(nmant + 1) at most.
+    _, exponent = jnp.frexp(jnp.abs(as_finite(rows)).max(initial=0))
+    exponent = jnp.maximum(exponent, -90)  # the unit's inverse is a float
+    one = jnp.ones((), rows.dtype)
+    scaled = rows * jnp.ldexp(one, -exponent) * 2.0 ** (nmant - bits)
+    high = jnp.round(scaled)
+    low = jnp.round((scaled - high) * 2.0 ** (nmant + 1 - bits))
+    zeros = jnp.zeros_like(table)
+    high, low = _scatter(zeros, places, high), _scatter(zeros, places, low)
+    # Else the compiler adds the rows of one to what the other has come to.
+    high, low = jax.lax.optimization_barrier((high, low))
+    total = high + low * 2.0 ** (bits - nmant - 1)
+    return table + total * 2.0 ** (bits - nmant) * jnp.ldexp(one, exponent)
+
+
+@_scatter_digits.defjvp
+def _scatter_digits_jvp(most, primals, tangents):
+    # Digits stand for the rows themselves.
+    table, _, rows = tangents
+    return _scatter_digits(most, *primals), _scatter(table, primals[1], rows)
 
 
 def zero_unless(counts: jax.Array, x: jax.Array) -> jax.Array:

@@ -34,7 +34,7 @@ class FactoredSamples:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from dpjax.estimators import OuterProducts
+        >>> from dpjax._sums.leaves import OuterProducts
         >>> kernel = OuterProducts(jnp.ones((5, 2)), jnp.ones((5, 3)), lambda x: x)
         >>> samples = FactoredSamples({"kernel": kernel, "bias": jnp.ones((5, 3))})
         >>> samples.written_out()["kernel"].shape

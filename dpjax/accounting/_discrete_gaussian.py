@@ -132,22 +132,12 @@ def discrete_gaussian_epsilon(
 ) -> float:
     """The epsilon of releasing integers under a sum of discrete Gaussian shares.
 
-    The better of two bounds, (2) and (4) of this module. From a stddev of some hundreds
+    The better of two bounds, (2) and (4) of this module; the other arguments mean what
+    they do in `discrete_gaussian_stddev`. From a stddev of some hundreds
     on it is the epsilon of the continuous Gaussian with sigma = sqrt(K) stddev.
-
-    Args:
-        stddev: of each share, an integer of at least 1.
-        delta: privacy parameter in (0, 1).
-        sensitivity: l2 sensitivity of each release, a vector of integers.
-        num_shares: K, how many shares are secret and surely in the sum.
-        num_coordinates: d, the length of a release.
-        num_releases: T; each may depend on the earlier ones.
 
     Returns:
         epsilon >= 0.
-
-    Raises:
-        ValueError: where an argument is out of its range.
 
     Privacy:
         Proved in the docstring of this module for every stddev of at least 1, under the

@@ -88,7 +88,7 @@ def spacing(noise_multiplier: float, prob: float, other_multiplier: float) -> fl
     Args:
         noise_multiplier: of a step.
         prob: the share of the records that a batch holds.
-        other_multiplier: of another Gaussian release beside the steps, or inf.
+        other_multiplier: of another Gaussian release next to the steps, or inf.
     """
     # The loss of a release spans about 1 / multiplier^2: this bounds time and memory.
     # That of a sampled step may be much less, q of it, on average.
@@ -111,7 +111,7 @@ def run_losses(
         noise_multiplier: of a step.
         prob: the share of the records that a batch holds.
         num_steps: T.
-        other_multiplier: of another Gaussian release beside the steps, or inf.
+        other_multiplier: of another Gaussian release next to the steps, or inf.
     """
     interval = spacing(noise_multiplier, prob, other_multiplier)
     losses = step_losses(noise_multiplier, prob, interval).self_compose(num_steps)

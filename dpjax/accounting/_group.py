@@ -88,24 +88,13 @@ def group_budget(epsilon: float, delta: float, group_size: int) -> tuple[float, 
     - 1)). Gaussian noise for it is but 0.2 per cent more than k times the noise for one
     record at epsilon = 1, which would do.
 
-    Args:
-        epsilon: privacy for k records, positive and finite.
-        delta: privacy for k records, in [0, 1).
-        group_size: k, at least 1.
-
     Returns:
         epsilon and delta for one record, rounded down.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Example:
         >>> epsilon, delta = group_budget(1.0, 1e-5, 4)
         >>> f"{epsilon:.4f} {delta:.3g}"
         '0.2500 1.65e-06'
-
-    Reference:
-        As for `group_privacy`.
     """
     _validate.positive(epsilon=epsilon)
     _validate.delta(delta)

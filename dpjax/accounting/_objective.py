@@ -115,9 +115,6 @@ def objective_noise(
         `ObjectiveNoise(stddev, extra_regularization)`. The stddev is proportional to L
         at a fixed c / (N Lambda): scaling the loss by L and Lambda by L scales (1).
 
-    Raises:
-        ValueError: If an argument is out of its range, or num_features is missing.
-
     Privacy:
         The exact minimiser of (1) is (epsilon, delta)-DP under replace-one, by the
         proof above, for predictors that see a record through <w, x> alone; with the
@@ -184,26 +181,13 @@ def objective_epsilon(
 ) -> float:
     """The epsilon that a perturbed objective of given noise costs.
 
-    The epsilon of (2) of this module, or of (3) for a loss that never increases.
-
-    Args:
-        stddev: sigma > 0, of each coordinate of eta.
-        delta: privacy parameter in (0, 1).
-        num_samples: N, public.
-        regularization: Lambda > 0 in all, the extra one included.
-        curvature_bound: c > 0, a Lipschitz constant of phi'.
-        derivative_bound: L > 0, a bound on |phi'|.
-        is_non_increasing: whether phi' <= 0 everywhere.
+    The epsilon of (2) of this module, or of (3) for a loss that never increases. Here
+    regularization is Lambda > 0 in all, the extra one included; the other arguments and
+    the guarantee are those of `objective_noise`.
 
     Returns:
         epsilon > 0; never above the one for which `objective_noise` made the stddev, up
         to one part in 1e9.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Privacy:
-        As for `objective_noise`.
 
     Example:
         >>> round(objective_epsilon(7.634, 1e-5, num_samples=1000, regularization=0.01,

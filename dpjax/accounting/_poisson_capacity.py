@@ -37,26 +37,16 @@ def poisson_capacity(
 ) -> int:
     """The batch capacity at which dropping overflowing records is already paid for.
 
-    The smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000.
+    The smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000, for
+    T batches into which each of n records enters with probability q. Under add/remove n
+    is an upper bound on the size of both neighbouring data sets.
     `noise_multiplier` and `noise_multiplier_to_epsilon` leave that thousandth of delta
     unspent for every Poisson scheme, so padded batches of this capacity (or more) need
     no further accounting.
 
-    Args:
-        num_samples: number of records n; under add/remove, an upper bound on the size
-            of both neighbouring data sets.
-        sampling_prob: probability q in (0, 1] with which each record enters a batch.
-        num_steps: number of batches T.
-        epsilon: privacy parameter of the whole run, 0 < epsilon <= inf.
-        delta: privacy parameter of the whole run in [0, 1).
-
     Returns:
         Number of records, between 1 and `num_samples`; `num_samples` where the allowed
         tail is zero or too small for float64.
-
-    Raises:
-        ValueError: If a count is below one, sampling_prob is outside (0, 1], epsilon is
-            not positive, or delta is outside [0, 1).
 
     Privacy:
         Equation (1) of this module, for any rule that chooses the records to drop.

@@ -38,7 +38,7 @@ def selection_epsilon(
 ) -> float:
     """The epsilon that each of T adaptive selections may take from a budget.
 
-    The largest epsilon_0 with `total_selection_epsilon(epsilon_0, delta) <= epsilon`.
+    The largest epsilon_0 of which T selections together cost at most epsilon.
 
     Args:
         epsilon: privacy of all selections together, positive and finite.
@@ -64,7 +64,10 @@ def selection_epsilon(
         0.02
 
     Reference:
-        As for `total_selection_epsilon`.
+        Kairouz, Oh, Viswanath (2015), "The composition theorem for differential
+        privacy", Theorem 3.3. Bounded range: Dong, Durfee, Rogers (2020), "Optimal
+        differential privacy composition for exponential mechanisms"; Cesar, Rogers
+        (2021), "Bounding, concentrating, and truncating", Lemma 3.2, for epsilon^2/8.
     """
     _validate.positive(epsilon=epsilon)
     _check(delta, num_selections, mechanism)
@@ -94,19 +97,11 @@ def total_selection_epsilon(
     """The epsilon of T adaptive selections, each with a given epsilon of its own.
 
     The best of basic composition, the optimal advanced one (equation (1) of this
-    module), and for the exponential mechanism zCDP with rho = T epsilon_0^2 / 8.
-
-    Args:
-        epsilon: epsilon_0 of each selection, zero or above and finite.
-        delta: at which to state the whole, in [0, 1).
-        num_selections: T; each may depend on the earlier outcomes.
-        mechanism: "exponential" or "permute_and_flip".
+    module), and for the exponential mechanism zCDP with rho = T epsilon_0^2 / 8. Here
+    epsilon is epsilon_0; the other arguments mean what they do in `selection_epsilon`.
 
     Returns:
         epsilon of the whole, rounded up by one part in 1e10; T epsilon_0 at delta = 0.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Privacy:
         Permute-and-flip has no bounded range: its log probability ratio spans up to
@@ -122,10 +117,7 @@ def total_selection_epsilon(
         2.84
 
     Reference:
-        Kairouz, Oh, Viswanath (2015), "The composition theorem for differential
-        privacy", Theorem 3.3. Bounded range: Dong, Durfee, Rogers (2020), "Optimal
-        differential privacy composition for exponential mechanisms"; Cesar, Rogers
-        (2021), "Bounding, concentrating, and truncating", Lemma 3.2, for epsilon^2/8.
+        As for `selection_epsilon`.
     """
     _validate.non_negative(epsilon=epsilon)
     _check(delta, num_selections, mechanism)

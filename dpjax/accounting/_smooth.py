@@ -128,21 +128,9 @@ def smooth_noise_rho(
 
     rho = epsilon^2 / 2 of equation (1) or (2) of this module, with s = 1 / multiplier.
 
-    Args:
-        multiplier: b = scale / smooth sensitivity, positive and finite.
-        smoothness: t, positive.
-        sigma: the noise's shape, as for `smooth_noise_multiplier`.
-        mechanism: "laplace_log_normal" or "arsinh_normal".
-
     Returns:
         rho of one number's release, rounded up by one part in 1e10; costs add up over
         coordinates and steps.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Privacy:
-        As for `smooth_noise_multiplier`.
 
     Example:
         >>> # Paper 001, Theorem 3: t = epsilon^2/16, s = epsilon/4 at epsilon = 1.
@@ -150,9 +138,6 @@ def smooth_noise_rho(
         ...                        mechanism="arsinh_normal")
         >>> round((2 * rho) ** 0.5, 3)
         0.729
-
-    Reference:
-        As for `smooth_noise_multiplier`.
     """
     _validate.positive(multiplier=multiplier, smoothness=smoothness)
     _check(sigma, mechanism)
@@ -189,12 +174,6 @@ def calibrate_smooth_noise(
     Returns:
         smoothness, multiplier and sigma, with `smooth_noise_rho` of them at most rho;
         within a per cent or so of the least noise.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Privacy:
-        As for `smooth_noise_multiplier`.
 
     Example:
         >>> noise = calibrate_smooth_noise(1e-4, num_samples=100_000, trim_count=5_000)

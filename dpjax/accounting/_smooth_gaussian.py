@@ -69,18 +69,12 @@ def smooth_gaussian_multiplier(
 ) -> float:
     """The Gaussian noise that hides a value and, with it, the noise's own scale.
 
-    Args:
-        epsilon: privacy parameter, positive and finite.
-        delta: privacy parameter in (0, 1).
-        smoothness: B > 0; S changes by a factor of at most e^B between neighbours.
-        num_coordinates: d, the dimension of the value.
+    For a value in d dimensions and a smoothness B > 0: S changes by a factor of at most
+    e^B between neighbours.
 
     Returns:
         c, such that noise of standard deviation c S in each coordinate is enough; inf
         where no noise is, from about `largest_smoothness` on.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Privacy:
         value + c S N(0, I) is (epsilon, delta)-DP under the relation that S is stated
@@ -126,20 +120,8 @@ def smooth_gaussian_epsilon(
 ) -> float:
     """The epsilon that Gaussian noise on a smooth sensitivity costs.
 
-    Args:
-        noise_multiplier: c > 0, standard deviation of the noise / S.
-        delta: privacy parameter in (0, 1).
-        smoothness: B > 0; S changes by a factor of at most e^B between neighbours.
-        num_coordinates: d, the dimension of the value.
-
     Returns:
         epsilon > 0, rounded up by at least 1 per cent; inf above 300.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Privacy:
-        As for `smooth_gaussian_multiplier`.
 
     Example:
         >>> round(smooth_gaussian_epsilon(
@@ -173,19 +155,8 @@ def largest_smoothness(epsilon: float, delta: float, *, num_coordinates: int) ->
     noise: this is the largest B with D(e^-B, 0) and D(e^B, 0) at most delta. It falls
     as 1 / sqrt(d) in high dimension.
 
-    Args:
-        epsilon: privacy parameter, positive and finite.
-        delta: privacy parameter in (0, 1).
-        num_coordinates: d, the dimension of the value.
-
     Returns:
         The bound, exclusive, on the smoothness in `smooth_gaussian_multiplier`.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Privacy:
-        None is used: a number from public ones.
 
     Example:
         >>> [round(largest_smoothness(1.0, 1e-5, num_coordinates=d), 4)

@@ -8,12 +8,14 @@ sensitivity. The translation is made once, in `_sampled_gaussian.py`.
 """
 
 import math
+from typing import Any
 
 from dp_accounting import DpEvent
 
 from dpjax import _validate
 from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName
-from dpjax.accounting._sampled_gaussian import calibrate, scheme_of
+from dpjax.accounting._correlated import Strategy, independent_releases
+from dpjax.accounting._sampled_gaussian import Scheme, calibrate, scheme_of
 
 
 def noise_multiplier(
@@ -27,6 +29,9 @@ def noise_multiplier(
     relation: NeighboringRelation = REPLACE_ONE,
     noise: NoiseName = "gaussian",
     other_multiplier: float = math.inf,
+    strategy: Strategy | None = None,
+    max_participations: int = 1,
+    min_separation: int = 1,
 ) -> float:
     """The smallest stddev / l2 sensitivity that keeps a training run within budget.
 
@@ -53,10 +58,20 @@ def noise_multiplier(
         other_multiplier: noise multiplier of other Gaussian releases, on all records,
             that share the budget, such as `stats["noise_multiplier"]` of
             `dp_linear_model`; several are as one of (sum of z^-2)^(-1/2). inf: none.
+        strategy: one of `dpjax.mechanisms`, such as `BandedToeplitz`, whose noise is
+            correlated over the steps; at least `num_steps` long. None: independent
+            noise. With a strategy the batches are described by
+            `**batching.participation(num_samples, num_steps)`, and `sampling_prob` is
+            the probability to enter each of a record's own steps, as of
+            `CyclicPoisson`.
+        max_participations: with a strategy, of how many steps a record may be at most.
+        min_separation: with a strategy, how many steps apart two of them are at least;
+            1 is next to each other.
 
     Returns:
-        Standard deviation of each step's noise, divided by the l2 sensitivity of the
-        step under `relation`; rounded up, with sampling or other releases by at most
+        Standard deviation of each step's noise (with a strategy: of the independent
+        noise that it correlates), divided by the l2 sensitivity of the step under
+        `relation`; rounded up, with sampling or other releases by at most
         0.1 per cent of what the accountant allows. It is inf at delta = 0 and 0.0 at
         epsilon = inf. With sampling it is the least of several: full batches; privacy
         loss distributions; and, as those show nothing where delta is below 1e-15
@@ -65,7 +80,9 @@ def noise_multiplier(
     Raises:
         ValueError: If an argument is out of range, the two sampling schemes are mixed,
             fixed-size batches are asked for under another relation than REPLACE_ONE,
-            or `other_multiplier` alone costs more than epsilon.
+            `other_multiplier` alone costs more than epsilon, or a strategy has fewer
+            steps, or with sampling_prob below 1 more bands than min_separation: no gain
+            from sampling is proved there.
 
     Privacy:
         The T noisy steps and those other releases are together (epsilon, delta)-DP
@@ -75,7 +92,7 @@ def noise_multiplier(
         REPLACE_ONE also need each record's contribution within half the sensitivity of
         zero, what a record outside the batch contributes: a value in [0, 1] has
         sensitivity 1, but here counts as 2. One thousandth of delta is set aside for
-        Poisson batches cut at `poisson_capacity`.
+        Poisson batches that are cut at a capacity (`batching.Poisson`).
 
     Example:
         One record in a hundred per step. The sensitivity of a sum of clipped records is
@@ -95,6 +112,16 @@ def noise_multiplier(
         ...                        other_multiplier=tenth), 2)
         1.25
 
+        The largest noise of a prefix sum of 64 steps, in units of a step's
+        sensitivity, with a binary tree and with independent noise:
+
+        >>> from dpjax.mechanisms import BinaryTree
+        >>> tree = noise_multiplier(1.0, 1e-5, num_steps=64, strategy=BinaryTree(64))
+        >>> round(tree * math.sqrt(6), 1)  # 63 is a sum of six nodes
+        24.2
+        >>> round(noise_multiplier(1.0, 1e-5, num_steps=1) * math.sqrt(64), 1)
+        29.8
+
     Reference:
         Full batches: Balle, Wang (2018), Theorem 8. Poisson: the worst pair of laws is
         proved in `_sampled_gaussian.py` for a record that is replaced, by Zhu, Dong,
@@ -102,11 +129,17 @@ def noise_multiplier(
         Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), Connect the dots. Fixed
         size: Balle, Barthe, Gaboardi (2018), Privacy amplification by subsampling,
         Theorem 11, proved and composed in `_fixed_size.py`. Renyi divergences:
-        `_sampled_renyi.py`.
+        `_sampled_renyi.py`. Strategies: Denisov, McMahan, Rush, Smith, Thakurta (2022),
+        Theorem 2.1, and Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu
+        (2023), "(Amplified) banded matrix factorization", Theorems 2 and 4, with the
+        proof in `_correlated.py`.
     """
     _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
     _validate.delta(delta)
-    scheme = scheme_of(
+    scheme, scale = _scheme(
+        strategy,
+        max_participations,
+        min_separation,
         num_steps=num_steps,
         sampling_prob=sampling_prob,
         num_samples=num_samples,
@@ -115,7 +148,7 @@ def noise_multiplier(
         noise=noise,
         other_multiplier=other_multiplier,
     )
-    return calibrate(float(epsilon), float(delta), scheme)
+    return scale * calibrate(float(epsilon), float(delta), scheme)
 
 
 def noise_multiplier_to_epsilon(
@@ -129,6 +162,9 @@ def noise_multiplier_to_epsilon(
     relation: NeighboringRelation = REPLACE_ONE,
     noise: NoiseName = "gaussian",
     other_multiplier: float = math.inf,
+    strategy: Strategy | None = None,
+    max_participations: int = 1,
+    min_separation: int = 1,
 ) -> float:
     """The epsilon that a training run with a given noise multiplier costs.
 
@@ -144,6 +180,9 @@ def noise_multiplier_to_epsilon(
         relation: see there.
         noise: see there.
         other_multiplier: see there.
+        strategy: see there.
+        max_participations: see there.
+        min_separation: see there.
 
     Returns:
         epsilon >= 0, an upper bound; inf without noise or at delta = 0.
@@ -166,7 +205,10 @@ def noise_multiplier_to_epsilon(
     """
     _validate.within(0.0, math.inf, noise_multiplier=noise_multiplier)
     _validate.delta(delta)
-    scheme = scheme_of(
+    scheme, scale = _scheme(
+        strategy,
+        max_participations,
+        min_separation,
         num_steps=num_steps,
         sampling_prob=sampling_prob,
         num_samples=num_samples,
@@ -175,7 +217,7 @@ def noise_multiplier_to_epsilon(
         noise=noise,
         other_multiplier=other_multiplier,
     )
-    return scheme.epsilon(float(noise_multiplier), float(delta))
+    return scheme.epsilon(float(noise_multiplier) / scale, float(delta))
 
 
 def gaussian_event(
@@ -239,3 +281,39 @@ def gaussian_event(
         noise=noise,
     )
     return scheme.event(float(noise_multiplier))
+
+
+# What no claim is made for together with a strategy, and its defaults.
+_OF_INDEPENDENT_NOISE = {
+    "num_samples": None,
+    "batch_size": None,
+    "noise": "gaussian",
+    "other_multiplier": math.inf,
+}
+
+
+def _scheme(
+    strategy: Strategy | None,
+    max_participations: int,
+    min_separation: int,
+    **run: Any,
+) -> tuple[Scheme, float]:
+    """Returns releases that cost as much as a run, and its noise in units of theirs."""
+    pattern = {
+        "max_participations": max_participations,
+        "min_separation": min_separation,
+    }
+    if strategy is None:
+        for name, value in pattern.items():
+            _validate.require(value == 1, name, value, "1 without a strategy")
+        return scheme_of(**run), 1.0
+    for name, default in _OF_INDEPENDENT_NOISE.items():
+        rule = f"{default}, the default, with a strategy"
+        _validate.require(run[name] == default, name, run[name], rule)
+    releases, scale = independent_releases(
+        strategy,
+        num_steps=run["num_steps"],
+        sampling_prob=run["sampling_prob"],
+        **pattern,
+    )
+    return scheme_of(**run | releases), scale

@@ -47,7 +47,7 @@ def _run(
 ) -> Case:
     num_samples, epsilon = len(_RECORDS), 4.0
     pattern = batching.participation(num_samples, _NUM_STEPS)
-    multiplier = accounting.correlated_noise_multiplier(
+    multiplier = accounting.noise_multiplier(
         epsilon, delta, strategy=strategy, **pattern
     )
     is_sampled = "sampling_prob" in pattern

@@ -1,4 +1,4 @@
-"""Claims of `dp_linear_model`, with each of its options.
+"""Claims of `dp_linear_model`, with each of its options, and of `dp_additive_model`.
 
 But for chosen features all releases are Gaussian. An attack reads one of them, and can
 show no more than its share of the budget: all of it where classes have a constant, 3/4
@@ -152,6 +152,34 @@ def chosen_features() -> Case:
     )
 
 
+def additive() -> Case:
+    """The target of a record beyond the last knot turns. Shows 1.2 of 4.
+
+    The other records are zeros, as many as make the column bend.
+    """
+    targets = jnp.zeros(40).at[-1].set(_FAR)
+
+    def solve(key: Key, targets: jax.Array) -> Solution:
+        return solvers.dp_additive_model(
+            "squared",
+            (jnp.zeros((40, 1)).at[-1].set(9.0), targets),
+            key=key,
+            epsilon=4.0,
+            delta=1e-5,
+            smooth=(0,),
+        )
+
+    return solved(
+        "dp_additive_model",
+        solve,
+        targets,
+        -targets,
+        statistic=lambda curves: curves.curve(0, jnp.array([9.0]))[0],
+        num_releases=10_000,
+        is_gaussian=True,
+    )
+
+
 def _turned(
     name: str,
     loss: str | LinearLoss,
@@ -193,6 +221,7 @@ def _turned(
 
 
 BUILDERS: dict[str, Callable[[], Case]] = {
+    "dp_additive_model": additive,
     "dp_linear_model": plain,
     "dp_linear_model_constant": constant,
     "dp_linear_model_intercept": intercept,

@@ -21,7 +21,7 @@ import scipy.stats
 from dpjax import _validate
 from dpjax._types import Key, PyTree
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon
-from dpjax.audit._releases import Release, Source, Statistic
+from dpjax.audit._releases import Release, Releases, Statistic
 from dpjax.audit._statistics import learn_statistics
 
 Bound = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of t from below, f from above
@@ -173,7 +173,7 @@ def epsilon_lower_bound(
         for learnt attacks.
     """
     _validate.delta(delta)
-    source = Source(release, data, neighbor, statistic, batch_size, vectorize)
+    source = Releases(release, data, neighbor, statistic, batch_size, vectorize)
     if is_gaussian:
         _validate.probability(delta=delta)
         bound, epsilon_fn = _mu_bound, partial(_epsilon_of_mu, delta=delta)
@@ -199,7 +199,7 @@ class Case:
 
     Example:
         >>> import dataclasses, jax
-        >>> from dpjax.audit import cases
+        >>> from dpjax.audit._shared import cases
         >>> case = cases()["laplace"]
         >>> def release(key, value):  # of too little noise
         ...     return case.release(key, jax.tree.map(lambda x: 1.5 * x, value))
@@ -220,18 +220,7 @@ class Case:
     vectorize: bool = True
 
     def audit(self, *, key: Key, num_releases: int | None = None) -> Audit:
-        """Attacks the claim, which a bound above `privacy.epsilon` refutes.
-
-        Args:
-            key: a typed key, used once here.
-            num_releases: how many to draw; by default the case's own number.
-
-        Returns:
-            What `epsilon_lower_bound` found.
-
-        Raises:
-            ValueError: as for `epsilon_lower_bound`.
-        """
+        """Attacks the claim, which a bound above `privacy.epsilon` refutes."""
         return epsilon_lower_bound(
             self.release,
             self.data,
@@ -248,12 +237,9 @@ class Case:
 def clopper_pearson(
     counts: np.ndarray, total: int, significance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Both ends of the exact confidence intervals of binomial rates.
+    """Both ends of the exact confidence intervals of rates: counts of total trials.
 
-    Args:
-        counts: of successes.
-        total: of trials.
-        significance: the probability that one end fails.
+    Significance is the probability that one end fails.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         low = scipy.stats.beta.ppf(significance, counts, total - counts + 1)
@@ -284,7 +270,7 @@ def _mu_bound(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _attack(
-    source: Source,
+    source: Releases,
     key: Key,
     delta: float,
     num_releases: int,

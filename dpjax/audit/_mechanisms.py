@@ -16,6 +16,7 @@ from dp_accounting import DpEvent, LaplaceDpEvent, UnsupportedDpEvent, ZCDpEvent
 from dpjax import accounting, mechanisms
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting._shared import discrete_gaussian_epsilon, smooth_noise_rho
 from dpjax.audit._lower_bound import Case
 from dpjax.audit._releases import Statistic
 
@@ -90,7 +91,7 @@ def discrete_gaussian() -> Case:
         noise = mechanisms.discrete_gaussian(shape, stddev=stddev, random_bytes=source)
         return noise.astype(np.int32)
 
-    epsilon = accounting.discrete_gaussian_epsilon(
+    epsilon = discrete_gaussian_epsilon(
         stddev, _DELTA, sensitivity=100.0, num_coordinates=2
     )
     return Case(
@@ -201,7 +202,7 @@ def _smooth(
 ) -> Case:
     """Audits zeros against ones, under noise of 8 times the smooth sensitivity."""
     mechanism = getattr(mechanisms, name)
-    rho = accounting.smooth_noise_rho(
+    rho = smooth_noise_rho(
         _SMOOTH_MULTIPLIER, smoothness=smoothness, sigma=sigma, mechanism=name
     )
     zeros, scale = jnp.zeros(64), jnp.full(64, _SMOOTH_MULTIPLIER)

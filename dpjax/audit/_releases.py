@@ -23,7 +23,7 @@ _REAL = (jnp.floating, jnp.integer, jnp.bool_)
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class Releases:
     """Where releases come from; its fields are arguments of `epsilon_lower_bound`."""
 
     release: Release

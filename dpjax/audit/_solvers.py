@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import batching, estimators, parties, solvers
+from dpjax import batching, estimators, losses, parties, solvers
 from dpjax._types import Key, PyTree
 from dpjax.audit import _batched_solvers, _choosing_solvers, _linear_models
 from dpjax.audit._choosing_solvers import linear, solved
@@ -144,7 +144,7 @@ def dp_objective_perturbation() -> Case:
             epsilon=4.0,
             delta=0.05,
             regularization=1000.0,
-            loss=solvers.MarginLoss.smoothed_hinge(),
+            loss=losses.MarginLoss.smoothed_hinge(),
         )
 
     features, labels = jnp.ones((1, 1)), jnp.ones(1)
@@ -237,7 +237,7 @@ def dp_multiparty_objective_perturbation() -> Case:
                 epsilon=4.0,
                 delta=0.05,
                 regularization=1000.0,
-                loss=solvers.MarginLoss.smoothed_hinge(),
+                loss=losses.MarginLoss.smoothed_hinge(),
             )
 
         return parties.run_parties(party_fn, 2)[0]

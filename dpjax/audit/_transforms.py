@@ -25,6 +25,7 @@ from dpjax._types import (
     SelectionName,
 )
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting._shared import calibrate_smooth_noise
 from dpjax.audit import _correlated
 from dpjax.audit._lower_bound import Case
 from dpjax.audit._releases import Statistic
@@ -181,7 +182,7 @@ def privatize_trimmed_mean_smooth() -> Case:
     """
     num_samples, num_trimmed, num_outliers = 60, 15, 12
     num_kept, num_next = num_samples - 2 * num_trimmed, num_trimmed - num_outliers
-    noise = accounting.calibrate_smooth_noise(
+    noise = calibrate_smooth_noise(
         _RHO, num_samples=num_samples, trim_count=num_trimmed
     )
     # S = e^(-3t) (upper - lower), by the outliers and by the values next to them.

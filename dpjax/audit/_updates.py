@@ -1,4 +1,4 @@
-"""Gaussian claims of several updates in turn, and of what an update keeps in its state.
+"""Gaussian claims of successive updates, and of what an update keeps in its state.
 
 Each case says how much of its claim 100,000 releases show.
 """

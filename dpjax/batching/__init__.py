@@ -13,7 +13,7 @@ with `normalize_by=batching.divisor(n, T)` in `grad_fn` or `privatize`, and nois
 records enter a batch depends on indices and on the key alone, never on values.
 """
 
-from dpjax.batching._batching import Batching, BatchState
+from dpjax.batching._batching import Batching
 from dpjax.batching._by_index import Disjoint, Full
 from dpjax.batching._epochs import BallsInBins, ShuffledEpochs
 from dpjax.batching._poisson import CyclicPoisson, Poisson
@@ -21,7 +21,6 @@ from dpjax.batching._without_replacement import WithoutReplacement
 
 __all__ = [
     "BallsInBins",
-    "BatchState",
     "Batching",
     "CyclicPoisson",
     "Disjoint",

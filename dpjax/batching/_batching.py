@@ -221,7 +221,7 @@ class Batching(abc.ABC):
 
     @abc.abstractmethod
     def participation(self, num_samples: int, num_steps: int) -> dict[str, Any]:
-        """Returns who may enter which steps, for `correlated_noise_multiplier`.
+        """Returns who may enter which steps, for `noise_multiplier` of a strategy.
 
         One record enters max_participations of num_steps steps at most, any two of them
         min_separation steps apart at least (1 is next to each other), with probability

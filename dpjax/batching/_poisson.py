@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._types import Key
-from dpjax.accounting import poisson_capacity
+from dpjax.accounting._shared import poisson_capacity
 from dpjax.batching._batching import Batching, any_steps
 from dpjax.batching._coins import coins, true_places
 
@@ -25,9 +25,9 @@ class Poisson(Batching):
         expected_batch_size: n times the probability, at most n; the divisor, too.
         capacity: rows of a padded batch. Records beyond it are dropped, the last ones
             first. By default `init` makes it so large that dropping costs one
-            thousandth of delta, which the accounting sets aside
-            (`accounting.poisson_capacity`). It refuses a smaller one: in a full batch a
-            record that enters drops another, and the sum moves by twice as much.
+            thousandth of delta, which the accounting sets aside. It refuses a smaller
+            one: in a full batch a record that enters drops another, and the sum moves
+            by twice as much.
 
     Raises:
         ValueError: where a size is not positive.

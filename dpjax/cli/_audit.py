@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from dpjax import _files, _validate
 from dpjax._rounding import as_decimal, rounded_down, rounded_up
 from dpjax.accounting import gaussian_stddev
-from dpjax.audit import Audit, Case, cases
+from dpjax.audit import Audit
+from dpjax.audit._shared import Case, cases
 from dpjax.cli._command_settings import AuditSettings
 from dpjax.cli._terminal import show_paths, terminal
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from dpjax._tables import text_of
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models import BoundedColumn
+from dpjax.models._shared import BoundedColumn
 
 # What people write where there is no value.
 _MARKS = {"", "na", "n/a", "#n/a", "nan", "null", "none", "?", "-", "--", "."}

@@ -18,7 +18,7 @@ from dpjax.cli._command_settings import CheckSettings
 from dpjax.cli._sources import Kind, Table, read_checked
 from dpjax.cli._terminal import terminal
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models import BoundedColumn
+from dpjax.models._shared import BoundedColumn
 
 _NEARLY_NONE = 0.01  # of the cells
 _TOO_FEW_LABELS = 0.001

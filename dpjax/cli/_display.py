@@ -16,7 +16,7 @@ from dpjax.cli._runs import Run, Scores
 from dpjax.cli._terminal import digits
 from dpjax.cli._units import Units
 from dpjax.datasets import Dataset
-from dpjax.models import Interval
+from dpjax.models._shared import Interval
 
 
 def warn_of_seed(console: Console) -> None:

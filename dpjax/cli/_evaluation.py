@@ -20,7 +20,8 @@ from dpjax.cli._report import statement
 from dpjax.cli._runs import Run
 from dpjax.cli._units import Units
 from dpjax.datasets import Dataset, Numeric
-from dpjax.models import Interval, Measure, private_scores
+from dpjax.models import private_scores
+from dpjax.models._shared import Interval, Measure
 
 _LEAST_SHARE = 1e-9  # of an exposure, whose logarithm is taken
 
@@ -86,13 +87,7 @@ def evaluate(
 ) -> Evaluation:
     """Releases how good a model is on the records held out.
 
-    Args:
-        plan: the run's plan.
-        data: its test records are those held out.
-        run: the released model, which has not seen them.
-        target: how the target is declared.
-        key: of the noise.
-        units: whose the records are, if neighbours differ in all records of one.
+    The run must not have seen them. With units, neighbours differ in all of one.
 
     Privacy:
         The epsilon of the run, and its delta, or where that is 0 the plan's.

@@ -17,7 +17,7 @@ import numpy as np
 
 from dpjax._tables import declared_kinds, text_of
 from dpjax.cli._cells import is_mark, numbers_of
-from dpjax.models import Link
+from dpjax.models._shared import Link
 
 _MOST_CATEGORIES = 30
 

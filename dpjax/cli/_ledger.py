@@ -24,12 +24,8 @@ from dpjax import _files, _validate
 from dpjax._rounding import claim, rounded_down, rounded_up
 from dpjax._types import NeighboringRelation
 from dpjax._untrusted import number, of_type
-from dpjax.accounting import (
-    PrivacyFilter,
-    PrivacyGuarantee,
-    Spending,
-    gaussian_epsilon,
-)
+from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_epsilon
+from dpjax.accounting._shared import Spending
 from dpjax.cli._guesses import toml_text
 
 _FORMAT = 1

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from dpjax.losses import LinearLoss
-    from dpjax.models import Link
+    from dpjax.models._shared import Link
 
 LossName = Literal[
     "logistic",

@@ -80,10 +80,6 @@ class Method:
 def find_method(settings: Settings, *, is_classification: bool | None = None) -> Method:
     """Returns the method that is asked for, and checks that the options go with it.
 
-    Args:
-        settings: the options.
-        is_classification: the task, for a data set that has a loss by default.
-
     Raises:
         ValueError: if the loss or an option does not go with the method.
     """

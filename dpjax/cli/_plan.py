@@ -80,10 +80,8 @@ def split_budget(
 def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
     """Fills in what the settings leave open, from public sizes alone.
 
-    Args:
-        settings: what is asked for.
-        data: its task, its name and its shapes count, its values do not.
-        is_named: whether it is one of the public data sets, which take 300 steps.
+    Of the data the task, the name and the shapes count, never the values. The public
+    data sets (`is_named`) take 300 steps.
 
     Raises:
         ValueError: if an option does not suit the method, the facts or the task.
@@ -91,7 +89,7 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
     Example:
         >>> from dpjax import datasets
         >>> settings = Settings(source="adult", epsilon=1.0)
-        >>> plan = make_plan(settings, datasets.adult(), is_named=True)
+        >>> plan = make_plan(settings, datasets.load("adult"), is_named=True)
         >>> plan.descent.num_steps, f"{plan.facts.delta:.3g}", plan.descent.estimator
         (300, '1.09e-05', SmoothedTruncation(scale=0.805..., beta=9.210...))
     """

@@ -28,12 +28,7 @@ def plot_test_risk(
 ) -> bytes:
     """Draws the test risk of every method along its steps, and returns a PNG.
 
-    Args:
-        plan: the run.
-        data: its data set.
-        scored: the methods with their test scores.
-        is_public: whether the records are public; if not, the plot says that its
-            numbers are unprotected.
+    Where the records are not public, it says that its numbers are unprotected.
     """
     figure = Figure(figsize=(6.4, 4.2), dpi=200, layout="constrained")
     axes = figure.subplots()

@@ -32,4 +32,4 @@ def public_set(name: str) -> "Dataset":
     """Returns the records of a public data set."""
     from dpjax import datasets
 
-    return getattr(datasets, name)()
+    return datasets.load(name)

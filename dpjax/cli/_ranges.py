@@ -18,7 +18,7 @@ from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.cli._cells import numbers_of
 from dpjax.cli._runs import Run
 from dpjax.cli._sources import Table
-from dpjax.datasets import Numeric, Winsorized
+from dpjax.datasets import Numeric
 
 # A feature is held within so many released scales, so that few records do not make its
 # second moment large: the step sizes of most methods are for features of unit size.
@@ -140,13 +140,13 @@ def release_ranges(
     )
 
 
-def _features(standard: Standard) -> list[Winsorized]:
+def _features(standard: Standard) -> list[Numeric]:
     """Returns columns of about unit size, or smaller ones where they are many."""
     centers, scales = standard.centers, standard.scales
     reach = np.minimum(standard.high - centers, _MOST_SCALES * scales)
     scales = scales * math.sqrt(max(1.0, len(scales) / _LARGEST_SUM))
     columns = zip(centers, scales, reach / scales, strict=True)
-    return [Winsorized(*map(float, column)) for column in columns]
+    return [Numeric(*map(float, column)) for column in columns]
 
 
 def charge(run: Run, ranges: Ranges | None) -> Run:

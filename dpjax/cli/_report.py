@@ -18,7 +18,8 @@ from dpjax.cli._ranges import Ranges
 from dpjax.cli._runs import Run, Scores
 from dpjax.cli._sources import Table
 from dpjax.datasets import Categorical, Dataset, Numeric
-from dpjax.models import Link, Model, model_file
+from dpjax.models import Model
+from dpjax.models._shared import Link, model_file
 from dpjax.solvers import Solution
 
 MODEL, REPORT, PLOT = "model.npz", "report.json", "test_risk.png"
@@ -126,7 +127,7 @@ def score_name(data: Dataset) -> str:
 
     Example:
         >>> from dpjax import datasets
-        >>> score_name(datasets.rand_hie())
+        >>> score_name(datasets.load("rand_hie"))
         'mean absolute error (100 dollars)'
     """
     if data.task == "classification":

@@ -16,8 +16,9 @@ from dpjax.cli._cells import count_cells, say_to_curator
 from dpjax.cli._command_settings import PredictSettings, ShowSettings
 from dpjax.cli._sources import Kind
 from dpjax.cli._terminal import digits, show_paths, terminal
-from dpjax.datasets import Categorical, Numeric, Winsorized
-from dpjax.models import BoundedColumn, Model, load_model
+from dpjax.datasets import Categorical, Numeric
+from dpjax.models import Model, load_model
+from dpjax.models._shared import BoundedColumn
 
 
 def predict(settings: PredictSettings) -> None:
@@ -153,7 +154,7 @@ def _say_limits(console: Console, model: Model) -> None:
             of = f" where {exposure.column} is {exposure.max:g}, and no more counts"
         console.print(f"Means lie between {low:.4g} and {high:.4g}{of}.")
     for name, kind in model.columns.items():
-        if isinstance(kind, Winsorized):
+        if isinstance(kind, Numeric) and kind.limit < math.inf:
             low, high = (kind.center + s * kind.limit * kind.scale for s in (-1, 1))
             console.print(f"{name} is held within {low:.4g} and {high:.4g}.")
     if any(isinstance(kind, Numeric) for kind in model.columns.values()):

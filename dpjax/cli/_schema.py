@@ -33,7 +33,7 @@ from dpjax import _validate
 from dpjax.cli._guesses import toml_key
 from dpjax.cli._losses import AMOUNTS
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models import BoundedColumn, Link
+from dpjax.models._shared import BoundedColumn, Link
 
 _NUMERIC = {"center", "scale"}
 _BOUNDED = {"exposure", "weight"}

@@ -153,8 +153,8 @@ class Settings:
     method: Annotated[
         MethodName,
         of_method(
-            "linear-model, which has nothing to set. Of the papers: gradient descent; "
-            "Frank-Wolfe or LASSO in the l1 ball of --radius; sparse weights, "
+            "linear-model, which has no hyperparameters. Of the papers: gradient "
+            "descent; Frank-Wolfe or LASSO in the l1 ball of --radius; sparse weights, "
             "--sparsity of them; for few features, l1 regression by a choice among "
             "--candidates; a centre of fits to --subsets of the records; or, for the "
             "logistic loss, the minimiser of a perturbed objective."

@@ -16,7 +16,7 @@ from dpjax.cli._schema import Schema, read_schema
 from dpjax.cli._terminal import SchemaNeeded
 from dpjax.cli._units import Units
 from dpjax.datasets import Categorical, Dataset, Numeric
-from dpjax.models import BoundedColumn, Link
+from dpjax.models._shared import BoundedColumn, Link
 
 _PUBLIC_SEED = 2021  # of the split into training and test records
 Kind = Numeric | Categorical | BoundedColumn | None  # None: of an open range

@@ -9,7 +9,8 @@ from dpjax import _validate
 from dpjax._default_delta import default_delta
 from dpjax._tables import column_names
 from dpjax._types import Key
-from dpjax.accounting import PrivacyGuarantee, group_budget
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting._shared import group_budget
 from dpjax.cli import _ledger
 from dpjax.cli._evaluation import evaluation_privacy
 from dpjax.cli._losses import link_of
@@ -59,7 +60,7 @@ def planned(
 def with_ranges(
     settings: Settings, table: Table, *, key: Key
 ) -> tuple[Table, Ranges | None]:
-    """Buys what the schema leaves open, if that is asked for."""
+    """Releases privately what the schema leaves open, if that is asked for."""
     if settings.private_ranges is None:
         return table, None
     cost, _ = split_budget(settings, table.num_samples)

@@ -119,10 +119,8 @@ def apart(data: Dataset, share: float | None) -> tuple[Dataset, Pair]:
 def plan_search(settings: TuneSettings, data: Dataset, *, is_named: bool) -> Search:
     """Fills in what the settings leave open, from public sizes alone.
 
-    Args:
-        settings: what is asked for.
-        data: all records; their shapes count, their values do not.
-        is_named: whether it is one of the public data sets, which take 300 steps.
+    Of the data the task, the name and the shapes count, never the values. The public
+    data sets (`is_named`) take 300 steps.
 
     Raises:
         ValueError: if an option does not suit the method, the facts or the task, or no

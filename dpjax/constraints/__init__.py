@@ -1,7 +1,6 @@
 """Convex sets of parameters: projection, diameter, vertices, linear minimisation."""
 
 from dpjax.constraints._box import Box
-from dpjax.constraints._constraint import Constraint, VertexConstraint
 from dpjax.constraints._l1_ball import L1Ball
 from dpjax.constraints._l2_ball import L2Ball
 from dpjax.constraints._nets import grid_net, halton_net
@@ -10,12 +9,10 @@ from dpjax.constraints._simplex import Simplex
 
 __all__ = [
     "Box",
-    "Constraint",
     "L1Ball",
     "L2Ball",
     "Polytope",
     "Simplex",
-    "VertexConstraint",
     "grid_net",
     "halton_net",
 ]

@@ -87,19 +87,11 @@ SCHEMA = {
 }
 
 
-def adult() -> Dataset:
-    """Loads Adult, carried in the package, with its official split.
+def load() -> Dataset:
+    """Returns Adult, with its official split.
 
     The target is +1 for an income above 50,000 dollars a year, else -1. Numbers are
-    scaled and categories one-hot by `SCHEMA`, written beside this function.
-
-    Returns:
-        32,561 training and 16,281 test records of 105 features.
-
-    Example:
-        >>> data = adult()
-        >>> data.features.shape, data.test_features.shape
-        ((32561, 105), (16281, 105))
+    scaled and categories one-hot by `SCHEMA`, written above this function.
 
     Reference:
         B. Becker and R. Kohavi, Adult, UCI Machine Learning Repository (1996); 001,

@@ -37,24 +37,13 @@ SCHEMA = {
 }
 
 
-def belgian_motor() -> Dataset:
-    """Loads Belgian motor third-party liability insurance, which is not bundled.
+def load() -> Dataset:
+    """Returns Belgian motor third-party liability insurance.
 
     The target is `amount`, the sum of what a policy's holder claimed during the time
     that the policy was in force (`expo`, at most a year), in thousands of euros: eight
     policies in nine claim nothing, and the tail of the rest is heavy. Every fifth
     record is in the test set.
-
-    Returns:
-        130,570 training and 32,642 test records of 18 features.
-
-    Raises:
-        FileNotFoundError: which tells how to obtain the file, where it is not here.
-
-    Example:
-        >>> data = belgian_motor()  # doctest: +SKIP
-        >>> data.features.shape, data.test_features.shape  # doctest: +SKIP
-        ((130570, 18), (32642, 18))
 
     Reference:
         R. Henckaerts, K. Antonio, M. Clijsters and R. Verbelen, A data driven binning

@@ -43,25 +43,12 @@ SCHEMA = {
 }
 
 
-def blog_feedback() -> Dataset:
-    """Loads BlogFeedback, fetched from its archive at first use, with its own split.
+def load() -> Dataset:
+    """Returns BlogFeedback, fetched from its archive at first use, with its own split.
 
     The target is the number of comments of a blog post in the next 24 hours, in tens:
     two thirds are zero, and the tail is heavy. The training set is of 2010 and 2011,
     the test set of 60 days in 2012.
-
-    Returns:
-        52,397 training and 7,624 test records of 281 features.
-
-    Raises:
-        OSError: if the file is not on this machine and cannot be fetched; the message
-            tells where to put it.
-        ValueError: if what was fetched has another checksum, or lines of another form.
-
-    Example:
-        >>> data = blog_feedback()  # doctest: +SKIP
-        >>> data.features.shape, data.test_features.shape  # doctest: +SKIP
-        ((52397, 281), (7624, 281))
 
     Reference:
         K. Buza, Feedback prediction for blogs (2014); 004, section 6.

@@ -36,22 +36,11 @@ SCHEMA = {
 }
 
 
-def credit_default() -> Dataset:
-    """Loads Default of Credit Card Clients (Taiwan, 2005), which is not bundled.
+def load() -> Dataset:
+    """Returns Default of Credit Card Clients (Taiwan, 2005).
 
     The target is +1 for a client who defaults on the next month's payment, else -1.
     Every fifth record is in the test set.
-
-    Returns:
-        24,000 training and 6,000 test records of 33 features.
-
-    Raises:
-        FileNotFoundError: which tells how to obtain the file, where it is not here.
-
-    Example:
-        >>> data = credit_default()  # doctest: +SKIP
-        >>> data.features.shape, data.test_features.shape  # doctest: +SKIP
-        ((24000, 33), (6000, 33))
 
     Reference:
         I.-C. Yeh and C.-H. Lien, The comparisons of data mining techniques for the

@@ -34,7 +34,7 @@ class Dataset:
 
     Example:
         >>> from dpjax import datasets
-        >>> features, targets = datasets.adult().train
+        >>> features, targets = datasets.load("adult").train
         >>> features.shape, targets.shape
         ((32561, 105), (32561,))
     """

@@ -5,6 +5,7 @@ of categories. Nothing is learnt from the data, and no value of a cell raises: a
 that cannot be read is taken as the centre, an unlisted category as none.
 """
 
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -27,28 +28,35 @@ _TRUTH = {"true": 1.0, "false": 0.0}
 class Numeric:
     """A column of numbers, standardised by public constants.
 
-    (x - center) / scale. A cell that is missing, does not parse, is NaN or infinite, or
-    leaves the range of float32 becomes 0, as if it lay at the centre.
+    (x - center) / scale, clipped to [-limit, limit]. A cell that is missing, does not
+    parse, is NaN or infinite, or leaves the range of float32 becomes 0, as if it lay at
+    the centre.
 
     Args:
         center: the value that becomes 0, in units of the column.
         scale: the distance that becomes 1, in units of the column, positive.
+        limit: the largest |feature|, in scales from the centre, positive; inf: none.
 
     Raises:
-        ValueError: if the centre is not finite, or the scale not positive and finite.
+        ValueError: if the centre is not finite, the scale not positive and finite, or
+            the limit not positive.
 
     Example:
         >>> import numpy as np
         >>> Numeric(center=40, scale=10).encode(np.array(["50", "?"])).tolist()
         [[1.0], [0.0]]
+        >>> Numeric(40, 10, limit=2.0).encode(np.array(["50", "99"])).tolist()
+        [[1.0], [2.0]]
     """
 
     center: float = 0.0
     scale: float = 1.0
+    limit: float = math.inf
 
     def __post_init__(self) -> None:
         _validate.within(-sys.float_info.max, sys.float_info.max, center=self.center)
         _validate.positive(scale=self.scale)
+        _validate.require(self.limit > 0, "limit", self.limit, "positive")
 
     def names(self, column_name: str) -> tuple[str, ...]:
         """Names the one feature that the column gives."""
@@ -60,36 +68,7 @@ class Numeric:
             standardised = (_to_numbers(column) - self.center) / self.scale
             feature = standardised.astype(np.float32)
         feature[~np.isfinite(feature)] = 0.0
-        return feature[:, None]
-
-
-@dataclass(frozen=True)
-class Winsorized(Numeric):
-    """A column of numbers that are standardised, then held within a limit.
-
-    Args:
-        center: as of `Numeric`.
-        scale: as of `Numeric`.
-        limit: the largest |feature|, in scales from the centre, positive.
-
-    Raises:
-        ValueError: as `Numeric`, and if the limit is not positive and finite.
-
-    Example:
-        >>> import numpy as np
-        >>> Winsorized(40, 10, limit=2.0).encode(np.array(["50", "99"])).tolist()
-        [[1.0], [2.0]]
-    """
-
-    limit: float = 4.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.positive(limit=self.limit)
-
-    def encode(self, column: np.ndarray) -> np.ndarray:
-        """Returns the column as float32 of shape (n, 1)."""
-        return np.clip(super().encode(column), -self.limit, self.limit)
+        return np.clip(feature, -self.limit, self.limit)[:, None]
 
 
 @dataclass(frozen=True)

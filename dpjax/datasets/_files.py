@@ -95,14 +95,7 @@ def read_columns(
 
 
 def read_matrix(text: bytes) -> np.ndarray:
-    """Reads comma-separated numbers without a header, NaN where a cell does not parse.
-
-    Args:
-        text: the file.
-
-    Returns:
-        float32 of shape (lines, columns).
-    """
+    """Reads lines of numbers as float32; NaN where a cell does not parse."""
     try:
         return np.loadtxt(io.BytesIO(text), delimiter=",", dtype=np.float32, ndmin=2)
     except ValueError:  # An odd cell: genfromtxt takes it, ten times slower.

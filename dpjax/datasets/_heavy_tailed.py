@@ -15,7 +15,7 @@ _SKEWED_NOISE = LogNormal(location=1.0, scale=1.0).centered()
 _SKEWED_FEATURES = LogNormal(scale=0.6**0.5)
 
 
-class Problem(NamedTuple):
+class Synthetic(NamedTuple):
     """A synthetic data set and the parameters that made it.
 
     Args:
@@ -35,17 +35,7 @@ class Problem(NamedTuple):
 
 
 def l1_ball_params(key: Key, num_features: int) -> jax.Array:
-    """Draws w* uniformly from the unit l1 ball.
-
-    Args:
-        key: a typed JAX key.
-        num_features: d.
-
-    Returns:
-        w*, shape (d,), of l1 norm at most 1.
-
-    Raises:
-        ValueError: if the key or the count is not of its kind.
+    """Draws w*, shape (num_features,), uniformly from the unit l1 ball.
 
     Example:
         >>> import jax
@@ -113,7 +103,7 @@ def linear_model(
     feature_law: Law = _STANDARD_NORMAL,
     noise_law: Law | None = _SKEWED_NOISE,
     params_fn: Callable[[Key, int], jax.Array] = l1_ball_params,
-) -> Problem:
+) -> Synthetic:
     """Draws a linear regression problem.
 
     y = <w*, x> + e, with independent features and noise.
@@ -154,7 +144,7 @@ def linear_model(
     Reference:
         001, section 6 and appendix C; 004, section 6.
     """
-    return Problem(
+    return Synthetic(
         *_latent_model(
             key, num_samples, num_features, feature_law, noise_law, params_fn
         )
@@ -170,7 +160,7 @@ def logistic_model(
     noise_law: Law | None = None,
     params_fn: Callable[[Key, int], jax.Array] = l1_ball_params,
     sign: int = 1,
-) -> Problem:
+) -> Synthetic:
     """Draws a binary classification problem.
 
     The target is the sign of sign·z, z = <w*, x> + e, and -1 where that is not above
@@ -211,7 +201,7 @@ def logistic_model(
     features, latent, true_params = _latent_model(
         key, num_samples, num_features, feature_law, noise_law, params_fn
     )
-    return Problem(features, _signs(sign * latent), true_params)
+    return Synthetic(features, _signs(sign * latent), true_params)
 
 
 def _latent_model(

@@ -40,8 +40,8 @@ SCHEMA = {
 }
 
 
-def rand_hie() -> Dataset:
-    """Loads the RAND Health Insurance Experiment, carried in the package.
+def load() -> Dataset:
+    """Returns the RAND Health Insurance Experiment.
 
     The target is `meddol`, the medical expenditure of a person in a year without
     dental care and outpatient psychotherapy, in hundreds of dollars: a fifth are zero,
@@ -50,14 +50,6 @@ def rand_hie() -> Dataset:
 
     The records of a person stand together. To keep them on one side, the test set is
     every fifth block of 100 records; only persons at the edge of a block are split.
-
-    Returns:
-        16,190 training and 4,000 test records of 29 features.
-
-    Example:
-        >>> data = rand_hie()
-        >>> data.features.shape, data.test_features.shape
-        ((16190, 29), (4000, 29))
 
     Reference:
         J. P. Newhouse and the Insurance Experiment Group, Free for All? (1993).

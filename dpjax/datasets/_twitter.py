@@ -36,24 +36,13 @@ _KINDS = {
 SCHEMA = {f"{name}-{day}": kind for name, kind in _KINDS.items() for day in range(7)}
 
 
-def twitter() -> Dataset:
-    """Loads the Twitter part of Buzz in Social Media, which is not bundled.
+def load() -> Dataset:
+    """Returns the Twitter part of Buzz in Social Media.
 
     The target is the mean number of active discussions of a topic in the two weeks
     after the seven days that the features tell of, in thousands; its tail is heavy. The
     scales of the features are round numbers, chosen without the data. Every fifth
     record is in the test set.
-
-    Returns:
-        466,600 training and 116,649 test records of 78 features.
-
-    Raises:
-        FileNotFoundError: which tells how to obtain the file, where it is not here.
-
-    Example:
-        >>> data = twitter()  # doctest: +SKIP
-        >>> data.features.shape, data.test_features.shape  # doctest: +SKIP
-        ((466600, 78), (116649, 78))
 
     Reference:
         F. Kawala, A. Douzal-Chouakria, E. Gaussier and E. Dimert, Prédictions

@@ -22,23 +22,12 @@ _WHEAT = 6  # of seven crops: corn, pea, canola, soybean, oat, wheat, broadleaf
 SCHEMA = {f"f{index}": Numeric(scale=10) for index in range(1, 175)}
 
 
-def winnipeg() -> Dataset:
-    """Loads Crop Mapping Using Fused Optical-Radar Data, which is not bundled.
+def load() -> Dataset:
+    """Returns Crop Mapping Using Fused Optical-Radar Data.
 
     The target is +1 for wheat, else -1 (the paper does not say which classes it took).
     The scale of the features is a round number, chosen without the data. Every fifth
     block of a hundred records is in the test set, since neighbours are alike.
-
-    Returns:
-        260,734 training and 65,100 test records of 175 features.
-
-    Raises:
-        FileNotFoundError: which tells how to obtain the file, where it is not here.
-
-    Example:
-        >>> data = winnipeg()  # doctest: +SKIP
-        >>> data.features.shape, data.test_features.shape  # doctest: +SKIP
-        ((260734, 175), (65100, 175))
 
     Reference:
         I. Khosravi and S. K. Alavipanah, A random forest-based framework for crop

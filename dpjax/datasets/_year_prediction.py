@@ -27,23 +27,12 @@ SCHEMA = {
 }
 
 
-def year_prediction() -> Dataset:
-    """Loads the year prediction part of the Million Song Dataset, which is not bundled.
+def load() -> Dataset:
+    """Returns the year prediction part of the Million Song Dataset.
 
     The target is +1 for a song of the year 2000 or later, else -1 (the paper does not
     say where it cut). The scales of the features are round numbers, chosen without the
     data. The split is the archive's.
-
-    Returns:
-        463,715 training and 51,630 test records of 91 features.
-
-    Raises:
-        FileNotFoundError: which tells how to obtain the file, where it is not here.
-
-    Example:
-        >>> data = year_prediction()  # doctest: +SKIP
-        >>> data.features.shape, data.test_features.shape  # doctest: +SKIP
-        ((463715, 91), (51630, 91))
 
     Reference:
         T. Bertin-Mahieux, D. P. W. Ellis, B. Whitman and P. Lamere, The Million Song

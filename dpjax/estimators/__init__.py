@@ -14,10 +14,8 @@ scale, and noise in proportion to it. `MedianOfMeans` is for moments below two,
 data: "Which method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
 """
 
-from dpjax._sums.leaves import OuterProducts, TableRows
-from dpjax._sums.stream import FactoredSamples, SampleStream
 from dpjax.estimators._adaptive import AdaptiveThreshold
-from dpjax.estimators._clipping import Clipping, clip_to_norm
+from dpjax.estimators._clipping import Clipping
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._grouped import Grouped
 from dpjax.estimators._mean import Mean
@@ -26,35 +24,24 @@ from dpjax.estimators._normalization import Normalization
 from dpjax.estimators._scaled import Scaled
 from dpjax.estimators._sensitivity import Sensitivity
 from dpjax.estimators._smoothed_clipping import SmoothedClipping
-from dpjax.estimators._smoothed_truncation import (
-    SmoothedTruncation,
-    smoothed_truncate,
-)
+from dpjax.estimators._smoothed_truncation import SmoothedTruncation
 from dpjax.estimators._trimmed_mean import TrimmedMean
-from dpjax.estimators._truncation import Truncation, truncate
-from dpjax.estimators._winsorization import Winsorization, winsorize
+from dpjax.estimators._truncation import Truncation
+from dpjax.estimators._winsorization import Winsorization
 
 __all__ = [
     "AdaptiveThreshold",
     "Clipping",
     "Estimator",
-    "FactoredSamples",
     "Grouped",
     "Mean",
     "MedianOfMeans",
     "Normalization",
-    "OuterProducts",
-    "SampleStream",
     "Scaled",
     "Sensitivity",
     "SmoothedClipping",
     "SmoothedTruncation",
-    "TableRows",
     "TrimmedMean",
     "Truncation",
     "Winsorization",
-    "clip_to_norm",
-    "smoothed_truncate",
-    "truncate",
-    "winsorize",
 ]

@@ -5,46 +5,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._tree import register
-from dpjax._types import Calibration, PyTree, Scalar
+from dpjax._types import Calibration, PyTree
 from dpjax.estimators import _catoni
 from dpjax.estimators import _theory_scale as theory
 from dpjax.estimators._estimator import CoordinateEstimator
 from dpjax.estimators._smoothed import SmoothedEstimator, prepared, smoothed
 
 
-@jax.jit
-def smoothed_truncate(x: jax.Array, scale: Scalar, beta: Scalar = 1.0) -> jax.Array:
-    """Returns scale·h_beta(x / scale) by coordinate; NaN gives zero.
-
-    h_beta(a) = E phi(a (1 + Z/sqrt(beta))), Z standard normal, phi(x) = x - x^3/6 up to
-    |x| = sqrt(2) and ±2 sqrt(2)/3 beyond. Like x near zero, bounded by
-    scale·(2 sqrt(2)/3) erf(sqrt(beta/2)) everywhere. Error below 1e-6 scale in float32.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> print(smoothed_truncate(jnp.array([0.01, -1.0, jnp.inf]), 1.0))
-        [ 0.00999933 -0.5640873 0.6436458 ]
-
-    Reference:
-        Catoni, Giulini (2017); Wang, Xiao, Devadas, Xu (2020), eq. (6)-(9).
-    """
-    degree, largest = list(_catoni.SERIES.items())[-1]
-    return jax.lax.cond(
-        jnp.asarray(beta) <= largest,
-        lambda x: smoothed(x, *prepared(scale, beta, degree)),
-        lambda x: smoothed(x, *prepared(scale, beta, 0)),
-        x,
-    )
-
-
 @register("scale", "beta")
 @dataclass(frozen=True)
 class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
     """The mean of scale·h_beta(x / scale), coordinate by coordinate.
+
+    h_beta(a) = E phi(a (1 + Z/sqrt(beta))), Z standard normal, phi(x) = x - x^3/6 up to
+    |x| = sqrt(2) and ±2 sqrt(2)/3 beyond. Like x near zero, bounded by
+    (2 sqrt(2)/3) erf(sqrt(beta/2)) everywhere. Error below 1e-6 scale in float32; NaN
+    gives zero.
 
     Sensitivity: replacing one of n records moves a coordinate by at most
     2·scale·M / n with M = (2 sqrt(2)/3) erf(sqrt(beta/2)), since every influence is
@@ -69,8 +48,9 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
         17.591
 
     Reference:
-        Wang, Xiao, Devadas, Xu (2020), Algorithm 4, eq. (10); the sharp range and the
-        stable evaluation are derived in `dpjax.estimators._catoni`.
+        Catoni, Giulini (2017); Wang, Xiao, Devadas, Xu (2020), Algorithm 4, eq. (6) to
+        (10); the sharp range and the stable evaluation are derived in
+        `dpjax.estimators._catoni`.
     """
 
     def influence_fn(self) -> Callable[[PyTree], PyTree]:
@@ -124,7 +104,7 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
             Wang, Xiao, Devadas, Xu (2020), Lemma 3 and Algorithm 4, line 1; the bound
             with noise follows Catoni, Giulini (2017) and a union over d·T.
         """
-        setting = theory.Setting(
+        setting = theory.Assumptions(
             moment_bound=moment_bound,
             moment_order=2.0,
             num_samples=num_samples,

@@ -14,7 +14,7 @@ from dp_accounting import gaussian_mechanism
 from dpjax import _validate
 
 
-class Setting(NamedTuple):
+class Assumptions(NamedTuple):
     """What a scale depends on: the moment bound, the sizes, and the privacy."""
 
     moment_bound: float
@@ -26,7 +26,7 @@ class Setting(NamedTuple):
     delta: float
     failure_prob: float
 
-    def checked(self) -> "Setting":
+    def checked(self) -> "Assumptions":
         """Returns itself, or raises `ValueError` for an argument out of its range."""
         _validate.positive(moment_bound=self.moment_bound, epsilon=self.epsilon)
         _validate.count(
@@ -59,7 +59,7 @@ class Setting(NamedTuple):
         return 2 * kappa * dimensions * math.sqrt(2 * self.log_failure)
 
 
-def noise_aware_threshold(setting: Setting, bias_factor: float) -> float:
+def noise_aware_threshold(setting: Assumptions, bias_factor: float) -> float:
     """Minimises bias + deviation over the threshold B, with v = moment_order - 1.
 
     bias_factor·u / B^v + B·c / n, c = noise + (2/3) log(2dT/xi) by Bernstein, is least
@@ -71,7 +71,7 @@ def noise_aware_threshold(setting: Setting, bias_factor: float) -> float:
     return (gain / cost) ** (1 / (1 + v))
 
 
-def paper_threshold(setting: Setting) -> float:
+def paper_threshold(setting: Assumptions) -> float:
     """The thresholds that paper 003 prints."""
     effective = setting.moment_bound * setting.num_samples * setting.epsilon
     if setting.num_coordinates == setting.num_steps == 1:

@@ -77,7 +77,7 @@ class ThresholdEstimator(CoordinateEstimator):
         Reference:
             Tao, Wu, Cheng, Wang (2022), Algorithm 1 (d = T = 1) and Theorem 7.
         """
-        setting = theory.Setting(
+        setting = theory.Assumptions(
             moment_bound=moment_bound,
             moment_order=moment_order,
             num_samples=num_samples,

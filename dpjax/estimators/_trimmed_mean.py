@@ -49,7 +49,7 @@ class TrimmedMean(Estimator):
         upper: b > a, public; a pytree leaf.
         relative_spread: a public guess of the range of a coordinate's samples, in units
             of upper - lower; static. The noise is split for it; privacy holds whatever
-            it is. See `dpjax.accounting.calibrate_smooth_noise`.
+            it is.
 
     Raises:
         ValueError: where trim_fraction is not in (0, 1/2), a bound not within ±1e30, or

@@ -7,21 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._tree import as_float, like, register
-from dpjax._types import PyTree, Scalar
+from dpjax._types import PyTree
 from dpjax.estimators._threshold import ThresholdEstimator
-
-
-@jax.jit
-def truncate(x: jax.Array, threshold: Scalar) -> jax.Array:
-    """Returns x·1{|x| <= threshold}, coordinate by coordinate; NaN gives zero.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> print(truncate(jnp.array([0.5, -2.0, jnp.inf]), 1.0))
-        [0.5 0. 0. ]
-    """
-    x = as_float(x)
-    return jnp.where(jnp.abs(x) <= like(threshold, x), x, 0)
 
 
 @register("threshold")
@@ -51,8 +38,13 @@ class Truncation(ThresholdEstimator):
     paper: ClassVar[str | None] = "003"
 
     def influence(self, sample: PyTree) -> PyTree:
-        """Returns the sample with entries beyond the threshold set to zero."""
-        return jax.tree.map(lambda x: truncate(x, self.threshold), sample)
+        """Returns the sample with NaN and entries beyond the threshold set to zero."""
+
+        def truncate(x: jax.Array) -> jax.Array:
+            x = as_float(x)
+            return jnp.where(jnp.abs(x) <= like(self.threshold, x), x, 0)
+
+        return jax.tree.map(truncate, sample)
 
     @staticmethod
     def bias_factor(v: float) -> float:

@@ -6,21 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._tree import as_float, like, register, within
-from dpjax._types import PyTree, Scalar
+from dpjax._types import PyTree
 from dpjax.estimators._threshold import ThresholdEstimator
-
-
-@jax.jit
-def winsorize(x: jax.Array, threshold: Scalar) -> jax.Array:
-    """Returns min(max(x, -threshold), threshold) by coordinate; NaN gives zero.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> print(winsorize(jnp.array([0.5, -2.0, jnp.inf]), 1.0))
-        [ 0.5 -1. 1. ]
-    """
-    x = as_float(x)
-    return jnp.where(jnp.isnan(x), 0, within(x, like(threshold, x)))
 
 
 @register("threshold")
@@ -50,8 +37,13 @@ class Winsorization(ThresholdEstimator):
     """
 
     def influence(self, sample: PyTree) -> PyTree:
-        """Returns the sample with entries beyond the threshold moved onto it."""
-        return jax.tree.map(lambda x: winsorize(x, self.threshold), sample)
+        """Returns the sample with entries clipped to the threshold; NaN gives zero."""
+
+        def winsorize(x: jax.Array) -> jax.Array:
+            x = as_float(x)
+            return jnp.where(jnp.isnan(x), 0, within(x, like(self.threshold, x)))
+
+        return jax.tree.map(winsorize, sample)
 
     @staticmethod
     def bias_factor(v: float) -> float:

@@ -9,9 +9,10 @@ import jax
 
 from dpjax import _validate
 from dpjax._sharding import AxisName, row_axes
+from dpjax._sums.stream import FactoredSamples, SampleStream
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
-from dpjax.estimators import Estimator, FactoredSamples, SampleStream
+from dpjax.estimators import Estimator
 from dpjax.gradients._program import streamlined
 from dpjax.gradients._users import UserGradient, Users, loss_of_users
 from dpjax.gradients.factored import factored_grad
@@ -30,8 +31,8 @@ def streamed_grad(
 
     Returns:
         `grad_fn(params, batch)`, where leaves of batch have shape (n, ...). It returns
-        a `SampleStream`, which estimators, `aggregate` and `privatize` take in the
-        place of gradients with leaves (n, ...).
+        a stream, which estimators, `aggregate` and `privatize` take in the place of
+        gradients with leaves (n, ...).
 
     Raises:
         ValueError: where microbatch_size is not a positive count; (from grad_fn) where
@@ -86,7 +87,7 @@ def robust_grad(
         normalize_by: public divisor of the mean; the batch's leading size by default.
             Give it for batches of varying size, such as Poisson ones. For small
             divisors see `Estimator.__call__`.
-        return_values: whether the per-sample losses are wanted too.
+        return_values: whether to return the per-example losses too.
         has_aux: whether loss_fn returns auxiliary values too.
         axis_name: the mesh axes over which rows are sharded, a name or a tuple of
             names; see below. By default read from the batch: concrete arrays show all
@@ -220,7 +221,7 @@ def robust_grad(
 
 @dataclass(frozen=True)
 class _SampleGrad:
-    """Returns the gradients of some rows, and the values and aux that are wanted."""
+    """Returns the gradients of some rows, and the requested values and aux."""
 
     loss_fn: LossFn
     has_aux: bool = False

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._sums.stream import SampleStream
 from dpjax._tree import register
 from dpjax._types import LossFn, PyTree
-from dpjax.estimators import SampleStream
 
 UserGradient = Literal["mean", "sum"]  # what a user gives, of its records' gradients
 
@@ -82,7 +82,8 @@ def by_user(
             user without records is zero.
 
     Returns:
-        `UserRecords`, of num_users times records_per_user records.
+        Data of num_users users, of records_per_user records each, some of them padding:
+        `robust_grad`, `streamed_grad` and the solvers take it in the place of records.
 
     Raises:
         ValueError: where a count is not positive, user_ids are no integers of shape
@@ -188,7 +189,8 @@ def within_range(user_ids: Any, num_users: int) -> jax.Array:
         return user_ids
     ids = np.asarray(user_ids)
     if np.issubdtype(ids.dtype, np.integer):
-        ids = np.where((ids >= 0) & (ids < num_users), ids, -1).astype(np.int32)
+        is_user = (ids >= 0) & (ids < num_users)
+        ids = np.where(is_user, np.where(is_user, ids, 0).astype(np.int32), -1)
     return jnp.asarray(ids)
 
 

@@ -18,7 +18,7 @@ the smallest and largest values that Parquet keeps are not.
 """
 
 from dpjax.loading._parquet import Parquet
-from dpjax.loading._records import MemoryMapped, Records
+from dpjax.loading._records import MemoryMapped
 from dpjax.loading._shards import batches, load
 
-__all__ = ["MemoryMapped", "Parquet", "Records", "batches", "load"]
+__all__ = ["MemoryMapped", "Parquet", "batches", "load"]

@@ -18,7 +18,6 @@ argument of `jax.jit` without compiling anew at each call.
 from dpjax.losses._linear_loss import LinearLoss
 from dpjax.losses._log_link import gamma, log_link, poisson, tweedie
 from dpjax.losses._margin_loss import MarginLoss, logistic
-from dpjax.losses._named import named
 from dpjax.losses._regularized import regularized
 from dpjax.losses._residual_losses import absolute, biweight, huber, squared
 from dpjax.losses._softmax import softmax
@@ -32,7 +31,6 @@ __all__ = [
     "huber",
     "log_link",
     "logistic",
-    "named",
     "poisson",
     "regularized",
     "softmax",

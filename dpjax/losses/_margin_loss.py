@@ -150,13 +150,6 @@ class _Logistic(MarginLoss):
     log(1 + exp(-y <w, x>)), evaluated without overflow. A label above zero is the
     positive class, y = +1, whatever else the other is: -1, 0 or NaN. L = 1 and c = 1/4.
 
-    Args:
-        params: weights, shape (d,).
-        example: pair (features of shape (d,), label).
-
-    Returns:
-        The loss of this example, a scalar.
-
     Example:
         >>> import jax.numpy as jnp
         >>> round(float(logistic(jnp.zeros(2), (jnp.ones(2), 1.0))), 4)

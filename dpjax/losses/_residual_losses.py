@@ -18,13 +18,6 @@ class _Squared(LinearLoss):
     (<w, x> - y)^2 / 2, whose gradient is the x (<w, x> - y) of the papers; they print
     the loss without the half. L = inf and c = 1.
 
-    Args:
-        params: weights, shape (d,).
-        example: pair (features of shape (d,), scalar target).
-
-    Returns:
-        The loss of this example, a scalar.
-
     Example:
         >>> import jax.numpy as jnp
         >>> float(squared(jnp.ones(2), (jnp.array([1.0, 2.0]), 1.0)))
@@ -56,13 +49,6 @@ class _Absolute(LinearLoss):
 
     |<w, x> - y|, with 0 as the subgradient where the residual is zero. L = 1 and
     c = inf.
-
-    Args:
-        params: weights, shape (d,).
-        example: pair (features of shape (d,), scalar target).
-
-    Returns:
-        The loss of this example, a scalar.
 
     Example:
         >>> import jax.numpy as jnp

@@ -5,7 +5,7 @@ in floating point has full tails but gaps, and nothing is claimed against attack
 last bits (Mironov, 2012). Only `discrete_gaussian` is exact.
 
 Noise of several steps may be correlated, by a strategy: `transforms.privatize` takes
-one, and `accounting.correlated_noise_multiplier` tells how much noise it needs.
+one, and `accounting.noise_multiplier` tells how much noise it needs.
 """
 
 from dpjax.mechanisms._additive import gaussian, laplace

@@ -45,7 +45,7 @@ def discrete_gaussian(
 
     Privacy:
         Added to integers of l2 sensitivity D it is (D^2 / (2 sigma^2))-zCDP, just as
-        the continuous Gaussian: see `dpjax.accounting.discrete_gaussian_epsilon`. The
+        the continuous Gaussian: see `dpjax.accounting.discrete_gaussian_stddev`. The
         law is exact in its tails and in its last bits: a probability is compared with
         as many random bits as it takes. The time depends on the values drawn.
 

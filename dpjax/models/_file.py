@@ -6,6 +6,7 @@ Reading it runs no code: neither entry may hold Python objects.
 import dataclasses
 import io
 import json
+import math
 import os
 import struct
 import tokenize
@@ -22,7 +23,7 @@ from dpjax import _validate
 from dpjax._types import NeighboringRelation
 from dpjax._untrusted import number, of_type
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.datasets import Categorical, Numeric, Winsorized
+from dpjax.datasets import Categorical, Numeric
 from dpjax.models._model import BoundedColumn, Model
 
 _FORMAT = 1
@@ -48,11 +49,7 @@ _UNREADABLE = (
 def model_file(model: Model) -> bytes:
     """Returns the content of a model's file: entries `params`, and `model`, a JSON.
 
-    Args:
-        model: the model.
-
-    Returns:
-        A NumPy archive, as `load_model` reads it; the same for the same model.
+    It is a NumPy archive, as `load_model` reads it, and the same for the same model.
 
     Example:
         >>> import dpjax, pathlib, tempfile
@@ -194,7 +191,7 @@ def _declared(kind: Numeric | Categorical) -> dict[str, Any]:
     """Returns what is public about a column, as a schema says it."""
     if isinstance(kind, Categorical):
         return {"categories": [str(category) for category in kind.categories]}
-    limits = {"limit": float(kind.limit)} if isinstance(kind, Winsorized) else {}
+    limits = {"limit": float(kind.limit)} if kind.limit < math.inf else {}
     return {"center": float(kind.center), "scale": float(kind.scale)} | limits
 
 
@@ -206,4 +203,4 @@ def _kind(said: Any) -> Numeric | Categorical:
     numbers = {name: number(name, value) for name, value in said.items()}
     if not numbers.keys() >= {"center", "scale"}:
         raise ValueError("a column has neither categories nor center and scale")
-    return Winsorized(**numbers) if "limit" in numbers else Numeric(**numbers)
+    return Numeric(**numbers)

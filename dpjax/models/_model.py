@@ -162,8 +162,9 @@ class Model:
         """Predicts the target of every record, in its own units.
 
         As in training, a cell that holds no number lies at the centre of its column,
-        and one that matches no category counts as none of them; see `BoundedColumn` for
-        an exposure. Where a table has no such column, all have an exposure of one.
+        and one that matches no category counts as none of them. An exposure
+        counts as its maximum where it is larger, and as zero where it is negative or no
+        number. Where a table has no such column, all have an exposure of one.
 
         Args:
             table: a data frame of pandas or polars, a mapping of names to arrays of
@@ -239,8 +240,8 @@ class Model:
         where a column of numbers is larger by one, or a column has that category. The
         intercept is that where columns of numbers are zero, and none has a listed
         category, for an exposure of one.
-        Where a column of numbers is held within a limit (`datasets.Winsorized`), this
-        is so inside.
+        Where a column of numbers is clipped (`limit` of `datasets.Numeric`), this is so
+        within the limit.
 
         Returns:
             Numbers, by the names of features.

@@ -37,7 +37,7 @@ class Interval(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """One measure, of the model and of the constant beside it.
+    """One measure, of the model and of the constant next to it.
 
     Attributes:
         name: with its unit.

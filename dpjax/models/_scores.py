@@ -60,7 +60,7 @@ def private_scores(
     key: Key,
     noise_multiplier: float,
 ) -> PrivateScores:
-    """Releases how good a model is on records, beside a constant.
+    """Releases how good a model is on records, next to a constant.
 
     Args:
         scores: predictions of the loss, shape (n,): log odds of the positive label,

@@ -6,12 +6,10 @@ which brings every message to every party.
 """
 
 from dpjax.parties._identity import fingerprint, new_identity
-from dpjax.parties._quantize import Grid
 from dpjax.parties._secure_sum import PartyError, SecureSum
 from dpjax.parties._transport import JaxTransport, Transport, run_parties
 
 __all__ = [
-    "Grid",
     "JaxTransport",
     "PartyError",
     "SecureSum",

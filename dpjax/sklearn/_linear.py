@@ -106,7 +106,7 @@ class LinearEstimator(BaseEstimator):
         self.feature_ranges_ = np.stack([standard.low, standard.high], axis=1)
 
     def _linear(self, X: Any) -> np.ndarray:
-        """Returns the linear predictions, cells held to their ranges."""
+        """Returns the linear predictions, with cells clipped to their ranges."""
         check_is_fitted(self)
         features = self._standard.held(_tables.features_of(self, X, is_new=False))
         return features @ self.coef_.T + self.intercept_

@@ -45,7 +45,7 @@ def released_unit(
     noise_multiplier: float,
     is_centered: bool,
 ) -> Unit:
-    """Buys the unit of the targets; without a centre that is zero."""
+    """Releases the unit of the targets privately; without a centre that is zero."""
     share = scales_share(len(targets), 1, noise_multiplier, least=_LEAST_SHARE)
     if not share:
         return Unit(0.0, 1.0, 0.0)
@@ -180,10 +180,10 @@ class DPLinearRegression(_Regressor):
         coef_: coefficients in units of target and features, shape (d,).
         intercept_: the prediction where all features are zero, not penalised.
         privacy_: the `PrivacyGuarantee` of one fit.
-        feature_ranges_: shape (d, 2); cells are held to it, in `fit` and `predict`. As
-            given, or a hundred scales about a released centre. A column of which the
+        feature_ranges_: shape (d, 2); cells are clipped to it in `fit` and `predict`.
+            As given, or a hundred scales about a released centre. A column of which the
             budget shows no scale, such as one of few cells that are not zero, keeps
-            its unit, held to -1 and 1.
+            its unit, clipped to [-1, 1].
         n_features_in_: d.
         feature_names_in_: names of columns, where all are strings.
 

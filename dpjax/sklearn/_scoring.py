@@ -11,7 +11,8 @@ from sklearn.utils.validation import check_consistent_length
 from dpjax import _validate, losses
 from dpjax._default_delta import default_delta
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
-from dpjax.models import PrivateScores, private_scores
+from dpjax.models import private_scores
+from dpjax.models._shared import PrivateScores
 from dpjax.sklearn._amounts import LogLinkRegressor
 from dpjax.sklearn._labels import indices
 from dpjax.sklearn._tables import as_column, key_of
@@ -37,7 +38,7 @@ def score_privately(
     the ROC curve and calibration; for a regressor the median and the 90th percentile of
     the absolute error, and half the squared error, or, of `DPPoissonRegressor` and its
     like, half their deviance, held within bounds: each with 95 per cent bounds for
-    sampling and noise, and beside a baseline.
+    sampling and noise, and next to a baseline.
 
     Args:
         model: a fitted estimator, or a pipeline that ends in one. With
@@ -56,7 +57,7 @@ def score_privately(
         random_state: as of the estimators.
 
     Returns:
-        The scores, a `dpjax.models.PrivateScores`, and their guarantee.
+        The scores, with `measures` and `calibration`, and their guarantee.
 
     Raises:
         ValueError: where a shape or an argument is wrong, there is but one class, or no

@@ -3,9 +3,10 @@
 Guarantees are for noise in real numbers: see `dpjax.mechanisms`.
 """
 
-from dpjax.losses import MarginLoss
+from dpjax.solvers._additive_model import dp_additive_model
 from dpjax.solvers._calibration import printed_epsilon
 from dpjax.solvers._checkpoint import Checkpoint
+from dpjax.solvers._curves import Curves
 from dpjax.solvers._frank_wolfe import dp_frank_wolfe
 from dpjax.solvers._gradient_descent import dp_gradient_descent, robust_gradient_descent
 from dpjax.solvers._hard_thresholding import dp_iterative_hard_thresholding
@@ -25,10 +26,11 @@ from dpjax.solvers.linear._model import dp_linear_model
 
 __all__ = [
     "Checkpoint",
+    "Curves",
     "Execution",
-    "MarginLoss",
     "PrivateTraining",
     "Solution",
+    "dp_additive_model",
     "dp_center_and_scale",
     "dp_frank_wolfe",
     "dp_gradient_descent",

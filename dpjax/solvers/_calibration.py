@@ -8,7 +8,6 @@ from dpjax._tree import Static
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar, Unit
 from dpjax.accounting import (
     PrivacyGuarantee,
-    correlated_noise_multiplier,
     epsilon_to_rho,
     gaussian_event,
     noise_multiplier,
@@ -16,7 +15,7 @@ from dpjax.accounting import (
 )
 from dpjax.batching import Batching, Disjoint, Full
 from dpjax.estimators import Estimator
-from dpjax.gradients import UserRecords
+from dpjax.gradients._shared import UserRecords
 from dpjax.mechanisms import Strategy
 
 _LEAST_EPSILON = 1e-6
@@ -63,7 +62,7 @@ def calibrated_noise(
     sampling = {**sampling, "noise": estimator.noise, "relation": relation}
     multiplier = alone = noise_multiplier(epsilon, delta, **sampling)
     if strategy is not None:
-        multiplier = correlated_noise_multiplier(
+        multiplier = noise_multiplier(
             epsilon, delta, strategy=strategy, relation=relation, **pattern
         )
     return multiplier, PrivacyGuarantee.of(

@@ -8,7 +8,7 @@ from dpjax import _validate
 from dpjax._tree import num_coordinates
 from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.batching import Disjoint, Full
-from dpjax.constraints import VertexConstraint
+from dpjax.constraints._shared import VertexConstraint
 from dpjax.estimators import Estimator, SmoothedTruncation
 from dpjax.solvers._calibration import printed_excess, unit_of
 from dpjax.solvers._loop import Execution, check_steps

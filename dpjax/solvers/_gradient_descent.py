@@ -100,8 +100,8 @@ def dp_gradient_descent(
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
         params: where to start; public.
-        data: pytree, leaves of shape (n, ...); n is public. Of `UserRecords`, which
-            `dpjax.gradients.by_user` makes, n is the number of users, and the
+        data: pytree, leaves of shape (n, ...); n is public. Of what
+            `dpjax.gradients.by_user` returns, n is the number of users, and the
             guarantee is for them.
         key: a typed key.
         epsilon: privacy of the whole run, positive, any size.

@@ -14,7 +14,8 @@ from dpjax import _validate
 from dpjax._processes import devices_of, digests, is_first
 from dpjax._sharding import row_axes
 from dpjax._types import Key, LossFn, PyTree, Scalar
-from dpjax.batching import Batching, BatchState
+from dpjax.batching import Batching
+from dpjax.batching._shared import BatchState
 from dpjax.estimators import Estimator
 from dpjax.gradients import streamed_grad
 from dpjax.solvers._checkpoint import Checkpoint, identity, is_key, opened
@@ -125,17 +126,7 @@ def descended(
     *,
     microbatch_size: int | None,
 ) -> tuple[PyTree, PyTree]:
-    """Returns params and optimizer state after one step along a batch's gradients.
-
-    Args:
-        loss_fn: `loss_fn(params, example) -> scalar`.
-        optimizer: takes per-example gradients, as a stream.
-        params: where the step begins.
-        state: of the optimizer.
-        batch: pytree, leaves of shape (b, ...).
-        is_padding_example: shape (b,), or None.
-        microbatch_size: rows processed at once; None chooses.
-    """
+    """Returns params and optimizer state after one step along a batch's gradients."""
     grad_fn = streamed_grad(loss_fn, microbatch_size=microbatch_size)
     updates, state = optax.with_extra_args_support(optimizer).update(
         cast(Any, grad_fn(params, batch)),
@@ -222,16 +213,8 @@ def iterate(
 ) -> tuple[PyTree, PyTree]:
     """Returns the last iterate and state of so many steps, each on its own batch.
 
-    Args:
-        step: one step of the algorithm.
-        params: where to start.
-        data: pytree, leaves of shape (n, ...); may be sharded.
-        key: a typed key, for the step's draws and for drawing batches.
-        num_steps: T.
-        batching: the batch of each step.
-        execution: how to run; where a checkpoint is, saved on the way.
-        epsilon: the budget of the run, if the batching depends on it.
-        delta: likewise.
+    The key is for the step's draws and for drawing batches; epsilon and delta are the
+    budget of the run, if the batching depends on it. Data may be sharded.
     """
     num_samples = _validate.leading_size(data, "data")
     begin = partial(batching.init, epsilon=epsilon, delta=delta)

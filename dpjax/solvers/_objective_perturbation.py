@@ -10,12 +10,8 @@ from dp_accounting import UnsupportedDpEvent
 from dpjax import _validate
 from dpjax._sharding import gathered
 from dpjax._types import REPLACE_ONE, Calibration, Key, Scalar
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    gaussian_stddev,
-    objective_epsilon,
-    objective_noise,
-)
+from dpjax.accounting import PrivacyGuarantee, gaussian_stddev
+from dpjax.accounting._shared import objective_epsilon, objective_noise
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import gaussian
 from dpjax.solvers._calibration import check_budget
@@ -85,7 +81,7 @@ def dp_objective_perturbation(
 
     Privacy:
         (epsilon, delta)-DP under replace-one. The exact minimiser w* has 99 per cent of
-        the budget (`accounting.objective_noise`, with its proof). Given w*, eta and so
+        the budget (proof: `dpjax/accounting/_objective.py`). Given w*, eta and so
         the computed w are functions of the data, and w - w* is at most
         gamma / (N Lambda) long, as J is (N Lambda)-strongly convex: releasing
         w - w* + noise is a Gaussian mechanism of sensitivity 2 gamma / (N Lambda), with

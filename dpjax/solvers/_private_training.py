@@ -10,7 +10,8 @@ from dpjax import _validate
 from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import num_coordinates
 from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree
-from dpjax.batching import Batching, BatchState, Full, Poisson
+from dpjax.batching import Batching, Full, Poisson
+from dpjax.batching._shared import BatchState
 from dpjax.estimators import AdaptiveThreshold, Estimator, Mean, Scaled
 from dpjax.gradients import robust_grad
 from dpjax.mechanisms import Strategy
@@ -89,7 +90,7 @@ class PrivateTraining:
         The parameters and metrics of all steps together are (epsilon, delta)-DP under
         `relation`, for every input: each step is a Gaussian mechanism on a mean of
         known sensitivity, T of them are composed by `accounting.noise_multiplier`, or
-        `accounting.correlated_noise_multiplier`, for the sampling of the batching.
+        `accounting.noise_multiplier`, for the sampling of the batching.
         With `TrimmedMean` a step is zCDP (`transforms.privatize`). The mean loss is one
         more coordinate of the same mechanism: precisions of noise add up, z^-2 =
         z_gradient^-2 + z_loss^-2. loss_fn, optimizer and the first params must not

@@ -15,8 +15,8 @@ from dpjax._rounding import claim
 from dpjax._sharding import gathered
 from dpjax._tree import flatten, like
 from dpjax._types import Calibration, Key, PyTree, Scalar
-from dpjax.accounting import (
-    PrivacyGuarantee,
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting._shared import (
     largest_smoothness,
     smooth_gaussian_epsilon,
     smooth_gaussian_multiplier,
@@ -99,7 +99,7 @@ def dp_sample_and_aggregate(
         the key alone, and a record is in s subsets at most. That S bounds the movement
         of the centre and is beta-smooth is proved in `dpjax.solvers._smooth_center`,
         for computed distances too; how much Gaussian noise that takes, in
-        `dpjax.accounting.smooth_gaussian_multiplier`.
+        `dpjax.accounting._smooth_gaussian`.
 
         A fit_fn must be no channel of its own: what it prints, and how long it takes,
         is not protected. Without `vectorize` an exception, or a result of other shapes,

@@ -4,9 +4,12 @@ import dataclasses
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
-from dpjax._types import PyTree, Scalar
+from dpjax._types import ArrayLike, PyTree, Scalar
+from dpjax._validate import require
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.solvers._curves import Curves
 
 
 @partial(
@@ -33,3 +36,61 @@ class Solution:
     params: PyTree
     privacy: PrivacyGuarantee
     stats: dict[str, Scalar]
+
+    def predict(self, features: ArrayLike) -> jax.Array:
+        """Returns predictions of a linear or an additive model, without offsets.
+
+        Of a loss with a link, such as logistic or Poisson, they are on the scale of the
+        link: log odds, or the logarithm of a mean.
+
+        Args:
+            features: shape (n, d), in the units of the fit.
+
+        Returns:
+            Shape (n,), or (n, K) with K outputs.
+
+        Raises:
+            ValueError: where params are of another kind, or the shape does not fit.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from dpjax.accounting import PrivacyGuarantee
+            >>> privacy = PrivacyGuarantee.non_private()
+            >>> solution = Solution(jnp.array([1.0, 2.0]), privacy, {})
+            >>> print(solution.predict([[3.0, 4.0]]))
+            [11.]
+        """
+        if isinstance(self.params, Curves):
+            return self.params.predict(features)
+        weights = self.params
+        require(
+            isinstance(weights, jax.Array) and weights.ndim in (1, 2),
+            "params",
+            type(weights),
+            "those of a linear or additive model, if it is to predict",
+        )
+        columns = jnp.asarray(features, weights.dtype)
+        require(
+            columns.ndim == 2 and columns.shape[1] == len(weights),
+            "features",
+            columns.shape,
+            f"an array of {len(weights)} columns",
+        )
+        return jnp.matmul(columns, weights, precision=jax.lax.Precision.HIGHEST)
+
+    def shapes(self) -> dict[int, tuple[jax.Array, jax.Array]]:
+        """Returns the grid and the curve of each column of an additive model.
+
+        Returns:
+            As of `Curves.shapes`.
+
+        Raises:
+            ValueError: where params are of another kind.
+        """
+        require(
+            isinstance(self.params, Curves),
+            "params",
+            type(self.params),
+            "those of an additive model, which have shapes",
+        )
+        return self.params.shapes()

@@ -10,14 +10,10 @@ import optax
 from dpjax import _validate
 from dpjax._tree import num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar, SelectionName, Unit
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    selection_epsilon,
-    selection_event,
-    total_selection_epsilon,
-)
+from dpjax.accounting import PrivacyGuarantee, selection_epsilon, selection_event
+from dpjax.accounting._shared import total_selection_epsilon
 from dpjax.batching import Batching
-from dpjax.constraints import VertexConstraint
+from dpjax.constraints._shared import VertexConstraint
 from dpjax.estimators import Estimator
 from dpjax.solvers._loop import Batches, Execution, OptaxStep, iterate
 from dpjax.transforms import frank_wolfe

@@ -10,8 +10,9 @@ from dp_accounting import DpEvent
 from dpjax import _validate, mechanisms
 from dpjax._tree import clip, like
 from dpjax._types import Key, Scalar, SelectionName
-from dpjax.accounting import selection_event, total_selection_epsilon
-from dpjax.constraints import VertexConstraint
+from dpjax.accounting import selection_event
+from dpjax.accounting._shared import total_selection_epsilon
+from dpjax.constraints._shared import VertexConstraint
 
 # The range itself is a few float32 operations: never choose more sharply than asked.
 _ROUNDED_UP = 1 + 2.0**-20

@@ -9,6 +9,7 @@ import optax
 
 from dpjax import _validate
 from dpjax._sharding import AxisName, num_shares, row_axes
+from dpjax._sums.stream import SampleStream
 from dpjax._types import (
     REPLACE_ONE,
     Key,
@@ -17,8 +18,8 @@ from dpjax._types import (
     PyTree,
     Scalar,
 )
-from dpjax.accounting import calibrate_smooth_noise
-from dpjax.estimators import AdaptiveThreshold, Estimator, SampleStream, Scaled
+from dpjax.accounting._shared import calibrate_smooth_noise
+from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
 from dpjax.transforms._chain import PrivateMean, refuse_wrappers
 from dpjax.transforms._correlated_noise import add_correlated_noise, correlated_state
@@ -124,7 +125,7 @@ def privatize(
         noise: None, independent in every step; or a strategy C, such as
             `dpjax.mechanisms.BandedToeplitz`, for noise C^-1 z that is correlated over
             steps, so that sums of updates have less of it. Then noise_multiplier is
-            that of the independent z, from `accounting.correlated_noise_multiplier`.
+            that of the independent z, from `accounting.noise_multiplier`.
 
     Returns:
         A transformation whose update takes gradients with leaves (n, ...), or the
@@ -149,8 +150,8 @@ def privatize(
         is about users: n counts them, and one user's records are replaced by others.
 
         With a strategy the updates of a run are private together, as
-        `correlated_noise_multiplier_to_epsilon` tells: one update alone may have less
-        noise than that. What follows, momentum and averages of iterates included, is
+        `noise_multiplier_to_epsilon` tells: one update alone may have less noise than
+        that. What follows, momentum and averages of iterates included, is
         post-processing, as with independent noise.
 
         With `AdaptiveThreshold` that Gaussian is mean and counts together, and the

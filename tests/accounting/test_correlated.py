@@ -11,8 +11,8 @@ from dp_accounting.rdp import RdpAccountant
 from dpjax import accounting
 from dpjax._types import ADD_OR_REMOVE_ONE, NeighboringRelation
 from dpjax.accounting import (
-    correlated_noise_multiplier,
-    correlated_noise_multiplier_to_epsilon,
+    noise_multiplier,
+    noise_multiplier_to_epsilon,
 )
 from dpjax.batching import BallsInBins, CyclicPoisson, Disjoint, Full
 from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
@@ -33,8 +33,8 @@ BANDED = BandedToeplitz.square_root(40, 4)
 )
 def test_multiplier_and_epsilon_are_inverse(strategy, batching):
     pattern = batching.participation(400, 40)
-    multiplier = correlated_noise_multiplier(1.0, 1e-5, strategy=strategy, **pattern)
-    epsilon = correlated_noise_multiplier_to_epsilon(
+    multiplier = noise_multiplier(1.0, 1e-5, strategy=strategy, **pattern)
+    epsilon = noise_multiplier_to_epsilon(
         multiplier, 1e-5, strategy=strategy, **pattern
     )
     assert 0.99 < epsilon <= 1.0
@@ -43,7 +43,7 @@ def test_multiplier_and_epsilon_are_inverse(strategy, batching):
 def test_one_band_is_independent_noise():
     one = BandedToeplitz(40, (1.0,))
     for batching in (Full(), Disjoint(), CyclicPoisson(2.0, 5)):
-        correlated = correlated_noise_multiplier_to_epsilon(
+        correlated = noise_multiplier_to_epsilon(
             3.0, 1e-5, strategy=one, **batching.participation(400, 40)
         )
         independent = accounting.noise_multiplier_to_epsilon(
@@ -55,9 +55,7 @@ def test_one_band_is_independent_noise():
 def test_sampling_costs_less_and_full_groups_the_same():
     def epsilon(expected, strategy=BANDED):
         pattern = CyclicPoisson(expected, 5).participation(400, 40)
-        return correlated_noise_multiplier_to_epsilon(
-            4.0, 1e-5, strategy=strategy, **pattern
-        )
+        return noise_multiplier_to_epsilon(4.0, 1e-5, strategy=strategy, **pattern)
 
     whole = BANDED.sensitivity(max_participations=8, min_separation=5)
     expected = accounting.gaussian_epsilon(4.0, 1e-5, sensitivity=whole)
@@ -68,9 +66,7 @@ def test_sampling_costs_less_and_full_groups_the_same():
 def test_a_tree_is_dp_accountings():
     # One epoch of 40 steps: 6 nodes hold a step. Theirs goes through Renyi divergences.
     pattern = Disjoint().participation(400, 40)
-    ours = correlated_noise_multiplier_to_epsilon(
-        7.0, 1e-5, strategy=BinaryTree(40), **pattern
-    )
+    ours = noise_multiplier_to_epsilon(7.0, 1e-5, strategy=BinaryTree(40), **pattern)
     accountant = RdpAccountant(neighboring_relation=REPLACE_SPECIAL)
     accountant.compose(SingleEpochTreeAggregationDpEvent(7.0, 40))
     theirs = accountant.get_epsilon(1e-5)
@@ -94,7 +90,7 @@ def test_costs_are_jax_privacys():
         cycle_length=5,
     )
     expected = theirs.DpsgdTrainingAccountant(config).compute_epsilon(40, params)
-    found = correlated_noise_multiplier_to_epsilon(
+    found = noise_multiplier_to_epsilon(
         2.0, 1e-5, strategy=BANDED, relation=ADD_OR_REMOVE_ONE, **pattern
     )
     np.testing.assert_allclose(found, expected, rtol=2e-3)
@@ -121,7 +117,7 @@ def test_costs_are_jax_privacys():
         )
         accountant = theirs.SingleReleaseTrainingAccountant(config)
         expected = accountant.compute_epsilon(40, params)
-        found = correlated_noise_multiplier_to_epsilon(
+        found = noise_multiplier_to_epsilon(
             6.0,
             1e-5,
             strategy=strategy,
@@ -135,7 +131,15 @@ def test_costs_are_jax_privacys():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"strategy": None}, "strategy must be one of dpjax.mechanisms"),
+        ({"strategy": 4}, "strategy must be one of dpjax.mechanisms"),
+        (
+            {"strategy": None, "max_participations": 2},
+            "max_participations must be 1 without a strategy, got 2",
+        ),
+        ({"strategy": None, "min_separation": 2}, "min_separation must be 1 without"),
+        ({"batch_size": 5, "num_samples": 10}, "num_samples must be None, the default"),
+        ({"noise": "laplace_log_normal"}, "noise must be gaussian, the default, with"),
+        ({"other_multiplier": 3.0}, "other_multiplier must be inf, the default, with"),
         ({"num_steps": 41}, "num_steps must be at most the 40 steps of Banded"),
         ({"num_steps": 0}, "num_steps must be an integer"),
         ({"max_participations": 0}, "max_participations must be an integer"),
@@ -154,6 +158,6 @@ def test_costs_are_jax_privacys():
 def test_what_does_not_fit_is_named(options, message):
     options = {"strategy": BANDED, "num_steps": 40} | options
     with pytest.raises(ValueError, match=message):
-        correlated_noise_multiplier(1.0, 1e-5, **options)
+        noise_multiplier(1.0, 1e-5, **options)
     with pytest.raises(ValueError, match=message):
-        correlated_noise_multiplier_to_epsilon(1.0, 1e-5, **options)
+        noise_multiplier_to_epsilon(1.0, 1e-5, **options)

@@ -7,12 +7,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax.accounting import (
-    discrete_gaussian_epsilon,
-    discrete_gaussian_stddev,
-    gaussian_epsilon,
-    gaussian_stddev,
-)
+from dpjax.accounting import discrete_gaussian_stddev, gaussian_epsilon, gaussian_stddev
+from dpjax.accounting._shared import discrete_gaussian_epsilon
 
 
 def share_law(stddev, reach):

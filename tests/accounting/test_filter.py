@@ -17,12 +17,11 @@ from dpjax._types import ADD_OR_REMOVE_ONE
 from dpjax.accounting import (
     PrivacyFilter,
     PrivacyGuarantee,
-    Spending,
     gaussian_epsilon,
     gaussian_event,
-    poisson_capacity,
     selection_event,
 )
+from dpjax.accounting._shared import Spending, poisson_capacity
 
 
 def guarantee(epsilon=1.0, delta=0.0, event=None, **options):

@@ -13,10 +13,10 @@ from dpjax.accounting import (
     gaussian_epsilon,
     gaussian_event,
     gaussian_stddev,
-    group_budget,
     group_privacy,
     selection_event,
 )
+from dpjax.accounting._shared import group_budget
 
 FLIP: Any = {"mechanism": "permute_and_flip"}
 

@@ -9,7 +9,8 @@ import scipy.integrate
 import scipy.special
 import scipy.stats
 
-from dpjax.accounting import gaussian_stddev, objective_epsilon, objective_noise
+from dpjax.accounting import gaussian_stddev
+from dpjax.accounting._shared import objective_epsilon, objective_noise
 
 LOGISTIC = {"curvature_bound": 0.25, "is_non_increasing": True}
 

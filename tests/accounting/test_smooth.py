@@ -7,13 +7,8 @@ import pytest
 import scipy.optimize
 import scipy.special
 
-from dpjax.accounting import (
-    calibrate_smooth_noise,
-    epsilon_to_rho,
-    rho_to_epsilon,
-    smooth_noise_multiplier,
-    smooth_noise_rho,
-)
+from dpjax.accounting import epsilon_to_rho, rho_to_epsilon, smooth_noise_multiplier
+from dpjax.accounting._shared import calibrate_smooth_noise, smooth_noise_rho
 
 MECHANISMS = ["laplace_log_normal", "arsinh_normal"]
 each = pytest.mark.parametrize("mechanism", MECHANISMS)

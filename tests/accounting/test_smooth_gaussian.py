@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax.accounting import (
-    _smooth_gaussian,
-    gaussian_stddev,
+from dpjax.accounting import _smooth_gaussian, gaussian_stddev
+from dpjax.accounting._shared import (
     largest_smoothness,
     smooth_gaussian_epsilon,
     smooth_gaussian_multiplier,

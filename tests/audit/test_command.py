@@ -7,14 +7,8 @@ import jax
 import pytest
 from typer.testing import CliRunner
 
-from dpjax.audit import (
-    Case,
-    _mechanisms,
-    _private_scores,
-    _solvers,
-    _transforms,
-    cases,
-)
+from dpjax.audit import _mechanisms, _private_scores, _solvers, _transforms
+from dpjax.audit._shared import Case, cases
 from dpjax.cli import _audit
 from dpjax.cli._app import app
 

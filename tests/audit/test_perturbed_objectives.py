@@ -16,7 +16,7 @@ import scipy.special
 import scipy.stats
 
 from dpjax import solvers
-from dpjax.accounting import objective_epsilon, objective_noise
+from dpjax.accounting._shared import objective_epsilon, objective_noise
 
 # Sums over a grid of 7.5 stddevs on each side are this exact; a test holds them to it.
 _QUADRATURE = 1e-3

@@ -22,21 +22,15 @@ from dpjax.accounting import (
     gaussian_epsilon,
     gaussian_event,
     gaussian_stddev,
-    objective_epsilon,
-    objective_noise,
     rho_to_epsilon,
 )
-from dpjax.audit import Case
-from dpjax.estimators import (
-    Clipping,
-    Mean,
-    MedianOfMeans,
-    TrimmedMean,
-    Truncation,
-    clip_to_norm,
-)
+from dpjax.accounting._shared import objective_epsilon, objective_noise
+from dpjax.audit._shared import Case
+from dpjax.estimators import Clipping, Mean, MedianOfMeans, TrimmedMean, Truncation
+from dpjax.estimators._shared import clip_to_norm
+from dpjax.losses import MarginLoss
 from dpjax.mechanisms import arsinh_normal, gaussian
-from dpjax.solvers import MarginLoss, dp_l1_regression
+from dpjax.solvers import dp_l1_regression
 from dpjax.solvers.linear._moments import noisy_second_moments
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 

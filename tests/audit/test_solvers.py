@@ -33,6 +33,7 @@ SHOWN = {
     "dp_l1_regression": 0.9,
     "dp_quantile": 0.75,
     "dp_center_and_scale": 0.6,
+    "dp_additive_model": 0.25,
     "dp_linear_model": 0.6,
     "dp_linear_model_constant": 0.85,
     "dp_linear_model_intercept": 0.5,

@@ -19,7 +19,8 @@ from dpjax.cli._sources import Table, encode_table
 from dpjax.cli._spending import planned
 from dpjax.cli._units import units_of
 from dpjax.datasets import Numeric
-from dpjax.models import BoundedColumn, private_scores
+from dpjax.models import private_scores
+from dpjax.models._shared import BoundedColumn
 
 SCHEMA = """\
 columns.age = {center = 40, scale = 20}

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpjax import _files
-from dpjax.audit import Case
+from dpjax.audit._shared import Case
 from dpjax.cli import _report, _run_folder, _train
 from dpjax.cli._app import app
 from dpjax.cli._sources import held_out

@@ -18,7 +18,7 @@ from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table, encode_table
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models import BoundedColumn
+from dpjax.models._shared import BoundedColumn
 from dpjax.solvers import Solution, dp_mean
 
 

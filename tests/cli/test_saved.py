@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._app import app
 from dpjax.cli._saved import _said_of_cells
-from dpjax.datasets import Categorical, Numeric, Winsorized
-from dpjax.models import Model, model_file
+from dpjax.datasets import Categorical, Numeric
+from dpjax.models import Model
+from dpjax.models._shared import model_file
 
 NEW = "town,rooms,junk\nGhent,6,?\nMons,$7,1\nLier,,2\n"
 
@@ -28,7 +29,7 @@ def folder(tmp_path, monkeypatch):
     given = {
         "params": np.array([2.0, 1.0, -1.0, 0.5], np.float32),
         "columns": {
-            "rooms": Winsorized(4, 2, limit=3.0),
+            "rooms": Numeric(4, 2, limit=3.0),
             "town": Categorical(("Ghent", "Lier")),
         },
         "target_name": "price",

@@ -12,7 +12,7 @@ from dpjax.cli._app import app
 from dpjax.cli._guesses import Guess, guess_name, schema_text
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models import BoundedColumn
+from dpjax.models._shared import BoundedColumn
 
 ODD_NAMES = ["age", "a b", 'quo"te', "dot.ted", "tab\t\x7f", "é", "", "back\\slash"]
 

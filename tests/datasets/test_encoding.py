@@ -9,7 +9,7 @@ import pytest
 
 from dpjax import datasets
 from dpjax.cli._cells import count_cells
-from dpjax.datasets import Categorical, Numeric, Winsorized
+from dpjax.datasets import Categorical, Numeric
 
 ODD_CELLS = ["", "?", "abc", "nan", "inf", "-inf", "1e400", "1e300", "\x00", "1,5"]
 
@@ -161,7 +161,7 @@ def test_codes_with_leading_zeros_stay_apart():
 
 def test_a_winsorized_column_is_held():
     cells = np.array(["1e30", "-7", "45", "", "inf"])
-    kind = Winsorized(40, 10, limit=0.75)
+    kind = Numeric(40, 10, limit=0.75)
     assert kind.encode(cells)[:, 0].tolist() == [0.75, -0.75, 0.5, 0, 0]
     with pytest.raises(ValueError, match="limit must be positive"):
-        Winsorized(limit=0.0)
+        Numeric(limit=0.0)

@@ -25,35 +25,10 @@ CASES = {
         stats.norm(1, 5**0.5),
         stats.norm(1, 5**0.5 * 1.2),
     ),
-    "laplace": (
-        datasets.Laplace(location=-1.0, scale=5.0),
-        stats.laplace(-1, 5),
-        stats.laplace(-1, 5 * 1.2),
-    ),
-    "logistic": (
-        datasets.Logistic(scale=0.5),
-        stats.logistic(0, 0.5),
-        stats.logistic(0, 0.5 * 1.2),
-    ),
     "log_normal": (
         datasets.LogNormal(location=1.0, scale=1.0),
         stats.lognorm(1, scale=math.e),
         stats.lognorm(1, scale=math.e * 1.2),
-    ),
-    "log_logistic": (
-        datasets.LogLogistic(location=0.2, scale=0.2),
-        stats.fisk(5, scale=math.exp(0.2)),
-        stats.fisk(5, scale=math.exp(0.2) * 1.2),
-    ),
-    "log_logistic_without_mean": (
-        datasets.LogLogistic(scale=1 / 0.1),
-        stats.fisk(0.1),
-        stats.fisk(0.12),
-    ),
-    "log_gamma": (
-        datasets.LogGamma(concentration=0.5),
-        stats.loggamma(0.5),
-        stats.loggamma(0.6),
     ),
     "student_t": (
         datasets.StudentT(degrees_of_freedom=3.0),
@@ -120,28 +95,18 @@ def test_laws_compare_and_hash_by_their_parameters(law, oracle, wrong):
 
 
 def test_laws_of_another_kind_or_scale_differ():
-    assert datasets.Normal() != datasets.Laplace()
+    assert datasets.Normal() != datasets.LogNormal()
     assert datasets.Normal() != datasets.Normal(scale=2.0)
 
 
 @pytest.mark.slow
 def test_float64_under_x64(key):
     with jax.enable_x64(True):
-        assert datasets.LogGamma(0.5).sample(key, (2,)).dtype == jnp.float64
-
-
-def test_the_parametrisation_of_paper_004():
-    # c x^(-c-1) (1 + x^-c)^-2 against e^z / (sigma x (1 + e^z)^2) with sigma = 1 / c.
-    points, c = np.array([0.1, 0.7, 1.0, 3.0]), 2.5
-    z = c * np.log(points)
-    ours = c * np.exp(z) / (points * (1 + np.exp(z)) ** 2)
-    paper = c * points ** (-c - 1) * (1 + points**-c) ** -2
-    np.testing.assert_allclose(ours, paper)
-    np.testing.assert_allclose(ours, stats.fisk(c).pdf(points))
+        assert datasets.Pareto(0.5).sample(key, (2,)).dtype == jnp.float64
 
 
 def test_samples_are_finite_where_the_law_leaves_float32(key):
-    samples = datasets.LogLogistic(scale=10.0).sample(key, (200_000,))
+    samples = datasets.LogNormal(scale=100.0).sample(key, (200_000,))
     assert bool(jnp.all(jnp.isfinite(samples)))
     assert float(samples.max()) == float(jnp.finfo(jnp.float32).max)
 
@@ -149,7 +114,6 @@ def test_samples_are_finite_where_the_law_leaves_float32(key):
 @pytest.mark.parametrize(
     ("law", "mean"),
     [
-        (datasets.LogLogistic(scale=1.0), math.inf),
         (datasets.Pareto(tail_index=1.0), math.inf),
         (datasets.LogNormal(scale=100.0), math.inf),
         (datasets.StudentT(degrees_of_freedom=1.0), math.nan),
@@ -166,7 +130,6 @@ def test_no_centring_without_a_mean(law, mean):
     [
         (lambda: datasets.Normal(scale=0.0), "scale"),
         (lambda: datasets.LogNormal(location=math.nan), "location"),
-        (lambda: datasets.LogGamma(concentration=-1.0), "concentration"),
         (lambda: datasets.StudentT(degrees_of_freedom=0.0), "degrees_of_freedom"),
         (lambda: datasets.Pareto(tail_index=math.inf), "tail_index"),
         (lambda: datasets.Normal().sample(0, (2,)), "key"),

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from dpjax import datasets
-from dpjax.datasets import _adult, _files, _rand_hie
+from dpjax.cli._public_sets import PUBLIC_SETS
+from dpjax.datasets import _adult, _files, _load, _rand_hie
 
-BUNDLED = [datasets.adult, datasets.rand_hie]
-EXTERNAL = [datasets.blog_feedback, datasets.credit_default, datasets.belgian_motor]
+BUNDLED = ["adult", "rand_hie"]
+EXTERNAL = ["blog_feedback", "credit_default", "belgian_motor"]
 needs_data = pytest.mark.skipif(
     not os.environ.get("DPJAX_DATA"),
     reason="set DPJAX_DATA to the folder of data sets that are not bundled",
 )
 every_loader = pytest.mark.parametrize(
-    "load", [*BUNDLED, *(pytest.param(load, marks=needs_data) for load in EXTERNAL)]
+    "name", [*BUNDLED, *(pytest.param(name, marks=needs_data) for name in EXTERNAL)]
 )
 SIZES = {
     "adult": (32_561, 16_281, 105),
@@ -29,15 +30,12 @@ SIZES = {
 }
 
 
-@functools.cache
-def loaded(load):
-    """Of the tests that look at a data set and change nothing."""
-    return load()
+loaded = functools.cache(datasets.load)  # for tests that change nothing
 
 
 @every_loader
-def test_shapes_dtypes_and_finiteness(load):
-    data = loaded(load)
+def test_shapes_dtypes_and_finiteness(name):
+    data = loaded(name)
     num_train, num_test, num_features = SIZES[data.name]
     assert data.features.shape == (num_train, num_features)
     assert data.test_features.shape == (num_test, num_features)
@@ -54,20 +52,20 @@ def test_shapes_dtypes_and_finiteness(load):
 
 
 @every_loader
-def test_public_scales_suit_the_data(load):
+def test_public_scales_suit_the_data(name):
     # Not computed from the data, yet near it: no column's spread passes 5 units.
-    assert loaded(load).features.std(axis=0).max() < 5
+    assert loaded(name).features.std(axis=0).max() < 5
 
 
-@pytest.mark.parametrize("load", BUNDLED)
-def test_loading_is_deterministic(load):
-    first, second = load(), load()
+@pytest.mark.parametrize("name", BUNDLED)
+def test_loading_is_deterministic(name):
+    first, second = datasets.load(name), datasets.load(name)
     pairs = zip((*first.train, *first.test), (*second.train, *second.test), strict=True)
     assert all(np.array_equal(*pair) for pair in pairs)
 
 
 def test_adult_counts():
-    data = loaded(datasets.adult)
+    data = loaded("adult")
     assert int((data.targets > 0).sum()) == 7_841
     assert int((data.test_targets > 0).sum()) == 3_846
 
@@ -75,7 +73,7 @@ def test_adult_counts():
 def test_adult_first_record():
     # 39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family,
     # White, Male, 2174, 0, 40, United-States, <=50K
-    data = loaded(datasets.adult)
+    data = loaded("adult")
     record = dict(zip(data.feature_names, data.features[0].tolist(), strict=True))
     nonzero = {name: value for name, value in record.items() if value}
     assert nonzero == pytest.approx(
@@ -113,7 +111,7 @@ def test_rand_hie_keeps_outcomes_out_of_its_features():
 
 
 def test_rand_hie_targets_are_hundreds_of_dollars():
-    data = loaded(datasets.rand_hie)
+    data = loaded("rand_hie")
     targets = np.concatenate([data.targets, data.test_targets])
     assert targets.max() == pytest.approx(391.8202)
     assert targets.mean() == pytest.approx(1.7156790, rel=1e-5)
@@ -122,15 +120,15 @@ def test_rand_hie_targets_are_hundreds_of_dollars():
 @pytest.mark.quick(1)
 @needs_data
 @pytest.mark.parametrize(
-    ("load", "mean", "largest"),
+    ("name", "mean", "largest"),
     [
-        (datasets.blog_feedback, None, 142.4),
-        (datasets.belgian_motor, 0.16215088, 140.03242),
-        (datasets.credit_default, 2 * 0.2212 - 1, 1.0),
+        ("blog_feedback", None, 142.4),
+        ("belgian_motor", 0.16215088, 140.03242),
+        ("credit_default", 2 * 0.2212 - 1, 1.0),
     ],
 )
-def test_targets_of_external_data(load, mean, largest):
-    data = loaded(load)
+def test_targets_of_external_data(name, mean, largest):
+    data = loaded(name)
     targets = np.concatenate([data.targets, data.test_targets]).astype(np.float64)
     assert targets.max() == pytest.approx(largest, rel=1e-5)
     if mean is not None:
@@ -139,7 +137,7 @@ def test_targets_of_external_data(load, mean, largest):
 
 @needs_data
 def test_belgian_motor_keeps_outcomes_out_of_its_features():
-    names = loaded(datasets.belgian_motor).feature_names
+    names = loaded("belgian_motor").feature_names
     assert not {"claim", "nclaims", "amount", "average", "id"} & set(names)
 
 
@@ -235,7 +233,7 @@ def in_form(request, empty_machine, monkeypatch):
     place.write_bytes(gzip.compress(text.encode()))
     monkeypatch.setenv("DPJAX_DATA", str(empty_machine / "data"))
     monkeypatch.setattr("dpjax.datasets._year_prediction._NUM_TRAIN", 6)
-    return getattr(datasets, request.param)()
+    return datasets.load(request.param)
 
 
 def test_files_of_the_archive_are_read(in_form):
@@ -265,19 +263,19 @@ def test_files_of_the_archive_are_read(in_form):
 
 
 @pytest.mark.parametrize(
-    "load",
+    "name",
     [
-        datasets.credit_default,
-        datasets.belgian_motor,
-        datasets.twitter,
-        datasets.winnipeg,
-        datasets.year_prediction,
+        "credit_default",
+        "belgian_motor",
+        "twitter",
+        "winnipeg",
+        "year_prediction",
     ],
 )
 @pytest.mark.usefixtures("empty_machine")
-def test_a_file_without_an_address_says_how_to_obtain_it(load):
+def test_a_file_without_an_address_says_how_to_obtain_it(name):
     with pytest.raises(FileNotFoundError, match="DPJAX_DATA"):
-        load()
+        datasets.load(name)
 
 
 def test_a_table_of_another_form_is_an_error_of_the_schema(empty_machine, monkeypatch):
@@ -286,7 +284,13 @@ def test_a_table_of_another_form_is_an_error_of_the_schema(empty_machine, monkey
     place.parent.mkdir()
     place.write_bytes(gzip.compress(b"id,expo\n1,1.0\n"))
     with pytest.raises(ValueError, match="amount"):
-        datasets.belgian_motor()
+        datasets.load("belgian_motor")
+
+
+def test_the_command_lists_every_data_set():
+    assert _load.NAMES == PUBLIC_SETS
+    with pytest.raises(ValueError, match="name must be one of adult, rand_hie"):
+        datasets.load("iris")
 
 
 def test_short_and_long_rows_are_read():

@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.estimators import (
-    Clipping,
-    FactoredSamples,
-    Normalization,
-    SmoothedClipping,
-    clip_to_norm,
-)
+from dpjax._sums.stream import FactoredSamples
+from dpjax.estimators import Clipping, Normalization, SmoothedClipping
+from dpjax.estimators._shared import clip_to_norm
 
 # What sensitivity() allows for: a clipped sample is at most this much longer.
 NORM_ERROR = 2.0**-13

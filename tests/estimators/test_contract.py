@@ -12,11 +12,11 @@ import pytest
 import dpjax
 from dpjax import ADD_OR_REMOVE_ONE, NeighboringRelation
 from dpjax._sums.fold import proven_divisor
+from dpjax._sums.stream import SampleStream
 from dpjax.estimators import (
     Clipping,
     Mean,
     MedianOfMeans,
-    SampleStream,
     SmoothedTruncation,
     Truncation,
     Winsorization,

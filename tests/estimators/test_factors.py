@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 
 from dpjax._sums import leaves as forms
-from dpjax._sums.leaves import add_rows
+from dpjax._sums.leaves import OuterProducts, TableRows, add_rows
 from dpjax._sums.norms import LONGEST
+from dpjax._sums.stream import FactoredSamples, SampleStream
 from dpjax.estimators import (
     Clipping,
-    FactoredSamples,
-    OuterProducts,
-    SampleStream,
     SmoothedClipping,
     SmoothedTruncation,
-    TableRows,
     Truncation,
     Winsorization,
 )
@@ -388,3 +385,21 @@ def test_samples_stay_within_the_limit(estimator, n):
     )
     limit = float(estimator.limit)
     assert limit * (1 - 2e-5) < norm <= limit * (1 + 2.0**-13)
+
+
+@pytest.mark.parametrize("plan", ["parallel"], indirect=True)
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1.0, 1e36])
+def test_rows_of_a_table_add_up_to_the_same_bits_in_any_order(scale, plan):
+    # A GPU adds them in another order in each run.
+    rng = np.random.default_rng(0)
+    places = rng.integers(0, 9, 500)  # 7 and 8 are outside of the table
+    rows = np.float32(scale * rng.standard_t(2, (500, 3)))
+    add = jax.jit(lambda *x: forms.scatter_add(500, jnp.zeros((7, 3)), *x))
+    found = np.asarray(add(places, rows))
+    order = rng.permutation(500)
+    np.testing.assert_array_equal(found, add(places[order], rows[order]))
+    exact = [rows[places == i].astype(float).sum(axis=0) for i in range(7)]
+    np.testing.assert_allclose(found, exact, rtol=0, atol=2e-7 * np.abs(rows).max())
+    tangent = jax.jvp(lambda x: add(places, x), (rows,), (np.ones_like(rows),))[1]
+    counts = np.bincount(places, minlength=9)[:7]
+    np.testing.assert_array_equal(tangent, np.broadcast_to(counts[:, None], (7, 3)))

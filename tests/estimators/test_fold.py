@@ -11,10 +11,10 @@ import pytest
 from dpjax._sums.digits import _split, digit_layout
 from dpjax._sums.fold import block_length
 from dpjax._sums.layout import Layout, Sizes
+from dpjax._sums.stream import SampleStream
 from dpjax.estimators import (
     Clipping,
     MedianOfMeans,
-    SampleStream,
     SmoothedTruncation,
     Truncation,
     Winsorization,

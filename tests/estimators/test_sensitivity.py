@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpjax._sums.stream import SampleStream
 from dpjax.estimators import (
     Clipping,
     Mean,
     MedianOfMeans,
-    SampleStream,
     Sensitivity,
     SmoothedTruncation,
     Truncation,

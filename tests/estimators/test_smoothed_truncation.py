@@ -13,12 +13,21 @@ import pytest
 from dp_accounting import gaussian_mechanism
 from scipy import optimize, special
 
-from dpjax.estimators import SmoothedTruncation, _catoni, smoothed_truncate
+from dpjax.estimators import SmoothedTruncation, _catoni
 
 BETAS = [0.05, 0.3, 1.0, 3.0, 9.21, 10.0, 11.0, 50.0, 1000.0, 20_000.0, 1e6]
 SIZES = np.unique(
     np.concatenate([np.geomspace(1e-8, 1e30, 300), np.linspace(0.01, 8, 800)])
 ).astype(np.float32)
+
+
+@jax.jit
+def influence(estimator, x):
+    return estimator.influence(x)
+
+
+def smoothed_truncate(x, scale, beta):
+    return influence(SmoothedTruncation(scale, beta), x)
 
 
 def supremum(beta):

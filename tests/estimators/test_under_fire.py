@@ -15,10 +15,10 @@ import pytest
 from hypothesis import strategies as st
 
 from dpjax import ADD_OR_REMOVE_ONE
+from dpjax._sums.stream import SampleStream
 from dpjax.estimators import (
     Clipping,
     MedianOfMeans,
-    SampleStream,
     Sensitivity,
     SmoothedTruncation,
     TrimmedMean,

@@ -10,13 +10,8 @@ import pytest
 from dpjax import losses
 from dpjax.batching import Poisson
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Winsorization
-from dpjax.gradients import (
-    UserRecords,
-    by_user,
-    per_sample_grad,
-    robust_grad,
-    streamed_grad,
-)
+from dpjax.gradients import by_user, per_sample_grad, robust_grad, streamed_grad
+from dpjax.gradients._shared import UserRecords
 from dpjax.solvers import dp_gradient_descent
 from dpjax.transforms import privatize
 

@@ -13,8 +13,9 @@ from dp_accounting import NonPrivateDpEvent
 
 from dpjax import load_model
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.datasets import Categorical, Numeric, Winsorized
-from dpjax.models import BoundedColumn, Model, model_file
+from dpjax.datasets import Categorical, Numeric
+from dpjax.models import Model
+from dpjax.models._shared import BoundedColumn, model_file
 
 ROOMS, TOWN = Numeric(4, 2), Categorical(("Ghent", "Lier"))
 COST = Numeric(0, 100)
@@ -108,7 +109,7 @@ def save(folder, content, name="model.npz"):
     "changes",
     [
         {},
-        {"columns": {"rooms": Winsorized(4, 2, 0.5), "töwn,\n": TOWN}},
+        {"columns": {"rooms": Numeric(4, 2, 0.5), "töwn,\n": TOWN}},
         {"link": "logit", "target": Categorical(("yes",))},
         {"link": "log", "target": COST, "exposure": BoundedColumn("years", 2.0)},
         {"privacy": PrivacyGuarantee.of(math.inf, 0, dp_event=NonPrivateDpEvent())},

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dpjax.parties import Grid
+from dpjax.parties._shared import Grid
 
 
 @pytest.mark.parametrize("stddev", [1e-9, 0.3, 1.0, 52.8, 1e12])

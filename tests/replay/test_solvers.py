@@ -1,5 +1,7 @@
 """Every solver shows nothing but what its mechanisms release, with every option."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +43,7 @@ def neighbour(data, name):
     return features, targets
 
 
-def linear(loss="squared", weight=None, **options):
+def linear(loss="squared", weight=None, solve=solvers.dp_linear_model, **options):
     def release(data, key, i):
         features, targets = data
         given = dict(options)
@@ -52,9 +54,8 @@ def linear(loss="squared", weight=None, **options):
             given["max_weight"] = 2.0
         if given.pop("offsets", False):
             given["offsets"] = features[:, 0]
-        return solvers.dp_linear_model(
-            loss, (features, targets), key=key, epsilon=0.5 + i, delta=1e-5, **given
-        )
+        given = {"epsilon": 0.5 + i, "delta": 1e-5} | given
+        return solve(loss, (features, targets), key=key, **given)
 
     return release
 
@@ -114,7 +115,14 @@ def training(**options):
     return release
 
 
+# At this budget 20 records are enough for knots.
+additive = partial(
+    linear, solve=solvers.dp_additive_model, smooth=(0, 3), intercept=5, epsilon=900.0
+)
 OPTIONS = {
+    "curves": additive(weights=True),
+    "curves of outputs": additive(losses.softmax(3), epsilon=9_000.0),
+    "curves, exposures": additive(losses.poisson(10.0), offsets=True),
     "training": training(monitor=0.2),
     "training, full": training(batching=batching.Full(), monitor=0.2),
     "features": linear(max_features=4),

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import accounting, datasets, losses
+from dpjax import datasets, losses
+from dpjax.accounting._shared import total_selection_epsilon
 from dpjax.constraints import Box, L1Ball, Polytope, Simplex
+from dpjax.datasets._heavy_tailed import l1_ball_params
 from dpjax.estimators import (
     Clipping,
     SmoothedTruncation,
@@ -23,7 +25,7 @@ def linear(params, example):
     return jnp.dot(params, example)
 
 
-def problem(num_samples, num_features, params_fn=datasets.l1_ball_params, seed=0):
+def problem(num_samples, num_features, params_fn=l1_ball_params, seed=0):
     """Linear regression with log-normal features, as in figure 1 of paper 004."""
     return datasets.linear_model(
         jax.random.key(seed),
@@ -150,7 +152,7 @@ def test_figure_1b_at_its_largest_sample(num_features):
     vertices does.
     """
     setting = problem(90_000, num_features)
-    start = datasets.l1_ball_params(jax.random.key(5), num_features)
+    start = l1_ball_params(jax.random.key(5), num_features)
     options = {"epsilon": 1.0, "constraint": L1Ball(1.0)}
     papers, default = (
         excess_risk(
@@ -242,7 +244,7 @@ def test_event_is_read_by_an_accountant():
     event = solve(num_steps=50, delta=1e-5).privacy.dp_event
     epsilon = rdp.RdpAccountant().compose(event).get_epsilon(1e-5)
     assert 1.0 <= epsilon * 1.0001 <= 1.1
-    assert accounting.total_selection_epsilon(0.0699, 1e-5, num_selections=50) <= 1
+    assert total_selection_epsilon(0.0699, 1e-5, num_selections=50) <= 1
 
 
 @pytest.mark.slow

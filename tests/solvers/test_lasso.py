@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import accounting, datasets
+from dpjax import datasets
+from dpjax.accounting._shared import total_selection_epsilon
 from dpjax.solvers import dp_lasso
 
 
@@ -119,7 +120,7 @@ def test_paper_calibration_reports_what_it_gives(radius):
     solution = solve(num_steps=50, calibration="paper", radius=radius)
     each = 1 / (2 * math.sqrt(100 * math.log(1e5))) * (1 + radius) / 4
     assert solution.stats["selection_epsilon"] == pytest.approx(each)
-    total = accounting.total_selection_epsilon(each, 1e-5, num_selections=50)
+    total = total_selection_epsilon(each, 1e-5, num_selections=50)
     assert solution.privacy.epsilon == total
 
 

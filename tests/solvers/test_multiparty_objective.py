@@ -8,10 +8,10 @@ import scipy.optimize
 import scipy.special
 import scipy.stats
 
+from dpjax.losses import MarginLoss
 from dpjax.mechanisms import gaussian
 from dpjax.parties import PartyError, SecureSum, run_parties
 from dpjax.solvers import (
-    MarginLoss,
     dp_multiparty_objective_perturbation,
     dp_objective_perturbation,
 )

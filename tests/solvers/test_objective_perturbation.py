@@ -12,7 +12,9 @@ import scipy.special
 import scipy.stats
 
 from dpjax import accounting
-from dpjax.solvers import MarginLoss, _perturbed_objective, dp_objective_perturbation
+from dpjax.accounting._shared import objective_epsilon, objective_noise
+from dpjax.losses import MarginLoss
+from dpjax.solvers import _perturbed_objective, dp_objective_perturbation
 
 RNG = np.random.default_rng(20261120)
 PSEUDO_HUBER = MarginLoss(lambda z: (z - 1) / jnp.hypot(1.0, z - 1), 1.0, 1.0)
@@ -165,7 +167,7 @@ def test_noise_has_the_stated_scale(loss):
 def test_budget_is_split_as_stated():
     solution = dp_objective_perturbation(*DATA["normal"], **settings())
     stats, share = solution.stats, 0.01
-    noise = accounting.objective_noise(
+    noise = objective_noise(
         1 - share,
         1e-6 * (1 - share),
         num_samples=300,
@@ -191,7 +193,7 @@ def test_papers_calibration_reports_what_it_gives():
     assert paper.stats["stddev"] > tight.stats["stddev"]
     assert paper.privacy.epsilon < 1.0
     total = paper.stats["regularization"]
-    exact = accounting.objective_epsilon(
+    exact = objective_epsilon(
         paper.stats["stddev"],
         0.99e-6,
         num_samples=300,

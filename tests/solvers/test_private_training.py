@@ -157,7 +157,7 @@ def test_correlated_noise_is_that_of_the_strategy():
     assert run.num_steps == T
     assert run.batching == CyclicPoisson(3, cycle_length=2)
     pattern = run.batching.participation(N, T)
-    assert run.noise_multiplier == accounting.correlated_noise_multiplier(
+    assert run.noise_multiplier == accounting.noise_multiplier(
         *BUDGET.values(), strategy=BANDS, **pattern
     )
     sampling = run.batching.accounting(N, T)

@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 
 from dpjax import accounting
+from dpjax.accounting._shared import smooth_gaussian_multiplier
 from dpjax.solvers import _smooth_center, dp_sample_and_aggregate
 from dpjax.solvers._sample_and_aggregate import _Subsets
 
@@ -212,7 +213,7 @@ def test_noise_has_the_stated_scale():
     assert law.ppf(5e-7) < total < law.isf(5e-7)
     assert total * 4 / 9 < law.ppf(5e-7)
     assert total * 9 / 4 > law.isf(5e-7)
-    multiplier = accounting.smooth_gaussian_multiplier(
+    multiplier = smooth_gaussian_multiplier(
         2.0, 1e-5, smoothness=stats["smoothness"], num_coordinates=3
     )
     assert stats["noise_multiplier"] == pytest.approx(multiplier)

@@ -9,7 +9,8 @@ import optax
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import REPLACE_ONE, accounting
+from dpjax import REPLACE_ONE
+from dpjax.accounting._shared import total_selection_epsilon
 from dpjax.constraints import Box, L1Ball, Polytope, Simplex
 from dpjax.estimators import Clipping, Winsorization
 from dpjax.transforms import aggregate, frank_wolfe
@@ -162,7 +163,7 @@ def test_the_price_is_that_of_the_mechanism(mechanism):
     # their exact delta, where the exponential mechanism's price would be 1.478.
     step = transform(epsilon=0.1, mechanism=mechanism)
     total = step.total_epsilon(1e-5, num_updates=50)
-    assert total == accounting.total_selection_epsilon(
+    assert total == total_selection_epsilon(
         0.1, 1e-5, num_selections=50, mechanism=mechanism
     )
     accountant = RdpAccountant(neighboring_relation=REPLACE_ONE)

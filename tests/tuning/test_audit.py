@@ -13,7 +13,7 @@ from dp_accounting import LaplaceDpEvent, NoOpDpEvent
 
 from dpjax import tuning
 from dpjax.accounting import PrivacyGuarantee, tuning_epsilon
-from dpjax.audit import Case
+from dpjax.audit._shared import Case
 from dpjax.solvers import Solution
 from dpjax.tuning import _select
 

@@ -18,21 +18,11 @@ SCHEMA = {
 }
 
 
-def rents() -> Dataset:
-    """Loads the rents of flats, which are not bundled.
+def load() -> Dataset:
+    """Returns the rents of flats.
 
     The target is the rent of a month in hundreds of euros. Every fifth record is in
     the test set.
-
-    Returns:
-        Training and test records of 5 features.
-
-    Raises:
-        FileNotFoundError: if the file is neither in $DPJAX_DATA nor in the cache; the
-            message tells how to obtain it.
-
-    Example:
-        >>> data = rents()  # doctest: +SKIP
 
     Reference:
         Who made the data, and where they are described.

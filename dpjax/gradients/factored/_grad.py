@@ -9,9 +9,9 @@ from jax.extend import core
 
 from dpjax import _validate
 from dpjax._sharding import varying, varying_axes
+from dpjax._sums.stream import FactoredSamples
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree
-from dpjax.estimators import FactoredSamples
 from dpjax.gradients._program import evaluate, traced
 from dpjax.gradients.factored._uses import Use, WrittenOut, uses
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from dpjax.estimators import OuterProducts, TableRows
+from dpjax._sums.leaves import OuterProducts, TableRows
 from dpjax.gradients._program import Place, is_plain_jit
 
 # Operations that keep all entries, one for one, and give them another place.

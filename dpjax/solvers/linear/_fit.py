@@ -31,6 +31,11 @@ _CLIPPED, _MOST_CLIPPED = 1.0, 0.5
 # Rows that second moments scale down: so many times the edge of their noise, in
 # multipliers of one record, and never more than a tenth of all.
 _BEYOND_RADIUS, _MOST_BEYOND = 20.0, 0.1
+# The length of the column of ones beside rows that are clipped to a radius R, in R. For
+# a length t R, the noise of second moments is proportional to R^2 (1 + t^2), and that
+# of the center to R (1 + t^2) / t. A half costs a quarter more of the first, and brings
+# the second near its least. Plain ones beside long rows leave the center to the noise.
+_ONES = 0.5
 # The first step's length, of threshold / sqrt(d), the size of a weight that matters. So
 # few steps cannot begin slowly, but where n is so many times the noise of a gradient.
 _FIRST_DISTANCE, _CLEAR_FIRST_DISTANCE, _CLEAR = 0.3, 0.1, 700
@@ -128,18 +133,15 @@ def _coordinates(
     mean_keys = size_key, mean_key
     constant, size, stats = best_constant(kind, examples, mean_keys, multipliers)
 
-    # A record counts in the moments by its weight, and at weight zero not at all.
     rows = _weighted(kind, examples)
     num_beyond = _BEYOND_RADIUS * math.sqrt(2 * num_features) * multipliers.moments
     radius = noisy_quantile(
         radius_key,
-        gathered(_lengths(rows[:, :num_features])),
+        gathered(_lengths(rows)),
         num_above=min(num_beyond, _MOST_BEYOND * num_samples),
         noise_multiplier=multipliers.radius,
     )
-    white, z = _whitened(
-        kind, examples.features, rows, radius, moments_key, multipliers.moments
-    )
+    white, z = _whitened(kind, examples, rows, radius, moments_key, multipliers.moments)
 
     rows, sizes = _gradient_sizes(kind, examples, z, constant)
     share = kind.block_shares["weights"]
@@ -162,25 +164,33 @@ def _coordinates(
 
 @partial(jax.jit, static_argnums=0)
 def _weighted(kind: ModelKind, examples: Examples) -> jax.Array:
-    """Returns features, and ones beside them, times the roots of the weights."""
-    rows = examples.features
-    if kind.has_intercept:
-        rows = jnp.concatenate([rows, jnp.ones_like(rows[:, :1])], axis=1)
-    if kind.has_weights:
-        rows = rows * jnp.sqrt(examples.weights)[:, None]
-    return rows
+    """Returns features times the roots of the weights.
+
+    A record counts in the moments by its weight, and at weight zero not at all.
+    """
+    if not kind.has_weights:
+        return examples.features
+    return examples.features * jnp.sqrt(examples.weights)[:, None]
 
 
 @partial(jax.jit, static_argnums=0)
 def _whitened(
     kind: ModelKind,
-    features: jax.Array,
+    examples: Examples,
     rows: jax.Array,
     radius: jax.Array,
     key: Key,
     multiplier: Scalar,
 ) -> tuple[Whitening, jax.Array]:
     """Releases round coordinates of the rows, and returns the features in them."""
+    ones = None
+    if kind.has_intercept:
+        ones = _ONES * radius
+        column = jnp.full_like(rows[:, :1], ones)
+        if kind.has_weights:
+            column = column * jnp.sqrt(examples.weights)[:, None]
+        rows = jnp.concatenate([rows, column], axis=1)
+        radius = math.sqrt(1 + _ONES**2) * radius
     moments, stddev = noisy_second_moments(
         key,
         rows,
@@ -188,8 +198,8 @@ def _whitened(
         noise_multiplier=multiplier,
         axis_name=kind.axis_name,
     )
-    white = whitening(moments, stddev, is_centered=kind.has_intercept)
-    return white, _product(features - white.center[None, :], white.matrix)
+    white = whitening(moments, stddev, ones=ones)
+    return white, _product(examples.features - white.center[None, :], white.matrix)
 
 
 @partial(jax.jit, static_argnums=0)

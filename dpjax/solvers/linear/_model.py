@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting import DpEvent, ZCDpEvent
 
-from dpjax import _keys, _validate, accounting, losses
+from dpjax import _keys, _validate, accounting
 from dpjax._sharding import row_axes
 from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.accounting import (
@@ -20,6 +20,7 @@ from dpjax.accounting import (
     rho_to_epsilon,
 )
 from dpjax.losses import LinearLoss
+from dpjax.losses._shared import named
 from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._loop import Execution, check_execution
 from dpjax.solvers._solution import Solution
@@ -142,7 +143,7 @@ def dp_linear_model(
         preconditioner: Wang (2018); Ganesh et al. (2023). Steps: Ivgi, Hinder, Carmon
         (2023). Choices: Durfee, Rogers (2019).
     """
-    model = losses.named(loss)
+    model = named(loss)
     _validate.require(
         model.is_convex and math.isfinite(model.curvature_bound),
         "loss",

@@ -18,6 +18,7 @@ from dpjax.transforms import aggregate
 # Of the edge of the noise's spectrum, and of the mean eigenvalue, that are added to
 # every eigenvalue: directions which the noise hides are not to be blown up.
 _NOISE_FLOOR, _MEAN_FLOOR, _LEAST = 3.0, 0.1, 1e-6
+_CLEAR_WEIGHT = 2.0  # the least that the mean weight is taken to be, in its stddevs
 
 
 class Whitening(NamedTuple):
@@ -84,7 +85,9 @@ def noisy_second_moments(
     return above + above.T + jnp.diag(released[:num_features]), stddev
 
 
-def whitening(moments: jax.Array, stddev: Scalar, *, is_centered: bool) -> Whitening:
+def whitening(
+    moments: jax.Array, stddev: Scalar, *, ones: Scalar | None = None
+) -> Whitening:
     """Returns round coordinates, from released moments alone.
 
     What lies off the diagonal is shrunk by the share of its energy that is no noise,
@@ -92,18 +95,24 @@ def whitening(moments: jax.Array, stddev: Scalar, *, is_centered: bool) -> White
     above the noise, all coordinates get one scale. So much of the noise as is kept, and
     a part of the mean eigenvalue, is added to the eigenvalues.
 
+    The center is the mean of the features over the mean weight, both of which are
+    released. The mean weight is taken to be at least two standard deviations of its
+    noise, because a center too near to zero costs little, and one far off costs a lot.
+
     Args:
-        moments: noisy second moments, shape (d, d). With `is_centered`, shape
-            (d + 1, d + 1), the last row and column those with a column of ones.
+        moments: noisy second moments, shape (d, d). With `ones`, shape (d + 1, d + 1),
+            the last row and column those with a column of a constant.
         stddev: of the noise on their diagonal.
-        is_centered: whether there is an intercept, so that moments may be centred.
+        ones: that constant. None: there is no intercept, and features are not centered.
     """
     unit = jnp.maximum(jnp.max(jnp.abs(moments)), jnp.asarray(stddev, moments.dtype))
     moments, stddev = moments / unit, stddev / unit  # squares of any of them are finite
-    num_features = len(moments) - is_centered
+    num_features = len(moments) - (ones is not None)
     center = jnp.zeros(num_features, moments.dtype)
-    if is_centered:
-        means, weight = moments[:-1, -1], jnp.maximum(moments[-1, -1], 0.1 / unit)
+    if ones is not None:
+        # Both are in units of the constant, and so is the center until the end.
+        means, weight = moments[:-1, -1], moments[-1, -1]
+        weight = jnp.maximum(weight, _CLEAR_WEIGHT * stddev)
         noise = num_features * stddev**2 / 2
         center = _above_noise(noise, means) * means / weight
         moments = moments[:-1, :-1] - weight * jnp.outer(center, center)
@@ -122,7 +131,7 @@ def whitening(moments: jax.Array, stddev: Scalar, *, is_centered: bool) -> White
     values = jnp.maximum(values, 0) + _NOISE_FLOOR * left + _MEAN_FLOOR * mean
     values = values + _LEAST * jnp.max(values)
     matrix = vectors / jnp.sqrt(values * unit)[None, :]
-    return Whitening(center, matrix, kept)
+    return Whitening(center if ones is None else center * ones, matrix, kept)
 
 
 def _above_noise(noise: Scalar, x: jax.Array) -> jax.Array:

@@ -125,6 +125,22 @@ def test_units_of_targets_change_nothing(unit):
     np.testing.assert_allclose(solution.params / unit, TRUE, atol=0.3)
 
 
+@pytest.mark.slow
+def test_long_rows_of_no_use_cost_little():
+    # The best constant has 0.5004. A center with the noise of long rows left 0.66.
+    rng = np.random.default_rng(0)
+    features = np.c_[rng.normal(0.7, 0.5, size=(20_000, 150)), np.ones(20_000)]
+    labels = np.where(rng.random(20_000) < 0.2, 1.0, -1.0)
+    found = [
+        solve(
+            "logistic", (features, labels), key=key, epsilon=0.1, intercept=150
+        ).params
+        for key in jax.random.split(jax.random.key(0), 4)
+    ]
+    margins = labels[:, None] * (features @ np.transpose(found))
+    assert np.mean(np.logaddexp(0, -margins)) < 0.55
+
+
 def test_classes():
     features, means, noise = table()
     labels = np.where(means + noise > 0, 7.0, 0.0)  # y > 0 is the positive class
@@ -363,21 +379,28 @@ class TestSecondMoments:
         upper = found[np.triu_indices(40, 1)]
         np.testing.assert_allclose(np.std(upper), stddev / 2**0.5, rtol=0.1)
 
-    def test_round_coordinates(self):
+    @pytest.mark.parametrize("ones", [0.01, 1.0, 30.0])
+    def test_round_coordinates(self, ones):
         rng = np.random.default_rng(0)
         rows = rng.normal(size=(5_000, 3)) @ rng.normal(size=(3, 3)) + [5.0, 0.0, 1.0]
-        rows = np.c_[rows, np.ones(5_000)].astype(np.float32)
-        white = whitening(jnp.asarray(rows.T @ rows / 5_000), 1e-9, is_centered=True)
+        rows = np.c_[rows, np.full(5_000, ones)].astype(np.float32)
+        moments = jnp.asarray(rows.T.astype(float) @ rows / 5_000)
+        white = whitening(moments, 1e-9, ones=ones)
         z = (rows[:, :3] - np.asarray(white.center)) @ white.matrix
         np.testing.assert_allclose(white.center, rows.mean(axis=0)[:3], atol=1e-3)
         spread = np.var(np.asarray(z), axis=0)
         assert spread.max() < 1.01
         assert spread.min() > 0.05
 
+    def test_a_mean_weight_that_noise_hides_throws_no_center_off(self):
+        moments = jnp.diag(jnp.array([1.0, 1.0, 0.01])).at[:2, 2].set(0.5)
+        center = whitening(moments, 0.2, ones=1.0).center
+        assert jnp.linalg.norm(center) < 2
+
     def test_nothing_but_noise_leaves_one_scale(self):
         noise = np.random.default_rng(0).normal(size=(30, 30)) * 1.0
         noise = np.triu(noise) + np.triu(noise, 1).T
-        white = whitening(jnp.asarray(noise / 2, "float32"), 1.0, is_centered=False)
+        white = whitening(jnp.asarray(noise / 2, "float32"), 1.0)
         assert white.share_kept < 0.2
         assert jnp.all(jnp.isfinite(white.matrix))
 

@@ -1,0 +1,55 @@
+"""The real data sets, by their names."""
+
+from importlib import import_module
+
+from dpjax import _validate
+from dpjax.datasets._dataset import Dataset
+
+NAMES = (
+    "adult",
+    "rand_hie",
+    "blog_feedback",
+    "credit_default",
+    "belgian_motor",
+    "twitter",
+    "winnipeg",
+    "year_prediction",
+)
+
+
+def load(name: str) -> Dataset:
+    """Loads a real data set, encoded with public constants only.
+
+    - `"adult"`: who earns more than 50,000 dollars? 32,561 records for training.
+    - `"rand_hie"`: the medical cost of a person's year; 16,190.
+    - `"blog_feedback"`: comments that a blog post gets in a day; 52,397.
+    - `"credit_default"`: who does not pay next month? 24,000.
+    - `"belgian_motor"`: the claims of a policy; 130,570.
+    - `"twitter"`: discussions of a topic; 466,600.
+    - `"winnipeg"`: where does wheat grow? 260,734.
+    - `"year_prediction"`: is a song of this century? 463,715.
+
+    The first two are in the package. The others are searched in the folder $DPJAX_DATA
+    and then in the cache ($XDG_CACHE_HOME/dpjax, or ~/.cache/dpjax); `"blog_feedback"`
+    is fetched into the cache. Of each set, `dpjax/datasets/_<name>.py` has the target,
+    the scales and the source.
+
+    Args:
+        name: one of these.
+
+    Returns:
+        The training and test records. Features, targets and scales are described by its
+        attributes.
+
+    Raises:
+        ValueError: for another name, or where a fetched file has another checksum.
+        OSError: where a file is not on this machine and cannot be fetched; the message
+            tells how to obtain it. It is a FileNotFoundError where no address is known.
+
+    Example:
+        >>> data = load("adult")
+        >>> data.features.shape, data.test_features.shape
+        ((32561, 105), (16281, 105))
+    """
+    _validate.require(name in NAMES, "name", name, f"one of {', '.join(NAMES)}")
+    return import_module(f"dpjax.datasets._{name}").load()

@@ -1,0 +1,5 @@
+"""What other layers take from gradients, and users do not."""
+
+from dpjax.gradients._users import UserRecords
+
+__all__ = ["UserRecords"]

@@ -1,0 +1,5 @@
+"""What other layers take from parties, and users do not."""
+
+from dpjax.parties._quantize import Grid
+
+__all__ = ["Grid"]
