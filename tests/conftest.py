@@ -21,6 +21,13 @@ DEVICES = "--xla_force_host_platform_device_count=8"  # in XLA_FLAGS
 IN_CI = os.environ.get("CI") == "true"
 COUNTED = {"at": 0.0}  # when memory mappings were counted: see `few_programs`
 LONG = {"slow", "audit", "figures"}  # not in the default run
+# Files of some minutes, which run first: no worker begins one while others are done.
+FIRST = [
+    *("tests/sklearn/test_checks.py", "tests/estimators/test_contract.py"),
+    *("tests/estimators/test_sensitivity.py", "tests/replay/test_sklearn.py"),
+    *("tests/replay/test_commands.py", "tests/replay/test_solvers.py"),
+    "tests/test_processes.py",
+]
 
 
 # A source distribution holds the library and its tests alone.
@@ -63,8 +70,12 @@ def pytest_collect_file(file_path):
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
-    """Marks as slow what `quick` leaves out, and all that needs several devices."""
+    """Marks as slow what `quick` leaves out, and all that needs several devices.
+
+    Long files come first, so that the workers are done at about the same time.
+    """
     few_cases_of_each(items)
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in FIRST)
     for item in items:
         needed = item.get_closest_marker("devices")
         if needed and not LONG & {mark.name for mark in item.iter_markers()}:
