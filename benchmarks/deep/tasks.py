@@ -172,7 +172,7 @@ def _task(name, title, model, loss, parts, both, is_test) -> Task:
 
 def _tabular(name: str, title: str, loader: str, every: int, model=perceptron) -> Task:
     """A regression on every so many records of a data set, and of its test set."""
-    data = getattr(datasets, loader)()
+    data = datasets.load(loader)
     inputs = _squeezed(data.features[::every, :-1])  # the last is of ones
     some = slice(None, None, max(1, len(data.test_targets) // 4_000))
     tests, test_targets = _squeezed(data.test_features[some]), data.test_targets[some]

@@ -173,7 +173,7 @@ def non_private_optimum(
 
 
 def _real(name: str, title: str, first: int | None = None) -> Problem:
-    data = getattr(datasets, name)()
+    data = datasets.load(name)
     features, targets = data.features[:first], data.targets[:first]
     loss = "squared" if data.task == "regression" else "logistic"
     return Problem(

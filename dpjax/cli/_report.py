@@ -68,7 +68,7 @@ def report(
     if ranges is not None:
         content["ranges"] = {
             "columns": {
-                name: dataclasses.asdict(kind) for name, kind in ranges.columns.items()
+                name: _constants(column) for name, column in ranges.columns.items()
             },
             "least_seen": ranges.least_seen,
             "is_informative": ranges.is_informative,
@@ -170,6 +170,12 @@ def model_of(
         data=data.name,
         versions={module.__name__: module.__version__ for module in (dpjax, jax, np)},
     )
+
+
+def _constants(column: Numeric) -> dict[str, float]:
+    """Returns what a column is standardised by; JSON has no infinity."""
+    constants = dataclasses.asdict(column)
+    return {name: x for name, x in constants.items() if math.isfinite(x)}
 
 
 def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:

@@ -205,7 +205,7 @@ class DPLinearRegression(_Regressor):
         >>> y = 300 * X[:, 0] + 0.1 * X[:, 1] + 1_000 * rng.standard_t(3, 20_000)
         >>> model = DPLinearRegression(random_state=0).fit(X, y)
         >>> print(f"{model.coef_[0]:.0f}, {model.coef_[1]:.2f}")
-        298, 0.10
+        297, 0.10
 
     Reference:
         As for `dpjax.solvers.dp_linear_model`.
