@@ -93,7 +93,7 @@ def exposures() -> Case:
         jnp.array([[0.0, 1.0], [1.0, 1.0]]),
         jnp.array([1.0, _FAR]),
         0.0,
-        statistic=lambda params: params[1],
+        statistic=lambda params: params[0],
         intercept=1,
         weights=jnp.ones(2),
         offsets=jnp.array([0.0, -_FAR]),

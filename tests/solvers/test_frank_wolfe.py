@@ -154,17 +154,23 @@ def test_figure_1b_at_its_largest_sample(num_features):
     setting = problem(90_000, num_features)
     start = l1_ball_params(jax.random.key(5), num_features)
     options = {"epsilon": 1.0, "constraint": L1Ball(1.0)}
+    # A walk ends anywhere: means of four keys.
     papers, default = (
-        excess_risk(
-            setting,
-            dp_frank_wolfe(
-                losses.squared,
-                start,
-                setting.data,
-                key=jax.random.key(6),
-                calibration=calibration,
-                **options,
-            ).params,
+        np.mean(
+            [
+                excess_risk(
+                    setting,
+                    dp_frank_wolfe(
+                        losses.squared,
+                        start,
+                        setting.data,
+                        key=jax.random.key(key),
+                        calibration=calibration,
+                        **options,
+                    ).params,
+                )
+                for key in range(6, 10)
+            ]
         )
         for calibration in ("paper", "tight")
     )
