@@ -28,7 +28,7 @@ def plain() -> Case:
 
 
 def constant() -> Case:
-    """The class of a record turns, which is all that is released. Shows 3.6 of 4."""
+    """The class of a record turns, which is all that is released. Shows 3.7 of 4."""
     return _turned(
         "dp_linear_model_constant",
         losses.softmax(3),
@@ -86,7 +86,7 @@ def offsets() -> Case:
 
 
 def exposures() -> Case:
-    """A count without exposure becomes an exposure without count. Shows 0.9 of 4."""
+    """A count without exposure becomes an exposure without count. Shows 1.1 of 4."""
     return _turned(
         "dp_linear_model_exposures",
         losses.poisson(10.0),
@@ -101,7 +101,7 @@ def exposures() -> Case:
 
 
 def outputs() -> Case:
-    """The class of the only record that is not zero turns. Shows 1.4 of 4.
+    """The class of the only record that is not zero turns. Shows 1.6 of 4.
 
     Zeros make a small threshold, which the gradient passes in every step. Many
     records are slow: 10,000 releases.
@@ -121,7 +121,7 @@ def chosen_features() -> Case:
     """Of four features with equal scores, a record prefers every other one.
 
     Its neighbour prefers the rest. The attack reads which two features were chosen, and
-    then the signs of their weights. Shows 1.4 of 4, through zCDP.
+    then the signs of their weights. Shows 1.5 of 4, through zCDP.
     """
     signs = jnp.array([1.0, -1.0, 1.0, -1.0])
 
@@ -153,7 +153,7 @@ def chosen_features() -> Case:
 
 
 def additive() -> Case:
-    """The label of a record beyond the last knot turns. Shows 1.4 of 4.
+    """The label of a record beyond the last knot turns. Shows 1.5 of 4.
 
     The other records are zeros, as many as make the column bend.
     """

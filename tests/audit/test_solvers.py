@@ -39,7 +39,7 @@ SHOWN = {
     "dp_linear_model_intercept": 0.5,
     "dp_linear_model_weights": 0.6,
     "dp_linear_model_offsets": 0.55,
-    "dp_linear_model_exposures": 0.2,
+    "dp_linear_model_exposures": 0.25,
     "dp_linear_model_outputs": 0.25,
     "dp_linear_model_features": 0.3,
     "dp_objective_perturbation": 0.7,
