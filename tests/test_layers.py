@@ -12,9 +12,9 @@ ROOT = Path(dpjax.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # Private modules that every layer may import.
 SHARED = {
-    *("_default_delta", "_files", "_keys", "_processes", "_rounding", "_sharding"),
-    *("_store", "_sums", "_tables", "_tree", "_trial_counts", "_types", "_untrusted"),
-    "_validate",
+    *("_default_delta", "_files", "_keys", "_processes", "_public_sets", "_rounding"),
+    *("_sharding", "_store", "_sums", "_tables", "_tree", "_trial_counts", "_types"),
+    *("_untrusted", "_validate"),
 }
 
 # What each layer may import. The ground floor, estimators, mechanisms and accounting,

@@ -370,7 +370,8 @@ def _scatter_digits(most, table, places, rows):
     bits = max(most - 1, 0).bit_length()
     # All digits of a place add up to 2^(nmant + 1) at most.
     _, exponent = jnp.frexp(jnp.abs(as_finite(rows)).max(initial=0))
-    exponent = jnp.maximum(exponent, -90)  # the unit's inverse is a float
+    # The unit and its inverse are floats. What is beyond them has no finite norm.
+    exponent = jnp.clip(exponent, -90, 126)
     one = jnp.ones((), rows.dtype)
     scaled = rows * jnp.ldexp(one, -exponent) * 2.0 ** (nmant - bits)
     high = jnp.round(scaled)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dpjax import _validate
+from dpjax._public_sets import PUBLIC_SETS
 from dpjax.cli._losses import LossName
 from dpjax.cli._options import (
     Argument,
@@ -19,7 +20,7 @@ from dpjax.cli._options import (
     of_privacy,
     required,
 )
-from dpjax.cli._public_sets import PUBLIC_SETS, public_name
+from dpjax.cli._public_sets import public_name
 
 _MODEL = Argument("MODEL", "A model.npz that dpjax train has written, or its folder.")
 

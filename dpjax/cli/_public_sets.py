@@ -2,19 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from dpjax._public_sets import PUBLIC_SETS
+
 if TYPE_CHECKING:
     from dpjax.datasets import Dataset
-
-PUBLIC_SETS = (
-    "adult",
-    "rand_hie",
-    "blog_feedback",
-    "credit_default",
-    "belgian_motor",
-    "twitter",
-    "winnipeg",
-    "year_prediction",
-)
 
 
 def public_name(data: str) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from dpjax import _validate
+from dpjax._public_sets import PUBLIC_SETS
 from dpjax.cli._losses import LossName
 from dpjax.cli._options import (
     METHOD,
@@ -25,7 +26,6 @@ from dpjax.cli._options import (
     of_privacy,
     required,
 )
-from dpjax.cli._public_sets import PUBLIC_SETS
 
 # Private methods; `_methods` declares each of them.
 MethodName = Literal[

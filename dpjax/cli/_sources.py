@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from dpjax import _validate, datasets
+from dpjax._public_sets import PUBLIC_SETS
 from dpjax._tables import column_names, read_columns
 from dpjax.cli._guesses import guess_names, schema_text
 from dpjax.cli._losses import AMOUNTS
-from dpjax.cli._public_sets import PUBLIC_SETS
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.cli._terminal import SchemaNeeded
 from dpjax.cli._units import Units

@@ -3,18 +3,8 @@
 from importlib import import_module
 
 from dpjax import _validate
+from dpjax._public_sets import PUBLIC_SETS
 from dpjax.datasets._dataset import Dataset
-
-NAMES = (
-    "adult",
-    "rand_hie",
-    "blog_feedback",
-    "credit_default",
-    "belgian_motor",
-    "twitter",
-    "winnipeg",
-    "year_prediction",
-)
 
 
 def load(name: str) -> Dataset:
@@ -51,5 +41,7 @@ def load(name: str) -> Dataset:
         >>> data.features.shape, data.test_features.shape
         ((32561, 105), (16281, 105))
     """
-    _validate.require(name in NAMES, "name", name, f"one of {', '.join(NAMES)}")
+    _validate.require(
+        name in PUBLIC_SETS, "name", name, f"one of {', '.join(PUBLIC_SETS)}"
+    )
     return import_module(f"dpjax.datasets._{name}").load()

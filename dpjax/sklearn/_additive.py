@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpjax import _validate, losses
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
+from dpjax.losses._shared import named
 from dpjax.sklearn import _columns, _shapes, _tables
 from dpjax.sklearn._amounts import amounts_in_unit, amounts_range, log_means
 from dpjax.sklearn._classifier import Classifier
@@ -24,7 +25,7 @@ from dpjax.solvers import Curves, dp_additive_model
 _UNIT = 0.5
 _LOSSES = {
     "squared": losses.squared,
-    "huber": losses.huber(1.345),
+    "huber": named("huber"),
     "poisson": losses.log_link(1.0),
     "gamma": losses.log_link(2.0),
 }
@@ -92,7 +93,7 @@ class _Additive(LinearEstimator):
         return np.concatenate([numbers, *dummies, ones], axis=1).astype(np.float32)
 
     def _linear(self, X: Any) -> np.ndarray:
-        """Returns scores, cells held to their ranges."""
+        """Returns scores, with cells clipped to their ranges."""
         check_is_fitted(self)
         X = _columns.coded(X, self._categories)
         features = _tables.features_of(self, X, is_new=False)

@@ -12,7 +12,7 @@ from dpjax import _validate, accounting
 from dpjax._types import ArrayLike, Key
 from dpjax.losses import LinearLoss
 from dpjax.losses._shared import named
-from dpjax.solvers._calibration import check_budget
+from dpjax.solvers._calibration import check_noise
 from dpjax.solvers._curves import Curves, hats, held
 from dpjax.solvers._loop import Execution
 from dpjax.solvers._solution import Solution
@@ -148,19 +148,11 @@ def dp_additive_model(
         explainable boosting. The fit: as of `dp_linear_model`.
     """
     model = named(loss)
-    _validate.require(
-        (epsilon is None) != (noise_multiplier is None),
-        "epsilon",
-        epsilon,
-        "given where noise_multiplier is not",
-    )
-    check_budget(1.0 if epsilon is None else epsilon, delta)
-    if noise_multiplier is None:
+    check_noise(epsilon, delta, noise_multiplier)
+    multiplier = noise_multiplier
+    if multiplier is None:
         assert epsilon is not None
         multiplier = accounting.noise_multiplier(epsilon, delta, num_steps=1)
-    else:
-        _validate.positive(noise_multiplier=noise_multiplier)
-        multiplier = noise_multiplier
     _validate.require(
         isinstance(data, tuple | list) and len(data) == 2,
         "data",

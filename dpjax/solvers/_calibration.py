@@ -27,6 +27,21 @@ def check_budget(epsilon: float, delta: float) -> None:
     _validate.probability(delta=delta)
 
 
+def check_noise(
+    epsilon: float | None, delta: float, noise_multiplier: float | None
+) -> None:
+    """Refuses a budget, or a noise multiplier in place of epsilon, out of its range."""
+    _validate.require(
+        (epsilon is None) != (noise_multiplier is None),
+        "epsilon",
+        epsilon,
+        "given where noise_multiplier is not",
+    )
+    check_budget(1.0 if epsilon is None else epsilon, delta)
+    if noise_multiplier is not None:
+        _validate.positive(noise_multiplier=noise_multiplier)
+
+
 def unit_of(data: PyTree) -> Unit:
     """Returns what a row of the data is."""
     return "user" if isinstance(data, UserRecords) else "record"

@@ -403,3 +403,13 @@ def test_rows_of_a_table_add_up_to_the_same_bits_in_any_order(scale, plan):
     tangent = jax.jvp(lambda x: add(places, x), (rows,), (np.ones_like(rows),))[1]
     counts = np.bincount(places, minlength=9)[:7]
     np.testing.assert_array_equal(tangent, np.broadcast_to(counts[:, None], (7, 3)))
+
+
+@pytest.mark.parametrize("plan", ["parallel"], indirect=True)
+def test_a_row_near_the_largest_float_leaves_other_places_finite(plan):
+    rows = jnp.asarray([[3e38], [1.0], [2.0]])
+    add = jax.jit(
+        lambda x: forms.scatter_add(3, jnp.zeros((2, 1)), jnp.array([0, 1, 1]), x)
+    )
+    assert jnp.isfinite(add(rows)[1]).all()
+    np.testing.assert_array_equal(add(rows.at[0].set(0.0)), [[0.0], [3.0]])

@@ -21,7 +21,7 @@ from dpjax.accounting import (
 )
 from dpjax.losses import LinearLoss
 from dpjax.losses._shared import Huber, named
-from dpjax.solvers._calibration import check_budget
+from dpjax.solvers._calibration import check_noise
 from dpjax.solvers._loop import Execution, check_execution
 from dpjax.solvers._solution import Solution
 from dpjax.solvers.linear._choice import choose_features
@@ -159,15 +159,7 @@ def dp_linear_model(
         loss,
         "a convex loss of bounded curvature",
     )
-    _validate.require(
-        (epsilon is None) != (noise_multiplier is None),
-        "epsilon",
-        epsilon,
-        "given where noise_multiplier is not",
-    )
-    check_budget(1.0 if epsilon is None else epsilon, delta)
-    if noise_multiplier is not None:
-        _validate.positive(noise_multiplier=noise_multiplier)
+    check_noise(epsilon, delta, noise_multiplier)
     _validate.typed_key(key)
     _validate.require(
         isinstance(data, tuple | list) and len(data) == 2,
