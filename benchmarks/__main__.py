@@ -2,8 +2,9 @@
 
 `run` measures speed, `utility` what a private linear model is worth, `deep` networks,
 `winners` who wins where, `scaling` many devices, `guarantees --audit` what attacks find
-of the claims; `figures` lists, runs and reports the papers' figures. `report` writes
-every page, and the plots of README and the site, from the records.
+of the claims, `audit` of one of them; `figures` lists, runs and reports the papers'
+figures. `report` writes every page, and the plots of README and the site, from the
+records.
 """
 
 import argparse
@@ -48,6 +49,12 @@ def main(arguments=None):
         help="first audit what the record lacks, or what has a new claim",
     )
     one.add_argument("--output", type=Path, help="file of the page")
+    one = commands.add_parser("audit", help="attack a claim, and draw the attack")
+    one.add_argument("name", nargs="?", default="list", help="list prints all names")
+    one.add_argument("--releases", type=int, help="how many to draw")
+    one.add_argument("--seed", type=int, default=0, help="of the releases")
+    text = "PNG file; dpjax-output/NAME-audit.png by default"
+    one.add_argument("--output", type=Path, help=text)
     one = commands.add_parser("report", help="write pages from the records")
     one.add_argument("pages", nargs="*", help=f"of {', '.join(PAGES)}; by default all")
     one = commands.add_parser("peak", help="peak memory of one method, for `run`")
@@ -63,6 +70,7 @@ def main(arguments=None):
         "winners": winners.run,
         "scaling": scaling.run,
         "guarantees": guarantees,
+        "audit": audit,
         "report": report,
         "peak": speed.peak,
     }
@@ -89,6 +97,13 @@ def guarantees(audit, output):
 
     for path in guarantees.write(output, with_audits=audit):
         print(path)
+
+
+def audit(**options):
+    """Lists the claims that can be attacked, or attacks one."""
+    from benchmarks.audits import command
+
+    command.audit(**options)
 
 
 if __name__ == "__main__":

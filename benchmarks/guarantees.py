@@ -12,14 +12,14 @@ from types import ModuleType
 from typing import Any
 
 import dpjax
-from benchmarks import audit_record
-from benchmarks.audit_record import SEED, Finding
+from benchmarks.audits import findings
+from benchmarks.audits.catalogue import cases
+from benchmarks.audits.findings import SEED, Finding
 from benchmarks.page import filled, table
 from benchmarks.record import RESULTS
 from dpjax import estimators, mechanisms, models, parties, solvers, transforms, tuning
 from dpjax._files import check_file, check_spared, write_whole
 from dpjax._rounding import as_decimal, rounded_down, rounded_up
-from dpjax.audit._shared import cases
 
 PAGE = Path(dpjax.__file__).with_name("GUARANTEES.md")
 RECORD = RESULTS / "audits.json"
@@ -32,8 +32,7 @@ LAYERS: dict[str, tuple[ModuleType, str]] = {
     "Transforms": (transforms, "One update of an `optax` transformation."),
     "Solvers": (
         solvers,
-        "A whole run, all iterates together. `PrivateTraining` is made of `privatize`\n"
-        "and a batching, which are audited; tests compare it with them, step by step.",
+        "A whole run, all iterates together.",
     ),
     "Models": (
         models,
@@ -128,18 +127,22 @@ def _neighbours(name: str, value: Any, claim: str) -> str:
 def audited(names: Sequence[str], case_names: Sequence[str]) -> dict[str, list[str]]:
     """Returns for each release the cases that attack it.
 
-    A case has the name of its release, and perhaps more words. Where several releases
-    fit, it is the one that leaves an estimator's name, or else the longest.
+    A case has the name of its release, or of a class in small letters, and perhaps more
+    words. Where several releases fit, it is the one that leaves an estimator's name, or
+    else the longest.
     """
     words = {name.lower() for name in estimators.__all__}
     found: dict[str, list[str]] = {name: [] for name in names}
 
+    def prefix(name: str) -> str:
+        return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
     def order(name: str, case: str) -> tuple[int, int]:
-        rest = case.removeprefix(name).replace("_", "")
+        rest = case.removeprefix(prefix(name)).replace("_", "")
         return len(rest) if rest in words else 0, len(name)
 
     for case in case_names:
-        fitting = [name for name in names if f"{case}_".startswith(f"{name}_")]
+        fitting = [name for name in names if f"{case}_".startswith(f"{prefix(name)}_")]
         if fitting:
             found[max(fitting, key=partial(order, case=case))].append(case)
     return found
@@ -165,8 +168,8 @@ def write(output: Path | None = None, *, with_audits: bool = False) -> list[Path
     read = {"the record": RECORD, "the pitfalls": PITFALLS}
     check_spared("output", [path], read)
     if with_audits:
-        audit_record.complete(cases(), RECORD)
-    write_whole(path, page(audit_record.read(RECORD)).encode(), name="output")
+        findings.complete(cases(), RECORD)
+    write_whole(path, page(findings.read(RECORD)).encode(), name="output")
     return [path]
 
 
@@ -218,8 +221,8 @@ def _table(
 ) -> str:
     rows = []
     for one in claims:
-        findings = [record[case] for case in cases_of[one.name]]
-        best = max(findings, key=lambda x: x.epsilon / x.claim, default=None)
+        found = [record[case] for case in cases_of[one.name]]
+        best = max(found, key=lambda x: x.epsilon / x.claim, default=None)
         shown = "not audited"
         if best:
             bound, claim = rounded_down(best.epsilon, 3), rounded_up(best.claim, 3)

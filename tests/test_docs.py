@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import audit_record, plots, record, winners
+from benchmarks import plots, record, winners
+from benchmarks.audits import findings
 from benchmarks.speed.command import results
 from benchmarks.utility import page as utility
 from dpjax import batching
@@ -322,7 +323,7 @@ def test_numbers_of_the_readme_are_those_of_the_records():
         one.seconds for one in case.methods if one.package.startswith("jax_privacy")
     )
     opacus = min(one.seconds for one in case.methods if one.package == "opacus")
-    audits = audit_record.read(record.RESULTS / "audits.json")
+    audits = findings.read(record.RESULTS / "audits.json")
     most = max(one.num_releases for one in audits.values())
     shares = {name: one.epsilon / one.claim for name, one in audits.items()}
     share = max(shares.values())

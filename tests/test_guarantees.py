@@ -12,10 +12,12 @@ import jax
 import pytest
 
 import dpjax
-from benchmarks import audit_record, guarantees
+from benchmarks import guarantees
 from benchmarks.__main__ import main
+from benchmarks.audits import findings
+from benchmarks.audits.case import Case
+from benchmarks.audits.catalogue import cases
 from dpjax import batching, mechanisms, models, parties, solvers, transforms, tuning
-from dpjax.audit._shared import Case, cases
 
 LAYERS = [mechanisms, transforms, solvers, models, parties, tuning]
 PITFALLS = re.split(r"^### ", guarantees.PITFALLS.read_text(), flags=re.MULTILINE)
@@ -38,7 +40,7 @@ NO_RELEASE = {
 
 @pytest.fixture(scope="module")
 def record():
-    return audit_record.read(guarantees.RECORD)
+    return findings.read(guarantees.RECORD)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +126,6 @@ def test_every_case_attacks_one_release(record):
     found = guarantees.audited([one.name for one in claims], list(record))
     # The page says of these that they are not audited, and why.
     elsewhere = {"dp_select", "accuracy", "clipped_loss"}  # tests/tuning/test_audit.py
-    elsewhere |= {"PrivateTraining"}  # tests/solvers/test_private_training.py
     missing = {name for name, names in found.items() if not names}
     assert missing == {"SecureSum", *elsewhere}
     assert sorted(case for names in found.values() for case in names) == sorted(record)
@@ -233,7 +234,7 @@ def test_the_readme_links_the_page():
 def test_the_record_is_found_again(name, record):
     case = cases()[name]
     assert record[name].is_of(case), AUDIT
-    found = audit_record.audit(case)
+    found = findings.audit(case)
     # Another machine's floats may put a few releases on the other side of a threshold.
     assert found.epsilon == pytest.approx(record[name].epsilon, abs=0.02 * found.claim)
     assert found.epsilon <= found.claim
@@ -255,7 +256,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_an_audit(
     (tmp_path / "d").mkdir()
     (tmp_path / "link").symlink_to("nowhere")
     (tmp_path / "file").write_text("years of work")
-    monkeypatch.setattr(audit_record, "complete", None)
+    monkeypatch.setattr(findings, "complete", None)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(SystemExit, match="output must be a file, in a folder that can"):
         main(["guarantees", "--audit", "--output", str(tmp_path / output)])

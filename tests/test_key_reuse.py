@@ -14,9 +14,8 @@ import optax
 import pytest
 from jax.extend.random import define_prng_impl
 
+from benchmarks.audits.catalogue import cases, names_of
 from dpjax import batching, mechanisms, solvers, transforms
-from dpjax.audit import _mechanisms
-from dpjax.audit._shared import cases
 from dpjax.estimators import Clipping
 
 CASES = cases()
@@ -277,7 +276,7 @@ class Witness:
 
 # The mechanisms; two transforms and two solvers use them in loops.
 WITNESSED = [
-    *(_mechanisms.BUILDERS.keys() - ON_HOST),
+    *({*names_of("mechanisms")} - ON_HOST),
     "dp_sgd",
     "peel_laplace",
     "dp_frank_wolfe",

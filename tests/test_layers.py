@@ -53,9 +53,8 @@ BELOW = {
 BELOW["models"] = {"accounting", "datasets", "losses", "mechanisms"}
 BELOW["sklearn"] = BELOW["solvers"] | {"models", "solvers"}
 BELOW["tuning"] = {"accounting", "estimators", "mechanisms", "solvers"}
-BELOW["audit"] = BELOW["solvers"] | {"models", "solvers"}
-BELOW["cli"] = BELOW["audit"] | {"audit", "datasets", "models", "solvers"}
-BELOW["cli"] |= {"tuning"}
+BELOW["audit"] = {"accounting"}
+BELOW["cli"] = BELOW["solvers"] | {"datasets", "models", "solvers", "tuning"}
 # Private modules that some layers share.
 BELOW["_scales"] = {"mechanisms"}
 for layer in ("cli", "sklearn"):

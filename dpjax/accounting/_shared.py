@@ -1,14 +1,11 @@
 """What other layers take from accounting, and users do not."""
 
-from dpjax.accounting._discrete_gaussian import (
-    discrete_gaussian_epsilon,
-)
 from dpjax.accounting._filter import Spending
 from dpjax.accounting._group import group_budget
 from dpjax.accounting._objective import objective_epsilon, objective_noise
 from dpjax.accounting._poisson_capacity import poisson_capacity
 from dpjax.accounting._selection import total_selection_epsilon
-from dpjax.accounting._smooth import calibrate_smooth_noise, smooth_noise_rho
+from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.accounting._smooth_gaussian import (
     largest_smoothness,
     smooth_gaussian_epsilon,
@@ -18,7 +15,6 @@ from dpjax.accounting._smooth_gaussian import (
 __all__ = [
     "Spending",
     "calibrate_smooth_noise",
-    "discrete_gaussian_epsilon",
     "group_budget",
     "largest_smoothness",
     "objective_epsilon",
@@ -26,6 +22,5 @@ __all__ = [
     "poisson_capacity",
     "smooth_gaussian_epsilon",
     "smooth_gaussian_multiplier",
-    "smooth_noise_rho",
     "total_selection_epsilon",
 ]

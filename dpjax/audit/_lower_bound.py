@@ -20,7 +20,7 @@ import scipy.stats
 
 from dpjax import _validate
 from dpjax._types import Key, PyTree
-from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon
+from dpjax.accounting import gaussian_epsilon
 from dpjax.audit._releases import Release, Releases, Statistic
 from dpjax.audit._statistics import learn_statistics
 
@@ -180,58 +180,6 @@ def epsilon_lower_bound(
     else:
         bound, epsilon_fn = partial(_epsilon_bound, delta=delta), _at_least_zero
     return _attack(source, key, delta, num_releases, confidence, bound, epsilon_fn)
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One release on two neighbouring data sets, and the privacy it claims.
-
-    Args:
-        name: what the release is called.
-        release: `release(key, data)`, as for `epsilon_lower_bound`.
-        data: a data set.
-        neighbor: a neighbour of it under `privacy.relation`, chosen to be told apart.
-        privacy: the claim, an (epsilon, delta) guarantee.
-        statistic: as for `epsilon_lower_bound`; learnt where it is None.
-        num_releases: how many releases an audit takes unless it is told.
-        is_gaussian: as for `epsilon_lower_bound`.
-        vectorize: as for `epsilon_lower_bound`.
-
-    Example:
-        >>> import dataclasses, jax
-        >>> from dpjax.audit._shared import cases
-        >>> case = cases()["laplace"]
-        >>> def release(key, value):  # of too little noise
-        ...     return case.release(key, jax.tree.map(lambda x: 1.5 * x, value))
-        >>> faulty = dataclasses.replace(case, release=release)
-        >>> found = faulty.audit(key=jax.random.key(0))
-        >>> print(found.epsilon > case.privacy.epsilon)
-        True
-    """
-
-    name: str
-    release: Release
-    data: PyTree
-    neighbor: PyTree
-    privacy: PrivacyGuarantee
-    statistic: Statistic | None = None
-    num_releases: int = 100_000
-    is_gaussian: bool = False
-    vectorize: bool = True
-
-    def audit(self, *, key: Key, num_releases: int | None = None) -> Audit:
-        """Attacks the claim, which a bound above `privacy.epsilon` refutes."""
-        return epsilon_lower_bound(
-            self.release,
-            self.data,
-            self.neighbor,
-            key=key,
-            delta=self.privacy.delta,
-            num_releases=self.num_releases if num_releases is None else num_releases,
-            is_gaussian=self.is_gaussian,
-            statistic=self.statistic,
-            vectorize=self.vectorize,
-        )
 
 
 def clopper_pearson(

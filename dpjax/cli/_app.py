@@ -9,7 +9,6 @@ import typer
 
 import dpjax
 from dpjax.cli._command_settings import (
-    AuditSettings,
     CheckSettings,
     LedgerSettings,
     PartySettings,
@@ -148,21 +147,3 @@ def parties(settings: PartySettings) -> None:
     from dpjax.cli import _parties
 
     _parties.train_with_parties(settings)
-
-
-@app.command()
-@taking(AuditSettings)
-def audit(settings: AuditSettings) -> None:
-    """Attacks a method's claim: tells its releases of two neighbours apart.
-
-    Prints a lower bound on epsilon, and draws the attack's error rates and those
-    that the claim allows. The exit code is 1 where the bound is above the claim.
-
-    Example: dpjax audit laplace
-    """
-    from dpjax.cli import _audit
-
-    if settings.method == "list":
-        _audit.show_names()
-    elif not _audit.audit(settings):
-        raise typer.Exit(1)

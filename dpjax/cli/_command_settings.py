@@ -13,7 +13,6 @@ from dpjax.cli._losses import LossName
 from dpjax.cli._options import (
     Argument,
     check_each,
-    check_seed,
     of_data,
     of_method,
     of_output,
@@ -179,27 +178,3 @@ class PartySettings:
     def folder(self) -> Path:
         """Where the files go."""
         return Path(self.output or f"dpjax-output/{public_name(self.source)}-parties")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditSettings:
-    """The options of `dpjax audit`."""
-
-    method: Annotated[
-        str, Argument("[METHOD]", "What to attack; list prints names.")
-    ] = "list"
-    releases: Annotated[
-        int | None,
-        of_method(
-            "How many to draw; the more, the tighter the bound.",
-            required(lambda count: count >= 100, "at least 100"),
-        ),
-    ] = None
-    # Of made-up records, which nobody protects.
-    seed: Annotated[int, of_method("Of the releases.", check_seed)] = 0
-    output: Annotated[
-        Path | None, of_output("PNG file; dpjax-output/METHOD-audit.png by default.")
-    ] = None
-
-    def __post_init__(self):
-        check_each(self)

@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 
 from dpjax.accounting import discrete_gaussian_stddev, gaussian_epsilon, gaussian_stddev
-from dpjax.accounting._shared import discrete_gaussian_epsilon
+from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
 
 
 def share_law(stddev, reach):

@@ -8,7 +8,7 @@ import scipy.optimize
 import scipy.special
 
 from dpjax.accounting import epsilon_to_rho, rho_to_epsilon, smooth_noise_multiplier
-from dpjax.accounting._shared import calibrate_smooth_noise, smooth_noise_rho
+from dpjax.accounting._smooth import calibrate_smooth_noise, smooth_noise_rho
 
 MECHANISMS = ["laplace_log_normal", "arsinh_normal"]
 each = pytest.mark.parametrize("mechanism", MECHANISMS)

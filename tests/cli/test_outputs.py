@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from dpjax import _files
-from dpjax.audit._shared import Case
 from dpjax.cli import _report, _run_folder, _train
 from dpjax.cli._app import app
 from dpjax.cli._sources import held_out
@@ -390,17 +389,6 @@ def test_no_link_is_written_through(number, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="symbolic link"), _files.locked(path):
         pass
     assert tree(tmp_path) == before
-
-
-@pytest.mark.parametrize("output", ["link/a.png", "d.png"])
-def test_audit_refuses_before_it_draws(output, folder, monkeypatch):
-    dangling()
-    Path("d.png").mkdir()
-    monkeypatch.setattr(Case, "audit", None)
-    before = tree(folder)
-    result = invoke("audit", "laplace", "--output", output)
-    refused(result, "--output must be a file that ends in .png", output)
-    assert tree(folder) == before
 
 
 def test_parties_refuse_a_link_to_nowhere(folder):

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from dpjax import ADD_OR_REMOVE_ONE, per_sample_grad
-from dpjax.accounting._shared import calibrate_smooth_noise, smooth_noise_rho
+from dpjax.accounting._smooth import calibrate_smooth_noise, smooth_noise_rho
 from dpjax.estimators import TrimmedMean
 from dpjax.transforms import privatize
 

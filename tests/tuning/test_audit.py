@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from dp_accounting import LaplaceDpEvent, NoOpDpEvent
 
+from benchmarks.audits.case import Case
 from dpjax import tuning
 from dpjax.accounting import PrivacyGuarantee, tuning_epsilon
-from dpjax.audit._shared import Case
 from dpjax.solvers import Solution
 from dpjax.tuning import _select
 
@@ -37,8 +37,8 @@ def select(key, train_fn, score):
     )  # fmt: skip
 
 
-def case(name, release):
-    return Case(name, release, np.float32(0), np.float32(1), CLAIM, vectorize=False)
+def case(release):
+    return Case(release, np.float32(0), np.float32(1), CLAIM, vectorize=False)
 
 
 def fixed_number_of_trials(is_planted):
@@ -56,7 +56,7 @@ def fixed_number_of_trials(is_planted):
                 patch.setattr(_select, "draw_count", lambda law, key: int(law.mean))
             return np.float32(select(key, train, score).params)
 
-    return case("trials", release)
+    return case(release)
 
 
 def score_without_noise(is_planted):
@@ -73,7 +73,7 @@ def score_without_noise(is_planted):
 
         return np.float32(select(key, train, tuning.Score(fn, PRIVACY)).stats["score"])
 
-    return case("score", release)
+    return case(release)
 
 
 FAULTS = {fixed_number_of_trials: 2_000, score_without_noise: 1_600}

@@ -1,15 +1,14 @@
 """Correlated noise under attack: all updates of a run, moved by one record's steps."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks.audits.case import Case, audited
 from dpjax import accounting, transforms
 from dpjax._types import Key, PyTree
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.audit._lower_bound import Case
 from dpjax.batching import Batching, CyclicPoisson, Full
 from dpjax.estimators import Clipping
 from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz, Strategy
@@ -18,33 +17,35 @@ _NUM_STEPS = 4
 _RECORDS = [[0.0, 0.0]] * 3 + [[3e9, 4e9]]
 
 
+@audited
 def privatize_correlated_bands() -> Case:
     """All four steps see the record. Shows 3.6 of 4."""
     strategy = BandedToeplitz.square_root(_NUM_STEPS, 2)
-    return _run("privatize_correlated_bands", strategy, Full())
+    return _run(strategy, Full())
 
 
+@audited
 def privatize_correlated_buffers() -> Case:
     """All four steps see the record. Shows 3.6 of 4."""
     strategy = BufferedToeplitz(_NUM_STEPS, decays=(0.5,), scales=(0.5,))
-    return _run("privatize_correlated_buffers", strategy, Full())
+    return _run(strategy, Full())
 
 
+@audited
 def privatize_correlated_tree() -> Case:
     """All four steps see the record. Shows 3.5 of 4."""
-    return _run("privatize_correlated_tree", BinaryTree(_NUM_STEPS), Full())
+    return _run(BinaryTree(_NUM_STEPS), Full())
 
 
+@audited
 def privatize_correlated_cyclic() -> Case:
     """Two steps may see the record, with probability 1/2 each. Shows 2.7 of 4."""
     strategy = BandedToeplitz.square_root(_NUM_STEPS, 2)
     batching = CyclicPoisson(1.0, cycle_length=2, capacity=2)
-    return _run("privatize_correlated_cyclic", strategy, batching, delta=0.01)
+    return _run(strategy, batching, delta=0.01)
 
 
-def _run(
-    name: str, strategy: Strategy, batching: Batching, *, delta: float = 1e-5
-) -> Case:
+def _run(strategy: Strategy, batching: Batching, *, delta: float = 1e-5) -> Case:
     num_samples, epsilon = len(_RECORDS), 4.0
     pattern = batching.participation(num_samples, _NUM_STEPS)
     multiplier = accounting.noise_multiplier(
@@ -80,7 +81,6 @@ def _run(
 
     data = jnp.array(_RECORDS)
     return Case(
-        name=name,
         release=release,
         data=data,
         neighbor=-data,
@@ -91,14 +91,3 @@ def _run(
         ),
         is_gaussian=not is_sampled,
     )
-
-
-BUILDERS: dict[str, Callable[[], Case]] = {
-    build.__name__: build
-    for build in (
-        privatize_correlated_bands,
-        privatize_correlated_buffers,
-        privatize_correlated_tree,
-        privatize_correlated_cyclic,
-    )
-}

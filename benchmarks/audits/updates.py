@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.audits.case import Case, audited
 from dpjax import accounting, transforms
 from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, PyTree
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.audit._lower_bound import Case
 from dpjax.estimators import AdaptiveThreshold, Clipping
 
 _EPSILON, _DELTA = 4.0, 1e-5
@@ -31,6 +31,7 @@ def gaussian_claim(
     )
 
 
+@audited
 def dp_sgd() -> Case:
     """Both updates of a run, each moved by one gradient. Shows 3.6 of 4."""
 
@@ -39,9 +40,10 @@ def dp_sgd() -> Case:
             0.1, Clipping(1.0), noise_multiplier=multiplier, key=key
         )
 
-    return _two_updates("dp_sgd", make)
+    return _two_updates(make)
 
 
+@audited
 def chain() -> Case:
     """Both updates of a run with momentum, moved by one gradient. Shows 3.6 of 4."""
 
@@ -49,9 +51,10 @@ def chain() -> Case:
         mean = transforms.privatize(Clipping(1.0), noise_multiplier=multiplier, key=key)
         return transforms.chain(mean, optax.trace(0.5))
 
-    return _two_updates("chain", make)
+    return _two_updates(make)
 
 
+@audited
 def privatize_adaptive_threshold() -> Case:
     """A gradient turns round, and is longer than the threshold. Shows 3.6 of 4.
 
@@ -71,7 +74,6 @@ def privatize_adaptive_threshold() -> Case:
 
     grads = jnp.array([[0.0, 0.0], [0.6, 0.8]])
     return Case(
-        name="privatize_adaptive_threshold",
         release=release,
         data=grads * 0.9999,
         neighbor=grads * -1e15,
@@ -81,7 +83,7 @@ def privatize_adaptive_threshold() -> Case:
 
 
 def _two_updates(
-    name: str, make: Callable[[Key, float], optax.GradientTransformationExtraArgs]
+    make: Callable[[Key, float], optax.GradientTransformationExtraArgs],
 ) -> Case:
     multiplier, privacy = gaussian_claim(num_releases=2)
 
@@ -94,7 +96,6 @@ def _two_updates(
 
     grads = jnp.array([[0.0, 0.0], [3.0, 4.0]])
     return Case(
-        name=name,
         release=release,
         data=grads,
         neighbor=grads.at[-1].multiply(-1),

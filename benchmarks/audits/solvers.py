@@ -2,26 +2,21 @@
 
 A record has all the influence that it can have: the loss is linear in the parameters,
 so that an example is its gradient. Each case says how much of its claim its releases
-show; for Gaussian noise and zCDP the words of `_transforms` hold.
+show; for Gaussian noise and zCDP the words of `transforms` hold.
 """
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import batching, estimators, losses, parties, solvers
+from benchmarks.audits.case import Case, audited, linear, solved
+from dpjax import estimators, losses, parties, solvers
 from dpjax._types import Key, PyTree
-from dpjax.audit import _batched_solvers, _choosing_solvers, _linear_models
-from dpjax.audit._choosing_solvers import linear, solved
-from dpjax.audit._lower_bound import Case
 from dpjax.estimators import Clipping, Winsorization
 from dpjax.solvers import Solution
 
-_FAR = [[0.0, 0.0], [3e9, 4e9]]
 
-
+@audited
 def dp_mean() -> Case:
     """With the default estimator an infinite sample changes sign. Shows 3.6 of 4."""
 
@@ -29,9 +24,10 @@ def dp_mean() -> Case:
         return solvers.dp_mean(samples, key=key, epsilon=4.0, delta=1e-5)
 
     samples = jnp.array([0.0, jnp.inf])
-    return solved("dp_mean", solve, samples, -samples, is_gaussian=True)
+    return solved(solve, samples, -samples, is_gaussian=True)
 
 
+@audited
 def dp_mean_trimmed() -> Case:
     """Sixteen coordinates cross the clamp. Shows 1.2 of 2, through zCDP."""
     estimator = estimators.TrimmedMean(0.34, lower=-1.0, upper=1.0)
@@ -46,7 +42,6 @@ def dp_mean_trimmed() -> Case:
 
     samples = jnp.outer(jnp.array([-9.0, 9.0, 9.0]), jnp.ones(16))
     return solved(
-        "dp_mean_trimmed",
         solve,
         samples,
         samples.at[-1].multiply(-1),
@@ -54,86 +49,31 @@ def dp_mean_trimmed() -> Case:
     )
 
 
-def dp_gradient_descent() -> Case:
-    """Both steps see the record, and their noise adds up. Shows 3.6 of 4."""
-    return _descended(
-        "dp_gradient_descent",
-        _FAR,
-        is_gaussian=True,
-        epsilon=4.0,
-        delta=1e-5,
-    )
-
-
-def dp_gradient_descent_disjoint() -> Case:
-    """The last step sees the record, and is the longest. Shows 3.6 of 4."""
-    return _descended(
-        "dp_gradient_descent_disjoint",
-        _FAR,
-        is_gaussian=True,
-        epsilon=4.0,
-        delta=1e-5,
-        batching=batching.Disjoint(),
-        learning_rate=lambda step: 0.01 + 0.99 * step.astype(jnp.float32),
-    )
-
-
-def dp_gradient_descent_poisson() -> Case:
-    """Both steps see the record with probability 1/4 each. Shows 2.1 of 4."""
-    return _descended(
-        "dp_gradient_descent_poisson",
-        [[0.0, 0.0]] * 2 + _FAR,
-        epsilon=4.0,
-        delta=0.01,
-        batching=batching.Poisson(1.0),
-    )
-
-
-def dp_gradient_descent_without_replacement() -> Case:
-    """Both steps see the record with probability 3/4 each. Shows 2.1 of 4."""
-    return _descended(
-        "dp_gradient_descent_without_replacement",
-        [[0.0, 0.0]] * 2 + _FAR,
-        epsilon=4.0,
-        delta=0.01,
-        batching=batching.WithoutReplacement(3),
-    )
-
-
-def dp_gradient_descent_trimmed() -> Case:
-    """Both steps see the median cross the clamp. Shows 0.7 of 2, through zCDP."""
-    samples = np.outer([-9.0, 9.0, 9.0], np.ones(8))
-    return _descended(
-        "dp_gradient_descent_trimmed",
-        samples,
-        epsilon=2.0,
-        delta=0.05,
-        estimator=estimators.TrimmedMean(0.34, lower=-1.0, upper=1.0),
-    )
-
-
+@audited
 def dp_iterative_hard_thresholding() -> Case:
     """The two entries of the parameters change places. Shows 1.1 of 2, through zCDP."""
-    name = "dp_iterative_hard_thresholding"
-    return _peeled(name, epsilon=2.0, delta=0.05)
+    return _peeled(epsilon=2.0, delta=0.05)
 
 
+@audited
 def dp_iterative_hard_thresholding_pure() -> Case:
     """The two entries of the parameters change places. Shows 1.2 of 2."""
-    name = "dp_iterative_hard_thresholding_pure"
-    return _peeled(name, epsilon=2.0, delta=0.0)
+    return _peeled(epsilon=2.0, delta=0.0)
 
 
+@audited
 def dp_sparse_linear_regression() -> Case:
     """Of two entries, the one that is not zero becomes zero. Shows 1.1 of 2."""
-    return _regressed("dp_sparse_linear_regression", learning_rate=1.0)
+    return _regressed(learning_rate=1.0)
 
 
+@audited
 def dp_sparse_linear_regression_scaled() -> Case:
     """The same, with a step size that is chosen privately. Shows 1.1 of 2."""
-    return _regressed("dp_sparse_linear_regression_scaled", learning_rate=None)
+    return _regressed(learning_rate=None)
 
 
+@audited
 def dp_objective_perturbation() -> Case:
     """The only label turns round, where the loss has its full slope. Shows 3.0 of 4."""
 
@@ -148,11 +88,10 @@ def dp_objective_perturbation() -> Case:
         )
 
     features, labels = jnp.ones((1, 1)), jnp.ones(1)
-    return solved(
-        "dp_objective_perturbation", solve, (features, labels), (features, -labels)
-    )
+    return solved(solve, (features, labels), (features, -labels))
 
 
+@audited
 def dp_sample_and_aggregate() -> Case:
     """The first result crosses the ball, and with it the centre. Shows 3.0 of 4.
 
@@ -171,9 +110,10 @@ def dp_sample_and_aggregate() -> Case:
         )
 
     samples = jnp.where(jnp.arange(201) < 101, -0.5, 0.5)
-    return solved("dp_sample_and_aggregate", solve, samples, samples.at[0].set(0.5))
+    return solved(solve, samples, samples.at[0].set(0.5))
 
 
+@audited
 def dp_multiparty_gradient_descent() -> Case:
     """Both iterates of two parties with a record each, one of which turns round.
 
@@ -207,7 +147,6 @@ def dp_multiparty_gradient_descent() -> Case:
 
     data = jnp.ones((2, 1, 1))  # party, record, feature
     return Case(
-        name="dp_multiparty_gradient_descent",
         release=release,
         data=data,
         neighbor=data.at[-1].multiply(-1),
@@ -218,6 +157,7 @@ def dp_multiparty_gradient_descent() -> Case:
     )
 
 
+@audited
 def dp_multiparty_objective_perturbation() -> Case:
     """One of two parties' labels turns round, where the loss has its full slope.
 
@@ -245,7 +185,6 @@ def dp_multiparty_objective_perturbation() -> Case:
     features, labels = jnp.ones((2, 1, 1)), jnp.ones((2, 1))
     data = (features, labels)
     return Case(
-        name="dp_multiparty_objective_perturbation",
         release=lambda key, data: solve(key, data).params,
         data=data,
         neighbor=(features, labels.at[-1].multiply(-1)),
@@ -266,25 +205,7 @@ def _secure_sum(transport: parties.Transport, key: Key) -> parties.SecureSum:
     )
 
 
-def _descended(name: str, samples, *, is_gaussian=False, **options) -> Case:
-    """Two steps along gradients that are the samples; the last one turns round."""
-    settings = {"estimator": Clipping(1.0), "learning_rate": 1.0} | options
-
-    def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.dp_gradient_descent(
-            linear,
-            jnp.zeros(samples.shape[1:]),
-            samples,
-            key=key,
-            num_steps=2,
-            **settings,
-        )
-
-    data = jnp.array(samples, "float32")
-    return solved(name, solve, data, data.at[-1].multiply(-1), is_gaussian=is_gaussian)
-
-
-def _peeled(name: str, *, epsilon: float, delta: float) -> Case:
+def _peeled(*, epsilon: float, delta: float) -> Case:
     def solve(key: Key, samples: jax.Array) -> Solution:
         return solvers.dp_iterative_hard_thresholding(
             linear,
@@ -300,10 +221,10 @@ def _peeled(name: str, *, epsilon: float, delta: float) -> Case:
         )
 
     samples = jnp.array([[1.0, -1.0]])
-    return solved(name, solve, samples, -samples)
+    return solved(solve, samples, -samples)
 
 
-def _regressed(name: str, *, learning_rate: float | None) -> Case:
+def _regressed(*, learning_rate: float | None) -> Case:
     """From zero, a step along the mean of (1, 1) and (1, -1), or (-1, 1)."""
 
     def solve(key: Key, data: PyTree) -> Solution:
@@ -321,26 +242,4 @@ def _regressed(name: str, *, learning_rate: float | None) -> Case:
 
     features, targets = jnp.array([[1.0, 1.0], [1.0, -1.0]]), jnp.ones(2)
     neighbor = features.at[-1].multiply(-1)
-    return solved(name, solve, (features, targets), (neighbor, targets))
-
-
-BUILDERS: dict[str, Callable[[], Case]] = {
-    build.__name__: build
-    for build in (
-        dp_mean,
-        dp_mean_trimmed,
-        dp_gradient_descent,
-        dp_gradient_descent_disjoint,
-        dp_gradient_descent_poisson,
-        dp_gradient_descent_without_replacement,
-        dp_gradient_descent_trimmed,
-        dp_iterative_hard_thresholding,
-        dp_iterative_hard_thresholding_pure,
-        dp_sparse_linear_regression,
-        dp_sparse_linear_regression_scaled,
-        dp_objective_perturbation,
-        dp_sample_and_aggregate,
-        dp_multiparty_gradient_descent,
-        dp_multiparty_objective_perturbation,
-    )
-} | (_linear_models.BUILDERS | _batched_solvers.BUILDERS | _choosing_solvers.BUILDERS)
+    return solved(solve, (features, targets), (neighbor, targets))

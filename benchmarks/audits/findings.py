@@ -8,10 +8,10 @@ from pathlib import Path
 import jax
 
 from benchmarks import record
+from benchmarks.audits.case import Case
 from dpjax._rounding import rounded_down, rounded_up
-from dpjax.audit._shared import Case
 
-SEED = 0  # that of `dpjax audit`, which finds the same
+SEED = 0  # that of `benchmarks audit`, which finds the same
 
 
 @dataclasses.dataclass(frozen=True)

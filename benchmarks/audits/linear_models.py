@@ -5,15 +5,12 @@ show no more than its share of the budget: all of it where classes have a consta
 where steps see the record, less where the rest was spent on scales.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
+from benchmarks.audits.case import Case, audited, solved
 from dpjax import losses, solvers
 from dpjax._types import Key, PyTree
-from dpjax.audit._choosing_solvers import solved
-from dpjax.audit._lower_bound import Case
 from dpjax.audit._releases import Statistic
 from dpjax.losses import LinearLoss
 from dpjax.solvers import Solution
@@ -21,16 +18,17 @@ from dpjax.solvers import Solution
 _LONG, _FAR = 1e4, 1e9  # a gradient is clipped, a prediction decided
 
 
-def plain() -> Case:
+@audited
+def dp_linear_model() -> Case:
     """Of two records one has a target, whose sign all steps see. Shows 2.6 of 4."""
     features, targets = jnp.array([[0.0], [1.0]]), jnp.array([0.0, _FAR])
-    return _turned("dp_linear_model", "squared", features, targets, -_FAR)
+    return _turned("squared", features, targets, -_FAR)
 
 
-def constant() -> Case:
+@audited
+def dp_linear_model_constant() -> Case:
     """The class of a record turns, which is all that is released. Shows 3.7 of 4."""
     return _turned(
-        "dp_linear_model_constant",
         losses.softmax(3),
         jnp.ones((60, 1)),
         jnp.arange(60.0) % 3,  # the last one is 2
@@ -40,10 +38,10 @@ def constant() -> Case:
     )
 
 
-def intercept() -> Case:
+@audited
+def dp_linear_model_intercept() -> Case:
     """A label turns, and the offset keeps its slope full. Shows 2.4 of 4."""
     return _turned(
-        "dp_linear_model_intercept",
         "logistic",
         jnp.array([[0.0, 1.0], [_LONG, 1.0]]),
         jnp.array([0.0, 1.0]),
@@ -53,13 +51,13 @@ def intercept() -> Case:
     )
 
 
-def weights() -> Case:
+@audited
+def dp_linear_model_weights() -> Case:
     """The target of a record of full weight crosses the clamp. Shows 2.6 of 4.
 
     The rest of the budget was spent on the bounds.
     """
     return _turned(
-        "dp_linear_model_weights",
         "squared",
         jnp.ones((2, 1)),
         jnp.array([0.0, _FAR]),
@@ -69,13 +67,13 @@ def weights() -> Case:
     )
 
 
-def offsets() -> Case:
+@audited
+def dp_linear_model_offsets() -> Case:
     """A label turns beside a record of weight zero, without intercept. Shows 2.6 of 4.
 
     The offset keeps the slope full in all steps.
     """
     return _turned(
-        "dp_linear_model_offsets",
         "logistic",
         jnp.array([[0.0], [_LONG]]),
         jnp.array([0.0, 1.0]),
@@ -85,10 +83,10 @@ def offsets() -> Case:
     )
 
 
-def exposures() -> Case:
+@audited
+def dp_linear_model_exposures() -> Case:
     """A count without exposure becomes an exposure without count. Shows 1.1 of 4."""
     return _turned(
-        "dp_linear_model_exposures",
         losses.poisson(10.0),
         jnp.array([[0.0, 1.0], [1.0, 1.0]]),
         jnp.array([1.0, _FAR]),
@@ -100,14 +98,14 @@ def exposures() -> Case:
     )
 
 
-def outputs() -> Case:
+@audited
+def dp_linear_model_outputs() -> Case:
     """The class of the only record that is not zero turns. Shows 1.6 of 4.
 
     Zeros make a small threshold, which the gradient passes in every step. Many
     records are slow: 10,000 releases.
     """
     return _turned(
-        "dp_linear_model_outputs",
         losses.softmax(3),
         jnp.zeros((60, 1)).at[-1].set(1.0),
         jnp.zeros(60),
@@ -117,7 +115,8 @@ def outputs() -> Case:
     )
 
 
-def chosen_features() -> Case:
+@audited
+def dp_linear_model_features() -> Case:
     """Of four features with equal scores, a record prefers every other one.
 
     Its neighbour prefers the rest. The attack reads which two features were chosen, and
@@ -143,7 +142,6 @@ def chosen_features() -> Case:
 
     features = jnp.stack([jnp.ones(4), signs])
     return solved(
-        "dp_linear_model_features",
         solve,
         features,
         features.at[-1].multiply(-1),
@@ -152,7 +150,8 @@ def chosen_features() -> Case:
     )
 
 
-def additive() -> Case:
+@audited
+def dp_additive_model() -> Case:
     """The label of a record beyond the last knot turns. Shows 1.5 of 4.
 
     The other records are zeros, as many as make the column bend.
@@ -170,7 +169,6 @@ def additive() -> Case:
         )
 
     return solved(
-        "dp_additive_model",
         solve,
         labels,
         -labels,
@@ -181,7 +179,6 @@ def additive() -> Case:
 
 
 def _turned(
-    name: str,
     loss: str | LinearLoss,
     features: jax.Array,
     targets: jax.Array,
@@ -210,7 +207,6 @@ def _turned(
     if "offsets" in records:
         neighbor["offsets"] = records["offsets"].at[-1].multiply(-1)
     return solved(
-        name,
         solve,
         (features, targets, records),
         (features, targets.at[-1].set(turned), neighbor),
@@ -218,16 +214,3 @@ def _turned(
         num_releases=num_releases,
         is_gaussian=True,
     )
-
-
-BUILDERS: dict[str, Callable[[], Case]] = {
-    "dp_additive_model": additive,
-    "dp_linear_model": plain,
-    "dp_linear_model_constant": constant,
-    "dp_linear_model_intercept": intercept,
-    "dp_linear_model_weights": weights,
-    "dp_linear_model_offsets": offsets,
-    "dp_linear_model_exposures": exposures,
-    "dp_linear_model_outputs": outputs,
-    "dp_linear_model_features": chosen_features,
-}

@@ -7,7 +7,7 @@ stated at delta = 0.05 and rho = 1/2, where most of it shows.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +16,8 @@ import numpy as np
 import optax
 from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 
+from benchmarks.audits.case import Case, audited
+from benchmarks.audits.updates import gaussian_claim
 from dpjax import accounting, estimators, transforms
 from dpjax._types import (
     ADD_OR_REMOVE_ONE,
@@ -26,15 +28,7 @@ from dpjax._types import (
 )
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._shared import calibrate_smooth_noise
-from dpjax.audit import _correlated
-from dpjax.audit._lower_bound import Case
 from dpjax.audit._releases import Statistic
-from dpjax.audit._updates import (
-    chain,
-    dp_sgd,
-    gaussian_claim,
-    privatize_adaptive_threshold,
-)
 from dpjax.constraints import Simplex
 from dpjax.estimators import (
     Clipping,
@@ -53,34 +47,38 @@ _RHO, _ZCDP_DELTA = 0.5, 0.05
 _TURNED = [[0.0, 0.0], [1.0, -1.0]], [[0.0, 0.0], [1e15, -1e15]]  # near, and far
 
 
-def _privatized_kind(kind: type[Any]) -> Callable[[], Case]:
+def _enter_kinds_of_one_number() -> None:
     """The gradient with the largest influence turns round. Shows 3.6 of 4."""
-
-    def build() -> Case:
-        estimator = kind(1.0)
-        most = max(_TURNED, key=lambda x: float(jnp.abs(estimator(jnp.array(x))).max()))
-        return _privatized(build.__name__, estimator, most)
-
-    words = re.sub("(?=[A-Z])", "_", kind.__name__).lower()
-    build.__name__ = f"privatize{words}"
-    return build
-
-
-def _kinds_of_one_number() -> Iterator[type[Any]]:
     for kind in vars(estimators).values():
         if isinstance(kind, type) and issubclass(kind, Estimator):
             fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
             if sum(x.default is dataclasses.MISSING for x in fields) == 1:
-                yield kind
+                _enter(kind)
 
 
+def _enter(kind: type[Any]) -> None:
+    def build() -> Case:
+        estimator = kind(1.0)
+        most = max(_TURNED, key=lambda x: float(jnp.abs(estimator(jnp.array(x))).max()))
+        return _privatized(estimator, most)
+
+    words = re.sub("(?=[A-Z])", "_", kind.__name__).lower()
+    build.__name__ = f"privatize{words}"
+    audited(build)
+
+
+_enter_kinds_of_one_number()
+
+
+@audited
 def privatize_median_of_means() -> Case:
     """Of 3, 2 and 2 gradients the last group is the median. Shows 3.6 of 4."""
     grads = [[1.0]] * 3 + [[-1.0]] * 2 + [[1.0]] * 2
     estimator = MedianOfMeans(Truncation(1.0), num_groups=3)
-    return _privatized("privatize_median_of_means", estimator, grads)
+    return _privatized(estimator, grads)
 
 
+@audited
 def privatize_grouped() -> Case:
     """Two groups turn round at once, by bounds of their own. Shows 3.6 of 4."""
     estimator = Grouped(Clipping(jnp.array([1.0, 3.0])), ("0", "1"))
@@ -94,7 +92,6 @@ def privatize_grouped() -> Case:
 
     grads = jnp.array([[0.0, 0.0], [1e15, -1e15]]), jnp.array([[0.0], [9.0]])
     return Case(
-        name="privatize_grouped",
         release=release,
         data=grads,
         neighbor=jax.tree.map(lambda x: x.at[-1].multiply(-1), grads),
@@ -103,12 +100,14 @@ def privatize_grouped() -> Case:
     )
 
 
+@audited
 def privatize_scaled() -> Case:
     """Coordinates turn round that are of other scales. Shows 3.6 of 4."""
     estimator = Scaled(Winsorization(1.0), jnp.array([0.01, 100.0]))
-    return _privatized("privatize_scaled", estimator, [[0.0, 0.0], [9.0, -999.0]])
+    return _privatized(estimator, [[0.0, 0.0], [9.0, -999.0]])
 
 
+@audited
 def privatize_added_record() -> Case:
     """A row of a padded batch is filled, under add/remove. Shows 3.6 of 4."""
     multiplier, privacy = gaussian_claim(relation=ADD_OR_REMOVE_ONE)
@@ -127,7 +126,6 @@ def privatize_added_record() -> Case:
 
     grads = jnp.array([[0.0, 0.0], [9.0, 9.0], [3e9, 4e9]])
     return Case(
-        name="privatize_added_record",
         release=release,
         data=(grads, jnp.array([False, True, True])),
         neighbor=(grads, jnp.array([False, True, False])),
@@ -136,13 +134,13 @@ def privatize_added_record() -> Case:
     )
 
 
+@audited
 def add_gaussian_noise() -> Case:
     """Noise for the sensitivity of a mean, which one gradient moves. Shows 3.7 of 4."""
     multiplier, privacy = gaussian_claim()
     estimator = Winsorization(1.0)
     stddev = multiplier * estimator.sensitivity(2, 2).l2
     return _of_update(
-        "add_gaussian_noise",
         lambda key: optax.chain(
             transforms.aggregate(estimator),
             transforms.add_gaussian_noise(stddev=stddev, key=key),
@@ -153,6 +151,7 @@ def add_gaussian_noise() -> Case:
     )
 
 
+@audited
 def privatize_trimmed_mean() -> Case:
     """Sixteen coordinates cross the clamp, as far as one gradient can move them.
 
@@ -164,7 +163,6 @@ def privatize_trimmed_mean() -> Case:
 
     estimator = TrimmedMean(0.34, lower=-1.0, upper=1.0)
     return _of_update(
-        "privatize_trimmed_mean",
         lambda key: transforms.privatize(
             estimator, noise_multiplier=(2 * _RHO) ** -0.5, key=key
         ),
@@ -174,6 +172,7 @@ def privatize_trimmed_mean() -> Case:
     )
 
 
+@audited
 def privatize_trimmed_mean_smooth() -> Case:
     """The smooth sensitivity grows by its e^t, and the mean moves by all of it.
 
@@ -193,7 +192,6 @@ def privatize_trimmed_mean_smooth() -> Case:
     neighbor[0] = 1e9
     estimator = TrimmedMean(num_trimmed / num_samples, lower=0.0, upper=1.0)
     return _of_update(
-        "privatize_trimmed_mean_smooth",
         lambda key: transforms.privatize(
             estimator, noise_multiplier=(2 * _RHO) ** -0.5, key=key
         ),
@@ -203,29 +201,32 @@ def privatize_trimmed_mean_smooth() -> Case:
     )
 
 
+@audited
 def frank_wolfe() -> Case:
     """The rarer of two vertices gets rarer. Shows 1.6 of 2."""
-    return _frank_wolfe("frank_wolfe", "exponential", 2.0, num_others=2)
+    return _frank_wolfe("exponential", 2.0, num_others=2)
 
 
+@audited
 def frank_wolfe_permute_and_flip() -> Case:
     """One of two vertices that tie falls behind. Shows 0.91 of 1."""
-    name = "frank_wolfe_permute_and_flip"
-    return _frank_wolfe(name, "permute_and_flip", 1.0, num_others=1)
+    return _frank_wolfe("permute_and_flip", 1.0, num_others=1)
 
 
+@audited
 def peel() -> Case:
     """The two entries of the parameters change places. Shows 1.2 of 2.0."""
     privacy = _zero_concentrated_claim()
-    return _peeled("peel", "gumbel", _RHO, privacy)
+    return _peeled("gumbel", _RHO, privacy)
 
 
+@audited
 def peel_laplace() -> Case:
     """The two entries of the parameters change places. Shows 1.2 of 2."""
     epsilon = 2.0
     privacy = PrivacyGuarantee.of(epsilon, 0.0, dp_event=UnsupportedDpEvent())
     rho = 5 * epsilon**2 / 18
-    return _peeled("peel_laplace", "laplace", rho, privacy)
+    return _peeled("laplace", rho, privacy)
 
 
 def _zero_concentrated_claim() -> PrivacyGuarantee:
@@ -234,7 +235,6 @@ def _zero_concentrated_claim() -> PrivacyGuarantee:
 
 
 def _of_update(
-    name: str,
     transform_fn: TransformFn,
     grads: np.ndarray | list,
     privacy: PrivacyGuarantee,
@@ -254,7 +254,6 @@ def _of_update(
         return transform.update(grads, transform.init(params), params)[0]
 
     return Case(
-        name=name,
         release=release,
         data=data,
         neighbor=jnp.asarray(other, "float32"),
@@ -264,10 +263,9 @@ def _of_update(
     )
 
 
-def _privatized(name: str, estimator: Estimator | Scaled, grads: list) -> Case:
+def _privatized(estimator: Estimator | Scaled, grads: list) -> Case:
     multiplier, privacy = gaussian_claim()
     return _of_update(
-        name,
         lambda key: transforms.privatize(
             estimator, noise_multiplier=multiplier, key=key
         ),
@@ -277,13 +275,10 @@ def _privatized(name: str, estimator: Estimator | Scaled, grads: list) -> Case:
     )
 
 
-def _frank_wolfe(
-    name: str, mechanism: SelectionName, epsilon: float, *, num_others: int
-) -> Case:
+def _frank_wolfe(mechanism: SelectionName, epsilon: float, *, num_others: int) -> Case:
     estimator = Winsorization(1.0)
     grads = [[1.0, -1.0]] * (num_others + 1)
     return _of_update(
-        name,
         lambda key: optax.chain(
             transforms.aggregate(estimator),
             transforms.frank_wolfe(
@@ -306,14 +301,12 @@ def _frank_wolfe(
 
 
 def _peeled(
-    name: str,
     noise: PeelingNoise,
     rho: float,
     privacy: PrivacyGuarantee,
 ) -> Case:
     estimator = Winsorization(1.0)
     return _of_update(
-        name,
         lambda key: optax.chain(
             transforms.aggregate(estimator),
             optax.sgd(1.0),
@@ -330,25 +323,3 @@ def _peeled(
         privacy,
         start=1.0,
     )
-
-
-BUILDERS: dict[str, Callable[[], Case]] = {
-    build.__name__: build
-    for build in (
-        *map(_privatized_kind, _kinds_of_one_number()),
-        privatize_median_of_means,
-        privatize_trimmed_mean,
-        privatize_grouped,
-        privatize_scaled,
-        privatize_adaptive_threshold,
-        privatize_added_record,
-        dp_sgd,
-        chain,
-        add_gaussian_noise,
-        privatize_trimmed_mean_smooth,
-        frank_wolfe,
-        frank_wolfe_permute_and_flip,
-        peel,
-        peel_laplace,
-    )
-} | _correlated.BUILDERS

@@ -1,4 +1,4 @@
-"""`dpjax audit`: attacks a claim, prints the lower bound and draws the region."""
+"""The command `python -m benchmarks audit`: attacks a claim, and draws its region."""
 
 import io
 from pathlib import Path
@@ -8,13 +8,12 @@ import numpy as np
 import scipy.stats
 from matplotlib.figure import Figure
 
+from benchmarks.audits.case import Case
+from benchmarks.audits.catalogue import cases
 from dpjax import _files, _validate
 from dpjax._rounding import as_decimal, rounded_down, rounded_up
 from dpjax.accounting import gaussian_stddev
 from dpjax.audit import Audit
-from dpjax.audit._shared import Case, cases
-from dpjax.cli._command_settings import AuditSettings
-from dpjax.cli._terminal import show_paths, terminal
 
 # Of Okabe and Ito (2008); the lines differ in their dashes and marks too.
 _CLAIM, _ATTACKS, _CHOSEN = "#000000", "#0072B2", "#D55E00"
@@ -22,49 +21,46 @@ _CLAIM, _ATTACKS, _CHOSEN = "#000000", "#0072B2", "#D55E00"
 _NUM_POINTS = 15
 
 
-def audit(settings: AuditSettings) -> bool:
-    """Audits one method, writes a plot, and tells whether its claim stands.
+def audit(name: str, releases: int | None, seed: int, output: Path | None) -> None:
+    """Lists cases, or audits one and draws it; exits with 1 where a claim falls.
 
     Raises:
         ValueError: if an option is wrong; nothing is written.
         OSError: if the file cannot be written.
     """
-    names, method = cases(), settings.method
+    if name == "list":
+        print("\n".join(cases()))
+        return
+    known = cases()
     _validate.require(
-        method in names, "METHOD", method, f"list, or one of {', '.join(names)}"
+        name in known, "NAME", name, f"list, or one of {', '.join(known)}"
     )
-    path = settings.output or Path("dpjax-output", f"{method}-audit.png")
+    _validate.require(0 <= seed < 2**32, "--seed", seed, "from 0 to 2^32 - 1")
+    if releases is not None:
+        _validate.require(releases >= 100, "--releases", releases, "at least 100")
+    path = output or Path("dpjax-output", f"{name}-audit.png")
     _files.check_file("--output", path, suffix=".png")
 
-    console, case = terminal(), names[method]
+    case = known[name]
     claim = case.privacy
-    console.print(
-        f"{case.name}: claims epsilon = {rounded_up(claim.epsilon, 4)} at "
+    print(
+        f"{name}: claims epsilon = {rounded_up(claim.epsilon, 4)} at "
         f"delta = {rounded_up(claim.delta, 6)}, {claim.relation.name.lower()}"
     )
-    found = case.audit(
-        key=jax.random.key(settings.seed), num_releases=settings.releases
-    )
-    stands = found.epsilon <= claim.epsilon
+    found = case.audit(key=jax.random.key(seed), num_releases=releases)
     _files.write_whole(path, plot_region(case, found), name="--output")
-    console.print(
+    print(
         f"An attack proves epsilon >= {rounded_down(found.epsilon, 4)}, "
         f"with confidence 1 - {_failure(found)}, from {found.num_releases:,} releases."
     )
+    stands = found.epsilon <= claim.epsilon
     if stands:
-        console.print(
-            "The claim stands against this attack, which proves nothing more."
-        )
+        print("The claim stands against this attack, which proves nothing more.")
     else:
-        console.print("REFUTED: the releases tell more than is claimed.", style="red")
-    show_paths(console, [path])
-    return stands
-
-
-def show_names() -> None:
-    """Prints what can be audited, a name a line."""
-    for name in cases():
-        print(name)
+        print("REFUTED: the releases tell more than is claimed.")
+    print(f"wrote {path}")
+    if not stands:
+        raise SystemExit(1)
 
 
 def plot_region(case: Case, found: Audit) -> bytes:

@@ -10,20 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import losses
+from benchmarks.audits.case import Case, audited
+from dpjax import losses, models
 from dpjax._types import Key, PyTree
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
-from dpjax.audit._lower_bound import Case
 from dpjax.audit._releases import Statistic
 from dpjax.losses import LinearLoss
-from dpjax.models import private_scores
 
 _EPSILON, _DELTA = 4.0, 1e-5
 _NUM_RECORDS = 200
 _NUM_RELEASES = 10_000  # on the host, where one takes 20 ms
 
 
-def labels() -> Case:
+@audited
+def private_scores() -> Case:
     """The label of a record turns; half of the others are not what is predicted."""
 
     def statistic(found: list[jax.Array]) -> jax.Array:
@@ -32,10 +32,11 @@ def labels() -> Case:
 
     targets = _every_other(1.0, -1.0)
     scores = np.full(_NUM_RECORDS, 20.0)
-    return _case("private_scores", losses.logistic, scores, targets, -1.0, statistic)
+    return _case(losses.logistic, scores, targets, -1.0, statistic)
 
 
-def classes() -> Case:
+@audited
+def private_scores_classes() -> Case:
     """The class of a record turns; half of the others are not what is predicted."""
 
     def statistic(found: list[jax.Array]) -> jax.Array:
@@ -44,11 +45,11 @@ def classes() -> Case:
 
     targets = _every_other(2.0, 0.0)
     scores = np.tile([0.0, 10.0, 20.0], (_NUM_RECORDS, 1))
-    name = "private_scores_classes"
-    return _case(name, losses.softmax(3), scores, targets, 0.0, statistic)
+    return _case(losses.softmax(3), scores, targets, 0.0, statistic)
 
 
-def numbers() -> Case:
+@audited
+def private_scores_numbers() -> Case:
     """An error grows from none; half of the others are none, and half beyond bounds."""
 
     def statistic(found: list[jax.Array]) -> jax.Array:
@@ -58,8 +59,7 @@ def numbers() -> Case:
 
     targets = _every_other(0.0, 1e6)
     scores = np.zeros(_NUM_RECORDS)
-    name = "private_scores_numbers"
-    return _case(name, losses.squared, scores, targets, 1e6, statistic, scale=1.0)
+    return _case(losses.squared, scores, targets, 1e6, statistic, scale=1.0)
 
 
 def _every_other(first: float, second: float) -> jax.Array:
@@ -67,7 +67,6 @@ def _every_other(first: float, second: float) -> jax.Array:
 
 
 def _case(
-    name: str,
     loss: LinearLoss,
     scores: np.ndarray,
     targets: jax.Array,
@@ -78,7 +77,7 @@ def _case(
     multiplier = noise_multiplier(_EPSILON, _DELTA, num_steps=2)
 
     def release(key: Key, targets: PyTree) -> list[np.ndarray]:
-        found = private_scores(
+        found = models.private_scores(
             scores,
             np.asarray(targets),
             beside=scores,
@@ -92,7 +91,6 @@ def _case(
         return [np.array(pair) for pair in pairs]
 
     return Case(
-        name=name,
         release=release,
         data=targets,
         neighbor=targets.at[0].set(turned),
@@ -104,10 +102,3 @@ def _case(
         is_gaussian=True,
         vectorize=False,
     )
-
-
-BUILDERS = {
-    "private_scores": labels,
-    "private_scores_classes": classes,
-    "private_scores_numbers": numbers,
-}

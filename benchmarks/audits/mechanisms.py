@@ -5,7 +5,6 @@ hundred thousand releases see most of it, while at 1e-5 they see next to nothing
 """
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -13,23 +12,24 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting import DpEvent, LaplaceDpEvent, UnsupportedDpEvent, ZCDpEvent
 
+from benchmarks.audits.case import Case, audited
 from dpjax import accounting, mechanisms
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._shared import discrete_gaussian_epsilon, smooth_noise_rho
-from dpjax.audit._lower_bound import Case
+from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
+from dpjax.accounting._smooth import smooth_noise_rho
 from dpjax.audit._releases import Statistic
 
 _DELTA = 0.05
 _SMOOTH_MULTIPLIER = 8.0
 
 
+@audited
 def gaussian() -> Case:
     """Noise for (1, 1e-5) on values at l2 distance 1."""
     epsilon, delta = 1.0, 1e-5
     stddev = accounting.gaussian_stddev(epsilon, delta, sensitivity=1.0)
     return Case(
-        name="gaussian",
         release=lambda key, value: mechanisms.gaussian(key, value, stddev=stddev),
         data=jnp.zeros(2),
         neighbor=jnp.array([0.6, -0.8]),
@@ -40,10 +40,10 @@ def gaussian() -> Case:
     )
 
 
+@audited
 def laplace() -> Case:
     """Noise for epsilon = 1 on values at l1 distance 1."""
     return Case(
-        name="laplace",
         release=lambda key, value: mechanisms.laplace(key, value, scale=1.0),
         data=jnp.zeros(2),
         neighbor=jnp.array([0.0, 1.0]),
@@ -51,6 +51,7 @@ def laplace() -> Case:
     )
 
 
+@audited
 def laplace_log_normal() -> Case:
     """A value that moves by its smooth sensitivity, which moves by its e^t."""
 
@@ -60,6 +61,7 @@ def laplace_log_normal() -> Case:
     return _smooth("laplace_log_normal", statistic, smoothness=0.0002, sigma=0.1)
 
 
+@audited
 def arsinh_normal() -> Case:
     """A value that moves by its smooth sensitivity, which moves by its e^t."""
 
@@ -71,6 +73,7 @@ def arsinh_normal() -> Case:
     return _smooth("arsinh_normal", statistic, smoothness=0.00002, sigma=1.0)
 
 
+@audited
 def discrete_gaussian() -> Case:
     """Integers at l2 distance 100 under noise of the same stddev."""
     stddev = 100
@@ -95,7 +98,6 @@ def discrete_gaussian() -> Case:
         stddev, _DELTA, sensitivity=100.0, num_coordinates=2
     )
     return Case(
-        name="discrete_gaussian",
         release=release,
         data=jnp.zeros(2, jnp.int32),
         neighbor=jnp.array([60, -80], jnp.int32),
@@ -103,6 +105,7 @@ def discrete_gaussian() -> Case:
     )
 
 
+@audited
 def exponential() -> Case:
     """One score of many rises by the range, and its candidate is rare."""
 
@@ -113,7 +116,6 @@ def exponential() -> Case:
 
     epsilon = 2.0
     return Case(
-        name="exponential",
         release=release,
         data=jnp.zeros(40),
         neighbor=jnp.zeros(40).at[0].set(1.0),
@@ -121,6 +123,7 @@ def exponential() -> Case:
     )
 
 
+@audited
 def permute_and_flip() -> Case:
     """Of two candidates the worse one's score falls behind by the range."""
 
@@ -132,7 +135,6 @@ def permute_and_flip() -> Case:
     epsilon = 1.0
     event = accounting.selection_event(epsilon, mechanism="permute_and_flip")
     return Case(
-        name="permute_and_flip",
         release=release,
         data=jnp.array([1.0, 1.0]),
         neighbor=jnp.array([0.0, 1.0]),
@@ -140,6 +142,7 @@ def permute_and_flip() -> Case:
     )
 
 
+@audited
 def peeling() -> Case:
     """Of two equal coordinates one rises by the linf sensitivity, one falls."""
 
@@ -151,7 +154,6 @@ def peeling() -> Case:
     rho = 0.5
     scale = math.sqrt(1 / rho)
     return Case(
-        name="peeling",
         release=release,
         data=jnp.array([100.0, 100.0]),
         neighbor=jnp.array([101.0, 99.0]),
@@ -159,6 +161,7 @@ def peeling() -> Case:
     )
 
 
+@audited
 def peeling_laplace() -> Case:
     """The coordinate that is behind falls behind further, and rarely comes first."""
 
@@ -175,7 +178,6 @@ def peeling_laplace() -> Case:
     epsilon = 1.5
     scale = 3 / epsilon
     return Case(
-        name="peeling_laplace",
         release=release,
         data=jnp.array([104.0, 100.0]),
         neighbor=jnp.array([105.0, 99.0]),
@@ -207,7 +209,6 @@ def _smooth(
     )
     zeros, scale = jnp.zeros(64), jnp.full(64, _SMOOTH_MULTIPLIER)
     return Case(
-        name=name,
         release=lambda key, data: mechanism(key, **data, sigma=sigma),
         data={"value": zeros, "scale": scale},
         neighbor={"value": zeros + 1, "scale": scale * math.exp(smoothness)},
@@ -215,19 +216,3 @@ def _smooth(
         statistic=statistic,
         num_releases=200_000,
     )
-
-
-BUILDERS: dict[str, Callable[[], Case]] = {
-    build.__name__: build
-    for build in (
-        gaussian,
-        laplace,
-        discrete_gaussian,
-        arsinh_normal,
-        laplace_log_normal,
-        exponential,
-        permute_and_flip,
-        peeling,
-        peeling_laplace,
-    )
-}

@@ -1,33 +1,32 @@
-"""Claims of the solvers that choose among candidates, and what all solvers share.
+"""Claims of the solvers that choose among candidates.
 
 A choice shows nearly all of its epsilon where a record decides which of two candidates
 that tie is ahead.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
+from benchmarks.audits.case import Case, audited, linear, solved
 from dpjax import constraints, solvers
 from dpjax._types import Key, PyTree
-from dpjax.audit._lower_bound import Case
 from dpjax.estimators import Winsorization
 from dpjax.solvers import Solution
 
 
+@audited
 def dp_frank_wolfe() -> Case:
     """One of two vertices that tie falls behind in the last step. Shows 0.93 of 1."""
-    return _chosen("dp_frank_wolfe", 4, epsilon=1.0)
+    return _chosen(4, epsilon=1.0)
 
 
+@audited
 def dp_frank_wolfe_composed() -> Case:
     """The better of two vertices becomes the worse one in all eight steps.
 
     Shows 1.2 of 2.
     """
     return _chosen(
-        "dp_frank_wolfe_composed",
         9,
         epsilon=2.0,
         delta=0.05,
@@ -37,6 +36,7 @@ def dp_frank_wolfe_composed() -> Case:
     )
 
 
+@audited
 def dp_lasso() -> Case:
     """One of two vertices that tie falls behind. Shows 0.92 of 1."""
 
@@ -47,13 +47,13 @@ def dp_lasso() -> Case:
 
     features = jnp.ones((2, 1))
     return solved(
-        "dp_lasso",
         solve,
         (features, jnp.array([9.0, 9.0])),
         (features, jnp.array([9.0, -9.0])),
     )
 
 
+@audited
 def dp_l1_regression() -> Case:
     """One of two candidates that tie falls behind. Shows 1.8 of 2."""
 
@@ -65,13 +65,13 @@ def dp_l1_regression() -> Case:
     # A record fits one candidate and is truncated at the other.
     features, targets = jnp.array([[0.0, 9.0], [9.0, 0.0]]), jnp.zeros(2)
     return solved(
-        "dp_l1_regression",
         solve,
         (features, targets),
         (features.at[0].set(features[1]), targets),
     )
 
 
+@audited
 def dp_quantile() -> Case:
     """The smaller of two samples jumps over the other. Shows 0.83 of 1.
 
@@ -81,9 +81,10 @@ def dp_quantile() -> Case:
     def solve(key: Key, samples: jax.Array) -> Solution:
         return solvers.dp_quantile(samples, key=key, epsilon=1.0, edges=jnp.arange(5.0))
 
-    return solved("dp_quantile", solve, jnp.array([0.5, 1.5]), jnp.array([3.5, 1.5]))
+    return solved(solve, jnp.array([0.5, 1.5]), jnp.array([3.5, 1.5]))
 
 
+@audited
 def dp_center_and_scale() -> Case:
     """One record decides the median, and the quantile of distances from it.
 
@@ -108,7 +109,6 @@ def dp_center_and_scale() -> Case:
         return jnp.sum(is_moved)
 
     return solved(
-        "dp_center_and_scale",
         solve,
         samples,
         samples.at[12].set(center + far),
@@ -118,7 +118,6 @@ def dp_center_and_scale() -> Case:
 
 
 def _chosen(
-    name: str,
     num_samples: int,
     *,
     num_steps: int = 2,
@@ -141,43 +140,4 @@ def _chosen(
 
     data = jnp.tile(jnp.array([[1.0, -1.0]]), (num_samples, 1))
     data = data.at[:num_against].multiply(-1)
-    return solved(name, solve, data, data.at[-1].multiply(-1))
-
-
-def solved(
-    name: str,
-    solve: Callable[[Key, PyTree], Solution],
-    data: PyTree,
-    neighbor: PyTree,
-    *,
-    shown: Callable[[Solution], PyTree] = lambda solution: solution.params,
-    **options,
-) -> Case:
-    """Audits what is shown, the parameters, against the guarantee that comes along."""
-    solution = jax.eval_shape(solve, jax.random.key(0), data)
-    return Case(
-        name=name,
-        release=lambda key, data: shown(solve(key, data)),
-        data=data,
-        neighbor=neighbor,
-        privacy=solution.privacy,
-        **options,
-    )
-
-
-def linear(params: jax.Array, example: jax.Array) -> jax.Array:
-    """A loss whose gradient is the record itself."""
-    return jnp.vdot(params, example)
-
-
-BUILDERS: dict[str, Callable[[], Case]] = {
-    build.__name__: build
-    for build in (
-        dp_frank_wolfe,
-        dp_frank_wolfe_composed,
-        dp_lasso,
-        dp_l1_regression,
-        dp_quantile,
-        dp_center_and_scale,
-    )
-}
+    return solved(solve, data, data.at[-1].multiply(-1))

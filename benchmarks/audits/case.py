@@ -1,0 +1,97 @@
+"""One claim under attack, and the list that every case enters."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+
+from dpjax._types import Key, PyTree
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.audit import Audit, epsilon_lower_bound
+from dpjax.audit._releases import Release, Statistic
+from dpjax.solvers import Solution
+
+# Builders of cases by name, in the order in which their files are imported.
+BUILDERS: dict[str, Callable[[], "Case"]] = {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One release on two neighbouring data sets, and the privacy it claims.
+
+    Args:
+        release: `release(key, data)`, as for `epsilon_lower_bound`.
+        data: a data set.
+        neighbor: a neighbour of it under `privacy.relation`, chosen to be told apart.
+        privacy: the claim, an (epsilon, delta) guarantee.
+        statistic: as for `epsilon_lower_bound`; learnt where it is None.
+        num_releases: how many releases an audit takes unless it is told.
+        is_gaussian: as for `epsilon_lower_bound`.
+        vectorize: as for `epsilon_lower_bound`.
+        name: of the release; the catalogue's cases have that of their builder.
+
+    Example:
+        >>> import dataclasses, jax
+        >>> from benchmarks.audits.catalogue import cases
+        >>> case = cases()["laplace"]
+        >>> def release(key, value):  # of too little noise
+        ...     return case.release(key, jax.tree.map(lambda x: 1.5 * x, value))
+        >>> faulty = dataclasses.replace(case, release=release)
+        >>> found = faulty.audit(key=jax.random.key(0))
+        >>> print(found.epsilon > case.privacy.epsilon)
+        True
+    """
+
+    release: Release
+    data: PyTree
+    neighbor: PyTree
+    privacy: PrivacyGuarantee
+    statistic: Statistic | None = None
+    num_releases: int = 100_000
+    is_gaussian: bool = False
+    vectorize: bool = True
+    name: str = ""
+
+    def audit(self, *, key: Key, num_releases: int | None = None) -> Audit:
+        """Attacks the claim, which a bound above `privacy.epsilon` refutes."""
+        return epsilon_lower_bound(
+            self.release,
+            self.data,
+            self.neighbor,
+            key=key,
+            delta=self.privacy.delta,
+            num_releases=self.num_releases if num_releases is None else num_releases,
+            is_gaussian=self.is_gaussian,
+            statistic=self.statistic,
+            vectorize=self.vectorize,
+        )
+
+
+def audited(build: Callable[[], Case]) -> Callable[[], Case]:
+    """Enters a case under the name of the function that builds it."""
+    BUILDERS[build.__name__] = build
+    return build
+
+
+def solved(
+    solve: Callable[[Key, PyTree], Solution],
+    data: PyTree,
+    neighbor: PyTree,
+    *,
+    shown: Callable[[Solution], PyTree] = lambda solution: solution.params,
+    **options,
+) -> Case:
+    """Audits what is shown, the parameters, against the guarantee that comes along."""
+    solution = jax.eval_shape(solve, jax.random.key(0), data)
+    return Case(
+        release=lambda key, data: shown(solve(key, data)),
+        data=data,
+        neighbor=neighbor,
+        privacy=solution.privacy,
+        **options,
+    )
+
+
+def linear(params: jax.Array, example: jax.Array) -> jax.Array:
+    """A loss whose gradient is the record itself."""
+    return jax.numpy.vdot(params, example)

@@ -1,0 +1,196 @@
+"""Gradient descent and training runs under attack, with every batching.
+
+A record, or a user, is the gradient with the largest influence, and turns round: the
+loss is linear in the parameters, so that an example is its gradient.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks.audits.case import Case, audited, linear, solved
+from dpjax import batching, solvers
+from dpjax._types import Key, PyTree
+from dpjax.estimators import Clipping, TrimmedMean
+from dpjax.gradients import by_user
+from dpjax.mechanisms import BandedToeplitz
+from dpjax.solvers import Solution
+
+_FAR = [3e9, 4e9]
+
+
+def _longest_last(step: jax.Array) -> jax.Array:
+    """The rate of two steps, of which nearly the last alone counts."""
+    return 0.01 + 0.99 * step.astype(jnp.float32)
+
+
+@audited
+def dp_gradient_descent() -> Case:
+    """Both steps see the record, and their noise adds up. Shows 3.6 of 4."""
+    return _descended(_record(2))
+
+
+@audited
+def dp_gradient_descent_disjoint() -> Case:
+    """The last step sees the record, and is the longest. Shows 3.6 of 4."""
+    return _descended(
+        _record(2), batching=batching.Disjoint(), learning_rate=_longest_last
+    )
+
+
+@audited
+def dp_gradient_descent_poisson() -> Case:
+    """Both steps see the record with probability 1/4 each. Shows 2.1 of 4."""
+    return _sampled(batching.Poisson(1.0))
+
+
+@audited
+def dp_gradient_descent_without_replacement() -> Case:
+    """Both steps see the record with probability 3/4 each. Shows 2.1 of 4."""
+    return _sampled(batching.WithoutReplacement(3))
+
+
+@audited
+def dp_gradient_descent_trimmed() -> Case:
+    """Both steps see the median cross the clamp. Shows 0.7 of 2, through zCDP."""
+    return _descended(
+        jnp.array(np.outer([-9.0, 9.0, 9.0], np.ones(8)), "float32"),
+        epsilon=2.0,
+        delta=0.05,
+        is_gaussian=False,
+        estimator=TrimmedMean(0.34, lower=-1.0, upper=1.0),
+    )
+
+
+@audited
+def dp_gradient_descent_cyclic() -> Case:
+    """The longest step sees the record with probability 1/2. Shows 2.6 of 4."""
+    return _sampled(
+        batching.CyclicPoisson(1.0, cycle_length=2), learning_rate=_longest_last
+    )
+
+
+@audited
+def dp_gradient_descent_bins() -> Case:
+    """One of two steps sees the record, both add noise. Shows 2.4 of 4."""
+    return _descended(_record(2), batching=batching.BallsInBins(2))
+
+
+@audited
+def dp_gradient_descent_epochs() -> Case:
+    """Each step is an epoch, which sees the record once. Shows 3.6 of 4."""
+    return _descended(_record(2), batching=batching.ShuffledEpochs(2))
+
+
+@audited
+def dp_gradient_descent_users() -> Case:
+    """A user's one record turns round, and more records come. Shows 3.6 of 4."""
+    ids = jnp.array([0, 1, 5, -1])
+    samples = jnp.array([[0.0, 0.0], _FAR, [1.0, 1.0], [9.0, 9.0]])
+
+    def grouped(samples: jax.Array, ids: jax.Array) -> PyTree:
+        return by_user(samples, ids, num_users=2, records_per_user=3)
+
+    turned = samples.at[1:].set(-jnp.asarray(_FAR))
+    return _descended(grouped(samples, ids), grouped(turned, ids.at[2:].set(1)))
+
+
+@audited
+def private_training() -> Case:
+    """Both steps see the record, and their noise adds up. Shows 3.6 of 4."""
+    return _trained(_record(2), batching=batching.Full())
+
+
+@audited
+def private_training_monitor() -> Case:
+    """Gradient and loss of a record turn, each clipped, in both steps. Shows 3.0 of 4."""
+    return _trained(_record(2), batching=batching.Full(), monitor=0.5)
+
+
+@audited
+def private_training_recipe() -> Case:
+    """All is left out that can be: batches, estimator, optimizer. Shows 2.2 of 4."""
+    return _trained(
+        _record(4), delta=0.01, is_gaussian=False, estimator=None, optimizer=None
+    )
+
+
+@audited
+def private_training_correlated() -> Case:
+    """Both steps see the record, under correlated noise. Shows 3.6 of 4."""
+    strategy = BandedToeplitz.square_root(2, 2)
+    return _trained(_record(2), batching=batching.Full(), noise=strategy)
+
+
+def _record(num_samples: int) -> jax.Array:
+    """Returns zeros and a last record that is far out."""
+    return jnp.zeros((num_samples, 2)).at[-1].set(jnp.array(_FAR))
+
+
+def _sampled(draws: batching.Batching, **options) -> Case:
+    """Of four records the far one is drawn by chance; the claim is at 0.01."""
+    return _descended(
+        _record(4), delta=0.01, is_gaussian=False, batching=draws, **options
+    )
+
+
+def _descended(
+    data: PyTree,
+    neighbor: PyTree | None = None,
+    *,
+    epsilon: float = 4.0,
+    delta: float = 1e-5,
+    is_gaussian: bool = True,
+    **options,
+) -> Case:
+    """Two steps along gradients that are the samples; the last one turns round."""
+    settings = {"estimator": Clipping(1.0), "learning_rate": 1.0} | options
+    neighbor = data.at[-1].multiply(-1) if neighbor is None else neighbor
+    num_coordinates = jax.tree.leaves(data)[0].shape[-1]
+
+    def solve(key: Key, data: PyTree) -> Solution:
+        return solvers.dp_gradient_descent(
+            linear,
+            jnp.zeros(num_coordinates),
+            data,
+            key=key,
+            epsilon=epsilon,
+            delta=delta,
+            num_steps=2,
+            **settings,
+        )
+
+    return solved(solve, data, neighbor, is_gaussian=is_gaussian)
+
+
+def _trained(
+    data: jax.Array, *, delta: float = 1e-5, is_gaussian: bool = True, **options
+) -> Case:
+    """Two steps, of which all parameters and metrics are read."""
+    settings: dict[str, Any] = {"estimator": Clipping(1.0), "optimizer": optax.sgd(1.0)}
+    run = solvers.PrivateTraining(
+        lambda params, example: linear(params + 1, example),  # its loss is not zero
+        num_samples=len(data),
+        epsilon=4.0,
+        delta=delta,
+        num_steps=2,
+        **settings | options,
+    )
+
+    def release(key: Key, data: jax.Array) -> PyTree:
+        state, shown = run.init(jnp.zeros(2), key), []
+        for _ in range(2):
+            state, metrics = run.step(state, data)
+            shown.append((state.params, metrics))
+        return shown
+
+    return Case(
+        release=release,
+        data=data,
+        neighbor=-data,
+        privacy=run.privacy,
+        is_gaussian=is_gaussian,
+    )
