@@ -4,5 +4,6 @@
 fills a template of `pages/`, where all prose stands, with tables of a record. Subjects
 are `speed`, `utility`, `deep`, `figures` and `audits`, a folder each, and `scaling`,
 `winners` and `guarantees`, a file each: each declares what is run, and its `write`
-writes its page. `comparison` is what `utility` and `deep` share. See `python -m benchmarks -h`.
+writes its page. `comparison` is what `utility` and `deep` share. See `python -m
+benchmarks -h`.
 """

@@ -106,7 +106,7 @@ def private_training() -> Case:
 
 @audited
 def private_training_monitor() -> Case:
-    """Gradient and loss of a record turn, each clipped, in both steps. Shows 3.0 of 4."""
+    """Gradient and loss of a record turn, both clipped. Shows 3.0 of 4."""
     return _trained(_record(2), batching=batching.Full(), monitor=0.5)
 
 

@@ -85,6 +85,9 @@ def required(is_fine: Callable[[Any], bool], rule: str) -> Callable[..., None]:
     return check
 
 
+check_seed = required(lambda seed: 0 <= seed < 2**32, "from 0 to 2^32 - 1")
+
+
 def taking(options: type) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
     """Makes a function of options into one that typer takes as a command."""
     missing = inspect.Parameter.empty
