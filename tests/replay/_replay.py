@@ -7,8 +7,9 @@ the releases themselves must not move further than what was charged for them: `c
 their sum in zCDP, with the draws of batches held fixed.
 
 The hooks lie where noise meets a value, in the modules that add it: a new solver that
-draws from `dpjax.mechanisms` is covered by itself. Three places add noise of their own
-to a value, or release labels; they have a hook each.
+draws from `dpjax.mechanisms` is covered by itself. Five places add noise of their own
+to a value, or release labels; they have a hook each. Of a party among several, its own
+noisy contributions to sums are what is handed out, of `watched` alone.
 
 Outside of the guarantee, hence not compared: what `dpjax check` prints, messages for
 the curator on stderr, and the refusal of a checkpoint whose table was changed.
@@ -32,7 +33,8 @@ from dpjax._types import REPLACE_ONE
 from dpjax.mechanisms import _additive, _peeling, _samplers, _selection, _smooth_noise
 from dpjax.models import _noisy_counts
 from dpjax.sklearn import _labels
-from dpjax.solvers import _objective_perturbation
+from dpjax.solvers import _multiparty_gradient_descent, _objective_perturbation
+from dpjax.transforms import _privatize
 
 SLACK = 1 + 1e-4  # of float32 numbers, in what moves
 
@@ -68,6 +70,7 @@ class Replay:
         self.is_replay = False
         self.faults: list[str] = []
         self.is_muted = False  # while a function is traced whose release is hooked
+        self.watched: Any = None  # the entropy of the party whose record is replaced
 
     def record(self, run: Callable[[], Any]) -> Any:
         """Returns all that a run shows, and keeps what its mechanisms return."""
@@ -91,8 +94,8 @@ class Replay:
         assert other == shown, f"it shows {_difference(shown, other)}"
         assert not self.faults, self.faults[0]
         assert len(made) == len(self.recorded), "it makes another number of releases"
-        pairs = zip(self.recorded, made, strict=True)
-        cost = math.fsum(one.cost(other) for one, other in pairs)
+        pairs = list(zip(self.recorded, made, strict=True))
+        cost = math.fsum(one.cost(other) for one, other in pairs) + _correlated(pairs)
         assert price is None or cost <= price * SLACK, f"it moves {cost} of {price}"
 
     def _shown(self, run: Callable[[], Any]) -> Any:
@@ -194,15 +197,34 @@ def installed(patch: Any) -> Replay:
         released = replay._hand("labels", dict(counts), output, (stddev,))
         return [label for label in counts if label in released]
 
+    def correlated(add, strategy, state, value, *, stddev):
+        output, following = add(strategy, state, value, stddev=stddev)
+        released = replay.handed(
+            "correlated", value, output, stddev, strategy.matrix().astype("float32")
+        )
+        return released, following
+
+    def contributed(add, self, values, random_bytes):
+        output = add(self, values, random_bytes)
+        if random_bytes is not replay.watched:
+            return output
+        value, stddev = self.grid.to_integers(values), self.stddev / self.grid.step
+        return replay._hand("gaussian", value, output, (stddev,))
+
     hook(_additive, "_noisy", additive)
+    hook(_privatize, "add_correlated_noise", correlated)
     hook(_smooth_noise, "_noisy", smooth)
     hook(_peeling, "_peel_once", partial(peeled, "peeling"))
     hook(_peeling, "_peel_in_rounds", partial(peeled, "peeling in rounds"))
     hook(_selection, "_scan", chosen)
     hook(_objective_perturbation, "_release", perturbed)
     hook(_labels, "passing", labelled)
-    method = _noisy_counts.Release.__call__
-    patch.setattr(_noisy_counts.Release, "__call__", lambda *x: counted(method, *x))
+    for owner, name, around in (
+        (_noisy_counts.Release, "__call__", counted),
+        (_multiparty_gradient_descent._Noise, "add", contributed),
+    ):
+        method = getattr(owner, name)
+        patch.setattr(owner, name, lambda *x, m=method, f=around: f(m, *x))
     return replay
 
 
@@ -281,6 +303,17 @@ def _gaussian(one: Release, other: Release) -> float:
     return 0.0 if squares == 0 else squares / (2 * float(np.max(stddev)) ** 2)
 
 
+def _correlated(pairs: list[tuple[Release, Release]]) -> float:
+    """Returns the cost of all steps of a run: times C, they have independent noise."""
+    pairs = [pair for pair in pairs if pair[0].kind == "correlated"]
+    if not pairs:
+        return 0.0
+    stddev, matrix = pairs[0][0].scales
+    moves = np.stack([np.concatenate([*map(np.ravel, _moves(*x))]) for x in pairs])
+    before_noise = matrix[: len(pairs), : len(pairs)] @ moves
+    return float(np.sum(before_noise**2)) / (2 * float(np.max(stddev)) ** 2)
+
+
 def _laplace(one: Release, other: Release) -> float:
     (scale,) = one.scales
     size = sum(float(np.sum(np.abs(x))) for x in _moves(one, other))
@@ -326,6 +359,7 @@ _COSTS: dict[str, Callable[[Release, Release], float]] = {
     "peeling": partial(_peel, (8.0, 0.0)),
     "peeling in rounds": partial(_peel, (2.0, 1.0)),
     "labels": _counts,
+    "correlated": _unknown,  # summed by `_correlated`
     "smooth": _unknown,
     "objective": _unknown,
 }

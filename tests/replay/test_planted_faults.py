@@ -1,15 +1,19 @@
 """Faults that were there, or might have been, planted again: the replay sees each."""
 
+import warnings
+
 import jax
 import numpy as np
+import optax
 import pytest
 
-from dpjax import _tables, _validate, mechanisms
+from dpjax import _tables, _validate, batching, estimators, mechanisms
 from dpjax.cli import _units
 from dpjax.sklearn import DPLogisticRegression, _labels
+from dpjax.solvers import _multiparty_gradient_descent, _multiparty_objective
 from dpjax.solvers.linear import _choice, _model
 from dpjax.transforms import _privatize
-from tests.replay import test_commands, test_sklearn, test_solvers
+from tests.replay import test_commands, test_parties, test_sklearn, test_solvers
 from tests.replay.test_commands import commands  # noqa: F401  # a fixture
 
 
@@ -62,6 +66,77 @@ def test_too_little_noise(hooks, monkeypatch):
 
     monkeypatch.setattr(_privatize, "gaussian", gaussian)
     refused(hooks, test_solvers.descent(), "moves", names=("opposite", "zeros"))
+
+
+CORRELATED = test_solvers.training(
+    noise=mechanisms.BinaryTree(4),
+    estimator=test_solvers.CLIPPING,
+    batching=batching.Full(),
+    optimizer=optax.sgd(0.1),
+)
+
+
+def test_correlated_noise_for_one_step_of_four(hooks, monkeypatch):
+    sensitivity = mechanisms.BinaryTree.sensitivity
+
+    def of_one(self, **_):
+        return sensitivity(self, max_participations=1, min_separation=1)
+
+    monkeypatch.setattr(mechanisms.BinaryTree, "sensitivity", of_one)
+    refused(hooks, CORRELATED, "moves", names=("opposite",))
+
+
+def test_a_mean_beside_the_one_with_correlated_noise(hooks, monkeypatch):
+    add = _privatize.add_correlated_noise
+
+    def leaking(strategy, state, value, **options):
+        released, following = add(strategy, state, value, **options)
+        return jax.tree.map(lambda x, y: x + 1e-3 * y, released, value), following
+
+    monkeypatch.setattr(_privatize, "add_correlated_noise", leaking)
+    refused(hooks, CORRELATED, "shows", names=("opposite",))
+
+
+def test_a_party_that_replaces_a_record_and_counts_one_added(hooks, monkeypatch):
+    sensitivity = estimators.Clipping.sensitivity
+
+    def halved(self, *sizes):
+        found = sensitivity(self, *sizes)
+        return found._replace(l2=found.l2 / 2)
+
+    monkeypatch.setattr(estimators.Clipping, "sensitivity", halved)
+    with pytest.raises(AssertionError, match="moves"):
+        test_parties.refuse_interference(hooks, test_parties.descent, 1)
+
+
+def test_a_party_that_tells_the_norm_of_its_mean(hooks, monkeypatch):
+    to_vector = _multiparty_gradient_descent._to_vector
+
+    def telling(mean):
+        vector = to_vector(mean)
+        warnings.warn(f"{np.linalg.norm(vector)}", stacklevel=2)
+        return vector
+
+    monkeypatch.setattr(_multiparty_gradient_descent, "_to_vector", telling)
+    with pytest.raises(AssertionError, match="shows"):
+        test_parties.refuse_interference(hooks, test_parties.descent)
+
+
+def test_the_first_slope_of_an_objective_of_parties(hooks, monkeypatch):
+    slopes, solution = [], _multiparty_objective.Solution
+    add = _multiparty_objective._Party._sum_gradients
+
+    def summed(self, points):
+        slopes.append(add(self, points))
+        return slopes[-1]
+
+    def telling(params, privacy, stats):
+        return solution(params, privacy, stats | {"first": slopes[-1][0, 0]})
+
+    monkeypatch.setattr(_multiparty_objective._Party, "_sum_gradients", summed)
+    monkeypatch.setattr(_multiparty_objective, "Solution", telling)
+    with pytest.raises(AssertionError, match="shows"):
+        test_parties.refuse_interference(hooks, test_parties.CASES["objective"])
 
 
 @pytest.mark.parametrize("container", ["array", "list"])

@@ -5,9 +5,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from dpjax import _validate, batching, estimators, losses, solvers
+from dpjax import _validate, batching, estimators, losses, mechanisms, solvers
 from tests import registry
 from tests.replay import _replay
 
@@ -125,6 +126,24 @@ OPTIONS = {
     "curves, exposures": additive(losses.poisson(10.0), offsets=True),
     "training": training(monitor=0.2),
     "training, full": training(batching=batching.Full(), monitor=0.2),
+    "training, cyclic bands": training(
+        noise=mechanisms.BandedToeplitz.square_root(4, 2),
+        estimator=CLIPPING,
+        optimizer=optax.sgd(0.1),
+    ),
+    **{
+        f"training, {type(x).__name__}": training(
+            noise=x,
+            estimator=estimators.MedianOfMeans(CLIPPING, 3),
+            batching=batching.Full(),
+            optimizer=optax.sgd(0.1, momentum=0.5),
+        )
+        for x in (
+            mechanisms.BandedToeplitz.square_root(4, 3),
+            mechanisms.BufferedToeplitz(4, decays=(0.5,), scales=(0.5,)),
+            mechanisms.BinaryTree(4),
+        )
+    },
     "features": linear(max_features=4),
     "features of classes": linear("logistic", max_features=3, intercept=2),
     "one feature": linear(max_features=1),
