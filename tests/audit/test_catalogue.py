@@ -130,13 +130,19 @@ def test_a_few_releases_do_not_refute_the_claim(layer, name, key, recorded):
         assert found.epsilon > 0 or layer != "mechanisms"
 
 
-@pytest.mark.audit
 @each
-def test_all_releases_do_not_refute_the_claim(layer, name, key):
+def test_all_releases_show_what_they_should(layer, name, recorded):
+    # That the record is found again is part of the audit: tests/test_guarantees.py.
+    found = recorded[name]
+    assert SHOWN.get(name, LEAST[layer]) * found.claim <= found.epsilon <= found.claim
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("name", names_of("mechanisms"))
+def test_a_million_releases_do_not_refute_the_claim(name, key):
     case = cases()[name]
-    many = 1_000_000 if layer == "mechanisms" else case.num_releases
-    claim, shown = case.privacy.epsilon, case.audit(key=key, num_releases=many).epsilon
-    assert SHOWN.get(name, LEAST[layer]) * claim <= shown <= claim
+    audit = case.audit(key=key, num_releases=1_000_000)
+    assert 0.3 * case.privacy.epsilon <= audit.epsilon <= case.privacy.epsilon
 
 
 @pytest.mark.parametrize(

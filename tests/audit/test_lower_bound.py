@@ -77,8 +77,15 @@ def test_intervals_are_those_of_scipy(total, significance):
     np.testing.assert_allclose(tails, significance, rtol=1e-6)
 
 
-def num_failures(bound, name, key, num_keys, confidence):
-    """Counts the keys, of some, whose bound passes the truth."""
+EACH = [(epsilon_lower_bound, name) for name in KNOWN]
+EACH.append((gaussian_lower_bound, "gaussian"))
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("num_keys", [50, pytest.param(1000, marks=pytest.mark.audit)])
+@pytest.mark.parametrize(("bound", "name"), EACH)
+def test_valid_over_many_keys(bound, name, num_keys, key):
+    confidence = 0.8
     release, data, neighbor, delta, truth = KNOWN[name]
     bounds = [
         bound(
@@ -92,27 +99,8 @@ def num_failures(bound, name, key, num_keys, confidence):
         ).epsilon
         for one_key in jax.random.split(key, num_keys)
     ]
-    return np.sum(np.array(bounds) > truth)
-
-
-EACH = [(epsilon_lower_bound, name) for name in KNOWN]
-EACH.append((gaussian_lower_bound, "gaussian"))
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(("bound", "name"), EACH)
-def test_valid_over_many_keys(bound, name, key):
-    num_keys, confidence = 50, 0.8
     most = scipy.stats.binom.isf(FALSE_ALARM, num_keys, 1 - confidence)
-    assert num_failures(bound, name, key, num_keys, confidence) <= most
-
-
-@pytest.mark.audit
-@pytest.mark.parametrize(("bound", "name"), EACH)
-def test_valid_over_a_thousand_keys(bound, name, key):
-    num_keys, confidence = 1000, 0.8
-    most = scipy.stats.binom.isf(FALSE_ALARM, num_keys, 1 - confidence)
-    assert num_failures(bound, name, key, num_keys, confidence) <= most
+    assert np.sum(np.array(bounds) > truth) <= most
 
 
 @pytest.mark.parametrize(
@@ -282,6 +270,11 @@ def test_a_key_that_is_used_twice_is_caught(key):
         jax.random.normal(key)
 
 
+NEIGHBOR = "neighbor must be of the data's kind"
+OUTPUT = "what release returns must be real"
+STATISTIC = "what statistic returns must be a scalar"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -291,20 +284,14 @@ def test_a_key_that_is_used_twice_is_caught(key):
         ({"confidence": 1.0}, "confidence must be strictly between 0 and 1"),
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"key": 0}, "key must be a single typed JAX key"),
-        (
-            {"neighbor": jnp.zeros(2)},
-            r"neighbor must be of the data's kind float32\[\]",
-        ),
-        ({"neighbor": jnp.int32(0)}, "neighbor must be of the data's kind"),
-        ({"neighbor": (jnp.zeros(()),)}, "neighbor must be of the data's kind"),
-        ({"release": lambda key, x: ()}, "what release returns must be real numbers"),
-        (
-            {"release": lambda key, x: x.astype(jnp.complex64)},
-            "what release returns must be real",
-        ),
-        ({"release": lambda key, x: key}, "what release returns must be real"),
-        ({"statistic": lambda x: x[None]}, "what statistic returns must be a scalar"),
-        ({"statistic": lambda x: (x, x)}, "what statistic returns must be a scalar"),
+        ({"neighbor": jnp.zeros(2)}, rf"{NEIGHBOR} float32\[\]"),
+        ({"neighbor": jnp.int32(0)}, NEIGHBOR),
+        ({"neighbor": (jnp.zeros(()),)}, NEIGHBOR),
+        ({"release": lambda key, x: ()}, f"{OUTPUT} numbers"),
+        ({"release": lambda key, x: x.astype(jnp.complex64)}, OUTPUT),
+        ({"release": lambda key, x: key}, OUTPUT),
+        ({"statistic": lambda x: x[None]}, STATISTIC),
+        ({"statistic": lambda x: (x, x)}, STATISTIC),
     ],
 )
 def test_bad_arguments(changes, message, key):

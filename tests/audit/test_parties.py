@@ -19,22 +19,9 @@ from dpjax.solvers import (
     dp_multiparty_gradient_descent,
     dp_multiparty_objective_perturbation,
 )
+from tests.replay.test_parties import Recorded
 
 FALSE_ALARM_IN_ERRORS = 5  # standard errors, two-sided: 6e-7
-
-
-class Lossy:
-    """A transport on which parties are lost, each from one exchange on."""
-
-    def __init__(self, transport, drops):
-        self.party, self.num_parties = transport.party, transport.num_parties
-        self._transport, self._start = transport, drops.get(transport.party, np.inf)
-        self._count = 0
-
-    def exchange(self, message, num_bytes):
-        self._count += 1
-        is_lost = self._count > self._start
-        return self._transport.exchange(b"" if is_lost else message, num_bytes)
 
 
 def sums_without_colluders(
@@ -55,7 +42,7 @@ def sums_without_colluders(
             jnp.zeros(size),
             (jnp.zeros((2, size)), jnp.zeros(2)),
             secure_sum=SecureSum(
-                Lossy(transport, drops),
+                Recorded(transport, [], drops.get(transport.party)),
                 max_colluding=max_colluding,
                 max_dropouts=dropouts,
                 test_only_random_bytes=np.random.default_rng(transport.party).bytes,
@@ -214,16 +201,13 @@ def linear(params, row):
 
 
 @pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("num_cases", "least"), [(3, 0), pytest.param(60, 0.5, marks=pytest.mark.audit)]
+)
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_record_moves_the_integers_of_a_sum_by_what_is_stated(name):
-    worst = farthest_move(ESTIMATORS[name], np.random.default_rng(1), 3)
-    assert 0 < worst <= 1
-
-
-@pytest.mark.audit
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_record_moves_the_integers_of_a_sum_by_what_is_stated_in_many_cases(name):
-    assert 0.5 < farthest_move(ESTIMATORS[name], np.random.default_rng(2), 60) <= 1
+def test_a_record_moves_the_integers_of_a_sum_by_what_is_stated(name, num_cases, least):
+    worst = farthest_move(ESTIMATORS[name], np.random.default_rng(2), num_cases)
+    assert least < worst <= 1
 
 
 def test_one_party_of_nan_and_infinities_harms_no_other():

@@ -295,17 +295,19 @@ def test_back_to_back_records_spend_all_that_is_stated():
 
 
 @pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("sizes", "least"),
+    [
+        ((1, 20, 5), 0),
+        *(
+            pytest.param((10 + seed, 300, 60), 0.9, marks=pytest.mark.audit)
+            for seed in range(3)
+        ),
+    ],
+)
 @pytest.mark.parametrize("calibration", ["tight", "paper"])
-def test_no_attack_that_is_found_exceeds_what_is_stated(calibration):
-    assert search(calibration, 1, 20, 5) <= 1 + _QUADRATURE
-
-
-@pytest.mark.audit
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("calibration", ["tight", "paper"])
-def test_no_attack_of_a_long_search_exceeds_what_is_stated(calibration, seed):
-    worst = search(calibration, 10 + seed, 300, 60)
-    assert 0.9 < worst <= 1 + _QUADRATURE
+def test_no_attack_that_is_found_exceeds_what_is_stated(calibration, sizes, least):
+    assert least < search(calibration, *sizes) <= 1 + _QUADRATURE
 
 
 @pytest.mark.slow

@@ -97,25 +97,24 @@ def extreme_pair(constraint, rng, d):
     return np.clip(other - move * along, -limit, limit), other, limit
 
 
-def worst_of_search(seed, num_cases, dimensions):
+@pytest.mark.parametrize(
+    ("seed", "num_cases", "dimensions", "least"),
+    [
+        pytest.param(0, 60, [1, 2, 17], 0.9, marks=pytest.mark.slow),
+        *(
+            pytest.param(i, 3000, [1, 2, 3, 17, 1000], 0.99, marks=pytest.mark.audit)
+            for i in range(1, 4)
+        ),
+    ],
+)
+def test_no_search_finds_a_wider_range(seed, num_cases, dimensions, least):
     rng = np.random.default_rng(seed)
     worst = 0.0
     for _ in range(num_cases):
         d = int(rng.choice(dimensions))
         constraint = random_constraint(rng, d)
         worst = max(worst, ratio(constraint, *extreme_pair(constraint, rng, d)))
-    return worst
-
-
-@pytest.mark.slow
-def test_no_search_finds_a_wider_range():
-    assert 0.9 < worst_of_search(0, 60, [1, 2, 17]) <= 1
-
-
-@pytest.mark.audit
-@pytest.mark.parametrize("seed", range(1, 4))
-def test_no_long_search_finds_a_wider_range(seed):
-    assert 0.99 < worst_of_search(seed, 3000, [1, 2, 3, 17, 1000]) <= 1
+    assert least < worst <= 1
 
 
 @pytest.mark.parametrize(

@@ -84,10 +84,9 @@ def test_solvers_in_any_precision(hooks, name, dtype):
             assert np.isfinite(np.asarray(x, np.float64)).all()
 
 
-# Correlated noise is drawn apart from the value, where the replay does not see it.
 NOISY = sorted(
     {name for name, part in registry.TRANSFORMS.items() if part.takes_samples}
-    - {"aggregate", "privatize, correlated"}
+    - {"aggregate"}
 )
 
 
