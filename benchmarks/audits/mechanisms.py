@@ -14,7 +14,7 @@ from dp_accounting import DpEvent, LaplaceDpEvent, UnsupportedDpEvent, ZCDpEvent
 
 from benchmarks.audits.case import Case, audited
 from dpjax import accounting, mechanisms
-from dpjax._types import Key
+from dpjax._types import Key, SelectionName
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
 from dpjax.accounting._smooth import smooth_noise_rho
@@ -108,38 +108,15 @@ def discrete_gaussian() -> Case:
 @audited
 def exponential() -> Case:
     """One score of many rises by the range, and its candidate is rare."""
-
-    def release(key: Key, scores: jax.Array) -> jax.Array:
-        return mechanisms.exponential(
-            key, scores, epsilon=epsilon, sensitivity_range=1.0
-        )
-
-    epsilon = 2.0
-    return Case(
-        release=release,
-        data=jnp.zeros(40),
-        neighbor=jnp.zeros(40).at[0].set(1.0),
-        privacy=_pure(epsilon, accounting.selection_event(epsilon)),
-    )
+    scores = jnp.zeros(40)
+    return _chosen("exponential", 2.0, scores, scores.at[0].set(1.0))
 
 
 @audited
 def permute_and_flip() -> Case:
     """Of two candidates the worse one's score falls behind by the range."""
-
-    def release(key: Key, scores: jax.Array) -> jax.Array:
-        return mechanisms.permute_and_flip(
-            key, scores, epsilon=epsilon, sensitivity_range=1.0
-        )
-
-    epsilon = 1.0
-    event = accounting.selection_event(epsilon, mechanism="permute_and_flip")
-    return Case(
-        release=release,
-        data=jnp.array([1.0, 1.0]),
-        neighbor=jnp.array([0.0, 1.0]),
-        privacy=_pure(epsilon, event),
-    )
+    scores = jnp.array([1.0, 1.0])
+    return _chosen("permute_and_flip", 1.0, scores, scores.at[0].set(0.0))
 
 
 @audited
@@ -183,6 +160,21 @@ def peeling_laplace() -> Case:
         neighbor=jnp.array([105.0, 99.0]),
         privacy=_pure(epsilon, UnsupportedDpEvent()),
         num_releases=400_000,
+    )
+
+
+def _chosen(
+    name: SelectionName, epsilon: float, scores: jax.Array, other: jax.Array
+) -> Case:
+    mechanism = getattr(mechanisms, name)
+    event = accounting.selection_event(epsilon, mechanism=name)
+    return Case(
+        release=lambda key, scores: mechanism(
+            key, scores, epsilon=epsilon, sensitivity_range=1.0
+        ),
+        data=scores,
+        neighbor=other,
+        privacy=_pure(epsilon, event),
     )
 
 

@@ -102,7 +102,7 @@ def taking(options: type) -> Callable[[Callable[[Any], None]], Callable[..., Non
     ]
 
     as_typed = {
-        name: said.metavar.strip("[]") if isinstance(said, Argument) else flag(name)
+        name: said.metavar if isinstance(said, Argument) else flag(name)
         for name, (_, said) in declared(options).items()
     }
     as_typed |= {
