@@ -16,16 +16,13 @@ from dpjax.solvers import Solution
 
 @audited
 def dp_frank_wolfe() -> Case:
-    """One of two vertices that tie falls behind in the last step. Shows 0.93 of 1."""
+    """One of two vertices that tie falls behind in the last step."""
     return _chosen(4, epsilon=1.0)
 
 
 @audited
 def dp_frank_wolfe_composed() -> Case:
-    """The better of two vertices becomes the worse one in all eight steps.
-
-    Shows 1.2 of 2.
-    """
+    """The better of two vertices becomes the worse one in all eight steps."""
     return _chosen(
         9,
         epsilon=2.0,
@@ -38,7 +35,7 @@ def dp_frank_wolfe_composed() -> Case:
 
 @audited
 def dp_lasso() -> Case:
-    """One of two vertices that tie falls behind. Shows 0.92 of 1."""
+    """One of two vertices that tie falls behind."""
 
     def solve(key: Key, data: PyTree) -> Solution:
         return solvers.dp_lasso(
@@ -55,7 +52,7 @@ def dp_lasso() -> Case:
 
 @audited
 def dp_l1_regression() -> Case:
-    """One of two candidates that tie falls behind. Shows 1.8 of 2."""
+    """One of two candidates that tie falls behind."""
 
     def solve(key: Key, data: PyTree) -> Solution:
         return solvers.dp_l1_regression(
@@ -73,7 +70,7 @@ def dp_l1_regression() -> Case:
 
 @audited
 def dp_quantile() -> Case:
-    """The smaller of two samples jumps over the other. Shows 0.83 of 1.
+    """The smaller of two samples jumps over the other.
 
     Of all neighbours in up to four bins none is told apart better: 0.92 by the law.
     """
@@ -88,7 +85,7 @@ def dp_quantile() -> Case:
 def dp_center_and_scale() -> Case:
     """One record decides the median, and the quantile of distances from it.
 
-    Shows 2.6 of 4. Choices among 1,501 bins are slow: 20,000 releases.
+    Choices among 1,501 bins are slow: 20,000 releases.
     """
     # Two bins meet at -1, and two bins of distances at 0.04365. Of the first -1 is the
     # round number; 20 records lie below it, and 28 within that distance of it: ranks of

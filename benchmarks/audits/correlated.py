@@ -19,27 +19,27 @@ _RECORDS = [[0.0, 0.0]] * 3 + [[3e9, 4e9]]
 
 @audited
 def privatize_correlated_bands() -> Case:
-    """All four steps see the record. Shows 3.6 of 4."""
+    """All four steps see the record."""
     strategy = BandedToeplitz.square_root(_NUM_STEPS, 2)
     return _run(strategy, Full())
 
 
 @audited
 def privatize_correlated_buffers() -> Case:
-    """All four steps see the record. Shows 3.6 of 4."""
+    """All four steps see the record."""
     strategy = BufferedToeplitz(_NUM_STEPS, decays=(0.5,), scales=(0.5,))
     return _run(strategy, Full())
 
 
 @audited
 def privatize_correlated_tree() -> Case:
-    """All four steps see the record. Shows 3.5 of 4."""
+    """All four steps see the record."""
     return _run(BinaryTree(_NUM_STEPS), Full())
 
 
 @audited
 def privatize_correlated_cyclic() -> Case:
-    """Two steps may see the record, with probability 1/2 each. Shows 2.7 of 4."""
+    """Two steps may see the record, with probability 1/2 each."""
     strategy = BandedToeplitz.square_root(_NUM_STEPS, 2)
     batching = CyclicPoisson(1.0, cycle_length=2, capacity=2)
     return _run(strategy, batching, delta=0.01)

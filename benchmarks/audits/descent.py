@@ -29,13 +29,13 @@ def _longest_last(step: jax.Array) -> jax.Array:
 
 @audited
 def dp_gradient_descent() -> Case:
-    """Both steps see the record, and their noise adds up. Shows 3.6 of 4."""
+    """Both steps see the record, and their noise adds up."""
     return _descended(_record(2))
 
 
 @audited
 def dp_gradient_descent_disjoint() -> Case:
-    """The last step sees the record, and is the longest. Shows 3.6 of 4."""
+    """The last step sees the record, and is the longest."""
     return _descended(
         _record(2), batching=batching.Disjoint(), learning_rate=_longest_last
     )
@@ -43,19 +43,19 @@ def dp_gradient_descent_disjoint() -> Case:
 
 @audited
 def dp_gradient_descent_poisson() -> Case:
-    """Both steps see the record with probability 1/4 each. Shows 2.1 of 4."""
+    """Both steps see the record with probability 1/4 each."""
     return _sampled(batching.Poisson(1.0))
 
 
 @audited
 def dp_gradient_descent_without_replacement() -> Case:
-    """Both steps see the record with probability 3/4 each. Shows 2.1 of 4."""
+    """Both steps see the record with probability 3/4 each."""
     return _sampled(batching.WithoutReplacement(3))
 
 
 @audited
 def dp_gradient_descent_trimmed() -> Case:
-    """Both steps see the median cross the clamp. Shows 0.7 of 2, through zCDP."""
+    """Both steps see the median cross the clamp."""
     return _descended(
         jnp.array(np.outer([-9.0, 9.0, 9.0], np.ones(8)), "float32"),
         epsilon=2.0,
@@ -67,7 +67,7 @@ def dp_gradient_descent_trimmed() -> Case:
 
 @audited
 def dp_gradient_descent_cyclic() -> Case:
-    """The longest step sees the record with probability 1/2. Shows 2.6 of 4."""
+    """The longest step sees the record with probability 1/2."""
     return _sampled(
         batching.CyclicPoisson(1.0, cycle_length=2), learning_rate=_longest_last
     )
@@ -75,19 +75,19 @@ def dp_gradient_descent_cyclic() -> Case:
 
 @audited
 def dp_gradient_descent_bins() -> Case:
-    """One of two steps sees the record, both add noise. Shows 2.4 of 4."""
+    """One of two steps sees the record, both add noise."""
     return _descended(_record(2), batching=batching.BallsInBins(2))
 
 
 @audited
 def dp_gradient_descent_epochs() -> Case:
-    """Each step is an epoch, which sees the record once. Shows 3.6 of 4."""
+    """Each step is an epoch, which sees the record once."""
     return _descended(_record(2), batching=batching.ShuffledEpochs(2))
 
 
 @audited
 def dp_gradient_descent_users() -> Case:
-    """A user's one record turns round, and more records come. Shows 3.6 of 4."""
+    """A user's one record turns round, and more records come."""
     ids = jnp.array([0, 1, 5, -1])
     samples = jnp.array([[0.0, 0.0], _FAR, [1.0, 1.0], [9.0, 9.0]])
 
@@ -100,19 +100,19 @@ def dp_gradient_descent_users() -> Case:
 
 @audited
 def private_training() -> Case:
-    """Both steps see the record, and their noise adds up. Shows 3.6 of 4."""
+    """Both steps see the record, and their noise adds up."""
     return _trained(_record(2), batching=batching.Full())
 
 
 @audited
 def private_training_monitor() -> Case:
-    """Gradient and loss of a record turn, both clipped. Shows 3.0 of 4."""
+    """Gradient and loss of a record turn, both clipped."""
     return _trained(_record(2), batching=batching.Full(), monitor=0.5)
 
 
 @audited
 def private_training_recipe() -> Case:
-    """All is left out that can be: batches, estimator, optimizer. Shows 2.2 of 4."""
+    """All is left out that can be: batches, estimator, optimizer."""
     return _trained(
         _record(4), delta=0.01, is_gaussian=False, estimator=None, optimizer=None
     )
@@ -120,7 +120,7 @@ def private_training_recipe() -> Case:
 
 @audited
 def private_training_correlated() -> Case:
-    """Both steps see the record, under correlated noise. Shows 3.6 of 4."""
+    """Both steps see the record, under correlated noise."""
     strategy = BandedToeplitz.square_root(2, 2)
     return _trained(_record(2), batching=batching.Full(), noise=strategy)
 

@@ -20,14 +20,14 @@ _LONG, _FAR = 1e4, 1e9  # a gradient is clipped, a prediction decided
 
 @audited
 def dp_linear_model() -> Case:
-    """Of two records one has a target, whose sign all steps see. Shows 2.6 of 4."""
+    """Of two records one has a target, whose sign all steps see."""
     features, targets = jnp.array([[0.0], [1.0]]), jnp.array([0.0, _FAR])
     return _turned("squared", features, targets, -_FAR)
 
 
 @audited
 def dp_linear_model_constant() -> Case:
-    """The class of a record turns, which is all that is released. Shows 3.7 of 4."""
+    """The class of a record turns, which is all that is released."""
     return _turned(
         losses.softmax(3),
         jnp.ones((60, 1)),
@@ -40,7 +40,7 @@ def dp_linear_model_constant() -> Case:
 
 @audited
 def dp_linear_model_intercept() -> Case:
-    """A label turns, and the offset keeps its slope full. Shows 2.4 of 4."""
+    """A label turns, and the offset keeps its slope full."""
     return _turned(
         "logistic",
         jnp.array([[0.0, 1.0], [_LONG, 1.0]]),
@@ -53,7 +53,7 @@ def dp_linear_model_intercept() -> Case:
 
 @audited
 def dp_linear_model_weights() -> Case:
-    """The target of a record of full weight crosses the clamp. Shows 2.6 of 4.
+    """The target of a record of full weight crosses the clamp.
 
     The rest of the budget was spent on the bounds.
     """
@@ -69,7 +69,7 @@ def dp_linear_model_weights() -> Case:
 
 @audited
 def dp_linear_model_offsets() -> Case:
-    """A label turns beside a record of weight zero, without intercept. Shows 2.6 of 4.
+    """A label turns beside a record of weight zero, without intercept.
 
     The offset keeps the slope full in all steps.
     """
@@ -85,7 +85,7 @@ def dp_linear_model_offsets() -> Case:
 
 @audited
 def dp_linear_model_exposures() -> Case:
-    """A count without exposure becomes an exposure without count. Shows 1.1 of 4."""
+    """A count without exposure becomes an exposure without count."""
     return _turned(
         losses.poisson(10.0),
         jnp.array([[0.0, 1.0], [1.0, 1.0]]),
@@ -100,7 +100,7 @@ def dp_linear_model_exposures() -> Case:
 
 @audited
 def dp_linear_model_outputs() -> Case:
-    """The class of the only record that is not zero turns. Shows 1.6 of 4.
+    """The class of the only record that is not zero turns.
 
     Zeros make a small threshold, which the gradient passes in every step. Many
     records are slow: 10,000 releases.
@@ -120,7 +120,7 @@ def dp_linear_model_features() -> Case:
     """Of four features with equal scores, a record prefers every other one.
 
     Its neighbour prefers the rest. The attack reads which two features were chosen, and
-    then the signs of their weights. Shows 1.5 of 4, through zCDP.
+    then the signs of their weights.
     """
     signs = jnp.array([1.0, -1.0, 1.0, -1.0])
 
@@ -152,7 +152,7 @@ def dp_linear_model_features() -> Case:
 
 @audited
 def dp_additive_model() -> Case:
-    """The label of a record beyond the last knot turns. Shows 1.5 of 4.
+    """The label of a record beyond the last knot turns.
 
     The other records are zeros, as many as make the column bend.
     """

@@ -1,8 +1,8 @@
 """The solvers' claims, each as the solver states it, on few records and few steps.
 
 A record has all the influence that it can have: the loss is linear in the parameters,
-so that an example is its gradient. Each case says how much of its claim its releases
-show; for Gaussian noise and zCDP the words of `transforms` hold.
+so that an example is its gradient. For Gaussian noise and zCDP the words of
+`transforms` hold.
 """
 
 import jax
@@ -18,7 +18,7 @@ from dpjax.solvers import Solution
 
 @audited
 def dp_mean() -> Case:
-    """With the default estimator an infinite sample changes sign. Shows 3.6 of 4."""
+    """With the default estimator an infinite sample changes sign."""
 
     def solve(key: Key, samples: jax.Array) -> Solution:
         return solvers.dp_mean(samples, key=key, epsilon=4.0, delta=1e-5)
@@ -29,7 +29,7 @@ def dp_mean() -> Case:
 
 @audited
 def dp_mean_trimmed() -> Case:
-    """Sixteen coordinates cross the clamp. Shows 1.2 of 2, through zCDP."""
+    """Sixteen coordinates cross the clamp."""
     estimator = estimators.TrimmedMean(0.34, lower=-1.0, upper=1.0)
 
     def solve(key: Key, samples: jax.Array) -> Solution:
@@ -51,31 +51,31 @@ def dp_mean_trimmed() -> Case:
 
 @audited
 def dp_iterative_hard_thresholding() -> Case:
-    """The two entries of the parameters change places. Shows 1.1 of 2, through zCDP."""
+    """The two entries of the parameters change places."""
     return _peeled(epsilon=2.0, delta=0.05)
 
 
 @audited
 def dp_iterative_hard_thresholding_pure() -> Case:
-    """The two entries of the parameters change places. Shows 1.2 of 2."""
+    """The two entries of the parameters change places."""
     return _peeled(epsilon=2.0, delta=0.0)
 
 
 @audited
 def dp_sparse_linear_regression() -> Case:
-    """Of two entries, the one that is not zero becomes zero. Shows 1.1 of 2."""
+    """Of two entries, the one that is not zero becomes zero."""
     return _regressed(learning_rate=1.0)
 
 
 @audited
 def dp_sparse_linear_regression_scaled() -> Case:
-    """The same, with a step size that is chosen privately. Shows 1.1 of 2."""
+    """The same, with a step size that is chosen privately."""
     return _regressed(learning_rate=None)
 
 
 @audited
 def dp_objective_perturbation() -> Case:
-    """The only label turns round, where the loss has its full slope. Shows 3.0 of 4."""
+    """The only label turns round, where the loss has its full slope."""
 
     def solve(key: Key, data: PyTree) -> Solution:
         return solvers.dp_objective_perturbation(
@@ -93,7 +93,7 @@ def dp_objective_perturbation() -> Case:
 
 @audited
 def dp_sample_and_aggregate() -> Case:
-    """The first result crosses the ball, and with it the centre. Shows 3.0 of 4.
+    """The first result crosses the ball, and with it the centre.
 
     The rest of the claim is for a scale that may differ, which here it does not.
     """
@@ -118,7 +118,7 @@ def dp_multiparty_gradient_descent() -> Case:
     """Both iterates of two parties with a record each, one of which turns round.
 
     They tell what the parties' two sums tell, and the case is for those who know no
-    party's noise. Shows 2.1 of 4: a run takes 50 ms, so 2,000 releases.
+    party's noise. A run takes 50 ms, so 2,000 releases.
     """
 
     def solve(key: Key, data: jax.Array, shown: solvers.Execution) -> Solution:
@@ -161,8 +161,8 @@ def dp_multiparty_gradient_descent() -> Case:
 def dp_multiparty_objective_perturbation() -> Case:
     """One of two parties' labels turns round, where the loss has its full slope.
 
-    Shows 1.5 of 4: a run takes 80 ms, so 2,000 releases. Released are the parameters
-    alone: the transcript is not private, and the solver says so.
+    A run takes 80 ms, so 2,000 releases. Released are the parameters alone: the
+    transcript is not private, and the solver says so.
     """
 
     def solve(key: Key, data: PyTree) -> Solution:

@@ -1,8 +1,8 @@
 """The transforms' claims, on the record that moves one update as far as any can.
 
-Each case says how much of its claim 100,000 releases show. A Gaussian claim shows
-nearly whole. One that goes through zCDP is larger than what the noise costs: it is
-stated at delta = 0.05 and rho = 1/2, where most of it shows.
+A Gaussian claim shows nearly whole; the record tells the share of each. One that goes
+through zCDP is larger than what the noise costs: it is stated at delta = 0.05 and
+rho = 1/2, where most of it shows.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ _TURNED = [[0.0, 0.0], [1.0, -1.0]], [[0.0, 0.0], [1e15, -1e15]]  # near, and fa
 
 
 def _enter_kinds_of_one_number() -> None:
-    """The gradient with the largest influence turns round. Shows 3.6 of 4."""
+    """The gradient with the largest influence turns round."""
     for kind in vars(estimators).values():
         if isinstance(kind, type) and issubclass(kind, Estimator):
             fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
@@ -72,7 +72,7 @@ _enter_kinds_of_one_number()
 
 @audited
 def privatize_median_of_means() -> Case:
-    """Of 3, 2 and 2 gradients the last group is the median. Shows 3.6 of 4."""
+    """Of 3, 2 and 2 gradients the last group is the median."""
     grads = [[1.0]] * 3 + [[-1.0]] * 2 + [[1.0]] * 2
     estimator = MedianOfMeans(Truncation(1.0), num_groups=3)
     return _privatized(estimator, grads)
@@ -80,7 +80,7 @@ def privatize_median_of_means() -> Case:
 
 @audited
 def privatize_grouped() -> Case:
-    """Two groups turn round at once, by bounds of their own. Shows 3.6 of 4."""
+    """Two groups turn round at once, by bounds of their own."""
     estimator = Grouped(Clipping(jnp.array([1.0, 3.0])), ("0", "1"))
     multiplier, privacy = gaussian_claim()
 
@@ -102,14 +102,14 @@ def privatize_grouped() -> Case:
 
 @audited
 def privatize_scaled() -> Case:
-    """Coordinates turn round that are of other scales. Shows 3.6 of 4."""
+    """Coordinates turn round that are of other scales."""
     estimator = Scaled(Winsorization(1.0), jnp.array([0.01, 100.0]))
     return _privatized(estimator, [[0.0, 0.0], [9.0, -999.0]])
 
 
 @audited
 def privatize_added_record() -> Case:
-    """A row of a padded batch is filled, under add/remove. Shows 3.6 of 4."""
+    """A row of a padded batch is filled, under add/remove."""
     multiplier, privacy = gaussian_claim(relation=ADD_OR_REMOVE_ONE)
 
     def release(key: Key, batch: PyTree) -> PyTree:
@@ -136,7 +136,7 @@ def privatize_added_record() -> Case:
 
 @audited
 def add_gaussian_noise() -> Case:
-    """Noise for the sensitivity of a mean, which one gradient moves. Shows 3.7 of 4."""
+    """Noise for the sensitivity of a mean, which one gradient moves."""
     multiplier, privacy = gaussian_claim()
     estimator = Winsorization(1.0)
     stddev = multiplier * estimator.sensitivity(2, 2).l2
@@ -153,10 +153,7 @@ def add_gaussian_noise() -> Case:
 
 @audited
 def privatize_trimmed_mean() -> Case:
-    """Sixteen coordinates cross the clamp, as far as one gradient can move them.
-
-    Shows 1.3 of 2.0.
-    """
+    """Sixteen coordinates cross the clamp, as far as one gradient can move them."""
 
     def statistic(mean: jax.Array) -> jax.Array:
         return jnp.sum(jnp.abs(mean + 1) - jnp.abs(mean - 1))  # as of Laplace noise
@@ -176,8 +173,8 @@ def privatize_trimmed_mean() -> Case:
 def privatize_trimmed_mean_smooth() -> Case:
     """The smooth sensitivity grows by its e^t, and the mean moves by all of it.
 
-    Shows 0.2 of 2.0: the claim adds up the cost of a new scale and that of a shift,
-    whose losses do not peak together. It is here because its noise follows the data.
+    A tenth of the claim shows, which adds up the cost of a new scale and that of a
+    shift, whose losses do not peak together. Its noise follows the data.
     """
     num_samples, num_trimmed, num_outliers = 60, 15, 12
     num_kept, num_next = num_samples - 2 * num_trimmed, num_trimmed - num_outliers
@@ -203,26 +200,26 @@ def privatize_trimmed_mean_smooth() -> Case:
 
 @audited
 def frank_wolfe() -> Case:
-    """The rarer of two vertices gets rarer. Shows 1.6 of 2."""
+    """The rarer of two vertices gets rarer."""
     return _frank_wolfe("exponential", 2.0, num_others=2)
 
 
 @audited
 def frank_wolfe_permute_and_flip() -> Case:
-    """One of two vertices that tie falls behind. Shows 0.91 of 1."""
+    """One of two vertices that tie falls behind."""
     return _frank_wolfe("permute_and_flip", 1.0, num_others=1)
 
 
 @audited
 def peel() -> Case:
-    """The two entries of the parameters change places. Shows 1.2 of 2.0."""
+    """The two entries of the parameters change places."""
     privacy = _zero_concentrated_claim()
     return _peeled("gumbel", _RHO, privacy)
 
 
 @audited
 def peel_laplace() -> Case:
-    """The two entries of the parameters change places. Shows 1.2 of 2."""
+    """The two entries of the parameters change places."""
     epsilon = 2.0
     privacy = PrivacyGuarantee.of(epsilon, 0.0, dp_event=UnsupportedDpEvent())
     rho = 5 * epsilon**2 / 18

@@ -1,7 +1,4 @@
-"""Gaussian claims of successive updates, and of what an update keeps in its state.
-
-Each case says how much of its claim 100,000 releases show.
-"""
+"""Gaussian claims of successive updates, and of what an update keeps in its state."""
 
 from collections.abc import Callable
 
@@ -33,7 +30,7 @@ def gaussian_claim(
 
 @audited
 def dp_sgd() -> Case:
-    """Both updates of a run, each moved by one gradient. Shows 3.6 of 4."""
+    """Both updates of a run, each moved by one gradient."""
 
     def make(key: Key, multiplier: float) -> optax.GradientTransformationExtraArgs:
         return transforms.dp_sgd(
@@ -45,7 +42,7 @@ def dp_sgd() -> Case:
 
 @audited
 def chain() -> Case:
-    """Both updates of a run with momentum, moved by one gradient. Shows 3.6 of 4."""
+    """Both updates of a run with momentum, moved by one gradient."""
 
     def make(key: Key, multiplier: float) -> optax.GradientTransformationExtraArgs:
         mean = transforms.privatize(Clipping(1.0), noise_multiplier=multiplier, key=key)
@@ -56,7 +53,7 @@ def chain() -> Case:
 
 @audited
 def privatize_adaptive_threshold() -> Case:
-    """A gradient turns round, and is longer than the threshold. Shows 3.6 of 4.
+    """A gradient turns round, and is longer than the threshold.
 
     At half of the budget each, neither the mean nor the threshold alone shows 2.8.
     """
