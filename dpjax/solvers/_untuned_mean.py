@@ -24,6 +24,7 @@ from dpjax.transforms import privatize
 _SIZE_NOISE, _CENTER_NOISE, _SCALE_NOISE = 1 / 100, 1 / 30, 1 / 100
 _LEAST, _MOST, _MOST_CENTER = 0.005, 0.05, 0.1  # the share itself
 _RADIUS, _MOMENTS, _LENGTHS, _SQUARES = 0.025, 0.08, 0.06, 0.04
+_LENGTHS_ALONE = 0.2  # of a single column, whose tail is all there is to know
 _NUM_HALVINGS = 20
 _WITHIN, _RANGE = 0.25, 4.0  # medians are sought within 4 times a 75 % quantile
 _SCALED_BEYOND = 0.02  # of the records, which are larger than the scale of a column
@@ -35,6 +36,7 @@ _FARTHEST = 4.0  # the end of the last layer, in the size where its tail begins
 _NUM_LAYERS = 3
 _WIDTH_POWER = 0.5  # a layer's share is in proportion to this power of its width
 _HIDDEN = 3.0  # eigenvalues, of 1 on average, by which noise hides what is not round
+_ONE_NUMBER, _HIDDEN_RECORDS = 2.0**-17, 2.0  # of a bound, and in stddevs of counts
 _ROUNDED = 4.0  # steps of a center, of which a standard error is at least so many
 _LARGEST = 1e15  # numbers are held within it: squares of quotients stay finite
 
@@ -81,11 +83,17 @@ class Shares(NamedTuple):
         edge = math.sqrt(2 * d) * math.sqrt(2) * d * unit / math.sqrt(_MOMENTS)
         is_round = d == 1 or edge > _HIDDEN  # for all one would see
         radius, moments = (None, None) if is_round else (_RADIUS, _MOMENTS)
-        before = sizes, centers, scales, radius, moments, _LENGTHS, _SQUARES
+        lengths = _LENGTHS_ALONE if d == 1 else _LENGTHS
+        before = sizes, centers, scales, radius, moments, lengths, _SQUARES
         mean = 1 - math.fsum(share for share in before if share)
         return cls(
-            sizes, centers, scales, radius, moments, _LENGTHS, _SQUARES, mean=mean
+            sizes, centers, scales, radius, moments, lengths, _SQUARES, mean=mean
         )
+
+    @property
+    def hiding(self) -> Scalar:
+        """What the noise is of which hides records far from a center."""
+        return self.lengths if self.scales is None else self.scales
 
     def multipliers(self, noise_multiplier: float) -> "Shares":
         """Returns the noise multiplier of each release, from that of all together."""
@@ -128,7 +136,8 @@ def untuned_mean(
     num_samples, d = samples.shape
     place_key, moments_key, length_key, mean_key, square_key = _keys.split(key, 5)
     samples = jnp.where(jnp.isnan(samples), 0.0, samples)
-    center, scale = _standard(place_key, samples, multipliers)
+    place = _standard(place_key, samples, multipliers)
+    center, scale = place.centers, place.scales
     z = (jnp.clip(samples, -_LARGEST, _LARGEST) - center[None]) / scale[None]
     matrix = None
     if multipliers.radius is not None and multipliers.moments is not None:
@@ -150,17 +159,29 @@ def untuned_mean(
         back = jnp.linalg.inv(matrix.T)
         mean = jnp.matmul(back, mean, precision="highest")
         variance = jnp.matmul(back**2, variance, precision="highest")
+    errors = scale * jnp.sqrt(variance)
+    # Of a column whose numbers all seem to be one, noise may hide a few others.
+    spread = scale if d > 1 else radii[1] * jnp.ones_like(scale)
+    num_hidden = _HIDDEN_RECORDS * math.sqrt(2 * d) * multipliers.hiding
+    hidden = jnp.minimum(num_hidden / num_samples, 1.0) * place.bounds
+    errors = errors + jnp.where(spread < _ONE_NUMBER * place.bounds, hidden, 0.0)
     # An interval in these floats is no point.
-    rounded = _ROUNDED * jnp.finfo(z.dtype).eps * jnp.abs(center)
-    errors = jnp.where(seen.top >= 0, scale * jnp.sqrt(variance) + rounded, jnp.inf)
+    errors = errors + _ROUNDED * jnp.finfo(z.dtype).eps * jnp.abs(center)
+    errors = jnp.where(seen.top >= 0, errors, jnp.inf)
     stats: dict[str, Scalar] = {"l2_clip_norms": radii[1:], "left_out": left_out}
     return Estimate(center + scale * mean, errors, stats)
 
 
-def _standard(
-    key: Key, samples: jax.Array, multipliers: Shares
-) -> tuple[jax.Array, jax.Array]:
-    """Releases a center and a scale of every column."""
+class Place(NamedTuple):
+    """Where columns lie: medians, distances from them, and bounds of most numbers."""
+
+    centers: jax.Array
+    scales: jax.Array
+    bounds: jax.Array
+
+
+def _standard(key: Key, samples: jax.Array, multipliers: Shares) -> Place:
+    """Releases a center and a scale of every column; of a single one the unit stays."""
     num_samples, d = samples.shape
     size_key, median_key, scale_key = _keys.split(key, 3)
     columns = gathered(samples)
@@ -183,10 +204,10 @@ def _standard(
         noise_multiplier=multipliers.centers,
     )
     if multipliers.scales is None:
-        return center, jnp.ones_like(center)
+        return Place(center, jnp.ones_like(center), bound)
     beyond = _SCALED_BEYOND * num_samples
     scale = sizes(scale_key, columns - center[None], beyond, 0.0, multipliers.scales)
-    return center, scale
+    return Place(center, scale, bound)
 
 
 def _round(

@@ -17,6 +17,7 @@ _MOST_RECORDS = 2.0**24  # integers up to here are exact in float32
 # an empty one passes once in 50,000 runs. Beside bins that are known to hold records a
 # count is believed earlier.
 _SIGNIFICANT, _LIKELY = 5.0, 2.5
+_HIDDEN = 2.0  # standard deviations of what a bin may hold unseen
 _LEAST_INDEX = 1.5  # of a tail: a mean, and something to see it by
 
 
@@ -139,13 +140,14 @@ class SizeHistogram(NamedTuple):
     def tail(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns size, number and index of a Pareto tail: c (size / x)^index pass x.
 
-        It begins where the top bin does. The next bin says how steeply it falls; what
-        that holds is known to a standard deviation of the noise at best.
+        It begins where the top bin does, and falls to the next bin as far as noise lets
+        see: to what that may hold, up to two standard deviations.
         """
         top = jnp.maximum(self.top, 0)
         beyond = self.noisy[jnp.minimum(top + 1, self.noisy.size - 1)]
         number = jnp.maximum(self.above[top], self.stddev)
-        index = jnp.log2(number / jnp.clip(beyond, self.stddev, number))
+        held = jnp.maximum(beyond, 0.0) + _HIDDEN * self.stddev
+        index = jnp.log2(number / jnp.minimum(held, number))
         size = jnp.exp2((_FIRST + top).astype("float32"))
         return size, number, jnp.maximum(index, _LEAST_INDEX)
 
