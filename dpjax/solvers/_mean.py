@@ -50,15 +50,20 @@ def dp_mean(
         estimator: the robust mean, with what is to be set in it.
 
     Returns:
-        A `Solution` whose params are the mean, leaves of shape (...). Without an
-        estimator it has standard_errors in that shape, hence `interval`; infinite where
-        the noise hides the samples. They count sampling, noise, and what is clipped on
-        average if the law has a Pareto tail, and rest on the central limit theorem: at
-        n = 20,000 a nominal 95 per cent covered 96 to 99 for normal, t (2.5 degrees of
-        freedom) and lognormal laws. Its stats hold noise_multiplier; without an
-        estimator also l2_clip_norms, radii in round coordinates, and left_out, the mean
-        length there that is clipped; with one l2_sensitivity and stddev, or, with
-        `TrimmedMean`, whose noise follows the data, rho in place of the two.
+        A `Solution` whose params are the mean, leaves of shape (...). Its stats hold
+        noise_multiplier; without an estimator also l2_clip_norms, radii in round
+        coordinates, and left_out, the mean length beyond them that the tail suggests;
+        with one l2_sensitivity and stddev, or, with `TrimmedMean`, whose noise follows
+        the data, rho in place of the two.
+
+        Without an estimator it has standard_errors in the shape of params, hence
+        `interval`; infinite where noise hides the samples. They count sampling, noise
+        and what is clipped, if beyond what noise lets see the law has a Pareto tail,
+        and rest on the central limit theorem. At n = 20,000 a nominal 95 per cent
+        covers 96 to 99 for normal, lognormal and t laws of 2.5 degrees of freedom.
+        Where a few records, too few to be seen, carry much of the mean, it may miss: of
+        10,000 records of Adult at epsilon 1 the mean capital gain, half of it from 50
+        of them, is covered 6 times in 10.
 
     Raises:
         ValueError: where an argument is out of its range.
@@ -73,9 +78,9 @@ def dp_mean(
         >>> costs = np.random.default_rng(0).lognormal(10.0, 0.5, 10_000)
         >>> solution = dp_mean(costs, key=jax.random.key(0), epsilon=1.0, delta=1e-5)
         >>> print(f"{costs.mean():.0f} {solution.params:.0f}")
-        25006 24977
+        25006 24876
         >>> print(solution.interval().round(-2))
-        [24600. 25300.]
+        [24200. 25600.]
 
     Reference:
         Without an estimator: Biswas, Dong, Kamath, Ullman (2020), "CoinPress", for

@@ -36,7 +36,8 @@ _FARTHEST = 4.0  # the end of the last layer, in the size where its tail begins
 _NUM_LAYERS = 3
 _WIDTH_POWER = 0.5  # a layer's share is in proportion to this power of its width
 _HIDDEN = 3.0  # eigenvalues, of 1 on average, by which noise hides what is not round
-_ONE_NUMBER, _HIDDEN_RECORDS = 2.0**-17, 2.0  # of a bound, and in stddevs of counts
+_ONE_NUMBER, _HIDDEN_RECORDS = 2.0**-19, 2.0  # of a bound, and in stddevs of counts
+_LEAST_BOUND = 1e-5  # what is below 2^-19 shows no size, and four of those no bound
 _ROUNDED = 4.0  # steps of a center, of which a standard error is at least so many
 _LARGEST = 1e15  # numbers are held within it: squares of quotients stay finite
 
@@ -167,7 +168,9 @@ def untuned_mean(
     errors = errors + jnp.where(spread < _ONE_NUMBER * place.bounds, hidden, 0.0)
     # An interval in these floats is no point.
     errors = errors + _ROUNDED * jnp.finfo(z.dtype).eps * jnp.abs(center)
-    errors = jnp.where(seen.top >= 0, errors, jnp.inf)
+    # Where all is about zero, no unit is known in which noise may hide others.
+    is_seen = (seen.top >= 0) & (place.bounds > _LEAST_BOUND)
+    errors = jnp.where(is_seen, errors, jnp.inf)
     stats: dict[str, Scalar] = {"l2_clip_norms": radii[1:], "left_out": left_out}
     return Estimate(center + scale * mean, errors, stats)
 
