@@ -3,15 +3,19 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _validate
 from dpjax._sharding import row_axes
-from dpjax._tree import Static
+from dpjax._tree import Static, as_float
 from dpjax._types import Key, PyTree
+from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.batching import Full
-from dpjax.estimators import Estimator, SmoothedTruncation
+from dpjax.estimators import Estimator
 from dpjax.solvers._calibration import calibrated_noise, check_budget, traceable
 from dpjax.solvers._solution import Solution
+from dpjax.solvers._untuned_mean import Shares, untuned_mean
 from dpjax.transforms import privatize
 
 
@@ -22,65 +26,75 @@ def dp_mean(
     epsilon: float,
     delta: float,
     estimator: Estimator | None = None,
-    moment_bound: float = 1.0,
 ) -> Solution:
-    """Releases the robust mean of samples with Gaussian noise.
+    """Releases the mean of heavy-tailed samples with Gaussian noise.
 
-    With `Truncation` this is Algorithm 1 of paper 003, with `MedianOfMeans` around it
-    Algorithm 3; with `SmoothedTruncation` it is equation (12) of paper 001, and with
-    `TrimmedMean` its Algorithm 2, whose noise is in proportion to the smooth
-    sensitivity.
+    Nothing is to be set. Where the samples lie, how large they are and how they hang
+    together is released first, and paid for; rows are then clipped about private
+    medians, in coordinates that are about round, at lengths which few rows pass. Its
+    error is about that of the best clipping norm in hindsight, for laws with two and a
+    half moments and more.
+
+    An estimator in its place makes it an algorithm of the papers: with `Truncation`
+    Algorithm 1 of paper 003, with `MedianOfMeans` around it Algorithm 3; with
+    `SmoothedTruncation.for_moment` equation (12) of paper 001, and with `TrimmedMean`
+    its Algorithm 2, whose noise is in proportion to the smooth sensitivity.
 
     Args:
-        samples: pytree, leaves of shape (n, ...); n is public.
+        samples: pytree, leaves of shape (n, ...); n is public. Without an estimator NaN
+            counts as zero, and sizes and spreads below 1e-6 or above 1e13 are not seen:
+            rescale by a public unit before.
         key: a typed key.
         epsilon: privacy parameter, positive, any size.
         delta: privacy parameter in (0, 1).
-        estimator: the robust mean. By default the smoothed truncation whose scale the
-            theory chooses for `moment_bound`.
-        moment_bound: a public bound on every coordinate's E x^2, in units of the
-            samples squared; read only where estimator is left out. Privacy holds
-            whether or not the bound does.
+        estimator: the robust mean, with what is to be set in it.
 
     Returns:
         A `Solution` whose params are the mean, leaves of shape (...). Its stats hold
-        noise_multiplier, l2_sensitivity and stddev, and the default's scale and beta;
-        with `TrimmedMean`, whose noise follows the data, rho in place of the two.
+        noise_multiplier; without an estimator also l2_clip_norms, radii in round
+        coordinates, and left_out, the mean length beyond them that the tail suggests;
+        with one l2_sensitivity and stddev, or, with `TrimmedMean`, whose noise follows
+        the data, rho in place of the two.
+
+        Without an estimator it has standard_errors in the shape of params, hence
+        `interval`; infinite where noise hides the samples. They count sampling, noise
+        and what is clipped, if beyond what noise lets see the law has a Pareto tail,
+        and rest on the central limit theorem. At n = 20,000 a nominal 95 per cent
+        covers 96 to 99 for normal, lognormal and t laws of 2.5 degrees of freedom.
+        Where a few records, too few to be seen, carry much of the mean, it may miss: of
+        10,000 records of Adult at epsilon 1 the mean capital gain, half of it from 50
+        of them, is covered 6 times in 10.
 
     Raises:
         ValueError: where an argument is out of its range.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one, for every input: a Gaussian mechanism on
-        a mean of known sensitivity, or that of `transforms.privatize`.
+        (epsilon, delta)-DP under replace-one, for every input: Gaussian mechanisms on
+        counts, medians, second moments and a clipped mean, which compose exactly; or
+        one on a mean of known sensitivity, or that of `transforms.privatize`.
 
     Example:
         >>> import jax, numpy as np
-        >>> samples = 3.0 + np.random.default_rng(0).standard_t(2.5, 10_000)
-        >>> solution = dp_mean(samples, key=jax.random.key(0), epsilon=1.0,
-        ...                         delta=1e-5, moment_bound=15.0)
-        >>> print(f"{solution.params:.1f}")
-        3.0
+        >>> costs = np.random.default_rng(0).lognormal(10.0, 0.5, 10_000)
+        >>> solution = dp_mean(costs, key=jax.random.key(0), epsilon=1.0, delta=1e-5)
+        >>> print(f"{costs.mean():.0f} {solution.params:.0f}")
+        25006 24876
+        >>> print(solution.interval().round(-2))
+        [24200. 25600.]
 
     Reference:
-        Tao, Wu, Cheng, Wang (2022), Theorems 1 and 3; Wang, Xiao, Devadas, Xu (2020),
-        equation (12) and Theorem 6.
+        Without an estimator: Biswas, Dong, Kamath, Ullman (2020), "CoinPress", for
+        rounds of clipping about what is known; James, Stein (1961) for the shrinkage.
+        With one: Tao, Wu, Cheng, Wang (2022), Theorems 1 and 3; Wang, Xiao, Devadas, Xu
+        (2020), equation (12) and Theorem 6.
     """
     check_budget(epsilon, delta)
     _validate.typed_key(key)
     samples = _validate.arrays(samples)
     num_samples = _validate.leading_size(samples, "samples")
-    num_coordinates = sum(leaf.size for leaf in jax.tree.leaves(samples)) // num_samples
-    stats = {}
+    axis_name = row_axes(samples, None) or None
     if estimator is None:
-        estimator = SmoothedTruncation.for_moment(
-            moment_bound,
-            num_samples=num_samples,
-            num_coordinates=num_coordinates,
-            epsilon=epsilon,
-            delta=delta,
-        )
-        stats = {"scale": estimator.scale, "beta": estimator.beta}
+        return _untuned(samples, axis_name, num_samples, key, epsilon, delta)
     _validate.bounded_estimator(estimator)
     multiplier, privacy = calibrated_noise(
         estimator,
@@ -90,15 +104,51 @@ def dp_mean(
         epsilon=epsilon,
         delta=delta,
     )
-    mean = _release(
-        row_axes(samples, None) or None,
-        samples,
-        key,
-        estimator,
-        traceable(estimator, multiplier),
-    )
-    stats |= estimator.noise_parameters(multiplier, num_samples, num_coordinates)
+    traced = traceable(estimator, multiplier)
+    mean = _release(axis_name, samples, key, estimator, traced)
+    num_coordinates = sum(leaf.size for leaf in jax.tree.leaves(samples)) // num_samples
+    stats = estimator.noise_parameters(multiplier, num_samples, num_coordinates)
     return Solution(mean, privacy, stats | {"noise_multiplier": multiplier})
+
+
+def _untuned(
+    samples: PyTree,
+    axis_name: tuple[str, ...] | None,
+    num_samples: int,
+    key: Key,
+    epsilon: float,
+    delta: float,
+) -> Solution:
+    _validate.real(samples=samples)
+    multiplier = noise_multiplier(epsilon, delta, num_steps=1)
+    rows = _rows(samples)
+    multipliers = Shares.of(rows.shape, multiplier).multipliers(multiplier)
+    found = untuned_mean(axis_name, rows, key, multipliers)
+    mean, errors = (_leaves(x, samples) for x in found[:2])
+    event = gaussian_event(multiplier)
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples
+    )
+    return Solution(
+        mean, privacy, found.stats | {"noise_multiplier": multiplier}, errors
+    )
+
+
+def _rows(samples: PyTree) -> jax.Array:
+    """Returns all leaves beside each other, shape (n, d), in float32 or float64."""
+    leaves = [as_float(leaf) for leaf in jax.tree.leaves(samples)]
+    return jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+
+def _leaves(vector: jax.Array, samples: PyTree) -> PyTree:
+    """Returns the entries of a row as the leaves of one sample."""
+    leaves, structure = jax.tree.flatten(samples)
+    ends = np.cumsum([leaf.size // len(leaf) for leaf in leaves])
+    parts = [
+        part.reshape(leaf.shape[1:])
+        for part, leaf in zip(jnp.split(vector, ends[:-1]), leaves, strict=True)
+    ]
+    return structure.unflatten(parts)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -181,8 +181,11 @@ OPTIONS = {
             estimators.MedianOfMeans(estimators.Truncation(1.0), 4),
         )
     },
-    "default mean": lambda data, key, i: solvers.dp_mean(
-        data[0], key=key, epsilon=1.0, delta=1e-5, moment_bound=2.0
+    "untuned mean": lambda data, key, i: solvers.dp_mean(
+        data[0], key=key, epsilon=1.0, delta=1e-5
+    ),
+    "untuned mean of a column": lambda data, key, i: solvers.dp_mean(
+        data[1], key=key, epsilon=1.0, delta=1e-5
     ),
 }
 PRIVATE = {

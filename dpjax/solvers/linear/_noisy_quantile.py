@@ -1,6 +1,7 @@
 """Sizes of records by a noisy histogram: the scales of an untuned model."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ _MOST_RECORDS = 2.0**24  # integers up to here are exact in float32
 # an empty one passes once in 50,000 runs. Beside bins that are known to hold records a
 # count is believed earlier.
 _SIGNIFICANT, _LIKELY = 5.0, 2.5
+_HIDDEN = 2.0  # standard deviations of what a bin may hold unseen
+_LEAST_INDEX = 1.5  # of a tail: a mean, and something to see it by
 
 
 def noisy_quantile(
@@ -72,21 +75,85 @@ def _quantile(
     noise_multiplier: Scalar,
 ) -> jax.Array:
     """Releases the size, from exact counts."""
+    return (
+        _released(key, counts, noise_multiplier).quantile(*wanted_above).astype(dtype)
+    )
+
+
+def _released(key: Key, counts: jax.Array, noise_multiplier: Scalar) -> "SizeHistogram":
     stddev = 2**0.5 * ROUNDED_UP * jnp.asarray(noise_multiplier, "float32")
-    noisy = gaussian(key, counts, stddev=stddev)
-    # All below is of released numbers.
-    num_above, share_above = (jnp.asarray(x, "float32") for x in wanted_above)
-    index = jnp.arange(noisy.size, dtype="int32")
-    stands_out = noisy > _SIGNIFICANT * stddev
-    top = jnp.max(jnp.where(stands_out, index, -1))
-    likely = (index <= top) | (noisy > _LIKELY * stddev)
-    run = jnp.cumprod(likely, dtype="int32")  # of bins that hold records
-    top = jnp.where(top < 0, -1, jnp.sum(run, dtype="int32") - 1)
-    kept = jnp.where(index <= top, noisy, 0.0)
-    above = jnp.cumsum(kept[::-1])[::-1]  # of the bin and those above it
-    wanted = num_above + share_above * above[1]
-    place = jnp.max(jnp.where((above >= wanted) & (index <= top), index, 0))
-    missing = wanted - (above[place] - kept[place])
-    share = jnp.clip(missing / jnp.maximum(kept[place], 1.0), 0.0, 1.0)
-    size = jnp.exp2((_FIRST + 1 + place).astype("float32") - share)
-    return jnp.where(top < 0, 1.0, size).astype(dtype)
+    return SizeHistogram.of(gaussian(key, counts, stddev=stddev), stddev)
+
+
+@jax.jit
+def noisy_size_histogram(
+    key: Key, sizes: jax.Array, noise_multiplier: Scalar
+) -> "SizeHistogram":
+    """Releases how many records are of what size; arguments as of `noisy_quantile`.
+
+    Privacy:
+        As of `noisy_quantile`, for all that is read from it.
+    """
+    return _released(key, _counts(sizes), noise_multiplier)
+
+
+class SizeHistogram(NamedTuple):
+    """Released counts of records in bins of a factor of two, and where they end.
+
+    Attributes:
+        noisy: the counts with noise, from the smallest sizes on.
+        stddev: of their noise.
+        top: the highest bin that holds records for all one sees, -1 where none does.
+        above: the number of records in a bin and those above it, up to the top.
+    """
+
+    noisy: jax.Array
+    stddev: jax.Array
+    top: jax.Array
+    above: jax.Array
+
+    @classmethod
+    def of(cls, noisy: jax.Array, stddev: jax.Array) -> "SizeHistogram":
+        """Returns the histogram of noisy counts."""
+        index = jnp.arange(noisy.size, dtype="int32")
+        stands_out = noisy > _SIGNIFICANT * stddev
+        top = jnp.max(jnp.where(stands_out, index, -1))
+        likely = (index <= top) | (noisy > _LIKELY * stddev)
+        run = jnp.cumprod(likely, dtype="int32")  # of bins that hold records
+        top = jnp.where(top < 0, -1, jnp.sum(run, dtype="int32") - 1)
+        kept = jnp.where(index <= top, noisy, 0.0)
+        return cls(noisy, stddev, top, jnp.cumsum(kept[::-1])[::-1])
+
+    def quantile(self, num_above: Scalar, share_above: Scalar = 0.0) -> jax.Array:
+        """Returns the size that so many exceed, as of `noisy_quantile`, in float32."""
+        num_above, share_above = jnp.float32(num_above), jnp.float32(share_above)
+        index = jnp.arange(self.noisy.size, dtype="int32")
+        kept = jnp.where(index <= self.top, self.noisy, 0.0)
+        wanted = num_above + share_above * self.above[1]
+        is_reached = (self.above >= wanted) & (index <= self.top)
+        place = jnp.max(jnp.where(is_reached, index, 0))
+        missing = wanted - (self.above[place] - kept[place])
+        share = jnp.clip(missing / jnp.maximum(kept[place], 1.0), 0.0, 1.0)
+        size = jnp.exp2((_FIRST + 1 + place).astype("float32") - share)
+        return jnp.where(self.top < 0, 1.0, size)
+
+    def tail(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns size, number and index of a Pareto tail: c (size / x)^index pass x.
+
+        It begins where the top bin does, and falls to the next bin as far as noise lets
+        see: to what that may hold, up to two standard deviations.
+        """
+        top = jnp.maximum(self.top, 0)
+        beyond = self.noisy[jnp.minimum(top + 1, self.noisy.size - 1)]
+        number = jnp.maximum(self.above[top], self.stddev)
+        held = jnp.maximum(beyond, 0.0) + _HIDDEN * self.stddev
+        index = jnp.log2(number / jnp.minimum(held, number))
+        size = jnp.exp2((_FIRST + top).astype("float32"))
+        return size, number, jnp.maximum(index, _LEAST_INDEX)
+
+    def sum_of_squares(self, low: Scalar, high: Scalar) -> jax.Array:
+        """Returns about the sum of the squares of clip(x, low, high) - low."""
+        index = jnp.arange(self.noisy.size, dtype="int32")
+        counts = jnp.where(index <= self.top, jnp.maximum(self.noisy, 0.0), 0.0)
+        middles = jnp.exp2((_FIRST + index).astype("float32") + 0.5)
+        return jnp.sum(counts * (jnp.clip(middles, low, high) - low) ** 2)

@@ -147,17 +147,18 @@ def noisy_median(
 
     Args:
         key: a typed key.
-        values: finite, shape (n,).
+        values: finite, shape (n,); or (n, d), with a median of every column.
         weights: shape (n,); records of weight zero do not count, all others once.
-        bound: public or released.
+        bound: public or released, () or (d,).
         noise_multiplier: of all counts together.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of 20 adaptive
-        counts: the number of records above a middle, less that of those below it. A
-        record that is replaced moves each by at most 2. Counts are exact.
+        counts for a column: the number of records above a middle, less that of those
+        below it. A record that is replaced moves each by at most 2. Counts are exact.
     """
-    stddev = 2 * math.sqrt(_NUM_HALVINGS) * ROUNDED_UP * noise_multiplier
+    num_counts = _NUM_HALVINGS * math.prod(values.shape[1:])
+    stddev = 2 * math.sqrt(num_counts) * ROUNDED_UP * noise_multiplier
     return _halved(key, values, weights, bound, stddev)
 
 
@@ -167,15 +168,16 @@ def _halved(
 ) -> jax.Array:
     def halve(step: Any, state: tuple[jax.Array, jax.Array]) -> Any:
         middle, half = state
-        signs = jnp.where(weights > 0, jnp.sign(values - middle), 0.0)
-        count = jnp.sum(signs.astype("int32"))
+        signs = jnp.where(is_counted, jnp.sign(values - middle[None]), 0.0)
+        count = jnp.sum(signs.astype("int32"), axis=0)
         count = jnp.clip(count, -_MOST_RECORDS, _MOST_RECORDS).astype("float32")
         noisy = gaussian(jax.random.fold_in(key, step), count, stddev=stddev)
         half = half / 2
         return middle + jnp.sign(noisy).astype(half.dtype) * half, half
 
-    zero = jnp.zeros((), values.dtype)
-    whole = zero, jnp.asarray(bound, values.dtype)
+    is_counted = jnp.expand_dims(weights > 0, tuple(range(1, values.ndim)))
+    zeros = jnp.zeros(values.shape[1:], values.dtype)
+    whole = zeros, jnp.broadcast_to(jnp.asarray(bound, values.dtype), zeros.shape)
     return jax.lax.fori_loop(0, _NUM_HALVINGS, halve, whole)[0]
 
 
