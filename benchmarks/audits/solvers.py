@@ -18,10 +18,25 @@ from dpjax.solvers import Solution
 
 @audited
 def dp_mean() -> Case:
-    """With the default estimator an infinite sample changes sign."""
+    """Of 500 numbers one changes sign, and is far beyond all others."""
 
     def solve(key: Key, samples: jax.Array) -> Solution:
         return solvers.dp_mean(samples, key=key, epsilon=4.0, delta=1e-5)
+
+    samples = jnp.linspace(-1.0, 1.0, 500)
+    far = samples.at[0].set(1e6)
+    return solved(solve, far, samples.at[0].set(-1e6), is_gaussian=True)
+
+
+@audited
+def dp_mean_truncated() -> Case:
+    """An infinite sample changes sign."""
+
+    def solve(key: Key, samples: jax.Array) -> Solution:
+        estimator = estimators.SmoothedTruncation(1.0)
+        return solvers.dp_mean(
+            samples, key=key, epsilon=4.0, delta=1e-5, estimator=estimator
+        )
 
     samples = jnp.array([0.0, jnp.inf])
     return solved(solve, samples, -samples, is_gaussian=True)
