@@ -96,7 +96,7 @@ def evaluate(
     privacy = evaluation_privacy(plan, data, run.solution.privacy, units)
     known = "constant" in run.solution.stats
     constant = float(run.solution.stats["constant"]) if known else 0.0
-    predicted = features.astype(np.float64) @ np.asarray(run.solution.params, float)
+    predicted = np.asarray(run.solution.predict(features), np.float64)
     if data.test_exposures is not None:
         # What has none has a mean of about zero. The constant is one for all.
         predicted = predicted + np.log(np.maximum(data.test_exposures, _LEAST_SHARE))

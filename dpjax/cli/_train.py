@@ -76,15 +76,15 @@ def train(settings: Settings) -> None:
     if name is not None:
         data = load_public(name, settings)
         run_folder = bound(run_folder, run_key, settings, None)
+        plan = planned(settings, data, None, is_named=True)
     else:
         table = read_private(settings)
         run_folder = bound(run_folder, run_key, settings, table)
         units = table.units
-        spent = spend(settings, table, run_folder)
+        plan, spent = spend(settings, table, run_folder)
         warn_of_cells(table, settings)
         table, ranges = with_ranges(settings, table, key=ranges_key)
         data = encode_table(table)
-    plan = planned(settings, data, table, is_named=is_public)
 
     # Standard output holds the results; progress and warnings go beside it.
     console, messages = terminal(), terminal(stderr=True)

@@ -1,7 +1,7 @@
 """What other layers take from models, and users do not."""
 
 from dpjax.models._file import model_file
-from dpjax.models._model import BoundedColumn, Link
+from dpjax.models._model import BoundedColumn, Link, numeric_features
 from dpjax.models._noisy_counts import Interval, Measure
 from dpjax.models._scores import PrivateScores
 
@@ -12,4 +12,5 @@ __all__ = [
     "Measure",
     "PrivateScores",
     "model_file",
+    "numeric_features",
 ]
