@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax._untrusted import printable
 
-_FARTHEST = 5.0  # a grid ends so many scales from the centre, or at the range's end
+_FARTHEST = 4.0  # a grid ends at the last knots, or at the range's end
 # Of a plot, in inches: a panel of one column of four, what surrounds its axes, and
 # what a category's name takes.
 _WIDTH, _HEIGHT, _GAP, _LEFT, _TITLE, _BELOW = 2.9, 1.7, 0.3, 0.9, 0.35, 0.35
@@ -111,7 +111,7 @@ def plot(
             box = (left / width, bottom / height, *size)
             panel = figure.add_axes(box, sharey=shared, facecolor=paper)
             lines = _draw(panel, shape, colors)
-            panel.set_title(name, loc="left", fontsize=10, **text)
+            panel.set_title(name, fontsize=10, **text)
             _dress(panel, ink, rule)
             panel.tick_params(labelleft=left == _LEFT)
             if left == _LEFT:

@@ -42,7 +42,7 @@ class Facts(NamedTuple):
         calibration: of the noise.
         is_named: whether the data set is one of the public ones, which take 300 steps.
         is_quick: whether to try things out only.
-        numbers: the indices of the features that are columns of numbers.
+        bending: the indices of the features that may have curves.
     """
 
     num_samples: int
@@ -53,7 +53,7 @@ class Facts(NamedTuple):
     calibration: Calibration
     is_named: bool
     is_quick: bool
-    numbers: tuple[int, ...] = ()
+    bending: tuple[int, ...] = ()
 
     @property
     def smoothness(self) -> float:

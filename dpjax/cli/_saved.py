@@ -231,9 +231,13 @@ def _say_limits(console: Console, model: Model) -> None:
         if (exposure := model.exposure) is not None:
             of = f" where {exposure.column} is {exposure.max:g}, and no more counts"
         console.print(f"Means lie between {low:.4g} and {high:.4g}{of}.")
+    held: dict[str, list[str]] = {}
     for name, kind in model.columns.items():
         if isinstance(kind, Numeric) and kind.limit < math.inf:
             low, high = (kind.center + s * kind.limit * kind.scale for s in (-1, 1))
-            console.print(f"{name} is held within {low:.4g} and {high:.4g}.")
+            held.setdefault(f"{low:.4g} and {high:.4g}", []).append(name)
+    for ends, names in held.items():
+        verb = "is" if len(names) == 1 else "are each"
+        console.print(f"{', '.join(names)} {verb} held within {ends}.")
     if any(isinstance(kind, Numeric) for kind in model.columns.values()):
         console.print("A cell that holds no number lies at the center of its column.")

@@ -49,7 +49,7 @@ def linear_model(
     )
     arguments = {"loss": facts.loss, "power": power, "max_features": max_features}
     for is_fine, where in (
-        (len(facts.numbers) > 0, "where no column is one of numbers"),
+        (len(facts.bending) > 0, "where no column is one of numbers"),
         (facts.num_samples >= _FEWEST, f"below {_FEWEST} records"),
     ):
         rule = f"linear or left out {where}"
@@ -58,10 +58,10 @@ def linear_model(
         return arguments
     knots = knots_of(
         loss_of(facts.loss, power),
-        *(facts.num_samples, facts.num_features, len(facts.numbers)),
+        *(facts.num_samples, facts.num_features, len(facts.bending)),
         noise_multiplier(facts.epsilon, facts.delta, num_steps=1),
     )
-    return arguments | {"smooth": list(facts.numbers) if knots else []}
+    return arguments | {"smooth": list(facts.bending) if knots else []}
 
 
 def sample_aggregate(

@@ -140,7 +140,7 @@ class Model:
             f"one number for each of {num_features} features",
         )
         if isinstance(params, Curves):
-            _check_curves(params, numeric_features(self.columns))
+            _check_curves(params, bending_features(self.columns))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -330,15 +330,22 @@ class Model:
         return self.target.scale, self.target.center
 
 
-def numeric_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
-    """Returns the indices of the features that are numbers, which may bend.
+def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
+    """Returns the indices of the features that may bend.
+
+    Those are numbers that reach further than one scale from their center, which flags
+    do not.
 
     Example:
-        >>> numeric_features({"town": Categorical(("Ghent", "Lier")), "age": Numeric()})
+        >>> bending_features({"town": Categorical(("Ghent", "Lier")), "age": Numeric()})
         [2]
     """
     kinds = [kind for key, kind in columns.items() for _ in kind.names(key)]
-    return [index for index, kind in enumerate(kinds) if isinstance(kind, Numeric)]
+    return [
+        index
+        for index, kind in enumerate(kinds)
+        if isinstance(kind, Numeric) and kind.limit > 1
+    ]
 
 
 def _check_curves(curves: Curves, numbers: list[int]) -> None:
@@ -348,7 +355,7 @@ def _check_curves(curves: Curves, numbers: list[int]) -> None:
         set(smooth) <= set(numbers) and len(set(smooth)) == len(smooth) > 0,
         "params",
         smooth,
-        f"curves of different features among {numbers}, which are numbers",
+        f"curves of different features among {numbers}, numbers beyond one scale",
     )
     is_ascending = all(-math.inf < a < b < math.inf for a, b in pairwise(knots))
     _validate.require(
