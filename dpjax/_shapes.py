@@ -1,7 +1,7 @@
 """The functions of an additive model, in the user's units, and a plot of them."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -63,7 +63,7 @@ def plot(
     outputs: list[str],
     axis_label: str,
     *,
-    title: str = "",
+    title: Sequence[str] = (),
     is_factor: bool = False,
     is_dark: bool = False,
 ) -> Any:
@@ -75,7 +75,7 @@ def plot(
         shapes: by the names of their columns.
         outputs: the names of K classes, for a legend.
         axis_label: what the values are.
-        title: of all, which may be long.
+        title: of all, lines that may be long.
         is_factor: whether the axis shows exponentials of the values.
         is_dark: whether to draw light on dark.
 
@@ -94,14 +94,14 @@ def plot(
     rows = list(_rows(starmap(_Panel.of, shapes.items())))
     depths = [max(panel.depth for panel in row) for row in rows]
     width = _LEFT + _GAP + _WIDTH * max(sum(one.span for one in row) for row in rows)
-    said = [part for line in title.splitlines() for part in wrap(line, int(12 * width))]
+    said = [part for line in title for part in wrap(printable(line), int(12 * width))]
     height = sum(depths) + len(rows) * (_TITLE + _HEIGHT) + 0.1 + _LINE * len(said)
     dpi = min(150.0, _MOST_PIXELS / height)
     figure = Figure(figsize=(width, height), dpi=dpi, facecolor=paper)
     text: dict[str, Any] = {"color": ink, "parse_math": False}
     for i, line in enumerate(said):
         place = 0.15 / width, 1 - (0.1 + _LINE * i) / height
-        figure.text(*place, printable(line), va="top", fontsize=10, **text)
+        figure.text(*place, line, va="top", fontsize=10, **text)
     panels, bottom = [], height - 0.1 - _LINE * len(said)
     for row, depth in zip(rows, depths, strict=True):
         bottom, left = bottom - _TITLE - _HEIGHT, _LEFT
@@ -115,9 +115,10 @@ def plot(
             _dress(panel, ink, rule)
             panel.tick_params(labelleft=left == _LEFT)
             if left == _LEFT:
-                panel.set_ylabel(axis_label, fontsize=8, **text)
+                panel.set_ylabel(_short(axis_label, 30), fontsize=8, **text)
             if not panels and len(lines) > 1:
-                legend = panel.legend(lines, outputs, fontsize=8, labelcolor=ink)
+                names = [_short(name, _MOST_LETTERS) for name in outputs]
+                legend = panel.legend(lines, names, fontsize=8, labelcolor=ink)
                 legend.get_frame().set(facecolor=paper, edgecolor=rule)
             panels.append(panel)
             left += span * _WIDTH

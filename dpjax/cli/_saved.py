@@ -126,7 +126,7 @@ def plot(settings: PlotSettings) -> None:
     label, what = _drawn(model)
     figure = _shapes.plot(
         *(model.shapes(), [], label),
-        title=f"{model.method} of {model.data}: {said}\nWhat a column {what}",
+        title=[f"{model.method} of {model.data}: {said}", f"What a column {what}"],
         is_factor=model.link == "log",
         is_dark=settings.dark,
     )
