@@ -602,7 +602,7 @@ def test_mistakes_in_the_data_argument(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("section", "num_records", "rule"),
     [
-        ("rooms = {}", 19, "below 20 records"),
+        ("rooms = {}", 19, "below 20 records, of 19"),
         ('rooms = {categories = ["1"]}', 40, "where no column is one of numbers"),
     ],
 )
@@ -611,7 +611,6 @@ def test_what_an_additive_model_needs(folder, monkeypatch, section, num_records,
     (folder / "data.csv").write_text("\n".join(lines))
     (folder / "number.toml").write_text(f"columns.{section}\ntarget = {{}}")
     before = sorted(folder.rglob("*"))
-    # The ranges come of nothing but zeros before it is known.
     monkeypatch.setattr(_train, "with_ranges", None)
     changes = {"model": "additive", "method": None, "steps": None, "epsilon": 90}
     result = run("data.csv", *options(private_ranges=0.1, **changes))

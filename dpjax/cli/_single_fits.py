@@ -30,8 +30,6 @@ from dpjax.solvers import (
 )
 from dpjax.solvers._shared import knots_of
 
-_FEWEST = 20  # records of an additive model that is asked for
-
 
 def linear_model(
     facts: Facts,
@@ -48,12 +46,6 @@ def linear_model(
         "tight with --method linear-model, which is of no paper",
     )
     arguments = {"loss": facts.loss, "power": power, "max_features": max_features}
-    for is_fine, where in (
-        (len(facts.bending) > 0, "where no column is one of numbers"),
-        (facts.num_samples >= _FEWEST, f"below {_FEWEST} records"),
-    ):
-        rule = f"linear or left out {where}"
-        _validate.require(is_fine or model != "additive", "--model", model, rule)
     if model == "linear" or max_features is not None:
         return arguments
     knots = knots_of(

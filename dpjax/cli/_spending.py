@@ -75,23 +75,20 @@ def with_ranges(
     return table.with_ranges(ranges.columns), ranges
 
 
-def spend(
-    settings: Settings, table: Table, run_folder: RunFolder | None
-) -> tuple[Plan, Prices]:
-    """Plans a run, and enters it into its ledger, before a value of a record is used.
+def spend(settings: Settings, table: Table, run_folder: RunFolder | None) -> Prices:
+    """Enters a run into its ledger, before a value of a record is used.
 
     Returns:
-        The plan, and with a ledger what the run will release of each part of the
-        records.
+        What the run will release of each part of the records.
 
     Raises:
-        ValueError: as `planned` and `enter`; nothing is spent.
+        ValueError: as `enter`; nothing is spent.
     """
     if settings.ledger is None:
-        return _blank_plan(settings, table)[0], {}
+        return {}
     plan, parts = prices(settings, table)
     enter(settings, table, parts, method=name_of(plan), run_folder=run_folder)
-    return plan, parts
+    return parts
 
 
 def enter(
@@ -138,8 +135,13 @@ def enter(
 
 
 def prices(settings: Settings, table: Table) -> tuple[Plan, Prices]:
-    """Returns a run's plan, and what it will release of each part of the records."""
-    plan, data, ranges = _blank_plan(settings, table)
+    """Returns a run's plan, and what it will release of each part of the records.
+
+    What is asked is a table of as many records without anything in them.
+    """
+    blank, ranges = with_ranges(settings, table.blank(), key=jax.random.key(0))
+    data = encode_table(blank)
+    plan = planned(settings, data, table, is_named=False)
     training = privacy_of_units(training_privacy(plan, data), table.units)
     if ranges is not None:
         training = ranges.joined(training)
@@ -147,12 +149,3 @@ def prices(settings: Settings, table: Table) -> tuple[Plan, Prices]:
     if settings.holdout is not None:
         parts["evaluation"] = evaluation_privacy(plan, data, training, table.units)
     return plan, parts
-
-
-def _blank_plan(
-    settings: Settings, table: Table
-) -> tuple[Plan, Dataset, Ranges | None]:
-    """Plans a run on a table of as many records, without anything in them."""
-    blank, ranges = with_ranges(settings, table.blank(), key=jax.random.key(0))
-    data = encode_table(blank)
-    return planned(settings, data, table, is_named=False), data, ranges

@@ -63,6 +63,15 @@ def test_ranges_come_from_training_records_of_open_columns():
         encode_table(table())
 
 
+def test_ranges_for_curves_are_those_of_the_estimators():
+    lines, curves = (buy(table(), may_bend=bends).columns for bends in (False, True))
+    (line, target), (curve, same) = lines.values(), curves.values()
+    assert target == same
+    assert line.center == curve.center != 0  # nearly all numbers are within a scale
+    assert curve.scale == pytest.approx(line.scale / 2)
+    assert curve.limit * curve.scale == pytest.approx(line.limit * line.scale)
+
+
 def test_records_of_weight_zero_tell_nothing_of_the_ranges():
     weights = np.where(np.arange(1000) < 500, 0.0, 1.0)
     bought = []
