@@ -111,10 +111,10 @@ class Standard(NamedTuple):
     def for_knots(self, is_public: ArrayLike = False) -> "Standard":
         """Returns scales of which most numbers of a column are within two.
 
-        They are halved where a scale is half of a public range, or reaches nearly all
-        numbers about a released centre.
+        They are halved where a scale is half of a range, or reaches nearly all numbers
+        about a released centre. So all columns reach further than one.
         """
-        is_wide = np.asarray(is_public) | (self.centers != 0)
+        is_wide = np.asarray(is_public) | (self.centers != 0) | ~self.is_known
         return self._replace(scales=self.scales * np.where(is_wide, 0.5, 1.0))
 
     def held(self, columns: np.ndarray) -> np.ndarray:
