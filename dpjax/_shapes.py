@@ -124,6 +124,11 @@ def plot(
             left += span * _WIDTH
         bottom -= depth
     if is_factor:
+        ends = panels[0].get_ylim()
+        ticks = np.log([digit * 10.0**k for k in range(-9, 10) for digit in (1, 2, 5)])
+        ticks = ticks[(ends[0] < ticks) & (ticks < ends[1])]
+        if 3 <= len(ticks) <= 9:
+            panels[0].set_yticks(ticks)
         panels[0].yaxis.set_major_formatter(
             lambda value, _: f"x {math.exp(min(value, 700.0)):.3g}"
         )

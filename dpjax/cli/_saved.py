@@ -167,7 +167,8 @@ def _meaning(model: Model) -> str:
     else:
         said = f"the mean of {what}. A factor is what it is multiplied by."
     if not is_linear:
-        said += " A column adds nothing at its center, or in no category."
+        none = "factor of 1" if model.link == "log" else "value of 0"
+        said += f" A column has a {none} at its center, or in no category."
     return f"Predicts {said}"
 
 

@@ -110,7 +110,8 @@ def test_a_model_is_shown_in_the_units_of_its_table(folder):
 def test_curves_are_shown_in_the_units_of_its_table(folder):
     shown = " ".join(invoke("show", "curves.npz").stdout.replace("│", " ").split())
     for text in (
-        "Predicts the mean of sold. A factor is what it is multiplied by. A column",
+        "Predicts the mean of sold. A factor is what it is multiplied by. A column "
+        "has a factor of 1 at its center, or in no category.",
         "rooms 3 knots, -2 to 10 0.004087 to 90.02",  # e^-5.5 to e^4.5
         *("rooms 0 0.0302", "rooms 4 1", "rooms 8 12.18"),  # e^-3.5, e^2.5
         "town Lier 0.3679",
