@@ -50,7 +50,7 @@ def main(
 @app.command()
 @taking(Settings)
 def train(settings: Settings) -> None:
-    """Trains a differentially private linear model.
+    """Trains a differentially private model of a table: curves, or lines.
 
     Example: dpjax train adult --epsilon 1
     """
