@@ -88,7 +88,7 @@ def test_adult_shows_the_comparison(tmp_path):
     rivals = "DP-GD, clipping", "DP-GD, smoothed truncation", "GD", "zero weights"
     for text in (
         "DP additive model",
-        "5 curves, 11 knots each",
+        "5 curves",
         *rivals,
         "RGD, smoothed truncation",
         "accuracy",
