@@ -121,6 +121,7 @@ def test_the_linear_model_of_an_intercept_alone():
     alone = dataclasses.replace(
         data,
         feature_names=("intercept",),
+        schema={},
         features=data.features[:, 2:],
         test_features=data.test_features[:, 2:],
     )
