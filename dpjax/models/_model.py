@@ -351,25 +351,14 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
 def _check_curves(curves: Curves, numbers: list[int]) -> None:
     """Requires curves of columns of numbers, each with a height for each knot."""
     smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
-    _validate.require(
-        set(smooth) <= set(numbers) and len(set(smooth)) == len(smooth) > 0,
-        "params",
-        smooth,
-        f"curves of different features among {numbers}, numbers beyond one scale",
-    )
+    index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
     is_ascending = all(-math.inf < a < b < math.inf for a, b in pairwise(knots))
-    _validate.require(
-        len(knots) > 1 and is_ascending,
-        "params",
-        knots,
-        "of two or more knots, ascending",
-    )
-    _validate.require(
-        heights.shape == (len(smooth), len(knots)) and heights.dtype.kind == "f",
-        "params",
-        heights.shape,
-        f"a height for each of {len(smooth)} curves and {len(knots)} knots",
-    )
-    index = len(curves.slopes) - 1
-    rule = f"of the intercept's index {index}"
-    _validate.require(curves.intercept == index, "params", curves.intercept, rule)
+    is_each = set(smooth) <= set(numbers) and len(set(smooth)) == len(smooth) > 0
+    is_height = heights.shape == shape and heights.dtype.kind == "f"
+    for is_fine, value, rule in (
+        (is_each, smooth, f"curves of different features among {numbers}"),
+        (is_ascending and len(knots) > 1, knots, "of two or more knots, ascending"),
+        (is_height, heights.shape, f"heights of shape {shape}, curves by knots"),
+        (curves.intercept == index, curves.intercept, f"of the intercept {index}"),
+    ):
+        _validate.require(is_fine, "params", value, rule)

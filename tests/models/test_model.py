@@ -112,9 +112,9 @@ def test_curves_predict_as_they_are_shown():
     [
         ({"slopes": np.zeros(3)}, "params must be one number for each of 4 features"),
         ({"slopes": np.zeros(4, int)}, "params must be one number for each of 4"),
-        ({"heights": np.zeros((1, 2))}, "params must be a height for each of 1 curves"),
-        ({"heights": np.zeros((1, 3), int)}, "params must be a height for each of 1"),
-        ({"heights": np.zeros((1, 3, 2))}, "params must be a height for each of 1"),
+        ({"heights": np.zeros((1, 2))}, "params must be heights of shape"),
+        ({"heights": np.zeros((1, 3), int)}, "params must be heights of shape"),
+        ({"heights": np.zeros((1, 3, 2))}, "params must be heights of shape"),
         ({"knots": (0.0, 0.0, 1.0)}, "params must be of two or more knots, ascending"),
         ({"knots": (0.0, 1.0, math.inf)}, "params must be of two or more knots"),
         ({"knots": (math.nan, 0.0, 1.0)}, "params must be of two or more knots"),
@@ -122,7 +122,7 @@ def test_curves_predict_as_they_are_shown():
         ({"smooth": ()}, "params must be curves of different features among"),
         ({"smooth": (1,)}, "params must be curves of different features among"),
         ({"smooth": (0, 0)}, "params must be curves of different features among"),
-        ({"intercept": None}, "params must be of the intercept's index 3, got None"),
+        ({"intercept": None}, "params must be of the intercept 3, got None"),
     ],
 )
 def test_curves_are_of_the_columns(changes, message):
