@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP, ROUNDOFF
-from dpjax._types import Key
+from dpjax._types import ArrayLike, Key
 from dpjax.mechanisms import gaussian, laplace
 
 # Bins [2^j, 2^(j+1)) of |x|, beyond which a number counts in the nearest.
@@ -107,6 +107,15 @@ class Standard(NamedTuple):
         """Returns that of columns which keep their units, clipped to [-1, 1]."""
         ones = np.ones(num_columns)
         return cls(0 * ones, ones, -ones, ones, ones < 0)
+
+    def for_knots(self, is_public: ArrayLike = False) -> "Standard":
+        """Returns scales of which most numbers of a column are within two.
+
+        They are halved where a scale is half of a range, or reaches nearly all numbers
+        about a released centre. So all columns reach further than one.
+        """
+        is_wide = np.asarray(is_public) | (self.centers != 0) | ~self.is_known
+        return self._replace(scales=self.scales * np.where(is_wide, 0.5, 1.0))
 
     def held(self, columns: np.ndarray) -> np.ndarray:
         """Returns finite numbers, each within its range, in the user's units."""

@@ -86,7 +86,13 @@ def test_adult_shows_the_comparison(tmp_path):
     result = run("adult", "--epsilon", 1, "--quick", "--output", tmp_path / "out")
     assert result.exit_code == 0
     rivals = "DP-GD, clipping", "DP-GD, smoothed truncation", "GD", "zero weights"
-    for text in ("DP linear model", *rivals, "RGD, smoothed truncation", "accuracy"):
+    for text in (
+        "DP additive model",
+        "5 curves",
+        *rivals,
+        "RGD, smoothed truncation",
+        "accuracy",
+    ):
         assert text in result.stdout
     assert "any one of the 32,561 records" in " ".join(result.stdout.split())
     assert "10/10" in result.stderr
@@ -100,14 +106,14 @@ def test_adult_shows_the_comparison(tmp_path):
     assert rows[0]["test_risk"] == pytest.approx(np.log(2))
     assert all(row["test_risk"] < 0.69 for row in rows[1:])
     # Without settings: near what no privacy gives in many more steps than 10.
-    assert rows[3]["method"] == "DP linear model"
-    assert rows[3]["test_risk"] < 0.33
+    assert rows[3]["method"] == "DP additive model"
+    assert rows[3]["test_risk"] < 0.315
     expected = {"loss": "logistic", "power": None, "max_features": None}
-    assert report["arguments"] == expected
+    assert report["arguments"] == expected | {"smooth": [0, 1, 2, 3, 4]}
     assert report["stats"]["num_steps"] == 150
     assert sum(report["stats"]["shares"].values()) == pytest.approx(1)
     with np.load(tmp_path / "out" / "model.npz") as saved:
-        assert saved["params"].shape == (105,)
+        assert (saved["params"].shape, saved["heights"].shape) == ((105,), (5, 11))
 
 
 @pytest.mark.slow
@@ -167,7 +173,7 @@ def test_a_file_shows_protected_numbers_only(folder):
     assert {"noise_multiplier", "l2_sensitivity", "stddev"} <= set(report["stats"])
     assert "risk" not in result.stdout.replace("test risks or comparisons", "")
     with np.load(folder / "out" / "model.npz") as saved:
-        assert set(saved) == {"params", "model"}
+        assert set(saved) == {"params", "heights", "model"}
         assert json.loads(str(saved["model"]))["feature_names"] == FEATURES
     model = load_model(folder / "out")
     weights = np.asarray(model.params, float)
@@ -450,6 +456,15 @@ BAD_OPTIONS = [
         "--calibration must be tight with --method linear-model",
     ),
     ({"max_features": 2}, "--max-features must be left out with --method gradient-d"),
+    (
+        {"model": "additive"},
+        "--model must be left out with --method gradient-descent (for linear-model), "
+        "got 'additive'",
+    ),
+    (
+        {"method": None, "steps": None, "model": "additive", "max_features": 2},
+        "--max-features must be left out with --model additive",
+    ),
     ({"target": None}, "--target must be given for a file: a column of ['rooms',"),
     ({"target": "cost"}, "--target must be a column of ['rooms', 'town', 'price', "),
     ({"target": "rooms"}, "--target must be a column that is no feature"),
@@ -581,6 +596,25 @@ def test_mistakes_in_the_data_argument(folder, monkeypatch):
         run("one.csv", *options(), "--show-unprotected"),
         "--show-unprotected must be left out below 5 records, got 1",
     )
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("section", "num_records", "rule"),
+    [
+        ("rooms = {}", 19, "below 20 records, of 19"),
+        ('rooms = {categories = ["1"]}', 40, "where no column is one of numbers"),
+    ],
+)
+def test_what_an_additive_model_needs(folder, monkeypatch, section, num_records, rule):
+    lines = (folder / "data.csv").read_text().splitlines()[: 1 + num_records]
+    (folder / "data.csv").write_text("\n".join(lines))
+    (folder / "number.toml").write_text(f"columns.{section}\ntarget = {{}}")
+    before = sorted(folder.rglob("*"))
+    monkeypatch.setattr(_train, "with_ranges", None)
+    changes = {"model": "additive", "method": None, "steps": None, "epsilon": 90}
+    result = run("data.csv", *options(private_ranges=0.1, **changes))
+    refused(result, f"--model must be linear or left out {rule}, got 'additive'")
     assert sorted(folder.rglob("*")) == before
 
 

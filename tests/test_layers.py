@@ -13,7 +13,16 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Private modules that every layer may import.
 SHARED = {
     *("_default_delta", "_files", "_keys", "_processes", "_public_sets", "_rounding"),
-    *("_sharding", "_store", "_sums", "_tables", "_tree", "_trial_counts", "_types"),
+    *(
+        "_shapes",
+        "_sharding",
+        "_store",
+        "_sums",
+        "_tables",
+        "_tree",
+        "_trial_counts",
+        "_types",
+    ),
     *("_untrusted", "_validate"),
 }
 
@@ -50,7 +59,7 @@ BELOW = {
         "transforms",
     },
 }
-BELOW["models"] = {"accounting", "datasets", "losses", "mechanisms"}
+BELOW["models"] = BELOW["solvers"] | {"datasets", "solvers"}
 BELOW["sklearn"] = BELOW["solvers"] | {"models", "solvers"}
 BELOW["tuning"] = {"accounting", "estimators", "mechanisms", "solvers"}
 BELOW["audit"] = {"accounting"}

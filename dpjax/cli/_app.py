@@ -12,6 +12,7 @@ from dpjax.cli._command_settings import (
     CheckSettings,
     LedgerSettings,
     PartySettings,
+    PlotSettings,
     PredictSettings,
     SchemaSettings,
     ShowSettings,
@@ -48,7 +49,7 @@ def main(
 @app.command()
 @taking(Settings)
 def train(settings: Settings) -> None:
-    """Trains a differentially private linear model.
+    """Trains a differentially private model of a table: curves, or lines.
 
     Example: dpjax train adult --epsilon 1
     """
@@ -113,13 +114,25 @@ def predict(settings: PredictSettings) -> None:
 @app.command()
 @taking(ShowSettings)
 def show(settings: ShowSettings) -> None:
-    """Shows a model: coefficients in the table's units, and its guarantee in words.
+    """Shows a model: curves or coefficients in the table's units, and its guarantee.
 
     Example: dpjax show out/model.npz
     """
     from dpjax.cli import _saved
 
     _saved.show(settings)
+
+
+@app.command()
+@taking(PlotSettings)
+def plot(settings: PlotSettings) -> None:
+    """Draws what each column adds to a model's predictions, in the table's units.
+
+    Example: dpjax plot out/model.npz --output curves.svg
+    """
+    from dpjax.cli import _saved
+
+    _saved.plot(settings)
 
 
 @app.command()

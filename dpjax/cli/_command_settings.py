@@ -80,6 +80,20 @@ class ShowSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlotSettings:
+    """The options of `dpjax plot`."""
+
+    model: Annotated[str, _MODEL]
+    output: Annotated[Path, of_output("PNG or SVG file to write.")] = Path("curves.png")
+    dark: Annotated[bool, of_output("Draw light on dark.")] = False
+
+    def __post_init__(self):
+        is_known = self.output.suffix in (".png", ".svg")
+        rule = "a file that ends in .png or .svg"
+        _validate.require(is_known, "--output", str(self.output), rule)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LedgerSettings:
     """The options of `dpjax ledger`."""
 

@@ -42,6 +42,7 @@ class Facts(NamedTuple):
         calibration: of the noise.
         is_named: whether the data set is one of the public ones, which take 300 steps.
         is_quick: whether to try things out only.
+        bending: the indices of the features that may have curves.
     """
 
     num_samples: int
@@ -52,6 +53,7 @@ class Facts(NamedTuple):
     calibration: Calibration
     is_named: bool
     is_quick: bool
+    bending: tuple[int, ...] = ()
 
     @property
     def smoothness(self) -> float:

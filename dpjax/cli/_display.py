@@ -138,6 +138,8 @@ def _taken(plan: Plan, private: Run) -> str:
         taken["radius"] = taken["constraint"].radius
     words = {
         "num_steps": "{:d} steps",
+        "num_curves": "{:d} curves",
+        "num_knots": "{:d} knots each",
         "learning_rate": "learning rate {:g}",
         "radius": "radius {:g}",
         "sparsity": "{:d} weights",

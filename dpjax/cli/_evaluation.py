@@ -17,7 +17,7 @@ from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.cli._plan import Plan
 from dpjax.cli._report import statement
-from dpjax.cli._runs import Run
+from dpjax.cli._runs import Run, predictions_of
 from dpjax.cli._units import Units
 from dpjax.datasets import Dataset, Numeric
 from dpjax.models import private_scores
@@ -96,7 +96,7 @@ def evaluate(
     privacy = evaluation_privacy(plan, data, run.solution.privacy, units)
     known = "constant" in run.solution.stats
     constant = float(run.solution.stats["constant"]) if known else 0.0
-    predicted = features.astype(np.float64) @ np.asarray(run.solution.params, float)
+    predicted = np.asarray(predictions_of(run.solution.params, features), np.float64)
     if data.test_exposures is not None:
         # What has none has a mean of about zero. The constant is one for all.
         predicted = predicted + np.log(np.maximum(data.test_exposures, _LEAST_SHARE))

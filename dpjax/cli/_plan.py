@@ -12,6 +12,7 @@ from dpjax.cli._losses import AMOUNTS, FOR_AMOUNTS, FOR_NUMBERS, loss_of
 from dpjax.cli._methods import Method, find_loss, find_method
 from dpjax.cli._settings import Settings
 from dpjax.datasets import Dataset
+from dpjax.models._shared import bending_features
 from dpjax.solvers import dp_gradient_descent
 
 
@@ -121,6 +122,7 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
         calibration=settings.calibration,
         is_named=is_named,
         is_quick=settings.quick,
+        bending=tuple(bending_features(data.schema)),
     )
     options = method.given(settings)
     if method.solver is dp_gradient_descent:

@@ -59,14 +59,21 @@ class Ranges:
 
 
 def release_ranges(
-    table: Table, *, key: Key, epsilon: float, delta: float, is_centered: bool = True
+    table: Table,
+    *,
+    key: Key,
+    epsilon: float,
+    delta: float,
+    is_centered: bool = True,
+    may_bend: bool = False,
 ) -> Ranges:
     """Releases centres and scales of a table's open columns, from training records.
 
     All by `release_scales`, as for the estimators of `dpjax.sklearn`. Where the budget
     would show the scale of no feature that half of the records have, which n and d
     tell, features are left out, and the target gets all of it. A target that is not
-    centred, as under a log link, is measured from zero.
+    centred, as under a log link, is measured from zero. Features that may bend are in
+    scales of which most numbers are within two, as knots need them.
 
     Raises:
         ValueError: if no column is open.
@@ -108,7 +115,8 @@ def release_ranges(
             standard = release_scales(
                 feature_key, samples, noise=noise.part(share), weights=weights
             )
-            columns |= zip(numbers, _features(standard), strict=True)
+            features = _features(standard, may_bend=may_bend)
+            columns |= zip(numbers, features, strict=True)
             left -= share
     if target is not None:
         if not is_centered:
@@ -140,11 +148,14 @@ def release_ranges(
     )
 
 
-def _features(standard: Standard) -> list[Numeric]:
-    """Returns columns of about unit size, or smaller ones where they are many."""
+def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
+    """Returns columns of about unit size; smaller ones of lines where they are many."""
     centers, scales = standard.centers, standard.scales
     reach = np.minimum(standard.high - centers, _MOST_SCALES * scales)
-    scales = scales * math.sqrt(max(1.0, len(scales) / _LARGEST_SUM))
+    if may_bend:
+        scales = standard.for_knots().scales
+    else:
+        scales = scales * math.sqrt(max(1.0, len(scales) / _LARGEST_SUM))
     columns = zip(centers, scales, reach / scales, strict=True)
     return [Numeric(*map(float, column)) for column in columns]
 

@@ -158,7 +158,7 @@ def model_of(
     if table is not None and table.schema.target is not None:
         target = table.schema.target
     return Model(
-        params=np.asarray(solution.params),
+        params=jax.tree.map(np.asarray, solution.params),
         columns=data.schema,
         target_name="target" if table is None else table.target,
         target=target,

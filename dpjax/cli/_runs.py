@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from dp_accounting import NoOpDpEvent
 
 from dpjax import losses
-from dpjax._types import Key
+from dpjax._types import ArrayLike, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._methods import GRADIENT_DESCENT, Method
 from dpjax.cli._plan import Plan
@@ -24,6 +24,7 @@ from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping, Estimator, Mean
 from dpjax.solvers import (
     Checkpoint,
+    Curves,
     Execution,
     Solution,
     dp_gradient_descent,
@@ -43,14 +44,14 @@ class Run:
         solution: its parameters, their guarantee, and public numbers.
         steps: the steps of the iterates, shape (k,), ending with the last; 0 alone
             where a method has no steps.
-        iterates: parameters after those steps, shape (k, d). They are covered by the
-            guarantee of the solution.
+        iterates: parameters after those steps, shape (k, d), or `Curves` with such an
+            axis. They are covered by the guarantee of the solution.
     """
 
     method: str
     solution: Solution
     steps: np.ndarray
-    iterates: np.ndarray
+    iterates: PyTree
 
     def for_units(self, units: Units | None) -> "Run":
         """Returns the run with its guarantee for units, if records are theirs."""
@@ -107,7 +108,7 @@ def train_private(
 def name_of(plan: Plan) -> str:
     """Returns what the planned private run is called."""
     estimator = plan.arguments.get("estimator")
-    title = plan.method.title
+    title = "DP additive model" if plan.arguments.get("smooth") else plan.method.title
     return f"{title}, {_spoken(estimator)}" if estimator else title
 
 
@@ -188,9 +189,9 @@ def _zero(data: Dataset) -> Run:
 
 def score_run(plan: Plan, data: Dataset, run: Run) -> Scores:
     """Measures the iterates of a run on the test records."""
-    risks, scores = _measure(
-        (plan.loss_fn, data.task), jnp.asarray(run.iterates), on_device(data.test)
-    )
+    iterates = jax.tree.map(jnp.asarray, run.iterates)
+    static = plan.loss_fn, data.task
+    risks, scores = _measure(static, iterates, on_device(data.test))
     return Scores(np.asarray(risks), np.asarray(scores))
 
 
@@ -240,8 +241,20 @@ def _run(
     steps = sorted(iterates)
     last = steps[-1] or int(solution.stats.get("num_steps", 1))
     on_step(name, last, last)
-    shown = np.array([iterates[step] for step in steps])
-    return Run(name, solution, np.array(steps), shown)
+    shown = [iterates[step] for step in steps]
+    return Run(name, solution, np.array(steps), stacked(shown))
+
+
+def stacked(iterates: Sequence[PyTree]) -> PyTree:
+    """Returns parameters of one kind, with an axis for which they are."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *iterates)
+
+
+def predictions_of(params: PyTree, features: ArrayLike) -> jax.Array:
+    """Returns the scores of a linear or an additive model, shape (n,)."""
+    if isinstance(params, Curves):
+        return params.predict(features)
+    return jnp.asarray(features) @ params
 
 
 def rows_of(method: Method, data: Dataset) -> tuple[np.ndarray | None, ...]:
@@ -268,7 +281,7 @@ def _measure(static, iterates, test):
     features, targets = test
 
     def measure(params):
-        predictions = features @ params
+        predictions = predictions_of(params, features)
         risk = jnp.mean(loss_fn.value(predictions, targets))
         if task == "classification":
             return risk, jnp.mean((predictions > 0) == (targets > 0))

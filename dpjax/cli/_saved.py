@@ -1,4 +1,4 @@
-"""`dpjax predict` and `dpjax show`: what a saved model is good for."""
+"""`dpjax predict`, `dpjax show` and `dpjax plot`: what a saved model is good for."""
 
 import csv
 import io
@@ -10,15 +10,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dpjax import _files
+from dpjax import _files, _shapes, _validate
 from dpjax._rounding import claim
 from dpjax.cli._cells import count_cells, say_to_curator
-from dpjax.cli._command_settings import PredictSettings, ShowSettings
+from dpjax.cli._command_settings import PlotSettings, PredictSettings, ShowSettings
 from dpjax.cli._sources import Kind
 from dpjax.cli._terminal import digits, show_paths, terminal
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model, load_model
 from dpjax.models._shared import BoundedColumn
+from dpjax.solvers import Curves
+
+_SHOWN = (-2.0, -1.0, 0.0, 1.0, 2.0)  # where values of curves are shown, in scales
 
 
 def predict(settings: PredictSettings) -> None:
@@ -99,51 +102,127 @@ def show(settings: ShowSettings) -> None:
     versions = ", ".join(f"{k} {v}" for k, v in (model.versions or {}).items())
     console.print(f"{model.method} of {model.data} ({versions})")
     console.print(_meaning(model))
-    console.print(_coefficients(model))
+    console.print(_numbers(model))
     privacy = model.privacy
     said = claim(privacy.epsilon, privacy.delta)
     console.print(f"Privacy: {said}. {privacy.description}")
     _say_limits(console, model)
 
 
-def _meaning(model: Model) -> str:
+def plot(settings: PlotSettings) -> None:
+    """Draws what each column adds, as PNG or SVG, written whole or not at all.
+
+    Raises:
+        ValueError: if the model or the output is wrong; nothing is written.
+        OSError: if a file cannot be read or written.
+    """
+    output = settings.output
+    _files.check_file("--output", output)
+    _files.check_spared("--output", [output], {"MODEL": Path(settings.model)})
+    model = load_model(Path(settings.model))
+    rule = "a model that reads a column"
+    _validate.require(len(model.columns) > 0, "MODEL", settings.model, rule)
+    said = claim(model.privacy.epsilon, model.privacy.delta)
+    label, what = _drawn(model)
+    figure = _shapes.plot(
+        *(model.shapes(), [], label),
+        title=[f"{model.method} of {model.data}: {said}", f"What a column {what}"],
+        is_factor=model.link == "log",
+        is_dark=settings.dark,
+    )
+    content = io.BytesIO()
+    figure.savefig(content, format=output.suffix[1:])
+    _files.write_whole(output, content.getvalue(), name="--output")
+    show_paths(terminal(), [output])
+
+
+def _drawn(model: Model) -> tuple[str, str]:
+    """Returns the unit of the curves, shortly and in words."""
     if model.positive is not None:
-        return (
-            f"Predicts the probability of {model.target_name} = {model.positive} "
-            f"({model.target_unit}). A coefficient is what is added to the logarithm "
-            "of its odds."
-        )
+        return "added log odds", f"adds to the log odds of {_target(model)}"
+    if model.link == "identity":
+        return f"added {model.target_name}", f"adds to {_target(model)}"
+    return "factor of the mean", f"multiplies the mean of {_target(model)} by"
+
+
+def _target(model: Model) -> str:
+    if model.positive is not None:
+        return f"{model.target_name} = {model.positive} ({model.target_unit})"
     what = model.target_name
     if what == "target":
         what += f" in {model.target_unit}"
-    if model.link == "identity":
-        return f"Predicts {what}. A coefficient is what is added to it."
     if model.exposure is not None:
         what += f", in proportion to {model.exposure.column}"
-    return f"Predicts the mean of {what}. A factor is what it is multiplied by."
+    return what
 
 
-def _coefficients(model: Model) -> Table:
+def _meaning(model: Model) -> str:
+    what, is_linear = _target(model), not isinstance(model.params, Curves)
+    number = "coefficient" if is_linear else "number"
+    if model.positive is not None:
+        said = f"the probability of {what}. A {number} is what is added to the "
+        said += "logarithm of its odds."
+    elif model.link == "identity":
+        said = f"{what}. A {number} is what is added to it."
+    else:
+        said = f"the mean of {what}. A factor is what it is multiplied by."
+    if not is_linear:
+        none = "factor of 1" if model.link == "log" else "value of 0"
+        said += f" A column has a {none} at its center, or in no category."
+    return f"Predicts {said}"
+
+
+def _numbers(model: Model) -> Table:
+    """Returns coefficients, or values of curves, by column."""
     table = Table()
-    is_factor = model.link == "log"
     table.add_column("column", overflow="fold")
     table.add_column("where it is", overflow="fold")
-    title = "factor" if is_factor else "coefficient"
+    is_linear = not isinstance(model.params, Curves)
+    title = "coefficient" if is_linear else "adds"
+    title = "factor" if model.link == "log" else title
     table.add_column(title, justify="right", no_wrap=True)
+    for key, where, numbers in _lines(model) if is_linear else _points(model):
+        if model.link == "log":
+            numbers = [math.exp(min(number, 700.0)) for number in numbers]
+        table.add_row(key, where, " to ".join(map(digits, numbers)))
+    return table
+
+
+def _lines(model: Model) -> Iterator[tuple[str, str, list[float]]]:
+    """Yields columns, where they are, and coefficients."""
     found = model.coefficients()
-    if is_factor:
-        found = {name: math.exp(min(number, 700.0)) for name, number in found.items()}
     for key, kind in model.columns.items():
         for place, name in enumerate(kind.names(key)):
-            where = "larger by 1"
-            if isinstance(kind, Categorical):
-                where = kind.categories[place]
-            table.add_row(key, where, digits(found[name]))
-    where = "all at 0 or in no category"
-    if model.exposure is not None:
-        where += f", {model.exposure.column} at 1"
-    table.add_row("intercept", where, digits(found["intercept"]))
-    return table
+            is_category = isinstance(kind, Categorical)
+            where = kind.categories[place] if is_category else "larger by 1"
+            yield key, where, [found[name]]
+    where = f"all at 0 or in no category{_at_one(model)}"
+    yield "intercept", where, [found["intercept"]]
+
+
+def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
+    """Yields columns, where they are, and values; of a curve first its range."""
+    curves = model.curves
+    bent = {model.feature_names[index] for index in curves.smooth}
+    for key, (grid, values) in model.shapes().items():
+        kind = model.columns[key]
+        if isinstance(kind, Categorical):
+            points = zip(grid, values, strict=True)
+        else:
+            how = f"{len(curves.knots)} knots" if key in bent else "a line"
+            where = f"{how}, {digits(grid[0])} to {digits(grid[-1])}"
+            yield key, where, [values.min(), values.max()]
+            at = [kind.center + kind.scale * x for x in _SHOWN if abs(x) <= kind.limit]
+            found = np.interp(at, grid, values)
+            points = zip(map(digits, at), found, strict=True)
+        for where, value in points:
+            yield key, where, [value]
+    where = f"all at their centers or in no category{_at_one(model)}"
+    yield "constant", where, [model.constant]
+
+
+def _at_one(model: Model) -> str:
+    return f", {model.exposure.column} at 1" if model.exposure is not None else ""
 
 
 def _say_limits(console: Console, model: Model) -> None:
@@ -153,9 +232,13 @@ def _say_limits(console: Console, model: Model) -> None:
         if (exposure := model.exposure) is not None:
             of = f" where {exposure.column} is {exposure.max:g}, and no more counts"
         console.print(f"Means lie between {low:.4g} and {high:.4g}{of}.")
+    held: dict[str, list[str]] = {}
     for name, kind in model.columns.items():
         if isinstance(kind, Numeric) and kind.limit < math.inf:
             low, high = (kind.center + s * kind.limit * kind.scale for s in (-1, 1))
-            console.print(f"{name} is held within {low:.4g} and {high:.4g}.")
+            held.setdefault(f"{low:.4g} and {high:.4g}", []).append(name)
+    for ends, names in held.items():
+        verb = "is" if len(names) == 1 else "are each"
+        console.print(f"{', '.join(names)} {verb} held within {ends}.")
     if any(isinstance(kind, Numeric) for kind in model.columns.values()):
         console.print("A cell that holds no number lies at the center of its column.")

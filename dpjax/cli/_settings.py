@@ -45,6 +45,7 @@ EstimatorName = Literal[
     "clipping",
     "median-of-means",
 ]
+ModelName = Literal["additive", "linear"]
 CalibrationName = Literal["tight", "paper"]
 BatchingName = Literal["full", "disjoint", "poisson", "without-replacement"]
 
@@ -177,6 +178,15 @@ class Settings:
             required(lambda power: 1 < power < 2, "strictly between 1 and 2"),
         ),
     ] = None
+    model: Annotated[
+        ModelName | None,
+        of_method(
+            "Of linear-model: additive, where each column of numbers has a curve, or "
+            "linear. By default additive without --max-features. Of how many records, "
+            "features and budget there are follows how many knots curves have; where "
+            "they are too few, the model is linear."
+        ),
+    ] = None
     max_features: Annotated[
         int | None,
         of_method(
@@ -288,6 +298,12 @@ class Settings:
         check_each(self)
         self._check_combinations()
 
+    @property
+    def may_bend(self) -> bool:
+        """Whether columns of numbers may have curves."""
+        is_linear = self.model == "linear" or self.max_features is not None
+        return self.method == "linear-model" and not is_linear
+
     def given_to_method(self) -> dict[str, Any]:
         """Returns the options of single methods that differ from their defaults."""
         return {
@@ -330,6 +346,12 @@ class Settings:
             "--power",
             self.power,
             "left out without --loss tweedie",
+        )
+        _validate.require(
+            self.max_features is None or self.model != "additive",
+            "--max-features",
+            self.max_features,
+            "left out with --model additive, which has all of them",
         )
         batching = self.batching or "full"
         estimator = self.estimator or "smoothed-truncation"

@@ -5,6 +5,7 @@ The parameters of the first three functions are the options that a method reads.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,21 +14,29 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._types import LossFn, PyTree
+from dpjax.accounting import noise_multiplier
 from dpjax.cli._descent import Facts
 from dpjax.cli._losses import LossName, loss_of
+from dpjax.cli._settings import ModelName
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Mean
 from dpjax.solvers import (
     Solution,
+    dp_additive_model,
     dp_linear_model,
     dp_objective_perturbation,
     dp_sample_and_aggregate,
     robust_gradient_descent,
 )
+from dpjax.solvers._shared import knots_of
 
 
 def linear_model(
-    facts: Facts, *, max_features: int | None = None, power: float | None = None
+    facts: Facts,
+    *,
+    model: ModelName | None = None,
+    max_features: int | None = None,
+    power: float | None = None,
 ) -> dict[str, Any]:
     """Makes the arguments of `fit_linear_model`."""
     _validate.require(
@@ -36,7 +45,15 @@ def linear_model(
         facts.calibration,
         "tight with --method linear-model, which is of no paper",
     )
-    return {"loss": facts.loss, "power": power, "max_features": max_features}
+    arguments = {"loss": facts.loss, "power": power, "max_features": max_features}
+    if model == "linear" or max_features is not None:
+        return arguments
+    knots = knots_of(
+        loss_of(facts.loss, power),
+        *(facts.num_samples, facts.num_features, len(facts.bending)),
+        noise_multiplier(facts.epsilon, facts.delta, num_steps=1),
+    )
+    return arguments | {"smooth": list(facts.bending) if knots else []}
 
 
 def sample_aggregate(
@@ -84,9 +101,13 @@ def fit_linear_model(
     *,
     loss: LossName,
     power: float | None = None,
+    max_features: int | None = None,
+    smooth: Sequence[int] = (),
     **release: Any,
 ) -> Solution:
     """Fits a linear model to features of which the last is the constant one.
+
+    Where some of them are `smooth`, it is an additive model.
 
     Weights and exposures are shares of their public maximum. A record without exposure
     has no weight: nothing could be seen of it.
@@ -96,14 +117,13 @@ def fit_linear_model(
         is_seen = exposures > 0
         offsets = jnp.log(jnp.where(is_seen, exposures, 1.0))
         weights = jnp.where(is_seen, 1.0 if weights is None else weights, 0.0)
-    return dp_linear_model(
-        loss_of(loss, power),
-        (features, targets),
-        intercept=-1,
-        offsets=offsets,
-        weights=weights,
-        **release,
-    )
+    problem = loss_of(loss, power), (features, targets)
+    release |= {"intercept": -1, "offsets": offsets, "weights": weights}
+    if not smooth:
+        return dp_linear_model(*problem, max_features=max_features, **release)
+    solution = dp_additive_model(*problem, smooth=smooth, **release)
+    curves = {"num_curves": len(smooth), "num_knots": len(solution.params.knots)}
+    return dataclasses.replace(solution, stats=solution.stats | curves)
 
 
 def aggregate_fits(

@@ -70,6 +70,7 @@ def with_ranges(
         epsilon=cost.epsilon,
         delta=cost.delta,
         is_centered=link_of(settings.loss) != "log",
+        may_bend=settings.may_bend,
     )
     return table.with_ranges(ranges.columns), ranges
 

@@ -36,7 +36,10 @@ from dpjax.cli._sources import Table, encode_table, read_table
 from dpjax.cli._spending import MAX_RECORDS, planned, spend, with_ranges
 from dpjax.cli._terminal import progress_bars, show_paths, terminal
 from dpjax.cli._units import read_names, units_of
-from dpjax.datasets import Dataset
+from dpjax.datasets import Categorical, Dataset, Numeric
+from dpjax.models._shared import bending_features
+
+_FEWEST = 20  # records of an additive model that is asked for
 
 
 def train(settings: Settings) -> None:
@@ -244,7 +247,26 @@ def load_public(name: str, settings: Settings) -> Dataset:
         shown = str(value) if isinstance(value, Path) else value
         rule = f"left out with {name}, which has its own"
         _validate.require(value is None, flag(option), shown, rule)
-    return public_set(name)
+    data = public_set(name)
+    _check_model(settings, data.schema, len(data.features))
+    return data
+
+
+def _check_model(
+    settings: Settings,
+    columns: Mapping[str, Numeric | Categorical | None],
+    num_records: int,
+) -> None:
+    """Checks that an additive model that is asked for has records and columns."""
+    # A column that is still open is one of numbers.
+    closed = {name: kind or Numeric() for name, kind in columns.items()}
+    for is_fine, where in (
+        (num_records >= _FEWEST, f"below {_FEWEST} records, of {num_records}"),
+        (len(bending_features(closed)) > 0, "where no column is one of numbers"),
+    ):
+        is_fine |= settings.model != "additive"
+        rule = f"linear or left out {where}"
+        _validate.require(is_fine, "--model", settings.model, rule)
 
 
 def read_private(settings: Settings) -> Table:
@@ -276,7 +298,10 @@ def read_private(settings: Settings) -> Table:
         size = settings.max_records or MAX_RECORDS
         listed = settings.unit_names and read_names(settings.unit_names)
         table = table.by_unit(units_of(settings.unit, cells, size, listed))
-    return table if settings.holdout is None else table.held_out(settings.holdout)
+    if settings.holdout is not None:
+        table = table.held_out(settings.holdout)
+    _check_model(settings, table.schema.columns, table.num_samples)
+    return table
 
 
 def warn_of_cells(table: Table, settings: Settings) -> None:

@@ -20,7 +20,7 @@ from dpjax.cli import _display, _ledger, _report
 from dpjax.cli._losses import link_of
 from dpjax.cli._public_sets import public_name
 from dpjax.cli._ranges import Ranges, charge
-from dpjax.cli._runs import Run, name_of, score_run
+from dpjax.cli._runs import Run, name_of, score_run, stacked
 from dpjax.cli._sources import encode_table
 from dpjax.cli._spending import enter, with_ranges
 from dpjax.cli._terminal import digits, show_paths, terminal
@@ -147,7 +147,7 @@ def _released(name: str, solution: Solution) -> Run:
         if name not in ("candidate", "score")
     }
     solution = dataclasses.replace(solution, stats=own)
-    return Run(name, solution, np.zeros(1), np.array([solution.params]))
+    return Run(name, solution, np.zeros(1), stacked([solution.params]))
 
 
 def _said(

@@ -29,6 +29,7 @@ from dpjax.cli._ranges import together
 from dpjax.cli._runs import (
     arguments_of,
     on_device,
+    predictions_of,
     problem_of,
     rows_of,
     training_privacy,
@@ -72,8 +73,14 @@ class Search:
 
     def score(self, scored: Pair) -> Score:
         """Returns the private score of the records."""
+        loss = self.plans[0].loss_fn
+
+        def loss_fn(params, example):
+            features, target = example
+            return loss.value(predictions_of(params, features[None])[0], target)
+
         return clipped_loss(
-            self.plans[0].loss_fn,
+            loss_fn,
             on_device(scored),
             limit=self.score_limit,
             epsilon=self.each_score.epsilon,

@@ -31,7 +31,7 @@ SCHEMA = {
     "agec": Numeric(center=7, scale=5),
     "fuel": Categorical(("gasoline", "diesel")),
     "use": Categorical(("private", "work")),
-    "fleet": Numeric(),
+    "fleet": Numeric(limit=1.0),
     "long": Numeric(center=4.5, scale=1),
     "lat": Numeric(center=50.8, scale=0.5),
 }

@@ -17,7 +17,7 @@ FILE = DataFile(
 
 _COMMENTS = Numeric(scale=100)
 _LINKS = Numeric(scale=10)
-_FLAG = Numeric()
+_FLAG = Numeric(limit=1.0)
 _COUNTED = ("total", "last-24h", "24h-before", "first-24h", "change")
 _STATISTICS = ("mean", "std", "min", "max", "median")
 
@@ -38,7 +38,7 @@ SCHEMA = {
     **{f"word-{index}": _FLAG for index in range(1, 201)},
     **{f"weekday-now-{day}": _FLAG for day in range(1, 8)},
     **{f"weekday-published-{day}": _FLAG for day in range(1, 8)},
-    "num-parents": _FLAG,
+    "num-parents": Numeric(),
     **{f"parent-comments-{part}": _COMMENTS for part in ("min", "max", "mean")},
 }
 

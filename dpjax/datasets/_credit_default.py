@@ -19,7 +19,7 @@ FILE = DataFile(
     ),
 )
 
-_FLAG = Numeric()
+_FLAG = Numeric(limit=1.0)
 _MONTHS = (1, 2, 3, 4, 5, 6)
 
 # Amounts are in New Taiwan dollars; bills, payments and credit limits keep their tails:
@@ -28,7 +28,7 @@ SCHEMA = {
     "LIMIT_BAL": Numeric(scale=100_000),
     "SEX": _FLAG,
     "AGE": Numeric(center=40, scale=10),
-    **{f"PAY_{month}": _FLAG for month in (0, 2, 3, 4, 5, 6)},
+    **{f"PAY_{month}": Numeric() for month in (0, 2, 3, 4, 5, 6)},
     **{f"BILL_AMT{month}": Numeric(scale=100_000) for month in _MONTHS},
     **{f"PAY_AMT{month}": Numeric(scale=10_000) for month in _MONTHS},
     **{f"EDUCATION_{code}": _FLAG for code in range(7)},

@@ -4,7 +4,7 @@ from dpjax.datasets._dataset import Dataset, assemble, every_fifth, in_units
 from dpjax.datasets._encoding import Categorical, Numeric
 from dpjax.datasets._files import bundled, read_columns
 
-_FLAG = Numeric()
+_FLAG = Numeric(limit=1.0)
 
 # What was known before the year: the insurance plan, the person, the baseline health.
 # Centres and scales are round numbers from the description: indices run from 0 to 100,

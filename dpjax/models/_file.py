@@ -1,4 +1,9 @@
-"""The file of a model: a NumPy archive of the weights and one JSON text.
+"""The file of a model: a NumPy archive of the numbers and one JSON text.
+
+Entries are `params`, a weight for each feature; `heights`, shape (k, m), of k curves at
+m knots; and `model`, a JSON: `format`, the version of all of this; `columns`, in their
+order, each with center and scale or its categories; `knots`, m numbers in scales from
+the center; and `curves`, the k columns that have one. In a linear model k = m = 0.
 
 Reading it runs no code: neither entry may hold Python objects.
 """
@@ -14,7 +19,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from dp_accounting import UnsupportedDpEvent
@@ -25,8 +30,9 @@ from dpjax._untrusted import number, of_type
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models._model import BoundedColumn, Model
+from dpjax.solvers import Curves
 
-_FORMAT = 1
+_FORMAT = 2
 # What zipfile, NumPy and json raise where an archive is damaged, or is something else.
 _UNREADABLE = (
     ValueError,
@@ -47,9 +53,9 @@ _UNREADABLE = (
 
 
 def model_file(model: Model) -> bytes:
-    """Returns the content of a model's file: entries `params`, and `model`, a JSON.
+    """Returns the content of a model's file, as `load_model` reads it.
 
-    It is a NumPy archive, as `load_model` reads it, and the same for the same model.
+    It is the same for the same model.
 
     Example:
         >>> import dpjax, pathlib, tempfile
@@ -58,6 +64,8 @@ def model_file(model: Model) -> bytes:
         >>> dpjax.load_model(path).predict("new.csv")  # doctest: +SKIP
         array([1210.4, 843.9])
     """
+    curves = model.curves
+    names = model.feature_names
     content = {
         "format": _FORMAT,
         "versions": dict(model.versions or {}),
@@ -66,12 +74,14 @@ def model_file(model: Model) -> bytes:
         "link": model.link,
         "exposure": model.exposure and dataclasses.asdict(model.exposure),
         "columns": {name: _declared(kind) for name, kind in model.columns.items()},
+        "knots": list(curves.knots),
+        "curves": [names[index] for index in curves.smooth],
         "target": {
             "name": model.target_name,
             "unit": model.target_unit,
             **_declared(model.target),
         },
-        "feature_names": model.feature_names,
+        "feature_names": names,
         "privacy": {
             "epsilon": float(model.privacy.epsilon),
             "delta": float(model.privacy.delta),
@@ -81,7 +91,13 @@ def model_file(model: Model) -> bytes:
     }
     text = json.dumps(content, ensure_ascii=False)
     file = io.BytesIO()
-    np.savez(file, params=np.asarray(model.params), model=np.array(text))
+    params = curves.slopes if isinstance(model.params, Curves) else model.params
+    np.savez(
+        file,
+        params=np.asarray(params),
+        heights=np.asarray(curves.heights),
+        model=np.array(text),
+    )
     return file.getvalue()
 
 
@@ -99,8 +115,8 @@ def load_model(path: str | os.PathLike[str]) -> Model:
 
     Raises:
         OSError: if there is no such file, or it cannot be read.
-        ValueError: if it is something else, cut off, of a later format, or holds values
-            of another type than `model_file` writes.
+        ValueError: if it is something else, cut off, of an earlier or later format, or
+            holds values of another type than `model_file` writes.
 
     Example:
         >>> import dpjax
@@ -124,18 +140,21 @@ def load_model(path: str | os.PathLike[str]) -> Model:
                 raise ValueError("its entries are compressed")
         with np.load(io.BytesIO(raw), allow_pickle=False) as entries:
             params, text = entries["params"], entries["model"]
-        content = json.loads(of_type(str, "model", text.item()))
-        found = content["format"]
+            heights = entries["heights"] if "heights" in entries.files else None
+        content = of_type(dict, "model", json.loads(of_type(str, "model", text.item())))
+        found = content.get("format")
     except _UNREADABLE as why:
         raise _not_a_model(path, why) from None
+    is_later = isinstance(found, int) and found > _FORMAT
     _validate.require(
-        found == _FORMAT,
+        type(found) is int and found == _FORMAT,
         "model",
         found,
-        f"of format {_FORMAT}, which this version of dpjax reads, in {path}",
+        f"of format {_FORMAT}, which this version of dpjax reads; "
+        f"{'a later' if is_later else 'an earlier'} version wrote {path}",
     )
     try:
-        return _model(params, content)
+        return _model(params, heights, content)
     except _UNREADABLE as why:
         raise _not_a_model(path, why) from None
 
@@ -147,14 +166,17 @@ def _not_a_model(path: Path, why: Exception) -> ValueError:
     )
 
 
-def _model(params: np.ndarray, content: Mapping[str, Any]) -> Model:
+def _model(
+    params: np.ndarray, heights: np.ndarray | None, content: Mapping[str, Any]
+) -> Model:
     target, privacy, columns, versions = (
         of_type(dict, name, content[name])
         for name in ("target", "privacy", "columns", "versions")
     )
+    kinds = {name: _kind(said) for name, said in columns.items()}
     model = Model(
-        params=params,
-        columns={name: _kind(said) for name, said in columns.items()},
+        params=_params(params, heights, content),
+        columns=kinds,
         target_name=_text(target, "name"),
         target=_kind({k: v for k, v in target.items() if k not in ("name", "unit")}),
         target_unit=_text(target, "unit"),
@@ -174,6 +196,25 @@ def _model(params: np.ndarray, content: Mapping[str, Any]) -> Model:
     if content["feature_names"] != [*model.feature_names]:
         raise ValueError("its features are not those of its columns")
     return model
+
+
+def _params(
+    slopes: np.ndarray, heights: Any, content: Mapping[str, Any]
+) -> np.ndarray | Curves:
+    bent, knots, names = (
+        of_type(list, name, content[name])
+        for name in ("curves", "knots", "feature_names")
+    )
+    of_type(np.ndarray, "heights", heights)
+    if not bent and not knots and heights.shape == (0, 0):
+        return slopes
+    return Curves(
+        cast(Any, slopes),  # which `Model` checks, as it does the heights
+        heights,
+        tuple(number("knots", knot) for knot in knots),
+        tuple(names.index(name) for name in bent),
+        len(slopes) - 1,
+    )
 
 
 def _text(said: Mapping[str, Any], name: str) -> str:

@@ -1,9 +1,11 @@
-"""A linear model with the units of its table: predictions and coefficients in them."""
+"""A model with the units of its table: predictions, coefficients, curves in them."""
 
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _tables, _validate, losses
+from dpjax._shapes import Shape
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric, encode
+from dpjax.solvers import Curves
 
 Link = Literal["identity", "logit", "log"]
 _LOSS_OF_LINK: dict[Link, losses.LinearLoss] = {
@@ -61,30 +65,31 @@ class BoundedColumn:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Model:
-    """A linear model, and what is public about the columns that it reads.
+    """A linear or additive model, and what is public about the columns that it reads.
 
     A record's features are its columns, encoded one by one, and a last one of ones.
 
     Attributes:
-        params: the weights of the features, shape (d,), the last of them the intercept.
+        params: the weights of the features, shape (d,), the last of them the intercept;
+            of an additive model `Curves` of the features.
         columns: how each column becomes features, by its name.
         target_name: the name of the target.
         target: the centre and scale that the target had in training; a `Categorical` of
             one label, the positive one, where it is a class.
         target_unit: what a target of 1 stands for in training, in words.
-        link: "identity" where <w, x> predicts the target, "logit" where it is the
-            logarithm of the odds of the positive label, "log" where it is the logarithm
-            of the target's mean.
-        exposure: with the link "log", to what means are in proportion; <w, x> is then
-            that of the maximum.
+        link: "identity" where the score, <w, x> or the sum of curves, predicts the
+            target, "logit" where it is the logarithm of the odds of the positive label,
+            "log" where it is the logarithm of the target's mean.
+        exposure: with the link "log", to what means are in proportion; the score is
+            then that of the maximum.
         privacy: the guarantee for the weights and the rest of the file.
         method: how it was trained, in words.
         data: the name of what it was trained on.
         versions: of the packages that trained it.
 
     Raises:
-        ValueError: if params is not one number for each feature, link is unknown, or
-            there is an exposure, or no number about zero, that it does not go with.
+        ValueError: if params are not of the features, link is unknown, or there is an
+            exposure, or no number about zero, that it does not go with.
 
     Example:
         >>> import math, numpy as np
@@ -103,7 +108,7 @@ class Model:
         {'rooms': 100.0, 'town=Ghent': 100.0, 'intercept': -50.0}
     """
 
-    params: np.ndarray
+    params: np.ndarray | Curves
     columns: Mapping[str, Numeric | Categorical]
     target_name: str
     target: Numeric | Categorical
@@ -126,19 +131,30 @@ class Model:
             "log where there is an exposure, and then of a target whose center is 0",
         )
         num_features = len(self.feature_names)
+        params = self.params
+        slopes = np.asarray(params.slopes if isinstance(params, Curves) else params)
         _validate.require(
-            np.shape(self.params) == (num_features,)
-            and np.asarray(self.params).dtype.kind == "f",
+            slopes.shape == (num_features,) and slopes.dtype.kind == "f",
             "params",
-            np.shape(self.params),
+            slopes.shape,
             f"one number for each of {num_features} features",
         )
+        if isinstance(params, Curves):
+            _check_curves(params, bending_features(self.columns))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """The names of the features, in the order of params."""
         names = [name for key, kind in self.columns.items() for name in kind.names(key)]
         return (*names, "intercept")
+
+    @property
+    def curves(self) -> Curves:
+        """The functions of the features, straight lines in a linear model."""
+        if isinstance(self.params, Curves):
+            return self.params
+        slopes, heights = jnp.asarray(self.params), jnp.zeros((0, 0))
+        return Curves(slopes, heights, (), (), len(slopes) - 1)
 
     @property
     def positive(self) -> str | None:
@@ -218,11 +234,13 @@ class Model:
         Returns:
             As `predict`.
         """
-        weights = np.asarray(self.params, np.float64)
-        scores = np.full(len(next(iter(columns.values()))), weights[-1])
+        features = np.ones((len(next(iter(columns.values()))), 1), np.float32)
         if self.columns:
-            features, _ = encode(columns, self.columns)
-            scores += features @ weights[:-1]
+            features = np.hstack([encode(columns, self.columns)[0], features])
+        if isinstance(self.params, Curves):
+            scores = self.params.predict(features)
+        else:
+            scores = features @ np.asarray(self.params, np.float64)
         means = _LOSS_OF_LINK[self.link].mean_of(jnp.asarray(scores))
         means = np.asarray(means, np.float64)
         if self.exposure is not None:
@@ -245,14 +263,18 @@ class Model:
 
         Returns:
             Numbers, by the names of features.
+
+        Raises:
+            ValueError: if the model is additive.
         """
+        _validate.require(
+            not isinstance(self.params, Curves),
+            "params",
+            type(self.params),
+            "weights; an additive model has shapes",
+        )
         weights = np.asarray(self.params, np.float64).tolist()
-        unit, start = 1.0, 0.0
-        if isinstance(self.target, Numeric) and self.link == "log":
-            largest = 1.0 if self.exposure is None else self.exposure.max
-            start = math.log(self.target.scale) - math.log(largest)
-        elif isinstance(self.target, Numeric):
-            unit, start = self.target.scale, self.target.center
+        unit, start = self._units()
         found, intercept, place = {}, weights[-1], 0
         for key, kind in self.columns.items():
             for name in kind.names(key):
@@ -263,3 +285,80 @@ class Model:
                 found[name] = unit * weight
                 place += 1
         return found | {"intercept": start + unit * intercept}
+
+    def shapes(self) -> dict[str, Shape]:
+        """Returns what every column adds, in its units.
+
+        To the target, or to the logarithm of the odds or of the mean. That is zero at
+        the center of a column of numbers, and for a cell that matches no category.
+
+        Returns:
+            `(grid, values)` by the names of columns, each of shape (m,): between the
+            numbers of a grid are straight lines; of categories it has them all.
+        """
+        curves, (unit, _), shapes, place = self.curves, self._units(), {}, 0
+        for key, kind in self.columns.items():
+            if isinstance(kind, Categorical):
+                grid = np.array(kind.categories, object)
+                values = curves.slopes[place : place + len(grid)]
+                shape = Shape(grid, np.asarray(values, np.float64))
+            else:
+                shape = Shape.of_number(
+                    partial(curves.curve, place),
+                    curves.knots if place in curves.smooth else (),
+                    center=kind.center,
+                    scale=kind.scale,
+                    ends=(-kind.limit, kind.limit),
+                )
+            shapes[key] = shape._replace(values=unit * shape.values)
+            place += len(kind.names(key))
+        return shapes
+
+    @property
+    def constant(self) -> float:
+        """The score where no column adds anything, in the unit of `shapes`."""
+        unit, start = self._units()
+        return start + unit * float(self.curves.slopes[-1])
+
+    def _units(self) -> tuple[float, float]:
+        """Returns what a score of one adds, and where a score of zero is."""
+        if not isinstance(self.target, Numeric):
+            return 1.0, 0.0
+        if self.link == "log":
+            largest = 1.0 if self.exposure is None else self.exposure.max
+            return 1.0, math.log(self.target.scale) - math.log(largest)
+        return self.target.scale, self.target.center
+
+
+def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
+    """Returns the indices of the features that may bend.
+
+    Those are numbers that reach further than one scale from their center, which flags
+    do not.
+
+    Example:
+        >>> bending_features({"town": Categorical(("Ghent", "Lier")), "age": Numeric()})
+        [2]
+    """
+    kinds = [kind for key, kind in columns.items() for _ in kind.names(key)]
+    return [
+        index
+        for index, kind in enumerate(kinds)
+        if isinstance(kind, Numeric) and kind.limit > 1
+    ]
+
+
+def _check_curves(curves: Curves, numbers: list[int]) -> None:
+    """Requires curves of columns of numbers, each with a height for each knot."""
+    smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
+    index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
+    is_ascending = all(-math.inf < a < b < math.inf for a, b in pairwise(knots))
+    is_each = set(smooth) <= set(numbers) and len(set(smooth)) == len(smooth) > 0
+    is_height = heights.shape == shape and heights.dtype.kind == "f"
+    for is_fine, value, rule in (
+        (is_each, smooth, f"curves of different features among {numbers}"),
+        (is_ascending and len(knots) > 1, knots, "of two or more knots, ascending"),
+        (is_height, heights.shape, f"heights of shape {shape}, curves by knots"),
+        (curves.intercept == index, curves.intercept, f"of the intercept {index}"),
+    ):
+        _validate.require(is_fine, "params", value, rule)

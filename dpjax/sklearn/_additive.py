@@ -1,6 +1,7 @@
 """Additive models: a curve of every column, for classes and for numbers."""
 
 import math
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -8,21 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from dpjax import _validate, losses
+from dpjax import _shapes, _validate, losses
+from dpjax._shapes import Shape
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.losses._shared import named
-from dpjax.sklearn import _columns, _shapes, _tables
+from dpjax.sklearn import _columns, _tables
 from dpjax.sklearn._amounts import amounts_in_unit, amounts_range, log_means
 from dpjax.sklearn._classifier import Classifier
 from dpjax.sklearn._linear import LinearEstimator, parameters
 from dpjax.sklearn._regressors import Unit, _Regressor, in_unit
-from dpjax.sklearn._shapes import Shape
 from dpjax.solvers import Curves, dp_additive_model
 
-# Of a scale, where the scale is half of a public range, or reaches nearly all numbers
-# about a released centre: knots are for numbers of which most are within 2.
-_UNIT = 0.5
 _LOSSES = {
     "squared": losses.squared,
     "huber": named("huber"),
@@ -69,8 +67,7 @@ class _Additive(LinearEstimator):
             key=key,
             noise_multiplier=noise_multiplier,
         )
-        standard.scales[is_public | (standard.centers != 0)] *= _UNIT
-        self._set_standard(standard)
+        self._set_standard(standard.for_knots(is_public))
         rows = self._design(features)
         solution = dp_additive_model(
             loss,
@@ -111,15 +108,20 @@ class _Additive(LinearEstimator):
         for index, name in enumerate(names):
             if self._is_number[index]:
                 center, scale = standard.centers[place], standard.scales[place]
-                bent = knots if self._bends[index] else ()
-                grid = _shapes.grid_of(bent, *(ends[:, place] / scale))
-                values = self._curves.curve(place, grid)
-                grid, place = center + scale * grid, place + 1
+                shape = Shape.of_number(
+                    partial(self._curves.curve, place),
+                    knots if self._bends[index] else (),
+                    center=center,
+                    scale=scale,
+                    ends=ends[:, place] / scale,
+                )
+                place += 1
             else:
                 grid = self._categories[name]
                 values = self._curves.slopes[dummy : dummy + len(grid)]
+                shape = Shape(grid, np.asarray(values, np.float64))
                 dummy += len(grid)
-            shapes[name] = Shape(grid, self._in_units(np.asarray(values, np.float64)))
+            shapes[name] = shape._replace(values=self._in_units(shape.values))
         return shapes
 
     def _in_units(self, values: np.ndarray) -> np.ndarray:

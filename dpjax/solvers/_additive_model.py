@@ -67,6 +67,18 @@ class Prior(NamedTuple):
         return ()
 
 
+def knots_of(
+    loss: LinearLoss,
+    num_samples: int,
+    num_columns: int,
+    num_smooth: int,
+    noise_multiplier: float,
+) -> tuple[float, ...]:
+    """Returns the knots of every curve by public numbers, () for a linear model."""
+    num_clear = num_samples / (noise_multiplier * loss.num_outputs)
+    return Prior.of(loss).knots(num_clear, num_columns, num_smooth)
+
+
 def dp_additive_model(
     loss: str | LinearLoss,
     data: tuple[ArrayLike, ArrayLike],
@@ -166,8 +178,7 @@ def dp_additive_model(
         column = _column("intercept", intercept, num_columns)
     bent = _smooth(smooth, num_columns, column)
     prior = Prior.of(model)
-    num_clear = num_samples / (multiplier * model.num_outputs)
-    knots = prior.knots(num_clear, num_columns, len(bent))
+    knots = knots_of(model, num_samples, num_columns, len(bent), multiplier)
     solution = dp_linear_model(
         model,
         (_expanded(features, bent, knots, prior), targets),

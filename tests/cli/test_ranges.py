@@ -18,7 +18,7 @@ from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table, encode_table
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models._shared import BoundedColumn
+from dpjax.models._shared import BoundedColumn, bending_features
 from dpjax.solvers import Solution, dp_mean
 
 
@@ -61,6 +61,20 @@ def test_ranges_come_from_training_records_of_open_columns():
     )
     with pytest.raises(ValueError, match="schema must be closed"):
         encode_table(table())
+
+
+def test_ranges_for_curves_are_those_of_the_estimators():
+    lines, curves = (buy(table(), may_bend=bends).columns for bends in (False, True))
+    (line, target), (curve, same) = lines.values(), curves.values()
+    assert target == same
+    assert line.center == curve.center != 0  # nearly all numbers are within a scale
+    assert curve.scale == pytest.approx(line.scale / 2)
+    assert curve.limit * curve.scale == pytest.approx(line.limit * line.scale)
+    # Which columns bend is known without the records.
+    unknown = buy(table().blank(), may_bend=True).columns
+    assert (unknown["a"].scale, unknown["a"].limit) == (0.5, 2.0)
+    for columns in (curves, unknown):
+        assert bending_features(columns) == [0, 1]
 
 
 def test_records_of_weight_zero_tell_nothing_of_the_ranges():

@@ -1,19 +1,23 @@
-"""`dpjax predict` and `dpjax show`: files in, the user's units out."""
+"""`dpjax predict`, `show` and `plot`: files in, the user's units out."""
 
 import dataclasses
+import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
+import matplotlib.image
 import numpy as np
 import pytest
 from dp_accounting import NonPrivateDpEvent
 from typer.testing import CliRunner
 
+from dpjax import load_model
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._app import app
 from dpjax.cli._saved import _said_of_cells
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model
 from dpjax.models._shared import model_file
+from dpjax.solvers import Curves
 
 NEW = "town,rooms,junk\nGhent,6,?\nMons,$7,1\nLier,,2\n"
 
@@ -24,7 +28,7 @@ def invoke(*arguments):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working directory with two models, and a file to predict."""
+    """A working directory with three models, and a file to predict."""
     monkeypatch.chdir(tmp_path)
     given = {
         "params": np.array([2.0, 1.0, -1.0, 0.5], np.float32),
@@ -45,6 +49,11 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "out" / "model.npz").write_bytes(model_file(Model(**given)))
     given |= {"link": "logit", "target": Categorical(("yes",)), "target_name": "sold"}
     (tmp_path / "label.npz").write_bytes(model_file(Model(**given)))
+    bent = Curves(
+        given["params"], np.array([[0.5, 0.0, -1.5]]), (-1.0, 0.0, 2.0), (0,), 3
+    )
+    given |= {"params": bent, "link": "log", "target": Numeric(0, 10)}
+    (tmp_path / "curves.npz").write_bytes(model_file(Model(**given)))
     (tmp_path / "new.csv").write_text(NEW)
     return tmp_path
 
@@ -98,6 +107,65 @@ def test_a_model_is_shown_in_the_units_of_its_table(folder):
     assert "Predicts the probability of sold = yes" in shown
 
 
+def test_curves_are_shown_in_the_units_of_its_table(folder):
+    shown = " ".join(invoke("show", "curves.npz").stdout.replace("│", " ").split())
+    for text in (
+        "Predicts the mean of sold. A factor is what it is multiplied by. A column "
+        "has a factor of 1 at its center, or in no category.",
+        "rooms 3 knots, -2 to 10 0.004087 to 90.02",  # e^-5.5 to e^4.5
+        *("rooms 0 0.0302", "rooms 4 1", "rooms 8 12.18"),  # e^-3.5, e^2.5
+        "town Lier 0.3679",
+        "constant all at their centers or in no category 16.49",
+    ):
+        assert text in shown
+
+
+@pytest.mark.parametrize("name", ["out", "label.npz", "curves.npz"])
+def test_a_plot_is_a_whole_picture(folder, name):
+    for options in ([], ["--dark"]):
+        result = invoke("plot", name, *options)
+        assert (result.exit_code, result.stdout) == (0, "wrote curves.png\n")
+        picture = matplotlib.image.imread(folder / "curves.png")
+        assert (picture[0, 0, :3].mean() < 0.2) == bool(options)  # dark
+        assert np.ptp(picture[..., :3]) > 0.7
+    assert invoke("plot", name, "--output", "p/q.svg").exit_code == 0
+    ElementTree.parse(folder / "p" / "q.svg")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("matplotlib.figure.Figure.savefig", lambda *x, **y: 1 / 0)
+        assert isinstance(invoke("plot", name).exception, ZeroDivisionError)
+    assert np.array_equal(matplotlib.image.imread(folder / "curves.png"), picture)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.npz"], "none.npz"),
+        (["new.csv"], "MODEL must be a file that dpjax train has written"),
+        (
+            ["out", "--output", "p.pdf"],
+            "--output must be a file that ends in .png or .s",
+        ),
+        (["out", "--output", "new.csv/p.png"], "--output must be a file, in a folder"),
+        (
+            ["m.png", "--output", "m.png"],
+            "--output must be another file than MODEL m.p",
+        ),
+        (["constant.npz"], "MODEL must be a model that reads a column, got"),
+    ],
+)
+def test_what_plot_refuses(folder, arguments, message):
+    made = load_model(folder / "out")
+    constant = dataclasses.replace(made, params=np.zeros(1), columns={})
+    for name, one in (("m.png", made), ("constant.npz", constant)):
+        (folder / name).write_bytes(model_file(one))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    result = invoke("plot", *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert after == before
+
+
 def test_no_control_character_of_a_model_reaches_the_terminal(folder):
     bad = "\x1b[2J\x9b2J\nPrivacy: epsilon = 0\x07\u202e\ud800"
     privacy = PrivacyGuarantee.of(1.0, 1e-5, dp_event=NonPrivateDpEvent())
@@ -109,6 +177,8 @@ def test_no_control_character_of_a_model_reaches_the_terminal(folder):
         **{"method": bad, "data": bad, "target_unit": bad, "versions": {bad: bad}},
     )
     (folder / "bad.npz").write_bytes(model_file(made))
+    assert invoke("plot", "bad.npz", "--output", "bad.svg").exit_code == 0
+    ElementTree.parse(folder / "bad.svg")  # XML holds no control characters
     for result in (invoke("show", "bad.npz"), invoke("predict", "bad.npz", "new.csv")):
         text = result.stdout + result.stderr
         assert not set("\x1b\x9b\x07\u202e\ud800") & set(text)

@@ -16,6 +16,7 @@ from dpjax.cli._plot import plot_test_risk
 from dpjax.cli._runs import (
     ZERO,
     Scores,
+    name_of,
     score_run,
     system_key,
     train_baselines,
@@ -24,6 +25,7 @@ from dpjax.cli._runs import (
 from dpjax.cli._settings import EstimatorName, Settings
 from dpjax.datasets import Dataset, Numeric
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Truncation
+from dpjax.solvers import dp_additive_model
 
 
 def asked(**options):
@@ -68,20 +70,48 @@ def test_defaults_follow_from_the_task_and_the_sizes(task, loss, learning_rate):
     assert named.descent.num_steps == named.arguments["num_steps"] == 300
 
 
-def test_without_settings_the_linear_model_is_trained():
+@pytest.mark.parametrize(
+    ("options", "num_knots"),
+    [({}, 11), ({"epsilon": 1}, 3), ({"epsilon": 0.1}, 0), ({"max_features": 2}, None)],
+)
+def test_the_plan_has_as_many_curves_as_the_solver_makes(options, num_knots):
     data = dataset(n=400, task="classification")
-    shown = []
-    plan = make_plan(Settings(source="x", epsilon=8.0), data, is_named=False)
+    settings = Settings(**{"source": "x", "epsilon": 8.0} | options)
+    plan = make_plan(settings, data, is_named=False)
+    assert name_of(plan) == f"DP {'additive' if num_knots else 'linear'} model"
+    assert settings.may_bend == (num_knots is not None)
+    if settings.may_bend:
+        solution = jax.eval_shape(
+            lambda: dp_additive_model(
+                *("logistic", data.train),
+                **{"key": jax.random.key(0), "smooth": [0, 1], "intercept": -1},
+                **{"epsilon": settings.epsilon, "delta": 400**-1.1},
+            )
+        )
+        assert len(solution.params.knots) == num_knots
+
+
+@pytest.mark.parametrize("model", [None, "linear"])
+def test_without_settings_a_model_is_trained(model):
+    data = dataset(n=400, task="classification")
+    settings = Settings(source="x", epsilon=8.0, model=model)
+    plan, shown = make_plan(settings, data, is_named=False), []
     run = train_private(
         plan, data, key=jax.random.key(0), on_step=lambda *x: shown.append(x)
     )
-    assert run.method == "DP linear model"
-    assert (shown[0][1], shown[-1]) == (0, ("DP linear model", 50, 50))
+    name = "DP linear model" if model else "DP additive model"
+    assert run.method == name
+    assert (shown[0][1], shown[-1]) == (0, (name, 50, 50))
     assert run.solution.privacy.epsilon == 8.0
     # One model; where its steps take place, no iterate is one.
     assert run.steps.tolist() == [0]
-    assert np.array_equal(run.iterates, [run.solution.params])
+    scores = score_run(plan, data, run)
+    assert (scores.risks[0] < 0.6, scores.scores[0] > 0.7) == (True, True)
     weights = run.solution.params
+    if model is None:
+        assert run.solution.stats["num_curves"] == 2
+        assert (weights.heights.shape, weights.smooth) == ((2, 11), (0, 1))
+        weights = weights.predict(np.eye(3)) - weights.slopes[2]
     assert weights[0] > 3 * max(abs(weights[1]), abs(weights[2]))
 
 
@@ -91,6 +121,7 @@ def test_the_linear_model_of_an_intercept_alone():
     alone = dataclasses.replace(
         data,
         feature_names=("intercept",),
+        schema={},
         features=data.features[:, 2:],
         test_features=data.test_features[:, 2:],
     )

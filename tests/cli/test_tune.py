@@ -75,7 +75,7 @@ def test_a_grid_is_every_combination():
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        (["speed=1,2"], "--over must be NAME=VALUE,VALUE, NAME one of max_features,"),
+        (["speed=1,2"], "--over must be NAME=VALUE,VALUE, NAME one of model, max_f"),
         (["epsilon=1,2"], "--over must be NAME=VALUE,VALUE, NAME one of"),
         (["loss=squared"], "--over must be NAME=VALUE,VALUE, NAME one of"),
         (["scale"], "--over must be scale=VALUE,VALUE, with one value or more"),

@@ -1,11 +1,13 @@
 """A saved model: what it predicts, in which units, and files that are none."""
 
+import dataclasses
 import io
 import json
 import math
 import pickle
 import zipfile
 
+import jax
 import numpy as np
 import polars as pl
 import pytest
@@ -16,9 +18,17 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model
 from dpjax.models._shared import BoundedColumn, model_file
+from dpjax.solvers import Curves
 
 ROOMS, TOWN = Numeric(4, 2), Categorical(("Ghent", "Lier"))
 COST = Numeric(0, 100)
+
+
+BENT = Curves(
+    np.array([2.0, 1.0, -1.0, 0.5], np.float32),
+    np.array([[3.0, 0.0, 1.0]], np.float32),
+    *((-2.0, 0.0, 2.0), (0,), 3),
+)
 
 
 def model(**changes):
@@ -76,6 +86,50 @@ def test_coefficients_predict_as_the_model_does():
     assert odds["intercept"] + 4 * odds["rooms"] == pytest.approx(0.5)
 
 
+def test_curves_predict_as_they_are_shown():
+    made = model(params=BENT)
+    (grid, values), (towns, of_towns) = made.shapes().values()
+    assert grid.tolist() == [-4, 0, 4, 8, 12]  # four scales from the center
+    assert values.tolist() == [-500, -100, 0, 500, 900]
+    assert (towns.tolist(), of_towns.tolist()) == (["Ghent", "Lier"], [100, -100])
+    assert made.constant == 350
+    by_hand = 350 + np.interp([6, 4, 4], grid, values) + [100, 0, -100]
+    assert made.predict(TABLE).tolist() == by_hand.tolist() == [700, 350, 250]
+    straight = model().shapes()
+    assert straight["rooms"].grid.tolist() == [-4, 12]
+    assert straight["rooms"].values.tolist() == [-800, 800]
+    held = model(columns={"rooms": Numeric(4, 2, 0.5), "town": TOWN}).shapes()
+    assert held["rooms"].grid.tolist() == [3, 5]
+    odds = model(params=BENT, link="log", target=COST)
+    assert odds.shapes()["rooms"].values[-1] == 9
+    assert odds.constant == pytest.approx(np.log(100) + 0.5)
+    with pytest.raises(ValueError, match="params must be weights; an additive model"):
+        made.coefficients()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"slopes": np.zeros(3)}, "params must be one number for each of 4 features"),
+        ({"slopes": np.zeros(4, int)}, "params must be one number for each of 4"),
+        ({"heights": np.zeros((1, 2))}, "params must be heights of shape"),
+        ({"heights": np.zeros((1, 3), int)}, "params must be heights of shape"),
+        ({"heights": np.zeros((1, 3, 2))}, "params must be heights of shape"),
+        ({"knots": (0.0, 0.0, 1.0)}, "params must be of two or more knots, ascending"),
+        ({"knots": (0.0, 1.0, math.inf)}, "params must be of two or more knots"),
+        ({"knots": (math.nan, 0.0, 1.0)}, "params must be of two or more knots"),
+        ({"knots": (0.0,)}, "params must be of two or more knots"),
+        ({"smooth": ()}, "params must be curves of different features among"),
+        ({"smooth": (1,)}, "params must be curves of different features among"),
+        ({"smooth": (0, 0)}, "params must be curves of different features among"),
+        ({"intercept": None}, "params must be of the intercept 3, got None"),
+    ],
+)
+def test_curves_are_of_the_columns(changes, message):
+    with pytest.raises(ValueError, match=message):
+        model(params=dataclasses.replace(BENT, **changes))
+
+
 def test_a_log_link_predicts_means_of_the_exposure():
     made = model(link="log", target=COST)
     means = 100 * np.exp([3.5, 0.5, -0.5])
@@ -109,6 +163,7 @@ def save(folder, content, name="model.npz"):
     "changes",
     [
         {},
+        {"params": BENT},
         {"columns": {"rooms": Numeric(4, 2, 0.5), "töwn,\n": TOWN}},
         {"link": "logit", "target": Categorical(("yes",))},
         {"link": "log", "target": COST, "exposure": BoundedColumn("years", 2.0)},
@@ -122,7 +177,11 @@ def test_what_is_loaded_is_what_was_saved(tmp_path, changes):
     path = save(tmp_path, content)
     for loaded in (load_model(path), load_model(str(tmp_path))):
         assert model_file(loaded) == content
-        assert np.array_equal(loaded.params, made.params)
+        same = jax.tree.map(np.array_equal, loaded.params, made.params)
+        assert jax.tree.all(same)
+        assert loaded.predict(TABLE | {"töwn,\n": TABLE["town"]}).tolist() == (
+            made.predict(TABLE | {"töwn,\n": TABLE["town"]}).tolist()
+        )
         names = "columns", "target", "link", "versions", "target_unit", "data"
         for name in (*names, "exposure"):
             assert getattr(loaded, name) == getattr(made, name)
@@ -154,17 +213,31 @@ def content_of(file):
 def changed(**entries):
     """A file whose JSON has other entries."""
     content = content_of(model_file(model())) | entries
-    return archive(params=np.zeros(4), model=np.array(json.dumps(content)))
+    return filed(json.dumps(content))
 
 
-def shaped(size, compression=zipfile.ZIP_STORED):
-    """A file whose weights are said to be so many."""
+def filed(text, heights=None):
+    """A file of zeros whose JSON is a text."""
+    heights = np.zeros((0, 0)) if heights is None else heights
+    return archive(params=np.zeros(4), heights=heights, model=np.array(text))
+
+
+def bent(heights=None, **changes):
+    """A file of a curve, which nothing is wrong with but the changes."""
+    content = content_of(model_file(model()))
+    content |= {"curves": ["rooms"], "knots": [-1, 1]} | changes
+    heights = np.zeros((1, 2)) if heights is None else heights
+    return filed(json.dumps(content), heights)
+
+
+def shaped(size, compression=zipfile.ZIP_STORED, name="params"):
+    """A file whose weights or heights are said to be so many."""
     entry, file = io.BytesIO(), io.BytesIO(changed())
     about = {"descr": "<f8", "fortran_order": False, "shape": (size,)}
     np.lib.format.write_array_header_1_0(entry, about)
     with zipfile.ZipFile(file) as whole:
         entries = {name: whole.read(name) for name in whole.namelist()}
-    entries["params.npy"] = entry.getvalue() + bytes(32)
+    entries[f"{name}.npy"] = entry.getvalue() + bytes(32)
     with zipfile.ZipFile(file := io.BytesIO(), "w", compression) as made:
         for name, content in entries.items():
             made.writestr(name, content)
@@ -194,10 +267,17 @@ def test_files_that_are_no_models(tmp_path):
         *(b"", b"a,b\n1,2\n", whole[:10], whole[: len(whole) // 2], whole[:-1]),
         bytes(middle),
         archive(params=np.zeros(4)),
-        archive(params=np.zeros(4), model=np.array("{")),
-        archive(params=np.zeros(4), model=np.array("3")),
-        archive(params=np.zeros(4), model=np.zeros(2)),
-        archive(params=np.zeros(4), model=np.array("{}")),
+        *(filed("{"), filed("3"), archive(params=np.zeros(4), model=np.zeros(2))),
+        archive(params=np.zeros(4), model=np.array(json.dumps(content_of(whole)))),
+        *(bent(curves=said) for said in ("rooms", None, [], ["town=Lier"], ["x"], [0])),
+        *(bent(curves=[["rooms"]]), bent(curves=["rooms", "rooms"])),
+        *(
+            bent(knots=said)
+            for said in ([1, -1], ["1", 2], [1], [], None, [1, 10**400])
+        ),
+        *(bent(np.zeros(shape)) for shape in ((0, 0), (1, 3), (2, 2), (1,), (1, 2, 1))),
+        *(bent(np.zeros((1, 2), kind)) for kind in (int, complex, "U1")),
+        filed(json.dumps(content_of(whole)), np.zeros((1, 2))),
         *(changed(columns={}), changed(columns=3), changed(link="exp")),
         changed(columns={"rooms": {"center": 0, "scale": 0}}),
         changed(columns={"rooms": {"center": 0}, "town": {"categories": 3}}),
@@ -224,19 +304,32 @@ def test_files_that_are_no_models(tmp_path):
                 ("description", None),
             )
         ),
-        archive(params=np.zeros(4), model=np.array("[" * 100_000)),
-        *(shaped(size) for size in (10**20, 2**62, 10**11, -4)),
+        filed("[" * 100_000),
+        *(
+            shaped(size, name=name)
+            for size in (10**20, 2**62, 10**11, -4)
+            for name in ("params", "heights")
+        ),
         shaped(4, zipfile.ZIP_DEFLATED),
     ]
     for content in contents:
         with pytest.raises(ValueError, match="model must be a file that dpjax train"):
             load_model(save(tmp_path, content))
-    load_model(save(tmp_path, changed()))  # which nothing is wrong with
-    later = save(tmp_path, changed(format=2))
-    with pytest.raises(ValueError, match=r"model must be of format 1, .* got 2"):
-        load_model(later)
+    for content in (changed(), bent()):  # which nothing is wrong with
+        load_model(save(tmp_path, content))
     with pytest.raises(FileNotFoundError):
         load_model(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize(
+    ("version", "writer"),
+    [(3, "a later"), (1, "an earlier"), (None, "an earlier"), (True, "an earlier")],
+)
+def test_files_of_other_versions_are_refused(tmp_path, version, writer):
+    path = save(tmp_path, changed(format=version))
+    said = f"model must be of format 2, .*; {writer} version wrote .*, got {version}"
+    with pytest.raises(ValueError, match=said):
+        load_model(path)
 
 
 @pytest.mark.parametrize(

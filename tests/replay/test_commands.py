@@ -174,6 +174,7 @@ def train(schema="squared", loss=None, **options):
     return words
 
 
+CURVES = {"model": "additive", "epsilon": 85}  # 60 records need as much for knots
 CASES = {
     "linear model": train(),
     "labels": train("logistic", holdout=0.3),
@@ -186,6 +187,18 @@ CASES = {
         **{"method": "gradient-descent", "steps": 3, "batching": "poisson"},
         batch_size=10,
     ),
+    "curves": train(
+        "logistic", **CURVES | {"epsilon": 40}, holdout=0.3, ledger="t.toml"
+    ),
+    "curves of weights": train("weighted", "squared", **CURVES, quick=""),
+    "curves in ranges": train(
+        *("open", "huber"), **CURVES, private_ranges=0.5, checkpoint="kept"
+    ),
+    "tuned curves": [
+        *("tune", "DATA", "--schema", "../logistic.toml", "--epsilon", 85, "--loss"),
+        *("logistic", "--method", "linear-model", "--over", "model=additive,linear"),
+        *("--trials", 2, "--output", "out"),
+    ],
     "ranges": train("open", "squared", private_ranges=0.5, method="frank-wolfe"),
     "ranges of amounts": train("open", "squared", private_ranges=0.2, holdout=0.2),
     "lasso": train(method="lasso", ledger="t.toml"),
@@ -207,6 +220,7 @@ QUICK = {"gradient descent", "ranges", "checkpoint", "schema"}
 OF_UNITS = {
     "descent": train(unit="who", holdout=0.5, method="gradient-descent", steps=2),
     "linear model": train(unit="who", max_records=2, ledger="t.toml", holdout=0.5),
+    "curves": train("logistic", **CURVES, unit="who", max_records=2),
 }
 
 
@@ -232,7 +246,11 @@ def test_no_odd_byte_of_utf16_shows(commands):
 
 
 @pytest.mark.parametrize(
-    "name", ["descent", pytest.param("linear model", marks=pytest.mark.slow)]
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "descent" else pytest.mark.slow)
+        for name in OF_UNITS
+    ],
 )
 def test_no_person_moves_another(commands, name):
     # The first person has a record less, others, or more than count.
