@@ -1,7 +1,7 @@
 """Grouped: norm-wise influences that act on each group of leaves by itself."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,7 @@ class Grouped(NormBounded):
 
     estimator: NormEstimator
     groups: tuple[Group, ...]
+    needs_leaves: ClassVar[bool] = True
 
     def __post_init__(self):
         _validate.require(

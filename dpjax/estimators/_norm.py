@@ -43,6 +43,9 @@ class NormBounded(Estimator):
     the clip norm, or the scale of a smooth bound.
     """
 
+    # Whether `bound_fn` looks at single leaves, which then are not stacked before.
+    needs_leaves: ClassVar[bool] = False
+
     @property
     @abc.abstractmethod
     def limit(self) -> Scalar:
@@ -85,6 +88,7 @@ class NormBounded(Estimator):
         bound = self.bound_fn()
 
         def prepare(samples: FactoredSamples) -> FactoredSamples:
+            samples = samples if self.needs_leaves else samples.stacked()
             return by_row(bound, samples.num_rows)(materialized(samples.finite()))[0]
 
         return Summands(stream, prepare)
