@@ -39,14 +39,16 @@ class Stacked:
         groups: dict[Any, list[int]] = {}
         for i, x in enumerate(leaves):
             groups.setdefault(_kind(x) or i, []).append(i)
-        found: list[tuple[int, ...]] = []
-        for group in groups.values():
-            found += [tuple(group)] if len(group) > MANY else [(i,) for i in group]
+        found = [
+            part
+            for group in groups.values()
+            for part in ([group] if len(group) > MANY else [[i] for i in group])
+        ]
         stacks = [
             stack([leaves[i] for i in group], 1) if group[1:] else leaves[group[0]]
             for group in found
         ]
-        return cls(stacks, tuple(found), structure)
+        return cls(stacks, tuple(map(tuple, found)), structure)
 
     def unstacked(self) -> PyTree:
         """Returns the sum of samples as the pytree that it was."""
@@ -68,7 +70,6 @@ def unstacked(tree: PyTree) -> PyTree:
 
 def _kind(x: Any) -> Any:
     """Returns what leaves that may be stacked have in common, None for others."""
-    is_alone = (
-        isinstance(x, Leaf) or x.size > SMALL * len(x) or num_other_devices(x) > 1
-    )
-    return None if is_alone else (x.shape, x.dtype, varying_axes(x))
+    if isinstance(x, Leaf) or x.size > SMALL * len(x) or num_other_devices(x) > 1:
+        return None
+    return x.shape, x.dtype, varying_axes(x)

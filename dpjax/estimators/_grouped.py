@@ -1,7 +1,7 @@
 """Grouped: norm-wise influences that act on each group of leaves by itself."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,6 @@ class Grouped(NormBounded):
 
     estimator: NormEstimator
     groups: tuple[Group, ...]
-    needs_leaves: ClassVar[bool] = True
 
     def __post_init__(self):
         _validate.require(
@@ -109,6 +108,11 @@ class Grouped(NormBounded):
         # of itself, the root by half of that: NORM_ERROR has room for G = 2,000.
         most = limits.max()
         return most * jnp.sqrt(jnp.sum((limits / most) ** 2))
+
+    @property
+    def needs_leaves(self) -> bool:
+        """See `NormBounded.needs_leaves`."""
+        return True
 
     @property
     def sizes(self) -> jax.Array:

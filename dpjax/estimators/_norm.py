@@ -43,8 +43,10 @@ class NormBounded(Estimator):
     the clip norm, or the scale of a smooth bound.
     """
 
-    # Whether `bound_fn` looks at single leaves, which then are not stacked before.
-    needs_leaves: ClassVar[bool] = False
+    @property
+    def needs_leaves(self) -> bool:
+        """Whether `bound_fn` looks at single leaves: then none are stacked before."""
+        return False
 
     @property
     @abc.abstractmethod
