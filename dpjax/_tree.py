@@ -1,6 +1,7 @@
 """Dataclasses as pytrees, trees as vectors, numbers as floats of a dtype."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,6 +126,30 @@ def _called(tree):
             for i, x in zip(some, _barrier([leaves[i] for i in some]), strict=True):
                 leaves[i] = x
     return structure.unflatten(leaves)
+
+
+def stack(arrays: list[jax.Array], axis: int) -> jax.Array:
+    """Returns arrays of one shape, stacked along a new axis.
+
+    XLA compiles equal operations once. So many arrays are stacked some at a time, and
+    likewise split.
+    """
+    size = math.isqrt(len(arrays))
+    some = [jnp.stack(arrays[i : i + size], axis) for i in range(0, len(arrays), size)]
+    return jnp.concatenate(materialized(some), axis)
+
+
+def split(x: jax.Array, sizes: list[int]) -> list[jax.Array]:
+    """Returns so many rows of an array each, one part after the other."""
+    size = math.isqrt(len(sizes)) if len(sizes) > 64 else len(sizes)
+    some = [sizes[i : i + size] for i in range(0, len(sizes), size)]
+    parts = jnp.split(x, list(itertools.accumulate(map(sum, some)))[:-1])
+    parts = materialized(parts) if len(parts) > 1 else parts
+    return [
+        row
+        for part, of in zip(parts, some, strict=True)
+        for row in jnp.split(part, list(itertools.accumulate(of))[:-1])
+    ]
 
 
 def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:

@@ -12,6 +12,8 @@ numbers. It has three forms, one after the other:
 3. `digits.Digits`: the sum of a block of them, as a few integers for each coordinate of
    a sample, which add without rounding.
 
+Where a sample has many small arrays of one shape they are one (`stacks.Stacked`).
+
 `fold.fold_mean` takes a stream to its mean, and `groups.group_means` to means of groups
 of rows. `layout` decides how many rows are read at once, `norms` measures samples, and
 `order_statistics` sorts them by coordinate where a mean is of the middle ones.

@@ -47,7 +47,8 @@ from dpjax._sharding import num_shares, psum, zeros
 from dpjax._sums.digits import Digits
 from dpjax._sums.layout import Layout, Sizes
 from dpjax._sums.leaves import Influence
-from dpjax._sums.stream import MANY, FactoredSamples, SampleStream
+from dpjax._sums.stacks import MANY
+from dpjax._sums.stream import FactoredSamples, SampleStream
 from dpjax._tree import as_float, by_row, like, num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
@@ -75,6 +76,8 @@ def fold_mean(
     summands: Summands, limit: Scalar | None, *, normalize_by: Scalar
 ) -> tuple[PyTree, PyTree]:
     """Returns a sum divided by `normalize_by`, and the aux of all rows.
+
+    Leaves of the sum may be stacked: see `unstacked`.
 
     Args:
         summands: what is summed.
@@ -109,7 +112,7 @@ class Fold:
         read: as `SampleStream.reader` returns it.
         made: one sample without its numbers, as it is read.
         row: as it is summed.
-        shape: the pytree of a sum.
+        shape: the pytree of a sum, in which small leaves may be `Stacked`.
         aux: of one row.
     """
 
@@ -120,7 +123,7 @@ class Fold:
 
         def one() -> tuple[FactoredSamples, FactoredSamples, PyTree]:
             made, aux = self.read(0, 1)
-            return made, self.prepare(made), aux
+            return made, self.prepare(made).stacked(), aux
 
         self.made, self.row, self.aux = jax.eval_shape(one)
         self.shape = jax.eval_shape(lambda: self.row.build(self.row.zeros()))
@@ -218,7 +221,7 @@ class Fold:
             aux,
             new,
         )
-        samples = self.prepare(samples)
+        samples = self.prepare(samples).stacked()
         row = inside + jnp.arange(size)
         if not is_whole:
             stop = num_rows if span is None else span.stop

@@ -11,6 +11,7 @@ sample may cancel, and then no norm bounds how their sum is rounded.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -97,15 +98,36 @@ class OuterProducts:
         )
 
 
+@dataclass(frozen=True)
+class _Values:
+    """What leaves have in common that hold their numbers as one array."""
+
+    values: jax.Array
+
+    @property
+    def numbers(self) -> tuple[jax.Array, ...]:
+        """The array."""
+        return (as_float(self.values),)
+
+    def finite(self) -> Self:
+        """Returns rows in which NaN and infinities count as zero."""
+        return replace(self, values=as_finite(self.values))
+
+    def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
+        """Returns the square of the norm of one sample times a number."""
+        (values,) = self.numbers
+        return sum_of_squares(values * like(inverse_unit, values))
+
+
 @register("places", "values")
 @dataclass(frozen=True)
-class TableRows:
+class TableRows(_Values):
     """A leaf of n samples: tables of zeros, but for a few rows.
 
     Attributes:
+        values: the rows, shape (n, t, q); zero where a place is outside of the table.
         places: shape (n, t), of a type that num_rows fits in: where rows stand. No
             place stands twice in a sample: see `of`.
-        values: the rows, shape (n, t, q); zero where a place is outside of the table.
         num_rows: of a table.
         build: returns the leaf of a table (num_rows, q): its entries, in another order.
 
@@ -118,7 +140,6 @@ class TableRows:
     """
 
     places: jax.Array
-    values: jax.Array
     num_rows: int
     build: Callable[[jax.Array], jax.Array]
 
@@ -161,7 +182,7 @@ class TableRows:
 
         if size > 1:
             places, values = jax.vmap(once)(places, values)
-        return cls(places, values, num_rows, build)
+        return cls(values, places, num_rows, build)
 
     def written_out(self) -> jax.Array:
         """Returns the leaf as an array (n, ...)."""
@@ -175,19 +196,6 @@ class TableRows:
     def zeros(self) -> jax.Array:
         """Returns a sum of no rows, before `build`."""
         return _zeros((self.num_rows, self.values.shape[2]), self.values)
-
-    @property
-    def numbers(self) -> tuple[jax.Array, ...]:
-        """The rows."""
-        return (self.values,)
-
-    def finite(self) -> "TableRows":
-        """Returns rows in which NaN and infinities count as zero."""
-        return replace(self, values=as_finite(self.values))
-
-    def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
-        """Returns the square of the norm of one sample times a number."""
-        return sum_of_squares(self.values * like(inverse_unit, self.values))
 
     def weighted(self, weight: jax.Array) -> "TableRows":
         """Returns one sample times a weight."""
@@ -204,7 +212,7 @@ class TableRows:
 
 @register("values", "weights")
 @dataclass(frozen=True)
-class Arrays:
+class Arrays(_Values):
     """A leaf of n samples that is held as it is.
 
     Attributes:
@@ -212,7 +220,6 @@ class Arrays:
         weights: shape (n,), what rows are multiplied by as they are added, if anything.
     """
 
-    values: jax.Array
     weights: jax.Array | None = None
 
     is_smaller = False
@@ -230,20 +237,6 @@ class Arrays:
         # Sharded like a row of the leaf: it may be that of a sharded parameter.
         row = zeros(self.values, (1, *self.values.shape[1:]))[0]
         return row if row.dtype == jnp.float64 else row.astype(jnp.float32)
-
-    @property
-    def numbers(self) -> tuple[jax.Array, ...]:
-        """The array."""
-        return (as_float(self.values),)
-
-    def finite(self) -> "Arrays":
-        """Returns rows in which NaN and infinities count as zero."""
-        return Arrays(as_finite(self.values))
-
-    def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
-        """Returns the square of the norm of one row times a number."""
-        (values,) = self.numbers
-        return sum_of_squares(values * like(inverse_unit, values))
 
     def weighted(self, weight: jax.Array) -> "Arrays":
         """Returns one row times a weight."""

@@ -17,10 +17,9 @@ import numpy as np
 from dpjax import _validate
 from dpjax._sharding import num_shares
 from dpjax._sums.leaves import Arrays, Influence, Leaf, zero_unless
+from dpjax._sums.stacks import Stacked
 from dpjax._tree import materialized, register
 from dpjax._types import PyTree, Scalar
-
-MANY = 64  # leaves
 
 
 @register("leaves")
@@ -53,6 +52,12 @@ class FactoredSamples:
     def with_parts(self, parts: list[Any]) -> "FactoredSamples":
         """Returns samples with other leaves, of which some may be arrays."""
         return FactoredSamples(self._unflatten(parts), self.work)
+
+    def stacked(self) -> "FactoredSamples":
+        """Returns samples with small arrays of one shape stacked, if they are many."""
+        stacked = Stacked.of(self.leaves)
+        is_same = not any(group[1:] for group in stacked.groups)
+        return self if is_same else FactoredSamples(stacked, self.work)
 
     def written_out(self) -> PyTree:
         """Returns the samples as a pytree of arrays."""

@@ -60,6 +60,11 @@ class Counting(NormBounded):
         return len(self.sizes)
 
     @property
+    def needs_leaves(self) -> bool:
+        """See `NormBounded.needs_leaves`."""
+        return self.estimator.needs_leaves
+
+    @property
     def half(self) -> Scalar:
         """What a sample adds to a count: plus or minus this."""
         odds = self.share / (1 - self.share) / self.num_groups

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying
 from dpjax._sums.fold import FEW_ROWS, Summands, check_rows_per_divisor, fold_mean
+from dpjax._sums.stacks import unstacked
 from dpjax._sums.stream import FactoredSamples, SampleStream
 from dpjax._tree import by_row, like
 from dpjax._types import (
@@ -238,7 +239,7 @@ class Estimator(abc.ABC):
         mean, aux = fold_mean(
             self.summands(stream), self.limit, normalize_by=normalize_by
         )
-        return self._within_limit(mean, normalize_by), aux
+        return unstacked(self._within_limit(mean, normalize_by)), aux
 
     def _within_limit(self, mean: PyTree, normalize_by: Scalar) -> PyTree:
         # Moves neighbours no farther apart; sensitivity() needs the largest result.

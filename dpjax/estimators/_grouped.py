@@ -110,6 +110,11 @@ class Grouped(NormBounded):
         return most * jnp.sqrt(jnp.sum((limits / most) ** 2))
 
     @property
+    def needs_leaves(self) -> bool:
+        """See `NormBounded.needs_leaves`."""
+        return True
+
+    @property
     def sizes(self) -> jax.Array:
         """See `NormBounded.sizes`."""
         return jnp.concatenate([each.sizes for each in self._each()])

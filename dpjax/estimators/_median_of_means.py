@@ -12,6 +12,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._sums.groups import group_means
 from dpjax._sums.order_statistics import median
+from dpjax._sums.stacks import unstacked
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_column, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
@@ -123,8 +124,7 @@ class MedianOfMeans(Estimator):
         )
         means, aux = group_means(self.inner.summands(stream), self.limit, sizes=sizes)
         means = jax.vmap(self._within_limit)(means, jnp.asarray(sizes))
-
-        return jax.tree.map(partial(by_column, median), means), aux
+        return unstacked(jax.tree.map(partial(by_column, median), means)), aux
 
     @classmethod
     def for_failure_prob(

@@ -44,6 +44,11 @@ class NormBounded(Estimator):
     """
 
     @property
+    def needs_leaves(self) -> bool:
+        """Whether `bound_fn` looks at single leaves: then none are stacked before."""
+        return False
+
+    @property
     @abc.abstractmethod
     def limit(self) -> Scalar:
         """The largest l2 norm of an influence, hence size of any coordinate."""
@@ -85,6 +90,7 @@ class NormBounded(Estimator):
         bound = self.bound_fn()
 
         def prepare(samples: FactoredSamples) -> FactoredSamples:
+            samples = samples if self.needs_leaves else samples.stacked()
             return by_row(bound, samples.num_rows)(materialized(samples.finite()))[0]
 
         return Summands(stream, prepare)

@@ -7,7 +7,6 @@ with the right mass. The sign is a bit of its own, so noise is symmetric; a law 
 symmetry takes it for the choice of its half.
 """
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dpjax._sharding import num_other_devices
-from dpjax._tree import materialized
+from dpjax._tree import materialized, split
 from dpjax._types import Key, PyTree
 
 TOGETHER = 2**20  # entries, for which two words of random bits take 8 MiB
@@ -58,13 +57,12 @@ def _together(
         (leaf,) = leaves
         place = jax.typeof(leaf).sharding
         return [sampler(key, leaf.shape, leaf.dtype, out_sharding=place)]
-    ends = list(itertools.accumulate(x.size for x in leaves))
+    sizes = [x.size for x in leaves]
     # Materialized, because else the quantile would be compiled again for each leaf.
-    vector = materialized(sampler(key, (ends[-1],), leaves[0].dtype))
-    parts = jnp.split(vector, ends[:-1])
+    vector = materialized(sampler(key, (sum(sizes),), leaves[0].dtype))
     return [
         _placed_like(leaf, part.reshape(leaf.shape))
-        for leaf, part in zip(leaves, parts, strict=True)
+        for leaf, part in zip(leaves, split(vector, sizes), strict=True)
     ]
 
 

@@ -1,5 +1,6 @@
 """The fold: digits that add exactly, in any chunks; records in order; little memory."""
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -13,12 +14,15 @@ from dpjax._sums.fold import block_length
 from dpjax._sums.layout import Layout, Sizes
 from dpjax._sums.stream import SampleStream
 from dpjax.estimators import (
+    AdaptiveThreshold,
     Clipping,
     MedianOfMeans,
+    Scaled,
     SmoothedTruncation,
     Truncation,
     Winsorization,
 )
+from dpjax.estimators._adaptive import Counted
 from dpjax.gradients import robust_grad
 
 AWKWARD = [1, 2, 63, 64, 65, 127, 129, 1000, 4097]
@@ -209,14 +213,43 @@ def test_memory_does_not_grow_with_the_batch(estimator):
     assert max(many, most) < 1.1 * several
 
 
-@pytest.mark.parametrize("estimator", [Clipping(1.0), Truncation(0.5)], ids=str)
-def test_many_leaves_are_summed_without_a_loop(estimator):
-    # A loop that carries a sum for each of 2,000 leaves would compile for minutes.
+def many_leaves(num_rows, sizes):
     rng = np.random.default_rng(0)
-    rows = jnp.asarray(rng.normal(size=(16, 100, 3)), jnp.float32)
-    samples = {str(i): rows[:, i] for i in range(100)}
+    return {
+        f"{i}": jnp.asarray(rng.normal(size=(num_rows, 3, size)), dtype)
+        for i, (size, dtype) in enumerate(
+            zip(sizes, itertools.cycle(("float32", "float16")), strict=False)
+        )
+    }
+
+
+@pytest.mark.parametrize("estimator", [Clipping(1.0), Truncation(0.5)], ids=str)
+def test_many_shapes_are_summed_without_a_loop(estimator):
+    # A loop that carries a sum for each of 2,000 leaves would compile for minutes.
+    samples = many_leaves(16, range(1, 101))
+    assert "while" not in jax.jit(estimator).lower(samples).as_text()
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        Clipping(2.0),
+        Truncation(0.5),
+        MedianOfMeans(Clipping(2.0), 3),
+        Scaled(Clipping(2.0), 2.0).measured,
+        AdaptiveThreshold(Clipping(2.0), lower=1e-3, upper=1e3).counting,
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_many_leaves_of_one_shape_are_summed_as_one(estimator):
+    samples = many_leaves(300, [2] * 150)
+    samples["0"] = samples["0"].at[0].set(np.nan)
     mean = jax.jit(estimator)
-    assert "while" not in mean.lower(samples).as_text()
-    expected = jax.jit(estimator)(rows)
-    for i in range(100):
-        np.testing.assert_allclose(mean(samples)[str(i)], expected[i], atol=1e-6)
+    assert mean.lower(samples).as_text().count("is_finite") < 10
+    expected = estimator(jnp.stack([x.astype("float32") for x in samples.values()], 1))
+    actual = mean(samples)
+    if isinstance(actual, Counted):
+        np.testing.assert_array_equal(actual.short, expected.short)
+        actual, expected = actual.mean, expected.mean
+    for i, x in enumerate(samples):
+        np.testing.assert_allclose(actual[x], expected[i], atol=1e-6)
