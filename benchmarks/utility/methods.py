@@ -29,16 +29,18 @@ Weights = np.ndarray | jax.Array
 
 @dataclass(frozen=True)
 class Method:
-    """One way to fit a linear model.
+    """One way to fit a model.
 
     Attributes:
         name: on the command line and in the record.
         title: in the tables.
-        fit: (problem, keys, epsilon) to weights (d, keys), and facts to record.
+        fit: (problem, keys, epsilon) to weights (d, keys), or test predictions
+            (m, keys) on the page's first part, and facts to record.
         tasks: the losses it serves.
         is_private: whether what it returns is.
         row_norm: test rows longer than this are scaled down, as in its training.
-        needs: "intercept" where it serves only problems with a column of ones.
+        needs: "intercept" where it serves only problems with a column of ones,
+            "schema" where only those of public units, the real ones.
     """
 
     name: str
@@ -51,9 +53,8 @@ class Method:
 
     def serves(self, data: Problem) -> bool:
         """Whether the problem's task is one of its own."""
-        return data.loss in self.tasks and (
-            self.needs != "intercept" or data.intercept is not None
-        )
+        has = {"": True, "intercept": data.intercept is not None}
+        return data.loss in self.tasks and (has | {"schema": data.is_real})[self.needs]
 
 
 def each(fit_one: Callable[[Problem, jax.Array, float], Weights]):
