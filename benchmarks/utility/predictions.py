@@ -4,16 +4,27 @@ A fit returns test predictions here, so that curves and trees stand beside lines
 "excess" of a row is the test loss itself, and "auc" the area under the ROC curve.
 """
 
+import math
 import warnings
+from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.record import RESULTS, rounded
-from benchmarks.utility import methods
+from benchmarks import comparison, page
+from benchmarks.comparison import (
+    Numbers,
+    Summary,
+    Verdict,
+    table_of_problem,
+    verdicts_table,
+)
+from benchmarks.record import RESULTS, read, rounded
+from benchmarks.utility import methods, problems
 from benchmarks.utility.hindsight import on_device
 from benchmarks.utility.methods import Method, each
 from benchmarks.utility.peers import LeftOut
@@ -190,9 +201,122 @@ def judged(method: Method, data: Problem, found: np.ndarray) -> dict[str, list[f
     """Returns the loss of each column of predictions, and of labels the area, too."""
     del method
     judged = {"excess": [rounded(x) for x in data.mean_loss(found)]}
-    if data.is_real and data.loss == "logistic":
+    if data.loss == "logistic" and data.is_real:
         from sklearn.metrics import roc_auc_score
 
         labels = data.test_targets > 0
         judged["auc"] = [rounded(roc_auc_score(labels, one)) for one in found.T]
     return judged
+
+
+# What was asked: a problem, what is measured, and the bound at each epsilon.
+ASKED: tuple[tuple[str, str, dict[float, float]], ...] = (
+    ("credit_default", "excess", {0.1: 0.466, 0.5: 0.437, 1.0: 0.434, 3.0: 0.430}),
+    ("credit_default", "auc", {0.5: 0.770, 1.0: 0.774, 3.0: 0.780}),
+    ("adult", "excess", {0.1: 0.342, 0.5: 0.316, 1.0: 0.309, 3.0: 0.304, 8.0: 0.300}),
+    ("adult", "auc", {1.0: 0.910}),
+)
+MEASURES = {"excess": "test loss", "auc": "area under the ROC curve"}
+
+
+def parts(path: Path = PATH) -> dict[str, page.Part]:
+    """Returns the parts of the page."""
+    content = read(path)
+    numbers = {one: Numbers(content, one) for one in MEASURES}
+    return {
+        "predictions_source": page.source(path),
+        "predictions": _tables(numbers),
+        "predictions_verdicts": verdicts_table(f"`{ADDITIVE}`", verdicts(numbers)),
+        "predictions_machines": page.machines(content),
+        "feature_range": FEATURE_RANGE[1],
+        "target_ranges": page.listed(TARGET_RANGES),
+    }
+
+
+def _tables(numbers: dict[str, Numbers]) -> Iterator[str]:
+    titles = {name: method.title for name, method in METHODS.items()}
+    losses = numbers["excess"]
+    for name in _names(losses, is_real=True):
+        facts = losses.facts[name]
+        yield (
+            f"**{page.capitalized(facts['title'])}**: n = {facts['n']:,}, "
+            f"d = {facts['d']:,}, {facts['loss']} loss; the best constant has "
+            f"{_constant(facts):.5g}."
+        )
+        for measure, words in MEASURES.items():
+            yield table_of_problem(
+                *(numbers[measure], name, titles, words, cell),
+                is_rival=lambda one: METHODS[one].is_private,
+                best=max if measure == "auc" else min,
+            )
+
+
+def cell(one: Summary) -> str:
+    """Returns a loss or an area, and its standard error where it has one."""
+    error = f" ± {one.error:.1g}" if one.error > 1e-9 * abs(one.mean) else ""
+    return f"{one.mean:.5g}{error}"
+
+
+def _names(numbers: Numbers, *, is_real: bool | None = None) -> list[str]:
+    """Returns the problems, all or of one kind, in the order of their tables."""
+    return [
+        name
+        for name in problems.NAMES
+        if name in numbers.facts and is_real in (None, numbers.facts[name]["is_real"])
+    ]
+
+
+def verdicts(numbers: dict[str, Numbers]) -> Iterator[Verdict]:
+    """Judges what the additive model was asked to reach."""
+    losses = numbers["excess"]
+    for problem, measure, bounds in ASKED:
+        for epsilon, bound in bounds.items():
+            one = numbers[measure].of(problem, ADDITIVE, epsilon)
+            side = "at least" if measure == "auc" else "at most"
+            title = losses.facts.get(problem, {"title": problem})["title"]
+            asked = f"{title}, {MEASURES[measure]}, epsilon "
+            asked += f"{epsilon:g}: {side} {bound:g}"
+            if one is None:
+                yield Verdict(asked, "", None)
+            else:
+                reached = one.mean >= bound if measure == "auc" else one.mean <= bound
+                yield Verdict(asked, cell(one), reached)
+    every = _names(losses)
+    for epsilon in EPSILONS:
+        asked = f"every real and made set, epsilon {epsilon:g}: loss at most that of "
+        asked += f"`{LINEAR}`, two standard errors, and 2 % of its lead on a constant"
+        place = losses, every, (ADDITIVE, LINEAR), epsilon
+        yield comparison.judged(*place, asked, _as_linear, cell)
+    for epsilon in EPSILONS:
+        asked = f"every set with an intercept, epsilon {epsilon:g}: loss at most that "
+        asked += "of the private constant and its standard error"
+        place = losses, every, (ADDITIVE, "constant"), epsilon
+        yield comparison.judged(*place, asked, _as_constant, cell)
+    for measure, is_ahead in ("excess", _below), ("auc", _above):
+        for epsilon in EPSILONS[1:]:
+            asked = f"every set, epsilon {epsilon:g}: ahead of DP-EBM, "
+            asked += MEASURES[measure]
+            place = numbers[measure], every, (ADDITIVE, EBM), epsilon
+            yield comparison.judged(*place, asked, is_ahead, cell)
+
+
+def _constant(facts: Mapping[str, Any]) -> float:
+    return facts["reference_risk"] + facts["intercept_excess"]
+
+
+def _as_linear(facts, ours: Summary, linear: Summary) -> bool:
+    room = 2 * math.hypot(ours.error, linear.error)
+    room += 0.02 * max(_constant(facts) - linear.mean, 0)
+    return ours.mean <= linear.mean + room
+
+
+def _as_constant(_, ours: Summary, bar: Summary) -> bool:
+    return ours.mean <= bar.mean + ours.error
+
+
+def _below(_, ours: Summary, bar: Summary) -> bool:
+    return ours.mean < bar.mean
+
+
+def _above(_, ours: Summary, bar: Summary) -> bool:
+    return ours.mean > bar.mean
