@@ -39,15 +39,15 @@ def write_tables(folder: Path) -> None:
 
 def _predictions() -> str:
     """Returns test losses on real data at epsilon 1, a row a method."""
-    content = read(predictions.PATH)
-    numbers = comparison.Numbers(content)
-    facts = {name: one for name, one in content.facts.items() if one["is_real"]}
+    numbers = comparison.Numbers(read(predictions.PATH))
+    problems = predictions.names(numbers, is_real=True)
     rows = []
     for method in predictions.METHODS.values():
-        found = [numbers.of(name, method.name, 1.0) for name in facts]
+        found = [numbers.of(name, method.name, 1.0) for name in problems]
         cells = ("" if one is None else predictions.cell(one) for one in found)
         rows.append([method.title, *cells])
-    return table(["method", *(one["title"] for one in facts.values())], rows)
+    titles = (numbers.facts[name]["title"] for name in problems)
+    return table(["method", *titles], rows)
 
 
 def _means(numbers: Numbers) -> str:

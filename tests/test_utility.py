@@ -534,7 +534,7 @@ def test_curves_that_are_not_private_follow_a_bend():
     data = small(features=features, targets=targets, d=2)
     data = dataclasses.replace(data, test_features=features, test_targets=targets)
     assert data.smooth == (0,)
-    assert data.mean_loss(predictions.bent(data)[:, None])[0] < 1e-6
+    assert data.mean_loss(predictions.bent(data)[:, None])[0] < 1e-4
 
 
 def test_columns_before_encoding_are_categories_and_numbers():
