@@ -1,6 +1,6 @@
 """The command: measures into records, and writes the pages from them.
 
-`run` measures speed, `utility` what a private linear model is worth, `deep` networks,
+`run` measures speed, `utility` what models of tables are worth, `deep` networks,
 `winners` who wins where, `scaling` many devices, `guarantees --audit` what attacks find
 of the claims, `audit` of one of them; `figures` lists, runs and reports the papers'
 figures. `report` writes every page, and the plots of README and the site, from the
@@ -34,7 +34,9 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     speed.add_arguments(commands.add_parser("run", help="measure speed"))
-    utility.add_arguments(commands.add_parser("utility", help="measure linear models"))
+    utility.add_arguments(
+        commands.add_parser("utility", help="measure models of tables")
+    )
     deep.add_arguments(commands.add_parser("deep", help="train networks"))
     figures.add_arguments(commands.add_parser("figures", help="the papers' figures"))
     one = commands.add_parser("winners", help="measure who wins where, in minutes")

@@ -121,6 +121,20 @@ def keys_of(key: jax.Array, repetitions: int) -> jax.Array:
     )
 
 
+class Verdict(NamedTuple):
+    """One thing asked: what was found, None where the record lacks it."""
+
+    asked: str
+    found: str
+    holds: bool | None
+
+
+def verdicts_table(of: str, verdicts: Iterable[Verdict]) -> str:
+    """Returns a row a verdict."""
+    rows = ([one.asked, one.found, WORDS[one.holds]] for one in verdicts)
+    return table([f"asked of {of}", "found", "holds"], rows)
+
+
 class Summary(NamedTuple):
     """Mean and standard error of a row's repetitions."""
 
@@ -139,10 +153,13 @@ def summary(row: Row | None) -> Summary | None:
 
 
 class Numbers:
-    """A record's numbers, as a page asks for them."""
+    """A record's numbers, as a page asks for them; of another measure than excess."""
 
-    def __init__(self, content: Record):
+    def __init__(self, content: Record, measure: str = "excess"):
         self.rows, self.facts = content.rows, content.facts
+        if measure != "excess":
+            found = {place: row.get(measure, []) for place, row in self.rows.items()}
+            self.rows = {one: {"excess": values} for one, values in found.items()}
         self.epsilons = sorted({epsilon for _, _, epsilon in content.rows})
 
     @property
@@ -172,6 +189,31 @@ class Numbers:
         ]
 
 
+def judged(
+    numbers: Numbers,
+    problems: Iterable[str],
+    methods: tuple[str, str],
+    epsilon: float,
+    asked: str,
+    holds: Callable[[Mapping[str, Any], Summary, Summary], bool],
+    said: Callable[[Summary], str],
+) -> Verdict:
+    """Judges a rule of facts and two methods, on every problem that both have run."""
+    fails, compared = [], 0
+    for name in problems:
+        ours, other = (numbers.of(name, method, epsilon) for method in methods)
+        if ours is None or other is None:
+            continue
+        compared += 1
+        if not holds(numbers.facts[name], ours, other):
+            title = numbers.facts[name]["title"]
+            fails.append(f"{title} {said(ours)} against {said(other)}")
+    found = f"{compared - len(fails)} of {compared} sets"
+    if fails:
+        found += "; not " + ", ".join(fails)
+    return Verdict(asked, found, not fails if compared else None)
+
+
 def geometric_mean(ratios: Sequence[float]) -> float | None:
     """Returns the geometric mean; None of nothing."""
     return float(np.exp(np.mean(np.log(ratios)))) if ratios else None
@@ -184,8 +226,12 @@ def table_of_problem(
     corner: str,
     cell: Callable[[Summary], str],
     is_rival: Callable[[str], bool],
+    best: Callable[..., str] = min,
 ) -> str:
-    """Returns a row a method, a column an epsilon; the best of the rivals in bold."""
+    """Returns a row a method, a column an epsilon; the best of the rivals in bold.
+
+    Nothing where no method ran.
+    """
     found = {one: numbers.column(problem, titles, one) for one in numbers.epsilons}
     found = {epsilon: column for epsilon, column in found.items() if column}
     header = [f"epsilon {epsilon:g}" for epsilon in found]
@@ -199,11 +245,11 @@ def table_of_problem(
         if method not in column:
             return ""
         rivals = [name for name in column if is_rival(name)]
-        best = min(rivals, key=lambda name: column[name].mean, default="")
+        first = best(rivals, key=lambda name: column[name].mean, default="")
         said = cell(column[method])
-        return f"**{said}**" if method == best else said
+        return f"**{said}**" if method == first else said
 
-    return table([corner, *header], rows())
+    return "" if not found else table([corner, *header], rows())
 
 
 def wins(ours: Row, other: Row) -> float:

@@ -7,11 +7,12 @@ from statistics import median
 
 import polars as pl
 
+from benchmarks import comparison
 from benchmarks.comparison import short
 from benchmarks.figures.catalogue import panels
 from benchmarks.page import table
 from benchmarks.record import RESULTS, read
-from benchmarks.utility import tuning
+from benchmarks.utility import predictions, tuning
 from benchmarks.utility.methods import METHODS
 from benchmarks.utility.page import BAR, OURS, PATH, Numbers
 
@@ -22,6 +23,7 @@ EPSILONS = (0.1, 1.0, 8.0)
 def write_tables(folder: Path) -> None:
     """Writes every table that a page includes into a folder."""
     numbers = Numbers(read(PATH))
+    (folder / "predictions.md").write_text(_predictions())
     (folder / "utility_means.md").write_text(_means(numbers))
     (folder / "utility_sets.md").write_text(_sets(numbers))
     (folder / "tuning.md").write_text(tuning.parts()["tuning"])
@@ -33,6 +35,19 @@ def write_tables(folder: Path) -> None:
     papers = {name: rows for name, rows in kept.items() if name not in estimators}
     (folder / "estimators.md").write_text(_estimators(estimators))
     (folder / "papers.md").write_text(_papers(papers))
+
+
+def _predictions() -> str:
+    """Returns test losses on real data at epsilon 1, a row a method."""
+    numbers = comparison.Numbers(read(predictions.PATH))
+    problems = predictions.names(numbers, is_real=True)
+    rows = []
+    for method in predictions.METHODS.values():
+        found = [numbers.of(name, method.name, 1.0) for name in problems]
+        cells = ("" if one is None else predictions.cell(one) for one in found)
+        rows.append([method.title, *cells])
+    titles = (numbers.facts[name]["title"] for name in problems)
+    return table(["method", *titles], rows)
 
 
 def _means(numbers: Numbers) -> str:

@@ -12,7 +12,7 @@ from scipy import stats
 
 from benchmarks import record
 from benchmarks.__main__ import main
-from benchmarks.comparison import LARGEST_EXCESS
+from benchmarks.comparison import LARGEST_EXCESS, Numbers
 from benchmarks.page import filled
 from benchmarks.record import Record, merge, read, write
 from benchmarks.utility import (
@@ -20,6 +20,7 @@ from benchmarks.utility import (
     hindsight,
     page,
     peers,
+    predictions,
     problems,
     sklearn,
     tuning,
@@ -27,6 +28,7 @@ from benchmarks.utility import (
 from benchmarks.utility.hindsight import Setting
 from benchmarks.utility.methods import METHODS
 from benchmarks.utility.problems import Problem
+from dpjax import datasets
 from dpjax.accounting import gaussian_stddev
 
 KEYS = jax.random.split(jax.random.key(3), 2)
@@ -215,7 +217,7 @@ def test_adaptive_clipping_pays_for_its_counts():
 
 QUICK = (
     *("zero", "constant", "adaptive_clipping", "adassp", "adassp_quantile"),
-    *("boosted_adassp", "tukey_em", "optimum"),
+    *("boosted_adassp", "tukey_em", "optimum", "linear", "additive"),
 )
 
 
@@ -505,3 +507,82 @@ def test_the_section_on_tuning_counts_pairs_of_keys(tmp_path):
     assert cells in parts["splits"]
     said = [line.split("|")[-2].strip() for line in parts["wins"].splitlines()[2:]]
     assert said == ["75%", "100%", "0%", ""]
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in predictions.METHODS
+        if name != predictions.EBM
+    ],
+)
+def test_every_model_predicts_the_test_set(name, loss):
+    method, data = predictions.METHODS[name], small(loss)
+    found = command.run_one(method, data, 8.0, 2, predictions.judged)
+    assert len(found["excess"]) == len(found.get("auc", "ab")) == 2
+    constant = data.reference_risk + data.intercept_excess
+    assert np.mean(found["excess"]) < constant * (1.3 if name == "constant" else 1)
+    assert ("auc" in found) == (loss == "logistic")
+
+
+def test_curves_that_are_not_private_follow_a_bend():
+    rng = np.random.default_rng(0)
+    features = np.c_[rng.standard_t(3, 2_000), np.ones(2_000)].astype(np.float32)
+    targets = np.abs(features[:, 0]).clip(0, 2)
+    data = small(features=features, targets=targets, d=2)
+    data = dataclasses.replace(data, test_features=features, test_targets=targets)
+    assert data.smooth == (0,)
+    assert data.mean_loss(predictions.bent(data)[:, None])[0] < 1e-4
+
+
+def test_columns_before_encoding_are_categories_and_numbers():
+    data = problems.problem("rand_hie")
+    kinds, train, test = predictions.raw(data)
+    assert (train.shape, test.shape) == ((16_190, 23), (4_000, 23))
+    (place,) = (place for place, kind in enumerate(kinds) if kind == "nominal")
+    sites = [
+        name.startswith("site=") for name in datasets.load("rand_hie").feature_names
+    ]
+    np.testing.assert_array_equal(
+        np.eye(6)[train[:, place].astype(int)], data.features[:, sites]
+    )
+    np.testing.assert_array_equal(train[:, 0].astype(np.float32), data.features[:, 0])
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("interpret") is None, reason="needs interpret-core"
+)
+def test_dp_ebm_takes_the_best_range_of_targets():
+    data = problems.problem("rand_hie")
+    found, facts = predictions.dp_ebm(data, KEYS, 8.0)
+    assert found.shape == (4_000, 2)
+    assert facts == {"largest_target": 30.0}
+    assert data.mean_loss(found).max() < data.reference_risk + data.intercept_excess
+
+
+@pytest.mark.parametrize(
+    ("loss", "area", "holds"),
+    [((0.40, 0.42), 0.8, [True, True, True]), ((0.46, 0.48), 0.7, [False] * 3)],
+)
+def test_predictions_are_judged_beside_lines_and_dp_ebm(loss, area, holds):
+    # With a constant of 0.5, the line leaves room of 0.0016 and 2 * hypot(0.01, 0.01).
+    rows = [
+        row("dp_additive_model", *loss, auc=[area, area]),
+        row("dp_linear_model", 0.41, 0.43),
+        row("dp_ebm", 0.43, 0.43, auc=[0.75, 0.75]),
+    ]
+    content = record_of(*rows)
+    content.facts["adult"].update(reference_risk=0.4, intercept_excess=0.1)
+    numbers = {one: Numbers(content, one) for one in predictions.MEASURES}
+    found = {one.asked: one.holds for one in predictions.verdicts(numbers)}
+    asked = (
+        "every real and made set, epsilon 1: loss at most that of `dp_linear_model`, "
+        "two standard errors, and 2 % of its lead on a constant",
+        "every set, epsilon 1: ahead of DP-EBM, test loss",
+        "every set, epsilon 1: ahead of DP-EBM, area under the ROC curve",
+    )
+    assert [found[one] for one in asked] == holds
+    assert found["adult, area under the ROC curve, epsilon 1: at least 0.91"] is False
+    assert found["credit_default, test loss, epsilon 1: at most 0.434"] is None

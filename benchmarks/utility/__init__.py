@@ -1,1 +1,1 @@
-"""What a private linear model without settings is worth, beside its rivals."""
+"""What private models of a table without settings are worth, beside their rivals."""

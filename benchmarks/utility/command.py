@@ -1,6 +1,7 @@
 """The command `python -m benchmarks utility`: runs methods, and merges records."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from benchmarks import comparison
 from benchmarks.comparison import key_of, keys_of
 from benchmarks.record import RESULTS, Row, merge, read, rounded
-from benchmarks.utility import problems, sklearn, tuning
+from benchmarks.utility import predictions, problems, sklearn, tuning
 from benchmarks.utility.methods import METHODS, Method
 from benchmarks.utility.peers import LeftOut
 from benchmarks.utility.problems import Problem
@@ -22,12 +23,17 @@ SEED = 19
 # Parts of the page: methods, problems, epsilons, repetitions, record, packages.
 PARTS: dict[str, tuple[dict[str, Method], Any, Any, int, Path, tuple[str, ...]]] = {
     "run": (METHODS, problems.NAMES, EPSILONS, 10, PATH, ()),
+    "predictions": (
+        *(predictions.METHODS, problems.NAMES, predictions.EPSILONS, 5),
+        *(predictions.PATH, ("interpret-core", "scikit-learn")),
+    ),
     "sklearn": (
         *(sklearn.METHODS, sklearn.PROBLEMS, (1.0,), 5, sklearn.PATH),
         ("diffprivlib", "scikit-learn"),
     ),
     "tuning": (tuning.METHODS, tuning.PROBLEMS, (1.0,), 10, tuning.PATH, ()),
 }
+Judge = Callable[[Method, Problem, np.ndarray], dict[str, list[float]]]
 
 
 def add_arguments(parser):
@@ -49,12 +55,14 @@ def main(part, **options):
         return
     methods, *_, packages = PARTS[part]
     known = {"method": methods, "problem": problems.NAMES}
-    one = partial(run_named, methods)
+    judge = predictions.judged if part == "predictions" else judged
+    one = partial(run_named, methods, judge)
     comparison.run(one, known, packages=packages, **options)
 
 
 def run_named(
     methods: dict[str, Method],
+    judge: Judge,
     problem: str,
     method: str,
     epsilon: float,
@@ -64,22 +72,32 @@ def run_named(
     data = problems.problem(problem)
     if not methods[method].serves(data):
         return None
-    return run_one(methods[method], data, epsilon, repetitions), facts(data)
+    return run_one(methods[method], data, epsilon, repetitions, judge), facts(data)
 
 
-def run_one(method: Method, data: Problem, epsilon: float, repetitions: int) -> Row:
+def judged(method: Method, data: Problem, params: np.ndarray) -> dict[str, list[float]]:
+    """Returns the excess of each column of weights."""
+    excess = data.excess(params, row_norm=method.row_norm)
+    return {"excess": [rounded(x) for x in excess]}
+
+
+def run_one(
+    method: Method,
+    data: Problem,
+    epsilon: float,
+    repetitions: int,
+    judge: Judge = judged,
+) -> Row:
     """Runs a method's repetitions, with keys that depend on all that is run."""
     keys = keys_of(key_of(SEED, data.name, method.name, epsilon), repetitions)
     start = time.perf_counter()
     try:
-        params, taken = method.fit(data, keys, epsilon)
-        params = np.asarray(params)
+        found, taken = method.fit(data, keys, epsilon)
     except LeftOut as reason:
         return {"excess": [], "seconds": 0.0, "facts": {}, "left_out": str(reason)}
     seconds = time.perf_counter() - start
-    excess = data.excess(params, row_norm=method.row_norm)
     return {
-        "excess": [rounded(x) for x in excess],
+        **judge(method, data, np.asarray(found)),
         "seconds": round(seconds, 3),
         "facts": {name: rounded(value) for name, value in taken.items()},
     }

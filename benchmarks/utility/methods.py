@@ -29,16 +29,18 @@ Weights = np.ndarray | jax.Array
 
 @dataclass(frozen=True)
 class Method:
-    """One way to fit a linear model.
+    """One way to fit a model.
 
     Attributes:
         name: on the command line and in the record.
         title: in the tables.
-        fit: (problem, keys, epsilon) to weights (d, keys), and facts to record.
+        fit: (problem, keys, epsilon) to weights (d, keys), or test predictions
+            (m, keys) on the page's first part, and facts to record.
         tasks: the losses it serves.
         is_private: whether what it returns is.
         row_norm: test rows longer than this are scaled down, as in its training.
-        needs: "intercept" where it serves only problems with a column of ones.
+        needs: "intercept" where it serves only problems with a column of ones,
+            "schema" where only those of public units, the real ones.
     """
 
     name: str
@@ -51,9 +53,8 @@ class Method:
 
     def serves(self, data: Problem) -> bool:
         """Whether the problem's task is one of its own."""
-        return data.loss in self.tasks and (
-            self.needs != "intercept" or data.intercept is not None
-        )
+        has = {"": True, "intercept": data.intercept is not None}
+        return data.loss in self.tasks and (has | {"schema": data.is_real})[self.needs]
 
 
 def each(fit_one: Callable[[Problem, jax.Array, float], Weights]):
@@ -84,13 +85,16 @@ def optimum(data, keys, epsilon):
 
 def private_constant(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
     """A private mean of the targets, as log-odds where they are labels."""
-    # Labels are in [-1, 1], which is public; of numbers nothing is known.
-    options = {"estimator": Clipping(1.0)} if data.loss == "logistic" else {}
     targets = jnp.asarray(data.targets)
+    budget = {"epsilon": epsilon, "delta": data.delta}
+    if data.loss == "logistic":
+        estimator = Clipping(1.0)  # labels are in [-1, 1], which is public
+    else:
+        estimator = SmoothedTruncation.for_moment(
+            1.0, num_samples=len(targets), num_coordinates=1, **budget
+        )
     mean = float(
-        solvers.dp_mean(
-            targets, key=key, epsilon=epsilon, delta=data.delta, **options
-        ).params
+        solvers.dp_mean(targets, key=key, estimator=estimator, **budget).params
     )
     if data.loss == "logistic":
         margin = 1 / len(data.targets)

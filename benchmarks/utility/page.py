@@ -3,13 +3,18 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks import comparison, page
-from benchmarks.comparison import WORDS, Summary, geometric_mean, short
+from benchmarks.comparison import (
+    Summary,
+    Verdict,
+    geometric_mean,
+    short,
+    verdicts_table,
+)
 from benchmarks.page import number, table
 from benchmarks.record import Record, read
-from benchmarks.utility import sklearn, tuning
+from benchmarks.utility import predictions, sklearn, tuning
 from benchmarks.utility.command import PATH
 from benchmarks.utility.hindsight import grid
 from benchmarks.utility.methods import METHODS
@@ -63,14 +68,14 @@ def write(output: Path | None = None) -> list[Path]:
 def parts(content: Record, path: Path) -> dict[str, page.Part]:
     """Returns the parts of the page of a record that lies there."""
     numbers = Numbers(content)
-    found = [[one.asked, one.found, WORDS[one.holds]] for one in verdicts(numbers)]
     return {
         "source": page.source(path),
         "settings": len(grid()),
         "wide": len(grid(is_wide=True)),
         "means": _means(numbers),
-        "verdicts": table(["asked of `dp_linear_model`", "found", "holds"], found),
+        "verdicts": verdicts_table("`dp_linear_model`", verdicts(numbers)),
         "problems": _problems(numbers),
+        **predictions.parts(),
         **sklearn.parts(),
         **tuning.parts(),
         "choices": table(["data", *numbers.header], _choices(numbers)),
@@ -154,14 +159,6 @@ def _left_out(numbers: Numbers) -> str:
     return "\n".join(["Left out:\n", *lines]) if lines else ""
 
 
-class Verdict(NamedTuple):
-    """One thing asked: what was found, None where the record lacks it."""
-
-    asked: str
-    found: str
-    holds: bool | None
-
-
 def verdicts(numbers: Numbers) -> Iterator[Verdict]:
     """Judges what the solver without settings was asked to reach."""
     real, made = (numbers.names(is_real=kind) for kind in (True, False))
@@ -191,22 +188,12 @@ def verdicts(numbers: Numbers) -> Iterator[Verdict]:
 
 
 def _no_worse(numbers, problems, other, epsilon, asked) -> Verdict:
-    worse, compared = [], 0
-    for name in problems:
-        ours, bar = (numbers.of(name, one, epsilon) for one in (OURS, other))
-        if ours is None or bar is None:
-            continue
-        compared += 1
-        room = ours.error
-        if other != CONSTANT:
-            room = 2 * math.hypot(ours.error, bar.error)
-        if ours.mean > bar.mean + room:
-            title = numbers.facts[name]["title"]
-            worse.append(f"{title} {short(ours.mean)} against {short(bar.mean)}")
-    found = f"{compared - len(worse)} of {compared} sets"
-    if worse:
-        found += "; not " + ", ".join(worse)
-    return Verdict(asked, found, not worse if compared else None)
+    def holds(_, ours: Summary, bar: Summary) -> bool:
+        errors = 2 * math.hypot(ours.error, bar.error)
+        return ours.mean <= bar.mean + (ours.error if other == CONSTANT else errors)
+
+    place = numbers, problems, (OURS, other), epsilon
+    return comparison.judged(*place, asked, holds, lambda one: short(one.mean))
 
 
 def _at_most(numbers, problems, epsilon, bound, where, bar=BAR) -> Verdict:

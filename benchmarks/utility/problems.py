@@ -77,15 +77,21 @@ class Problem:
         """
         params = np.asarray(params, np.float64)
         columns = params.reshape(len(params), -1)
-        features, targets = self._wide_test
+        features = self._wide_test[0]
         if row_norm is not None:
             features = scaled_down(features, row_norm)
         risks = []
         for start in range(0, columns.shape[1], BLOCK):
             with np.errstate(over="ignore", invalid="ignore"):
                 predictions = features @ columns[:, start : start + BLOCK]
-                risks.append(np.mean(_losses(self.loss, predictions, targets), axis=0))
+            risks.append(self.mean_loss(predictions))
         return np.concatenate(risks).reshape(params.shape[1:])
+
+    def mean_loss(self, predictions: np.ndarray) -> np.ndarray:
+        """The mean test loss of each column of predictions (m, k)."""
+        targets = self._wide_test[1]
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.mean(_losses(self.loss, predictions, targets), axis=0)
 
     def excess(
         self, params: np.ndarray, *, row_norm: float | None = None
@@ -103,6 +109,16 @@ class Problem:
         if self.intercept is not None:
             params[self.intercept] = value
         return params
+
+    @cached_property
+    def smooth(self) -> tuple[int, ...]:
+        """The columns that may bend: those of more than two values, which is public."""
+        columns = enumerate(self.features.T)
+        return tuple(
+            index
+            for index, column in columns
+            if np.any((column != column.min()) & (column != column.max()))
+        )
 
     @cached_property
     def zero_excess(self) -> float:

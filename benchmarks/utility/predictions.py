@@ -1,0 +1,330 @@
+"""What predictions of a table are worth: models that need not be linear.
+
+A fit returns test predictions here, so that curves and trees stand beside lines. The
+"excess" of a row is the test loss itself, and "auc" the area under the ROC curve.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import comparison, page
+from benchmarks.comparison import (
+    Numbers,
+    Summary,
+    Verdict,
+    table_of_problem,
+    verdicts_table,
+)
+from benchmarks.record import RESULTS, read, rounded
+from benchmarks.utility import methods, problems
+from benchmarks.utility.hindsight import on_device
+from benchmarks.utility.methods import Method, each
+from benchmarks.utility.peers import LeftOut
+from benchmarks.utility.problems import Problem, non_private_optimum
+from dpjax import datasets, solvers
+from dpjax.solvers._additive_model import _FINE as KNOTS
+from dpjax.solvers._curves import hats
+
+PATH = RESULTS / "predictions.json"
+EPSILONS = (0.1, 0.5, 1.0, 3.0, 8.0)
+LINEAR, ADDITIVE, EBM = "dp_linear_model", "dp_additive_model", "dp_ebm"
+# Of DP-EBM: features in public units, and the ranges of targets that are tried.
+FEATURE_RANGE = (-4.0, 4.0)
+TARGET_RANGES = (1.0, 3.0, 10.0, 30.0)
+# One-hot columns of a schema, by what their names begin with, beside its categories.
+_ONE_HOT = ("EDUCATION_", "MARRIAGE_", "weekday-now-", "weekday-published-")
+
+
+def of_weights(fit):
+    """Returns the test predictions of a method that returns weights."""
+
+    def predict(data: Problem, keys: jax.Array, epsilon: float):
+        params, taken = fit(data, keys, epsilon)
+        return data.test_features @ np.asarray(params, np.float64), taken
+
+    return predict
+
+
+def additive(data: Problem, key: jax.Array, epsilon: float) -> jax.Array:
+    """The additive model without settings."""
+    if data.max_features is not None:
+        raise LeftOut("it chooses no features")
+    return solvers.dp_additive_model(
+        data.loss,
+        on_device(data),
+        key=key,
+        epsilon=epsilon,
+        delta=data.delta,
+        smooth=data.smooth,
+        intercept=data.intercept,
+    ).predict(data.test_features)
+
+
+def dp_ebm(data: Problem, keys: jax.Array, epsilon: float):
+    """InterpretML's private boosting machine, at its defaults.
+
+    It takes categories as such, and numbers within four public units. A range of
+    targets starts at zero; its end is the best of several, by the test loss.
+    """
+    try:
+        from interpret import privacy
+    except ImportError as error:
+        raise LeftOut(f"interpret-core: not installed ({error})") from None
+    kinds, train, test = raw(data)
+
+    def predict(key: jax.Array, largest: float | None) -> np.ndarray:
+        options: dict[str, Any] = {
+            "feature_types": kinds,
+            "privacy_bounds": np.tile(FEATURE_RANGE, (len(kinds), 1)),
+            "epsilon": epsilon,
+            "delta": data.delta,
+            "random_state": int(jax.random.randint(key, (), 0, 2**31 - 1)),
+            "n_jobs": 1,
+        }
+        with warnings.catch_warnings():
+            # It warns where it looks at what is not paid for.
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", ".*a fixed random_state.*")
+            if largest is None:
+                model = privacy.DPExplainableBoostingClassifier(**options)
+                return model.fit(train, data.targets > 0).decision_function(test)
+            options |= {"privacy_target_min": 0.0, "privacy_target_max": largest}
+            model = privacy.DPExplainableBoostingRegressor(**options)
+            return model.fit(train, data.targets.astype(np.float64)).predict(test)
+
+    if data.loss == "logistic":
+        return np.stack([predict(key, None) for key in keys], axis=1), {}
+    found = {
+        largest: np.stack([predict(key, largest) for key in keys], axis=1)
+        for largest in TARGET_RANGES
+    }
+    best = min(found, key=lambda one: np.mean(data.mean_loss(found[one])))
+    return found[best], {"largest_target": best}
+
+
+def raw(data: Problem) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Returns the types of columns, and them of both parts, each category a text."""
+    known = datasets.load(data.name)
+    groups = *(f"{name}=" for name in known.schema), *_ONE_HOT
+    places: dict[str, list[int]] = {}
+    for index, name in enumerate(known.feature_names[:-1]):
+        group = next((one for one in groups if name.startswith(one)), name)
+        places.setdefault(group, []).append(index)
+    kinds = ["nominal" if one in groups else "continuous" for one in places]
+
+    def columns(features: np.ndarray) -> np.ndarray:
+        found = np.empty((len(features), len(places)), object)
+        for column, indices in enumerate(places.values()):
+            part = features[:, indices]
+            if kinds[column] == "nominal":
+                part = np.where(part.any(1), part.argmax(1), -1).astype(str)
+            found[:, column] = part.ravel()
+        return found
+
+    return kinds, columns(data.features), columns(data.test_features)
+
+
+def ceiling(fit):
+    """Makes a `fit` of test predictions that are not private, made once."""
+    kept = cache(fit)
+
+    def predict(data: Problem, keys: jax.Array, epsilon: float):
+        del epsilon
+        return np.repeat(kept(data)[:, None], keys.size, axis=1), {}
+
+    return predict
+
+
+def bent(data: Problem) -> np.ndarray:
+    """Returns predictions of the additive model of the finest knots, not private.
+
+    Heavy tails ask for a penalty of squared losses, which cross-validation chooses.
+    """
+
+    def expanded(features: np.ndarray) -> np.ndarray:
+        heights = np.asarray(hats(jnp.asarray(features[:, data.smooth]), KNOTS))
+        heights = np.delete(heights, KNOTS.index(0.0), axis=-1)
+        return np.hstack([features, heights.reshape(len(features), -1)])
+
+    train, test = expanded(data.features), expanded(data.test_features)
+    if data.loss == "logistic":
+        return test @ non_private_optimum(data.loss, train, data.targets)
+    from sklearn.linear_model import RidgeCV
+
+    model = RidgeCV(np.logspace(-2, 4, 7)).fit(train.astype(np.float64), data.targets)
+    return model.predict(test)
+
+
+def trees(data: Problem) -> np.ndarray:
+    """Returns predictions of scikit-learn's boosted trees at their defaults."""
+    from sklearn import ensemble
+
+    if data.loss == "squared":
+        model = ensemble.HistGradientBoostingRegressor(random_state=0)
+        return model.fit(*data.train).predict(data.test_features)
+    model = ensemble.HistGradientBoostingClassifier(random_state=0)
+    return model.fit(*data.train).decision_function(data.test_features)
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method(
+            *("constant", "private constant"),
+            of_weights(each(methods.private_constant)),
+            needs="intercept",
+        ),
+        Method(*(LINEAR, f"**`{LINEAR}`**"), of_weights(each(methods.dp_linear_model))),
+        Method(ADDITIVE, f"**`{ADDITIVE}`**", each(additive)),
+        Method(EBM, "DP-EBM", dp_ebm, needs="schema"),
+        Method(
+            *("linear", "linear model, not private"),
+            of_weights(methods.optimum),
+            is_private=False,
+            needs="schema",
+        ),
+        Method(
+            *("additive", "additive model, not private", ceiling(bent)),
+            is_private=False,
+            needs="schema",
+        ),
+        Method(
+            *("trees", "boosted trees, not private", ceiling(trees)),
+            is_private=False,
+            needs="schema",
+        ),
+    )
+}
+
+
+def judged(method: Method, data: Problem, found: np.ndarray) -> dict[str, list[float]]:
+    """Returns the loss of each column of predictions, and of labels the area, too."""
+    del method
+    judged = {"excess": [rounded(x) for x in data.mean_loss(found)]}
+    if data.loss == "logistic" and data.is_real:
+        from sklearn.metrics import roc_auc_score
+
+        labels = data.test_targets > 0
+        judged["auc"] = [rounded(roc_auc_score(labels, one)) for one in found.T]
+    return judged
+
+
+# What was asked: a problem, what is measured, and the bound at each epsilon.
+ASKED: tuple[tuple[str, str, dict[float, float]], ...] = (
+    ("credit_default", "excess", {0.1: 0.466, 0.5: 0.437, 1.0: 0.434, 3.0: 0.430}),
+    ("credit_default", "auc", {0.5: 0.770, 1.0: 0.774, 3.0: 0.780}),
+    ("adult", "excess", {0.1: 0.342, 0.5: 0.316, 1.0: 0.309, 3.0: 0.304, 8.0: 0.300}),
+    ("adult", "auc", {1.0: 0.910}),
+)
+MEASURES = {"excess": "test loss", "auc": "area under the ROC curve"}
+
+
+def parts(path: Path = PATH) -> dict[str, page.Part]:
+    """Returns the parts of the page."""
+    content = read(path)
+    numbers = {one: Numbers(content, one) for one in MEASURES}
+    return {
+        "predictions_source": page.source(path),
+        "predictions": _tables(numbers),
+        "predictions_verdicts": verdicts_table(f"`{ADDITIVE}`", verdicts(numbers)),
+        "predictions_machines": page.machines(content),
+        "feature_range": FEATURE_RANGE[1],
+        "target_ranges": page.listed(TARGET_RANGES),
+    }
+
+
+def _tables(numbers: dict[str, Numbers]) -> Iterator[str]:
+    titles = {name: method.title for name, method in METHODS.items()}
+    losses = numbers["excess"]
+    for name in names(losses, is_real=True):
+        facts = losses.facts[name]
+        yield (
+            f"**{page.capitalized(facts['title'])}**: n = {facts['n']:,}, "
+            f"d = {facts['d']:,}, {facts['loss']} loss; the best constant has "
+            f"{_constant(facts):.5g}."
+        )
+        for measure, words in MEASURES.items():
+            yield table_of_problem(
+                *(numbers[measure], name, titles, words, cell),
+                is_rival=lambda one: METHODS[one].is_private,
+                best=max if measure == "auc" else min,
+            )
+
+
+def cell(one: Summary) -> str:
+    """Returns a loss or an area, and its standard error where it has one."""
+    error = f" ± {one.error:.1g}" if one.error > 1e-9 * abs(one.mean) else ""
+    return f"{one.mean:.5g}{error}"
+
+
+def names(numbers: Numbers, *, is_real: bool | None = None) -> list[str]:
+    """Returns the problems, all or of one kind, in the order of their tables."""
+    return [
+        name
+        for name in problems.NAMES
+        if name in numbers.facts and is_real in (None, numbers.facts[name]["is_real"])
+    ]
+
+
+def verdicts(numbers: dict[str, Numbers]) -> Iterator[Verdict]:
+    """Judges what the additive model was asked to reach."""
+    losses = numbers["excess"]
+    for problem, measure, bounds in ASKED:
+        for epsilon, bound in bounds.items():
+            one = numbers[measure].of(problem, ADDITIVE, epsilon)
+            side = "at least" if measure == "auc" else "at most"
+            title = losses.facts.get(problem, {"title": problem})["title"]
+            asked = f"{title}, {MEASURES[measure]}, epsilon "
+            asked += f"{epsilon:g}: {side} {bound:g}"
+            if one is None:
+                yield Verdict(asked, "", None)
+            else:
+                reached = one.mean >= bound if measure == "auc" else one.mean <= bound
+                yield Verdict(asked, cell(one), reached)
+    every = names(losses)
+    for epsilon in EPSILONS:
+        asked = f"every real and made set, epsilon {epsilon:g}: loss at most that of "
+        asked += f"`{LINEAR}`, two standard errors, and 2 % of its lead on a constant"
+        place = losses, every, (ADDITIVE, LINEAR), epsilon
+        yield comparison.judged(*place, asked, _as_linear, cell)
+    for epsilon in EPSILONS:
+        asked = f"every set with an intercept, epsilon {epsilon:g}: loss at most that "
+        asked += "of the private constant and its standard error"
+        place = losses, every, (ADDITIVE, "constant"), epsilon
+        yield comparison.judged(*place, asked, _as_constant, cell)
+    for measure, is_ahead in ("excess", _below), ("auc", _above):
+        for epsilon in EPSILONS[1:]:
+            asked = f"every set, epsilon {epsilon:g}: ahead of DP-EBM, "
+            asked += MEASURES[measure]
+            place = numbers[measure], every, (ADDITIVE, EBM), epsilon
+            yield comparison.judged(*place, asked, is_ahead, cell)
+
+
+def _constant(facts: Mapping[str, Any]) -> float:
+    return facts["reference_risk"] + facts["intercept_excess"]
+
+
+def _as_linear(facts, ours: Summary, linear: Summary) -> bool:
+    room = 2 * math.hypot(ours.error, linear.error)
+    room += 0.02 * max(_constant(facts) - linear.mean, 0)
+    return ours.mean <= linear.mean + room
+
+
+def _as_constant(_, ours: Summary, bar: Summary) -> bool:
+    return ours.mean <= bar.mean + ours.error
+
+
+def _below(_, ours: Summary, bar: Summary) -> bool:
+    return ours.mean < bar.mean
+
+
+def _above(_, ours: Summary, bar: Summary) -> bool:
+    return ours.mean > bar.mean
