@@ -19,7 +19,7 @@ from benchmarks.utility.hindsight import on_device
 from benchmarks.utility.peers import LeftOut
 from benchmarks.utility.problems import Problem, non_private_optimum, scaled_down
 from dpjax import losses, solvers
-from dpjax.estimators import Clipping
+from dpjax.estimators import Clipping, SmoothedTruncation
 
 SQUARED, LOGISTIC = ("squared",), ("logistic",)
 BOTH = SQUARED + LOGISTIC
