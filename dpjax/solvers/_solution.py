@@ -1,20 +1,21 @@
 """What a solver returns."""
 
 import dataclasses
+import statistics
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._types import ArrayLike, PyTree, Scalar
-from dpjax._validate import require
+from dpjax._validate import probability, require
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers._curves import Curves
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params", "stats"],
+    data_fields=["params", "stats", "standard_errors"],
     meta_fields=["privacy"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +32,14 @@ class Solution:
             only the best is released is not private at the price of one run; of
             such a choice `dpjax.tuning.dp_select` states the price.
         stats: public numbers that were taken: steps, noise, sensitivity, batch size.
+        standard_errors: of params, in their shape, where the solver was asked for
+            intervals; infinite where there is none. Else None.
     """
 
     params: PyTree
     privacy: PrivacyGuarantee
     stats: dict[str, Scalar]
+    standard_errors: jax.Array | None = None
 
     def predict(self, features: ArrayLike) -> jax.Array:
         """Returns predictions of a linear or an additive model, without offsets.
@@ -77,6 +81,38 @@ class Solution:
             f"an array of {len(weights)} columns",
         )
         return jnp.matmul(columns, weights, precision=jax.lax.Precision.HIGHEST)
+
+    def interval(self, level: float = 0.95) -> jax.Array:
+        """Returns an interval for each of the params, from their standard errors.
+
+        params -+ z standard_errors, for z the quantile of a normal law. It costs no
+        privacy. What it covers, and when, the solver's docstring says.
+
+        Args:
+            level: the probability of each interval, in (0, 1).
+
+        Returns:
+            Lower and upper ends, shape (2, d). An interval that is infinite says that
+            no finite one is honest.
+
+        Raises:
+            ValueError: where the level is out of its range, or there are no errors.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from dpjax.accounting import PrivacyGuarantee
+            >>> privacy, errors = PrivacyGuarantee.non_private(), jnp.array([0.5])
+            >>> print(Solution(jnp.array([1.0]), privacy, {}, errors).interval(0.9))
+            [[0.17757326]
+             [1.8224267 ]]
+        """
+        probability(level=level)
+        errors = self.standard_errors
+        if errors is None:
+            rule = "those of a solver that was asked for intervals"
+            raise ValueError(f"standard_errors is None; it must be {rule}")
+        reach = statistics.NormalDist().inv_cdf(0.5 + level / 2) * errors
+        return jnp.stack([self.params - reach, self.params + reach])
 
     def shapes(self) -> dict[int, tuple[jax.Array, jax.Array]]:
         """Returns the grid and the curve of each column of an additive model.

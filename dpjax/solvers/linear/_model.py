@@ -19,13 +19,14 @@ from dpjax.accounting import (
     gaussian_event,
     rho_to_epsilon,
 )
-from dpjax.losses import LinearLoss
-from dpjax.losses._shared import Huber, named
+from dpjax.losses import LinearLoss, logistic, squared
+from dpjax.losses._shared import Huber, LogLink, named
 from dpjax.solvers._calibration import check_noise
 from dpjax.solvers._loop import Execution, check_execution
 from dpjax.solvers._solution import Solution
 from dpjax.solvers.linear._choice import choose_features
 from dpjax.solvers.linear._fit import fit
+from dpjax.solvers.linear._intervals import fit_with_errors
 from dpjax.solvers.linear._kind import Examples, ModelKind
 
 _MODEL_SHARE = 0.55  # of the budget, where features are chosen with the rest
@@ -45,6 +46,7 @@ def dp_linear_model(
     offsets: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     max_weight: float = 1.0,
+    intervals: bool = False,
     execution: Execution = Execution(),
 ) -> Solution:
     """Fits a generalised linear model to data and a budget, without hyperparameters.
@@ -80,6 +82,23 @@ def dp_linear_model(
     the derivatives at a model of the first half. If targets have a large mean, subtract
     a public number from them first.
 
+    With `intervals`, a fit with a fifth of the budget is followed by one noisy Newton
+    step, and the params have standard errors: see `Solution.interval`.
+
+    - They are for the coefficients of the best linear predictor of the population, from
+      which records are drawn independently. No model has to be true (White 1980). Of
+      the Huber loss in scales, the released scale is that of the predictor.
+    - They count the sampling of records and the noise of every release. The step is
+      linear in the error of the first fit; what is not is counted for the intercept.
+    - Scores are clipped at 1.5 times a bound that about 1,000 / epsilon records exceed,
+      those of the intercept at three times. If tails beyond that are long, and all on
+      one side, the interval misses by the mean of what was clipped.
+    - An interval is infinite if the noise hides the second derivatives in a direction
+      that the coefficient has a part in, such as of a constant column, of two that are
+      nearly the same, or of all where records are few. `num_hidden` in the stats says
+      how many directions that are.
+    MEASURED
+
     Args:
         loss: "squared", "logistic", "huber", or a convex `losses.LinearLoss` of bounded
             curvature, such as `losses.poisson(10.0)` or `losses.softmax(3)`. "huber"
@@ -107,6 +126,9 @@ def dp_linear_model(
         weights: shape (n,), of records, clipped to [0, max_weight]; NaN is zero. Means
             still divide by n. A record of weight zero changes no release. None: ones.
         max_weight: the largest weight, public, positive.
+        intervals: whether the solution has standard errors and intervals, see below.
+            Without `max_features`, and with the squared, logistic, Huber, Poisson or
+            gamma loss.
         execution: how it runs: microbatches, callback, checkpoint. A callback sees the
             weights in z; with the Huber loss, those of the second fit.
 
@@ -150,7 +172,9 @@ def dp_linear_model(
     Reference:
         Clipping from a private quantile: Andrew et al. (2021). Second moments as
         preconditioner: Wang (2018); Ganesh et al. (2023). Steps: Ivgi, Hinder, Carmon
-        (2023). Choices: Durfee, Rogers (2019).
+        (2023). Choices: Durfee, Rogers (2019). Intervals: van der Vaart (1998), chapter
+        5.7; White (1980); Avella-Medina, Bradshaw, Loh (2023); Lin, Slavkovic,
+        Bhoomireddy (2026). The first whitening: Kamath, Li, Singhal, Ullman (2019).
     """
     model = named(loss)
     _validate.require(
@@ -174,8 +198,11 @@ def dp_linear_model(
     if max_features is not None:
         _validate.count(max_features=max_features)
     _validate.positive(max_weight=max_weight)
+    if intervals:
+        _check_intervals(model, loss, max_features)
     deleted = column
-    if num_features == 0 and (offsets is not None or isinstance(model, Huber)):
+    has_steps = offsets is not None or isinstance(model, Huber) or intervals
+    if num_features == 0 and has_steps:
         # With offsets the best intercept is no mean of targets, and for the Huber loss
         # neither, so that it is fitted by steps. The column of ones is not deleted but
         # replaced by zeros until then.
@@ -215,14 +242,39 @@ def dp_linear_model(
         examples = examples._replace(features=examples.features[:, selected])
         places = places[selected]
         total, stats = total / math.sqrt(_MODEL_SHARE), {"selected": places}
-    params, taken = fit(
+    solve = fit_with_errors if intervals else fit
+    params, *errors, taken = solve(
         kind, examples, key=key, noise_multiplier=total, execution=execution
     )
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
     )
-    return Solution(
-        _by_column(num_columns, column, places, params), privacy, stats | taken
+    params, *errors = (
+        _by_column(num_columns, column, places, x) for x in (params, *errors)
+    )
+    return Solution(params, privacy, stats | taken, *errors)
+
+
+def _check_intervals(
+    model: LinearLoss, loss: str | LinearLoss, max_features: int | None
+) -> None:
+    """Refuses what has no intervals: other losses, and a choice of features."""
+    has_intervals = (
+        model in (squared, logistic)
+        or isinstance(model, Huber)
+        or (isinstance(model, LogLink) and model.power in (1, 2))
+    )
+    _validate.require(
+        has_intervals,
+        "loss",
+        loss,
+        "squared, logistic, Huber, Poisson or gamma, if there are to be intervals",
+    )
+    _validate.require(
+        max_features is None,
+        "max_features",
+        max_features,
+        "None if there are to be intervals: they would not count the choice",
     )
 
 
