@@ -41,7 +41,7 @@ _LEVEL_SHARE = 0.15  # of the scores' budget, for that of the intercept
 _FLOORS = (1.0, 0.0)
 # Scores are clipped at so many times what few records exceed. The intercept's, of which
 # a tail on one side has no counterweight, at more.
-_BEYOND = {"weights": 1.8, "intercept": 3.0}
+_BEYOND = {"weights": 1.6, "intercept": 3.0}
 # Eigenvalues below so many edges of the noise's spectrum are hidden by it.
 _CLEAR = 2.0
 # Squared loadings on hidden directions of so many variances of their noise are none.

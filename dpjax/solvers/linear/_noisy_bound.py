@@ -11,12 +11,14 @@ from dpjax.mechanisms import gaussian
 
 # Sizes from 2^-20 to 2^44 are searched, to an eighth of a factor of two.
 _FIRST, _LAST, _NUM_HALVINGS = -20.0, 44.0, 9
-_ABOVE = 3.0  # records above the bound, in stddevs of the noise of a count
+# Records above the bound, in stddevs of the noise of a count: at the last steps, and at
+# those before, which an empty region passes once in 300,000 times.
+_ABOVE, _CLEARLY_ABOVE, _NUM_LAST = 3.0, 4.5, 3
 _MOST_RECORDS = 2**24  # integers up to here are exact in float32
 
 
 def num_above(noise_multiplier: float) -> float:
-    """Returns how many records about exceed a `noisy_bound`."""
+    """Returns how many records about exceed a `noisy_bound`, and half as many more."""
     return _ABOVE * math.sqrt(_NUM_HALVINGS) * noise_multiplier
 
 
@@ -24,9 +26,8 @@ def noisy_bound(key: Key, sizes: jax.Array, *, noise_multiplier: float) -> jax.A
     """Releases a bound that about `num_above(noise_multiplier)` records exceed.
 
     The exponents of 2 between which it lies are halved: where the noisy number of
-    records above the middle is larger than asked for, the bound is above it. An empty
-    region is taken for a full one with a probability of 0.0014 for each halving. Then
-    the bound is too large, which costs width and no coverage.
+    records above the middle is larger than asked for, the bound is above it. Where that
+    errs in an empty region, the bound is too large, which costs width and no coverage.
 
     Args:
         key: a typed key.
@@ -45,7 +46,7 @@ def noisy_bound(key: Key, sizes: jax.Array, *, noise_multiplier: float) -> jax.A
 @jax.jit
 def _halved(key: Key, sizes: jax.Array, stddev: Scalar) -> jax.Array:
     dtype = sizes.dtype
-    wanted = _ABOVE * jnp.asarray(stddev, "float32")
+    stddev = jnp.asarray(stddev, "float32")
 
     def halve(step, state):
         middle, half = state
@@ -54,6 +55,8 @@ def _halved(key: Key, sizes: jax.Array, stddev: Scalar) -> jax.Array:
         noisy = gaussian(
             jax.random.fold_in(key, step), count.astype("float32"), stddev=stddev
         )
+        is_last = step >= _NUM_HALVINGS - _NUM_LAST
+        wanted = stddev * jnp.where(is_last, _ABOVE, _CLEARLY_ABOVE)
         return middle + jnp.where(noisy > wanted, half, -half), half / 2
 
     whole = jnp.float32((_FIRST + _LAST) / 2), jnp.float32((_LAST - _FIRST) / 4)
