@@ -82,22 +82,28 @@ def dp_linear_model(
     the derivatives at a model of the first half. If targets have a large mean, subtract
     a public number from them first.
 
-    With `intervals`, a fit with a fifth of the budget is followed by one noisy Newton
+    With `intervals`, a fit with a sixth of the budget is followed by one noisy Newton
     step, and the params have standard errors: see `Solution.interval`.
 
     - They are for the coefficients of the best linear predictor of the population, from
-      which records are drawn independently. No model has to be true (White 1980). Of
-      the Huber loss in scales, the released scale is that of the predictor.
-    - They count the sampling of records and the noise of every release. The step is
-      linear in the error of the first fit; what is not is counted for the intercept.
-    - Scores are clipped at 1.5 times a bound that about 1,000 / epsilon records exceed,
-      those of the intercept at three times. If tails beyond that are long, and all on
-      one side, the interval misses by the mean of what was clipped.
+      which records are drawn independently, with four moments of features and two of
+      scores. No model has to be true (White 1980). With the Huber loss in scales, the
+      released scale is part of the predictor.
+    - They count the sampling of records and the noise of every release. What is not
+      linear in the error of the first fit is counted for the intercept alone.
+    - Scores are clipped at 1.6 times a norm that 200 to 300 of the records exceed at
+      epsilon 1, the intercept's at 3 times. The bias of that is not counted. It is small
+      where the tails beyond are balanced, and for the intercept. It is not where noise
+      is skewed and its scale depends on a feature: with lognormal noise times e^(x/2)
+      the interval for the coefficient of x held the truth in 65 per cent of runs.
     - An interval is infinite if the noise hides the second derivatives in a direction
-      that the coefficient has a part in, such as of a constant column, of two that are
-      nearly the same, or of all where records are few. `num_hidden` in the stats says
-      how many directions that are.
-    MEASURED
+      that the coefficient has a part in: of a constant column, of two that are nearly
+      the same, of all columns if records are few. `num_hidden` in the stats says how
+      many directions that are.
+    - Measured with 10 features, n = 20,000, delta = n^-1.1, epsilon 1, in 60 runs of
+      each law: 94.8 to 96.5 per cent of intervals at level 0.95 held the truth, at 1.6
+      to 2.1 times the width without privacy (normal 1.6; t5 features with t3 noise 1.8;
+      lognormal 1.9; logistic with 5 per cent of positives 2.1).
 
     Args:
         loss: "squared", "logistic", "huber", or a convex `losses.LinearLoss` of bounded
@@ -127,8 +133,8 @@ def dp_linear_model(
             still divide by n. A record of weight zero changes no release. None: ones.
         max_weight: the largest weight, public, positive.
         intervals: whether the solution has standard errors and intervals, see below.
-            Without `max_features`, and with the squared, logistic, Huber, Poisson or
-            gamma loss.
+            With the squared, logistic, Huber, Poisson or gamma loss, at least one
+            feature beside the intercept, and without `max_features`.
         execution: how it runs: microbatches, callback, checkpoint. A callback sees the
             weights in z; with the Huber loss, those of the second fit.
 
@@ -199,10 +205,9 @@ def dp_linear_model(
         _validate.count(max_features=max_features)
     _validate.positive(max_weight=max_weight)
     if intervals:
-        _check_intervals(model, loss, max_features)
+        _check_intervals(model, loss, max_features, num_features)
     deleted = column
-    has_steps = offsets is not None or isinstance(model, Huber) or intervals
-    if num_features == 0 and has_steps:
+    if num_features == 0 and (offsets is not None or isinstance(model, Huber)):
         # With offsets the best intercept is no mean of targets, and for the Huber loss
         # neither, so that it is fitted by steps. The column of ones is not deleted but
         # replaced by zeros until then.
@@ -256,9 +261,12 @@ def dp_linear_model(
 
 
 def _check_intervals(
-    model: LinearLoss, loss: str | LinearLoss, max_features: int | None
+    model: LinearLoss,
+    loss: str | LinearLoss,
+    max_features: int | None,
+    num_features: int,
 ) -> None:
-    """Refuses what has no intervals: other losses, and a choice of features."""
+    """Refuses what has no intervals: other losses, a choice of features, a constant."""
     has_intervals = (
         model in (squared, logistic)
         or isinstance(model, Huber)
@@ -275,6 +283,12 @@ def _check_intervals(
         "max_features",
         max_features,
         "None if there are to be intervals: they would not count the choice",
+    )
+    _validate.require(
+        num_features > 0,
+        "features",
+        f"{num_features} beside the intercept",
+        "one or more beside the intercept, if there are to be intervals",
     )
 
 

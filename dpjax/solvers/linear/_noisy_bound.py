@@ -61,4 +61,4 @@ def _halved(key: Key, sizes: jax.Array, stddev: Scalar) -> jax.Array:
 
     whole = jnp.float32((_FIRST + _LAST) / 2), jnp.float32((_LAST - _FIRST) / 4)
     middle, half = jax.lax.fori_loop(0, _NUM_HALVINGS, halve, whole)
-    return jnp.exp2(middle + half).astype(dtype)
+    return jnp.exp2(middle + half).astype(dtype)  # in the upper half of what is left

@@ -95,6 +95,10 @@ def test_a_level_is_a_probability(level):
     [
         ({"loss": losses.softmax(3)}, "loss must be squared, logistic, Huber, Poisson"),
         ({"loss": losses.log_link(1.5)}, "loss must be squared, logistic, Huber, Pois"),
+        (
+            {"data": (np.ones((9, 1)), np.ones(9)), "intercept": 0},
+            "features must be one",
+        ),
         ({"max_features": 2}, "max_features must be None if there are to be intervals"),
     ],
 )
@@ -153,16 +157,8 @@ def test_directions_that_the_noise_hides_have_no_interval(intercept):
     is_hidden = np.isinf(solution.standard_errors)
     assert is_hidden.tolist() == [True, True, False, False, True]
     assert solution.stats["num_hidden"] == 2
-    low, high = solution.interval(0.9999)
+    low, high = np.asarray(solution.interval(0.9999))
     assert np.all((low <= [0, 0, 2, 1, 0]) & (high >= [0, 0, 2, 1, 0]))
-
-
-@pytest.mark.slow
-def test_a_constant_alone_has_an_error():
-    _, _, noise = table()
-    solution = solve(data=(np.ones((len(noise), 1)), 5 + noise), intercept=0)
-    assert solution.standard_errors.shape == (1,)
-    assert abs(solution.params[0] - 5) < 4 * solution.standard_errors[0] < 1
 
 
 def test_a_bound_is_exceeded_by_about_as_many_as_it_says(key):
@@ -176,7 +172,7 @@ def test_a_bound_is_exceeded_by_about_as_many_as_it_says(key):
     assert 60 < np.mean(above) < 140
     assert max(above) < 250
     nothing = noisy_bound(key, jnp.full(5, jnp.nan), noise_multiplier=1.0)
-    assert nothing == 2.0**-20
+    assert 2.0**-20 <= nothing < 2.0**-19.8
 
 
 @pytest.mark.parametrize("has_intercept", [True, False])
