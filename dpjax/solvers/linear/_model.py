@@ -91,9 +91,9 @@ def dp_linear_model(
       released scale is part of the predictor.
     - They count the sampling of records and the noise of every release. What is not
       linear in the error of the first fit is counted for the intercept alone.
-    - Scores are clipped at 1.6 times a norm that 200 to 300 of the records exceed at
-      epsilon 1, the intercept's at 3 times. The bias of that is not counted. It is small
-      where the tails beyond are balanced, and for the intercept. It is not where noise
+    - Scores are clipped at 1.6 times a norm that 200 to 300 records exceed at epsilon 1,
+      those of the intercept at 3 times. The bias of that is not counted. It is small
+      for the intercept, and where the tails beyond are balanced. It is not where noise
       is skewed and its scale depends on a feature: with lognormal noise times e^(x/2)
       the interval for the coefficient of x held the truth in 65 per cent of runs.
     - An interval is infinite if the noise hides the second derivatives in a direction

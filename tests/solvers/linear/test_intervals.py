@@ -97,7 +97,7 @@ def test_a_level_is_a_probability(level):
         ({"loss": losses.log_link(1.5)}, "loss must be squared, logistic, Huber, Pois"),
         (
             {"data": (np.ones((9, 1)), np.ones(9)), "intercept": 0},
-            "features must be one",
+            "features must be",
         ),
         ({"max_features": 2}, "max_features must be None if there are to be intervals"),
     ],
