@@ -20,7 +20,7 @@ from dpjax.solvers._loop import Execution
 from dpjax.solvers.linear._fit import fit, lengths, product, weighted, whitened
 from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.linear._moments import Whitening, noisy_second_moments
-from dpjax.solvers.linear._noisy_bound import noisy_bound
+from dpjax.solvers.linear._noisy_bound import noisy_bound, num_above
 from dpjax.solvers.linear._steps import BlockClipping
 from dpjax.transforms import privatize
 
@@ -46,6 +46,8 @@ _BEYOND = {"weights": 1.6, "intercept": 3.0}
 _CLEAR = 2.0
 # Squared loadings on hidden directions of so many variances of their noise are none.
 _NO_LOADING = 9.0
+# No interval is finite where a noisy bound would clip more than this share of records.
+_MOST_ABOVE = 0.05
 _LARGEST = 1e15  # features and targets are held within: their squares stay finite
 
 Params = dict[str, jax.Array]
@@ -167,6 +169,8 @@ def fit_with_errors(
     params, errors = _newton_step(
         kind, num_samples, white, unit, first, curvatures, scores
     )
+    if num_above(multipliers["row_lengths"]) > _MOST_ABOVE * num_samples:
+        errors = jax.tree.map(lambda x: jnp.full_like(x, jnp.inf), errors)
     shares = {name: share for name, share in _SHARES.items() if name != "fit"}
     within = {x: _SHARES["fit"] * share for x, share in taken["shares"].items()}
     stats = taken | {
