@@ -20,7 +20,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 DEVICES = "--xla_force_host_platform_device_count=8"  # in XLA_FLAGS
 IN_CI = os.environ.get("CI") == "true"
 COUNTED = {"at": 0.0}  # when memory mappings were counted: see `few_programs`
-LONG = {"slow", "audit", "figures"}  # not in the default run
+LONG = {"slow", "audit", "coverage", "figures"}  # not in the default run
 # Files of some minutes, which run first: no worker begins one while others are done.
 FIRST = [
     *("tests/sklearn/test_checks.py", "tests/estimators/test_contract.py"),

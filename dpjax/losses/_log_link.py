@@ -53,7 +53,7 @@ def poisson(max_mean: float, *, max_target: float | None = None) -> LinearLoss:
     _validate.positive(max_mean=max_mean)
     if max_target is None:
         max_target = max_mean + 6 * math.sqrt(max_mean) + 12
-    return _LogLink(1.0, _LEAST_MEAN * max_mean, max_mean, max_target)
+    return LogLink(1.0, _LEAST_MEAN * max_mean, max_mean, max_target)
 
 
 def gamma(*, min_mean: float, max_target: float) -> LinearLoss:
@@ -87,7 +87,7 @@ def gamma(*, min_mean: float, max_target: float) -> LinearLoss:
     Reference:
         P. McCullagh, J. A. Nelder, Generalized linear models (1989), chapter 8.
     """
-    return _LogLink(2.0, min_mean, max_target, max_target)
+    return LogLink(2.0, min_mean, max_target, max_target)
 
 
 def tweedie(
@@ -137,7 +137,7 @@ def tweedie(
         power,
         "a number strictly between 1 (losses.poisson) and 2 (losses.gamma)",
     )
-    return _LogLink(power, min_mean, max_mean, max_target)
+    return LogLink(power, min_mean, max_mean, max_target)
 
 
 def log_link(power: float) -> LinearLoss:
@@ -173,11 +173,11 @@ def log_link(power: float) -> LinearLoss:
         power,
         "a number from 1 (Poisson) to 2 (gamma)",
     )
-    return _LogLink(float(power), *_MEANS, _LARGEST_TARGET)
+    return LogLink(float(power), *_MEANS, _LARGEST_TARGET)
 
 
 @dataclass(frozen=True)
-class _LogLink(LinearLoss):
+class LogLink(LinearLoss):
     power: float  # from 1, Poisson, to 2, gamma
     min_mean: float
     max_mean: float

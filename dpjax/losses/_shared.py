@@ -1,6 +1,7 @@
 """What other layers take from losses, and users do not."""
 
+from dpjax.losses._log_link import LogLink
 from dpjax.losses._named import named
 from dpjax.losses._residual_losses import Huber
 
-__all__ = ["Huber", "named"]
+__all__ = ["Huber", "LogLink", "named"]

@@ -157,6 +157,12 @@ OPTIONS = {
         losses.log_link(1.5), intercept=1, offsets=True, weights=True
     ),
     "offsets": linear(losses.huber(1.0), offsets=True),
+    "intervals": linear(intercept=0, intervals=True),
+    "intervals, labels": linear("logistic", weights=True, intervals=True),
+    "intervals, exposures": linear(
+        losses.poisson(10.0), intercept=1, offsets=True, weights=True, intervals=True
+    ),
+    "intervals, robust": linear("huber", intercept=0, intervals=True),
     "robust": linear("huber", intercept=0, weights=True),
     "median of means": descent(
         estimators.MedianOfMeans(estimators.Clipping(1.0), 3), averaging=True
@@ -259,6 +265,7 @@ def test_solvers_of_any_size_show_what_they_release(hooks, name, num_samples):
         {"loss": losses.softmax(3), "intercept": 5},
         {"loss": losses.log_link(1.5), "intercept": 1, "offsets": True},
         {"loss": losses.huber(1.0), "max_features": 3},
+        {"intercept": 0, "intervals": True},
     ],
     ids=str,
 )

@@ -14,7 +14,12 @@ from dpjax.batching import Full
 from dpjax.solvers._loop import Batches, Execution, iterate
 from dpjax.solvers.linear._constant import best_constant, largest_slope
 from dpjax.solvers.linear._kind import Examples, ModelKind, Shares
-from dpjax.solvers.linear._moments import Whitening, noisy_second_moments, whitening
+from dpjax.solvers.linear._moments import (
+    FLOORS,
+    Whitening,
+    noisy_second_moments,
+    whitening,
+)
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 from dpjax.solvers.linear._recalibration import Predictor, recalibration
 from dpjax.solvers.linear._robust import robust_fit
@@ -162,15 +167,15 @@ def _coordinates(
     mean_keys = size_key, mean_key
     constant, size, stats = best_constant(kind, examples, mean_keys, multipliers)
 
-    rows = _weighted(kind, examples)
+    rows = weighted(kind, examples)
     num_beyond = _BEYOND_RADIUS * math.sqrt(2 * num_features) * multipliers.moments
     radius = noisy_quantile(
         radius_key,
-        gathered(_lengths(rows)),
+        gathered(lengths(rows)),
         num_above=min(num_beyond, _MOST_BEYOND * num_samples),
         noise_multiplier=multipliers.radius,
     )
-    white, z = _whitened(kind, examples, rows, radius, moments_key, multipliers.moments)
+    white, z = whitened(kind, examples, rows, radius, moments_key, multipliers.moments)
 
     rows, sizes = _gradient_sizes(kind, examples, z, constant)
     share = kind.block_shares["weights"]
@@ -192,7 +197,7 @@ def _coordinates(
 
 
 @partial(jax.jit, static_argnums=0)
-def _weighted(kind: ModelKind, examples: Examples) -> jax.Array:
+def weighted(kind: ModelKind, examples: Examples) -> jax.Array:
     """Returns features times the roots of the weights.
 
     A record counts in the moments by its weight, and at weight zero not at all.
@@ -202,14 +207,15 @@ def _weighted(kind: ModelKind, examples: Examples) -> jax.Array:
     return examples.features * jnp.sqrt(examples.weights)[:, None]
 
 
-@partial(jax.jit, static_argnums=0)
-def _whitened(
+@partial(jax.jit, static_argnums=0, static_argnames="floors")
+def whitened(
     kind: ModelKind,
     examples: Examples,
     rows: jax.Array,
     radius: jax.Array,
     key: Key,
     multiplier: Scalar,
+    floors: tuple[float, float] = FLOORS,
 ) -> tuple[Whitening, jax.Array]:
     """Releases round coordinates of the rows, and returns the features in them."""
     ones = None
@@ -227,8 +233,8 @@ def _whitened(
         noise_multiplier=multiplier,
         axis_name=kind.axis_name,
     )
-    white = whitening(moments, stddev, ones=ones)
-    return white, _product(examples.features - white.center[None, :], white.matrix)
+    white = whitening(moments, stddev, ones=ones, floors=floors)
+    return white, product(examples.features - white.center[None, :], white.matrix)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -244,16 +250,16 @@ def _gradient_sizes(
     slopes = weights * slope_sizes(kind.loss.derivative(predictions, targets))
     if kind.starts_at_mean:
         offsets = offsets + constant
-    return (z, offsets, targets, weights), slopes * _lengths(z)
+    return (z, offsets, targets, weights), slopes * lengths(z)
 
 
 def slope_sizes(slopes: jax.Array) -> jax.Array:
     """Returns how long the derivative in the prediction, (n,) or (n, K), is."""
-    return jnp.abs(slopes) if slopes.ndim == 1 else _lengths(slopes)
+    return jnp.abs(slopes) if slopes.ndim == 1 else lengths(slopes)
 
 
 @jax.jit
-def _lengths(rows: jax.Array) -> jax.Array:
+def lengths(rows: jax.Array) -> jax.Array:
     """Returns the l2 norm of each row."""
     return jnp.sqrt(jnp.sum(rows**2, axis=1))
 
@@ -270,7 +276,7 @@ def _recalibrated(
     level = params.get("intercept", jnp.zeros_like(params["weights"][0]))
     scale, shift = recalibration(
         kind.loss,
-        Predictor(_product(z, params["weights"]), level, *examples[1:]),
+        Predictor(product(z, params["weights"]), level, *examples[1:]),
         key=key,
         has_level=kind.has_intercept,
         is_at_mean=kind.starts_at_mean,
@@ -292,7 +298,7 @@ def _rescaled(
 
 
 @jax.jit
-def _product(x: jax.Array, y: jax.Array) -> jax.Array:
+def product(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -301,8 +307,8 @@ def _in_features(
     white: Whitening, params: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
     """Returns weights and intercept for features, from those for z."""
-    weights = _product(white.matrix, params["weights"])
+    weights = product(white.matrix, params["weights"])
     if "intercept" not in params:
         return {"weights": weights}
-    shift = _product(white.center, weights)
+    shift = product(white.center, weights)
     return {"weights": weights, "intercept": params["intercept"] - shift}

@@ -19,13 +19,14 @@ from dpjax.accounting import (
     gaussian_event,
     rho_to_epsilon,
 )
-from dpjax.losses import LinearLoss
-from dpjax.losses._shared import Huber, named
+from dpjax.losses import LinearLoss, logistic, squared
+from dpjax.losses._shared import Huber, LogLink, named
 from dpjax.solvers._calibration import check_noise
 from dpjax.solvers._loop import Execution, check_execution
 from dpjax.solvers._solution import Solution
 from dpjax.solvers.linear._choice import choose_features
 from dpjax.solvers.linear._fit import fit
+from dpjax.solvers.linear._intervals import fit_with_errors
 from dpjax.solvers.linear._kind import Examples, ModelKind
 
 _MODEL_SHARE = 0.55  # of the budget, where features are chosen with the rest
@@ -45,6 +46,7 @@ def dp_linear_model(
     offsets: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     max_weight: float = 1.0,
+    intervals: bool = False,
     execution: Execution = Execution(),
 ) -> Solution:
     """Fits a generalised linear model to data and a budget, without hyperparameters.
@@ -80,6 +82,30 @@ def dp_linear_model(
     the derivatives at a model of the first half. If targets have a large mean, subtract
     a public number from them first.
 
+    With `intervals`, a fit with a sixth of the budget is followed by one noisy Newton
+    step, and the params have standard errors: see `Solution.interval`.
+
+    - They are for the coefficients of the best linear predictor of the population, from
+      which records are drawn independently, with four moments of features and two of
+      scores. No model has to be true (White 1980). With the Huber loss in scales, the
+      released scale is part of the predictor.
+    - They count the sampling of records and the noise of every release. What is not
+      linear in the error of the first fit is counted for the intercept alone.
+    - Scores are clipped at 1.6 times a norm that 200 to 300 records exceed at epsilon
+      1, those of the intercept at 3 times. The bias of that is not counted. It is small
+      for the intercept, and where the tails beyond are balanced. It is not where noise
+      is skewed and its scale depends on a feature: with lognormal noise times e^(x/2)
+      the interval for the coefficient of x held the truth in 67 per cent of runs.
+    - An interval is infinite if the noise hides the second derivatives in a direction
+      that the coefficient has a part in: of a constant column, of two that are nearly
+      the same. `num_hidden` in the stats says how many directions that are. All are
+      infinite if records are few, about 4,000 / epsilon: a public rule.
+    - Measured with 10 features, n = 20,000, delta = n^-1.1, epsilon 1, in 200 runs or
+      more of each law: 95.4 to 96.7 per cent of intervals at level 0.95 held the truth,
+      93 or more of every coefficient, at 1.6 to 2.1 times the width without privacy
+      (normal 1.6; t5 features with t3 noise 1.8; lognormal 1.9; logistic with 5 per
+      cent of positives 2.1).
+
     Args:
         loss: "squared", "logistic", "huber", or a convex `losses.LinearLoss` of bounded
             curvature, such as `losses.poisson(10.0)` or `losses.softmax(3)`. "huber"
@@ -107,6 +133,9 @@ def dp_linear_model(
         weights: shape (n,), of records, clipped to [0, max_weight]; NaN is zero. Means
             still divide by n. A record of weight zero changes no release. None: ones.
         max_weight: the largest weight, public, positive.
+        intervals: whether the solution has standard errors and intervals, see below.
+            With the squared, logistic, Huber, Poisson or gamma loss, at least one
+            feature beside the intercept, and without `max_features`.
         execution: how it runs: microbatches, callback, checkpoint. A callback sees the
             weights in z; with the Huber loss, those of the second fit.
 
@@ -150,7 +179,9 @@ def dp_linear_model(
     Reference:
         Clipping from a private quantile: Andrew et al. (2021). Second moments as
         preconditioner: Wang (2018); Ganesh et al. (2023). Steps: Ivgi, Hinder, Carmon
-        (2023). Choices: Durfee, Rogers (2019).
+        (2023). Choices: Durfee, Rogers (2019). Intervals: van der Vaart (1998), chapter
+        5.7; White (1980); Avella-Medina, Bradshaw, Loh (2023); Lin, Slavkovic,
+        Bhoomireddy (2026). The first whitening: Kamath, Li, Singhal, Ullman (2019).
     """
     model = named(loss)
     _validate.require(
@@ -174,6 +205,8 @@ def dp_linear_model(
     if max_features is not None:
         _validate.count(max_features=max_features)
     _validate.positive(max_weight=max_weight)
+    if intervals:
+        _check_intervals(model, loss, max_features, num_features)
     deleted = column
     if num_features == 0 and (offsets is not None or isinstance(model, Huber)):
         # With offsets the best intercept is no mean of targets, and for the Huber loss
@@ -215,14 +248,48 @@ def dp_linear_model(
         examples = examples._replace(features=examples.features[:, selected])
         places = places[selected]
         total, stats = total / math.sqrt(_MODEL_SHARE), {"selected": places}
-    params, taken = fit(
+    solve = fit_with_errors if intervals else fit
+    params, *errors, taken = solve(
         kind, examples, key=key, noise_multiplier=total, execution=execution
     )
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
     )
-    return Solution(
-        _by_column(num_columns, column, places, params), privacy, stats | taken
+    params, *errors = (
+        _by_column(num_columns, column, places, x) for x in (params, *errors)
+    )
+    return Solution(params, privacy, stats | taken, *errors)
+
+
+def _check_intervals(
+    model: LinearLoss,
+    loss: str | LinearLoss,
+    max_features: int | None,
+    num_features: int,
+) -> None:
+    """Refuses what has no intervals: other losses, a choice of features, a constant."""
+    has_intervals = (
+        model in (squared, logistic)
+        or isinstance(model, Huber)
+        or (isinstance(model, LogLink) and model.power in (1, 2))
+    )
+    _validate.require(
+        has_intervals,
+        "loss",
+        loss,
+        "squared, logistic, Huber, Poisson or gamma, if there are to be intervals",
+    )
+    _validate.require(
+        max_features is None,
+        "max_features",
+        max_features,
+        "None if there are to be intervals: they would not count the choice",
+    )
+    _validate.require(
+        num_features > 0,
+        "features",
+        f"{num_features} beside the intercept",
+        "one or more beside the intercept, if there are to be intervals",
     )
 
 

@@ -17,7 +17,7 @@ from dpjax.transforms import aggregate
 
 # Of the edge of the noise's spectrum, and of the mean eigenvalue, that are added to
 # every eigenvalue: directions which the noise hides are not to be blown up.
-_NOISE_FLOOR, _MEAN_FLOOR, _LEAST = 3.0, 0.1, 1e-6
+FLOORS, _LEAST = (3.0, 0.1), 1e-6
 _CLEAR_WEIGHT = 2.0  # the least that the mean weight is taken to be, in its stddevs
 
 
@@ -86,7 +86,11 @@ def noisy_second_moments(
 
 
 def whitening(
-    moments: jax.Array, stddev: Scalar, *, ones: Scalar | None = None
+    moments: jax.Array,
+    stddev: Scalar,
+    *,
+    ones: Scalar | None = None,
+    floors: tuple[float, float] = FLOORS,
 ) -> Whitening:
     """Returns round coordinates, from released moments alone.
 
@@ -104,6 +108,8 @@ def whitening(
             the last row and column those with a column of a constant.
         stddev: of the noise on their diagonal.
         ones: that constant. None: there is no intercept, and features are not centered.
+        floors: of the edge of the noise's spectrum, and of the mean eigenvalue, what is
+            added to every eigenvalue.
     """
     unit = jnp.maximum(jnp.max(jnp.abs(moments)), jnp.asarray(stddev, moments.dtype))
     moments, stddev = moments / unit, stddev / unit  # squares of any of them are finite
@@ -128,7 +134,7 @@ def whitening(
     )
     edge = math.sqrt(2 * num_features) * stddev  # of the spectrum of the noise
     left = kept * edge + (1 - kept) * kept_spread * 2 * stddev
-    values = jnp.maximum(values, 0) + _NOISE_FLOOR * left + _MEAN_FLOOR * mean
+    values = jnp.maximum(values, 0) + floors[0] * left + floors[1] * mean
     values = values + _LEAST * jnp.max(values)
     matrix = vectors / jnp.sqrt(values * unit)[None, :]
     return Whitening(center if ones is None else center * ones, matrix, kept)

@@ -1,0 +1,366 @@
+"""Standard errors of a linear model: one noisy Newton step after a fit, a sandwich.
+
+With scores s = w loss'(prediction, y) and second derivatives H of the mean loss at the
+fit, theta = fit - H^-1 mean(x s) has the covariance H^-1 (S / n) H^-1 for S the second
+moments of x s. Here H, the mean and S are noisy, and so is what theta costs in width.
+"""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _keys
+from dpjax._sharding import gathered
+from dpjax._types import Key, Scalar
+from dpjax.losses import squared
+from dpjax.solvers._loop import Execution
+from dpjax.solvers.linear._fit import fit, lengths, product, weighted, whitened
+from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._moments import Whitening, noisy_second_moments
+from dpjax.solvers.linear._noisy_bound import noisy_bound, num_above
+from dpjax.solvers.linear._steps import BlockClipping
+from dpjax.transforms import privatize
+
+# Of the budget: see `fit_with_errors`. Half of the scores' bounds is the intercept's.
+_SHARES = {
+    "row_lengths": 0.02,
+    "row_moments": 0.1,
+    "fit": 0.17,
+    "curvature_lengths": 0.02,
+    "curvatures": 0.12,
+    "score_lengths": 0.05,
+    "scores": 0.48,
+    "score_moments": 0.04,
+}
+_LEVEL_SHARE = 0.15  # of the scores' budget, for that of the intercept
+# Second moments of correlated features are to be seen after a first, rough whitening:
+# as much is added to each eigenvalue as the noise can hide, and no more.
+_FLOORS = (1.0, 0.0)
+# Scores are clipped at so many times what few records exceed. The intercept's, of which
+# a tail on one side has no counterweight, at more.
+_BEYOND = {"weights": 1.6, "intercept": 3.0}
+# Eigenvalues below so many edges of the noise's spectrum are hidden by it.
+_CLEAR = 2.0
+# Squared loadings on hidden directions of so many variances of their noise are none.
+_NO_LOADING = 9.0
+# No interval is finite where a noisy bound would clip more than this share of records.
+_MOST_ABOVE = 0.05
+_LARGEST = 1e15  # features and targets are held within: their squares stay finite
+
+Params = dict[str, jax.Array]
+
+
+class Curvatures(NamedTuple):
+    """Released second derivatives, and the coordinates in which they are ones.
+
+    All of rows (z, 1), or of z without an intercept; k is their number of coordinates.
+
+    Attributes:
+        root: shape (k, k), of which each column is a direction of curvature 1, or zeros
+            where the noise hides it. With an intercept the last one is the level.
+        hidden: shape (k, k), the hidden directions in the other columns' place.
+        num_hidden: how many there are.
+        stddev: of the noise on the diagonal of the second derivatives.
+    """
+
+    root: jax.Array
+    hidden: jax.Array
+    num_hidden: jax.Array
+    stddev: jax.Array
+
+
+class Scores(NamedTuple):
+    """Released scores of the directions of `Curvatures`, in units of their bounds.
+
+    Attributes:
+        mean: shape (k,).
+        stddev: of its noise.
+        moments: noisy second moments, shape (k, k).
+        units: shape (k,).
+    """
+
+    mean: jax.Array
+    stddev: jax.Array
+    moments: jax.Array
+    units: jax.Array
+
+
+def fit_with_errors(
+    kind: ModelKind,
+    examples: Examples,
+    *,
+    key: Key,
+    noise_multiplier: float,
+    execution: Execution,
+) -> tuple[Params, Params, dict[str, Any]]:
+    """Returns released weights and intercept, their standard errors, and the stats.
+
+    1. A bound of row lengths, and second moments of rows: coordinates z for all below.
+       If features are correlated, the second derivatives in z are seen where those in
+       features would be hidden.
+    2. A fit.
+    3. A bound of the lengths of rows times the root of the loss's second derivative,
+       and the second moments of those: H. Directions of curvature below twice the edge
+       of the noise's spectrum are hidden.
+    4. Bounds of the scores in the other directions, in which H is the identity, and of
+       the score of the intercept.
+    5. The mean of clipped scores, and their second moments S.
+
+    The step is H^-1 times the mean. The covariance adds up H^-1 (S / n) H^-1, what the
+    noise of the mean makes of that, and what the noise of H makes of the step. All of
+    it is computed from released numbers.
+
+    Privacy:
+        As one Gaussian mechanism of the noise multiplier, under replace-one: four noisy
+        bounds, three noisy second moments, a fit, and a mean of sensitivity 2 / n in
+        units of its bounds. Everything else is a function of what they released.
+    """
+    num_samples = len(examples.targets)
+    multipliers = {
+        name: noise_multiplier / math.sqrt(share) for name, share in _SHARES.items()
+    }
+    start_key, fit_key, curvature_key, size_key, score_key = _keys.split(key, 5)
+    row_keys, curvature_keys = _keys.split(start_key), _keys.split(curvature_key)
+
+    rows = weighted(kind, examples)
+    radius = noisy_bound(
+        row_keys[0],
+        gathered(lengths(rows)),
+        noise_multiplier=multipliers["row_lengths"],
+    )
+    white, z = whitened(
+        kind,
+        examples,
+        rows,
+        radius,
+        row_keys[1],
+        multipliers["row_moments"],
+        floors=_FLOORS,
+    )
+    examples = examples._replace(features=_held(z))
+    first, taken = fit(
+        kind,
+        examples,
+        key=fit_key,
+        noise_multiplier=multipliers["fit"],
+        execution=execution,
+    )
+    # With the Huber loss of a threshold in scales, all below is in units of the scale.
+    unit = taken.get("residual_scale", jnp.ones((), z.dtype))
+    first, rows, slopes = _linearized(kind, examples, first, unit)
+    radius = noisy_bound(
+        curvature_keys[0],
+        gathered(lengths(rows)),
+        noise_multiplier=multipliers["curvature_lengths"],
+    )
+    moments, noise = noisy_second_moments(
+        curvature_keys[1],
+        rows,
+        radius=radius,
+        noise_multiplier=multipliers["curvatures"],
+        axis_name=kind.axis_name,
+    )
+    curvatures = _curvatures(kind.has_intercept, moments, noise)
+    samples = _scores(kind.has_intercept, examples.features, slopes, curvatures.root)
+    scores = _released_scores(kind, samples, size_key, score_key, multipliers)
+    params, errors = _newton_step(
+        kind, num_samples, white, unit, first, curvatures, scores
+    )
+    if num_above(multipliers["row_lengths"]) > _MOST_ABOVE * num_samples:
+        errors = jax.tree.map(lambda x: jnp.full_like(x, jnp.inf), errors)
+    shares = {name: share for name, share in _SHARES.items() if name != "fit"}
+    within = {x: _SHARES["fit"] * share for x, share in taken["shares"].items()}
+    stats = taken | {
+        "noise_multiplier": noise_multiplier,
+        "shares": shares | within,
+        "num_hidden": curvatures.num_hidden,
+    }
+    return params, errors, stats
+
+
+@jax.jit
+def _held(x: jax.Array) -> jax.Array:
+    return jnp.clip(jnp.nan_to_num(x), -_LARGEST, _LARGEST)
+
+
+@partial(jax.jit, static_argnums=0)
+def _linearized(
+    kind: ModelKind, examples: Examples, params: Params, unit: Scalar
+) -> tuple[Params, jax.Array, jax.Array]:
+    """Returns the fit in a unit, rows whose second moments are H, and the slopes.
+
+    H is in units of the largest second derivative of the loss.
+    """
+    z, targets, offsets, weights = examples
+    params = {name: x / unit for name, x in params.items()}
+    predictions = product(z, params["weights"]) + params.get("intercept", 0.0)
+    predictions, targets = predictions + _held(offsets / unit), _held(targets / unit)
+    slopes = weights * kind.loss.derivative(predictions, targets)
+    curvatures = weights * kind.loss.curvature(predictions, targets)
+    if kind.has_intercept:
+        z = jnp.concatenate([z, jnp.ones_like(z[:, :1])], axis=1)
+    roots = jnp.sqrt(curvatures / kind.loss.curvature_bound)
+    return params, z * roots[:, None], slopes
+
+
+@partial(jax.jit, static_argnums=0)
+def _curvatures(has_intercept: bool, moments: jax.Array, stddev: Scalar) -> Curvatures:
+    """Returns directions of curvature 1, from released moments alone."""
+    size = len(moments)
+    stddev = jnp.asarray(stddev, moments.dtype)
+    least = _CLEAR * math.sqrt(2 * size) * stddev  # the edge of the spectrum of noise
+    if not has_intercept:
+        return Curvatures(*_directions(moments, least), stddev)
+    # The level is the last direction, and the others are about the center of the rows.
+    level, means = moments[-1, -1], moments[:-1, -1]
+    is_clear = (level > least).astype(level.dtype)
+    level = jnp.maximum(level, least)
+    center = means / level
+    inner = moments[:-1, :-1] - level * jnp.outer(center, center)
+    *found, num_hidden = _directions(inner, least)
+    corners = is_clear / jnp.sqrt(level), 1 - is_clear
+    root, hidden = (
+        _with_level(x, -center @ x, corner)
+        for x, corner in zip(found, corners, strict=True)
+    )
+    return Curvatures(root, hidden, num_hidden + 1 - is_clear, stddev)
+
+
+def _with_level(inner: jax.Array, row: jax.Array, corner: Scalar) -> jax.Array:
+    """Returns a matrix with a last row, and a last column of zeros and the corner."""
+    size = len(inner)
+    whole = jnp.pad(inner, ((0, 1), (0, 1)))
+    return whole.at[size, :size].set(row).at[size, size].set(corner)
+
+
+def _directions(
+    moments: jax.Array, least: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns clear directions, of unit curvature, hidden ones, and their number."""
+    values, vectors = jnp.linalg.eigh(moments)
+    is_clear = values > least
+    scale = jnp.where(is_clear, jnp.sqrt(1 / jnp.maximum(values, least)), 0.0)
+    hidden = jnp.where(is_clear[None, :], 0.0, vectors)
+    return vectors * scale[None, :], hidden, jnp.sum(~is_clear, dtype=values.dtype)
+
+
+@partial(jax.jit, static_argnums=0)
+def _scores(
+    has_intercept: bool, z: jax.Array, slopes: jax.Array, root: jax.Array
+) -> Params:
+    """Returns each record's scores in the clear directions, and that of the level."""
+    slopes = slopes[:, None]
+    if not has_intercept:
+        return {"weights": slopes * product(z, root)}
+    z = product(z, root[:-1, :-1]) + root[-1:, :-1]
+    return {"weights": slopes * z, "intercept": slopes * root[-1, -1]}
+
+
+def _released_scores(
+    kind: ModelKind,
+    samples: Params,
+    size_key: Key,
+    key: Key,
+    multipliers: dict[str, float],
+) -> Scores:
+    """Releases bounds of scores, the mean of clipped scores, their second moments."""
+    shares = {"weights": 1.0}
+    if kind.has_intercept:
+        shares = {"weights": 1 - _LEVEL_SHARE, "intercept": _LEVEL_SHARE}
+    norms: dict[str, Scalar] = {
+        name: _BEYOND[name]
+        * noisy_bound(
+            one,
+            gathered(lengths(samples[name])),
+            noise_multiplier=math.sqrt(len(shares)) * multipliers["score_lengths"],
+        )
+        for name, one in zip(shares, _keys.split(size_key), strict=False)
+    }
+    mean_key, moments_key = _keys.split(key)
+    estimator = BlockClipping(norms, tuple(shares.items()))
+    release = privatize(
+        estimator,
+        noise_multiplier=multipliers["scores"],
+        key=mean_key,
+        axis_name=kind.axis_name,
+    )
+    mean = cast(Params, release.update(samples, release.init(samples))[0])
+    clipped = _side_by_side(jax.vmap(estimator.influence)(samples))
+    num_samples, size = clipped.shape
+    moments, _ = noisy_second_moments(
+        moments_key,
+        clipped,
+        radius=1.0,
+        noise_multiplier=multipliers["score_moments"],
+        axis_name=kind.axis_name,
+    )
+    units = {
+        name: jnp.full_like(x, norms[name] / math.sqrt(shares[name]))
+        for name, x in mean.items()
+    }
+    stddev = multipliers["scores"] * estimator.sensitivity(num_samples, size).l2
+    stddev = jnp.asarray(stddev, clipped.dtype)
+    return Scores(_side_by_side(mean), stddev, moments, _side_by_side(units))
+
+
+def _side_by_side(blocks: Params) -> jax.Array:
+    return jnp.concatenate([blocks[x] for x in _BEYOND if x in blocks], axis=-1)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _newton_step(
+    kind: ModelKind,
+    num_samples: int,
+    white: Whitening,
+    unit: Scalar,
+    first: Params,
+    curvatures: Curvatures,
+    scores: Scores,
+) -> tuple[Params, Params]:
+    """Returns params and their standard errors, from released numbers alone."""
+    root, hidden, num_hidden, noise = curvatures
+    units = scores.units / kind.loss.curvature_bound
+    scale = jnp.max(units)  # in which squares neither overflow nor vanish
+    start = jnp.hstack([first[x] for x in _BEYOND if x in first]) / scale
+    identity = jnp.eye(len(root), dtype=root.dtype)
+
+    slope = -root * (units / scale)[None, :]  # of the step, in the mean
+    step = slope @ scores.mean
+    values, vectors = jnp.linalg.eigh(scores.moments)
+    spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_samples
+    spread = spread + scores.stddev**2 * identity
+    # The noise E of H, symmetric, makes H^-1 E step of the step: E[E v v^T E] for a
+    # vector v is s^2 / 2 (|v|^2 + v v^T). Along hidden directions, where there is no
+    # step, the fit may be off by as much as it has moved there.
+    inverse = root @ root.T
+    unseen = jnp.where(num_hidden > 0, jnp.sum(start**2), 0.0)
+    doubt = (jnp.sum(step**2) + unseen) * identity + jnp.outer(step, step)
+    doubt = inverse @ (noise**2 / 2 * doubt) @ inverse
+    covariance = slope @ spread @ slope.T + doubt
+    if kind.has_intercept and not (kind.is_robust or kind.loss == squared):
+        # The third derivative is no larger than the second (Bach 2010), so that the
+        # level is off by half the mean of (H-weighted) squared changes at most.
+        turn = jnp.sum((units / scale * scores.mean) ** 2) * scale * root[-1, -1] ** 2
+        covariance = covariance.at[-1, -1].add(turn**2 / 4)
+    # Back to features: weights A w, and the intercept less <center, A w>.
+    back = white.matrix
+    if kind.has_intercept:
+        back = _with_level(back, -white.center @ back, 1.0)
+    params = back @ (start + step)
+    variances = jnp.diag(back @ covariance @ back.T)
+    # A hidden direction is known up to noise of about E / curvature in the clear ones.
+    loadings = jnp.sum((back @ hidden) ** 2, axis=1)
+    blur = jnp.sum((back @ inverse) ** 2, axis=1) * (noise**2 / 2 * num_hidden)
+    is_known = (loadings <= _NO_LOADING * blur) & (variances > 0) & jnp.isfinite(params)
+    errors = jnp.where(is_known, jnp.sqrt(variances) * scale * unit, jnp.inf)
+    params = jnp.nan_to_num(params * scale * unit)
+    return _parts(kind, params), _parts(kind, jnp.where(errors > 0, errors, jnp.inf))
+
+
+def _parts(kind: ModelKind, values: jax.Array) -> Params:
+    if not kind.has_intercept:
+        return {"weights": values}
+    return {"weights": values[:-1], "intercept": values[-1]}
