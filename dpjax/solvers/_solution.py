@@ -102,9 +102,10 @@ class Solution:
             >>> import jax.numpy as jnp
             >>> from dpjax.accounting import PrivacyGuarantee
             >>> privacy, errors = PrivacyGuarantee.non_private(), jnp.array([0.5])
-            >>> print(Solution(jnp.array([1.0]), privacy, {}, errors).interval(0.9))
-            [[0.17757326]
-             [1.8224267 ]]
+            >>> solution = Solution(jnp.array([1.0]), privacy, {}, errors)
+            >>> print(solution.interval(0.9).round(3))
+            [[0.178]
+             [1.822]]
         """
         probability(level=level)
         errors = self.standard_errors
