@@ -103,9 +103,9 @@ class Solution:
             >>> from dpjax.accounting import PrivacyGuarantee
             >>> privacy, errors = PrivacyGuarantee.non_private(), jnp.array([0.5])
             >>> solution = Solution(jnp.array([1.0]), privacy, {}, errors)
-            >>> print(solution.interval(0.9).round(3))
-            [[0.178]
-             [1.822]]
+            >>> low, high = solution.interval(0.9)[:, 0]
+            >>> print(f"{low:.2f} {high:.2f}")
+            0.18 1.82
         """
         probability(level=level)
         errors = self.standard_errors
