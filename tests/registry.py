@@ -385,6 +385,23 @@ SOLVERS = {
             data[1], key=key, epsilon=0.5 + i / 10
         ),
     ),
+    "dp_histogram": Part(
+        lambda data, key, i: solvers.dp_histogram(data[1], **_budget(key, i)),
+    ),
+    "dp_histogram, edges": Part(
+        lambda data, key, i: solvers.dp_histogram(
+            data[1], edges=jnp.arange(-3.0, 4.0), **_budget(key, i)
+        ),
+    ),
+    "dp_group_means": Part(
+        lambda data, key, i: solvers.dp_group_means(
+            data[1],
+            (data[0][:, 0] > 0).astype("int32"),
+            num_groups=2,
+            quantiles=(0.3,),
+            **_budget(key, i),
+        ),
+    ),
     "dp_center_and_scale": Part(
         lambda data, key, i: solvers.dp_center_and_scale(data[0], **_budget(key, i)),
     ),

@@ -43,6 +43,42 @@ def dp_mean_truncated() -> Case:
 
 
 @audited
+def dp_histogram() -> Case:
+    """A record leaves the first bin for the last."""
+
+    def solve(key: Key, samples: jax.Array) -> Solution:
+        return solvers.dp_histogram(
+            samples, key=key, epsilon=4.0, delta=1e-5, edges=jnp.arange(5.0)
+        )
+
+    samples = jnp.array([0.5, 1.5])
+    return solved(solve, samples, samples.at[0].set(3.5), is_gaussian=True)
+
+
+@audited
+def dp_group_means() -> Case:
+    """A record changes its group, and is far beyond all others."""
+
+    def solve(key: Key, data: PyTree) -> Solution:
+        return solvers.dp_group_means(
+            *data, key=key, epsilon=4.0, delta=1e-5, num_groups=2
+        )
+
+    def shown(solution: Solution) -> PyTree:
+        return {x: solution.params[x].astype(float) for x in ("counts", "means")}
+
+    samples = jnp.linspace(-1.0, 1.0, 500).at[0].set(1e6)
+    groups = jnp.arange(500) % 2
+    return solved(
+        solve,
+        (samples, groups),
+        (samples, groups.at[0].set(1)),
+        shown=shown,
+        is_gaussian=True,
+    )
+
+
+@audited
 def dp_mean_trimmed() -> Case:
     """Sixteen coordinates cross the clamp."""
     estimator = estimators.TrimmedMean(0.34, lower=-1.0, upper=1.0)

@@ -9,7 +9,9 @@ from dpjax.solvers._checkpoint import Checkpoint
 from dpjax.solvers._curves import Curves
 from dpjax.solvers._frank_wolfe import dp_frank_wolfe
 from dpjax.solvers._gradient_descent import dp_gradient_descent, robust_gradient_descent
+from dpjax.solvers._group_means import dp_group_means
 from dpjax.solvers._hard_thresholding import dp_iterative_hard_thresholding
+from dpjax.solvers._histogram import dp_histogram
 from dpjax.solvers._l1_regression import dp_l1_regression
 from dpjax.solvers._lasso import dp_lasso
 from dpjax.solvers._loop import Execution
@@ -34,6 +36,8 @@ __all__ = [
     "dp_center_and_scale",
     "dp_frank_wolfe",
     "dp_gradient_descent",
+    "dp_group_means",
+    "dp_histogram",
     "dp_iterative_hard_thresholding",
     "dp_l1_regression",
     "dp_lasso",

@@ -109,8 +109,8 @@ def dp_quantile(
     _validate.positive(epsilon=epsilon)
     _validate.typed_key(key)
     _validate.within(0.0, 1.0, quantile=quantile)
-    samples = _samples(samples, num_axes=1)
-    bins = _bins(_EDGES if edges is None else edges, samples)
+    samples = checked_samples(samples, num_axes=1)
+    bins = checked_edges(_EDGES if edges is None else edges, samples)
     static = ("permute_and_flip", float(quantile))
     params = _choose_quantile(static, key, samples, bins, epsilon)
     num_samples, num_bins = samples.size, bins.size - 1
@@ -183,7 +183,7 @@ def dp_center_and_scale(
     _validate.positive(epsilon=epsilon)
     _validate.delta(delta)
     _validate.typed_key(key)
-    samples = _samples(samples, num_axes=2)
+    samples = checked_samples(samples, num_axes=2)
     num_samples, num_choices = samples.shape[0], 2 * samples.shape[1]
     choices = Choices.tight(num_choices, epsilon, delta)
     params = _standardize(choices.mechanism, key, samples, choices.epsilon)
@@ -290,7 +290,8 @@ def _rank_error(epsilon: float, num_candidates: int) -> float:
     return _RANGE / epsilon * math.log(num_candidates / FAILURE_PROB)
 
 
-def _samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:
+def checked_samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:
+    """Returns samples as floats of so many axes, with the rows of all devices."""
     x = jnp.asarray(gathered(_validate.arrays(samples)))
     _validate.require(
         x.ndim == num_axes and 0 < x.size < 2**31 and not jnp.iscomplexobj(x),
@@ -301,7 +302,7 @@ def _samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:
     return x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
 
 
-def _bins(edges: ArrayLike, samples: jax.Array) -> jax.Array:
+def checked_edges(edges: ArrayLike, samples: jax.Array) -> jax.Array:
     """Returns checked edges in the dtype of the samples."""
     array = jnp.asarray(edges)
     _validate.require(

@@ -113,11 +113,12 @@ class Solution:
             rule = "those of a solver that was asked for intervals"
             raise ValueError(f"standard_errors is None; it must be {rule}")
         z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
-        return jax.tree.map(
-            lambda x, error: jnp.stack([x - z * error, x + z * error]),
-            self.params,
-            errors,
-        )
+
+        def around(x: jax.Array, error: jax.Array) -> jax.Array:
+            x = x.astype(error.dtype)  # counts are integers
+            return jnp.stack([x - z * error, x + z * error])
+
+        return jax.tree.map(around, self.params, errors)
 
     def shapes(self) -> dict[int, tuple[jax.Array, jax.Array]]:
         """Returns the grid and the curve of each column of an additive model.

@@ -147,7 +147,7 @@ def untuned_mean(
         z = jnp.matmul(z, matrix, precision="highest")
     lengths = jnp.sqrt(jnp.sum(z**2, axis=1))
     seen = noisy_size_histogram(length_key, gathered(lengths), multipliers.lengths)
-    radii, left_out = _radii(seen, multipliers.mean, num_samples, d)
+    radii, left_out = radii_of(seen, multipliers.mean, num_samples, d)
     radii = radii.astype(z.dtype)
     sampling = jax.vmap(seen.sum_of_squares)(radii[:-1], radii[1:]) / num_samples**2 / d
     mean, variance = _layered(
@@ -242,7 +242,7 @@ def _round(
     return whitening(moments, stddev).matrix
 
 
-def _radii(
+def radii_of(
     seen: SizeHistogram, multiplier: float, num_samples: int, d: int
 ) -> tuple[jax.Array, jax.Array]:
     """Returns where layers end, with zero before, and what lies beyond on average."""
@@ -255,6 +255,21 @@ def _radii(
     middle = jnp.sqrt(first * last)
     radii = jnp.stack([jnp.zeros_like(first), first, middle, last])
     return radii, passing * last / (index - 1)
+
+
+def layers_of(
+    z: jax.Array, lengths: jax.Array, radii: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns each row's layers, shape (n, 3, d), which have norm 1 at most together.
+
+    Each is multiplied by its weight, and divided by it in the end: second, shape (3,).
+    """
+    widths = radii[1:] - radii[:-1]
+    shares = widths**_WIDTH_POWER / jnp.sum(widths**_WIDTH_POWER)
+    weights = jnp.sqrt(shares) / widths
+    depth = jnp.clip(lengths[:, None] - radii[None, :-1], 0.0, widths[None])
+    direction = z / jnp.where(lengths > 0, lengths, 1.0)[:, None]
+    return (depth * weights[None])[:, :, None] * direction[:, None, :], weights
 
 
 def _layered(
@@ -271,12 +286,7 @@ def _layered(
     The variance is that of the layers without shrinking.
     """
     num_samples, d = z.shape
-    widths = radii[1:] - radii[:-1]
-    shares = widths**_WIDTH_POWER / jnp.sum(widths**_WIDTH_POWER)
-    weights = jnp.sqrt(shares) / widths
-    depth = jnp.clip(lengths[:, None] - radii[None, :-1], 0.0, widths[None])
-    direction = z / jnp.where(lengths > 0, lengths, 1.0)[:, None]
-    layers = (depth * weights[None])[:, :, None] * direction[:, None, :]
+    layers, weights = layers_of(z, lengths, radii)
     clipping = Clipping(1.0)
     release = privatize(
         clipping, noise_multiplier=multiplier, key=key, axis_name=axis_name

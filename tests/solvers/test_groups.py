@@ -1,0 +1,147 @@
+"""Private histograms, and counts, means and quantiles of groups."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.solvers import dp_group_means, dp_histogram
+
+BUDGET = {"epsilon": 1.0, "delta": 1e-5}
+SHARES, PLACES = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.0, 5.0, -5.0, 20.0])
+
+
+def histogram(samples, seed=0, **changes):
+    return dp_histogram(samples, key=jax.random.key(seed), **BUDGET | changes)
+
+
+def group_means(samples, groups, seed=0, **changes):
+    settings = BUDGET | {"num_groups": 4} | changes
+    return dp_group_means(samples, groups, key=jax.random.key(seed), **settings)
+
+
+def table(num_samples=20_000, seed=0):
+    rng = np.random.default_rng(seed)
+    groups = rng.choice(4, num_samples, p=SHARES)
+    return 100 + PLACES[groups] + rng.standard_t(3, num_samples), groups
+
+
+def test_counts_have_the_stated_noise():
+    edges = np.array([0.0, 1.0, 2.0, 3.0])
+    samples = jnp.array([-9.0, 0.5, 1.0, 1.5, 2.5, jnp.inf, jnp.nan])
+    keys = jax.random.split(jax.random.key(0), 2_000)
+    found = jax.vmap(lambda key: dp_histogram(samples, key=key, edges=edges, **BUDGET))(
+        keys
+    )
+    counts = np.asarray(found.params)
+    assert counts.dtype == np.int32
+    stddev = float(found.stats["stddev"][0])
+    np.testing.assert_allclose(stddev, 2**0.5 * 3.7306, rtol=1e-3)
+    off = counts - np.array([3, 1, 2])  # bins hold their upper edges, NaN is in none
+    # Six standard deviations of a mean and of a variance of 2,000 draws.
+    assert np.all(np.abs(off.mean(axis=0)) < 6 * stddev / 2_000**0.5)
+    assert np.all(np.abs(off.var(axis=0) / stddev**2 - 1) < 0.2)
+
+
+@pytest.mark.parametrize("unit", [1.0, 3e4])
+def test_edges_are_round_and_hold_most_samples(unit):
+    samples = unit * (50 + 10 * np.random.default_rng(1).standard_normal(20_000))
+    found = histogram(samples)
+    edges, counts = np.asarray(found.stats["edges"]), np.asarray(found.params)
+    step = edges[1] - edges[0]
+    leading = step / 10 ** np.floor(np.log10(step) + 1e-3)
+    assert np.any(np.abs(leading - np.array([1, 2, 5])) < 1e-2)
+    assert np.mean((edges[0] < samples) & (samples < edges[-1])) > 0.9
+    assert np.mean((edges[5] < samples) & (samples < edges[-6])) < 0.99
+    right = np.histogram(np.clip(samples, edges[0] + 1e-3, edges[-1]), edges)[0]
+    assert np.max(np.abs(counts - right)) < 50 + 6 * float(found.stats["stddev"])
+    assert np.all(found.standard_errors > 0)
+
+
+def test_groups_are_found():
+    samples, groups = table()
+    found = group_means(samples, groups, quantiles=(0.5, 0.9))
+    counts, means, quantiles = (
+        np.asarray(found.params[name]) for name in ("counts", "means", "quantiles")
+    )
+    assert counts.dtype == np.int32
+    assert np.all(np.abs(counts - np.bincount(groups)) < 100)
+    assert np.all(np.abs(means - 100 - PLACES) < [0.3, 0.4, 0.6, 2.0])
+    right = [np.quantile(samples[groups == g], [0.5, 0.9]) for g in range(4)]
+    assert np.all(np.abs(quantiles - right)[:3] < [0.2, 0.6])
+    for name, error in found.standard_errors.items():
+        assert error.shape == found.params[name].shape
+        assert np.all(np.asarray(error)[:3] < 100)
+
+
+@pytest.mark.slow
+def test_intervals_cover():
+    num_runs = 100
+    tables = [table(seed=seed) for seed in range(num_runs)]
+    samples, groups = (np.stack(x) for x in zip(*tables, strict=True))
+    keys = jax.random.split(jax.random.key(1), num_runs)
+    every, of = table(2_000_000, seed=num_runs)
+    right = {
+        "counts": 20_000 * SHARES,
+        "means": 100 + PLACES,
+        "quantiles": np.array([[np.quantile(every[of == g], 0.8)] for g in range(4)]),
+    }
+
+    @jax.jit
+    def intervals(keys, samples, groups):
+        def one(each):
+            key, x, g = each
+            return dp_group_means(
+                x, g, key=key, num_groups=4, quantiles=(0.8,), **BUDGET
+            ).interval()
+
+        return jax.lax.map(one, (keys, samples, groups))
+
+    found = intervals(keys, samples.astype(np.float32), groups)
+    for name, truth in right.items():
+        low, high = np.moveaxis(np.asarray(found[name]), 1, 0)
+        # 93 per cent in 400, of which 5 may come together: one alarm in a hundred.
+        assert np.mean((low < truth) & (truth < high)) > 0.89
+
+
+def test_what_is_missing_counts_nowhere():
+    samples, groups = table(2_000)
+    samples[:100], groups[100:200] = np.nan, [-1, 7] * 50
+    found = group_means(samples, groups, epsilon=1e4)
+    known = np.arange(2_000) >= 200
+    np.testing.assert_array_equal(found.params["counts"], np.bincount(groups[known]))
+
+
+@pytest.mark.parametrize(
+    "samples", [[np.nan] * 30, [np.inf] * 30, [1e300] * 30, [0.0] * 30, [5.0]]
+)
+def test_no_interval_is_a_point(samples):
+    samples = np.array(samples)
+    for found in (
+        group_means(samples, np.zeros(len(samples), int), quantiles=(0.5,)),
+        histogram(samples),
+    ):
+        for low, high in jax.tree.leaves(found.interval()):
+            assert np.all(low < high)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_groups": 0}, "num_groups must be an integer of at least 1"),
+        ({"quantiles": (0.5, 1.0)}, r"quantiles\[1\] must be"),
+        ({"groups": np.zeros(40)}, "groups must be integers of shape"),
+        ({"groups": np.zeros(3, int)}, "groups must be integers of shape"),
+        ({"samples": np.zeros((40, 2))}, "samples must be a real array with 1 axes"),
+    ],
+)
+def test_bad_arguments(changes, message):
+    arguments = {"samples": np.zeros(40), "groups": np.zeros(40, int)} | changes
+    with pytest.raises(ValueError, match=message):
+        group_means(**arguments)
+
+
+@pytest.mark.parametrize("edges", [[0.0, 1.0], [0.0, 2.0, 1.0], [0.0, 1.0, np.inf]])
+def test_bad_edges(edges):
+    with pytest.raises(ValueError, match="edges must be"):
+        histogram(np.zeros(40), edges=edges)
