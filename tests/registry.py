@@ -307,6 +307,9 @@ SOLVERS = {
             **_budget(key, i),
         ),
     ),
+    "dp_mean, untuned": Part(
+        lambda data, key, i: solvers.dp_mean(data[0], **_budget(key, i)),
+    ),
     "dp_frank_wolfe": Part(
         lambda data, key, i: solvers.dp_frank_wolfe(
             losses.squared,

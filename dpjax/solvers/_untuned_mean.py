@@ -148,7 +148,7 @@ def untuned_mean(
     lengths = jnp.sqrt(jnp.sum(z**2, axis=1))
     seen = noisy_size_histogram(length_key, gathered(lengths), multipliers.lengths)
     radii, left_out = radii_of(seen, multipliers.mean, num_samples, d)
-    radii = radii.astype(z.dtype)
+    radii, left_out = radii.astype(z.dtype), left_out.astype(z.dtype)
     sampling = jax.vmap(seen.sum_of_squares)(radii[:-1], radii[1:]) / num_samples**2 / d
     mean, variance = _layered(
         mean_key, z, lengths, radii, sampling, multipliers.mean, axis_name

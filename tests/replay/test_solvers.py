@@ -187,9 +187,6 @@ OPTIONS = {
             estimators.MedianOfMeans(estimators.Truncation(1.0), 4),
         )
     },
-    "untuned mean": lambda data, key, i: solvers.dp_mean(
-        data[0], key=key, epsilon=1.0, delta=1e-5
-    ),
     "untuned mean of a column": lambda data, key, i: solvers.dp_mean(
         data[1], key=key, epsilon=1.0, delta=1e-5
     ),

@@ -152,8 +152,15 @@ class SizeHistogram(NamedTuple):
         return size, number, jnp.maximum(index, _LEAST_INDEX)
 
     def sum_of_squares(self, low: Scalar, high: Scalar) -> jax.Array:
-        """Returns about the sum of the squares of clip(x, low, high) - low."""
+        """Returns about the sum of the squares of clip(x, low, high) - low.
+
+        It has the dtype of the bounds.
+        """
+        low, high = jnp.asarray(low), jnp.asarray(high)
+        dtype = high.dtype
+        low, high = low.astype("float32"), high.astype("float32")
         index = jnp.arange(self.noisy.size, dtype="int32")
         counts = jnp.where(index <= self.top, jnp.maximum(self.noisy, 0.0), 0.0)
         middles = jnp.exp2((_FIRST + index).astype("float32") + 0.5)
-        return jnp.sum(counts * (jnp.clip(middles, low, high) - low) ** 2)
+        squares = (jnp.clip(middles, low, high) - low) ** 2
+        return jnp.sum(counts * squares).astype(dtype)
