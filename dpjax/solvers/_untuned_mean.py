@@ -149,7 +149,8 @@ def untuned_mean(
     seen = noisy_size_histogram(length_key, gathered(lengths), multipliers.lengths)
     radii, left_out = radii_of(seen, multipliers.mean, num_samples, d)
     radii, left_out = radii.astype(z.dtype), left_out.astype(z.dtype)
-    sampling = jax.vmap(seen.sum_of_squares)(radii[:-1], radii[1:]) / num_samples**2 / d
+    sampling = jax.vmap(seen.sum_of_squares)(radii[:-1], radii[1:])
+    sampling = sampling / (d * float(num_samples) ** 2)
     mean, variance = _layered(
         mean_key, z, lengths, radii, sampling, multipliers.mean, axis_name
     )

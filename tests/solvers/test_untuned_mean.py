@@ -40,6 +40,12 @@ def test_units_and_places_do_not_matter(law, num_columns):
     assert np.all(errors < 8 * least)
 
 
+def test_many_records():
+    samples = np.random.default_rng(5).standard_normal(100_000) + 3
+    low, high = solve(samples).interval(0.999)
+    assert low < 3 < high < low + 0.05
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("law", ["normal", "student", "lognormal"])
 def test_intervals_cover(law):
