@@ -178,7 +178,16 @@ def log_link(power: float) -> LinearLoss:
 
 @dataclass(frozen=True)
 class LogLink(LinearLoss):
-    power: float  # from 1, Poisson, to 2, gamma
+    """The loss of a mean exp(prediction), with a variance in proportion to mean^power.
+
+    Attributes:
+        power: from 1, Poisson, to 2, gamma.
+        min_mean: the least mean that is predicted.
+        max_mean: the largest one.
+        max_target: targets are clipped to [0, max_target].
+    """
+
+    power: float
     min_mean: float
     max_mean: float
     max_target: float

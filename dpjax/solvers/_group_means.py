@@ -21,19 +21,18 @@ from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._histogram import check_countable, count_errors, noisy_integers
 from dpjax.solvers._quantile import checked_samples
 from dpjax.solvers._solution import Solution
-from dpjax.solvers._untuned_mean import layers_of, radii_of
+from dpjax.solvers._untuned_mean import layers_of, radii_of, shrunk
 from dpjax.solvers.linear._noisy_quantile import (
     SizeHistogram,
     noisy_quantile,
     noisy_size_histogram,
 )
-from dpjax.solvers.linear._robust import noisy_median
+from dpjax.solvers.linear._robust import median_and_bound
 from dpjax.transforms import privatize
 
 # Of the budget; quantiles take theirs from the rest in proportion.
 _COUNTS, _SIZE, _MEDIAN, _LENGTHS, _SQUARES = 0.2, 0.02, 0.03, 0.1, 0.1
 _QUANTILES = 0.4
-_WITHIN, _RANGE = 0.25, 4.0  # the median lies within 4 times a 75 % quantile
 _NUM_HALVINGS = 20
 _APART = 2.0  # standard errors of a rank, between a quantile and those beside it
 _LARGEST = 1e15  # samples are held within it: their squares stay finite
@@ -192,19 +191,12 @@ def _means(
     def part(share: float) -> float:
         return multiplier / math.sqrt(rest * share)
 
-    bound = _RANGE * noisy_quantile(
-        size_key,
-        jnp.abs(groups.values),
-        num_above=0.0,
-        share_above=_WITHIN,
-        noise_multiplier=part(_SIZE),
-    )
-    center = noisy_median(
-        median_key,
+    center, _ = median_and_bound(
+        (size_key, median_key),
         groups.values,
         (groups.indices < num_groups).astype(groups.values.dtype),
-        bound=bound,
-        noise_multiplier=part(_MEDIAN),
+        size_multiplier=part(_SIZE),
+        multiplier=part(_MEDIAN),
     )
     z, lengths = _centered(num_groups, groups, center)
     seen = noisy_size_histogram(length_key, lengths, part(_LENGTHS))
@@ -264,10 +256,7 @@ def _sums(
     noisy, variances = noisy / weights[None], (stddev / weights) ** 2
     # As of one mean, for the groups in place of the coordinates.
     sampling = jax.vmap(seen.sum_of_squares)(radii[:-1], radii[1:])
-    energy = jnp.sum(noisy[:, 1:] ** 2, axis=0)
-    noise = (num_groups * variances + sampling)[1:]
-    kept = jnp.maximum(0.0, 1 - noise / jnp.maximum(energy, noise))
-    values = noisy[:, 0] + noisy[:, 1:] @ kept
+    values = shrunk(noisy.T, variances + sampling / num_groups)
 
     middle, last = radii[-2], radii[-1]
     short = (jnp.minimum(lengths, middle) / middle) ** 2

@@ -1,7 +1,6 @@
-"""A private histogram, with edges that are public or bought."""
+"""A private histogram, with edges that are public or private."""
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +15,12 @@ from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._quantile import checked_edges, checked_samples
 from dpjax.solvers._solution import Solution
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
-from dpjax.solvers.linear._robust import noisy_median
+from dpjax.solvers.linear._robust import median_and_bound
 
 # Of the budget, for edges: how large numbers are, their median, and distances from it.
 _SIZE, _MEDIAN, _DISTANCE = 0.02, 0.04, 0.04
-_WITHIN, _RANGE = 0.25, 4.0  # the median lies within 4 times a 75 % quantile
 _BEYOND = 0.05  # of the records, which are farther from the median than edges go
-_NUM_BINS = 20
+_NUM_BINS, _STEPS_APART = 20, 8.0
 _MOST_SAMPLES = 2**24  # integers up to here are exact in float32
 _LEAST_VARIANCE = 1 / 12  # of noise that is rounded to integers
 
@@ -44,8 +42,8 @@ def dp_histogram(
         epsilon: privacy parameter, positive, any size.
         delta: privacy parameter in (0, 1).
         edges: increasing, shape (k + 1,) with k >= 2, chosen without the samples; bin j
-            is (edges[j], edges[j + 1]]. By default a tenth of the budget buys 21 round
-            numbers about a private median, between which most samples lie.
+            is (edges[j], edges[j + 1]]. By default 21 round numbers about a
+            private median, between which most samples lie, for a tenth of the budget.
 
     Returns:
         A `Solution` whose params are the counts, int32 of shape (k,); noise may leave
@@ -59,8 +57,8 @@ def dp_histogram(
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input. A record that is
         replaced moves two counts by 1, sqrt(2) in the l2 norm. Counts are exact,
-        and what Gaussian noise makes of them is rounded to integers. Edges that are
-        bought are Gaussian mechanisms on counts too, and all compose exactly.
+        and what Gaussian noise makes of them is rounded to integers. Private edges
+        follow from Gaussian mechanisms on counts, and all compose exactly.
 
     Example:
         >>> import jax, numpy as np
@@ -82,7 +80,7 @@ def dp_histogram(
     edge_key, key = _keys.split(key)
     if edges is None:
         share = _SIZE + _MEDIAN + _DISTANCE
-        bins = _bought(edge_key, samples, multiplier)
+        bins = _private_edges(edge_key, samples, multiplier)
     else:
         share = 0.0
         bins = checked_edges(edges, samples)
@@ -132,28 +130,22 @@ def count_errors(counts: jax.Array, stddev: Scalar, num_samples: int) -> jax.Arr
     return jnp.sqrt(sampling + stddev**2 + _LEAST_VARIANCE)
 
 
-def _bought(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
+def _private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
     """Releases round edges about a median."""
     size_key, median_key, distance_key = _keys.split(key, 3)
     known = ~jnp.isnan(gathered(samples))
     values = jnp.where(known, gathered(samples), 0.0)
-    quantile = partial(noisy_quantile, num_above=0.0)
-    bound = _RANGE * quantile(
-        size_key,
-        jnp.abs(values),
-        share_above=_WITHIN,
-        noise_multiplier=multiplier / math.sqrt(_SIZE),
-    )
-    median = noisy_median(
-        median_key,
+    median, _ = median_and_bound(
+        (size_key, median_key),
         values,
         known.astype(values.dtype),
-        bound=bound,
-        noise_multiplier=multiplier / math.sqrt(_MEDIAN),
+        size_multiplier=multiplier / math.sqrt(_SIZE),
+        multiplier=multiplier / math.sqrt(_MEDIAN),
     )
-    reach = quantile(
+    reach = noisy_quantile(
         distance_key,
         jnp.where(known, jnp.abs(values - median), 0.0),
+        num_above=0.0,
         share_above=_BEYOND,
         noise_multiplier=multiplier / math.sqrt(_DISTANCE),
     )
@@ -164,6 +156,8 @@ def _bought(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
 def _round_edges(median: jax.Array, reach: jax.Array) -> jax.Array:
     """Returns multiples of 1, 2 or 5 times a power of ten, from below to above."""
     least = 2 * reach / (_NUM_BINS - 1)  # so that a first edge may be rounded down
+    apart = _STEPS_APART * jnp.finfo(least.dtype).eps  # edges are to differ
+    least = jnp.maximum(least, apart * jnp.abs(median))
     power = 10.0 ** jnp.floor(jnp.log10(least))
     steps = power * jnp.array([1.0, 2.0, 5.0, 10.0], least.dtype)
     step = jnp.min(jnp.where(steps >= least, steps, steps[-1]))

@@ -17,7 +17,7 @@ from dpjax.solvers.linear._noisy_quantile import (
     noisy_quantile,
     noisy_size_histogram,
 )
-from dpjax.solvers.linear._robust import noisy_median
+from dpjax.solvers.linear._robust import median_and_bound
 from dpjax.transforms import privatize
 
 # The noise that a release may have, in records: so many of n make up its share.
@@ -26,7 +26,6 @@ _LEAST, _MOST, _MOST_CENTER = 0.005, 0.05, 0.1  # the share itself
 _RADIUS, _MOMENTS, _LENGTHS, _SQUARES = 0.025, 0.08, 0.06, 0.04
 _LENGTHS_ALONE = 0.2  # of a single column, whose tail is all there is to know
 _NUM_HALVINGS = 20
-_WITHIN, _RANGE = 0.25, 4.0  # medians are sought within 4 times a 75 % quantile
 _SCALED_BEYOND = 0.02  # of the records, which are larger than the scale of a column
 _BEYOND_RADIUS = 0.5  # of the records: second moments are to show a shape alone
 # Records beyond the first layer, and beyond the last in 2 sqrt(d) multipliers: there
@@ -190,27 +189,22 @@ def _standard(key: Key, samples: jax.Array, multipliers: Shares) -> Place:
     size_key, median_key, scale_key = _keys.split(key, 3)
     columns = gathered(samples)
 
-    def sizes(key: Key, x: jax.Array, num: float, share: float, multiplier: float):
-        quantile = partial(
-            noisy_quantile,
-            num_above=num,
-            share_above=share,
-            noise_multiplier=multiplier * math.sqrt(d),
-        )
-        return jax.vmap(quantile, (0, 1))(jax.random.split(key, d), jnp.abs(x))
-
-    bound = _RANGE * sizes(size_key, columns, 0.0, _WITHIN, multipliers.sizes)
-    center = noisy_median(
-        median_key,
+    center, bound = median_and_bound(
+        (size_key, median_key),
         columns,
         jnp.ones(len(columns), columns.dtype),
-        bound=bound,
-        noise_multiplier=multipliers.centers,
+        size_multiplier=multipliers.sizes,
+        multiplier=multipliers.centers,
     )
     if multipliers.scales is None:
         return Place(center, jnp.ones_like(center), bound)
-    beyond = _SCALED_BEYOND * num_samples
-    scale = sizes(scale_key, columns - center[None], beyond, 0.0, multipliers.scales)
+    quantile = partial(
+        noisy_quantile,
+        num_above=_SCALED_BEYOND * num_samples,
+        noise_multiplier=multipliers.scales * math.sqrt(d),
+    )
+    distances = jnp.abs(columns - center[None])
+    scale = jax.vmap(quantile, (0, 1))(jax.random.split(scale_key, d), distances)
     return Place(center, scale, bound)
 
 
@@ -273,6 +267,21 @@ def layers_of(
     return (depth * weights[None])[:, :, None] * direction[:, None, :], weights
 
 
+def shrunk(layers: jax.Array, variances: jax.Array) -> jax.Array:
+    """Returns the sum of layers (3, k), of which outer ones are shrunk towards zero.
+
+    By the share of their energy that is no more than their variance (James and Stein).
+
+    Args:
+        layers: noisy sums or means.
+        variances: shape (3,), of each coordinate of a layer, by noise and sampling.
+    """
+    energy = jnp.sum(layers[1:] ** 2, axis=1)
+    noise = layers.shape[1] * variances[1:]
+    kept = jnp.maximum(0.0, 1 - noise / jnp.maximum(energy, noise))
+    return layers[0] + kept @ layers[1:]
+
+
 def _layered(
     key: Key,
     z: jax.Array,
@@ -296,10 +305,7 @@ def _layered(
     noisy = noisy / weights[:, None]
     parameters = clipping.noise_parameters(multiplier, num_samples, _NUM_LAYERS * d)
     variances = (parameters["stddev"] / weights) ** 2
-    energy = jnp.sum(noisy[1:] ** 2, axis=1)
-    noise = d * (variances + sampling)[1:]
-    kept = jnp.maximum(0.0, 1 - noise / jnp.maximum(energy, noise))
-    mean = noisy[0] + kept @ noisy[1:]
+    mean = shrunk(noisy, variances + sampling)
     return mean, jnp.sum(variances)
 
 

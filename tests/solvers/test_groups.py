@@ -58,6 +58,13 @@ def test_edges_are_round_and_hold_most_samples(unit):
     assert np.all(found.standard_errors > 0)
 
 
+@pytest.mark.parametrize("value", [0.0, 7.0, -1e6])
+def test_edges_about_one_number_differ(value):
+    edges = np.asarray(histogram(np.full(20_000, value)).stats["edges"])
+    assert np.all(np.diff(edges) > 0)
+    assert edges[0] < value < edges[-1]
+
+
 def test_groups_are_found():
     samples, groups = table()
     found = group_means(samples, groups, quantiles=(0.5, 0.9))

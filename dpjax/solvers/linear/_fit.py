@@ -299,6 +299,7 @@ def _rescaled(
 
 @jax.jit
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns the product of matrices, to the precision of their type."""
     return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
 

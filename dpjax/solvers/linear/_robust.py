@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ _MOST_SCALES = 1e4
 _THRESHOLD = 1.345  # of both fits, in their units: one program serves all thresholds
 _TO_STDDEV = 1.4826  # of a normal law, over the median of its absolute values
 _NUM_HALVINGS = 20
+_WITHIN, _RANGE = 0.25, 4.0  # see `median_and_bound`
 _LARGEST = 1e15  # targets in their units are held within: their squares stay finite
 _MOST_RECORDS = 2**24  # integers up to here are exact in float32
 
@@ -160,6 +162,44 @@ def noisy_median(
     num_counts = _NUM_HALVINGS * math.prod(values.shape[1:])
     stddev = 2 * math.sqrt(num_counts) * ROUNDED_UP * noise_multiplier
     return _halved(key, values, weights, bound, stddev)
+
+
+def median_and_bound(
+    keys: tuple[Key, Key],
+    values: jax.Array,
+    weights: jax.Array,
+    *,
+    size_multiplier: float,
+    multiplier: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Releases medians, and the bounds within which they are sought.
+
+    A bound is four times the 75 per cent quantile of the sizes.
+
+    Args:
+        keys: of the sizes, and of the medians.
+        values: as of `noisy_median`, (n,) or (n, d).
+        weights: see there.
+        size_multiplier: the noise multiplier of all sizes together.
+        multiplier: that of all medians.
+
+    Privacy:
+        Two Gaussian mechanisms of those multipliers. Sizes of d columns are d releases
+        of sqrt(d) times theirs.
+    """
+    quantile = partial(noisy_quantile, num_above=0.0, share_above=_WITHIN)
+    sizes = jnp.abs(values)
+    if values.ndim == 1:
+        size = quantile(keys[0], sizes, noise_multiplier=size_multiplier)
+    else:
+        d = values.shape[1]
+        quantile = partial(quantile, noise_multiplier=size_multiplier * math.sqrt(d))
+        size = jax.vmap(quantile, (0, 1))(jax.random.split(keys[0], d), sizes)
+    bound = _RANGE * size
+    center = noisy_median(
+        keys[1], values, weights, bound=bound, noise_multiplier=multiplier
+    )
+    return center, bound
 
 
 @jax.jit
