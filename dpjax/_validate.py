@@ -114,6 +114,25 @@ def real(**trees: Any) -> None:
             require(is_real, name + path, jnp.result_type(x), rule)
 
 
+def trainable(params: Any) -> None:
+    """Requires leaves with gradients: real floats, and no functions, keys or counts."""
+    import jax
+    import jax.numpy as jnp
+
+    for path, x in jax.tree_util.tree_leaves_with_path(params):
+        is_array = hasattr(x, "dtype") or isinstance(x, int | float | complex)
+        dtype = jnp.result_type(x) if is_array else type(x)
+        require(
+            is_array and jnp.issubdtype(dtype, jnp.inexact),
+            "params" + jax.tree_util.keystr(path),
+            dtype,
+            "a float array: split what is trained from the rest, as "
+            "equinox.partition(model, equinox.is_inexact_array) and "
+            "nnx.split(model, nnx.Param, ...) do",
+        )
+    real(params=params)
+
+
 def optax_params(params: Any) -> None:
     """Requires the parameters, which optax lets an update go without."""
     require(params is not None, "params", params, "given to update, as optax asks")

@@ -179,10 +179,9 @@ class SampleStream:
         make_factored: `make_factored(shared, rows)` returns a function of some rows, as
             make_samples but with samples as `FactoredSamples`, for estimators that take
             norms and sums from factors; None where there are none.
-        is_padding_example: shape (n,), true for rows to leave out; None keeps all. Set
-            by the estimator from its argument, and refused from others.
+        is_padding_example: shape (n,), true for rows to leave out; None keeps all.
         axes: the Manual mesh axes over which rows are sharded evenly, `()` if none;
-            likewise set by the estimator.
+            set by the estimator.
     """
 
     make_samples: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
@@ -194,21 +193,39 @@ class SampleStream:
     axes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, samples: PyTree) -> "SampleStream":
-        """Returns arrays of samples as a stream, and a stream as it is.
+    def of(
+        cls, samples: PyTree, is_padding_example: jax.Array | None = None
+    ) -> "SampleStream":
+        """Returns arrays of samples as a stream, and a stream as it is, with the mask.
+
+        A pytree with a stream as its only leaf is that stream: an optimizer that wants
+        gradients in a container, such as `flax.nnx.Optimizer`, hands that on.
 
         Raises:
-            ValueError: if a stream comes with a mask, which nobody would look at.
+            ValueError: if there are two masks, or a mask of another shape than (n,).
         """
-        if isinstance(samples, SampleStream):
+        leaves = jax.tree.leaves(samples, is_leaf=lambda x: isinstance(x, cls))
+        is_stream = len(leaves) == 1 and isinstance(leaves[0], cls)
+        stream = leaves[0] if is_stream else cls(_themselves, (), samples)
+        if is_padding_example is not None:
             _validate.require(
-                samples.is_padding_example is None,
+                stream.is_padding_example is None,
                 "is_padding_example",
-                "a mask in the stream",
-                "None there: it is an argument beside the stream",
+                is_padding_example,
+                "None beside a stream that has a mask",
             )
-            return samples
-        return cls(_themselves, (), samples)
+            stream = replace(stream, is_padding_example=is_padding_example)
+        _validate.mask(stream.is_padding_example, stream.num_rows)
+        return stream
+
+    def __contains__(self, name: object) -> bool:
+        """Returns False: Flax's `TrainState` asks gradients for leaves by name."""
+        return False
+
+    @property
+    def holds_samples(self) -> bool:
+        """Whether samples are arrays that are there, and nothing has to be made."""
+        return self.make_samples is _themselves
 
     @property
     def num_rows(self) -> int:

@@ -90,17 +90,11 @@ class Estimator(abc.ABC):
                 normalize_by is not positive or much smaller than n, or axis_name does
                 not fit.
         """
-        if isinstance(samples, SampleStream):
-            return self.with_aux(
-                samples,
-                is_padding_example,
-                normalize_by=normalize_by,
-                axis_name=axis_name,
-            )[0]
         stream, divisor = self._checked(
             samples, is_padding_example, normalize_by, axis_name
         )
-        return _jitted_fold(self, stream, divisor)[0]
+        fold = _jitted_fold if stream.holds_samples else _fold_stream
+        return fold(self, stream, divisor)[0]
 
     def with_aux(
         self,
@@ -131,9 +125,8 @@ class Estimator(abc.ABC):
 
     def _checked(self, stream, is_padding_example, normalize_by, axis_name):
         """Returns the stream with mask and axes, and the divisor, None if that is n."""
-        stream = SampleStream.of(stream)
+        stream = SampleStream.of(stream, is_padding_example)
         num_rows = stream.num_rows
-        _validate.mask(is_padding_example, num_rows)
         axes = row_axes(stream.rows, axis_name)
         if normalize_by is not None:
             _validate.positive(normalize_by=normalize_by)
@@ -141,8 +134,7 @@ class Estimator(abc.ABC):
             check_rows_per_divisor(num_rows, normalize_by)
             if _validate.is_concrete(normalize_by) and normalize_by == num_rows:
                 normalize_by = None  # static: as an argument of jit it is traced
-        stream = replace(stream, is_padding_example=is_padding_example, axes=axes)
-        return stream, normalize_by
+        return replace(stream, axes=axes), normalize_by
 
     @abc.abstractmethod
     def sensitivity(

@@ -188,12 +188,7 @@ class TrimmedMean(Estimator):
             ValueError: where rows are masked, or normalize_by is not their number: a
                 sampled batch has no public order statistics.
         """
-        _validate.require(
-            stream.is_padding_example is None,
-            "is_padding_example",
-            stream.is_padding_example,
-            f"None with {self}: every row has its place in the order",
-        )
+        self._no_padding(stream)
         num_rows = stream.num_rows_in_all
         _validate.require(
             _validate.is_concrete(normalize_by) and float(normalize_by) == num_rows,
@@ -293,6 +288,7 @@ class TrimmedMean(Estimator):
             2.00 3.68
         """
         stream = SampleStream.of(samples)
+        self._no_padding(stream)
         num_samples = stream.num_rows
         _validate.require(
             _validate.is_concrete(smoothness) and np.ndim(smoothness) == 0,
@@ -305,8 +301,17 @@ class TrimmedMean(Estimator):
         axes = row_axes(stream.rows, axis_name)
         num_samples *= num_shares(axes)
         weights = smooth_weights(float(smoothness), self.trim_count(num_samples))
-        run = _with_sensitivity if stream is samples else _jitted_with_sensitivity
+        jitted = stream.holds_samples
+        run = _jitted_with_sensitivity if jitted else _with_sensitivity
         return run(bound, axes, self, stream, weights)
+
+    def _no_padding(self, stream):
+        _validate.require(
+            stream.is_padding_example is None,
+            "is_padding_example",
+            stream.is_padding_example,
+            f"None with {self}: every row has its place in the order",
+        )
 
     def _mean(self, middle_sum, num_kept):
         mean = middle_sum * (1 / num_kept)

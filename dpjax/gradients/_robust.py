@@ -13,31 +13,48 @@ from dpjax._sums.stream import FactoredSamples, SampleStream
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
 from dpjax.estimators import Estimator
+from dpjax.gradients._closures import warn_of_closures
 from dpjax.gradients._program import streamlined
 from dpjax.gradients._users import UserGradient, Users, loss_of_users
 from dpjax.gradients.factored import factored_grad
 
 
 def streamed_grad(
-    loss_fn: LossFn, *, microbatch_size: int | None = None
-) -> Callable[[PyTree, PyTree], SampleStream]:
+    loss_fn: LossFn,
+    *,
+    microbatch_size: int | None = None,
+    return_values: bool = False,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
     """Returns `per_sample_grad` as a stream: gradients are made where they are used.
 
     Args:
-        loss_fn: `loss_fn(params, example) -> scalar`.
+        loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
         microbatch_size: how many samples are processed at once. It changes speed and
             memory, and a mean by rounding at most. By default it is chosen from the
             number of parameters, the batch and the platform.
+        return_values: whether to return the per-example losses too.
+        has_aux: whether loss_fn returns auxiliary values too.
 
     Returns:
-        `grad_fn(params, batch)`, where leaves of batch have shape (n, ...). It returns
-        a stream, which estimators, `aggregate` and `privatize` take in the place of
-        gradients with leaves (n, ...).
+        `grad_fn(params, batch, is_padding_example=None)`, where leaves of batch have
+        shape (n, ...) and the mask shape (n,) is true for rows that count for nothing.
+        It returns a stream, which estimators, `aggregate` and `privatize` take in the
+        place of gradients with leaves (n, ...), with the mask inside; `(stream,
+        values)`, `(stream, aux)` or `(stream, (values, aux))` where these are asked
+        for. Values and aux are per sample, leading axis n, and NOT private. They are
+        computed by a forward pass of their own, a third of the work of a gradient;
+        `robust_grad` has them for nothing.
 
     Raises:
         ValueError: where microbatch_size is not a positive count; (from grad_fn) where
-            leaves of batch disagree on n, or params are complex or hold running
-            statistics of BatchNorm.
+            leaves of batch disagree on n, the mask has another shape, or params are
+            complex, no arrays, or hold running statistics of BatchNorm.
+
+    Training classes:
+        `flax.training.train_state.TrainState.apply_gradients(grads=stream)` takes it as
+        it is. `flax.nnx.Optimizer` takes gradients in variables: `optimizer.update(
+        model, {"stream": nnx.Param(stream)})`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -50,7 +67,24 @@ def streamed_grad(
         >>> print(optimizer.update(grads, optimizer.init(1.0))[0])
         -0.25
     """
-    return _stream_fn(_SampleGrad(loss_fn), microbatch_size)
+    stream_fn = _stream_fn(_SampleGrad(loss_fn, has_aux), microbatch_size)
+    wanted = _wanted(return_values=return_values, has_aux=has_aux)
+
+    def grad_fn(
+        params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
+    ) -> Any:
+        stream = SampleStream.of(stream_fn(params, batch), is_padding_example)
+        if not wanted:
+            return stream
+        one = partial(loss_of_users(loss_fn, has_aux=has_aux), params)
+        if microbatch_size is None:
+            found = jax.vmap(one)(batch)
+        else:
+            found = jax.lax.map(one, batch, batch_size=microbatch_size)
+        values, aux = found if has_aux else (found, ())
+        return _with_wanted(stream, {"values": values, "aux": aux}, wanted)
+
+    return grad_fn
 
 
 def robust_grad(
@@ -127,6 +161,12 @@ def robust_grad(
         "batch_stats" or `equinox.nn.State` among them are refused; statistics that
         loss_fn closes over cannot be seen, and must be fixed and public.
 
+    Losses of pairs:
+        A contrastive or a ranking loss that closes over the other examples of the batch
+        has no gradient of one example: one record then moves the gradients of all, and
+        nothing bounds that. A `UserWarning` names an array of n rows that loss_fn
+        closes over. Let the pairs be the records, or the batch of `by_user`.
+
     Users:
         With user_ids the influence acts on the mean, or the sum, of the gradients of
         one user's records, and the estimate is the mean over users, one without records
@@ -195,6 +235,7 @@ def robust_grad(
     users = Users.of(user_ids, num_users, records_per_user, user_gradient)
     make_grads = _SampleGrad(loss_fn, has_aux, return_values)
     stream_fn = _stream_fn(make_grads, microbatch_size)
+    wanted = _wanted(return_values=return_values, has_aux=has_aux)
 
     def grad_fn(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
@@ -210,13 +251,21 @@ def robust_grad(
             normalize_by=normalize_by,
             axis_name=axis_name,
         )
-        wanted = ["values"] * return_values + ["aux"] * has_aux
-        if not wanted:
-            return grads
-        found = tuple(aux[name] for name in wanted)
-        return grads, found if len(wanted) == 2 else found[0]
+        return _with_wanted(grads, aux, wanted)
 
     return grad_fn
+
+
+def _wanted(*, return_values: bool, has_aux: bool) -> list[str]:
+    return ["values"] * return_values + ["aux"] * has_aux
+
+
+def _with_wanted(result: Any, found: dict[str, PyTree], wanted: list[str]) -> Any:
+    """Returns a result alone, or with what is wanted beside it."""
+    if not wanted:
+        return result
+    beside = tuple(found[name] for name in wanted)
+    return result, beside if len(beside) == 2 else beside[0]
 
 
 @dataclass(frozen=True)
@@ -232,7 +281,7 @@ class _SampleGrad:
         value_and_grad = streamlined(jax.value_and_grad(loss_fn, has_aux=self.has_aux))
         num_rows = _validate.leading_size(rows, "batch")
         values, grads = by_row(partial(value_and_grad, params), num_rows)(rows)
-        return grads, self._wanted(values)
+        return grads, self._kept(values)
 
     def factored(
         self, params: PyTree, rows: PyTree
@@ -243,11 +292,11 @@ class _SampleGrad:
 
         def make(rows):
             grads, values = grad_fn(rows)
-            return grads, self._wanted(values)
+            return grads, self._kept(values)
 
         return make
 
-    def _wanted(self, values):
+    def _kept(self, values):
         values, aux = values if self.has_aux else (values, ())
         return {"values": values if self.return_values else (), "aux": aux}
 
@@ -259,8 +308,8 @@ def _stream_fn(
         _validate.count(microbatch_size=microbatch_size)
 
     def grad_fn(params: PyTree, batch: PyTree) -> SampleStream:
-        _validate.leading_size(batch, "batch")
-        _validate.real(params=params)
+        warn_of_closures(make_grads.loss_fn, _validate.leading_size(batch, "batch"))
+        _validate.trainable(params)
         _validate.no_running_statistics(params)
         return SampleStream(
             make_grads, params, batch, microbatch_size, make_grads.factored

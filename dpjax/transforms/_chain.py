@@ -100,7 +100,7 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
         mean,
         "privatize, dp_sgd or a chain of them: a transformation before it would see "
         "samples, and one that mixes them (as optax.clip_by_global_norm) breaks the "
-        "guarantee",
+        "guarantee; optax.inject_hyperparams(privatize) goes first in optax.chain",
     )
     for i, transform in enumerate(rest, start=1):
         _validate.require(
@@ -158,7 +158,16 @@ def refuse_wrappers(tree: PyTree) -> None:
         module = str(frame.f_globals.get("__name__")).split(".")[0]
         if module not in ("optax", "dpjax"):
             return
-        if frame.f_code.co_qualname.startswith("apply_if_finite."):
+        wrapper = frame.f_code.co_qualname.split(".")[0]
+        if wrapper == "MultiSteps":
+            raise ValueError(
+                "optax.MultiSteps must not stand around privatize, aggregate or "
+                "dp_sgd: it would average over samples of several batches before they "
+                "are bounded. Give one update the whole logical batch, as the stream "
+                "of dpjax.streamed_grad, which reads a few rows at a time: one noise "
+                "and one mask are then for all of it."
+            )
+        if wrapper == "apply_if_finite":
             raise ValueError(
                 "optax.apply_if_finite must not stand around privatize, aggregate or "
                 "dp_sgd: it would skip updates by the values of private samples, and "

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from dpjax._sharding import check_key_varies_as
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.mechanisms import Strategy, gaussian
+from dpjax.transforms._noise import KeyState
 
 
 class CorrelatedState(NamedTuple):
@@ -28,7 +29,7 @@ class CorrelatedState(NamedTuple):
 def correlated_state(strategy: Strategy, key: Key, params: PyTree) -> CorrelatedState:
     """Returns the state before the first step, for updates like params."""
     buffers = tuple(_zeros(params) for _ in range(strategy.num_buffers))
-    return CorrelatedState(key, jnp.zeros((), jnp.int32), buffers)
+    return CorrelatedState(KeyState.of(key).key, jnp.zeros((), jnp.int32), buffers)
 
 
 def add_correlated_noise(

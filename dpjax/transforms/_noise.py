@@ -1,8 +1,9 @@
 """Gaussian noise of a given standard deviation, as a transformation."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
@@ -17,6 +18,15 @@ class KeyState(NamedTuple):
     """
 
     key: Key
+
+    @classmethod
+    def of(cls, key: Key) -> Self:
+        """Returns the state with a copy of a key, so that it may be donated.
+
+        A copy hides from JAX that the key is used a second time, by another run: where
+        it is asked to look for that, the state has the key itself.
+        """
+        return cls(key if jax.debug_key_reuse.value else jnp.copy(key))
 
 
 def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformation:
@@ -55,7 +65,7 @@ def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformat
 
     def init(params):
         del params
-        return KeyState(key)
+        return KeyState.of(key)
 
     def update(updates, state, params=None):
         del params

@@ -97,7 +97,7 @@ def peel(
             sparsity,
             f"at most the {num_coordinates} entries of params",
         )
-        return KeyState(key)
+        return KeyState.of(key)
 
     def update(updates, state, params=None):
         _validate.optax_params(params)

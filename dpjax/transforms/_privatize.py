@@ -5,6 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
@@ -130,8 +131,9 @@ def privatize(
     Returns:
         A transformation whose update takes gradients with leaves (n, ...), or the
         stream that `dpjax.gradients.streamed_grad` makes of them, and, as the keyword
-        is_padding_example, a mask of shape (n,); it returns leaves (...), in float32
-        for half-precision gradients. Its state is a pytree of arrays.
+        is_padding_example, a mask of shape (n,), which a stream may bring itself; it
+        returns leaves (...), in float32 for half-precision gradients. Its state is a
+        pytree of arrays.
 
     Raises:
         ValueError: where an argument is out of its range, the estimator has no finite
@@ -189,10 +191,13 @@ def privatize(
           adam in half precision, and float32 updates change its types, which `lax.scan`
           refuses. `dpjax.chain` keeps it in float32.
         * `optax.MultiSteps` around it would average over samples before it, and is
-          refused. `optax.apply_every` after it adds up noisy means of several batches:
-          account for each of them.
+          refused. One batch of any size is one update: a stream of it, as
+          `streamed_grad` makes, never holds more than a few gradients. `optax
+          .apply_every` after it adds up noisy means of several batches: account for
+          each of them.
         * `optax.inject_hyperparams(privatize, static_args=("estimator", "key",
-          "relation"))` makes noise_multiplier a schedule.
+          "relation"))` makes noise_multiplier a schedule. It goes first in an
+          `optax.chain`: `dpjax.chain` cannot see what it holds, and refuses it.
         * With a strategy, no more updates than its steps, all with the same
           noise_multiplier and divisor: another schedule needs another analysis.
         * Inside `jax.shard_map` the key must be replicated; with check_vma=False that
@@ -256,7 +261,10 @@ def privatize(
         refuse_wrappers(params)
         if noise is not None:
             return correlated_state(noise, key, params)
-        return ThresholdState(key, adaptive.thresholds) if adaptive else KeyState(key)
+        start = KeyState.of(key)
+        if adaptive is None:
+            return start
+        return ThresholdState(start.key, jnp.copy(adaptive.thresholds))
 
     def release(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
@@ -264,9 +272,9 @@ def privatize(
         _validate.per_sample(updates, params)
         now = adaptive.at(state.thresholds) if adaptive else None
         current = now.counting if now else first
-        stream = SampleStream.of(updates)
+        stream = SampleStream.of(updates, is_padding_example)
         num_rows = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
-        varies = normalize_by is not None or is_padding_example is not None
+        varies = normalize_by is not None or stream.is_padding_example is not None
         parameters = current.noise_parameters(
             noise_multiplier,
             num_rows if normalize_by is None else normalize_by,
@@ -275,19 +283,13 @@ def privatize(
             is_sampled=varies if sampled is None else sampled,
         )
         if noise is not None:
-            mean = current(
-                updates,
-                is_padding_example,
-                normalize_by=normalize_by,
-                axis_name=axis_name,
-            )
+            mean = current(stream, normalize_by=normalize_by, axis_name=axis_name)
             stddev = parameters["stddev"]
             return *add_correlated_noise(noise, state, mean, stddev=stddev), None
         draw = _DRAWS[current.noise](
             current,
             parameters,
-            updates,
-            is_padding_example,
+            stream,
             normalize_by=normalize_by,
             axis_name=axis_name,
         )
@@ -315,15 +317,13 @@ def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
     return PrivateMean.of(measured.init, release)
 
 
-def _gaussian_draw(estimator, parameters, samples, is_padding_example, **how):
+def _gaussian_draw(estimator, parameters, stream, **how):
     """Returns what a key draws: the mean, with noise by its sensitivity."""
-    mean = estimator(samples, is_padding_example, **how)
+    mean = estimator(stream, **how)
     return partial(gaussian, value=mean, stddev=parameters["stddev"])
 
 
-def _smooth_draw(
-    estimator, parameters, samples, is_padding_example, *, normalize_by, axis_name
-):
+def _smooth_draw(estimator, parameters, stream, *, normalize_by, axis_name):
     """Returns what a key draws: the mean, with noise by its smooth sensitivity."""
     rho = parameters["rho"]
     _validate.require(
@@ -332,12 +332,11 @@ def _smooth_draw(
         rho,
         "a number at hand, not a traced one: the noise's shape is fitted to it",
     )
-    stream = SampleStream.of(samples)
     num_samples = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
     _validate.require(
-        is_padding_example is None and normalize_by in (None, num_samples),
+        stream.is_padding_example is None and normalize_by in (None, num_samples),
         "is_padding_example",
-        is_padding_example,
+        stream.is_padding_example,
         f"None, and normalize_by the number of rows, with {estimator}: every row has "
         "its place in the order",
     )
@@ -348,7 +347,7 @@ def _smooth_draw(
         relative_spread=estimator.relative_spread,
     )
     mean, sensitivity = estimator.with_smooth_sensitivity(
-        samples, noise.smoothness, axis_name=axis_name
+        stream, noise.smoothness, axis_name=axis_name
     )
     scale = jax.tree.map(lambda s: noise.multiplier * s, sensitivity)
     return partial(laplace_log_normal, value=mean, scale=scale, sigma=noise.sigma)

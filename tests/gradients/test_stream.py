@@ -1,7 +1,6 @@
 """Gradients as a stream: what takes gradients takes it, and gives the same."""
 
-from dataclasses import replace
-
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -109,18 +108,60 @@ def test_masks_and_divisors_reach_a_stream(problem):
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_mask_inside_a_stream_is_refused(problem, name):
-    # It would be dropped without a word, and rows of padding would count.
-    stream = replace(streamed_grad(loss_fn)(*problem), is_padding_example=jnp.ones(N))
-    with pytest.raises(ValueError, match="is_padding_example must be None there"):
-        ESTIMATORS[name](stream)
-    transform = privatize(
-        ESTIMATORS["trimmed" if name == "mean" else name],
-        noise_multiplier=1.0,
-        key=jax.random.key(0),
+def test_a_mask_inside_a_stream_is_the_one_beside_it(problem, name):
+    # A mask that is dropped without a word would make rows of padding count.
+    mask = jnp.arange(N) >= 50
+    params, batch = problem
+    inside = streamed_grad(loss_fn)(params, batch, mask)
+    beside = streamed_grad(loss_fn)(params, batch)
+    estimator = ESTIMATORS[name]
+
+    def update(stream, **kwargs):
+        private = privatize(estimator, noise_multiplier=1.0, key=jax.random.key(0))
+        return private.update(stream, private.init(params), params, **kwargs)[0]
+
+    if name == "trimmed":
+        with pytest.raises(ValueError, match="is_padding_example must be None"):
+            estimator(inside)
+        with pytest.raises(ValueError, match="is_padding_example must be None"):
+            estimator.with_smooth_sensitivity(inside, 1.0)
+        with pytest.raises(ValueError, match="one that takes masks"):
+            update(inside)
+        return
+    chex.assert_trees_all_equal(estimator(inside), estimator(beside, mask))
+    if name != "mean":  # the noise too is that of a batch of varying size
+        chex.assert_trees_all_equal(
+            update(inside), update(beside, is_padding_example=mask)
+        )
+    with pytest.raises(ValueError, match="None beside a stream that has a mask"):
+        estimator(inside, mask)
+    with pytest.raises(ValueError, match="a boolean array of shape"):
+        streamed_grad(loss_fn)(params, batch, jnp.ones(N))
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 7])
+def test_values_and_aux_beside_a_stream(problem, microbatch_size):
+    params, batch = problem
+
+    def with_aux(params, example):
+        loss = loss_fn(params, example)
+        return loss, {"twice": 2 * loss}
+
+    how = {"microbatch_size": microbatch_size}
+    losses = jax.vmap(loss_fn, (None, 0))(params, batch)
+    stream, values = streamed_grad(loss_fn, return_values=True, **how)(params, batch)
+    np.testing.assert_allclose(values, losses, rtol=1e-5)
+    same, aux = streamed_grad(with_aux, has_aux=True, **how)(params, batch)
+    np.testing.assert_allclose(aux["twice"], 2 * losses, rtol=1e-5)
+    _, (values, aux) = streamed_grad(with_aux, has_aux=True, return_values=True, **how)(
+        params, batch
     )
-    with pytest.raises(ValueError, match="is_padding_example must be None there"):
-        transform.update(stream, transform.init(problem[0]), problem[0])
+    np.testing.assert_allclose(aux["twice"], 2 * values, rtol=1e-5)
+    mean = Winsorization(0.5)
+    for one, other in zip(
+        *map(jax.tree.leaves, (mean(stream), mean(same))), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.slow

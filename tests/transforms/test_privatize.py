@@ -310,19 +310,11 @@ def test_gradients_with_a_sample_axis_are_taken(name, key):
     assert update["b"].shape == ()
 
 
-@pytest.mark.quick(1)
-@each_first
-def test_multi_steps_around_it_is_refused(name, key):
-    optimizer = optax.MultiSteps(EACH_FIRST[name](key), every_k_schedule=4)
-    params = jnp.zeros(2)
-    with pytest.raises(ValueError, match=r"no mean or sum of them"):
-        optimizer.update(jnp.ones((8, 2)), optimizer.init(params), params)
-
-
 WRAPPERS = {
     # Leaves that are masked out would pass raw per-sample gradients through.
     "masked": lambda inner: optax.masked(inner, {"w": True, "other": False}),
     "apply_if_finite": lambda inner: optax.apply_if_finite(inner, 5),
+    "MultiSteps": lambda inner: optax.MultiSteps(inner, every_k_schedule=4),
 }
 
 
@@ -339,6 +331,8 @@ def test_wrappers_that_break_it_are_refused(name, wrapper, is_deep, key):
     message = f"optax.{wrapper} must not stand around privatize"
     with pytest.raises(ValueError, match=message):
         optimizer.init(params)
+    if wrapper == "MultiSteps":
+        return  # its state begins with that of the first init
     state = inner.init(params)  # even so
     if wrapper == "masked":
         state = optax.MaskedState(state)
