@@ -30,6 +30,7 @@ added or removed the pair is their Theorem 11).
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 from dp_accounting import (
     DpEvent,
@@ -278,36 +279,54 @@ def calibrate(epsilon: float, delta: float, scheme: Scheme) -> float:
     # Full batches keep the budget. Halve the noise until it is overspent, then bisect;
     # `upper` is within budget throughout. (A plain bisection, because epsilon may be
     # infinite at the lower end.)
+    cost = functools.cache(functools.partial(scheme.epsilon, delta=delta))
     upper, lower = full_batch, full_batch / 2
-    while scheme.epsilon(lower, delta) <= epsilon:
+    while cost(lower) <= epsilon:
         upper, lower = lower, lower / 2
-    return _bisected(epsilon, delta, scheme, lower, upper)
+    return _bisected(epsilon, cost, lower, upper)
 
 
 def _calibrate_with_others(epsilon: float, delta: float, scheme: Scheme) -> float:
-    cost = scheme.epsilon(math.inf, delta)
+    cost = functools.cache(functools.partial(scheme.epsilon, delta=delta))
     _validate.require(
-        cost <= epsilon,
+        cost(math.inf) <= epsilon,
         "other_multiplier",
         scheme.other_multiplier,
-        f"within the budget, {epsilon}: it alone costs {rounded_up(cost, 4)}",
+        f"within the budget, {epsilon}: it alone costs {rounded_up(cost(math.inf), 4)}",
     )
     alone = dataclasses.replace(scheme, other_multiplier=math.inf)
     upper = lower = calibrate(epsilon, delta, alone)
-    while scheme.epsilon(upper, delta) > epsilon and upper < math.inf:
+    while cost(upper) > epsilon and upper < math.inf:
         lower, upper = upper, 2 * upper
-    return _bisected(epsilon, delta, scheme, lower, upper)
+    return _bisected(epsilon, cost, lower, upper)
 
 
 def _bisected(
-    epsilon: float, delta: float, scheme: Scheme, lower: float, upper: float
+    epsilon: float, cost: Callable[[float], float], lower: float, upper: float
 ) -> float:
+    """Returns the upper end of the interval in which a bisection ends.
+
+    An evaluation takes a tenth of a second and more. The logarithm of epsilon is nearly
+    linear in that of the multiplier, so that few evaluations next to the solution
+    decide most steps of the bisection, since epsilon falls with the multiplier.
+    """
     if upper == math.inf:
         return upper
+    over, within = lower, upper
+    for nudge in (0.0, 0.1 * _TOLERANCE, -0.1 * _TOLERANCE):
+        high, low = cost(over), cost(within)
+        if not math.inf > high > epsilon >= low > 0:
+            break
+        share = math.log(high / epsilon) / math.log(high / low)
+        guess = over * (within / over) ** share * (1 + nudge)
+        if not over < guess < within:
+            break
+        over, within = (over, guess) if cost(guess) <= epsilon else (guess, within)
     while upper > lower * (1 + _TOLERANCE):
         middle = math.sqrt(lower * upper)
-        if scheme.epsilon(middle, delta) <= epsilon:
+        if middle >= within or (middle > over and cost(middle) <= epsilon):
             upper = middle
         else:
             lower = middle
-    return upper
+    # Seen, not concluded: float64 epsilons fall but for their last digits.
+    return upper if cost(upper) <= epsilon else within
