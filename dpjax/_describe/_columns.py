@@ -42,16 +42,12 @@ class Budget(NamedTuple):
         return self._replace(multiplier=self.multiplier / math.sqrt(share))
 
     @property
-    def epsilon(self) -> float:
-        """What the part costs by itself, at the delta of all."""
-        return noise_multiplier_to_epsilon(self.multiplier, self.delta, num_steps=1)
-
-    @property
     def pair(self) -> dict[str, float]:
         """Epsilon and delta for which a solver takes a multiplier no smaller."""
         # Noise as large as some 0.4 / delta needs no epsilon above zero.
-        smaller = self._replace(delta=min(self.delta, 0.1 / self.multiplier))
-        return {"epsilon": smaller.epsilon * (1 - _SLACK), "delta": smaller.delta}
+        delta = min(self.delta, 0.1 / self.multiplier)
+        epsilon = noise_multiplier_to_epsilon(self.multiplier, delta, num_steps=1)
+        return {"epsilon": epsilon * (1 - _SLACK), "delta": delta}
 
 
 class Groups(NamedTuple):

@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 
 from dpjax._describe._page import html_of
 from dpjax._describe._picture import plot_of
-from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    noise_multiplier,
+    noise_multiplier_to_epsilon,
+)
 
 _HIDDEN = "hidden by noise"
 _OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
@@ -79,7 +83,7 @@ class Description:
         num_samples: n.
         by: the column of groups, if there are any.
         level: the probability of each interval.
-        costs: of the parts.
+        shares: of the budget, in zCDP, by column and what was released of it.
         privacy: the guarantee of all together.
     """
 
@@ -88,8 +92,20 @@ class Description:
     num_samples: int
     by: str | None
     level: float
-    costs: tuple[Cost, ...]
+    shares: Mapping[tuple[str, str], float]
     privacy: PrivacyGuarantee
+
+    @property
+    def costs(self) -> list[Cost]:
+        """What each part costs."""
+        budget = {"delta": self.privacy.delta, "num_steps": 1}
+        whole = noise_multiplier(self.privacy.epsilon, **budget)
+        costs = []
+        for (column, what), share in self.shares.items():
+            part = whole / math.sqrt(share)
+            epsilon = noise_multiplier_to_epsilon(part, **budget)
+            costs.append(Cost(column, what, share, epsilon))
+        return costs
 
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
         """Returns a table for people of the numbers, and one of the categories.

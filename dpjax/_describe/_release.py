@@ -18,7 +18,7 @@ from dpjax._describe._columns import (
     of_categories,
     of_numbers,
 )
-from dpjax._describe._description import Cost, Description, Row
+from dpjax._describe._description import Description, Row
 from dpjax._tables import frame_columns, frame_names
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
@@ -140,7 +140,7 @@ def release(
     budget = Budget(noise_multiplier(epsilon, delta, num_steps=1), delta)
     z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
     whole = math.fsum(map(_weight, schema.values()))
-    rows, edges, costs, multipliers = [], {}, [], []
+    rows, edges, shares, multipliers = [], {}, {}, []
     for index, (name, kind) in enumerate(schema.items()):
         groups = everyone if name == by else grouped
         share, own_key = _weight(kind) / whole, jax.random.fold_in(key, index)
@@ -152,9 +152,7 @@ def release(
             edges[name] = found.edges
         multipliers += found.multipliers
         for what, part in found.shares.items():
-            costs.append(
-                Cost(name, what, share * part, budget.part(share * part).epsilon)
-            )
+            shares[name, what] = share * part
         for group, group_name in enumerate(groups.names):
             for statistic, of, values, errors in found.statistics:
                 value, reach = float(values[group]), z * float(errors[group])
@@ -162,9 +160,7 @@ def release(
                 rows.append(Row(*place_in_table, value, value - reach, value + reach))
     if math.fsum(one**-2 for one in multipliers) > budget.multiplier**-2:
         raise RuntimeError("The releases cost more than the budget.")
-    return Description(
-        tuple(rows), edges, num_samples, by, level, tuple(costs), privacy
-    )
+    return Description(tuple(rows), edges, num_samples, by, level, shares, privacy)
 
 
 def guarantee(num_samples: int, epsilon: float, delta: float) -> PrivacyGuarantee:
