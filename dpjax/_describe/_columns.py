@@ -143,8 +143,8 @@ def of_numbers(
     of_bins = budget.part(_HISTOGRAM)
     if kind is not None and kind.limit < math.inf:
         reach = kind.scale * kind.limit
-        edges = np.linspace(kind.center - reach, kind.center + reach, NUM_BINS + 1)
-        edges = np.clip(edges, -_LARGEST, _LARGEST).astype(np.float32)
+        ends = np.clip([kind.center - reach, kind.center + reach], -_LARGEST, _LARGEST)
+        edges = np.linspace(*ends, NUM_BINS + 1).astype(np.float32)
     else:
         of_edges = of_bins.multiplier
         inside = np.where(groups.codes < 0, np.float32(np.nan), numbers)
@@ -157,11 +157,11 @@ def of_numbers(
         cells, NUM_BINS + 1, of_bins, count_key
     )
     found.insert(1, ("missing", "", counts[-1], errors[-1]))
-    ends = tuple(edges.astype(float).tolist())
-    for index, label in enumerate(_bins(ends)):
+    shown = tuple(edges.astype(float).tolist())
+    for index, label in enumerate(_bins(shown)):
         found.append(("histogram", label, counts[index], errors[index]))
     shares = {"count, mean, quantiles": 1 - _HISTOGRAM, "histogram": _HISTOGRAM}
-    return Found(found, shares, [*multipliers, multiplier], ends)
+    return Found(found, shares, [*multipliers, multiplier], shown)
 
 
 def of_categories(

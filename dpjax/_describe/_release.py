@@ -130,7 +130,8 @@ def release(
     there is no record. Neighbours then differ in one place, and n is their number.
     """
     _validate.typed_key(key)
-    _validate.probability(level=level)
+    _validate.positive(epsilon=epsilon)
+    _validate.probability(delta=delta, level=level)
     everyone = Groups.everyone(len(next(iter(columns.values()))), place)
     num_samples = len(everyone.codes)
     privacy = guarantee(num_samples, epsilon, delta)
