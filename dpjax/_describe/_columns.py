@@ -143,8 +143,10 @@ def of_numbers(
     of_bins = budget.part(_HISTOGRAM)
     if kind is not None and kind.limit < math.inf:
         reach = kind.scale * kind.limit
-        ends = np.clip([kind.center - reach, kind.center + reach], -_LARGEST, _LARGEST)
-        edges = np.linspace(*ends, NUM_BINS + 1).astype(np.float32)
+        low, high = np.clip(
+            kind.center + np.array([-reach, reach]), -_LARGEST, _LARGEST
+        )
+        edges = np.linspace(low, high, NUM_BINS + 1).astype(np.float32)
     else:
         of_edges = of_bins.multiplier
         inside = np.where(groups.codes < 0, np.float32(np.nan), numbers)

@@ -61,9 +61,10 @@ def describe(
         level: the probability of each interval.
 
     Returns:
-        A `Description`, with the rows of a table, its guarantee, and the cost of each
-        part. Intervals count sampling and noise, as of `solvers.dp_group_means` and
-        `solvers.dp_histogram`; they are infinite where noise hides a group.
+        A `Description`, with `rows`, its guarantee `privacy`, and `costs` of the parts,
+        which `to_json`, `to_csv`, `to_html` and `plot` show. Intervals count sampling
+        and noise, as of `solvers.dp_group_means` and `solvers.dp_histogram`; they are
+        infinite where noise hides a group.
 
     Raises:
         ValueError: where an argument is out of its range, or a column is not there.
@@ -84,10 +85,10 @@ def describe(
         ...                  key=jax.random.key(0), epsilon=1.0, delta=1e-6)
         >>> for row in shown.rows:
         ...     if row.statistic in ("median", "share"):
-        ...         print(row.column, row.statistic, row.of, f"{row.value:.3g}")
-        income median  2.21e+04
-        owns share true 0.298
-        owns share (other) 0.702
+        ...         print(row.column, row.of or row.statistic, row)
+        income median 22,015 (21,839 to 22,190)
+        owns true 0.3024 (0.2983 to 0.3065)
+        owns (other) 0.6978 (0.6938 to 0.7019)
 
     Reference:
         As of `solvers.dp_group_means` and `solvers.dp_histogram`.
