@@ -105,17 +105,19 @@ def test_parts_share_one_budget(found):
 @pytest.mark.parametrize("delta", [1e-12, 0.45])
 def test_odd_columns_and_budgets(epsilon, delta):
     # One record, which is refused a narrow interval at every budget but the largest.
-    frame = {"x": [np.nan], "y": ["1e400"], "z": np.array([None]), "w": [7]}
-    frame = {name: np.asarray(column) for name, column in frame.items()}
-    schema = {"x": None, "y": Numeric(1e308, 1e300, limit=1e9), "w": None}
-    schema["z"] = Categorical(("a", "b"))
+    frame = {"$x_": [np.nan], "y": ["1e400"], "<i>\x1b": [None], "w": [7]}
+    schema = {"$x_": None, "y": Numeric(1e308, 1e300, limit=1e9)}
+    schema |= {"w": Numeric(1e9, 1, limit=1), "<i>\x1b": Categorical(("$a^b$", "[b]"))}
     options = {"epsilon": epsilon, "delta": delta}
-    for by in (None, "z"):
+    for by in (None, "<i>\x1b"):
         found = described(frame, schema, by=by, **options)
         assert all(row.low < row.high for row in found.rows)
         assert not any(math.isnan(row.value) for row in found.rows)
         json.loads(found.to_json(), parse_constant=pytest.fail)
-        found.plot().draw_without_rendering()
+        page = found.to_html()
+        assert "data:image" in page
+        assert "<i>" not in page
+        assert "\x1b" not in page
         wide = "hidden by noise" in str(found.tables())
         assert wide or epsilon > 1
 
@@ -141,16 +143,6 @@ def test_how_it_reads(found):
     assert "http" not in page.replace("http-equiv", "")
 
 
-def test_names_are_taken_as_they_are():
-    frame = {"$x_": np.arange(50.0), "<i>\x1b": np.array(["$a^b$", "[red]"] * 25)}
-    schema = {"$x_": None, "<i>\x1b": Categorical(("$a^b$", "[red]"))}
-    found = described(frame, schema, by="<i>\x1b")
-    page = found.to_html()
-    assert "<i>" not in page
-    assert "\x1b" not in page
-    assert "data:image" in page
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -158,7 +150,6 @@ def test_names_are_taken_as_they_are():
         ({"schema": {"rent": None}}, r"schema must be made of columns of .* \['rent'"),
         ({"schema": {"age": "number"}}, "schema must be None, Numeric or Categorical"),
         ({"by": "age"}, r"by must be a column of the schema with categories, of \['t"),
-        ({"by": "rent"}, "by must be a column of the schema"),
         ({"level": 1.0}, "level must be strictly between 0 and 1"),
         ({"epsilon": 0.0}, "epsilon must be positive"),
         ({"delta": 0.0}, "delta must be"),

@@ -140,17 +140,11 @@ def of_numbers(
         found.append((statistic, "", value, error))
     multipliers = [float(moments.stats["noise_multiplier"])]
 
-    of_bins = budget.part(_HISTOGRAM)
-    if kind is not None and kind.limit < math.inf:
-        reach = kind.scale * kind.limit
-        low, high = np.clip(
-            kind.center + np.array([-reach, reach]), -_LARGEST, _LARGEST
-        )
-        edges = np.linspace(low, high, NUM_BINS + 1).astype(np.float32)
-    else:
-        of_edges = of_bins.multiplier
+    of_bins, edges = budget.part(_HISTOGRAM), _public_edges(kind)
+    if edges is None:
         inside = np.where(groups.codes < 0, np.float32(np.nan), numbers)
-        edges = np.asarray(private_edges(edge_key, jnp.asarray(inside), of_edges))
+        released = private_edges(edge_key, jnp.asarray(inside), of_bins.multiplier)
+        edges = np.asarray(released)
         multipliers.append(of_bins.part(EDGES_SHARE).multiplier)
         of_bins = of_bins.part(1 - EDGES_SHARE)
     cells = np.searchsorted(edges[1:-1], numbers, side="left")
@@ -178,6 +172,16 @@ def of_categories(
         found.append(("count", name, counts[index], errors[index]))
         found.append(("share", name, shares[index], share_errors[index]))
     return Found(found, {"counts": 1.0}, [multiplier])
+
+
+def _public_edges(kind: Numeric | None) -> np.ndarray | None:
+    """Returns edges within the limit of a column, if it has one and they differ."""
+    if kind is None or kind.limit == math.inf:
+        return None
+    reach = kind.scale * kind.limit
+    ends = np.clip([kind.center - reach, kind.center + reach], -_LARGEST, _LARGEST)
+    edges = np.linspace(ends[0], ends[1], NUM_BINS + 1).astype(np.float32)
+    return edges if np.all(np.diff(edges) > 0) else None
 
 
 def _shares(

@@ -16,7 +16,6 @@ from dpjax.accounting import (
     noise_multiplier_to_epsilon,
 )
 
-_HIDDEN = "hidden by noise"
 _OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
 _OF_CATEGORIES = ("count", "share")
 
@@ -47,7 +46,7 @@ class Row(NamedTuple):
     def __str__(self) -> str:
         half = (self.high - self.low) / 2
         if not half < math.inf:
-            return _HIDDEN
+            return "hidden by noise"
         digits = 0
         if self.statistic not in ("count", "missing", "histogram") and half > 0:
             digits = min(max(1 - math.floor(math.log10(half)), 0), 12)

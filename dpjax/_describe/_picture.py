@@ -108,14 +108,8 @@ def _draw_numbers(
         counts = np.maximum([row.value for row in bins], 0.0)
         bottom = -place + (0.3 if len(groups) > 1 else 0.16)
         scale = _HIGH / max(counts.max(), 1.0)
-        panel.stairs(
-            bottom + scale * counts,
-            edges,
-            baseline=bottom,
-            fill=True,
-            color=colors[0],
-            alpha=0.35,
-        )
+        filled = {"baseline": bottom, "fill": True, "alpha": 0.35}
+        panel.stairs(bottom + scale * counts, edges, color=colors[0], **filled)
         middles = (np.asarray(edges[1:]) + np.asarray(edges[:-1])) / 2
         ends = np.maximum([[row.low, row.high] for row in bins], 0.0)
         panel.vlines(middles, *(bottom + scale * ends.T), color=ink, linewidth=0.7)
@@ -124,23 +118,12 @@ def _draw_numbers(
             at = bottom - 0.05 - (0.09 if len(groups) > 1 else 0.05) * index
             _point(panel, row, at, colors[1 + index], marker)
     names = [short(name, _MOST_LETTERS) for name, _ in groups]
-    panel.set_yticks([-place + 0.3 for place in range(len(groups))], names)
-    for text in panel.get_yticklabels():
-        text.set_parse_math(False)
+    places = [0.3 - place for place in range(len(groups))]
     if len(groups) == 1:
-        panel.set_yticks([])
+        names, places = [], []
+    panel.set_yticks(places, names, parse_math=False)
     panel.set_ylim(-len(groups) + 1 - 0.02, 1.02 if len(groups) > 1 else 0.85)
     panel.set_xlim(edges[0], edges[-1])
-    handles, labels = panel.get_legend_handles_labels()
-    if handles:
-        panel.legend(
-            handles,
-            labels,
-            fontsize=7,
-            labelcolor=ink,
-            frameon=False,
-            loc="upper right",
-        )
 
 
 def _draw_categories(
@@ -151,14 +134,14 @@ def _draw_categories(
     groups = groups[: len(_MARKERS) * len(colors)]
     for index, (group, own) in enumerate(groups):
         marker, color = _MARKERS[index // len(colors)], colors[index % len(colors)]
+        panel.plot([], [], marker, color=color, label=short(group, _MOST_LETTERS))
         shown = [row for row in own if row.statistic == statistic][:_MOST_LINES]
         apart = 0.7 * (index - (len(groups) - 1) / 2) / max(len(groups), 2)
         if len(groups) == 1:
             values = [max(row.value, 0.0) for row in shown]
             panel.barh(np.arange(len(shown)), values, 0.6, color=colors[0], alpha=0.35)
         for place, row in enumerate(shown):
-            label = short(group, _MOST_LETTERS) if place == 0 else None
-            _point(panel, row, place + apart, color, marker, label)
+            _point(panel, row, place + apart, color, marker)
         names = [short(row.of, _MOST_LETTERS) for row in shown]
         panel.set_yticks(range(len(shown)), names, parse_math=False)
         panel.set_ylim(len(shown) - 0.4, -0.6)
@@ -172,12 +155,8 @@ def _draw_categories(
             text.set_parse_math(False)
 
 
-def _point(
-    panel: Any, row: "Row", at: float, color: str, marker: str, label: str | None = None
-) -> None:
+def _point(panel: Any, row: "Row", at: float, color: str, marker: str) -> None:
     """Draws a number with its interval, if that is finite."""
     if math.isfinite(row.low) and math.isfinite(row.high):
         panel.hlines(at, row.low, row.high, color=color, linewidth=1.4)
-        panel.plot(
-            row.value, at, marker, color=color, markersize=3.5, label=label, zorder=3
-        )
+        panel.plot(row.value, at, marker, color=color, markersize=3.5, zorder=3)
