@@ -80,7 +80,8 @@ def home(package: ModuleType, name: str) -> str:
     module = getattr(value, "__module__", "") or ""
     parts = module.split(".")
     owner = ".".join(parts[:2])
-    if owner != package.__name__ and owner.startswith("dpjax."):
+    is_private = owner.startswith("dpjax._")
+    if owner != package.__name__ and owner.startswith("dpjax.") and not is_private:
         public = importlib.import_module(owner)
         if name in getattr(public, "__all__", ()):
             return owner

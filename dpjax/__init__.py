@@ -26,6 +26,7 @@ if _TYPE_CHECKING:
         transforms,
         tuning,
     )
+    from dpjax._describe import describe
     from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
     from dpjax.gradients import per_sample_grad, robust_grad
     from dpjax.models import load_model
@@ -41,6 +42,7 @@ _SOURCES = {
     "NeighboringRelation": "dpjax._types",
     "PrivateTraining": "dpjax.solvers",
     "chain": "dpjax.transforms",
+    "describe": "dpjax._describe",
     "dp_sgd": "dpjax.transforms",
     "load_model": "dpjax.models",
     "per_sample_grad": "dpjax.gradients",
@@ -58,6 +60,7 @@ __all__ = [
     "chain",
     "constraints",
     "datasets",
+    "describe",
     "dp_sgd",
     "estimators",
     "gradients",

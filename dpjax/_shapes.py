@@ -17,8 +17,8 @@ _WIDTH, _HEIGHT, _GAP, _LEFT, _TITLE, _BELOW = 2.9, 1.7, 0.3, 0.9, 0.35, 0.35
 _NAME, _LETTER, _LINE = 0.17, 0.07, 0.2
 _MOST_NAMES, _MOST_LETTERS = 64, 24
 _MOST_PIXELS = 60_000  # matplotlib draws less than 2^16
-_LIGHT = "#ffffff", "#1f2328", "#d0d7de", ("#00497a", "#c2410c", "#3f8f6b", "#b07d2b")
-_DARK = "#0d1117", "#e6edf3", "#3d444d", ("#a6dcff", "#f28c5b", "#4d9e7c", "#d9b36c")
+LIGHT = "#ffffff", "#1f2328", "#d0d7de", ("#00497a", "#c2410c", "#3f8f6b", "#b07d2b")
+DARK = "#0d1117", "#e6edf3", "#3d444d", ("#a6dcff", "#f28c5b", "#4d9e7c", "#d9b36c")
 
 
 class Shape(NamedTuple):
@@ -90,7 +90,7 @@ def plot(
     except ImportError as error:
         message = 'a plot needs matplotlib: pip install "dpjax[experiments]"'
         raise ImportError(message) from error
-    paper, ink, rule, colors = _DARK if is_dark else _LIGHT
+    paper, ink, rule, colors = DARK if is_dark else LIGHT
     rows = list(_rows(starmap(_Panel.of, shapes.items())))
     depths = [max(panel.depth for panel in row) for row in rows]
     width = _LEFT + _GAP + _WIDTH * max(sum(one.span for one in row) for row in rows)
@@ -115,9 +115,9 @@ def plot(
             _dress(panel, ink, rule)
             panel.tick_params(labelleft=left == _LEFT)
             if left == _LEFT:
-                panel.set_ylabel(_short(axis_label, 30), fontsize=8, **text)
+                panel.set_ylabel(short(axis_label, 30), fontsize=8, **text)
             if not panels and len(lines) > 1:
-                names = [_short(name, _MOST_LETTERS) for name in outputs]
+                names = [short(name, _MOST_LETTERS) for name in outputs]
                 legend = panel.legend(lines, names, fontsize=8, labelcolor=ink)
                 legend.get_frame().set(facecolor=paper, edgecolor=rule)
             panels.append(panel)
@@ -145,7 +145,7 @@ class _Panel(NamedTuple):
 
     @classmethod
     def of(cls, name: Any, shape: Shape) -> "_Panel":
-        num, title = len(shape.grid), _short(name, 40)
+        num, title = len(shape.grid), short(name, 40)
         if shape.grid.dtype.kind == "f":
             return cls(title, shape)
         if num > _MOST_NAMES:
@@ -154,7 +154,7 @@ class _Panel(NamedTuple):
             shape = Shape(shape.grid[kept], shape.values[kept])
             title += f" ({_MOST_NAMES} of {num:,})"
         span = math.ceil((_NAME * len(shape.grid) + _GAP) / _WIDTH)
-        longest = max(len(_short(name, _MOST_LETTERS)) for name in shape.grid)
+        longest = max(len(short(name, _MOST_LETTERS)) for name in shape.grid)
         return cls(title, shape, span, 0.2 + _LETTER * longest)
 
 
@@ -176,11 +176,11 @@ def _draw(panel: Any, shape: Shape, colors: tuple[str, ...]) -> list[Any]:
         lines = panel.plot(shape.grid, shape.values, "-", linewidth=1.5)
         panel.margins(x=0.0)
         panel.locator_params(axis="x", nbins=5)
-        panel.xaxis.set_major_formatter(lambda value, _: _compact(value))
+        panel.xaxis.set_major_formatter(lambda value, _: compact(value))
         return lines
     places = np.arange(len(shape.grid))
     lines = panel.plot(places, shape.values, "o", markersize=4)
-    names = [_short(name, _MOST_LETTERS) for name in shape.grid]
+    names = [short(name, _MOST_LETTERS) for name in shape.grid]
     panel.set_xticks(places, names, rotation=90, parse_math=False)
     panel.set_xlim(-0.7, len(places) - 0.3)
     return lines
@@ -195,11 +195,11 @@ def _dress(panel: Any, ink: str, rule: str) -> None:
     panel.spines[["left", "bottom"]].set_color(rule)
 
 
-def _compact(number: float) -> str:
+def compact(number: float) -> str:
     """Returns "25k" for 25,000.
 
     Example:
-        >>> _compact(-25_000.0), _compact(0.5), _compact(3e9)
+        >>> compact(-25_000.0), compact(0.5), compact(3e9)
         ('-25k', '0.5', '3e+09')
     """
     for unit, letter in ((1e6, "M"), (1e3, "k")):
@@ -208,6 +208,6 @@ def _compact(number: float) -> str:
     return f"{number:g}"
 
 
-def _short(name: Any, most: int) -> str:
+def short(name: Any, most: int) -> str:
     text = printable(str(name))
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -66,6 +66,8 @@ BELOW["audit"] = {"accounting"}
 BELOW["cli"] = BELOW["solvers"] | {"datasets", "models", "solvers", "tuning"}
 # Private modules that some layers share.
 BELOW["_scales"] = {"mechanisms"}
+BELOW["_describe"] = {"accounting", "datasets", "solvers"}
+BELOW["cli"].add("_describe")
 for layer in ("cli", "sklearn"):
     BELOW[layer].add("_scales")
 

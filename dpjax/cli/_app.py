@@ -10,6 +10,7 @@ import typer
 import dpjax
 from dpjax.cli._command_settings import (
     CheckSettings,
+    DescribeSettings,
     LedgerSettings,
     PartySettings,
     PlotSettings,
@@ -97,6 +98,21 @@ def check(settings: CheckSettings) -> None:
     from dpjax.cli import _check
 
     _check.check(settings)
+
+
+@app.command()
+@taking(DescribeSettings)
+def describe(settings: DescribeSettings) -> None:
+    """Releases counts, means, quantiles and histograms of a file's columns.
+
+    Each with its interval, in every group of --by: as a table, JSON, CSV, a page and a
+    picture.
+
+    Example: dpjax describe my.csv --schema schema.toml --epsilon 0.5 --by region
+    """
+    from dpjax.cli import _describe
+
+    _describe.describe(settings)
 
 
 @app.command()

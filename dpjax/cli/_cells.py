@@ -13,6 +13,7 @@ from rich.console import Console
 
 from dpjax._tables import text_of
 from dpjax.datasets import Categorical, Numeric
+from dpjax.datasets._shared import numbers_of
 from dpjax.models._shared import BoundedColumn
 
 # What people write where there is no value.
@@ -99,18 +100,6 @@ def say_to_curator(console: Console, texts: Iterable[str]) -> bool:
     for text in found:
         console.print(f"  {text}", style="yellow", soft_wrap=True)
     return bool(found)
-
-
-def numbers_of(column: np.ndarray) -> np.ndarray:
-    """Returns a column in float32, NaN where `Numeric` finds no number.
-
-    Such a cell becomes 0 whatever the centre; a number does so for one centre at most.
-    """
-    around_zero, around_one = (
-        Numeric(center).encode(column)[:, 0] for center in (0.0, 1.0)
-    )
-    is_missing = (around_zero == 0) & (around_one == 0)
-    return np.where(is_missing, np.float32(np.nan), around_zero)
 
 
 def is_mark(text: str) -> bool:

@@ -13,6 +13,7 @@ from dpjax.cli._losses import LossName
 from dpjax.cli._options import (
     Argument,
     check_each,
+    check_seed,
     of_data,
     of_method,
     of_output,
@@ -131,6 +132,80 @@ class LedgerSettings:
             "--delta",
             self.delta,
             "given with --epsilon, and left out without",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribeSettings:
+    """The options of `dpjax describe`."""
+
+    source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
+    schema: Annotated[Path, of_data("The TOML file that declares its columns.")]
+    epsilon: Annotated[float, of_privacy("Privacy of all of it.", _validate.positive)]
+    delta: Annotated[
+        float | None,
+        of_privacy("Privacy of all of it; n^-1.1 by default.", _validate.probability),
+    ] = None
+    seed: Annotated[
+        int | None,
+        of_privacy("Makes the noise reproducible, for public data only.", check_seed),
+    ] = None
+    ledger: Annotated[
+        Path | None,
+        of_privacy("The table's ledger, as of dpjax train."),
+    ] = None
+    by: Annotated[
+        str | None,
+        of_data("A column of the schema with categories: its groups are described."),
+    ] = None
+    target: Annotated[
+        str | None,
+        of_data("The column of the schema's [target], if that has no column."),
+    ] = None
+    unit: Annotated[
+        str | None,
+        of_data(
+            "The column that says whose a record is, as of dpjax train. Intervals take "
+            "the records of one unit for independent."
+        ),
+    ] = None
+    max_records: Annotated[
+        int | None,
+        of_data(
+            "With --unit: how many records of each count, the first ones; 4 by "
+            "default.",
+            _validate.count,
+        ),
+    ] = None
+    level: Annotated[
+        float,
+        of_method("The probability of each interval.", _validate.probability),
+    ] = 0.95
+    dark: Annotated[bool, of_output("Draw the picture light on dark.")] = False
+    output: Annotated[
+        Path | None, of_output("Folder to write to; dpjax-output/NAME by default.")
+    ] = None
+    checkpoint: Annotated[
+        Path | None,
+        of_output(
+            "Folder that keeps the key while it lasts, as of dpjax train: the same "
+            "command goes on from there, and pays once."
+        ),
+    ] = None
+
+    def __post_init__(self):
+        check_each(self)
+        _validate.require(
+            self.ledger is None or self.seed is None,
+            "--ledger",
+            str(self.ledger),
+            "left out with --seed, whose noise protects nobody",
+        )
+        _validate.require(
+            self.max_records is None or self.unit is not None,
+            "--max-records",
+            self.max_records,
+            "left out without --unit",
         )
 
 

@@ -15,10 +15,10 @@ from dpjax._rounding import sum_up
 from dpjax._scales import Noise, Standard, least_seen, release_scales
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
-from dpjax.cli._cells import numbers_of
 from dpjax.cli._runs import Run
 from dpjax.cli._sources import Table
 from dpjax.datasets import Numeric
+from dpjax.datasets._shared import numbers_of
 
 # A feature is held within so many released scales, so that few records do not make its
 # second moment large: the step sizes of most methods are for features of unit size.

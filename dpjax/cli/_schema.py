@@ -3,6 +3,7 @@
     [columns.age]            # enters as (x - center) / scale
     center = 40
     scale = 10
+    limit = 4              # if numbers lie within so many scales: others are cut off
 
     [columns.town]           # one-hot; anything else counts as none of them
     categories = ["Ghent", "Lier"]
@@ -72,7 +73,7 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
     Args:
         path: the file.
         link: of the loss: for "logit" `[target]` says `positive`, for "log" `scale`,
-            else `center` and `scale`; None takes what it says.
+            else `center` and `scale`; None takes what it says, and needs none.
         allows_empty: whether a section of numbers may be empty, for `--private-ranges`.
 
     Raises:
@@ -97,6 +98,8 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
         raise ValueError(
             f"--schema must be a TOML file, got {str(path)!r}: {why}."
         ) from None
+    if link is None:
+        content.setdefault("target", {})  # nothing is predicted
     _validate.require(
         set(content) - _BOUNDED == {"columns", "target"},
         "--schema",
@@ -162,7 +165,7 @@ def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
         return None
     _validate.require(
         isinstance(entry, dict)
-        and set(entry) == _NUMERIC
+        and set(entry) - ({"limit"} if where != "[target]" else set()) == _NUMERIC
         and all(isinstance(x, int | float) for x in entry.values())
         and not any(isinstance(x, bool) for x in entry.values()),
         "--schema",

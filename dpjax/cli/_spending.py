@@ -12,6 +12,7 @@ from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._shared import group_budget
 from dpjax.cli import _ledger
+from dpjax.cli._command_settings import DescribeSettings
 from dpjax.cli._evaluation import evaluation_privacy
 from dpjax.cli._losses import link_of
 from dpjax.cli._methods import find_method
@@ -92,7 +93,7 @@ def spend(settings: Settings, table: Table, run_folder: RunFolder | None) -> Pri
 
 
 def enter(
-    settings: Settings,
+    settings: Settings | DescribeSettings,
     table: Table,
     parts: Prices,
     *,

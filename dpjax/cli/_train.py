@@ -15,6 +15,7 @@ from dpjax._tables import column_names, read_cells
 from dpjax._types import Key
 from dpjax.cli import _display, _ledger, _report
 from dpjax.cli._check import warn_curator
+from dpjax.cli._command_settings import DescribeSettings
 from dpjax.cli._evaluation import evaluate
 from dpjax.cli._losses import link_of
 from dpjax.cli._methods import find_loss, find_method
@@ -189,7 +190,10 @@ def kept_folder(
 
 
 def bound(
-    run_folder: RunFolder | None, key: Key, settings: Settings, table: Table | None
+    run_folder: RunFolder | None,
+    key: Key,
+    settings: Settings | DescribeSettings,
+    table: Table | None,
 ) -> RunFolder | None:
     """Returns the folder as that of one run, by its options and records.
 
@@ -286,22 +290,34 @@ def read_private(settings: Settings) -> Table:
         allows_empty=settings.private_ranges is not None,
         least=1 if settings.unit_names is None else 0,
     )
-    if settings.unit is not None:
-        names = column_names(Path(settings.source))
-        _validate.require(
-            settings.unit in names and settings.unit not in table.columns,
-            "--unit",
-            settings.unit,
-            f"a column of {names} that is neither a feature nor the target",
-        )
-        cells = read_cells(Path(settings.source), settings.unit)
-        size = settings.max_records or MAX_RECORDS
-        listed = settings.unit_names and read_names(settings.unit_names)
-        table = table.by_unit(units_of(settings.unit, cells, size, listed))
+    table = with_units(table, settings, settings.unit_names)
     if settings.holdout is not None:
         table = table.held_out(settings.holdout)
     _check_model(settings, table.schema.columns, table.num_samples)
     return table
+
+
+def with_units(
+    table: Table, settings: Settings | DescribeSettings, listed: Path | None = None
+) -> Table:
+    """Returns the table with records that are those of --unit, if that is given.
+
+    Raises:
+        ValueError: if that is no column of the file, or one that is used.
+    """
+    if settings.unit is None:
+        return table
+    names = column_names(Path(settings.source))
+    _validate.require(
+        settings.unit in names and settings.unit not in table.columns,
+        "--unit",
+        settings.unit,
+        f"a column of {names} that is neither a feature nor the target",
+    )
+    cells = read_cells(Path(settings.source), settings.unit)
+    size = settings.max_records or MAX_RECORDS
+    units = units_of(settings.unit, cells, size, listed and read_names(listed))
+    return table.by_unit(units)
 
 
 def warn_of_cells(table: Table, settings: Settings) -> None:
@@ -324,12 +340,12 @@ def write_release(
     Its key goes before it appears: a release whose key is left could be made again, of
     other records with the same noise. A kill between the two loses the run.
     """
-    with _uninterrupted():
+    with uninterrupted():
         _report.write(folder, files, None if run_folder is None else run_folder.remove)
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Puts Ctrl-C, and what else asks the process to end, off until the block is over.
 
     Only the main thread gets such signals.

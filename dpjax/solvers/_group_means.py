@@ -18,6 +18,7 @@ from dpjax.estimators import Clipping
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import gaussian
 from dpjax.solvers._calibration import check_budget
+from dpjax.solvers._grouped_samples import Groups, Ordered
 from dpjax.solvers._histogram import check_countable, count_errors, noisy_integers
 from dpjax.solvers._quantile import checked_samples
 from dpjax.solvers._solution import Solution
@@ -37,23 +38,6 @@ _NUM_HALVINGS = 20
 _APART = 2.0  # standard errors of a rank, between a quantile and those beside it
 _LARGEST = 1e15  # samples are held within it: their squares stay finite
 _LEAST_COUNT = 4.0  # stddevs of a noisy count, below which a group says nothing
-
-
-class _Groups(NamedTuple):
-    """Samples, and in which group each of them counts.
-
-    Attributes:
-        values: shape (n,), zero where a sample counts nowhere.
-        indices: shape (n,), there G.
-    """
-
-    values: jax.Array
-    indices: jax.Array
-
-    def counts(self, num_groups: int, is_counted: jax.Array) -> jax.Array:
-        """Returns in each group the number of samples for which that holds."""
-        zeros = jnp.zeros(num_groups + 1, "int32")
-        return zeros.at[self.indices].add(is_counted.astype("int32"))[:-1]
 
 
 def dp_group_means(
@@ -160,15 +144,15 @@ def _named(quantiles: Sequence[float]) -> dict[str, float]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _known(num_groups: int, samples: jax.Array, groups: jax.Array) -> _Groups:
+def _known(num_groups: int, samples: jax.Array, groups: jax.Array) -> Groups:
     is_known = ~jnp.isnan(samples) & (groups >= 0) & (groups < num_groups)
     values = jnp.where(is_known, jnp.clip(samples, -_LARGEST, _LARGEST), 0.0)
-    return _Groups(values, jnp.where(is_known, groups, num_groups).astype("int32"))
+    return Groups(values, jnp.where(is_known, groups, num_groups).astype("int32"))
 
 
 @partial(jax.jit, static_argnums=0)
 def _counted(
-    num_groups: int, key: Key, groups: _Groups, multiplier: Scalar
+    num_groups: int, key: Key, groups: Groups, multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     stddev = math.sqrt(2) * ROUNDED_UP * jnp.asarray(multiplier, "float32")
     held = groups.counts(num_groups, jnp.ones_like(groups.indices))
@@ -179,7 +163,7 @@ def _counted(
 def _means(
     num_groups: int,
     key: Key,
-    groups: _Groups,
+    groups: Groups,
     counts: jax.Array,
     count_stddev: jax.Array,
     multiplier: float,
@@ -214,7 +198,7 @@ def _means(
 
 @partial(jax.jit, static_argnums=0)
 def _centered(
-    num_groups: int, groups: _Groups, center: jax.Array
+    num_groups: int, groups: Groups, center: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     z = jnp.where(groups.indices < num_groups, groups.values - center, 0.0)
     return z, jnp.abs(z)
@@ -240,7 +224,7 @@ class _Sums(NamedTuple):
 def _sums(
     num_groups: int,
     keys: tuple[Key, Key],
-    groups: _Groups,
+    groups: Groups,
     place: tuple[jax.Array, jax.Array],
     seen: SizeHistogram,
     multipliers: tuple[float, float],
@@ -271,7 +255,7 @@ def _sums(
 
 
 def _noisy_sums(
-    num_groups: int, key: Key, groups: _Groups, rows: jax.Array, multiplier: Scalar
+    num_groups: int, key: Key, groups: Groups, rows: jax.Array, multiplier: Scalar
 ) -> tuple[jax.Array, Scalar]:
     """Releases the sum in each group of rows of norm 1 at most, shape (G, k)."""
     num_samples, k = rows.shape
@@ -314,7 +298,7 @@ def _group_means(
 def _quantiles(
     static: tuple[int, tuple[float, ...]],
     key: Key,
-    groups: _Groups,
+    groups: Groups,
     counts: jax.Array,
     count_stddev: jax.Array,
     multiplier: float,
@@ -345,7 +329,7 @@ def _quantiles(
 def _halved(
     static: tuple[int, tuple[float, ...]],
     key: Key,
-    groups: _Groups,
+    groups: Groups,
     counts: jax.Array,
     count_stddev: jax.Array,
     bound: jax.Array,
@@ -363,12 +347,11 @@ def _halved(
     apart = jnp.array([0.0, -_APART, _APART], wanted.dtype)
     off = jnp.tile(apart, len(quantiles))[:, None]
     wanted = jnp.clip(wanted + off * rank_error, 0.0, 1.0)
+    ordered = Ordered.of(num_groups, groups)
 
     def halve(step: Any, state: tuple[jax.Array, jax.Array]) -> Any:
         middle, half = state  # (searches, G)
-        own = jnp.pad(middle, ((0, 0), (0, 1)))[:, groups.indices]
-        sides = jnp.stack([groups.values[None] > own, groups.values[None] < own], 1)
-        held = jax.vmap(jax.vmap(partial(groups.counts, num_groups)))(sides)
+        held = ordered.beside(middle)
         noisy = gaussian(
             jax.random.fold_in(key, step), held.astype("float32"), stddev=stddev
         )

@@ -19,6 +19,7 @@ from dpjax.solvers.linear._robust import median_and_bound
 
 # Of the budget, for edges: how large numbers are, their median, and distances from it.
 _SIZE, _MEDIAN, _DISTANCE = 0.02, 0.04, 0.04
+EDGES_SHARE = _SIZE + _MEDIAN + _DISTANCE
 _BEYOND = 0.05  # of the records, which are farther from the median than edges go
 _NUM_BINS, _STEPS_APART = 20, 8.0
 _MOST_SAMPLES = 2**24  # integers up to here are exact in float32
@@ -79,8 +80,8 @@ def dp_histogram(
     multiplier = noise_multiplier(epsilon, delta, num_steps=1)
     edge_key, key = _keys.split(key)
     if edges is None:
-        share = _SIZE + _MEDIAN + _DISTANCE
-        bins = _private_edges(edge_key, samples, multiplier)
+        share = EDGES_SHARE
+        bins = private_edges(edge_key, samples, multiplier)
     else:
         share = 0.0
         bins = checked_edges(edges, samples)
@@ -130,8 +131,11 @@ def count_errors(counts: jax.Array, stddev: Scalar, num_samples: int) -> jax.Arr
     return jnp.sqrt(sampling + stddev**2 + _LEAST_VARIANCE)
 
 
-def _private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
-    """Releases round edges about a median."""
+def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
+    """Releases round edges about a median, for `EDGES_SHARE` of a multiplier's budget.
+
+    They increase, shape (21,).
+    """
     size_key, median_key, distance_key = _keys.split(key, 3)
     known = ~jnp.isnan(gathered(samples))
     values = jnp.where(known, gathered(samples), 0.0)

@@ -15,7 +15,7 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from dpjax.cli import _ledger, _train
+from dpjax.cli import _describe, _ledger, _train
 from dpjax.cli._app import app
 from tests.replay import _replay
 
@@ -77,6 +77,9 @@ class Commands:
             _train, "evaluate", lambda *x, **y: self.evaluated(evaluate(*x, **y))
         )
 
+        units = _describe.privacy_of_units
+        patch.setattr(_describe, "privacy_of_units", lambda *x: self.paid(units(*x)))
+
         class Clock(datetime.datetime):
             @classmethod
             def now(cls, tz=None):
@@ -95,6 +98,10 @@ class Commands:
     def trained(self, run):
         self.privacy.append(run.solution.privacy)
         return run
+
+    def paid(self, privacy):
+        self.privacy.append(privacy)
+        return privacy
 
     def evaluated(self, evaluation):
         self.privacy.append(evaluation.privacy)
@@ -174,6 +181,12 @@ def train(schema="squared", loss=None, **options):
     return words
 
 
+def describe(*options):
+    """The words of a command that describes."""
+    words = ["describe", "DATA", "--schema", "../open.toml", "--epsilon", 2]
+    return [*words, "--output", "out", *options]
+
+
 CURVES = {"model": "additive", "epsilon": 85}  # 60 records need as much for knots
 CASES = {
     "linear model": train(),
@@ -214,13 +227,15 @@ CASES = {
         *("squared", "--over", "learning_rate=0.1,1", "--trials", 2, "--steps", 2),
         *("--output", "out", "--holdout", 0.2, "--ledger", "t.toml"),
     ],
+    "description": describe("--by", "job", "--ledger", "t.toml", "--checkpoint", "k"),
     "schema": ["schema", "DATA", "--target", "y", "--output", "new.toml"],
 }
-QUICK = {"gradient descent", "ranges", "checkpoint", "schema"}
+QUICK = {"description", "gradient descent", "ranges", "checkpoint", "schema"}
 OF_UNITS = {
     "descent": train(unit="who", holdout=0.5, method="gradient-descent", steps=2),
     "linear model": train(unit="who", max_records=2, ledger="t.toml", holdout=0.5),
     "curves": train("logistic", **CURVES, unit="who", max_records=2),
+    "description": describe("--unit", "who", "--max-records", 2, "--by", "job"),
 }
 
 

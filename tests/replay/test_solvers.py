@@ -8,7 +8,9 @@ import numpy as np
 import optax
 import pytest
 
+import dpjax
 from dpjax import _validate, batching, estimators, losses, mechanisms, solvers
+from dpjax.datasets import Categorical, Numeric
 from tests import registry
 from tests.replay import _replay
 
@@ -95,6 +97,17 @@ def descent(estimator=CLIPPING, **options):
     return release
 
 
+def description(data, key, i):
+    """A description by groups of a private column, as a solution."""
+    features, targets = data
+    frame = {"x": features[:, 0], "y": targets, "by": features[:, 1] > 0}
+    schema = {"x": Numeric(0, 2, limit=1), "y": None, "by": Categorical(("true",))}
+    budget = {"epsilon": 1.0 + i, "delta": 1e-5}
+    found = dpjax.describe(frame, schema, key=key, by="by", **budget)
+    shown = found.rows, found.edges, found.to_json(), found.to_html()
+    return solvers.Solution(shown, found.privacy, {})
+
+
 def training(**options):
     """A run of four steps, and one too many: its parameters, and all it shows."""
 
@@ -121,6 +134,7 @@ additive = partial(
     linear, solve=solvers.dp_additive_model, smooth=(0, 3), intercept=5, epsilon=9_000.0
 )
 OPTIONS = {
+    "description": description,
     "curves": additive(weights=True),
     "curves of outputs": additive(losses.softmax(3)),
     "curves, exposures": additive(losses.poisson(10.0), offsets=True),

@@ -1,0 +1,189 @@
+"""What is released of a table: rows, as JSON, CSV, HTML or a picture."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dpjax._describe._page import html_of
+from dpjax._describe._picture import plot_of
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    noise_multiplier,
+    noise_multiplier_to_epsilon,
+)
+
+_OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
+_OF_CATEGORIES = ("count", "share")
+
+
+class Row(NamedTuple):
+    """One released number.
+
+    Attributes:
+        column: of the table.
+        group: of records, "(all)" without groups.
+        statistic: "count", "missing", "mean", "median", "quantile 0.9", "share" or
+            "histogram", which counts the records in a bin.
+        of: the category or the bin, if it is of one.
+        value: in the column's units. Counts are integers, and noise may leave them
+            below zero.
+        low: where its interval begins, -inf where noise hides it.
+        high: where that ends.
+    """
+
+    column: str
+    group: str
+    statistic: str
+    of: str
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        half = (self.high - self.low) / 2
+        if not half < math.inf:
+            return "hidden by noise"
+        digits = 0
+        if self.statistic not in ("count", "missing", "histogram") and half > 0:
+            digits = min(max(1 - math.floor(math.log10(half)), 0), 12)
+        form = f",.{digits}f" if abs(self.value) < 1e15 else ".6g"
+        ends = " to ".join(f"{end:{form}}" for end in (self.low, self.high))
+        return f"{self.value:{form}} ({ends})"
+
+
+class Cost(NamedTuple):
+    """What a part of a description takes of its budget.
+
+    Attributes:
+        column: of the table.
+        what: was released of it.
+        share: of the budget, in zCDP; all shares add up to 1.
+        epsilon: of this part by itself, at the delta of all. These add up to more than
+            the epsilon of all together.
+    """
+
+    column: str
+    what: str
+    share: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Description:
+    """A private description of a table; all in it is released, or public.
+
+    Attributes:
+        rows: the released numbers, by column and group.
+        edges: of the histograms, by column; the outer bins are open.
+        num_samples: n.
+        by: the column of groups, if there are any.
+        level: the probability of each interval.
+        shares: of the budget, in zCDP, by column and what was released of it.
+        privacy: the guarantee of all together.
+    """
+
+    rows: tuple[Row, ...]
+    edges: Mapping[str, tuple[float, ...]]
+    num_samples: int
+    by: str | None
+    level: float
+    shares: Mapping[tuple[str, str], float]
+    privacy: PrivacyGuarantee
+
+    @property
+    def costs(self) -> list[Cost]:
+        """What each part costs."""
+        budget = {"delta": self.privacy.delta, "num_steps": 1}
+        whole = noise_multiplier(self.privacy.epsilon, **budget)
+        costs = []
+        for (column, what), share in self.shares.items():
+            part = whole / math.sqrt(share)
+            epsilon = noise_multiplier_to_epsilon(part, **budget)
+            costs.append(Cost(column, what, share, epsilon))
+        return costs
+
+    def tables(self) -> list[tuple[list[str], list[list[str]]]]:
+        """Returns a table for people of the numbers, and one of the categories.
+
+        Returns:
+            Of each that is not empty the header and the lines, without histograms.
+        """
+        cells: dict[bool, dict[tuple[str, ...], dict[str, str]]] = {True: {}, False: {}}
+        for row in self.rows:
+            if row.statistic != "histogram":
+                is_number = row.column in self.edges
+                line = cells[is_number].setdefault((row.column, row.group, row.of), {})
+                line[row.statistic] = str(row)
+        found = []
+        for is_number, names in ((True, _OF_NUMBERS), (False, _OF_CATEGORIES)):
+            keep = [0, *[1] * (self.by is not None), *[2] * (not is_number)]
+            head = [["column", str(self.by), "category"][i] for i in keep]
+            lines = [
+                [*(key[i] for i in keep), *(line[name] for name in names)]
+                for key, line in cells[is_number].items()
+            ]
+            if lines:
+                found.append(([*head, *names], lines))
+        return found
+
+    def content(self) -> dict[str, Any]:
+        """Returns all of it for JSON, where an infinite end is None."""
+        rows = [
+            {k: x if isinstance(x, str) or math.isfinite(x) else None for k, x in one}
+            for one in (row._asdict().items() for row in self.rows)
+        ]
+        privacy = self.privacy
+        return {
+            "num_samples": self.num_samples,
+            "by": self.by,
+            "level": self.level,
+            "rows": rows,
+            "edges": {name: list(edges) for name, edges in self.edges.items()},
+            "costs": [cost._asdict() for cost in self.costs],
+            "privacy": {
+                "epsilon": privacy.epsilon,
+                "delta": privacy.delta,
+                "relation": privacy.relation.name,
+                "description": privacy.description,
+            },
+        }
+
+    def to_json(self) -> str:
+        """Returns all of it as JSON."""
+        return json.dumps(self.content(), indent=2, ensure_ascii=False) + "\n"
+
+    def to_csv(self) -> str:
+        """Returns the rows as CSV, with a header."""
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(Row._fields)
+        writer.writerows(
+            [*row[:4], *(f"{x:.9g}" for x in row[4:])] for row in self.rows
+        )
+        return text.getvalue()
+
+    def to_html(self, title: str = "Private description") -> str:
+        """Returns a page that needs no other file, with the picture if that is there.
+
+        Args:
+            title: of the page.
+        """
+        return html_of(self, title)
+
+    def plot(self, *, is_dark: bool = False) -> Any:
+        """Draws histograms, means and shares with their intervals, by matplotlib.
+
+        Args:
+            is_dark: whether to draw light on dark.
+
+        Returns:
+            The `matplotlib.figure.Figure`.
+
+        Raises:
+            ImportError: without matplotlib.
+        """
+        return plot_of(self, is_dark=is_dark)
