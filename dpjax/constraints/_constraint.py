@@ -107,7 +107,7 @@ class Constraint(abc.ABC):
             A pytree of the same structure, shapes and float dtypes.
 
         Raises:
-            ValueError: where gradient is no real arrays or does not fit the set.
+            ValueError: If gradient is no real arrays or does not fit the set.
         """
 
 
@@ -139,7 +139,7 @@ class VertexConstraint(Constraint):
             A bound on |computed - exact score| / max |gradient|, for every vertex.
 
         Raises:
-            ValueError: where the set has other coordinates.
+            ValueError: If the set has other coordinates.
         """
 
     @abc.abstractmethod
@@ -156,7 +156,7 @@ class VertexConstraint(Constraint):
             Shape (num_vertices,), float64 where a leaf is, else float32.
 
         Raises:
-            ValueError: where gradient is no real arrays or does not fit the set.
+            ValueError: If gradient is no real arrays or does not fit the set.
         """
 
     def vertex(self, index: Scalar, like: PyTree) -> PyTree:
@@ -170,7 +170,7 @@ class VertexConstraint(Constraint):
             A pytree of the structure, shapes and float dtypes of `like`.
 
         Raises:
-            ValueError: where index is out of range, or like does not fit the set.
+            ValueError: If index is out of range, or like does not fit the set.
         """
         vector, unflatten = flatten(like, "like")
         if _validate.is_concrete(index):

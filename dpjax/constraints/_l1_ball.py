@@ -31,7 +31,7 @@ class L1Ball(VertexConstraint):
         radius: r > 0, in units of the parameters; a pytree leaf.
 
     Raises:
-        ValueError: where radius is not a number in [1e-20, 1e30].
+        ValueError: If radius is not a number in [1e-20, 1e30].
 
     Example:
         >>> import jax.numpy as jnp

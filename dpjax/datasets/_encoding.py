@@ -26,7 +26,7 @@ _TRUTH = {"true": 1.0, "false": 0.0}
 
 @dataclass(frozen=True)
 class Numeric:
-    """A column of numbers, standardised by public constants.
+    """A column of numbers, standardized by public constants.
 
     (x - center) / scale, clipped to [-limit, limit]. A cell that is missing, does not
     parse, is NaN or infinite, or leaves the range of float32 becomes 0, as if it lay at
@@ -38,7 +38,7 @@ class Numeric:
         limit: the largest |feature|, in scales from the centre, positive; inf: none.
 
     Raises:
-        ValueError: if the centre is not finite, the scale not positive and finite, or
+        ValueError: If the centre is not finite, the scale not positive and finite, or
             the limit not positive.
 
     Example:
@@ -65,8 +65,8 @@ class Numeric:
     def encode(self, column: np.ndarray) -> np.ndarray:
         """Returns the column as float32 of shape (n, 1)."""
         with np.errstate(over="ignore", invalid="ignore"):
-            standardised = (_to_numbers(column) - self.center) / self.scale
-            feature = standardised.astype(np.float32)
+            standardized = (_to_numbers(column) - self.center) / self.scale
+            feature = standardized.astype(np.float32)
         feature[~np.isfinite(feature)] = 0.0
         return np.clip(feature, -self.limit, self.limit)[:, None]
 
@@ -84,7 +84,7 @@ class Categorical:
         categories: the public list, distinct.
 
     Raises:
-        ValueError: if the list is empty or names a category twice.
+        ValueError: If the list is empty or names a category twice.
 
     Example:
         >>> import numpy as np
@@ -140,7 +140,7 @@ def encode(
         The features, float32 of shape (n, d), and the names of the d features.
 
     Raises:
-        ValueError: if the schema is empty or names a column that is not there, or if a
+        ValueError: If the schema is empty or names a column that is not there, or if a
             column is not one-dimensional, differs in length, or holds neither text nor
             numbers.
 

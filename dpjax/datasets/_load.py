@@ -33,7 +33,7 @@ def load(name: str) -> Dataset:
 
     Raises:
         ValueError: for another name, or where a fetched file has another checksum.
-        OSError: where a file is not on this machine and cannot be fetched; the message
+        OSError: If a file is not on this machine and cannot be fetched; the message
             tells how to obtain it. It is a FileNotFoundError where no address is known.
 
     Example:

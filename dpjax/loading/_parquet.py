@@ -31,8 +31,8 @@ class Parquet:
             fixed length.
 
     Raises:
-        ValueError: where a column is missing, or of another type.
-        ImportError: without `pip install "dpjax[loading]"` (pyarrow).
+        ValueError: If a column is missing, or of another type.
+        ImportError: Without `pip install "dpjax[loading]"` (pyarrow).
 
     Example:
         >>> import tempfile, pyarrow as pa, pyarrow.parquet as pq

@@ -33,7 +33,7 @@ class MemoryMapped:
         files: pytree of paths; each file has shape (n, ...).
 
     Raises:
-        ValueError: where an array holds anything but real numbers or booleans, or they
+        ValueError: If an array holds anything but real numbers or booleans, or they
             are not of one length.
 
     Example:

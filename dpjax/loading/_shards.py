@@ -33,7 +33,7 @@ def load(source: Records, sharding: NamedSharding) -> PyTree:
         sharding: of the records, such as NamedSharding(mesh, PartitionSpec("records")).
 
     Raises:
-        ValueError: where there are fewer records than devices, or processes see others.
+        ValueError: If there are fewer records than devices, or processes see others.
 
     Example:
         >>> import tempfile, jax, numpy as np
@@ -76,9 +76,9 @@ def batches(
         sharding: of a batch, such as NamedSharding(mesh, PartitionSpec("records")).
 
     Raises:
-        ValueError: where an argument is out of its range, the state is of another
+        ValueError: If an argument is out of its range, the state is of another
             number of records, or processes have others.
-        ImportError: without `pip install "dpjax[loading]"` (grain).
+        ImportError: Without `pip install "dpjax[loading]"` (grain).
 
     Privacy:
         Which records enter a batch depends on the key alone, so that the price of T

@@ -64,7 +64,7 @@ def laplace(key: Key, value: PyTree, *, scale: Scalar) -> PyTree:
         A pytree like value.
 
     Raises:
-        ValueError: as for `gaussian`.
+        ValueError: As for `gaussian`.
 
     Privacy:
         If value has the l1 sensitivity D, this is (D/scale)-differentially private,

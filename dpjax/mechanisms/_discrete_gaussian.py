@@ -41,7 +41,7 @@ def discrete_gaussian(
         An int64 NumPy array.
 
     Raises:
-        ValueError: where stddev is not an integer from 1 to 2^26.
+        ValueError: If stddev is not an integer from 1 to 2^26.
 
     Privacy:
         Added to integers of l2 sensitivity D it is (D^2 / (2 sigma^2))-zCDP, like the

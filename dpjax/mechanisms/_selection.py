@@ -128,7 +128,7 @@ def permute_and_flip(
         The index as an int32 scalar.
 
     Raises:
-        ValueError: as for `exponential`.
+        ValueError: As for `exponential`.
 
     Privacy:
         epsilon-DP under the relation of sensitivity_range, and (epsilon^2/2)-zCDP like

@@ -82,7 +82,7 @@ def arsinh_normal(key: Key, value: PyTree, *, scale: PyTree, sigma: Scalar) -> P
         A pytree like value.
 
     Raises:
-        ValueError: as for `laplace_log_normal`.
+        ValueError: As for `laplace_log_normal`.
 
     Privacy:
         One entry with scale = S/s, where S is a t-smooth bound of its local

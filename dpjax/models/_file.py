@@ -114,8 +114,8 @@ def load_model(path: str | os.PathLike[str]) -> Model:
         The model, whose `predict` takes a table.
 
     Raises:
-        OSError: if there is no such file, or it cannot be read.
-        ValueError: if it is something else, cut off, of an earlier or later format, or
+        OSError: If there is no such file, or it cannot be read.
+        ValueError: If it is something else, cut off, of an earlier or later format, or
             holds values of another type than `model_file` writes.
 
     Example:

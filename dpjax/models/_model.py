@@ -35,7 +35,7 @@ class BoundedColumn:
         max: the largest amount, positive, public.
 
     Raises:
-        ValueError: if the maximum is not positive and finite.
+        ValueError: If the maximum is not positive and finite.
 
     Example:
         >>> import numpy as np
@@ -88,7 +88,7 @@ class Model:
         versions: of the packages that trained it.
 
     Raises:
-        ValueError: if params are not of the features, link is unknown, or there is an
+        ValueError: If params are not of the features, link is unknown, or there is an
             exposure, or no number about zero, that it does not go with.
 
     Example:
@@ -191,7 +191,7 @@ class Model:
             float64 of shape (n,): the target, or the probability of the positive label.
 
         Raises:
-            ValueError: if a column is missing or holds neither text nor numbers, or a
+            ValueError: If a column is missing or holds neither text nor numbers, or a
                 file cannot be read.
         """
         return self.predict_columns(self.read(table))
@@ -206,7 +206,7 @@ class Model:
             table: as of `predict`.
 
         Raises:
-            ValueError: as `predict`.
+            ValueError: As `predict`.
         """
         is_path = isinstance(table, str | os.PathLike)
         path = Path(table) if is_path else Path()
@@ -265,7 +265,7 @@ class Model:
             Numbers, by the names of features.
 
         Raises:
-            ValueError: if the model is additive.
+            ValueError: If the model is additive.
         """
         _validate.require(
             not isinstance(self.params, Curves),
