@@ -58,7 +58,7 @@ class Counting(NormBounded):
     @property
     def num_groups(self) -> int:
         """G."""
-        return len(self.thresholds)
+        return len(self.sizes)
 
     @property
     def needs_leaves(self) -> bool:
@@ -77,13 +77,13 @@ class Counting(NormBounded):
         return self.estimator.limit / math.sqrt(1 - self.share)
 
     @property
-    def thresholds(self) -> jax.Array:
-        """See `NormBounded.thresholds`: those of the estimator."""
-        return self.estimator.thresholds
+    def sizes(self) -> jax.Array:
+        """See `NormBounded.sizes`: those of the estimator."""
+        return self.estimator.sizes
 
-    def with_thresholds(self, thresholds: jax.Array) -> Self:
-        """See `NormBounded.with_thresholds`."""
-        return replace(self, estimator=self.estimator.with_thresholds(thresholds))
+    def resized(self, sizes: jax.Array) -> Self:
+        """See `NormBounded.resized`."""
+        return replace(self, estimator=self.estimator.resized(sizes))
 
     def bound_fn(self) -> BoundFn:
         """See `NormBounded.bound_fn`, with half or -half for each group."""
@@ -200,7 +200,7 @@ class AdaptiveThreshold:
         for name in ("lower", "upper", "share"):  # they are static
             value = float(getattr(self, name))
             object.__setattr__(self, name, value)
-        thresholds = self.estimator.thresholds
+        thresholds = self.estimator.sizes
         is_within = not _validate.is_concrete(thresholds)
         if not is_within:  # in their dtype, which rounds the ends in the same way
             numbers = np.asarray(thresholds)
@@ -221,11 +221,11 @@ class AdaptiveThreshold:
     @property
     def thresholds(self) -> jax.Array:
         """The current thresholds, shape (groups,)."""
-        return self.estimator.thresholds
+        return self.estimator.sizes
 
     def at(self, thresholds: jax.Array) -> Self:
         """Returns the same with other thresholds, shape (groups,)."""
-        return replace(self, estimator=self.estimator.with_thresholds(thresholds))
+        return replace(self, estimator=self.estimator.resized(thresholds))
 
     def follow(self, released: Counted) -> tuple[PyTree, Self]:
         """Returns the private mean, and the next thresholds.

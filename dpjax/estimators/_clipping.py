@@ -59,7 +59,7 @@ class Clipping(NormEstimator):
     """
 
     l2_clip_norm: Scalar
-    threshold_name: ClassVar[str] = "l2_clip_norm"
+    size_name: ClassVar[str] = "l2_clip_norm"
 
     def __post_init__(self):
         _validate.within(SMALLEST_THRESHOLD, LARGEST, l2_clip_norm=self.l2_clip_norm)

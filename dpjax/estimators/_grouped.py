@@ -115,13 +115,13 @@ class Grouped(NormBounded):
         return True
 
     @property
-    def thresholds(self) -> jax.Array:
-        """See `NormBounded.thresholds`."""
-        return jnp.concatenate([each.thresholds for each in self._each()])
+    def sizes(self) -> jax.Array:
+        """See `NormBounded.sizes`."""
+        return jnp.concatenate([each.sizes for each in self._each()])
 
-    def with_thresholds(self, thresholds: jax.Array) -> Self:
-        """See `NormBounded.with_thresholds`."""
-        estimator = self.estimator.with_thresholds(jnp.asarray(thresholds)[None])
+    def resized(self, sizes: jax.Array) -> Self:
+        """See `NormBounded.resized`."""
+        estimator = self.estimator.resized(jnp.asarray(sizes)[None])
         return replace(self, estimator=estimator)
 
     def bound_fn(self) -> BoundFn:

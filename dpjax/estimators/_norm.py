@@ -55,11 +55,11 @@ class NormBounded(Estimator):
 
     @property
     @abc.abstractmethod
-    def thresholds(self) -> jax.Array:
+    def sizes(self) -> jax.Array:
         """The thresholds of the norms, shape (groups,)."""
 
     @abc.abstractmethod
-    def with_thresholds(self, thresholds: jax.Array) -> Self:
+    def resized(self, sizes: jax.Array) -> Self:
         """Returns the estimator with other thresholds, shape (groups,); unchecked."""
 
     @abc.abstractmethod
@@ -110,7 +110,7 @@ class NormBounded(Estimator):
 class NormEstimator(NormBounded):
     """An estimator whose influence is the sample times a function of its l2 norm."""
 
-    threshold_name: ClassVar[str]  # the field with the threshold of the norm
+    size_name: ClassVar[str]  # the field with the threshold of the norm
 
     @abc.abstractmethod
     def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
@@ -120,20 +120,20 @@ class NormEstimator(NormBounded):
         """
 
     @property
-    def thresholds(self) -> jax.Array:
-        """See `NormBounded.thresholds`: one for the whole sample."""
-        threshold = as_float(getattr(self, self.threshold_name))
+    def sizes(self) -> jax.Array:
+        """See `NormBounded.sizes`: one for the whole sample."""
+        threshold = as_float(getattr(self, self.size_name))
         return threshold.astype(threshold.dtype)[None]  # not weakly typed
 
-    def with_thresholds(self, thresholds: jax.Array) -> Self:
-        """See `NormBounded.with_thresholds`."""
+    def resized(self, sizes: jax.Array) -> Self:
+        """See `NormBounded.resized`."""
         other = copy.copy(self)
-        object.__setattr__(other, self.threshold_name, thresholds[0])
+        object.__setattr__(other, self.size_name, sizes[0])
         return other
 
     def bound_fn(self) -> BoundFn:
         """See `NormBounded.bound_fn`."""
-        weight_fn, threshold = self.weight_fn(), self.thresholds[0]
+        weight_fn, threshold = self.weight_fn(), self.sizes[0]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
             squares = materialized(sample.squared_norm(1 / threshold))

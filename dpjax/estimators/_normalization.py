@@ -47,7 +47,7 @@ class Normalization(NormEstimator):
     """
 
     offset: Scalar
-    threshold_name: ClassVar[str] = "offset"
+    size_name: ClassVar[str] = "offset"
 
     def __post_init__(self):
         _validate.within(SMALLEST_THRESHOLD, LARGEST, offset=self.offset)

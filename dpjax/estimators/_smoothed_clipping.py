@@ -48,7 +48,7 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
         h_beta: Catoni, Giulini (2017), whose estimator also acts on norms of vectors.
     """
 
-    threshold_name: ClassVar[str] = "scale"
+    size_name: ClassVar[str] = "scale"
 
     def __post_init__(self):
         super().__post_init__()

@@ -112,7 +112,7 @@ def test_no_neighbour_moves_mean_and_counts_beyond_the_sensitivity(name, relatio
     directions = rng.normal(size=(40, 5))
     # As long as thresholds, and thus short; the other far longer, the other way.
     norms = norms_of(name, directions)
-    sizes = np.asarray(counting.thresholds) * (1 - 1e-6) / norms
+    sizes = np.asarray(counting.sizes) * (1 - 1e-6) / norms
     per_row = sizes[:, [0, 0, -1, -1, -1]] * directions
     rows = np.concatenate([per_row, rng.choice(WILD, (40, 5))]).astype(np.float32)
     others = np.concatenate([-1e15 * directions, rng.permutation(rows[40:])])
