@@ -1,8 +1,8 @@
-"""The delta that a run gets where none is asked for."""
+"""The default delta of a run."""
 
 
 def default_delta(num_samples: int) -> float:
-    """Returns n^-1.1, as n is public under replace-one, and a half for one record.
+    """Returns n^-1.1, at most 1/2; n is public under replace-one.
 
     Example:
         >>> f"{default_delta(32_561):.3g}"

@@ -1,4 +1,4 @@
-"""Files that are written: refused before anything is spent, then written whole."""
+"""Output files: checked before any budget is spent, and written completely or not."""
 
 import contextlib
 import os
@@ -13,16 +13,11 @@ from dpjax import _validate
 
 
 def check_folder(option: str, folder: Path, *, names: Iterable[str] = ()) -> None:
-    """Requires a folder that can be written to, or made.
-
-    Args:
-        option: that named the folder.
-        folder: where to write.
-        names: of the files; none may be a folder.
+    """Requires a writable folder, or one that can be made, for files of these names.
 
     Raises:
-        ValueError: with the option, if the folder is a file, a link to nowhere, lies
-            below one, or is not writable.
+        ValueError: With the option, if the folder or a parent is a file or a link to
+            nothing, it is not writable, or a folder has the name of a file.
     """
     _validate.require(
         _validate.can_be_folder(folder)
@@ -34,11 +29,7 @@ def check_folder(option: str, folder: Path, *, names: Iterable[str] = ()) -> Non
 
 
 def check_file(option: str, path: Path, *, suffix: str = "") -> None:
-    """Requires a path for a file, in a folder that can be written to, or made.
-
-    Raises:
-        ValueError: with the option, if not.
-    """
+    """Requires a path for a file, in a folder that can be written to, or made."""
     ending = f" that ends in {suffix}" if suffix else ""
     _validate.require(
         (not suffix or path.suffix == suffix)
@@ -53,16 +44,7 @@ def check_file(option: str, path: Path, *, suffix: str = "") -> None:
 def check_spared(
     option: str, outputs: Iterable[Path], inputs: Mapping[str, Path]
 ) -> None:
-    """Requires that no file that is read would be written over.
-
-    Args:
-        option: that named the outputs.
-        outputs: all files that will be written.
-        inputs: the files that are read, by the option that named them.
-
-    Raises:
-        ValueError: with the option, if an output is an input under any name.
-    """
+    """Requires that no output is one of the input files (by option), under any name."""
     for output in outputs:
         for name, path in inputs.items():
             _validate.require(
@@ -74,10 +56,10 @@ def check_spared(
 
 
 def is_within(inner: Path, outer: Path) -> bool:
-    """Tells whether a path is another one or lies inside it, however both are spelled.
+    """Returns whether a path is another one or lies inside it, in any spelling.
 
-    Links and `..` are followed, and one folder that is mounted twice is one. Where
-    nothing exists as yet, upper and lower case are the same, as some disks have it.
+    Links and `..` are followed, and a folder that is mounted twice is one folder. Case
+    is ignored in parts that do not exist, because some file systems ignore it.
 
     Example:
         >>> is_within(Path("out/../kept/key"), Path("kept"))
@@ -90,7 +72,7 @@ def is_within(inner: Path, outer: Path) -> bool:
 
 
 def _place(path: Path) -> tuple[Any, ...]:
-    """Returns what all spellings of a path share: a folder on disk, and what is new."""
+    """Returns the same for all spellings of a path: existing folder, and new parts."""
     path = Path(os.path.realpath(path))
     existing = next(place for place in (path, *path.parents) if place.exists())
     status = existing.stat()
@@ -103,38 +85,33 @@ def _place(path: Path) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file under a temporary name; it gets its own when the block ends well.
+    """Opens a file under a temporary name, and renames it when the block succeeds.
 
-    Else nothing is left of it, and what stood there stays, with its mode. Where the
-    path is a link, the file takes the link's place, and what the link led to stays as
-    it is. Nobody can put a file or a link where the temporary one will be: it has a
-    random name.
+    If the block fails, the temporary file is removed and an existing file stays. A new
+    file keeps the mode of the old one. If the path is a link, the file replaces the
+    link, not its target. The temporary name is random, so nobody can predict it.
     """
     partial = path.with_name(f".{path.name}.{secrets.randbits(64)}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = path.stat().st_mode & 0o777 if path.exists() else None
-    # Exclusive: it must not exist, not even as a link.
+    # Exclusive: the file must not exist, even as a link.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     descriptor = os.open(partial, flags, 0o666 if mode is None else mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             if mode is not None and hasattr(os, "fchmod"):
-                os.fchmod(file.fileno(), mode)  # the umask has taken its part
+                os.fchmod(file.fileno(), mode)  # without the umask
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
-        with contextlib.suppress(OSError):  # it has its name
+        with contextlib.suppress(OSError):  # it was renamed
             partial.unlink()
 
 
 def write_whole(path: Path, content: bytes, *, name: str = "file") -> None:
-    """Writes a file whole or not at all, as `replacing` does.
-
-    Raises:
-        OSError: if it cannot be written, with the name of the option that chose it.
-    """
+    """Writes a file completely or not at all; `OSError` has the name of its option."""
     try:
         with replacing(path) as file:
             file.write(content)
@@ -144,27 +121,26 @@ def write_whole(path: Path, content: bytes, *, name: str = "file") -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keeps other processes out that would read and write a file anew, and waits.
+    """Waits until no other process has the lock of a file, and holds it in the block.
 
-    The lock is on an empty file beside it, `.NAME.lock`, which stays: the file itself
-    is replaced. It ends with the process.
+    The lock is an empty file next to it, `.NAME.lock`, which is kept, because the file
+    itself is replaced. The lock ends with the process.
     """
-    import fcntl  # which Windows lacks: the rest of the package works there
+    import fcntl  # not on Windows, where the rest of the package works
+
+    def without_links(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
     lock = path.with_name(f".{path.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(lock, "ab", opener=_opened_without_links) as file:
+    with open(lock, "ab", opener=without_links) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _opened_without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
 @contextlib.contextmanager
 def made(folder: Path) -> Iterator[None]:
-    """Makes a folder; a new one that stays empty goes again when the block fails."""
+    """Makes a folder; if the block fails, removes it if it is new and empty."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -177,10 +153,9 @@ def made(folder: Path) -> Iterator[None]:
 
 
 def date_at(day: date, *paths: Path) -> None:
-    """Says of files and folders that they were changed when a day began, in UTC.
+    """Sets the times of files and folders to the start of a day in UTC, if possible.
 
-    For what must not tell when it was written: as far as copies keep a time, they keep
-    this one. Where a time may not be set it stays.
+    For files that must not reveal when they were written.
     """
     at = datetime.combine(day, time(), UTC).timestamp()
     for path in paths:
@@ -197,17 +172,16 @@ def write_together(
 ) -> None:
     """Writes files into a folder, all of them or none.
 
-    Only when all are complete do they take their names, in their order.
+    They are renamed in order, after all are complete.
 
     Args:
-        folder: it is made where it is missing.
-        contents: of the files, by their names.
-        name: of the option that chose the folder.
-        before: called when all are complete, and none has its name; what it raises
-            leaves the folder as it was.
+        folder: made if it is missing.
+        contents: contents of the files, by name.
+        name: option that chose the folder.
+        before: called before the renaming; if it raises, the folder is unchanged.
 
     Raises:
-        OSError: if they cannot be written, with the name of the option.
+        OSError: If they cannot be written, with the name of the option.
 
     Example:
         >>> import tempfile

@@ -1,4 +1,4 @@
-"""Independent keys, by one program for any number of them."""
+"""Independent keys, with one program for any number of them."""
 
 import jax
 
@@ -10,8 +10,8 @@ _MOST = 5
 def split(key: Key, num: int = 2) -> tuple[Key, ...]:
     """Returns up to five independent keys, those of `jax.random.split(key, num)`.
 
-    Outside of jit, each count would have a program of its own, and others would take
-    the keys apart: a tenth of a second of compilation for each count.
+    Outside jit, each number would compile its own program, and others to separate the
+    keys: a tenth of a second for each number.
 
     Example:
         >>> import jax
@@ -19,9 +19,9 @@ def split(key: Key, num: int = 2) -> tuple[Key, ...]:
         >>> bool(first == jax.random.split(jax.random.key(0))[0])
         True
     """
-    return _all(key)[:num]
+    return _most_keys(key)[:num]
 
 
 @jax.jit
-def _all(key: Key) -> tuple[Key, ...]:
+def _most_keys(key: Key) -> tuple[Key, ...]:
     return tuple(jax.random.split(key, _MOST))

@@ -1,8 +1,8 @@
-"""Several processes: what they must agree on before they compute one thing together.
+"""Checks that several processes agree before they compute together.
 
 Each process calls the same function with the same arguments and its own share of the
-data. Random keys, above all: noise that differs from process to process releases one
-value several times, and their copies of the parameters drift apart.
+data. Keys above all must be equal: with different noise in each process, one value is
+released several times, and the copies of the parameters diverge.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ Devices = tuple[Device, ...]
 def devices_of(tree: PyTree) -> Devices:
     """Returns the devices over which arrays are sharded; () if one process has them.
 
-    And () for traced arrays, whose devices are not known.
+    Traced arrays also give (), because their devices are not known.
     """
     for leaf in jax.tree.leaves(tree):
         if _is_elsewhere(leaf):
@@ -44,17 +44,12 @@ def indices(devices: Devices) -> list[int]:
 
 
 def is_first(devices: Devices) -> bool:
-    """Tells whether this process is the first of those."""
+    """Returns whether this process is the first of those."""
     return jax.process_index() == indices(devices)[0]
 
 
 def rows_of_all(row: np.ndarray, devices: Devices) -> np.ndarray:
-    """Returns every process's row, in the order of `indices`; all must call it.
-
-    Args:
-        row: shape (m,), of one dtype and size on all processes.
-        devices: from `devices_of`.
-    """
+    """Returns all processes' rows (m,), in the order of `indices`; all must call it."""
     if not devices:
         return row[None]
     mesh = Mesh(np.array(devices), ("devices",))
@@ -72,12 +67,11 @@ def rows_of_all(row: np.ndarray, devices: Devices) -> np.ndarray:
 def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
     """Returns digests of values, the same on all processes; all must call it.
 
-    Of each value the bits of all leaves, their shapes, types and places count. Of an
-    array that is sharded, each process reads its own shards; nothing is sent but
-    digests.
+    A digest covers the bits, shapes, dtypes and paths of all leaves. Each process reads
+    its own shards of a sharded array; only digests are sent.
 
     Raises:
-        ValueError: on all processes, where they differ in what each has for itself.
+        ValueError: On all processes, if they differ in values that are not sharded.
     """
     found = {
         name: (_digest(_own(x)), _digest(_shards(x))) for name, x in values.items()
@@ -100,7 +94,7 @@ def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
 
 
 def _is_elsewhere(leaf: Any) -> bool:
-    """Tells whether a part of a concrete array lies in other processes."""
+    """Returns whether a part of a concrete array is in other processes."""
     is_array = isinstance(leaf, jax.Array) and _validate.is_concrete(leaf)
     return is_array and not leaf.is_fully_addressable
 

@@ -1,4 +1,4 @@
-"""The names of the public data sets, for those who must not import JAX to know them."""
+"""The names of the public data sets, without an import of JAX."""
 
 PUBLIC_SETS = (
     "adult",

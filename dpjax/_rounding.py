@@ -1,8 +1,7 @@
-"""Rounding, of float32 and of privacy parameters as text.
+"""Rounding of float32 numbers, and of privacy parameters in text.
 
-Of text a claim is rounded up, a bound from below down: who reads a number back never
-reads a smaller epsilon or delta than the true one, nor a larger lower bound than was
-proved.
+In text an upper bound is rounded up, a lower bound down: a printed epsilon or delta is
+never smaller than the true one, nor a printed lower bound larger than the proved one.
 """
 
 import math
@@ -14,16 +13,16 @@ ROUNDOFF = 2.0**-24  # unit roundoff of float32; float64 rounds less
 ROUNDED_UP = 1 + 2.0**-21  # more than the few products of a scale round down
 LEAST_WEIGHT = 2.0**-40  # in a smooth sensitivity: float32 results resolve no less
 
-# Thresholds, scales, norms and radii lie in this range, so that neither their sums over
-# any number of rows or coordinates overflow in float32 nor their digits underflow.
+# Thresholds, scales, norms and radii are in this range, so that in float32 their sums
+# over any number of rows or coordinates do not overflow, nor their digits underflow.
 SMALLEST, LARGEST = 1e-20, 1e30
 
 
 def rounded_up(value: float | Decimal, digits: int) -> str:
-    """Returns the least number of so many significant digits that is no smaller.
+    """Returns the smallest number of so many significant digits that is not smaller.
 
-    A float stands for the shortest decimal that reads back to it, so that 0.1, which
-    in binary is a little more, is 0.1. Exact in decimal arithmetic.
+    A float stands for the shortest decimal that reads back to it, so 0.1, which is a
+    little more in binary, is 0.1. Exact in decimal arithmetic.
 
     Args:
         value: zero or above; infinity is "inf".
@@ -49,7 +48,7 @@ def claim(epsilon: float, delta: float, digits: int = 6) -> str:
 
 
 def rounded_down(value: float | Decimal, digits: int) -> str:
-    """Returns the largest number of so many significant digits that is no larger.
+    """Returns the largest number of so many significant digits that is not larger.
 
     Args:
         value: as in `rounded_up`.
@@ -73,9 +72,7 @@ def as_decimal(value: float) -> Decimal:
 
 
 def factor_up(epsilon: float) -> str:
-    """Returns e^epsilon rounded up: three digits of e^epsilon - 1.
-
-    So a small epsilon does not read "1".
+    """Returns e^epsilon rounded up, to three digits of e^epsilon - 1.
 
     Args:
         epsilon: zero, or from 1e-6 to 1e4.
@@ -92,7 +89,7 @@ def factor_up(epsilon: float) -> str:
 
 
 def sum_up(*values: float) -> float:
-    """Returns the least float that is no smaller than the exact sum.
+    """Returns the smallest float that is not smaller than the exact sum.
 
     Example:
         >>> sum_up(1.0, 1e-20), sum_up(1e308, 1e308)
@@ -106,7 +103,7 @@ def sum_up(*values: float) -> float:
 
 
 def difference_down(total: float, part: float) -> float:
-    """Returns the largest float that together with the part is not above the total.
+    """Returns the largest float whose sum with the part is at most the total.
 
     Example:
         >>> 0.1 * 0.3 + (0.3 - 0.1 * 0.3) > 0.3
@@ -119,12 +116,8 @@ def difference_down(total: float, part: float) -> float:
     return nearest if nearest <= exact else math.nextafter(nearest, -math.inf)
 
 
-def _exact(value: float | Decimal) -> Decimal:
-    return value if isinstance(value, Decimal) else as_decimal(value)
-
-
 def _rounded(value: float | Decimal, digits: int, rounding: str) -> str:
-    exact = _exact(value)
+    exact = value if isinstance(value, Decimal) else as_decimal(value)
     if not math.isfinite(exact):
         return str(float(exact))
     return _text(Context(prec=digits, rounding=rounding).plus(exact), digits)

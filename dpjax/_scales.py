@@ -1,9 +1,9 @@
-"""Private centres and scales of columns, for the estimators and for the command.
+"""Private centers and scales of columns, for the estimators and for the command.
 
-All releases add noise to counts and means. If it is Gaussian they compose with a
-Gaussian model to one Gaussian mechanism, exactly, where choices by the exponential
-mechanism would compose as zCDP and lose a third of the budget. If it is Laplace noise
-they are pure.
+All releases add noise to counts and means. With Gaussian noise they compose exactly,
+together with a Gaussian model, to one Gaussian mechanism; selections by the exponential
+mechanism would compose as zCDP and lose a third of the budget. With Laplace noise they
+are pure epsilon-DP.
 """
 
 import math
@@ -16,58 +16,59 @@ from dpjax._rounding import ROUNDED_UP, ROUNDOFF
 from dpjax._types import ArrayLike, Key
 from dpjax.mechanisms import gaussian, laplace
 
-# Bins [2^j, 2^(j+1)) of |x|, beyond which a number counts in the nearest.
+# Bins [2^j, 2^(j+1)) of |x|; numbers outside count in the nearest bin.
 _FIRST, _LAST = -30, 50
-_BEYOND = 2.0**60  # numbers are held within it: no quotient by a size overflows
-_WINDOW = 3  # bins together: three quarters of a normal law are in three
-# One of all windows passes for one with records once in twenty fits.
+_BEYOND = 2.0**60  # numbers are clipped to this: no quotient by a size overflows
+_WINDOW = 3  # adjacent bins: three hold three quarters of a normal distribution
+# The probability that some window without records seems to have some.
 _FALSE = 0.05
-# Of numbers in that window, and in bins that stand out from the noise, the size is the
-# quantile. A window alone would be what an atom near the centre leaves. One of all bins
-# without records stands out once in a thousand fits: it might be far beyond all others.
+# The size is a quantile of the numbers in that window and in bins that exceed the
+# noise. The window alone could be an atom near the center. This is the probability that
+# some bin without records exceeds the noise: it might be far from all others.
 _FALSE_BIN = 0.001
-# Of numbers, and of distances from a mean: a twentieth of a dummy's lie far from it.
+# Of numbers, and of distances from a mean: a twentieth of a dummy's are far from it.
 _QUANTILE, _QUANTILE_AWAY = 0.75, 0.97
-_MOST_MEAN = 1.5  # numbers are held within so many sizes for their mean
-_RECENTERED = 0.5  # a column whose mean is so many sizes away from zero
-_LEAST_SPREAD = 1 / 64  # in sizes: what is nearly constant is not blown up
-# Of the number of cells that are not zero, sizes, means, and distances from the means.
+_MOST_MEAN = 1.5  # numbers are clipped to so many sizes for their mean
+_RECENTERED = 0.5  # columns with means of more sizes than this are centered
+_LEAST_SPREAD = 1 / 64  # in sizes, so that nearly constant columns are not magnified
+# Shares for the number of nonzero cells, sizes, means, and distances from the means.
 _SHARES = (0.05, 0.45, 0.3, 0.2)
-_LEAST_COUNTED = 0.05  # of records, which have a weight above zero
-_MOST_DENSE = 0.05  # of rows, which may have more cells that are not zero
-_MOST_SHARE = 0.35  # of the budget
-_FEWEST_RELEASED = 1024  # at once, with zeros at the end
-_MOST_SCALES = 100.0  # cells are held within so many scales of the centre
+_LEAST_COUNTED = 0.05  # smallest share of records with a weight above zero
+_MOST_DENSE = 0.05  # share of rows that may have more nonzero cells
+_MOST_SHARE = 0.35  # largest share of the budget
+_FEWEST_RELEASED = 1024  # numbers are padded to this many with zeros
+_MOST_SCALES = 100.0  # cells are clipped to so many scales from the center
 
 
 class Noise(NamedTuple):
-    """Additive noise in proportion to sensitivity, and with it a budget.
+    """Additive noise proportional to the sensitivity, which represents a budget.
 
     Attributes:
-        multiplier: the noise's scale over the sensitivity: of Gaussian noise the
-            standard deviation, of Laplace noise 1 / epsilon.
-        order: of the norm of the sensitivity: 2 for Gaussian noise, 1 for Laplace.
+        multiplier: scale of the noise / sensitivity: for Gaussian noise the noise
+            multiplier, for Laplace noise 1 / epsilon.
+        order: order of the norm of the sensitivity: 2 for Gaussian noise, 1 for
+            Laplace noise.
     """
 
     multiplier: float
     order: int = 2
 
     def part(self, share: float) -> "Noise":
-        """Returns the noise of a release that may spend a share of the budget.
+        """Returns the noise of a release with a share of the budget.
 
-        Shares add up to 1: inverse squares of multipliers do for Gaussian noise, and
-        epsilons for Laplace noise.
+        Shares add up to 1, because inverse squares of multipliers add up for Gaussian
+        noise, and epsilons for Laplace noise.
         """
         return self._replace(multiplier=self.multiplier / share ** (1 / self.order))
 
     def stddev(self, sensitivity: float) -> float:
-        """Returns the standard deviation of what is added to one number."""
+        """Returns the standard deviation of the noise in one number."""
         return self.multiplier * sensitivity * math.sqrt(2 if self.order == 1 else 1)
 
     def largest(
         self, sensitivity: float, num_sums: int, num_terms: int, prob: float
     ) -> float:
-        """Returns what the largest of many sums of noise passes with a probability."""
+        """Returns what the largest of many sums of noise exceeds with a probability."""
         log_sums = math.log(num_sums / prob)
         bound = self.stddev(sensitivity) * math.sqrt(2 * num_terms * log_sums)
         if self.order == 1:  # its tails are sub-gamma
@@ -75,19 +76,19 @@ class Noise(NamedTuple):
         return bound
 
     def released(self, key: Key, values: np.ndarray, sensitivity: float) -> np.ndarray:
-        """Returns the values with noise, which have that sensitivity."""
+        """Returns values of that sensitivity with noise."""
         return released(key, values, self.multiplier * sensitivity, self.order)
 
 
 class Standard(NamedTuple):
-    """How columns become numbers near 1; public, or released.
+    """Centers, scales and ranges of columns; public, or released.
 
     Attributes:
-        centers: shape (k,); NaN counts as it.
+        centers: shape (k,); NaN counts as the center.
         scales: shape (k,), positive.
-        low: shape (k,), the least number that a column is clipped to.
-        high: shape (k,), the largest one.
-        is_known: shape (k,), whether they say anything of the columns.
+        low: shape (k,); columns are clipped to at least this.
+        high: shape (k,); columns are clipped to at most this.
+        is_known: shape (k,), whether these numbers are informative.
     """
 
     centers: np.ndarray
@@ -104,26 +105,26 @@ class Standard(NamedTuple):
 
     @classmethod
     def unknown(cls, num_columns: int) -> "Standard":
-        """Returns that of columns which keep their units, clipped to [-1, 1]."""
+        """Returns center 0 and scale 1 for columns that are clipped to [-1, 1]."""
         ones = np.ones(num_columns)
         return cls(0 * ones, ones, -ones, ones, ones < 0)
 
     def for_knots(self, is_public: ArrayLike = False) -> "Standard":
-        """Returns scales of which most numbers of a column are within two.
+        """Returns scales such that most numbers of a column are within two of them.
 
-        They are halved where a scale is half of a range, or reaches nearly all numbers
-        about a released centre. So all columns reach further than one.
+        A scale is halved if it is half of a range, or covers nearly all numbers about a
+        released center. So all columns extend beyond one scale.
         """
         is_wide = np.asarray(is_public) | (self.centers != 0) | ~self.is_known
         return self._replace(scales=self.scales * np.where(is_wide, 0.5, 1.0))
 
     def held(self, columns: np.ndarray) -> np.ndarray:
-        """Returns finite numbers, each within its range, in the user's units."""
+        """Returns finite numbers, clipped to their range, in the user's units."""
         known = np.where(np.isnan(columns), self.centers, columns)
         return np.clip(known, self.low, self.high)
 
     def of(self, columns: np.ndarray) -> np.ndarray:
-        """Returns held numbers in units of their scales, about their centres."""
+        """Returns clipped numbers minus their centers, in units of the scales."""
         return ((self.held(columns) - self.centers) / self.scales).astype(np.float32)
 
 
@@ -132,8 +133,8 @@ def scales_share(
 ) -> float:
     """Returns the share of the budget for scales, from public numbers.
 
-    As much as shows a size that a quarter of the records have, from `least` to 0.35;
-    and none where that would not show one that half of them have.
+    Enough to detect a size that a quarter of the records have, from `least` to 0.35;
+    zero if 0.35 could not detect one that half of them have.
     """
     if num_columns == 0:
         return 0.0
@@ -144,7 +145,7 @@ def scales_share(
 
 
 def least_seen(num_columns: int, noise: Noise) -> float:
-    """Returns how many records must have one size for `release_scales` to show it."""
+    """Returns the number of records of one size that `release_scales` can detect."""
     return _least_seen(num_columns, noise.part(_SHARES[1]))
 
 
@@ -161,39 +162,39 @@ def release_scales(
     weights: np.ndarray | None = None,
     is_centered: bool = True,
 ) -> Standard:
-    """Releases a centre and a scale of every column.
+    """Releases a center and a scale of every column.
 
-    1. How many cells of a row are not zero, by a histogram. Rows with more count less.
-    2. Of every column a histogram of binary exponents, without zeros and NaN: it has a
-       size where three neighbouring bins stand out from the noise, which is the 75 per
-       cent quantile of what stands out.
-    3. Of columns in which half of the records have about that size, the mean of numbers
-       held within 1.5 sizes. All others, and those whose mean is within half a size of
-       zero, are centred at zero, and the size is their scale.
-    4. For the rest the size of what is left after their mean is taken off, now the
-       97 per cent quantile.
+    1. A histogram of the number of nonzero cells of a row gives b, which nearly all
+       rows do not exceed. Rows with more cells count less.
+    2. A histogram of binary exponents of each column, without zeros and NaN. The column
+       has a size if three adjacent bins exceed the noise: the 75 per cent quantile of
+       the bins that do.
+    3. For columns in which half of the records have about that size, the mean of
+       numbers clipped to 1.5 sizes. Other columns, and those whose mean is within half
+       a size of zero, have the center zero and the size as their scale.
+    4. For the rest, the size of the differences from the mean, with the 97 per cent
+       quantile.
 
-    Where no size stands out from the noise, the column keeps its unit and is held
-    to -1 and 1: of dummies all is kept then, and of amounts their sign.
+    If no size exceeds the noise, the column keeps its unit and is clipped to [-1, 1]:
+    this keeps dummies, and the signs of amounts.
 
     Args:
         key: a typed key.
         columns: shape (n, k), float64, k at least 1.
-        noise: of all releases together.
-        weights: shape (n,), or None. A record of weight zero changes no release: its
-            cells are missing, and it is none of the records of which these are shares.
-        is_centered: whether centres are sought; else the last two are left out.
+        noise: the noise of all releases together.
+        weights: shape (n,), or None. A record of weight zero does not count in any
+            release.
+        is_centered: whether to release centers; otherwise steps 3 and 4 are skipped.
 
     Privacy:
-        As one Gaussian mechanism of the noise multiplier under replace-one, or, by
-        Laplace noise, (1 / multiplier)-DP. Let p be the order of the norm. A row with m
-        cells in a histogram each counts as min(1, b/m)^(1/p) in all of them: b^(1/p) in
-        the norm, and (2b)^(1/p) where another takes its place, and the rounding of
-        sums. With weights the histograms also tell how many records have one above
-        zero. If a row replaces a record of weight zero, that moves them by
-        (b + 1)^(1/p) together, no more than (2b)^(1/p). A mean of k numbers within
-        ±1.5 moves by 3 k^(1/p) / n, and its rounding. Columns, and b, are known
-        from the releases before.
+        One Gaussian mechanism of the noise multiplier under replace-one, or, with
+        Laplace noise, (1 / multiplier)-DP. Let p be the order of the norm. A row with
+        m cells counts min(1, b/m)^(1/p) in the histogram of each: b^(1/p) in the norm,
+        and (2b)^(1/p) if another row replaces it, plus the rounding of sums. With
+        weights the number of records of weight above zero is released too. If a row
+        replaces a record of weight zero, all of these move by (b + 1)^(1/p) together,
+        at most (2b)^(1/p). A mean of k numbers within ±1.5 moves by 3 k^(1/p) / n, plus
+        its rounding. The columns of each step, and b, come from earlier releases.
     """
     num_samples, num_columns = columns.shape
     is_known = np.isfinite(columns)
@@ -237,7 +238,7 @@ def _largest_window(noise: Noise, sensitivity: float, num_columns: int) -> float
 
 
 def _most_cells(key: Key, columns: np.ndarray, noise: Noise) -> float:
-    """Releases how many cells of a row are not zero at most, in all but a few rows."""
+    """Releases a bound on the number of nonzero cells that few rows exceed."""
     num_samples, num_columns = columns.shape
     num_bins = math.ceil(2 * math.log2(num_columns)) + 1
     edges = np.minimum(2 ** (np.arange(num_bins) / 2), num_columns)
@@ -258,9 +259,9 @@ def _sizes(
     quantile: float,
     is_counted: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Releases a size of |x| in each column, and about how many records have it.
+    """Releases a size of |x| of each column, and the number of records of that size.
 
-    Where none is seen these are 1 and 0. The third is how many records count at all.
+    They are 1 and 0 if no size is detected. Also returns the number of all records.
     """
     num_columns = columns.shape[1]
     exponents = np.clip(np.frexp(columns)[1] - 1, _FIRST, _LAST) - _FIRST
@@ -302,13 +303,9 @@ def _sizes(
 
 
 def released(key: Key, values: np.ndarray, scale: float, order: int = 2) -> np.ndarray:
-    """Returns values with noise; counts are clipped to 2^24, and so exact.
+    """Returns values with noise of a stddev (order 2) or Laplace scale (order 1).
 
-    Args:
-        key: a typed key.
-        values: of any shape.
-        scale: the standard deviation of Gaussian noise, or the scale of Laplace noise.
-        order: which of the two, as in `Noise`.
+    Counts are clipped to 2^24, up to which float32 is exact.
     """
     size = max(_FEWEST_RELEASED, 1 << (values.size - 1).bit_length())
     padded = np.zeros(size, np.float32)  # compiled once for all numbers of columns

@@ -83,7 +83,7 @@ def plot(
         The `matplotlib.figure.Figure`.
 
     Raises:
-        ImportError: without matplotlib.
+        ImportError: Without matplotlib.
     """
     try:
         from matplotlib.figure import Figure

@@ -31,7 +31,7 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
             Explicit axes only.
 
     Raises:
-        ValueError: where axis_name names no axes, or leaves lie over different ones.
+        ValueError: If axis_name names no axes, or leaves lie over different ones.
     """
     if axis_name is None:
         found = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
@@ -84,7 +84,7 @@ def by_device(
         rows: pytree, leaves of shape (n, ...), or (n / devices, ...) in `shard_map`.
 
     Raises:
-        ValueError: where no mesh has these axes, n is not divisible by the number of
+        ValueError: If no mesh has these axes, n is not divisible by the number of
             devices, or rows are replicated.
     """
     if not axes:

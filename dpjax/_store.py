@@ -145,7 +145,7 @@ def opened(
     """Opens a folder of states, and refuses those of another run.
 
     Raises:
-        ValueError: if it cannot be written to or made, another process has it open, or
+        ValueError: If it cannot be written to or made, another process has it open, or
             it belongs to something else or another run.
     """
     folder = Path(path).absolute()

@@ -184,7 +184,7 @@ def broadcast(prefix: PyTree, tree: PyTree, name: str) -> PyTree:
     """Returns a pytree like `tree`: each leaf of a prefix stands for all below it.
 
     Raises:
-        ValueError: where the tree does not begin with the prefix.
+        ValueError: If the tree does not begin with the prefix.
     """
     try:
         return jax.tree.broadcast(prefix, tree)

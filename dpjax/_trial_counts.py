@@ -41,7 +41,7 @@ class TrialCount:
     above, of the others with K = 0 counted.
 
     Raises:
-        ValueError: where the name is unknown, or no law has such a mean.
+        ValueError: If the name is unknown, or no law has such a mean.
     """
 
     distribution: TrialDistribution

@@ -1,10 +1,10 @@
 """Checks of static arguments: each error names the argument, its value, the rule.
 
-Traced values are never looked at, so estimators and transforms may be built inside
-`jit`, `vmap` and `grad`. Values of private data are never checked at all: an
-exception would be a release that nobody paid for.
+Traced values are not checked, so estimators and transforms may be built inside `jit`,
+`vmap` and `grad`. Values of private data are never checked, because an exception would
+be a release without accounting.
 
-JAX is imported where arrays are checked: the command checks its options without it.
+JAX is imported only to check arrays: the command checks its options without it.
 """
 
 import os
@@ -134,7 +134,7 @@ def trainable(params: Any) -> None:
 
 
 def optax_params(params: Any) -> None:
-    """Requires the parameters, which optax lets an update go without."""
+    """Requires the parameters, which are optional in an update of optax."""
     require(params is not None, "params", params, "given to update, as optax asks")
 
 
@@ -173,10 +173,10 @@ def leading_size(tree: Any, name: str) -> int:
 
 
 def arrays(tree: Any) -> Any:
-    """Returns a tree with NumPy's arrays as JAX's.
+    """Returns a tree with NumPy arrays as JAX arrays.
 
-    A number beyond float32 is infinite there. NumPy's warning of it would tell of one
-    record, and is an exception under `python -W error`.
+    Numbers beyond float32 become infinite, without NumPy's warning, which would reveal
+    a record, and is an exception under `python -W error`.
     """
     import jax
     import jax.numpy as jnp
@@ -224,9 +224,9 @@ def mask(is_padding_example: Any, num_rows: int) -> None:
 
 
 def can_be_folder(path: Path) -> bool:
-    """Tells whether a path is a folder that can be written to, or can be made one.
+    """Returns whether a path is a writable folder, or can be made one.
 
-    Not where it, or what it lies below, is a file or a link that leads nowhere.
+    It cannot if it, or a parent, is a file or a link to nothing.
     """
     places = (path.absolute(), *path.absolute().parents)
     try:
@@ -237,7 +237,7 @@ def can_be_folder(path: Path) -> bool:
 
 
 def is_concrete(value: Any) -> bool:
-    """Tells whether a value is concrete, neither traced nor a placeholder."""
+    """Returns whether a value is concrete, neither traced nor a placeholder."""
     if isinstance(value, int | float | complex | str | np.generic | np.ndarray):
         return True
     import jax
@@ -249,7 +249,7 @@ def is_concrete(value: Any) -> bool:
 def _all_numbers(
     arguments: Mapping[str, Any], holds: Callable[[np.ndarray], Any], rule: str
 ) -> None:
-    """Requires of every number what holds tells; traced ones are not looked at."""
+    """Requires `holds` of every number; traced ones are not checked."""
     for name, value in arguments.items():
         if value is None or is_concrete(value):
             require(bool(np.all(holds(_as_numbers(name, value)))), name, value, rule)
@@ -265,9 +265,9 @@ def _as_numbers(name: str, value: Any) -> np.ndarray:
 
 
 _RECIPE = (
-    "BatchNorm normalises an example by the others of its batch: its gradient is then "
-    "not of one example alone, and per-sample gradients would normalise each by "
-    "itself. Take GroupNorm or LayerNorm; or keep the statistics fixed and public: "
+    "BatchNorm normalizes an example by the others of its batch, so its gradient "
+    "depends on all of them, and per-sample gradients would normalize each by itself. "
+    "Use GroupNorm or LayerNorm; or keep the statistics fixed and public: "
     "let loss_fn close over them (nnx.split(model, nnx.Param, ...), "
     "variables['params'], eqx.partition) and evaluate BatchNorm with them "
     "(use_running_average=True, inference=True)"
@@ -277,8 +277,8 @@ _RECIPE = (
 def no_running_statistics(params: Any) -> None:
     """Raises `ValueError` where params hold the state of BatchNorm.
 
-    That is `nnx.BatchStat`, Linen's collection "batch_stats" or `equinox.nn.State`. No
-    package is imported for it: nodes of the pytree are known by their names.
+    That is `nnx.BatchStat`, Linen's collection "batch_stats" or `equinox.nn.State`.
+    Nodes of the pytree are recognized by name, without importing these packages.
     """
     import jax
 

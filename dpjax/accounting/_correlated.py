@@ -1,18 +1,18 @@
-"""What training with correlated noise costs, C^-1 z for a strategy C.
+"""The privacy cost of training with correlated noise C^-1 z, for a strategy C.
 
-What T steps release is C^-1 (C g + z): the Gaussian mechanism on C g, for steps that
-depend on those before as well (Denisov, McMahan, Rush, Smith, Thakurta 2022, Theorem
-2.1), whichever batches the records enter, as long as that does not depend on the data.
+The T steps release C^-1 (C g + z). This is the Gaussian mechanism on C g, also where a
+step depends on the earlier ones (Denisov, McMahan, Rush, Smith, Thakurta 2022, Theorem
+2.1), whichever batches the records enter, if that does not depend on the data.
 
-Sampled batches. Let C have at most b bands, and a record take part, with probability q
-each time and independently, in steps of its own, b apart at least. Row t of C g
-then has the record's part of one of its steps at most, that of step i in the rows i to
-i + b - 1, as column i of C times the record's vector u_i. This vector is known, but for
-the coin, from what is released before row i: the rows i to i + b - 1 are one
-Poisson-subsampled Gaussian mechanism whose record moves its value by |column i| |u_i|.
-No column is longer than the sensitivity to one step. So the run costs as much as its k
-such steps composed (Choquette-Choo et al. 2023, Theorem 4; the relation enters only
-through the pair of one step, for which see `_sampled_gaussian.py`).
+Sampled batches. Let C have at most b bands. Let a record have steps of its own, at
+least b apart, and enter each of them with probability q, independently. Then each row
+of C g depends on at most one of the record's steps. Step i contributes to the rows i to
+i + b - 1: column i of C times the record's vector u_i, which is fixed by the releases
+before row i, except for the coin. So these rows are one Poisson-subsampled Gaussian
+mechanism, in which the record moves the value by |column i| |u_i|. The norm of a column
+is at most the sensitivity to one step. So the run costs as much as its k such steps
+composed (Choquette-Choo et al. 2023, Theorem 4). The relation enters only through the
+pair of distributions of one step (see `_sampled_gaussian.py`).
 """
 
 from typing import Protocol
@@ -22,7 +22,7 @@ from dpjax.accounting._poisson_capacity import check_sampling_prob
 
 
 class Strategy(Protocol):
-    """What of `dpjax.mechanisms.BandedToeplitz` and its kin is needed here."""
+    """The part of a strategy of `dpjax.mechanisms` that accounting needs."""
 
     @property
     def num_steps(self) -> int: ...
@@ -43,10 +43,7 @@ def independent_releases(
     min_separation: int,
     sampling_prob: float,
 ) -> tuple[dict, float]:
-    """Returns the independent releases that the run costs as much as, and their scale.
-
-    Noise of the run is that of the releases times the scale.
-    """
+    """Returns independent releases of equal cost, and the run's noise over theirs."""
     _validate.require(
         hasattr(strategy, "sensitivity") and hasattr(strategy, "num_bands"),
         "strategy",
@@ -75,11 +72,9 @@ def independent_releases(
         "min_separation",
         min_separation,
         f"at least the {strategy.num_bands} bands of {strategy} with sampling_prob "
-        f"= {sampling_prob}: take fewer bands, or longer cycles of CyclicPoisson, or "
+        f"= {sampling_prob}: use fewer bands, or longer cycles of CyclicPoisson, or "
         "sampling_prob = 1, which claims no gain from sampling",
     )
     num_turns = min(max_participations, -(-num_steps // min_separation))
-    return (
-        {"num_steps": num_turns, "sampling_prob": sampling_prob},
-        strategy.sensitivity(),
-    )
+    releases = {"num_steps": num_turns, "sampling_prob": sampling_prob}
+    return releases, strategy.sensitivity()

@@ -1,40 +1,42 @@
 """Sums of discrete Gaussian shares: their noise, their epsilon.
 
-K parties each add a share Z_k with Pr[z] proportional to exp(-z^2 / (2 s^2)), an
-integer. The sum is nearly a discrete Gaussian of standard deviation sqrt(K) s. Take
-the sum of k shares for one, of stddev sqrt(k) s, and add one more. Completing the
-square, the probability of n is the discrete Gaussian's of variance (k + 1) s^2 times
+Each of K parties adds an integer share Z_k with Pr[z] proportional to
+exp(-z^2 / (2 s^2)). The sum is nearly a discrete Gaussian of standard deviation
+sqrt(K) s. To see this, treat the sum of k shares as a discrete Gaussian of stddev
+sqrt(k) s, and add one share. After completing the square, the probability of n is that
+of the discrete Gaussian of variance (k + 1) s^2 times
 
     sum_x exp(-(x - mu)^2 / (2 v)),    v = s^2 k / (k + 1),  mu = n k / (k + 1),
 
-and by Poisson summation that is sqrt(2 pi v) (1 + 2 sum_m exp(-2 pi^2 v m^2)
-cos(2 pi m mu)): all but constant. Hence every log probability is off by at most
+which by Poisson summation is sqrt(2 pi v) (1 + 2 sum_m exp(-2 pi^2 v m^2)
+cos(2 pi m mu)): almost constant. Hence the error of every log probability is at most
 
     tau / 2,    tau = 10 sum_{k=1}^{K-1} exp(-2 pi^2 s^2 k / (k + 1)),             (1)
 
-where 5 exp(-2 pi^2 v) bounds log((1 + t) / (1 - t)) with t the sum's share, for
-s >= 1/2: it is at most 4.1 exp(-2 pi^2 v) at v = 1/8, and falls from there.
+because 5 exp(-2 pi^2 v) bounds log((1 + t) / (1 - t)), where t is the sum over m, for
+s >= 1/2: this is at most 4.1 exp(-2 pi^2 v) at v = 1/8, and less for larger v.
 
 Two bounds follow, with sigma = sqrt(K) s and T adaptive releases of l2 sensitivity D in
 d coordinates. One is zCDP,
 
     rho = T/2 (D / sigma + tau sqrt(d))^2,                                         (2)
 
-since the discrete Gaussian is (D^2 / (2 sigma^2))-zCDP, a log ratio of tau/2 in each of
-d coordinates is (d tau^2 / 8)-zCDP, and the roots of rho add up along the way from the
-sum to the discrete Gaussian, to its neighbour, to the neighbour's sum (Bun, Steinke
+because the discrete Gaussian is (D^2 / (2 sigma^2))-zCDP, a log ratio of tau/2 in each
+of d coordinates is (d tau^2 / 8)-zCDP, and the square roots of rho add up: from the sum
+to the discrete Gaussian, to that of the neighbour, to the neighbour's sum (Bun, Steinke
 2016, Proposition 1.9, with two different budgets).
 
-The other compares with a continuous Gaussian, rounded to integers, hence exactly as
-private as `gaussian_epsilon` says. Its probability of n is the density at n times the
-mean over |u| < 1/2 of exp(-(2 n u + u^2) / (2 sigma^2)), which is at least
-exp(-1 / (8 sigma^2)) and at most cosh(n / (2 sigma^2)) <= exp(n^2 / (8 sigma^4)). So
-where no noise passes z sigma, the log probability of all outcomes is off by at most
+The other compares the sum with a continuous Gaussian that is rounded to integers, and
+so is exactly as private as `gaussian_epsilon` says. Its probability of n is the density
+at n times the mean over |u| < 1/2 of exp(-(2 n u + u^2) / (2 sigma^2)), which is at
+least exp(-1 / (8 sigma^2)) and at most cosh(n / (2 sigma^2)) <= exp(n^2 / (8 sigma^4)).
+So where no noise exceeds z sigma, the error of the log probability of all outcomes is
+at most
 
     eta = T d (tau/2 + 5 exp(-2 pi^2 sigma^2) + z^2 / (8 sigma^2)),    z >= 1.     (3)
 
-Let b bound the chance that some noise passes z sigma (z sigma - 1/2 for the rounded
-Gaussian). Then an (epsilon, delta) of the Gaussian gives the shares' sum
+Let b bound the probability that some noise exceeds z sigma (z sigma - 1/2 for the
+rounded Gaussian). If the Gaussian is (epsilon, delta)-DP, then the sum of shares is
 
     (epsilon + 2 eta, b + e^eta (delta + e^epsilon b)).                            (4)
 """
@@ -45,7 +47,7 @@ from dpjax import _validate
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 from dpjax.accounting._zcdp import rho_to_epsilon
 
-_TAIL = 1e-9  # the share of delta that goes to noise beyond z sigma
+_TAIL = 1e-9  # the share of delta for noise beyond z sigma
 
 
 def discrete_gaussian_stddev(
@@ -63,7 +65,7 @@ def discrete_gaussian_stddev(
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
         sensitivity: l2 sensitivity of each release, a vector of integers.
-        num_shares: K, how many shares are secret and surely in the sum.
+        num_shares: K, the number of shares that are secret and certainly in the sum.
         num_coordinates: d, the length of a release.
         num_releases: T; each may depend on the earlier ones.
 
@@ -71,13 +73,13 @@ def discrete_gaussian_stddev(
         The stddev of each share, an integer of at least 1.
 
     Raises:
-        ValueError: where an argument is out of its range.
+        ValueError: If an argument is out of its range.
 
     Privacy:
         All releases together are (epsilon, delta)-DP under the relation for which the
-        sensitivity holds, and more shares only add to that. What is returned passes
-        `discrete_gaussian_epsilon`; that it is the smallest rests on that function's
-        falling with the stddev.
+        sensitivity holds; further shares only add noise. The returned stddev is checked
+        with `discrete_gaussian_epsilon`. It is the smallest one if that function
+        decreases in the stddev.
 
     Example:
         >>> discrete_gaussian_stddev(1.0, 1e-5, sensitivity=1e6, num_shares=4,
@@ -105,8 +107,8 @@ def discrete_gaussian_stddev(
         )
         return spent <= epsilon
 
-    # From what the continuous Gaussian needs at least (it is rounded up by 1e-9) go up,
-    # then between.
+    # Start from what the continuous Gaussian needs at least (it is rounded up by 1e-9),
+    # double the step until private, then bisect.
     continuous = gaussian_stddev(
         epsilon, delta, sensitivity=sensitivity, num_releases=num_releases
     )
@@ -132,18 +134,18 @@ def discrete_gaussian_epsilon(
 ) -> float:
     """The epsilon of releasing integers under a sum of discrete Gaussian shares.
 
-    The better of two bounds, (2) and (4) of this module; the other arguments mean what
-    they do in `discrete_gaussian_stddev`. From a stddev of some hundreds
-    on it is the epsilon of the continuous Gaussian with sigma = sqrt(K) stddev.
+    The smaller of two bounds, (2) and (4) of this module; the other arguments are those
+    of `discrete_gaussian_stddev`. For a stddev of several hundred or more it is the
+    epsilon of the continuous Gaussian with sigma = sqrt(K) stddev.
 
     Returns:
         epsilon >= 0.
 
     Privacy:
         Proved in the docstring of this module for every stddev of at least 1, under the
-        relation for which the sensitivity holds. It is about the noise that
-        `dpjax.mechanisms.discrete_gaussian` draws; reducing the sum modulo 2^b, or
-        scaling it, is post-processing.
+        relation for which the sensitivity holds, for the noise that
+        `dpjax.mechanisms.discrete_gaussian` draws. To reduce the sum modulo 2^b, or to
+        scale it, is post-processing.
 
     Example:
         >>> round(discrete_gaussian_epsilon(1_865_316, 1e-5, sensitivity=1e6,
@@ -168,14 +170,14 @@ def discrete_gaussian_epsilon(
     root = sensitivity / total + tau * math.sqrt(num_coordinates)  # equation (2)
     by_zcdp = rho_to_epsilon(num_releases * root**2 / 2, delta)
 
-    # Equations (3) and (4). z is such that b e^epsilon <= delta _TAIL / 2, since all
+    # Equations (3) and (4). z is such that b e^epsilon <= delta _TAIL / 2, because all
     # noise here has the tails of a Gaussian, 2 exp(-z^2 / 2).
     gaussian = {"sensitivity": sensitivity, "num_releases": num_releases}
     most = gaussian_epsilon(total, delta / 2, **gaussian)
     num_draws = num_releases * num_coordinates
     z = 1 + math.sqrt(2 * (most + math.log(4 * num_draws / (_TAIL * delta))))
-    normaliser = 5 * math.exp(-2 * math.pi**2 * total**2)
-    eta = num_draws * (tau / 2 + normaliser + z**2 / (8 * total**2))
+    normalizer = 5 * math.exp(-2 * math.pi**2 * total**2)
+    eta = num_draws * (tau / 2 + normalizer + z**2 / (8 * total**2))
     share = math.exp(-eta) - _TAIL
     if share < 1 / 2:
         return by_zcdp

@@ -1,33 +1,34 @@
-"""A privacy filter: a limit on what releases that are chosen one by one may cost.
+"""A privacy filter: a limit on the total cost of releases that are chosen adaptively.
 
-Whoever chooses the next release has seen the ones before, and may choose its budget by
-them. Composition theorems for budgets that are fixed beforehand do not cover that; a
-filter does, which looks only at whether what has been spent stays within a limit.
+The analyst who chooses the next release has seen the earlier ones, and may choose its
+budget by them. Composition theorems for budgets that are fixed beforehand do not cover
+this. A filter does: it only checks that the total spent stays within a limit.
 
-Let release i, given those before it, have P_i and Q_i as laws of its outcome on two
-neighbouring data sets. Fix an order alpha > 1. If its divergence is at most r_i, which
-may depend on the earlier outcomes, then by taking expectations from the last to the
-first,
+Let P_i and Q_i be the distributions of release i on two neighbouring data sets, given
+the earlier outcomes. Fix an order alpha > 1, and let the divergence of release i be at
+most r_i, which may depend on the earlier outcomes. Taking expectations from the last
+release to the first gives
 
     E_Q prod_i (P_i/Q_i)^alpha exp(-(alpha - 1) r_i) <= 1,
 
-so where sum_i r_i <= R whatever the outcomes, all of them together have a divergence
-of at most R (Feldman and Zrnic 2021). That needs one alpha for all outcomes: were it
-enough that *some* order of several has room, the outcomes would choose the order, and
-the failure probabilities of the orders add up. Hence one order, fixed with the limit.
+so if sum_i r_i <= R for all outcomes, all releases together have a divergence of at
+most R (Feldman and Zrnic 2021). That needs one alpha for all outcomes. If it were
+enough that *one* of several orders stays within its limit, the outcomes would choose
+the order, and the failure probabilities of the orders would add up. Hence the order is
+fixed with the limit.
 
-A release that is (epsilon, delta)-DP and known no closer is, with probability
-1 - delta, one that is epsilon-DP, under the same mixture on both data sets (Kairouz, Oh
-and Viswanath 2015). Where these deltas add up to at most D whatever the outcomes, some
-of them fails with probability at most D; restricted to where none does, densities are
-those of a filtered interaction as above, times factors of at most one which both data
-sets share. So all is (epsilon(R, delta'), delta' + D)-DP (Whitehouse et al. 2023). Half
-of delta is for each.
+A release of which only (epsilon, delta)-DP is known is epsilon-DP with probability
+1 - delta, under the same mixture on both data sets (Kairouz, Oh and Viswanath 2015). If
+these deltas add up to at most D for all outcomes, one of them fails with probability at
+most D. Where none fails, the densities are those of a filtered interaction as above,
+times factors of at most one which both data sets share. So all releases together are
+(epsilon(R, delta'), delta' + D)-DP (Whitehouse et al. 2023). Each gets half of delta.
 
-Padded Poisson batches overflow with a probability tau, which events do not tell: the
-law of a release is that far from the one whose divergence is known. Where all taus add
-up to at most t, that holds of all releases together, on both data sets: it costs
-(1 + e^epsilon) t of the other half of delta, by equation (1) of `_poisson_capacity`.
+Padded Poisson batches overflow with a probability tau, which an event does not state:
+the distribution of a release has this distance from the one whose divergence is known.
+If all taus add up to at most t, then so does the distance of all releases together, on
+both data sets: this costs (1 + e^epsilon) t of the other half of delta, by equation (1)
+of `_poisson_capacity`.
 
 At delta = 0 the order is infinite: divergences are pure epsilons, which add up.
 """
@@ -46,7 +47,7 @@ from dp_accounting.rdp import RdpAccountant
 from dpjax import _validate
 from dpjax._rounding import as_decimal, claim, rounded_down, rounded_up
 from dpjax._types import REPLACE_ONE, NeighboringRelation
-from dpjax.accounting._guarantee import PrivacyGuarantee
+from dpjax.accounting._guarantee import PrivacyGuarantee, check_relation
 from dpjax.accounting._profiles import overflow_of
 
 # Of dp_accounting's divergences, whose float64 errors are below.
@@ -58,9 +59,9 @@ class Spending(NamedTuple):
     """What a release costs in a filter.
 
     Attributes:
-        divergence: its Renyi divergence, of the filter's order, at most.
-        delta: with what probability it may exceed that; for padded Poisson batches,
-            what their overflow costs.
+        divergence: an upper bound of its Renyi divergence of the filter's order.
+        delta: the probability that this bound fails; for padded Poisson batches, the
+            cost of their overflow.
     """
 
     divergence: float
@@ -71,29 +72,29 @@ class Spending(NamedTuple):
 class PrivacyFilter:
     """A limit for all releases of one data set, and what they have spent of it.
 
-    Releases may be chosen adaptively, their mechanisms and budgets too. Immutable:
-    `spend` returns the filter after a release. What it needs before a release is the
-    guarantee that the release will have, as `PrivacyGuarantee`.
+    The releases, their mechanisms and their budgets may be chosen adaptively. A filter
+    is immutable: `spend` takes the `PrivacyGuarantee` that a release will have, and
+    returns the filter after it.
 
     Args:
         epsilon: privacy of all releases together, positive and finite.
-        delta: privacy of all releases together, in [0, 1). Half of it turns divergences
-            into epsilon, half is for releases of which only their (epsilon, delta) is
-            known. At 0, releases of pure epsilon alone are within the limit.
-        relation: that of all guarantees.
-        order: of the Renyi divergence, a whole number from 2 to 1e5, inf at delta = 0;
-            None: the one that affords the most zCDP, which epsilon and delta tell.
-        spent: by the releases so far.
+        delta: privacy of all releases together, in [0, 1). Half of it converts
+            divergences to epsilon; half is for releases of which only (epsilon, delta)
+            is known. At 0, only releases of pure epsilon are within the limit.
+        relation: the neighbouring relation of all guarantees.
+        order: order of the Renyi divergence, an integer from 2 to 1e5, or inf at
+            delta = 0. None: the order at which the limit allows the most zCDP.
+        spent: the costs of the releases so far.
 
     Raises:
         ValueError: If an argument is out of its range.
 
     Privacy:
-        As long as every release was spent before it was made, all of them together are
+        If every release is spent before it is made, all releases together are
         (epsilon, delta)-DP under `relation`. Proved at the head of this file.
 
     Example:
-        Twelve releases by Gaussian noise, each of epsilon = 1, for an epsilon of 4.
+        Twelve releases with Gaussian noise of epsilon = 1 each fit into epsilon = 4.
 
         >>> from dpjax.accounting import gaussian_event
         >>> one = PrivacyGuarantee.of(1.0, 1e-6, dp_event=gaussian_event(4.2247))
@@ -119,21 +120,16 @@ class PrivacyFilter:
     def __post_init__(self) -> None:
         _validate.positive(epsilon=self.epsilon)
         _validate.delta(self.delta)
-        _validate.require(
-            isinstance(self.relation, NeighboringRelation),
-            "relation",
-            self.relation,
-            "a NeighboringRelation",
-        )
-        best = _best_order(self.epsilon, self.delta / 2)
+        check_relation(self.relation)
         if self.order is None:
+            best = _best_order(self.epsilon, self.delta / 2)
             object.__setattr__(self, "order", best)
-        is_whole = self.order in range(2, _LARGEST_ORDER + 1)
+        is_integer = self.order in range(2, _LARGEST_ORDER + 1)
         _validate.require(
-            self.order == math.inf if self.delta == 0 else is_whole,
+            self.order == math.inf if self.delta == 0 else is_integer,
             "order",
             self.order,
-            f"inf at delta = 0, else a whole number from 2 to {_LARGEST_ORDER}",
+            f"inf at delta = 0, else an integer from 2 to {_LARGEST_ORDER}",
         )
 
     @property
@@ -153,19 +149,19 @@ class PrivacyFilter:
     def price(self, *parts: PrivacyGuarantee) -> Spending:
         """Returns what a release would cost.
 
-        The event of a guarantee tells its divergence where `dp_accounting` knows one.
-        Else its (epsilon, delta) is taken: the largest divergence of a mechanism that
-        is epsilon-DP, that of randomised response, but with probability delta. Of a
-        pure epsilon, the smaller of the two.
+        The divergence comes from the event of the guarantee if `dp_accounting` can
+        compute one. Otherwise it comes from epsilon and delta: the divergence of
+        randomized response, the largest of all epsilon-DP mechanisms, except with
+        probability delta. For a pure epsilon it is the smaller of the two.
 
         Args:
-            parts: one guarantee; or one for each of several disjoint parts of the
-                records, fixed by a public index, of which each is seen by one part of
-                the release: they cost the maximum.
+            parts: one guarantee; or one for each of several disjoint subsets of the
+                records, fixed by a public index, if each part of the release uses one
+                subset: the release then costs their maximum.
 
         Raises:
-            ValueError: If there is no part, one is under another relation, or there are
-                several under another relation than REPLACE_ONE.
+            ValueError: If there is no guarantee, one is under another relation, or
+                there are several under another relation than REPLACE_ONE.
         """
         _validate.require(len(parts) > 0, "parts", parts, "one guarantee or more")
         for part in parts:
@@ -179,23 +175,23 @@ class PrivacyFilter:
             len(parts) == 1 or self.relation is REPLACE_ONE,
             "relation",
             self.relation.name,
-            "REPLACE_ONE where parts of the records are apart",
+            "REPLACE_ONE for disjoint subsets of the records",
         )
         prices = [self._price(part) for part in parts]
         return Spending(*(max(numbers) for numbers in zip(*prices, strict=True)))
 
     def admits(self, *parts: PrivacyGuarantee) -> bool:
-        """Tells whether a release is within the limit; takes what `price` takes."""
+        """Returns whether a release is within the limit; the arguments of `price`."""
         return self._after(self.price(*parts))._is_within
 
     def spend(self, *parts: PrivacyGuarantee) -> "PrivacyFilter":
         """Returns the filter after a release.
 
         Args:
-            parts: as of `price`.
+            parts: as for `price`.
 
         Raises:
-            ValueError: As `price`, and if the release would exceed the limit.
+            ValueError: As for `price`, and if the release would exceed the limit.
 
         Example:
             >>> from dpjax.accounting import selection_event
@@ -215,7 +211,7 @@ class PrivacyFilter:
             left = self.left
             raise ValueError(
                 f"the release must be within the limit of "
-                f"{claim(self.epsilon, self.delta)} for all: it takes a Renyi "
+                f"{claim(self.epsilon, self.delta)} for all: it costs a Renyi "
                 f"divergence of {rounded_up(price.divergence, 4)} of order "
                 f"{self.order} and a delta of {rounded_up(price.delta, 3)} of its own; "
                 f"{rounded_down(left.divergence, 4)} and "
@@ -226,12 +222,8 @@ class PrivacyFilter:
     @property
     def left(self) -> Spending:
         """What may still be spent."""
-        return Spending(
-            *(
-                max(0.0, limit - spent)
-                for limit, spent in zip(self.limit, self.total, strict=True)
-            )
-        )
+        pairs = zip(self.limit, self.total, strict=True)
+        return Spending(*(max(0.0, limit - spent) for limit, spent in pairs))
 
     @property
     def _is_within(self) -> bool:
@@ -248,7 +240,7 @@ class PrivacyFilter:
         if part.delta > 0 and known < math.inf:
             grown = 1 + math.exp(min(self.epsilon, 700.0))
             return Spending(known, grown * overflow_of(part))
-        # With probability lies / 2 the answer is the wrong one of two.
+        # With probability lies / 2 the answer is the wrong one of the two.
         lies = 2 / (1 + math.exp(part.epsilon)) if part.epsilon < 700 else 0.0
         response = self._divergence(RandomizedResponseDpEvent(lies, 2))
         return Spending(min(known, response), part.delta)
@@ -292,7 +284,7 @@ def _affordable(epsilon: float, delta: float, orders: np.ndarray) -> np.ndarray:
 
 
 def _best_order(epsilon: float, delta: float) -> float:
-    """Returns the order that affords the most zCDP, R / a."""
+    """Returns the order at which the limit allows the most zCDP, R / a."""
     if delta == 0:
         return math.inf
     orders = np.unique(np.geomspace(2, _LARGEST_ORDER, 2000).astype(int))

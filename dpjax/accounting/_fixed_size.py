@@ -1,9 +1,9 @@
 """Batches of fixed size, drawn without replacement, where a record is replaced.
 
-Let q be the batch size over n, s = e^epsilon >= 1, and P_1, P_1' the laws of a step
-whose batch holds the replaced record, in the two runs; where it does not, both have the
-same law P_0. The laws of a step are (1 - q) P_0 + q P_1 and (1 - q) P_0 + q P_1'. With
-s = 1 + q (s_0 - 1) and b = s / s_0, a number in [0, 1],
+Let q be the batch size over n and s = e^epsilon >= 1. If the batch holds the replaced
+record, let a step have the distributions P_1 and P_1' in the two runs; else it has P_0
+in both. So a step has the distributions (1 - q) P_0 + q P_1 and (1 - q) P_0 + q P_1'.
+With s = 1 + q (s_0 - 1) and b = s / s_0, a number in [0, 1],
 
     P - s P' = q (P_1 - s_0 ((1 - b) P_0 + b P_1')),
 
@@ -18,12 +18,12 @@ noise multiplier, d_mu the curve of the Gaussian (Balle, Wang 2018, Theorem 8),
 bounds the divergence of a step (Balle, Barthe, Gaboardi 2018, Theorem 11), and as the
 relation is symmetric, 1 - e^epsilon (1 - h(-epsilon)) does for epsilon < 0.
 
-That curve, of s, is convex: it is that of the pair (R, Q), R = (1 - q) Q + q N(mu, 1)
-and Q = N(0, 1), for s >= 1, of (Q, R) for s < 1, and at s = 1 its slope goes up, from
--R(x < mu/2) to -Q(x > mu/2). So it belongs to a pair of laws, which dominates a step,
-and T of them dominate T adaptive steps (Zhu, Dong, Wang 2022, Proposition 8 and Theorem
-10). Chords between points of the curve lie above it, and belong to discrete laws, which
-are composed (Doroshenko et al. 2022, Connect the dots).
+This curve is convex in s: for s >= 1 it is that of the pair (R, Q), R = (1 - q) Q +
+q N(mu, 1) and Q = N(0, 1), for s < 1 that of (Q, R), and at s = 1 its slope increases,
+from -R(x < mu/2) to -Q(x > mu/2). So it is the curve of a pair of distributions, which
+dominates a step, and T of them dominate T adaptive steps (Zhu, Dong, Wang 2022,
+Proposition 8 and Theorem 10). Chords between points of the curve lie above it, and are
+the curve of discrete distributions, which are composed (Doroshenko et al. 2022).
 """
 
 import math
@@ -37,8 +37,7 @@ from dp_accounting.pld.privacy_loss_distribution import (
 
 from dpjax.accounting._gaussian import gaussian_delta, gaussian_epsilon
 
-# The probability of losses beyond the largest one with a cell of its own, and how many
-# cells there are at most.
+# The probability of losses beyond the last cell, and the largest number of cells.
 _UNSEEN, _MOST_LOSSES = 1e-18, 100_000
 
 
@@ -60,9 +59,9 @@ def step_losses(
     """Returns the privacy loss distribution of a pair that dominates a step.
 
     Args:
-        noise_multiplier: stddev / l2 sensitivity, that of a batch where one record of
-            it is replaced.
-        prob: the share of the records that a batch holds.
+        noise_multiplier: stddev over the l2 sensitivity to replacing one record of a
+            batch.
+        prob: the batch size over the number of records.
         interval: the spacing of the losses.
     """
     largest = one_step_epsilon(noise_multiplier, _UNSEEN, prob)
@@ -83,15 +82,9 @@ def step_losses(
 
 
 def spacing(noise_multiplier: float, prob: float, other_multiplier: float) -> float:
-    """Returns a spacing of the losses of sampled steps: a wide one rounds up more.
-
-    Args:
-        noise_multiplier: of a step.
-        prob: the share of the records that a batch holds.
-        other_multiplier: of another Gaussian release next to the steps, or inf.
-    """
+    """Returns a spacing of the losses of `run_losses`: a wider one rounds up more."""
     # The loss of a release spans about 1 / multiplier^2: this bounds time and memory.
-    # That of a sampled step may be much less, q of it, on average.
+    # The loss of a sampled step may be much smaller: on average, q of this.
     least = min(noise_multiplier, other_multiplier)
     widest = 1e-4 * max(1.0, (0.5 / least) ** 2)
     spread = prob * math.sqrt(math.expm1(min(noise_multiplier**-2, 700.0)))
@@ -108,10 +101,10 @@ def run_losses(
     """Returns the privacy losses of T steps, and of another Gaussian release.
 
     Args:
-        noise_multiplier: of a step.
-        prob: the share of the records that a batch holds.
+        noise_multiplier: as for `step_losses`.
+        prob: as for `step_losses`.
         num_steps: T.
-        other_multiplier: of another Gaussian release next to the steps, or inf.
+        other_multiplier: noise multiplier of the other release; inf: none.
     """
     interval = spacing(noise_multiplier, prob, other_multiplier)
     losses = step_losses(noise_multiplier, prob, interval).self_compose(num_steps)

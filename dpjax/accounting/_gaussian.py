@@ -16,15 +16,16 @@ from dp_accounting import gaussian_mechanism
 from dpjax import _validate
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 
-# Roots are found to about 1e-12. The stddev is rounded up by the first share, epsilon
-# by the second, smaller one: a stddev made for epsilon never reports more than it.
+# Roots are computed to about 1e-12. The stddev is rounded up by the first share,
+# epsilon by the second, smaller one: the stddev for an epsilon never costs more than
+# it.
 _STDDEV_SLACK = 1e-9
 _EPSILON_SLACK = 1e-10
 
 _ROUNDOFF = 1e-14  # of log_ndtr and what follows it
 
 # Below this epsilon the two terms of (1) agree to so many digits that double precision
-# cannot tell them apart; two closed-form upper bounds take over.
+# cannot separate them; two closed-form upper bounds replace it.
 _SMALLEST_ANALYTIC_EPSILON = 1e-4
 
 
@@ -46,8 +47,7 @@ def gaussian_stddev(
     Returns:
         Standard deviation of the noise in each coordinate of each release, in the units
         of `sensitivity`, rounded up by one part in 1e9; 0.0 at epsilon = inf. Below
-        epsilon = 1e-4 it is an upper bound, at most one half above the
-        smallest.
+        epsilon = 1e-4 it is an upper bound, at most 1.5 times the smallest.
 
     Raises:
         ValueError: If epsilon is not positive, delta is outside [0, 1), the sensitivity
@@ -100,7 +100,7 @@ def gaussian_epsilon(
 
     Returns:
         epsilon >= 0, rounded up by one part in 1e10; never above the epsilon for which
-        `gaussian_stddev` made the stddev.
+        `gaussian_stddev` returned the stddev.
 
     Raises:
         ValueError: If stddev is negative or NaN, the sensitivity is negative or not

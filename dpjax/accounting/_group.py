@@ -1,4 +1,4 @@
-"""From one record to several of one person: group privacy, and budgets it keeps."""
+"""Group privacy: from one record to several records of one person, and back."""
 
 import math
 from typing import Any
@@ -35,21 +35,21 @@ def group_privacy(
     Args:
         guarantee: for one record.
         group_size: k, at least 1.
-        num_groups: how many there are, if it is public and to be named.
-        unit: what a group is, in words, as of `PrivacyGuarantee.of`. None: "group of up
-            to 4 records", or how many it is.
+        num_groups: the number of groups, if it is public and should be named.
+        unit: a noun for a group, as for `PrivacyGuarantee.of`. None: "group of up to k
+            records".
 
     Returns:
-        The guarantee. Its event is known where that of one record is made of Gaussian
-        mechanisms, whose noise counts for 1 / k, and of zCDP, whose rho counts for k^2.
+        The guarantee. It has an event if the event for one record consists of Gaussian
+        mechanisms (their noise multiplier is divided by k) and zCDP (its rho is
+        multiplied by k^2).
 
     Raises:
         ValueError: If group_size is below 1.
 
     Privacy:
-        Between two such neighbours lie k steps from neighbour to neighbour of the given
-        relation. Where the number of records is public, people with fewer than k need
-        padding.
+        A chain of k neighbours of the given relation connects two such data sets. If
+        the number of records is public, pad people with fewer than k records.
 
     Example:
         >>> from dpjax.accounting import gaussian_event
@@ -82,11 +82,11 @@ def group_privacy(
 
 
 def group_budget(epsilon: float, delta: float, group_size: int) -> tuple[float, float]:
-    """The budget for one record that keeps another for up to k records.
+    """The budget for one record that implies a given budget for up to k records.
 
     The inverse of `group_privacy`: (epsilon / k, delta (e^(epsilon/k) - 1) / (e^epsilon
-    - 1)). Gaussian noise for it is but 0.2 per cent more than k times the noise for one
-    record at epsilon = 1, which would do.
+    - 1)). At epsilon = 1 its Gaussian noise is only 0.2 per cent more than the exact
+    one, k times the noise for one record.
 
     Returns:
         epsilon and delta for one record, rounded down.

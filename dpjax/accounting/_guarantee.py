@@ -1,4 +1,4 @@
-"""What a released value has cost, for machines and for people."""
+"""The guarantee of a released value, for programs and for people."""
 
 import dataclasses
 import math
@@ -15,21 +15,20 @@ class PrivacyGuarantee:
     """An (epsilon, delta) guarantee, the relation it holds for, and how to say it.
 
     For every two neighbouring data sets and every set S of outcomes,
-    Pr[S] <= e^epsilon Pr'[S] + delta. That is weaker than a factor e^epsilon with
-    probability 1 - delta: Gaussian noise of (1, 1e-5) passes the factor e with
-    probability 1.6e-4. Immutable and hashable, so that it can be static metadata of a
-    pytree. `str()` gives the description.
+    Pr[S] <= e^epsilon Pr'[S] + delta. This does not say that the ratio of probabilities
+    is at most e^epsilon with probability 1 - delta: with Gaussian noise for (1, 1e-5)
+    it exceeds e with probability 1.6e-4. Immutable and hashable, so that it can be
+    static metadata of a pytree. `str()` gives the description.
 
     Args:
         epsilon: privacy parameter, 0 <= epsilon <= inf; inf means no privacy.
         delta: privacy parameter in [0, 1).
         relation: which data sets count as neighbours.
         dp_event: the `dp_accounting` event of the release, in the convention of that
-            relation (see `gaussian_event`, `gaussian_event` and
-            `selection_event` for which accountant reads it). It must be hashable:
-            compose tuples, not lists.
-        description: one sentence that a person understands. The one of `of` rounds
-            epsilon, e^epsilon and delta up.
+            relation (`gaussian_event` and `selection_event` say which accountant reads
+            it). It must be hashable: compose tuples, not lists.
+        description: the guarantee in one sentence; `of` writes it, with epsilon,
+            e^epsilon and delta rounded up.
 
     Raises:
         ValueError: If epsilon is negative or NaN, delta is outside [0, 1), the relation
@@ -53,12 +52,7 @@ class PrivacyGuarantee:
     def __post_init__(self) -> None:
         _validate.within(0.0, math.inf, epsilon=self.epsilon)
         _validate.delta(self.delta)
-        _validate.require(
-            isinstance(self.relation, NeighboringRelation),
-            "relation",
-            self.relation,
-            "a NeighboringRelation",
-        )
+        check_relation(self.relation)
         try:
             hash(self.dp_event)
         except TypeError:
@@ -88,16 +82,16 @@ class PrivacyGuarantee:
             delta: privacy parameter in [0, 1).
             dp_event: the `dp_accounting` event of the release.
             relation: which data sets count as neighbours.
-            num_samples: the number of units, if it is public and to be named.
-            unit: what neighbours differ in, in words: one "record", one "user" with all
-                that it gives, as `dpjax.gradients.by_user` lays out, or another noun
-                and what belongs to it: "group of records with one postcode".
+            num_samples: the number of units, if it is public and should be named.
+            unit: a noun for what neighbours differ in: "record", "user" (one with all
+                its records, see `dpjax.gradients.by_user`), or another noun with its
+                description, such as "group of records with one postcode".
 
         Returns:
             The guarantee.
 
         Raises:
-            ValueError: As for the class, and if the unit is no words.
+            ValueError: As for the class, and if the unit is not a text.
 
         Example:
             >>> from dpjax.accounting import gaussian_event
@@ -119,13 +113,19 @@ class PrivacyGuarantee:
 
     @classmethod
     def non_private(cls) -> "PrivacyGuarantee":
-        """The statement of a method that protects nobody: epsilon = inf.
+        """The guarantee of a method that is not private: epsilon = inf.
 
         Example:
             >>> print(PrivacyGuarantee.non_private())
             No privacy is guaranteed: the outcome may reveal any record.
         """
         return cls.of(math.inf, 0.0, dp_event=NonPrivateDpEvent())
+
+
+def check_relation(relation: NeighboringRelation) -> None:
+    """Requires a relation of `dp_accounting`."""
+    is_relation = isinstance(relation, NeighboringRelation)
+    _validate.require(is_relation, "relation", relation, "a NeighboringRelation")
 
 
 _NEIGHBOURS = {
@@ -147,13 +147,13 @@ def _describe(
     epsilon: float, delta: float, relation: NeighboringRelation, replaced: str
 ) -> str:
     neighbours = f"{_NEIGHBOURS[relation]} {replaced}"
-    # Rounded up: what is read is never a stronger claim.
+    # Rounded up: the text never claims more than is proved.
     shown = rounded_up(epsilon, 4)
     factor = f"e^{shown}"
-    # Beyond, e^epsilon leaves the float range, or has too many digits to be read.
+    # Otherwise e^epsilon leaves the float range, or has too many digits to be read.
     if epsilon == 0 or 1e-6 <= float(shown) < 700:
         factor += f" = {factor_up(float(shown))}"
-    # Not "but with probability delta": the loss may pass epsilon more often than that.
+    # Not "with probability 1 - delta": the loss exceeds epsilon more often than that.
     more = f", plus {rounded_up(delta, 6)}" if delta > 0 else ""
     return (
         f"{neighbours} changes the probability of any event to at most {factor} times "

@@ -1,6 +1,6 @@
 """Objective perturbation of linear predictors: its noise and its epsilon.
 
-The mechanism releases w, the minimiser of
+The mechanism releases w, the minimizer of
 
     J(w) = sum_i phi(y_i <w, x_i>) + (N Lambda / 2) ||w||^2 + <eta, w>,            (1)
 
@@ -15,12 +15,13 @@ replace-one and in any dimension,
         where phi' <= 0 everywhere, as for the logistic loss.                       (3)
 
 Proof. w -> eta_D(w) = -(N Lambda w + sum_i phi'(.) y_i x_i) is a bijection, Lipschitz
-both ways, so w has the density g(eta_D(w)) |det D eta_D(w)| almost everywhere, g that
-of eta. For neighbours that differ in (x, y) and (x', y') write u = y x, u' = y' x'.
+both ways, so w has the density g(eta_D(w)) |det D eta_D(w)| almost everywhere, where g
+is the density of eta. For neighbours that differ in (x, y) and (x', y') write u = y x,
+u' = y' x'.
 
 Jacobian: the two matrices are A + a u u^T and A + a' u' u'^T with A >= N Lambda I and
-a, a' in [0, c], so the ratio of determinants is at most 1 + a u^T A^-1 u <= e^j: a step
-of rank one each way. (The paper takes the square of it.)
+a, a' in [0, c], so the ratio of determinants is at most 1 + a u^T A^-1 u <= e^j,
+because each differs from A by rank one. (The paper uses the square of it.)
 
 Noise: let v = eta_D'(w) - eta_D(w) = alpha u - beta u', |alpha|, |beta| <= L. The log
 ratio of the two values of g is (2 <v, eta> + ||v||^2) / (2 sigma^2). Here alpha and
@@ -28,10 +29,10 @@ beta depend on w, hence on eta, so v is not fixed. But the expression is convex 
 and v stays in a fixed parallelogram: for every eta it is at most its maximum over the
 four vertices, which are fixed. With u, u' stretched to unit length the parallelogram
 only grows. Under D the eta of the outcome is the drawn Gaussian, so at one fixed vertex
-the expression is the privacy loss of a Gaussian release with m = ||v|| / sigma. As
-t -> (1 - e^(epsilon - t))_+ grows with t, and a maximum of non-negative terms is at
-most their sum, delta(epsilon) is at most the sum of delta_G(epsilon - j, ||v|| / sigma)
-over the four vertices.
+the expression is the privacy loss of a Gaussian release with m = ||v|| / sigma. Because
+t -> (1 - e^(epsilon - t))_+ increases, and a maximum of non-negative terms is at most
+their sum, delta(epsilon) is at most the sum of delta_G(epsilon - j, ||v|| / sigma) over
+the four vertices.
 
 (3): alpha, beta in [-L, 0] give the vertices 0, -Lu, Lu' and L(u' - u), of norm at most
 0, L, L and 2L, and delta_G(e, 0) = 0 for e >= 0.
@@ -56,15 +57,15 @@ from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 # raises sigma by about one part in 1e4, and is enough for those terms at usual budgets.
 _SMALL_TERMS = 1e-3
 
-# Jacobian terms above this are not worth having: N Lambda is then below c / 146.
+# Jacobian terms above this do not help: N Lambda is then below c / 146.
 _LARGEST_JACOBIAN = 5.0
 
 
 class ObjectiveNoise(NamedTuple):
-    """What the objective is perturbed with.
+    """The noise and the regularization of a perturbed objective.
 
     Attributes:
-        stddev: sigma, of each coordinate of eta, on the scale of the *sum* of losses.
+        stddev: sigma of each coordinate of eta, on the scale of the *sum* of losses.
         extra_regularization: Delta >= 0; Lambda = regularization + Delta.
     """
 
@@ -84,20 +85,20 @@ def objective_noise(
     calibration: Calibration = "tight",
     num_features: int | None = None,
 ) -> ObjectiveNoise:
-    """The noise that makes the minimiser of a perturbed objective private.
+    """The noise that makes the minimizer of a perturbed objective private.
 
-    Solves (2) of this module, or (3) for a loss that never increases, for sigma. Where
-    j would exceed epsilon/2, regularization is raised until it equals epsilon/2.
+    Solves (2) of this module, or (3) for a loss that never increases, for sigma. If
+    j would exceed epsilon/2, regularization is raised until j = epsilon/2.
 
-    calibration="paper" takes Procedure 3 of paper 002, with the private one of its two
-    roots. With e = epsilon - 2 log(1 + c/(N lambda)) and Delta = 0 where e is positive,
-    else e = epsilon/2 and Delta = c/(N (e^(epsilon/4) - 1)) - lambda; with q^2 the
-    1 - delta quantile of chi-square with d degrees of freedom,
+    calibration="paper" uses Procedure 3 of paper 002, with the private one of its two
+    roots. Let e = epsilon - 2 log(1 + c/(N lambda)) and Delta = 0 if that e is
+    positive, else e = epsilon/2 and Delta = c/(N (e^(epsilon/4) - 1)) - lambda. With
+    q^2 the 1 - delta quantile of chi-square with d degrees of freedom,
 
         sigma = L (q + sqrt(q^2 + 2 e)) / e.
 
     The printed equation, P(chi^2 <= ((sigma^2 e - 2) / (2 sigma))^2) = 1 - delta, also
-    holds at a small sigma with sigma^2 e < 2, which protects nobody.
+    holds at a small sigma with sigma^2 e < 2, which is not private.
 
     Args:
         epsilon: privacy parameter, positive and finite.
@@ -107,19 +108,19 @@ def objective_noise(
             plus (N lambda / 2) ||w||^2.
         curvature_bound: c > 0, a Lipschitz constant of phi'.
         derivative_bound: L > 0, a bound on |phi'|; 1 in the paper.
-        is_non_increasing: whether phi' <= 0 everywhere; "paper" makes no use of it.
+        is_non_increasing: whether phi' <= 0 everywhere; "paper" ignores it.
         calibration: "tight" or "paper".
-        num_features: d, the dimension of w, on which only "paper" depends.
+        num_features: d, the dimension of w; only "paper" depends on it.
 
     Returns:
         `ObjectiveNoise(stddev, extra_regularization)`. The stddev is proportional to L
         at a fixed c / (N Lambda): scaling the loss by L and Lambda by L scales (1).
 
     Privacy:
-        The exact minimiser of (1) is (epsilon, delta)-DP under replace-one, by the
-        proof above, for predictors that see a record through <w, x> alone; with the
-        paper's noise by its Theorem 4.1, and loosely, since that noise grows with
-        sqrt(d): `objective_epsilon` tells what it really gives.
+        The exact minimizer of (1) is (epsilon, delta)-DP under replace-one by the proof
+        above, for predictors that use a record only through <w, x>. With the paper's
+        noise it is so by its Theorem 4.1, loosely, because that noise grows with
+        sqrt(d): `objective_epsilon` computes its actual epsilon.
 
     Example:
         >>> setting = {"num_samples": 1000, "regularization": 0.01,
@@ -182,12 +183,12 @@ def objective_epsilon(
     """The epsilon that a perturbed objective of given noise costs.
 
     The epsilon of (2) of this module, or of (3) for a loss that never increases. Here
-    regularization is Lambda > 0 in all, the extra one included; the other arguments and
-    the guarantee are those of `objective_noise`.
+    regularization is the total Lambda > 0, the extra one included; the other arguments
+    and the guarantee are those of `objective_noise`.
 
     Returns:
-        epsilon > 0; never above the one for which `objective_noise` made the stddev, up
-        to one part in 1e9.
+        epsilon > 0; never above the one for which `objective_noise` returned the
+        stddev, up to one part in 1e9.
 
     Example:
         >>> round(objective_epsilon(7.634, 1e-5, num_samples=1000, regularization=0.01,

@@ -1,9 +1,9 @@
-"""Poisson batches of fixed size: how large they must be, and what overflow costs.
+"""The capacity of padded Poisson batches, and the privacy cost of their overflow.
 
 Compiled training pads every Poisson batch to one capacity and drops the records beyond
-it. Let P~ be the law of a run with unbounded batches, P that of the padded run on the
-same data, and Q~, Q the same on a neighbouring data set. Two such runs agree unless a
-step overflows, so their total variation distance is at most
+it. Let P~ be the distribution of a run with unbounded batches, P that of the padded run
+on the same data, and Q~, Q the same on a neighbouring data set. The two runs agree
+unless a step overflows, so their total variation distance is at most
 tau = T Pr[Binomial(n, q) > capacity]. If the unbounded run is (epsilon, delta~)-DP,
 then for every event S
 
@@ -20,7 +20,7 @@ import scipy.stats
 
 from dpjax import _validate
 
-# Share of delta that pays for overflow: it changes the noise by about 1e-4 of itself.
+# Share of delta that covers overflow: it changes the noise by about 1e-4 of itself.
 _OVERFLOW_SHARE = 1e-3
 
 # Smallest tail probability that a float64 binomial tail can still resolve.
@@ -35,14 +35,13 @@ def poisson_capacity(
     epsilon: float,
     delta: float,
 ) -> int:
-    """The batch capacity at which dropping overflowing records is already paid for.
+    """The batch capacity whose overflow the accounting of Poisson batches covers.
 
     The smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000, for
     T batches into which each of n records enters with probability q. Under add/remove n
-    is an upper bound on the size of both neighbouring data sets.
-    `noise_multiplier` and `noise_multiplier_to_epsilon` leave that thousandth of delta
-    unspent for every Poisson scheme, so padded batches of this capacity (or more) need
-    no further accounting.
+    is an upper bound on the size of both neighbouring data sets. `noise_multiplier` and
+    `noise_multiplier_to_epsilon` reserve this thousandth of delta for every Poisson
+    scheme, so padded batches of at least this capacity need no further accounting.
 
     Returns:
         Number of records, between 1 and `num_samples`; `num_samples` where the allowed
@@ -73,12 +72,12 @@ def poisson_capacity(
 
 
 def without_overflow(delta: float) -> float:
-    """What remains of delta when the overflow of padded batches is set aside."""
+    """Returns delta without the share for the overflow of padded batches."""
     return delta * (1 - _OVERFLOW_SHARE)
 
 
 def overflow_probability(epsilon: float, delta: float) -> float:
-    """What tau of equation (1) may be, of a run of that guarantee."""
+    """Returns the largest tau of equation (1) in a run with that guarantee."""
     return _OVERFLOW_SHARE * delta / (1 + math.exp(min(epsilon, 700.0)))
 
 

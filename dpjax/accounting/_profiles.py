@@ -2,13 +2,13 @@
 
     delta(epsilon) = max over neighbours and sets S of Pr[S] - e^epsilon Pr'[S],     (1)
 
-for every real epsilon, as neighbouring is symmetric: for epsilon < 0 the complement of
-S gives delta(epsilon) = 1 - e^epsilon (1 - delta(-epsilon)). What a neighbour can make
-of a set of probability z is at most the
+for every real epsilon, because the relation is symmetric: for epsilon < 0 the
+complement of S gives delta(epsilon) = 1 - e^epsilon (1 - delta(-epsilon)). On a
+neighbour, a set of probability z has at most the probability
 
     frontier(z) = min(1, inf over epsilon of e^epsilon z + delta(epsilon)).          (2)
 
-Both are upper bounds here, and bounds of one mechanism may be joined by their minimum.
+Here both are upper bounds; the minimum of several bounds of one mechanism is a bound.
 """
 
 import dataclasses
@@ -42,12 +42,12 @@ _LARGEST_EPSILON = 700.0
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What is known of one run of a mechanism.
+    """The known privacy bounds of one run of a mechanism.
 
     Attributes:
-        pure: its epsilon at delta = 0; inf where there is none.
-        delta: upper bound of (1) for epsilon >= 0, or None: then it is `renyi`'s.
-        frontier: upper bound of (2), or None: then it is that of `delta` and `renyi`.
+        pure: its epsilon at delta = 0; inf if there is none.
+        delta: upper bound of (1) for epsilon >= 0; None: computed from `renyi`.
+        frontier: upper bound of (2); None: computed from `delta` and `renyi`.
         renyi: orders above 1 and bounds of the Renyi divergences there, or None.
     """
 
@@ -94,11 +94,7 @@ class Profile:
 
 
 def profile_of(base: Base) -> Profile:
-    """The profile of a pure epsilon, an event (under REPLACE_ONE), or a guarantee.
-
-    Raises:
-        ValueError: if the epsilon is negative or NaN, or no accountant reads the event.
-    """
+    """Returns the profile of a pure epsilon, an event (REPLACE_ONE), or a guarantee."""
     if isinstance(base, PrivacyGuarantee):
         stated = approximate(base.epsilon, base.delta)
         return _with_event(stated, base) or stated
@@ -113,10 +109,10 @@ def profile_of(base: Base) -> Profile:
 
 
 def approximate(epsilon: float, delta: float) -> Profile:
-    """The profile of what is (epsilon, delta)-DP and no more is known of.
+    """Returns the profile of a mechanism of which only (epsilon, delta)-DP is known.
 
-    Nothing that is so leaks more than: everything with probability delta, else one
-    answer of randomised response (Kairouz, Oh, Viswanath 2015).
+    It leaks at most this: everything with probability delta, else one answer of
+    randomized response (Kairouz, Oh, Viswanath 2015).
     """
     if epsilon == math.inf:
         return Profile(math.inf, np.ones_like)
@@ -125,7 +121,7 @@ def approximate(epsilon: float, delta: float) -> Profile:
 
 
 def gaussian(mu: float) -> Profile:
-    """The profile of mu-Gaussian-DP: Balle, Wang (2018), Theorem 8."""
+    """Returns the profile of mu-Gaussian DP: Balle, Wang (2018), Theorem 8."""
     if mu == 0:
         return approximate(0.0, 0.0)
 
@@ -163,10 +159,10 @@ def _with_event(claimed: Profile, guarantee: PrivacyGuarantee) -> Profile | None
 
 
 def overflow_of(guarantee: PrivacyGuarantee) -> float:
-    """The probability that padded Poisson batches drop records, which no event tells.
+    """Returns the probability that padded Poisson batches drop a record.
 
-    `poisson_capacity` has paid for it at the epsilon of the run: that is known where
-    the event is of one run and no other release.
+    Events do not hold it. `poisson_capacity` bounds it by the epsilon of the run, which
+    is known if the event is of one run and no other release.
     """
     leaves = [leaf for leaf, _ in _leaves(guarantee.dp_event)]
     if not any(isinstance(leaf, dpa.PoissonSampledDpEvent) for leaf in leaves):
@@ -176,7 +172,7 @@ def overflow_of(guarantee: PrivacyGuarantee) -> float:
 
 
 def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | None:
-    """The profile of an event as `gaussian_event` reads it; None if nothing can."""
+    """Returns the profile of an event of `gaussian_event`'s conventions, or None."""
     leaves = list(_leaves(event))
     kinds = {type(leaf) for leaf, _ in leaves}
     if any(_has_no_noise(leaf) for leaf, _ in leaves):
@@ -188,12 +184,9 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
     num_steps = sum(count for _, count in leaves)
     delta = None
     # Noise on values of a known sensitivity has no relation of its own. The PLD
-    # accountant of dp_accounting 0.6 counts composed randomised response once.
-    if kinds <= {dpa.GaussianDpEvent, dpa.LaplaceDpEvent, dpa.NoOpDpEvent}:
-        relation_read = ADD_OR_REMOVE_ONE
-    else:
-        relation_read = relation
-    accountant = PLDAccountant(relation_read)
+    # accountant of dp_accounting 0.6 counts composed randomized response once.
+    has_none = kinds <= {dpa.GaussianDpEvent, dpa.LaplaceDpEvent, dpa.NoOpDpEvent}
+    accountant = PLDAccountant(ADD_OR_REMOVE_ONE if has_none else relation)
     if dpa.RandomizedResponseDpEvent not in kinds and accountant.supports(event):
         delta = _chords(accountant.compose(event).get_delta, num_steps)
     fixed_size = [
@@ -223,7 +216,7 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
 
 
 def _leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, int]]:
-    """All events of a composition, and how often each happens."""
+    """Yields all events of a composition, and the number of times each happens."""
     if isinstance(event, dpa.ComposedDpEvent):
         for part in event.events:
             yield from _leaves(part, count)
@@ -252,7 +245,7 @@ def _pure_epsilon(event: dpa.DpEvent) -> float:
 
 
 def _mu(leaves: list[tuple[dpa.DpEvent, int]]) -> float:
-    """Of the Gaussian events, as of one."""
+    """Returns 1 / noise multiplier of one Gaussian event that costs as much as all."""
     squares = (
         count / leaf.noise_multiplier**2
         for leaf, count in leaves
@@ -262,13 +255,13 @@ def _mu(leaves: list[tuple[dpa.DpEvent, int]]) -> float:
 
 
 def _chords(get_delta: Callable, num_steps: int) -> Curve:
-    """Chords of the convex function delta(log x): never below it."""
+    """Interpolates the convex function delta(log x) by chords: never below it."""
     found = get_delta(_PLD_EPSILONS)
     found = np.broadcast_to(np.asarray(found, float), _PLD_EPSILONS.shape)
     known = np.minimum(found + _FFT_ERROR * num_steps, 1.0)
+    last = len(_PLD_EPSILONS) - 1
 
     def delta(epsilon: np.ndarray) -> np.ndarray:
-        last = len(_PLD_EPSILONS) - 1
         left = np.searchsorted(_PLD_EPSILONS, epsilon, side="right") - 1
         left = np.clip(left, 0, last)
         right = np.minimum(left + 1, last)

@@ -1,24 +1,25 @@
-"""How batches are drawn, which event that is, and which accountant reads it.
+"""Sampling schemes of batches: the event of each, and the accountant that reads it.
 
-Poisson batches where a record is replaced. The other records' batch S enters both runs
-with the same probabilities, so the hockey-stick divergence of the two mixtures over S
-is at most that at the worst S (joint convexity). Given S, put the origin at its sum and
-let stddev be 1: with probability q the record moves the sum by a, or by b in the other
-run, |a|, |b| <= C. With phi_m the density of N(m, I) and gamma >= 1,
+Poisson batches where a record is replaced. The batch S of the other records has the
+same distribution in both runs, so the hockey-stick divergence of the two mixtures over
+S is at most that at the worst S (joint convexity). Given S, put the origin at its sum
+and let stddev be 1: with probability q the record moves the sum by a, or by b in the
+other run, |a|, |b| <= C. With phi_m the density of N(m, I) and gamma >= 1,
 
     H(a, b) = int ((1 - q) phi_0 + q phi_a - gamma ((1 - q) phi_0 + q phi_b))_+
             = q int (phi_a - gamma phi_b - c phi_0)_+,  c = (1 - q)(gamma - 1)/q >= 0.
 
-H is largest at a = -b, |a| = C, which is the pair that the PLD accountant takes. Let E
-be where the integrand is positive: exp(<a, x> - |a|^2/2) > gamma exp(<b, x> - |b|^2/2)
-+ c. As E maximises the integral, H changes as phi_a and phi_b do on a fixed E.
+H is largest at a = -b, |a| = C, which is the pair that the PLD accountant uses. Let E
+be the set where the integrand is positive: exp(<a, x> - |a|^2/2) > gamma exp(<b, x> -
+|b|^2/2) + c. Because E maximizes the integral, H changes as phi_a and phi_b on a fixed
+E.
 
 1. Rotate b towards a, by the unit vector u orthogonal to b with <a, u> >= 0. Given the
    part of x along b, E is a half-line {<x, u> > tau}, since its right side does not
    depend on <x, u>. There dH = -q gamma |b| E[<x, u>; E] <= 0, as <x, u> is centred
    under phi_b. So H grows as b turns away from a, until they are opposite.
-2. Then only the line through both counts: a > 0 > b, and E = {x > tau}, since its left
-   side increases in x and its right side decreases. phi_a(E) increases in a, and
+2. Then only the line through a and b matters: a > 0 > b, and E = {x > tau}, because its
+   left side increases in x and its right side decreases. phi_a(E) increases in a, and
    phi_b(E) in b: H grows with |a| and |b|.
 
 For gamma < 1 swap the runs: the pair is symmetric. So it dominates every step, and its
@@ -61,19 +62,18 @@ from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 _SMALLEST_MULTIPLIER = 1e-3
 _LARGEST_MULTIPLIER = 1e6
 
-# The PLD accountant rounds up but for the error of its FFT: against the exact composed
-# Gaussian, its delta was short by up to 2e-16 a step (T = 10 to 1e6). Set aside 5 times
-# that.
+# The PLD accountant rounds up, except for the error of its FFT: compared with the exact
+# composed Gaussian, its delta was too small by up to 2e-16 a step (T = 10 to 1e6). This
+# is 5 times that.
 _FFT_ERROR = 1e-15
 
-# Where delta is so many times that, Renyi divergences, which are looser, can show no
-# more. Their largest and smallest orders need time.
+# If delta is this many times larger, the looser Renyi divergences cannot be better.
 _FAR_ABOVE = 1e4
 
 # A square root and a quotient, so that 1 / (2 z^2) is never above the budget's rho.
 _ROUNDED_UP = 2.0**-50
 
-# A calibrated multiplier is at most this share above the smallest one.
+# A calibrated multiplier is above the smallest one by at most this share.
 _TOLERANCE = 1e-3
 
 
@@ -86,7 +86,7 @@ class Scheme:
     fixed_size: tuple[int, int] | None  # (num_samples, batch_size)
     relation: NeighboringRelation
     noise: NoiseName = "gaussian"
-    other_multiplier: float = math.inf  # of a release on all records beside the steps
+    other_multiplier: float = math.inf  # of another release, on all records
 
     @property
     def is_poisson(self) -> bool:
@@ -98,8 +98,8 @@ class Scheme:
 
     @property
     def _unit(self) -> int:
-        # The PLD accountant wants stddev / C with C the norm bound of a record, and
-        # knows by itself that replacing one moves the sum by 2C.
+        # The PLD accountant expects stddev / C with C the norm bound of a record, and
+        # accounts itself for the 2C by which replacing one moves the sum.
         return 2 if self.is_poisson and self.relation is REPLACE_ONE else 1
 
     def event(self, multiplier: float) -> DpEvent:
@@ -108,7 +108,7 @@ class Scheme:
             rho = 0.5 / multiplier**2 if multiplier > 0 else math.inf
             return SelfComposedDpEvent(ZCDpEvent(rho), self.num_steps)
         if self.fixed_size is not None:
-            # The RDP accountant wants stddev / sensitivity, that is stddev / 2C.
+            # The RDP accountant expects stddev / sensitivity, that is stddev / 2C.
             step = SampledWithoutReplacementDpEvent(
                 *self.fixed_size, GaussianDpEvent(multiplier)
             )
@@ -121,7 +121,7 @@ class Scheme:
         return SelfComposedDpEvent(step, self.num_steps)
 
     def epsilon(self, multiplier: float, delta: float) -> float:
-        """An upper bound of epsilon at `delta`."""
+        """Returns an upper bound of epsilon at `delta`."""
         if self.noise != "gaussian":
             if min(multiplier, self.other_multiplier) == 0:
                 return math.inf
@@ -129,8 +129,8 @@ class Scheme:
             return rho_to_epsilon(rho, delta)
         if self.is_poisson:
             delta = without_overflow(delta)
-        # Batches never depend on the data, so a sampled run is a mixture of runs that
-        # are each as private as full batches, and so is the mixture (joint convexity).
+        # Batches do not depend on the data, so a sampled run is a mixture of runs that
+        # are each as private as full batches. So is the mixture (joint convexity).
         full_batch = self._full_batch_epsilon(multiplier, delta)
         if (
             self.is_full_batch
@@ -140,7 +140,8 @@ class Scheme:
             return full_batch
         lost = _FFT_ERROR * (self.num_steps + (self.other_multiplier < math.inf))
         bounds = [full_batch]
-        if self.fixed_size is not None and self._is_one_step:
+        is_one_step = self.num_steps == 1 and self.other_multiplier == math.inf
+        if self.fixed_size is not None and is_one_step:
             bounds.append(one_step_epsilon(multiplier, delta, self._prob))
         if delta > lost:
             bounds.append(self._by_losses(multiplier, delta - lost))
@@ -162,10 +163,6 @@ class Scheme:
         return gaussian_epsilon(together, delta, sensitivity=1.0)
 
     @property
-    def _is_one_step(self) -> bool:
-        return self.num_steps == 1 and self.other_multiplier == math.inf
-
-    @property
     def _prob(self) -> float:
         if self.fixed_size is None:
             return self.sampling_prob
@@ -173,7 +170,7 @@ class Scheme:
         return batch_size / num_samples
 
     def _by_losses(self, multiplier: float, delta: float) -> float:
-        """An epsilon by privacy loss distributions, composed by FFT."""
+        """Returns an epsilon by privacy loss distributions, composed by FFT."""
         other = self.other_multiplier
         if self.fixed_size is not None:
             losses = run_losses(multiplier, self._prob, self.num_steps, other)
@@ -188,7 +185,7 @@ class Scheme:
         return float(accountant.get_epsilon(delta))
 
     def _by_renyi(self, multiplier: float, delta: float) -> float:
-        """An epsilon by Renyi divergences, whose error is none of delta."""
+        """Returns an epsilon by Renyi divergences, which have no error in delta."""
         if self.relation is REPLACE_ONE:
             return renyi_epsilon(
                 poisson_log_moment if self.is_poisson else fixed_size_log_moment,
@@ -215,13 +212,13 @@ def scheme_of(
     noise: NoiseName,
     other_multiplier: float = math.inf,
 ) -> Scheme:
-    """Checks the sampling arguments of `noise_multiplier` and tells the scheme."""
+    """Checks the sampling arguments of `noise_multiplier`; returns their scheme."""
     _validate.choice(NoiseName, noise=noise)
     _validate.require(
         noise == "gaussian" or (sampling_prob == 1 and batch_size is None),
         "noise",
         noise,
-        "gaussian where batches are sampled: no amplification is known for another",
+        "gaussian with sampled batches: no amplification is proved for other noise",
     )
     _validate.count(num_steps=num_steps)
     _validate.within(0.0, math.inf, other_multiplier=other_multiplier)
@@ -276,9 +273,8 @@ def calibrate(epsilon: float, delta: float, scheme: Scheme) -> float:
     if scheme.is_full_batch or full_batch in (0.0, math.inf):
         return full_batch
 
-    # Full batches keep the budget. Halve the noise until it is overspent, then bisect;
-    # `upper` is within budget throughout. (A plain bisection, because epsilon may be
-    # infinite at the lower end.)
+    # Full batches are within the budget. Halve the noise until it is exceeded, then
+    # bisect, because epsilon may be infinite at the lower end; `upper` stays within it.
     cost = functools.cache(functools.partial(scheme.epsilon, delta=delta))
     upper, lower = full_batch, full_batch / 2
     while cost(lower) <= epsilon:

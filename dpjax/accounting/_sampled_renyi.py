@@ -1,11 +1,11 @@
 """Renyi divergences of sampled steps where a record is replaced: for a tiny delta.
 
-Privacy loss distributions are composed by an FFT, whose error is absolute: below it no
-delta can be shown. Renyi divergences have relative errors only. Let phi be the density
+Privacy loss distributions are composed by an FFT, whose error is absolute: no smaller
+delta can be proved. Renyi divergences have only relative errors. Let phi be the density
 of N(0, 1), the stddev of the noise 1, and a > 1 the order.
 
-Poisson batches. With m the norm bound of a record, that of the pair that dominates a
-step (see `_sampled_gaussian`) is
+Poisson batches. Let m be the norm bound of a record. The pair that dominates a step
+(see `_sampled_gaussian`) has the divergence
 
     log(int phi(x) p(x)^a p(-x)^(1-a) dx) / (a - 1),  p(x) = 1 - q + q e^(m x - m^2/2).
 
@@ -17,14 +17,14 @@ below leaves less than e^-80 of the integral. The slope of log f lies between -x
 (2a - 1) m - x, and is above -x for x < 0: beyond 40 and 2 a m + 40 there is less than
 e^-700 of it.
 
-Batches of fixed size. The pair of `_fixed_size` has losses u and -u, where x > mu / 2
-and r = e^u = 1 - q + q e^(mu x - mu^2/2), and else none: that of Q has density phi at
-u and r phi at -u. So its divergence is
+Batches of fixed size. The pair of `_fixed_size` has the losses u and -u, where x > mu/2
+and r = e^u = 1 - q + q e^(mu x - mu^2/2), and otherwise loss 0: under Q, the density is
+phi at u and r phi at -u. So its divergence is
 
     log(1 + int_{x > mu/2} phi(x) (r^a + r^(1-a) - 1 - r) dx) / (a - 1).
 
 The factor of phi increases in x: its value at the right end of a cell times the mass of
-the cell is no less than the integral. Beyond a mu + 40 there is less than e^-700.
+the cell is at least the integral. Beyond a mu + 40 there is less than e^-700.
 """
 
 import math
@@ -35,7 +35,7 @@ import scipy.special
 from dp_accounting.rdp import compute_epsilon
 
 _ORDERS = 1 + np.geomspace(0.1, 4_000.0, 60)
-_LARGEST_SHIFT = 200.0  # of orders that are tried: others take long, and show little
+_LARGEST_SHIFT = 200.0  # of the orders used: larger ones take long, and gain little
 _ROUNDOFF = 1e-11
 
 
@@ -77,13 +77,8 @@ def renyi_epsilon(
 ) -> float:
     """Returns an epsilon of T steps under REPLACE_ONE, and another Gaussian release.
 
-    Args:
-        log_moment: one of the two above, of the kind of batches.
-        multiplier: stddev / l2 sensitivity of a step.
-        delta: privacy parameter in (0, 1).
-        sampling_prob: q.
-        num_steps: T.
-        other_multiplier: noise multiplier of the other release; inf: none.
+    `log_moment` is one of the two above; the noise multipliers are stddev / l2
+    sensitivity, and `other_multiplier` = inf means no other release.
     """
     orders = _ORDERS[_ORDERS / multiplier <= _LARGEST_SHIFT]
     if orders.size == 0:

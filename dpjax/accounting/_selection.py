@@ -1,14 +1,15 @@
-"""Private selections: what T adaptive choices cost, and what a budget affords.
+"""Private selections: the cost of T adaptive choices, and the epsilon of each.
 
-A choice with epsilon_0 is epsilon_0-DP, whichever mechanism makes it, and no T choices
-that are epsilon_0-DP leak more than T answers of randomised response (Kairouz, Oh and
+A choice with epsilon_0 is epsilon_0-DP by either mechanism. T choices that are
+epsilon_0-DP leak at most as much as T answers of randomized response (Kairouz, Oh and
 Viswanath 2015). With p = 1 / (1 + e^epsilon_0), such answers have
 
     delta(epsilon) = sum_l Bin(l; T, p) (1 - e^(epsilon - (T - 2l) epsilon_0))_+     (1)
 
-where l counts lies: the basic composition T epsilon_0 at delta = 0, and never more than
-the advanced one. The exponential mechanism leaks less: its log probability ratio spans
-epsilon_0 in all, hence it is (epsilon_0^2/8)-zCDP, which wins where T is large.
+where l counts the false answers. This is basic composition, T epsilon_0, at delta = 0,
+and never more than advanced composition. The exponential mechanism leaks less: its log
+probability ratio has a range of epsilon_0 in all, so it is (epsilon_0^2/8)-zCDP, which
+gives a smaller epsilon for large T.
 """
 
 from collections.abc import Callable
@@ -23,8 +24,9 @@ from dpjax import _validate
 from dpjax._types import SelectionName
 from dpjax.accounting._zcdp import rho_to_epsilon
 
-# Roots are found to about 1e-12. Epsilons are rounded up by the first share, what a
-# budget affords down by the second, larger one: it never reports more than was asked.
+# Roots are computed to about 1e-12. A total epsilon is rounded up by the first share,
+# the epsilon of each down by the second, larger one: together they never exceed
+# epsilon.
 _TOTAL_SLACK = 1e-10
 _EACH_SLACK = 1e-9
 
@@ -36,9 +38,9 @@ def selection_epsilon(
     num_selections: int,
     mechanism: SelectionName = "exponential",
 ) -> float:
-    """The epsilon that each of T adaptive selections may take from a budget.
+    """The epsilon of each of T adaptive selections that together keep a budget.
 
-    The largest epsilon_0 of which T selections together cost at most epsilon.
+    The largest epsilon_0 such that T selections together cost at most epsilon.
 
     Args:
         epsilon: privacy of all selections together, positive and finite.
@@ -48,7 +50,7 @@ def selection_epsilon(
 
     Returns:
         epsilon_0, the `epsilon` of each call of the mechanism, rounded down by one part
-        in 1e9 (but for delta = 0, where it is epsilon / T).
+        in 1e9 (at delta = 0 it is exactly epsilon / T).
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -94,18 +96,18 @@ def total_selection_epsilon(
     num_selections: int,
     mechanism: SelectionName = "exponential",
 ) -> float:
-    """The epsilon of T adaptive selections, each with a given epsilon of its own.
+    """The epsilon of T adaptive selections, each with a given epsilon.
 
-    The best of basic composition, the optimal advanced one (equation (1) of this
-    module), and for the exponential mechanism zCDP with rho = T epsilon_0^2 / 8. Here
-    epsilon is epsilon_0; the other arguments mean what they do in `selection_epsilon`.
+    The smallest of basic composition, optimal advanced composition (equation (1) of
+    this module), and for the exponential mechanism zCDP with rho = T epsilon_0^2 / 8.
+    Here epsilon is epsilon_0; the other arguments are those of `selection_epsilon`.
 
     Returns:
-        epsilon of the whole, rounded up by one part in 1e10; T epsilon_0 at delta = 0.
+        The total epsilon, rounded up by one part in 1e10; T epsilon_0 at delta = 0.
 
     Privacy:
-        Permute-and-flip has no bounded range: its log probability ratio spans up to
-        2 epsilon_0, so that zCDP would take epsilon_0^2 / 2, which (1) never exceeds.
+        Permute-and-flip has no bounded range: its log probability ratio has a range of
+        up to 2 epsilon_0, so zCDP would need epsilon_0^2 / 2, and (1) is never more.
 
     Example:
         >>> total_selection_epsilon(0.1, 0.0, num_selections=50)
@@ -140,8 +142,8 @@ def selection_event(
         epsilon: epsilon_0 of each selection, zero or above and finite.
         num_selections: T.
         mechanism: "exponential" gives `ZCDpEvent(epsilon_0^2 / 8)`, "permute_and_flip"
-            randomised response between two values, which no epsilon_0-DP mechanism
-            exceeds.
+            randomized response between two values, the worst of all epsilon_0-DP
+            mechanisms.
 
     Returns:
         T-fold composition of the event.
@@ -151,9 +153,9 @@ def selection_event(
 
     Privacy:
         Read it with an `RdpAccountant(REPLACE_ONE)`. The `PLDAccountant` of
-        dp_accounting 0.6 counts a randomised response once, however often it is
-        composed: what it says is too small. At delta = 0 no accountant of dp_accounting
-        has an answer: `total_selection_epsilon` does.
+        dp_accounting 0.6 counts composed randomized response only once, so its epsilon
+        is too small. At delta = 0 no accountant of dp_accounting gives an epsilon;
+        `selection_epsilon` accounts for that case.
 
     Example:
         >>> selection_event(0.4, num_selections=10)
@@ -171,7 +173,7 @@ def selection_event(
 
 def _optimal_epsilon(epsilon: float, delta: float, num_selections: int) -> float:
     """Solves equation (1) for epsilon: zero where delta(0) <= delta already."""
-    lies = np.arange(num_selections // 2 + 1)  # more lies speak for the neighbour
+    lies = np.arange(num_selections // 2 + 1)  # with more, the loss is negative
     losses = (num_selections - 2 * lies) * epsilon
     masses = scipy.stats.binom.pmf(lies, num_selections, scipy.special.expit(-epsilon))
 

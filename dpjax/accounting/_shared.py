@@ -1,4 +1,4 @@
-"""What other layers take from accounting, and users do not."""
+"""Names of accounting for other layers of dpjax, not for users."""
 
 from dpjax.accounting._filter import Spending
 from dpjax.accounting._group import group_budget

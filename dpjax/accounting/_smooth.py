@@ -1,14 +1,14 @@
-"""Noise scaled to a smooth sensitivity: what it costs, and how to split a budget.
+"""Noise scaled to a smooth sensitivity: its cost, and how to split a budget.
 
 A release f(x) + b S(x) Z adds noise Z in units of S, a t-smooth bound of the local
 sensitivity: |f(x) - f(x')| <= min(S(x), S(x')) and S(x) <= e^t S(x') for neighbours.
-With s = 1/b it is (1/2)epsilon^2-zCDP, where Y is standard normal, L standard Laplace,
+With s = 1/b it is (1/2)epsilon^2-zCDP. With Y standard normal and L standard Laplace,
 
     Z = L exp(sigma Y):       epsilon = t/sigma + e^(1.5 sigma^2) s,               (1)
     Z = sinh(sigma Y)/sigma:  epsilon = sqrt(t (t/sigma^2 + 1/sigma + 2))
                                         + s (2/(3 sigma) + sigma/2),               (2)
 
-(2) for sigma >= 0.3. Both are Bun and Steinke's (2019). A proof in few lines:
+where (2) needs sigma >= 0.3. Both are due to Bun and Steinke (2019). A short proof:
 
 Two steps. In units of b S(x) the releases from x and from x' are Z and r Z + c with
 |log r| <= t, |c| <= s and |c|/r <= s, after a shift; so are those from x' and x. If
@@ -23,10 +23,11 @@ z = sinh(w)/sigma, g'(z) = -(w / cosh w)/sigma - sigma tanh w / cosh w, and
 w / cosh w < 2/3, tanh w / cosh w <= 1/2.
 
 Scale. In (1), r Z = L exp(sigma (Y + (log r)/sigma)) is a function of L and of a normal
-that is shifted by at most t/sigma: (1/2)(t/sigma)^2-zCDP. In (2), a wider law first,
-P that of Z and Q that of e^t Z: log dP/dQ = t + g(z) - g(e^-t z) <= t, so
-D_a <= t <= (1/2) a 2t. Then a narrower one, Q that of e^-t Z: let sinh(sigma Y') =
-e^t sinh(sigma Y). By a change of variables, and since |Y| <= |Y'| <= |Y| + t/sigma,
+variable that is shifted by at most t/sigma: (1/2)(t/sigma)^2-zCDP. In (2), let P be the
+distribution of Z. First let Q be the wider one of e^t Z: log dP/dQ = t + g(z) -
+g(e^-t z) <= t, so D_a <= t <= (1/2) a 2t. Then let Q be the narrower one of e^-t Z, and
+sinh(sigma Y') = e^t sinh(sigma Y). By a change of variables, and because |Y| <= |Y'| <=
+|Y| + t/sigma,
 
     log dP/dQ = (Y'^2 - Y^2)/2 - log(tanh(sigma Y') / tanh(sigma Y))
              <= |Y| t/sigma + t^2 / (2 sigma^2).
@@ -47,7 +48,7 @@ from dpjax import _validate
 SmoothNoiseName = Literal["laplace_log_normal", "arsinh_normal"]
 
 _LEAST_SIGMA = {"laplace_log_normal": 1e-3, "arsinh_normal": 0.3}
-_LARGEST_SIGMA = 8.0  # the mechanisms draw up to here
+_LARGEST_SIGMA = 8.0  # the largest that the mechanisms draw
 
 # Multipliers are rounded up by the first share, rho by the second, smaller one.
 _MULTIPLIER_SLACK = 1e-9
@@ -58,9 +59,9 @@ class SmoothNoise(NamedTuple):
     """How to scale noise to a smooth sensitivity.
 
     Attributes:
-        smoothness: t, for which the sensitivity is to be smooth.
+        smoothness: t of the smooth sensitivity.
         multiplier: b = scale of the noise / smooth sensitivity.
-        sigma: the noise's shape.
+        sigma: shape of the noise.
     """
 
     smoothness: float
@@ -75,28 +76,28 @@ def smooth_noise_multiplier(
     sigma: float,
     mechanism: SmoothNoiseName = "laplace_log_normal",
 ) -> float:
-    """The smallest scale / smooth sensitivity that a zCDP budget affords.
+    """The smallest scale / smooth sensitivity within a zCDP budget.
 
     Equation (1) or (2) of this module solved for b = 1/s, with epsilon = sqrt(2 rho).
 
     Args:
-        rho: zCDP cost of one number's release, positive and finite.
+        rho: zCDP cost of releasing one number, positive and finite.
         smoothness: t, positive.
-        sigma: the noise's shape, at most 8; at least 0.3 for "arsinh_normal" and 0.001
+        sigma: shape of the noise, at most 8; at least 0.3 for "arsinh_normal" and 0.001
             for "laplace_log_normal".
         mechanism: "laplace_log_normal" or "arsinh_normal".
 
     Returns:
-        b, rounded up by one part in 1e9; inf where rho does not even pay for a change
-        of the scale by e^t.
+        b, rounded up by one part in 1e9; inf if a change of the scale by e^t alone
+        costs more than rho.
 
     Raises:
         ValueError: If an argument is out of its range.
 
     Privacy:
-        f + `dpjax.mechanisms`' noise of scale b·S is rho-zCDP under the relation for
-        which S is t-smooth. The proof stands in this module; the tests compare it with
-        the Renyi divergence by quadrature.
+        f plus the noise of `dpjax.mechanisms` with scale b S is rho-zCDP under the
+        relation for which S is t-smooth. The proof is in this module; the tests compare
+        it with the Renyi divergence by quadrature.
 
     Example:
         >>> round(smooth_noise_multiplier(0.5, smoothness=0.1, sigma=0.5), 2)
@@ -129,7 +130,7 @@ def smooth_noise_rho(
     rho = epsilon^2 / 2 of equation (1) or (2) of this module, with s = 1 / multiplier.
 
     Returns:
-        rho of one number's release, rounded up by one part in 1e10; costs add up over
+        rho of releasing one number, rounded up by one part in 1e10; costs add up over
         coordinates and steps.
 
     Example:
@@ -156,16 +157,16 @@ def calibrate_smooth_noise(
 ) -> SmoothNoise:
     """Splits a zCDP budget between smoothness and noise for a trimmed mean.
 
-    Minimises the noise's standard deviation over t and sigma, for the smooth
-    sensitivity that is expected: in units of the clamp's width
+    Minimizes the standard deviation of the noise over t and sigma, for the expected
+    smooth sensitivity: in units of upper - lower
 
         max(relative_spread / (n - 2m), e^(-mt)).
 
-    The guess decides how useful the noise is; privacy holds whatever it is, as long as
-    it is public.
+    The guess of the spread affects the accuracy only. Privacy holds for every guess
+    that is public.
 
     Args:
-        rho: zCDP cost of one number's release, positive and finite.
+        rho: zCDP cost of releasing one number, positive and finite.
         num_samples: n, public.
         trim_count: m, at least 1, with 2m < n.
         relative_spread: a public guess of (x_(n) - x_(1)) / (upper - lower), positive.
@@ -194,11 +195,11 @@ def calibrate_smooth_noise(
     _check(1.0, mechanism)
     epsilon = math.sqrt(2 * rho)
     floor = relative_spread / (num_samples - 2 * trim_count)
-    # Beyond this t the expected sensitivity falls no more.
+    # Above this t the expected sensitivity is constant.
     enough = max(-math.log(floor), 0.0) / trim_count
 
     sigma = np.geomspace(max(_LEAST_SIGMA[mechanism], 0.01), 3.0, 200)[:, None]
-    # Of the t that would take all of epsilon: from a millionth to nearly the whole.
+    # Shares of the t that would cost all of epsilon: from a millionth to nearly 1.
     share = scipy.special.expit(np.linspace(-14, 6, 200))
     affordable = _largest_smoothness(epsilon, sigma, mechanism)
     smoothness = np.clip(share * affordable, None, max(enough, 1e-9))
@@ -226,7 +227,7 @@ def _scale_cost(t, sigma, mechanism):
 
 
 def _largest_smoothness(epsilon, sigma, mechanism):
-    """The t at which `_scale_cost` takes all of epsilon."""
+    """The t at which `_scale_cost` is epsilon."""
     if mechanism == "laplace_log_normal":
         return epsilon * sigma
     linear = 1 / sigma + 2  # t^2/sigma^2 + linear t = epsilon^2

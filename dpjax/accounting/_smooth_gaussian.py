@@ -35,11 +35,11 @@ to a rotation; the converse, Q against P, is (1) with 1/r. Four facts:
 
     where D'_t is (1) at s = 0, d - 1 and t: a difference of chi-square probabilities.
 
-D(r, min(1, r) / c) is largest at an end of [e^-B, e^B] as far as known, which is not
-proved, so it is not relied on: (3) serves a neighbourhood of r = 1, and (2) the rest in
+In all experiments D(r, min(1, r) / c) is largest at an end of [e^-B, e^B]. This is not
+proved, so it is not used: (3) covers a neighbourhood of r = 1, and (2) the rest in
 finitely many pieces, split until each is at most delta. This costs 1 per cent of noise.
 (2) and (3) are inequalities; (4) is evaluated by Gauss-Legendre quadrature in double
-precision, whose error, far below that per cent, is known by comparison alone.
+precision, whose error is far below that per cent in comparisons, but is not proved.
 """
 
 import math
@@ -53,12 +53,12 @@ from dpjax import _validate
 from dpjax._types import ArrayLike
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 
-# A multiplier goes up, and an epsilon, in such steps until the pieces confirm it.
+# A multiplier, or an epsilon, is raised by this factor until all pieces are covered.
 _MARGIN = 1.01
 # A piece this narrow is not split again: the margin is wider.
 _NARROWEST = 1.0005
 _LARGEST_EXPONENT = 700.0  # e^t stays finite; a smaller e^t only enlarges delta
-_LARGEST_EPSILON = 300.0  # what is private with it is so with more
+_LARGEST_EPSILON = 300.0  # a larger epsilon is treated as this one
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(10)
 _AROUND = np.concatenate([[0.0], np.geomspace(1e-3, 0.5, 7)])
 _END = 38  # standard deviations: beyond, no mass is left in double precision
@@ -67,19 +67,19 @@ _END = 38  # standard deviations: beyond, no mass is left in double precision
 def smooth_gaussian_multiplier(
     epsilon: float, delta: float, *, smoothness: float, num_coordinates: int
 ) -> float:
-    """The Gaussian noise that hides a value and, with it, the noise's own scale.
+    """The multiplier of Gaussian noise on a B-smooth sensitivity S.
 
-    For a value in d dimensions and a smoothness B > 0: S changes by a factor of at most
-    e^B between neighbours.
+    For a value in d dimensions: between neighbours S changes by a factor of at most
+    e^B, where B > 0 is the smoothness.
 
     Returns:
-        c, such that noise of standard deviation c S in each coordinate is enough; inf
-        where no noise is, from about `largest_smoothness` on.
+        c such that noise of standard deviation c S in each coordinate is enough; inf if
+        no noise is enough, from about `largest_smoothness` on.
 
     Privacy:
-        value + c S N(0, I) is (epsilon, delta)-DP under the relation that S is stated
-        for: S must bound the l2 distance of the values of any two neighbours, and be
-        B-smooth. Proof in this module's docstring.
+        value + c S N(0, I) is (epsilon, delta)-DP under the relation of S: S must bound
+        the l2 distance of the values of any two neighbours, and be B-smooth. The proof
+        is in the docstring of this module.
 
     Example:
         >>> round(smooth_gaussian_multiplier(
@@ -151,9 +151,9 @@ def smooth_gaussian_epsilon(
 def largest_smoothness(epsilon: float, delta: float, *, num_coordinates: int) -> float:
     """The smoothness at which Gaussian noise would have to be infinite.
 
-    Where the values agree and S alone differs, the release still shows the scale of its
-    noise: this is the largest B with D(e^-B, 0) and D(e^B, 0) at most delta. It falls
-    as 1 / sqrt(d) in high dimension.
+    Even if the values of two neighbours agree and only S differs, the release reveals
+    the scale of its noise: this is the largest B with D(e^-B, 0) and D(e^B, 0) at most
+    delta. It decreases as 1 / sqrt(d) in high dimension.
 
     Returns:
         The bound, exclusive, on the smoothness in `smooth_gaussian_multiplier`.
@@ -186,7 +186,7 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 def _is_enough(
     epsilon: float, delta: float, smoothness: float, num_coordinates: int, shift: float
 ) -> bool:
-    """Tells whether D(r, min(1, r) shift) <= delta on [e^-B, e^B], by (2) and (3)."""
+    """Returns whether D(r, min(1, r) shift) <= delta on [e^-B, e^B], by (2), (3)."""
     near = smoothness
     while not _by_two_steps(epsilon, delta, near, num_coordinates, shift):
         near /= 2
@@ -211,7 +211,7 @@ def _is_enough(
 def _by_two_steps(
     epsilon: float, delta: float, width: float, num_coordinates: int, shift: float
 ) -> bool:
-    """Tells whether (3) is at most delta on [e^-width, e^width], for some e."""
+    """Returns whether (3) is at most delta on [e^-width, e^width], for some e."""
     for first in epsilon * 2.0 ** -np.arange(1, 16):
         scale = _largest_scale_delta(first, width, num_coordinates)
         remaining = (delta - scale) * math.exp(-first)
@@ -246,7 +246,7 @@ def _delta(
     curvature = math.expm1(-2 * log_ratio)  # 1/r^2 - 1
     slope = shift * math.exp(-2 * log_ratio)
     # d log r + curvature x^2/2 - slope x + slope s/2 = epsilon where the best A meets
-    # the axis: there the integrand may bend, and is resolved more finely.
+    # the axis: there the integrand may have a kink, and the cells are smaller.
     constant = slope * shift / 2 + num_coordinates * log_ratio - epsilon
     discriminant = slope**2 - 2 * curvature * constant
     edges = np.arange(-_END, _END + 1)

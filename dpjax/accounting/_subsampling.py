@@ -2,9 +2,9 @@
 
 `noise_multiplier` always means stddev / l2 sensitivity under the stated relation. A sum
 of records of l2 norm at most C has sensitivity 2C when one record is replaced, C when
-one is added or removed. dp_accounting counts otherwise: for the same event class, its
-PLD accountant wants stddev / C under either relation, its RDP accountant stddev /
-sensitivity. The translation is made once, in `_sampled_gaussian.py`.
+one is added or removed. dp_accounting uses other units: for the same event class, its
+PLD accountant expects stddev / C under either relation, its RDP accountant stddev /
+sensitivity. `_sampled_gaussian.py` translates.
 """
 
 import math
@@ -35,14 +35,14 @@ def noise_multiplier(
 ) -> float:
     """The smallest stddev / l2 sensitivity that keeps a training run within budget.
 
-    The scheme of the batches follows from the arguments:
+    The arguments determine how batches are drawn:
 
-    * nothing: every step sees all records; exact Gaussian composition.
+    * neither of those below: every step uses all records; exact Gaussian composition.
     * `sampling_prob` < 1: Poisson batches; privacy loss distributions.
     * `num_samples` and `batch_size`: batches of fixed size, drawn without replacement
       anew in each step; privacy loss distributions. Replace-one only.
-    * disjoint batches, each used once: pass `num_steps=1`, however many batches there
-      are. A replaced record lies in one of them (see `dpjax.batching.Disjoint`).
+    * disjoint batches, each used once: pass `num_steps=1` for any number of batches,
+      because a replaced record lies in one of them (see `dpjax.batching.Disjoint`).
 
     Args:
         epsilon: privacy parameter, 0 < epsilon <= inf.
@@ -52,47 +52,45 @@ def noise_multiplier(
         num_samples: public number of records; only with `batch_size`.
         batch_size: number of records in every batch; only with `num_samples`.
         relation: REPLACE_ONE or ADD_OR_REMOVE_ONE.
-        noise: an estimator's `noise`. Other than "gaussian", the multiplier z stands
-            for a step that is 1 / (2 z^2)-zCDP, as Gaussian noise of z is; batches may
-            not be sampled.
-        other_multiplier: noise multiplier of other Gaussian releases, on all records,
-            that share the budget, such as `stats["noise_multiplier"]` of
-            `dp_linear_model`; several are as one of (sum of z^-2)^(-1/2). inf: none.
+        noise: the `noise` of an estimator. For other noise than "gaussian" the
+            multiplier z means that a step is 1 / (2 z^2)-zCDP, as with Gaussian noise
+            of multiplier z; batches may then not be sampled.
+        other_multiplier: noise multiplier of another Gaussian release, on all records,
+            that shares the budget, such as `stats["noise_multiplier"]` of
+            `dp_linear_model`; several count as one of (sum of z^-2)^(-1/2). inf: none.
         strategy: one of `dpjax.mechanisms`, such as `BandedToeplitz`, whose noise is
-            correlated over the steps; at least `num_steps` long. None: independent
-            noise. With a strategy the batches are described by
-            `**batching.participation(num_samples, num_steps)`, and `sampling_prob` is
-            the probability to enter each of a record's own steps, as of
-            `CyclicPoisson`.
-        max_participations: with a strategy, of how many steps a record may be at most.
-        min_separation: with a strategy, how many steps apart two of them are at least;
-            1 is next to each other.
+            correlated over at least `num_steps` steps. None: independent noise. With a
+            strategy pass `**batching.participation(num_samples, num_steps)`; then
+            `sampling_prob` is the probability with which a record enters each of its
+            own steps, as in `CyclicPoisson`.
+        max_participations: with a strategy, the most steps that a record may enter.
+        min_separation: with a strategy, the least distance of two of these steps; 1 if
+            they may be consecutive.
 
     Returns:
         Standard deviation of each step's noise (with a strategy: of the independent
         noise that it correlates), divided by the l2 sensitivity of the step under
-        `relation`; rounded up, with sampling or other releases by at most
-        0.1 per cent of what the accountant allows. It is inf at delta = 0 and 0.0 at
-        epsilon = inf. With sampling it is the least of several: full batches; privacy
-        loss distributions; and, as those show nothing where delta is below 1e-15
-        num_steps, Renyi divergences.
+        `relation`; rounded up, with sampling or other releases by at most 0.1 per cent.
+        It is inf at delta = 0 and 0.0 at epsilon = inf. With sampling it is the
+        smallest of three: of full batches, of privacy loss distributions, and of Renyi
+        divergences, because for delta below 1e-15 num_steps the second is infinite.
 
     Raises:
-        ValueError: If an argument is out of range, the two sampling schemes are mixed,
-            fixed-size batches are asked for under another relation than REPLACE_ONE,
+        ValueError: If an argument is out of range, both sampling schemes are given,
+            fixed-size batches are given under another relation than REPLACE_ONE,
             `other_multiplier` alone costs more than epsilon, or a strategy has fewer
-            steps, or with sampling_prob below 1 more bands than min_separation: no gain
-            from sampling is proved there.
+            steps or, with sampling_prob below 1, more bands than min_separation,
+            because no gain from sampling is proved there.
 
     Privacy:
-        The T noisy steps and those other releases are together (epsilon, delta)-DP
-        under `relation`, in whatever order they see each other, if which records enter
-        a batch depends on fresh randomness only and stays secret. Divide sums by a
-        public constant, never by the realised batch size. Poisson batches under
-        REPLACE_ONE also need each record's contribution within half the sensitivity of
-        zero, what a record outside the batch contributes: a value in [0, 1] has
-        sensitivity 1, but here counts as 2. One thousandth of delta is set aside for
-        Poisson batches that are cut at a capacity (`batching.Poisson`).
+        The T noisy steps and the other releases, in any order, are together (epsilon,
+        delta)-DP under `relation`, if the choice of the records of a batch depends only
+        on fresh randomness and stays secret. Divide sums by a public constant, never by
+        the realized batch size. Poisson batches under REPLACE_ONE also need the norm of
+        each record's contribution to be at most half the sensitivity, because a record
+        outside the batch contributes zero: a value in [0, 1] has sensitivity 1, but
+        counts as 2 here. One thousandth of delta is reserved for Poisson batches that
+        exceed their capacity (`batching.Poisson`).
 
     Example:
         One record in a hundred per step. The sensitivity of a sum of clipped records is
@@ -104,8 +102,8 @@ def noise_multiplier(
         >>> round(noise_multiplier(1.0, 1e-5, num_steps=1000), 2)
         117.97
 
-        A tenth of the budget for another release, and nine tenths for these (precisions
-        of noise add up):
+        A tenth of the budget for another release, and nine tenths for these, because
+        the precisions (inverse variances) of the noise add up:
 
         >>> tenth = noise_multiplier(1.0, 1e-5, num_steps=1) * 10**0.5
         >>> round(noise_multiplier(1.0, 1e-5, num_steps=1000, sampling_prob=0.01,
@@ -123,9 +121,9 @@ def noise_multiplier(
         29.8
 
     Reference:
-        Full batches: Balle, Wang (2018), Theorem 8. Poisson: the worst pair of laws is
-        proved in `_sampled_gaussian.py` for a record that is replaced, by Zhu, Dong,
-        Wang (2022), Theorem 11, for one that is added or removed; they are composed by
+        Full batches: Balle, Wang (2018), Theorem 8. Poisson: the worst pair of
+        distributions is proved in `_sampled_gaussian.py` for a replaced record, by Zhu,
+        Dong, Wang (2022), Theorem 11, for one that is added or removed; composition:
         Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), Connect the dots. Fixed
         size: Balle, Barthe, Gaboardi (2018), Privacy amplification by subsampling,
         Theorem 11, proved and composed in `_fixed_size.py`. Renyi divergences:
@@ -168,21 +166,9 @@ def noise_multiplier_to_epsilon(
 ) -> float:
     """The epsilon that a training run with a given noise multiplier costs.
 
-    The inverse of `noise_multiplier`.
-
-    Args:
-        noise_multiplier: stddev / l2 sensitivity under `relation`, 0 to inf.
-        delta: privacy parameter in [0, 1).
-        num_steps: as of `noise_multiplier`, and so are the others.
-        sampling_prob: see there.
-        num_samples: see there.
-        batch_size: see there.
-        relation: see there.
-        noise: see there.
-        other_multiplier: see there.
-        strategy: see there.
-        max_participations: see there.
-        min_separation: see there.
+    The inverse of the function `noise_multiplier`, whose other arguments and conditions
+    are the same here. The multiplier is stddev / l2 sensitivity under `relation`, from
+    0 to inf, and delta a privacy parameter in [0, 1).
 
     Returns:
         epsilon >= 0, an upper bound; inf without noise or at delta = 0.
@@ -191,7 +177,7 @@ def noise_multiplier_to_epsilon(
         ValueError: As for `noise_multiplier`.
 
     Privacy:
-        The T noisy steps and those other releases are together (epsilon, delta)-DP
+        The T noisy steps and the other releases are together (epsilon, delta)-DP
         under `relation`.
 
     Example:
@@ -232,35 +218,28 @@ def gaussian_event(
 ) -> DpEvent:
     """The `dp_accounting` event of Gaussian releases of a given noise multiplier.
 
-    Args:
-        noise_multiplier: stddev / l2 sensitivity under `relation`, 0 to inf.
-        num_steps: as of `noise_multiplier`, and so are the others.
-        sampling_prob: see there.
-        num_samples: see there.
-        batch_size: see there.
-        relation: see there.
-        noise: see there.
+    The arguments are those of `noise_multiplier_to_epsilon`.
 
     Returns:
-        The event, in the convention of the one accountant that reads it right:
+        The event, in the convention of the one accountant that reads it correctly:
 
-        * Poisson: `PLDAccountant(relation)`. The Gaussian within carries stddev / norm
-          bound, that is twice the multiplier under REPLACE_ONE. Read it under the
-          relation it was made for.
+        * Poisson: `PLDAccountant(relation)`, with the same relation. The Gaussian event
+          inside holds stddev / norm bound, which is twice the multiplier under
+          REPLACE_ONE.
         * fixed size: `RdpAccountant(neighboring_relation=REPLACE_ONE)`, which reports
-          more than `noise_multiplier_to_epsilon`. The Gaussian carries the multiplier
-          itself.
+          more than `noise_multiplier_to_epsilon`. The Gaussian event holds the
+          multiplier.
         * full batch: `RdpAccountant` (any relation) or
-          `PLDAccountant(ADD_OR_REMOVE_ONE)`. The Gaussian carries the multiplier
-          itself, which `PLDAccountant(REPLACE_ONE)` takes for stddev / norm bound: it
-          doubles the sensitivity once more.
+          `PLDAccountant(ADD_OR_REMOVE_ONE)`. The Gaussian event holds the multiplier.
+          `PLDAccountant(REPLACE_ONE)` reads it as stddev / norm bound, and so doubles
+          the sensitivity.
 
     Raises:
         ValueError: As for `noise_multiplier`.
 
     Privacy:
-        An event is a description and costs nothing. An accountant with the relation of
-        the event either reads it as above, reports more epsilon, or refuses it.
+        An event describes a release and costs nothing. An accountant with the relation
+        of the event reads it as above, reports a larger epsilon, or rejects it.
 
     Example:
         >>> import dp_accounting
@@ -283,7 +262,7 @@ def gaussian_event(
     return scheme.event(float(noise_multiplier))
 
 
-# What no claim is made for together with a strategy, and its defaults.
+# Arguments that a strategy does not support, and their defaults.
 _OF_INDEPENDENT_NOISE = {
     "num_samples": None,
     "batch_size": None,
@@ -298,7 +277,7 @@ def _scheme(
     min_separation: int,
     **run: Any,
 ) -> tuple[Scheme, float]:
-    """Returns releases that cost as much as a run, and its noise in units of theirs."""
+    """Returns releases that cost as much as a run, and the run's noise over theirs."""
     pattern = {
         "max_participations": max_participations,
         "min_separation": min_separation,

@@ -1,21 +1,22 @@
-"""The price of choosing the best of a random number of private runs.
+"""The privacy cost of releasing the best of a random number of private runs.
 
-One run Q of a mechanism returns a record of an ordered set: a score, and what breaks
-ties, a number drawn apart from the data (with it, no two runs tie). The selection A
-draws K from a law that knows no data, runs Q so often, and releases the best; where
-K = 0 a public default. With x the probability that a run of Q is at most y, x' that on
-a neighbour, z = 1 - x, z' = 1 - x', and rise as in `_trial_counts`, A has the density
+One run Q of a mechanism returns an element of an ordered set: a score, and a number
+that is drawn independently of the data to break ties (no two runs tie). The selection A
+draws K from a distribution that does not depend on the data, runs Q K times, and
+releases the best run, or a public default if K = 0. Let x be the probability that a run
+of Q is at most y, x' that on a neighbour, z = 1 - x, z' = 1 - x', and rise as in
+`_trial_counts`. Then A has the density
 
     a(y) = q(y) f'(x) = m q(y) e^-rise(z),   m = E K,                               (1)
 
-since Pr[best at most y] = f(x). The default adds nothing to (2) at epsilon >= 0.
+because Pr[best at most y] = f(x). The default adds nothing to (2) at epsilon >= 0.
 
 **Pure epsilon.** If Q is e-DP, a / a' is at most e^e times e^(rise(z') - rise(z)) where
-z' <= min(e^e z, 1 - e^-e (1 - z)). The second exponent grows with z up to the corner
-z = 1 / (1 + e^e), z' = e^e z, and falls after it, for each of the laws: so A is
-(e + rise(z') - rise(z))-DP there, and no less where the records above y are those that
-a neighbour makes likelier. This is below the (2 + eta) e of Papernot and Steinke
-(2022), and the 3 e of Liu and Talwar (2019), which it nears as the mean grows.
+z' <= min(e^e z, 1 - e^-e (1 - z)). The second exponent increases in z up to the corner
+z = 1 / (1 + e^e), z' = e^e z, and decreases after it, for each distribution of K: so A
+is (e + rise(z') - rise(z))-DP there. This is tight: consider the outcomes above y that
+are more likely on a neighbour. It is below the (2 + eta) e of Papernot and Steinke
+(2022) and the 3 e of Liu and Talwar (2019), to which it converges as the mean grows.
 
 **Profiles.** With s(z) = rise(frontier(z)) - rise(z), (2) of `_profiles`,
 
@@ -24,8 +25,8 @@ a neighbour makes likelier. This is below the (2 + eta) e of Papernot and Steink
 
 F is convex, and 0 near 0. Bounded by lines it is at most sum_k c_k (r - e^(epsilon +
 b_k))_+ with c_k > 0. Integrated, A is (epsilon, sum_k c_k delta(epsilon + b_k))-DP,
-delta the profile of Q: what Koskela, Redberg and Wang (2024) show with one k, c = m and
-b = -max s.
+where delta is the profile of Q. Koskela, Redberg and Wang (2024) show this with one k,
+c = m and b = -max s.
 
 **Renyi.** By (1), int a^l a'^(1-l) <= e^((l-1) renyi(l)) m sup over z of
 e^((l-1) rise(z') - l rise(z)). With z' <= (e^renyi(l') z)^(1-1/l') at any l', that is
@@ -61,37 +62,37 @@ def tuning_epsilon(
     """The epsilon of releasing the best of a random number of private runs.
 
     Args:
-        base: what one run costs, its score included: a pure epsilon, a `dp_accounting`
-            event, which is read as `gaussian_event` says, under REPLACE_ONE, or a
-            `PrivacyGuarantee`, of its own relation; of one whose event no accountant
-            reads, its epsilon and delta count.
-        delta: at which to state the whole, in [0, 1). At 0 only runs with a pure
-            epsilon have a finite one.
+        base: the cost of one run, its score included: a pure epsilon; a `dp_accounting`
+            event in the conventions of `gaussian_event`, under REPLACE_ONE; or a
+            `PrivacyGuarantee` under its own relation. If no accountant reads the event
+            of a guarantee, its epsilon and delta are used.
+        delta: privacy parameter of the selection, in [0, 1). At 0 only runs with a pure
+            epsilon have a finite epsilon.
         mean_trials: the mean of the number K of runs.
-        distribution: the law of K. "logarithmic", "geometric" and "negative_binomial"
-            (of shape -1/2) have K >= 1, and mean_trials >= 1 is their mean as such, not
-            that before they were truncated. "poisson" and "binomial" (of ceil(2 mean)
-            draws) may have K = 0, which counts in the mean; then a public default is
+        distribution: the distribution of K. "logarithmic", "geometric" and
+            "negative_binomial" (of shape -1/2) have K >= 1 and mean_trials >= 1, which
+            is the mean after truncation. "poisson" and "binomial" (of ceil(2 mean)
+            draws) may have K = 0, which counts in the mean; a public default is then
             released.
 
     Returns:
-        epsilon >= 0, rounded up: of the bounds below by one part in 1e9 for a pure
-        epsilon, else by up to half a per cent. inf without privacy.
+        epsilon >= 0, rounded up: by one part in 1e9 for a pure epsilon, otherwise by up
+        to half a per cent; inf without privacy.
 
     Raises:
         ValueError: If an argument is out of its range, or no accountant reads the
             event.
 
     Privacy:
-        The best run, its score and its place in the order are (epsilon, delta)-DP under
-        the relation of the base. Runs are independent, each on a candidate drawn alike
-        and with all its noise anew. K is drawn once, apart from the data and from the
-        runs, and neither it nor the other runs are released. Ties are broken apart from
+        The best run and its score are together (epsilon, delta)-DP under the relation
+        of the base, if the runs are independent, with candidates of one distribution
+        and fresh noise; K is drawn once, independently of the data and the runs;
+        neither K nor the other runs are released; and ties are broken independently of
         the data. Proved at the head of this module, with Renyi bounds no larger than
         Theorems 2 and 6 of Papernot and Steinke.
 
     Example:
-        Ten runs on average of one third each; what the theorem gives for any mean is 1.
+        Ten runs on average of epsilon 1/3 each; the theorem for any mean gives 1.
 
         >>> from dp_accounting import GaussianDpEvent
         >>> print(f"{tuning_epsilon(1 / 3, 0.0, mean_trials=10):.3f}")
@@ -120,20 +121,16 @@ def tuning_budget(
     mean_trials: float,
     distribution: TrialDistribution = "geometric",
 ) -> float | GaussianDpEvent:
-    """What each run may cost, for the best of a random number of them: the inverse.
+    """The budget of each run, to release the best of a random number of them.
 
-    Args:
-        epsilon: privacy of the whole, positive and finite.
-        delta: privacy of the whole, in [0, 1).
-        mean_trials: as for `tuning_epsilon`.
-        distribution: as for `tuning_epsilon`.
+    The inverse of `tuning_epsilon`; epsilon is positive and finite.
 
     Returns:
-        A base for `tuning_epsilon`, whose price is epsilon or a little less: at
-        delta = 0 the pure epsilon of a run, else the Gaussian event of the least noise
-        multiplier that a run may have, all its releases together and its score
-        included. `gaussian_epsilon(event.noise_multiplier, delta, sensitivity=1.0)` is
-        then an epsilon, with that delta, for a solver on full batches.
+        A base for which `tuning_epsilon` is epsilon or slightly less: at delta = 0 the
+        pure epsilon of a run, else a Gaussian event with the smallest noise multiplier
+        of a run (all its releases together, its score included). For a solver on full
+        batches `gaussian_epsilon(event.noise_multiplier, delta, sensitivity=1.0)` is
+        then the epsilon that goes with any delta.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -156,7 +153,7 @@ def tuning_budget(
     law = TrialCount(distribution, mean_trials)
     if delta == 0:
         return _largest(lambda x: _pure_price(x, law), epsilon, upper=float(epsilon))
-    # Of the inverse of the multiplier, which the price grows with.
+    # Searches 1 / multiplier, in which the cost increases.
     upper = 1.0
     while _price(gaussian(upper), delta, law) <= epsilon:
         upper *= 2
@@ -175,7 +172,7 @@ def _price(profile: Profile, delta: float, law: TrialCount) -> float:
 
 
 def _pure_price(epsilon: float, law: TrialCount) -> float:
-    """The corner of a pure epsilon's region: see the head of this module."""
+    """The epsilon at the corner of a pure epsilon's region: see the module's head."""
     if epsilon in (0.0, math.inf):
         return epsilon
     z = np.exp(-np.logaddexp(0.0, np.array([epsilon, -epsilon])))
@@ -196,7 +193,7 @@ def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
 
 
 def _root(excess: Callable[[float], float]) -> float:
-    """Where a falling function is zero: never below, and 0 if it begins there."""
+    """The zero of a decreasing function, rounded up; 0 if it starts below zero."""
     if excess(0.0) <= 0:
         return 0.0
     lower, upper = 0.0, 1.0
@@ -214,13 +211,14 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
     """Bounds F at epsilon = 0 by the largest of lines slope (r - root) and 0.
 
     With g(w) = f'(1 - w), F(r) is the supremum of g(z) r - g(frontier(z)). The frontier
-    is concave, hence on a cell of z below the chords of both cells beside it: it is at
-    most one that is affine on pieces. g is convex and falls: on a piece g(z) is below
-    its chord, and g of the frontier above its tangent in the middle, so that the
-    largest value is at most that at an end. Cells are so small that this is close.
+    is concave. So in a cell of z it lies below the extended chords of both neighbouring
+    cells, hence below a piecewise affine function. g is convex and decreasing: on a
+    piece g(z) is below its chord, and g of the frontier above its tangent in the
+    middle, so the largest value is at most that at an end. The cells are small enough
+    to be close.
 
     Returns:
-        Slopes and roots, both rising; only of lines that are the largest somewhere.
+        Slopes and roots, both increasing, of the lines that are the largest somewhere.
     """
 
     def g(w: np.ndarray) -> np.ndarray:
@@ -238,7 +236,7 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
     at_meets = np.minimum(
         reach[1:-2] + before * (meets - left), reach[2:-1] - after * (right - meets)
     )
-    # From 0, and where there are no cells on both sides, it takes its largest value.
+    # From 0, and in cells without two neighbours, use the largest value.
     z = np.r_[0.0, np.sort(np.r_[z, meets])]
     reach = np.sort(np.r_[reach[0], reach, at_meets])
     reach = np.minimum(reach * (1 + _SLACK), 1.0)
@@ -256,11 +254,7 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
 
 
 def _envelope(slopes: np.ndarray, roots: np.ndarray) -> np.ndarray:
-    """Which lines slope (r - root) are the largest of all and 0, for some r > 0.
-
-    Returns:
-        Their places, by rising slope.
-    """
+    """Returns, by slope, the indices of lines that somewhere exceed 0 and the rest."""
     order = np.lexsort((roots, slopes))
     kept: list[int] = []
     for i in order.tolist():

@@ -5,8 +5,8 @@ for every b at
 
     epsilon(b) = (1 + b) rho + (L - log(1 + b)) / b - log(1 + 1/b).              (1)
 
-This is Corollary 13 of Canonne, Kamath and Steinke (2020) solved for epsilon. Because
-every b gives a valid bound, a search for the best b that stops early is merely a little
+This is Corollary 13 of Canonne, Kamath and Steinke (2020) solved for epsilon. Every b
+gives a valid bound, so a search for the best b that stops early is only slightly
 pessimistic, in both directions of the conversion.
 """
 
@@ -20,8 +20,8 @@ from dpjax import _validate
 
 Conversion = Literal["tight", "simple"]
 
-# `epsilon_to_rho` gives away this share of rho, so that float rounding (1e-15) cannot
-# bring `rho_to_epsilon` above the epsilon that was asked for.
+# `epsilon_to_rho` is smaller by this share, so that float rounding (1e-15) cannot bring
+# `rho_to_epsilon` above the requested epsilon.
 _SLACK = 1e-12
 
 
@@ -30,8 +30,8 @@ def rho_to_epsilon(
 ) -> float:
     """The epsilon of a rho-zCDP mechanism at a given delta.
 
-    "tight" takes the smallest epsilon(b) over b > 0 of equation (1) in this module;
-    "simple" is rho + 2 sqrt(rho log(1/delta)), as the papers use it.
+    "tight" is the smallest epsilon(b) over b > 0 of equation (1) in this module;
+    "simple" is rho + 2 sqrt(rho log(1/delta)), as in the papers.
 
     Args:
         rho: zero-concentrated privacy parameter, 0 <= rho <= inf.
@@ -82,14 +82,14 @@ def rho_to_epsilon(
 def epsilon_to_rho(
     epsilon: float, delta: float, *, conversion: Conversion = "tight"
 ) -> float:
-    """The zCDP budget rho that an (epsilon, delta) budget can pay for.
+    """The largest rho of zCDP within an (epsilon, delta) budget.
 
     The largest rho with `rho_to_epsilon(rho, delta) <= epsilon`. "simple" is
     (sqrt(L + epsilon) - sqrt(L))^2 with L = log(1/delta).
 
     Args:
         epsilon: privacy parameter, 0 < epsilon <= inf.
-        delta: privacy parameter in [0, 1). At delta = 0 no rho > 0 is affordable: 0.
+        delta: privacy parameter in [0, 1). At delta = 0 the result is 0.
         conversion: "tight" or "simple".
 
     Returns:

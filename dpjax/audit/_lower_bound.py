@@ -1,11 +1,11 @@
-"""Lower bounds on epsilon by attack: tell releases of two neighbouring data sets apart.
+"""Lower bounds on epsilon by attacks that distinguish two neighbouring data sets.
 
-An attack says of a release which of the two it came from. With false positive rate f
-and true positive rate t, on neighbours, (epsilon, delta)-differential privacy demands
+An attack guesses from which of the two data sets a release came. With false positive
+rate f and true positive rate t, (epsilon, delta)-differential privacy implies
 
     t <= e^epsilon f + delta   and   1 - f <= e^epsilon (1 - t) + delta,         (1)
 
-and mu-Gaussian differential privacy demands Phi^-1(t) - Phi^-1(f) <= mu         (2).
+and mu-Gaussian differential privacy implies Phi^-1(t) - Phi^-1(f) <= mu         (2).
 
 Counts of independent releases bound f from above and t from below (Clopper and Pearson
 1934), hence epsilon and mu from below.
@@ -38,19 +38,19 @@ _SMALLEST_EPSILON = 1e-4
 class Audit:
     """A lower bound on epsilon, and the attack that proves it.
 
-    The attack says "neighbor" where direction * (statistic - threshold) >= 0.
+    The attack guesses "neighbor" if direction * (statistic - threshold) >= 0.
 
     Attributes:
-        epsilon: the lower bound, zero or above.
-        delta: at which the bound is.
-        confidence: with which it is right.
-        num_releases: how many releases were drawn, of both data sets together.
-        num_tested: how many of each data set measured the attack.
-        threshold: of the statistic.
+        epsilon: the lower bound, at least zero.
+        delta: the delta for which the bound holds.
+        confidence: the probability that the bound holds.
+        num_releases: number of releases, of both data sets together.
+        num_tested: number of releases of each data set that measured the attack.
+        threshold: threshold of the statistic.
         direction: 1 or -1.
-        false_positives: how many tested releases of the data were called neighbor.
-        true_positives: how many of the neighbor were.
-        roc: the same two counts at other thresholds, of shape (k, 2), rising.
+        false_positives: tested releases of the data that were guessed "neighbor".
+        true_positives: tested releases of the neighbor that were guessed "neighbor".
+        roc: these two counts at other thresholds, of shape (k, 2), increasing.
     """
 
     epsilon: float
@@ -72,13 +72,12 @@ class Audit:
         return max(0.0, float(_mu_bound(low, high)))
 
     def rate_bounds(self, counts: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of the confidence intervals of rates, from counts of positives.
+        """Returns the ends of confidence intervals of rates, from counts of positives.
 
         Each end fails with probability (1 - confidence) / 2.
         """
-        return clopper_pearson(
-            np.asarray(counts), self.num_tested, (1 - self.confidence) / 2
-        )
+        significance = (1 - self.confidence) / 2
+        return clopper_pearson(np.asarray(counts), self.num_tested, significance)
 
 
 def epsilon_lower_bound(
@@ -95,56 +94,57 @@ def epsilon_lower_bound(
     batch_size: int | None = None,
     vectorize: bool = True,
 ) -> Audit:
-    """A lower bound on epsilon of any randomised function, by attack.
+    """A lower bound on the epsilon of any randomized function, by an attack.
 
     The attack (a statistic of the release, a threshold, a direction) is chosen on the
-    first 3/10 of the releases. On the others its rates f and t are bounded, and
+    first 3/10 of the releases. The other releases bound its rates f and t, and
 
         epsilon >= max(log((t - delta) / f), log((1 - f - delta) / (1 - t))),
 
-    by (1) of this module. Of a claim of Gaussian differential privacy the attack bounds
-    mu >= Phi^-1(t) - Phi^-1(f), by (2), and epsilon is that of mu at delta. Where delta
-    is small it is far closer to the truth, since mu shows in attacks that often
-    succeed, epsilon at delta only in rare ones.
+    by (1) of this module. If the claim is Gaussian differential privacy, the attack
+    bounds mu >= Phi^-1(t) - Phi^-1(f) by (2), and the epsilon of this mu at delta is
+    returned. For small delta this bound is much closer to the truth, because frequent
+    outcomes reveal mu, but only rare ones reveal epsilon at delta.
 
     Args:
         release: `release(key, data)`, any traceable function that returns a pytree of
-            real arrays. It is compiled once and vectorised over keys, not over data.
+            real arrays. It is compiled once and vectorized over keys, not over data.
         data: a pytree of arrays.
-        neighbor: another of the same shapes and dtypes.
-        key: a typed key, used once here. Every release gets a key of its own.
-        delta: at which to bound epsilon, in [0, 1), or (0, 1) of a Gaussian claim.
-        num_releases: how many to draw, half of each data set; at least 100.
-        confidence: one minus the probability of a bound that is too high.
-        is_gaussian: whether the claim is mu-Gaussian-DP: Gaussian noise on values of
-            bounded l2 sensitivity, composed, and anything computed from them.
-        statistic: a traceable function of a release that returns a scalar, in whose
-            high or low values the two data sets differ. By default the best of what
-            is learnt from the first releases: a linear discriminant, log ratios of
+        neighbor: a pytree of the same shapes and dtypes.
+        key: a typed key, used once here. Every release gets its own key.
+        delta: privacy parameter for which to bound epsilon, in [0, 1), and not 0 if
+            is_gaussian.
+        num_releases: number of releases, half of each data set; at least 100.
+        confidence: the probability that the bound is not too high.
+        is_gaussian: whether the claim is mu-Gaussian DP: composed Gaussian noise on
+            values of bounded l2 sensitivity, and its post-processing.
+        statistic: a traceable function from a release to a scalar that tends to be
+            higher (or lower) for one of the data sets. By default the best of those
+            fitted to the first releases: a linear discriminant, log ratios of
             histograms of each coordinate, or of counts of each distinct release.
-        batch_size: how many releases are vectorised together; by default as many as
-            the sizes of data and release suggest, at most 10,000.
-        vectorize: whether release can be traced. If not, it is called on the host, one
-            release after the other.
+        batch_size: number of releases that are vectorized together; by default it
+            follows from the sizes of data and release, at most 10,000.
+        vectorize: whether release can be traced. If not, it is called on the host for
+            one release after the other.
 
     Returns:
-        An `Audit`, the same for the same key; `audit.mu` is the bound on mu. An epsilon
-        of a Gaussian claim that is below 1e-4 is given as zero.
+        An `Audit`, the same for the same key; `audit.mu` is the bound on mu. With
+        is_gaussian an epsilon below 1e-4 is returned as zero.
 
     Raises:
-        ValueError: where an argument is out of its range, the data sets differ in
+        ValueError: If an argument is out of its range, the data sets differ in
             structure, shape or dtype, a release has a leaf that is not real, or a
             statistic is not a real scalar.
 
     Privacy:
         If data and neighbor are neighbours, and release is (epsilon, delta)-DP, then
-        audit.epsilon <= epsilon with probability `confidence` over the releases: the
-        attack is fixed before the releases that test it are looked at, their counts
-        are binomial, and each of the two rates fails with half of 1 - confidence. That
-        covers neither the choice of the data sets nor of the attack: a low bound
-        proves nothing, a bound above a claim refutes it. With is_gaussian it bounds
-        mu, hence the epsilon of a claim that is Gaussian; it does not refute a claim
-        that is (epsilon, delta) for one delta only.
+        audit.epsilon <= epsilon with probability `confidence` over the releases,
+        because the attack is fixed before the releases that test it are used, their
+        counts are binomial, and each of the two rates fails with probability
+        (1 - confidence) / 2. A bound above a claim refutes it; a low bound proves
+        nothing, because other data sets or attacks may give a higher one. With
+        is_gaussian the bound refutes Gaussian claims only, not a claim of (epsilon,
+        delta) for one delta.
 
     Example:
         >>> import jax
@@ -170,7 +170,7 @@ def epsilon_lower_bound(
         Attacks as lower bounds: Jagielski, Ullman, Oprea (2020), "Auditing
         differentially private machine learning"; Nasr et al. (2023), "Tight auditing of
         differentially private machine learning"; Bichsel et al. (2021), "DP-Sniper",
-        for learnt attacks.
+        for fitted attacks.
     """
     _validate.delta(delta)
     source = Releases(release, data, neighbor, statistic, batch_size, vectorize)
@@ -178,25 +178,21 @@ def epsilon_lower_bound(
         _validate.probability(delta=delta)
         bound, epsilon_fn = _mu_bound, partial(_epsilon_of_mu, delta=delta)
     else:
-        bound, epsilon_fn = partial(_epsilon_bound, delta=delta), _at_least_zero
+        bound, epsilon_fn = partial(_epsilon_bound, delta=delta), float
     return _attack(source, key, delta, num_releases, confidence, bound, epsilon_fn)
 
 
 def clopper_pearson(
     counts: np.ndarray, total: int, significance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Both ends of the exact confidence intervals of rates: counts of total trials.
+    """Returns both ends of exact confidence intervals of the rates counts / total.
 
-    Significance is the probability that one end fails.
+    Each end fails with probability `significance`.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         low = scipy.stats.beta.ppf(significance, counts, total - counts + 1)
         high = scipy.stats.beta.isf(significance, counts + 1, total - counts)
     return np.where(counts > 0, low, 0.0), np.where(counts < total, high, 1.0)
-
-
-def _at_least_zero(epsilon: np.ndarray) -> float:
-    return max(0.0, float(epsilon))
 
 
 def _epsilon_of_mu(mu: np.ndarray, delta: float) -> float:
@@ -242,13 +238,10 @@ def _attack(
         low, high = clopper_pearson(counts, total, significance)
         return bound(low[..., 1], high[..., 0])
 
-    is_learnt = source.statistic is None
-    half = first // 2 if is_learnt else 0
-    statistics = (
-        learn_statistics(*(rows[:half] for rows in outputs))
-        if is_learnt
-        else [_only_column]
-    )
+    half, statistics = 0, [_only_column]
+    if source.statistic is None:
+        half = first // 2
+        statistics = learn_statistics(*(rows[:half] for rows in outputs))
     best = None
     for score in statistics:
         scores = [score(rows[half:first]) for rows in outputs]
@@ -264,7 +257,7 @@ def _attack(
     scores = [score(rows[first:]) for rows in outputs]
     counts = _positives(scores, np.array([threshold]), direction)[0]
     return Audit(
-        epsilon=epsilon_fn(value(counts, num_tested)),
+        epsilon=max(0.0, epsilon_fn(value(counts, num_tested))),
         delta=delta,
         confidence=confidence,
         num_releases=2 * num_each,
@@ -282,7 +275,7 @@ def _only_column(rows: np.ndarray) -> np.ndarray:
 
 
 def _thresholds(scores: np.ndarray) -> np.ndarray:
-    """Returns some hundreds of the scores, rising, denser towards both ends."""
+    """Returns a few hundred of the scores, increasing, denser at both ends."""
     scores = np.sort(scores)
     ranks = np.geomspace(1, len(scores), 200).astype(int) - 1
     even = np.linspace(0, len(scores) - 1, 200).astype(int)
@@ -292,7 +285,7 @@ def _thresholds(scores: np.ndarray) -> np.ndarray:
 def _positives(
     scores: list[np.ndarray], thresholds: np.ndarray, direction: int
 ) -> np.ndarray:
-    """Returns how many scores of each side pass each threshold, of shape (k, 2)."""
+    """Returns the number of positives of each side and threshold, of shape (k, 2)."""
     counts = []
     for side in scores:
         side = np.sort(side)

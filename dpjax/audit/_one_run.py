@@ -1,4 +1,4 @@
-"""A lower bound on epsilon from a single release: many records at once are guessed."""
+"""A lower bound on epsilon from a single release, by guesses about many records."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from dpjax import _validate
 from dpjax._types import Key, PyTree
 from dpjax.audit._releases import as_pair
 
-# jax_privacy's root is exact to 1e-6, and may lie above.
+# The root of jax_privacy may be too high by 1e-6.
 _EPSILON_SLACK = 1e-6
 
 
@@ -21,12 +21,12 @@ class OneRunAudit:
     """A lower bound on epsilon from one release.
 
     Attributes:
-        epsilon: the lower bound, zero or above.
-        delta: at which the bound is.
-        confidence: with which it is right.
-        num_canaries: how many records were drawn by a coin.
-        num_guesses: for how many of them the attack guessed the coin.
-        num_correct: how many of the guesses were right.
+        epsilon: the lower bound, at least zero.
+        delta: the delta for which the bound holds.
+        confidence: the probability that the bound holds.
+        num_canaries: number of records that a coin chose.
+        num_guesses: number of coins that the attack guessed.
+        num_correct: number of correct guesses.
     """
 
     epsilon: float
@@ -47,47 +47,47 @@ def one_run(
     delta: float = 0.0,
     confidence: float = 0.95,
 ) -> OneRunAudit:
-    """A lower bound on epsilon from one release, where many cannot be afforded.
+    """A lower bound on epsilon from one release, if many releases are too expensive.
 
-    For each record a fair coin decides whether it is taken from data or from neighbor.
-    The attack sees the release, ranks the records by a statistic, and guesses that the
-    k/2 of the highest came from neighbor, the k/2 of the lowest from data. Of k guesses
-    an (epsilon, delta)-DP release lets few more be right than of k coins that fall
-    right with probability e^epsilon / (1 + e^epsilon).
+    For each record a fair coin chooses between its values in data and in neighbor. The
+    attack ranks the records by a statistic of the release, and guesses "neighbor" for
+    the k/2 highest and "data" for the k/2 lowest. If the release is (epsilon,
+    delta)-DP, the number of correct guesses is hardly more than binomial, of k trials
+    with probability e^epsilon / (1 + e^epsilon).
 
     Args:
-        release: `release(key, data)`, called once, as it is.
+        release: `release(key, data)`, called once, without tracing.
         data: a pytree of arrays that share a leading axis of n records.
-        neighbor: another of the same shapes. Records that are the same in both are
-            part of every data set; the m others are the canaries.
+        neighbor: a pytree of the same shapes. The m records that differ are the
+            canaries; the others are part of every data set.
         key: a typed key, used once here.
-        statistic: a function of the release alone, (n,) numbers: high where record i
-            seems to come from neighbor. Scale them alike over records.
-        delta: at which to bound epsilon, in [0, 1).
-        confidence: one minus the probability of a bound that is too high. The theorem
-            adds up to 2 m delta to that probability: a small m delta leaves room.
+        statistic: a function from the release to (n,) numbers: high if record i seems
+            to come from neighbor, on one scale for all records.
+        delta: privacy parameter for which to bound epsilon, in [0, 1).
+        confidence: the probability that the bound is not too high. The theorem allows a
+            failure probability of up to 2 m delta: the bound is good if m delta is
+            small.
 
     Returns:
-        A `OneRunAudit`: the best bound over k = m, m/2, m/4 ..., as long as k right
-        guesses would tell anything.
+        A `OneRunAudit`: the best bound over k = m, m/2, m/4 ..., down to the last k at
+        which k correct guesses could refute any claim.
 
     Raises:
-        ImportError: where jax_privacy is not installed: pip install "dpjax[audit]".
-        ValueError: where an argument is out of its range, the data sets differ in
-            shapes or in no record, or the statistic has another shape than (n,).
+        ImportError: If jax_privacy is not installed: pip install "dpjax[audit]".
+        ValueError: If an argument is out of its range, the data sets differ in shape or
+            do not differ in any record, or the statistic has another shape than (n,).
 
     Privacy:
         If release is (epsilon, delta)-DP under REPLACE_ONE, then audit.epsilon <=
         epsilon with probability `confidence` over coins and release, for any
-        statistic. The values of k are public and share 1 - confidence between them;
-        ties are broken by position. The bound is far below that of
-        `epsilon_lower_bound` unless m is large and records are released nearly
-        independently of each other.
+        statistic. The values of k are public and divide 1 - confidence equally; ties
+        are broken by position. The bound is far below that of `epsilon_lower_bound`
+        unless m is large and records are released nearly independently.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from dpjax.mechanisms import laplace
-        >>> def release(key, bits):  # of which the records are read off one by one
+        >>> def release(key, bits):
         ...     return laplace(key, bits, scale=0.5)
         >>> audit = one_run(release, jnp.zeros(20_000), jnp.ones(20_000),
         ...                 key=jax.random.key(0), statistic=lambda released: released)
@@ -134,15 +134,15 @@ def one_run(
         f"one number for each of {num_records} records",
     )
 
-    # Ranks -(m-1), -(m-3), ..., m-1: the farther from zero, the surer the guess.
+    # Ranks -(m-1), -(m-3), ..., m-1: larger ones are more certain guesses.
     order = np.argsort(scores[is_canary], kind="stable")
     ranks = np.empty(num_canaries)
     ranks[order] = 2.0 * np.arange(num_canaries) - (num_canaries - 1)
     is_right = (ranks > 0) == np.asarray(coins)[is_canary]
-    # jax_privacy counts "in" canaries above a threshold as guesses that are right.
+    # jax_privacy counts "in" canaries above a threshold as correct guesses.
     sureness = np.abs(ranks) + 0.5 * (ranks > 0)  # no ties
     auditor = auditing.CanaryScoreAuditor(sureness[is_right], sureness[~is_right])
-    # What k right guesses of k refute: 2^-k must be below the share of one k.
+    # k correct guesses of k refute a claim only if 2^-k is below the share of one k.
     fewest = math.ceil(-math.log2(1 - confidence))
     counts = [num_canaries]
     while counts[-1] // 2 >= fewest:

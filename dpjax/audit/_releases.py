@@ -12,10 +12,10 @@ import numpy as np
 from dpjax import _validate
 from dpjax._types import Key, PyTree
 
-Release = Callable[[Key, PyTree], PyTree]  # a key and a data set -> what is released
+Release = Callable[[Key, PyTree], PyTree]  # a key and a data set -> a release
 Statistic = Callable[[PyTree], jax.Array]  # a release -> a scalar
 
-# About how many numbers the releases of one chunk may read and write.
+# The approximate number of numbers that the releases of one chunk read and write.
 _CHUNK_SIZE = 2**22
 _LARGEST_BATCH = 10_000
 
@@ -24,7 +24,7 @@ _REAL = (jnp.floating, jnp.integer, jnp.bool_)
 
 @dataclasses.dataclass(frozen=True)
 class Releases:
-    """Where releases come from; its fields are arguments of `epsilon_lower_bound`."""
+    """A source of releases; its fields are arguments of `epsilon_lower_bound`."""
 
     release: Release
     data: PyTree
@@ -34,10 +34,7 @@ class Releases:
     vectorize: bool
 
     def draw(self, key: Key, num_each: int) -> list[np.ndarray]:
-        """Returns releases of the data and of the neighbor as rows, (num_each, d) each.
-
-        Where there is a statistic the rows hold it alone.
-        """
+        """Returns releases, or statistics, of both data sets: (num_each, d) each."""
         sides = as_pair(self.data, self.neighbor)
         if self.vectorize:
             rows = partial(self._vectorized, self._chunks(key, sides[0], num_each))
@@ -50,7 +47,7 @@ class Releases:
         return _release_one(self.release, self.statistic, key, data)
 
     def _chunks(self, key: Key, data: PyTree, num_each: int) -> tuple[int, int]:
-        """Returns how many chunks there are, and how many releases are in each."""
+        """Returns the number of chunks, and of releases in each."""
         leaves = jax.eval_shape(self._one, key, data)
         _check_leaves(leaves, self.statistic)
         batch_size = self.batch_size
@@ -61,7 +58,7 @@ class Releases:
         return num_chunks, -(-num_each // num_chunks)  # as even as can be
 
     def _vectorized(self, shape: tuple[int, int], key: Key, data: PyTree) -> np.ndarray:
-        # Compiled once for both data sets, which are not copied for each release.
+        # Compiled once for both data sets, without a copy of the data for each release.
         parts = _release_all(self.release, self.statistic, shape, key, data)
         rows = [_sortable(np.asarray(x)).reshape(math.prod(shape), -1) for x in parts]
         return np.concatenate(rows, axis=1)
@@ -124,7 +121,7 @@ def _release_all(
     key: Key,
     data: PyTree,
 ) -> list[jax.Array]:
-    """Releases in chunks, one a row of keys of this shape."""
+    """Returns releases in chunks: one for each row of keys of this shape."""
     one = partial(_release_one, release, statistic)
     return jax.lax.map(
         lambda keys: jax.vmap(one, (0, None))(keys, data), jax.random.split(key, shape)

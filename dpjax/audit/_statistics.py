@@ -1,7 +1,7 @@
-"""Statistics that tell the releases of two data sets apart, learnt from examples.
+"""Statistics that distinguish the releases of two data sets, fitted to examples.
 
 Releases are rows of numbers. By Neyman and Pearson the best attack thresholds the log
-ratio of both densities; each statistic here is that of a simple model of them.
+ratio of both densities; each statistic here is the log ratio of a simple model.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
     """
     data, neighbor = _finite(data), _finite(neighbor)
     log_ratios = [_histogram(x, y) for x, y in zip(data.T, neighbor.T, strict=True)]
-    # The coordinates that differ most come first; those that do not differ by more
-    # than chance add noise and nothing else.
+    # The coordinates that differ most come first; those that differ only by chance
+    # would add noise.
     order = np.argsort([-z for z, _ in log_ratios], kind="stable")[:_MAX_COORDINATES]
     informative = [i for i in order if log_ratios[i][0] > 4.0] or [order[0]]
 
@@ -41,13 +41,13 @@ def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
 
 
 def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
-    """Returns how sure it is that one coordinate differs, and its log ratio."""
+    """Returns a z-score of the difference in one coordinate, and its log ratio."""
     edges = np.unique(
         np.quantile(np.concatenate([data, neighbor]), _QUANTILES, method="inverted_cdf")
     )
 
     def cells(x: np.ndarray) -> np.ndarray:
-        # Even between edges, odd on one: an atom of the law has a cell of its own.
+        # Even between edges, odd on an edge: an atom has its own cell.
         return np.searchsorted(edges, x, "left") + np.searchsorted(edges, x, "right")
 
     counts = [
@@ -58,14 +58,14 @@ def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
     used = total > 0
     chi_square = np.sum((counts[1] - counts[0])[used] ** 2 / total[used])
     num_free = used.sum() - 1
-    sureness = (chi_square - num_free) / np.sqrt(2 * max(num_free, 1))
-    return float(sureness), lambda x: log_ratio[cells(x)]
+    z_score = (chi_square - num_free) / np.sqrt(2 * max(num_free, 1))
+    return float(z_score), lambda x: log_ratio[cells(x)]
 
 
 def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> Score:
     """Returns the log ratio of two Gaussians of one covariance, up to constants."""
     both = np.concatenate([data, neighbor])[:, order].astype(np.float64)
-    # Means and covariance of what is left once the tails are cut: they exist.
+    # Means and covariance after clipping, because heavy tails may have none.
     low, high = np.quantile(both, [0.001, 0.999], axis=0)
     center = np.median(both, axis=0)
     scale = np.where(high > low, high - low, 1.0)
@@ -85,7 +85,7 @@ def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> 
 
 
 def _counts(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
-    """Returns the log ratio of how often a whole row occurs, where rows recur."""
+    """Returns the log ratio of the counts of whole rows, if rows recur."""
     both = _as_keys(np.concatenate([data, neighbor]))
     rows, cells = np.unique(both, return_inverse=True)
     if len(rows) > len(both) / 4:
@@ -104,11 +104,11 @@ def _counts(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
 
 
 def _finite(rows: np.ndarray) -> np.ndarray:
-    # A NaN is an outcome of its own: below all that are finite.
+    # A NaN is a separate outcome, below all finite ones.
     return np.nan_to_num(rows, nan=-3e38, posinf=1e38, neginf=-1e38)
 
 
 def _as_keys(rows: np.ndarray) -> np.ndarray:
-    """Returns one comparable scalar a row."""
+    """Returns one comparable scalar for each row."""
     rows = np.ascontiguousarray(rows + 0.0)  # no negative zeros
     return rows.view(f"S{rows.dtype.itemsize * rows.shape[1]}")[:, 0]

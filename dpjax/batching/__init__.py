@@ -1,7 +1,7 @@
-"""Batches that keep their shape under jit, and what each costs in privacy.
+"""Batches of constant shape under jit, and the accounting of each.
 
-Solvers take a batching as an argument. In your own loop it carries a state, which knows
-the step and the key:
+Solvers take a batching as an argument. In your own loop pass its state, which holds the
+step and the key, from draw to draw:
 
     state = batching.init(key, n, T, epsilon=epsilon, delta=delta)
     for _ in range(T):

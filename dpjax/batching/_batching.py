@@ -1,4 +1,4 @@
-"""What every way to choose batches has in common."""
+"""The base class of all batchings, and the state of a run."""
 
 import abc
 import dataclasses
@@ -24,19 +24,19 @@ from dpjax._types import Key, PyTree
 @register("key", "run_key", "step")
 @dataclasses.dataclass(frozen=True)
 class BatchState:
-    """How far a run is with its batches: what `Batching.init` and `draw` return.
+    """The state of the batches of a run, from `Batching.init` or `draw`.
 
-    A pytree of two keys and a step, that goes through jit, scan and checkpoints. Keys
-    are as secret as those of noise.
+    A pytree of two keys and a step, for jit, scan and checkpoints. Keep the keys as
+    secret as those of noise.
 
     Attributes:
-        key: of the next draw.
-        run_key: the same in all steps, for choices that last longer than one.
-        step: how many batches were drawn; num_steps at most.
-        batching: the batching that draws them; static, as is all that follows.
+        key: key of the next draw.
+        run_key: key of choices that hold for more than one step; the same in all steps.
+        step: number of batches drawn so far, at most num_steps.
+        batching: the batching that draws them; this and the fields below are static.
         num_samples: n.
         num_steps: T.
-        capacity: rows of a padded batch; None if batches are not padded.
+        capacity: number of rows of a padded batch; None if batches are not padded.
     """
 
     key: Key
@@ -48,18 +48,14 @@ class BatchState:
     capacity: int | None
 
     def started(self, key: Key) -> "BatchState":
-        """Returns the state before the first batch of such a run, with other keys.
-
-        Args:
-            key: a typed key, used for nothing else.
-        """
+        """Returns the state before the first batch of an equal run with another key."""
         key, run_key = jax.random.split(key)
         step = jnp.zeros((), jnp.int32)
         return dataclasses.replace(self, key=key, run_key=run_key, step=step)
 
 
 class Batching(abc.ABC):
-    """How each step chooses its records: what `batching=` of a solver takes.
+    """The way in which each step chooses its records: `batching=` of a solver.
 
     Attributes:
         is_sampled: whether batches are drawn at random.
@@ -87,16 +83,17 @@ class Batching(abc.ABC):
 
         Args:
             key: a typed key, used for nothing else.
-            num_samples: n, the records of all devices together.
-            num_steps: T, how many batches are drawn in all.
-            epsilon: of the whole run, as given to `accounting.noise_multiplier`. Needed
-                by `Poisson` and `CyclicPoisson`, because the capacity of a batch
-                depends on the budget; others use no budget.
-            delta: of the whole run, likewise.
+            num_samples: n, the number of records of all devices together.
+            num_steps: T, the number of batches of the run.
+            epsilon: privacy of the whole run, as given to
+                `accounting.noise_multiplier`. Required by `Poisson` and
+                `CyclicPoisson`, because the capacity of a batch depends on the budget;
+                ignored by the others.
+            delta: privacy of the whole run, likewise.
 
         Raises:
-            ValueError: if an argument is out of its range, the batching does not suit
-                n and T, or a budget is needed and is not there.
+            ValueError: If an argument is out of its range, the batching does not fit n
+                and T, or a required budget is missing.
 
         Example:
             >>> import jax
@@ -123,24 +120,24 @@ class Batching(abc.ABC):
     def draw(
         self, state: BatchState, data: PyTree, *, axis_name: AxisName | None = None
     ) -> tuple[PyTree, jax.Array, BatchState]:
-        """Returns the next batch, which of its rows are padding, and the next state.
+        """Returns the next batch, the mask of its padding rows, and the next state.
 
-        Each state is for one draw: a loop carries the returned one on, or all steps get
-        the same batch (`jax.debug_key_reuse` finds that). After num_steps draws every
-        row is padding.
+        Use each state for one draw, and pass the returned state to the next one:
+        otherwise all steps get the same batch (`jax.debug_key_reuse` detects this).
+        After num_steps draws every row is padding.
 
-        Of sharded data the batch is sharded alike, with the same records as on one
-        device: only its rows are sent. Padding fills it up to a multiple of the number
-        of devices. Rows of padding are zeros; but the batch of `Full` is always the
-        data, so that a run that is over shows in the mask alone.
+        If data are sharded, the batch is sharded in the same way and has the same
+        records as on one device; only its rows are communicated. Padding rows fill it
+        to a multiple of the number of devices. Padding rows are zeros, except that the
+        batch of `Full` is always the data: after the last step only the mask changes.
 
         Args:
-            state: from `init`, or from the draw before; replicated.
+            state: from `init` or the previous draw; replicated.
             data: pytree, leaves of shape (n, ...).
             axis_name: mesh axes over which data are sharded, as in `robust_grad`.
 
         Raises:
-            ValueError: if the state is of another batching or another n.
+            ValueError: If the state is of another batching or another n.
         """
         batch, is_padding_example, following = self.draw_within(
             state, data, axis_name=axis_name
@@ -153,18 +150,10 @@ class Batching(abc.ABC):
     def draw_within(
         self, state: BatchState, data: PyTree, *, axis_name: AxisName | None = None
     ) -> tuple[PyTree, jax.Array | None, BatchState]:
-        """Returns what `draw` does, but None for the mask if no row can be padding.
+        """Returns the same as `draw`, but None for the mask if no row can be padding.
 
-        For a loop that makes num_steps draws and no more, and for estimators that take
-        no mask, as `TrimmedMean`: after num_steps draws nothing tells that it is over.
-
-        Args:
-            state: as for `draw`.
-            data: as for `draw`.
-            axis_name: as for `draw`.
-
-        Raises:
-            ValueError: as `draw` does.
+        For estimators without a mask, such as `TrimmedMean`, in a loop of exactly
+        num_steps draws: after them, no mask marks the rows as padding.
         """
         self._check(state, data, row_axes(data, axis_name))
         key, draw_key = jax.random.split(state.key)
@@ -189,7 +178,7 @@ class Batching(abc.ABC):
         return batch, is_padding_example if has_padding else None
 
     def _check(self, state: BatchState, data: PyTree, axes: tuple[str, ...]) -> None:
-        """Requires a state that `init` of this batching made for so many records."""
+        """Requires a state of this batching for as many records as the data have."""
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
         _validate.require(
             isinstance(state, BatchState) and state.batching == self,
@@ -206,14 +195,14 @@ class Batching(abc.ABC):
 
     @abc.abstractmethod
     def _rows(self, state: BatchState, key: Key) -> jax.Array | None:
-        """Returns the batch's indices, num_samples for padding; or None for all.
+        """Returns the indices of a batch, num_samples for padding; or None for all.
 
-        The key is of this draw alone; of `state.run_key` copies may be folded.
+        Use the key freely, and `state.run_key` only through `jax.random.fold_in`.
         """
 
     @abc.abstractmethod
     def divisor(self, num_samples: int, num_steps: int) -> float:
-        """Returns the public number to divide a batch's sum by."""
+        """Returns the public number by which to divide the sum of a batch."""
 
     @abc.abstractmethod
     def accounting(self, num_samples: int, num_steps: int) -> dict[str, Any]:
@@ -221,11 +210,11 @@ class Batching(abc.ABC):
 
     @abc.abstractmethod
     def participation(self, num_samples: int, num_steps: int) -> dict[str, Any]:
-        """Returns who may enter which steps, for `noise_multiplier` of a strategy.
+        """Returns the arguments of `accounting.noise_multiplier` with a strategy.
 
-        One record enters max_participations of num_steps steps at most, any two of them
-        min_separation steps apart at least (1 is next to each other), with probability
-        sampling_prob each where that is given.
+        A record enters at most max_participations of num_steps steps, any two of them
+        at least min_separation apart (1 if consecutive), and each with probability
+        sampling_prob if that is given.
         """
 
     def _capacity(
@@ -235,26 +224,30 @@ class Batching(abc.ABC):
         epsilon: float | None,
         delta: float | None,
     ) -> int | None:
-        """Returns the rows of a padded batch, or refuses a capacity too small."""
+        """Returns the number of rows of a padded batch; rejects a small capacity."""
         del num_samples, num_steps, epsilon, delta
         return None
 
 
-def any_steps(num_steps: int) -> dict[str, Any]:
-    """Returns the participation of records that may enter every step."""
-    return {
-        "num_steps": num_steps,
-        "max_participations": num_steps,
-        "min_separation": 1,
-    }
+def participates(num_steps: int, at_most: int, separation: int = 1) -> dict[str, Any]:
+    """Returns a pattern of participation as arguments of `noise_multiplier`."""
+    pattern = {"max_participations": at_most, "min_separation": separation}
+    return {"num_steps": num_steps, **pattern}
+
+
+def at_most_all(num_samples: int, **arguments: Any) -> None:
+    """Requires of every argument to be at most the number of records."""
+    rule = f"at most the number of records, {num_samples}"
+    for name, value in arguments.items():
+        _validate.require(value <= num_samples, name, value, rule)
 
 
 def _taken(
     data: PyTree, rows: jax.Array, num_samples: int, axes: tuple[str, ...]
 ) -> tuple[PyTree, jax.Array]:
-    """Returns rows of data by index, sharded like data, and which are padding.
+    """Returns rows of data by index, sharded like data, and the mask of padding.
 
-    Padding is zeros: where a mask is forgotten no record counts twice.
+    Padding rows are zeros, so no record counts twice if the mask is ignored.
     """
 
     def on_device(rows: jax.Array, data: PyTree) -> tuple[tuple[()], PyTree]:
@@ -264,7 +257,7 @@ def _taken(
             return (), (jax.tree.map(partial(_take, rows), data), rows == num_samples)
         size = num_samples // num_devices
         device = jax.lax.axis_index(axes)
-        # A row of the batch is its record on the record's device, zeros on the others.
+        # A row of the batch is the record on the device that holds it, else zeros.
         place = rows - device * size
         place = jnp.where((place >= 0) & (place < size), place, size)
 
@@ -282,7 +275,7 @@ def _taken(
 
 
 def _mask(is_over: jax.Array, batch: PyTree, axes: tuple[str, ...]) -> jax.Array:
-    """Returns one truth value for every row of a batch, sharded like the batch."""
+    """Returns one boolean for all rows of a batch, sharded like the batch."""
 
     def on_device(is_over: jax.Array, x: jax.Array) -> tuple[tuple[()], jax.Array]:
         x = jnp.asarray(x)

@@ -1,4 +1,4 @@
-"""Batches that are fixed by the index of records: all of them, or disjoint parts."""
+"""Batches that the index of records fixes: all of them, or disjoint subsets."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._sharding import row_axes
-from dpjax.batching._batching import Batching, any_steps
+from dpjax.batching._batching import Batching, participates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,19 +35,20 @@ class Full(Batching):
     def participation(self, num_samples, num_steps):
         """See `Batching.participation`: every step."""
         del num_samples
-        return any_steps(num_steps)
+        return participates(num_steps, num_steps)
 
 
 @dataclasses.dataclass(frozen=True)
 class Disjoint(Batching):
     """Batch t is records t·b to (t+1)·b - 1, b = floor(n / num_steps).
 
-    The last n - b num_steps records are in none.
+    The last n - b num_steps records are in no batch.
 
-    Privacy: the whole run costs no more than one step (parallel composition, McSherry
-    2009, Theorem 4). Batches are fixed by public index: a replaced record lies in one
-    batch t, before which both runs have the same law, and after which only released
-    values are used. Replace-one only: to add or remove one may shift others.
+    Privacy: the whole run costs as much as one step (parallel composition, McSherry
+    2009, Theorem 4), because a replaced record lies in one batch t, which its public
+    index fixes. Before step t both runs have the same distribution, and the later steps
+    use only released values. Replace-one only, because to add or remove a record may
+    move others to another batch.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -66,7 +67,7 @@ class Disjoint(Batching):
 
         def part(x: jax.Array) -> jax.Array:
             x = jax.lax.dynamic_slice_in_dim(jnp.asarray(x), state.step * size, size)
-            # Beyond the last batch the slice would be the last one again.
+            # After the last step the slice would be the last batch again.
             return jnp.where(state.step < state.num_steps, x, jnp.zeros((), x.dtype))
 
         return jax.tree.map(part, data), None
@@ -94,8 +95,4 @@ class Disjoint(Batching):
     def participation(self, num_samples, num_steps):
         """See `Batching.participation`: one step."""
         self.divisor(num_samples, num_steps)
-        return {
-            "num_steps": num_steps,
-            "max_participations": 1,
-            "min_separation": num_steps,
-        }
+        return participates(num_steps, 1, num_steps)

@@ -1,4 +1,4 @@
-"""Coins for records, and the places of those that show heads."""
+"""Independent coins for records, and the indices of the heads."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from dpjax._types import Key
 
 
 def coins(key: Key, num_samples: int, probability: float) -> jax.Array:
-    """Draws for each record true with the probability, rounded down to 32 bits."""
+    """Draws for each record true with a probability, rounded down to 32 bits."""
     threshold = int(probability * 2**32)  # of 32 random bits
     if threshold == 2**32:
         return jnp.ones(num_samples, bool)

@@ -1,11 +1,11 @@
-"""Batches that go through the records epoch by epoch, in an order from a key.
+"""Batches that go through the records epoch by epoch, in a random order.
 
-Which records a batch has does not depend on the data, so that the run is a mixture,
-over these choices, of runs whose batches are fixed by index. In each of those a record
-that is replaced enters few steps, and all others release the same: it costs as much as
-so many releases, and by joint convexity so does the mixture. That an observer does not
-know the choices might make it cost less; for a record that is replaced, and steps that
-depend on those before, no such gain is claimed here.
+The choice of the records of a batch does not depend on the data. So the run is a
+mixture over these choices of runs whose batches are fixed by index. In each of those a
+replaced record enters few steps, and the other steps do not depend on it, so the run
+costs as much as these few releases. By joint convexity so does the mixture. Secrecy of
+the choices might lower the cost, but no such gain is claimed here: none is proved for a
+replaced record and adaptive steps.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import scipy.stats
 
 from dpjax import _validate
-from dpjax.batching._batching import Batching
+from dpjax.batching._batching import Batching, at_most_all, participates
 from dpjax.batching._coins import true_places
 
 # A batch of balls overflows its capacity with at most this probability.
@@ -26,17 +26,17 @@ _OVERFLOW = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class ShuffledEpochs(Batching):
-    """Every epoch is a new random order of the records, cut into batches.
+    """Every epoch is a new random order of the records, divided into batches.
 
-    An epoch has floor(n / batch_size) batches; of its order the last n mod batch_size
-    records are in none. A draw costs a sort of n random numbers.
+    An epoch has floor(n / batch_size) batches, without the last n mod batch_size
+    records of its order. A draw costs a sort of n random numbers.
 
-    Privacy: a replaced record enters one batch of each epoch, so that T steps cost as
-    many releases as there are epochs. No gain from the shuffle is claimed: for
-    adaptive steps and a replaced record none is proved here.
+    Privacy: a replaced record enters at most one batch of each epoch, so T steps cost
+    as much as one release per epoch. No gain from the shuffle is claimed, because none
+    is proved here for adaptive steps and a replaced record.
 
     Raises:
-        ValueError: where batch_size is not a positive count.
+        ValueError: If batch_size is not a positive integer.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -78,46 +78,40 @@ class ShuffledEpochs(Batching):
         return self.batch_size
 
     def accounting(self, num_samples, num_steps):
-        """See `Batching.accounting`: a release for each epoch, the last begun too."""
+        """See `Batching.accounting`: one release for each epoch, also a partial one."""
         return {"num_steps": math.ceil(num_steps / self._steps_of_epoch(num_samples))}
 
     def participation(self, num_samples, num_steps):
-        """See `Batching.participation`: the end of an epoch may meet the next's."""
-        return {
-            "num_steps": num_steps,
-            "max_participations": self.accounting(num_samples, num_steps)["num_steps"],
-            "min_separation": 1,
-        }
+        """See `Batching.participation`: two steps of two epochs may be consecutive."""
+        num_epochs = self.accounting(num_samples, num_steps)["num_steps"]
+        return participates(num_steps, num_epochs)
 
     def _steps_of_epoch(self, num_samples: int) -> int:
-        _validate.require(
-            self.batch_size <= num_samples,
-            "batch_size",
-            self.batch_size,
-            f"at most the number of records, {num_samples}",
-        )
+        at_most_all(num_samples, batch_size=self.batch_size)
         return num_samples // self.batch_size
 
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBins(Batching):
-    """Every record falls into one of so many bins; step t has those of bin t mod c.
+    """Each record is assigned to a random bin; step t uses the records of bin t mod c.
 
     Bins are uniform and independent, and the same in all epochs: a record enters every
-    c-th step. Batches are padded, records placed at random rows.
+    c-th step. Batches are padded, with records at random rows.
 
     Attributes:
         num_bins: c; the divisor is the expected batch size, n / c.
-        capacity: rows of a padded batch; by default so many that a batch overflows once
-            in 1e9. Records beyond it are left out, the last ones first.
+        capacity: number of rows of a padded batch; by default a batch overflows with
+            probability 1e-9. Records beyond the capacity are dropped, the last ones
+            first.
 
-    Privacy: a replaced record enters ceil(T / c) of T steps at most, and costs as many
-    releases. Which records overflow does not depend on the data either. No gain from
-    the secret bin is claimed: the known ones are for a record that is added or removed
-    (Chua et al. 2025), by Monte Carlo; `Poisson` has one for both.
+    Privacy: a replaced record enters at most ceil(T / c) of T steps, so the run costs
+    as much as so many releases. Overflow does not depend on the data either. No gain
+    from the secrecy of the bins is claimed, because the known gains are for added or
+    removed records (Chua et al. 2025), by Monte Carlo; `Poisson` has a gain for both
+    relations.
 
     Raises:
-        ValueError: where a count is not positive.
+        ValueError: If a count is not a positive integer.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -158,26 +152,18 @@ class BallsInBins(Batching):
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the expected batch size."""
         del num_steps
-        _validate.require(
-            self.num_bins <= num_samples,
-            "num_bins",
-            self.num_bins,
-            f"at most the number of records, {num_samples}",
-        )
+        at_most_all(num_samples, num_bins=self.num_bins)
         return num_samples / self.num_bins
 
     def accounting(self, num_samples, num_steps):
-        """See `Batching.accounting`: a release for each time round the bins."""
+        """See `Batching.accounting`: one release for each pass over the bins."""
         self.divisor(num_samples, num_steps)
         return {"num_steps": math.ceil(num_steps / self.num_bins)}
 
     def participation(self, num_samples, num_steps):
         """See `Batching.participation`: every c-th step."""
-        return {
-            "num_steps": num_steps,
-            "max_participations": self.accounting(num_samples, num_steps)["num_steps"],
-            "min_separation": self.num_bins,
-        }
+        num_epochs = self.accounting(num_samples, num_steps)["num_steps"]
+        return participates(num_steps, num_epochs, self.num_bins)
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
         del num_steps, epsilon, delta

@@ -1,4 +1,4 @@
-"""Batches that every record enters by a coin of its own."""
+"""Batches that every record enters by an independent coin."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._types import Key
 from dpjax.accounting._shared import poisson_capacity
-from dpjax.batching._batching import Batching, any_steps
+from dpjax.batching._batching import Batching, at_most_all, participates
 from dpjax.batching._coins import coins, true_places
 
 
@@ -22,15 +22,15 @@ class Poisson(Batching):
     replaces a padding row and moves no other record.
 
     Attributes:
-        expected_batch_size: n times the probability, at most n; the divisor, too.
-        capacity: rows of a padded batch. Records beyond it are dropped, the last ones
-            first. By default `init` makes it so large that dropping costs one
-            thousandth of delta, which the accounting sets aside. It refuses a smaller
-            one: in a full batch a record that enters drops another, and the sum moves
-            by twice as much.
+        expected_batch_size: n times the probability, at most n; also the divisor.
+        capacity: number of rows of a padded batch. Records beyond it are dropped, the
+            last ones first. By default `init` chooses it so that overflow costs one
+            thousandth of delta, which the accounting reserves. A smaller capacity is
+            rejected, because in a full batch an entering record would drop another, and
+            the sum would move by twice as much.
 
     Raises:
-        ValueError: where a size is not positive.
+        ValueError: If a size is not positive.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -64,50 +64,43 @@ class Poisson(Batching):
 
     def accounting(self, num_samples, num_steps):
         """See `Batching.accounting`: num_steps Poisson-subsampled releases."""
-        return {
-            "num_steps": num_steps,
-            "sampling_prob": self._sampling_prob(num_samples),
-        }
+        prob = self._sampling_prob(num_samples)
+        return {"num_steps": num_steps, "sampling_prob": prob}
 
     def participation(self, num_samples, num_steps):
         """See `Batching.participation`: any steps; no gain from sampling is known."""
         self._sampling_prob(num_samples)
-        return any_steps(num_steps)
+        return participates(num_steps, num_steps)
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
         prob = self._sampling_prob(num_samples)
-        return _paid_capacity(self, num_samples, prob, num_steps, epsilon, delta)
+        return _capacity(self, num_samples, prob, num_steps, epsilon, delta)
 
     def _sampling_prob(self, num_samples: int) -> float:
-        _validate.require(
-            self.expected_batch_size <= num_samples,
-            "expected_batch_size",
-            self.expected_batch_size,
-            f"at most the number of records, {num_samples}",
-        )
+        at_most_all(num_samples, expected_batch_size=self.expected_batch_size)
         return self.expected_batch_size / num_samples
 
 
 @dataclasses.dataclass(frozen=True)
 class CyclicPoisson(Batching):
-    """Poisson batches from groups of records that take turns.
+    """Poisson batches from c groups of records, one group after the other.
 
-    Of c groups, record i is in group i mod c, and step t draws from group t mod c alone
-    (the last n mod c records are in none). So two steps with the same record are c
-    steps apart at least, as correlated noise of c bands wants it. Where every record of
-    a group enters, the batches are epochs in a fixed order.
+    Record i is in group i mod c, and step t draws from group t mod c only (the last n
+    mod c records are in no group). So two steps with the same record are at least c
+    steps apart, as correlated noise with c bands requires. If every record of a group
+    enters, the batches are epochs in a fixed order.
 
     Attributes:
         expected_batch_size: floor(n / c) times the probability to enter, at most
-            floor(n / c); the divisor, too.
+            floor(n / c); also the divisor.
         cycle_length: c.
-        capacity: rows of a padded batch, as of `Poisson`.
+        capacity: number of rows of a padded batch, as for `Poisson`.
 
     Privacy: the steps of a record's own group are ceil(T / c) Poisson-subsampled
-    releases; the others compute the same from what was released before them.
+    releases; the other steps depend on it only through earlier releases.
 
     Raises:
-        ValueError: where a size is not positive.
+        ValueError: If a size is not positive.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -159,19 +152,15 @@ class CyclicPoisson(Batching):
     def participation(self, num_samples, num_steps):
         """See `Batching.participation`: every c-th step, with one probability."""
         sampling = self.accounting(num_samples, num_steps)
-        return {
-            "num_steps": num_steps,
-            "max_participations": sampling["num_steps"],
-            "min_separation": self.cycle_length,
-            "sampling_prob": sampling["sampling_prob"],
-        }
+        pattern = participates(num_steps, sampling["num_steps"], self.cycle_length)
+        return {**pattern, "sampling_prob": sampling["sampling_prob"]}
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
         size, prob = self._group(num_samples)
-        return _paid_capacity(self, size, prob, num_steps, epsilon, delta)
+        return _capacity(self, size, prob, num_steps, epsilon, delta)
 
     def _group(self, num_samples: int) -> tuple[int, float]:
-        """Returns the number of records of a group, and how likely each enters."""
+        """Returns the number of records of a group, and the probability of each."""
         size = num_samples // self.cycle_length
         _validate.require(
             size >= 1,
@@ -191,13 +180,13 @@ class CyclicPoisson(Batching):
 def _entering(
     key: Key, num_samples: int, probability: float, capacity: int | None
 ) -> jax.Array:
-    """Returns which records enter, at random rows; num_samples for padding."""
+    """Returns the indices that enter, at random rows; num_samples for padding."""
     coin_key, place_key = jax.random.split(key)
     enters = coins(coin_key, num_samples, probability)
     return jax.random.permutation(place_key, true_places(enters, cast(int, capacity)))
 
 
-def _paid_capacity(
+def _capacity(
     batching: Poisson | CyclicPoisson,
     num_samples: int,
     probability: float,
@@ -205,7 +194,7 @@ def _paid_capacity(
     epsilon: float | None,
     delta: float | None,
 ) -> int:
-    """Returns the capacity, by default the least for which overflow is set aside."""
+    """Returns the capacity, by default the smallest that the accounting allows."""
     for name, value in (("epsilon", epsilon), ("delta", delta)):
         rule = f"given: the capacity of {batching} depends on the budget"
         _validate.require(value is not None, name, value, rule)
@@ -221,7 +210,6 @@ def _paid_capacity(
         capacity >= smallest,
         "capacity",
         capacity,
-        f"at least {smallest}, or more records are dropped than the accounting "
-        "sets aside",
+        f"at least {smallest}, or more records are dropped than the accounting allows",
     )
     return capacity

@@ -1,4 +1,4 @@
-"""What other layers take from batching, and users do not."""
+"""Names of batching for other layers of dpjax, not for users."""
 
 from dpjax.batching._batching import BatchState
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._sharding import varying, varying_axes
 from dpjax._types import Key
-from dpjax.batching._batching import Batching, any_steps
+from dpjax.batching._batching import Batching, at_most_all, participates
 from dpjax.batching._coins import coins, true_places
 
-_SPREAD = 8  # standard deviations that the number of heads may be off its mean
+_SPREAD = 8  # standard deviations between the mean of the number of heads and its ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class WithoutReplacement(Batching):
     A draw costs n random words and a sort of little more than `batch_size` records.
 
     Raises:
-        ValueError: where batch_size is not a positive count.
+        ValueError: If batch_size is not a positive integer.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -46,12 +46,7 @@ class WithoutReplacement(Batching):
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the batch size."""
         del num_steps
-        _validate.require(
-            self.batch_size <= num_samples,
-            "batch_size",
-            self.batch_size,
-            f"at most the number of records, {num_samples}",
-        )
+        at_most_all(num_samples, batch_size=self.batch_size)
         return self.batch_size
 
     def accounting(self, num_samples, num_steps):
@@ -65,16 +60,16 @@ class WithoutReplacement(Batching):
     def participation(self, num_samples, num_steps):
         """See `Batching.participation`: any steps."""
         self.divisor(num_samples, num_steps)
-        return any_steps(num_steps)
+        return participates(num_steps, num_steps)
 
 
 def _uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
     """Returns `size` different indices in random order, all subsets equally likely.
 
-    Every index is kept with a probability that keeps a few more than `size`, and of
-    those the ones with the smallest random numbers are taken: only they are sorted.
-    Where too few or too many are kept, or numbers tie, all is drawn again, which
-    favours no record. Nothing here looks at the data.
+    A coin for each index keeps a few more than `size` of them, and of these the ones
+    with the smallest random numbers are chosen: only they are sorted. If too few or too
+    many are kept, or numbers tie, all is drawn again, which is symmetric in the
+    records. Nothing here depends on the data.
     """
     spread = _SPREAD * (math.sqrt(size) + 1)
     capacity = min(math.ceil(size + 2 * spread), num_samples)

@@ -1,4 +1,4 @@
-"""Convex sets of parameters: projection, diameter, vertices, linear minimisation."""
+"""Convex sets of parameters: projection, diameter, vertices, linear minimization."""
 
 from dpjax.constraints._box import Box
 from dpjax.constraints._l1_ball import L1Ball

@@ -26,16 +26,16 @@ from dpjax.constraints._constraint import (
 class Box(Constraint):
     """All x with lower <= x <= upper.
 
-    The projection clips, the least of <v, g> is at lower where g > 0, else at upper.
-    The diameter is the norm of upper - lower. A box has 2^d vertices: none is scored.
+    The projection clips. The minimum of <v, g> is at lower if g > 0, else at upper. The
+    diameter is the norm of upper - lower. Vertices are not scored: there are 2^d.
 
     Attributes:
-        lower: one number for all coordinates, or a pytree of arrays shaped as the
-            parameters; its arrays are pytree leaves.
+        lower: one number for all coordinates, or a pytree of arrays of the shapes of
+            the parameters; its arrays are pytree leaves.
         upper: likewise, of the same structure and shapes, nowhere below lower.
 
     Raises:
-        ValueError: where bounds are not numbers in [-1e30, 1e30], differ in shape, or
+        ValueError: If bounds are not numbers in [-1e30, 1e30], differ in shape, or
             upper is below lower.
 
     Example:

@@ -1,4 +1,4 @@
-"""What every convex set of parameters has in common."""
+"""The base classes of convex sets of parameters."""
 
 import abc
 from typing import Literal
@@ -17,10 +17,10 @@ Norm = Literal["l1", "l2"]
 def kept_finite(gradient: jax.Array, largest_norm: Scalar) -> jax.Array:
     """Returns a gradient clipped so that no score <v, g>, ||v||_1 <= norm, overflows.
 
-    A score that overflowed to -inf would be out for one data set and in for its
-    neighbour. Clipping brings no two gradients farther apart, in any coordinate: what
-    the scores of neighbours differ by is still bounded by their linf distance. Up to
-    a quarter of the largest float, differences of scores do not overflow either.
+    A score that overflowed to -inf would exclude its vertex for one data set only.
+    Clipping increases no distance of two gradients in any coordinate, so their linf
+    distance still bounds the difference of the scores. The limit is a quarter of the
+    largest float, so that differences of scores do not overflow either.
     """
     limit = jnp.finfo(gradient.dtype).max / 4 / like(largest_norm, gradient)
     return jnp.clip(gradient, -limit, limit)
@@ -29,11 +29,11 @@ def kept_finite(gradient: jax.Array, largest_norm: Scalar) -> jax.Array:
 class Constraint(abc.ABC):
     """A compact convex set of parameters; a whole pytree is one vector.
 
-    A subclass is a frozen dataclass, registered as a pytree with its sizes as leaves:
+    A subclass is a frozen dataclass and a pytree whose leaves are its radius or bounds:
     a sweep over radii compiles once, `vmap` and `grad` over a radius work.
 
     Results have the dtypes of the given tree, float32 for integers. In half precision
-    they are rounded last, so a projection may lie outside by that rounding.
+    the result is rounded last, so a projection may lie outside by that rounding.
 
     Example:
         >>> from dpjax.constraints import L2Ball
@@ -51,25 +51,24 @@ class Constraint(abc.ABC):
             A pytree of the same structure, shapes and float dtypes.
 
         Raises:
-            ValueError: where params are no real arrays, do not fit the set, or the set
+            ValueError: If params are not real arrays or do not fit the set, or the set
                 has no projection in closed form (`Polytope`).
         """
         raise ValueError(_has_none(self, "projection in closed form"))
 
     def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
-        """Tells whether the parameters lie in the set.
+        """Returns whether the parameters lie in the set.
 
         Args:
             params: pytree of real arrays; NaN lies in no set.
-            tolerance: by how much each inequality of the set may fail, in units of the
-                parameters.
+            tolerance: slack of each inequality of the set, in units of the parameters.
 
         Returns:
             A boolean scalar.
 
         Raises:
-            ValueError: where tolerance is negative, params do not fit the set, or the
-                set has no test in closed form (`Polytope`).
+            ValueError: If tolerance is negative, params do not fit the set, or the set
+                has no test in closed form (`Polytope`).
         """
         raise ValueError(_has_none(self, "membership test in closed form"))
 
@@ -77,23 +76,24 @@ class Constraint(abc.ABC):
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
         """Returns the largest distance max ||v - w|| of two points of the set.
 
-        A linear score -<v, g> changes by at most diameter("l1")·||g - g'||_inf more at
-        one point than at another when g becomes g': with the linf sensitivity of g this
-        is the sensitivity range that a selection mechanism takes.
+        If g becomes g', the changes of a linear score -<v, g> at two points differ by
+        at most diameter("l1")·||g - g'||_inf. With the linf sensitivity of g this is
+        the sensitivity range of a selection mechanism.
 
         Args:
             norm: "l1" or "l2".
             num_coordinates: entries of all leaves of the parameters together.
 
         Returns:
-            A number: the exact value, rounded to the nearest floats on its way.
+            A number, exact up to float rounding.
 
         Raises:
-            ValueError: where norm is another, or the set has other coordinates.
+            ValueError: If norm is another, or the set has another number of
+                coordinates.
 
         Reference:
-            Hu et al. (2022), Algorithm 1, which takes max ||v||_1 for it: the diameter
-            is what holds for sets far from zero too.
+            Hu et al. (2022), Algorithm 1, with max ||v||_1 instead: the diameter also
+            holds for sets far from zero.
         """
 
     @abc.abstractmethod
@@ -107,12 +107,12 @@ class Constraint(abc.ABC):
             A pytree of the same structure, shapes and float dtypes.
 
         Raises:
-            ValueError: where gradient is no real arrays or does not fit the set.
+            ValueError: If gradient is no real arrays or does not fit the set.
         """
 
 
 class VertexConstraint(Constraint):
-    """The convex hull of vertices that are few enough to score one by one.
+    """The convex hull of few vertices, each of which has a score.
 
     A private Frank-Wolfe step selects an index by `vertex_scores` and moves towards
     `vertex(index, params)`.
@@ -126,11 +126,11 @@ class VertexConstraint(Constraint):
 
     @abc.abstractmethod
     def num_vertices(self, num_coordinates: int) -> int:
-        """Returns the number of vertices where parameters have num_coordinates."""
+        """Returns the number of vertices for parameters of num_coordinates."""
 
     @abc.abstractmethod
     def score_error(self, num_coordinates: int) -> Scalar:
-        """Returns how far float32 rounding moves a score, per unit of max |gradient|.
+        """Returns the float32 rounding error of a score, per unit of max |gradient|.
 
         Args:
             num_coordinates: entries of all leaves of the parameters together.
@@ -139,15 +139,15 @@ class VertexConstraint(Constraint):
             A bound on |computed - exact score| / max |gradient|, for every vertex.
 
         Raises:
-            ValueError: where the set has other coordinates.
+            ValueError: If the set has other coordinates.
         """
 
     @abc.abstractmethod
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
         """Returns the score -<v, gradient> of every vertex v; higher is better.
 
-        Entries of the gradient so large that a score could pass a quarter of the
-        largest float are clipped first.
+        Gradients are clipped first, so that no score exceeds a quarter of the largest
+        float.
 
         Args:
             gradient: pytree shaped as the parameters, all finite.
@@ -156,7 +156,7 @@ class VertexConstraint(Constraint):
             Shape (num_vertices,), float64 where a leaf is, else float32.
 
         Raises:
-            ValueError: where gradient is no real arrays or does not fit the set.
+            ValueError: If gradient is no real arrays or does not fit the set.
         """
 
     def vertex(self, index: Scalar, like: PyTree) -> PyTree:
@@ -170,7 +170,7 @@ class VertexConstraint(Constraint):
             A pytree of the structure, shapes and float dtypes of `like`.
 
         Raises:
-            ValueError: where index is out of range, or like does not fit the set.
+            ValueError: If index is out of range, or like does not fit the set.
         """
         vector, unflatten = flatten(like, "like")
         if _validate.is_concrete(index):
@@ -225,22 +225,22 @@ def project_simplex(vector: jax.Array, radius: jax.Array) -> jax.Array:
     Reference:
         Held, Wolfe and Crowder (1974); Duchi et al. (2008), Figure 1.
     """
-    # A shift changes nothing; with the largest entry at zero, -1 <= tau < 0 in units of
-    # the radius, and whatever lies below -1 counts as -1.
+    # A shift changes nothing. With the largest entry at zero, -1 <= tau < 0 in units of
+    # the radius, so smaller entries may be clipped to -1.
     shifted = vector - jax.lax.stop_gradient(jnp.max(vector))
     units = jnp.maximum(shifted, -radius) / radius
     sums = jnp.cumsum(jnp.sort(units, descending=True))
     counts = jnp.arange(1, vector.size + 1).astype(vector.dtype)
-    # Every k gives a lower bound of tau, the size of the support gives tau itself.
+    # Every k gives a lower bound of tau, and the size of the support gives tau.
     tau = jnp.max((sums - 1) / counts)
-    # Two Newton steps from there remove the rounding of long sums. The derivative of
-    # the last is that of tau, so that none is taken of the sort.
+    # Two Newton steps then remove the rounding of long sums. The last step alone has
+    # the derivative of tau, so the sort is not differentiated.
     tau = jax.lax.stop_gradient(tau + _newton_step(units - tau))
     above = units - tau
     return radius * jax.nn.relu(above - _newton_step(above))
 
 
 def _newton_step(above: jax.Array) -> jax.Array:
-    """Returns by how much to raise tau so that sum max(units - tau, 0) is 1."""
+    """Returns the increase of tau for which sum max(units - tau, 0) is 1."""
     support = jnp.maximum(jnp.sum((above > 0).astype(above.dtype)), 1)
     return (jnp.sum(jax.nn.relu(above)) - 1) / support

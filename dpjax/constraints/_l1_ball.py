@@ -24,15 +24,14 @@ class L1Ball(VertexConstraint):
     r"""All x with ||x||_1 <= radius.
 
     The projection is x inside, and sign(x) max(|x| - tau, 0) of norm radius outside.
-    Vertex j < d is radius e_j and vertex d + j is -radius e_j: 2d scores
-    -radius g_j and radius g_j that no matrix of vertices stands behind. Both diameters
-    are 2 radius.
+    Vertex j < d is radius e_j, with score -radius g_j, and vertex d + j is -radius e_j,
+    with score radius g_j; no matrix of vertices is stored. Both diameters are 2 radius.
 
     Attributes:
         radius: r > 0, in units of the parameters; a pytree leaf.
 
     Raises:
-        ValueError: where radius is not a number in [1e-20, 1e30].
+        ValueError: If radius is not a number in [1e-20, 1e30].
 
     Example:
         >>> import jax.numpy as jnp

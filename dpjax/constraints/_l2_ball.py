@@ -18,15 +18,15 @@ from dpjax.constraints._constraint import Constraint, Norm, check_diameter
 class L2Ball(Constraint):
     """All x with ||x||_2 <= radius.
 
-    The projection is x min(1, radius / ||x||), the least of <v, g> is at
-    -radius g / ||g|| (at zero where g is). The diameter is 2 radius in l2 and
+    The projection is x min(1, radius / ||x||). The minimum of <v, g> is at
+    -radius g / ||g||, or at zero if g is zero. The diameter is 2 radius in l2 and
     2 radius sqrt(d) in l1.
 
     Attributes:
         radius: r > 0, in units of the parameters; a pytree leaf.
 
     Raises:
-        ValueError: where radius is not a number in [1e-20, 1e30].
+        ValueError: If radius is not a number in [1e-20, 1e30].
 
     Example:
         >>> import jax.numpy as jnp
@@ -76,8 +76,8 @@ class L2Ball(Constraint):
 def _norm(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns ||vector|| in units in which no square overflows, and the unit.
 
-    `optax.projections.projection_l2_ball` squares the entries themselves: it turns
-    float32 parameters, or a radius, above 1e19 to zero. Of the zero vector both are 1.
+    `optax.projections.projection_l2_ball` squares the entries themselves, so its result
+    is zero for float32 parameters, or a radius, above 1e19. Of zero both are 1.
     """
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(vector)))
     unit = jnp.where(largest > 0, largest, 1)

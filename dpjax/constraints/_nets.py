@@ -21,12 +21,12 @@ def grid_net(
 ) -> jax.Array:
     """Returns points of a set such that each point of it has one within a radius.
 
-    The set's bounding box is cut into cells with sides at most 2·radius / sqrt(d),
-    along coordinate j into ceil(length_j sqrt(d) / (2 radius)), and their centres are
-    projected onto the set; centres farther from it than the radius are left out.
+    The bounding box of the set is divided into cells of sides at most
+    2·radius / sqrt(d): ceil(length_j sqrt(d) / (2 radius)) along coordinate j. Their
+    centres are projected onto the set, except those farther from it than the radius.
 
-    A point of the box has a centre within sqrt(d)·side / 2 <= radius, and a projection
-    onto a convex set brings no two points farther apart: so this is a zeta-net for
+    Every point of the box has a centre within sqrt(d)·side / 2 <= radius, and a
+    projection onto a convex set increases no distance: so this is a zeta-net for
     zeta = radius.
 
     Args:
@@ -39,9 +39,9 @@ def grid_net(
         Shape (num_candidates, d).
 
     Raises:
-        ValueError: where the set has no projection or other coordinates, radius is no
-            number in [1e-20, 1e30], or the grid has more than 20 million cells; that
-            is said, with their number, before any is made.
+        ValueError: If the set has no projection or another number of coordinates,
+            radius is not in [1e-20, 1e30], or the grid would have more than 20 million
+            cells.
 
     Example:
         >>> print(grid_net(Box(0.0, 1.0), 2, radius=0.36))
@@ -71,7 +71,7 @@ def grid_net(
         cells, place = np.divmod(cells, counts[j])
         centres[:, j] = lower[j] + (place + 0.5) * width
     net = jax.vmap(constraint.project)(jnp.asarray(centres))
-    # Rounding may put a centre just beyond the radius: rather keep it.
+    # Keep a centre that rounding puts just beyond the radius.
     is_near = jnp.linalg.norm(net - centres, axis=1) <= radius * (1 + 1e-5)
     return net[is_near]
 
@@ -79,9 +79,9 @@ def grid_net(
 def halton_net(box: Box, num_coordinates: int, *, num_candidates: int) -> jax.Array:
     """Returns the first points of a Halton sequence, stretched over a box.
 
-    They spread evenly for every number of candidates, where a grid has counts^d of
-    them, and are the same at every call. No covering radius is claimed. Above ten
-    coordinates its points lie on lines, and a net of any kind is thin.
+    They spread evenly for any number of candidates (a grid needs counts^d), and are the
+    same in every call. No covering radius is claimed. Above ten coordinates the points
+    lie on lines, and every net is sparse.
 
     Args:
         box: the set, of vectors.
@@ -92,8 +92,8 @@ def halton_net(box: Box, num_coordinates: int, *, num_candidates: int) -> jax.Ar
         Shape (num_candidates, d).
 
     Raises:
-        ValueError: where box is no `Box` or has other coordinates, or num_candidates is
-            out of range.
+        ValueError: If box is not a `Box` or has another number of coordinates, or
+            num_candidates is out of range.
 
     Example:
         >>> print(halton_net(Box(0.0, 3.0), 2, num_candidates=3))
@@ -121,8 +121,8 @@ def halton_net(box: Box, num_coordinates: int, *, num_candidates: int) -> jax.Ar
 def _bounding_box(
     constraint: Constraint, num_coordinates: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the least and the largest value of every coordinate, in float64."""
-    constraint.diameter("l2", num_coordinates)  # names a wrong number of coordinates
+    """Returns the smallest and the largest value of each coordinate, in float64."""
+    constraint.diameter("l2", num_coordinates)  # checks the number of coordinates
     axes = jnp.eye(num_coordinates)
     lower, upper = (
         np.asarray(jnp.diagonal(jax.vmap(constraint.minimize_linear)(x)), np.float64)

@@ -25,16 +25,16 @@ from dpjax.constraints._constraint import (
 class Polytope(VertexConstraint):
     """The convex hull of the rows of a matrix.
 
-    The diameter is the largest distance of two rows: a norm is convex, so that it is
-    greatest at vertices. Rows inside the hull or given twice do no harm. There is no
-    projection in closed form: `project` raises, and `contains` does for traced values.
+    The diameter is the largest distance of two rows, because a norm is convex. Rows may
+    lie inside the hull, or be equal. There is no projection in closed form: `project`
+    raises, and so does `contains` for traced values.
 
     Attributes:
-        vertices: shape (num_vertices, d), the coordinates of a pytree one leaf after
-            another, as `jax.flatten_util.ravel_pytree` puts them; a pytree leaf.
+        vertices: shape (num_vertices, d), with coordinates in the order of
+            `jax.flatten_util.ravel_pytree`; a pytree leaf.
 
     Raises:
-        ValueError: where vertices is not a real matrix with at least one entry, all
+        ValueError: If vertices is not a real matrix with at least one entry, and all
             entries in [-1e30, 1e30].
 
     Example:
@@ -62,10 +62,7 @@ class Polytope(VertexConstraint):
         _validate.within(-LARGEST, LARGEST, vertices=self.vertices)
 
     def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
-        """See `Constraint.contains`: within tolerance of the hull in l2 norm.
-
-        On the host, by non-negative least squares; not for traced values.
-        """
+        """See `Constraint.contains`: l2 distance to the hull, by least squares."""
         _validate.non_negative(tolerance=tolerance)
         numbers = [*jax.tree.leaves(params), self.vertices]
         if not all(map(_validate.is_concrete, numbers)):
@@ -73,8 +70,8 @@ class Polytope(VertexConstraint):
         vector, _ = flatten(params, "params")
         check_coordinates(vector.size, self.vertices.shape[1])
         vertices, point = (np.asarray(x, np.float64) for x in (self.vertices, vector))
-        # A convex combination is one with weights >= 0 that sum to one: a row of ones,
-        # with the weight of the largest entry, asks for that.
+        # A convex combination has weights >= 0 that sum to one: a row of ones, weighted
+        # as the largest entry, enforces the sum.
         unit = max(np.abs(vertices).max(), 1e-300)
         rows = np.vstack([vertices.T / unit, np.ones(len(vertices))])
         _, distance = scipy.optimize.nnls(rows, np.append(point / unit, 1.0))
@@ -87,7 +84,7 @@ class Polytope(VertexConstraint):
         dtype = jnp.asarray(self.vertices).dtype
         dtype = dtype if dtype == jnp.float64 else jnp.float32
         vertices = jnp.asarray(self.vertices).astype(dtype)
-        # In units in which no square overflows: a power of two, since the rounded
+        # In units in which no square overflows: a power of two, because rounded
         # quotients of vertices far from zero would lose their distance.
         largest = jax.lax.stop_gradient(jnp.max(jnp.abs(vertices)))
         unit = jnp.ldexp(jnp.ones_like(largest), jnp.frexp(largest)[1])
@@ -113,9 +110,9 @@ class Polytope(VertexConstraint):
     def score_error(self, num_coordinates: int) -> Scalar:
         """See `VertexConstraint.score_error`: k roundings of a sum of k terms.
 
-        Added in any order, k products err by k 2^-24 of the sum of their sizes (Higham
-        2002, eq. 3.4), which products with zero leave alone; twice that is stated, for
-        accelerators that make float32 products of shorter ones.
+        In any order, the error of k products is at most k 2^-24 of the sum of their
+        magnitudes (Higham 2002, eq. 3.4), without products by zero. Twice that is
+        stated, for accelerators that compose float32 products of shorter ones.
         """
         check_coordinates(num_coordinates, self.vertices.shape[1])
         sizes = jnp.abs(jnp.asarray(self.vertices).astype(jnp.float32))
@@ -128,7 +125,7 @@ class Polytope(VertexConstraint):
         check_coordinates(vector.size, self.vertices.shape[1])
         vertices = jnp.asarray(self.vertices).astype(vector.dtype)
         vector = kept_finite(vector, jnp.max(jnp.sum(jnp.abs(vertices), axis=1)))
-        # Accelerators otherwise multiply in half precision, far from the true scores.
+        # The default on accelerators is half precision, with large errors of scores.
         return -jnp.matmul(vertices, vector, precision=jax.lax.Precision.HIGHEST)
 
     def _vertex(self, index, vector):

@@ -1,4 +1,4 @@
-"""What other layers take from constraints, and users do not."""
+"""Names of constraints for other layers of dpjax, not for users."""
 
 from dpjax.constraints._constraint import VertexConstraint
 

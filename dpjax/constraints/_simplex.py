@@ -24,15 +24,15 @@ from dpjax.constraints._constraint import (
 class Simplex(VertexConstraint):
     """All x >= 0 with sum radius; with radius 1, the probability vectors.
 
-    The projection is max(x - tau, 0) with the tau that gives the sum. Vertex j is
-    radius e_j, its score -radius g_j. The diameter is 2 radius in l1 and
-    sqrt(2) radius in l2; of a single coordinate the simplex is one point, and it is 0.
+    The projection is max(x - tau, 0), with tau such that the sum is radius. Vertex j is
+    radius e_j, with score -radius g_j. The diameter is 2 radius in l1 and sqrt(2)
+    radius in l2, and 0 for a single coordinate.
 
     Attributes:
         radius: r > 0, in units of the parameters; a pytree leaf.
 
     Raises:
-        ValueError: where radius is not a number in [1e-20, 1e30].
+        ValueError: If radius is not a number in [1e-20, 1e30].
 
     Example:
         >>> import jax.numpy as jnp

@@ -21,16 +21,16 @@ class Dataset:
         targets: training targets, float32 of shape (n,).
         test_features: test features, float32 of shape (m, d).
         test_targets: test targets, float32 of shape (m,).
-        target_unit: what a target of 1 stands for.
+        target_unit: the unit of the targets.
         licence: licence of the data.
         source: where the data come from.
-        schema: how the features came from columns, by the columns' names.
-        weights: how much training records count, in [0, 1], float32 of shape (n,);
-            None: all alike.
-        exposures: the share of the largest exposure that each training record has, in
-            [0, 1], float32 of shape (n,), to which its mean is in proportion; None:
-            the same.
-        test_exposures: those of the test records, float32 of shape (m,).
+        schema: how each column was encoded, by the column's name.
+        weights: of the training records, in [0, 1], float32 of shape (n,); None for
+            equal weights.
+        exposures: of the training records, divided by the largest exposure, in [0, 1],
+            float32 of shape (n,); a record's mean is proportional to its exposure.
+            None for equal exposures.
+        test_exposures: of the test records, float32 of shape (m,).
 
     Example:
         >>> from dpjax import datasets

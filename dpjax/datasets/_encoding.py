@@ -1,8 +1,8 @@
 """Turns named columns into a feature matrix, with public constants only.
 
-A schema says for each column what is public about it: a centre and a scale, or a list
-of categories. Nothing is learnt from the data, and no value of a cell raises: a number
-that cannot be read is taken as the centre, an unlisted category as none.
+A schema gives what is public about each column: a centre and a scale, or a list of
+categories. Nothing is estimated from the data, and no value of a cell raises an error:
+a number that does not parse counts as the centre, an unlisted category as none.
 """
 
 import math
@@ -26,7 +26,7 @@ _TRUTH = {"true": 1.0, "false": 0.0}
 
 @dataclass(frozen=True)
 class Numeric:
-    """A column of numbers, standardised by public constants.
+    """A column of numbers, standardized by public constants.
 
     (x - center) / scale, clipped to [-limit, limit]. A cell that is missing, does not
     parse, is NaN or infinite, or leaves the range of float32 becomes 0, as if it lay at
@@ -38,7 +38,7 @@ class Numeric:
         limit: the largest |feature|, in scales from the centre, positive; inf: none.
 
     Raises:
-        ValueError: if the centre is not finite, the scale not positive and finite, or
+        ValueError: If the centre is not finite, the scale not positive and finite, or
             the limit not positive.
 
     Example:
@@ -65,8 +65,8 @@ class Numeric:
     def encode(self, column: np.ndarray) -> np.ndarray:
         """Returns the column as float32 of shape (n, 1)."""
         with np.errstate(over="ignore", invalid="ignore"):
-            standardised = (_to_numbers(column) - self.center) / self.scale
-            feature = standardised.astype(np.float32)
+            standardized = (_to_numbers(column) - self.center) / self.scale
+            feature = standardized.astype(np.float32)
         feature[~np.isfinite(feature)] = 0.0
         return np.clip(feature, -self.limit, self.limit)[:, None]
 
@@ -75,16 +75,16 @@ class Numeric:
 class Categorical:
     """A column of categories, one-hot over a public list.
 
-    Cells are compared as text without surrounding blanks; those that are numbers or
-    truth values by value, so that 1, "1", "1.0", True and "true" are one category. A
-    text with a leading zero, "01", is a code and no number, but in a column of numbers.
+    Cells are compared as text without surrounding blanks. Numbers and booleans are
+    compared by value: 1, "1", "1.0", True and "true" are one category. A text with a
+    leading zero, such as "01", is a code, not a number, except in a column of numbers.
     A cell that is not listed gives a row of zeros.
 
     Args:
         categories: the public list, distinct.
 
     Raises:
-        ValueError: if the list is empty or names a category twice.
+        ValueError: If the list is empty or names a category twice.
 
     Example:
         >>> import numpy as np
@@ -132,17 +132,16 @@ def encode(
     """Encodes the columns that the schema names, in the order of the schema.
 
     Args:
-        columns: arrays of shape (n,), of text or numbers, by name; further columns are
-            left out.
-        schema: what is public about each column that is kept.
+        columns: arrays of shape (n,), of text or numbers, by name; columns that the
+            schema does not name are ignored.
+        schema: what is public about each column to encode.
 
     Returns:
         The features, float32 of shape (n, d), and the names of the d features.
 
     Raises:
-        ValueError: if the schema is empty or names a column that is not there, or if a
-            column is not one-dimensional, differs in length, or holds neither text nor
-            numbers.
+        ValueError: If the schema is empty or names a missing column, or if a column is
+            not one-dimensional, differs in length, or has neither text nor numbers.
 
     Example:
         >>> import numpy as np
@@ -190,13 +189,13 @@ def _parse_number(cell: Any) -> float:
 
 
 def _number_of_category(name: Any) -> float:
-    """Returns what a category is in a column of numbers."""
+    """Returns the number by which a category is compared in a column of numbers."""
     known = _category(name)
     return known if isinstance(known, float) else _parse_number(known)
 
 
 def _category(cell: Any) -> str | float | None:
-    """Returns what two cells of one category share: a number, or a text."""
+    """Returns the number or text by which a cell's category is compared."""
     if cell is None:
         return None
     text = text_of(cell)

@@ -49,9 +49,9 @@ def locate(file: DataFile) -> Path:
     must match its checksum.
 
     Raises:
-        FileNotFoundError: if it is in neither folder and has no public address.
-        OSError: if it cannot be fetched.
-        ValueError: if what was fetched has another checksum; nothing is kept then.
+        FileNotFoundError: If it is in neither folder and has no public address.
+        OSError: If it cannot be fetched.
+        ValueError: If what was fetched has another checksum; nothing is kept then.
     """
     cached = cache_folder() / file.path
     places = [cached]

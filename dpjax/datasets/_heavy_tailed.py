@@ -69,7 +69,7 @@ def sparse_params(sparsity: int) -> Callable[[Key, int], jax.Array]:
         A function (key, num_features) -> w*, shape (num_features,).
 
     Raises:
-        ValueError: if the sparsity is no count, or exceeds the number of features.
+        ValueError: If the sparsity is no count, or exceeds the number of features.
 
     Example:
         >>> import jax
@@ -126,7 +126,7 @@ def linear_model(
         The problem, with features (n, d), targets (n,) and true parameters (d,).
 
     Raises:
-        ValueError: if the key or a count is not of its kind.
+        ValueError: If the key or a count is not of its kind.
 
     Example:
         >>> import jax
@@ -184,7 +184,7 @@ def logistic_model(
         shape (d,).
 
     Raises:
-        ValueError: if the key, a count or the sign is not of its kind.
+        ValueError: If the key, a count or the sign is not of its kind.
 
     Example:
         >>> import jax

@@ -38,7 +38,7 @@ class Law(abc.ABC):
             Samples in JAX's default float type, all finite.
 
         Raises:
-            ValueError: if the key is not a single typed key.
+            ValueError: If the key is not a single typed key.
         """
         _validate.typed_key(key)
         samples = self._sample(key, shape)
@@ -49,7 +49,7 @@ class Law(abc.ABC):
         """Returns the law moved so that its mean is zero: Delta - E[Delta].
 
         Raises:
-            ValueError: if it has no finite mean, as a Pareto law with tail_index = 1.
+            ValueError: If it has no finite mean, as a Pareto law with tail_index = 1.
 
         Example:
             >>> LogNormal(location=1.0, scale=1.0).centered().mean

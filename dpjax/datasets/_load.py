@@ -19,22 +19,22 @@ def load(name: str) -> Dataset:
     - `"winnipeg"`: where does wheat grow? 260,734.
     - `"year_prediction"`: is a song of this century? 463,715.
 
-    The first two are in the package. The others are searched in the folder $DPJAX_DATA
+    The first two are in the package. The others are looked up in the folder $DPJAX_DATA
     and then in the cache ($XDG_CACHE_HOME/dpjax, or ~/.cache/dpjax); `"blog_feedback"`
-    is fetched into the cache. Of each set, `dpjax/datasets/_<name>.py` has the target,
-    the scales and the source.
+    is downloaded into the cache. `dpjax/datasets/_<name>.py` documents the target, the
+    scales and the source of each set.
 
     Args:
         name: one of these.
 
     Returns:
-        The training and test records. Features, targets and scales are described by its
-        attributes.
+        The training and test records; its attributes describe features and targets.
 
     Raises:
-        ValueError: for another name, or where a fetched file has another checksum.
-        OSError: where a file is not on this machine and cannot be fetched; the message
-            tells how to obtain it. It is a FileNotFoundError where no address is known.
+        ValueError: If the name is another one, or a downloaded file has a wrong
+            checksum.
+        OSError: If a file is not on this machine and cannot be downloaded; the message
+            says how to obtain it. It is a FileNotFoundError if no address is known.
 
     Example:
         >>> data = load("adult")

@@ -1,17 +1,17 @@
 """Robust means with a known worst-case sensitivity.
 
-Which one? `Clipping` bounds a whole vector, so its noise does not grow with the number
-of coordinates d; it is biased where vectors are longer than its norm, whatever n and
-epsilon are. `SmoothedTruncation`, `Truncation` and `Winsorization` bound each
-coordinate: sqrt(d) times the noise, but a bias that theory balances against it: a
-public bound on a moment sets their scale (`for_moment`), where the norm of clipping is
-a guess. Measured with the same steps and the best of five settings for each, clipping
-was ahead more often than not. For networks `Normalization` needs no clip norm,
-`Grouped` bounds every layer by itself, and with `AdaptiveThreshold` the thresholds of
-norms follow a private quantile of them. With `Scaled` every coordinate has a public
-scale, and noise in proportion to it. `MedianOfMeans` is for moments below two,
-`TrimmedMean` for data that are well within a known range. The measured tables, data by
-data: "Which method" and "Which estimator" in benchmarks/FIGURES.md of the repository.
+Which one? `Clipping` bounds the norm of a whole vector, so its noise does not grow with
+the number of coordinates d; it is biased if norms exceed the clip norm, for all n and
+epsilon. `SmoothedTruncation`, `Truncation` and `Winsorization` bound each coordinate.
+Their noise is sqrt(d) times larger, but a public bound on a moment sets their scale and
+balances bias and noise (`for_moment`), while a clip norm is a guess. With equal steps
+and the best of five settings for each, clipping was better in most measurements. For
+networks, `Normalization` needs no clip norm, `Grouped` bounds each layer separately,
+and with `AdaptiveThreshold` the clip norm follows a private quantile of the norms. With
+`Scaled` every coordinate has a public scale, and noise proportional to it.
+`MedianOfMeans` is for moments below two, `TrimmedMean` for data well within a known
+range. For the measurements see "Which method" and "Which estimator" in
+benchmarks/FIGURES.md of the repository.
 """
 
 from dpjax.estimators._adaptive import AdaptiveThreshold

@@ -13,17 +13,17 @@ from dpjax._rounding import LARGEST
 from dpjax._sums.stream import FactoredSamples
 from dpjax._tree import like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._norm import LEAST_SIZE, BoundFn, NormBounded
+from dpjax.estimators._norm import SMALLEST_THRESHOLD, BoundFn, NormBounded
 from dpjax.estimators._sensitivity import Sensitivity
 
 
 class Counted(NamedTuple):
-    """A mean of influences, and how many samples were short.
+    """A mean of influences, and the share of samples with norms within the thresholds.
 
     Attributes:
         mean: a pytree like a sample.
-        short: shape (groups,): the mean of ±half, plus for samples within the threshold
-            and minus for others; see `Counting.half`.
+        short: shape (groups,): the mean of `Counting.half` for samples within the
+            threshold and minus that for the others.
     """
 
     mean: PyTree
@@ -33,22 +33,23 @@ class Counted(NamedTuple):
 @register("estimator")
 @dataclass(frozen=True)
 class Counting(NormBounded):
-    """The mean of influences with, for each group, the number of short samples.
+    """The mean of influences, with the number of samples within each threshold.
 
-    An influence has G more coordinates, ±half for the G groups: plus where the norm is
-    within the group's threshold. For influences of l2 norm L at most it is itself at
-    most sqrt(L^2 + G half^2) = L / sqrt(1 - share) long, with
+    An influence gets G more coordinates, one for each group: half if the norm of the
+    group is within its threshold, else -half. If the l2 norm of the influence is at
+    most L, that of all coordinates is at most sqrt(L^2 + G half^2) = L / sqrt(1 -
+    share), with
 
         half = L sqrt(share / (1 - share) / G).
 
-    So mean and counts are one vector of a bounded norm, and one Gaussian releases both.
-    Of noise that is z times the whole sensitivity, the gradient alone has z_g = z /
-    sqrt(1 - share), and the counts, that one record moves by sqrt(G) half as far as by
-    replacing it, z_c = z / sqrt(share): z^-2 = z_g^-2 + z_c^-2.
+    So mean and counts are one vector of bounded norm, and one Gaussian releases both.
+    If the noise multiplier of the whole is z, that of the mean is z_g = z / sqrt(1 -
+    share), and that of the counts z_c = z / sqrt(share), because z^-2 = z_g^-2 +
+    z_c^-2.
 
     Attributes:
-        estimator: whose influences have a bounded norm.
-        share: of the budget for the counts, in (0, 1); static.
+        estimator: an estimator whose influences have a bounded norm.
+        share: share of the budget for the counts, in (0, 1); static.
     """
 
     estimator: NormBounded
@@ -66,7 +67,7 @@ class Counting(NormBounded):
 
     @property
     def half(self) -> Scalar:
-        """What a sample adds to a count: plus or minus this."""
+        """The magnitude of a sample's contribution to a count."""
         odds = self.share / (1 - self.share) / self.num_groups
         return self.estimator.limit * math.sqrt(odds)
 
@@ -85,7 +86,7 @@ class Counting(NormBounded):
         return replace(self, estimator=self.estimator.resized(sizes))
 
     def bound_fn(self) -> BoundFn:
-        """See `NormBounded.bound_fn`: and plus or minus half for each group."""
+        """See `NormBounded.bound_fn`, with half or -half for each group."""
         bound = self.estimator.bound_fn()
 
         def counted(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
@@ -116,44 +117,43 @@ class Counting(NormBounded):
 class AdaptiveThreshold:
     """A norm-wise estimator whose thresholds follow a private quantile of the norms.
 
-    `privatize` takes it in place of an estimator, and keeps the thresholds in its
-    state, where `optax.tree.get(state, "thresholds")` finds them. In each update, for
+    Pass it to `privatize` in place of an estimator. The thresholds are part of the
+    state: read them with `optax.tree.get(state, "thresholds")`. In each update, for
     every group of leaves,
 
         threshold <- threshold·exp(-learning_rate·(b - quantile)),
 
-    where b is the private share of samples with a norm within the threshold: under a
-    fixed law of the norms it comes to rest at their quantile. The first threshold may
-    be wrong by orders of magnitude, at the price of some steps: from C to c these are
-    log(C / c) / (learning_rate·(1 - quantile)) downward, and log(c / C) /
-    (learning_rate·quantile) upward.
+    where b is the private share of samples with a norm within the threshold. For a
+    fixed distribution of the norms the threshold converges to their quantile. The first
+    threshold may be wrong by orders of magnitude; to move from C to c then takes
+    log(C / c) / (learning_rate·(1 - quantile)) steps downward, or log(c / C) /
+    (learning_rate·quantile) steps upward.
 
     The counts are released with the mean, as one Gaussian vector of one subsampling:
-    see `counting`. NaN and infinite entries of a sample count as zero in its norm, too.
+    see `counting`. NaN and infinite entries of a sample count as zero in its norm too.
 
-    For `robust_grad`, `counting` is the estimator and returns mean and counts; after
-    noise for its sensitivity, `follow` takes both.
+    With `robust_grad`, use `counting` as the estimator, which returns mean and counts;
+    add noise for its sensitivity, and pass the result to `follow`.
 
     Sensitivity:
-        That of `counting`, by replace-one or add/remove, covers mean and counts
-        together: for G groups a record moves G counts. Of noise in proportion to it the
-        mean's share makes 1 / sqrt(1 - share) times the noise that fixed thresholds
-        would need: at 0.01, half a per cent more. Nothing else costs privacy, so that
-        the noise multiplier accounts for all of it.
+        That of `counting`, for replace-one or add/remove, covers mean and counts
+        together: for G groups a record moves G counts. The noise of the mean is then
+        1 / sqrt(1 - share) times the noise with fixed thresholds: at 0.01, half a per
+        cent more. The noise multiplier accounts for the whole privacy cost.
 
     Attributes:
         estimator: `Clipping`, `SmoothedClipping` or `Normalization`, or `Grouped` of
             one of these, with its first thresholds (clip norm, scale, offset).
-        lower: the least threshold, public, in units of the samples, at least 1e-12.
+        lower: the smallest threshold, public, in units of the samples, at least 1e-12.
         upper: the largest threshold, public, at most 1e30.
-        quantile: of norms within the threshold, in (0, 1); a pytree leaf.
-        learning_rate: of the threshold's logarithm, > 0; a pytree leaf.
-        share: of the budget for the counts, in (0, 1). Their noise, as a share of n
-            samples, has stddev noise_multiplier·sqrt(G / share) / n under replace-one.
+        quantile: target share of norms within the threshold, in (0, 1); a pytree leaf.
+        learning_rate: step size of the log threshold, > 0; a pytree leaf.
+        share: share of the budget for the counts, in (0, 1). The stddev of their noise,
+            divided by n, is noise_multiplier·sqrt(G / share) / n under replace-one.
 
     Raises:
-        ValueError: where estimator is none of these, a number is out of its range, or
-            a first threshold is not within [lower, upper].
+        ValueError: If estimator is none of these, a number is out of its range, or a
+            first threshold is not within [lower, upper].
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -192,33 +192,35 @@ class AdaptiveThreshold:
             self.estimator,
             "norm-wise: Clipping, SmoothedClipping, Normalization, or Grouped of one",
         )
-        _validate.within(LEAST_SIZE, LARGEST, lower=self.lower, upper=self.upper)
+        _validate.within(
+            SMALLEST_THRESHOLD, LARGEST, lower=self.lower, upper=self.upper
+        )
         _validate.probability(quantile=self.quantile, share=self.share)
         _validate.positive(learning_rate=self.learning_rate)
         for name in ("lower", "upper", "share"):  # they are static
             value = float(getattr(self, name))
             object.__setattr__(self, name, value)
-        sizes = self.estimator.sizes
-        is_within = not _validate.is_concrete(sizes)
-        if not is_within:  # in their own type, which rounds the ends as it rounds them
-            numbers = np.asarray(sizes)
+        thresholds = self.estimator.sizes
+        is_within = not _validate.is_concrete(thresholds)
+        if not is_within:  # in their dtype, which rounds the ends in the same way
+            numbers = np.asarray(thresholds)
             lower, upper = (numbers.dtype.type(x) for x in (self.lower, self.upper))
             is_within = bool(np.all((numbers >= lower) & (numbers <= upper)))
         _validate.require(
             is_within and self.lower <= self.upper,
             "lower, upper",
             (self.lower, self.upper),
-            f"a range that the first thresholds {sizes} lie in",
+            f"a range that contains the first thresholds {thresholds}",
         )
 
     @property
     def counting(self) -> Counting:
-        """The estimator of means and counts, with the thresholds of now."""
+        """The estimator of mean and counts, with the current thresholds."""
         return Counting(self.estimator, self.share)
 
     @property
     def thresholds(self) -> jax.Array:
-        """The thresholds of now, shape (groups,)."""
+        """The current thresholds, shape (groups,)."""
         return self.estimator.sizes
 
     def at(self, thresholds: jax.Array) -> Self:
@@ -229,16 +231,16 @@ class AdaptiveThreshold:
         """Returns the private mean, and the next thresholds.
 
         Args:
-            released: what `counting` returned, with noise.
+            released: the result of `counting`, with noise.
         """
         half = jnp.asarray(self.counting.half).astype(released.short.dtype)
         shares = 0.5 + released.short / (2 * half)
-        sizes = self.thresholds.astype(shares.dtype)
+        thresholds = self.thresholds.astype(shares.dtype)
         steps = like(self.learning_rate, shares) * (
             like(self.quantile, shares) - shares
         )
-        # Noise of any size leaves a number: steps beyond this leave every range.
-        sizes = jnp.clip(
-            sizes * jnp.exp(jnp.clip(steps, -60.0, 60.0)), self.lower, self.upper
+        # Clipped, because exp of large noise would not be finite.
+        thresholds = jnp.clip(
+            thresholds * jnp.exp(jnp.clip(steps, -60.0, 60.0)), self.lower, self.upper
         )
-        return released.mean, self.at(sizes.astype(self.thresholds.dtype))
+        return released.mean, self.at(thresholds.astype(self.thresholds.dtype))

@@ -6,11 +6,11 @@ h_beta(a) = E phi(a (1 + Z / sqrt(beta))), Z standard normal, phi(x) = x - x^3/6
 same size: in float32 it exceeds any bound from |a| = 1e3 on. Two forms replace it.
 
 * `series` (beta <= 10): h is analytic in 1/a at infinity, odd at zero, and entire in
-  beta, so in v = a / sqrt(a^2 + c^2), c^2 = 0.09 beta, it is v·sqrt(beta) times a
-  polynomial in v^2 with coefficients that are polynomials in beta. Its degree is 10 to
-  16; absolute error below 5e-7 in float32, as measured; certified to be below 1e-6 up
-  to beta = 9.21 (the tests bound the polynomial's error and its rounding).
-* `exact` (any beta): the closed form where it does not cancel, a quadrature elsewhere.
+  beta. So in v = a / sqrt(a^2 + c^2), c^2 = 0.09 beta, it is v·sqrt(beta) times a
+  polynomial in v^2, of degree 10 to 16, whose coefficients are polynomials in beta. The
+  absolute error in float32 is below 5e-7 in measurements, and certified to be below
+  1e-6 up to beta = 9.21 (the tests bound the polynomial's error and its rounding).
+* `exact` (any beta): the closed form if it does not cancel, otherwise a quadrature.
 """
 
 import functools
@@ -41,15 +41,15 @@ def supremum(beta: Scalar) -> Scalar:
 
 
 def degree_for(beta: float) -> int:
-    """Returns the degree of the series that serves beta; 0 where only `exact` does."""
+    """Returns the degree of the series for beta; 0 if only `exact` is accurate."""
     return next((degree for degree, most in SERIES.items() if beta <= most), 0)
 
 
 def series_coefficients(beta: Scalar, degree: int) -> jax.Array:
     """Returns the series' polynomial in 2 v^2 - 1, lowest term first.
 
-    It is NaN for beta > SERIES[degree]: a traced one may replace the one that the
-    degree was chosen for.
+    NaN if beta > SERIES[degree], because a traced beta may differ from the one for
+    which the degree was chosen.
     """
     beta = jnp.asarray(beta)
     beta = jnp.where(beta <= SERIES[degree], beta, jnp.nan)
@@ -65,8 +65,8 @@ def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
     c2 = 0.09 * beta
     inverse = 1 / (a * a + c2)
     z = 1 - 2 * c2 * inverse  # = 2 v^2 - 1
-    # Even and odd terms apart: two chains of half the length, where the time that one
-    # operation waits for the other binds.
+    # Even and odd terms apart: two chains of half the length, because latency
+    # dominates.
     square = z * z
     even, odd = coefficients[-1], coefficients[-2]
     if len(coefficients) % 2 == 0:
@@ -85,7 +85,7 @@ def exact(a: jax.Array, beta: Scalar) -> jax.Array:
     size = jnp.abs(a)
     is_tiny = size < 1e-6
     is_inner = (size <= 2.0) & (size <= 1.5 * jnp.sqrt(beta))
-    # Each form sees only its own range, so that no NaN leaks from the other's.
+    # Each form gets only its own range, so that gradients have no NaN of the other.
     inner = jnp.where(is_inner & ~is_tiny, size, 0.5 * jnp.minimum(1, jnp.sqrt(beta)))
     outer = jnp.where(is_inner, 2.0, size)
     value = jnp.where(is_inner, _closed_form(inner, beta), _quadrature(outer, beta))
@@ -142,7 +142,7 @@ def _series_table(degree: int) -> np.ndarray:
 
 
 def _reference(a: np.ndarray, beta: float) -> np.ndarray:
-    """h_beta(a) for a > 0 in float64: the quadrature, over where it is not zero."""
+    """h_beta(a) for a > 0 in float64: the quadrature over the support."""
     nodes, weights = np.polynomial.legendre.leggauss(200)
     end = np.minimum(math.sqrt(2), a * (1 + 9 / math.sqrt(beta)))[:, None]
     x = end * (nodes + 1) / 2

@@ -11,7 +11,7 @@ from dpjax import _validate
 from dpjax._rounding import LARGEST
 from dpjax._tree import register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._norm import LEAST_SIZE, NormEstimator
+from dpjax.estimators._norm import SMALLEST_THRESHOLD, NormEstimator
 
 
 @jax.jit
@@ -38,15 +38,15 @@ class Clipping(NormEstimator):
     2·l2_clip_norm / n in the l2 norm; float32 rounding is added to that. linf is the
     same, l1 is sqrt(d) times it.
 
-    However large the norm is, samples below it keep their precision. A sample of 2^63
-    clip norms or more counts as zero. For a mean without any bound, which has no finite
-    sensitivity, take `Mean()`.
+    With any clip norm, smaller samples keep their precision. A sample of 2^63 clip
+    norms or more counts as zero. For a mean without a bound, which has no finite
+    sensitivity, use `Mean()`.
 
     Attributes:
         l2_clip_norm: C > 0, in units of the samples; a pytree leaf.
 
     Raises:
-        ValueError: where l2_clip_norm is not a number in [1e-12, 1e30].
+        ValueError: If l2_clip_norm is not a number in [1e-12, 1e30].
 
     Example:
         >>> import jax.numpy as jnp
@@ -62,7 +62,7 @@ class Clipping(NormEstimator):
     size_name: ClassVar[str] = "l2_clip_norm"
 
     def __post_init__(self):
-        _validate.within(LEAST_SIZE, LARGEST, l2_clip_norm=self.l2_clip_norm)
+        _validate.within(SMALLEST_THRESHOLD, LARGEST, l2_clip_norm=self.l2_clip_norm)
 
     def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
         """Returns min(1, 1 / norm)."""

@@ -1,4 +1,4 @@
-"""What every robust mean has in common."""
+"""The base classes of robust means."""
 
 import abc
 from collections.abc import Callable
@@ -33,12 +33,12 @@ class Estimator(abc.ABC):
     `influence` and `limit`; the estimate is the mean of influences.
     """
 
-    # Whether rows must be fixed by their public index: sampled batches are refused.
+    # Whether rows must be fixed by their public index: sampled batches are rejected.
     groups_by_index: ClassVar[bool] = False
-    # What makes the mean private: Gaussian noise in proportion to `sensitivity`, or
-    # Laplace log-normal noise in proportion to a smooth sensitivity.
+    # The noise of a private mean: Gaussian, proportional to `sensitivity`, or Laplace
+    # log-normal, proportional to a smooth sensitivity.
     noise: ClassVar[NoiseName] = "gaussian"
-    # The paper whose noise `calibration="paper"` takes: "001", "003".
+    # The paper whose noise `calibration="paper"` uses: "001", "003".
     paper: ClassVar[str | None] = None
 
     @abc.abstractmethod
@@ -46,13 +46,13 @@ class Estimator(abc.ABC):
         """Maps one sample to a bounded value of the same shape, in float32 at least."""
 
     def influence_fn(self) -> Callable[[PyTree], PyTree]:
-        """Returns `influence`, with what does not depend on the sample precomputed."""
+        """Returns `influence`, with everything precomputed that no sample changes."""
         return self.influence
 
     @property
     @abc.abstractmethod
     def limit(self) -> Scalar | None:
-        """The bound on |coordinate| of every influence; None where there is none."""
+        """The bound on |coordinate| of every influence; None if there is none."""
 
     @property
     def printed_limit(self) -> Scalar | None:
@@ -71,22 +71,22 @@ class Estimator(abc.ABC):
 
         Args:
             samples: pytree, leaves of shape (n, ...), or a stream of them, such as
-                `dpjax.streamed_grad` gives. NaN counts as zero; an infinity as the
-                influence's limit at infinity where there is one, else as zero. For
+                `dpjax.streamed_grad` returns. NaN counts as zero; an infinity as the
+                limit of the influence at infinity if there is one, else as zero. For
                 norm-wise estimators a sample of 2^63 clip norms or more is zero.
             is_padding_example: shape (n,), true for rows to leave out. The divisor
                 stays the same.
             normalize_by: public divisor of the sum; n by default. For more than 4,608
                 rows the bound on rounding needs at least n / 1.125: a smaller concrete
-                divisor is refused, a smaller traced one is replaced by that.
-            axis_name: the mesh axes over which rows are sharded, where arrays do not
+                divisor is rejected, a smaller traced one is replaced by this.
+            axis_name: the mesh axes over which rows are sharded, if the arrays do not
                 show it; see `dpjax.robust_grad`.
 
         Returns:
             A pytree of leaves (...), float32 for half-precision samples.
 
         Raises:
-            ValueError: where leaves or mask disagree on n, samples are complex,
+            ValueError: If leaves or mask disagree on n, samples are complex,
                 normalize_by is not positive or much smaller than n, or axis_name does
                 not fit.
         """
@@ -106,17 +106,9 @@ class Estimator(abc.ABC):
     ) -> tuple[PyTree, PyTree]:
         """Returns the robust mean of a stream of samples, and its aux.
 
-        Args:
-            stream: makes samples, with an aux for each, a few at a time.
-            is_padding_example: this and the others are those of `__call__`.
-            normalize_by: public divisor; n by default.
-            axis_name: the mesh axes over which the stream's rows are sharded.
-
-        Returns:
-            The mean, and the aux of all samples, leading axis n, which is NOT private.
-
-        Raises:
-            ValueError: as `__call__`.
+        The stream makes samples, with an aux for each, a few at a time; the other
+        arguments and errors are those of `__call__`. The aux of all samples, with
+        leading axis n, is NOT private.
         """
         stream, divisor = self._checked(
             stream, is_padding_example, normalize_by, axis_name
@@ -124,7 +116,7 @@ class Estimator(abc.ABC):
         return _fold_stream(self, stream, divisor)
 
     def _checked(self, stream, is_padding_example, normalize_by, axis_name):
-        """Returns the stream with mask and axes, and the divisor, None if that is n."""
+        """Returns the stream with mask and axes, and the divisor, None if it is n."""
         stream = SampleStream.of(stream, is_padding_example)
         num_rows = stream.num_rows
         axes = row_axes(stream.rows, axis_name)
@@ -147,9 +139,9 @@ class Estimator(abc.ABC):
 
         Args:
             num_samples: the public divisor: n, or `normalize_by`.
-            num_coordinates: entries of all leaves of one sample together.
-            relation: REPLACE_ONE, neighbours differ in the values of one row; or
-                ADD_OR_REMOVE_ONE, one of them has a row masked, as padding.
+            num_coordinates: number of entries of all leaves of one sample together.
+            relation: REPLACE_ONE, if neighbours differ in the values of one row; or
+                ADD_OR_REMOVE_ONE, if one of them has a row masked as padding.
 
         Returns:
             The l1, l2 and linf sensitivity, for every input, float32 rounding included.
@@ -164,17 +156,9 @@ class Estimator(abc.ABC):
         """Returns the sensitivity for batches that are drawn at random.
 
         The accounting of Poisson batches also compares batches with and without one
-        record, and takes their means to differ by half the replace-one sensitivity at
-        most. Float32 rounding may exceed that: then this is twice the sensitivity to
-        masking a row.
-
-        Args:
-            num_samples: the public divisor.
-            num_coordinates: entries of all leaves of one sample together.
-            relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
-
-        Returns:
-            The l1, l2 and linf sensitivity.
+        record, and assumes that their means differ by at most half the replace-one
+        sensitivity. Float32 rounding may exceed this: then the result is twice the
+        sensitivity to masking a row. Arguments and result are those of `sensitivity`.
         """
         masked = self.sensitivity(num_samples, num_coordinates, ADD_OR_REMOVE_ONE)
         if relation is ADD_OR_REMOVE_ONE:
@@ -196,13 +180,13 @@ class Estimator(abc.ABC):
         Args:
             noise_multiplier: stddev / l2 sensitivity; for other noise than Gaussian,
                 that of Gaussian noise of the same zCDP.
-            num_samples: the public divisor.
-            num_coordinates: entries of all leaves of one sample together.
-            relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
+            num_samples: as for `sensitivity`.
+            num_coordinates: as for `sensitivity`.
+            relation: as for `sensitivity`.
             is_sampled: whether batches are drawn at random.
 
         Returns:
-            l2_sensitivity and stddev, their product with the noise multiplier.
+            l2_sensitivity, and stddev, its product with the noise multiplier.
         """
         measure = self.sampled_sensitivity if is_sampled else self.sensitivity
         sensitivity = measure(num_samples, num_coordinates, relation).l2
@@ -210,7 +194,7 @@ class Estimator(abc.ABC):
         return {"l2_sensitivity": sensitivity, "stddev": stddev}
 
     def summands(self, stream: SampleStream) -> Summands:
-        """Returns what is summed of a stream: influences of samples."""
+        """Returns the summands of a stream: influences of samples."""
         influence = self.influence_fn()
 
         def prepare(samples: FactoredSamples) -> FactoredSamples:
@@ -222,19 +206,14 @@ class Estimator(abc.ABC):
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
     ) -> tuple[PyTree, PyTree]:
-        """Returns the robust mean of a stream of one device's rows, and their aux.
-
-        Args:
-            stream: the samples, with an aux for each.
-            normalize_by: public divisor.
-        """
+        """Returns the robust mean of a stream of one device's rows, and their aux."""
         mean, aux = fold_mean(
             self.summands(stream), self.limit, normalize_by=normalize_by
         )
         return unstacked(self._within_limit(mean, normalize_by)), aux
 
     def _within_limit(self, mean: PyTree, normalize_by: Scalar) -> PyTree:
-        # Moves neighbours no farther apart; sensitivity() needs the largest result.
+        # Increases no distance; sensitivity() needs a bound on the result.
         limit = self.limit
         if limit is None:
             return mean
@@ -248,15 +227,15 @@ class Estimator(abc.ABC):
 
 
 class CoordinateEstimator(Estimator):
-    """An estimator whose influence acts on each coordinate alone."""
+    """An estimator whose influence acts on each coordinate separately."""
 
     @property
     @abc.abstractmethod
     def limit(self) -> Scalar:
-        """The largest size of any coordinate of an influence; that of zero is zero."""
+        """The bound on |coordinate| of every influence; the influence of 0 is 0."""
 
     def summands(self, stream: SampleStream) -> Summands:
-        """See `Estimator.summands`: products are multiplied out as they are added."""
+        """See `Estimator.summands`: products are computed as they are added."""
         if not stream.has_small_factors():
             stream = stream.written_out()
         return Summands(stream, lambda samples: samples, self.influence_fn())
@@ -279,7 +258,7 @@ def _fold_stream(estimator, stream, normalize_by):
     def on_device(whole, rows):
         estimator, normalize_by, shared = whole
         rows, is_padding_example = rows
-        # With respect to replicated params a gradient would be a psum over devices.
+        # The gradient in replicated params would otherwise be a psum over devices.
         mine = replace(
             stream,
             shared=varying(shared, axes),

@@ -1,4 +1,4 @@
-"""Grouped: norm-wise influences that act on each group of leaves by itself."""
+"""Grouped: norm-wise influences that act on each group of leaves separately."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -20,29 +20,29 @@ Group = str | tuple[str, ...]
 @register("estimator")
 @dataclass(frozen=True)
 class Grouped(NormBounded):
-    """The mean of samples whose every group of leaves has a norm-wise bound of its own.
+    """The mean of samples with a separate norm-wise bound for each group of leaves.
 
-    A long gradient of one layer then shortens no other layer's. Noise is that of the
-    whole: the same for every coordinate, in proportion to the root of the sum of the
-    squared bounds.
+    So a large gradient of one layer does not clip the other layers. The noise is the
+    same for every coordinate, proportional to the root of the sum of the squared
+    bounds.
 
-    Sensitivity: the influence of a group is at most B_g long, so that of a sample at
-    most B = sqrt(sum B_g^2), by Pythagoras: replacing one of n records moves the mean
-    by at most 2·B / n in the l2 norm; float32 rounding is added to that. linf is the
-    same, l1 is sqrt(d) times it.
+    Sensitivity: the influence of group g has an l2 norm of at most B_g, so that of a
+    sample is at most B = sqrt(sum B_g^2), by Pythagoras: replacing one of n records
+    moves the mean by at most 2·B / n in the l2 norm; float32 rounding is added to that.
+    linf is the same, l1 is sqrt(d) times it.
 
     Attributes:
-        estimator: `Clipping`, `SmoothedClipping` or `Normalization`. Its numbers are
-            those of all groups, or arrays (G,) with one for each; pytree leaves.
-        groups: G of them, in the order of these arrays. A group is the name of a leaf
-            or of a part of the tree, as "layers/0/kernel" or "layers/0", or a tuple of
-            such names; "" is the rest, or all. A leaf is in the group with the longest
-            name that fits.
+        estimator: `Clipping`, `SmoothedClipping` or `Normalization`. Its numbers hold
+            for all groups, or are arrays (G,), one number for each; pytree leaves.
+        groups: G groups, in the order of these arrays. A group is the name of a leaf or
+            subtree, such as "layers/0/kernel" or "layers/0", or a tuple of such names;
+            "" matches every leaf. A leaf is in the group with the longest matching
+            name.
 
     Raises:
-        ValueError: where estimator is not one of these, an array is not of shape (G,),
-            or a name stands twice; (when called) where a group has no leaf, or a leaf
-            no group.
+        ValueError: If estimator is not one of these, an array is not of shape (G,), or
+            a name occurs twice; when called, if a group has no leaf, or a leaf no
+            group.
 
     Example:
         >>> import jax.numpy as jnp
@@ -93,7 +93,7 @@ class Grouped(NormBounded):
 
     @classmethod
     def by_leaf(cls, estimator: NormEstimator, params: PyTree) -> Self:
-        """Returns an estimator with every leaf of params as a group of its own."""
+        """Returns an estimator with one group for each leaf of params."""
         return cls(estimator, tuple(_leaf_names(params)))
 
     @property
@@ -104,8 +104,8 @@ class Grouped(NormBounded):
             limits = np.broadcast_to(np.asarray(limit, np.float64), len(self.groups))
             return float(np.sqrt(np.sum(limits**2)))
         limits = jnp.broadcast_to(limit, len(self.groups))
-        # Squares of large bounds would overflow. A sum of G squares is off by G 2^-24
-        # of itself, the root by half of that: NORM_ERROR has room for G = 2,000.
+        # Squares of large bounds would overflow. The relative error of a sum of G
+        # squares is G 2^-24, of the root half of that: NORM_ERROR covers G = 2,000.
         most = limits.max()
         return most * jnp.sqrt(jnp.sum((limits / most) ** 2))
 
@@ -149,7 +149,7 @@ class Grouped(NormBounded):
         return [of(i) for i in range(len(self.groups))]
 
     def _parted(self, sample: PyTree, leaves: list[Any]) -> list[list[Any]]:
-        """Returns what stands for leaves of a sample, a list for each group."""
+        """Returns values of the leaves of a sample, one list for each group."""
         parts: list[list[Any]] = [[] for _ in self.groups]
         for leaf, place in zip(leaves, self._places(sample), strict=True):
             parts[place].append(leaf)

@@ -1,4 +1,4 @@
-"""Median of means: robust means of groups, and their median by coordinate."""
+"""Median of means: the coordinate-wise median of robust means of groups."""
 
 import math
 from dataclasses import dataclass
@@ -25,20 +25,20 @@ from dpjax.estimators._sensitivity import Sensitivity, largest_ulp, precise
 class MedianOfMeans(Estimator):
     """The median over groups, by coordinate, of an inner estimator's group means.
 
-    Groups are ranges of record indices, hence public; n records fall into num_groups
-    groups of floor(n / num_groups) or one more, and each group's mean is divided by its
-    own size. A subsampled batch has no public groups: it is refused (`normalize_by`).
+    Groups are ranges of record indices, hence public: num_groups groups of
+    floor(n / num_groups) records or one more. Each mean is divided by its group size. A
+    subsampled batch has no public groups, so it is rejected (`normalize_by`).
 
-    Sensitivity: a replaced record moves one group's mean, and the median moves by no
-    more than that, in every coordinate: the inner sensitivity at the smallest group
-    size floor(n / num_groups). That is num_groups times the inner estimator's own.
+    Sensitivity: a replaced record moves one group's mean, and the median moves by at
+    most as much in every coordinate: the inner sensitivity at the smallest group size
+    floor(n / num_groups), which is num_groups times that at n.
 
     Attributes:
         inner: the estimator of a group's mean; it bounds the sensitivity.
-        num_groups: how many groups, at least one and at most n.
+        num_groups: number of groups, at least one and at most n.
 
     Raises:
-        ValueError: where inner is no estimator, or num_groups is not a positive count.
+        ValueError: If inner is not an estimator, or num_groups not a positive integer.
 
     Example:
         >>> import jax.numpy as jnp
@@ -92,7 +92,7 @@ class MedianOfMeans(Estimator):
         inner = self.inner.sensitivity(group_size, num_coordinates, relation)
         if self.limit is None:
             return inner
-        # Of an even number of groups the two middle ones are averaged, and rounded.
+        # With an even number of groups the average of the two middle ones is rounded.
         ulp = largest_ulp(self.limit, group_size)
         return Sensitivity(
             inner.l1 + num_coordinates * ulp,
@@ -103,7 +103,7 @@ class MedianOfMeans(Estimator):
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
     ) -> tuple[PyTree, PyTree]:
-        """See `Estimator.fold`: one inner fold a group, one group after the other."""
+        """See `Estimator.fold`: one inner fold for each group, one after the other."""
         n = stream.num_rows_in_all
         _validate.require(
             n >= self.num_groups,

@@ -1,18 +1,18 @@
-"""Norm-wise influences: a sample keeps its direction, and gets another l2 norm.
+"""Norm-wise influences: a sample keeps its direction, and its l2 norm is bounded.
 
-A sample is multiplied by one number, its weight, which is computed from its norm. That
-of a sample with factors is found from these: |a|^2 |d|^2 for an outer product, the
-squares of its rows for a table. Samples are then summed leaf by leaf, and none is
-written out. The weight of a sample depends on its own numbers alone, and is computed
-from the very numbers that are summed (`materialized`).
+A sample is multiplied by one number, its weight, which is a function of its norm. If a
+sample has factors, they give its norm: |a|^2 |d|^2 for an outer product, the squares of
+the rows for a table. Samples are then summed leaf by leaf, without materializing any.
+The weight depends on the sample only, and is computed from the same numbers that are
+summed (`materialized`).
 
-What holds for every sample of floats, x with norm r in units of `sizes` as it is, r' as
-it is computed:
+For every sample x of floats, let r be its norm in units of the threshold, and r' the
+computed norm:
 
 1. NaN and infinite entries count as zero, in a factor as in an array.
-2. r' >= r (1 - NORM_ERROR), to 2^-39 units, or x has the weight zero (`norms`).
-3. w(r') r <= limit / size·(1 + NORM_ERROR) follows for each influence, since w is not
-   increasing, and w(r) r at most limit / size.
+2. r' >= r (1 - NORM_ERROR), to 2^-39 units, or x has weight zero (`norms`).
+3. So w(r') r <= limit / threshold·(1 + NORM_ERROR) for each influence, because w does
+   not increase, and w(r) r is at most limit / threshold.
 """
 
 import abc
@@ -31,48 +31,48 @@ from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._sensitivity import Sensitivity, norm_sensitivity
 
 # Clip norms, scales and offsets: ordinary samples stay below 2^63 of them.
-LEAST_SIZE = 1e-12
+SMALLEST_THRESHOLD = 1e-12
 
 BoundFn = Callable[[FactoredSamples], tuple[FactoredSamples, jax.Array]]
 
 
 class NormBounded(Estimator):
-    """An estimator whose influences have a bounded l2 norm, found from factors too.
+    """An estimator whose influences have a bounded l2 norm, also computed from factors.
 
-    Each group of leaves has a norm of its own, and a size with which it is compared:
-    the clip norm, or the scale of a smooth bound.
+    Each group of leaves has a norm and a threshold for it: the clip norm, or the scale
+    of a smooth bound.
     """
 
     @property
     def needs_leaves(self) -> bool:
-        """Whether `bound_fn` looks at single leaves: then none are stacked before."""
+        """Whether `bound_fn` needs single leaves: then leaves are not stacked."""
         return False
 
     @property
     @abc.abstractmethod
     def limit(self) -> Scalar:
-        """The largest l2 norm of an influence, hence size of any coordinate."""
+        """The bound on the l2 norm of an influence, hence on any coordinate."""
 
     @property
     @abc.abstractmethod
     def sizes(self) -> jax.Array:
-        """The norms beyond which samples are long, shape (groups,)."""
+        """The thresholds of the norms, shape (groups,)."""
 
     @abc.abstractmethod
     def resized(self, sizes: jax.Array) -> Self:
-        """Returns the estimator with other sizes, shape (groups,)."""
+        """Returns the estimator with other thresholds, shape (groups,); unchecked."""
 
     @abc.abstractmethod
     def bound_fn(self) -> BoundFn:
-        """Returns a function of one sample: its influence, and whether it is short.
+        """Returns a function from a sample to its influence, and whether it is short.
 
-        The sample's numbers are finite, and computed once. It is short, in each group,
-        where its norm is within the size: shape (groups,). A sample that counts as zero
-        because it is too long is not.
+        The numbers of the sample are finite and materialized. It is short in a group if
+        its norm is within the threshold: shape (groups,). A sample that counts as zero
+        because its norm is too large is not short.
         """
 
     def influence(self, sample: PyTree) -> PyTree:
-        """Returns the sample with another norm; NaN and infinities count as zero."""
+        """Returns the sample with bounded norm; NaN and infinities count as zero."""
         return self.influence_fn()(sample)
 
     def influence_fn(self) -> Callable[[PyTree], PyTree]:
@@ -110,33 +110,33 @@ class NormBounded(Estimator):
 class NormEstimator(NormBounded):
     """An estimator whose influence is the sample times a function of its l2 norm."""
 
-    size_name: ClassVar[str]  # the field with the norm beyond which samples are long
+    size_name: ClassVar[str]  # the field with the threshold of the norm
 
     @abc.abstractmethod
     def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
-        """Returns the weight of a sample as a function of its norm in sizes.
+        """Returns the weight of a sample as a function of norm / threshold.
 
-        It is not increasing, and differentiable on [0, 2^63).
+        It does not increase, and is differentiable on [0, 2^63).
         """
 
     @property
     def sizes(self) -> jax.Array:
         """See `NormBounded.sizes`: one for the whole sample."""
-        size = as_float(getattr(self, self.size_name))
-        return size.astype(size.dtype)[None]  # as if computed: of no weak type
+        threshold = as_float(getattr(self, self.size_name))
+        return threshold.astype(threshold.dtype)[None]  # not weakly typed
 
     def resized(self, sizes: jax.Array) -> Self:
-        """See `NormBounded.resized`. Sizes are not checked."""
+        """See `NormBounded.resized`."""
         other = copy.copy(self)
         object.__setattr__(other, self.size_name, sizes[0])
         return other
 
     def bound_fn(self) -> BoundFn:
         """See `NormBounded.bound_fn`."""
-        weight_fn, size = self.weight_fn(), self.sizes[0]
+        weight_fn, threshold = self.weight_fn(), self.sizes[0]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
-            squares = materialized(sample.squared_norm(1 / size))  # of many leaves
+            squares = materialized(sample.squared_norm(1 / threshold))
             weight, norm = weigh(squares, weight_fn)
             return sample.weighted(weight), (norm <= 1)[None]
 

@@ -1,4 +1,4 @@
-"""Normalization: every sample gets nearly the same l2 norm, however short it is."""
+"""Normalization: every sample is scaled to nearly the same l2 norm."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dpjax import _validate
 from dpjax._rounding import LARGEST
 from dpjax._tree import like, register
 from dpjax._types import Scalar
-from dpjax.estimators._norm import LEAST_SIZE, NormEstimator
+from dpjax.estimators._norm import SMALLEST_THRESHOLD, NormEstimator
 
 
 @register("offset")
@@ -18,22 +18,22 @@ from dpjax.estimators._norm import LEAST_SIZE, NormEstimator
 class Normalization(NormEstimator):
     """The mean of g / (||g|| + offset), the norm over all leaves.
 
-    Samples keep their direction, and long ones get a length near 1: there is no clip
-    norm to tune, since a scale of all samples is one of the step size and the offset.
-    Means have no unit. Samples that are much shorter than the offset keep their
-    proportions; without an offset, noise in directions of small gradients would count
-    as much as the signal, and descent need not come to rest. A sample of 2^63 offsets
-    or more counts as zero.
+    Samples keep their direction, and the norm of large ones becomes nearly 1. There is
+    no clip norm to tune, because scaling all samples amounts to scaling the step size
+    and the offset. Means have no unit. Samples much smaller than the offset keep their
+    proportions; without an offset, sampling noise of small gradients would count as
+    much as the signal, and descent might not converge. A sample of 2^63 offsets or more
+    counts as zero.
 
     Sensitivity: replacing one of n records moves the mean by at most 2 / n in the l2
-    norm, since ||g|| / (||g|| + offset) <= 1; float32 rounding is added to that. linf
+    norm, because ||g|| / (||g|| + offset) <= 1; float32 rounding is added to that. linf
     is the same, l1 is sqrt(d) times it.
 
     Attributes:
         offset: gamma > 0, in units of the samples; a pytree leaf.
 
     Raises:
-        ValueError: where offset is not a number in [1e-12, 1e30].
+        ValueError: If offset is not a number in [1e-12, 1e30].
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -50,7 +50,7 @@ class Normalization(NormEstimator):
     size_name: ClassVar[str] = "offset"
 
     def __post_init__(self):
-        _validate.within(LEAST_SIZE, LARGEST, offset=self.offset)
+        _validate.within(SMALLEST_THRESHOLD, LARGEST, offset=self.offset)
 
     def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
         """Returns 1 / (offset + norm), for norms in offsets."""

@@ -18,14 +18,14 @@ from dpjax.estimators._sensitivity import Sensitivity
 @register("estimator", "scales")
 @dataclass(frozen=True)
 class Measured(Estimator):
-    """An estimator of samples that are measured in scales: of x / s for x.
+    """The estimator of x / s for each sample x; its means are in units of the scales.
 
-    Its means are in units of the scales, too. Each sample is divided by itself, so that
-    limit and sensitivity are those of the estimator, whatever the division rounds to.
+    Each sample is divided separately, so limit and sensitivity are those of the
+    estimator, with any rounding of the division.
 
     Attributes:
-        estimator: of the ratios.
-        scales: as of `Scaled`.
+        estimator: estimator of the ratios.
+        scales: as for `Scaled`.
     """
 
     estimator: Estimator
@@ -59,7 +59,7 @@ class Measured(Estimator):
     ) -> tuple[PyTree, PyTree]:
         """See `Estimator.fold`: samples are divided as they are read.
 
-        A product of two vectors over scales is none: factors are multiplied out.
+        Factors are multiplied out, because an outer product over scales is not one.
         """
 
         def make_samples(shared: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
@@ -87,37 +87,38 @@ class Measured(Estimator):
 @register("estimator", "scales")
 @dataclass(frozen=True)
 class Scaled:
-    """An estimator with a public scale for every coordinate, and noise in proportion.
+    """An estimator with a public scale for each coordinate, and noise in proportion.
 
-    `privatize` takes it in place of an estimator: samples are divided by the scales,
-    their robust mean gets the estimator's noise, and what is released is multiplied by
-    the scales. A coordinate of scale s then has s times the threshold, and s times the
-    noise: where gradients differ in size by orders of magnitude, one threshold cuts the
-    large ones, or drowns the small ones in noise. With `Clipping` and its kin, norms
-    are those of the ratios, and noise is in proportion as well.
+    Pass it to `privatize` in place of an estimator: samples are divided by the scales,
+    their robust mean gets the noise of the estimator, and the release is multiplied by
+    the scales. So a coordinate of scale s has s times the threshold and s times the
+    noise. If gradients differ by orders of magnitude, one threshold for all would clip
+    the large ones, or add too much noise to the small ones. With `Clipping` and other
+    norm-wise estimators, norms are those of the ratios.
 
-    Scales must not depend on the data, unless through what has been released, such as
-    the second moments of private gradients.
+    Scales may depend on the data only through earlier releases, such as the second
+    moments of private gradients.
 
-    For `robust_grad`, `measured` is the estimator, and returns means in units of the
-    scales; after noise for its sensitivity, `restored` takes them back.
+    With `robust_grad`, use `measured` as the estimator, whose means are in units of the
+    scales; add noise for its sensitivity, and convert the result with `restored`.
 
     Sensitivity:
-        In units of the scales that of the estimator, under the same relation: each
-        sample is divided by itself, before the influence bounds it. Multiplying what
-        has been released is post-processing. Both hold for every rounding, overflow
+        In units of the scales it is that of the estimator, under the same relation,
+        because each sample is divided separately before the influence bounds it. To
+        multiply the release is post-processing. Both hold with any rounding, overflow
         and underflow.
 
     Attributes:
-        estimator: of the ratios, with Gaussian noise: not `Mean`, `MedianOfMeans` or
-            `TrimmedMean`. Its threshold, scale or norm is in units of the scales.
-        scales: a pytree like a sample, or one that a sample's tree begins with: of
-            numbers, for all leaves below them, or of arrays of the shape of their leaf;
-            in units of the samples. Both fields are pytree leaves.
+        estimator: estimator of the ratios, with Gaussian noise: not `Mean`,
+            `MedianOfMeans` or `TrimmedMean`. Its threshold, scale or norm is in units
+            of the scales.
+        scales: a pytree like a sample, or a prefix of one: numbers, each for all leaves
+            below it, or arrays of the shape of their leaf; in units of the samples.
+            Both fields are pytree leaves.
 
     Raises:
-        ValueError: where estimator is none of these, or scales hold anything but
-            numbers in [1e-20, 1e30]; (when used) where they do not fit the samples.
+        ValueError: If estimator is none of these, or scales are not numbers in [1e-20,
+            1e30]; when used, if they do not fit the samples.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -165,7 +166,7 @@ class Scaled:
         """Returns a mean in units of the samples.
 
         Args:
-            released: what `measured` returned, with noise.
+            released: the result of `measured`, with noise.
         """
         scales = broadcast(self.scales, released, "scales")
         return jax.tree.map(lambda x, scale: x * like(scale, x), released, scales)

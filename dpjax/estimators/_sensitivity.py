@@ -1,8 +1,8 @@
 """The worst-case sensitivity of a robust mean, its float32 rounding included.
 
 The neighbouring relation of dpjax is replace-one: n is public, and neighbours differ in
-one record. Under add/remove its row is masked as padding in one of the two, so that all
-other rows keep their places.
+one record. Under add/remove, one of the two has this row masked as padding, so all
+other rows keep their indices.
 """
 
 import math
@@ -19,12 +19,12 @@ from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, Sc
 
 
 class Sensitivity(NamedTuple):
-    """How far an estimate can move between neighbours, in three norms.
+    """The largest change of an estimate between neighbours, in three norms.
 
     Attributes:
         l1: the largest change of the estimate in the l1 norm.
-        l2: in the l2 norm; noise of `noise_multiplier * l2` is what `privatize` adds.
-        linf: of any one coordinate.
+        l2: in the l2 norm; `privatize` adds noise of stddev `noise_multiplier * l2`.
+        linf: in any one coordinate.
 
     Example:
         >>> from dpjax.estimators import Winsorization
@@ -44,7 +44,7 @@ def coordinate_sensitivity(
     num_coordinates: int,
     relation: NeighboringRelation,
 ) -> Sensitivity:
-    """Sensitivity of a mean whose every coordinate has influences within ±limit.
+    """Returns the sensitivity of a mean of influences within ±limit by coordinate.
 
     One record moves one coordinate of the exact mean by at most 2 limit / n, and may
     move all coordinates at once: l1 and l2 follow with factors d and sqrt(d).
@@ -64,10 +64,10 @@ def norm_sensitivity(
     *,
     norm_error: float,
 ) -> Sensitivity:
-    """Sensitivity of a mean of influences with l2 norm at most limit (1 + norm_error).
+    """Returns that of a mean of influences of l2 norm at most limit (1 + norm_error).
 
     One record moves the exact mean by at most 2 limit / n in the l2 norm. The mean of
-    all rows has norm at most 9/8 limit (the fold refuses more rows than that), and
+    all rows has norm at most 9/8 limit (the fold rejects more rows than that), and
     rounding its coordinates to float32 moves each neighbour by 2^-24 of that norm.
     """
     _validate.count(num_coordinates=num_coordinates)
@@ -90,7 +90,7 @@ def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
     xp = _numpy_for(limit, num_samples)
     mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
     exponent = xp.where(mantissa == 0.5, exponent - 1, exponent)
-    # A limit that is computed on the device may pass a power of two by rounding.
+    # A limit that is computed on the device may exceed a power of two by rounding.
     exponent = xp.where(mantissa > 1 - 16 * ROUNDOFF, exponent + 1, exponent)
     return xp.ldexp(xp.ones_like(mantissa), exponent - 24)
 
@@ -114,24 +114,24 @@ def _rounded_change(limit, num_samples, relation, error, excess=0.0):
     rounded = ulp * xp.maximum(xp.maximum(same_binade, next_binade), lower_binades)
     if xp is np:
         return float(rounded)
-    # The rounding is a constant beside the change, which alone has a derivative.
+    # Only the change is differentiated; the rounding counts as a constant.
     return change + jax.lax.stop_gradient(rounded - change)
 
 
 def sum_error_in_turn(num_terms: int) -> float:
-    """Returns how far a float sum of K terms may be off, in units of u times the limit.
+    """Returns the largest error of a float sum of K terms, in units of u limit.
 
-    Each addition is off by at most u |its result|. Of all orders to add K terms, one
-    after the other has the largest results: 2, 3, ..., K times the limit. 1.01 covers
-    the second order (Higham 2002, eq. 4.3).
+    The error of each addition is at most u |its result|. Of all orders to add K terms,
+    the sequential one has the largest results: 2, 3, ..., K times the limit. 1.01
+    covers the second order (Higham 2002, eq. 4.3).
     """
     return 1.01 * (num_terms * (num_terms + 1) / 2 - 1)
 
 
 def sum_error(num_terms: int) -> float:
-    """Returns the same where terms are rounded too, and summed by products of matrices.
+    """Returns the same if terms are rounded too, and summed by matrix products.
 
-    Of the l2 norm, whatever the order in each coordinate: see `fold`.
+    This bounds the l2 norm of the error, for any order in each coordinate: see `fold`.
     """
     depths = [num_terms - 1, *range(num_terms - 1, 0, -1)]
     squares = num_terms * sum((1 + depth) ** 2 for depth in depths)
@@ -144,11 +144,11 @@ def _change_before_rounding(limit, num_samples, num_coordinates, relation, error
     _validate.require(
         influences > 0, "relation", relation, "REPLACE_ONE or ADD_OR_REMOVE_ONE"
     )
-    # A block's sum is off by so much in each of two neighbours.
+    # The error of a block's sum, in each of two neighbours.
     is_known = _validate.is_concrete(num_samples)
     length = block_length(float(num_samples) if is_known else 1)
     block = 2 * error(length) * ROUNDOFF
-    # Each neighbour's block sum is divided by n, and the rests that are left below the
+    # The block sum of each neighbour is divided by n, and the remainders below the
     # exact digits of all blocks are added as floats (`digit_layout`).
     rests = 2.0**-34
     digits = 2 * length * (rests * math.sqrt(num_coordinates) + ROUNDOFF)
@@ -157,7 +157,7 @@ def _change_before_rounding(limit, num_samples, num_coordinates, relation, error
 
 
 def _largest_mean(limit, num_samples):
-    """The mean is clipped to this: batches under a small divisor may exceed limit."""
+    """Returns the bound to which the mean is clipped, with a small divisor too."""
     xp = _numpy_for(limit, num_samples)
     return limit * xp.maximum(1.0, FEW_ROWS / num_samples)
 
@@ -179,11 +179,11 @@ def of_one_type(*values: Scalar) -> list[Scalar]:
 
 
 def maximum(a: Scalar, b: Scalar) -> Scalar:
-    """Returns the larger number: a Python float where both are concrete."""
+    """Returns the larger number: a Python float if both are concrete."""
     xp = _numpy_for(a, b)
     return float(xp.maximum(a, b)) if xp is np else xp.maximum(a, b)
 
 
 def _numpy_for(*values: Any) -> Any:
-    """NumPy in float64 where all values are concrete, jax.numpy if one is traced."""
+    """Returns NumPy, for float64, if all values are concrete, else jax.numpy."""
     return np if all(map(_validate.is_concrete, values)) else jnp

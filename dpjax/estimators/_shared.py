@@ -1,4 +1,4 @@
-"""What other layers take from estimators, and users do not."""
+"""Names of estimators for other layers of dpjax, not for users."""
 
 from dpjax.estimators._clipping import clip_to_norm
 

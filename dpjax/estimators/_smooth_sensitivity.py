@@ -1,8 +1,7 @@
 """The trimmed mean of one array, and its smooth sensitivity, safe in float32.
 
-Write x_(1) <= ... <= x_(n) for the ordered samples, x_(i) = -inf for i < 1 and +inf for
-i > n, N = n - 2m, W = b - a for the width of the clamp, and w_k = max(e^(-kt), floor).
-With
+Let x_(1) <= ... <= x_(n) be the ordered samples, x_(i) = -inf for i < 1 and +inf for
+i > n, N = n - 2m, W = b - a the width of the range, and w_k = max(e^(-kt), floor). With
 
     term(top, bottom) = min(W, (top - bottom) / N)                                  (1)
 
@@ -12,11 +11,11 @@ the smooth sensitivity at smoothness t is the maximum of w_m W and
     fast:   w_k term(x_(n-m+1+k), x_(m-k)),      0 <= k < m.                        (3)
 
 Sensitivity. Let x' have u replaced by v >= u. The window x_(m+1), ..., x_(n-m) gains
-x_(n-m+1) at most and loses x_(m+1) at least: term (2) with k = l = 0. If v <= u, it is
-the one with k = 0, l = 1. Clamping to [a, b] moves neighbours no farther apart, and
-they stay within W.
+at most x_(n-m+1) and loses at least x_(m+1): term (2) with k = l = 0. If v <= u, it is
+the term with k = 0, l = 1. Clipping to [a, b] increases no distance, and bounds it by
+W.
 
-Smoothness. If v >= u then x_(j) <= x'_(j) and x'_(j-1) <= x_(j): but for its weight,
+Smoothness. If v >= u then x_(j) <= x'_(j) and x'_(j-1) <= x_(j): except for its weight,
 (k, l) of x is at most (k + 1, l + 1) of x'. If v <= u then x_(j) <= x'_(j+1) and
 x'_(j) <= x_(j): it is at most (k + 1, l) of x'. With k >= m all are at most W, and
 w_k <= e^t w_(k+1), so the maximum of x is at most e^t times that of x'. The same holds
@@ -24,20 +23,20 @@ for (3), whose top is x_(n-m+1+k) <= x'_(n-m+2+k) and whose bottom x_(m-k) >=
 x'_(m-k-1). It lies between (2) and twice (2): it widens the window on both sides, and
 is no more than the sum of the two that widen it on one, l = 0 and l = k + 1.
 
-Rounding. Samples are clipped to ±1e30, one by one, so that no sum overflows. Let G be
-the largest size in the window and u = 2^-24. The window's sum is off by at most u of
-itself and (2^-7 + 2^-11) u N G, see `_order_statistics.py`, and is multiplied by the
-rounded 1/N: but for that common factor the mean is off by 2.01 u G. For x and for x'
-G is at most max(top, -bottom) of the term that bounds the change. Hence
+Rounding. Samples are clipped to ±1e30, so no sum overflows. Let G be the largest
+magnitude in the window and u = 2^-24. The error of the window's sum is at most u of
+itself and (2^-7 + 2^-11) u N G (see `_order_statistics.py`), and the sum is multiplied
+by the rounded 1/N: except for that common factor the error of the mean is 2.01 u G. For
+x and for x', G is at most max(top, -bottom) of the term that bounds the change. Hence
 
     term(top, bottom) = min(W, (top - bottom) / N + 5 u max(top, -bottom)),         (4)
 
-which still grows with top and falls with bottom, all that was used above. A term is a
-sum of products of non-negative numbers: each of its fewer than 8 operations is off by a
-share u, in whichever way it is compiled. `SLACK` = 32 u covers 8 u for either of two
-neighbours, and a few more for turning the result into a scale of noise: t is lowered by
-it beforehand and the result raised by it in the end. The floor of w_k and the least W
-keep every number that matters far above underflow.
+which still increases in top and decreases in bottom; the proof uses nothing else. A
+term is a sum of products of non-negative numbers: each of its fewer than 8 operations
+has a relative error of u, however it is compiled. `SLACK` = 32 u covers 8 u for each of
+two neighbours, and a few more for converting the result to a scale of noise: t is
+lowered by it before, and the result raised by it after. The floor of w_k and the
+smallest W keep every relevant number far above underflow.
 """
 
 from typing import Literal
@@ -58,7 +57,7 @@ _MEAN_ROUNDOFF = 5 * ROUNDOFF  # 5 u in equation (4)
 
 
 def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
-    """Returns w_0, ..., w_m: on the host, so that their ratios are exact enough."""
+    """Returns w_0, ..., w_m, on the host for precise ratios."""
     steps = np.arange(trim_count + 1)
     return np.maximum(np.exp(-max(smoothness - SLACK, 0.0) * steps), LEAST_WEIGHT)
 
@@ -84,12 +83,12 @@ def smooth_sensitivity(
         terms = term(high[1:], low[1:])  # equation (3), k = 0, ..., m - 1
         largest = (weights[:-1, None] * terms).max(axis=0)
     else:
-        # Equation (2): top high[j] and bottom low[l] have k = j + l - 1. Where that is
-        # -1 nothing counts; where it is m or more, w_m W covers the term anyway.
+        # Equation (2): top high[j] and bottom low[l] have k = j + l - 1. At k = -1 the
+        # weight is zero, and w_m W covers the terms with k >= m.
         beyond = jnp.full(trim_count, weights[-1])
         padded = jnp.concatenate([jnp.zeros(1, low.dtype), weights, beyond])
 
-        def widen(below, largest):  # l, how far the window reaches below
+        def widen(below, largest):  # below is l
             weight = jax.lax.dynamic_slice_in_dim(padded, below, trim_count + 1)
             terms = term(high, jax.lax.dynamic_slice_in_dim(low, below, 1))
             return jnp.maximum(largest, (weight[:, None] * terms).max(axis=0))

@@ -1,4 +1,4 @@
-"""What smoothed influences share: scale·h_beta(x / scale), prepared, and its range."""
+"""The base of smoothed influences: scale·h_beta(x / scale), and its range."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ class SmoothedEstimator(Estimator):
     _degree: int = field(default=0, repr=False, kw_only=True)  # 0: no series
 
     def __post_init__(self):
-        # The influence stays clipped to its range however it is approximated.
+        # The influence is clipped to its range, so no approximation can exceed it.
         _validate.within(SMALLEST * 100, LARGEST, scale=self.scale)
         _validate.within(1e-6, 1e6, beta=self.beta)
         is_known = _validate.is_concrete(self.beta)
@@ -48,13 +48,7 @@ class SmoothedEstimator(Estimator):
 
 
 def prepared(scale: Scalar, beta: Scalar, degree: int) -> tuple[Any, ...]:
-    """Returns the arguments of `smoothed`, which no sample changes.
-
-    Args:
-        scale: s.
-        beta: of the smoothing.
-        degree: of the series that serves beta; 0 for none.
-    """
+    """Returns the arguments of `smoothed`, by a series of that degree; 0 for none."""
     supremum = _catoni.supremum(beta)
     if not degree:
         return scale, beta, supremum, None
@@ -74,8 +68,8 @@ def smoothed(
     x = as_float(x)
     s, b = like(scale, x), like(beta, x)
     known = jnp.where(jnp.isnan(x), 0, x)
-    # Beyond FAR nothing changes; an infinity would spoil the derivative. A clip has one
-    # operand, and is fused with all that follows at any scale; `within` is not at 1.
+    # Beyond FAR h is constant; an infinity would make the derivative NaN. XLA fuses a
+    # clip with the operations after it at any scale, but `within` not at scale 1.
     a = jnp.clip(known, -_catoni.FAR * s, _catoni.FAR * s) * (1 / s)
     if coefficients is None:
         h = _catoni.exact(a, b)

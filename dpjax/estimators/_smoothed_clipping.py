@@ -1,4 +1,4 @@
-"""Smoothed clipping: each sample's norm is truncated smoothly, over the whole tree."""
+"""Smoothed clipping: each sample's norm, over the whole tree, is clipped smoothly."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._rounding import LARGEST
 from dpjax._tree import register
-from dpjax.estimators._norm import LEAST_SIZE, NormEstimator
+from dpjax.estimators._norm import SMALLEST_THRESHOLD, NormEstimator
 from dpjax.estimators._smoothed import SmoothedEstimator, prepared, smoothed
 
-_TINY = 1e-6  # h_beta(a) is a (1 - O(a^2)), more exactly than computed
+_TINY = 1e-6  # below, h_beta(a) = a (1 - O(a^2)) is more precise than `smoothed`
 
 
 @register("scale", "beta")
@@ -21,13 +21,12 @@ _TINY = 1e-6  # h_beta(a) is a (1 - O(a^2)), more exactly than computed
 class SmoothedClipping(SmoothedEstimator, NormEstimator):
     """The mean of scale·h_beta(||g|| / scale)·g / ||g||, the norm over all leaves.
 
-    What `SmoothedTruncation` does to a coordinate, done to the norm: short samples keep
-    nearly their length, long ones come near a common one, and the influence is a smooth
-    function of the sample, where that of `Clipping` has a kink. A sample of 2^63 scales
-    or more counts as zero.
+    `SmoothedTruncation` of the norm: small norms hardly change, large ones approach
+    scale·M, and the influence is a smooth function of the sample, while that of
+    `Clipping` has a kink. A sample of 2^63 scales or more counts as zero.
 
     Sensitivity: replacing one of n records moves the mean by at most
-    2·scale·M / n in the l2 norm, M = (2 sqrt(2)/3) erf(sqrt(beta/2)), since h_beta is
+    2·scale·M / n in the l2 norm, M = (2 sqrt(2)/3) erf(sqrt(beta/2)), because h_beta is
     at most M; float32 rounding is added to that. linf is the same, l1 is sqrt(d) times
     it.
 
@@ -37,7 +36,7 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
             `SmoothedTruncation`; a pytree leaf.
 
     Raises:
-        ValueError: where scale is not in [1e-12, 1e30] or beta not in [1e-6, 1e6].
+        ValueError: If scale is not in [1e-12, 1e30] or beta not in [1e-6, 1e6].
 
     Example:
         >>> import jax.numpy as jnp
@@ -46,14 +45,14 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
         [0.193 0.257]
 
     Reference:
-        h_beta: Catoni, Giulini (2017), whose estimator shrinks the norm of vectors too.
+        h_beta: Catoni, Giulini (2017), whose estimator also acts on norms of vectors.
     """
 
     size_name: ClassVar[str] = "scale"
 
     def __post_init__(self):
         super().__post_init__()
-        _validate.within(LEAST_SIZE, LARGEST, scale=self.scale)
+        _validate.within(SMALLEST_THRESHOLD, LARGEST, scale=self.scale)
 
     def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
         """Returns h_beta(norm) / norm, and computes the coefficients of the series."""

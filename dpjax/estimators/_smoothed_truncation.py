@@ -26,19 +26,19 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
     gives zero.
 
     Sensitivity: replacing one of n records moves a coordinate by at most
-    2·scale·M / n with M = (2 sqrt(2)/3) erf(sqrt(beta/2)), since every influence is
-    clipped to ±scale·M, whatever the sample; float32 rounding is added to that.
+    2·scale·M / n with M = (2 sqrt(2)/3) erf(sqrt(beta/2)), because every influence is
+    clipped to ±scale·M; float32 rounding is added to that.
 
     Attributes:
         scale: s > 0, in units of the samples; a pytree leaf.
         beta: the precision of the smoothing, > 0, dimensionless; a pytree leaf. Up to
-            beta = 10 the influence costs a short polynomial, beyond (or where beta is
-            traced at construction) some forty times that. `dataclasses.replace` may
-            change it; where `jax.tree.map` raises it past what its polynomial serves,
-            estimates are NaN.
+            beta = 10 the influence costs a short polynomial; for larger beta, or if
+            beta is traced at construction, about forty times as much. Change it with
+            `dataclasses.replace`: if `jax.tree.map` raises it beyond the range of its
+            polynomial, estimates are NaN.
 
     Raises:
-        ValueError: where scale is not in [1e-18, 1e30] or beta not in [1e-6, 1e6].
+        ValueError: If scale is not in [1e-18, 1e30] or beta not in [1e-6, 1e6].
 
     Example:
         >>> import jax.numpy as jnp
@@ -76,14 +76,14 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
 
         With E x^2 <= v and probability 1 - failure_prob, the error of one coordinate is
         at most v (1 + 1/beta) / (2 s) + (s/n) (beta/2 + log(2dT/zeta) + noise). "tight"
-        minimises that over s. "paper" takes s = sqrt(n v / (2 log(1/zeta))), which
-        leaves the noise out.
+        minimizes this over s. "paper" is s = sqrt(n v / (2 log(1/zeta))), which ignores
+        the noise.
 
         Args:
             moment_bound: v, in units of the samples squared.
-            num_samples: n, the samples of one estimate.
+            num_samples: n, the number of samples of one estimate.
             num_coordinates: d.
-            num_steps: T, how many estimates are released.
+            num_steps: T, the number of estimates that are released.
             epsilon: privacy of all releases together.
             delta: privacy of all releases together.
             failure_prob: zeta, the probability that the error bound fails.
@@ -91,7 +91,7 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
             calibration: "tight" or "paper".
 
         Raises:
-            ValueError: where an argument is out of its range.
+            ValueError: If an argument is out of its range.
 
         Example:
             >>> estimator = SmoothedTruncation.for_moment(

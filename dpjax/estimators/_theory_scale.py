@@ -1,8 +1,8 @@
 """Scales from the theory: the threshold that balances bias against noise.
 
-An estimator's scale trades the bias of cutting tails off against sampling error and
-privacy noise, which both grow with the scale. The papers' formulas leave the noise out
-or keep loose constants; the noise-aware ones minimise the whole bound.
+A small scale has a large bias, because it clips the tails; sampling error and privacy
+noise grow with the scale. The papers' formulas ignore the noise or have loose
+constants; the noise-aware ones here minimize the whole bound.
 """
 
 import math
@@ -15,7 +15,7 @@ from dpjax import _validate
 
 
 class Assumptions(NamedTuple):
-    """What a scale depends on: the moment bound, the sizes, and the privacy."""
+    """The moment bound, sizes and privacy on which a scale depends."""
 
     moment_bound: float
     moment_order: float
@@ -52,7 +52,7 @@ class Assumptions(NamedTuple):
         The l2 sensitivity is 2 sqrt(d) limit / n and T releases share (epsilon, delta),
         so the stddev is kappa·2 sqrt(d) limit / n with the exact Gaussian kappa.
         """
-        with np.errstate(divide="ignore"):  # its bracket meets log(0) at large epsilon
+        with np.errstate(divide="ignore"):  # log(0) at large epsilon
             one = gaussian_mechanism.get_sigma_gaussian(self.epsilon, self.delta)
         kappa = one * math.sqrt(self.num_steps)
         dimensions = math.sqrt(self.num_coordinates)
@@ -60,7 +60,7 @@ class Assumptions(NamedTuple):
 
 
 def noise_aware_threshold(setting: Assumptions, bias_factor: float) -> float:
-    """Minimises bias + deviation over the threshold B, with v = moment_order - 1.
+    """Minimizes bias + deviation over the threshold B, with v = moment_order - 1.
 
     bias_factor·u / B^v + B·c / n, c = noise + (2/3) log(2dT/xi) by Bernstein, is least
     at B^(1+v) = v·bias_factor·u·n / c.

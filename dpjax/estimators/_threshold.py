@@ -1,4 +1,4 @@
-"""What truncation and winsorization share: a threshold and its theory."""
+"""The base of truncation and winsorization: a threshold and its theory."""
 
 import abc
 from dataclasses import dataclass
@@ -46,25 +46,25 @@ class ThresholdEstimator(CoordinateEstimator):
     ) -> Self:
         """Returns the threshold that the theory chooses for a moment bound.
 
-        With E|x|^(1+v) <= u, cutting at B costs a bias of at most c·u / B^v (c = 1 for
-        truncation, less for winsorization); n samples, d coordinates and T releases
-        cost a deviation of at most B·k / n, where k counts sampling (Bernstein) and
-        exact Gaussian noise. "tight" minimises the sum: B^(1+v) = v c u n / k.
-        "paper" takes the printed thresholds.
+        If E|x|^(1+v) <= u, the threshold B causes a bias of at most c·u / B^v (c = 1
+        for truncation, less for winsorization). With n samples, d coordinates and T
+        releases the deviation is at most B·k / n, where k covers sampling (Bernstein)
+        and exact Gaussian noise. "tight" minimizes the sum: B^(1+v) = v c u n / k.
+        "paper" uses the printed thresholds.
 
         Args:
             moment_bound: u, in units of the samples to the power `moment_order`.
             moment_order: 1 + v in (1, 2].
-            num_samples: n, the samples of one estimate.
+            num_samples: n, the number of samples of one estimate.
             num_coordinates: d.
-            num_steps: T, how many estimates are released.
+            num_steps: T, the number of estimates that are released.
             epsilon: privacy of all releases together.
             delta: privacy of all releases together.
             failure_prob: xi, the probability that the error bound fails.
             calibration: "tight" or "paper".
 
         Raises:
-            ValueError: where an argument is out of its range.
+            ValueError: If an argument is out of its range.
 
         Example:
             >>> from dpjax.estimators import Truncation, Winsorization

@@ -32,28 +32,28 @@ class TrimmedMean(Estimator):
     """The mean without the m smallest and m largest samples, clamped to [lower, upper].
 
     By coordinate, clamp((x_(m+1) + ... + x_(n-m)) / (n - 2m)), where x_(1) <= ... are
-    the ordered samples and m = floor(trim_fraction·n), at least 1. The result is
-    clamped, not the samples: only the mean need be known to lie in [lower, upper]. It
-    needs all samples at once: `robust_grad` with it holds all n gradients, and masks
-    and sampled batches are refused.
+    the ordered samples and m = floor(trim_fraction·n), at least 1. The mean is clamped,
+    not the samples: only the mean must lie in [lower, upper]. It needs all samples at
+    once: with it, `robust_grad` holds all n gradients, and masks and sampled batches
+    are rejected.
 
-    Sensitivity: for the worst data it is upper - lower in every coordinate, which is
-    what `sensitivity` says and much too large to be of use. For data whose middle is
-    narrow it is far smaller: the noise of `dpjax.transforms.privatize` is in proportion
-    to the `smooth_sensitivity`.
+    Sensitivity: for the worst data, and as returned by `sensitivity`, it is
+    upper - lower in every coordinate, too large to be useful. If the middle of the data
+    is narrow, the `smooth_sensitivity` is far smaller: the noise of
+    `dpjax.transforms.privatize` is proportional to it.
 
     Attributes:
         trim_fraction: share that is trimmed on either side, 0 < trim_fraction < 1/2;
-            static, since it decides shapes.
+            static, because shapes depend on it.
         lower: a, public, in units of the samples; a pytree leaf.
         upper: b > a, public; a pytree leaf.
         relative_spread: a public guess of the range of a coordinate's samples, in units
-            of upper - lower; static. The noise is split for it; privacy holds whatever
-            it is.
+            of upper - lower; static. The noise is calibrated for it; privacy holds for
+            every guess.
 
     Raises:
-        ValueError: where trim_fraction is not in (0, 1/2), a bound not within ±1e30, or
-            upper - lower below 1e-15.
+        ValueError: If trim_fraction is not in (0, 1/2), a bound is not within ±1e30, or
+            upper - lower is below 1e-15.
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,7 +70,7 @@ class TrimmedMean(Estimator):
     lower: Scalar
     upper: Scalar
     relative_spread: float = 1.0
-    # Not by index; but no sampled batch will do either.
+    # Not by index, but sampled batches must be rejected as well.
     groups_by_index: ClassVar[bool] = True
     noise: ClassVar[NoiseName] = "laplace_log_normal"
 
@@ -86,7 +86,7 @@ class TrimmedMean(Estimator):
             _validate.is_concrete(self.relative_spread),
             "relative_spread",
             self.relative_spread,
-            "a number at hand, not a traced one",
+            "a concrete number, not a traced one",
         )
         _validate.positive(relative_spread=self.relative_spread)
         _validate.within(-LARGEST, LARGEST, lower=self.lower, upper=self.upper)
@@ -99,10 +99,10 @@ class TrimmedMean(Estimator):
             )
 
     def trim_count(self, num_samples: int) -> int:
-        """Returns m = max(1, floor(trim_fraction·n)), how many go on either side.
+        """Returns m = max(1, floor(trim_fraction·n)), the number trimmed on each side.
 
         Raises:
-            ValueError: where nothing would be left, 2m >= n.
+            ValueError: If nothing would remain, 2m >= n.
 
         Example:
             >>> from dpjax.estimators import TrimmedMean
@@ -120,7 +120,7 @@ class TrimmedMean(Estimator):
         return trimmed
 
     def influence(self, sample: PyTree) -> NoReturn:
-        """Raises `ValueError`: a sample alone does not tell whether it is trimmed."""
+        """Raises `ValueError`: whether a sample is trimmed depends on the others."""
         raise ValueError(
             f"estimator must be a mean of influences here, got {self!r}, which needs "
             "all samples at once."
@@ -128,7 +128,7 @@ class TrimmedMean(Estimator):
 
     @property
     def limit(self) -> Scalar:
-        """The largest size of any coordinate of the estimate."""
+        """The bound on |coordinate| of the estimate."""
         return maximum(abs(self.lower), abs(self.upper))
 
     def sensitivity(
@@ -137,9 +137,9 @@ class TrimmedMean(Estimator):
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
     ) -> Sensitivity:
-        """See `Estimator.sensitivity`: linf is upper - lower, whatever n is.
+        """See `Estimator.sensitivity`: linf is upper - lower, for every n.
 
-        The bounds as float32 numbers may lie farther apart, by a share 2^-24 of each.
+        Rounding the bounds to float32 may widen the range, by 2^-24 of each bound.
         """
         _validate.positive(num_samples=num_samples)
         _validate.count(num_coordinates=num_coordinates)
@@ -165,8 +165,8 @@ class TrimmedMean(Estimator):
         """See `Estimator.noise_parameters`: rho, the zCDP cost of one release.
 
         Raises:
-            ValueError: where records are sampled, or added and removed: each has its
-                place in the order, so that a batch by chance is no more private.
+            ValueError: If records are sampled, or added and removed, because no
+                accounting for order statistics of such batches is known.
         """
         del num_samples, num_coordinates
         _validate.positive(noise_multiplier=noise_multiplier)
@@ -182,11 +182,11 @@ class TrimmedMean(Estimator):
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
     ) -> tuple[PyTree, PyTree]:
-        """See `Estimator.fold`: no fold here, all rows are read first.
+        """See `Estimator.fold`: not a fold, because all rows are read first.
 
         Raises:
-            ValueError: where rows are masked, or normalize_by is not their number: a
-                sampled batch has no public order statistics.
+            ValueError: If rows are masked, or normalize_by is not their number, because
+                the number of rows must be public.
         """
         self._no_padding(stream)
         num_rows = stream.num_rows_in_all
@@ -214,33 +214,33 @@ class TrimmedMean(Estimator):
         bound: Bound = "fast",
         axis_name: AxisName | None = None,
     ) -> PyTree:
-        """Returns how far the estimate moves near these samples, by coordinate.
+        """Returns a smooth bound of the local sensitivity, by coordinate.
 
-        A t-smooth upper bound of the local sensitivity, for t = smoothness. With
-        A_k the local sensitivity at distance k, it is max_k e^(-kt) A_k for "exact",
+        A t-smooth upper bound, for t = smoothness. If A_k is the local sensitivity at
+        distance k, it is max_k e^(-kt) A_k for "exact",
 
             A_k = min(upper - lower, max_l (x_(n-m+1+k-l) - x_(m+1-l)) / (n - 2m)),
 
         l = 0, ..., k + 1; "fast" has (x_(n-m+1+k) - x_(m-k)) / (n - 2m) in place of the
-        maximum over l. Both are upper - lower for k >= m. "fast" takes m steps a
-        coordinate and is at most twice "exact", which takes m^2 of them.
+        maximum over l. Both are upper - lower for k >= m. "fast" takes m steps per
+        coordinate and is at most twice "exact", which takes m^2 steps.
 
-        It is a function of private data, and must not be released.
+        It depends on private data and must not be released.
 
         Args:
-            samples: pytree, leaves of shape (n, ...), as for the estimate itself.
+            samples: pytree, leaves of shape (n, ...), as for the estimate.
             smoothness: t > 0, public and concrete. Below 2^-19, which float32 does not
                 resolve, the result is upper - lower.
             bound: "fast" or "exact".
-            axis_name: the mesh axes over which samples are sharded, as for the estimate
-                itself.
+            axis_name: the mesh axes over which samples are sharded, as for the
+                estimate.
 
         Returns:
             A pytree of leaves (...), in units of the samples, each at least
-            e^(-mt) (upper - lower), or 1e-12 (upper - lower) where that is more.
+            max(e^(-mt), 1e-12) (upper - lower).
 
         Raises:
-            ValueError: where an argument is out of its range.
+            ValueError: If an argument is out of its range.
 
         Sensitivity:
             Let f be the estimate and S this, both as computed in float32 or float64.
@@ -248,9 +248,9 @@ class TrimmedMean(Estimator):
 
                 |f(x) - f(x')| <= min(S(x), S(x')),    S(x) <= e^t S(x'),
 
-            whatever the values are: outliers, ties, NaN. The proof, rounding included,
-            stands in `_smooth_sensitivity.py`. It takes additions and products to be
-            rounded correctly, and in the order that is written.
+            for all values: outliers, ties, NaN. The proof, with rounding, is in
+            `_smooth_sensitivity.py`. It assumes correctly rounded additions and
+            products, in the written order.
 
         Example:
             >>> import numpy as np
@@ -294,7 +294,7 @@ class TrimmedMean(Estimator):
             _validate.is_concrete(smoothness) and np.ndim(smoothness) == 0,
             "smoothness",
             smoothness,
-            "one number at hand, not a traced one",
+            "one concrete number, not a traced one",
         )
         _validate.positive(smoothness=smoothness)
         _validate.choice(Bound, bound=bound)

@@ -17,13 +17,13 @@ class Truncation(ThresholdEstimator):
     """The mean of x·1{|x| <= threshold}, coordinate by coordinate.
 
     Sensitivity: replacing one of n records moves a coordinate by at most
-    2·threshold / n, since |influence| <= threshold; float32 rounding is added to that.
+    2·threshold / n, because |influence| <= threshold; float32 rounding is added to it.
 
     Attributes:
         threshold: B > 0, in units of the samples; a pytree leaf.
 
     Raises:
-        ValueError: where threshold is not a number in [1e-20, 1e30].
+        ValueError: If threshold is not a number in [1e-20, 1e30].
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,20 +1,20 @@
 """Records in files, read by each process for its own devices.
 
-Where each device's shard fits into its memory, a solver takes all records, sharded:
+If each device's shard fits into its memory, pass a solver all records, sharded:
 
     source = loading.MemoryMapped(("features.npy", "targets.npy"))
     mesh = jax.make_mesh((jax.device_count(),), ("records",))
     data = loading.load(source, NamedSharding(mesh, PartitionSpec("records")))
 
-Your own loop reads one batch after another, and holds no more:
+To hold one batch at a time in memory, write your own loop:
 
     state = batching.init(key, len(source), T, epsilon=epsilon, delta=delta)
     for batch, is_padding_example in loading.batches(source, state, sharding=sharding):
         grads = grad_fn(params, batch, is_padding_example)
 
-with everything else as in `dpjax.batching`. Of a file's
-metadata the number of records, the columns and their types are used, which are public;
-the smallest and largest values that Parquet keeps are not.
+with everything else as in `dpjax.batching`. Of a file's metadata, only the number of
+records, the columns and their types are used, which are public; the smallest and
+largest values that Parquet stores are not used.
 """
 
 from dpjax.loading._parquet import Parquet

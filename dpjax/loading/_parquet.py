@@ -21,18 +21,18 @@ Layout = tuple[np.dtype, tuple[int, ...]]  # of one value: its type and shape
 class Parquet:
     """Columns of Parquet files, read by row groups.
 
-    To read a row is to read its whole row group: for random batches take small row
-    groups, or `MemoryMapped`. A missing value is NaN in a column of floats, which
-    estimators count as zero, and 0 or False in others.
+    To read a row means to read its whole row group: for random batches use small row
+    groups, or `MemoryMapped`. A missing value is NaN in a column of floats (estimators
+    count NaN as zero), and 0 or False in other columns.
 
     Attributes:
-        files: a path, or several, whose records are concatenated.
+        files: a path, or several paths whose records are concatenated.
         columns: pytree of names, of columns of numbers, booleans, or lists of one
             fixed length.
 
     Raises:
-        ValueError: where a column is missing, or of another type.
-        ImportError: without `pip install "dpjax[loading]"` (pyarrow).
+        ValueError: If a column is missing, or of another type.
+        ImportError: Without `pip install "dpjax[loading]"` (pyarrow).
 
     Example:
         >>> import tempfile, pyarrow as pa, pyarrow.parquet as pq
@@ -143,7 +143,7 @@ def _parquet() -> Any:
 
 
 def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
-    """Returns what columns hold, or raises `ValueError` where it is no numbers."""
+    """Returns the layout of each column; raises `ValueError` if it has no numbers."""
     schema = metadata.schema.to_arrow_schema()
     found = {}
     for name in names:
@@ -159,7 +159,7 @@ def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
 
 
 def _numpy_type(arrow_type: Any) -> Layout | None:
-    """Returns the type and shape of a value, or None where it is no number."""
+    """Returns the type and shape of a value, or None if it is not numeric."""
     import pyarrow as pa
 
     if not isinstance(arrow_type, pa.DataType):
@@ -176,7 +176,7 @@ def _numpy_type(arrow_type: Any) -> Layout | None:
 
 
 def _numbers(column: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns a column's values, shape (n, *shape), whatever is missing in it."""
+    """Returns a column's values, shape (n, *shape), with missing values filled in."""
     missing = {"f": np.nan, "b": False}.get(dtype.kind, 0)
     array = column.combine_chunks() if hasattr(column, "chunks") else column
     if not shape:

@@ -33,8 +33,8 @@ class MemoryMapped:
         files: pytree of paths; each file has shape (n, ...).
 
     Raises:
-        ValueError: where an array holds anything but real numbers or booleans, or they
-            are not of one length.
+        ValueError: If an array has another type than real numbers or booleans, or if
+            the arrays have different lengths.
 
     Example:
         >>> import tempfile, numpy as np
@@ -74,6 +74,6 @@ class MemoryMapped:
 
 
 def for_jax(x: Any) -> np.ndarray:
-    """Returns numbers in the type that JAX has for them; one too large is infinite."""
+    """Returns numbers in JAX's type for them; a number beyond its range is infinite."""
     with np.errstate(over="ignore"):
         return np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))

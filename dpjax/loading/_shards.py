@@ -33,7 +33,8 @@ def load(source: Records, sharding: NamedSharding) -> PyTree:
         sharding: of the records, such as NamedSharding(mesh, PartitionSpec("records")).
 
     Raises:
-        ValueError: where there are fewer records than devices, or processes see others.
+        ValueError: If there are fewer records than devices, or if processes have
+            different records.
 
     Example:
         >>> import tempfile, jax, numpy as np
@@ -63,9 +64,9 @@ def batches(
     """Returns the batches of a run and their padding masks, as a dataset of Grain's.
 
     All processes draw the rows that `Batching.draw` draws from the same state, and each
-    reads those of its own devices. One batch is prefetched. Padding rows are zeros;
-    they also fill a batch up to a multiple of the number of devices. There are as many
-    batches as the state has steps left. The state of the dataset's iterator,
+    reads the rows of its own devices. One batch is prefetched. Padding rows are zeros;
+    they also fill a batch up to a multiple of the number of devices. There is one batch
+    for each step that the state has left. The state of the dataset's iterator,
     `get_state()`, is the number of batches read; after `set_state` the same batches
     follow.
 
@@ -76,14 +77,14 @@ def batches(
         sharding: of a batch, such as NamedSharding(mesh, PartitionSpec("records")).
 
     Raises:
-        ValueError: where an argument is out of its range, the state is of another
-            number of records, or processes have others.
-        ImportError: without `pip install "dpjax[loading]"` (grain).
+        ValueError: If an argument is out of its range, if the state was made for
+            another number of records, or if processes have different arguments.
+        ImportError: Without `pip install "dpjax[loading]"` (grain).
 
     Privacy:
-        Which records enter a batch depends on the key alone, so that the price of T
-        steps is that of `batching.accounting(len(source), T)`. Draw each batch once:
-        two steps on one batch are no sample of two.
+        Which records enter a batch depends on the key alone, so the privacy cost of T
+        steps is that of `batching.accounting(len(source), T)`. Use each batch for one
+        step: a batch that two steps use is not two samples.
 
     Example:
         >>> import tempfile, jax, numpy as np

@@ -4,12 +4,11 @@ Everywhere `params` is the weight vector w, shape (d,), and `example` is the pai
 (x, y) of a feature vector, shape (d,), and a scalar target; a column of ones among the
 features serves as the intercept. `jax.vmap(loss_fn, (None, 0))` takes a data set.
 
-All but `regularized` are a `LinearLoss`, which also tells the loss as a function of the
-prediction <w, x>: its derivative and curvature with their bounds, and which targets it
-is meant for.
+All but `regularized` are a `LinearLoss`, which is also a function of the prediction
+<w, x>, with its derivative, curvature, their bounds, and the range of the targets.
 
-No value of the data raises. Gradients are finite for finite data, as long as <w, x> and
-the product of a feature and the residual stay within the range of the dtype.
+No value of the data raises. Gradients are finite for finite data, if <w, x> and the
+product of a feature and the residual stay within the range of the dtype.
 
 A loss compares and hashes by its hyperparameters, so `huber(1.0)` may be a static
 argument of `jax.jit` without compiling anew at each call.

@@ -1,4 +1,4 @@
-"""What every loss of a linear predictor has in common."""
+"""The base class of losses of a linear predictor."""
 
 import abc
 import math
@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from dpjax._types import ArrayLike, PyTree, Scalar
 
-# Targets are held within this where a loss takes any number: their squares, and those
-# of predictions as large, stay within the range of float32.
+# Targets of a loss without a range are clipped to this, so that their squares, and
+# those of equally large predictions, stay within the range of float32.
 _MOST = 1e18
-# Of a share that is none or all: the least that a prediction is made for.
+# Shares of a class are clipped to this and more, so that predictions are finite.
 LEAST_SHARE = 1e-6
 
 
@@ -21,20 +21,20 @@ class LinearLoss(abc.ABC):
 
     A subclass is a frozen dataclass of its hyperparameters. It declares the attributes
     below, and defines `value`, `_derivative` and `_curvature`, all elementwise. The
-    methods take arrays of one shape, predictions and targets alike; of `softmax`,
-    predictions have one more axis of `num_outputs` at the end.
+    methods take predictions and targets of the same shape; for `softmax`, predictions
+    have one more axis of `num_outputs` at the end.
 
     Attributes:
-        derivative_bound: L, a bound on |derivative| for targets in the range, of its
-            l2 norm where there are several outputs; `math.inf` where there is none.
+        derivative_bound: L, a bound on |derivative| for targets in the range, on its
+            l2 norm for several outputs; `math.inf` if there is none.
         curvature_bound: c, a bound on |curvature| for targets in the range, that is, a
-            Lipschitz constant of the derivative; of the Hessian's operator norm where
-            there are several outputs; `math.inf` where there is none.
+            Lipschitz constant of the derivative; on the operator norm of the Hessian
+            for several outputs; `math.inf` if there is none.
         is_convex: whether it is convex in the prediction.
-        num_outputs: how many predictions an example has: 1, or K classes.
-        target_range: the least and the largest target, or infinities.
-        has_log_link: whether the mean is the exponential of the prediction, so that an
-            offset is the logarithm of what the mean is in proportion to.
+        num_outputs: number of predictions of an example: 1, or K classes.
+        target_range: the smallest and the largest target, or infinities.
+        has_log_link: whether the mean is the exponential of the prediction, so that the
+            logarithm of an exposure is an offset.
 
     Example:
         >>> import jax.numpy as jnp
@@ -60,7 +60,7 @@ class LinearLoss(abc.ABC):
         """Returns the loss of one example.
 
         Args:
-            params: weights, shape (d,); (d, K) where there are K outputs.
+            params: weights, shape (d,); (d, K) for K outputs.
             example: pair (features of shape (d,), scalar target).
 
         Returns:
@@ -86,7 +86,7 @@ class LinearLoss(abc.ABC):
     def derivative(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
         """Returns the derivative in each prediction, in the shape of the predictions.
 
-        Whatever is passed, it is finite and within its bound; NaN counts as zero.
+        For any arguments it is finite and within its bound; NaN counts as zero.
         """
         slopes = self._derivative(predictions, like(targets, predictions))
         bound = like(self.derivative_bound, slopes)
@@ -95,9 +95,8 @@ class LinearLoss(abc.ABC):
     def curvature(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
         """Returns the second derivative in each prediction, in their shape.
 
-        Whatever is passed, it is finite and within [0, c], or [-c, c] where the loss is
-        not convex; NaN counts as zero. Where there are K outputs, it is the Hessian,
-        of shape (..., K, K).
+        For any arguments it is finite and within [0, c], or [-c, c] if the loss is not
+        convex; NaN counts as zero. For K outputs it is the Hessian, (..., K, K).
         """
         values = self._curvature(predictions, like(targets, predictions))
         bound = like(self.curvature_bound, values)
@@ -106,10 +105,10 @@ class LinearLoss(abc.ABC):
         return jnp.clip(jnp.nan_to_num(values), lowest, bound)
 
     def targets_of(self, targets: jax.Array) -> jax.Array:
-        """Maps any targets into the loss's range, by a rule that sees one at a time.
+        """Maps each target into the range of the loss.
 
-        NaN becomes 0, and what lies beyond `target_range` its nearer end, where an
-        infinite end counts as 1e18. Losses of labels say their own rule.
+        NaN becomes 0, and other targets are clipped to `target_range`, with 1e18 for an
+        infinite end. Losses of labels have their own rule.
 
         Args:
             targets: floats, any shape.
@@ -123,17 +122,17 @@ class LinearLoss(abc.ABC):
         return jnp.clip(known, max(low, -most), min(high, most))
 
     def constant_prediction(self, mean: ArrayLike) -> jax.Array:
-        """Returns the best prediction of a model that is constant, from a mean target.
+        """Returns the best constant prediction for a mean target.
 
-        The inverse of `mean_of` in the scale of the targets, finite for any mean that
-        is finite. For losses of residuals it is the mean itself.
+        The inverse of `mean_of` in units of the targets, finite for any finite mean.
+        For losses of residuals it is the mean.
 
         Args:
-            mean: the mean of `targets_of(targets)`; of `softmax`, the shares of the
+            mean: the mean of `targets_of(targets)`; for `softmax`, the shares of the
                 classes, shape (K,).
 
         Returns:
-            The prediction, a scalar; of `softmax`, shape (K,).
+            The prediction, a scalar; for `softmax`, shape (K,).
         """
         return jnp.asarray(mean)
 
@@ -147,5 +146,5 @@ class LinearLoss(abc.ABC):
 
 
 def like(value: ArrayLike | Scalar, array: jax.Array) -> jax.Array:
-    """Returns a value in the dtype of an array, so that integer labels will do."""
+    """Returns a value in the dtype of an array, so that labels may be integers."""
     return jnp.asarray(value, array.dtype)

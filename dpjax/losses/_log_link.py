@@ -10,34 +10,33 @@ from dpjax import _validate
 from dpjax._types import ArrayLike
 from dpjax.losses._linear_loss import LinearLoss, like
 
-_LEAST_MEAN = 1e-6  # of a Poisson law, in max_mean: below it the loss is linear
-# Of targets in units of their usual size, where nothing else is known of them.
+_LEAST_MEAN = 1e-6  # for Poisson, in units of max_mean: below it the loss is linear
+# The ranges of `log_link`, in units of the typical size of the targets.
 _MEANS, _LARGEST_TARGET = (1e-3, 30.0), 1_000.0
 
 
 def poisson(max_mean: float, *, max_target: float | None = None) -> LinearLoss:
     """Makes the loss of Poisson regression with log link, for counts.
 
-    With eta = <w, x>: e^eta - 1 - y eta, whose minimiser in eta is log(y). Beyond
-    max_mean (and below a millionth of it) it goes on linearly, so that it stays convex
-    and its curvature bounded: c = max_mean, L = max(max_mean, max_target).
+    With eta = <w, x>: e^eta - 1 - y eta, whose minimizer in eta is log(y). Above
+    max_mean (and below a millionth of it) it continues linearly, so that it is convex
+    with bounded curvature: c = max_mean, L = max(max_mean, max_target).
 
-    The logarithm of an exposure is added to the prediction, so that max_mean bounds the
-    mean of a record and not of a unit of exposure. It has to pass the mean of every
-    kind of record: where the mean count of some kind is larger, no finite prediction
-    is best for it.
+    The logarithm of an exposure is added to the prediction, so max_mean bounds the mean
+    of a record and not of a unit of exposure. It must exceed the mean count of every
+    kind of record, because otherwise no finite prediction is the best one.
 
     Args:
         max_mean: the largest mean, positive, public.
         max_target: the largest count, public; a larger one counts as this, NaN and
             negatives as 0. By default m + 6 sqrt(m) + 12 for m = max_mean, which a
-            Poisson count passes with a probability below e^-18 (Bernstein).
+            Poisson count exceeds with a probability below e^-18 (Bernstein).
 
     Returns:
         A per-example loss.
 
     Raises:
-        ValueError: if a maximum is not positive and finite.
+        ValueError: If a maximum is not positive and finite.
 
     Example:
         >>> import jax.numpy as jnp
@@ -59,14 +58,15 @@ def poisson(max_mean: float, *, max_target: float | None = None) -> LinearLoss:
 def gamma(*, min_mean: float, max_target: float) -> LinearLoss:
     """Makes the loss of gamma regression with log link, for positive amounts.
 
-    With eta = <w, x>: eta + y (e^-eta - 1), whose minimiser in eta is log(y). It is
-    blind to units: an error counts in proportion to the mean. Below min_mean and beyond
-    max_target it goes on linearly, so that its curvature is bounded:
+    With eta = <w, x>: eta + y (e^-eta - 1), whose minimizer in eta is log(y). It does
+    not depend on units: an error counts relative to the mean. Below min_mean and above
+    max_target it continues linearly, so that its curvature is bounded:
     c = max_target / min_mean, L = max(1, c - 1). At the best prediction the mean
-    curvature is 1; c is far larger where the range is wide.
+    curvature is 1; for a wide range c is far larger.
 
     Args:
-        min_mean: the least mean of a record, positive, public, in units of the target.
+        min_mean: the smallest mean of a record, positive, public, in units of the
+            target.
         max_target: the largest amount, public; a larger one counts as this, NaN and
             negatives as 0. At least min_mean.
 
@@ -74,7 +74,7 @@ def gamma(*, min_mean: float, max_target: float) -> LinearLoss:
         A per-example loss.
 
     Raises:
-        ValueError: if an argument is not positive and finite, or min_mean is larger.
+        ValueError: If an argument is not positive and finite, or min_mean is larger.
 
     Example:
         >>> import jax.numpy as jnp
@@ -101,14 +101,15 @@ def tweedie(
 
         (e^(q eta) - 1) / q + y (e^((1 - p) eta) - 1) / (p - 1),
 
-    whose minimiser in eta is log(y). Outside [log(min_mean), log(max_mean)] it goes on
-    linearly, so that it stays convex and its curvature bounded. The curvature
-    q e^(q eta) + (p - 1) y e^((1 - p) eta) is convex in eta, so c is its value for
-    y = max_target at one of the ends.
+    whose minimizer in eta is log(y). Outside [log(min_mean), log(max_mean)] it
+    continues linearly, so that it is convex with bounded curvature. The curvature q
+    e^(q eta) + (p - 1) y e^((1 - p) eta) is convex in eta, so c is its value for y =
+    max_target at one of the ends.
 
     Args:
         power: p, strictly between 1 (which is `poisson`) and 2 (which is `gamma`).
-        min_mean: the least mean of a record, positive, public, in units of the target.
+        min_mean: the smallest mean of a record, positive, public, in units of the
+            target.
         max_mean: the largest mean of a record, at least min_mean, public.
         max_target: the largest amount, public; a larger one counts as this, NaN and
             negatives as 0.
@@ -117,7 +118,7 @@ def tweedie(
         A per-example loss.
 
     Raises:
-        ValueError: if the power is not between 1 and 2, another argument is not
+        ValueError: If the power is not between 1 and 2, another argument is not
             positive and finite, or min_mean is larger than max_mean.
 
     Example:
@@ -129,7 +130,7 @@ def tweedie(
         Array([-1.], dtype=float32)
 
     Reference:
-        B. Jørgensen, Exponential dispersion models (1987), for the law.
+        B. Jørgensen, Exponential dispersion models (1987), for the distribution.
     """
     _validate.require(
         isinstance(power, int | float) and 1 < power < 2,
@@ -141,22 +142,22 @@ def tweedie(
 
 
 def log_link(power: float) -> LinearLoss:
-    """Makes the loss with log link of a power, for targets in units of their size.
+    """Makes a loss with log link, for targets in units of their typical size.
 
-    That of `poisson`, `gamma` or `tweedie` where no more is known than about how large
-    targets above zero are, which is the unit: means lie between a thousandth of it and
-    30 of it, and a target beyond a thousand counts as this. What `dpjax train --loss
-    poisson` and `dpjax.sklearn.DPPoissonRegressor` minimise.
+    The loss of `poisson`, `gamma` or `tweedie` if only the typical size of targets
+    above zero is known, which is the unit: means are from 0.001 to 30 units, and
+    targets are clipped to 1000. `dpjax train --loss poisson` and
+    `dpjax.sklearn.DPPoissonRegressor` minimize it.
 
     Args:
-        power: of the mean, to which the variance is in proportion: 1 for Poisson, 2 for
-            gamma, and between them Tweedie.
+        power: p, if the variance is proportional to mean^p: 1 for Poisson, 2 for gamma,
+            and between them Tweedie.
 
     Returns:
         A per-example loss, whose `mean_of` is in the unit.
 
     Raises:
-        ValueError: if the power is not from 1 to 2.
+        ValueError: If the power is not from 1 to 2.
 
     Example:
         >>> import jax.numpy as jnp
@@ -178,12 +179,12 @@ def log_link(power: float) -> LinearLoss:
 
 @dataclass(frozen=True)
 class LogLink(LinearLoss):
-    """The loss of a mean exp(prediction), with a variance in proportion to mean^power.
+    """The loss of a mean exp(prediction), with a variance proportional to mean^power.
 
     Attributes:
         power: from 1, Poisson, to 2, gamma.
-        min_mean: the least mean that is predicted.
-        max_mean: the largest one.
+        min_mean: the smallest mean that is predicted.
+        max_mean: the largest mean that is predicted.
         max_target: targets are clipped to [0, max_target].
     """
 

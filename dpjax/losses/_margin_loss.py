@@ -1,4 +1,4 @@
-"""Convex losses of a margin y <w, x>, with the bounds that private solvers rest on."""
+"""Convex losses of a margin y <w, x>, with the bounds that private solvers need."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,33 +13,33 @@ from dpjax.losses._linear_loss import LEAST_SHARE, LinearLoss, like
 
 @dataclass(frozen=True)
 class MarginLoss(LinearLoss):
-    """A convex loss phi of the margin z = y <w, x>, told by its derivative.
+    """A convex loss phi of the margin z = y <w, x>, defined by its derivative.
 
-    A loss without declared bounds has no noise that would make its minimiser private,
-    so the bounds are part of it. The derivative is clipped to the declared bound (and
-    to zero from above where it is declared non-increasing), so that this bound holds
-    whatever is passed. That phi' grows, and no faster than declared, is taken on trust.
+    The bounds are part of the loss, because the noise of a private minimizer depends on
+    them. The derivative is clipped to the declared bound (and to at most zero if it is
+    declared non-increasing), so this bound always holds. That phi' increases, and no
+    faster than declared, is not checked.
 
-    Labels are -1 and +1: of any other target, what is above zero is +1, and all else,
-    0 and NaN too, -1. `derivative` and `curvature` may be called without labels: +1
-    makes the prediction the margin.
+    Labels are -1 and +1: a target above zero counts as +1, any other, including 0 and
+    NaN, as -1. `derivative` and `curvature` may be called without labels: then the
+    prediction is the margin.
 
-    Compares and hashes by its fields: one of a new lambda is compiled anew.
+    Compares and hashes by its fields: one with a new lambda is compiled again.
 
     Attributes:
         derivative_fn: phi', from a scalar margin to a scalar, differentiable by JAX;
-            `jax.grad(phi)`, for instance. It must never decrease, and be
-            evaluated to 16 units in the last place of L, at a margin that is off by
-            16 units in the last place of 1 + |z|.
+            `jax.grad(phi)`, for instance. It must never decrease, and be accurate to 16
+            units in the last place of L, for an error of the margin of 16 units in the
+            last place of 1 + |z|.
         derivative_bound: L, a bound on |phi'|.
         curvature_bound: c, a Lipschitz constant of phi'.
         is_non_increasing: whether phi' <= 0 everywhere; less noise is then enough.
-        value_fn: phi, from an array of margins to one of losses; only `value`, and so a
-            call, needs it. Solvers that take the derivative alone do not.
+        value_fn: phi, from an array of margins to an array of losses; only needed to
+            call the loss, or its `value`.
 
     Raises:
-        ValueError: where derivative_fn is not callable or a bound is not positive; by
-            `value`, where value_fn was left out.
+        ValueError: If derivative_fn is not callable or a bound is not positive; from
+            `value`, if value_fn is None.
 
     Example:
         >>> MarginLoss.logistic().curvature_bound
@@ -94,7 +94,7 @@ class MarginLoss(LinearLoss):
             The loss.
 
         Raises:
-            ValueError: where the width is not positive.
+            ValueError: If the width is not positive.
         """
         _validate.positive(width=width)
         derivative_fn, value_fn = _SmoothedHingeDerivative(width), _SmoothedHinge(width)
@@ -115,19 +115,19 @@ class MarginLoss(LinearLoss):
         return super().curvature(predictions, targets)
 
     def targets_of(self, targets: jax.Array) -> jax.Array:
-        """Maps what is above zero to +1, and all else, NaN too, to -1."""
+        """Maps targets above zero to +1, and all others, including NaN, to -1."""
         return jnp.where(targets > 0, jnp.ones_like(targets), -1.0)
 
     def constant_prediction(self, mean: ArrayLike) -> jax.Array:
         """Returns log(p / (1 - p)) for p = (1 + mean) / 2, between 1e-6 and 1 - 1e-6.
 
-        That is the best constant for the logistic loss, and near it for others.
+        This is the best constant for the logistic loss, and close to it for others.
         """
         share = jnp.clip((1 + jnp.asarray(mean)) / 2, LEAST_SHARE, 1 - LEAST_SHARE)
         return jnp.log(share) - jnp.log1p(-share)
 
     def mean_of(self, predictions: jax.Array) -> jax.Array:
-        """Returns the probability of +1 by the logistic law of each prediction."""
+        """Returns the logistic probability of +1 at each prediction."""
         return jax.nn.sigmoid(predictions)
 
     def _signs(self, targets: ArrayLike, predictions: jax.Array) -> jax.Array:
@@ -148,7 +148,7 @@ class _Logistic(MarginLoss):
     """Logistic loss of two classes.
 
     log(1 + exp(-y <w, x>)), evaluated without overflow. A label above zero is the
-    positive class, y = +1, whatever else the other is: -1, 0 or NaN. L = 1 and c = 1/4.
+    positive class, y = +1; any other label is the other one. L = 1 and c = 1/4.
 
     Example:
         >>> import jax.numpy as jnp

@@ -14,25 +14,14 @@ _LOSSES: dict[str, LinearLoss] = {
 
 
 def named(loss: str | LinearLoss) -> LinearLoss:
-    """Returns a loss by its name, or the loss itself where it is one already.
+    """Returns a `LinearLoss`, or the loss "squared", "logistic" or "huber" by its name.
 
-    Args:
-        loss: "squared", "logistic", "huber" (of a threshold of 1.345
-            scales of the residuals), or a `LinearLoss`.
-
-    Returns:
-        The loss.
-
-    Raises:
-        ValueError: if it is neither.
+    The threshold of "huber" is 1.345 scales of the residuals (P. W. Holland, R. E.
+    Welsch, Robust regression using iteratively reweighted least-squares, 1977).
 
     Example:
         >>> named("huber")
         Huber(threshold=1.345, in_scales=True)
-
-    Reference:
-        P. W. Holland, R. E. Welsch, Robust regression using iteratively reweighted
-        least-squares (1977), for the threshold of "huber".
     """
     if isinstance(loss, LinearLoss):
         return loss

@@ -13,7 +13,7 @@ def regularized(loss_fn: LossFn, l2: Scalar) -> LossFn:
     """Adds a squared l2 penalty to every example's loss.
 
     loss_fn(w, z) + (l2 / 2) ||w||^2, the norm taken over all leaves of `params`.
-    `regularized(logistic, l2)` is regularised logistic regression,
+    `regularized(logistic, l2)` is regularized logistic regression,
     `regularized(squared, l2)` ridge regression.
 
     Args:
@@ -24,7 +24,7 @@ def regularized(loss_fn: LossFn, l2: Scalar) -> LossFn:
         A per-example loss.
 
     Raises:
-        ValueError: if l2 is negative or not finite.
+        ValueError: If l2 is negative or not finite.
 
     Example:
         >>> import jax.numpy as jnp

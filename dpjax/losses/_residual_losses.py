@@ -15,8 +15,8 @@ from dpjax.losses._linear_loss import LinearLoss, like
 class _Squared(LinearLoss):
     """Squared loss of linear regression.
 
-    (<w, x> - y)^2 / 2, whose gradient is the x (<w, x> - y) of the papers; they print
-    the loss without the half. L = inf and c = 1.
+    (<w, x> - y)^2 / 2, with the gradient x (<w, x> - y). The papers have the same
+    gradient, but print the loss without the factor 1/2. L = inf and c = 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -47,8 +47,7 @@ squared = _Squared()
 class _Absolute(LinearLoss):
     """Absolute loss of l1 regression.
 
-    |<w, x> - y|, with 0 as the subgradient where the residual is zero. L = 1 and
-    c = inf.
+    |<w, x> - y|, with the subgradient 0 at residual zero. L = 1 and c = inf.
 
     Example:
         >>> import jax.numpy as jnp
@@ -78,7 +77,7 @@ absolute = _Absolute()
 def huber(threshold: Scalar) -> LinearLoss:
     """Makes the Huber loss: quadratic near zero, linear beyond the threshold.
 
-    With s = <w, x> - y and threshold t: s^2 / 2 where |s| <= t, else t |s| - t^2 / 2.
+    With s = <w, x> - y and threshold t: s^2 / 2 if |s| <= t, else t |s| - t^2 / 2.
     L = t and c = 1.
 
     Args:
@@ -88,7 +87,7 @@ def huber(threshold: Scalar) -> LinearLoss:
         A per-example loss.
 
     Raises:
-        ValueError: if the threshold is not positive and finite.
+        ValueError: If the threshold is not positive and finite.
 
     Example:
         >>> import jax.numpy as jnp
@@ -103,34 +102,15 @@ def huber(threshold: Scalar) -> LinearLoss:
 
 @dataclass(frozen=True)
 class Huber(LinearLoss):
-    """The Huber loss of `huber`, of which the threshold may be in scales of residuals.
+    """The loss of `huber`, whose threshold may be in scales of the residuals.
 
-    As a function of predictions and targets it is the same either way. A solver that
-    releases scales, such as `solvers.dp_linear_model`, divides residuals by theirs
-    first if the threshold is in scales; 1.345 then has 95 per cent efficiency for
-    normal errors of any size.
-
-    Args:
-        params: weights, shape (d,).
-        example: pair (features of shape (d,), scalar target).
-
-    Returns:
-        The loss of this example, a scalar.
+    Solvers that release scales, such as `solvers.dp_linear_model`, divide residuals by
+    their scale first if the threshold is in scales; 1.345 then has 95 per cent
+    efficiency for normal errors of any size.
 
     Attributes:
         threshold: t, positive.
         in_scales: whether it is in scales of the residuals, not in units of the target.
-
-    Raises:
-        ValueError: if the threshold is not positive and finite.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> float(Huber(1.0, in_scales=True)(jnp.ones(1), (jnp.array([3.0]), 0.0)))
-        2.5
-
-    Reference:
-        P. J. Huber, Robust estimation of a location parameter (1964).
     """
 
     threshold: Scalar
@@ -159,8 +139,8 @@ class Huber(LinearLoss):
 def biweight(threshold: Scalar) -> LinearLoss:
     """Makes Tukey's biweight loss of robust regression, bounded and not convex.
 
-    With s = <w, x> - y and threshold t: (t^2 / 6) (1 - (1 - (s/t)^2)^3) where |s| <= t,
-    else t^2 / 6. Near zero it is s^2 / 2; beyond t its gradient is zero.
+    With s = <w, x> - y and threshold t: (t^2 / 6) (1 - (1 - (s/t)^2)^3) if |s| <= t,
+    else t^2 / 6. Near zero it is about s^2 / 2; beyond t its gradient is zero.
     L = 16 t / (25 sqrt(5)) and c = 1.
 
     Args:
@@ -170,7 +150,7 @@ def biweight(threshold: Scalar) -> LinearLoss:
         A per-example loss.
 
     Raises:
-        ValueError: if the threshold is not positive and finite.
+        ValueError: If the threshold is not positive and finite.
 
     Example:
         >>> import jax.numpy as jnp
@@ -209,6 +189,6 @@ class _Biweight(LinearLoss):
         return (1 - squares) * (1 - 5 * squares)
 
     def _ratios(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
-        # Clipped before it is squared, a huge residual neither overflows nor leaves a
-        # NaN in the gradient of a branch that is not taken.
+        # Clipped before it is squared, a huge residual does not overflow, and causes no
+        # NaN in the gradient.
         return jnp.clip((predictions - targets) / self.threshold, -1.0, 1.0)

@@ -1,4 +1,4 @@
-"""What other layers take from losses, and users do not."""
+"""Names of losses for other layers of dpjax, not for users."""
 
 from dpjax.losses._log_link import LogLink
 from dpjax.losses._named import named

@@ -16,11 +16,10 @@ def softmax(num_classes: int) -> LinearLoss:
 
     log(sum_k exp(<w_k, x>)) - <w_y, x>, evaluated without overflow, with a column w_k
     of the parameters for each class. Its derivative p - e_y has l2 norm at most
-    L = sqrt(2), and its curvature diag(p) - p p^T operator norm at most c = 1/2: the
-    absolute values of a row sum up to 2 p_k (1 - p_k).
+    L = sqrt(2), and its curvature diag(p) - p p^T operator norm at most c = 1/2,
+    because the absolute values of a row sum to 2 p_k (1 - p_k).
 
-    A label that is no whole number goes to the nearest one, one beyond 0 to K - 1 to
-    its nearer end, and NaN to 0.
+    Labels are rounded to the nearest integer and clipped to 0 ... K - 1; NaN becomes 0.
 
     Args:
         num_classes: K, at least 2.
@@ -29,7 +28,7 @@ def softmax(num_classes: int) -> LinearLoss:
         A per-example loss, of params (d, K).
 
     Raises:
-        ValueError: if num_classes is no integer of at least 2.
+        ValueError: If num_classes is no integer of at least 2.
 
     Example:
         >>> import jax.numpy as jnp
@@ -85,7 +84,7 @@ class _Softmax(LinearLoss):
         return diagonal - shares[..., :, None] * shares[..., None, :]
 
     def _shares(self, predictions: jax.Array) -> jax.Array:
-        # Infinities as the largest numbers: their differences are no NaN.
+        # Infinities are clipped, because their differences would be NaN.
         most = jnp.finfo(predictions.dtype).max / 4
         return jax.nn.softmax(jnp.clip(predictions, -most, most), axis=-1)
 

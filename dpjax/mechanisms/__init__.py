@@ -1,11 +1,11 @@
-"""Noise and choices: pure functions of a key and a value.
+"""Noise and private selection: pure functions of a key and a value.
 
-Guarantees, here and of all that draws from here, are for noise in real numbers. Noise
-in floating point has full tails but gaps, and nothing is claimed against attacks on its
-last bits (Mironov, 2012). Only `discrete_gaussian` is exact.
+All guarantees of these functions, and of their callers, are for noise in real numbers.
+Floating-point noise has full tails but gaps, and nothing is claimed against attacks on
+its last bits (Mironov, 2012). Only `discrete_gaussian` is exact.
 
-Noise of several steps may be correlated, by a strategy: `transforms.privatize` takes
-one, and `accounting.noise_multiplier` tells how much noise it needs.
+A strategy correlates the noise of several steps: pass it to `transforms.privatize`, and
+compute its noise with `accounting.noise_multiplier`.
 """
 
 from dpjax.mechanisms._additive import gaussian, laplace

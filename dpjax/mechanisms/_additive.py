@@ -17,26 +17,26 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
 
     Args:
         key: a typed key, used once here.
-        value: array or pytree of floats. Half precision is added to in float32 and
-            cast down after the noise.
+        value: array or pytree of floats. Half precision is converted to float32, and
+            back after the noise.
         stddev: standard deviation in units of value; non-negative, may be traced.
 
     Returns:
         A pytree like value.
 
     Raises:
-        ValueError: where key is no single typed key, stddev is negative or not finite,
-            or value has a leaf that is not of floating point; inside `jax.shard_map`,
-            where value is known to vary over other mesh axes than key.
+        ValueError: If key is not a single typed key, stddev is negative or not finite,
+            or value has a leaf that is not floating point; inside `jax.shard_map`, if
+            value varies over other mesh axes than key.
 
     Privacy:
-        With l2 sensitivity D of value and sigma = stddev/D this is the Gaussian
-        mechanism: `dpjax.accounting.gaussian_epsilon(stddev, delta, sensitivity=D)`,
-        under the relation that D is stated for; for real numbers, see
-        `dpjax.mechanisms`. Sharding a value does not change its noise. Inside
-        `jax.shard_map` the key must vary over the mesh axes that the value varies over:
-        else values that differ get the same noise, or one value is released with
-        several. With check_vma=False that cannot be checked.
+        If value has the l2 sensitivity D, this is the Gaussian mechanism, of epsilon
+        `dpjax.accounting.gaussian_epsilon(stddev, delta, sensitivity=D)`, under the
+        relation of D; for real numbers, see `dpjax.mechanisms`. Sharding a value does
+        not change its noise. Inside `jax.shard_map` the key must vary over the mesh
+        axes over which the value varies; otherwise different values get the same noise,
+        or one value is released several times. With check_vma=False that cannot be
+        checked.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -57,18 +57,18 @@ def laplace(key: Key, value: PyTree, *, scale: Scalar) -> PyTree:
     Args:
         key: a typed key, used once here.
         value: as for `gaussian`.
-        scale: of the Laplace law, in units of value; the standard deviation is
+        scale: scale of the noise, in units of value; the standard deviation is
             sqrt(2)·scale. Non-negative, may be traced.
 
     Returns:
         A pytree like value.
 
     Raises:
-        ValueError: as for `gaussian`.
+        ValueError: As for `gaussian`.
 
     Privacy:
-        With l1 sensitivity D of value this is (D/scale)-differentially private, under
-        the relation that D is stated for; for real numbers, see `dpjax.mechanisms`.
+        If value has the l1 sensitivity D, this is (D/scale)-differentially private,
+        under the relation of D; for real numbers, see `dpjax.mechanisms`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -83,30 +83,35 @@ def laplace(key: Key, value: PyTree, *, scale: Scalar) -> PyTree:
     return _add_noise(_samplers.laplace, key, value, scale)
 
 
-def _add_noise(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
+def check(key: Key, value: PyTree) -> None:
+    """Requires a typed key that varies as the value, and a value of floats."""
     _validate.typed_key(key)
     check_key_varies_as(value, key)
     for leaf in jax.tree.leaves(value):
         dtype = jnp.result_type(leaf)
-        _validate.require(
-            jnp.issubdtype(dtype, jnp.floating),
-            "value",
-            dtype,
-            "of floating point in every leaf",
-        )
+        is_float = jnp.issubdtype(dtype, jnp.floating)
+        _validate.require(is_float, "value", dtype, "of floating point in every leaf")
+
+
+def as_float32(value: PyTree) -> PyTree:
+    """Returns a tree of floats in float32, or in float64 if it was: for the noise."""
+    return jax.tree.map(
+        lambda x: x if x.dtype == jnp.float64 else x.astype(jnp.float32), value
+    )
+
+
+def _add_noise(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
+    check(key, value)
     return _noisy(sampler, key, value, scale)
 
 
 @partial(jax.jit, static_argnums=0)
 def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
-    # Noise in float32 at least.
     value = jax.tree.map(jnp.asarray, value)
-    wide = jax.tree.map(
-        lambda x: x if x.dtype == jnp.float64 else x.astype(jnp.float32), value
-    )
+    wide = as_float32(value)
     noise = _samplers.like(sampler, key, wide)
 
-    # As a float32 product of sensitivity and multiplier the scale may have been rounded
+    # The scale, a float32 product of sensitivity and multiplier, may have been rounded
     # down a few times, by 2^-24 each: never add less noise than was calibrated.
     scale = jnp.asarray(scale) * ROUNDED_UP
 

@@ -1,4 +1,4 @@
-"""The strategy of correlated noise that adds up partial sums along a binary tree."""
+"""The strategy of correlated noise that sums steps along a binary tree."""
 
 import dataclasses
 import math
@@ -15,15 +15,16 @@ from dpjax.mechanisms._strategy import ROUNDED_UP, Strategy
 class BinaryTree(Strategy):
     """The binary tree of partial sums: row t of C sums the steps of node t.
 
-    With t counted from 1, node t covers the last 2^l steps, 2^l the largest power of
+    Node t, counted from 1, covers the last 2^l steps, where 2^l is the largest power of
     two that divides t. A prefix sum is a sum of at most log2(T) + 1 nodes, each with
-    noise of its own. The noise keeps floor(log2 T) + 1 trees like the parameters.
+    independent noise. The state of the noise is floor(log2 T) + 1 trees like the
+    parameters.
 
     Attributes:
         num_steps: T.
 
     Raises:
-        ValueError: where num_steps is not a positive count.
+        ValueError: If num_steps is not a positive integer.
 
     Example:
         >>> strategy = BinaryTree(4)
@@ -65,17 +66,17 @@ class BinaryTree(Strategy):
     ) -> float:
         """See `Strategy.sensitivity`: a bound, exact for one participation.
 
-        Its square is the sum over nodes of the squares of how many steps of a record
-        they hold. Nodes of level l do not meet, and each holds m_l = min(k, ceil(2^l /
-        b)) of them at most: so level l adds at most m_l for each step that one of them
-        holds. What is left is the largest sum of k numbers, b apart.
+        Its square is the sum over nodes of the squared number of a record's steps that
+        the node covers. Nodes of level l are disjoint, and each covers at most m_l =
+        min(k, ceil(2^l / b)) of these steps: so level l adds at most m_l for each
+        covered step. It remains to find the largest sum of k numbers, b apart.
         """
         num = self._num_participations(max_participations, min_separation)
         step = np.arange(self.num_steps)
         weights = np.zeros(self.num_steps)
         for level in range(self.num_buffers):
-            # Node t of level l is an odd multiple of 2^l, so that its steps, counted
-            # from 0, have a bit l of zero.
+            # A node of level l is an odd multiple of 2^l, so bit l of each of its
+            # steps, counted from 0, is zero.
             last = (step >> level << level) + 2**level
             is_held = (step >> level & 1 == 0) & (last <= self.num_steps)
             weights[is_held] += min(num, -(-(2**level) // min_separation))
@@ -87,9 +88,9 @@ class BinaryTree(Strategy):
         return math.sqrt(best[0]) * (1 + ROUNDED_UP)
 
     def next_noise(self, noise, buffers, step):
-        """See `Strategy.next_noise`: node t comes, the smaller ones that it covers go.
+        """See `Strategy.next_noise`: node t replaces the smaller nodes it covers.
 
-        Below step t, counted from 1, lie nodes at all levels under t's own.
+        These are one node of each level below the level of t, counted from 1.
         """
         node = step + 1
         is_below = [

@@ -1,7 +1,7 @@
 """The discrete Gaussian, sampled exactly on the host.
 
-Parties of a protocol add shares of this noise to integers. Each takes entropy of its
-own, as a function `random_bytes(n) -> bytes`; a JAX key might be known to the others.
+Parties of a protocol add shares of this noise to integers. Each party uses its own
+entropy, a function `random_bytes(n) -> bytes`, because others might know a JAX key.
 """
 
 import decimal
@@ -13,11 +13,11 @@ import numpy as np
 from dpjax import _validate
 from dpjax._types import RandomBytes
 
-# Up to here, what is computed in int64 passes 2^63 once in e^2048 draws.
+# Up to this stddev, int64 numbers overflow with probability e^-2048.
 LARGEST_STDDEV = 2**26
 
-# A float64 exp(-x) errs by a few units of 2^-53. A random number that is closer to it
-# than this is compared in exact arithmetic.
+# The error of a float64 exp(-x) is a few units of 2^-53. A random number that is closer
+# to it than this is compared in exact arithmetic.
 _MARGIN = 2.0**-46
 
 
@@ -33,29 +33,30 @@ def discrete_gaussian(
         shape: shape of the result.
         stddev: sigma, an integer from 1 to 2^26. The variance is at most sigma^2, and
             equal to it in float64 from sigma = 2 on.
-        random_bytes: the source of randomness, bytes that are uniform and independent.
-            The noise protects nobody from a person who can guess them: anything but the
-            operating system's is for tests, as `np.random.default_rng(0).bytes`.
+        random_bytes: source of uniform and independent bytes. The noise is useless
+            against someone who can guess them: use sources other than the operating
+            system's, such as `np.random.default_rng(0).bytes`, only for tests.
 
     Returns:
         An int64 NumPy array.
 
     Raises:
-        ValueError: where stddev is not an integer from 1 to 2^26.
+        ValueError: If stddev is not an integer from 1 to 2^26.
 
     Privacy:
-        Added to integers of l2 sensitivity D it is (D^2 / (2 sigma^2))-zCDP, just as
-        the continuous Gaussian: see `dpjax.accounting.discrete_gaussian_stddev`. The
-        law is exact in its tails and in its last bits: a probability is compared with
-        as many random bits as it takes. The time depends on the values drawn.
+        Added to integers of l2 sensitivity D it is (D^2 / (2 sigma^2))-zCDP, like the
+        continuous Gaussian: see `dpjax.accounting.discrete_gaussian_stddev`. The
+        distribution is exact, in its tails and last bits, because a probability is
+        compared with as many random bits as necessary. The running time depends on the
+        values drawn.
 
     Example:
         >>> noise = discrete_gaussian(100_000, stddev=1000)
         >>> print(noise.dtype, abs(noise.std() / 1000 - 1) < 0.02)
         int64 True
 
-        A private mean that is exact to the last bit: each record is bounded and put on
-        a grid of 1/1000, and integers are added.
+        A private mean that is exact to the last bit: each record is clipped and rounded
+        to a grid of 1/1000, and the integers are added.
 
         >>> from dpjax.accounting import discrete_gaussian_stddev
         >>> records = np.append(np.random.default_rng(0).standard_t(3, 99_999), np.inf)
@@ -77,7 +78,7 @@ def discrete_gaussian(
     size = int(np.prod(shape, dtype=np.int64))
     parts, missing = [np.empty(0, np.int64)], size
     while missing > 0:
-        # About four in ten are accepted; whatever comes first is taken.
+        # About four in ten are accepted.
         values = _accepted(3 * missing + 16, int(stddev), random_bytes)[:missing]
         parts.append(values)
         missing -= values.size
@@ -86,7 +87,7 @@ def discrete_gaussian(
 
 def _accepted(count: int, stddev: int, random_bytes: RandomBytes) -> np.ndarray:
     """Returns the accepted ones among `count` proposals, in their order."""
-    # Algorithm 2: |y| of the discrete Laplace law of scale t is u + t v.
+    # Algorithm 2: |y| of the discrete Laplace distribution of scale t is u + t v.
     scale = stddev + 1
     u = _words(count, random_bytes) >> (64 - scale.bit_length())
     u = u.astype(np.int64)[u < scale]
@@ -129,7 +130,7 @@ def _bernoulli_exp(
 def _is_below_exp(
     word: int, num_bits: int, exponent: Fraction, random_bytes: RandomBytes
 ) -> bool:
-    """Tells whether a uniform number is below exp(-exponent).
+    """Returns whether a uniform number is below exp(-exponent).
 
     `word` holds its first bits; more are drawn until the answer is certain.
     """

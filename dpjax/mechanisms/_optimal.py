@@ -1,4 +1,4 @@
-"""The best strategies of correlated noise, as jax_privacy finds them."""
+"""Optimal strategies of correlated noise, computed by jax_privacy."""
 
 import contextlib
 
@@ -7,8 +7,8 @@ import numpy as np
 
 
 def optimal_bands(num_steps: int, num_bands: int) -> np.ndarray:
-    """Returns coefficients of the least mean squared error of prefix sums, (b,)."""
-    with _as_jax_privacy_wants():
+    """Returns coefficients of the smallest mean squared error of prefix sums, (b,)."""
+    with _settings_of_jax_privacy():
         from jax_privacy.matrix_factorization import toeplitz
 
         found = toeplitz.optimize_banded_toeplitz(num_steps, num_bands)
@@ -18,8 +18,8 @@ def optimal_bands(num_steps: int, num_bands: int) -> np.ndarray:
 def optimal_buffers(
     num_steps: int, max_participations: int, min_separation: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns decays and scales of the least largest error of prefix sums."""
-    with _as_jax_privacy_wants():
+    """Returns decays and scales of the smallest maximal error of prefix sums."""
+    with _settings_of_jax_privacy():
         from jax_privacy.matrix_factorization import buffered_toeplitz
 
         found = buffered_toeplitz.optimize(
@@ -32,8 +32,8 @@ def optimal_buffers(
 
 
 @contextlib.contextmanager
-def _as_jax_privacy_wants():
-    """The settings of JAX that it is written for, and a word where it is missing."""
+def _settings_of_jax_privacy():
+    """The settings of JAX that it needs; an error with a hint if it is missing."""
     try:
         with (
             jax.numpy_dtype_promotion("standard"),
@@ -43,6 +43,5 @@ def _as_jax_privacy_wants():
             yield
     except ImportError as why:
         raise ImportError(
-            "the best strategies are found by jax_privacy: pip install "
-            '"dpjax[correlated]"'
+            'jax_privacy computes optimal strategies: pip install "dpjax[correlated]"'
         ) from why

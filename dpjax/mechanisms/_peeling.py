@@ -10,6 +10,7 @@ from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._types import Key, PeelingNoise, Scalar
 from dpjax.mechanisms import _samplers
+from dpjax.mechanisms._additive import as_float32
 
 
 def peeling(
@@ -23,41 +24,42 @@ def peeling(
 ) -> jax.Array:
     """Releases the s largest coordinates of a vector, with noise.
 
-    With noise="gumbel", S = the s largest of |v| + selection_scale·Gumbel, noise drawn
-    once; the result is v + release_stddev·N(0, 1) on S and zero elsewhere.
+    With noise="gumbel", S is the set of the s largest |v| + selection_scale·Gumbel,
+    with noise drawn once; the result is v + release_stddev·N(0, 1) on S and zero
+    elsewhere.
 
-    With noise="laplace", as in the papers, in each of s rounds the coordinate with the
-    largest |v| + selection_scale·Lap(1), fresh noise every round, leaves the vector and
-    joins S; the noise released has a Laplace law of the same standard deviation. At the
-    same rho it needs more than twice the noise, but it is pure epsilon-DP too.
+    With noise="laplace", as in the papers, each of s rounds moves the coordinate with
+    the largest |v| + selection_scale·Lap(1), with fresh noise, from the vector to S;
+    the released values get Laplace noise of the same standard deviation. At the same
+    rho it needs more than twice the noise, but it is also pure epsilon-DP.
 
     Args:
         key: a typed key, used once here.
-        vector: v, of shape (d,) and of floating point. Half precision is taken in
-            float32 and cast down after the noise. NaN and infinities count as zero.
+        vector: v, of shape (d,) and floating point. Half precision is converted to
+            float32, and back after the noise. NaN and infinities count as zero.
         sparsity: s, from 1 to d.
-        selection_scale: g, of the choice's noise, in units of v; non-negative, may be
-            traced.
-        release_stddev: sigma, in units of v; non-negative, may be traced. The papers'
-            one Laplace scale b is g = b and sigma = sqrt(2) b. If it is infinite, the
-            set S alone is released: an entry is infinite on S, and zero elsewhere.
+        selection_scale: g, scale of the selection noise, in units of v; non-negative,
+            may be traced.
+        release_stddev: sigma, in units of v; non-negative, may be traced. The single
+            Laplace scale b of the papers is g = b and sigma = sqrt(2) b. If infinite,
+            only the set S is released: entries are infinite on S, and zero elsewhere.
         noise: "gumbel" or "laplace".
 
     Returns:
-        A vector of shape (d,) with at most s entries that are not zero.
+        A vector of shape (d,) with at most s nonzero entries.
 
     Raises:
-        ValueError: where key is no single typed key, selection_scale is negative or not
-            finite, release_stddev is negative or NaN, vector is not a vector of
-            floating point, sparsity is not in 1 to d, or noise is unknown.
+        ValueError: If key is not a single typed key, selection_scale is negative or not
+            finite, release_stddev is negative or NaN, vector is not a floating-point
+            vector, sparsity is not in 1 to d, or noise is unknown.
 
     Privacy:
-        With linf sensitivity lam of v, rho-zCDP under the relation that lam is stated
-        for, with rho = s lam^2 / (2 g^2) + s lam^2 / (2 sigma^2) for Gumbel noise, and
-        s (2 lam^2/g^2 + lam^2/sigma^2) for Laplace noise. Gumbel: the choice has the
-        law of s exponential mechanisms without replacement: each has scores |v| of
-        range 2 lam, hence epsilon = 2 lam/g and rho = epsilon^2/8. The release has l2
-        sensitivity sqrt(s) lam. Half of rho for each: g = sigma = lam sqrt(s/rho).
+        Let lam be the linf sensitivity of v. This is rho-zCDP under the relation of
+        lam, with rho = s lam^2 / (2 g^2) + s lam^2 / (2 sigma^2) for Gumbel noise, and
+        s (2 lam^2/g^2 + lam^2/sigma^2) for Laplace noise. Gumbel: the selection is
+        distributed as s exponential mechanisms without replacement; each has scores |v|
+        of range 2 lam, hence epsilon = 2 lam/g and rho = epsilon^2/8. The release has
+        l2 sensitivity sqrt(s) lam. Half of rho for each: g = sigma = lam sqrt(s/rho).
         Laplace: each round is (2 lam/g)-DP and each released coordinate
         (sqrt(2) lam/sigma)-DP, so all are s (2 lam/g + sqrt(2) lam/sigma)-DP, and
         epsilon-DP is (epsilon^2/2)-zCDP; with one scale b, that is (3 s lam/b)-DP and
@@ -118,8 +120,8 @@ def _peel_in_rounds(sparsity, key, vector, selection_scale, release_stddev):
     v = _finite(vector)
     choice_key, release_key = jax.random.split(key)
 
-    # Plain words of the keys: under vmap, the check for key reuse takes keys that a
-    # scan runs over for used ones.
+    # Raw words of the keys, because under vmap the check for key reuse rejects typed
+    # keys as inputs of a scan.
     impl = jax.random.key_impl(choice_key)
     words = jax.random.key_data(jax.random.split(choice_key, sparsity))
 
@@ -135,21 +137,18 @@ def _peel_in_rounds(sparsity, key, vector, selection_scale, release_stddev):
 
 
 def _finite(vector: jax.Array) -> jax.Array:
-    """The vector in float32 at least, zero where it is not finite."""
-    v = jnp.asarray(vector)
-    v = v if v.dtype == jnp.float64 else v.astype(jnp.float32)
+    v = as_float32(jnp.asarray(vector))
     return jnp.where(jnp.isfinite(v), v, 0)
 
 
 def _release(vector, v, chosen, scale, noise) -> jax.Array:
     scale = _rounded_up(scale, v)
-    # Infinite noise may be 0 times infinity, and its sign says nothing.
+    # Infinite noise may be 0 times infinity, and its sign carries no information.
     released = jnp.where(jnp.isinf(scale), jnp.inf, v[chosen] + scale * noise)
     sparse = jnp.zeros_like(v).at[chosen].set(released)
     return sparse.astype(jnp.result_type(vector))
 
 
 def _rounded_up(scale: Scalar, v: jax.Array) -> jax.Array:
-    # In float32 the scale may have been rounded down a few times, by 2^-24 each: never
-    # add less noise than was calibrated.
+    # As for Gaussian noise: a rounded scale must not mean less noise.
     return (jnp.asarray(scale) * ROUNDED_UP).astype(v.dtype)

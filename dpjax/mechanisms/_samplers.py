@@ -1,10 +1,10 @@
-"""Random numbers with their tails: each from a sign and a tail probability.
+"""Random numbers with full tails: each from a sign and a tail probability.
 
-`jax.random.normal` in float32 starts from 23 bits and never leaves [-5.42, 5.22], which
-a large model's noise passes in every step. Here a quantile function is applied to a
-tail probability of 63 random bits: a Gaussian reaches beyond 9 standard deviations
-with the right mass. The sign is a bit of its own, so noise is symmetric; a law without
-symmetry takes it for the choice of its half.
+`jax.random.normal` in float32 uses 23 bits and stays in [-5.42, 5.22], which the noise
+of a large model exceeds in every step. Here a quantile function is applied to a tail
+probability of 63 random bits, so a Gaussian reaches beyond 9 standard deviations with
+the right mass. The sign is a separate bit, so noise is symmetric; for distributions
+without symmetry the bit chooses the lower or upper half.
 """
 
 from collections.abc import Callable
@@ -26,14 +26,14 @@ def like(sampler: Callable[..., jax.Array], key: Key, tree: PyTree) -> PyTree:
     """Draws independent variables of a sampler in the shapes of a pytree of arrays.
 
     Consecutive leaves of at most `TOGETHER` entries in all are drawn as one vector,
-    because every draw takes a quarter of a second to compile. Only the sizes decide
-    that, so that sharding a tree does not change what is drawn for it.
+    because each draw takes a quarter of a second to compile. This depends only on the
+    shapes, so sharding a tree does not change its noise.
 
     Args:
-        sampler: of this module, or one that is called alike.
+        sampler: a sampler of this module, or one with the same arguments.
         key: used once here.
         tree: arrays of floats. If a leaf that is drawn alone is sharded, each device
-            draws its own part of it; of other leaves each draws the whole.
+            draws its own part; other leaves are drawn whole on every device.
     """
     leaves, structure = jax.tree.flatten(tree)
     groups: list[list[jax.Array]] = []
@@ -52,13 +52,13 @@ def like(sampler: Callable[..., jax.Array], key: Key, tree: PyTree) -> PyTree:
 def _together(
     sampler: Callable[..., jax.Array], key: Key, leaves: list[jax.Array]
 ) -> list[jax.Array]:
-    """Draws for a group of leaves, of which each is a part of one vector."""
+    """Draws a group of leaves as slices of one vector."""
     if len(leaves) == 1:
         (leaf,) = leaves
         place = jax.typeof(leaf).sharding
         return [sampler(key, leaf.shape, leaf.dtype, out_sharding=place)]
     sizes = [x.size for x in leaves]
-    # Materialized, because else the quantile would be compiled again for each leaf.
+    # Materialized, because otherwise the quantile is compiled again for each leaf.
     vector = materialized(sampler(key, (sum(sizes),), leaves[0].dtype))
     return [
         _placed_like(leaf, part.reshape(leaf.shape))
@@ -67,10 +67,7 @@ def _together(
 
 
 def _placed_like(like: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns x sharded like an array.
-
-    Each device has drawn all of x and keeps its part, so that nothing is communicated.
-    """
+    """Returns x, which every device has drawn whole, sharded like an array."""
     place = jax.typeof(like).sharding
     if num_other_devices(like) > 1:
         mesh = jax.sharding.get_abstract_mesh()
@@ -151,14 +148,13 @@ def _from_tail(
     dtype: jax.typing.DTypeLike,
     out_sharding: jax.sharding.Sharding | None = None,
 ) -> jax.Array:
-    """Draws quantile(p, is_lower), a fair bit choosing the half of the law.
+    """Draws quantile(p, is_lower), where a fair bit chooses the lower or upper half.
 
     p, uniform on (0, 1/2], is the mass beyond the value: below it in the lower half,
-    above it in the upper half. It is (k + v) / 2^32 with k uniform on 31 bits, and v on
-    32 more.
+    above it in the upper half. It is (k + v) / 2^32, k uniform on 31 bits and v on 32.
 
-    Each bit is a function of the key and its place alone: a sharded draw is the same as
-    one on a single device, and every device makes what it holds.
+    Each bit depends only on the key and its index: a sharded draw is the same as one on
+    a single device, and every device draws what it holds.
     """
     word, more = _words(key, shape, out_sharding)
     v = more.astype(dtype) * 2.0**-32 + 2.0**-33
@@ -170,8 +166,8 @@ def _words(
 ) -> tuple[jax.Array, jax.Array]:
     """Draws two independent words of 32 random bits for every entry.
 
-    Threefry makes two words at once. `jax.random.bits` returns only their exclusive or,
-    and a second draw would take as long again. A split key's words are both.
+    Threefry computes two words at once. `jax.random.bits` returns only their exclusive
+    or, so it would need two draws. The words of a split key are both.
     """
 
     def draw(key: Key) -> tuple[jax.Array, jax.Array]:

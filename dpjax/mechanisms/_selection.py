@@ -1,9 +1,9 @@
-"""Private choice among candidates with scores: a maximum under noise.
+"""Private selection among candidates with scores: the largest noisy score.
 
 Both mechanisms return argmax_v epsilon u(v) / sensitivity_range + noise: Gumbel noise
 gives the exponential mechanism, exponential noise permute-and-flip. Scores may come in
-chunks, of which one is in memory at a time. Scores are compared by their differences,
-so that rounding is relative to the gap to the best one and not to the scores' size.
+chunks, one in memory at a time. Scores are compared by their differences, so rounding
+is relative to the gap to the best score and not to its magnitude.
 """
 
 from collections.abc import Callable
@@ -45,38 +45,39 @@ def exponential(
 
     Args:
         key: a typed key, used once here.
-        scores: u, of shape (num_candidates,) and of floating point; half precision is
-            taken in float32. Or, with num_chunks, a function of the chunk's index (an
-            int32 scalar, traced) that returns the scores of that chunk, all of one
-            shape (chunk_size,). -inf marks a candidate that is out for every data set,
-            such as padding. Scores count up to a quarter of the largest float, so that
-            their differences are finite; NaN counts as the lowest, +inf as the highest.
+        scores: u, of shape (num_candidates,) and floating point; half precision is
+            converted to float32. Or, with num_chunks, a function of a chunk index (an
+            int32 scalar, traced) that returns the scores of this chunk, of the same
+            shape (chunk_size,) for all. -inf marks a candidate that is excluded for
+            every data set, such as padding. Scores are clipped to a quarter of the
+            largest float, so that their differences are finite; NaN counts as the
+            lowest score, +inf as the highest.
         epsilon: privacy parameter of this choice; positive, may be traced.
         sensitivity_range: the supremum over neighbours of max_v du(v) - min_v du(v),
             with du the change of the scores: at most twice their linf sensitivity, and
-            the linf sensitivity itself where all scores move in one direction.
+            the linf sensitivity itself if all scores change in the same direction.
             Positive, may be traced.
-        num_chunks: how many chunks the function gives; None for an array.
+        num_chunks: number of chunks of the function; None for an array.
         axis_name: the axes of a `jax.shard_map` over which candidates are sharded, if
-            any: equally many on each device, under a replicated key. Chunks are
-            numbered across devices, and get the noise that they would get on one.
+            any: equally many on each device, with a replicated key. Chunks are numbered
+            across devices, and get the same noise as on one device.
 
     Returns:
         The index as an int32 scalar, replicated:
         chunk_index * chunk_size + position in chunks.
 
     Raises:
-        ValueError: where key is no single typed key, epsilon or sensitivity_range is
-            not positive and finite, scores are not a vector of floating point, or
-            num_chunks does not go with scores.
+        ValueError: If key is not a single typed key, epsilon or sensitivity_range is
+            not positive and finite, scores are not a floating-point vector, or
+            num_chunks does not fit scores.
 
     Privacy:
         epsilon-DP and (epsilon^2/8)-zCDP, under the relation of sensitivity_range. With
-        c = epsilon/range, the log ratio of Pr[v] is c du(v) less a constant: over all v
-        it spans at most c range = epsilon, and since both laws sum to one it has both
-        signs. A log ratio with that span has the zCDP stated (Hoeffding).
-        sensitivity_range has to bound the scores as they are taken here, NaN and
-        infinities replaced: bound each record's share of the score first. For real
+        c = epsilon/range, the log ratio of Pr[v] is c du(v) minus a constant. Its range
+        over v is at most c range = epsilon, and it has both signs, because both
+        distributions sum to one. Such a log ratio has the stated zCDP (Hoeffding).
+        sensitivity_range must bound the scores as used here, with NaN and infinities
+        replaced: clip the contribution of each record to the score first. For real
         numbers: see `dpjax.mechanisms`.
 
     Example:
@@ -110,10 +111,10 @@ def permute_and_flip(
 ) -> jax.Array:
     """Chooses an index by permute-and-flip; a higher score is better.
 
-    argmax_v epsilon u(v) / sensitivity_range + Exp(1). The law is that of candidates
-    visited in random order, each taken with probability
-    exp(epsilon (u(v) - max u) / sensitivity_range). Its expected score is never below
-    that of `exponential` at the same epsilon: for a single choice.
+    argmax_v epsilon u(v) / sensitivity_range + Exp(1). This is equivalent to visiting
+    candidates in random order, and accepting each with probability
+    exp(epsilon (u(v) - max u) / sensitivity_range). For a single choice its expected
+    score is never below that of `exponential` at the same epsilon.
 
     Args:
         key: a typed key, used once here.
@@ -127,17 +128,17 @@ def permute_and_flip(
         The index as an int32 scalar.
 
     Raises:
-        ValueError: as for `exponential`.
+        ValueError: As for `exponential`.
 
     Privacy:
-        epsilon-DP under the relation of sensitivity_range, and (epsilon^2/2)-zCDP as
-        any epsilon-DP mechanism: four times the cost of `exponential`, so take that one
-        in compositions. Proof: v wins where Exp(1) passes
+        epsilon-DP under the relation of sensitivity_range, and (epsilon^2/2)-zCDP like
+        every epsilon-DP mechanism: four times the cost of `exponential`, so use that
+        one in compositions. Proof: v is chosen if Exp(1) exceeds
         x = max_{w != v} (c u(w) + Exp_w) - c u(v) with c = epsilon/range. Between
-        neighbours x moves by at most c max_w (du(w) - du(v)) <= epsilon, and
-        Pr[Exp > x + epsilon] >= exp(-epsilon) Pr[Exp > x] for every x. Thus c needs the
-        range of du only, where the paper has twice the linf sensitivity. For NaN,
-        infinities and real numbers the words at `exponential` hold.
+        neighbours x changes by at most c max_w (du(w) - du(v)) <= epsilon, and
+        Pr[Exp > x + epsilon] >= exp(-epsilon) Pr[Exp > x] for every x. So c needs only
+        the range of du; the paper uses twice the linf sensitivity. For NaN, infinities
+        and real numbers see `exponential`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -207,7 +208,7 @@ def _choose_from_array(sampler, axes, key, scores, epsilon, sensitivity_range):
 
 
 class _Best(NamedTuple):
-    """The candidate that leads: score and noise apart, for the sake of rounding."""
+    """The best candidate so far; score and noise apart, to avoid rounding errors."""
 
     score: jax.Array
     noise: jax.Array
@@ -221,10 +222,10 @@ def _scan(
     first = jax.eval_shape(score_fn, jax.ShapeDtypeStruct((), jnp.int32))
     dtype = jnp.float64 if first.dtype == jnp.float64 else jnp.float32
     finite = jnp.finfo(dtype)
-    # Both may have been rounded to float32 a few times, by 2^-24 each: never choose
-    # more sharply than was asked. Within normal numbers no product is 0 times inf.
-    # Numbers below the smallest normal one count as zero: gaps, and in linear scores
-    # each of up to 2^24 products, for both neighbours.
+    # Both may have been rounded to float32 a few times, by 2^-24 each: the effective
+    # epsilon is never larger than requested. With normal numbers no product is 0 times
+    # inf. Subnormal numbers may be flushed to zero: gaps, and in linear scores each of
+    # up to 2^24 products, for both neighbours.
     epsilon = jnp.asarray(epsilon).astype(dtype)
     epsilon = jnp.clip(epsilon, finite.tiny, finite.max)
     sensitivity_range = jnp.asarray(sensitivity_range).astype(dtype) * ROUNDED_UP
@@ -251,8 +252,7 @@ def _scan(
         index = (offset + i) * scores.shape[0] + j
         return better(best, _Best(scores[j], noise[j], index))
 
-    # Plain words of the keys: under vmap, the check for key reuse takes keys that a
-    # scan runs over for used ones.
+    # Raw words of the keys: see `_peel_in_rounds`.
     impl = jax.random.key_impl(key)
     words = jax.random.key_data(jax.random.split(key, num_chunks * num_shares(axes)))
     offset = jnp.int32(0)

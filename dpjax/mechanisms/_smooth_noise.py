@@ -1,4 +1,4 @@
-"""Noise for smooth sensitivities: its tails hide that its own scale is private."""
+"""Noise for smooth sensitivities: its heavy tails hide its own, private scale."""
 
 from functools import partial
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
-from dpjax._sharding import check_key_varies_as
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.mechanisms import _samplers
+from dpjax.mechanisms._additive import as_float32, check
 
 # 8 standard deviations of 9.4 each: the exponential stays finite in float32.
 _LEAST_SIGMA, _LARGEST_SIGMA = 1e-3, 8.0
@@ -26,20 +26,21 @@ def laplace_log_normal(
 
     Args:
         key: a typed key, used once here.
-        value: array or pytree of floats. Half precision is added to in float32 and
-            cast down after the noise.
+        value: array or pytree of floats. Half precision is converted to float32, and
+            back after the noise.
         scale: in units of value; a number, or a pytree prefix of value with arrays that
-            broadcast to its leaves. Non-negative. It may depend on private data, so an
-            array's values are never looked at.
-        sigma: of log-scale, between 0.001 and 8, public; may be traced.
+            broadcast to its leaves. Non-negative. It may depend on private data, so the
+            values of arrays are not checked.
+        sigma: standard deviation of the log scale, from 0.001 to 8, public; may be
+            traced.
 
     Returns:
         A pytree like value.
 
     Raises:
-        ValueError: where key is no single typed key, sigma or a scale that is a Python
+        ValueError: If key is not a single typed key, sigma or a scale that is a Python
             number is out of range, scale does not fit value, or value has a leaf that
-            is not of floating point.
+            is not floating point.
 
     Privacy:
         One entry with scale = S/s, where S is a t-smooth bound of its local
@@ -47,7 +48,7 @@ def laplace_log_normal(
 
             epsilon = t / sigma + exp(1.5 sigma^2) s,
 
-        under the relation that S is stated for; entries add up. Proof and calibration:
+        under the relation of S; the costs of entries add up. Proof and calibration:
         `dpjax.accounting.smooth_noise_multiplier`. For real numbers: see
         `dpjax.mechanisms`.
 
@@ -69,7 +70,7 @@ def arsinh_normal(key: Key, value: PyTree, *, scale: PyTree, sigma: Scalar) -> P
     """Adds noise whose arsinh is normal: value + scale·sinh(sigma·Y)/sigma.
 
     Y is standard normal, independent for every entry. The noise's standard deviation is
-    scale·sqrt((exp(2 sigma^2) - 1) / 2) / sigma. Paper 001 takes sigma = 1.
+    scale·sqrt((exp(2 sigma^2) - 1) / 2) / sigma. Paper 001 uses sigma = 1.
 
     Args:
         key: a typed key, used once here.
@@ -81,7 +82,7 @@ def arsinh_normal(key: Key, value: PyTree, *, scale: PyTree, sigma: Scalar) -> P
         A pytree like value.
 
     Raises:
-        ValueError: as for `laplace_log_normal`.
+        ValueError: As for `laplace_log_normal`.
 
     Privacy:
         One entry with scale = S/s, where S is a t-smooth bound of its local
@@ -90,8 +91,8 @@ def arsinh_normal(key: Key, value: PyTree, *, scale: PyTree, sigma: Scalar) -> P
             epsilon = s (4 + 3 sigma^2) / (6 sigma)
                       + sqrt(t (t/sigma^2 + 1/sigma + 2)),
 
-        sigma >= 0.3, under the relation that S is stated for; entries add up. Proof and
-        calibration: `dpjax.accounting.smooth_noise_multiplier`. Where t is small
+        and sigma >= 0.3, under the relation of S; the costs of entries add up. Proof
+        and calibration: `dpjax.accounting.smooth_noise_multiplier`. For small t,
         `laplace_log_normal` needs far less noise. For real numbers: see
         `dpjax.mechanisms`.
 
@@ -120,17 +121,8 @@ def _arsinh_normal(key, sigma, *kind):
 
 
 def _add_noise(sampler, key, value, scale, sigma):
-    _validate.typed_key(key)
-    check_key_varies_as(value, key)
+    check(key, value)
     _validate.within(_LEAST_SIGMA, _LARGEST_SIGMA, sigma=sigma)
-    for leaf in jax.tree.leaves(value):
-        dtype = jnp.result_type(leaf)
-        _validate.require(
-            jnp.issubdtype(dtype, jnp.floating),
-            "value",
-            dtype,
-            "of floating point in every leaf",
-        )
     for leaf in jax.tree.leaves(scale):
         if isinstance(leaf, int | float):
             _validate.non_negative(scale=leaf)
@@ -138,7 +130,7 @@ def _add_noise(sampler, key, value, scale, sigma):
 
 
 def _like_value(scale, value):
-    """Returns one scale a leaf of value, each of a shape that broadcasts to it."""
+    """Returns one scale for each leaf of value, of a shape that broadcasts to it."""
     kinds = [np.shape(leaf) for leaf in jax.tree.leaves(scale)]
     rule = "a number, or a pytree prefix of value with shapes that broadcast to it"
     try:
@@ -154,11 +146,8 @@ def _like_value(scale, value):
 
 @partial(jax.jit, static_argnums=0)
 def _noisy(sampler, key, value, scale, sigma):
-    # Noise in float32 at least.
     value = jax.tree.map(jnp.asarray, value)
-    wide = jax.tree.map(
-        lambda x: x if x.dtype == jnp.float64 else x.astype(jnp.float32), value
-    )
+    wide = as_float32(value)
 
     def draw(key, shape, dtype, out_sharding=None):
         return sampler(

@@ -1,30 +1,30 @@
 """Strategies of correlated noise: lower triangular matrices C, noise C^-1 z.
 
-Step t adds row t of C^-1 z, where z are independent Gaussian rows: what is released is
-C^-1 (C g + z), g the rows of the steps' means, so that privacy is that of the Gaussian
-mechanism on C g, and prefix sums of what is released have less noise than with C = I.
-Steps may depend on those before (Denisov, McMahan, Rush, Smith, Thakurta 2022, Theorem
-2.1).
+Step t adds row t of C^-1 z, where z has independent Gaussian rows. The steps release
+C^-1 (C g + z), where row t of g is the mean of step t. So the privacy is that of the
+Gaussian mechanism on C g, and prefix sums of the releases have less noise than with
+C = I. Steps may depend on earlier ones (Denisov, McMahan, Rush, Smith, Thakurta 2022,
+Theorem 2.1).
 
-One record moves row i of g by a vector u_i where it takes part, and else not. With
-|u_i| <= 1 and X = C^T C,
+One record moves row i of g by a vector u_i if it enters step i, and otherwise by zero.
+With |u_i| <= 1 and X = C^T C,
 
     |C u|^2 = sum_ij X_ij <u_i, u_j> <= sum over its steps i, j of |X_ij|.          (1)
 
-Toeplitz C has X_ij = sum_(s < T - j) c_s c_(s + j - i) for i <= j. Where its
-coefficients c are not negative and do not increase, neither does X_ij increase with j
-or j - i. So with steps b apart at least, of the k that a record enters the l-th is at
-l b or later, l = 0, 1, ...; (1) is largest where all are as early and as near as can
-be: at 0, b, ..., (k - 1) b, with all u_i the same. That is Theorem 2 of Kalinin,
-Lampert (2024), and there
+Toeplitz C has X_ij = sum_(s < T - j) c_s c_(s + j - i) for i <= j. If its coefficients
+c are non-negative and do not increase, then X_ij does not increase with j or j - i.
+Let a record enter k steps, at least b apart: step number l = 0, 1, ... of these is at
+l b or later. So (1) is largest if they are as early and as close as possible, at 0, b,
+..., (k - 1) b, with all u_i equal. This is Theorem 2 of Kalinin, Lampert (2024), and
 
     sensitivity^2 = sum_(t < T) (sum_(l < k) c_(t - l b))^2.                        (2)
 
-Rounding. Coefficients are float32 numbers, so that C is what the code uses, and x_t is
-found from z_t and x before it: each x_t is off by a few units of rounding of the
-numbers that make it up, which is as if z_t were. Errors of banded noise so do not grow
-with T (of buffers with slow decay they add up, by T 2^-24 of a buffer at most). As for
-independent noise, guarantees are for real numbers: see `dpjax.mechanisms`.
+Rounding. Coefficients are float32 numbers, so C is the matrix that the code uses. Row
+x_t is computed from z_t and earlier rows x with an error of a few units of rounding of
+these numbers, which is equivalent to an error of z_t. So the errors of banded noise do
+not grow with T (with buffers of slow decay they add up, to at most T 2^-24 of a
+buffer). As for independent noise, guarantees are for real numbers: see
+`dpjax.mechanisms`.
 """
 
 import abc
@@ -37,7 +37,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._types import PyTree
 
-# More than float64 sums of squares of T terms, and a root, are rounded down.
+# More than the rounding of float64 sums of squares of T terms, and of a root.
 ROUNDED_UP = 2.0**-30
 
 
@@ -46,7 +46,7 @@ class Strategy(abc.ABC):
     """A lower triangular matrix C with ones on the diagonal, of num_steps rows.
 
     Attributes:
-        num_steps: T, the number of steps it is for.
+        num_steps: T, the number of steps.
 
     Example:
         >>> from dpjax.mechanisms import BandedToeplitz, BinaryTree
@@ -62,7 +62,7 @@ class Strategy(abc.ABC):
     @property
     @abc.abstractmethod
     def num_bands(self) -> int:
-        """The number of diagonals of C that may not be zero."""
+        """The number of diagonals of C that may be nonzero."""
 
     @abc.abstractmethod
     def matrix(self) -> np.ndarray:
@@ -72,24 +72,24 @@ class Strategy(abc.ABC):
     def sensitivity(
         self, *, max_participations: int = 1, min_separation: int = 1
     ) -> float:
-        """Returns the l2 sensitivity of C g, where one record moves g_t by 1 at most.
+        """Returns the l2 sensitivity of C g if one record moves g_t by at most 1.
 
         Args:
-            max_participations: of how many steps one record may be.
-            min_separation: how many steps apart two of them are at least; 1 is next to
-                each other.
+            max_participations: the most steps that one record may enter.
+            min_separation: the least distance of two of them; 1 if they may be
+                consecutive.
 
         Returns:
             An upper bound, rounded up.
 
         Raises:
-            ValueError: where a count is not positive.
+            ValueError: If a count is not positive.
         """
 
     @property
     @abc.abstractmethod
     def num_buffers(self) -> int:
-        """How many trees like the parameters the noise keeps from step to step."""
+        """The number of trees like the parameters in the state of the noise."""
 
     @abc.abstractmethod
     def next_noise(
@@ -99,12 +99,12 @@ class Strategy(abc.ABC):
 
         Args:
             noise: row `step` of z, a pytree of arrays.
-            buffers: what the last step returned; zeros like noise in the first.
+            buffers: buffers from the previous step; zeros like noise in the first.
             step: 0 to T - 1.
         """
 
     def _num_participations(self, max_participations: int, min_separation: int) -> int:
-        """Returns how many steps of one record can be."""
+        """Returns the most steps that one record can enter."""
         _validate.count(
             max_participations=max_participations, min_separation=min_separation
         )

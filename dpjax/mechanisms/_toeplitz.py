@@ -15,17 +15,18 @@ from dpjax.mechanisms._strategy import Toeplitz
 class BandedToeplitz(Toeplitz):
     """A Toeplitz matrix with few bands, C_ij = c_(i - j).
 
-    Its noise keeps num_bands - 1 trees like the parameters. Where two steps of a record
-    are num_bands apart at least, columns do not meet, and `CyclicPoisson` batches have
-    their gain of privacy.
+    The state of its noise is num_bands - 1 trees like the parameters. If two steps of a
+    record are at least num_bands apart, their columns do not overlap, and sampling with
+    `CyclicPoisson` reduces the privacy cost.
 
     Attributes:
         num_steps: T.
-        coefficients: c_0 to c_(b - 1), divided by c_0 and rounded to float32: not
-            negative, and none larger than the one before it.
+        coefficients: c_0 to c_(b - 1), divided by c_0 and rounded to float32:
+            non-negative and non-increasing.
 
     Raises:
-        ValueError: where coefficients are more than num_steps, or not so.
+        ValueError: If there are more than num_steps coefficients, or they are negative
+            or increase.
 
     Example:
         >>> strategy = BandedToeplitz(4, (1.0, 0.5))
@@ -67,14 +68,14 @@ class BandedToeplitz(Toeplitz):
 
     @classmethod
     def square_root(cls, num_steps: int, num_bands: int) -> "BandedToeplitz":
-        """Returns the first bands of the root of the matrix of prefix sums.
+        """Returns the first bands of the square root of the matrix of prefix sums.
 
         Args:
             num_steps: T.
             num_bands: b, at most T.
 
         Raises:
-            ValueError: where num_bands is not in 1, ..., num_steps.
+            ValueError: If num_bands is not in 1, ..., num_steps.
 
         Example:
             >>> BandedToeplitz.square_root(num_steps=100, num_bands=3).coefficients
@@ -90,18 +91,18 @@ class BandedToeplitz(Toeplitz):
 
     @classmethod
     def optimal(cls, num_steps: int, num_bands: int) -> "BandedToeplitz":
-        """Returns coefficients for the least mean squared error of prefix sums.
+        """Returns coefficients for the smallest mean squared error of prefix sums.
 
-        Found by jax_privacy, for steps of one record that are num_bands apart. It does
-        not look at data, and takes seconds.
+        Computed by jax_privacy in seconds, without data, for steps of one record that
+        are num_bands apart.
 
         Args:
             num_steps: T.
             num_bands: b, at most T.
 
         Raises:
-            ValueError: where num_bands is not in 1, ..., num_steps.
-            ImportError: without `pip install "dpjax[correlated]"` (jax_privacy).
+            ValueError: If num_bands is not in 1, ..., num_steps.
+            ImportError: Without `pip install "dpjax[correlated]"` (jax_privacy).
 
         Reference:
             McKenna (2024), "Scaling up the banded matrix factorization mechanism for
@@ -109,7 +110,7 @@ class BandedToeplitz(Toeplitz):
         """
         _check_bands(num_steps, num_bands)
         found = optimal_bands(num_steps, num_bands)
-        # To float32 and beyond: an optimum may rise by what the optimizer leaves.
+        # The computed optimum may increase slightly.
         found = np.minimum.accumulate(np.maximum(np.asarray(found, np.float64), 0))
         return cls(num_steps, tuple(found))
 
@@ -120,7 +121,7 @@ class BandedToeplitz(Toeplitz):
 
     @property
     def num_buffers(self) -> int:
-        """See `Strategy.num_buffers`: a band less."""
+        """See `Strategy.num_buffers`: num_bands - 1."""
         return self.num_bands - 1
 
     def toeplitz(self) -> np.ndarray:
@@ -142,19 +143,19 @@ class BandedToeplitz(Toeplitz):
 
 @dataclasses.dataclass(frozen=True)
 class BufferedToeplitz(Toeplitz):
-    """A Toeplitz matrix by a few decaying buffers: c_0 = 1, c_t = sum_i s_i d_i^(t-1).
+    """A Toeplitz matrix of a few decaying buffers: c_0 = 1, c_t = sum_i s_i d_i^(t-1).
 
-    Its noise keeps a tree like the parameters for each buffer, however many bands C
-    has: all of them, so that batches have no gain from sampling.
+    The state of its noise is one tree like the parameters for each buffer. All bands of
+    C may be nonzero, so sampling of batches does not reduce the privacy cost.
 
     Attributes:
         num_steps: T.
         decays: d_i in [0, 1], rounded to float32.
-        scales: s_i, not negative, one a decay, rounded to float32; their sum is at most
+        scales: s_i >= 0, one for each decay, rounded to float32; their sum is at most
             1.
 
     Raises:
-        ValueError: where decays and scales are not so.
+        ValueError: If decays or scales violate these rules.
 
     Example:
         >>> strategy = BufferedToeplitz(4, decays=(0.5,), scales=(0.5,))
@@ -196,19 +197,19 @@ class BufferedToeplitz(Toeplitz):
     def optimal(
         cls, num_steps: int, *, max_participations: int = 1, min_separation: int = 1
     ) -> "BufferedToeplitz":
-        """Returns buffers for the least largest squared error of prefix sums.
+        """Returns buffers for the smallest maximal squared error of prefix sums.
 
-        Found by jax_privacy, which chooses their number, for a pattern of
-        participation. It does not look at data, and takes seconds to minutes.
+        Computed by jax_privacy, which chooses their number for a pattern of
+        participation, in seconds to minutes and without data.
 
         Args:
             num_steps: T.
-            max_participations: of how many steps one record may be.
-            min_separation: how many steps apart two of them are at least.
+            max_participations: as for `Strategy.sensitivity`.
+            min_separation: as for `Strategy.sensitivity`.
 
         Raises:
-            ValueError: where a count is not positive.
-            ImportError: without `pip install "dpjax[correlated]"` (jax_privacy).
+            ValueError: If a count is not positive.
+            ImportError: Without `pip install "dpjax[correlated]"` (jax_privacy).
 
         Reference:
             McMahan, Xu, Zhang (2024), Section 4.
@@ -219,7 +220,7 @@ class BufferedToeplitz(Toeplitz):
             min_separation=min_separation,
         )
         decays, scales = optimal_buffers(num_steps, max_participations, min_separation)
-        # The last float32 digit may lift the sum above 1.
+        # Rounding to float32 may raise the sum above 1.
         scales = scales / max(1.0, math.fsum(scales) * (1 + 2.0**-20))
         return cls(num_steps, tuple(np.minimum(decays, 1.0)), tuple(scales))
 

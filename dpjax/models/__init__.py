@@ -1,4 +1,4 @@
-"""A trained model as one file, in the units of its table; and how good it is."""
+"""A trained model as one file, in the units of its table, and its private scores."""
 
 from dpjax.models._file import load_model
 from dpjax.models._model import Model

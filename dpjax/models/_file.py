@@ -1,11 +1,11 @@
 """The file of a model: a NumPy archive of the numbers and one JSON text.
 
 Entries are `params`, a weight for each feature; `heights`, shape (k, m), of k curves at
-m knots; and `model`, a JSON: `format`, the version of all of this; `columns`, in their
+m knots; and `model`, a JSON text: `format`, the version of this format; `columns`, in
 order, each with center and scale or its categories; `knots`, m numbers in scales from
 the center; and `curves`, the k columns that have one. In a linear model k = m = 0.
 
-Reading it runs no code: neither entry may hold Python objects.
+Reading it runs no code: no entry may have Python objects.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from dpjax.models._model import BoundedColumn, Model
 from dpjax.solvers import Curves
 
 _FORMAT = 2
-# What zipfile, NumPy and json raise where an archive is damaged, or is something else.
+# What zipfile, NumPy and json raise for a damaged archive, or for another file.
 _UNREADABLE = (
     ValueError,
     KeyError,
@@ -41,7 +41,7 @@ _UNREADABLE = (
     AttributeError,
     OSError,
     EOFError,
-    RuntimeError,  # also what zipfile cannot unpack, or is nested too deeply
+    RuntimeError,  # also if zipfile cannot unpack it, or it is nested too deeply
     OverflowError,
     MemoryError,
     SyntaxError,
@@ -53,9 +53,7 @@ _UNREADABLE = (
 
 
 def model_file(model: Model) -> bytes:
-    """Returns the content of a model's file, as `load_model` reads it.
-
-    It is the same for the same model.
+    """Returns the content of a model's file for `load_model`, a function of the model.
 
     Example:
         >>> import dpjax, pathlib, tempfile
@@ -104,19 +102,19 @@ def model_file(model: Model) -> bytes:
 def load_model(path: str | os.PathLike[str]) -> Model:
     """Loads a model that `dpjax train` has written.
 
-    No code of the file is run. Of the guarantee it holds epsilon, delta, relation and
-    the description; its event is one that no accountant takes.
+    No code of the file is run. The file stores epsilon, delta, relation and description
+    of the guarantee; the loaded `dp_event` is one that no accountant supports.
 
     Args:
-        path: of `model.npz`, or of the folder that it lies in.
+        path: of `model.npz`, or of its folder.
 
     Returns:
         The model, whose `predict` takes a table.
 
     Raises:
-        OSError: if there is no such file, or it cannot be read.
-        ValueError: if it is something else, cut off, of an earlier or later format, or
-            holds values of another type than `model_file` writes.
+        OSError: If there is no such file, or it cannot be read.
+        ValueError: If it is another file, incomplete, of an earlier or later format, or
+            has values of other types than `model_file` writes.
 
     Example:
         >>> import dpjax
@@ -229,7 +227,7 @@ def _exposure(said: Any) -> BoundedColumn | None:
 
 
 def _declared(kind: Numeric | Categorical) -> dict[str, Any]:
-    """Returns what is public about a column, as a schema says it."""
+    """Returns the schema of a column as JSON."""
     if isinstance(kind, Categorical):
         return {"categories": [str(category) for category in kind.categories]}
     limits = {"limit": float(kind.limit)} if kind.limit < math.inf else {}

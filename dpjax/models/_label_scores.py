@@ -1,4 +1,4 @@
-"""How well labels are predicted, from one noisy histogram."""
+"""Scores of predicted labels, from one noisy histogram."""
 
 import math
 
@@ -8,7 +8,7 @@ from dpjax.models._noisy_counts import Interval, Measure, Release, interval_of
 
 _SCORE_BINS = 20  # of probabilities; an edge lies at a half
 _CALIBRATION_BINS = 5
-# The least share that is taken of a label which noise hides: its logarithm is needed.
+# The smallest share of a label: noise may make it zero, and its logarithm is needed.
 _LEAST_SHARE = 1e-3
 
 
@@ -23,12 +23,12 @@ def of_labels(
     Args:
         release: adds the noise.
         scores: log odds of the positive label, shape (n,).
-        targets: positive where the label is, shape (n,).
+        targets: positive for the positive label, shape (n,).
         beside: log odds of another model, shape (n,); a constant, shape (); or None,
-            for the share of the label as it is released.
+            for the released share of the label.
 
     Returns:
-        Accuracy and area under the curve, the calibration, and what is beside.
+        Accuracy and area under the curve, the calibration, and the comparison's scores.
     """
     num_samples, half = len(targets), _SCORE_BINS // 2
     sides = _sides(scores, beside)
@@ -92,12 +92,12 @@ def of_classes(
     Args:
         release: adds the noise.
         scores: of each class, shape (n, K); the largest is predicted.
-        targets: the index of the class, shape (n,); another number is none of them.
+        targets: the index of the class, shape (n,); another number is no class.
         beside: scores of another model, shape (n, K); a constant, shape (K,); or None,
-            for the shares of the labels as they are released.
+            for the released shares of the labels.
 
     Returns:
-        Accuracy, and what is beside.
+        Accuracy, and the comparison's scores.
     """
     num_samples, num_classes = scores.shape
     labels = np.where(is_class(targets, num_classes), targets, num_classes).astype(int)
@@ -126,12 +126,12 @@ def of_classes(
 
 
 def is_class(targets: np.ndarray, num_classes: int) -> np.ndarray:
-    """Tells which targets are the index of a class."""
+    """Returns which targets are the index of a class."""
     return (targets >= 0) & (targets < num_classes)
 
 
 def _sides(scores: np.ndarray, beside: np.ndarray | None) -> list[np.ndarray]:
-    """Returns what is counted: a constant is known of its label, and is not."""
+    """Returns the scores to count; a constant's counts follow from the labels'."""
     if beside is None or beside.shape != scores.shape:
         return [scores]
     return [scores, beside]

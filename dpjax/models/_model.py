@@ -1,4 +1,4 @@
-"""A model with the units of its table: predictions, coefficients, curves in them."""
+"""A model in the units of its table: predictions, coefficients and curves."""
 
 import math
 import os
@@ -35,7 +35,7 @@ class BoundedColumn:
         max: the largest amount, positive, public.
 
     Raises:
-        ValueError: if the maximum is not positive and finite.
+        ValueError: If the maximum is not positive and finite.
 
     Example:
         >>> import numpy as np
@@ -51,45 +51,47 @@ class BoundedColumn:
         _validate.positive(max=self.max)
 
     def shares(self, cells: np.ndarray) -> np.ndarray:
-        """Returns what share of the maximum each cell holds.
+        """Returns each cell divided by the maximum.
 
         Args:
             cells: text or numbers, shape (n,).
 
         Returns:
-            float32 in [0, 1], shape (n,): larger cells count as the maximum; those that
-            hold no number, or a negative one, as zero.
+            float32 in [0, 1], shape (n,): larger cells count as the maximum; cells that
+            are negative or do not parse count as zero.
         """
         return np.clip(Numeric(scale=self.max).encode(cells)[:, 0], 0.0, 1.0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Model:
-    """A linear or additive model, and what is public about the columns that it reads.
+    """A linear or additive model, with the public schema of the columns that it reads.
 
-    A record's features are its columns, encoded one by one, and a last one of ones.
+    A record's features are its encoded columns, one after another, and a one at the
+    end.
 
     Attributes:
         params: the weights of the features, shape (d,), the last of them the intercept;
-            of an additive model `Curves` of the features.
-        columns: how each column becomes features, by its name.
+            for an additive model `Curves` of the features.
+        columns: how each column is encoded, by its name.
         target_name: the name of the target.
-        target: the centre and scale that the target had in training; a `Categorical` of
-            one label, the positive one, where it is a class.
-        target_unit: what a target of 1 stands for in training, in words.
-        link: "identity" where the score, <w, x> or the sum of curves, predicts the
-            target, "logit" where it is the logarithm of the odds of the positive label,
-            "log" where it is the logarithm of the target's mean.
-        exposure: with the link "log", to what means are in proportion; the score is
-            then that of the maximum.
+        target: the centre and scale of the target in training; for a class, a
+            `Categorical` of one label, the positive one.
+        target_unit: the unit of the target in training, in words.
+        link: "identity" if the score, <w, x> or the sum of curves, predicts the target,
+            "logit" if it is the log odds of the positive label, "log" if it is the
+            logarithm of the target's mean.
+        exposure: with the link "log", the column to which means are proportional; the
+            score is then for the maximum exposure.
         privacy: the guarantee for the weights and the rest of the file.
         method: how it was trained, in words.
-        data: the name of what it was trained on.
+        data: the name of the training data.
         versions: of the packages that trained it.
 
     Raises:
-        ValueError: if params are not of the features, link is unknown, or there is an
-            exposure, or no number about zero, that it does not go with.
+        ValueError: If the shape of params does not match the features, if link is
+            unknown, if it is "log" and the target is not a number with center 0, or if
+            there is an exposure and link is not "log".
 
     Example:
         >>> import math, numpy as np
@@ -150,7 +152,7 @@ class Model:
 
     @property
     def curves(self) -> Curves:
-        """The functions of the features, straight lines in a linear model."""
+        """The functions of the features: straight lines in a linear model."""
         if isinstance(self.params, Curves):
             return self.params
         slopes, heights = jnp.asarray(self.params), jnp.zeros((0, 0))
@@ -164,9 +166,9 @@ class Model:
 
     @property
     def mean_range(self) -> tuple[float, float] | None:
-        """The least and the largest mean that a log link predicts, else None.
+        """The smallest and the largest mean that a log link predicts, else None.
 
-        In units of the target; of the largest exposure, where there is one.
+        In units of the target; with an exposure, for its maximum.
         """
         if self.link != "log" or not isinstance(self.target, Numeric):
             return None
@@ -177,21 +179,21 @@ class Model:
     def predict(self, table: Any) -> np.ndarray:
         """Predicts the target of every record, in its own units.
 
-        As in training, a cell that holds no number lies at the centre of its column,
-        and one that matches no category counts as none of them. An exposure
-        counts as its maximum where it is larger, and as zero where it is negative or no
-        number. Where a table has no such column, all have an exposure of one.
+        As in training, a cell that does not parse counts as the centre of its column,
+        and a cell that is no listed category as none of them. An exposure is clipped to
+        its maximum; a negative one, or one that does not parse, is zero. If the table
+        has no exposure column, all exposures are one.
 
         Args:
             table: a data frame of pandas or polars, a mapping of names to arrays of
-                shape (n,), or the path of a file that `dpjax train` reads. Columns that
-                the model does not know are left out.
+                shape (n,), or the path of a file that `dpjax train` reads. Other
+                columns are ignored.
 
         Returns:
             float64 of shape (n,): the target, or the probability of the positive label.
 
         Raises:
-            ValueError: if a column is missing or holds neither text nor numbers, or a
+            ValueError: If a column is missing or has neither text nor numbers, or the
                 file cannot be read.
         """
         return self.predict_columns(self.read(table))
@@ -199,14 +201,14 @@ class Model:
     def read(self, table: Any) -> dict[str, np.ndarray]:
         """Returns the columns of a table that the model reads, each of shape (n,).
 
-        Where it reads none, since it predicts a constant, the first column stands for
-        the records.
+        A model that predicts a constant reads no column; then the first column is
+        returned, because it gives the number of records.
 
         Args:
             table: as of `predict`.
 
         Raises:
-            ValueError: as `predict`.
+            ValueError: As `predict`.
         """
         is_path = isinstance(table, str | os.PathLike)
         path = Path(table) if is_path else Path()
@@ -226,7 +228,7 @@ class Model:
         return _tables.frame_columns(table, wanted)
 
     def predict_columns(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Predicts the target of every record of what `read` returns.
+        """Predicts the target of every record from the columns that `read` returns.
 
         Args:
             columns: arrays of shape (n,) by name.
@@ -254,18 +256,17 @@ class Model:
     def coefficients(self) -> dict[str, float]:
         """Returns the weight of every feature in the units of its column.
 
-        By how much the target, or the logarithm of the odds or of the mean, is larger
-        where a column of numbers is larger by one, or a column has that category. The
-        intercept is that where columns of numbers are zero, and none has a listed
-        category, for an exposure of one.
-        Where a column of numbers is clipped (`limit` of `datasets.Numeric`), this is so
-        within the limit.
+        It is the change of the target (of the log odds, or of the logarithm of the
+        mean) if a numeric column grows by one, or a column has that category. The
+        intercept is the value at zero in all numeric columns, without a listed
+        category, for an exposure of one. If a numeric column is clipped (`limit` of
+        `datasets.Numeric`), its weight holds within the limit.
 
         Returns:
             Numbers, by the names of features.
 
         Raises:
-            ValueError: if the model is additive.
+            ValueError: If the model is additive.
         """
         _validate.require(
             not isinstance(self.params, Curves),
@@ -287,14 +288,14 @@ class Model:
         return found | {"intercept": start + unit * intercept}
 
     def shapes(self) -> dict[str, Shape]:
-        """Returns what every column adds, in its units.
+        """Returns the contribution of every column, as a function in its units.
 
-        To the target, or to the logarithm of the odds or of the mean. That is zero at
-        the center of a column of numbers, and for a cell that matches no category.
+        It is added to the target, to the log odds, or to the logarithm of the mean. It
+        is zero at the center of a numeric column, and for an unlisted category.
 
         Returns:
-            `(grid, values)` by the names of columns, each of shape (m,): between the
-            numbers of a grid are straight lines; of categories it has them all.
+            `(grid, values)` by the names of columns, each of shape (m,): linear between
+            the numbers of a grid; a grid of categories lists them all.
         """
         curves, (unit, _), shapes, place = self.curves, self._units(), {}, 0
         for key, kind in self.columns.items():
@@ -316,12 +317,12 @@ class Model:
 
     @property
     def constant(self) -> float:
-        """The score where no column adds anything, in the unit of `shapes`."""
+        """The score if every column contributes zero, in the unit of `shapes`."""
         unit, start = self._units()
         return start + unit * float(self.curves.slopes[-1])
 
     def _units(self) -> tuple[float, float]:
-        """Returns what a score of one adds, and where a score of zero is."""
+        """Returns the scale and the offset from scores to the unit of `shapes`."""
         if not isinstance(self.target, Numeric):
             return 1.0, 0.0
         if self.link == "log":
@@ -331,10 +332,9 @@ class Model:
 
 
 def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
-    """Returns the indices of the features that may bend.
+    """Returns the indices of the features that may have a curve.
 
-    Those are numbers that reach further than one scale from their center, which flags
-    do not.
+    These are numeric features whose limit is above one scale; flags stay linear.
 
     Example:
         >>> bending_features({"town": Categorical(("Ghent", "Lier")), "age": Numeric()})
@@ -349,7 +349,7 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
 
 
 def _check_curves(curves: Curves, numbers: list[int]) -> None:
-    """Requires curves of columns of numbers, each with a height for each knot."""
+    """Requires curves of numeric columns, each with a height for each knot."""
     smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
     index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
     is_ascending = all(-math.inf < a < b < math.inf for a, b in pairwise(knots))

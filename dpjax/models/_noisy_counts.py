@@ -1,14 +1,15 @@
-"""Noisy counts of records, and what follows from them, with its uncertainty.
+"""Noisy counts of records, and statistics of them with intervals.
 
 Counts are integers, and so is their noise, in units of 2^-k: discrete Gaussian noise,
-exact in its tails and in its last bits, so that those tell nothing of a count. Sums in
+exact in its tails and in its last bits, so these reveal nothing about a count. Sums in
 float64 are exact below 2^52 units.
 
-By (3) and (4) of `dpjax.accounting._discrete_gaussian` it is as a Gaussian of the same
-stddev, s counts or 2^k s units, but for 2 eta in epsilon and e^eta in delta. For d
-counts and z = 30, beyond which there is less than e^-440, eta = d z^2 / (8 (2^k s)^2)
-is at most 1e-10 d / s^2 up to s = 32, and less beyond. So the stddev is raised by 2^-16
-of itself: that takes 1.5e-5 of epsilon off, which is no less than 1 / s^2 for s < 1.
+By (3) and (4) of `dpjax.accounting._discrete_gaussian` it costs as much as a Gaussian
+of the same stddev (s counts, or 2^k s units), except for 2 eta in epsilon and e^eta in
+delta. For d counts and z = 30, beyond which the mass is below e^-440, eta =
+d z^2 / (8 (2^k s)^2) is at most 1e-10 d / s^2 up to s = 32, and less beyond. So the
+stddev is raised by 2^-16 of itself. This reduces epsilon by 1.5e-5 of itself, and
+epsilon is not less than 1 / s^2 for s < 1.
 """
 
 import math
@@ -51,7 +52,7 @@ class Measure(NamedTuple):
 
 
 class Release:
-    """Adds discrete Gaussian noise to sums of whole numbers, exactly."""
+    """Adds discrete Gaussian noise to sums of integers, exactly."""
 
     def __init__(self, key: Key, multiplier: float):
         self.keys = iter(jax.random.split(key))
@@ -96,12 +97,12 @@ def interval_of(
     num_samples: int,
     stddev: float,
 ) -> Interval:
-    """Returns a statistic of noisy counts, and bounds from counts drawn like them.
+    """Returns a statistic of noisy counts, with bounds by a parametric bootstrap.
 
-    Drawing uses what is released alone, hence costs nothing.
+    The bootstrap uses released counts only, so it costs no privacy.
     """
     rng = np.random.default_rng(0)
-    # Counts of mostly noise are taken as empty: cut at zero, they would add up.
+    # Counts that are mostly noise are set to zero: clipped at zero, they would add up.
     shares = np.where(counts > 2 * stddev, counts, 0.0).ravel()
     if shares.sum() <= 0:
         shares = np.ones(counts.size)

@@ -1,11 +1,11 @@
-"""How good is a model, said privately, of records that its training did not see.
+"""Private scores of a model on records that it was not trained on.
 
-Two Gaussian mechanisms on sums of whole numbers. The first releases a histogram: for
-two labels, of label and predicted probability, for more, of label and whether it is
-predicted (replacing a record changes two counts by one: l2 sensitivity sqrt 2, and 2
-where that of another model comes with it); for numbers, two of absolute errors, the
-model's and a constant's (2). The second releases mean losses, held within bounds from
-the first.
+Two Gaussian mechanisms on sums of integers. The first releases a histogram: for two
+labels, of label and predicted probability; for more labels, of label and whether the
+prediction is right. Replacing a record changes two counts by one, so the l2 sensitivity
+is sqrt 2, and 2 with the histogram of another model. For numbers it releases two
+histograms of absolute errors, the model's and a constant's (sensitivity 2). The second
+mechanism releases mean losses, clipped to bounds from the first.
 """
 
 import math
@@ -31,18 +31,18 @@ from dpjax.models._noisy_counts import (
 _MOST_NATS = 5.0
 # Edges of absolute errors, in scales of the target: eight a decade.
 _ERROR_EDGES = np.logspace(-2, 2, 33)
-_BEYOND = 3.0  # times the 90th percentile: where errors are held for their mean loss
-_STEPS_OF_LOSS = 1000  # losses are whole numbers of so many parts, whose sum is exact
+_BEYOND = 3.0  # times the 90th percentile: where errors are clipped for their mean loss
+_STEPS_OF_LOSS = 1000  # losses are rounded to multiples of bound / 1000: exact sums
 _LARGEST = 1e30
 
 
 class PrivateScores(NamedTuple):
-    """What was released of how good a model is.
+    """Released scores of a model.
 
     Attributes:
-        measures: released, or computed from what is.
-        calibration: for classes, the share of the positive label where the predicted
-            probability is in a range (low, high).
+        measures: released, or computed from released values.
+        calibration: for classes, the share of the positive label among records whose
+            predicted probability is in a range (low, high).
     """
 
     measures: list[Measure]
@@ -60,39 +60,38 @@ def private_scores(
     key: Key,
     noise_multiplier: float,
 ) -> PrivateScores:
-    """Releases how good a model is on records, next to a constant.
+    """Releases scores of a model on records, next to those of a constant.
 
     Args:
-        scores: predictions of the loss, shape (n,): log odds of the positive label,
-            numbers in units of the target's scale, or logarithms of means in it, as the
-            loss has them; of K classes logarithms of shares, shape (n, K).
-        targets: shape (n,): positive where the label is the positive one; the index of
-            a class, where another number is none of them; or numbers in units of the
-            scale.
-        beside: what the model is compared with: a constant score, shape () or (K,),
-            public or released; or the scores of another model, in the shape of scores.
-            None: for labels and classes their shares, as they are released; else 0.
+        scores: predictions in the form of the loss, shape (n,): log odds of the
+            positive label, numbers in units of the target's scale, or logarithms of
+            means in these units; for K classes log probabilities, shape (n, K).
+        targets: shape (n,): positive for the positive label; the index of a class, or
+            another number for no class; or numbers in units of the scale.
+        beside: the comparison: a constant score, shape () or (K,), public or released;
+            or the scores of another model, in the shape of scores. None: for labels and
+            classes their released shares; else 0.
         loss: of a score and a target; `losses.softmax(K)` for K classes.
-        loss_name: what to call it.
-        scale: of the target, public, about the size of an error: errors from a
-            hundredth to a hundred scales are told apart. None: targets are labels.
+        loss_name: the loss's name in the result.
+        scale: of the target, public, about the size of an error: errors are resolved
+            from a hundredth of the scale to a hundred scales. None: targets are labels.
         key: a typed key.
         noise_multiplier: of each of two Gaussian mechanisms.
 
     Returns:
         For labels accuracy, area under the ROC curve and calibration; for classes
         accuracy; for numbers the median and the 90th percentile of the absolute error;
-        and the mean loss, less what the best prediction of each target has, which is
-        zero but for amounts: of them it is half the deviance.
+        and the mean loss, minus that of the best prediction of each target. The latter
+        is zero except for a log link, where the difference is half the deviance.
 
     Raises:
         ValueError: If the shapes do not fit, or the scale is not positive.
 
     Privacy:
-        Under replace-one, n public, it is as two Gaussian mechanisms of that noise
-        multiplier: `accounting.noise_multiplier(epsilon, delta, num_steps=2)`. Noise is
-        discrete, on sums that are exact: their last bits tell nothing. No value raises:
-        what is no number is taken as the largest or as zero.
+        Under replace-one, n public, it costs as much as two Gaussian mechanisms of that
+        noise multiplier: `accounting.noise_multiplier(epsilon, delta, num_steps=2)`.
+        The noise is discrete and the sums are exact, so their last bits reveal nothing.
+        No value raises an error: NaN counts as the largest loss, or as zero.
 
     Example:
         >>> import jax, numpy as np
@@ -142,7 +141,7 @@ def private_scores(
 
 
 def _held(scores: ArrayLike) -> np.ndarray:
-    """Returns numbers: whatever the model is, losses are then numbers or infinite."""
+    """Returns scores without NaN and clipped, so no loss is NaN for any model."""
     scores = np.nan_to_num(np.asarray(scores, np.float64))
     return np.clip(scores, -_LARGEST, _LARGEST)
 
@@ -170,7 +169,7 @@ def _of_numbers(
 
         return logarithm
 
-    # Amounts are mostly zero, and what there is lies further out: as far as is seen.
+    # Amounts are mostly zero: use the furthest tail that the noise leaves visible.
     tail = min(max(0.01, 10 * stddev / num_samples), 0.1) if loss.has_log_link else 0.1
     found = {
         name: [interval_of(quantile(share), row, num_samples, stddev) for row in counts]
@@ -205,7 +204,7 @@ def _mean_losses(
     known = np.broadcast_to(targets, (2, len(targets)))
     both = _validate.arrays((scores, known))
     values = np.asarray(_excess(loss, *both))
-    if loss.num_outputs > 1:  # what is no class has the largest loss
+    if loss.num_outputs > 1:  # targets that are no class have the largest loss
         values = np.where(is_class(known, loss.num_outputs), values, np.inf)
     bound = np.maximum(bounds, 1e-12)
     shares = np.nan_to_num(np.asarray(values, np.float64) / bound[:, None], nan=1.0)
@@ -222,7 +221,7 @@ def _mean_losses(
 
 
 def _excess(loss: LinearLoss, scores: jax.Array, targets: ArrayLike) -> jax.Array:
-    """Returns losses, less those of the best predictions for the targets themselves."""
+    """Returns losses minus those of the best prediction for each target."""
     if loss.num_outputs > 1:
         return loss.value(scores, targets)  # and these are zero
     known = loss.targets_of(jnp.asarray(targets, scores.dtype))

@@ -1,8 +1,8 @@
-"""Several parties and one sum: quantised, noised and masked, so that no part shows.
+"""Secure sums of several parties: quantized, with noise, and masked.
 
-The parties are honest but curious: each follows the protocol, and some may put together
-all that they know and all messages that they saw. Messages travel over a `Transport`,
-which brings every message to every party.
+The parties are honest but curious: each follows the protocol, and some may collude with
+all that they know and all messages that they received. A `Transport` delivers every
+message to every party.
 """
 
 from dpjax.parties._identity import fingerprint, new_identity

@@ -1,7 +1,7 @@
-"""Who a party is: a signing key that it keeps, and the fingerprint that others know.
+"""The identity of a party: its secret signing key, and the public fingerprint.
 
-The keys for the masks are new for every job. Each comes signed, so that whoever carries
-the messages cannot put keys of his own in their place.
+The keys for the masks are new for every job. Each is signed, so that the carrier of the
+messages cannot replace it.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ SIGNED_BYTES = 2 * _KEY_BYTES + _SIGNATURE_BYTES
 def new_identity() -> bytes:
     """Returns a new secret signing key, 32 bytes, from the operating system.
 
-    A party makes one, keeps it where nobody else can read it, and takes it for all its
-    jobs. It hands out the `fingerprint`.
+    Each party creates one, stores it where nobody else can read it, uses it for all its
+    jobs, and publishes its `fingerprint`.
 
     Example:
         >>> len(new_identity())
@@ -27,17 +27,17 @@ def new_identity() -> bytes:
 
 
 def fingerprint(identity: bytes) -> str:
-    """Returns what others know a party by: SHA-256 of its public key, in hex.
+    """Returns the public name of a party: SHA-256 of its public key, 64 hex digits.
 
-    It is no secret, and 64 digits long. The parties tell each other theirs once, over a
-    channel on which nobody can pass for another: on paper, or by telephone.
+    It is not secret. The parties exchange fingerprints once, over an authentic channel:
+    on paper, or by telephone.
 
     Args:
-        identity: what `new_identity` returned.
+        identity: the result of `new_identity`.
 
     Raises:
-        ValueError: if identity is not 32 bytes.
-        ImportError: where the extra `parties` is not installed.
+        ValueError: If identity is not 32 bytes.
+        ImportError: If the extra `parties` is not installed.
 
     Example:
         >>> fingerprint(bytes(32))[:16]
@@ -54,10 +54,7 @@ def signed(public_key: bytes, identity: bytes, party: int, num_parties: int) -> 
 
 
 def opened(message: bytes, party: int, num_parties: int) -> tuple[bytes, str | None]:
-    """Returns the key for a job, and the fingerprint of who signed it.
-
-    None stands for a signature that is wrong.
-    """
+    """Returns the key for a job, and its signer's fingerprint, None if not signed."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -72,11 +69,7 @@ def opened(message: bytes, party: int, num_parties: int) -> tuple[bytes, str | N
 
 
 def check_fingerprints(fingerprints: object, num_parties: int) -> None:
-    """Requires one fingerprint a party.
-
-    Raises:
-        ValueError: if not.
-    """
+    """Requires one fingerprint for each party."""
     _validate.require(
         isinstance(fingerprints, list | tuple)
         and len(fingerprints) == num_parties

@@ -1,6 +1,6 @@
-"""Pairwise masks: every two parties share a stream that one adds, the other subtracts.
+"""Pairwise masks: of every two parties, one adds and one subtracts a shared stream.
 
-This file and `_identity` alone need the extra `parties`, for their cryptography.
+Only this file and `_identity` need the extra `parties`, for cryptography.
 """
 
 import hashlib
@@ -24,19 +24,19 @@ class PairwiseMasks:
     """One party's masks modulo 2^64, which cancel in the sum over the parties.
 
     The streams come from X25519 key agreement, HKDF-SHA256 and ChaCha20. The secret key
-    is made here from the party's own entropy, and never leaves this object.
+    is derived from the party's own entropy, and never leaves this object.
 
     Args:
         party: this party's number, from 0 up.
         random_bytes: its entropy; anything but `os.urandom` is for tests.
 
     Privacy:
-        Let some parties put together all that they know. The masks that the others
-        share among themselves look uniform to them, under the usual assumptions on
-        X25519, HKDF and ChaCha20: the others' masked vectors show their sum modulo 2^64
-        and nothing more, and nothing at all while one of them is missing. This needs a
-        new attempt number for each vector, and authentic public keys: whoever replaces
-        them on the way reads everything. Against that `SecureSum` takes fingerprints.
+        Let some parties collude. To them, the masks that the others share among
+        themselves look uniform, under the usual assumptions on X25519, HKDF and
+        ChaCha20: so the masked vectors of the others reveal only their sum modulo 2^64,
+        and nothing while one of these vectors is missing. This needs a new attempt
+        number for each vector, and authentic public keys: someone who replaces them can
+        read everything. `SecureSum` prevents that with fingerprints.
 
     Example:
         >>> masks = [PairwiseMasks(party) for party in range(3)]
@@ -61,7 +61,7 @@ class PairwiseMasks:
         """Takes the public keys of all parties, in the order of their numbers.
 
         Raises:
-            ValueError: where a key is no valid one, naming its party.
+            ValueError: If a key is invalid; it names the party.
         """
         salt = hashlib.sha256(b"".join(public_keys)).digest()
         for party, public_key in enumerate(public_keys):
@@ -80,12 +80,12 @@ class PairwiseMasks:
             self._keys.append(derivation.derive(shared))
 
     def mask(self, parties: Collection[int], *, attempt: int, size: int) -> np.ndarray:
-        """This party's mask among `parties`, itself among them: a uint64 vector.
+        """Returns the mask of this party among the participants: a uint64 vector.
 
         Args:
-            parties: the numbers of those who take part.
+            parties: the numbers of the participants, including this party.
             attempt: a number below 2^64, used for one vector only.
-            size: how many integers.
+            size: length of the vector.
         """
         total = np.zeros(size, np.uint64)
         for other in parties:

@@ -1,4 +1,4 @@
-"""Real vectors as integers on a grid, and what rounding adds to their sensitivity."""
+"""Real vectors rounded to integers on a grid, and their sensitivity after rounding."""
 
 import math
 from dataclasses import dataclass
@@ -7,9 +7,8 @@ import numpy as np
 
 from dpjax import _validate
 
-# The grid is this fine against the noise. Then the discrete noise costs no more than
-# the continuous one, and rounding nothing that could be seen: d/2 per 2^48 of the
-# noise's variance.
+# With so many steps the discrete noise costs as much as the continuous one, and
+# rounding is negligible: d/2 per 2^48 of the variance of the noise.
 _STEPS_PER_STDDEV = 2**24
 
 
@@ -19,10 +18,10 @@ class Grid:
 
     Attributes:
         step: the distance of neighbouring points, a power of two, in units of values.
-        bound: no coordinate counts as larger than this; at most 2^52 steps.
+        bound: coordinates are clipped to this; at most 2^52 steps.
 
     Raises:
-        ValueError: where step is no power of two, or bound is out of its range.
+        ValueError: If step is not a power of two, or bound is out of its range.
 
     Example:
         >>> grid = Grid(step=0.25, bound=100.0)
@@ -66,17 +65,17 @@ class Grid:
         return np.rint(values / self.step).astype(np.int64)
 
     def to_reals(self, integers: np.ndarray) -> np.ndarray:
-        """The values that integers stand for, in float64."""
+        """Returns the float64 values of integers."""
         return integers * self.step
 
     def sensitivity(self, l2_sensitivity: float, num_coordinates: int) -> float:
         """The l2 sensitivity after rounding, in steps.
 
         Sensitivity:
-            Rounding moves a coordinate by at most half a step, and one float64 product
-            before it by at most as much, 2^-53 of 2^52 steps: a step for each of two
+            Rounding moves a coordinate by at most half a step, and so does the float64
+            product before it, by 2^-53 of 2^52 steps: one step for each of two
             neighbours, in each of d coordinates, hence 2 sqrt(d) more. Clipping to the
-            bound brings no two values farther apart.
+            bound increases no distance.
 
         Example:
             >>> Grid(step=0.25, bound=100.0).sensitivity(1.0, 9)

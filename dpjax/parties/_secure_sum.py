@@ -1,4 +1,4 @@
-"""The secure sum: masked vectors go out, and only their sum can be read."""
+"""The secure sum: parties send masked vectors, and only the sum can be read."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ _COUNT_BYTES, _DIGEST_BYTES = 8, 32
 
 
 class PartyError(RuntimeError):
-    """Parties sent nothing, the wrong size or other arguments, and the job has ended.
+    """Parties sent nothing, a wrong size or other arguments; the job has ended.
 
     Attributes:
         parties: their numbers.
@@ -32,54 +32,53 @@ class PartyError(RuntimeError):
 class SecureSum:
     """One party's side of sums of integer vectors modulo 2^64.
 
-    All parties make theirs at the same time, and call it in step. A party that sends
-    nothing, or a vector of another size, drops out for good: the attempt counts for
-    nothing, and all others make it anew, with new masks and new contributions.
+    All parties create one at the same time, and call it in the same order. A party that
+    sends nothing, or a vector of another size, is dropped permanently: the attempt is
+    discarded, and the others repeat it with new masks and new contributions.
 
     Args:
-        transport: the way to the others: `JaxTransport()` in processes joined by
-            `jax.distributed`, or what `run_parties` hands out.
-        max_colluding: C, how many parties may put together all that they know. A party
-            knows its own noise, so one is the least that protects the parties' records
-            from each other; zero protects them from outsiders alone.
-        max_dropouts: D, how many parties may drop out. The others go on without them;
-            with one more the job ends in a `PartyError`.
-        identity: this party's secret signing key, from `new_identity`; by default one
-            for this job alone.
-        fingerprints: of all parties' identities, by `fingerprint`, in the order of
-            their numbers, as each party got them from the others over a channel that
-            nobody else can speak on. Without them whoever carries the messages can
-            pass for any party, and read what the masks hide.
-        test_only_random_bytes: replaces the entropy of the operating system by
-            something known, such as `np.random.default_rng(0).bytes`. For tests: it
+        transport: delivers messages: `JaxTransport()` in processes joined by
+            `jax.distributed`, or the argument that `run_parties` passes.
+        max_colluding: C, the largest number of parties that may collude. A party knows
+            its own noise, so at least one is needed to protect the parties' records
+            from each other; zero protects them from outsiders only.
+        max_dropouts: D, the largest number of parties that may drop out. The others
+            continue without them; after one more the job ends with a `PartyError`.
+        identity: this party's secret signing key, from `new_identity`; by default a new
+            one for this job.
+        fingerprints: the `fingerprint` of each party's identity, in the order of their
+            numbers, received over an authentic channel. Without them, the carrier of
+            the messages can impersonate any party, and read what the masks hide.
+        test_only_random_bytes: replaces the entropy of the operating system by a known
+            source, such as `np.random.default_rng(0).bytes`. Only for tests: it
             protects nobody.
 
     Attributes:
-        transport: the way to the others.
+        transport: delivers messages.
         max_dropouts: D.
-        num_secret_shares: K - C - D, how many noise shares are in every sum and known
-            to no colluder.
+        num_secret_shares: K - C - D, the number of noise shares that are in every sum
+            and unknown to all colluders.
         random_bytes: this party's own entropy, for its masks and its noise.
-        live: the numbers of the parties that take part.
+        live: the numbers of the parties that have not dropped out.
 
     Raises:
-        ImportError: where the extra `parties` is not installed.
-        PartyError: where a party sends no public key, or one that is not signed by the
-            identity whose fingerprint was stated. Nothing was sent but keys.
-        ValueError: where C or D is negative, no share is secret, or fingerprints are
-            not one a party, with an identity of one's own.
+        ImportError: If the extra `parties` is not installed.
+        PartyError: If a party sends no public key, or one that is not signed by the
+            identity with the stated fingerprint. Only keys were sent then.
+        ValueError: If C or D is negative, no share is secret, or there is not one
+            fingerprint for each party, and an identity with them.
 
     Privacy:
-        Let C parties collude. In each attempt they see either nothing of what the other
-        live parties contribute, or the sum of all of it (see `PairwiseMasks`): if a
-        message of the others is missing, the masks with it stay, and if it only comes
-        late, the sum was complete. Of these others there are at least K - C - D. Each
-        failed attempt drops a party and at most D may, so T calls show at most T + D
-        sums, the attempt included that ends a job. So contributions carry noise for
-        K - C - D parties and T + D releases, fresh in each attempt.
+        Let C parties collude. In each attempt they learn of the contributions of the
+        other live parties either nothing or only their sum (see `PairwiseMasks`): if a
+        message of the others is missing, its masks do not cancel, and if it arrives
+        late, the sum is complete. There are at least K - C - D of these others. Each
+        failed attempt drops a party, and at most D may drop, so T calls reveal at most
+        T + D sums, including the last attempt of an aborted job. So contributions carry
+        noise for K - C - D parties and T + D releases, fresh in each attempt.
 
-        All of this needs that each party holds the others' own public keys. Where
-        `fingerprints` are stated it is checked; else the transport is trusted for it.
+        This needs authentic public keys of all parties. With `fingerprints` they are
+        checked; otherwise the transport is trusted.
 
     Example:
         >>> from dpjax.parties import run_parties
@@ -91,9 +90,9 @@ class SecureSum:
         [[3, -3], [3, -3], [3, -3]]
 
     Reference:
-        Rajkumar, Agarwal (2012), Algorithm 1, which asks for such a sum. Bonawitz et
-        al. (2017), Practical secure aggregation for privacy-preserving machine
-        learning: there masks of dropped parties are revealed, here the round restarts.
+        Rajkumar, Agarwal (2012), Algorithm 1, which needs such a sum. Bonawitz et al.
+        (2017), Practical secure aggregation for privacy-preserving machine learning:
+        there masks of dropped parties are revealed, here the attempt is repeated.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class SecureSum:
             "given with fingerprints, one of which is its own",
         )
         identity = _identity.new_identity() if identity is None else identity
-        _identity.fingerprint(identity)  # what is wrong is said before anything is sent
+        _identity.fingerprint(identity)  # errors are raised before anything is sent
         from dpjax.parties import _masks
 
         self.num_secret_shares = self.count_secret_shares(
@@ -139,7 +138,7 @@ class SecureSum:
         """Returns K - C - D.
 
         Raises:
-            ValueError: where C or D is negative, or no share is secret.
+            ValueError: If C or D is negative, or no share is secret.
 
         Example:
             >>> SecureSum.count_secret_shares(4, max_colluding=1, max_dropouts=1)
@@ -160,23 +159,23 @@ class SecureSum:
         return shares
 
     def agree(self, settings: Mapping[str, PyTree], num_records: int) -> list[int]:
-        """Compares arguments and tells numbers of records, before there is any sum.
+        """Compares arguments and exchanges numbers of records, before the first sum.
 
-        Nothing is sent but that number and digests. C and D are compared, too.
+        Sends only the number and digests. C and D are compared too.
 
         Args:
-            settings: what must be the same for all, by name. The leaves of a pytree
-                count by their paths, types, shapes and bits, strings by their text. A
-                function is given as `jax.jit(function).trace(shapes)`, and counts by
-                its program for CPUs, with all constants. What a program calls on the
-                host is not compared. Another version of JAX may write another program.
-            num_records: of this party.
+            settings: values that must be equal for all parties, by name. Pytrees are
+                compared by paths, dtypes, shapes and bits of their leaves, strings by
+                their text. A function is given as `jax.jit(function).trace(shapes)`,
+                and compared by its program for CPUs, with all constants, but without
+                host callbacks. Another version of JAX may write another program.
+            num_records: number of records of this party.
 
         Returns:
             The numbers of records, in the order of the parties' numbers.
 
         Raises:
-            PartyError: where a party sends nothing, or settings differ; it names them.
+            PartyError: If a party sends nothing, or settings differ; it names them.
 
         Example:
             >>> from dpjax.parties import run_parties
@@ -212,13 +211,13 @@ class SecureSum:
         """Returns the sum of the live parties' vectors, int64, to every party.
 
         Args:
-            contribution_fn: makes this party's int64 vector; called once an attempt,
-                so that each has noise of its own. A party that dropped is not asked.
-            size: the length of the sum; a vector of another length drops its party.
+            contribution_fn: returns this party's int64 vector; called once for each
+                attempt, so that each has fresh noise, and not after the party dropped.
+            size: length of the sum; a party with a vector of another length is dropped.
 
         Raises:
-            PartyError: where more than max_dropouts parties have dropped by now; so do
-                all later calls.
+            PartyError: If more than max_dropouts parties have dropped; also from all
+                later calls.
         """
         num_parties = self.transport.num_parties
         missing = [i for i in range(num_parties) if i not in self.live]
@@ -249,7 +248,7 @@ class SecureSum:
 
 
 def _program(leaf: Any) -> Any:
-    """A traced function as the text of its program, whatever the parties run it on."""
+    """Returns a traced function as the text of its program for CPUs."""
     if isinstance(leaf, jax.stages.Traced):
         return leaf.lower(lowering_platforms=("cpu",)).as_text()
     return leaf
@@ -261,7 +260,7 @@ def _public_keys(
     identity: bytes,
     fingerprints: Sequence[str] | None,
 ) -> list[bytes]:
-    """Exchanges the keys of a job, and requires that each is of the party it says."""
+    """Exchanges the keys of a job, and checks the signature of each."""
     num_parties = transport.num_parties
     message = _identity.signed(public_key, identity, transport.party, num_parties)
     messages = _exchange_all(transport, message, _identity.SIGNED_BYTES)
@@ -285,7 +284,7 @@ def _public_keys(
 
 
 def _exchange_all(transport: Transport, message: bytes, num_bytes: int) -> list[bytes]:
-    """Exchanges messages that no party may leave out."""
+    """Exchanges messages; raises `PartyError` if one is missing."""
     messages = transport.exchange(message, num_bytes)
     missing = [i for i, each in enumerate(messages) if each is None]
     if missing:

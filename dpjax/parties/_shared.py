@@ -1,4 +1,4 @@
-"""What other layers take from parties, and users do not."""
+"""Names of parties for other layers of dpjax, not for users."""
 
 from dpjax.parties._quantize import Grid
 

@@ -1,4 +1,4 @@
-"""How messages travel: over JAX's distributed runtime, or between threads."""
+"""Transports of messages: over JAX's distributed runtime, or between threads."""
 
 import threading
 import time
@@ -13,35 +13,35 @@ from dpjax import _validate
 
 
 class Transport(Protocol):
-    """One party's way to all the others.
+    """A party's connection to all others.
 
     Attributes:
-        party: its number, from 0 up.
-        num_parties: how many there are.
+        party: the number of this party, from 0.
+        num_parties: the number of parties.
     """
 
     party: int
     num_parties: int
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
-        """Sends a message to all, and returns the messages of all, one a party.
+        """Sends a message to all, and returns one message for each party.
 
-        It is called by all parties in step. The list is the same for all of them: None
-        stands for a party that sent nothing, or a message that is not num_bytes long.
+        All parties call it together, and get the same list. It has None for a party
+        that sent nothing, or a message of another length than num_bytes.
         """
         ...
 
 
 class JaxTransport:
-    """Messages as collectives of `jax.distributed`: one party a process.
+    """Messages as collectives of `jax.distributed`: each process is one party.
 
-    Call `jax.distributed.initialize` first; the process number is the party's. On CPU
-    the collectives run over TCP (Gloo), unencrypted: what is secret in a message must
-    be masked. Every process takes part in every exchange, those included that have
-    nothing to send. A process that dies ends the job for all: JAX stops the others.
+    Call `jax.distributed.initialize` first; the process index is the party's number. On
+    CPU the collectives run over TCP (Gloo), unencrypted: secrets in a message must be
+    masked. Every process takes part in every exchange, even with nothing to send. If a
+    process dies, JAX stops the others.
 
     Raises:
-        ValueError: where fewer than two processes run.
+        ValueError: If fewer than two processes run.
     """
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class JaxTransport:
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
         """See `Transport.exchange`."""
-        # A collective has one shape in all processes, so sizes go ahead; as bytes, for
-        # JAX may narrow integers.
+        # A collective has one shape in all processes, so sizes are exchanged first; as
+        # bytes, because JAX may narrow integers.
         mine = np.array([len(message), num_bytes], np.int64).view(np.uint8)
         sizes = _gather(mine).view(np.int64)
         whole = message if len(message) == num_bytes else b""
@@ -80,13 +80,13 @@ def run_parties(
     *,
     timeout: float = 60.0,
 ) -> list[Any]:
-    """Runs parties in the threads of one process: to simulate, and to test.
+    """Runs parties in the threads of one process, for simulations and tests.
 
     Args:
-        party_fn: what a party does, `party_fn(transport) -> result`. A party that
-            raises or returns sends nothing from then on.
-        num_parties: how many parties.
-        timeout: for how many seconds a party waits for the others' messages.
+        party_fn: the program of a party, `party_fn(transport) -> result`. A party that
+            raises or returns sends nothing afterwards.
+        num_parties: number of parties.
+        timeout: time limit for the others' messages, in seconds.
 
     Returns:
         The results, in the order of the parties' numbers.
@@ -135,14 +135,14 @@ class _ThreadTransport:
 
 
 class _Board:
-    """Where threads leave their messages, and wait for those of the others."""
+    """Holds the messages of threads, which wait for those of the others."""
 
     def __init__(self, num_parties: int, timeout: float):
         self.num_parties = num_parties
         self._timeout = timeout
         self._changed = threading.Condition()
         self._present = set(range(num_parties))
-        # The last two of each party: when it posts the next, all have read the first.
+        # The last two of each party: all have read the first when it posts the next.
         self._counts = [0] * num_parties
         self._last = [[b"", b""] for _ in range(num_parties)]
 

@@ -1,6 +1,6 @@
-"""Private l1 regression: one choice among public candidates (paper 000).
+"""Private l1 regression: a selection among public candidates (paper 000).
 
-The sum of truncated losses is the score; `_l1_scores` computes it.
+The score is the sum of truncated losses, which `_l1_scores` computes.
 """
 
 import math
@@ -45,53 +45,53 @@ def dp_l1_regression(
     theta = 2 this is Algorithm 1 of paper 000, with theta below 2 Algorithm 2.
 
     Args:
-        features: x, shape (n, d), of floating point; n is public, below 2^24.
-        targets: y, shape (n,), of floating point.
+        features: x, shape (n, d), floating point; n is public, below 2^24.
+        targets: y, shape (n,), floating point.
         key: a typed key.
-        epsilon: privacy parameter, positive, any size.
-        candidates: shape (N, d), of floating point, N >= 2, chosen without the data:
-            any array, or one from `dpjax.constraints.grid_net` or `halton_net`.
-        truncation: iota > 0, the inverse of the residual from which on a record counts
-            no more. By default the minimiser of the risk bound below.
+        epsilon: privacy parameter, positive.
+        candidates: shape (N, d), floating point, N >= 2, chosen without the data: any
+            array, or one from `dpjax.constraints.grid_net` or `halton_net`.
+        truncation: iota > 0; the loss is constant for residuals above 1 / iota. By
+            default the minimizer of the risk bound below.
         moment_order: theta in (1, 2]; scoring is about five times faster at 2.
         residual_moment_bound: a public bound M on E|y - <x, w>|^theta, for all
-            candidates w. Privacy holds whether or not the bound does.
+            candidates w. Privacy holds even if the bound is wrong.
         failure_prob: the probability with which risk_bound may fail.
-        calibration: "paper" takes the exponential mechanism with the printed exponent,
-            twice as sharp, for which `Solution.privacy` says 2 epsilon; and the iota
-            that minimises the printed (14), or (26) where theta < 2.
-        chunk_size: candidates scored at once. It changes speed, memory and the noise
-            that a candidate gets, but not the law of the result.
+        calibration: "paper" uses the exponential mechanism with the printed exponent,
+            which is twice as large, so `Solution.privacy` is 2 epsilon; and the iota
+            that minimizes the printed (14), or (26) for theta < 2.
+        chunk_size: number of candidates scored at once. It changes speed, memory and
+            the noise of a candidate, but not the distribution of the result.
 
     Returns:
         A `Solution` whose params are one candidate, shape (d,). Its stats hold
         truncation, num_candidates, num_chunks, sensitivity_slack (the factor on the
-        sensitivity that pays for rounding) and risk_bound: with probability
-        1 - failure_prob and for i.i.d. records, E|y - <x, w>| at params exceeds that at
-        the best candidate by at most so much. Add zeta E||x||_2 for the best point of a
-        set of which candidates are a zeta-net.
+        sensitivity that covers rounding) and risk_bound: for i.i.d. records, with
+        probability 1 - failure_prob, E|y - <x, w>| at params exceeds that at the best
+        candidate by at most this. If the candidates are a zeta-net of a set, add
+        zeta E||x||_2 for the best point of the set.
 
     Raises:
-        ValueError: where an argument is out of its range; before any computation.
+        ValueError: If an argument is out of its range; before any computation.
 
     Privacy:
         epsilon-DP under replace-one, for every input; a residual that is NaN counts as
-        truncated. Since 0 <= psi <= log(theta), a replaced record moves a score -L by
-        at most D = log(theta) / (n iota) up or down, and scores by at most 2D against
-        each other, which is their sensitivity range. The paper's proof takes 2D for D;
-        its algorithms divide by D for the range, and are 2 epsilon-DP.
+        truncated. Because 0 <= psi <= log(theta), a replaced record moves a score -L by
+        at most D = log(theta) / (n iota), and the changes of two scores differ by at
+        most 2D, which is the sensitivity range. The paper's proof uses 2D for D; its
+        algorithms divide by D for the range, and are 2 epsilon-DP.
 
-        This holds for float32 scores: `FixedPoint` gives the proof. The same program
-        must run on both neighbours, as one compiled program does. Candidates,
-        truncation and all other arguments must not depend on the data.
+        This holds for float32 scores: `FixedPoint` gives the proof. It assumes that the
+        same compiled program runs on both neighbours. Candidates, truncation and all
+        other arguments must not depend on the data.
 
     Utility:
         risk_bound = 2 M iota^(theta-1) / theta
         + ((1 + 2 U / epsilon) log(3N/eta) + log(3/eta)) / (n iota): Lemma 4 (7) for all
         candidates, Lemma 5 (8) for the best one, and Pr[score < max - 2t/epsilon] <=
         N exp(-t) for the choice, each with eta/3. Here U is log(theta) times the slack,
-        and epsilon that of `Solution.privacy`. (14) and (26) are larger, since they go
-        through the empirical optimum of the whole set. Rounding of scores is left out.
+        and epsilon that of `Solution.privacy`. (14) and (26) are larger, because they
+        use the empirical optimum of the whole set. Rounding of scores is ignored.
 
     Example:
         >>> import jax, numpy as np
@@ -277,7 +277,7 @@ def _choose(
 def _arrays(
     features: ArrayLike, targets: ArrayLike, candidates: ArrayLike
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns checked arrays; the data in float64 where one of them is."""
+    """Returns checked arrays; the data in float64 if one of them is."""
     x, y = _validate.linear_data(features, targets)
     _validate.require(
         len(x) < _MOST_SAMPLES, "features", x.shape, "of fewer than 2^24 rows"

@@ -45,64 +45,64 @@ def dp_multiparty_gradient_descent(
     averaging: bool = False,
     execution: Execution = Execution(),
 ) -> Solution:
-    """Minimises the mean loss over all parties' records; no party sees another's.
+    """Minimizes the mean loss over all parties' records, which stay with their party.
 
     w <- Proj(w - eta/N·sum over k of (n_k·(robust mean of party k's gradients) + Z_k)),
     with fresh discrete Gaussian noise Z_k in every round. Every party calls this with
-    its own data and else the same arguments, and all get the same solution.
+    its own data and otherwise equal arguments, and all get the same solution.
 
-    In each round a party rounds its part to a grid, adds its share of the noise and a
-    mask modulo 2^64, and sends that. The masks cancel in the sum over the parties, and
-    only the sum can be read.
+    In each round a party rounds its contribution to a grid, adds its share of the noise
+    and a mask modulo 2^64, and sends the result. The masks cancel in the sum over the
+    parties, and only the sum can be read.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
-        params: where to start; public, the same for all parties.
-        data: this party's records, leaves of shape (n_k, ...). The sizes n_k of all
+        params: initial parameters; public, the same for all parties.
+        data: this party's records, leaves of shape (n_k, ...). The numbers n_k of all
             parties are public.
-        secure_sum: this party's side of the sums, `parties.SecureSum(transport)`. It
-            says how many parties may collude (C) and drop out (D).
-        epsilon: privacy of the whole run, positive, any size.
+        secure_sum: `parties.SecureSum(transport)` of this party, with the number of
+            parties that may collude (C) and drop out (D).
+        epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in (0, 1).
         estimator: the robust mean, with a finite sensitivity; its scale is public.
         learning_rate: step size eta, or an optax schedule of the step.
         num_steps: T; by default ceil(10 log N), N the number of all records.
         projection_fn: maps parameters into the constraint set.
         averaging: whether to release the mean of the iterates instead of the last.
-        execution: how it runs: microbatches, and a callback that this party calls. It
-            may differ between parties; a checkpoint is refused.
+        execution: microbatches, and a callback of this party. It may differ between
+            parties; a checkpoint is rejected.
 
     Returns:
         A `Solution`. Its stats hold num_steps, num_samples (N), num_parties, num_live
-        (parties that did not drop), l2_sensitivity and stddev of the noise that is
-        surely secret, both of the sum, and noise_multiplier = stddev / l2_sensitivity.
+        (parties that did not drop out), l2_sensitivity and stddev of the noise that is
+        certainly secret, both of the sum, and noise_multiplier = stddev /
+        l2_sensitivity.
 
     Raises:
-        ValueError: where an argument is out of its range.
-        PartyError: where another party's arguments differ, before any record is used;
-            it names the two. Functions are compared by their programs (see
-            `SecureSum.agree`), estimators by the names of their classes and their
-            fields, records by their shapes and types, and `execution` not at all.
-            Later, where more than D parties sent nothing, or the wrong size; nothing of
-            that round is released.
+        ValueError: If an argument is out of its range.
+        PartyError: If another party's arguments differ, before any record is used; it
+            names the arguments. Functions are compared by their programs (see
+            `SecureSum.agree`), estimators by class names and fields, records by shapes
+            and dtypes; `execution` is not compared. Later, if more than D parties sent
+            nothing, or a wrong size; nothing of that round is released.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for each record of the parties that do
-        not collude, against C parties that see all messages and share all they know,
-        and hence against everybody who sees the transcript. They see T + D sums at most
-        (`parties.SecureSum`), each with the shares of K - C - D others or more. Each
-        share is an exact discrete Gaussian from its party's own entropy. Replacing a
+        not collude, against C parties that share all messages and all they know, and
+        hence against everybody with the transcript. They get at most T + D sums
+        (`parties.SecureSum`), each with the shares of at least K - C - D others. Each
+        share is an exact discrete Gaussian from the entropy of its party. Replacing a
         record of party k moves the sum by n_k times the sensitivity of its mean, and
-        the grid adds 2 sqrt(d) steps. `accounting.discrete_gaussian_stddev` has the
-        noise, and its proof holds for integers: no float's last bits can leak.
+        the grid adds 2 sqrt(d) steps. `accounting.discrete_gaussian_stddev` calibrates
+        the noise, and its proof is for integers: no last bits of floats can leak.
 
-        The masks rest on cryptography, hence against unbounded adversaries nothing is
-        claimed, nor against parties that break the protocol. When a party drops must
-        not depend on its records, nor may loss, params, step sizes and T.
+        The masks rely on cryptography: nothing is claimed against unbounded
+        adversaries, or against parties that break the protocol. Dropouts, loss, params,
+        step sizes and T must not depend on the records.
 
-        The paper adds the SAME noise in every round. Differences of its sums are then
-        free of noise, and tell neighbouring data sets apart with certainty: for a
-        trusted aggregator there is `dp_multiparty_objective_perturbation`.
+        The paper adds the SAME noise in every round. Then differences of its sums have
+        no noise, and distinguish neighbouring data sets with certainty. For a trusted
+        aggregator use `dp_multiparty_objective_perturbation`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -142,7 +142,7 @@ def dp_multiparty_gradient_descent(
         execution.checkpoint is None,
         "checkpoint",
         execution.checkpoint,
-        "None: a round of several parties cannot be taken up again",
+        "None: a round of several parties cannot be resumed",
     )
     _validate.require(
         isinstance(secure_sum, SecureSum), "secure_sum", secure_sum, "a SecureSum"
@@ -218,7 +218,7 @@ def dp_multiparty_gradient_descent(
 
 
 class _Method(NamedTuple):
-    """The static part of a descent: a call with another one compiles anew."""
+    """The static part of a descent: another one is compiled again."""
 
     loss_fn: LossFn
     microbatch_size: int | None
@@ -267,10 +267,10 @@ class _Noise(NamedTuple):
     """A party's share of the noise of a round, as integers on a grid.
 
     Attributes:
-        grid: multiples of its step stand for the sum of gradients.
+        grid: the grid of the sum of gradients.
         share: stddev of a party's share, in steps.
-        stddev: of the noise that is surely secret, in units of the sum.
-        l2_sensitivity: of the sum, in its units, its rounding to the grid included.
+        stddev: stddev of the noise that is certainly secret, in units of the sum.
+        l2_sensitivity: that of the sum, in its units, with rounding to the grid.
         num_params: d.
     """
 
@@ -292,9 +292,9 @@ class _Noise(NamedTuple):
         epsilon: float,
         delta: float,
     ) -> "_Noise":
-        """The least noise for the budget, on a grid that is fine against it."""
-        # A replaced record moves its own party's part alone. A float32 sensitivity has
-        # been rounded a few times, by 2^-24 each.
+        """Returns the smallest noise for the budget, on a much finer grid."""
+        # A replaced record moves only its party's contribution. A float32 sensitivity
+        # has been rounded a few times, by 2^-24 each.
         sensitivity = (1 + 2.0**-21) * max(
             n * float(estimator.sensitivity(n, num_params).l2) for n in num_records
         )

@@ -1,4 +1,4 @@
-"""One noise vector for parties who trust an aggregator (paper 002, Algorithm 1)."""
+"""Objective perturbation for parties with a trusted aggregator (002, Algorithm 1)."""
 
 import math
 from functools import partial
@@ -48,23 +48,23 @@ def dp_multiparty_objective_perturbation(
 
     J(w) = sum over all parties' records of phi(y <w, x>) + (N Lambda / 2) ||w||^2
     + <sum of eta_k, w>, where party k draws eta_k ~ N(0, stddev^2 / (K - C) I) once.
-    Party 0, the aggregator, finds the minimiser from sums of gradients and Hessians at
-    points that it chooses, and only that point with the output's noise is released.
+    Party 0, the aggregator, computes the minimizer from sums of gradients and Hessians
+    at points that it chooses. Only this point, with output noise, is released.
 
-    This is the paper's algorithm as far as it is private: `dp_objective_perturbation`
-    with the records and the noise spread over the parties. Secure sums hide each
-    party's part, but the sums of two rounds differ by a difference of gradients without
-    any noise, and so do the points that the aggregator asks for. Whoever sees a
-    transcript, as every party does, can tell neighbouring data sets apart. Take
-    `dp_multiparty_gradient_descent` where the parties do not trust each other.
+    This is the private part of the paper's algorithm: `dp_objective_perturbation` with
+    the records and the noise distributed over the parties. Secure sums hide the
+    contribution of each party, but the difference of the sums of two rounds is a
+    difference of gradients without noise, and the aggregator's points depend on it. So
+    the transcript, which every party has, distinguishes neighbouring data sets. Use
+    `dp_multiparty_gradient_descent` if the parties do not trust each other.
 
     Args:
-        features: this party's rows, shape (n_k, d); all n_k are public. Rows longer
-            than 1 are scaled down to length 1.
+        features: this party's rows, shape (n_k, d); all n_k are public. Rows are
+            clipped to norm 1.
         labels: shape (n_k,); above zero is the class +1, anything else the class -1.
-        secure_sum: this party's side of the sums, `parties.SecureSum(transport)`. It
-            says of how many parties (C) the noise shares may become known to those who
-            see the result; their view of the transcript may not. No party may drop out.
+        secure_sum: `parties.SecureSum(transport)` of this party. Those who get the
+            result may know the noise shares of C parties, but not their transcript. No
+            party may drop out.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
         regularization: lambda >= 0, per record, public.
@@ -75,24 +75,24 @@ def dp_multiparty_objective_perturbation(
         `dp_objective_perturbation`, and num_samples and num_parties.
 
     Raises:
-        ValueError: where an argument is out of its range; never because of the values
-            of features or labels.
-        PartyError: where another party's arguments differ, before any record is used;
-            it names the two. The loss is compared by its bounds and its program (see
-            `SecureSum.agree`), features by d and the type of the result, labels not at
-            all. Later, where a party sends nothing, or the wrong size.
+        ValueError: If an argument is out of its range; never because of the values of
+            features or labels.
+        PartyError: If another party's arguments differ, before any record is used; it
+            names the arguments. The loss is compared by its bounds and its program (see
+            `SecureSum.agree`), features by d and the dtype of the result; labels are
+            not compared. Later, if a party sends nothing, or a wrong size.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one for those who see the released parameters
-        and nothing else but C noise shares. Given these, the other shares sum up to
-        noise of stddev or more, and the proof is that of `dp_objective_perturbation`:
-        the exact minimiser has 99 per cent of the budget, and its distance to the
-        computed one is hidden by discrete Gaussian shares on a grid
+        (epsilon, delta)-DP under replace-one for those who get only the released
+        parameters and C noise shares. Given these, the sum of the other shares has at
+        least the stddev, and the proof is that of `dp_objective_perturbation`: the
+        exact minimizer has 99 per cent of the budget, and discrete Gaussian shares on a
+        grid hide its distance to the computed one
         (`accounting.discrete_gaussian_stddev`). Rounding the parties' gradients to
         their grid counts as an error in the certificate ||grad J|| <= gamma. A point
-        without it is never released: NaN would be. Neither the number of rounds nor
-        anything else of the transcript is private. The noise eta is drawn in floating
-        point, and no claim is made against attacks on its last bits.
+        without this certificate is never released; NaN is released instead. The
+        transcript, including the number of rounds, is not private. The noise eta is
+        floating point, and no claim is made against attacks on its last bits.
 
     Example:
         >>> import jax
@@ -110,9 +110,9 @@ def dp_multiparty_objective_perturbation(
         True
 
     Reference:
-        Rajkumar, Agarwal (2012), Algorithm 1 and Theorem 4.2, which holds for the exact
-        minimiser alone and not for the third party's view. Iyengar et al. (2019), for
-        the approximate one.
+        Rajkumar, Agarwal (2012), Algorithm 1 and Theorem 4.2, which holds only for the
+        exact minimizer and not for the view of a third party. Iyengar et al. (2019),
+        for the approximate one.
     """
     check_budget(epsilon, delta)
     _validate.non_negative(regularization=regularization)
@@ -162,7 +162,7 @@ def dp_multiparty_objective_perturbation(
 
     share_stddev = noise.stddev / math.sqrt(num_shares)
     most_records = max(num_records)
-    # A party's rounding to the grid moves a coordinate of the sum by a step at most.
+    # The rounding of a party moves a coordinate of the sum by at most one step.
     # Noise beyond 40 stddevs would be clipped; its probability is e^-800.
     most_rounding = gradient_norm / 8
     step = most_rounding / (num_parties * math.sqrt(num_features))
@@ -195,7 +195,7 @@ def dp_multiparty_objective_perturbation(
         party = _Party(secure_sum, search, _chunks(rows), np.asarray(share))
         params = party.minimize() if is_aggregator else party.serve()
 
-    # What the computed minimiser may differ by between neighbours.
+    # The largest distance of the computed minimizers of neighbours.
     sensitivity = 2 * gradient_norm / convexity
     output_budget = (_OUTPUT_SHARE * epsilon, _OUTPUT_SHARE * delta)
     continuous = gaussian_stddev(*output_budget, sensitivity=sensitivity)
@@ -243,15 +243,15 @@ def dp_multiparty_objective_perturbation(
             delta,
             REPLACE_ONE,
             guarantee.dp_event,
-            f"{guarantee} This holds for who sees the released parameters alone: the "
-            "transcript is NOT private, and every party sees it.",
+            f"{guarantee} This holds only for the released parameters: the transcript "
+            "is NOT private, and every party has it.",
         ),
         stats,
     )
 
 
 class _Search(NamedTuple):
-    """What is searched for, and on which grids the sums travel; all public."""
+    """The objective, the required accuracy, and the grids of the sums; all public."""
 
     objective: Objective
     convexity: float
@@ -262,7 +262,7 @@ class _Search(NamedTuple):
 
 
 class _Party(NamedTuple):
-    """What a party does while the aggregator, party 0, looks for the minimiser."""
+    """One party's side of the search that the aggregator, party 0, directs."""
 
     secure_sum: SecureSum
     search: _Search
@@ -270,10 +270,10 @@ class _Party(NamedTuple):
     noise: np.ndarray  # eta_k
 
     def minimize(self) -> np.ndarray:
-        """Directs the search: w with a certified gradient, or NaN.
+        """Directs the search; returns w with a certified gradient, or NaN.
 
-        As in `dp_objective_perturbation`: Newton's step at several lengths and a
-        gradient step, of which the point with the shortest gradient is kept.
+        As in `dp_objective_perturbation`, each round tries Newton's step at several
+        lengths and a gradient step, and keeps the point with the smallest gradient.
         """
         objective, convexity = self.search.objective, self.search.convexity
         smoothness = convexity + objective.num_samples * objective.loss.curvature_bound
@@ -293,19 +293,19 @@ class _Party(NamedTuple):
                 break
             params, gradient = points[best], gradients[best]
             norm = float(norms[best])
-        self._tell(_STOP, params)
+        self._broadcast(_STOP, params)
         return params
 
     def serve(self) -> np.ndarray:
-        """Answers what the aggregator asks for, until it tells the result."""
+        """Takes part in the sums until the aggregator sends the result; returns it."""
         while True:
-            kind, points = self._tell()
+            kind, points = self._broadcast()
             if kind == _STOP:
                 return points[0]
             self._add(kind, points)
 
     def _is_certified(self, params: np.ndarray, norm: float) -> bool:
-        # The noise went to the grid with the gradients; it is rounded nowhere else.
+        # The noise is rounded only with the gradients, to their grid.
         objective = self.search.objective
         rounding = objective.rounding(
             self.search.convexity, np.linalg.norm(params), 0.0
@@ -315,23 +315,23 @@ class _Party(NamedTuple):
         return bool(norm + slack <= self.search.gradient_norm)
 
     def _sum_gradients(self, points: np.ndarray) -> np.ndarray:
-        self._tell(_GRADIENTS, points)
+        self._broadcast(_GRADIENTS, points)
         total = self._add(_GRADIENTS, points).reshape(points.shape)
         return self.search.gradient_grid.to_reals(total) + (
             self.search.convexity * points
         )
 
     def _sum_hessians(self, point: np.ndarray) -> np.ndarray:
-        self._tell(_HESSIAN, point)
+        self._broadcast(_HESSIAN, point)
         total = self._add(_HESSIAN, point[None]).reshape(point.size, point.size)
         return self.search.hessian_grid.to_reals(total) + (
             self.search.convexity * np.eye(point.size)
         )
 
-    def _tell(
+    def _broadcast(
         self, kind: float = _STOP, points: np.ndarray | None = None
     ) -> tuple[float, np.ndarray]:
-        """Sends the aggregator's words to all, filled up with zeros to one size."""
+        """Sends the aggregator's message to all, padded with zeros to one size."""
         words = np.zeros(1 + (len(_LENGTHS) + 1) * self.search.objective.num_features)
         if points is not None:
             words[: 1 + points.size] = [kind, *points.reshape(-1)]

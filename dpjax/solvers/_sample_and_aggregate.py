@@ -50,61 +50,59 @@ def dp_sample_and_aggregate(
     vectorize: bool = True,
     calibration: Calibration = "tight",
 ) -> Solution:
-    """Fits any function on each of many subsets, and releases a centre of the results.
+    """Applies any function to many subsets, and releases a center of the results.
 
-    The centre is the result whose ball around a majority of all results is smallest. It
-    is released with Gaussian noise in proportion to S, a smooth bound of how far one
-    record can move it: small where three quarters of the results agree, whatever the
-    others are.
+    The center is the result with the smallest ball around it that holds a majority of
+    the results. It is released with Gaussian noise proportional to S, a smooth bound of
+    its local sensitivity, which is small if three quarters of the results agree.
 
     Args:
-        fit_fn: `fit_fn(subset) -> params`, any estimator without privacy of its own;
+        fit_fn: `fit_fn(subset) -> params`, any estimator, which need not be private;
             the leaves of the subset have shape (b, ...).
         data: pytree, leaves of shape (n, ...); n is public.
         key: a typed key.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
         num_subsets: m. A subset has b = floor(n / ceil(m / overlap)) records.
-        diameter: Lambda. A result is projected onto the ball of this l2 diameter, all
-            its leaves as one vector.
-        center: of that ball, public, with the structure and shapes of a result; zero by
-            default. Entries of a result that are not finite are replaced by its own.
-        overlap: s, in how many subsets a record is. By default subsets are disjoint
-            ranges of records: shuffle records whose order matters. For s > 1, ranges of
-            s - 1 random orders are subsets, too: they are s times as large, but the
-            least noise falls with m / s only. The paper takes sqrt(m).
-        spread: a public guess of the distance within which three quarters of the
-            results lie from each other, by default diameter / 100. It chooses how
-            smooth S is; privacy holds whatever it is.
-        vectorize: whether fit_fn can be traced under `vmap`. If not, it is called on
+        diameter: Lambda. Results, with all leaves as one vector, are projected onto the
+            ball of this l2 diameter.
+        center: public center of this ball, with the structure and shapes of a result;
+            zero by default. It replaces the entries of a result that are not finite.
+        overlap: s, the number of subsets that a record is in. By default subsets are
+            disjoint ranges of records: shuffle records whose order matters. For s > 1,
+            ranges of s - 1 random orders are subsets as well: subsets are then s times
+            larger, but the smallest noise depends on m / s. The paper uses sqrt(m).
+        spread: a public guess of the largest distance of three quarters of the results
+            from each other, by default diameter / 100. It sets the smoothness of S;
+            privacy holds for every guess.
+        vectorize: whether fit_fn can be traced under `vmap`. If not, it is called for
             one subset of NumPy arrays after the other, `center` must be given, and the
             solver does not run under `jit` or `vmap`.
-        calibration: "tight" takes the smallest noise that is proved to be enough;
-            "paper" takes the paper's beta and gamma, and `Solution.privacy` says what
-            they really give.
+        calibration: "tight" uses the smallest noise that is proved to be enough;
+            "paper" uses the paper's beta and gamma, with their actual cost in
+            `Solution.privacy`.
 
     Returns:
-        A `Solution` whose params are shaped as a result. Its stats hold subset_size;
-        smoothness (beta); noise_multiplier (1 / gamma, standard deviation / S);
-        least_stddev, the noise that remains if all results agree, in units of the
-        parameters; and spread. S and the noise are as private as the data.
+        A `Solution` whose params have the shapes of a result. Its stats hold
+        subset_size; smoothness (beta); noise_multiplier (1 / gamma, standard deviation
+        / S); least_stddev, the noise if all results agree, in units of the parameters;
+        and spread. S and the actual noise are as private as the data.
 
     Raises:
-        ValueError: where an argument is out of its range, or num_subsets so small that
-            least_stddev would be the diameter or more; before fit_fn sees any data.
+        ValueError: If an argument is out of its range, or num_subsets is so small that
+            least_stddev would be the diameter or more; before fit_fn gets any data.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every fit_fn whose result is a
-        function of its subset. Which records are in a subset depends on their index and
-        the key alone, and a record is in s subsets at most. That S bounds the movement
-        of the centre and is beta-smooth is proved in `dpjax.solvers._smooth_center`,
-        for computed distances too; how much Gaussian noise that takes, in
-        `dpjax.accounting._smooth_gaussian`.
+        function of its subset. The records of a subset depend only on their index and
+        the key, and a record is in at most s subsets. `dpjax.solvers._smooth_center`
+        proves that S bounds the movement of the center and is beta-smooth, also for
+        computed distances; `dpjax.accounting._smooth_gaussian` proves the noise.
 
-        A fit_fn must be no channel of its own: what it prints, and how long it takes,
-        is not protected. Without `vectorize` an exception, or a result of other shapes,
-        counts as a result that is not finite, as it may depend on the records: try
-        fit_fn on public data first.
+        Side effects of fit_fn, such as its output and running time, are not protected.
+        Without `vectorize` an exception, or a result of other shapes, counts as a
+        result that is not finite, because it may depend on the records: test fit_fn on
+        public data first.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
@@ -118,7 +116,7 @@ def dp_sample_and_aggregate(
     Reference:
         Wang, Xiao, Devadas, Xu (2020), Algorithm 1 and Theorem 1; Nissim,
         Raskhodnikova, Smith (2007), Smooth sensitivity and sampling in private data
-        analysis, Section 4. S and the noise are others than printed: see above.
+        analysis, Section 4. S and the noise differ from the printed ones: see above.
     """
     check_budget(epsilon, delta)
     _validate.choice(Calibration, calibration=calibration)
@@ -153,7 +151,7 @@ def dp_sample_and_aggregate(
     privacy = PrivacyGuarantee.of(
         epsilon,
         delta,
-        # No event of dp_accounting describes it, and accountants refuse this one.
+        # No event of dp_accounting describes it, and accountants reject this one.
         dp_event=UnsupportedDpEvent(),
         num_samples=subsets.num_samples,
     )
@@ -168,7 +166,7 @@ def dp_sample_and_aggregate(
 
 
 class _Subsets(NamedTuple):
-    """The static part: which records, by index, each subset holds."""
+    """The static part: the indices of the records of each subset."""
 
     num_samples: int
     number: int
@@ -189,19 +187,19 @@ class _Subsets(NamedTuple):
 
     @property
     def per_order(self) -> int:
-        """How many disjoint subsets one order of the records is cut into."""
+        """The number of disjoint subsets of one order of the records."""
         return -(-self.number // self.overlap)
 
     @property
     def size(self) -> int:
-        """Records of a subset; the last few of each order are in none."""
+        """The number of records of a subset; the last few of each order are in none."""
         return self.num_samples // self.per_order
 
     def rows(self, key: Key) -> jax.Array:
-        """Returns the records' indices, shape (m, b); one at most `overlap` times.
+        """Returns the indices of records, shape (m, b); each at most `overlap` times.
 
-        The paper draws subsets independently until no record is in more than sqrt(m):
-        with 25 subsets of 10,000 records that practically never happens.
+        The paper draws subsets independently until no record is in more than sqrt(m),
+        which practically never happens with 25 subsets of 10,000 records.
         """
         orders = [jnp.arange(self.num_samples)]
         if self.overlap > 1:
@@ -215,10 +213,10 @@ class _Subsets(NamedTuple):
 def _template(
     fit_fn: FitFn, data: PyTree, subsets: _Subsets, center: PyTree, vectorize: bool
 ) -> PyTree:
-    """Returns the ball's centre, shaped as a result, without a look at the data."""
+    """Returns the center of the ball, shaped as a result, from shapes of the data."""
     if not vectorize:
         _validate.require(
-            center is not None, "center", center, "given where vectorize is false"
+            center is not None, "center", center, "given if vectorize is false"
         )
         return jax.tree.map(jnp.asarray, center)
 
@@ -250,15 +248,15 @@ def _noise(
     relative_spread: float,
     calibration: Calibration,
 ) -> tuple[float, float]:
-    """Returns the smoothness and standard deviation / S; from public numbers alone.
+    """Returns the smoothness and standard deviation / S, from public numbers only.
 
-    Where three quarters of the results lie within a spread, S is about the larger of it
-    and the weight that is left after K/2 records: that times the multiplier is least.
+    If three quarters of the results are within a spread, S is about the larger of it
+    and the weight after K/2 records; this times the multiplier is minimized.
     """
     is_paper = calibration == "paper"
     pairs = (_paper_pair(*setting),) if is_paper else _tight_pairs(*setting)
     steps = num_steps(subsets.number, subsets.overlap)
-    # The weight of the last step leaves less noise than the diameter.
+    # With that many steps the noise of the last weight is less than the diameter.
     enough = [max(0, math.floor(math.log(c) / beta) + 1) for beta, c in pairs]
     needed = least_num_points(min(enough), subsets.overlap)
     epsilon, delta, num_coordinates = setting
@@ -283,10 +281,10 @@ def _noise(
 def _tight_pairs(
     epsilon: float, delta: float, num_coordinates: int
 ) -> tuple[tuple[float, float], ...]:
-    """Returns smoothnesses with their multipliers, from hardly any to almost too much.
+    """Returns smoothnesses, from 2 to 98 per cent of the largest, and multipliers.
 
-    At the first the multiplier is within a few per cent of that of plain Gaussian
-    noise, at the last it is many times that.
+    The first multiplier is within a few per cent of that of plain Gaussian noise, the
+    last many times larger.
     """
     most = largest_smoothness(epsilon, delta, num_coordinates=num_coordinates)
 
@@ -323,7 +321,7 @@ def _fit_vectorized(
 def _fit_on_host(
     fit_fn: FitFn, subsets: _Subsets, data: PyTree, key: Key, template: PyTree
 ) -> jax.Array:
-    """As `_fit_vectorized`; a result that does not come, or does not fit, is NaN."""
+    """As `_fit_vectorized`; NaN for an exception or a result of other shapes."""
     arrays = jax.tree.map(np.asarray, data)
     origin, _ = flatten(template, "center")
 
@@ -334,7 +332,7 @@ def _fit_on_host(
                 leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(result)]
                 with np.errstate(all="ignore"):
                     return np.concatenate(leaves).astype(origin.dtype)
-        except Exception:  # It depends on private records, and so must not be seen.
+        except Exception:  # It may depend on private records, so it must be hidden.
             pass
         return np.full(origin.size, np.nan, origin.dtype)
 
@@ -344,7 +342,7 @@ def _fit_on_host(
 @partial(jax.jit, static_argnums=0)
 def _release(overlap, results, key, origin, diameter, weights, multiplier):
     def point_of(result: jax.Array) -> jax.Array:
-        # In units of the diameter, round zero.
+        # In units of the diameter, relative to the center.
         offset = (result - origin) / like(diameter, origin)
         return L2Ball(0.5).project(jnp.where(jnp.isfinite(offset), offset, 0))
 

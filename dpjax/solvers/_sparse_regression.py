@@ -1,4 +1,4 @@
-"""Private sparse linear regression on shrunken data (paper 004, Algorithm 3)."""
+"""Private sparse linear regression on clipped data (paper 004, Algorithm 3)."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import FAILURE_PROB
 from dpjax.transforms import peel, privatize, project
 
-_MEAN_SQUARE_SHARE = 0.02  # of rho, where the mean square decides the step size
+_MEAN_SQUARE_SHARE = 0.02  # of rho, for the mean square that sets the step size
 
 
 def dp_sparse_linear_regression(
@@ -43,10 +43,10 @@ def dp_sparse_linear_regression(
     calibration: Calibration = "tight",
     execution: Execution = Execution(),
 ) -> Solution:
-    """Fits a linear model with few nonzero weights, on shrunken data.
+    """Fits a linear model with few nonzero weights, on clipped data.
 
-    Features and targets are clipped to ±K; then, each step on its own batch of
-    floor(n / T) records, w <- w - (eta/m) sum x (<x, w> - y), peeled to s entries
+    Features and targets are clipped to ±K. Each step uses its own batch of floor(n / T)
+    records: w <- w - (eta/m) sum x (<x, w> - y), peeled to s entries
     (`mechanisms.peeling`) and projected onto the l2 ball.
 
     Args:
@@ -55,40 +55,40 @@ def dp_sparse_linear_regression(
         key: a typed key.
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in (0, 1).
-        sparsity: s, how many weights are not zero.
-        threshold: K, in units of the features and of the targets, which should be
-            alike. By default the one that balances the bias of clipping against the
-            noise, for `fourth_moment_bound`.
+        sparsity: s, the number of nonzero weights.
+        threshold: K, in units of the features and of the targets, which should have
+            similar scales. By default it balances the bias of clipping and the noise,
+            for `fourth_moment_bound`.
         learning_rate: eta. By default 2/3 of the inverse mean square of the clipped
-            features, which costs 2 per cent of the budget. That suits features of like
-            size and little correlation; for others give a smaller one, or the steps may
-            diverge.
-        num_steps: T; by default the one, of at most floor(log n), that balances noise
-            against convergence: a single step, unless n epsilon is large for s.
+            features, which costs 2 per cent of the budget. This suits features of
+            similar scale and little correlation; otherwise pass a smaller one, or the
+            steps may diverge.
+        num_steps: T; by default the number, at most floor(log n), that balances noise
+            and convergence: a single step, unless n epsilon is large for s.
         fourth_moment_bound: a public bound on E x_j^4 and E y^4, for the defaults.
-            Privacy holds whether or not the bound does.
-        radius: of the l2 ball that the weights are projected onto.
-        calibration: "tight" takes the exact noise. "paper" takes the printed noise, K,
-            T and eta = 0.5, and `Solution.privacy` says what it really gives.
-        execution: how it runs: microbatches, callback, checkpoint.
+            Privacy holds even if the bound is wrong.
+        radius: radius of the l2 ball onto which the weights are projected.
+        calibration: "tight" uses the exact noise. "paper" uses the printed noise, K, T
+            and eta = 0.5, with their actual cost in `Solution.privacy`.
+        execution: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution` with weights of shape (d,). Its stats hold threshold,
-        learning_rate, num_steps, batch_size, and of the last step linf_sensitivity,
+        learning_rate, num_steps, batch_size; of the last step linf_sensitivity,
         noise_scale of each entry and noise_norm = noise_scale sqrt(s); and
-        is_informative, false where that exceeds the radius, so that zero may be as
+        is_informative, false if noise_norm exceeds the radius, so that zero may be as
         good as the result.
 
     Raises:
-        ValueError: where an argument is out of its range; before any computation.
+        ValueError: If an argument is out of its range; before any computation.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
-        together. On clipped data an entry of the gradient lies within
-        K^2 (1 + ||w||_1), and w has been released: replacing one of m records moves
-        eta g by at most 2 eta K^2 (1 + ||w||_1) / m in the linf norm, where the paper
-        takes (1 + sqrt(s)) for (1 + ||w||_1). A replaced record lies in one batch, and
-        counts once more in the mean square, a Gaussian mechanism.
+        together. On clipped data an entry of the gradient is within
+        K^2 (1 + ||w||_1), and w is released: replacing one of m records moves eta g by
+        at most 2 eta K^2 (1 + ||w||_1) / m in the linf norm (the paper has 1 + sqrt(s)
+        for 1 + ||w||_1). A replaced record is in one batch, and affects the mean
+        square, a Gaussian mechanism.
 
     Example:
         >>> import jax, numpy as np
@@ -101,8 +101,8 @@ def dp_sparse_linear_regression(
         [7 9]
 
     Reference:
-        Hu, Ni, Xiao, Wang (2022), Algorithm 3, Theorems 6 and 7. Unlike there, K and T
-        balance the noise, eta follows the features, and the sensitivity is per step.
+        Hu, Ni, Xiao, Wang (2022), Algorithm 3, Theorems 6 and 7. Here K and T balance
+        the noise, eta depends on the features, and the sensitivity is per step.
     """
     _validate.positive(
         epsilon=epsilon, fourth_moment_bound=fourth_moment_bound, radius=radius
@@ -174,7 +174,7 @@ def dp_sparse_linear_regression(
 
 
 class _Design(NamedTuple):
-    """The public numbers that defaults are made of."""
+    """The public numbers that determine the defaults."""
 
     num_samples: int
     num_features: int
@@ -189,10 +189,10 @@ class _Design(NamedTuple):
         return (self.num_samples * self.epsilon / (self.sparsity * num_steps)) ** 0.25
 
     def best_threshold(self, num_steps: int) -> float:
-        """Returns the K that minimises the error of an entry of the gradient.
+        """Returns the K that minimizes the error of an entry of the gradient.
 
         Per unit of 1 + ||w||_1 and with probability 1 - zeta, clipping biases it by at
-        most 2 M / K^2, since E |x_j x_k| 1(|x_j| > K) <= M / K^2; noise and outliers
+        most 2 M / K^2, because E |x_j x_k| 1(|x_j| > K) <= M / K^2. Noise and outliers
         (Bernstein) move it by K^2 c / m, c = 2 sqrt(s/rho) sqrt(2 log) + (4/3) log,
         with the logarithm of 2 d T / zeta.
         """
@@ -203,13 +203,13 @@ class _Design(NamedTuple):
         return (2 * self.fourth_moment_bound * batch_size / cost) ** 0.25
 
     def best_num_steps(self) -> int:
-        """Returns the T with the least squared distance to the best weights, modelled.
+        """Returns the T with the smallest squared error of the weights, in a model.
 
         Each step leaves a third of the distance, at eta = 2/3 of the inverse curvature
         (with moments at their bound, sqrt(M)), and adds noise of deviation b to each of
-        s entries. Choosing them among d noisy ones loses entries as large as
-        b sqrt(2 log(d/s)), all s at worst. b grows with 1 + ||w||_1, which is 1 at the
-        start and up to 1 + R sqrt(s) from then on: what makes a second step dear.
+        s entries. The choice among d noisy ones loses entries of up to
+        b sqrt(2 log(d/s)), at worst all s. b grows with 1 + ||w||_1, which is 1 in the
+        first step and up to 1 + R sqrt(s) in later ones, so later steps are expensive.
         """
         rate = 2 / 3 / math.sqrt(self.fourth_moment_bound)
         largest_l1 = self.radius * math.sqrt(self.sparsity)
@@ -230,7 +230,7 @@ class _Design(NamedTuple):
 
 
 class ShrunkenState(NamedTuple):
-    """State of the chain, and the linf sensitivity that its noise was for."""
+    """State of the chain, and the linf sensitivity of its last noise."""
 
     chain_state: optax.OptState
     sensitivity: Scalar
@@ -241,7 +241,7 @@ class ShrunkenState(NamedTuple):
 class ShrunkenStep(OptaxStep):
     """w <- Proj(peeling of w - (eta/m) sum x (<x, w> - y)), on clipped data.
 
-    Algorithm 3 of paper 004. The sensitivity follows w, which has been released.
+    Algorithm 3 of paper 004. The sensitivity depends on w, which is released.
     """
 
     threshold: Scalar
@@ -258,7 +258,7 @@ class ShrunkenStep(OptaxStep):
 
     def __call__(self, params, state, batch, is_padding_example):
         """See `Step.__call__`."""
-        # Here, where it is no pass over the data of its own.
+        # Clipped here, without a separate pass over the data.
         batch = clip(batch, self.threshold)
         moved, chain_state = super().__call__(
             params, state.chain_state, batch, is_padding_example
@@ -310,5 +310,5 @@ def _learning_rate(
     squares = jnp.mean(clip(features, threshold) ** 2, axis=1)
     noisy = cast(jax.Array, noise.update(squares, noise.init(squares))[0])
     stddev = estimator.noise_parameters(jnp.sqrt(0.5 / rho), len(features), 1)["stddev"]
-    # Noise may bring it near zero, or below: it is taken to be above four deviations.
+    # Noise may make it nearly zero or negative: use at least four deviations.
     return 2 / 3 / jnp.maximum(noisy, like(4 * stddev, noisy))

@@ -1,4 +1,4 @@
-"""Adam whose second moment leaves out the noise."""
+"""Adam whose second moment excludes the noise."""
 
 import jax
 import jax.numpy as jnp
@@ -15,35 +15,34 @@ def scale_by_dp_adam(
     """Returns Adam that subtracts the variance of the noise from its second moment.
 
     m / (sqrt(max(v, floor·sigma^2)) + eps): m is the moving average of private
-    gradients g, and v that of g^2 - sigma^2, both without the bias of their start,
-    where sigma is the standard deviation of the noise in g. With `optax.scale_by_adam`
-    v counts the noise, which is most of it in every coordinate: steps are then nearly
-    those of gradient descent with momentum. Without noise it is `optax.scale_by_adam`.
+    gradients g, and v that of g^2 - sigma^2, both with bias correction, where sigma is
+    the standard deviation of the noise in g. In `optax.scale_by_adam` v includes the
+    noise, which dominates it in every coordinate, so steps are nearly those of gradient
+    descent with momentum. Without noise it is `optax.scale_by_adam`.
 
-    It goes second in `dpjax.chain`, right after `privatize`, which tells sigma in every
-    step: also where it follows adaptive thresholds. Or give update the keyword
-    noise_stddev: a number, or a pytree that the gradients' tree begins with, of numbers
-    or arrays like its leaves.
+    Put it second in `dpjax.chain`, right after `privatize`, which passes sigma in every
+    step, also with adaptive thresholds. Or pass update the keyword noise_stddev: a
+    number, or a pytree prefix of the gradients, of numbers or arrays like its leaves.
 
     Args:
         b1: decay of the average of gradients, in [0, 1).
         b2: decay of the average of squares, in [0, 1).
-        eps: in units of the gradients; it matters where there is no noise.
-        floor: least second moment, in units of sigma^2. With the square root of it,
-            times sigma, gradients are divided that do not rise above the noise.
+        eps: in units of the gradients; it matters only without noise.
+        floor: smallest second moment, in units of sigma^2. It applies to gradients that
+            do not exceed the noise.
 
     Returns:
         An optax transformation, to be followed by `optax.scale_by_learning_rate`. Its
         state is that of `optax.scale_by_adam`, where nu is v and may be negative.
 
     Raises:
-        ValueError: where an argument is out of its range; (from update) where sigma is
-            not known. It is not behind another transformation, such as momentum; with a
-            strategy's noise, which depends on that of earlier steps, so that v would
-            keep a bias; nor with `TrimmedMean`, whose noise follows the samples.
+        ValueError: If an argument is out of its range; from update, if sigma is
+            unknown: after another transformation, such as momentum; with the noise of a
+            strategy, because it depends on earlier noise and would bias v; and with
+            `TrimmedMean`, because its noise depends on the samples.
 
-    Privacy: post-processing of the private gradients, and of sigma, which is computed
-        from public numbers and from thresholds that have been released.
+    Privacy: post-processing of the private gradients and of sigma, which depends only
+        on public numbers and released thresholds.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -84,8 +83,8 @@ def scale_by_dp_adam(
             noise_stddev is not None,
             "noise_stddev",
             noise_stddev,
-            "known: scale_by_dp_adam goes right after privatize in dpjax.chain, which "
-            "tells it, but not of a strategy's noise or that of TrimmedMean",
+            "known: put scale_by_dp_adam right after privatize in dpjax.chain, which "
+            "passes it, but not with a strategy or TrimmedMean",
         )
         stddev = broadcast(noise_stddev, updates, "noise_stddev")
         count = jnp.asarray(optax.safe_increment(state.count))

@@ -1,4 +1,4 @@
-"""Chains that begin with a private mean, so that nothing can mix samples before it."""
+"""Chains that start with a private mean, so that nothing can mix samples before it."""
 
 import sys
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from dpjax._types import PyTree
 
 
 class PrivateMean(optax.GradientTransformationExtraArgs):
-    """A transformation whose update takes per-sample gradients to a private mean.
+    """A transformation from per-sample gradients to a private mean.
 
     Attributes:
-        release: as update, and returns the standard deviation of the noise in the mean
-            too: a number, or a pytree of them that the mean's tree begins with. None
-            where it is not public, or the noise is not independent of earlier steps'.
+        release: like update, but also returns the standard deviation of the noise in
+            the mean: a number, or a pytree prefix of the mean. None if it is not
+            public, or the noise depends on that of earlier steps.
     """
 
     release: Callable[..., tuple[PyTree, PyTree, PyTree | None]]
@@ -42,33 +42,33 @@ class PrivateMean(optax.GradientTransformationExtraArgs):
 def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
     """Returns transformations as one: `privatize`, then optax parts.
 
-    As `optax.chain`, but the order is checked, since no transformation may see samples
-    before `privatize`: one that mixes them (`optax.clip_by_global_norm`,
+    Like `optax.chain`, but it checks the order, because no transformation may use
+    samples before `privatize`: one that mixes them (`optax.clip_by_global_norm`,
     `optax.clip_by_block_rms`) lets one record move every row, and the noise is many
-    times too small. And what comes after works in float32 where parameters are in half
-    precision: momentum and adam keep their state in it, so that an update has the types
-    of the one before, as `lax.scan` wants. `optax.apply_updates` rounds once.
+    times too small. And with parameters in half precision the later transformations
+    work in float32, including the state of momentum and adam, so that the dtypes of the
+    state do not change, as `lax.scan` requires. `optax.apply_updates` rounds once.
 
-    The second transformation is told the standard deviation of the noise, as the
-    keyword noise_stddev, for `scale_by_dp_adam`.
+    The second transformation gets the standard deviation of the noise as the keyword
+    noise_stddev, for `scale_by_dp_adam`.
 
     Args:
         transforms: the first is `privatize`, `dp_sgd`, or such a chain; the others are
-            post-processing of its private mean, and cost no privacy. Wrappers of optax
-            may be among them, as `optax.contrib.schedule_free`.
+            post-processing of its private mean, without privacy cost. Wrappers of optax
+            may be among them, such as `optax.contrib.schedule_free`.
 
     Returns:
         An optax transformation that takes per-sample gradients with leaves (n, ...),
-        and the keyword is_padding_example. Updates are float32 where parameters are in
+        and the keyword is_padding_example. Updates are float32 if parameters are in
         half precision.
 
     Raises:
-        ValueError: where the first is no private mean, a later one is, or something is
-            no optax transformation.
+        ValueError: If the first is not a private mean, a later one is, or one is not an
+            optax transformation.
 
     Privacy:
-        That of the first transformation, under its relation: what comes after works on
-        what has been released.
+        That of the first transformation, under its relation: the others are
+        post-processing.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -121,21 +121,20 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
             updates, state[0], params, **extra_args
         )
         states, wide = [new], _wide(params)
-        told = extra_args | {"noise_stddev": noise_stddev}
+        passed = extra_args | {"noise_stddev": noise_stddev}
         for part, old in zip(parts, state[1:], strict=True):
-            updates, new = part.update(updates, old, wide, **told)
+            updates, new = part.update(updates, old, wide, **passed)
             states.append(new)
-            told = extra_args  # what follows sees no such noise
+            passed = extra_args  # the noise of later updates has another stddev
         return updates, tuple(states), None
 
     return PrivateMean.of(init, release)
 
 
 def refuse_wrappers(tree: PyTree) -> None:
-    """Raises `ValueError` inside of optax wrappers that a private mean cannot be in.
+    """Raises `ValueError` inside optax wrappers that break a private mean.
 
-    Args:
-        tree: the parameters of `init`, or the updates of `update`.
+    `tree` is the parameters of `init`, or the updates of `update`.
     """
     is_masked = False
 
@@ -149,10 +148,10 @@ def refuse_wrappers(tree: PyTree) -> None:
         raise ValueError(
             "optax.masked must not stand around privatize, aggregate or dp_sgd: leaves "
             "that are masked out would pass raw per-sample gradients through. Put it "
-            "after privatize, or leave frozen parameters out of params. For a bound of "
-            "its own for each group of leaves take dpjax.estimators.Grouped."
+            "after privatize, or leave frozen parameters out of params. For separate "
+            "bounds of groups of leaves use dpjax.estimators.Grouped."
         )
-    # It leaves no trace in the values that it hands on: only the callers tell.
+    # apply_if_finite leaves no trace in the values: only the call stack shows it.
     frame = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__")).split(".")[0]
@@ -170,9 +169,9 @@ def refuse_wrappers(tree: PyTree) -> None:
         if wrapper == "apply_if_finite":
             raise ValueError(
                 "optax.apply_if_finite must not stand around privatize, aggregate or "
-                "dp_sgd: it would skip updates by the values of private samples, and "
-                "it cannot be: their NaN and infinities are bounded already, and what "
-                "is released is finite."
+                "dp_sgd: it would skip updates by the values of private samples. It is "
+                "not needed, because NaN and infinities count as zero or are bounded, "
+                "and releases are finite."
             )
         frame = frame.f_back
 

@@ -15,10 +15,10 @@ class CorrelatedState(NamedTuple):
     """State of correlated noise.
 
     Attributes:
-        key: of the next draws.
-        step: how many steps were made.
-        buffers: trees like the parameters, in units of the noise, which the strategy
-            keeps from step to step. They are as secret as the key.
+        key: key of the next draws.
+        step: number of steps so far.
+        buffers: buffers of the strategy, trees like the parameters in units of the
+            noise. They are as secret as the key.
     """
 
     key: Key
@@ -35,17 +35,13 @@ def correlated_state(strategy: Strategy, key: Key, params: PyTree) -> Correlated
 def add_correlated_noise(
     strategy: Strategy, state: CorrelatedState, value: PyTree, *, stddev: Scalar
 ) -> tuple[PyTree, CorrelatedState]:
-    """Returns the value with a row of stddev C^-1 z added, and the next state.
+    """Returns the value plus a row of stddev C^-1 z, and the next state.
 
-    Args:
-        strategy: C.
-        state: from `correlated_state`, or the last step.
-        value: pytree of floats, like params. Half precision is added to in float32.
-        stddev: standard deviation of z in units of value, the same in all steps.
+    `stddev` is that of z in units of value, and must be the same in all steps.
     """
     next_key, noise_key = jax.random.split(state.key)
     check_key_varies_as(value, noise_key)
-    # By `gaussian`, so that its scale is rounded up, and its tails are whole.
+    # `gaussian` rounds its scale up, and has full tails.
     independent = gaussian(noise_key, _zeros(value), stddev=1.0)
     noise, buffers = strategy.next_noise(independent, state.buffers, state.step)
 

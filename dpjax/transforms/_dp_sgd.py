@@ -27,22 +27,21 @@ def dp_sgd(
 
     Args:
         learning_rate: step size, or a schedule of the step.
-        estimator: as `privatize` takes; with `Clipping` this is the DP-SGD of Abadi et
-            al.
+        estimator: as for `privatize`; with `Clipping` this is the DP-SGD of Abadi et
+        al.
         noise_multiplier: stddev / l2 sensitivity under `relation`.
-        key: a typed key; it lives in the state.
-        normalize_by: public divisor; the leading size of the gradients by default.
-        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
-        axis_name: the mesh axes over which gradients are sharded, where they do not
-            show it; see `dpjax.robust_grad`.
-        noise: a strategy for noise that is correlated over steps; see `privatize`.
+        key: as for `privatize`.
+        normalize_by: as for `privatize`.
+        relation: as for `privatize`.
+        axis_name: as for `privatize`.
+        noise: as for `privatize`.
 
     Returns:
         An optax optimizer that takes per-sample gradients with leaves (n, ...), and the
         keyword is_padding_example.
 
     Raises:
-        ValueError: as `privatize`.
+        ValueError: As for `privatize`.
 
     Privacy: that of `privatize`; the step is post-processing.
 

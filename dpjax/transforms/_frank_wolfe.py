@@ -14,14 +14,14 @@ from dpjax.accounting import selection_event
 from dpjax.accounting._shared import total_selection_epsilon
 from dpjax.constraints._shared import VertexConstraint
 
-# The range itself is a few float32 operations: never choose more sharply than asked.
+# The range has a few float32 roundings: the effective epsilon is never larger.
 _ROUNDED_UP = 1 + 2.0**-20
 
 
 class FrankWolfeState(NamedTuple):
-    """State of `frank_wolfe`: the key of the next choices, steps made, and the range.
+    """State of `frank_wolfe`: the key of the next choices, number of steps, and range.
 
-    The sensitivity range is kept, since of a polytope it costs |V|^2 d operations.
+    The sensitivity range is stored, because for a polytope it costs |V|^2 d operations.
     """
 
     key: Key
@@ -36,7 +36,7 @@ class FrankWolfe(optax.GradientTransformation):
 
     Attributes:
         epsilon: privacy parameter of one choice.
-        mechanism: by which a vertex is chosen.
+        mechanism: the selection mechanism.
 
     Example:
         >>> import jax
@@ -58,39 +58,32 @@ class FrankWolfe(optax.GradientTransformation):
 
         Args:
             delta: in [0, 1); with 0 it is num_updates times that of one choice.
-            num_updates: how many, one after another.
+            num_updates: number of updates, one after another.
 
         Raises:
-            ValueError: where an argument is out of its range, or epsilon is traced.
+            ValueError: If an argument is out of its range, or epsilon is traced.
         """
         return total_selection_epsilon(
-            self._epsilon_at_hand(),
+            self._concrete_epsilon(),
             delta,
             num_selections=num_updates,
             mechanism=self.mechanism,
         )
 
     def dp_event(self, *, num_updates: int) -> DpEvent:
-        """Returns their `dp_accounting` event; see `accounting.selection_event`.
-
-        Args:
-            num_updates: how many, one after another.
-
-        Raises:
-            ValueError: as for `total_epsilon`.
-        """
+        """Returns the `dp_accounting` event; see `total_epsilon`, `selection_event`."""
         return selection_event(
-            self._epsilon_at_hand(),
+            self._concrete_epsilon(),
             num_selections=num_updates,
             mechanism=self.mechanism,
         )
 
-    def _epsilon_at_hand(self) -> float:
+    def _concrete_epsilon(self) -> float:
         _validate.require(
             _validate.is_concrete(self.epsilon),
             "epsilon",
             self.epsilon,
-            "a number at hand, not a traced one, to say what choices cost",
+            "a concrete number, not a traced one, to compute the cost of choices",
         )
         return float(self.epsilon)
 
@@ -107,39 +100,39 @@ def frank_wolfe(
 ) -> FrankWolfe:
     """Returns a transformation that moves parameters towards a private vertex.
 
-    The update is eta_t (v - w), with v chosen by its score -<v, g>. Parameters that
-    start in the set stay there. It takes the place of `optax.sgd` after `aggregate`,
-    and needs no other noise.
+    The update is eta_t (v - w), where v is chosen by its score -<v, g>. Parameters that
+    start in the set stay there. Use it instead of `optax.sgd` after `aggregate`; no
+    other noise is needed.
 
     Args:
         constraint: a set with vertices: `L1Ball`, `Simplex` or `Polytope`.
         epsilon: privacy parameter of one choice, positive.
         sensitivity: linf sensitivity of the incoming update g, in its units, such as
             `estimator.sensitivity(n, d).linf`.
-        limit: bound on the entries of g, such as `estimator.limit`; they are clipped
-            to it. It bounds how scores are rounded.
-        key: a typed key. It lives in the state; each update draws from a fresh one.
+        limit: bound on the entries of g, such as `estimator.limit`; they are clipped to
+            it. It bounds the rounding errors of scores.
+        key: a typed key. It is part of the state; each update draws from a fresh one.
         learning_rate: eta, or a schedule of the step 0, 1, ...; by default
             2 / (t + 3), the papers' 2 / (t + 2) with steps counted from one.
-        mechanism: "exponential", or "permute_and_flip" for choices that need not be
-            composed, such as those on disjoint batches.
+        mechanism: "exponential", or "permute_and_flip" for choices without composition,
+            such as those on disjoint batches.
 
     Returns:
         An optax transformation; its update needs params, in the set. Its state is a
         pytree of arrays. `.total_epsilon(delta, num_updates=T)` and
-        `.dp_event(num_updates=T)` say what T updates cost.
+        `.dp_event(num_updates=T)` are the cost of T updates.
 
     Raises:
-        ValueError: where an argument is out of its range, or update gets no params.
+        ValueError: If an argument is out of its range, or update gets no params.
 
     Privacy:
-        One update is one selection with `epsilon`: between neighbours the scores move
-        by at most diameter("l1")·sensitivity more at one vertex than at another, since
+        One update is one selection with `epsilon`: between neighbours, the changes of
+        two scores differ by at most diameter("l1")·sensitivity, because
         <v - w, g - g'> <= ||v - w||_1 ||g - g'||_inf, and rounding moves each of the
-        four scores by at most `constraint.score_error`·limit. T of them on the same
-        data cost `.total_epsilon(delta, num_updates=T)` of what is returned, which is
-        more by permute-and-flip than by the exponential mechanism; on disjoint batches
-        they cost one `epsilon`. Under the relation that the sensitivity is stated for.
+        four scores by at most `constraint.score_error`·limit. T updates on the same
+        data cost `.total_epsilon(delta, num_updates=T)`, more with permute-and-flip
+        than with the exponential mechanism; on disjoint batches they cost one
+        `epsilon`. All under the relation of the sensitivity.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax

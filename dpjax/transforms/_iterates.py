@@ -1,4 +1,4 @@
-"""What happens to the iterates: projection onto a set, and averaging."""
+"""Projection of the iterates onto a set, and their averages."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,9 +12,9 @@ from dpjax._types import PyTree
 
 
 def project(projection_fn: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
-    """Returns a transformation after which the parameters lie in a set.
+    """Returns a transformation that keeps the parameters in a set.
 
-    The update becomes projection_fn(params + update) - params. It goes after the
+    The update becomes projection_fn(params + update) - params. Put it after the
     learning rate in a chain.
 
     Args:
@@ -25,7 +25,7 @@ def project(projection_fn: Callable[[PyTree], PyTree]) -> optax.GradientTransfor
         An optax transformation without state; its update needs params.
 
     Raises:
-        ValueError: where projection_fn is not callable, or update gets no params.
+        ValueError: If projection_fn is not callable, or update gets no params.
 
     Privacy: post-processing, if the set does not depend on the data.
 
@@ -62,21 +62,21 @@ def average_iterates(
 ) -> optax.GradientTransformation:
     """Returns a transformation that keeps the mean of the iterates w_1, ..., w_T.
 
-    It goes last in a chain and leaves updates as they are; `average_params` reads the
-    mean from the optimizer's state.
+    Put it last in a chain: it does not change updates. `average_params` reads the mean
+    from the optimizer's state.
 
     Args:
-        power: how much more late iterates count: the weight of w_t grows about as
-            t^power. 0 is the plain mean.
-        decay: the most that the mean so far may count for as another iterate comes.
-            Below 1 this becomes the exponential moving average with that decay, after
-            1 / (1 - decay) iterates, and needs no correction for its start.
+        power: exponent of the weights: the weight of w_t grows about as t^power. 0 is
+            the plain mean.
+        decay: the largest weight of the previous mean in an update. Below 1 this
+            becomes the exponential moving average with that decay after 1 / (1 - decay)
+            iterates, without a bias of its start.
 
     Returns:
         An optax transformation; its update needs params.
 
     Raises:
-        ValueError: where power is negative or not finite, or decay not in [0, 1].
+        ValueError: If power is negative or not finite, or decay not in [0, 1].
 
     Privacy: post-processing of the iterates: all of them have been released.
 
@@ -123,11 +123,11 @@ def average_params(state: Any) -> PyTree:
         state: the optimizer's state, however deeply the transformation is nested.
 
     Returns:
-        A pytree like params, in float32 for half precision (a sum of more than 256
-        iterates has no digits left in bfloat16); zeros before the first update.
+        A pytree like params, in float32 for half precision (because bfloat16 cannot
+        resolve a sum of more than 256 iterates); zeros before the first update.
 
     Raises:
-        ValueError: where the state holds no or several `average_iterates`.
+        ValueError: If the state holds no or several `average_iterates`.
 
     Example: see `average_iterates`.
     """

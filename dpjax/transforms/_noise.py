@@ -14,7 +14,7 @@ from dpjax.mechanisms import gaussian
 class KeyState(NamedTuple):
     """State of a transformation that draws: the key of its next draws.
 
-    Restored from a checkpoint it needs a fresh key: see the pitfalls of `privatize`.
+    Replace the key after restoring a checkpoint: see the pitfalls of `privatize`.
     """
 
     key: Key
@@ -32,21 +32,21 @@ class KeyState(NamedTuple):
 def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformation:
     """Returns a transformation that adds N(0, stddev^2) to every entry of an update.
 
-    It follows `robust_grad` or `aggregate`, whose sensitivity the caller knows.
+    Put it after `robust_grad` or `aggregate`, with noise for their sensitivity.
 
     Args:
         stddev: standard deviation in units of the update, non-negative.
-        key: a typed key. It lives in the state; each update draws from a fresh one.
+        key: a typed key. It is part of the state; each update draws from a fresh one.
 
     Returns:
         An optax transformation; the state is a pytree of arrays.
 
     Raises:
-        ValueError: where stddev is negative or key is no typed key.
+        ValueError: If stddev is negative or key is no typed key.
 
     Privacy:
         One update of l2 sensitivity D is a Gaussian mechanism with noise multiplier
-        stddev / D, under the relation that D is stated for.
+        stddev / D, under the relation of D.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax

@@ -13,8 +13,8 @@ from dpjax._types import Key, PeelingNoise, Scalar
 from dpjax.mechanisms import peeling
 from dpjax.transforms._noise import KeyState
 
-# b^2 rho / (s sensitivity^2) for the scale b of the choice, and the standard deviation
-# of what is released in units of b.
+# b^2 rho / (s sensitivity^2) for the scale b of the selection, and the standard
+# deviation of the release in units of b.
 NOISE_FACTORS: dict[PeelingNoise, tuple[float, float]] = {
     "gumbel": (1.0, 1.0),
     "laplace": (2.5, math.sqrt(2)),
@@ -33,19 +33,19 @@ def peel(
     """Returns a transformation that keeps the s largest entries of params, with noise.
 
     The parameters become `mechanisms.peeling` of params + update, all leaves as one
-    vector. Gumbel and Gaussian noise have both scales sensitivity·sqrt(s / rho), the
-    papers' Laplace noise the scale b = sensitivity·sqrt(5 s / (2 rho)). It goes after
-    the learning rate in a chain, which needs no other noise.
+    vector. Gumbel and Gaussian noise both have the scale sensitivity·sqrt(s / rho), the
+    papers' Laplace noise the scale b = sensitivity·sqrt(5 s / (2 rho)). Put it after
+    the learning rate in a chain; no other noise is needed.
 
     Args:
-        sparsity: s, how many entries of all leaves together stay.
-        rho: zCDP cost of one update, positive; `accounting.epsilon_to_rho` gives it.
-            For pure epsilon-DP by Laplace noise take 5 epsilon^2 / (18 s).
+        sparsity: s, the number of entries of all leaves together that are kept.
+        rho: zCDP cost of one update, positive, from `accounting.epsilon_to_rho`. For
+            pure epsilon-DP with Laplace noise use 5 epsilon^2 / (18 s).
         sensitivity: linf sensitivity of the incoming update, in units of the
             parameters: learning_rate·`estimator.sensitivity(n, d).linf`.
         limit: bound on the entries of the incoming update, learning_rate·
-            `estimator.limit`; they are clipped to it. It bounds how sums are rounded.
-        key: a typed key. It lives in the state; each update draws from a fresh one.
+            `estimator.limit`; they are clipped to it. It bounds the rounding of sums.
+        key: a typed key. It is part of the state; each update draws from a fresh one.
         noise: "gumbel", or "laplace" as in the papers.
 
     Returns:
@@ -53,15 +53,15 @@ def peel(
         arrays.
 
     Raises:
-        ValueError: where an argument is out of its range, or update gets no params.
+        ValueError: If an argument is out of its range, or update gets no params.
 
     Privacy:
-        One update is rho-zCDP, under the relation that the sensitivity is stated for,
-        where params have been released or are public; by Laplace noise it is epsilon-DP
-        too, with epsilon = 3 s sensitivity / b = 3 sqrt(2 s rho / 5). In float32 the
-        learning rate's product and params + update are each rounded, by 2^-24 of their
-        size, which is at most max |params| + limit: for two neighbours four times that
-        is added to the sensitivity.
+        One update is rho-zCDP, under the relation of the sensitivity, if params are
+        released or public; with Laplace noise it is also epsilon-DP, with
+        epsilon = 3 s sensitivity / b = 3 sqrt(2 s rho / 5). In float32 the product with
+        the learning rate and params + update are each rounded, by 2^-24 of their
+        magnitude, which is at most max |params| + limit: for two neighbours four times
+        that is added to the sensitivity.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax

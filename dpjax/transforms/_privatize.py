@@ -47,22 +47,22 @@ def aggregate(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns a transformation from per-sample gradients to their robust mean.
 
-    It goes first in a chain. Not private by itself: follow it by noise that is
-    calibrated to `estimator.sensitivity`, or use `privatize`.
+    Put it first in a chain. It is not private: add noise that is calibrated to
+    `estimator.sensitivity`, or use `privatize`.
 
     Args:
         estimator: the robust mean.
         normalize_by: public divisor; the leading size of the gradients by default.
-        axis_name: the mesh axes over which gradients are sharded, where they do not
-            show it; see `dpjax.robust_grad`.
+        axis_name: the mesh axes over which gradients are sharded, if they do not show
+            it; see `dpjax.robust_grad`.
 
     Returns:
         A transformation whose update takes gradients with leaves (n, ...) and, as the
         keyword is_padding_example, a mask of shape (n,); it returns leaves (...).
 
     Raises:
-        ValueError: where estimator is none, normalize_by is not positive, or update
-            gets gradients without a sample axis, which it can tell if it gets params.
+        ValueError: If estimator is not one, normalize_by is not positive, or update
+            gets params, and gradients without a sample axis.
 
     Example:
         >>> import jax.numpy as jnp
@@ -103,103 +103,101 @@ def privatize(
     """Returns a transformation from per-sample gradients to their private mean.
 
     The robust mean plus Gaussian noise of standard deviation noise_multiplier times the
-    estimator's l2 sensitivity; with `TrimmedMean` Laplace log-normal noise, in
-    proportion to its smooth sensitivity, that costs the same zCDP. It goes first in a
-    chain, which `dpjax.chain` sees to: what comes after it, such as momentum, adam or
-    schedules, is post-processing and costs no privacy.
+    estimator's l2 sensitivity; with `TrimmedMean`, Laplace log-normal noise of the same
+    zCDP cost, proportional to its smooth sensitivity. Put it first in a chain, which
+    `dpjax.chain` checks: later transformations, such as momentum, adam or schedules,
+    are post-processing and have no privacy cost.
 
     Args:
         estimator: the robust mean; its sensitivity must be finite. With
-            `AdaptiveThreshold` thresholds follow a private quantile of the norms; they
-            live in the state. With `Scaled` every coordinate has a public scale, and
-            noise in proportion to it.
-        noise_multiplier: stddev / l2 sensitivity under `relation`, non-negative. See
-            `dpjax.accounting.noise_multiplier`, which takes the estimator's `noise`.
-        key: a typed key. It lives in the state; each update draws from a fresh one.
+            `AdaptiveThreshold` thresholds follow a private quantile of the norms, and
+            are part of the state. With `Scaled` every coordinate has a public scale,
+            and noise proportional to it.
+        noise_multiplier: stddev / l2 sensitivity under `relation`, non-negative, from
+            `dpjax.accounting.noise_multiplier` with the estimator's `noise`.
+        key: a typed key. It is part of the state; each update draws from a fresh one.
         normalize_by: public divisor; the leading size of the gradients by default. For
-            Poisson batches the expected batch size.
+            Poisson batches use the expected batch size.
         relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
-        sampled: whether batches are drawn at random; by default that is assumed where
+        sampled: whether batches are drawn at random; by default this is assumed if
             normalize_by or a mask is given.
-        axis_name: the mesh axes over which gradients are sharded, where they do not
-            show it; see `dpjax.robust_grad`.
-        noise: None, independent in every step; or a strategy C, such as
+        axis_name: the mesh axes over which gradients are sharded, if they do not show
+            it; see `dpjax.robust_grad`.
+        noise: None for independent noise in every step; or a strategy C, such as
             `dpjax.mechanisms.BandedToeplitz`, for noise C^-1 z that is correlated over
-            steps, so that sums of updates have less of it. Then noise_multiplier is
+            steps, so that sums of updates have less noise. Then noise_multiplier is
             that of the independent z, from `accounting.noise_multiplier`.
 
     Returns:
-        A transformation whose update takes gradients with leaves (n, ...), or the
-        stream that `dpjax.gradients.streamed_grad` makes of them, and, as the keyword
-        is_padding_example, a mask of shape (n,), which a stream may bring itself; it
+        A transformation whose update takes gradients with leaves (n, ...), or a stream
+        of them from `dpjax.gradients.streamed_grad`, and, as the keyword
+        is_padding_example, a mask of shape (n,), which a stream may hold itself; it
         returns leaves (...), in float32 for half-precision gradients. Its state is a
         pytree of arrays.
 
     Raises:
-        ValueError: where an argument is out of its range, the estimator has no finite
-            sensitivity, or update gets gradients without a sample axis; inside of
-            `optax.masked` or `optax.apply_if_finite`; or where the key is known to vary
-            over devices of axis_name, or gradients over devices of another axis than
-            the key.
+        ValueError: If an argument is out of its range, the estimator has no finite
+            sensitivity, or update gets gradients without a sample axis; inside
+            `optax.masked` or `optax.apply_if_finite`; or if the key varies over devices
+            of axis_name, or gradients over devices of another axis than the key.
 
     Privacy:
         One update is a Gaussian mechanism with stddev / sensitivity = noise_multiplier
-        under `relation`, for every input, NaN and infinities included; T updates on the
-        same data compose to `gaussian_epsilon(noise_multiplier, delta, sensitivity=1,
-        num_releases=T)`. On several devices too: the noise is that of the mean over all
-        rows, and every device draws the same from the same key. Where rows are users,
-        as `streamed_grad` makes of what `dpjax.gradients.by_user` lays out, all of this
-        is about users: n counts them, and one user's records are replaced by others.
+        under `relation`, for every input, including NaN and infinities; T updates on
+        the same data compose to `gaussian_epsilon(noise_multiplier, delta,
+        sensitivity=1, num_releases=T)`. This also holds on several devices: the noise
+        is that of the mean over all rows, and every device draws the same noise from
+        the same key. If rows are users (`streamed_grad` of data from
+        `dpjax.gradients.by_user`), the guarantee is for users: n is their number, and
+        neighbours differ in all records of one user.
 
-        With a strategy the updates of a run are private together, as
-        `noise_multiplier_to_epsilon` tells: one update alone may have less noise than
-        that. What follows, momentum and averages of iterates included, is
-        post-processing, as with independent noise.
+        With a strategy `noise_multiplier_to_epsilon` is the cost of all updates of a
+        run together: a single update may have less noise. Later transformations,
+        including momentum and averages of iterates, are post-processing.
 
-        With `AdaptiveThreshold` that Gaussian is mean and counts together, and the
-        sensitivity that of both: the guarantee is the same, and thresholds are covered
-        by it. Each update's are functions of what has been released before. With
-        `Scaled` that Gaussian is of ratios of samples and scales, and what is released
-        is multiplied by scales, which is post-processing.
+        With `AdaptiveThreshold` the Gaussian mechanism releases mean and counts
+        together, with the sensitivity of both: the guarantee is the same, and covers
+        the thresholds, which are functions of earlier releases. With `Scaled` it
+        releases the mean of the ratios of samples and scales; to multiply it by the
+        scales is post-processing.
 
         With `TrimmedMean` one update is (1 / (2 noise_multiplier^2))-zCDP under
-        replace-one: each of d coordinates takes a share 1/d of that.
-        `rho_to_epsilon(T * rho, delta)` tells the epsilon of T updates. Paper 001
-        prints another sensitivity, which is not smooth: no privacy follows from it.
+        replace-one: each of d coordinates gets a share 1/d of that. The epsilon of T
+        updates is `rho_to_epsilon(T * rho, delta)`. Paper 001 prints another
+        sensitivity, which is not smooth: no privacy follows from it.
 
     Pitfalls:
         * No transformation before it in a chain may mix samples. `optax
           .clip_by_global_norm` and `optax.clip_by_block_rms` do: they scale all rows by
-          a norm of all of them, so that one record moves every row, and the noise is
-          many times too small (31 times, in one trial). `dpjax.chain` refuses them;
+          a norm of all of them, so one record moves every row, and the noise is many
+          times too small (31 times, in one trial). `dpjax.chain` rejects them;
           `optax.chain` does not. Transform single samples in the loss or in the
           estimator.
-        * With `TrimmedMean` the noise has heavy tails and depends on the samples: it
-          suits few coordinates and many samples. It needs all n gradients at once, of
-          batches that are fixed by index, such as all records or disjoint parts.
-        * One optimizer is for one run: `init` starts with the same key each time, and
+        * With `TrimmedMean` the noise has heavy tails and depends on the samples: use
+          it for few coordinates and many samples. It needs all n gradients at once, of
+          batches that are fixed by index, such as all records or disjoint subsets.
+        * Use one optimizer for one run: `init` starts with the same key each time, and
           two runs on the same data with the same noise are not private together.
-        * A state that was saved holds the key of the next noise. Restored after later
+        * A saved state holds the key of the next noise. If it is restored after later
           updates were made, it repeats their noise on other gradients, and a difference
-          of two updates has none. Fold fresh randomness into its key at every restore,
-          and count the updates that are made again: the guide to own loops shows how.
-          With a strategy no update can be made again.
-        * `optax.masked` around it would pass raw per-sample gradients through, of the
-          leaves that are masked out; `optax.apply_if_finite` would skip updates by the
-          values of samples. Both are refused: they go after it, if anywhere.
+          of two updates has no noise. Fold fresh randomness into its key at every
+          restore, and count the repeated updates: see the guide to your own loop. With
+          a strategy no update can be repeated.
+        * `optax.masked` around it would pass raw per-sample gradients of the masked
+          leaves through; `optax.apply_if_finite` would skip updates by the values of
+          samples. Both are rejected: put them after it.
         * With half-precision parameters `optax.chain` starts the state of momentum and
-          adam in half precision, and float32 updates change its types, which `lax.scan`
-          refuses. `dpjax.chain` keeps it in float32.
+          adam in half precision, and float32 updates change its dtypes, which
+          `lax.scan` rejects. `dpjax.chain` keeps it in float32.
         * `optax.MultiSteps` around it would average over samples before it, and is
-          refused. One batch of any size is one update: a stream of it, as
-          `streamed_grad` makes, never holds more than a few gradients. `optax
-          .apply_every` after it adds up noisy means of several batches: account for
-          each of them.
+          rejected. A batch of any size is one update: `streamed_grad` never holds more
+          than a few of its gradients. `optax.apply_every` after it adds noisy means of
+          several batches: account for each of them.
         * `optax.inject_hyperparams(privatize, static_args=("estimator", "key",
-          "relation"))` makes noise_multiplier a schedule. It goes first in an
-          `optax.chain`: `dpjax.chain` cannot see what it holds, and refuses it.
-        * With a strategy, no more updates than its steps, all with the same
-          noise_multiplier and divisor: another schedule needs another analysis.
+          "relation"))` makes noise_multiplier a schedule. Put it first in an
+          `optax.chain`: `dpjax.chain` cannot see what it holds, and rejects it.
+        * With a strategy, make at most as many updates as it has steps, all with the
+          same noise_multiplier and divisor: another schedule needs another analysis.
         * Inside `jax.shard_map` the key must be replicated; with check_vma=False that
           cannot be checked.
 
@@ -252,7 +250,7 @@ def privatize(
         f"a strategy of dpjax.mechanisms, and None with {estimator} unless its noise "
         "is Gaussian, of one stddev in every step",
     )
-    # Refuses what the estimator has no noise for, before any data.
+    # Rejects arguments for which the estimator has no noise, before any data.
     first.noise_parameters(
         noise_multiplier, 2**20, 1, relation, is_sampled=sampled is True
     )
@@ -318,19 +316,19 @@ def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
 
 
 def _gaussian_draw(estimator, parameters, stream, **how):
-    """Returns what a key draws: the mean, with noise by its sensitivity."""
+    """Returns a function of a key: the mean with noise for its sensitivity."""
     mean = estimator(stream, **how)
     return partial(gaussian, value=mean, stddev=parameters["stddev"])
 
 
 def _smooth_draw(estimator, parameters, stream, *, normalize_by, axis_name):
-    """Returns what a key draws: the mean, with noise by its smooth sensitivity."""
+    """Returns a function of a key: the mean with noise for its smooth sensitivity."""
     rho = parameters["rho"]
     _validate.require(
         _validate.is_concrete(rho),
         "noise_multiplier",
         rho,
-        "a number at hand, not a traced one: the noise's shape is fitted to it",
+        "a concrete number, not a traced one: the shape of the noise depends on it",
     )
     num_samples = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
     _validate.require(

@@ -1,8 +1,8 @@
-"""Choosing privately: the best of a random number of private runs.
+"""Private selection of the best of a random number of private runs.
 
-The price is `dpjax.accounting.tuning_epsilon`. Sweeps that look at every run, by `vmap`
-over hyperparameters or by hand, are free of this and are not private: whoever picks a
-run by its loss has released what no guarantee of a single run covers.
+Its cost is `dpjax.accounting.tuning_epsilon`. A sweep over hyperparameters, by `vmap`
+or by hand, is not private: the choice of a run by its loss is a release that no
+guarantee of a single run covers.
 """
 
 from dpjax.tuning._scores import Score, accuracy, clipped_loss

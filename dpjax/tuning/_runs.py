@@ -1,4 +1,4 @@
-"""Runs of a search: how one is made, and what is known of it without making it."""
+"""The runs of a search, and the checks of a run by tracing."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ TrainFn = Callable[[Any, Key], Solution]
 
 @dataclasses.dataclass
 class Runs:
-    """Runs of candidates; what is checked of them without making one."""
+    """Runs of candidates, and checks of them without making a run."""
 
     train_fn: TrainFn
     candidates: Any
@@ -52,7 +52,7 @@ class Runs:
         )
 
     def one(self, index: Any, key: Key) -> tuple[Solution, Scalar]:
-        """A run of a candidate, and its score."""
+        """Makes a run of a candidate; returns its solution and score."""
         train_key, score_key = jax.random.split(key)
         if self.is_stacked:
             candidate = jax.tree.map(lambda leaf: leaf[index], self.candidates)
@@ -68,11 +68,11 @@ class Runs:
         return solution, jnp.asarray(self.score.fn(solution.params, score_key))
 
     def draw(self, key: Key, turn: Any) -> tuple[jax.Array, Key]:
-        """The candidate of a turn, and the key of its run."""
+        """Returns the candidate of a turn, and the key of its run."""
         return _draw(key, turn, self.size)
 
     def traced(self) -> Iterator[tuple[Callable, tuple]]:
-        """The functions of a run, one for each kind of candidate, and their inputs."""
+        """Yields the function of a run and its inputs, for each kind of candidate."""
         if self.is_stacked:
             yield self.one, (jnp.int32(0),)
         else:
@@ -80,7 +80,7 @@ class Runs:
                 yield lambda key, i=i: self.one(i, key), ()
 
     def guarantees(self, key: Key) -> list[PrivacyGuarantee]:
-        """Those that candidates state, found by tracing alone."""
+        """Returns the guarantees of the candidates, by tracing."""
         found = []
         for i, (run, inputs) in enumerate(self.traced()):
             try:
@@ -96,7 +96,7 @@ class Runs:
         return found
 
     def identity(self, key: Key, law: TrialCount, num_parallel: int) -> dict[str, str]:
-        """Returns digests of all that a search computes from, by what they are of."""
+        """Returns digests of everything that determines a search, by name."""
 
         def programs() -> Iterator[bytes]:
             for run, inputs in self.traced():
@@ -112,12 +112,12 @@ class Runs:
         }
 
     def restored(self, progress: Progress) -> tuple[PyTree, dict]:
-        """The params and stats of the best run."""
+        """Returns the params and stats of the best run."""
         treedef = self.treedefs[0 if self.is_stacked else progress.candidate]
         return jax.tree.unflatten(treedef, map(jnp.asarray, progress.leaves))
 
     def made(self, key: Key, turns: range) -> Iterator[tuple[int, Solution, float]]:
-        """Makes the runs of some turns: their candidates, solutions and scores."""
+        """Makes the runs of some turns; yields candidates, solutions and scores."""
         if len(turns) == 1:
             yield self._made(key, turns[0])
             return
@@ -146,7 +146,7 @@ def _draw(key: Key, turn: Any, size: int) -> tuple[jax.Array, Key]:
 
 
 def _constants(program: Any) -> Iterator[bytes]:
-    """The arrays that a program and those within it hold, data among them."""
+    """Yields the constants of a program and of its inner programs, including data."""
     if isinstance(program, ClosedJaxpr):
         yield from map(_bits, program.consts)
         program = program.jaxpr

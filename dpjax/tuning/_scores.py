@@ -1,4 +1,4 @@
-"""Private scores of released parameters, by which a search tells its runs apart."""
+"""Private scores of released parameters, by which a search chooses among its runs."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,20 +19,20 @@ ScoredRecords = Literal["holdout", "training"]
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """How good released parameters are, and what looking costs.
+    """A private score of released parameters, and its guarantee.
 
     Attributes:
-        fn: `fn(params, key)` returns a scalar, larger where params are better; NaN
-            counts as worst. All that it computes from private records has its noise.
-        privacy: the guarantee for it, whatever the params.
-        records: which ones it looks at. "holdout": none that runs are trained on; which
-            those are is fixed by public index. A record that is replaced then enters
-            the run or its score, and the larger price of the two counts. "training":
-            any; both prices count together. A score of public records alone may
-            say "holdout", and epsilon = 0.
+        fn: `fn(params, key)` returns a scalar, larger for better params; NaN counts as
+            worst. It must add noise to everything that depends on private records.
+        privacy: the guarantee of fn, for any params.
+        records: the records that fn uses. "holdout": records that no run is trained on,
+            fixed by public index. A replaced record then affects either the run or its
+            score, and the larger of the two costs counts. "training": any records; both
+            costs count together. A score of public records only may use "holdout" and
+            epsilon = 0.
 
     Raises:
-        ValueError: where an attribute is not of its kind.
+        ValueError: If an attribute is invalid.
 
     Example:
         >>> from dp_accounting import NoOpDpEvent
@@ -72,21 +72,21 @@ def clipped_loss(
     Args:
         loss_fn: `loss_fn(params, example)`, a scalar, zero or above. NaN counts as the
             limit.
-        data: the records to look at; leaves of shape (n, ...), n public.
+        data: the records to score; leaves of shape (n, ...), n public.
         limit: positive and public, in units of the loss.
         epsilon: privacy of one score, positive and finite.
-        delta: of one score, in [0, 1); at 0 the noise is Laplace's, else Gaussian.
+        delta: of one score, in [0, 1); at 0 the noise is Laplace, otherwise Gaussian.
         records: as for `Score`.
 
     Returns:
-        A `Score` in units of the loss, in [-limit, 0] but for its noise.
+        A `Score` in units of the loss, in [-limit, 0] except for its noise.
 
     Raises:
-        ValueError: where an argument is out of its range.
+        ValueError: If an argument is out of its range.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for any params: the mean moves by at most
-        limit / n, float32 sums included (`estimators.Winsorization`).
+        limit / n, plus float32 rounding (`estimators.Winsorization`).
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -137,10 +137,10 @@ def accuracy(
         records: as for `Score`.
 
     Returns:
-        A `Score`, in [0, 1] but for its noise.
+        A `Score`, in [0, 1] except for its noise.
 
     Raises:
-        ValueError: where an argument is out of its range.
+        ValueError: If an argument is out of its range.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for any params: the share moves by at

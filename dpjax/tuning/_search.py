@@ -1,4 +1,4 @@
-"""A search on its way: how many runs it makes, and what is known after some of them."""
+"""The state of a search: its number of runs, and the best run so far."""
 
 import hashlib
 import itertools
@@ -17,14 +17,14 @@ _BITS, _BLOCK = 128, 1_024
 
 
 class Progress(NamedTuple):
-    """What a search knows after some of its runs. All of it is SECRET.
+    """The state of a search after some of its runs. All of it is SECRET.
 
     Attributes:
-        num_runs: how many there are, drawn once.
-        num_done: how many have been made.
-        candidate: of the best, or -1.
-        score: of the best.
-        leaves: of what it released.
+        num_runs: number of runs in all, drawn once.
+        num_done: number of runs so far.
+        candidate: index of the best candidate, or -1.
+        score: score of the best run.
+        leaves: leaves of the release of the best run.
     """
 
     num_runs: int
@@ -35,13 +35,13 @@ class Progress(NamedTuple):
 
     @classmethod
     def of(cls, arrays: Arrays) -> "Progress":
-        """Returns what `arrays` has told."""
+        """Returns the state from its `arrays`."""
         leaves = tuple(arrays[f"leaf{i}"] for i in range(len(arrays) - 2))
         num_runs, num_done, candidate = arrays["numbers"].tolist()
         return cls(num_runs, num_done, candidate, arrays["score"].item(), leaves)
 
     def arrays(self) -> Arrays:
-        """Returns all of it, to be kept."""
+        """Returns the state as named arrays, for a checkpoint."""
         return {
             "numbers": np.array([self.num_runs, self.num_done, self.candidate]),
             "score": np.array(self.score),
@@ -49,10 +49,10 @@ class Progress(NamedTuple):
         }
 
     def with_run(self, candidate: int, score: float, released: PyTree) -> "Progress":
-        """Counts one more run, which is kept where it is better than all before.
+        """Counts one more run, and keeps it if it is better than all before.
 
-        NaN is as bad as can be. Of runs that tie the first is kept, which is one of
-        them at random, as all are drawn alike.
+        NaN is the worst score. The first of tied runs is kept, which is a random one of
+        them, because all runs have the same distribution.
         """
         score = -np.inf if np.isnan(score) else score
         if self.candidate >= 0 and score <= self.score:
@@ -62,10 +62,10 @@ class Progress(NamedTuple):
 
 
 def draw_count(law: TrialCount, key: Key) -> int:
-    """Draws K, each value with its probability but for a relative error of 1e-12.
+    """Draws K, each value with its probability up to a relative error of 1e-12.
 
-    128 random bits are compared with sums of probabilities that are rounded to as many.
-    What these leave over, less than 1e-12 in all, is drawn again.
+    128 random bits are compared with sums of probabilities, rounded to 128 bits. Bits
+    beyond these sums, with probability below 1e-12, are drawn again.
     """
     for attempt in range(1_000):
         bits = np.asarray(_random_bits(key, attempt))
@@ -87,7 +87,7 @@ def _random_bits(key: Key, attempt: int) -> jax.Array:
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """Returns what tells some parts of a search from others."""
+    """Returns a digest of a sequence of byte strings."""
     found = hashlib.sha256()
     for part in parts:
         found.update(len(part).to_bytes(8, "little"))

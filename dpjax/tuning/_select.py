@@ -38,58 +38,57 @@ def dp_select(
 ) -> Solution:
     """Releases the best of a random number of private runs.
 
-    Each run trains on a candidate that is drawn uniformly, and is scored privately.
-    `accounting.tuning_budget` tells what a run may cost.
+    Each run trains with a candidate that is drawn uniformly, and is scored privately.
+    `accounting.tuning_budget` is the budget of a run.
 
     Args:
         train_fn: `train_fn(candidate, key)` returns the `Solution` of a private solver,
             whose guarantee is static.
-        candidates: hyperparameters, models, or what train_fn takes: a list or tuple of
-            any; or a pytree of arrays of shape (N, ...), whose rows are candidates.
-        key: a typed key. Run t, from 1, takes `fold_in(key, t)`.
-        epsilon: privacy of the whole, positive and finite.
-        delta: privacy of the whole, in [0, 1).
-        score: of released parameters, and what a look costs: `clipped_loss`,
-            `accuracy`, or a `Score` of one's own.
+        candidates: hyperparameters, models, or other first arguments of train_fn: a
+            list or tuple; or a pytree of arrays of shape (N, ...), whose rows are
+            candidates.
+        key: a typed key. Run t, from 1, uses `fold_in(key, t)`.
+        epsilon: privacy of the whole search, positive and finite.
+        delta: privacy of the whole search, in [0, 1).
+        score: a private score of released parameters: `clipped_loss`, `accuracy`, or
+            your own `Score`.
         mean_trials: the mean of the number of runs; see `accounting.tuning_epsilon`.
-        distribution: of the number of runs; see there. "poisson" and "binomial" may
-            make no run at all.
-        default: public parameters, released where no run is made.
+        distribution: distribution of the number of runs; see there. "poisson" and
+            "binomial" may make no run at all.
+        default: public parameters, released if no run is made.
         privacy: the guarantee of every run, for a train_fn that cannot be traced. By
-            default each candidate's is found by tracing, without a run.
-        num_parallel: how many runs are made at once: of arrays under one `vmap`, of a
-            list in threads, where programs compile and run side by side (a context such
-            as `jax.enable_x64` does not reach them). The last ones are made in full and
-            not counted.
-        checkpoint: a folder for this search alone, or None. A search that was killed
-            goes on there by the same call, and makes no run twice; a finished one
-            returns the same release. It is as SECRET as the data, and made readable to
-            its owner alone: it holds how many runs there are, and draws of noise.
+            default the guarantees of the candidates come from tracing, without a run.
+        num_parallel: number of runs at a time: under one `vmap` for arrays, in threads
+            for a list (a context such as `jax.enable_x64` does not reach them). The
+            last runs of a group may be made and discarded.
+        checkpoint: a folder for this search only, or None. A search that was killed
+            continues there by the same call, and repeats no run; a finished one returns
+            the same release. The folder is as SECRET as the data, and only its owner
+            can read it: it holds the number of runs, and noise.
 
     Returns:
-        A `Solution`: the params and stats of the best run, its candidate's place (-1
-        for the default) and its score. How many runs there were is not told.
+        A `Solution`: the params and stats of the best run, the index of its candidate
+        (-1 for the default) and its score, without the number of runs.
 
     Raises:
-        ValueError: before any run, where an argument is out of its range, there is no
-            candidate, a run has no finite epsilon, the whole costs more than epsilon,
-            or the checkpoint is of another search. After a run, where its guarantee is
-            not `privacy`. Never because of the values of the data.
+        ValueError: Before any run, if an argument is out of its range, there is no
+            candidate, a run has no finite epsilon, the search costs more than epsilon,
+            or the checkpoint is of another search. After a run, if its guarantee is not
+            `privacy`. Never because of the values of the data.
 
     Privacy:
-        (epsilon', delta)-DP for the epsilon' <= epsilon that is returned, under the
-        relation of the runs: the price of `accounting.tuning_epsilon`, of the guarantee
-        that costs most where those of candidates differ, as a uniform mixture costs no
-        more than the worst of its parts (hockey-stick divergences are jointly convex).
-        With a score on a holdout it is the larger of the prices of a run and a score:
-        between neighbours only one of the two changes its law. A score that is NaN
-        counts as worst; ties are broken by chance. Candidates must not depend on
-        private data.
+        (epsilon', delta)-DP for the returned epsilon' <= epsilon, under the relation of
+        the runs: `accounting.tuning_epsilon` of the guarantee that costs most, if those
+        of candidates differ, because a uniform mixture costs at most as much as its
+        worst part (hockey-stick divergences are jointly convex). With a score on a
+        holdout it is the larger of the costs of a run and a score, because between
+        neighbours only one of the two changes its distribution. A score of NaN counts
+        as worst; ties are broken at random. Candidates must not depend on private data.
 
-        The number of runs must stay secret. The time that a search takes tells it, and
-        so do its memory, its logs, its cache of compiled programs, what train_fn
-        prints, and the dates of files that are written when it ends: keep them from
-        whoever sees the release, as Papernot and Steinke (2022) say.
+        The number of runs must stay secret. It can be inferred from the running time of
+        a search, its memory, its logs, its cache of compiled programs, output of
+        train_fn, and the dates of files that are written at the end: hide them from
+        those who get the release (Papernot and Steinke, 2022).
 
     Example:
         >>> import jax, numpy as np
@@ -136,7 +135,7 @@ def dp_select(
         checkpoint is None or privacy is None,
         "privacy",
         privacy,
-        "None with a checkpoint, which tells searches apart by tracing them",
+        "None with a checkpoint, which identifies a search by tracing it",
     )
     guarantees = runs.guarantees(key) if privacy is None else [privacy]
     released = _released_guarantee(guarantees, score, epsilon, delta, law)
@@ -162,7 +161,7 @@ def _search(
 ) -> Progress:
     if store is None or store.step is None:
         progress = Progress(draw_count(law, jax.random.fold_in(key, 0)))
-        if store is not None:  # it is this search's before its first key is used
+        if store is not None:  # saved before any key is used
             store.save(0, progress.arrays())
     else:
         progress = Progress.of(store.latest())
@@ -189,10 +188,10 @@ def _search(
 
 
 def _is_covered(found: PrivacyGuarantee, known: PrivacyGuarantee) -> bool:
-    """Whether a run's guarantee is the one that was paid for.
+    """Returns whether the accounted guarantee covers that of a run.
 
-    Its profile is that of its event, which another event of the same epsilon lacks:
-    only where the event is the same, or is not read, do epsilon and delta suffice.
+    Another event of the same epsilon may have a larger profile: epsilon and delta are
+    enough only if the event is the same, or is not used.
     """
     is_less = found.epsilon <= known.epsilon and found.delta <= known.delta
     is_read = not isinstance(known.dp_event, UnsupportedDpEvent)
@@ -207,14 +206,14 @@ def _released_guarantee(
     delta: float,
     law: TrialCount,
 ) -> PrivacyGuarantee:
-    """The price of the search; raises where it is above the budget."""
+    """Returns the guarantee of the search; raises if it is above the budget."""
     relation = score.privacy.relation
     for found in (*guarantees, score.privacy):
         _validate.require(
             math.isfinite(found.epsilon),
             "the epsilon of a run or a score",
             found.epsilon,
-            "finite: the best of runs that protect nobody protects nobody",
+            "finite: the best of runs without privacy is not private",
         )
         _validate.require(
             found.relation is relation,
@@ -242,8 +241,8 @@ def _released_guarantee(
         price <= epsilon,
         "epsilon",
         epsilon,
-        f"at least {rounded_up(price, 6)}, what the search costs at delta = {delta}: "
-        "accounting.tuning_budget tells what a run and its score may",
+        f"at least {rounded_up(price, 6)}, the cost of the search at delta = {delta}: "
+        "accounting.tuning_budget is the budget of a run and its score",
     )
     stated = PrivacyGuarantee.of(
         price, delta, dp_event=UnsupportedDpEvent(), relation=relation
@@ -255,7 +254,7 @@ def _released_guarantee(
 
 
 def _both(first: PrivacyGuarantee, second: PrivacyGuarantee) -> PrivacyGuarantee:
-    """The guarantee of a run and a score of the same records."""
+    """Returns the guarantee of a run and a score of the same records."""
     events: Any = (first.dp_event, second.dp_event)  # a tuple, which can be hashed
     return PrivacyGuarantee.of(
         math.nextafter(first.epsilon + second.epsilon, math.inf),

@@ -192,7 +192,7 @@ def test_no_adversary_passes_the_limit(limit):
         ({"epsilon": math.inf}, "epsilon must be positive and finite"),
         ({"delta": 1.0}, "delta must be"),
         ({"relation": "REPLACE_ONE"}, "relation must be a NeighboringRelation"),
-        ({"order": 1}, "order must be inf at delta = 0, else a whole number from 2"),
+        ({"order": 1}, "order must be inf at delta = 0, else an integer from 2"),
         ({"order": 2.5}, "order must be"),
         ({"order": math.inf}, "order must be"),
         ({"delta": 0.0, "order": 7}, "order must be inf at delta = 0"),
@@ -211,5 +211,5 @@ def test_wrong_releases_are_refused():
     with pytest.raises(ValueError, match="relation must be REPLACE_ONE, as of the fi"):
         table.admits(other)
     table = PrivacyFilter(1.0, 1e-5, relation=ADD_OR_REMOVE_ONE)
-    with pytest.raises(ValueError, match="relation must be REPLACE_ONE where parts"):
+    with pytest.raises(ValueError, match="relation must be REPLACE_ONE for disjoint"):
         table.spend(other, other)

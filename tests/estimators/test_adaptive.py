@@ -307,7 +307,7 @@ BAD = [
     ({"lower": 0.0}, "lower must be between"),
     ({"upper": math.inf}, "upper must be between"),
     ({"upper": None}, "upper must be between"),
-    ({"lower": 2.0}, "lower, upper must be a range that the first thresholds"),
+    ({"lower": 2.0}, "lower, upper must be a range that contains the first"),
     ({"lower": 5.0, "upper": 0.1}, "lower, upper must be a range"),
     ({"quantile": 1.0}, "quantile must be strictly between 0 and 1"),
     ({"share": 0.0}, "share must be strictly between 0 and 1"),

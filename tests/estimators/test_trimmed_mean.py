@@ -401,7 +401,7 @@ def test_bad_bound_and_traced_smoothness():
     estimator = TrimmedMean(0.1, -1.0, 1.0)
     with pytest.raises(ValueError, match="bound must be fast or exact"):
         estimator.smooth_sensitivity(jnp.zeros(9), 0.1, bound="tight")
-    with pytest.raises(ValueError, match="smoothness must be one number at hand"):
+    with pytest.raises(ValueError, match="smoothness must be one concrete number"):
         jax.jit(lambda t: estimator.smooth_sensitivity(jnp.zeros(9), t))(0.1)
 
 

@@ -187,16 +187,6 @@ def test_choice_costs_at_most_its_rho(name):
     assert 0.05 * rho < worst <= rho
 
 
-def test_tight_rho_costs_less_noise_than_the_papers():
-    # (1, 1e-5): Hu et al. take b = 2 lam sqrt(3 s L) / epsilon with L = log(1/delta).
-    rho, log_inverse = 0.03056, math.log(1e5)
-    papers = 2 * math.sqrt(3 * log_inverse)
-    ours = math.sqrt(1 / rho)  # g = sigma = lam sqrt(s / rho)
-    assert papers / ours == pytest.approx(2.05, abs=0.01)
-    assert math.sqrt(2) * papers / ours == pytest.approx(2.9, abs=0.01)
-    assert 5 / 2 / papers**2 == pytest.approx(5 / 24 / log_inverse)
-
-
 @pytest.mark.quick(1)
 @each
 def test_values_that_are_not_finite_count_as_zero(name, key):

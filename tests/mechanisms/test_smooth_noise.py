@@ -175,12 +175,3 @@ def test_a_private_scale_is_never_looked_at(name, key):
 def test_bad_sigma(name, sigma, key):
     with pytest.raises(ValueError, match="sigma"):
         MECHANISMS[name][0](key, jnp.zeros(3), scale=1.0, sigma=sigma)
-
-
-@each
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.complex64])
-def test_bad_value(name, dtype, key):
-    with pytest.raises(ValueError, match="value must be of floating point"):
-        MECHANISMS[name][0](
-            key, {"a": jnp.zeros(2), "b": jnp.zeros(2, dtype)}, scale=1.0, sigma=0.5
-        )

@@ -198,8 +198,9 @@ SAMPLERS = {
 
 
 @pytest.mark.quick(2)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_every_quantile_has_the_mass_beyond_it(name, key, with_bits):
+def test_every_quantile_has_the_mass_beyond_it(name, dtype, key, with_bits):
     # Whatever tail no sample reaches: the mass beyond each value is that of the bits
     # which lead to it and beyond, to 1 in 10,000. No float is better: at 9 sigma its
     # last digit is worth 4 in a million.
@@ -208,8 +209,10 @@ def test_every_quantile_has_the_mass_beyond_it(name, key, with_bits):
     prob = prob.astype(np.float64)
     values = []
     for is_lower in (False, True):
-        with_bits(Q, is_lower)
-        value = np.asarray(sampler(jax.random.clone(key), (len(Q),), jnp.float32))
+        with jax.enable_x64(dtype == jnp.float64):
+            with_bits(Q, is_lower)
+            value = np.asarray(sampler(jax.random.clone(key), (len(Q),), dtype))
+        assert value.dtype == dtype
         assert np.isfinite(value).all()
         values.append(value)
         # Of the Gumbel, minus the logarithm of an exponential, the halves change sides.

@@ -428,7 +428,7 @@ def test_the_smallest_number_of_subsets_is_named(overlap):
         ({"diameter": math.inf}, "diameter must be positive and finite, got inf"),
         ({"spread": -1.0}, "spread must be positive and finite, got -1.0"),
         ({"center": jnp.zeros(3)}, r"center must be shaped as .*\(2,\).* got \(3,\)"),
-        ({"vectorize": False}, "center must be given where vectorize is false"),
+        ({"vectorize": False}, "center must be given if vectorize is false"),
     ],
 )
 def test_bad_arguments(changes, message):

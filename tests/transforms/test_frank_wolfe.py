@@ -173,7 +173,7 @@ def test_the_price_is_that_of_the_mechanism(mechanism):
 
 
 def test_a_traced_epsilon_has_no_price():
-    with pytest.raises(ValueError, match="epsilon must be a number at hand"):
+    with pytest.raises(ValueError, match="epsilon must be a concrete number"):
         jax.jit(
             lambda epsilon: transform(epsilon=epsilon).total_epsilon(
                 1e-5, num_updates=2

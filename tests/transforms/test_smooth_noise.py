@@ -198,7 +198,7 @@ def test_bad_updates(key):
     def traced(multiplier):
         return updated(privatize(ESTIMATOR, noise_multiplier=multiplier, key=key), rows)
 
-    with pytest.raises(ValueError, match="noise_multiplier must be a number at hand"):
+    with pytest.raises(ValueError, match="noise_multiplier must be a concrete number"):
         jax.jit(traced)(1.0)
     transform = privatized(ESTIMATOR, rho=1.0, key=key)
     mask = jnp.zeros(10, bool)
