@@ -195,6 +195,13 @@ class Settings:
             _validate.count,
         ),
     ] = None
+    intervals: Annotated[
+        bool,
+        of_method(
+            "Of linear-model: a linear model whose coefficients have standard errors "
+            "and intervals, at a part of the budget. dpjax show prints them."
+        ),
+    ] = False
     radius: Annotated[
         float | None,
         of_method(
@@ -301,7 +308,7 @@ class Settings:
     @property
     def may_bend(self) -> bool:
         """Whether columns of numbers may have curves."""
-        is_linear = self.model == "linear" or self.max_features is not None
+        is_linear = self.model == "linear" or self.max_features or self.intervals
         return self.method == "linear-model" and not is_linear
 
     def given_to_method(self) -> dict[str, Any]:
@@ -333,7 +340,7 @@ class Settings:
             str(self.ledger),
             "left out with --seed, whose noise protects nobody",
         )
-        for name in ("private_ranges", "show_unprotected"):
+        for name in ("private_ranges", "show_unprotected", "intervals"):
             value = getattr(self, name)
             rule = "left out with --unit, for which it is not made"
             _validate.require(not (self.unit and value), flag(name), value, rule)
@@ -341,18 +348,16 @@ class Settings:
             value, rule = getattr(self, name), "left out without --unit"
             is_fine = self.unit is not None or value is None
             _validate.require(is_fine, flag(name), value, rule)
-        _validate.require(
-            self.power is None or self.loss == "tweedie",
-            "--power",
-            self.power,
-            "left out without --loss tweedie",
-        )
-        _validate.require(
-            self.max_features is None or self.model != "additive",
-            "--max-features",
-            self.max_features,
-            "left out with --model additive, which has all of them",
-        )
+        is_plain = not self.intervals
+        for name, is_fine, where in (
+            ("power", self.loss == "tweedie", "without --loss tweedie"),
+            ("max_features", self.model != "additive", "with --model additive"),
+            ("max_features", is_plain, "with --intervals"),
+            ("model", is_plain or self.model == "linear", "with --intervals"),
+            ("loss", is_plain or self.loss != "tweedie", "with --intervals"),
+        ):
+            value, is_fine = getattr(self, name), is_fine or getattr(self, name) is None
+            _validate.require(is_fine, flag(name), value, f"left out {where}")
         batching = self.batching or "full"
         estimator = self.estimator or "smoothed-truncation"
         samples = batching in ("poisson", "without-replacement")

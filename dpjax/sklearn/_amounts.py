@@ -10,6 +10,7 @@ from dpjax import _validate, losses
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
+from dpjax.sklearn._intervals import WithIntervals
 from dpjax.sklearn._linear import parameters
 from dpjax.sklearn._regressors import BEYOND, Unit, _Regressor, released_unit
 
@@ -65,6 +66,10 @@ class LogLinkRegressor(_Regressor):
         tags.target_tags.positive_only = True
         return tags
 
+    @property
+    def _factor(self) -> tuple[str, list[str]]:
+        return "factor", ["Coefficients are of the logarithm of the mean."]
+
     def _range(self) -> tuple[float, float]:
         return amounts_range(super()._range())
 
@@ -98,7 +103,8 @@ class LogLinkRegressor(_Regressor):
         return np.exp(np.clip(self._linear(X), *self._log_means))
 
 
-class DPPoissonRegressor(LogLinkRegressor):
+@parameters
+class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
     """Private Poisson regression with log link, for counts and rates.
 
     Args:
@@ -138,7 +144,8 @@ class DPPoissonRegressor(LogLinkRegressor):
         return losses.log_link(1.0)
 
 
-class DPGammaRegressor(LogLinkRegressor):
+@parameters
+class DPGammaRegressor(WithIntervals, LogLinkRegressor):
     """Private gamma regression with log link, for positive amounts.
 
     An error counts in proportion to the mean.
@@ -179,6 +186,8 @@ class DPGammaRegressor(LogLinkRegressor):
 @parameters
 class DPTweedieRegressor(LogLinkRegressor):
     """Private Tweedie regression with log link, for amounts that may be zero.
+
+    It has no intervals.
 
     Args:
         power: of the mean, to which the variance is in proportion: between 1, which is
