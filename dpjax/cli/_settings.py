@@ -322,73 +322,44 @@ class Settings:
         }
 
     def _check_combinations(self) -> None:
-        _validate.require(
-            self.holdout is None or not self.show_unprotected,
-            "--holdout",
-            self.holdout,
-            "left out with --show-unprotected, which holds other records out",
-        )
-        _validate.require(
-            self.ledger is None or not self.show_unprotected,
-            "--ledger",
-            str(self.ledger),
-            "left out with --show-unprotected, of which no ledger keeps account",
-        )
-        _validate.require(
-            self.ledger is None or self.seed is None,
-            "--ledger",
-            str(self.ledger),
-            "left out with --seed, whose noise protects nobody",
-        )
-        for name in ("private_ranges", "show_unprotected", "intervals"):
-            value = getattr(self, name)
-            rule = "left out with --unit, for which it is not made"
-            _validate.require(not (self.unit and value), flag(name), value, rule)
-        for name in ("max_records", "unit_names"):
-            value, rule = getattr(self, name), "left out without --unit"
-            is_fine = self.unit is not None or value is None
-            _validate.require(is_fine, flag(name), value, rule)
-        is_plain = not self.intervals
+        unprotected, seeded = self.show_unprotected, self.seed is not None
+        one_record, is_plain = self.unit is None, not self.intervals
+        batching = self.batching or "full"
+        estimator = self.estimator or "smoothed-truncation"
+        samples = batching in ("poisson", "without-replacement")
+        has_groups = estimator == "median-of-means"
+        has_moment = self.scale is None and estimator != "clipping"
+        # An option, whether it may be given, and where it must be left out.
         for name, is_fine, where in (
+            ("holdout", not unprotected, "with --show-unprotected, which holds others"),
+            ("ledger", not unprotected, "with --show-unprotected, which it is not of"),
+            ("ledger", not seeded, "with --seed, whose noise protects nobody"),
+            ("private_ranges", one_record, "with --unit, for which it is not made"),
+            ("show_unprotected", one_record, "with --unit, for which it is not made"),
+            ("intervals", one_record, "with --unit, for which it is not made"),
+            ("max_records", not one_record, "without --unit"),
+            ("unit_names", not one_record, "without --unit"),
             ("power", self.loss == "tweedie", "without --loss tweedie"),
             ("max_features", self.model != "additive", "with --model additive"),
             ("max_features", is_plain, "with --intervals"),
             ("model", is_plain or self.model == "linear", "with --intervals"),
             ("loss", is_plain or self.loss != "tweedie", "with --intervals"),
+            ("batch_size", samples, f"with --batching {batching}"),
+            ("num_groups", has_groups, f"with --estimator {estimator}"),
+            ("moment_bound", has_moment, "with --scale and with --estimator clipping"),
         ):
-            value, is_fine = getattr(self, name), is_fine or getattr(self, name) is None
-            _validate.require(is_fine, flag(name), value, f"left out {where}")
-        batching = self.batching or "full"
-        estimator = self.estimator or "smoothed-truncation"
-        samples = batching in ("poisson", "without-replacement")
-        _validate.require(
-            samples == (self.batch_size is not None),
-            "--batch-size",
-            self.batch_size,
-            f"{'given' if samples else 'left out'} with --batching {batching}",
-        )
-        _validate.require(
-            not samples or estimator != "median-of-means",
-            "--batching",
-            batching,
-            "full or disjoint with --estimator median-of-means, whose groups are fixed",
-        )
-        _validate.require(
-            not samples or self.calibration == "tight",
-            "--calibration",
-            self.calibration,
-            f"tight with --batching {batching}",
-        )
-        _validate.require(
-            self.num_groups is None or estimator == "median-of-means",
-            "--num-groups",
-            self.num_groups,
-            f"left out with --estimator {estimator}",
-        )
-        _validate.require(
-            self.moment_bound is None
-            or (self.scale is None and estimator != "clipping"),
-            "--moment-bound",
-            self.moment_bound,
-            "left out with --scale and with --estimator clipping",
-        )
+            value = getattr(self, name)
+            is_fine |= value is None or value is False
+            shown = str(value) if isinstance(value, Path) else value
+            _validate.require(is_fine, flag(name), shown, f"left out {where}")
+        for name, is_fine, rule in (
+            ("batch_size", not samples or self.batch_size is not None, "given"),
+            (
+                "batching",
+                not (samples and has_groups),
+                "full or disjoint with --estimator median-of-means",
+            ),
+            ("calibration", not samples or self.calibration == "tight", "tight"),
+        ):
+            rule += f" with --batching {batching}" * (name != "batching")
+            _validate.require(is_fine, flag(name), getattr(self, name), rule)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate, losses
-from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
 from dpjax.sklearn._intervals import WithIntervals
@@ -27,20 +26,12 @@ def amounts_in_unit(
     loss: LinearLoss,
     targets: np.ndarray,
     weights: np.ndarray | None,
-    *,
-    key: Key,
-    noise_multiplier: float,
+    **release: Any,
 ) -> tuple[np.ndarray, Unit]:
     """Returns amounts from zero on in their unit, and that unit."""
     amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
     if model.target_range is None:
-        unit = released_unit(
-            amounts,
-            weights,
-            key=key,
-            noise_multiplier=noise_multiplier,
-            is_centered=False,
-        )
+        unit = released_unit(amounts, weights, is_centered=False, **release)
         amounts = np.minimum(amounts, BEYOND)
     else:
         ends = _tables.interval("target_range", model.target_range)
@@ -74,21 +65,9 @@ class LogLinkRegressor(_Regressor):
         return amounts_range(super()._range())
 
     def _in_unit(
-        self,
-        targets: np.ndarray,
-        weights: np.ndarray | None,
-        *,
-        key: Key,
-        noise_multiplier: float,
+        self, targets: np.ndarray, weights: np.ndarray | None, **release: Any
     ) -> tuple[np.ndarray, Unit]:
-        return amounts_in_unit(
-            self,
-            self._loss(),
-            targets,
-            weights,
-            key=key,
-            noise_multiplier=noise_multiplier,
-        )
+        return amounts_in_unit(self, self._loss(), targets, weights, **release)
 
     def _set_unit(self, unit: Unit) -> None:
         self.intercept_ = float(self.intercept_) + math.log(unit.scale)

@@ -67,21 +67,15 @@ class LinearEstimator(BaseEstimator):
         features: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None,
-        *,
-        key: Key,
-        noise_multiplier: float,
+        **release: Any,
     ) -> None:
         """Fits coefficients (d, ...) and intercept in the user's units of features.
 
         Privacy:
-            As one Gaussian mechanism of the noise multiplier.
+            As one Gaussian mechanism of the noise multiplier in `release`.
         """
         standard, options = self._prepared(
-            features,
-            weights,
-            _tables.ranges_of(self),
-            key=key,
-            noise_multiplier=noise_multiplier,
+            features, weights, _tables.ranges_of(self), **release
         )
         rows = standard.of(features)
         rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)

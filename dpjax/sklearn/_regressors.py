@@ -65,19 +65,11 @@ def in_unit(
     model: Any,
     targets: np.ndarray,
     weights: np.ndarray | None,
-    *,
-    key: Key,
-    noise_multiplier: float,
+    **release: Any,
 ) -> tuple[np.ndarray, Unit]:
     """Returns finite targets in their unit, about their centre, and that unit."""
     if model.target_range is None:
-        unit = released_unit(
-            targets,
-            weights,
-            key=key,
-            noise_multiplier=noise_multiplier,
-            is_centered=True,
-        )
+        unit = released_unit(targets, weights, is_centered=True, **release)
         targets = np.clip(targets, -BEYOND, BEYOND)
     else:
         low, high = _tables.interval("target_range", model.target_range)
@@ -141,17 +133,10 @@ class _Regressor(RegressorMixin, LinearEstimator):
         return self
 
     def _in_unit(
-        self,
-        targets: np.ndarray,
-        weights: np.ndarray | None,
-        *,
-        key: Key,
-        noise_multiplier: float,
+        self, targets: np.ndarray, weights: np.ndarray | None, **release: Any
     ) -> tuple[np.ndarray, Unit]:
         """Returns finite targets in their unit."""
-        return in_unit(
-            self, targets, weights, key=key, noise_multiplier=noise_multiplier
-        )
+        return in_unit(self, targets, weights, **release)
 
     def _set_unit(self, unit: Unit) -> None:
         """Turns coefficients for the unit into those of the user's."""
