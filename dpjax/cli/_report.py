@@ -187,20 +187,18 @@ def _constants(column: Numeric) -> dict[str, float]:
 def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
     """Returns the files of a run, by name; the plot is written apart.
 
-    The report has the coefficients with their standard errors, if there are some.
+    The report has the coefficients with their intervals, if there are some.
     """
     if model.standard_errors is not None:
         table = model.summary()
         columns = table.coefficients, table.standard_errors, table.intervals.T
-        rows = np.vstack(columns).T
         names = "coefficient", "standard_error", "low", "high"
-        content = {
-            **content,
-            "coefficients": {
-                name: dict(zip(names, map(_number, row), strict=True))
-                for name, row in zip(table.names, rows, strict=True)
-            },
+        rows = zip(table.names, np.vstack(columns).T, strict=True)
+        found = {
+            name: dict(zip(names, map(_number, row), strict=True)) for name, row in rows
         }
+        said = {"level": table.level, "coefficients": found}
+        content = {**content, "intervals": said}
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return {MODEL: model_file(model), REPORT: text.encode()}
 

@@ -165,8 +165,8 @@ class DPLinearRegression(WithIntervals, _Regressor):
             negative ones and NaN as zero. None: `fit` takes no sample weights.
         random_state: None, for a key from the operating system, or an int, whose noise
             repeats, for tests.
-        intervals: whether there are standard errors, with a part of the budget: the
-            rest is for a model that is less exact.
+        intervals: whether there are standard errors, for which a part of the budget
+            goes: see `dp_linear_model`.
 
     Attributes:
         coef_: coefficients in units of target and features, shape (d,).

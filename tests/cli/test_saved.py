@@ -124,14 +124,16 @@ def test_intervals_are_trained_shown_and_reported(tmp_path, monkeypatch):
     result = invoke(*words.split(), "--intervals")
     assert result.exit_code == 0, result.stderr
     shown = " ".join(invoke("show", "o").stdout.replace("│", " ").split())
-    content = json.loads((tmp_path / "o" / "report.json").read_text())["coefficients"]
-    found = content["rooms"]
+    content = json.loads((tmp_path / "o" / "report.json").read_text())["intervals"]
+    assert content["level"] == 0.95
+    found = content["coefficients"]["rooms"]
     assert found["low"] < 100 < found["high"] < found["low"] + 20
     assert (
         f"rooms {digits(found['coefficient'])} {digits(found['standard_error'])} "
         in (shown)
     )
-    assert content["town=Ghent"]["standard_error"] is None  # JSON has no infinity
+    # JSON has no infinity.
+    assert content["coefficients"]["town=Ghent"]["standard_error"] is None
     for text in (
         "95% interval",
         "inf -inf to inf",
