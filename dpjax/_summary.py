@@ -124,8 +124,8 @@ class Summary:
         ]
         if np.all(is_refused):
             said.append(
-                "No interval is finite: the records are too few for this budget, or "
-                "the noise hides how the columns vary."
+                "No interval is finite: the records are too few for this budget, their "
+                "tails are too heavy, or the noise hides how the columns vary."
             )
         elif np.any(is_refused):
             names = [one for one, x in zip(self.names, is_refused, strict=True) if x]
