@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from statistics import median
 
 import polars as pl
 
-from benchmarks import comparison
+from benchmarks import comparison, intervals
 from benchmarks.comparison import short
 from benchmarks.figures.catalogue import panels
 from benchmarks.page import table
@@ -24,6 +25,7 @@ def write_tables(folder: Path) -> None:
     """Writes every table that a page includes into a folder."""
     numbers = Numbers(read(PATH))
     (folder / "predictions.md").write_text(_predictions())
+    (folder / "intervals.md").write_text(_intervals())
     (folder / "utility_means.md").write_text(_means(numbers))
     (folder / "utility_sets.md").write_text(_sets(numbers))
     (folder / "tuning.md").write_text(tuning.parts()["tuning"])
@@ -48,6 +50,26 @@ def _predictions() -> str:
         rows.append([method.title, *cells])
     titles = (numbers.facts[name]["title"] for name in problems)
     return table(["method", *titles], rows)
+
+
+def _intervals() -> str:
+    """Returns how often intervals hold a coefficient, a row an epsilon and method."""
+    kept, rows = read(intervals.PATH).rows, []
+    methods = intervals.PLAIN, intervals.NAIVE, intervals.OURS
+    for epsilon, method in product(sorted({place[0] for place in kept}), methods):
+        row, plain = kept[epsilon, method], kept[epsilon, intervals.PLAIN]
+        pairs = list(zip(row["held"], row["finite"], strict=True))
+        infinite = 1 - sum(row["finite"]) / sum(plain["finite"])
+        both = zip(row["width"], plain["width"], strict=True)
+        cells = (
+            f"{sum(row['held']) / sum(row['finite']):.1%}",
+            f"{min(held / finite for held, finite in pairs if finite):.0%}",
+            f"{infinite:.1%}",
+            f"{median(a / b for a, b in both if a):.2f}",
+        )
+        rows.append([f"{epsilon:g}", method, *cells])
+    header = ["epsilon", "interval", "hold it", "of the worst coefficient", "infinite"]
+    return table([*header, "width"], rows)
 
 
 def _means(numbers: Numbers) -> str:

@@ -9,6 +9,8 @@ import sys
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
+import numpy as np
+
 ROUNDOFF = 2.0**-24  # unit roundoff of float32; float64 rounds less
 ROUNDED_UP = 1 + 2.0**-21  # more than the few products of a scale round down
 LEAST_WEIGHT = 2.0**-40  # in a smooth sensitivity: float32 results resolve no less
@@ -114,6 +116,18 @@ def difference_down(total: float, part: float) -> float:
     exact = Fraction(total) - Fraction(part)
     nearest = float(exact)
     return nearest if nearest <= exact else math.nextafter(nearest, -math.inf)
+
+
+def digits(number: float) -> str:
+    """Returns four digits, without an exponent where a person needs none.
+
+    Example:
+        >>> digits(12_669.3), digits(-0.00012345), digits(3e12)
+        ('12670', '-0.0001234', '3e+12')
+    """
+    if not 1e-4 <= abs(number) < 1e9:
+        return f"{number:.4g}"
+    return np.format_float_positional(number, 4, fractional=False, trim="-")
 
 
 def _rounded(value: float | Decimal, digits: int, rounding: str) -> str:

@@ -561,6 +561,21 @@ BAD_OPTIONS += [
 ]
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "lasso"}, "--intervals must be left out with --method lasso"),
+        ({"model": "additive"}, "--model must be left out with --intervals"),
+        ({"max_features": 2}, "--max-features must be left out with --intervals"),
+        ({"loss": "tweedie"}, "--loss must be left out with --intervals"),
+        ({"unit": "town"}, "--intervals must be left out with --unit"),
+    ],
+)
+def test_what_has_no_intervals_is_refused(folder, changes, message):
+    given = options(**{"method": None, "steps": None} | changes)
+    refused(run("data.csv", *given, "--intervals"), message)
+
+
 @pytest.mark.parametrize(("changes", "message"), BAD_OPTIONS)
 def test_static_mistakes(folder, changes, message):
     before = sorted(folder.rglob("*"))

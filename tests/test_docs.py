@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import plots, record, winners
+from benchmarks import intervals, plots, record, winners
 from benchmarks.audits import findings
 from benchmarks.comparison import Numbers
 from benchmarks.speed.command import results
@@ -88,7 +88,7 @@ def test_links_and_included_files_exist(path):
     copies = load(DOCS / "_copies.py")
     text = path.read_text()
     written = {"tables": {"utility_means", "utility_sets", "estimators", "papers"}}
-    written["tables"] |= {"packages", "tuning", "predictions"}
+    written["tables"] |= {"packages", "tuning", "predictions", "intervals"}
     targets = [target for _, _, target in copies.LINK.findall(text)]
     targets += re.findall(r"^```\{(?:literal)?include\} (\S+)$", text, re.MULTILINE)
     targets += re.findall(r"^:link: (\S+)$", text, re.MULTILINE)
@@ -297,7 +297,7 @@ def test_plots_are_those_of_the_command_and_small(tmp_path):
     paths = plots.write(tmp_path)
     assert [path.stem for path in paths] == [
         f"{name}-{theme}"
-        for name in ("predictions", "winners", "speed")
+        for name in ("predictions", "winners", "intervals", "speed")
         for theme in ("light", "dark")
     ]
     kept = sorted((DOCS / "plots").iterdir())
@@ -373,6 +373,22 @@ def test_winners_are_measured(tmp_path, monkeypatch):
     ((place, row),) = record.read(path).rows.items()
     assert place == (3.0, 2, "zero")
     np.testing.assert_allclose(row["excess"], [0.5, 0.5], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_intervals_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(intervals, "NUM_SAMPLES", 2_000)
+    monkeypatch.setattr(intervals, "EPSILONS", (20.0,))
+    monkeypatch.setattr(intervals, "REPETITIONS", 4)
+    monkeypatch.setattr(intervals, "AT_ONCE", 2)
+    path = tmp_path / "intervals.json"
+    intervals.run(path)
+    rows = record.read(path).rows
+    plain, ours = (rows[20.0, one] for one in (intervals.PLAIN, intervals.OURS))
+    assert len(rows) == 3
+    assert sum(plain["held"]) > 0.8 * sum(plain["finite"]) == 0.8 * 44
+    assert ours["finite"] == [4] * 11
+    assert sum(ours["held"]) > 0.8 * 44
 
 
 def test_lowest_versions_are_those_of_the_project():

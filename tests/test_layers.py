@@ -17,6 +17,7 @@ SHARED = {
         "_shapes",
         "_sharding",
         "_store",
+        "_summary",
         "_sums",
         "_tables",
         "_tree",

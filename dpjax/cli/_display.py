@@ -6,14 +6,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpjax._rounding import claim, rounded_up
+from dpjax._rounding import claim, digits, rounded_up
 from dpjax.cli._evaluation import Evaluation
 from dpjax.cli._high_dimensional import is_thin
 from dpjax.cli._plan import Plan
 from dpjax.cli._ranges import Ranges
 from dpjax.cli._report import score_name
 from dpjax.cli._runs import Run, Scores
-from dpjax.cli._terminal import digits
 from dpjax.cli._units import Units
 from dpjax.datasets import Dataset
 from dpjax.models._shared import Interval

@@ -157,8 +157,14 @@ def model_of(
     target = Categorical(("+1",)) if is_classification else Numeric()
     if table is not None and table.schema.target is not None:
         target = table.schema.target
+    errors = (solution.standard_errors, solution.correlations)
+    standard_errors, correlations = (
+        None if x is None else np.asarray(x) for x in errors
+    )
     return Model(
         params=jax.tree.map(np.asarray, solution.params),
+        standard_errors=standard_errors,
+        correlations=correlations,
         columns=data.schema,
         target_name="target" if table is None else table.target,
         target=target,
@@ -179,7 +185,20 @@ def _constants(column: Numeric) -> dict[str, float]:
 
 
 def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
-    """Returns the files of a run, by name; the plot is written apart."""
+    """Returns the files of a run, by name; the plot is written apart.
+
+    The report has the coefficients with their intervals, if there are some.
+    """
+    if model.standard_errors is not None:
+        table = model.summary()
+        columns = table.coefficients, table.standard_errors, table.intervals.T
+        names = "coefficient", "standard_error", "low", "high"
+        rows = zip(table.names, np.vstack(columns).T, strict=True)
+        found = {
+            name: dict(zip(names, map(_number, row), strict=True)) for name, row in rows
+        }
+        said = {"level": table.level, "coefficients": found}
+        content = {**content, "intervals": said}
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return {MODEL: model_file(model), REPORT: text.encode()}
 

@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from dpjax import _files, _shapes, _validate
-from dpjax._rounding import claim
+from dpjax._rounding import claim, digits
+from dpjax._summary import Summary
 from dpjax.cli._cells import count_cells, say_to_curator
 from dpjax.cli._command_settings import PlotSettings, PredictSettings, ShowSettings
 from dpjax.cli._sources import Kind
-from dpjax.cli._terminal import digits, show_paths, terminal
+from dpjax.cli._terminal import show_paths, terminal
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model, load_model
 from dpjax.models._shared import BoundedColumn
@@ -102,7 +103,13 @@ def show(settings: ShowSettings) -> None:
     versions = ", ".join(f"{k} {v}" for k, v in (model.versions or {}).items())
     console.print(f"{model.method} of {model.data} ({versions})")
     console.print(_meaning(model))
-    console.print(_numbers(model))
+    if model.standard_errors is None:
+        console.print(_numbers(model))
+    else:
+        summary = model.summary()
+        console.print(_estimates(model, summary))
+        for said in summary.said:
+            console.print(said)
     privacy = model.privacy
     said = claim(privacy.epsilon, privacy.delta)
     console.print(f"Privacy: {said}. {privacy.description}")
@@ -185,6 +192,17 @@ def _numbers(model: Model) -> Table:
         if model.link == "log":
             numbers = [math.exp(min(number, 700.0)) for number in numbers]
         table.add_row(key, where, " to ".join(map(digits, numbers)))
+    return table
+
+
+def _estimates(model: Model, summary: Summary) -> Table:
+    """Returns coefficients with their intervals, a line for each feature."""
+    table = Table()
+    table.add_column(f"larger by 1, or so{_at_one(model)}", overflow="fold")
+    for title in summary.header:
+        table.add_column(title, justify="right", no_wrap="interval" not in title)
+    for name, row in zip(summary.names, summary.rows, strict=True):
+        table.add_row(name, *row)
     return table
 
 

@@ -195,6 +195,13 @@ class Settings:
             _validate.count,
         ),
     ] = None
+    intervals: Annotated[
+        bool,
+        of_method(
+            "Of linear-model: a linear model whose coefficients have standard errors "
+            "and intervals, at a part of the budget. dpjax show prints them."
+        ),
+    ] = False
     radius: Annotated[
         float | None,
         of_method(
@@ -301,7 +308,7 @@ class Settings:
     @property
     def may_bend(self) -> bool:
         """Whether columns of numbers may have curves."""
-        is_linear = self.model == "linear" or self.max_features is not None
+        is_linear = self.model == "linear" or self.max_features or self.intervals
         return self.method == "linear-model" and not is_linear
 
     def given_to_method(self) -> dict[str, Any]:
@@ -315,75 +322,44 @@ class Settings:
         }
 
     def _check_combinations(self) -> None:
-        _validate.require(
-            self.holdout is None or not self.show_unprotected,
-            "--holdout",
-            self.holdout,
-            "left out with --show-unprotected, which holds other records out",
-        )
-        _validate.require(
-            self.ledger is None or not self.show_unprotected,
-            "--ledger",
-            str(self.ledger),
-            "left out with --show-unprotected, of which no ledger keeps account",
-        )
-        _validate.require(
-            self.ledger is None or self.seed is None,
-            "--ledger",
-            str(self.ledger),
-            "left out with --seed, whose noise protects nobody",
-        )
-        for name in ("private_ranges", "show_unprotected"):
-            value = getattr(self, name)
-            rule = "left out with --unit, for which it is not made"
-            _validate.require(not (self.unit and value), flag(name), value, rule)
-        for name in ("max_records", "unit_names"):
-            value, rule = getattr(self, name), "left out without --unit"
-            is_fine = self.unit is not None or value is None
-            _validate.require(is_fine, flag(name), value, rule)
-        _validate.require(
-            self.power is None or self.loss == "tweedie",
-            "--power",
-            self.power,
-            "left out without --loss tweedie",
-        )
-        _validate.require(
-            self.max_features is None or self.model != "additive",
-            "--max-features",
-            self.max_features,
-            "left out with --model additive, which has all of them",
-        )
+        unprotected, seeded = self.show_unprotected, self.seed is not None
+        one_record, is_plain = self.unit is None, not self.intervals
         batching = self.batching or "full"
         estimator = self.estimator or "smoothed-truncation"
         samples = batching in ("poisson", "without-replacement")
-        _validate.require(
-            samples == (self.batch_size is not None),
-            "--batch-size",
-            self.batch_size,
-            f"{'given' if samples else 'left out'} with --batching {batching}",
-        )
-        _validate.require(
-            not samples or estimator != "median-of-means",
-            "--batching",
-            batching,
-            "full or disjoint with --estimator median-of-means, whose groups are fixed",
-        )
-        _validate.require(
-            not samples or self.calibration == "tight",
-            "--calibration",
-            self.calibration,
-            f"tight with --batching {batching}",
-        )
-        _validate.require(
-            self.num_groups is None or estimator == "median-of-means",
-            "--num-groups",
-            self.num_groups,
-            f"left out with --estimator {estimator}",
-        )
-        _validate.require(
-            self.moment_bound is None
-            or (self.scale is None and estimator != "clipping"),
-            "--moment-bound",
-            self.moment_bound,
-            "left out with --scale and with --estimator clipping",
-        )
+        has_groups = estimator == "median-of-means"
+        has_moment = self.scale is None and estimator != "clipping"
+        # An option, whether it may be given, and where it must be left out.
+        for name, is_fine, where in (
+            ("holdout", not unprotected, "with --show-unprotected, which holds others"),
+            ("ledger", not unprotected, "with --show-unprotected, which it is not of"),
+            ("ledger", not seeded, "with --seed, whose noise protects nobody"),
+            ("private_ranges", one_record, "with --unit, for which it is not made"),
+            ("show_unprotected", one_record, "with --unit, for which it is not made"),
+            ("intervals", one_record, "with --unit, for which it is not made"),
+            ("max_records", not one_record, "without --unit"),
+            ("unit_names", not one_record, "without --unit"),
+            ("power", self.loss == "tweedie", "without --loss tweedie"),
+            ("max_features", self.model != "additive", "with --model additive"),
+            ("max_features", is_plain, "with --intervals"),
+            ("model", is_plain or self.model == "linear", "with --intervals"),
+            ("loss", is_plain or self.loss != "tweedie", "with --intervals"),
+            ("batch_size", samples, f"with --batching {batching}"),
+            ("num_groups", has_groups, f"with --estimator {estimator}"),
+            ("moment_bound", has_moment, "with --scale and with --estimator clipping"),
+        ):
+            value = getattr(self, name)
+            is_fine |= value is None or value is False
+            shown = str(value) if isinstance(value, Path) else value
+            _validate.require(is_fine, flag(name), shown, f"left out {where}")
+        for name, is_fine, rule in (
+            ("batch_size", not samples or self.batch_size is not None, "given"),
+            (
+                "batching",
+                not (samples and has_groups),
+                "full or disjoint with --estimator median-of-means",
+            ),
+            ("calibration", not samples or self.calibration == "tight", "tight"),
+        ):
+            rule += f" with --batching {batching}" * (name != "batching")
+            _validate.require(is_fine, flag(name), getattr(self, name), rule)

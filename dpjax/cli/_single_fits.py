@@ -37,6 +37,7 @@ def linear_model(
     model: ModelName | None = None,
     max_features: int | None = None,
     power: float | None = None,
+    intervals: bool = False,
 ) -> dict[str, Any]:
     """Makes the arguments of `fit_linear_model`."""
     _validate.require(
@@ -46,6 +47,11 @@ def linear_model(
         "tight with --method linear-model, which is of no paper",
     )
     arguments = {"loss": facts.loss, "power": power, "max_features": max_features}
+    if intervals:
+        num_columns = facts.num_features - 1
+        rule = "left out where there is no column"
+        _validate.require(num_columns > 0, "--intervals", True, rule)
+        return arguments | {"intervals": True}
     if model == "linear" or max_features is not None:
         return arguments
     knots = knots_of(
@@ -102,6 +108,7 @@ def fit_linear_model(
     loss: LossName,
     power: float | None = None,
     max_features: int | None = None,
+    intervals: bool = False,
     smooth: Sequence[int] = (),
     **release: Any,
 ) -> Solution:
@@ -120,7 +127,8 @@ def fit_linear_model(
     problem = loss_of(loss, power), (features, targets)
     release |= {"intercept": -1, "offsets": offsets, "weights": weights}
     if not smooth:
-        return dp_linear_model(*problem, max_features=max_features, **release)
+        release |= {"max_features": max_features, "intervals": intervals}
+        return dp_linear_model(*problem, **release)
     solution = dp_additive_model(*problem, smooth=smooth, **release)
     curves = {"num_curves": len(smooth), "num_knots": len(solution.params.knots)}
     return dataclasses.replace(solution, stats=solution.stats | curves)

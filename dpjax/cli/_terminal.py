@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -77,18 +76,6 @@ def progress_bars(console: Console) -> Iterator[OnStep]:
             progress.update(bars[name], completed=step, total=total)
 
         yield on_step
-
-
-def digits(number: float) -> str:
-    """Returns four digits, without an exponent where a person needs none.
-
-    Example:
-        >>> digits(12_669.3), digits(-0.00012345), digits(3e12)
-        ('12670', '-0.0001234', '3e+12')
-    """
-    if not 1e-4 <= abs(number) < 1e9:
-        return f"{number:.4g}"
-    return np.format_float_positional(number, 4, fractional=False, trim="-")
 
 
 def show_paths(console: Console, paths: Sequence[Path]) -> None:

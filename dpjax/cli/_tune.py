@@ -14,7 +14,7 @@ from dp_accounting import UnsupportedDpEvent
 from rich.console import Console
 
 from dpjax import _files
-from dpjax._rounding import claim
+from dpjax._rounding import claim, digits
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli import _display, _ledger, _report
 from dpjax.cli._losses import link_of
@@ -23,7 +23,7 @@ from dpjax.cli._ranges import Ranges, charge
 from dpjax.cli._runs import Run, name_of, score_run, stacked
 from dpjax.cli._sources import encode_table
 from dpjax.cli._spending import enter, with_ranges
-from dpjax.cli._terminal import digits, show_paths, terminal
+from dpjax.cli._terminal import show_paths, terminal
 from dpjax.cli._train import (
     bound,
     kept,

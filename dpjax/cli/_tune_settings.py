@@ -26,7 +26,7 @@ from dpjax.cli._settings import CalibrationName, MethodName, Settings
 # The price of every candidate is computed before any run.
 _MOST_CANDIDATES = 100
 # They choose what a score is of, or are for a trial.
-_FIXED = ("method", "loss", "power", "quick")
+_FIXED = ("method", "loss", "power", "quick", "intervals")
 _NUMBERS = {int: "whole numbers", float: "numbers"}
 
 
@@ -74,6 +74,7 @@ class TuneSettings(Settings):
     unit_names: Path | None = field(default=None, init=False)
     max_records: int | None = field(default=None, init=False)
     show_unprotected: bool = field(default=False, init=False)
+    intervals: bool = field(default=False, init=False)  # they would not count a choice
 
     def __post_init__(self):
         check_each(self)

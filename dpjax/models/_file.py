@@ -3,7 +3,9 @@
 Entries are `params`, a weight for each feature; `heights`, shape (k, m), of k curves at
 m knots; and `model`, a JSON text: `format`, the version of this format; `columns`, in
 order, each with center and scale or its categories; `knots`, m numbers in scales from
-the center; and `curves`, the k columns that have one. In a linear model k = m = 0.
+the center; and `curves`, the k columns that have one. In a linear model k = m = 0. With
+intervals there are also `standard_errors` of params, shape (d,), and `correlations` of
+those, shape (d, d); who knows no intervals can read such a file without them.
 
 Reading it runs no code: no entry may have Python objects.
 """
@@ -33,6 +35,7 @@ from dpjax.models._model import BoundedColumn, Model
 from dpjax.solvers import Curves
 
 _FORMAT = 2
+_ERRORS = "standard_errors", "correlations"  # entries that a file may lack
 # What zipfile, NumPy and json raise for a damaged archive, or for another file.
 _UNREADABLE = (
     ValueError,
@@ -90,8 +93,14 @@ def model_file(model: Model) -> bytes:
     text = json.dumps(content, ensure_ascii=False)
     file = io.BytesIO()
     params = curves.slopes if isinstance(model.params, Curves) else model.params
+    errors: dict[str, Any] = {
+        name: np.asarray(getattr(model, name))
+        for name in _ERRORS
+        if getattr(model, name) is not None
+    }
     np.savez(
         file,
+        **errors,
         params=np.asarray(params),
         heights=np.asarray(curves.heights),
         model=np.array(text),
@@ -139,6 +148,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
         with np.load(io.BytesIO(raw), allow_pickle=False) as entries:
             params, text = entries["params"], entries["model"]
             heights = entries["heights"] if "heights" in entries.files else None
+            errors = {name: entries[name] for name in _ERRORS if name in entries.files}
         content = of_type(dict, "model", json.loads(of_type(str, "model", text.item())))
         found = content.get("format")
     except _UNREADABLE as why:
@@ -152,7 +162,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
         f"{'a later' if is_later else 'an earlier'} version wrote {path}",
     )
     try:
-        return _model(params, heights, content)
+        return _model(params, heights, errors, content)
     except _UNREADABLE as why:
         raise _not_a_model(path, why) from None
 
@@ -165,7 +175,10 @@ def _not_a_model(path: Path, why: Exception) -> ValueError:
 
 
 def _model(
-    params: np.ndarray, heights: np.ndarray | None, content: Mapping[str, Any]
+    params: np.ndarray,
+    heights: np.ndarray | None,
+    errors: Mapping[str, np.ndarray],
+    content: Mapping[str, Any],
 ) -> Model:
     target, privacy, columns, versions = (
         of_type(dict, name, content[name])
@@ -190,6 +203,8 @@ def _model(
         method=_text(content, "method"),
         data=_text(content, "data"),
         versions={name: _text(versions, name) for name in versions},
+        standard_errors=errors.get("standard_errors"),
+        correlations=errors.get("correlations"),
     )
     if content["feature_names"] != [*model.feature_names]:
         raise ValueError("its features are not those of its columns")

@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +13,10 @@ import numpy as np
 
 from dpjax import _tables, _validate, losses
 from dpjax._shapes import Shape
+from dpjax._summary import Summary, errors_of_sums, units_matrix
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric, encode
+from dpjax.models._params import bending_features, check_curves, check_errors
 from dpjax.solvers import Curves
 
 Link = Literal["identity", "logit", "log"]
@@ -87,6 +88,9 @@ class Model:
         method: how it was trained, in words.
         data: the name of the training data.
         versions: of the packages that trained it.
+        standard_errors: of the weights of a linear model, shape (d,), if they were
+            asked for, infinite where there is none; else None.
+        correlations: of those errors, shape (d, d), or None.
 
     Raises:
         ValueError: If the shape of params does not match the features, if link is
@@ -121,6 +125,8 @@ class Model:
     data: str = ""
     versions: Mapping[str, str] | None = None
     exposure: BoundedColumn | None = None
+    standard_errors: np.ndarray | None = None
+    correlations: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         _validate.choice(Link, link=self.link)
@@ -142,7 +148,11 @@ class Model:
             f"one number for each of {num_features} features",
         )
         if isinstance(params, Curves):
-            _check_curves(params, bending_features(self.columns))
+            check_curves(params, bending_features(self.columns))
+        if self.standard_errors is not None or self.correlations is not None:
+            linear = not isinstance(params, Curves)
+            _validate.require(linear, "params", "curves", "weights if they have errors")
+            check_errors(num_features, self.standard_errors, self.correlations)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -274,18 +284,49 @@ class Model:
             type(self.params),
             "weights; an additive model has shapes",
         )
-        weights = np.asarray(self.params, np.float64).tolist()
         unit, start = self._units()
-        found, intercept, place = {}, weights[-1], 0
-        for key, kind in self.columns.items():
-            for name in kind.names(key):
-                weight = weights[place]
-                if isinstance(kind, Numeric):
-                    weight /= kind.scale
-                    intercept -= weight * kind.center
-                found[name] = unit * weight
-                place += 1
-        return found | {"intercept": start + unit * intercept}
+        values = unit * self._in_units() @ np.asarray(self.params, np.float64)
+        values[-1] += start
+        return dict(zip(self.feature_names, values.tolist(), strict=True))
+
+    def summary(self, level: float = 0.95) -> Summary:
+        """Returns the table of `coefficients`, with their standard errors.
+
+        Args:
+            level: the probability of each interval, in (0, 1).
+
+        Returns:
+            What prints as a table. Its `intervals` have shape (d, 2).
+
+        Raises:
+            ValueError: if the level is out of its range, or there are no errors.
+        """
+        _validate.probability(level=level)
+        errors, correlations = self.standard_errors, self.correlations
+        rule = "of a model that was trained with intervals"
+        if errors is None or correlations is None:
+            raise ValueError(f"standard_errors must be {rule}, got None.")
+        unit, _ = self._units()
+        values = self.coefficients()
+        factors = {"log": "factor", "logit": "odds ratio"}
+        return Summary(
+            f"{self.method} of {self.data}",
+            [*values],
+            np.array([*values.values()]),
+            errors_of_sums(unit * self._in_units(), errors, correlations),
+            self.privacy.description,
+            factors.get(self.link),
+            level,
+        )
+
+    def _in_units(self) -> np.ndarray:
+        """Returns what turns weights of features into those of their columns."""
+        kinds = [kind for key, kind in self.columns.items() for _ in kind.names(key)]
+        pairs = [
+            (kind.center, kind.scale) if isinstance(kind, Numeric) else (0.0, 1.0)
+            for kind in kinds
+        ]
+        return units_matrix(*np.reshape(pairs, (-1, 2)).T)
 
     def shapes(self) -> dict[str, Shape]:
         """Returns the contribution of every column, as a function in its units.
@@ -329,36 +370,3 @@ class Model:
             largest = 1.0 if self.exposure is None else self.exposure.max
             return 1.0, math.log(self.target.scale) - math.log(largest)
         return self.target.scale, self.target.center
-
-
-def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
-    """Returns the indices of the features that may have a curve.
-
-    These are numeric features whose limit is above one scale; flags stay linear.
-
-    Example:
-        >>> bending_features({"town": Categorical(("Ghent", "Lier")), "age": Numeric()})
-        [2]
-    """
-    kinds = [kind for key, kind in columns.items() for _ in kind.names(key)]
-    return [
-        index
-        for index, kind in enumerate(kinds)
-        if isinstance(kind, Numeric) and kind.limit > 1
-    ]
-
-
-def _check_curves(curves: Curves, numbers: list[int]) -> None:
-    """Requires curves of numeric columns, each with a height for each knot."""
-    smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
-    index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
-    is_ascending = all(-math.inf < a < b < math.inf for a, b in pairwise(knots))
-    is_each = set(smooth) <= set(numbers) and len(set(smooth)) == len(smooth) > 0
-    is_height = heights.shape == shape and heights.dtype.kind == "f"
-    for is_fine, value, rule in (
-        (is_each, smooth, f"curves of different features among {numbers}"),
-        (is_ascending and len(knots) > 1, knots, "of two or more knots, ascending"),
-        (is_height, heights.shape, f"heights of shape {shape}, curves by knots"),
-        (curves.intercept == index, curves.intercept, f"of the intercept {index}"),
-    ):
-        _validate.require(is_fine, "params", value, rule)

@@ -7,7 +7,8 @@
 
 Columns may be in any units, such as dollars and years: their centres and scales are
 released with a share of the budget, unless `feature_ranges` and `target_range` state
-public ones. Coefficients are in the user's units.
+public ones. Coefficients are in the user's units. With `intervals=True` those of linear
+models have standard errors: `bse_`, `conf_int()`, and `summary()`, a table.
 
 All that `fit` sets is (epsilon, delta)-DP under replace-one, for every input, n and the
 number and names of columns being public. Values never raise: what a missing or an odd

@@ -50,9 +50,7 @@ class _Additive(LinearEstimator):
         features: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None,
-        *,
-        key: Key,
-        noise_multiplier: float,
+        **release: Any,
     ) -> None:
         is_number = self._is_number
         low, high = (ends[is_number] for ends in _tables.ranges_of(self))
@@ -61,11 +59,7 @@ class _Additive(LinearEstimator):
         low[is_truth], high[is_truth] = 0.0, 1.0
         is_public = ~np.isnan(low)
         standard, options = self._prepared(
-            features[:, is_number],
-            weights,
-            (low, high),
-            key=key,
-            noise_multiplier=noise_multiplier,
+            features[:, is_number], weights, (low, high), **release
         )
         self._set_standard(standard.for_knots(is_public))
         rows = self._design(features)
@@ -132,6 +126,9 @@ class _Additive(LinearEstimator):
 @parameters
 class DPAdditiveClassifier(_Additive, Classifier):
     """A private additive model of classes: log odds are a sum of curves of columns.
+
+    Curves have no bands: the fit pulls them to straight lines, and an error of that
+    kind is in no width that the noise and the sampling give.
 
     Args:
         categorical_features: "from_dtype": columns of a frame whose type declares
@@ -255,18 +252,12 @@ class DPAdditiveRegressor(_Additive, _Regressor):
         return amounts_range(ends) if self._loss().has_log_link else ends
 
     def _in_unit(
-        self,
-        targets: np.ndarray,
-        weights: np.ndarray | None,
-        *,
-        key: Key,
-        noise_multiplier: float,
+        self, targets: np.ndarray, weights: np.ndarray | None, **release: Any
     ) -> tuple[np.ndarray, Unit]:
         loss = self._loss()
-        options: dict[str, Any] = {"key": key, "noise_multiplier": noise_multiplier}
         if loss.has_log_link:
-            return amounts_in_unit(self, loss, targets, weights, **options)
-        return in_unit(self, targets, weights, **options)
+            return amounts_in_unit(self, loss, targets, weights, **release)
+        return in_unit(self, targets, weights, **release)
 
     def _set_unit(self, unit: Unit) -> None:
         self._unit = unit

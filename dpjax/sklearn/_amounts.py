@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate, losses
-from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
+from dpjax.sklearn._intervals import WithIntervals
 from dpjax.sklearn._linear import parameters
 from dpjax.sklearn._regressors import BEYOND, Unit, _Regressor, released_unit
 
@@ -26,20 +26,12 @@ def amounts_in_unit(
     loss: LinearLoss,
     targets: np.ndarray,
     weights: np.ndarray | None,
-    *,
-    key: Key,
-    noise_multiplier: float,
+    **release: Any,
 ) -> tuple[np.ndarray, Unit]:
     """Returns amounts from zero on in their unit, and that unit."""
     amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
     if model.target_range is None:
-        unit = released_unit(
-            amounts,
-            weights,
-            key=key,
-            noise_multiplier=noise_multiplier,
-            is_centered=False,
-        )
+        unit = released_unit(amounts, weights, is_centered=False, **release)
         amounts = np.minimum(amounts, BEYOND)
     else:
         ends = _tables.interval("target_range", model.target_range)
@@ -65,25 +57,17 @@ class LogLinkRegressor(_Regressor):
         tags.target_tags.positive_only = True
         return tags
 
+    @property
+    def _factor(self) -> tuple[str, list[str]]:
+        return "factor", ["Coefficients are of the logarithm of the mean."]
+
     def _range(self) -> tuple[float, float]:
         return amounts_range(super()._range())
 
     def _in_unit(
-        self,
-        targets: np.ndarray,
-        weights: np.ndarray | None,
-        *,
-        key: Key,
-        noise_multiplier: float,
+        self, targets: np.ndarray, weights: np.ndarray | None, **release: Any
     ) -> tuple[np.ndarray, Unit]:
-        return amounts_in_unit(
-            self,
-            self._loss(),
-            targets,
-            weights,
-            key=key,
-            noise_multiplier=noise_multiplier,
-        )
+        return amounts_in_unit(self, self._loss(), targets, weights, **release)
 
     def _set_unit(self, unit: Unit) -> None:
         self.intercept_ = float(self.intercept_) + math.log(unit.scale)
@@ -98,7 +82,8 @@ class LogLinkRegressor(_Regressor):
         return np.exp(np.clip(self._linear(X), *self._log_means))
 
 
-class DPPoissonRegressor(LogLinkRegressor):
+@parameters
+class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
     """Private Poisson regression with log link, for counts and rates.
 
     Args:
@@ -138,7 +123,8 @@ class DPPoissonRegressor(LogLinkRegressor):
         return losses.log_link(1.0)
 
 
-class DPGammaRegressor(LogLinkRegressor):
+@parameters
+class DPGammaRegressor(WithIntervals, LogLinkRegressor):
     """Private gamma regression with log link, for positive amounts.
 
     An error counts in proportion to the mean.
@@ -179,6 +165,8 @@ class DPGammaRegressor(LogLinkRegressor):
 @parameters
 class DPTweedieRegressor(LogLinkRegressor):
     """Private Tweedie regression with log link, for amounts that may be zero.
+
+    It has no intervals.
 
     Args:
         power: of the mean, to which the variance is in proportion: between 1, which is

@@ -9,10 +9,12 @@ from scipy.special import log_expit, log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpjax import _keys, losses
+from dpjax import _keys, _validate, losses
 from dpjax._scales import Standard
+from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.sklearn import _labels, _tables
+from dpjax.sklearn._intervals import WithIntervals
 from dpjax.sklearn._linear import (
     LinearEstimator,
     guarantee,
@@ -123,7 +125,8 @@ class Classifier(ClassifierMixin, LinearEstimator):
         return self.classes_[places]
 
 
-class DPLogisticRegression(Classifier):
+@parameters
+class DPLogisticRegression(WithIntervals, Classifier):
     """Private logistic regression, for two classes or more.
 
     Args:
@@ -137,6 +140,7 @@ class DPLogisticRegression(Classifier):
         feature_ranges: as of `DPLinearRegression`.
         max_weight: see there.
         random_state: see there.
+        intervals: see there; they are for `classes` of two labels.
 
     Attributes:
         classes_: the labels, sorted: `classes` in its own type, or the released ones,
@@ -145,7 +149,7 @@ class DPLogisticRegression(Classifier):
             shape (1, d), or of each class, shape (K, d).
         intercept_: those where all features are zero, shape (1,) or (K,), not
             penalised.
-        privacy_: as of `DPLinearRegression`, and so are the others.
+        bse_: as of `DPLinearRegression`, and so are the others.
 
     Raises:
         ValueError: by `fit`, where a parameter is out of its range.
@@ -172,6 +176,18 @@ class DPLogisticRegression(Classifier):
         As for `dpjax.solvers.dp_linear_model`; Wilkins, Kifer, Zhang, Karrer (2024),
         Exact privacy analysis of the Gaussian sparse histogram mechanism.
     """
+
+    def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
+        checked = super()._check(X)
+        is_pair = self.classes is not None and len(_labels.declared(self.classes)) == 2
+        rule = "a list of two labels if there are to be intervals"
+        _validate.require(is_pair or not self.intervals, "classes", self.classes, rule)
+        return checked
+
+    @property
+    def _factor(self) -> tuple[str, list[str]]:
+        said = f"Coefficients are of the log odds of {self.classes_[1]}."
+        return "odds ratio", [said]
 
     def _fit_scores(self, *args: Any, **options: Any) -> None:
         super()._fit_scores(*args, **options)

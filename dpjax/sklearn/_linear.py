@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP
 from dpjax._scales import Noise, Standard, release_scales, scales_share
+from dpjax._summary import errors_of_sums, units_matrix
 from dpjax._types import Key
 from dpjax.accounting import (
     PrivacyGuarantee,
@@ -36,8 +37,11 @@ class LinearEstimator(BaseEstimator):
     feature_ranges: Any
     max_weight: float | None
     random_state: int | None
+    n_features_in_: int
     coef_: np.ndarray
     intercept_: Any
+    privacy_: PrivacyGuarantee
+    bse_ = None  # standard errors, where a subclass has them and they are asked for
 
     def __sklearn_tags__(self):
         """NaN is taken, and by a rule that stands in each docstring."""
@@ -45,6 +49,11 @@ class LinearEstimator(BaseEstimator):
         tags.input_tags.allow_nan = True
         tags.target_tags.required = True
         return tags
+
+    @property
+    def _factor(self) -> tuple[str | None, list[str]]:
+        """What exponentials of coefficients are called, if they mean something."""
+        return None, []
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
         """Returns the features, epsilon, delta and key, all parameters checked."""
@@ -58,31 +67,34 @@ class LinearEstimator(BaseEstimator):
         features: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None,
-        *,
-        key: Key,
-        noise_multiplier: float,
+        **release: Any,
     ) -> None:
         """Fits coefficients (d, ...) and intercept in the user's units of features.
 
         Privacy:
-            As one Gaussian mechanism of the noise multiplier.
+            As one Gaussian mechanism of the noise multiplier in `release`.
         """
         standard, options = self._prepared(
-            features,
-            weights,
-            _tables.ranges_of(self),
-            key=key,
-            noise_multiplier=noise_multiplier,
+            features, weights, _tables.ranges_of(self), **release
         )
         rows = standard.of(features)
         rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)
         solution = dp_linear_model(
-            loss, (rows, targets.astype(np.float32)), intercept=-1, **options
+            loss,
+            (rows, targets.astype(np.float32)),
+            intercept=-1,
+            intervals=getattr(self, "intervals", False),
+            **options,
         )
         params = np.asarray(solution.params, np.float64)
         self._set_standard(standard)
         self.coef_ = (params[:-1].T / standard.scales).T
         self.intercept_ = params[-1] - standard.centers @ self.coef_
+        errors, correlations = solution.standard_errors, solution.correlations
+        self.bse_ = None
+        if errors is not None and correlations is not None:
+            matrix = units_matrix(standard.centers, standard.scales)
+            self.bse_ = errors_of_sums(matrix, errors, correlations)
 
     def _prepared(
         self,

@@ -12,6 +12,7 @@ from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.losses._shared import Huber
 from dpjax.sklearn import _tables
+from dpjax.sklearn._intervals import WithIntervals
 from dpjax.sklearn._linear import (
     LinearEstimator,
     guarantee,
@@ -64,19 +65,11 @@ def in_unit(
     model: Any,
     targets: np.ndarray,
     weights: np.ndarray | None,
-    *,
-    key: Key,
-    noise_multiplier: float,
+    **release: Any,
 ) -> tuple[np.ndarray, Unit]:
     """Returns finite targets in their unit, about their centre, and that unit."""
     if model.target_range is None:
-        unit = released_unit(
-            targets,
-            weights,
-            key=key,
-            noise_multiplier=noise_multiplier,
-            is_centered=True,
-        )
+        unit = released_unit(targets, weights, is_centered=True, **release)
         targets = np.clip(targets, -BEYOND, BEYOND)
     else:
         low, high = _tables.interval("target_range", model.target_range)
@@ -140,29 +133,25 @@ class _Regressor(RegressorMixin, LinearEstimator):
         return self
 
     def _in_unit(
-        self,
-        targets: np.ndarray,
-        weights: np.ndarray | None,
-        *,
-        key: Key,
-        noise_multiplier: float,
+        self, targets: np.ndarray, weights: np.ndarray | None, **release: Any
     ) -> tuple[np.ndarray, Unit]:
         """Returns finite targets in their unit."""
-        return in_unit(
-            self, targets, weights, key=key, noise_multiplier=noise_multiplier
-        )
+        return in_unit(self, targets, weights, **release)
 
     def _set_unit(self, unit: Unit) -> None:
         """Turns coefficients for the unit into those of the user's."""
         self.coef_ = self.coef_ * unit.scale
         self.intercept_ = float(self.intercept_) * unit.scale + unit.center
+        if self.bse_ is not None:
+            self.bse_ = self.bse_ * unit.scale
 
     def predict(self, X):
         """Returns predictions in the unit of the target, shape (n,)."""
         return self._linear(X)
 
 
-class DPLinearRegression(_Regressor):
+@parameters
+class DPLinearRegression(WithIntervals, _Regressor):
     """Private least squares of columns in any units. See `dpjax.sklearn`.
 
     Args:
@@ -176,10 +165,14 @@ class DPLinearRegression(_Regressor):
             negative ones and NaN as zero. None: `fit` takes no sample weights.
         random_state: None, for a key from the operating system, or an int, whose noise
             repeats, for tests.
+        intervals: whether there are standard errors, for which a part of the budget
+            goes: see `dp_linear_model`.
 
     Attributes:
         coef_: coefficients in units of target and features, shape (d,).
         intercept_: the prediction where all features are zero, not penalised.
+        bse_: standard errors of `coef_` and then of `intercept_`, shape (d + 1,), or
+            None without intervals. An infinite one says that no interval is honest.
         privacy_: the `PrivacyGuarantee` of one fit.
         feature_ranges_: shape (d, 2); cells are clipped to it in `fit` and `predict`.
             As given, or a hundred scales about a released centre. A column of which the
@@ -213,7 +206,7 @@ class DPLinearRegression(_Regressor):
 
 
 @parameters
-class DPHuberRegressor(_Regressor):
+class DPHuberRegressor(WithIntervals, _Regressor):
     """Private regression with the Huber loss, for targets with heavy tails.
 
     Args:

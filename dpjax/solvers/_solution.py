@@ -15,7 +15,7 @@ from dpjax.solvers._curves import Curves
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params", "stats", "standard_errors"],
+    data_fields=["params", "stats", "standard_errors", "correlations"],
     meta_fields=["privacy"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +34,16 @@ class Solution:
         stats: public numbers that were taken: steps, noise, sensitivity, batch size.
         standard_errors: of params, in their shape, where the solver was asked for
             intervals; infinite where there is none. Else None.
+        correlations: of the errors of a linear model's params, shape (d, d), where
+            there are standard errors; zero beside an infinite one. They give the
+            standard errors of sums of params, such as those in other units.
     """
 
     params: PyTree
     privacy: PrivacyGuarantee
     stats: dict[str, Scalar]
     standard_errors: PyTree | None = None
+    correlations: jax.Array | None = None
 
     def predict(self, features: ArrayLike) -> jax.Array:
         """Returns predictions of a linear or an additive model, without offsets.

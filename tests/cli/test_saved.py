@@ -1,6 +1,7 @@
 """`dpjax predict`, `show` and `plot`: files in, the user's units out."""
 
 import dataclasses
+import json
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from dp_accounting import NonPrivateDpEvent
 from typer.testing import CliRunner
 
 from dpjax import load_model
+from dpjax._rounding import digits
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._app import app
 from dpjax.cli._saved import _said_of_cells
@@ -105,6 +107,40 @@ def test_a_model_is_shown_in_the_units_of_its_table(folder):
         assert text in shown
     shown = " ".join(invoke("show", "label.npz").stdout.split())
     assert "Predicts the probability of sold = yes" in shown
+
+
+def test_intervals_are_trained_shown_and_reported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    rooms, noise = rng.uniform(1, 7, 4_000), rng.normal(size=4_000)
+    lines = [f"{a},{100 * a + 50 * b},no" for a, b in zip(rooms, noise, strict=True)]
+    (tmp_path / "data.csv").write_text("\n".join(["rooms,price,town", *lines]))
+    (tmp_path / "schema.toml").write_text(
+        "columns.rooms = {center = 4, scale = 2}\n"
+        'columns.town = {categories = ["Ghent"]}\n'
+        'target = {column = "price", center = 400, scale = 200}\n'
+    )
+    words = "train data.csv --schema schema.toml --epsilon 8 --loss squared --output o"
+    result = invoke(*words.split(), "--intervals")
+    assert result.exit_code == 0, result.stderr
+    shown = " ".join(invoke("show", "o").stdout.replace("│", " ").split())
+    content = json.loads((tmp_path / "o" / "report.json").read_text())["intervals"]
+    assert content["level"] == 0.95
+    found = content["coefficients"]["rooms"]
+    assert found["low"] < 100 < found["high"] < found["low"] + 20
+    assert (
+        f"rooms {digits(found['coefficient'])} {digits(found['standard_error'])} "
+        in (shown)
+    )
+    # JSON has no infinity.
+    assert content["coefficients"]["town=Ghent"]["standard_error"] is None
+    for text in (
+        "95% interval",
+        "inf -inf to inf",
+        "It counts the sampling of records and the noise of everything that was",
+        "No honest interval can be had for town=Ghent: the noise hides",
+    ):
+        assert text in shown
 
 
 def test_curves_are_shown_in_the_units_of_its_table(folder):

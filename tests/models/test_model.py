@@ -86,6 +86,32 @@ def test_coefficients_predict_as_the_model_does():
     assert odds["intercept"] + 4 * odds["rooms"] == pytest.approx(0.5)
 
 
+ERRORS = {
+    "standard_errors": np.array([0.4, 0.1, np.inf, 0.2], np.float32),
+    "correlations": np.eye(4, dtype=np.float32),
+}
+
+
+def test_errors_are_those_of_the_coefficients():
+    found = model(**ERRORS)
+    summary = found.summary(0.9)
+    assert summary.names == [*found.coefficients()]
+    # The intercept is where rooms are 0, two scales from their center.
+    expected = [20, 10, np.inf, 100 * np.hypot(0.2, 0.8)]
+    np.testing.assert_allclose(summary.standard_errors, expected, rtol=1e-6)
+    np.testing.assert_allclose(summary.intervals[0], [67.1, 132.9], rtol=1e-3)
+    rates = model(**ERRORS, link="log", target=COST).summary()
+    assert rates.rows[1][3:] == ["2.718", "2.234 to 3.307"]
+    for changes, said in (
+        ({}, "standard_errors must be of a model that was trained with intervals"),
+        (ERRORS | {"params": BENT}, "params must be weights if they have errors"),
+        (ERRORS | {"correlations": None}, "correlations must be of 4"),
+        (ERRORS | {"standard_errors": np.zeros(4)}, "standard_errors must be positive"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            model(**changes).summary()
+
+
 def test_curves_predict_as_they_are_shown():
     made = model(params=BENT)
     (grid, values), (towns, of_towns) = made.shapes().values()
@@ -164,6 +190,7 @@ def save(folder, content, name="model.npz"):
     [
         {},
         {"params": BENT},
+        ERRORS,
         {"columns": {"rooms": Numeric(4, 2, 0.5), "töwn,\n": TOWN}},
         {"link": "logit", "target": Categorical(("yes",))},
         {"link": "log", "target": COST, "exposure": BoundedColumn("years", 2.0)},
@@ -220,6 +247,12 @@ def filed(text, heights=None):
     """A file of zeros whose JSON is a text."""
     heights = np.zeros((0, 0)) if heights is None else heights
     return archive(params=np.zeros(4), heights=heights, model=np.array(text))
+
+
+def with_errors(**changes):
+    """A file of standard errors, which nothing is wrong with but the changes."""
+    with np.load(io.BytesIO(model_file(model(**ERRORS)))) as entries:
+        return archive(**{**entries, **changes})
 
 
 def bent(heights=None, **changes):
@@ -311,11 +344,17 @@ def test_files_that_are_no_models(tmp_path):
             for name in ("params", "heights")
         ),
         shaped(4, zipfile.ZIP_DEFLATED),
+        *(
+            with_errors(**{name: values})
+            for name in ERRORS
+            for values in (np.zeros(3), np.full((4, 4), np.nan), np.array("no"))
+        ),
+        with_errors(standard_errors=np.full(4, -1.0)),
     ]
     for content in contents:
         with pytest.raises(ValueError, match="model must be a file that dpjax train"):
             load_model(save(tmp_path, content))
-    for content in (changed(), bent()):  # which nothing is wrong with
+    for content in (changed(), bent(), with_errors()):  # which nothing is wrong with
         load_model(save(tmp_path, content))
     with pytest.raises(FileNotFoundError):
         load_model(tmp_path / "none.npz")

@@ -191,6 +191,10 @@ CURVES = {"model": "additive", "epsilon": 85}  # 60 records need as much for kno
 CASES = {
     "linear model": train(),
     "labels": train("logistic", holdout=0.3),
+    "intervals": train(intervals="", epsilon=40, ledger="t.toml", holdout=0.3),
+    "intervals in ranges": train(
+        *("open", "squared"), intervals="", epsilon=85, private_ranges=0.5
+    ),
     "features": train(max_features=1),
     "exposures": train("poisson", holdout=0.3),
     "weights": train("weighted", "squared"),

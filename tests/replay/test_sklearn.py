@@ -75,6 +75,8 @@ def shown_by(model, rows, targets, weights):
     for name in ("predict", "predict_proba", "decision_function"):
         if hasattr(model, name):
             shown.append(getattr(model, name)(NEW))
+    if getattr(model, "intervals", False):
+        shown += [model.conf_int(), str(model.summary()), model.summary()._repr_html_()]
     return shown
 
 
@@ -118,6 +120,9 @@ def options_of(kind):
         yield "target_range", {"target_range": (0, 1)}
     if "classes" in names:
         yield "classes", {"classes": [0, 1, 2.5]}
+    if "intervals" in names:  # of a budget at which they are finite
+        classes = {"classes": [0, 1]} if "classes" in names else {}
+        yield "intervals", {"intervals": True, "epsilon": 20.0, **classes}
 
 
 CASES = [
@@ -132,7 +137,8 @@ CASES = [
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_estimators_show_what_they_release(hooks, kind, options, weighted):
     def make():
-        return kind(random_state=0, epsilon=4.0, max_weight=2.0, **options)
+        given = {"epsilon": 4.0, "max_weight": 2.0} | options
+        return kind(random_state=0, **given)
 
     refuse_interference(hooks, make, 1_000, weighted)
 

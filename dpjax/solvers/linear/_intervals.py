@@ -95,8 +95,10 @@ def fit_with_errors(
     key: Key,
     noise_multiplier: float,
     execution: Execution,
-) -> tuple[Params, Params, dict[str, Any]]:
-    """Returns released weights and intercept, their standard errors, and the stats.
+) -> tuple[Params, Params, jax.Array, dict[str, Any]]:
+    """Returns released weights and intercept, their errors, correlations, and stats.
+
+    Correlations are those of the errors, weights before the intercept.
 
     1. A bound of row lengths, and second moments of rows: coordinates z for all below.
        If features are correlated, the second derivatives in z are seen where those in
@@ -166,11 +168,12 @@ def fit_with_errors(
     curvatures = _curvatures(kind.has_intercept, moments, noise)
     samples = _scores(kind.has_intercept, examples.features, slopes, curvatures.root)
     scores = _released_scores(kind, samples, size_key, score_key, multipliers)
-    params, errors = _newton_step(
+    params, errors, correlations = _newton_step(
         kind, num_samples, white, unit, first, curvatures, scores
     )
     if num_above(multipliers["row_lengths"]) > _MOST_ABOVE * num_samples:
         errors = jax.tree.map(lambda x: jnp.full_like(x, jnp.inf), errors)
+        correlations = jnp.eye(len(correlations), dtype=correlations.dtype)
     shares = {name: share for name, share in _SHARES.items() if name != "fit"}
     within = {x: _SHARES["fit"] * share for x, share in taken["shares"].items()}
     stats = taken | {
@@ -178,7 +181,7 @@ def fit_with_errors(
         "shares": shares | within,
         "num_hidden": curvatures.num_hidden,
     }
-    return params, errors, stats
+    return params, errors, correlations, stats
 
 
 @jax.jit
@@ -319,8 +322,11 @@ def _newton_step(
     first: Params,
     curvatures: Curvatures,
     scores: Scores,
-) -> tuple[Params, Params]:
-    """Returns params and their standard errors, from released numbers alone."""
+) -> tuple[Params, Params, jax.Array]:
+    """Returns params, their standard errors, and the correlations of those.
+
+    All are functions of released numbers.
+    """
     root, hidden, num_hidden, noise = curvatures
     units = scores.units / kind.loss.curvature_bound
     scale = jnp.max(units)  # in which squares neither overflow nor vanish
@@ -350,14 +356,19 @@ def _newton_step(
     if kind.has_intercept:
         back = _with_level(back, -white.center @ back, 1.0)
     params = back @ (start + step)
-    variances = jnp.diag(back @ covariance @ back.T)
+    covariance = back @ covariance @ back.T
+    variances = jnp.diag(covariance)
     # A hidden direction is known up to noise of about E / curvature in the clear ones.
     loadings = jnp.sum((back @ hidden) ** 2, axis=1)
     blur = jnp.sum((back @ inverse) ** 2, axis=1) * (noise**2 / 2 * num_hidden)
     is_known = (loadings <= _NO_LOADING * blur) & (variances > 0) & jnp.isfinite(params)
     errors = jnp.where(is_known, jnp.sqrt(variances) * scale * unit, jnp.inf)
+    errors = jnp.where(errors > 0, errors, jnp.inf)
     params = jnp.nan_to_num(params * scale * unit)
-    return _parts(kind, params), _parts(kind, jnp.where(errors > 0, errors, jnp.inf))
+    inverses = jnp.where(jnp.isfinite(errors), scale * unit / errors, 0.0)
+    correlations = covariance * jnp.outer(inverses, inverses)
+    correlations = jnp.fill_diagonal(correlations, 1.0, inplace=False)
+    return _parts(kind, params), _parts(kind, errors), correlations
 
 
 def _parts(kind: ModelKind, values: jax.Array) -> Params:

@@ -248,17 +248,22 @@ def dp_linear_model(
         examples = examples._replace(features=examples.features[:, selected])
         places = places[selected]
         total, stats = total / math.sqrt(_MODEL_SHARE), {"selected": places}
-    solve = fit_with_errors if intervals else fit
-    params, *errors, taken = solve(
-        kind, examples, key=key, noise_multiplier=total, execution=execution
-    )
+    errors = correlations = None
+    release = {"key": key, "noise_multiplier": total, "execution": execution}
+    by_column = partial(_by_column, num_columns, column, places)
+    if intervals:
+        params, found, correlations, taken = fit_with_errors(kind, examples, **release)
+        errors = by_column(found)
+        order = places if column is None else jnp.append(places, column)
+        order = jnp.argsort(order)
+        correlations = correlations[order][:, order]
+    else:
+        params, taken = fit(kind, examples, **release)
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
     )
-    params, *errors = (
-        _by_column(num_columns, column, places, x) for x in (params, *errors)
-    )
-    return Solution(params, privacy, stats | taken, *errors)
+    params = by_column(params)
+    return Solution(params, privacy, stats | taken, errors, correlations)
 
 
 def _check_intervals(

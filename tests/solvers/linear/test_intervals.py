@@ -63,6 +63,23 @@ def test_errors_are_those_of_the_estimate(name):
     np.testing.assert_allclose(sum(solution.stats["shares"].values()), 1, rtol=1e-12)
 
 
+@pytest.mark.parametrize("intercept", [1, None])
+def test_errors_are_correlated_as_those_of_least_squares(intercept):
+    rng = np.random.default_rng(2)
+    features = rng.normal(size=(20_000, 3)) @ [[1, 0, 0.9], [0, 1, 0], [0, 0, 0.4]]
+    features[:, 1] += 2
+    if intercept is not None:
+        features = np.insert(features, intercept, 1.0, axis=1)
+    targets = features.sum(axis=1) + rng.normal(size=20_000)
+    solution = solve(data=(features, targets), intercept=intercept, epsilon=50.0)
+    covariance = np.linalg.inv(features.T @ features)
+    roots = np.sqrt(np.diag(covariance))
+    expected = covariance / np.outer(roots, roots)
+    np.testing.assert_allclose(solution.correlations, expected, atol=0.1)
+    assert np.abs(expected[0, -1]) > 0.8
+    assert solve(intervals=False).correlations is None
+
+
 def test_an_interval_is_wider_at_a_higher_level():
     solution = solve()
     low, high = solution.interval()
@@ -156,6 +173,8 @@ def test_directions_that_the_noise_hides_have_no_interval(intercept):
     solution = solve(data=(features, targets), intercept=intercept, epsilon=3.0)
     is_hidden = np.isinf(solution.standard_errors)
     assert is_hidden.tolist() == [True, True, False, False, True]
+    assert np.all(np.isfinite(solution.correlations))
+    assert np.all(solution.correlations[is_hidden] == np.eye(5)[is_hidden])
     assert solution.stats["num_hidden"] == 2
     low, high = np.asarray(solution.interval(0.9999))
     assert np.all((low <= [0, 0, 2, 1, 0]) & (high >= [0, 0, 2, 1, 0]))
