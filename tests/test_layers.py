@@ -12,13 +12,22 @@ ROOT = Path(dpjax.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # Private modules that every layer may import.
 SHARED = {
-    *("_default_delta", "_files", "_keys", "_processes", "_public_sets", "_rounding"),
+    *(
+        "_csv",
+        "_default_delta",
+        "_files",
+        "_keys",
+        "_processes",
+        "_public_sets",
+        "_rounding",
+    ),
     *(
         "_shapes",
         "_sharding",
         "_store",
         "_sums",
         "_tables",
+        "_texts",
         "_tree",
         "_trial_counts",
         "_types",

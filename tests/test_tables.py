@@ -1,4 +1,4 @@
-"""Files to columns: one line, one record, and no value that raises."""
+"""Files to columns: a cell changes its own record alone, and no value raises."""
 
 import datetime
 import gzip
@@ -40,7 +40,7 @@ def test_a_line_of_csv_changes_its_own_record_alone(csv_file, odd):
     lines = [b"x,y", b"1,a", odd, b'3,"c, d"', b" 4 , e"]
     columns = read_columns(csv_file(b"\n".join(lines) + b"\n"), ["x", "y"])
     assert [column[[0, 2, 3]].tolist() for column in columns.values()] == [
-        ["1", "3", "4 "],
+        ["1", "3", "4"],
         ["a", "c, d", "e"],
     ]
     assert len(columns["x"]) == 4
@@ -102,8 +102,8 @@ def test_parquet_kinds(tmp_path):
     names = column_names(path)
     columns = read_columns(path, names[:-1])
     assert columns["flag"].tolist()[::2] == [1.0, 0.0]
-    assert columns["integer"][0] == 2**62
-    assert columns["enum"].tolist() == ["a", None, "b"]
+    assert columns["integer"].tolist() == [str(2**62), "", "3"]
+    assert columns["enum"].tolist() == ["a", "", "b"]
     for name in names[:-1]:
         schema = {name: Numeric(), "text": Categorical(("a",))}
         assert np.isfinite(encode(columns, schema)[0]).all()
@@ -140,8 +140,8 @@ def test_npz_with_wrong_shapes(tmp_path, arrays, message):
     ("name", "content", "message"),
     [
         ("data.txt", b"x,y\n", "ends in .csv, .csv.gz, .tsv, .tsv.gz, .parq"),
-        ("data.csv", b"", r"distinct names \(they are \[\]\)"),
-        ("data.csv", b"x,y,x\n1,2,3\n", "distinct names"),
+        ("data.csv", b"", "a file with named columns"),
+        ("data.csv", b"x,y,x\n1,2,3\n", r"distinct names \(not \['x'\] twice"),
         ("data.parquet", b"x,y\n1,2\n", "a readable file"),
         ("data.npz", b"x,y\n1,2\n", "a readable file"),
     ],

@@ -20,12 +20,13 @@ from dpjax.cli._options import (
     required,
 )
 from dpjax.cli._public_sets import public_name
+from dpjax.cli._text_options import TextOptions
 
 _MODEL = Argument("MODEL", "A model.npz that dpjax train has written, or its folder.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchemaSettings:
+class SchemaSettings(TextOptions):
     """The options of `dpjax schema`."""
 
     source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
@@ -47,7 +48,7 @@ class SchemaSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckSettings:
+class CheckSettings(TextOptions):
     """The options of `dpjax check`."""
 
     source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
@@ -59,7 +60,7 @@ class CheckSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictSettings:
+class PredictSettings(TextOptions):
     """The options of `dpjax predict`."""
 
     model: Annotated[str, _MODEL]
@@ -67,6 +68,13 @@ class PredictSettings:
         str,
         Argument("DATA", "A file with the columns of the training, but the target."),
     ]
+    id: Annotated[
+        str | None,
+        of_data("A column that is written before the predictions, as it is."),
+    ] = None
+    keep: Annotated[
+        bool, of_data("Write all columns of the file before the predictions.")
+    ] = False
     output: Annotated[
         Path, of_output("CSV file to write: one line for each record, in their order.")
     ] = Path("predictions.csv")

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 
 from dpjax import _files, _validate
-from dpjax._tables import column_names, read_cells
+from dpjax._tables import column_names, read_columns
 from dpjax._types import Key
 from dpjax.cli import _display, _ledger, _report
 from dpjax.cli._check import warn_curator
@@ -242,6 +242,7 @@ def _say_stopped(how: str) -> None:
 def load_public(name: str, settings: Settings) -> Dataset:
     """Loads a public data set, with which options of a file are left out."""
     own = ("ledger", "schema", "target", "private_ranges", "holdout", "unit")
+    own += ("encoding", "decimal", "thousands", "currency")
     for option in own:
         value = getattr(settings, option)
         shown = str(value) if isinstance(value, Path) else value
@@ -285,16 +286,21 @@ def read_private(settings: Settings) -> Table:
         has_weights=has_weights,
         allows_empty=settings.private_ranges is not None,
         least=1 if settings.unit_names is None else 0,
+        text_format=settings.text_format,
     )
     if settings.unit is not None:
-        names = column_names(Path(settings.source))
+        path, text_format = Path(settings.source), settings.text_format
+        names = column_names(path, text_format)
         _validate.require(
             settings.unit in names and settings.unit not in table.columns,
             "--unit",
             settings.unit,
             f"a column of {names} that is neither a feature nor the target",
         )
-        cells = read_cells(Path(settings.source), settings.unit)
+        unit = [settings.unit]
+        cells = read_columns(path, unit, text_format=text_format, least=0)[
+            settings.unit
+        ]
         size = settings.max_records or MAX_RECORDS
         listed = settings.unit_names and read_names(settings.unit_names)
         table = table.by_unit(units_of(settings.unit, cells, size, listed))

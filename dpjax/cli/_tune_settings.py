@@ -75,7 +75,7 @@ class TuneSettings(Settings):
     max_records: int | None = field(default=None, init=False)
     show_unprotected: bool = field(default=False, init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_each(self)
         _validate.require(
             self.loss not in FOR_AMOUNTS,

@@ -50,7 +50,7 @@ class BoundedColumn:
     def __post_init__(self) -> None:
         _validate.positive(max=self.max)
 
-    def shares(self, cells: np.ndarray) -> np.ndarray:
+    def shares(self, cells: _tables.Column) -> np.ndarray:
         """Returns what share of the maximum each cell holds.
 
         Args:
@@ -196,7 +196,7 @@ class Model:
         """
         return self.predict_columns(self.read(table))
 
-    def read(self, table: Any) -> dict[str, np.ndarray]:
+    def read(self, table: Any) -> Mapping[str, _tables.Column]:
         """Returns the columns of a table that the model reads, each of shape (n,).
 
         Where it reads none, since it predicts a constant, the first column stands for
@@ -225,7 +225,7 @@ class Model:
             return _tables.read_columns(path, wanted)
         return _tables.frame_columns(table, wanted)
 
-    def predict_columns(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    def predict_columns(self, columns: Mapping[str, _tables.Column]) -> np.ndarray:
         """Predicts the target of every record of what `read` returns.
 
         Args:

@@ -66,7 +66,10 @@ def test_predictions_and_what_is_said_of_cells(folder):
     assert result.stdout == "wrote told/prices.csv\n"
     mark, said = " ".join(result.stderr.split()).split("dpjax check tells more): ")
     assert mark.startswith("For the curator's eyes only, outside the guarantee")
-    assert "rooms: 2 of 3 cells hold no number, most like $1200 (write 1200): " in said
+    assert (
+        "rooms: 2 of 3 cells hold no number, most like $7 (try --currency '$'): "
+        in said
+    )
     assert "they count as the center of the column, as in training." in said
     assert "town: 1 of 3 cells match no category: they count as none of them" in said
 
@@ -192,14 +195,15 @@ def test_no_control_character_of_a_model_reaches_the_terminal(folder):
         (["none.npz", "new.csv"], "none.npz"),
         (["new.csv", "new.csv"], "MODEL must be a file that dpjax train has written"),
         (["out", "none.csv"], "DATA must be a file that exists"),
-        (["out", "other.csv"], "['rooms'] are not in it"),
+        (["out", "other.csv"], "with one of the columns that the model reads, ['rooms"),
+        (["out", "new.csv", "--id", "who"], "--id must be a column of"),
         (["out", "new.csv", "--output", "new.csv"], "--output must be another file"),
         (["out", "new.csv", "--output", "new.txt"], "--output must be a file that end"),
         (["out", "new.csv", "--output", "new.csv/x.csv"], "--output must be a file"),
     ],
 )
 def test_what_predict_refuses(folder, arguments, message):
-    (folder / "other.csv").write_text("town,doors\nGhent,1\n")
+    (folder / "other.csv").write_text("towns,doors\nGhent,1\n")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     result = invoke("predict", *arguments)
     assert result.exit_code == 2
