@@ -82,7 +82,7 @@ def count_cells(
         is_used = np.array(np.isfinite(known), dtype=bool)
         if isinstance(kind, BoundedColumn):
             is_used = is_used & (known >= 0)
-    unused = count_texts(column[~is_used])
+    unused = count_texts(column[np.flatnonzero(~is_used)])
     held = {text: count for text, count in unused.items() if not is_mark(text)}
     unread = sum(held.values())
     cells = Cells(
