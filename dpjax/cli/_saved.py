@@ -64,7 +64,7 @@ def predict(settings: PredictSettings) -> None:
     for name in missing:
         taken = "none of its categories"
         if isinstance(kind := model.columns[name], Numeric):
-            taken = f"the center, {digits(kind.center)}"
+            taken = f"the center {digits(kind.center)}"
         said = f"There is no column {name}: {taken} is used for all records."
         messages.print(said, style="yellow", soft_wrap=True)
     for name in exposure:

@@ -74,6 +74,35 @@ def test_predictions_and_what_is_said_of_cells(folder):
     assert "town: 1 of 3 cells match no category: they count as none of them" in said
 
 
+def test_predictions_join_by_what_is_kept(folder):
+    def told(*options):
+        result = invoke("predict", "out", "new.csv", *options)
+        assert result.exit_code == 0, result.stderr
+        content = (folder / "predictions.csv").read_text()
+        return content.splitlines(), " ".join(result.stderr.split())
+
+    (folder / "new.csv").write_text('note,rooms\n"a ""b"",\nc",6\n01,\n')
+    lines, said = told("--id", "note")
+    assert lines == ["note,predicted_price", '"a ""b"",', 'c",550', "01,350"]
+    assert "There is no column town: none of its categories is used for all" in said
+    assert "column rooms" not in said
+    assert told("--keep", "--id", "rooms")[0][::3] == [
+        "rooms,note,predicted_price",
+        ",01,350",
+    ]
+    (folder / "new.csv").write_text("town;x\nGhent;1,5\nLier;2\n", "utf-16")
+    lines, said = told("--keep")
+    assert lines == ["town,x,predicted_price", 'Ghent,"1,5",450', "Lier,2,250"]
+    assert "There is no column rooms: the center 4 is used for all records." in said
+    (folder / "new.csv").write_bytes("town;rooms\nGhént;2.000,5 €\n".encode("cp1252"))
+    lines, said = told("--decimal", ",", "--thousands", ".", "--currency", "€")
+    assert "town: the bytes of 1 of 1 cells do not decode" in said
+    assert "rooms: the bytes of 1 of 1 cells do not decode" in said
+    assert "--encoding says how the file is encoded: latin-1 or cp1252" in said
+    more = "--encoding", "cp1252", "--currency", "€", "--decimal", ",", "--keep"
+    assert told(*more, "--thousands", ".")[0][1] == 'Ghént,"2.000,5 €",950'
+
+
 def test_another_value_beside_a_single_category_is_an_answer(folder):
     columns = {"town": np.array(["Ghent", "Lier", "Lier", ""], object)}
     one = SimpleNamespace(columns={"town": Categorical(("Ghent",))}, exposure=None)
