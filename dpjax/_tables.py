@@ -39,8 +39,9 @@ def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
 def declared_kinds(path: Path) -> dict[str, str]:
     """Returns what the types of a Parquet file's columns say; no record is looked at.
 
-    "number", "text", "truth" or "time". Other files declare nothing. The categories of
-    an enumeration are not told: as a rule they were collected from the records.
+    "number", "text", "truth", "time" or "nested". Other files declare nothing. The
+    categories of an enumeration are not told: as a rule they were collected from the
+    records.
 
     Raises:
         ValueError: if the file is of no known kind, or cannot be read.
@@ -59,6 +60,8 @@ def declared_kinds(path: Path) -> dict[str, str]:
                 kinds[name] = "time"
             elif kind in (pl.String, pl.Categorical, pl.Enum):
                 kinds[name] = "text"
+            elif kind.is_nested():
+                kinds[name] = "nested"
     return kinds
 
 

@@ -51,7 +51,7 @@ def check(settings: CheckSettings) -> None:
         console.print("No target was checked: --target names it.")
     else:
         _print_labels(console, columns[target], target, kinds[target])
-    found = [*_findings(kinds, cells, target)]
+    found = [*_findings(kinds, cells, target), *_remarks(kinds, cells)]
     for text in found or ["Nearly every column can be used."]:
         console.print(text, soft_wrap=True)
 
@@ -67,7 +67,9 @@ def warn_curator(console: Console, table: Table) -> bool:
     kinds: dict[str, Kind] = {**schema.columns, table.target: schema.target}
     kinds |= schema.bounded
     cells = {k: count_cells(kind, table.columns[k]) for k, kind in kinds.items()}
-    return say_to_curator(console, _findings(kinds, cells, table.target))
+    found = [*_findings(kinds, cells, table.target)]
+    say_to_curator(console, [*found, *_remarks(kinds, cells)])
+    return bool(found)
 
 
 def _findings(
@@ -84,11 +86,23 @@ def _findings(
             said = _of_amounts(kind, counts)
         else:
             said = _of_numbers(kind, counts, is_template=is_template)
-        what = f"{'target' if name == target else 'column'} {name!r}"
         if said:
-            yield f"{what}: {said}"
+            yield f"{'target' if name == target else 'column'} {name!r}: {said}"
+
+
+def _remarks(kinds: Mapping[str, Kind], cells: Mapping[str, Cells]) -> Iterator[str]:
+    """Yields what is odd about columns that can be used."""
+    for name, kind in kinds.items():
+        counts = cells[name]
         if counts.undecoded:
-            yield f"{what}: {undecoded(counts)}"
+            yield f"column {name!r}: {undecoded(counts)}"
+        is_listed = isinstance(kind, Categorical) and counts.level
+        if is_listed and counts.unread > _NEARLY_NONE * counts.total:
+            yield (
+                f"column {name!r}: {counts.said(counts.unread)} cells, such as "
+                f"{counts.example!r}, match none of the schema's categories, beside "
+                f"{counts.level!r}, which seems to be the reference level."
+            )
 
 
 def undecoded(cells: Cells) -> str:
@@ -112,13 +126,7 @@ def _of_categories(kind: Categorical, cells: Cells, *, is_target: bool) -> str:
     if kind.categories == (FILL_IN,):
         return "its categories are still to be listed in the schema."
     if share > _NEARLY_NONE:
-        if cells.unread <= _NEARLY_NONE * cells.total:
-            return ""
-        return (
-            f"{cells.said(cells.unread)} cells, such as {cells.example!r}, match none "
-            f"of the schema's categories, beside {cells.level!r}, which seems to be "
-            "the reference level."
-        )
+        return ""
     listed = ", ".join(map(repr, kind.categories[:5]))
     others = f", others are such as {cells.example!r}" if cells.example else ""
     return (

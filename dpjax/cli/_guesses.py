@@ -91,6 +91,8 @@ def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
         is_named = bool(guess.left_out)
         if kind == "time":
             guesses[name] = HAS_TIMES
+        elif kind == "nested":
+            guesses[name] = Guess(left_out="holds lists or records")
         elif kind == "truth":
             guesses[name] = Guess(categories=("true",))
         elif kind == "text" and not is_named:

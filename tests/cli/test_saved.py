@@ -103,6 +103,21 @@ def test_predictions_join_by_what_is_kept(folder):
     assert told(*more, "--thousands", ".")[0][1] == 'Ghént,"2.000,5 €",950'
 
 
+def test_a_full_disk_leaves_the_predictions_that_were_there(folder, monkeypatch):
+    (folder / "predictions.csv").write_text("old")
+    before = sorted(folder.rglob("*"))
+
+    def fail(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    result = invoke("predict", "out", "new.csv")
+    assert result.exit_code == 2
+    assert "No space left" in " ".join(result.stderr.split())
+    assert (folder / "predictions.csv").read_text() == "old"
+    assert sorted(folder.rglob("*")) == before
+
+
 def test_another_value_beside_a_single_category_is_an_answer(folder):
     columns = {"town": np.array(["Ghent", "Lier", "Lier", ""], object)}
     one = SimpleNamespace(columns={"town": Categorical(("Ghent",))}, exposure=None)
