@@ -11,7 +11,9 @@ or stop there: a cell would choose how many records there are. Here
 
 So whatever a writer of CSV files has quoted is read back, and a cell changes its own
 record alone: neighbouring tables are those that differ in one record as it is read. A
-line with too few cells is filled up, and further cells are left out.
+line with too few cells is filled up, and further cells are left out. Bytes that do not
+decode stay in their line; in UTF-16 a line ends where the bytes of a line break stand,
+at an odd place too, so that an odd byte moves no other line.
 
 Lines are split and parsed by polars in blocks; only lines with a quote inside of a
 cell, or a delimiter or line break inside of quotes, are taken apart one by one.
