@@ -11,7 +11,7 @@ from dpjax import _validate, datasets
 from dpjax._public_sets import PUBLIC_SETS
 from dpjax._tables import Column, column_names, read_columns
 from dpjax._texts import PLAIN, TextFormat, Texts
-from dpjax.cli._guesses import guess_names, schema_text
+from dpjax.cli._guesses import FILL_IN, guess_names, schema_text
 from dpjax.cli._losses import AMOUNTS
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.cli._terminal import SchemaNeeded
@@ -172,6 +172,9 @@ def read_table(
             ),
         )
     declared = read_schema(schema, link=link, allows_empty=allows_empty)
+    left = [k for k, v in declared.columns.items() if v == Categorical((FILL_IN,))]
+    rule = f"filled in: the categories of these columns are still {FILL_IN}"
+    _validate.require(not left, "--schema", left, rule)
     _check_bounded(declared, link, has_weights=has_weights, hold_out=hold_out)
     target = _target(declared, target, path, names)
     if target is None:
