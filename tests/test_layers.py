@@ -12,7 +12,15 @@ ROOT = Path(dpjax.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # Private modules that every layer may import.
 SHARED = {
-    *("_default_delta", "_files", "_keys", "_processes", "_public_sets", "_rounding"),
+    *(
+        "_csv",
+        "_default_delta",
+        "_files",
+        "_keys",
+        "_processes",
+        "_public_sets",
+        "_rounding",
+    ),
     *(
         "_shapes",
         "_sharding",
@@ -20,6 +28,7 @@ SHARED = {
         "_summary",
         "_sums",
         "_tables",
+        "_texts",
         "_tree",
         "_trial_counts",
         "_types",

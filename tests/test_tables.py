@@ -1,14 +1,21 @@
-"""Files to columns: one line, one record, and no value that raises."""
+"""Files to columns: a cell changes its own record alone, and no value raises."""
 
+import csv
 import datetime
+import decimal
 import gzip
+import io
 import zipfile
 
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dpjax import _csv
 from dpjax._tables import column_names, read_columns
+from dpjax._texts import TextFormat, Texts, numbers_of
 from dpjax.datasets import Categorical, Numeric, encode
 
 ODD_LINES = [
@@ -40,7 +47,7 @@ def test_a_line_of_csv_changes_its_own_record_alone(csv_file, odd):
     lines = [b"x,y", b"1,a", odd, b'3,"c, d"', b" 4 , e"]
     columns = read_columns(csv_file(b"\n".join(lines) + b"\n"), ["x", "y"])
     assert [column[[0, 2, 3]].tolist() for column in columns.values()] == [
-        ["1", "3", "4 "],
+        ["1", "3", "4"],
         ["a", "c, d", "e"],
     ]
     assert len(columns["x"]) == 4
@@ -102,8 +109,8 @@ def test_parquet_kinds(tmp_path):
     names = column_names(path)
     columns = read_columns(path, names[:-1])
     assert columns["flag"].tolist()[::2] == [1.0, 0.0]
-    assert columns["integer"][0] == 2**62
-    assert columns["enum"].tolist() == ["a", None, "b"]
+    assert columns["integer"].tolist() == [str(2**62), "", "3"]
+    assert columns["enum"].tolist() == ["a", "", "b"]
     for name in names[:-1]:
         schema = {name: Numeric(), "text": Categorical(("a",))}
         assert np.isfinite(encode(columns, schema)[0]).all()
@@ -140,8 +147,8 @@ def test_npz_with_wrong_shapes(tmp_path, arrays, message):
     ("name", "content", "message"),
     [
         ("data.txt", b"x,y\n", "ends in .csv, .csv.gz, .tsv, .tsv.gz, .parq"),
-        ("data.csv", b"", r"distinct names \(they are \[\]\)"),
-        ("data.csv", b"x,y,x\n1,2,3\n", "distinct names"),
+        ("data.csv", b"", "a file with named columns"),
+        ("data.csv", b"x,y,x\n1,2,3\n", r"distinct names \(not \['x'\] twice"),
         ("data.parquet", b"x,y\n1,2\n", "a readable file"),
         ("data.npz", b"x,y\n1,2\n", "a readable file"),
     ],
@@ -167,3 +174,206 @@ def test_npz_that_is_cut_off(tmp_path):
 def test_a_file_without_rows(csv_file):
     with pytest.raises(ValueError, match="DATA must be a file with at least one"):
         read_columns(csv_file(b"x,y\n"), ["x"])
+
+
+CELLS = st.text(st.sampled_from([*'ab1"",;\n\r\t |\0é\u2028\ufeff']), max_size=6)
+
+
+def read_back(path, content, names=("x", "y", "z"), encoding=None):
+    path.write_bytes(content)
+    columns = read_columns(path, [*names], text_format=TextFormat(encoding=encoding))
+    return [*zip(*(column.tolist() for column in columns.values()), strict=True)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=6),
+    block=st.sampled_from([3, 16, 1 << 22]),
+    style=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
+    delimiter=st.sampled_from([*",;\t|"]),
+)
+def test_what_a_writer_has_written_is_read_back(
+    tmp_path_factory, rows, block, style, delimiter
+):
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, quoting=style, delimiter=delimiter)
+    writer.writerows([("x", "y", "z"), *rows])
+    path = tmp_path_factory.mktemp("csv") / "data.csv"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_csv, "_BLOCK", block)
+        found = read_back(path, text.getvalue().encode())
+    # A line break inside quotes is in its cell; blanks around cells are in none.
+    blanks = " \t\n\r\u2028"
+    expected = [tuple(cell.strip(blanks) for cell in row) for row in rows]
+    assert [tuple(c.strip(blanks) for c in row) for row in found] == expected
+
+
+LINES = st.binary(max_size=12).map(lambda line: line.replace(b"\n", b'"'))
+
+
+@settings(max_examples=60, deadline=None)
+@given(odd=LINES, block=st.sampled_from([3, 16, 1 << 22]))
+def test_bytes_of_a_line_change_its_own_record_alone(tmp_path_factory, odd, block):
+    lines = [b"x,y,z", b'1,"a",2', odd, b'3,"b, c",4', b'5,"d ""e""",6', b"7,f,8"]
+    path = tmp_path_factory.mktemp("csv") / "data.csv"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_csv, "_BLOCK", block)
+        found = read_back(path, b"\n".join(lines))
+    assert found[:1] + found[2:] == [
+        ("1", "a", "2"),
+        ("3", "b, c", "4"),
+        ("5", 'd "e"', "6"),
+        ("7", "f", "8"),
+    ]
+
+
+def test_a_quote_reaches_no_further_than_a_record_can(csv_file, monkeypatch):
+    lines = [b"x,y", b'1,"a', b"b", b'c"', b'2,"a', b"b,c", b'd"e,3', b'4,"', b"5,6"]
+    columns = read_columns(csv_file(b"\n".join(lines)), ["x", "y"])
+    assert columns["x"].tolist() == ["1", "2", "b", 'd"e', "4", "5"]
+    assert columns["y"].tolist() == ["a\nb\nc", '"a', "c", "3", '"', "6"]
+    monkeypatch.setattr(_csv, "_LONGEST", 3)
+    columns = read_columns(csv_file(b"\n".join(lines[:4])), ["x"])
+    assert columns["x"].tolist() == ["1", "b", 'c"']
+
+
+@pytest.mark.parametrize(
+    ("encoding", "town"),
+    [("latin-1", "Gh\u00e9nt"), ("cp1252", "Gh\u00e9nt"), (None, "Gh\ufffdnt")],
+)
+def test_bytes_that_do_not_decode_are_missing(csv_file, encoding, town):
+    path = csv_file(b"x,y,z\n1,Gh\xe9nt,a\n2,Lier,b\n")
+    text_format = TextFormat(encoding=encoding)
+    column = read_columns(path, ["y"], text_format=text_format)["y"]
+    assert column.tolist() == [town, "Lier"]
+    found = Categorical(("Gh\u00e9nt", "Lier")).encode(column).tolist()
+    assert found == [[float(encoding is not None), 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    ["utf-7", "shift_jis", "iso2022_jp", "hz", "gbk", "utf-16-le", "utf-16", "utf-8"],
+)
+def test_no_byte_of_an_encoding_takes_another_line(csv_file, encoding):
+    end = "\n".encode("utf-16-le" if "16" in encoding else "ascii")
+    name, cell = (
+        "x".encode("utf-16-le" if "16" in encoding else "ascii"),
+        b"\x81\x1b$B~{",
+    )
+    content = end.join([name, cell, name, cell + b"+AAo-", name, b""])
+    text_format = TextFormat(encoding=encoding)
+    column = read_columns(csv_file(content), ["x"], text_format=text_format)["x"]
+    assert column.tolist()[1::2] == ["x", "x"]
+    assert len(column) == 4
+
+
+@pytest.mark.parametrize("name", ["no-such", "rot13", "cp037", "utf-32", "base64"])
+def test_encodings_that_are_refused(name):
+    with pytest.raises(ValueError, match="--encoding must be a text encoding"):
+        TextFormat(encoding=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "cells"),
+    [
+        (
+            {},
+            {"+1.5e2": 150, ".5": 0.5, "5.": 5, "1_8": None, "0x1": None, "1,5": None},
+        ),
+        (
+            {},
+            {"True": 1, "FALSE": 0, "nan": None, "inf": None, "1e400": None, "": None},
+        ),
+        (
+            {"decimal": ","},
+            {"1,5": 1.5, "1.5": None, "-,5e1": -5, "true": 1, "1_8": None},
+        ),
+        (
+            {"thousands": ",", "currency": "$"},
+            {
+                "$1,200.5": 1200.5,
+                "-$ 5": -5,
+                "$-5": -5,
+                "1,20": None,
+                "$": None,
+                "7": 7,
+            },
+        ),
+        (
+            {"decimal": ",", "thousands": " ", "currency": "EUR"},
+            {"1\u00a0200,5 EUR": 1200.5, "12 00": None, "EUR3": 3, "3 USD": None},
+        ),
+    ],
+)
+def test_numbers_in_a_format(options, cells):
+    column = Texts.of(cells, TextFormat(**options))
+    expected = [np.nan if number is None else number for number in cells.values()]
+    np.testing.assert_array_equal(column.numbers, expected)
+    if not options:  # and so in an array, which has no other format
+        np.testing.assert_array_equal(numbers_of(np.array([*cells], object)), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"decimal": ";"}, "--decimal"),
+        ({"thousands": "."}, "--thousands"),
+        ({"thousands": "x"}, "--thousands"),
+        ({"currency": "1"}, "--currency"),
+        ({"currency": ""}, "--currency"),
+    ],
+)
+def test_formats_that_are_refused(options, name):
+    with pytest.raises(ValueError, match=f"{name} must be "):
+        TextFormat(**options)
+
+
+def test_parquet_of_many_types(tmp_path):
+    path, ids = tmp_path / "data.parquet", [2**53, 2**53 + 1, None]
+    pl.DataFrame(
+        {
+            "id": ids,
+            "price": [decimal.Decimal("1.50"), None, decimal.Decimal("-2.25")],
+            "kind": pl.Series(["a", None, "b"], dtype=pl.Categorical),
+            "raw": [b"a", b"\xff", None],
+            "when": [datetime.datetime(2020, 1, 1)] * 3,
+            "nested": [[1], [2], None],
+            "record": [{"a": 1}] * 3,
+        }
+    ).write_parquet(path)
+    columns = read_columns(path, ["id", "price", "kind", "raw"])
+    assert Categorical((str(2**53 + 1),)).encode(columns["id"]).sum() == 1
+    np.testing.assert_array_equal(numbers_of(columns["id"])[:2], [2**53, 2**53])
+    np.testing.assert_array_equal(columns["price"], [1.5, np.nan, -2.25])
+    assert columns["kind"].tolist() == ["a", "", "b"]
+    assert Categorical(("a",)).encode(columns["raw"]).tolist() == [[1], [0], [0]]
+    for name, kind in {
+        "when": "Datetime",
+        "nested": "List",
+        "record": "Struct",
+    }.items():
+        with pytest.raises(ValueError, match=f"column '{name}' holds {kind}"):
+            read_columns(path, [name])
+
+
+def test_a_file_that_changes_while_it_is_read(csv_file, monkeypatch):
+    path, blocks = csv_file(b"x,y\n1,2\n"), _csv._blocks
+
+    def changing(path, encoding):
+        yield from blocks(path, encoding)
+        path.write_bytes(b"x,y\n1,2\n3,4\n")
+
+    monkeypatch.setattr(_csv, "_blocks", changing)
+    with pytest.raises(ValueError, match="written to while it was read"):
+        read_columns(path, ["x"])
+    with pytest.raises(ValueError, match="its columns have changed"):
+        read_columns(csv_file(b"y,z\n1,2\n"), ["x"])
+
+
+def test_one_row_and_wider_than_long(csv_file):
+    names = [f"c{i}" for i in range(600)]
+    lines = ",".join(names), ",".join(map(str, range(600)))
+    columns = read_columns(csv_file("\n".join(lines).encode()), names[::-1])
+    assert [column.tolist() for column in columns.values()] == [
+        [str(i)] for i in range(600)
+    ][::-1]

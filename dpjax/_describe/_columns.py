@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _keys
+from dpjax._tables import Column
+from dpjax._texts import float32_of
 from dpjax._types import Key
 from dpjax.accounting import noise_multiplier_to_epsilon
 from dpjax.datasets import Categorical, Numeric
-from dpjax.datasets._shared import numbers_of
 from dpjax.solvers import dp_group_means, dp_histogram
 from dpjax.solvers._shared import EDGES_SHARE, private_edges
 
@@ -72,7 +73,7 @@ class Groups(NamedTuple):
         codes = place(np.ones(num_records, np.int32)) - 1
         return cls((ALL,), codes, place, num_records if is_public else None)
 
-    def divided(self, kind: Categorical, column: np.ndarray) -> "Groups":
+    def divided(self, kind: Categorical, column: Column) -> "Groups":
         """Returns the groups of a column of categories, the last one of others."""
         codes = np.where(self.codes < 0, -1, self.place(_codes(kind, column)))
         return self._replace(
@@ -117,10 +118,10 @@ class Found(NamedTuple):
 
 
 def of_numbers(
-    kind: Numeric | None, column: np.ndarray, groups: Groups, budget: Budget, key: Key
+    kind: Numeric | None, column: Column, groups: Groups, budget: Budget, key: Key
 ) -> Found:
     mean_key, edge_key, count_key = _keys.split(key, 3)
-    numbers = groups.place(numbers_of(column))
+    numbers = groups.place(float32_of(column))
     moments = dp_group_means(
         numbers,
         groups.codes,
@@ -161,7 +162,7 @@ def of_numbers(
 
 
 def of_categories(
-    kind: Categorical, column: np.ndarray, groups: Groups, budget: Budget, key: Key
+    kind: Categorical, column: Column, groups: Groups, budget: Budget, key: Key
 ) -> Found:
     names = (*kind.categories, OTHER)
     cells = groups.place(_codes(kind, column))
@@ -204,7 +205,7 @@ def _shares(
     return shares, np.where(is_seen, np.sqrt(noise + sampling), np.inf)
 
 
-def _codes(kind: Categorical, column: np.ndarray) -> np.ndarray:
+def _codes(kind: Categorical, column: Column) -> np.ndarray:
     """Returns the index of each cell's category, the last one for others."""
     codes = np.full(len(column), len(kind.categories), np.int32)
     for start in range(0, len(column), _BLOCK):

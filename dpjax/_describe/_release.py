@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from dpjax import _validate
 from dpjax._default_delta import default_delta
@@ -19,7 +18,7 @@ from dpjax._describe._columns import (
     of_numbers,
 )
 from dpjax._describe._description import Description, Row
-from dpjax._tables import frame_columns, frame_names
+from dpjax._tables import Column, frame_columns, frame_names
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.datasets import Categorical, Numeric
@@ -115,7 +114,7 @@ def describe(
 
 
 def release(
-    columns: Mapping[str, np.ndarray],
+    columns: Mapping[str, Column],
     schema: Mapping[str, Kind],
     *,
     key: Key,

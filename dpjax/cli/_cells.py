@@ -4,30 +4,32 @@ No guarantee covers these numbers. They go to the terminal, and into no file.
 """
 
 import re
+import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
 
-from dpjax._tables import text_of
+from dpjax._tables import Column
+from dpjax._texts import UNDECODED, Texts, float32_of, is_mark, text_of
 from dpjax.datasets import Categorical, Numeric
-from dpjax.datasets._shared import numbers_of
 from dpjax.models._shared import BoundedColumn
 
-# What people write where there is no value.
-_MARKS = {"", "na", "n/a", "#n/a", "nan", "null", "none", "?", "-", "--", "."}
 _FAR = 5.0  # scales
 _LONGEST = 30  # of a cell that is shown
-_AMOUNT = r"[+-]?\d[\d.,' ]*"
-# Numbers that are no plain ones: what they look like, and how to write them.
+_LEAST_REFERENCE = 0.01  # of the cells
+_CURRENCY = r"[$€£¥]|[A-Z]{3}"
+# Numbers that are no plain ones, and the options that read them.
 _FORMATS = {
-    "like $1200 (write 1200)": rf"-?[$€£¥] ?{_AMOUNT}|{_AMOUNT} ?[$€£¥]",
-    "like 12% (write 0.12)": rf"{_AMOUNT}%",
-    "like 1,200 (write 1200)": r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?",
-    "like 1.200,5 or 2,5 (write 1200.5 or 2.5)": r"[+-]?[\d.' ]+,\d*",
-    "like 1 200 (write 1200)": r"[+-]?\d{1,3}([ ']\d{3})+(\.\d*)?",
+    r"\d{1,3}(,\d{3})+(\.\d*)?": "--thousands ,",
+    r"\d{1,3}(\.\d{3})+(,\d*)?": "--decimal , --thousands .",
+    r"\d{1,3}('\d{3})+(\.\d*)?": '--thousands "\'"',
+    r"\d{1,3}( \d{3})+(\.\d*)?": '--thousands " "',
+    r"\d{1,3}( \d{3})+,\d*": '--decimal , --thousands " "',
+    r"\d*,\d*": "--decimal ,",
+    r"\d+(\.\d*)?": "",
 }
 
 
@@ -39,8 +41,12 @@ class Cells(NamedTuple):
         missing: without a value.
         unread: with one that is no number, or none of the categories.
         far: numbers beyond five scales of the centre, or above the maximum.
-        looks: what most of the unread numbers look like, if it is known.
+        looks: what most of the unread numbers look like, and what reads them.
         example: the commonest cell that is none of the categories.
+        reference: how many are in no category and alike: if many, they seem to be the
+            level that others are compared with.
+        level: what these hold.
+        undecoded: how many of the missing ones hold bytes that do not decode.
     """
 
     total: int
@@ -49,11 +55,14 @@ class Cells(NamedTuple):
     far: int = 0
     looks: str = ""
     example: str = ""
+    reference: int = 0
+    level: str = ""
+    undecoded: int = 0
 
     @property
     def used(self) -> int:
         """How many hold a number, or one of the categories."""
-        return self.total - self.missing - self.unread
+        return self.total - self.missing - self.unread - self.reference
 
     def said(self, count: int) -> str:
         """Returns "3 of 40"."""
@@ -61,31 +70,68 @@ class Cells(NamedTuple):
 
 
 def count_cells(
-    kind: Numeric | Categorical | BoundedColumn | None, column: np.ndarray
+    kind: Numeric | Categorical | BoundedColumn | None, column: Column
 ) -> Cells:
     """Counts the cells of a column of a kind; None is numbers of an open range."""
     known = np.zeros(0)
     if isinstance(kind, Categorical):
         is_used = kind.encode(column).any(axis=1)
     else:
-        known = numbers_of(column)
-        is_used = ~np.isnan(known)
+        known = float32_of(column)
+        is_used = np.array(np.isfinite(known), dtype=bool)
         if isinstance(kind, BoundedColumn):
-            is_used &= known >= 0
-    texts = [text_of(cell) for cell in column[~is_used].tolist()]
-    held = [text for text in texts if not is_mark(text)]
-    counts = len(column), len(texts) - len(held), len(held)
+            is_used = is_used & (known >= 0)
+    unused = count_texts(column[np.flatnonzero(~is_used)])
+    held = {text: count for text, count in unused.items() if not is_mark(text)}
+    unread = sum(held.values())
+    cells = Cells(
+        len(column),
+        sum(unused.values()) - unread,
+        unread,
+        undecoded=sum(count for text, count in unused.items() if UNDECODED in text),
+    )
     if isinstance(kind, Categorical):
-        (most, _), *_ = Counter(held).most_common(1) or [("", 0)]
-        return Cells(*counts, example=most[:_LONGEST])
-    looks = [_look(text) for text in held]
-    most = max(set(looks), key=looks.count, default="")
+        return _of_categories(cells, held)
     far = 0
     if isinstance(kind, BoundedColumn):
         far = int(np.sum(known[is_used] > np.float32(kind.max)))
     elif kind is not None:
         far = int(np.sum(np.abs(known[is_used] - kind.center) > _FAR * kind.scale))
-    return Cells(*counts, far, most)
+    return cells._replace(far=far, looks=_looks(held))
+
+
+def count_texts(column: Column) -> Counter[str]:
+    """Counts the different texts of a column."""
+    if not isinstance(column, Texts):
+        return Counter(map(text_of, column.tolist()))
+    texts, codes = column.distinct
+    counts = np.bincount(codes, minlength=len(texts)).tolist()
+    return Counter(dict(zip(texts, counts, strict=True)))
+
+
+def _of_categories(cells: Cells, held: Mapping[str, int]) -> Cells:
+    common = [text[:_LONGEST] for text, _ in Counter(held).most_common(2)]
+    most = max(held.values(), default=0)
+    if cells.used == 0 or most < max(1, _LEAST_REFERENCE * cells.total):
+        return cells._replace(example=next(iter(common), ""))
+    return cells._replace(
+        unread=cells.unread - most,
+        reference=most,
+        level=common[0],
+        example=common[1] if len(common) > 1 else "",
+    )
+
+
+def _looks(held: Mapping[str, int]) -> str:
+    """Returns what most texts look like that are no plain numbers."""
+    found: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for text, count in held.items():
+        look = _look(text)
+        found[look] += count
+        examples.setdefault(look, text)
+    (look, _), *_ = found.most_common(1) or [("", 0)]
+    return f"like {examples[look][:_LONGEST]} ({look})" if look else ""
 
 
 def say_to_curator(console: Console, texts: Iterable[str]) -> bool:
@@ -102,11 +148,21 @@ def say_to_curator(console: Console, texts: Iterable[str]) -> bool:
     return bool(found)
 
 
-def is_mark(text: str) -> bool:
-    """Tells whether a text stands for a missing value."""
-    return text.lower() in _MARKS
-
-
 def _look(text: str) -> str:
-    plain = text.replace("\u00a0", " ").replace("\u202f", " ")
-    return next((k for k, form in _FORMATS.items() if re.fullmatch(form, plain)), "")
+    """Returns which options read a text, or how to write it, if it is a number."""
+    plain = text.replace("\u00a0", " ").replace("\u202f", " ").replace("\u2019", "'")
+    if re.fullmatch(r"[+-]?[\d.,' ]+%", plain):
+        return "write 0.12 for 12%"
+    form = (
+        rf"[+-]?(?P<a>{_CURRENCY})? ?[+-]?(?P<n>[\d.,' ]*\d[.,]?) ?(?P<b>{_CURRENCY})?"
+    )
+    match = re.fullmatch(form, plain)
+    if match is None:
+        return ""
+    for shape, options in _FORMATS.items():
+        if re.fullmatch(shape, match["n"]):
+            sign = match["a"] or match["b"]
+            currency = f"--currency {shlex.quote(sign)}" if sign else ""
+            found = " ".join(filter(None, [options, currency]))
+            return f"try {found}" if found else ""
+    return ""

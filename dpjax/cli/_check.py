@@ -4,17 +4,16 @@ What is said here is of the records, outside every guarantee: it is for the eyes
 holds them anyway, and is written nowhere.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table as Rows
 
-from dpjax._tables import text_of
-from dpjax.cli._cells import Cells, count_cells, say_to_curator
+from dpjax._tables import Column
+from dpjax.cli._cells import Cells, count_cells, count_texts, say_to_curator
 from dpjax.cli._command_settings import CheckSettings
+from dpjax.cli._guesses import FILL_IN
 from dpjax.cli._sources import Kind, Table, read_checked
 from dpjax.cli._terminal import terminal
 from dpjax.datasets import Categorical, Numeric
@@ -35,7 +34,10 @@ def check(settings: CheckSettings) -> None:
         OSError: if a file cannot be read.
     """
     kinds, columns, target = read_checked(
-        Path(settings.source), schema=settings.schema, target=settings.target
+        Path(settings.source),
+        schema=settings.schema,
+        target=settings.target,
+        text_format=settings.text_format,
     )
     console = terminal()
     console.print(
@@ -49,7 +51,7 @@ def check(settings: CheckSettings) -> None:
         console.print("No target was checked: --target names it.")
     else:
         _print_labels(console, columns[target], target, kinds[target])
-    found = [*_findings(kinds, cells, target)]
+    found = [*_findings(kinds, cells, target), *_remarks(kinds, cells)]
     for text in found or ["Nearly every column can be used."]:
         console.print(text, soft_wrap=True)
 
@@ -65,7 +67,9 @@ def warn_curator(console: Console, table: Table) -> bool:
     kinds: dict[str, Kind] = {**schema.columns, table.target: schema.target}
     kinds |= schema.bounded
     cells = {k: count_cells(kind, table.columns[k]) for k, kind in kinds.items()}
-    return say_to_curator(console, _findings(kinds, cells, table.target))
+    found = [*_findings(kinds, cells, table.target)]
+    say_to_curator(console, [*found, *_remarks(kinds, cells)])
+    return bool(found)
 
 
 def _findings(
@@ -86,6 +90,30 @@ def _findings(
             yield f"{'target' if name == target else 'column'} {name!r}: {said}"
 
 
+def _remarks(kinds: Mapping[str, Kind], cells: Mapping[str, Cells]) -> Iterator[str]:
+    """Yields what is odd about columns that can be used."""
+    for name, kind in kinds.items():
+        counts = cells[name]
+        if counts.undecoded:
+            yield f"column {name!r}: {undecoded(counts)}"
+        is_listed = isinstance(kind, Categorical) and counts.level
+        if is_listed and counts.unread > _NEARLY_NONE * counts.total:
+            yield (
+                f"column {name!r}: {counts.said(counts.unread)} cells, such as "
+                f"{counts.example!r}, match none of the schema's categories, beside "
+                f"{counts.level!r}, which seems to be the reference level."
+            )
+
+
+def undecoded(cells: Cells) -> str:
+    """Returns what is said of cells whose bytes do not decode."""
+    return (
+        f"the bytes of {cells.said(cells.undecoded)} cells do not decode: they count "
+        "as missing. --encoding says how the file is encoded: latin-1 or cp1252, if "
+        "it is of Western Europe."
+    )
+
+
 def _of_categories(kind: Categorical, cells: Cells, *, is_target: bool) -> str:
     share = cells.used / max(cells.total, 1)
     if is_target:
@@ -95,6 +123,8 @@ def _of_categories(kind: Categorical, cells: Cells, *, is_target: bool) -> str:
             f"{cells.said(cells.used)} cells are the schema's positive, "
             f"{kind.categories[0]!r}; it must be written as in the file."
         )
+    if kind.categories == (FILL_IN,):
+        return "its categories are still to be listed in the schema."
     if share > _NEARLY_NONE:
         return ""
     listed = ", ".join(map(repr, kind.categories[:5]))
@@ -158,16 +188,19 @@ def _rows(
         look = counts.looks
         if counts.example and name != target:
             look = f"such as {counts.example!r}"
+        if counts.level and name != target:
+            share = _percent(counts.reference, counts.total)
+            look = ", ".join(
+                filter(None, [f"reference level {counts.level!r} ({share})", look])
+            )
         rows.add_row(name, said, missing, unread, far, look)
     return rows
 
 
-def _print_labels(
-    console: Console, column: np.ndarray, target: str, kind: Kind
-) -> None:
+def _print_labels(console: Console, column: Column, target: str, kind: Kind) -> None:
     if not isinstance(kind, Categorical):
         return
-    labels = Counter(map(text_of, column.tolist()))
+    labels = count_texts(column)
     shares = [
         f"{label!r} {_percent(count, len(column))}"
         for label, count in labels.most_common(_MOST_LABELS)

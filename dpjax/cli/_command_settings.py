@@ -21,12 +21,13 @@ from dpjax.cli._options import (
     required,
 )
 from dpjax.cli._public_sets import public_name
+from dpjax.cli._text_options import TextOptions
 
 _MODEL = Argument("MODEL", "A model.npz that dpjax train has written, or its folder.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchemaSettings:
+class SchemaSettings(TextOptions):
     """The options of `dpjax schema`."""
 
     source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
@@ -48,7 +49,7 @@ class SchemaSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckSettings:
+class CheckSettings(TextOptions):
     """The options of `dpjax check`."""
 
     source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
@@ -60,7 +61,7 @@ class CheckSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictSettings:
+class PredictSettings(TextOptions):
     """The options of `dpjax predict`."""
 
     model: Annotated[str, _MODEL]
@@ -68,6 +69,13 @@ class PredictSettings:
         str,
         Argument("DATA", "A file with the columns of the training, but the target."),
     ]
+    id: Annotated[
+        str | None,
+        of_data("A column that is written before the predictions, as it is."),
+    ] = None
+    keep: Annotated[
+        bool, of_data("Write all columns of the file before the predictions.")
+    ] = False
     output: Annotated[
         Path, of_output("CSV file to write: one line for each record, in their order.")
     ] = Path("predictions.csv")
@@ -136,7 +144,7 @@ class LedgerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DescribeSettings:
+class DescribeSettings(TextOptions):
     """The options of `dpjax describe`."""
 
     source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
@@ -194,7 +202,7 @@ class DescribeSettings:
     ] = None
 
     def __post_init__(self):
-        check_each(self)
+        super().__post_init__()
         _validate.require(
             self.ledger is None or self.seed is None,
             "--ledger",

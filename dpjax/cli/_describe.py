@@ -25,6 +25,7 @@ from dpjax._describe import (
     release,
     svg_of,
 )
+from dpjax._texts import float32_of
 from dpjax.accounting._shared import group_budget
 from dpjax.cli import _display, _ledger
 from dpjax.cli._command_settings import DescribeSettings
@@ -43,7 +44,6 @@ from dpjax.cli._train import (
 )
 from dpjax.cli._units import privacy_of_units
 from dpjax.datasets import Categorical, Numeric
-from dpjax.datasets._shared import numbers_of
 from dpjax.models._shared import BoundedColumn
 
 _NAMES = [f"description.{end}" for end in ("csv", "html", "json", "png", "svg")]
@@ -122,7 +122,10 @@ def _read(settings: DescribeSettings) -> tuple[dict[str, Kind], Table]:
     """Reads the columns of the schema, each once, and whose the records are."""
     source = Path(settings.source)
     declared, columns, _ = read_checked(
-        source, schema=settings.schema, target=settings.target
+        source,
+        schema=settings.schema,
+        target=settings.target,
+        text_format=settings.text_format,
     )
     kinds: dict[str, Kind] = {
         name: Numeric(kind.max / 2, kind.max / 2, limit=1.0)
@@ -140,7 +143,7 @@ def _read(settings: DescribeSettings) -> tuple[dict[str, Kind], Table]:
     check(kinds, settings.by)
     for name, kind in kinds.items():
         if not isinstance(kind, Categorical):
-            columns[name] = numbers_of(columns[name])  # text takes most of the memory
+            columns[name] = float32_of(columns[name])  # text takes most of the memory
     is_test = np.zeros(len(next(iter(columns.values()))), bool)
     table = Table(source.name, columns, Schema(kinds, None), "", is_test)
     return kinds, with_units(table, settings)

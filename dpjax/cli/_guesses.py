@@ -8,18 +8,19 @@ they are as a rule those that occur in the records.
 import json
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from dpjax._tables import declared_kinds, text_of
-from dpjax.cli._cells import is_mark, numbers_of
+from dpjax._tables import Column, declared_kinds
+from dpjax._texts import float32_of, is_mark
+from dpjax.cli._cells import count_texts
 from dpjax.models._shared import Link
 
 _MOST_CATEGORIES = 30
+FILL_IN = "FILL IN"  # what is proposed where categories are not guessed
 
 
 class Guess(NamedTuple):
@@ -32,6 +33,7 @@ class Guess(NamedTuple):
             for numbers.
         left_out: why it is better left out, if it is.
         is_exposure: whether means are in proportion to it.
+        size: of numbers above zero, the usual one; None where it is not guessed.
     """
 
     center: float | None = None
@@ -39,10 +41,12 @@ class Guess(NamedTuple):
     categories: tuple[str, ...] | None = None
     left_out: str = ""
     is_exposure: bool = False
+    size: float | None = None
 
 
 _NAMES_A_RECORD = Guess(left_out="tells records apart")
-_HAS_TIMES = Guess(left_out="holds times or dates")
+HAS_TIMES = Guess(left_out="holds times or dates")
+_IS_INDEX = Guess(left_out="is an index without a name")
 _IS_CATEGORY = Guess(categories=())
 _IS_CODE = Guess(left_out="has too many categories")
 # Words of a name, and what columns of such names hold as a rule. The first that is met
@@ -50,7 +54,7 @@ _IS_CODE = Guess(left_out="has too many categories")
 _WORDS: dict[str, Guess] = {
     "id ids uuid guid key index name surname firstname lastname email mail phone "
     "telephone ssn address street iban account": _NAMES_A_RECORD,
-    "date datetime timestamp time dob birthday": _HAS_TIMES,
+    "date datetime timestamp dob birthday": HAS_TIMES,
     "zip zipcode postcode postal": _IS_CODE,
     "exposure exposures expo": Guess(1, 1, is_exposure=True),
     "is has flag indicator": Guess(0.5, 0.5),
@@ -86,12 +90,14 @@ def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
         guess = guesses[name]
         is_named = bool(guess.left_out)
         if kind == "time":
-            guesses[name] = _HAS_TIMES
+            guesses[name] = HAS_TIMES
+        elif kind == "nested":
+            guesses[name] = Guess(left_out="holds lists or records")
         elif kind == "truth":
             guesses[name] = Guess(categories=("true",))
         elif kind == "text" and not is_named:
             guesses[name] = _IS_CATEGORY
-        elif kind == "number" and guess.categories is not None:
+        elif kind == "number" and (guess.categories is not None or guess == HAS_TIMES):
             guesses[name] = Guess()
     return guesses
 
@@ -104,25 +110,28 @@ def guess_name(name: str) -> Guess:
         (40, 'tells records apart')
     """
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
+    if re.fullmatch(r"|unnamed: ?[0-9]+|__index_level_[0-9]+__", spaced.strip()):
+        return _IS_INDEX
     words = re.split(r"[^a-z0-9]+", spaced)
     return next((guess for word, guess in _GUESSES.items() if word in words), Guess())
 
 
-def guess_cells(column: np.ndarray) -> Guess:
+def guess_cells(column: Column) -> Guess:
     """Guesses what a column holds from its cells: nothing protects them.
 
     Example:
-        >>> guess_cells(np.arange(100.0))
-        Guess(center=50.0, scale=30.0, categories=None, left_out='', is_exposure=False)
+        >>> guess_cells(np.arange(100.0))[:3]
+        (50.0, 30.0, None)
     """
-    known = numbers_of(column)
+    known = float32_of(column)
     known = known[~np.isnan(known)]
-    texts = Counter(map(text_of, column.tolist()))
-    texts = {text: count for text, count in texts.items() if not is_mark(text)}
+    texts = {t: count for t, count in count_texts(column).items() if not is_mark(t)}
     if len(known) >= 0.9 * sum(texts.values()) > 0 and len(texts) > 2:
         low, middle, high = np.quantile(known, (1 / 6, 1 / 2, 5 / 6)).tolist()
         # Half of the middle two thirds: a standard deviation, of normal numbers.
-        return Guess(_rounded(middle), _rounded((high - low) / 2) or 1.0)
+        amounts = known[known > 0]
+        size = _rounded(float(np.median(amounts))) if len(amounts) else None
+        return Guess(_rounded(middle), _rounded((high - low) / 2) or 1.0, size=size)
     if 0 < len(texts) <= _MOST_CATEGORIES:
         # Of two categories one is the reference level, which the intercept stands for:
         # only the other needs a weight.
@@ -167,7 +176,7 @@ def schema_text(
         scale = 20
         <BLANKLINE>
         [columns.town]
-        categories = []  # list them: "a", "b"
+        categories = ["FILL IN"]  # list them: "a", "b"
         <BLANKLINE>
         # [columns.id] is left out: it tells records apart.
         <BLANKLINE>
@@ -196,7 +205,7 @@ def schema_text(
     if link == "logit" or (link is None and guess.categories is not None):
         last += _positive(guess)
     elif link == "log":
-        last += "scale = 1.0  # what targets above zero mostly are\n"
+        last += f"scale = {guess.size or 1.0}  # what targets above zero mostly are\n"
     else:
         last += _entry(guess._replace(categories=None))
     head = textwrap.fill(_HEAD, 80, initial_indent="# ", subsequent_indent="# ")
@@ -219,7 +228,7 @@ def _entry(guess: Guess) -> str:
             return "center = 0.0  # not guessed\nscale = 1.0\n"
         return f"center = {guess.center}\nscale = {guess.scale}\n"
     if not guess.categories:
-        return 'categories = []  # list them: "a", "b"\n'
+        return f'categories = ["{FILL_IN}"]  # list them: "a", "b"\n'
     return f"categories = [{', '.join(map(toml_text, guess.categories))}]\n"
 
 

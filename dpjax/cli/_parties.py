@@ -1,6 +1,7 @@
 """`dpjax parties`: starts a process a party, and trains one model with all of them."""
 
 import dataclasses
+import importlib.util
 import json
 import socket
 import subprocess
@@ -36,10 +37,17 @@ def train_with_parties(settings: PartySettings) -> None:
     """Starts the parties on this machine, and prints what they have trained.
 
     Raises:
+        ImportError: if the extra `parties` is not installed; nothing is started.
+        OSError: if the records are not on this machine; nothing is started.
         ValueError: if the folder cannot be written to; nothing is started.
         ChildProcessError: if a party fails; nothing is written.
     """
+    if importlib.util.find_spec("cryptography") is None:
+        raise ImportError('Parties need cryptography: pip install "dpjax[parties]".')
     _report.check_folder(settings.folder)
+    public_set(
+        public_name(settings.source) or ""
+    )  # each party would fail by itself, long after
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from dpjax import _files, _validate
-from dpjax._tables import column_names, read_columns
+from dpjax._tables import column_names, declared_kinds, read_columns
 from dpjax.cli._command_settings import SchemaSettings
-from dpjax.cli._guesses import guess_cells, guess_names, schema_text
+from dpjax.cli._guesses import HAS_TIMES, guess_cells, guess_names, schema_text
 from dpjax.cli._losses import link_of
 from dpjax.cli._terminal import show_paths, terminal
 
@@ -22,19 +22,28 @@ def propose(settings: SchemaSettings) -> None:
         _files.check_file("--output", output, suffix=".toml")
         rule = "a new file; this one is there, perhaps corrected by hand"
         _validate.require(not output.exists(), "--output", str(output), rule)
-    names = column_names(path)
+    names = column_names(path, settings.text_format)
     rule = f"a column of {names}"
     _validate.require(target is None or target in names, "--target", target, rule)
     guesses = guess_names(path, names)
     how = "the names alone"
     if settings.from_data:
+        # A name says that these are times; numbers are measured all the same.
+        times = {name for name, one in guesses.items() if one == HAS_TIMES}
+        times -= set(declared_kinds(path))
         open_names = [
             name
             for name, one in guesses.items()
-            if not one.left_out and (name == target or not one.is_exposure)
+            if (name in times or not one.left_out)
+            and (name == target or not one.is_exposure)
         ]
-        columns = read_columns(path, open_names)
-        guesses |= {name: guess_cells(column) for name, column in columns.items()}
+        columns = {}
+        if open_names:
+            columns = read_columns(path, open_names, text_format=settings.text_format)
+        found = {name: guess_cells(column) for name, column in columns.items()}
+        for name in times & {name for name in found if found[name].center is None}:
+            del found[name]
+        guesses |= found
         how = "THE RECORDS, which no guarantee covers"
         terminal(stderr=True).print(
             "Warning: what --from-data guesses tells of the records, and no guarantee "

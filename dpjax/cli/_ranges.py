@@ -13,12 +13,12 @@ from dp_accounting import ComposedDpEvent, LaplaceDpEvent, NoOpDpEvent
 from dpjax import _validate
 from dpjax._rounding import sum_up
 from dpjax._scales import Noise, Standard, least_seen, release_scales
+from dpjax._texts import float32_of
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.cli._runs import Run
 from dpjax.cli._sources import Table
 from dpjax.datasets import Numeric
-from dpjax.datasets._shared import numbers_of
 
 # A feature is held within so many released scales, so that few records do not make its
 # second moment large: the step sizes of most methods are for features of unit size.
@@ -90,7 +90,7 @@ def release_ranges(
         "left out where the schema leaves no center and scale open",
     )
     numbers = {
-        name: numbers_of(table.columns[name][~table.is_test]).astype(np.float64)
+        name: float32_of(table.columns[name][~table.is_test]).astype(np.float64)
         for name in names
     }
     weights = table.schema.weight

@@ -13,7 +13,10 @@ from rich.table import Table
 from dpjax import _files, _shapes, _validate
 from dpjax._rounding import claim, digits
 from dpjax._summary import Summary
+from dpjax._tables import Column, column_names, read_columns
+from dpjax._texts import Texts, text_of
 from dpjax.cli._cells import count_cells, say_to_curator
+from dpjax.cli._check import undecoded
 from dpjax.cli._command_settings import PlotSettings, PredictSettings, ShowSettings
 from dpjax.cli._sources import Kind
 from dpjax.cli._terminal import show_paths, terminal
@@ -39,25 +42,59 @@ def predict(settings: PredictSettings) -> None:
     _files.check_file("--output", settings.output, suffix=".csv")
     _files.check_spared("--output", [settings.output], {"DATA": source})
     model = load_model(model_path)
-    columns = model.read(source)
-    predictions = model.predict_columns(columns)
+    names = column_names(source, settings.text_format)
+    kept = names if settings.keep else []
+    if settings.id is not None:
+        rule = f"a column of {names}"
+        _validate.require(settings.id in names, "--id", settings.id, rule)
+        kept = [settings.id, *(name for name in kept if name != settings.id)]
+    missing = [name for name in model.columns if name not in names]
+    rule = f"a file with one of the columns that the model reads, {[*model.columns]}"
+    is_known = len(missing) < len(model.columns) or not model.columns
+    _validate.require(is_known, "DATA", names, rule)
+    exposure = [] if model.exposure is None else [model.exposure.column]
+    found = [name for name in (*model.columns, *exposure) if name in names]
+    wanted = list(dict.fromkeys([*found, *kept])) or names[:1]
+    columns = read_columns(source, wanted, text_format=settings.text_format)
+    nothing = np.full(len(columns[wanted[0]]), np.nan)
+    known = {name: columns[name] for name in found}
+    predictions = model.predict_columns(
+        known | dict.fromkeys(missing, nothing) or {"": nothing}
+    )
     messages = terminal(stderr=True)
-    exposure = model.exposure
-    if exposure is not None and exposure.column not in columns:
-        said = f"There is no column {exposure.column}: predictions are for one of it."
-        messages.print(said, soft_wrap=True)
-    say_to_curator(messages, _said_of_cells(model, columns))
+    for name in missing:
+        taken = "none of its categories"
+        if isinstance(kind := model.columns[name], Numeric):
+            taken = f"the center {digits(kind.center)}"
+        said = f"There is no column {name}: {taken} is used for all records."
+        messages.print(said, style="yellow", soft_wrap=True)
+    for name in exposure:
+        if name not in names:
+            said = f"There is no column {name}: predictions are for one of it."
+            messages.print(said, soft_wrap=True)
+    say_to_curator(messages, _said_of_cells(model, known))
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_title(model)])
-    writer.writerows([f"{prediction:.9g}"] for prediction in predictions.tolist())
-    _files.write_whole(settings.output, text.getvalue().encode(), name="--output")
+    writer.writerow([*kept, _title(model)])
+    cells = [_as_written(columns[name]) for name in kept]
+    shown = [f"{prediction:.9g}" for prediction in predictions.tolist()]
+    writer.writerows(zip(*cells, shown, strict=True))
+    content = text.getvalue().encode("utf-8", "replace")
+    _files.write_whole(settings.output, content, name="--output")
     show_paths(terminal(), [settings.output])
 
 
-def _said_of_cells(model: Model, columns: Mapping[str, np.ndarray]) -> Iterator[str]:
+def _as_written(column: Column) -> list[str]:
+    """Returns cells as text, blank where there is none."""
+    texts = map(text_of, column.tolist())
+    if isinstance(column, Texts):
+        return [*texts]
+    return ["" if text == "nan" else text for text in texts]
+
+
+def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
     """Yields what cells that cannot be used as they are count as."""
-    kinds: dict[str, Kind] = dict(model.columns)
+    kinds: dict[str, Kind] = {k: v for k, v in model.columns.items() if k in columns}
     if (exposure := model.exposure) is not None and exposure.column in columns:
         kinds[exposure.column] = exposure
     for name, kind in kinds.items():
@@ -67,6 +104,8 @@ def _said_of_cells(model: Model, columns: Mapping[str, np.ndarray]) -> Iterator[
                 f"{name}: {cells.said(cells.far)} cells lie above {kind.max:g}: they "
                 "count as this, as in training."
             )
+        if cells.undecoded:
+            yield f"{name}: {undecoded(cells)}"
         count = cells.total - cells.used
         what, taken = "hold no number", "the center of the column"
         if isinstance(kind, Categorical):

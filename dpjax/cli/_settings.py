@@ -16,7 +16,6 @@ from dpjax.cli._options import (
     METHOD,
     Argument,
     Option,
-    check_each,
     check_seed,
     declared,
     flag,
@@ -26,6 +25,7 @@ from dpjax.cli._options import (
     of_privacy,
     required,
 )
+from dpjax.cli._text_options import TextOptions
 
 # Private methods; `_methods` declares each of them.
 MethodName = Literal[
@@ -51,15 +51,14 @@ BatchingName = Literal["full", "disjoint", "poisson", "without-replacement"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(TextOptions):
     """What a run is asked for; None leaves it to the method."""
 
     source: Annotated[
         str,
         Argument(
             "DATA",
-            f"One of {', '.join(PUBLIC_SETS)}, or a CSV, Parquet or NPZ file. In a CSV "
-            "file every line is a record.",
+            f"One of {', '.join(PUBLIC_SETS)}, or a CSV, Parquet or NPZ file.",
         ),
     ]
     epsilon: Annotated[float, of_privacy("Privacy of the run.", _validate.positive)]
@@ -301,8 +300,8 @@ class Settings:
         ),
     ] = False
 
-    def __post_init__(self):
-        check_each(self)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_combinations()
 
     @property

@@ -9,8 +9,9 @@ import numpy as np
 
 from dpjax import _validate, datasets
 from dpjax._public_sets import PUBLIC_SETS
-from dpjax._tables import column_names, read_columns
-from dpjax.cli._guesses import guess_names, schema_text
+from dpjax._tables import Column, column_names, read_columns
+from dpjax._texts import PLAIN, TextFormat, Texts
+from dpjax.cli._guesses import FILL_IN, guess_names, schema_text
 from dpjax.cli._losses import AMOUNTS
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.cli._terminal import SchemaNeeded
@@ -37,7 +38,7 @@ class Table:
     """
 
     name: str
-    columns: Mapping[str, np.ndarray]
+    columns: Mapping[str, Column]
     schema: Schema
     target: str
     is_test: np.ndarray
@@ -50,6 +51,9 @@ class Table:
 
     def by_unit(self, units: Units) -> "Table":
         """Returns the table with records that are the units'."""
+        rule = "a file that stays as it is while it is read"
+        is_same = len(units.index) == len(self.columns[self.target])
+        _validate.require(is_same, "DATA", self.name, rule)
         is_test = np.zeros(units.num_units, bool)
         return dataclasses.replace(self, units=units, is_test=is_test)
 
@@ -60,6 +64,9 @@ class Table:
         yield repr((self.schema, self.target, [*self.columns], report)).encode()
         others = [self.is_test] if units is None else [units.index, units.rank]
         for array in (*self.columns.values(), *others):
+            if isinstance(array, Texts):
+                yield from array.parts()
+                continue
             yield repr(array.dtype).encode()
             is_plain = array.dtype.kind not in "OT"
             yield array.tobytes() if is_plain else repr(array.tolist()).encode()
@@ -129,6 +136,7 @@ def read_table(
     has_weights: bool,
     allows_empty: bool = False,
     least: int = 1,
+    text_format: TextFormat = PLAIN,
 ) -> Table:
     """Reads the columns of a user's file that its schema names.
 
@@ -141,6 +149,7 @@ def read_table(
         has_weights: whether the method takes weights.
         allows_empty: whether the schema may leave centres and scales open.
         least: how many records there must be: 0 where their number is private.
+        text_format: how text is encoded, and numbers are written.
 
     Raises:
         SchemaNeeded: if schema is None.
@@ -150,7 +159,7 @@ def read_table(
     _validate.require(
         path.exists(), "DATA", str(path), f"a file, or one of {', '.join(PUBLIC_SETS)}"
     )
-    names = column_names(path)
+    names = column_names(path, text_format)
     _check_target(target, names)
     if schema is None:
         raise SchemaNeeded(
@@ -163,6 +172,9 @@ def read_table(
             ),
         )
     declared = read_schema(schema, link=link, allows_empty=allows_empty)
+    left = [k for k, v in declared.columns.items() if v == Categorical((FILL_IN,))]
+    rule = f"filled in: the categories of these columns are still {FILL_IN}"
+    _validate.require(not left, "--schema", left, rule)
     _check_bounded(declared, link, has_weights=has_weights, hold_out=hold_out)
     target = _target(declared, target, path, names)
     if target is None:
@@ -171,7 +183,7 @@ def read_table(
             "[target] says column."
         )
     names = [*declared.columns, target, *declared.bounded]
-    columns = read_columns(path, names, least=least)
+    columns = read_columns(path, names, text_format=text_format, least=least)
     num_records = len(columns[target])
     _validate.require(
         not hold_out or num_records >= 5,
@@ -184,8 +196,8 @@ def read_table(
 
 
 def read_checked(
-    path: Path, *, schema: Path, target: str | None
-) -> tuple[dict[str, Kind], dict[str, np.ndarray], str | None]:
+    path: Path, *, schema: Path, target: str | None, text_format: TextFormat = PLAIN
+) -> tuple[dict[str, Kind], dict[str, Column], str | None]:
     """Reads the columns of a file that its schema names, whatever its task.
 
     Returns:
@@ -194,14 +206,14 @@ def read_checked(
     Raises:
         ValueError: as `read_table`.
     """
-    names = column_names(path)
+    names = column_names(path, text_format)
     _check_target(target, names)
     declared = read_schema(schema, link=None, allows_empty=True)
     target = _target(declared, target, path, names)
     kinds: dict[str, Kind] = {**declared.columns, **declared.bounded}
     if target is not None:
         kinds[target] = declared.target
-    return kinds, read_columns(path, [*kinds]), target
+    return kinds, read_columns(path, [*kinds], text_format=text_format), target
 
 
 def _check_bounded(

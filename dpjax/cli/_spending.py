@@ -121,7 +121,7 @@ def enter(
             "a folder of the same command, --ledger and all other options included, "
             "or a new one: nothing was spent",
         )
-    names = column_names(Path(settings.source))
+    names = column_names(Path(settings.source), settings.text_format)
     entry = _ledger.charge(
         settings.ledger,
         parts,

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 
 from dpjax import _files, _validate
-from dpjax._tables import column_names, read_cells
+from dpjax._tables import column_names, read_columns
 from dpjax._types import Key
 from dpjax.cli import _display, _ledger, _report
 from dpjax.cli._check import warn_curator
@@ -246,6 +246,7 @@ def _say_stopped(how: str) -> None:
 def load_public(name: str, settings: Settings) -> Dataset:
     """Loads a public data set, with which options of a file are left out."""
     own = ("ledger", "schema", "target", "private_ranges", "holdout", "unit")
+    own += ("encoding", "decimal", "thousands", "currency")
     for option in own:
         value = getattr(settings, option)
         shown = str(value) if isinstance(value, Path) else value
@@ -289,6 +290,7 @@ def read_private(settings: Settings) -> Table:
         has_weights=has_weights,
         allows_empty=settings.private_ranges is not None,
         least=1 if settings.unit_names is None else 0,
+        text_format=settings.text_format,
     )
     table = with_units(table, settings, settings.unit_names)
     if settings.holdout is not None:
@@ -307,16 +309,19 @@ def with_units(
     """
     if settings.unit is None:
         return table
-    names = column_names(Path(settings.source))
+    path, text_format = Path(settings.source), settings.text_format
+    names = column_names(path, text_format)
     _validate.require(
         settings.unit in names and settings.unit not in table.columns,
         "--unit",
         settings.unit,
         f"a column of {names} that is neither a feature nor the target",
     )
-    cells = read_cells(Path(settings.source), settings.unit)
+    found = read_columns(path, [settings.unit], text_format=text_format, least=0)
     size = settings.max_records or MAX_RECORDS
-    units = units_of(settings.unit, cells, size, listed and read_names(listed))
+    units = units_of(
+        settings.unit, found[settings.unit], size, listed and read_names(listed)
+    )
     return table.by_unit(units)
 
 

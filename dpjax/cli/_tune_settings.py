@@ -76,7 +76,7 @@ class TuneSettings(Settings):
     show_unprotected: bool = field(default=False, init=False)
     intervals: bool = field(default=False, init=False)  # they would not count a choice
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_each(self)
         _validate.require(
             self.loss not in FOR_AMOUNTS,

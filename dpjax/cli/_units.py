@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax._tables import text_of
+from dpjax._texts import Texts, is_missing, text_of
 from dpjax.accounting import PrivacyGuarantee, group_privacy
 
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
@@ -100,7 +100,10 @@ class Units:
 
 
 def units_of(
-    column: str, cells: Iterable[Any], size: int, names: Iterable[str] | None = None
+    column: str,
+    cells: Iterable[Any] | Texts,
+    size: int,
+    names: Iterable[str] | None = None,
 ) -> Units:
     """Returns the units of a table.
 
@@ -118,7 +121,10 @@ def units_of(
         >>> units.placed(np.array([3, 5, 7]), np.array([True, True]), 2).tolist()
         [5, 0, 3, 7]
     """
-    found = [name_of(cell) for cell in cells]
+    texts, codes = cells.distinct if isinstance(cells, Texts) else ([*cells], None)
+    found = [name_of(cell) for cell in texts]
+    if codes is not None:
+        found = [found[code] for code in codes.tolist()]
     ordered = sorted(set(found if names is None else names))
     index_of = {name: index for index, name in enumerate(ordered)}
     counts = [0] * (len(ordered) + 1)  # the last is of those that are no unit's
@@ -140,12 +146,11 @@ def name_of(cell: Any) -> str:
         >>> [name_of(cell) for cell in (7, 7.0, "7", " 7.0", b"7", "07", None)]
         ['7', '7', '7', '7', '7', '07', '']
     """
-    if isinstance(cell, float):
-        if np.isnan(cell):
-            return ""
-        if cell.is_integer():
-            return str(int(cell))
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
     text = text_of(cell)
+    if is_missing(text):
+        return ""
     whole = _WHOLE.fullmatch(text)
     return whole[1] if whole else text
 

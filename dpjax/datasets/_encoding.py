@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax._tables import text_of
+from dpjax._texts import Texts, is_missing, number_of, numbers_of, text_of, truth_of
 
 _NUMBER_KINDS = "biuf"
 _TEXT_KINDS = "SUTO"
+_MOST_DIGITS = 300  # float's largest number has 309
 # Of a text that is a number by value: 01234 and 1E5 are codes, 1.0e+00 is a number.
-_PLAIN_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*([eE][+-][0-9]{2,3})?)?")
-_TRUTH = {"true": 1.0, "false": 0.0}
+_PLAIN_NUMBER = re.compile(
+    r"([+-]?(?:0|[1-9][0-9]*))(?:(\.0*)|\.[0-9]*(?:[eE][+-][0-9]{2,3})?)?"
+)
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,11 @@ class Numeric:
         """Names the one feature that the column gives."""
         return (column_name,)
 
-    def encode(self, column: np.ndarray) -> np.ndarray:
+    def encode(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns the column as float32 of shape (n, 1)."""
+        _require_column(column)
         with np.errstate(over="ignore", invalid="ignore"):
-            standardized = (_to_numbers(column) - self.center) / self.scale
+            standardized = (numbers_of(column) - self.center) / self.scale
             feature = standardized.astype(np.float32)
         feature[~np.isfinite(feature)] = 0.0
         return np.clip(feature, -self.limit, self.limit)[:, None]
@@ -76,15 +79,17 @@ class Categorical:
     """A column of categories, one-hot over a public list.
 
     Cells are compared as text without surrounding blanks. Numbers and booleans are
-    compared by value: 1, "1", "1.0", True and "true" are one category. A text with a
-    leading zero, such as "01", is a code, not a number, except in a column of numbers.
-    A cell that is not listed gives a row of zeros.
+    compared by value, whole numbers to the last digit: 1, "1", "1.0", True and "true"
+    are one category. A text with a leading zero, such as "01", is a code, not a number,
+    except in a column of numbers. A cell that is not listed gives a row of zeros, and
+    so does one without a value: None, NaN, NA, NaT or blank.
 
     Args:
         categories: the public list, distinct.
 
     Raises:
-        ValueError: If the list is empty or names a category twice.
+        ValueError: If the list is empty, names a category twice, or names a missing
+            value.
 
     Example:
         >>> import numpy as np
@@ -97,29 +102,28 @@ class Categorical:
     categories: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _validate.require(
-            len(self.categories) > 0
-            and len(set(map(_category, self.categories))) == len(self.categories),
-            "categories",
-            self.categories,
-            "a list of distinct names, at least one",
-        )
+        keys = set(map(_category, self.categories))
+        is_fine = len(keys) == len(self.categories) > 0 and None not in keys
+        rule = "a list of distinct names, at least one, none blank or NaN"
+        _validate.require(is_fine, "categories", self.categories, rule)
 
     def names(self, column_name: str) -> tuple[str, ...]:
         """Names one feature a category."""
         return tuple(f"{column_name}={category}" for category in self.categories)
 
-    def encode(self, column: np.ndarray) -> np.ndarray:
+    def encode(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns the column as float32 of shape (n, number of categories)."""
         _require_column(column)
-        has_numbers = column.dtype.kind in _NUMBER_KINDS
+        if isinstance(column, Texts):
+            cells, codes = column.distinct
+            has_numbers = column.is_number
+        else:
+            cells, codes = column.tolist(), slice(None)
+            has_numbers = column.dtype.kind in _NUMBER_KINDS
         as_key = _number_of_category if has_numbers else _category
         position = {as_key(name): index for index, name in enumerate(self.categories)}
-        found = np.fromiter(
-            (position.get(as_key(cell), -1) for cell in column.tolist()),
-            dtype=np.int64,
-            count=len(column),
-        )
+        places = (position.get(_category(cell), -1) for cell in cells)
+        found = np.fromiter(places, np.int64, len(cells))[codes]
         rows = np.flatnonzero(found >= 0)
         one_hot = np.zeros((len(column), len(self.categories)), np.float32)
         one_hot[rows, found[rows]] = 1.0
@@ -127,7 +131,8 @@ class Categorical:
 
 
 def encode(
-    columns: Mapping[str, np.ndarray], schema: Mapping[str, Numeric | Categorical]
+    columns: Mapping[str, np.ndarray | Texts],
+    schema: Mapping[str, Numeric | Categorical],
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Encodes the columns that the schema names, in the order of the schema.
 
@@ -168,45 +173,29 @@ def encode(
     return features, tuple(names)
 
 
-def _to_numbers(column: np.ndarray) -> np.ndarray:
-    """Returns the column as float64, NaN where a cell does not parse."""
-    _require_column(column)
-    if column.dtype.kind in _NUMBER_KINDS:
-        return column.astype(np.float64)
-    return np.fromiter(
-        map(_parse_number, column.tolist()), dtype=np.float64, count=len(column)
-    )
-
-
-def _parse_number(cell: Any) -> float:
-    # Of these NumPy takes a part, with a warning.
-    if getattr(cell, "ndim", 0) > 0 or isinstance(cell, np.complexfloating):
-        return np.nan
-    try:
-        return float(cell)
-    except Exception:  # whatever a cell is, it must not raise
-        return np.nan
-
-
-def _number_of_category(name: Any) -> float:
-    """Returns the number by which a category is compared in a column of numbers."""
+def _number_of_category(name: str) -> int | float | str | None:
+    """Returns the value by which a category is compared in a column of numbers."""
     known = _category(name)
-    return known if isinstance(known, float) else _parse_number(known)
+    return number_of(name) if isinstance(known, str) else known
 
 
-def _category(cell: Any) -> str | float | None:
-    """Returns the number or text by which a cell's category is compared."""
-    if cell is None:
-        return None
+def _category(cell: Any) -> int | float | str | None:
+    """Returns the number or text by which a cell is compared; None if missing."""
     text = text_of(cell)
-    if _PLAIN_NUMBER.fullmatch(text):
-        return float(text)
-    return _TRUTH.get(text.lower(), text)
+    if is_missing(text):
+        return None
+    number = _PLAIN_NUMBER.fullmatch(text)
+    if number is None or len(text) > _MOST_DIGITS:
+        truth = truth_of(text)
+        return text if truth is None else truth
+    if text == number[1] or number[2] is not None:
+        return int(number[1])
+    return float(text) if math.isfinite(float(text)) else text
 
 
-def _require_column(column: np.ndarray) -> None:
+def _require_column(column: Any) -> None:
     _validate.require(
-        isinstance(column, np.ndarray) and column.ndim == 1,
+        isinstance(column, np.ndarray | Texts) and column.ndim == 1,
         "column",
         np.shape(column),
         "a numpy array of shape (n,)",

@@ -51,7 +51,7 @@ class BoundedColumn:
     def __post_init__(self) -> None:
         _validate.positive(max=self.max)
 
-    def shares(self, cells: np.ndarray) -> np.ndarray:
+    def shares(self, cells: _tables.Column) -> np.ndarray:
         """Returns each cell divided by the maximum.
 
         Args:
@@ -208,7 +208,7 @@ class Model:
         """
         return self.predict_columns(self.read(table))
 
-    def read(self, table: Any) -> dict[str, np.ndarray]:
+    def read(self, table: Any) -> Mapping[str, _tables.Column]:
         """Returns the columns of a table that the model reads, each of shape (n,).
 
         A model that predicts a constant reads no column; then the first column is
@@ -237,7 +237,7 @@ class Model:
             return _tables.read_columns(path, wanted)
         return _tables.frame_columns(table, wanted)
 
-    def predict_columns(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    def predict_columns(self, columns: Mapping[str, _tables.Column]) -> np.ndarray:
         """Predicts the target of every record from the columns that `read` returns.
 
         Args:

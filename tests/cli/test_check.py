@@ -1,10 +1,13 @@
 """What the curator is told of cells: by `dpjax check`, and by `dpjax train` itself."""
 
+import shlex
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from dpjax import __version__
+from dpjax._texts import TextFormat, Texts
 from dpjax.cli import _train
 from dpjax.cli._app import app
 from dpjax.cli._cells import count_cells
@@ -67,8 +70,8 @@ WRONG = {
     "amounts with a currency": (
         schema(age=GOOD["age"]),
         "squared",
-        "target 'price': 0 of 200 cells hold a number; most are like $1200 (write "
-        "1200).",
+        "target 'price': 0 of 200 cells hold a number; most are like $1200 (try "
+        "--currency '$').",
     ),
     "another label": (
         schema('{column = "smoker", positive = "yes"}', age=GOOD["age"]),
@@ -127,9 +130,9 @@ def test_check_counts_and_writes_nothing(folder):
     for text in (
         "age 50 by 20 0% 0% 0%",
         "income 0 by 1 100.0% 0% 0%",
-        "town Ghent 0% 50.0% - such as 'Lier'",
-        "flag 1 0% 50.0% -",
-        "price 1000 by 500 0% 100.0% 0% like $1200 (write 1200)",
+        "town Ghent 0% 0% - reference level 'Lier' (50.0%)",
+        "flag 1 0% 0% - reference level '0.0' (50.0%)",
+        "price 1000 by 500 0% 100.0% 0% like $1200 (try --currency '$')",
         NO_NUMBER,
     ):
         assert text in words
@@ -159,28 +162,52 @@ def test_what_check_refuses(folder, options, message):
 @pytest.mark.parametrize(
     ("cells", "look"),
     [
-        ("$1200|$ 1,200|1200$|-$5|€1.200,50", "like $1200 (write 1200)"),
-        ("12%|1.5 %", "like 12% (write 0.12)"),
-        ("1,200|12,345,678|-1,200.50", "like 1,200 (write 1200)"),
-        ("1.200,5|2,5|-0,25|1200,50", "like 1.200,5 or 2,5 (write 1200.5 or 2.5)"),
-        ("1'200|12 345.5|1\u00a0200", "like 1 200 (write 1200)"),
+        ("$1200|$1200.5|1200$|-$5", "try --currency '$'"),
+        ("$ 1,200", "try --thousands , --currency '$'"),
+        ("1.509,95 EUR", "try --decimal , --thousands . --currency EUR"),
+        ("12%|1.5 %", "write 0.12 for 12%"),
+        ("1,200|12,345,678|-1,200.50", "try --thousands ,"),
+        ("1.200,5", "try --decimal , --thousands ."),
+        ("2,5|-0,25|1200,50", "try --decimal ,"),
+        ("12 345.5|1\u00a0200", 'try --thousands " "'),
+        ("1'200", 'try --thousands "\'"'),
+        ("1 200,5", 'try --decimal , --thousands " "'),
         ("many|a,b|12 Main Street", ""),
     ],
 )
-def test_formats_of_numbers_have_words(cells, look):
+def test_formats_of_numbers_have_words_and_are_read(cells, look):
     for cell in cells.split("|"):
-        counts = count_cells(Numeric(), np.array([cell], dtype=object))
-        assert (counts.unread, counts.looks) == (1, look), cell
+        column = np.array([cell], dtype=object)
+        counts = count_cells(Numeric(), column)
+        looks = f"like {cell} ({look})" if look else ""
+        assert (counts.unread, counts.looks) == (1, looks), cell
+        if look.startswith("try"):
+            words = shlex.split(look.removeprefix("try "))
+            names = [word.removeprefix("--") for word in words[::2]]
+            text_format = TextFormat(**dict(zip(names, words[1::2], strict=True)))
+            read = count_cells(Numeric(), Texts.of(column, text_format))
+            assert (read.used, read.unread) == (1, 0), cell
 
 
 def test_cells_are_counted():
     column = np.array(["1", "", None, "N/A", "inf", "x", "7", "9e9"], dtype=object)
-    assert count_cells(Numeric(0, 1), column)[:4] == (8, 3, 2, 2)
-    assert count_cells(None, column)[:4] == (8, 3, 2, 0)
+    for cells in (column, Texts.of(column)):
+        assert count_cells(Numeric(0, 1), cells)[:4] == (8, 3, 2, 2)
+        assert count_cells(None, cells)[:4] == (8, 3, 2, 0)
     numbers = np.array([np.nan, np.inf, 3.0, 20.0])
     assert count_cells(Numeric(3, 1), numbers)[:4] == (4, 1, 1, 1)
-    labels = np.array(["a", "", "b", "nan"], dtype=object)
-    assert count_cells(Categorical(("a", "nan")), labels)[:4] == (4, 1, 1, 0)
+
+
+def test_reference_levels_unknown_cells_and_what_does_not_decode():
+    labels = ["a"] * 150 + ["b"] * 100 + ["A", "", "nan", "\ufffd"]
+    for column in (np.array(labels, object), Texts.of(labels)):
+        counts = count_cells(Categorical(("a",)), column)
+        assert (counts.used, counts.missing, counts.unread) == (150, 3, 1)
+        assert (counts.reference, counts.level, counts.example) == (100, "b", "A")
+        assert counts.undecoded == 1
+    # Where no cell matches, nothing is a reference level.
+    counts = count_cells(Categorical(("c",)), column)
+    assert (counts.unread, counts.reference, counts.example) == (251, 0, "a")
 
 
 def test_the_version():

@@ -77,3 +77,25 @@ def test_bad_options_are_named_before_anything_starts(arguments, parts, monkeypa
     message = " ".join(result.stderr.replace("│", " ").split())
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("name", "is_there", "message"),
+    [
+        ("adult", False, 'Parties need cryptography: pip install "dpjax[parties]"'),
+        ("winnipeg", True, "is not on this machine"),
+    ],
+)
+def test_extras_and_files_are_checked_before_anything_starts(
+    name, is_there, message, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(_parties, "_start", None)
+    monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    if not is_there:
+        monkeypatch.setattr(_parties.importlib.util, "find_spec", lambda name: None)
+    result = CliRunner().invoke(app, ["parties", name, "--epsilon", "1"])
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert not [*tmp_path.iterdir()]

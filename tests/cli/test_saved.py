@@ -68,9 +68,56 @@ def test_predictions_and_what_is_said_of_cells(folder):
     assert result.stdout == "wrote told/prices.csv\n"
     mark, said = " ".join(result.stderr.split()).split("dpjax check tells more): ")
     assert mark.startswith("For the curator's eyes only, outside the guarantee")
-    assert "rooms: 2 of 3 cells hold no number, most like $1200 (write 1200): " in said
+    assert (
+        "rooms: 2 of 3 cells hold no number, most like $7 (try --currency '$'): "
+        in said
+    )
     assert "they count as the center of the column, as in training." in said
     assert "town: 1 of 3 cells match no category: they count as none of them" in said
+
+
+def test_predictions_join_by_what_is_kept(folder):
+    def told(*options):
+        result = invoke("predict", "out", "new.csv", *options)
+        assert result.exit_code == 0, result.stderr
+        content = (folder / "predictions.csv").read_text()
+        return content.splitlines(), " ".join(result.stderr.split())
+
+    (folder / "new.csv").write_text('note,rooms\n"a ""b"",\nc",6\n01,\n')
+    lines, said = told("--id", "note")
+    assert lines == ["note,predicted_price", '"a ""b"",', 'c",550', "01,350"]
+    assert "There is no column town: none of its categories is used for all" in said
+    assert "column rooms" not in said
+    assert told("--keep", "--id", "rooms")[0][::3] == [
+        "rooms,note,predicted_price",
+        ",01,350",
+    ]
+    (folder / "new.csv").write_text("town;x\nGhent;1,5\nLier;2\n", "utf-16")
+    lines, said = told("--keep")
+    assert lines == ["town,x,predicted_price", 'Ghent,"1,5",450', "Lier,2,250"]
+    assert "There is no column rooms: the center 4 is used for all records." in said
+    (folder / "new.csv").write_bytes("town;rooms\nGhént;2.000,5 €\n".encode("cp1252"))
+    lines, said = told("--decimal", ",", "--thousands", ".", "--currency", "€")
+    assert "town: the bytes of 1 of 1 cells do not decode" in said
+    assert "rooms: the bytes of 1 of 1 cells do not decode" in said
+    assert "--encoding says how the file is encoded: latin-1 or cp1252" in said
+    more = "--encoding", "cp1252", "--currency", "€", "--decimal", ",", "--keep"
+    assert told(*more, "--thousands", ".")[0][1] == 'Ghént,"2.000,5 €",950'
+
+
+def test_a_full_disk_leaves_the_predictions_that_were_there(folder, monkeypatch):
+    (folder / "predictions.csv").write_text("old")
+    before = sorted(folder.rglob("*"))
+
+    def fail(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    result = invoke("predict", "out", "new.csv")
+    assert result.exit_code == 2
+    assert "No space left" in " ".join(result.stderr.split())
+    assert (folder / "predictions.csv").read_text() == "old"
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_another_value_beside_a_single_category_is_an_answer(folder):
@@ -228,14 +275,15 @@ def test_no_control_character_of_a_model_reaches_the_terminal(folder):
         (["none.npz", "new.csv"], "none.npz"),
         (["new.csv", "new.csv"], "MODEL must be a file that dpjax train has written"),
         (["out", "none.csv"], "DATA must be a file that exists"),
-        (["out", "other.csv"], "['rooms'] are not in it"),
+        (["out", "other.csv"], "with one of the columns that the model reads, ['rooms"),
+        (["out", "new.csv", "--id", "who"], "--id must be a column of"),
         (["out", "new.csv", "--output", "new.csv"], "--output must be another file"),
         (["out", "new.csv", "--output", "new.txt"], "--output must be a file that end"),
         (["out", "new.csv", "--output", "new.csv/x.csv"], "--output must be a file"),
     ],
 )
 def test_what_predict_refuses(folder, arguments, message):
-    (folder / "other.csv").write_text("town,doors\nGhent,1\n")
+    (folder / "other.csv").write_text("towns,doors\nGhent,1\n")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     result = invoke("predict", *arguments)
     assert result.exit_code == 2

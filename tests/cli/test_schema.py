@@ -49,7 +49,7 @@ def test_a_proposal_is_a_schema(tmp_path, link, kind):
     guesses = {name: guess_name(name) for name in [*ODD_NAMES, "Expo", "exposure"]}
     path = write(tmp_path, schema_text(guesses, target="age", link=link))
     schema = read_schema(path, link=link)
-    assert list(schema.columns) == ODD_NAMES[1:]
+    assert list(schema.columns) == [name for name in ODD_NAMES[1:] if name]
     assert set(schema.columns.values()) == {Numeric()}
     assert (schema.target, schema.target_column) == (kind, "age")
     exposure = BoundedColumn("Expo", 1.0) if link == "log" else None
@@ -61,7 +61,8 @@ def test_a_proposal_is_a_schema(tmp_path, link, kind):
 
 def test_a_proposal_without_a_target_lists_every_column():
     text = schema_text({name: guess_name(name) for name in ODD_NAMES}, target=None)
-    assert list(tomllib.loads(text)["columns"]) == ODD_NAMES
+    assert list(tomllib.loads(text)["columns"]) == [*filter(None, ODD_NAMES)]
+    assert '# [columns.""] is left out: it is an index without a name.' in text
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,8 @@ def test_a_proposal_without_a_target_lists_every_column():
         ("is_open hasGarage", Guess(0.5, 0.5)),
         ("region Vehicle-Type smoker", Guess(categories=())),
         ("start_date", Guess(left_out="holds times or dates")),
+        ("OpTime", Guess()),
+        ("Unnamed:0 __index_level_0__", Guess(left_out="is an index without a name")),
     ],
 )
 def test_names_tell_kinds(names, guess):
@@ -107,16 +110,18 @@ def test_names_and_declared_types_are_all_that_is_looked_at(tmp_path, monkeypatc
     assert said == ""
     assert content["columns"] == {
         "sold": {"categories": ["true"]},
-        "kind": {"categories": []},  # those of the type are of the records as a rule
-        "note": {"categories": []},
+        "kind": {
+            "categories": ["FILL IN"]
+        },  # those of the type are of the records as a rule
+        "note": {"categories": ["FILL IN"]},
         "age": {"center": 40, "scale": 20},
         "nothing": {"center": 0.0, "scale": 1.0},
-        "code": {"categories": []},
+        "code": {"categories": ["FILL IN"]},
     }
     assert content["target"] == {"column": "smoker", "positive": "yes"}
     TABLE.write_csv(tmp_path / "data.csv")
     content, _ = proposed(tmp_path / "data.csv")
-    assert content["columns"]["sold"] == {"categories": []}
+    assert content["columns"]["sold"] == {"categories": ["FILL IN"]}
     assert content["columns"]["note"] == {"center": 0.0, "scale": 1.0}
 
 
@@ -150,8 +155,9 @@ def test_a_target_is_proposed_for_its_loss(tmp_path, loss, target, more):
     TABLE.write_csv(tmp_path / "data.csv")
     given = "--target", "age", "--loss", loss, *more
     content, _ = proposed(tmp_path / "data.csv", *given)
-    if more and loss == "huber":
-        target = {"center": 50.0, "scale": 20.0}
+    if more:
+        target = {k: {"center": 50.0, "scale": 20.0}[k] for k in target}
+        target |= {"scale": 50.0} if loss == "poisson" else {}
     assert content["target"] == {"column": "age"} | target
 
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from dpjax._tables import read_cells
+from dpjax._tables import read_columns
 from dpjax.accounting import gaussian_stddev
 from dpjax.cli._app import app
 from dpjax.cli._check import warn_curator
@@ -95,11 +95,11 @@ def test_names_do_not_depend_on_the_type_of_their_column(tmp_path):
     (tmp_path / "i.csv").write_text("who\n7\n10\n9\n")
     (tmp_path / "f.csv").write_text("who\n7.0\n10.0\n\n")
     for name in ("i.npz", "f.npz", "i.csv", "f.csv"):
-        cells = read_cells(tmp_path / name, "who")
+        cells = read_columns(tmp_path / name, ["who"])["who"]
         assert [*map(name_of, cells)][:2] == ["7", "10"]
     far = [2**62, 2**62 + 1, None]  # one name as float64
     pl.DataFrame({"who": far}).write_parquet(tmp_path / "i.parquet")
-    cells = read_cells(tmp_path / "i.parquet", "who")
+    cells = read_columns(tmp_path / "i.parquet", ["who"])["who"]
     assert units_of("who", cells, 1).num_units == 3
 
 

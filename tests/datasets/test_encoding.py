@@ -5,9 +5,11 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dpjax import datasets
+from dpjax._texts import Texts, numbers_of
 from dpjax.cli._cells import count_cells
 from dpjax.datasets import Categorical, Numeric
 
@@ -150,6 +152,33 @@ def test_one_is_one_however_it_is_written(name):
     assert kind.encode(np.array([1.0, np.nan]))[:, 0].tolist() == [1, 0]
     odd = np.array(["01", "1e0", "1E+00", "1_0", "one", "0", None, "nan"], dtype=object)
     assert not kind.encode(odd).any()
+
+
+@pytest.mark.parametrize("as_column", [Texts.of, lambda cells: np.array(cells, object)])
+def test_identifiers_are_compared_to_the_last_digit(as_column):
+    ids = ["103241243500726324", "103241243500726320", "103241243500726324.0"]
+    found = Categorical((ids[0],)).encode(as_column(ids))
+    assert found.tolist() == [[1], [0], [1]]
+    assert Categorical(tuple(ids[:2])).encode(np.array(ids[:2], np.int64)).sum() == 2
+
+
+def test_what_is_missing_is_no_category():
+    missing = [None, np.nan, pd.NA, pd.NaT, np.datetime64("NaT"), Decimal("NaN"), " "]
+    kind = Categorical(("NA", "None", "a"))
+    for column in (np.array(missing, object), Texts.of(missing)):
+        assert not kind.encode(column).any()
+        assert np.isnan(numbers_of(column)).all()
+    assert kind.encode(np.array(["NA", "None", "nan"])).sum() == 2  # if listed
+    for frame in (pd.DataFrame({"x": ["a", None]}), pd.DataFrame({"x": ["a", np.nan]})):
+        assert kind.encode(frame["x"].to_numpy(object))[:, 2].tolist() == [1, 0]
+    for name in ("", "nan", "NaT", "\ufffd"):
+        with pytest.raises(ValueError, match="none blank or NaN"):
+            Categorical(("a", name))
+
+
+def test_truth_in_text_is_a_number_too():
+    cells = np.array(["True", "false", "TRUE", "yes"])
+    assert Numeric().encode(cells)[:, 0].tolist() == [1, 0, 1, 0]
 
 
 def test_codes_with_leading_zeros_stay_apart():

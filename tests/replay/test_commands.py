@@ -49,6 +49,11 @@ HOSTILE = [
     "0,\udcff\udcfe,cook,\udcff",
     "0,1,cook,2,3,4,5",
     "\ufeff0,\u0661,\u017fmith,½",
+    '0,"1\n2",cook,3',
+    '0,1_8,"a ""b""\r\n,c",True',
+    '0,"",NaT,"-1.509.000,5 EUR"',
+    '0,"1"2,None,"3',
+    "0,1.5,\udce9,NA",
 ]
 
 
@@ -151,7 +156,15 @@ class Commands:
 
 
 def as_csv(lines):
-    return {"data.csv": "\n".join([COLUMNS, *lines]).encode("utf-8", "surrogateescape")}
+    text = "\n".join([COLUMNS, *lines, ""])
+    return {"data.csv": text.encode("utf-8", "surrogateescape")}
+
+
+def as_euros(lines):
+    """A file with decimal commas, and amounts with a currency."""
+    lines = [f"{line.replace(',', ';').replace('.', ',')} EUR" for line in lines]
+    (content,) = as_csv(lines).values()
+    return {"data.csv": content.replace(COLUMNS.encode(), b"who;x;job;y")}
 
 
 def as_utf16(lines):
@@ -190,6 +203,11 @@ def describe(*options):
 CURVES = {"model": "additive", "epsilon": 85}  # 60 records need as much for knots
 CASES = {
     "linear model": train(),
+    "latin-1": train(method="gradient-descent", steps=2, encoding="latin-1"),
+    "euros": train(
+        **{"method": "gradient-descent", "steps": 2, "holdout": 0.3},
+        **{"decimal": ",", "thousands": ".", "currency": "EUR"},
+    ),
     "labels": train("logistic", holdout=0.3),
     "intervals": train(intervals="", epsilon=40, ledger="t.toml", holdout=0.3),
     "intervals in ranges": train(
@@ -234,7 +252,7 @@ CASES = {
     "description": describe("--by", "job", "--ledger", "t.toml", "--checkpoint", "k"),
     "schema": ["schema", "DATA", "--target", "y", "--output", "new.toml"],
 }
-QUICK = {"description", "gradient descent", "ranges", "checkpoint", "schema"}
+QUICK = {"description", "gradient descent", "euros", "ranges", "checkpoint", "schema"}
 OF_UNITS = {
     "descent": train(unit="who", holdout=0.5, method="gradient-descent", steps=2),
     "linear model": train(unit="who", max_records=2, ledger="t.toml", holdout=0.5),
@@ -255,7 +273,8 @@ def test_commands_show_what_they_release(commands, name):
     neighbours = [[one, *lines[1:]] for one in (HOSTILE[1], "3,2.9,smith,1e30")]
     # And all records at once: what is seen is equal, however far the values move.
     hostile = [HOSTILE[i % len(HOSTILE)] for i in range(NUM)]
-    commands.compare(CASES[name], lines, neighbours, as_csv, others=[hostile])
+    encode = as_euros if name == "euros" else as_csv
+    commands.compare(CASES[name], lines, neighbours, encode, others=[hostile])
 
 
 def test_no_odd_byte_of_utf16_shows(commands):

@@ -5,9 +5,10 @@ import warnings
 import jax
 import numpy as np
 import optax
+import polars as pl
 import pytest
 
-from dpjax import _tables, _validate, batching, estimators, mechanisms
+from dpjax import _csv, _validate, batching, estimators, mechanisms
 from dpjax.cli import _units
 from dpjax.sklearn import DPLogisticRegression, _labels
 from dpjax.solvers import _multiparty_gradient_descent, _multiparty_objective
@@ -172,13 +173,25 @@ def test_places_of_persons_that_others_move(commands, monkeypatch):  # noqa: F81
         )
 
 
-def test_a_file_that_is_decoded_as_a_whole(commands, monkeypatch):  # noqa: F811
-    def lines_of(file):
-        yield from file.read().decode("utf-16-le", "replace")[1:].split("\n")
-
-    monkeypatch.setattr(_tables, "_lines", lines_of)
+@pytest.mark.parametrize("fault", ["bytes", "quotes"])
+def test_a_file_in_which_a_cell_takes_its_neighbours(commands, monkeypatch, fault):  # noqa: F811
     lines = test_commands.plain()
-    odd = [lines[0], "1,\udcff2,cook,1", *lines[2:]]
+    if fault == "bytes":  # one more or less moves what follows
+
+        def blocks(path, encoding):
+            text = path.read_bytes().decode("utf-16-le", "replace")[1:]
+            yield pl.Series(text.split("\n"))
+
+        monkeypatch.setattr(_csv, "_blocks", blocks)
+        odd, encode = "1,\udcff2,cook,1", test_commands.as_utf16
+    else:  # as most readers have it, a quote goes on up to the next one
+
+        def last_line(self, lines, first):
+            return len(lines) - 1
+
+        monkeypatch.setattr(_csv._Grammar, "last_line", last_line)
+        odd, encode = '1,"2,cook,1', test_commands.as_csv
+    odd_lines = [lines[0], odd, *lines[2:]]
     options = test_commands.CASES["gradient descent"]
     with pytest.raises(AssertionError, match="n = 2 records"):
-        commands.compare(options, lines, [odd], test_commands.as_utf16)
+        commands.compare(options, lines, [odd_lines], encode)

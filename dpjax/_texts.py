@@ -1,0 +1,275 @@
+"""Cells of text, parsed once for a whole column: numbers, and how a file writes them.
+
+No cell raises, and what a cell is read as depends on that cell alone.
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpjax import _validate
+
+UNDECODED = "\ufffd"  # what stands for bytes that do not decode
+# What people write where there is no value.
+_MARKS = {*("", "na", "n/a", "#n/a", "nan", "nat", "<na>", "null", "none", "?", "-")}
+_MARKS |= {"--", "."}
+_NEVER = {"", "nan", "nat", "<na>"}  # and None: these are no category either
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_TRUTH = {"true": 1.0, "false": 0.0}
+_SEPARATORS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]", ".": r"\.", ",": ","}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFormat:
+    """How a file writes text and numbers.
+
+    Args:
+        encoding: of its bytes; None: UTF-8, or UTF-16 where it begins as that does.
+        decimal: what stands before the fraction of a number, "." or ",".
+        thousands: what stands between groups of three digits: one of . , ' and a blank.
+        currency: text that numbers may have before or after them.
+
+    Raises:
+        ValueError: if one is none of these.
+
+    Example:
+        >>> euros = TextFormat(decimal=",", thousands=".", currency="EUR")
+        >>> Texts.of(["1.509,95 EUR", "-7", "1.5", "1_8"], euros).numbers.tolist()
+        [1509.95, -7.0, nan, nan]
+    """
+
+    encoding: str | None = None
+    decimal: str = "."
+    thousands: str | None = None
+    currency: str | None = None
+
+    def __post_init__(self) -> None:
+        rule = "a point or a comma"
+        _validate.require(self.decimal in (".", ","), "--decimal", self.decimal, rule)
+        rule = "a point, a comma, an apostrophe or a blank, and not as --decimal"
+        said = self.thousands
+        is_fine = said is None or (said in _SEPARATORS and said != self.decimal)
+        _validate.require(is_fine, "--thousands", said, rule)
+        said = self.currency
+        is_fine = said is None or re.fullmatch(r"[^\s0-9.,'+-]+", said) is not None
+        rule = "a sign or a word, such as $ or EUR"
+        _validate.require(is_fine, "--currency", said, rule)
+        if self.encoding is not None:
+            _validate.require(
+                _is_encoding(self.encoding),
+                "--encoding",
+                self.encoding,
+                "a text encoding that Python knows, such as latin-1, cp1252 or utf-16",
+            )
+
+    def plain(self, cells: Any) -> Any:
+        """Returns numbers of a polars series as Python writes them, else null."""
+        if self == TextFormat(encoding=self.encoding):
+            return cells
+        import polars as pl
+
+        mark = re.escape(self.currency) if self.currency else ""
+        whole = "[0-9]*"
+        if self.thousands:
+            between = _SEPARATORS[self.thousands]
+            whole = f"[0-9]{{1,3}}(?:{between}[0-9]{{3}})+|[0-9]*"
+        blank = "[ \u00a0\u202f]?"
+        found = cells.str.extract_groups(
+            rf"^([+-]?){blank}(?:{mark})?{blank}([+-]?)({whole})"
+            rf"(?:{re.escape(self.decimal)}([0-9]*))?([eE][+-]?[0-9]+)?"
+            rf"{blank}(?:{mark})?$"
+        ).struct.unnest()
+        signs, digits = found["1"] + found["2"], found["3"]
+        if self.thousands:
+            digits = digits.str.replace_all(_SEPARATORS[self.thousands], "")
+        fraction, power = found["4"].fill_null(""), found["5"].fill_null("")
+        joined = signs + digits + pl.Series(["."]) + fraction + power
+        return joined.cast(pl.String)
+
+
+PLAIN = TextFormat()
+
+
+class Texts:
+    """A column of texts, shape (n,): numbers and distinct texts are computed once.
+
+    Args:
+        cells: a polars series of strings; null is no text. Blanks around texts are not
+            kept.
+        text_format: how numbers are written.
+        is_number: whether its type says that it holds numbers, so that the category
+            "01" is the number 1.
+    """
+
+    ndim = 1
+    dtype = np.dtype(object)
+
+    def __init__(
+        self, cells: Any, text_format: TextFormat = PLAIN, *, is_number: bool = False
+    ):
+        self.cells = cells.fill_null("").str.strip_chars()
+        self.text_format = text_format
+        self.is_number = is_number
+
+    @classmethod
+    def of(cls, cells: Iterable[Any], text_format: TextFormat = PLAIN) -> "Texts":
+        """Returns objects as texts."""
+        import polars as pl
+
+        texts = [
+            text_of(cell).encode("utf-8", "replace").decode("utf-8") for cell in cells
+        ]
+        return cls(pl.Series(texts, dtype=pl.String), text_format)
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @property
+    def shape(self) -> tuple[int]:
+        """The number of cells."""
+        return (len(self),)
+
+    def __getitem__(self, index: np.ndarray | slice) -> "Texts":
+        rows = np.arange(len(self), dtype=np.uint32)[index]
+        cells = self.cells.gather(rows)
+        return Texts(cells, self.text_format, is_number=self.is_number)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tolist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy
+        return np.array(self.tolist(), dtype=dtype or object)
+
+    def tolist(self) -> list[str]:
+        """Returns the texts."""
+        return self.cells.to_list()
+
+    @functools.cached_property
+    def numbers(self) -> np.ndarray:
+        """The cells in float64, NaN where there is no finite number."""
+        import polars as pl
+
+        plain = self.text_format.plain(self.cells)
+        numbers = plain.cast(pl.Float64, strict=False)
+        rest = numbers.is_null().arg_true()
+        found = numbers.fill_null(np.nan).to_numpy(writable=True)
+        if len(rest):
+            is_plain = self.text_format == TextFormat(
+                encoding=self.text_format.encoding
+            )
+            parse = _number_of_text if is_plain else _truth_of_text
+            texts, codes = Texts(self.cells.gather(rest)).distinct
+            parsed = np.fromiter(map(parse, texts), np.float64, len(texts))
+            found[rest.to_numpy()] = parsed[codes]
+        found[~np.isfinite(found)] = np.nan
+        return found
+
+    @functools.cached_property
+    def distinct(self) -> tuple[list[str], np.ndarray]:
+        """The different texts, and which of them each cell is, shape (n,)."""
+        import polars as pl
+
+        texts = self.cells.unique(maintain_order=True)
+        places = pl.Series(range(len(texts)), dtype=pl.Int64)
+        codes = self.cells.replace_strict(texts, places, return_dtype=pl.Int64)
+        return texts.to_list(), codes.cast(pl.Int64).to_numpy()
+
+    def parts(self) -> Iterator[bytes]:
+        """Yields bytes that tell its cells apart from any others."""
+        yield self.cells.str.len_bytes().to_numpy().tobytes()
+        yield "".join(self.tolist()).encode()
+
+
+def numbers_of(column: np.ndarray | Texts) -> np.ndarray:
+    """Returns a column in float64, NaN where a cell holds no finite number.
+
+    Example:
+        >>> numbers_of(np.array(["1e3", "True", "1_8", None, "inf"], object)).tolist()
+        [1000.0, 1.0, nan, nan, nan]
+    """
+    if isinstance(column, Texts):
+        return column.numbers
+    if column.dtype.kind in "biuf":
+        numbers = column.astype(np.float64)
+    else:
+        numbers = np.fromiter(map(number_of, column.tolist()), float, len(column))
+    return np.where(np.isfinite(numbers), numbers, np.nan)
+
+
+def float32_of(column: np.ndarray | Texts) -> np.ndarray:
+    """Returns a column in float32, NaN where `Numeric` finds no number."""
+    with np.errstate(over="ignore"):
+        numbers = numbers_of(column).astype(np.float32)
+    return np.where(np.isfinite(numbers), numbers, np.float32(np.nan))
+
+
+def number_of(cell: Any) -> float:
+    """Returns the number that a cell holds, or NaN; no cell raises."""
+    if isinstance(cell, str | bytes):
+        return _number_of_text(text_of(cell))
+    # Of these NumPy takes a part, with a warning.
+    try:
+        if getattr(cell, "ndim", 0) > 0 or isinstance(cell, np.complexfloating):
+            return np.nan
+        return float(cell)
+    except Exception:  # whatever a cell is, it must not raise
+        return np.nan
+
+
+def text_of(cell: Any) -> str:
+    """Returns a cell as text without blanks around it; no cell raises.
+
+    Example:
+        >>> text_of(b" Ghent"), text_of(None), text_of(10**5000)
+        ('Ghent', '', '<int>')
+    """
+    if cell is None:
+        return ""
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8", "replace").strip()
+    try:
+        return str(cell).strip()
+    except Exception:  # an integer of too many digits, or anything else
+        return f"<{type(cell).__name__}>"
+
+
+def is_mark(text: str) -> bool:
+    """Tells whether a text stands for a missing value, unless a schema lists it."""
+    return text.lower() in _MARKS or UNDECODED in text
+
+
+def is_missing(text: str) -> bool:
+    """Tells whether a text is no value whatever a schema lists.
+
+    That is a blank, what NaN, NA and NaT become as text, and what does not decode.
+    """
+    return text.lower() in _NEVER or UNDECODED in text
+
+
+def truth_of(text: str) -> float | None:
+    """Returns 1 for true, 0 for false, however they are capitalised, else None."""
+    return _TRUTH.get(text.lower())
+
+
+def _truth_of_text(text: str) -> float:
+    return _TRUTH.get(text.strip().lower(), np.nan)
+
+
+def _number_of_text(text: str) -> float:
+    text = text.strip()
+    return float(text) if _NUMBER.fullmatch(text) else _truth_of_text(text)
+
+
+def _is_encoding(name: str) -> bool:
+    """Tells whether text in an encoding has the line breaks of ASCII, or of UTF-16."""
+    try:
+        encoded = "a,1\n".encode(name)
+    except (LookupError, UnicodeError):
+        return False
+    is_wide = re.fullmatch(r"utf[-_]?(8[-_]sig|16([-_]?[lb]e)?)", name.lower())
+    return encoded == b"a,1\n" or is_wide is not None
