@@ -99,12 +99,12 @@ def dp_quantile(
 
     Privacy:
         epsilon-DP under replace-one, for every input: two choices of half of it each,
-        the second one from the distances to what the first one released. A record
-        falls into a bin, from itself and its public index alone; -u(j) is a distance from the data set in
-        numbers of replaced records, so one more moves it by at most 1. Scores thus move
-        by at most 2 against each other, which a record that jumps over the r-th
-        smallest attains. Counts are integers, and scores too, cut at -2^24: exact in
-        float32. Quantile and edges must not depend on the samples.
+        the second one from the distances to what the first one released. A record falls
+        into a bin, from itself and its public index alone; -u(j) is a distance from the
+        data set in numbers of replaced records, so one more moves it by at most 1.
+        Scores thus move by at most 2 against each other, which a record that jumps over
+        the r-th smallest attains. Counts are integers, and scores too, cut at -2^24:
+        exact in float32. Quantile and edges must not depend on the samples.
 
     Example:
         >>> import jax, numpy as np
@@ -256,9 +256,7 @@ def _choose_quantile(
     distances = jnp.where(jnp.isnan(distances), jnp.inf, distances)  # they are nowhere
     counts = _counts(distances, sizes, 0.0)
     rank = jnp.minimum(rank, num_samples).astype("int32")
-    width = _choose(
-        mechanism, width_key, _as_scores(_distances(counts, rank)), epsilon
-    )
+    width = _choose(mechanism, width_key, _as_scores(_distances(counts, rank)), epsilon)
     error = half * (jnp.maximum(sizes[width + 1], 0) / APART + _HALF_BINS)
     farthest = APART * rank_error
     farthest = jnp.maximum(farthest, _RANGE / epsilon * _log_odds(edges.size - 1))

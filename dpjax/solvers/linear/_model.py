@@ -91,11 +91,14 @@ def dp_linear_model(
       released scale is part of the predictor.
     - They count the sampling of records and the noise of every release. What is not
       linear in the error of the first fit is counted for the intercept alone.
-    - Scores are clipped at 1.6 times a norm that 200 to 300 records exceed at epsilon
-      1, those of the intercept at 3 times. The bias of that is not counted. It is small
-      for the intercept, and where the tails beyond are balanced. It is not where noise
-      is skewed and its scale depends on a feature: with lognormal noise times e^(x/2)
-      the interval for the coefficient of x held the truth in 67 per cent of runs.
+    - Scores are clipped at 1.2 times a norm C that 200 to 300 records exceed at epsilon
+      1, those of the intercept at twice theirs. What that cuts is estimated: the scores
+      from C / 2 to C have its direction, and two noisy counts its size, as of a Pareto
+      tail. The params are corrected by it, and the interval is wider by the noise of
+      that, and by a quarter of it. With lognormal noise times e^(x/2) the interval for
+      the coefficient of x held the truth in 95 per cent of runs, and in 67 without that
+      correction. If the counts show a tail too heavy for that, of an
+      index below 1.6, all intervals are infinite.
     - An interval is infinite if the noise hides the second derivatives in a direction
       that the coefficient has a part in: of a constant column, of two that are nearly
       the same. `num_hidden` in the stats says how many directions that are. All are
