@@ -134,12 +134,17 @@ def study(name, num_samples, epsilon, num_repetitions):
 def _without_privacy(loss: LinearLoss, params, features, targets, offsets):
     """Returns standard errors of the best fit, by the sandwich."""
     targets = loss.targets_of(targets)
-    for _ in range(NUM_NEWTON + 1):
+
+    def linearized(params):
         predictions = features @ params + offsets
-        slopes = loss.derivative(predictions, targets)
         curvatures = loss.curvature(predictions, targets)
         inverse = jnp.linalg.inv((features * curvatures[:, None]).T @ features)
+        return inverse, loss.derivative(predictions, targets)
+
+    for _ in range(NUM_NEWTON):
+        inverse, slopes = linearized(params)
         params = params - inverse @ (features.T @ slopes)
+    inverse, slopes = linearized(params)
     scores = features * slopes[:, None]
     return jnp.sqrt(jnp.diag(inverse @ (scores.T @ scores) @ inverse))
 

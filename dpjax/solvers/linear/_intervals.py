@@ -376,11 +376,16 @@ def _corrected(
         row = (1 + ratio) * _clipped(samples[name + _OUTER], halves[name])
         row = samples[name] + row
         rows.append(to_unit / halves[name] * row)
-    mean, stddev, bias, unit = map(jnp.concatenate, (means, noises, biases, units))
-    empty = jnp.zeros((len(mean), len(mean)), mean.dtype)
-    return jnp.concatenate(rows, axis=-1), Scores(
-        mean, stddev, empty, bias, unit, is_heavy
+    whole = jnp.concatenate(rows, axis=-1)
+    scores = Scores(
+        jnp.concatenate(means),
+        jnp.concatenate(noises),
+        jnp.zeros((whole.shape[1], whole.shape[1]), whole.dtype),
+        jnp.concatenate(biases),
+        jnp.concatenate(units),
+        is_heavy,
     )
+    return whole, scores
 
 
 @partial(jax.jit, static_argnums=(0, 1))

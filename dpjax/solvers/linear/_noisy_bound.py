@@ -116,5 +116,5 @@ def _excess(key: Key, sizes: jax.Array, bound: jax.Array, stddev: Scalar) -> Exc
     kept = jnp.minimum(share, _MOST_SHARE)
     ratio = 2 * kept / (1 - 2 * kept)
     error = 2 * noise / (1 - 2 * kept) ** 2
-    excess = ratio, error, share - _CLEAR * noise > _MOST_SHARE
-    return Excess(*(x.astype(sizes.dtype) for x in excess[:2]), excess[2])
+    is_heavy = share - _CLEAR * noise > _MOST_SHARE
+    return Excess(ratio.astype(sizes.dtype), error.astype(sizes.dtype), is_heavy)
