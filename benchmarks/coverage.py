@@ -51,7 +51,7 @@ def linear(noise_of, **options):
 
 
 def normal(key, x):
-    return jax.random.normal(key, len(x))
+    return jax.random.normal(key, (len(x),))
 
 
 def lognormal(key, x):
@@ -180,7 +180,7 @@ def _cell(place: record.Place) -> record.Found:
     with warnings.catch_warnings(action="ignore"):  # where no interval is finite
         widths = np.nanmedian(np.where(np.isfinite(found), found / alone, np.nan), 0)
     row = {
-        "repetitions": number,
+        "repetitions": len(errors),
         "missed": missed.tolist(),
         "finite": total.tolist(),
         "widths": [None if math.isnan(x) else round(float(x), 3) for x in widths],

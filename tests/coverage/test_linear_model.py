@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import coverage, record
 from benchmarks.coverage import LAWS, SIZES, are_too_many, misses, study
 from dpjax.solvers.linear import _intervals
 
@@ -39,3 +40,21 @@ def test_a_width_without_the_noise_is_seen(monkeypatch):
 
     monkeypatch.setattr(_intervals, "_released_scores", without_noise)
     assert are_too_many(*misses(*study("normal", 12_000, 1.0, 60)[:2]))
+
+
+@pytest.mark.quick(1)
+def test_what_is_recorded_is_shown(tmp_path, monkeypatch):
+    errors = np.tile([0.0, 0.0, 0.0, 3.0], 20)[:, None] * np.ones(11)
+    found = np.where(np.arange(80) < 60, 1.0, np.inf)[:, None] * np.ones(11)
+    monkeypatch.setattr(coverage, "PATH", tmp_path / "coverage.json")
+    monkeypatch.setattr(coverage, "SIZES", [(2_000, 1.0)])
+    monkeypatch.setattr(coverage, "study", lambda *_: (errors, found, found / 2))
+    monkeypatch.setattr(coverage, "LAWS", {"normal": LAWS["normal"]})
+    coverage.run(coverage.PATH)
+    (row,) = record.read(coverage.PATH).rows.values()
+    assert row["missed"] == [15] * 11
+    assert row["finite"] == [60] * 11
+    (path,) = coverage.write(tmp_path / "COVERAGE.md")
+    text = path.read_text()
+    assert "## n = 2,000, epsilon 1\n" in text
+    assert "| normal | 80 | 0.75 | 0.75 | 0.75 | 2 | 2 | 0.25 |" in text

@@ -122,17 +122,20 @@ def fit_with_errors(
        and the second moments of those: H. Directions of curvature below twice the edge
        of the noise's spectrum are hidden.
     4. Bounds of the scores in the other directions, in which H is the identity, and of
-       the score of the intercept.
-    5. The mean of clipped scores, and their second moments S.
+       the score of the intercept, with noisy counts of how many are near and above.
+    5. The mean of clipped scores, with an estimate of what clipping cuts, and the
+       second moments S of what that is the mean of.
 
     The step is H^-1 times the mean. The covariance adds up H^-1 (S / n) H^-1, what the
-    noise of the mean makes of that, and what the noise of H makes of the step. All of
-    it is computed from released numbers.
+    noise of the mean makes of that, what the noise of H makes of the step, and what the
+    estimate of the bias of clipping may be off by. All of it is computed from released
+    numbers.
 
     Privacy:
         As one Gaussian mechanism of the noise multiplier, under replace-one: four noisy
-        bounds, three noisy second moments, a fit, and a mean of sensitivity 2 / n in
-        units of its bounds. Everything else is a function of what they released.
+        bounds, two pairs of noisy counts, three noisy second moments, a fit, and a mean
+        of sensitivity 2 / n in units of its bounds. Without an intercept one bound and
+        one pair less. Everything else is a function of what they released.
     """
     num_samples = len(examples.targets)
     multipliers = {
