@@ -82,7 +82,7 @@ def dp_linear_model(
     the derivatives at a model of the first half. If targets have a large mean, subtract
     a public number from them first.
 
-    With `intervals`, a fit with a sixth of the budget is followed by one noisy Newton
+    With `intervals`, a fit with 15 per cent of the budget is followed by one noisy Newton
     step, and the params have standard errors: see `Solution.interval`.
 
     - They are for the coefficients of the best linear predictor of the population, from
@@ -103,11 +103,10 @@ def dp_linear_model(
       that the coefficient has a part in: of a constant column, of two that are nearly
       the same. `num_hidden` in the stats says how many directions that are. All are
       infinite if records are few, about 4,000 / epsilon: a public rule.
-    - Measured with 10 features, n = 20,000, delta = n^-1.1, epsilon 1, in 200 runs or
-      more of each law: 95.4 to 96.7 per cent of intervals at level 0.95 held the truth,
-      93 or more of every coefficient, at 1.6 to 2.1 times the width without privacy
-      (normal 1.6; t5 features with t3 noise 1.8; lognormal 1.9; logistic with 5 per
-      cent of positives 2.1).
+    - Measured with 10 features, n = 20,000, delta = n^-1.1, epsilon 1, in 200 runs of
+      each law: 95 to 97 per cent of intervals at level 0.95 held the truth, 92 or more
+      of every coefficient, at 1.4 to 2.3 times the width without privacy (normal 1.4;
+      t5 features with t3 noise 1.7; lognormal 2.2). `benchmarks/COVERAGE.md` has more.
 
     Args:
         loss: "squared", "logistic", "huber", or a convex `losses.LinearLoss` of bounded
