@@ -82,8 +82,8 @@ def dp_linear_model(
     the derivatives at a model of the first half. If targets have a large mean, subtract
     a public number from them first.
 
-    With `intervals`, a fit with 15 per cent of the budget is followed by one noisy Newton
-    step, and the params have standard errors: see `Solution.interval`.
+    With `intervals`, a fit with 15 per cent of the budget is followed by one noisy
+    Newton step, and the params have standard errors: see `Solution.interval`.
 
     - They are for the coefficients of the best linear predictor of the population, from
       which records are drawn independently, with four moments of features and two of
