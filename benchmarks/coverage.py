@@ -202,19 +202,19 @@ def _table(rows, num_samples, epsilon) -> str:
         if (row := rows.get((name, num_samples, epsilon))) is None:
             continue
         missed, total = np.array(row["missed"]), np.array(row["finite"])
-        held = 1 - missed / np.maximum(total, 1)
-        widths = [x for x in row["widths"] if x is not None]
         number = row["repetitions"]
-        is_enough = np.all(total >= AT_ONCE)
-        cells = [
-            1 - float(np.sum(missed) / np.sum(total)),
-            float(np.min(held[:-1])),
-            float(held[-1]),
-            float(np.median(widths)),
-            row["widths"][-1],
-        ]
+        cells: list[float | None] = [None] * 5
+        if np.all(total >= AT_ONCE):
+            held = 1 - missed / total
+            cells = [
+                1 - float(np.sum(missed) / np.sum(total)),
+                float(np.min(held[:-1])),
+                float(held[-1]),
+                float(np.median(row["widths"])),
+                row["widths"][-1],
+            ]
         refused = 1 - float(np.sum(total)) / (number * len(total))
-        lines.append([name, number, *(cells if is_enough else [None] * 5), refused])
+        lines.append([name, number, *cells, refused])
     header = ["law", "runs", "held", "worst slope", "intercept", "width"]
     header += ["of the intercept", "refused"]
     title = f"## n = {num_samples:,}, epsilon {epsilon:g}\n\n"
