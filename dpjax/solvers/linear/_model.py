@@ -104,7 +104,7 @@ def dp_linear_model(
       the same. `num_hidden` in the stats says how many directions that are. All are
       infinite if records are few, about 4,000 / epsilon: a public rule.
     - Measured with 10 features, n = 20,000, delta = n^-1.1, epsilon 1, in 200 runs of
-      each law: 95 to 97 per cent of intervals at level 0.95 held the truth, 92 or more
+      each law: 95 to 97 per cent of intervals at level 0.95 held the truth, 91 or more
       of every coefficient, at 1.4 to 2.3 times the width without privacy (normal 1.4;
       t5 features with t3 noise 1.7; lognormal 2.2). `benchmarks/COVERAGE.md` has more.
 
