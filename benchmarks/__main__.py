@@ -1,10 +1,10 @@
 """The command: measures into records, and writes the pages from them.
 
 `run` measures speed, `utility` what models of tables are worth, `deep` networks,
-`winners` who wins where, `intervals` how often they hold, `scaling` many devices,
-`guarantees --audit` what attacks find of the claims, `audit` of one of them; `figures`
-lists, runs and reports the papers' figures. `report` writes every page, and the plots
-of README and the site, from the records.
+`winners` who wins where, `coverage` how often intervals hold the truth, `intervals`
+what one is worth, `scaling` many devices, `guarantees --audit` what attacks find of the
+claims, `audit` of one of them; `figures` lists, runs and reports the papers' figures.
+`report` writes every page, and the plots of README and the site, from the records.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from benchmarks import intervals, scaling, winners
+from benchmarks import coverage, intervals, scaling, winners
 from benchmarks.deep import command as deep
 from benchmarks.figures import command as figures
 from benchmarks.speed import command as speed
@@ -24,6 +24,7 @@ PAGES = {
     "utility": "benchmarks.utility.page",
     "deep": "benchmarks.deep.page",
     "scaling": "benchmarks.scaling",
+    "coverage": "benchmarks.coverage",
     "figures": "benchmarks.figures.page",
     "guarantees": "benchmarks.guarantees",
     "plots": "benchmarks.plots",
@@ -41,9 +42,11 @@ def main(arguments=None):
     figures.add_arguments(commands.add_parser("figures", help="the papers' figures"))
     one = commands.add_parser("winners", help="measure who wins where, in minutes")
     one.add_argument("--out", type=Path, default=winners.PATH, help="the record")
-    text = "measure how often intervals hold a coefficient, in minutes"
+    text = "measure what intervals that ignore noise are worth, in minutes"
     one = commands.add_parser("intervals", help=text)
     one.add_argument("--out", type=Path, default=intervals.PATH, help="the record")
+    one = commands.add_parser("coverage", help="measure how often intervals hold")
+    one.add_argument("--out", type=Path, default=coverage.PATH, help="the record")
     one = commands.add_parser("scaling", help="measure many devices")
     one.add_argument("--quick", action="store_true", help="few repeats, 8 devices")
     one.add_argument("--out", type=Path, default=scaling.PATH, help="the record")
@@ -74,6 +77,7 @@ def main(arguments=None):
         "figures": figures.main,
         "winners": winners.run,
         "intervals": intervals.run,
+        "coverage": coverage.run,
         "scaling": scaling.run,
         "guarantees": guarantees,
         "audit": audit,

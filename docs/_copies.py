@@ -16,6 +16,7 @@ PAGES = {
     "benchmarks/EXPERIMENTS.md": "experiments.md",
     "benchmarks/README.md": "speed.md",
     "benchmarks/SCALING.md": "scaling.md",
+    "benchmarks/COVERAGE.md": "coverage.md",
     "benchmarks/COST.md": "cost.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",

@@ -72,7 +72,8 @@ def dp_l1_regression() -> Case:
 def dp_quantile() -> Case:
     """The smaller of two samples jumps over the other.
 
-    Of all neighbours in up to four bins none is told apart better: 0.92 by the law.
+    Half of the budget is for the interval, which so few samples have not. With all of
+    it, none of the neighbours in up to four bins is told apart better.
     """
 
     def solve(key: Key, samples: jax.Array) -> Solution:

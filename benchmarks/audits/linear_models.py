@@ -116,6 +116,23 @@ def dp_linear_model_outputs() -> Case:
 
 
 @audited
+def dp_linear_model_intervals() -> Case:
+    """A target far from all others turns, and the Newton step sees its score.
+
+    That step has half of the budget. 200 records are slow: 10,000 releases.
+    """
+    targets = jnp.tile(jnp.array([1.0, -1.0]), 100)
+    return _turned(
+        "squared",
+        jnp.ones((200, 1)),
+        targets.at[-1].set(_FAR),
+        -_FAR,
+        intervals=True,
+        num_releases=10_000,
+    )
+
+
+@audited
 def dp_linear_model_features() -> Case:
     """Of four features with equal scores, a record prefers every other one.
 
@@ -185,6 +202,7 @@ def _turned(
     turned: float,
     *,
     intercept: int | None = None,
+    intervals: bool = False,
     statistic: Statistic = lambda params: params[0],
     num_releases: int = 100_000,
     **records: jax.Array,
@@ -200,6 +218,7 @@ def _turned(
             epsilon=4.0,
             delta=1e-5,
             intercept=intercept,
+            intervals=intervals,
             **records,
         )
 

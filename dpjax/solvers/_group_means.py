@@ -20,7 +20,7 @@ from dpjax.mechanisms import gaussian
 from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._grouped_samples import Groups, Ordered
 from dpjax.solvers._histogram import check_countable, count_errors, noisy_integers
-from dpjax.solvers._quantile import checked_samples
+from dpjax.solvers._quantile import APART, checked_samples
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._untuned_mean import layers_of, radii_of, shrunk
 from dpjax.solvers.linear._noisy_quantile import (
@@ -35,7 +35,6 @@ from dpjax.transforms import privatize
 _COUNTS, _SIZE, _MEDIAN, _LENGTHS, _SQUARES = 0.2, 0.02, 0.03, 0.1, 0.1
 _QUANTILES = 0.4
 _NUM_HALVINGS = 20
-_APART = 2.0  # standard errors of a rank, between a quantile and those beside it
 _LARGEST = 1e15  # samples are held within it: their squares stay finite
 _LEAST_COUNT = 4.0  # stddevs of a noisy count, below which a group says nothing
 
@@ -343,8 +342,8 @@ def _halved(
     wanted = jnp.repeat(jnp.asarray(quantiles, "float32"), 3)[:, None]  # of searches
     variances = wanted * (1 - wanted) * sizes[None] + stddev**2
     rank_error = jnp.sqrt(variances) / sizes[None]
-    is_inside = _APART * rank_error < jnp.minimum(wanted, 1 - wanted)  # (searches, G)
-    apart = jnp.array([0.0, -_APART, _APART], wanted.dtype)
+    is_inside = APART * rank_error < jnp.minimum(wanted, 1 - wanted)  # (searches, G)
+    apart = jnp.array([0.0, -APART, APART], wanted.dtype)
     off = jnp.tile(apart, len(quantiles))[:, None]
     wanted = jnp.clip(wanted + off * rank_error, 0.0, 1.0)
     ordered = Ordered.of(num_groups, groups)
@@ -363,6 +362,6 @@ def _halved(
     whole = middle, jnp.asarray(bound, middle.dtype)
     found, half = jax.lax.fori_loop(0, _NUM_HALVINGS, halve, whole)
     center, low, high = found.reshape(len(quantiles), 3, num_groups).swapaxes(0, 1)
-    errors = jnp.maximum(high - low, 0.0) / (2 * _APART) + half
+    errors = jnp.maximum(high - low, 0.0) / (2 * APART) + half
     is_seen = is_inside[::3] & (sizes > _LEAST_COUNT * count_stddev)[None]
     return center.T, jnp.where(is_seen, errors, jnp.inf).T

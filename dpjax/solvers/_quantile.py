@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate, mechanisms
+from dpjax import _keys, _validate, mechanisms
 from dpjax._sharding import gathered
 from dpjax._types import ArrayLike, Key, Scalar, SelectionName
-from dpjax.accounting import PrivacyGuarantee, selection_event
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import FAILURE_PROB, Choices
 
+APART = 2.0  # standard errors of a rank, at which a quantile's interval is seen
+_HALF_BINS = 0.8  # with 1.28 standard errors, at level 0.8, all of a half bin
 _RANGE = 2.0  # of the scores' change, when one record is replaced
 _MOST_RECORDS = 2**24  # integers up to here are exact in float32
 _GOLDEN = 2_654_435_769  # 2^32 / 1.618...: its multiples spread evenly modulo 2^32
@@ -65,6 +66,9 @@ def dp_quantile(
     the law of the samples: the error in rank grows with the logarithm of the number of
     bins.
 
+    A second choice, of the same epsilon, gives the interval: how far from that midpoint
+    as many records lie as four standard errors of its rank.
+
     Args:
         samples: shape (n,), real; n is public. Values beyond the edges, infinities too,
             count in the first or the last bin. NaN is a missing value: at a share
@@ -78,27 +82,39 @@ def dp_quantile(
             (5 per cent wide) from 1e-6 to 1e9 and from -1e9 to -1e-6, and one at zero.
 
     Returns:
-        A `Solution` whose params are a scalar. Its stats hold rank, num_bins, and
-        rank_error: with probability 0.99 no more records than that lie between the bin
-        and the r-th smallest.
+        A `Solution` whose params are a scalar. Its standard_errors, and so `interval`,
+        are of the quantile of the law from which samples are drawn: they count
+        sampling, both choices, and the width of a bin, all of it at levels of 0.8 or
+        more. Where the rest is much less than a bin, an interval holds the truth more
+        often than it says. With 1,000 bins, n of 1,000 or 10,000, epsilon 0.2 to 1, and
+        quantiles 0.5 and 0.9 of normal and lognormal laws, a nominal 95 per cent
+        covered 96 to 99.8, at 1.2 to 2 times the width without privacy. It is infinite
+        in the first or the last bin, which have no end, and where a rank may be that of
+        an extreme (from n, quantile and epsilon alone). Its stats hold rank,
+        num_bins, and rank_error: with probability 0.99 no more records than that
+        lie between the bin and the r-th smallest.
 
     Raises:
         ValueError: where an argument is out of its range; before any computation.
 
     Privacy:
-        epsilon-DP under replace-one, for every input. A record falls into a bin, from
-        itself and its public index alone; -u(j) is a distance from the data set in
-        numbers of replaced records, so one more moves it by at most 1. Scores thus move
-        by at most 2 against each other, which a record that jumps over the r-th
-        smallest attains. Counts are integers, and scores too, cut at -2^24: exact in
-        float32. Quantile and edges must not depend on the samples.
+        epsilon-DP under replace-one, for every input: two choices of half of it each,
+        the second one from the distances to what the first one released. A record falls
+        into a bin, from itself and its public index alone; -u(j) is a distance from the
+        data set in numbers of replaced records, so one more moves it by at most 1.
+        Scores thus move by at most 2 against each other, which a record that jumps over
+        the r-th smallest attains. Counts are integers, and scores too, cut at -2^24:
+        exact in float32. Quantile and edges must not depend on the samples.
 
     Example:
         >>> import jax, numpy as np
         >>> samples = 3.0 + np.random.default_rng(0).standard_cauchy(10_000)
         >>> solution = dp_quantile(samples, key=jax.random.key(1), epsilon=0.5)
         >>> print(f"{solution.params:.1f} {solution.stats['rank_error']:.0f}")
-        3.0 48
+        3.0 95
+        >>> low, high = solution.interval()
+        >>> print(f"{low:.1f} {high:.1f}")
+        2.8 3.1
 
     Reference:
         Smith (2011), "Privacy-preserving statistical estimation with optimal
@@ -111,21 +127,17 @@ def dp_quantile(
     _validate.within(0.0, 1.0, quantile=quantile)
     samples = checked_samples(samples, num_axes=1)
     bins = checked_edges(_EDGES if edges is None else edges, samples)
-    static = ("permute_and_flip", float(quantile))
-    params = _choose_quantile(static, key, samples, bins, epsilon)
-    num_samples, num_bins = samples.size, bins.size - 1
-    privacy = PrivacyGuarantee.of(
-        epsilon,
-        0.0,
-        dp_event=selection_event(epsilon, mechanism="permute_and_flip"),
-        num_samples=num_samples,
+    choices = Choices.tight(2, epsilon, 0.0)
+    params, errors = _choose_quantile(
+        (choices.mechanism, float(quantile)), key, samples, bins, choices.epsilon
     )
+    num_samples, num_bins = samples.size, bins.size - 1
     stats: dict[str, Scalar] = {
         "rank": _rank(quantile, num_samples),
         "num_bins": num_bins,
-        "rank_error": _rank_error(epsilon, num_bins),
+        "rank_error": _rank_error(choices.epsilon, num_bins),
     }
-    return Solution(params, privacy, stats)
+    return Solution(params, choices.guarantee(num_samples), stats, errors)
 
 
 def dp_center_and_scale(
@@ -227,10 +239,30 @@ def _choose_quantile(
     samples: jax.Array,
     edges: jax.Array,
     epsilon: Scalar,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
+    """Releases a quantile, and its standard error."""
     mechanism, quantile = static
-    index = _choose(mechanism, key, _scores(samples, edges, quantile), epsilon)
-    return edges[index] / 2 + edges[index + 1] / 2
+    center_key, width_key = _keys.split(key)
+    index = _choose(mechanism, center_key, _scores(samples, edges, quantile), epsilon)
+    center = edges[index] / 2 + edges[index + 1] / 2
+    half = edges[index + 1] / 2 - edges[index] / 2
+    # Each of two choices errs about as a Laplace law of scale 2 / epsilon does.
+    num_samples, epsilon = samples.size, jnp.asarray(epsilon, "float32")
+    sampling = num_samples * quantile * (1 - quantile)
+    rank_error = jnp.sqrt(sampling + 4 * (_RANGE / epsilon) ** 2)
+    rank = jnp.ceil(2 * APART * rank_error)
+    sizes = jnp.asarray(_DISTANCE_EDGES, samples.dtype)
+    distances = jnp.abs(samples - center) / half
+    distances = jnp.where(jnp.isnan(distances), jnp.inf, distances)  # they are nowhere
+    counts = _counts(distances, sizes, 0.0)
+    rank = jnp.minimum(rank, num_samples).astype("int32")
+    width = _choose(mechanism, width_key, _as_scores(_distances(counts, rank)), epsilon)
+    error = half * (jnp.maximum(sizes[width + 1], 0) / APART + _HALF_BINS)
+    farthest = APART * rank_error
+    farthest = jnp.maximum(farthest, _RANGE / epsilon * _log_odds(edges.size - 1))
+    nearest = min(_rank(quantile, num_samples), num_samples * (1 - quantile))
+    is_inside = (index > 0) & (index < edges.size - 2) & (width < sizes.size - 2)
+    return center, jnp.where(is_inside & (farthest < nearest), error, jnp.inf)
 
 
 def _choose(
@@ -270,7 +302,7 @@ def _counts(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Array:
     return jnp.zeros(edges.size - 1, "int32").at[bins].add(1)
 
 
-def _distances(counts: jax.Array, rank: int) -> jax.Array:
+def _distances(counts: jax.Array, rank: int | jax.Array) -> jax.Array:
     """Returns how many records to replace for the rank to lie in each bin."""
     up_to = jnp.cumsum(counts, dtype="int32")
     below = up_to - counts
@@ -287,7 +319,11 @@ def _rank(quantile: float, num_samples: int) -> int:
 
 def _rank_error(epsilon: float, num_candidates: int) -> float:
     """Pr[score < best - (range / epsilon) log(k / p)] <= p, and the best score is 0."""
-    return _RANGE / epsilon * math.log(num_candidates / FAILURE_PROB)
+    return _RANGE / epsilon * _log_odds(num_candidates)
+
+
+def _log_odds(num_candidates: int) -> float:
+    return math.log(num_candidates / FAILURE_PROB)
 
 
 def checked_samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:

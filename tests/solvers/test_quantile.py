@@ -123,8 +123,8 @@ def test_the_law_that_is_drawn(key):
     counts = [int((values == middle).sum()) for middle in (0.5, 1.5, 2.5)]
     assert sum(counts) == num_draws
 
-    def rejects(epsilon):
-        expected = law(np.array([-2.0, 0.0, -5.0]), epsilon) * num_draws
+    def rejects(epsilon):  # half of it is for the interval
+        expected = law(np.array([-2.0, 0.0, -5.0]), epsilon / 2) * num_draws
         return scipy.stats.chisquare(counts, expected).pvalue < FALSE_ALARM
 
     assert not rejects(epsilon)
@@ -144,13 +144,51 @@ def test_the_rank_is_as_near_as_is_said(quantile, key):
     solutions = jax.jit(jax.vmap(draw))(jax.random.split(key, 200))
     error, rank = solutions.stats["rank_error"][0], solutions.stats["rank"][0]
     assert rank == math.ceil(2_000 * quantile)
-    assert error == pytest.approx(2 * math.log(1501 / 0.01), rel=1e-5)
+    assert error == pytest.approx(4 * math.log(1501 / 0.01), rel=1e-5)
     ordered = np.sort(samples)
     bounds = ordered[np.clip([rank - error - 1, rank + error], 0, 1999).astype(int)]
     value = np.asarray(solutions.params)
     width = 0.05 * np.abs(value)
     is_outside = (value + width < bounds[0]) | (value - width > bounds[1])
     assert is_outside.sum() <= 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.95])
+def test_intervals_cover(quantile):
+    # Bins are a third of a standard error wide. One in five values is missing.
+    truth, num_samples = scipy.stats.expon.ppf(quantile), 10_000
+    edges = jnp.linspace(0.0, 12.0, 4_001)
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        data_key, missing_key, key = jax.random.split(key, 3)
+        samples = jax.random.exponential(data_key, (num_samples,))
+        is_missing = jax.random.bernoulli(missing_key, 0.2, (num_samples,))
+        samples = jnp.where(is_missing, jnp.nan, samples)
+        options = settings(key=key, quantile=quantile, edges=edges)
+        return dp_quantile(samples, **options).interval()
+
+    low, high = np.asarray(draw(jax.random.split(jax.random.key(5), 400))).T
+    covered = np.mean((low <= truth) & (truth <= high))
+    assert 0.925 < covered < 0.995
+    alone = math.sqrt(quantile / (1 - quantile) / (0.8 * num_samples))
+    assert np.median(high - low) < 1.6 * 2 * 1.96 * alone
+
+
+def test_an_interval_that_is_not_known_is_infinite():
+    samples = jnp.linspace(1.0, 2.0, 1_000)
+    for changes in (
+        {"quantile": 0.0},
+        {"quantile": 0.99, "epsilon": 0.5},
+        {"epsilon": 0.01},
+        {"edges": [0.0, 5.0, 6.0]},
+    ):
+        assert jnp.isinf(dp_quantile(samples, **settings(**changes)).standard_errors)
+    for values in (samples, 0 * samples, jnp.round(samples)):
+        errors = dp_quantile(values, **settings()).standard_errors
+        assert 0 < errors < 0.3
 
 
 @pytest.mark.quick(1)

@@ -15,12 +15,18 @@ import jax.numpy as jnp
 from dpjax import _keys
 from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
+from dpjax.estimators._shared import clip_to_norm
 from dpjax.losses import squared
 from dpjax.solvers._loop import Execution
 from dpjax.solvers.linear._fit import fit, lengths, product, weighted, whitened
 from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.linear._moments import Whitening, noisy_second_moments
-from dpjax.solvers.linear._noisy_bound import noisy_bound, num_above
+from dpjax.solvers.linear._noisy_bound import (
+    Excess,
+    noisy_bound,
+    noisy_excess,
+    num_above,
+)
 from dpjax.solvers.linear._steps import BlockClipping
 from dpjax.transforms import privatize
 
@@ -28,11 +34,12 @@ from dpjax.transforms import privatize
 _SHARES = {
     "row_lengths": 0.02,
     "row_moments": 0.1,
-    "fit": 0.17,
+    "fit": 0.15,
     "curvature_lengths": 0.02,
     "curvatures": 0.12,
-    "score_lengths": 0.05,
-    "scores": 0.48,
+    "score_lengths": 0.04,
+    "score_tails": 0.05,
+    "scores": 0.46,
     "score_moments": 0.04,
 }
 _LEVEL_SHARE = 0.15  # of the scores' budget, for that of the intercept
@@ -41,7 +48,12 @@ _LEVEL_SHARE = 0.15  # of the scores' budget, for that of the intercept
 _FLOORS = (1.0, 0.0)
 # Scores are clipped at so many times what few records exceed. The intercept's, of which
 # a tail on one side has no counterweight, at more.
-_BEYOND = {"weights": 1.6, "intercept": 3.0}
+_BEYOND = {"weights": 1.2, "intercept": 2.0}
+# Of a block's budget, for what scores have beyond half of that.
+_OUTER_SHARE = 0.6
+_OUTER = "_beyond"  # ends the name of that part
+# What is left of the bias, over its estimate, beside the noise of counts.
+_MODEL_ERROR = 0.25
 # Eigenvalues below so many edges of the noise's spectrum are hidden by it.
 _CLEAR = 2.0
 # Squared loadings on hidden directions of so many variances of their noise are none.
@@ -76,16 +88,20 @@ class Scores(NamedTuple):
     """Released scores of the directions of `Curvatures`, in units of their bounds.
 
     Attributes:
-        mean: shape (k,).
-        stddev: of its noise.
+        mean: shape (k,), in which what clipping cuts is estimated.
+        stddev: of its noise, shape (k,).
         moments: noisy second moments, shape (k, k).
+        bias: what that estimate may be off by, of each block, shape (k, blocks).
         units: shape (k,).
+        is_heavy: whether their tail is too heavy for that estimate.
     """
 
     mean: jax.Array
     stddev: jax.Array
     moments: jax.Array
+    bias: jax.Array
     units: jax.Array
+    is_heavy: jax.Array
 
 
 def fit_with_errors(
@@ -108,17 +124,20 @@ def fit_with_errors(
        and the second moments of those: H. Directions of curvature below twice the edge
        of the noise's spectrum are hidden.
     4. Bounds of the scores in the other directions, in which H is the identity, and of
-       the score of the intercept.
-    5. The mean of clipped scores, and their second moments S.
+       the score of the intercept, with noisy counts of how many are near and above.
+    5. The mean of clipped scores, with an estimate of what clipping cuts, and the
+       second moments S of what that is the mean of.
 
     The step is H^-1 times the mean. The covariance adds up H^-1 (S / n) H^-1, what the
-    noise of the mean makes of that, and what the noise of H makes of the step. All of
-    it is computed from released numbers.
+    noise of the mean makes of that, what the noise of H makes of the step, and what the
+    estimate of the bias of clipping may be off by. All of it is computed from released
+    numbers.
 
     Privacy:
         As one Gaussian mechanism of the noise multiplier, under replace-one: four noisy
-        bounds, three noisy second moments, a fit, and a mean of sensitivity 2 / n in
-        units of its bounds. Everything else is a function of what they released.
+        bounds, two pairs of noisy counts, three noisy second moments, a fit, and a mean
+        of sensitivity 2 / n in units of its bounds. Without an intercept one bound and
+        one pair less. Everything else is a function of what they released.
     """
     num_samples = len(examples.targets)
     multipliers = {
@@ -269,48 +288,110 @@ def _released_scores(
     key: Key,
     multipliers: dict[str, float],
 ) -> Scores:
-    """Releases bounds of scores, the mean of clipped scores, their second moments."""
+    """Releases the mean of scores, with an estimate of what clipping cuts, and more.
+
+    Each block is clipped at a noisy bound C. Scores are released in two parts: up to a
+    length of C / 2, and from there to C. With a Pareto tail from C / 2 on, what they
+    have beyond C is rho times the second part, in length and direction. A factor rho
+    from two noisy counts thus corrects the mean, and widens the interval.
+    """
     shares = {"weights": 1.0}
     if kind.has_intercept:
         shares = {"weights": 1 - _LEVEL_SHARE, "intercept": _LEVEL_SHARE}
-    norms: dict[str, Scalar] = {
-        name: _BEYOND[name]
-        * noisy_bound(
-            one,
-            gathered(lengths(samples[name])),
-            noise_multiplier=math.sqrt(len(shares)) * multipliers["score_lengths"],
+    halves, excess = {}, {}
+    each = math.sqrt(len(shares))
+    for name, one in zip(shares, _keys.split(size_key), strict=False):
+        bound_key, tail_key = _keys.split(one)
+        sizes = gathered(lengths(samples[name]))
+        bound = _BEYOND[name] * noisy_bound(
+            bound_key, sizes, noise_multiplier=each * multipliers["score_lengths"]
         )
-        for name, one in zip(shares, _keys.split(size_key), strict=False)
-    }
+        halves[name] = bound / 2
+        excess[name] = noisy_excess(
+            tail_key,
+            sizes,
+            bound,
+            noise_multiplier=each * multipliers["score_tails"],
+        )
     mean_key, moments_key = _keys.split(key)
-    estimator = BlockClipping(norms, tuple(shares.items()))
+    parts = {x: (1 - _OUTER_SHARE) * share for x, share in shares.items()}
+    parts |= {x + _OUTER: _OUTER_SHARE * share for x, share in shares.items()}
+    estimator = BlockClipping(
+        {x: halves[x.removesuffix(_OUTER)] for x in parts}, tuple(parts.items())
+    )
     release = privatize(
         estimator,
         noise_multiplier=multipliers["scores"],
         key=mean_key,
         axis_name=kind.axis_name,
     )
+    samples = _in_parts(samples, halves)
     mean = cast(Params, release.update(samples, release.init(samples))[0])
-    clipped = _side_by_side(jax.vmap(estimator.influence)(samples))
-    num_samples, size = clipped.shape
+    num_samples, size = len(samples["weights"]), sum(x.size for x in mean.values())
+    stddev = multipliers["scores"] * estimator.sensitivity(num_samples, size).l2
+    rows, scores = _corrected(tuple(shares.items()), samples, mean, excess, halves)
     moments, _ = noisy_second_moments(
         moments_key,
-        clipped,
+        rows,
         radius=1.0,
         noise_multiplier=multipliers["score_moments"],
         axis_name=kind.axis_name,
     )
-    units = {
-        name: jnp.full_like(x, norms[name] / math.sqrt(shares[name]))
-        for name, x in mean.items()
-    }
-    stddev = multipliers["scores"] * estimator.sensitivity(num_samples, size).l2
-    stddev = jnp.asarray(stddev, clipped.dtype)
-    return Scores(_side_by_side(mean), stddev, moments, _side_by_side(units))
+    return scores._replace(stddev=scores.stddev * stddev, moments=moments)
 
 
-def _side_by_side(blocks: Params) -> jax.Array:
-    return jnp.concatenate([blocks[x] for x in _BEYOND if x in blocks], axis=-1)
+@jax.jit
+def _in_parts(samples: Params, halves: Params) -> Params:
+    """Returns scores up to half of their bound, and the rest."""
+    inner = {name: _clipped(x, halves[name]) for name, x in samples.items()}
+    return inner | {name + _OUTER: x - inner[name] for name, x in samples.items()}
+
+
+def _clipped(rows: jax.Array, norm: jax.Array) -> jax.Array:
+    return jax.vmap(clip_to_norm, (0, None))(rows, norm)
+
+
+@partial(jax.jit, static_argnums=0)
+def _corrected(
+    shares: tuple[tuple[str, float], ...],
+    samples: Params,
+    mean: Params,
+    excess: dict[str, Excess],
+    halves: Params,
+) -> tuple[jax.Array, Scores]:
+    """Returns rows of norm 1 of which the scores are means, and the scores.
+
+    Their noise is in units of that of the parts, and their moments are not there yet.
+    """
+    means, noises, biases, units, rows = [], [], [], [], []
+    is_heavy = jnp.zeros((), bool)
+    for block, (name, share) in enumerate(shares):
+        ratio, error, heavy = excess[name]
+        is_heavy = is_heavy | heavy
+        largest = 2 + ratio  # of inner + (1 + ratio) outer, in units of the half
+        to_unit = math.sqrt(share) / largest
+        inner = 1 / math.sqrt((1 - _OUTER_SHARE) * share)
+        outer = 1 / math.sqrt(_OUTER_SHARE * share)
+        found = outer * mean[name + _OUTER]
+        means.append(to_unit * (inner * mean[name] + (1 + ratio) * found))
+        noise = to_unit * jnp.hypot(inner, (1 + ratio) * outer)
+        noises.append(jnp.full_like(found, noise))
+        off = jnp.hypot(error, _MODEL_ERROR * ratio) * to_unit * found
+        biases.append(jnp.outer(off, jnp.eye(len(shares), dtype=off.dtype)[block]))
+        units.append(jnp.full_like(found, halves[name] / to_unit))
+        row = (1 + ratio) * _clipped(samples[name + _OUTER], halves[name])
+        row = samples[name] + row
+        rows.append(to_unit / halves[name] * row)
+    whole = jnp.concatenate(rows, axis=-1)
+    scores = Scores(
+        jnp.concatenate(means),
+        jnp.concatenate(noises),
+        jnp.zeros((whole.shape[1], whole.shape[1]), whole.dtype),
+        jnp.concatenate(biases),
+        jnp.concatenate(units),
+        is_heavy,
+    )
+    return whole, scores
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -337,7 +418,7 @@ def _newton_step(
     step = slope @ scores.mean
     values, vectors = jnp.linalg.eigh(scores.moments)
     spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_samples
-    spread = spread + scores.stddev**2 * identity
+    spread = spread + jnp.diag(scores.stddev**2) + scores.bias @ scores.bias.T
     # The noise E of H, symmetric, makes H^-1 E step of the step: E[E v v^T E] for a
     # vector v is s^2 / 2 (|v|^2 + v v^T). Along hidden directions, where there is no
     # step, the fit may be off by as much as it has moved there.
@@ -362,6 +443,7 @@ def _newton_step(
     loadings = jnp.sum((back @ hidden) ** 2, axis=1)
     blur = jnp.sum((back @ inverse) ** 2, axis=1) * (noise**2 / 2 * num_hidden)
     is_known = (loadings <= _NO_LOADING * blur) & (variances > 0) & jnp.isfinite(params)
+    is_known = is_known & ~scores.is_heavy
     errors = jnp.where(is_known, jnp.sqrt(variances) * scale * unit, jnp.inf)
     errors = jnp.where(errors > 0, errors, jnp.inf)
     params = jnp.nan_to_num(params * scale * unit)

@@ -9,7 +9,11 @@ from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers import Solution, dp_linear_model
 from dpjax.solvers.linear import _intervals
-from dpjax.solvers.linear._noisy_bound import noisy_bound, num_above
+from dpjax.solvers.linear._noisy_bound import (
+    noisy_bound,
+    noisy_excess,
+    num_above,
+)
 from tests.solvers.linear.test_model import BAD, table
 
 
@@ -192,6 +196,36 @@ def test_a_bound_is_exceeded_by_about_as_many_as_it_says(key):
     assert max(above) < 250
     nothing = noisy_bound(key, jnp.full(5, jnp.nan), noise_multiplier=1.0)
     assert 2.0**-20 <= nothing < 2.0**-19.8
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("index", "ratio"), [(2.0, 1.0), (3.0, 1 / 3), (6.0, 1 / 31)])
+def test_an_excess_is_that_of_a_pareto_tail(index, ratio, key):
+    sizes = (1 - np.arange(100_000) / 100_000) ** (-1 / index)
+    bound = np.float32(200 ** (1 / index))  # 500 are above it
+    beyond = np.maximum(sizes - bound, 0).sum()
+    assert beyond == pytest.approx(
+        ratio * np.clip(sizes - bound / 2, 0, bound / 2).sum(), rel=0.06
+    )
+    found = jax.vmap(
+        lambda key: noisy_excess(
+            key, jnp.asarray(sizes, "float32"), bound, noise_multiplier=20.0
+        )
+    )(jax.random.split(key, 200))
+    assert np.mean(found.ratio) == pytest.approx(ratio, rel=0.1)
+    assert np.std(found.ratio) == pytest.approx(float(np.mean(found.error)), rel=0.3)
+    assert not jnp.any(found.is_heavy)
+
+
+def test_a_tail_too_heavy_for_an_excess_has_no_interval():
+    features, means, _ = table(num=20_000)
+    noise = jax.random.cauchy(jax.random.key(7), (20_000,))
+    assert jnp.all(jnp.isinf(solve(data=(features, means + noise)).standard_errors))
+    nothing = noisy_excess(
+        jax.random.key(0), jnp.zeros(5), jnp.float32(1), noise_multiplier=1.0
+    )
+    assert 0 <= nothing.ratio <= 2
+    assert not nothing.is_heavy
 
 
 @pytest.mark.parametrize("has_intercept", [True, False])

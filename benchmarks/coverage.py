@@ -1,0 +1,221 @@
+"""How often the intervals of a linear model hold the coefficients of the population.
+
+Laws have ten features and an intercept. A coefficient is covered too seldom where the
+number of repetitions that miss it is above what 7 per cent explain, at 1 per cent for
+all coefficients together. Each law is run in many repetitions by one program.
+`python -m benchmarks coverage` runs what the record lacks.
+"""
+
+import math
+import warnings
+from itertools import product
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+from benchmarks import page, record
+from dpjax import losses
+from dpjax.losses import LinearLoss
+from dpjax.solvers import dp_linear_model
+
+PATH = record.RESULTS / "coverage.json"
+D = 10
+WEIGHTS = np.r_[np.linspace(1, -1, D), 1.0].astype(np.float32)
+AT_ONCE = 20  # repetitions of a program
+NUM_NEWTON = 4  # steps without privacy, from the truth
+
+
+def features_of(key, num_samples, correlation=0.5, degrees=None):
+    lags = np.abs(np.subtract.outer(np.arange(D), np.arange(D)))
+    root = jnp.asarray(np.linalg.cholesky(correlation**lags), "float32")
+    shape = num_samples, D
+    if degrees is None:
+        x = jax.random.normal(key, shape)
+    else:
+        x = jax.random.t(key, degrees, shape) * math.sqrt(1 - 2 / degrees)
+    return jnp.concatenate([x @ root.T, jnp.ones((num_samples, 1))], axis=1)
+
+
+def linear(noise_of, **options):
+    """A law of targets <w, x> + noise, of a mean of zero whatever x is."""
+
+    def draw(key, num_samples):
+        x_key, noise_key = jax.random.split(key)
+        x = features_of(x_key, num_samples, **options)
+        return x, x @ WEIGHTS + noise_of(noise_key, x), jnp.zeros(num_samples)
+
+    return losses.squared, WEIGHTS, draw
+
+
+def normal(key, x):
+    return jax.random.normal(key, (len(x),))
+
+
+def lognormal(key, x):
+    return jnp.exp(normal(key, x)) - math.exp(0.5)
+
+
+def rare(key, num_samples):
+    x_key, label_key = jax.random.split(key)
+    x = features_of(x_key, num_samples)
+    chances = jax.nn.sigmoid(x @ RARE)
+    is_one = jax.random.uniform(label_key, num_samples) < chances
+    return x, jnp.where(is_one, 1.0, -1.0), jnp.zeros(num_samples)
+
+
+def claims(key, num_samples):
+    x_key, exposure_key, count_key = jax.random.split(key, 3)
+    x = features_of(x_key, num_samples)
+    offsets = jnp.log(jax.random.uniform(exposure_key, num_samples, minval=0.05))
+    counts = jax.random.poisson(count_key, jnp.exp(x @ CLAIMS + offsets))
+    return x, counts.astype("float32"), offsets
+
+
+RARE = np.r_[WEIGHTS[:-1] / 2, -3.25].astype(np.float32)  # 5 per cent of positives
+CLAIMS = np.r_[WEIGHTS[:-1] / 5, -1].astype(np.float32)
+LAWS = {
+    "normal": linear(normal),
+    "heavy tails": linear(lambda key, x: jax.random.t(key, 3, (len(x),)), degrees=5),
+    "lognormal": linear(lognormal),
+    "heteroscedastic": linear(
+        lambda key, x: normal(key, x) * jnp.sqrt(0.5 + x[:, 0] ** 2 / 2)
+    ),
+    "skewed by a feature": linear(
+        lambda key, x: lognormal(key, x) * jnp.exp(x[:, 0] / 2)
+    ),
+    "correlated": linear(normal, correlation=0.9),
+    "few positives": (losses.logistic, RARE, rare),
+    "claims": (losses.poisson(10.0), CLAIMS, claims),
+}
+SIZES = [(n, epsilon) for n in (2_000, 20_000) for epsilon in (0.5, 1.0, 3.0)]
+SIZES.append((100_000, 1.0))
+
+
+def repetitions(num_samples, epsilon):
+    """How many are recorded: fewer where a run is long, or less is asked of it."""
+    if num_samples == 100_000:
+        return 60
+    return 200 if epsilon == 1 else 100
+
+
+def study(name, num_samples, epsilon, num_repetitions):
+    """Returns errors, standard errors, and those without privacy.
+
+    Each of shape (repetitions, coefficients).
+    """
+    loss, truth, draw = LAWS[name]
+
+    @jax.jit
+    @jax.vmap
+    def run(key):
+        data_key, key = jax.random.split(key)
+        features, targets, offsets = draw(data_key, num_samples)
+        solution = dp_linear_model(
+            loss,
+            (features, targets),
+            key=key,
+            epsilon=epsilon,
+            delta=num_samples**-1.1,
+            intercept=D,
+            offsets=offsets,
+            intervals=True,
+        )
+        alone = _without_privacy(loss, truth, features, targets, offsets)
+        return solution.params - truth, solution.standard_errors, alone
+
+    keys = jax.random.split(jax.random.key(0), (num_repetitions // AT_ONCE, AT_ONCE))
+    found = [jax.tree.map(np.asarray, run(chunk)) for chunk in keys]
+    return tuple(np.concatenate(x) for x in zip(*found, strict=True))
+
+
+def _without_privacy(loss: LinearLoss, params, features, targets, offsets):
+    """Returns standard errors of the best fit, by the sandwich."""
+    targets = loss.targets_of(targets)
+
+    def linearized(params):
+        predictions = features @ params + offsets
+        curvatures = loss.curvature(predictions, targets)
+        inverse = jnp.linalg.inv((features * curvatures[:, None]).T @ features)
+        return inverse, loss.derivative(predictions, targets)
+
+    for _ in range(NUM_NEWTON):
+        inverse, slopes = linearized(params)
+        params = params - inverse @ (features.T @ slopes)
+    inverse, slopes = linearized(params)
+    scores = features * slopes[:, None]
+    return jnp.sqrt(jnp.diag(inverse @ (scores.T @ scores) @ inverse))
+
+
+def misses(errors, standard_errors):
+    """Returns how many finite intervals miss each coefficient, and how many there are.
+
+    As one array of two rows.
+    """
+    is_finite = np.isfinite(standard_errors)
+    is_missed = np.abs(errors) > 1.959964 * standard_errors
+    return np.stack([np.sum(is_finite & is_missed, 0), np.sum(is_finite, 0)])
+
+
+def are_too_many(missed, total):
+    """Whether some coefficient is missed more often than 7 per cent explain."""
+    chances = stats.binom.sf(missed - 1, total, 0.07)
+    return np.min(chances) < 0.01 / len(missed)
+
+
+def run(out: Path = PATH) -> None:
+    """Runs every law and size that the record lacks."""
+    sizes = sorted(SIZES, key=lambda size: (size[1] != 1, size[0] == 100_000, -size[0]))
+    places = [(name, *size) for size, name in product(sizes, LAWS)]
+    record.fill(out, places, _cell)
+
+
+def _cell(place: record.Place) -> record.Found:
+    name, num_samples, epsilon = place
+    number = repetitions(num_samples, epsilon)
+    errors, found, alone = study(name, num_samples, epsilon, number)
+    missed, total = misses(errors, found)
+    with warnings.catch_warnings(action="ignore"):  # where no interval is finite
+        widths = np.nanmedian(np.where(np.isfinite(found), found / alone, np.nan), 0)
+    row = {
+        "repetitions": len(errors),
+        "missed": missed.tolist(),
+        "finite": total.tolist(),
+        "widths": [None if math.isnan(x) else round(float(x), 3) for x in widths],
+    }
+    print(*place, row, flush=True)
+    return {place: row}, {}
+
+
+def write(output: Path | None = None) -> list[Path]:
+    """Writes COVERAGE.md from the record, and returns its path."""
+    rows = record.read(PATH).rows
+    parts = [_table(rows, *size) for size in SIZES]
+    return [page.write("COVERAGE.md", {"tables": filter(None, parts)}, output)]
+
+
+def _table(rows, num_samples, epsilon) -> str:
+    lines = []
+    for name in LAWS:
+        if (row := rows.get((name, num_samples, epsilon))) is None:
+            continue
+        missed, total = np.array(row["missed"]), np.array(row["finite"])
+        number = row["repetitions"]
+        cells: list[float | None] = [None] * 5
+        if np.all(total >= AT_ONCE):
+            held = 1 - missed / total
+            cells = [
+                1 - float(np.sum(missed) / np.sum(total)),
+                float(np.min(held[:-1])),
+                float(held[-1]),
+                float(np.median(row["widths"])),
+                row["widths"][-1],
+            ]
+        refused = 1 - float(np.sum(total)) / (number * len(total))
+        lines.append([name, number, *cells, refused])
+    header = ["law", "runs", "held", "worst slope", "intercept", "width"]
+    header += ["of the intercept", "refused"]
+    title = f"## n = {num_samples:,}, epsilon {epsilon:g}\n\n"
+    return title + page.table(header, lines) if lines else ""
