@@ -69,26 +69,30 @@ def dp_gradient_descent(
 ) -> Solution:
     """Minimises the mean loss by noisy steps along robust means of gradients.
 
-    w <- Proj(w - eta·(robust mean of per-sample gradients + N(0, sigma^2 I))).
+    w <- Proj(w - eta·(robust mean of per-example gradients + N(0, sigma^2 I))).
 
-    With `SmoothedTruncation` and all records in every step this is Algorithm 4 of paper
-    001; with `WithoutReplacement` or `Poisson` batches it is the stochastic version,
-    accounted for with the privacy of sampling. With `MedianOfMeans` around `Truncation`
-    it is Algorithm 2 of paper 003: convex with averaging=True, strongly convex with
-    `Disjoint` batches. With `TrimmedMean` it is Algorithm 3 of paper 001, with noise in
-    proportion to the smooth sensitivity; a step then holds all n gradients. With
-    `Clipping` it is DP-GD.
+    The estimator and the batching make it an algorithm of the papers:
+
+    * `Clipping` is DP-GD.
+    * `SmoothedTruncation` with all records in every step is Algorithm 4 of paper 001.
+      With `WithoutReplacement` or `Poisson` batches it is the stochastic version, with
+      the noise that sampling needs.
+    * `MedianOfMeans` around `Truncation` is Algorithm 2 of paper 003: with
+      averaging=True for convex losses, with `Disjoint` batches for strongly convex
+      ones.
+    * `TrimmedMean` is Algorithm 3 of paper 001, with noise in proportion to the smooth
+      sensitivity. A step then holds all n gradients in memory.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
         params: where to start; public.
-        data: pytree, leaves of shape (n, ...); n is public. Of what
-            `dpjax.gradients.by_user` returns, n is the number of users, and the
-            guarantee is for them.
+        data: pytree, leaves of shape (n, ...); n is public. If it is from
+            `dpjax.gradients.by_user`, n is the number of users, and the guarantee is
+            for users.
         key: a typed key.
         epsilon: privacy of the whole run, positive, any size.
-        delta: privacy of the whole run, in (0, 1). The noise is the least that gives
-            both; for the noise that a paper prints see `solvers.printed_epsilon`.
+        delta: privacy of the whole run, in (0, 1). The noise is the least that meets
+            the budget; for the noise that a paper prints see `solvers.printed_epsilon`.
         estimator: the robust mean, with a finite sensitivity; its scale is public. See
             `SmoothedTruncation.for_moment` and its kin for the theory's choice.
         learning_rate: step size eta, or an optax schedule of the step. A schedule is
@@ -98,16 +102,17 @@ def dp_gradient_descent(
         batching: the batch of each step; all records by default.
         projection_fn: maps parameters into the constraint set, such as
             `functools.partial(optax.projections.projection_l2_ball, scale=1.0)`.
-        averaging: whether to release the mean of the iterates instead of the last.
+        averaging: whether to release the mean of the iterates instead of the last one.
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size (the divisor),
-        noise_multiplier, and l2_sensitivity and stddev, their product; with
-        `TrimmedMean`, whose noise follows the data, rho of one step instead of the two.
+        noise_multiplier, l2_sensitivity, and stddev, the product of the last two. With
+        `TrimmedMean`, whose noise depends on the data, they hold rho of one step
+        instead of l2_sensitivity and stddev.
 
     Raises:
-        ValueError: where an argument is out of its range; before any computation.
+        ValueError: if an argument is out of its range; before any computation.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
@@ -192,7 +197,7 @@ def robust_gradient_descent(
         A `Solution` whose guarantee says epsilon = inf.
 
     Raises:
-        ValueError: where an argument is out of its range.
+        ValueError: if an argument is out of its range.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -153,19 +153,21 @@ class OptaxStep(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How an iterative solver runs; none of it changes the privacy.
+    """How an iterative solver runs. None of it changes the privacy.
 
     Attributes:
-        microbatch_size: samples processed at once; speed and memory only. None chooses.
+        microbatch_size: how many per-example gradients are computed at once; this
+            changes speed and memory only. None lets the solver choose.
         callback: `callback(step, params)`, called on the host with step = 1, 2, ...
-            while the compiled loop runs. It sees released numbers only; what it returns
-            is ignored. A resumed run may show a step again, with the same numbers. Of
-            several processes the first calls it.
-        callback_every: called at every so many steps, and at the last.
-        checkpoint: where the run is saved, so that it outlives its process.
+            while the compiled loop runs. It sees released numbers only, and its result
+            is ignored. A resumed run may call it again for a step, with the same
+            numbers. If there are several processes, the first one calls it.
+        callback_every: number of steps between two calls. The last step is always
+            shown.
+        checkpoint: where the run is saved, so that it can resume if its process ends.
 
     Raises:
-        ValueError: where a field is out of its range.
+        ValueError: if a field is out of its range.
 
     Example:
         >>> Execution(microbatch_size=32)

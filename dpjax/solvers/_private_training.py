@@ -24,11 +24,11 @@ from dpjax.solvers._private_step import PrivateStep, measured, observed
 
 
 class TrainingState(NamedTuple):
-    """How far a training run is; all but params is as secret as the noise.
+    """State of a training run. Params are released; keep the rest as secret as keys.
 
     Attributes:
-        params: the model, after the steps made so far; released.
-        optimizer: state of the private mean, with the key of its noise, and of the
+        params: the model after the steps made so far.
+        optimizer: states of the private mean, with the key of its noise, and of the
             optimizer.
         batches: state of the batches.
         monitor: state of the private mean loss; None without.
@@ -71,11 +71,12 @@ class PrivateTraining:
         monitor: the share of the budget, in (0, 1), for a private mean loss in every
             step; by default there is none. It is a share of the squared precision of
             the noise: that of gradients becomes 1 / sqrt(1 - monitor) times as large.
-        has_aux: whether loss_fn returns auxiliary values, which are left out: they are
-            exact functions of single records.
-        microbatch_size: rows processed at once; speed and memory only.
-        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE with `Full` or `Poisson` batches. A
-            row that is not there is then one whose loss does not depend on params.
+        has_aux: whether loss_fn returns auxiliary values. No step returns them, because
+            they are exact functions of single records.
+        microbatch_size: how many per-example gradients are computed at once; this
+            changes speed and memory only.
+        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE with `Full` or `Poisson` batches. To
+            remove a row is then to replace it by one whose loss is constant in params.
 
     Attributes:
         privacy: the `PrivacyGuarantee` of the whole run, known before it begins.
@@ -91,15 +92,15 @@ class PrivateTraining:
     Privacy:
         The parameters and metrics of all steps together are (epsilon, delta)-DP under
         `relation`, for every input: each step is a Gaussian mechanism on a mean of
-        known sensitivity, T of them are composed by `accounting.noise_multiplier`, or
-        `accounting.noise_multiplier`, for the sampling of the batching.
-        With `TrimmedMean` a step is zCDP (`transforms.privatize`). The mean loss is one
-        more coordinate of the same mechanism: precisions of noise add up, z^-2 =
-        z_gradient^-2 + z_loss^-2. loss_fn, optimizer and the first params must not
-        depend on the data. The state holds keys: what is released is params and
-        metrics. A run that is restored from an older state makes its steps again with
-        the same noise: the same data, program and kind of machine repeat the release,
-        anything else breaks it.
+        known sensitivity, and `accounting.noise_multiplier` composes T of them, with
+        the sampling of the batching. With `TrimmedMean` a step is zCDP
+        (`transforms.privatize`). The mean loss is one more coordinate of the same
+        mechanism: z^-2 = z_gradient^-2 + z_loss^-2, z the noise multipliers. loss_fn,
+        optimizer and the first params must not depend on the data.
+
+        Params and metrics are released; the state is secret, because it holds keys. A
+        run that is restored from an older state repeats its steps with the same noise.
+        That is private only if data, program and kind of machine are the same.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -222,8 +223,8 @@ class PrivateTraining:
 
         Args:
             params: where to start; public.
-            key: a typed key, used for this run alone. Who knows it can subtract the
-                noise.
+            key: a typed key, used for this run alone. If you know it, you can subtract
+                the noise.
 
         Raises:
             ValueError: if key is no typed key, or params has no real numbers.
@@ -244,7 +245,7 @@ class PrivateTraining:
     def step(
         self, state: TrainingState, data: PyTree, *, axis_name: AxisName | None = None
     ) -> tuple[TrainingState, dict[str, jax.Array]]:
-        """Returns the state after one more step, and what may be seen of it.
+        """Returns the state after one more step, and public numbers about the step.
 
         A pure function, compiled at its first call; it may be part of `jax.jit` (with
         the state donated), `lax.scan`, `vmap` over states, and `shard_map`.
@@ -256,8 +257,8 @@ class PrivateTraining:
                 show it; see `dpjax.robust_grad`.
 
         Returns:
-            The state, unchanged if num_steps steps were made; and scalars, all of them
-            released, or functions of what was, and 0 where no step was made:
+            The state, unchanged if num_steps steps were made already; and a dict of
+            scalars that may be published. If no step is made all but `step` are 0:
 
             * step: how many steps were made.
             * gradient_norm: l2 norm of the private mean gradient, noise included.
