@@ -131,12 +131,12 @@ def printed_epsilon(
         batching: `Full()`, the default, or `Disjoint()`.
 
     Returns:
-        The exact epsilon at the same delta, by the composition of Gaussian noise; 1e-6
-        where it is less, so that it may be a budget.
+        The exact epsilon at the same delta, by the composition of Gaussian noise, but
+        at least 1e-6, so that a solver accepts it as a budget.
 
     Raises:
-        ValueError: where a number is out of its range, records are sampled, or the
-            noise of the estimator follows the data (`TrimmedMean`).
+        ValueError: if a number is out of its range, batches are drawn at random, or the
+            noise of the estimator depends on the data (`TrimmedMean`).
 
     Example:
         >>> from dpjax.estimators import SmoothedTruncation

@@ -30,23 +30,23 @@ class Checkpoint(NamedTuple):
     Several processes of `jax.distributed` save together, into one folder that all of
     them see. A run resumes on as many processes and devices as it had.
 
-    The folder is as SECRET as the data: it holds the state of the random keys, and who
-    knows the noise can subtract it. It is made readable to its owner alone. Keep it
-    apart from what is published, and remove it after the last use: nothing here does.
+    The folder is as SECRET as the data, because it holds the state of the random keys:
+    if you know them, you can subtract the noise. Only its owner may read it. Keep it
+    apart from what is published. Remove it after the last use, since dpjax does not.
 
     Attributes:
-        folder: a folder of this run alone; it is made where it is missing.
-        every: saved at every so many steps, and at the last.
+        folder: a folder of this run alone; it is made if it is missing.
+        every: number of steps between two saved states. The last step is always saved.
 
     Raises:
         ValueError: by a solver, if the folder cannot be written to or made, is a link
-            to nowhere, or belongs to something else or to another run: one with another
-            program (loss, steps, batching), compiler (XLA_FLAGS included), device or
-            processor, number of devices or processes, data, key or number. With the
-            same key on other data, or rounded otherwise, the difference of two releases
-            would show the data without noise. That it was refused tells of the data: it
-            is for the holder of the folder, outside of the guarantee. Or if another
-            process has the folder open, or processes see different folders.
+            to nowhere, is open in another process, is not the same for all processes,
+            holds other files, or belongs to another run: one with another program
+            (loss, steps, batching), compiler (XLA_FLAGS included), device or processor,
+            number of devices or processes, data, key or number. With the same key and
+            other data or other rounding, the difference of two releases would show the
+            data without noise. The refusal itself depends on the data: it is for the
+            holder of the folder, and the guarantee does not cover it.
 
     Example:
         >>> import tempfile

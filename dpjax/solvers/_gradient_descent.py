@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
 from dpjax import _validate
-from dpjax._tree import Static, register
+from dpjax._tree import Static, num_coordinates
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import Batching, Full
@@ -22,48 +20,32 @@ from dpjax.solvers._calibration import (
     traceable,
     unit_of,
 )
-from dpjax.solvers._loop import Batches, Execution, OptaxStep, check_steps, iterate
+from dpjax.solvers._loop import Batches, Execution, check_steps, iterate
+from dpjax.solvers._private_step import PrivateStep
 from dpjax.solvers._solution import Solution
-from dpjax.transforms import average_iterates, average_params, privatize, project
+from dpjax.transforms import average_iterates, average_params, project
 
 ProjectionFn = Callable[[PyTree], PyTree]
 
 
-@register("estimator", "learning_rate", "noise_multiplier", "key")
-@dataclass(frozen=True, kw_only=True)
-class GradientStep(OptaxStep):
-    """w <- Proj(w - eta·(robust mean of gradients + noise)): 001 Alg. 4, 003 Alg. 2.
+class Descent(NamedTuple):
+    """Steps of gradient descent into a set, for a rate: w <- Proj(w - eta·mean).
 
-    noise_multiplier None is no noise. A schedule is static, unless it is a `Partial`,
-    whose arguments are traced.
+    Attributes:
+        projection_fn: maps parameters into the set; None is no set.
+        averaging: whether the state keeps the mean of the iterates.
     """
 
-    estimator: Estimator
-    learning_rate: Scalar | Partial | None
-    noise_multiplier: Scalar | Static | None
-    schedule: optax.Schedule | None
     projection_fn: ProjectionFn | None
     averaging: bool
 
-    def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """See `OptaxStep.optimizer`."""
-        del params
-        rate = cast(optax.ScalarOrSchedule, self.schedule or self.learning_rate)
-        if self.noise_multiplier is None:
-            mean = self.mean(self.estimator)
-        else:
-            mean = privatize(
-                self.estimator,
-                noise_multiplier=Static.value_of(self.noise_multiplier),
-                key=cast(Key, self.key),
-                normalize_by=self.batches.divisor,
-                sampled=self.batches.is_sampled,
-                axis_name=self.batches.axis_name,
-            )
+    def __call__(
+        self, learning_rate: optax.ScalarOrSchedule
+    ) -> optax.GradientTransformation:
+        """Returns the optimizer with a learning rate, or a schedule of it."""
         keep = optax.identity()
         return optax.chain(
-            mean,
-            optax.sgd(rate),
+            optax.sgd(learning_rate),
             project(self.projection_fn) if self.projection_fn else keep,
             average_iterates() if self.averaging else keep,
         )
@@ -87,26 +69,30 @@ def dp_gradient_descent(
 ) -> Solution:
     """Minimises the mean loss by noisy steps along robust means of gradients.
 
-    w <- Proj(w - eta·(robust mean of per-sample gradients + N(0, sigma^2 I))).
+    w <- Proj(w - eta·(robust mean of per-example gradients + N(0, sigma^2 I))).
 
-    With `SmoothedTruncation` and all records in every step this is Algorithm 4 of paper
-    001; with `WithoutReplacement` or `Poisson` batches it is the stochastic version,
-    accounted for with the privacy of sampling. With `MedianOfMeans` around `Truncation`
-    it is Algorithm 2 of paper 003: convex with averaging=True, strongly convex with
-    `Disjoint` batches. With `TrimmedMean` it is Algorithm 3 of paper 001, with noise in
-    proportion to the smooth sensitivity; a step then holds all n gradients. With
-    `Clipping` it is DP-GD.
+    The estimator and the batching make it an algorithm of the papers:
+
+    * `Clipping` is DP-GD.
+    * `SmoothedTruncation` with all records in every step is Algorithm 4 of paper 001.
+      With `WithoutReplacement` or `Poisson` batches it is the stochastic version, with
+      the noise that sampling needs.
+    * `MedianOfMeans` around `Truncation` is Algorithm 2 of paper 003: with
+      averaging=True for convex losses, with `Disjoint` batches for strongly convex
+      ones.
+    * `TrimmedMean` is Algorithm 3 of paper 001, with noise in proportion to the smooth
+      sensitivity. A step then holds all n gradients in memory.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
         params: where to start; public.
-        data: pytree, leaves of shape (n, ...); n is public. Of what
-            `dpjax.gradients.by_user` returns, n is the number of users, and the
-            guarantee is for them.
+        data: pytree, leaves of shape (n, ...); n is public. If it is from
+            `dpjax.gradients.by_user`, n is the number of users, and the guarantee is
+            for users.
         key: a typed key.
         epsilon: privacy of the whole run, positive, any size.
-        delta: privacy of the whole run, in (0, 1). The noise is the least that gives
-            both; for the noise that a paper prints see `solvers.printed_epsilon`.
+        delta: privacy of the whole run, in (0, 1). The noise is the least that meets
+            the budget; for the noise that a paper prints see `solvers.printed_epsilon`.
         estimator: the robust mean, with a finite sensitivity; its scale is public. See
             `SmoothedTruncation.for_moment` and its kin for the theory's choice.
         learning_rate: step size eta, or an optax schedule of the step. A schedule is
@@ -116,16 +102,17 @@ def dp_gradient_descent(
         batching: the batch of each step; all records by default.
         projection_fn: maps parameters into the constraint set, such as
             `functools.partial(optax.projections.projection_l2_ball, scale=1.0)`.
-        averaging: whether to release the mean of the iterates instead of the last.
+        averaging: whether to release the mean of the iterates instead of the last one.
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size (the divisor),
-        noise_multiplier, and l2_sensitivity and stddev, their product; with
-        `TrimmedMean`, whose noise follows the data, rho of one step instead of the two.
+        noise_multiplier, l2_sensitivity, and stddev, the product of the last two. With
+        `TrimmedMean`, whose noise depends on the data, they hold rho of one step
+        instead of l2_sensitivity and stddev.
 
     Raises:
-        ValueError: where an argument is out of its range; before any computation.
+        ValueError: if an argument is out of its range; before any computation.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
@@ -156,38 +143,21 @@ def dp_gradient_descent(
     """
     check_budget(epsilon, delta)
     _validate.typed_key(key)
-    data = _validate.arrays(data)
-    num_samples = _validate.leading_size(data, "data")
-    num_steps, batching = _steps(num_samples, num_steps, batching)
+    data, batches = _batches(data, num_steps, batching, execution, epsilon, delta)
     multiplier, privacy = calibrated_noise(
         estimator,
-        batching,
-        num_samples=num_samples,
-        num_steps=num_steps,
+        batches.start.batching,
+        num_samples=batches.start.num_samples,
+        num_steps=batches.start.num_steps,
         epsilon=epsilon,
         delta=delta,
         unit=unit_of(data),
     )
-    params, stats = _descend(
-        loss_fn,
-        params,
-        data,
-        key=key,
-        estimator=estimator,
-        learning_rate=learning_rate,
-        noise_multiplier=multiplier,
-        num_steps=num_steps,
-        batching=batching,
-        projection_fn=projection_fn,
-        averaging=averaging,
-        execution=execution,
-        epsilon=epsilon,
-        delta=delta,
+    step = _step(
+        loss_fn, batches, estimator, multiplier, learning_rate, projection_fn, averaging
     )
-    num_params = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
-    stats |= estimator.noise_parameters(
-        multiplier, stats["batch_size"], num_params, is_sampled=batching.is_sampled
-    )
+    params, stats = _run(step, params, data, key, execution)
+    stats |= step.noise_parameters(num_coordinates(params))
     return Solution(params, privacy, stats | {"noise_multiplier": multiplier})
 
 
@@ -227,7 +197,7 @@ def robust_gradient_descent(
         A `Solution` whose guarantee says epsilon = inf.
 
     Raises:
-        ValueError: where an argument is out of its range.
+        ValueError: if an argument is out of its range.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -244,67 +214,54 @@ def robust_gradient_descent(
     Reference:
         Holland (2019), as cited by Wang, Xiao, Devadas, Xu (2020), Section 6.
     """
-    data = _validate.arrays(data)
-    num_samples = _validate.leading_size(data, "data")
-    num_steps, batching = _steps(num_samples, num_steps, batching)
+    # No budget tells how rare the overflow of a Poisson batch must be: as of this.
+    data, batches = _batches(data, num_steps, batching, execution, 1.0, 1e-5)
     _validate.estimator(estimator)
     _validate.require(
-        key is not None or not batching.is_sampled,
+        key is not None or not batches.is_sampled,
         "key",
         key,
         f"given where batches are drawn, as by {batching}",
     )
     key = jax.random.key(0) if key is None else key  # draws nothing
     _validate.typed_key(key)
-    params, stats = _descend(
-        loss_fn,
-        params,
-        data,
-        key=key,
-        estimator=estimator,
-        learning_rate=learning_rate,
-        noise_multiplier=None,
-        num_steps=num_steps,
-        batching=batching,
-        projection_fn=projection_fn,
-        averaging=averaging,
-        execution=execution,
-        # No budget tells how rare the overflow of a Poisson batch must be: as of this.
-        epsilon=1.0,
-        delta=1e-5,
+    step = _step(
+        loss_fn, batches, estimator, None, learning_rate, projection_fn, averaging
     )
+    params, stats = _run(step, params, data, key, execution)
     return Solution(params, PrivacyGuarantee.non_private(), stats)
 
 
-def _steps(
-    num_samples: int, num_steps: int | None, batching: Batching | None
-) -> tuple[int, Batching]:
-    """Checks steps and batching, and returns them or their defaults."""
+def _batches(
+    data: PyTree,
+    num_steps: int | None,
+    batching: Batching | None,
+    execution: Execution,
+    epsilon: float,
+    delta: float,
+) -> tuple[PyTree, Batches]:
+    """Returns the data as arrays, and their batches; by default all records."""
+    data = _validate.arrays(data)
+    num_samples = _validate.leading_size(data, "data")
     if num_steps is None:
         num_steps = max(1, math.ceil(10 * math.log(num_samples)))
     batching = Full() if batching is None else batching
     check_steps(num_samples, num_steps, batching)
-    return num_steps, batching
+    return data, Batches.of(
+        data, num_steps, batching, execution, epsilon=epsilon, delta=delta
+    )
 
 
-def _descend(
+def _step(
     loss_fn: LossFn,
-    params: PyTree,
-    data: PyTree,
-    *,
-    key: Key,
+    batches: Batches,
     estimator: Estimator,
-    learning_rate: optax.ScalarOrSchedule,
     noise_multiplier: float | None,
-    num_steps: int,
-    batching: Batching,
+    learning_rate: optax.ScalarOrSchedule,
     projection_fn: ProjectionFn | None,
     averaging: bool,
-    execution: Execution,
-    epsilon: float,
-    delta: float,
-) -> tuple[PyTree, dict[str, Scalar]]:
-    """Checks what a descent is, and runs it: the released iterate, what was taken."""
+) -> PrivateStep:
+    """Checks what a descent is, and returns its step."""
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.require(
         projection_fn is None or callable(projection_fn),
@@ -312,29 +269,29 @@ def _descend(
         projection_fn,
         "callable",
     )
+    rate = cast(Scalar | Partial | Static, learning_rate)
     if not callable(learning_rate):
         _validate.positive(learning_rate=learning_rate)
-    is_static = callable(learning_rate) and not isinstance(learning_rate, Partial)
-    step = GradientStep(
+    elif not isinstance(learning_rate, Partial):
+        rate = Static(learning_rate)
+    return PrivateStep(
         loss_fn=loss_fn,
-        batches=Batches.of(data, num_steps, batching, execution),
+        batches=batches,
         estimator=estimator,
-        learning_rate=None if is_static else cast(Scalar | Partial, learning_rate),
         noise_multiplier=traceable(estimator, noise_multiplier),
-        schedule=cast(optax.Schedule, learning_rate) if is_static else None,
-        projection_fn=projection_fn,
-        averaging=bool(averaging),
+        optimizer_fn=Descent(projection_fn, bool(averaging)),
+        learning_rate=rate,
     )
-    params, state = iterate(
-        step,
-        params,
-        data,
-        key=key,
-        num_steps=num_steps,
-        batching=batching,
-        execution=execution,
-        epsilon=epsilon,
-        delta=delta,
-    )
-    stats = {"num_steps": num_steps, "batch_size": step.batches.divisor}
-    return average_params(state) if averaging else params, stats
+
+
+def _run(
+    step: PrivateStep, params: PyTree, data: PyTree, key: Key, execution: Execution
+) -> tuple[PyTree, dict[str, Scalar]]:
+    """Returns the released iterate, and the numbers of the run."""
+    params, state = iterate(step, params, data, key=key, execution=execution)
+    stats = {
+        "num_steps": step.batches.start.num_steps,
+        "batch_size": step.batches.divisor,
+    }
+    is_average = cast(Descent, step.optimizer_fn).averaging
+    return average_params(state) if is_average else params, stats

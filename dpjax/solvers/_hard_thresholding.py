@@ -116,15 +116,7 @@ def dp_iterative_hard_thresholding(
         noise=peeling.noise,
         num_coordinates=num_coordinates(params),
     )
-    params, _ = iterate(
-        step,
-        params,
-        data,
-        key=key,
-        num_steps=num_steps,
-        batching=Disjoint(),
-        execution=execution,
-    )
+    params, _ = iterate(step, params, data, key=key, execution=execution)
     stats = peeling.stats(num_samples, num_steps, step.sensitivity)
     return Solution(params, peeling.guarantee(num_samples, unit_of(data)), stats)
 

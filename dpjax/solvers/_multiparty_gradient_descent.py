@@ -24,10 +24,10 @@ from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import SecureSum
 from dpjax.parties._shared import Grid
 from dpjax.solvers._calibration import check_budget
-from dpjax.solvers._gradient_descent import ProjectionFn
+from dpjax.solvers._gradient_descent import Descent, ProjectionFn
 from dpjax.solvers._loop import Execution, check_execution
 from dpjax.solvers._solution import Solution
-from dpjax.transforms import average_iterates, average_params, project
+from dpjax.transforms import average_params
 
 
 def dp_multiparty_gradient_descent(
@@ -150,7 +150,7 @@ def dp_multiparty_gradient_descent(
     data = _validate.arrays(data)
     num_mine = _validate.leading_size(data, "data")
     method = _Method(
-        loss_fn, execution.microbatch_size, schedule, projection_fn, averaging
+        loss_fn, execution.microbatch_size, schedule, Descent(projection_fn, averaging)
     )
     state = method.optimizer(step_size).init(params)
     start, record = jax.eval_shape(
@@ -223,15 +223,10 @@ class _Method(NamedTuple):
     loss_fn: LossFn
     microbatch_size: int | None
     schedule: Any
-    projection_fn: ProjectionFn | None
-    averaging: bool
+    descent: Descent
 
     def optimizer(self, step_size: Any) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.sgd(self.schedule or step_size),
-            project(self.projection_fn) if self.projection_fn else optax.identity(),
-            average_iterates() if self.averaging else optax.identity(),
-        )
+        return self.descent(self.schedule or step_size)
 
 
 # The parties compare the programs of these two; nobody runs them.

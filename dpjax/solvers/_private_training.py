@@ -1,5 +1,7 @@
 """Private training of any model, step by step: one object for the whole mechanism."""
 
+import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,16 +19,16 @@ from dpjax.gradients import robust_grad
 from dpjax.mechanisms import Strategy
 from dpjax.solvers import _training_recipe as recipe
 from dpjax.solvers._calibration import calibrated_noise, check_budget
-from dpjax.solvers._loop import check_steps, descended
-from dpjax.solvers._training_mean import TrainingMeans, measured
+from dpjax.solvers._loop import Batches, check_steps, unkeyed
+from dpjax.solvers._private_step import PrivateStep, measured, observed
 
 
 class TrainingState(NamedTuple):
-    """How far a training run is; all but params is as secret as the noise.
+    """State of a training run. Params are released; keep the rest as secret as keys.
 
     Attributes:
-        params: the model, after the steps made so far; released.
-        optimizer: state of the private mean, with the key of its noise, and of the
+        params: the model after the steps made so far.
+        optimizer: states of the private mean, with the key of its noise, and of the
             optimizer.
         batches: state of the batches.
         monitor: state of the private mean loss; None without.
@@ -69,11 +71,12 @@ class PrivateTraining:
         monitor: the share of the budget, in (0, 1), for a private mean loss in every
             step; by default there is none. It is a share of the squared precision of
             the noise: that of gradients becomes 1 / sqrt(1 - monitor) times as large.
-        has_aux: whether loss_fn returns auxiliary values, which are left out: they are
-            exact functions of single records.
-        microbatch_size: rows processed at once; speed and memory only.
-        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE with `Full` or `Poisson` batches. A
-            row that is not there is then one whose loss does not depend on params.
+        has_aux: whether loss_fn returns auxiliary values. No step returns them, because
+            they are exact functions of single records.
+        microbatch_size: how many per-example gradients are computed at once; this
+            changes speed and memory only.
+        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE with `Full` or `Poisson` batches. To
+            remove a row is then to replace it by one whose loss is constant in params.
 
     Attributes:
         privacy: the `PrivacyGuarantee` of the whole run, known before it begins.
@@ -89,15 +92,15 @@ class PrivateTraining:
     Privacy:
         The parameters and metrics of all steps together are (epsilon, delta)-DP under
         `relation`, for every input: each step is a Gaussian mechanism on a mean of
-        known sensitivity, T of them are composed by `accounting.noise_multiplier`, or
-        `accounting.noise_multiplier`, for the sampling of the batching.
-        With `TrimmedMean` a step is zCDP (`transforms.privatize`). The mean loss is one
-        more coordinate of the same mechanism: precisions of noise add up, z^-2 =
-        z_gradient^-2 + z_loss^-2. loss_fn, optimizer and the first params must not
-        depend on the data. The state holds keys: what is released is params and
-        metrics. A run that is restored from an older state makes its steps again with
-        the same noise: the same data, program and kind of machine repeat the release,
-        anything else breaks it.
+        known sensitivity, and `accounting.noise_multiplier` composes T of them, with
+        the sampling of the batching. With `TrimmedMean` a step is zCDP
+        (`transforms.privatize`). The mean loss is one more coordinate of the same
+        mechanism: z^-2 = z_gradient^-2 + z_loss^-2, z the noise multipliers. loss_fn,
+        optimizer and the first params must not depend on the data.
+
+        Params and metrics are released; the state is secret, because it holds keys. A
+        run that is restored from an older state repeats its steps with the same noise.
+        That is private only if data, program and kind of machine are the same.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -185,35 +188,34 @@ class PrivateTraining:
             optimizer,
             f"given with {estimator}: no bound on one gradient tells the rate",
         )
-        self._budget = {"epsilon": epsilon, "delta": delta}
         self.noise_multiplier, self.privacy = calibrated_noise(
             noisy,
             batching,
             num_samples=num_samples,
             num_steps=num_steps,
+            epsilon=epsilon,
+            delta=delta,
             unit="row of data",
             relation=relation,
             strategy=noise,
-            **self._budget,
         )
-        self.loss_fn, self.has_aux = loss_fn, has_aux
-        self.num_samples, self.num_steps = num_samples, num_steps
-        self.batching, self.microbatch_size = batching, microbatch_size
-        self._means = TrainingMeans(
-            estimator,
-            optimizer,
-            self.noise_multiplier,
-            monitor,
-            batching.divisor(num_samples, num_steps),
-            num_steps,
-            batching.is_sampled,
-            relation,
-            noise,
-        )
+        self.batching, self.num_steps = batching, num_steps
+        self._estimator, self._optimizer, self._monitor = estimator, optimizer, monitor
         self._seen = ["gradient_norm"] + ["noise_norm"] * (noisy.noise == "gaussian")
         if monitor is not None:
             self._seen += ["loss", "loss_bound", "loss_stddev"]
-        self._means.of_gradients(1, jax.random.key(0))  # refuses what does not fit
+        start = unkeyed(batching, num_samples, num_steps, epsilon, delta)
+        self._base = PrivateStep(
+            loss_fn=(lambda *args: loss_fn(*args)[0]) if has_aux else loss_fn,
+            batches=Batches(start, microbatch_size, None),
+            estimator=recipe.adaptive_clipping(0.5) if estimator is None else estimator,
+            noise_multiplier=self.noise_multiplier / math.sqrt(1 - (monitor or 0.0)),
+            optimizer_fn=lambda _: optax.identity() if optimizer is None else optimizer,
+            relation=relation,
+            strategy=noise,
+            key=jax.random.key(0),  # `init` has another, and puts it into the state
+        )
+        self._base.optimizer(())  # refuses what does not fit
         self._jitted = jax.jit(self._step, static_argnums=2)
 
     def init(self, params: PyTree, key: Key) -> TrainingState:
@@ -221,8 +223,8 @@ class PrivateTraining:
 
         Args:
             params: where to start; public.
-            key: a typed key, used for this run alone. Who knows it can subtract the
-                noise.
+            key: a typed key, used for this run alone. If you know it, you can subtract
+                the noise.
 
         Raises:
             ValueError: if key is no typed key, or params has no real numbers.
@@ -231,19 +233,19 @@ class PrivateTraining:
         _validate.real(params=params)
         params = jax.tree.map(jnp.asarray, params)
         noise_key, batch_key, monitor_key = jax.random.split(key, 3)
-        optimizer = self._means.of_gradients(num_coordinates(params), noise_key)
+        step = self._gradient_step(params)
         monitor = None
-        if self._means.monitor is not None:
-            monitor = self._means.of_losses(monitor_key).init(jnp.ones(()))
-        batches = self.batching.init(
-            batch_key, self.num_samples, self.num_steps, **self._budget
-        )
-        return TrainingState(params, optimizer.init(params), batches, monitor)
+        if self._monitor is not None:
+            loss_mean = self._loss_mean(replace(step, key=monitor_key))
+            monitor = loss_mean.init(jnp.ones(()))
+        optimizer = replace(step, key=noise_key).init(params)
+        batches = self._base.batches.start.started(batch_key)
+        return TrainingState(params, optimizer, batches, monitor)
 
     def step(
         self, state: TrainingState, data: PyTree, *, axis_name: AxisName | None = None
     ) -> tuple[TrainingState, dict[str, jax.Array]]:
-        """Returns the state after one more step, and what may be seen of it.
+        """Returns the state after one more step, and public numbers about the step.
 
         A pure function, compiled at its first call; it may be part of `jax.jit` (with
         the state donated), `lax.scan`, `vmap` over states, and `shard_map`.
@@ -255,8 +257,8 @@ class PrivateTraining:
                 show it; see `dpjax.robust_grad`.
 
         Returns:
-            The state, unchanged if num_steps steps were made; and scalars, all of them
-            released, or functions of what was, and 0 where no step was made:
+            The state, unchanged if num_steps steps were made already; and a dict of
+            scalars that may be published. If no step is made all but `step` are 0:
 
             * step: how many steps were made.
             * gradient_norm: l2 norm of the private mean gradient, noise included.
@@ -281,23 +283,14 @@ class PrivateTraining:
             batch, is_padding_example, batches = self.batching.draw_within(
                 state.batches, data, axis_name=axis_name
             )
+            step = self._gradient_step(state.params, axis_name)
             monitor, seen = state.monitor, {}
-            if self._means.monitor is not None:
-                monitor, seen = self._monitored(
-                    state, batch, is_padding_example, axis_name
-                )
-            # `init` alone uses the key: from then on it is in the state.
-            key, size = jax.random.key(0), num_coordinates(state.params)
-            params, optimizer = descended(
-                self._loss,
-                self._means.of_gradients(size, key, axis_name),
-                state.params,
-                state.optimizer,
-                batch,
-                is_padding_example,
-                microbatch_size=self.microbatch_size,
+            if self._monitor is not None:
+                monitor, seen = self._monitored(step, state, batch, is_padding_example)
+            params, optimizer = step(
+                state.params, state.optimizer, batch, is_padding_example
             )
-            seen = optimizer[0]._asdict() | seen
+            seen = optimizer[1]._asdict() | seen
             seen = {name: seen[name] for name in self._seen}
             return TrainingState(params, optimizer, batches, monitor), seen
 
@@ -308,23 +301,39 @@ class PrivateTraining:
         state, seen = jax.lax.cond(is_over, keep, make, state)
         return state, {"step": state.batches.step, **seen}
 
-    def _loss(self, params: PyTree, example: PyTree) -> Any:
-        loss = self.loss_fn(params, example)
-        return loss[0] if self.has_aux else loss
+    def _gradient_step(
+        self, params: PyTree, axis_name: AxisName | None = None
+    ) -> PrivateStep:
+        """Returns the step from such parameters, with a state that can be observed."""
+        batches = self._base.batches._replace(axis_name=axis_name)
+        step, size = replace(self._base, batches=batches), num_coordinates(params)
+        if self._estimator is None:
+            # The norm of the noise does not depend on the quantile of the base.
+            clipping = recipe.adaptive_clipping(step.relative_norm(size))
+            step = replace(step, estimator=clipping)
+        optimizer = self._optimizer
+        if optimizer is None:
+            optimizer = recipe.descend(self.num_steps, step.relative_norm(size))
+        stddev = None if step.strategy is None else step.stddev(size)
+        return replace(step, optimizer_fn=lambda _: observed(optimizer, stddev))
 
-    def _monitored(self, state, batch, is_padding_example, axis_name):
+    def _loss_mean(self, step: PrivateStep) -> Any:
+        """Returns the private mean of losses, for the batches of a step."""
+        multiplier = self.noise_multiplier / math.sqrt(self._monitor or 0.0)
+        return step.mean(recipe.loss_clipping(), multiplier, relation=step.relation)
+
+    def _monitored(self, step, state, batch, is_padding_example):
         """Returns the next state of the monitor, and the private mean loss."""
         # The losses of a batch are read as its gradients are; the gradients are unused.
         values_fn = robust_grad(
-            self._loss,
+            step.loss_fn,
             Mean(),
-            microbatch_size=self.microbatch_size,
+            microbatch_size=step.batches.microbatch_size,
             return_values=True,
-            axis_name=axis_name,
+            axis_name=step.batches.axis_name,
         )
         _, losses = values_fn(state.params, batch, is_padding_example)
-        key = jax.random.key(0)  # as in `_step`
-        mean, monitor, stddev = self._means.of_losses(key, axis_name).release(
+        mean, monitor, stddev = self._loss_mean(step).release(
             losses, state.monitor, is_padding_example=is_padding_example
         )
         bound = state.monitor.thresholds[0]

@@ -158,13 +158,7 @@ def dp_sparse_linear_regression(
         is_paper=calibration == "paper",
     )
     params, state = iterate(
-        step,
-        params,
-        (features, targets),
-        key=key,
-        num_steps=num_steps,
-        batching=Disjoint(),
-        execution=execution,
+        step, params, (features, targets), key=key, execution=execution
     )
     stats = peeling.stats(num_samples, num_steps, state.sensitivity)
     stats |= {"threshold": threshold, "learning_rate": rate}

@@ -71,22 +71,31 @@ def _adaptive(quantile: Scalar) -> AdaptiveThreshold:
     )
 
 
-def descend(num_steps: int, noise_norm: Scalar) -> optax.GradientTransformation:
+def descend(
+    num_steps: int, relative_norm: Scalar
+) -> optax.GradientTransformationExtraArgs:
     """Returns steps whose rate rises in the first tenth, then falls to zero.
 
     Args:
         num_steps: T.
-        noise_norm: of a step's noise, in the units of the updates that it takes: those
-            of the largest norm that one gradient may have.
+        relative_norm: the norm of a step's noise over that of one gradient at most. The
+            rate is for updates in units of the latter; update is told the former.
     """
 
-    def rate(step: Any) -> jax.Array:
-        peak = jnp.asarray(_PEAK / (_LEAST_NOISE + noise_norm))
-        now = like(step, peak)
-        rise = jnp.minimum(1, (now + 1) / (_RISE * num_steps))
-        return -peak * rise * (1 - now / num_steps)
+    def init(params):
+        del params
+        return jnp.zeros((), jnp.int32)
 
-    return optax.scale_by_schedule(rate)
+    def update(updates, state, params=None, *, noise_norm: Any = None, **extra_args):
+        del params, extra_args
+        peak = jnp.asarray(_PEAK / (_LEAST_NOISE + relative_norm))
+        now = like(state, peak)
+        rise = jnp.minimum(1, (now + 1) / (_RISE * num_steps))
+        unit = like(noise_norm, peak) / relative_norm
+        rate = -peak * rise * (1 - now / num_steps) / unit
+        return jax.tree.map(lambda x: like(rate, x) * x, updates), state + 1
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 @functools.lru_cache(maxsize=32)

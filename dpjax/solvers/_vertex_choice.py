@@ -140,15 +140,7 @@ def choose_vertices(
         mechanism=choices.mechanism,
         num_coordinates=num_coordinates(params),
     )
-    params, (_, state) = iterate(
-        step,
-        params,
-        data,
-        key=key,
-        num_steps=num_steps,
-        batching=batching,
-        execution=execution,
-    )
+    params, (_, state) = iterate(step, params, data, key=key, execution=execution)
     # Both mechanisms: Pr[score < best - (range / epsilon) log(|V| / p)] <= p.
     num_choices = constraint.num_vertices(step.num_coordinates) * num_steps
     unit = state.sensitivity_range / choices.epsilon

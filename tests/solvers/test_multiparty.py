@@ -49,7 +49,9 @@ def records(size, seed, d=3):
 
 def mean_grad(params, data):
     """The clipped mean of gradients, compiled once a shape."""
-    method = _multiparty._Method(losses.logistic, None, None, None, False)
+    method = _multiparty._Method(
+        losses.logistic, None, None, _multiparty.Descent(None, False)
+    )
     return _multiparty._mean_grad(method, params, data, Clipping(CLIP))
 
 

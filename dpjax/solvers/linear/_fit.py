@@ -130,15 +130,7 @@ def _fit_once(
         noise_multiplier=multipliers.steps * math.sqrt(num_steps),
         first_distances={name: distance for name in blocks},
     )
-    _, state = iterate(
-        step,
-        params,
-        place.rows,
-        key=step_key,
-        num_steps=num_steps,
-        batching=Full(),
-        execution=execution,
-    )
+    _, state = iterate(step, params, place.rows, key=step_key, execution=execution)
     params, stats = average_params(state), place.stats
     if kind.has_intercept:
         params = {"intercept": place.constant} | params

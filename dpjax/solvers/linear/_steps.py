@@ -11,12 +11,12 @@ from optax.contrib import dog
 
 from dpjax._rounding import ROUNDOFF
 from dpjax._tree import like, register
-from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, PyTree, Scalar
+from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators import Clipping, Estimator, Sensitivity
 from dpjax.estimators._shared import clip_to_norm
 from dpjax.losses import LinearLoss
 from dpjax.solvers._loop import OptaxStep
-from dpjax.transforms import average_iterates, privatize
+from dpjax.transforms import average_iterates
 
 # The released iterate is a mean in which iterate k weighs about as k.
 _AVERAGING_POWER = 1.0
@@ -102,21 +102,13 @@ class DistanceOverGradientsStep(OptaxStep):
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
         """See `OptaxStep.optimizer`."""
         names = {name: name for name in params}
-        mean = privatize(
-            self.estimator,
-            noise_multiplier=self.noise_multiplier,
-            key=cast(Key, self.key),
-            normalize_by=self.batches.divisor,
-            sampled=self.batches.is_sampled,
-            axis_name=self.batches.axis_name,
-        )
         steps = {
             # Gradients are in units of their noise: any of them is above 1e-30.
             name: dog(init_step=("distance", self.first_distances[name]), eps=1e-30)
             for name in names
         }
         return optax.chain(
-            mean,
+            self.mean(self.estimator, self.noise_multiplier),
             optax.partition(steps, names),
             average_iterates(power=_AVERAGING_POWER),
         )

@@ -307,9 +307,10 @@ def test_choices_are_priced_as_zcdp():
 def test_steps_have_the_noise_that_their_share_pays(monkeypatch):
     seen = {}
 
-    def spy(step, *args, num_steps, **options):
+    def spy(step, *args, **options):
+        num_steps = step.batches.start.num_steps
         seen.update(multiplier=step.noise_multiplier, num_steps=num_steps)
-        return iterate(step, *args, num_steps=num_steps, **options)
+        return iterate(step, *args, **options)
 
     monkeypatch.setattr(_fit, "iterate", spy)
     solution = solve(epsilon=1.0)
