@@ -53,7 +53,7 @@ class Rule(NamedTuple):
         """
         if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
             return cls((8.0, 12.0), Threshold(3.0, 4e-4), bends_unseen=True)
-        return cls((20.0, 25.0), Threshold(5.0, math.inf), bends_unseen=False)
+        return cls((60.0, 25.0), Threshold(5.0, math.inf), bends_unseen=False)
 
     def knots(
         self, num_clear: float, num_columns: int, num_smooth: int
