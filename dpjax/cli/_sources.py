@@ -52,7 +52,7 @@ class Table:
     def by_unit(self, units: Units) -> "Table":
         """Returns the table with records that are the units'."""
         rule = "a file that stays as it is while it is read"
-        is_same = len(units.index) == len(self.columns[self.target])
+        is_same = len(units.index) == len(self.is_test)
         _validate.require(is_same, "DATA", self.name, rule)
         is_test = np.zeros(units.num_units, bool)
         return dataclasses.replace(self, units=units, is_test=is_test)

@@ -1,52 +1,59 @@
 """A sum of curves of columns, from data and a budget, without hyperparameters."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate, accounting
-from dpjax._types import ArrayLike, Key
+from dpjax import _keys, _validate
+from dpjax._sharding import row_axes
+from dpjax._types import ArrayLike, Key, Scalar
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.losses import LinearLoss
-from dpjax.losses._shared import named
+from dpjax.losses._shared import Huber, named
 from dpjax.solvers._calibration import check_noise
 from dpjax.solvers._curves import Curves, hats, held
-from dpjax.solvers._loop import Execution
+from dpjax.solvers._gain import SHARES, Threshold, is_seen, released_gain
+from dpjax.solvers._loop import Execution, check_execution
 from dpjax.solvers._solution import Solution
-from dpjax.solvers.linear._model import dp_linear_model
+from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._model import cleaned, dp_linear_model, noise_of, per_record
 
 _COARSE = (-2.0, 0.0, 2.0)
 _FINE = (-4.0, -2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+# The units of lines and hat functions. Steps that are equal in all weights move a
+# function by the square of its unit.
+_LINE, _HEIGHT = 0.5, 2.0
 
 
-class Prior(NamedTuple):
-    """How freely columns bend, chosen by public numbers alone.
+class Rule(NamedTuple):
+    """When columns bend, of a loss.
 
     Attributes:
         records: what coarse and fine knots need: so many records for each weight of
             the model and each unit of the noise multiplier.
-        line: the unit of the lines. Steps that are equal in all weights move a
-            function by the square of its unit.
-        height: the unit of the hat functions.
+        threshold: which gain is enough, where it is released.
+        bends_unseen: whether they bend where the noise would hide the gain.
     """
 
     records: tuple[float, float]
-    line: float
-    height: float
+    threshold: Threshold
+    bends_unseen: bool
 
     @classmethod
-    def of(cls, loss: LinearLoss) -> "Prior":
+    def of(cls, loss: LinearLoss) -> "Rule":
         """Returns that of a loss.
 
         Labels bound what a record says. Other targets may be nearly all noise, with
         heavy tails, which curves follow sooner than lines do.
         """
         if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
-            return cls((8.0, 12.0), line=0.5, height=2.0)
-        return cls((60.0, 1_000.0), line=1.0, height=0.4)
+            return cls((8.0, 12.0), Threshold(3.0, 4e-4), bends_unseen=True)
+        return cls((60.0, 25.0), Threshold(5.0, math.inf), bends_unseen=False)
 
     def knots(
         self, num_clear: float, num_columns: int, num_smooth: int
@@ -75,8 +82,11 @@ def knots_of(
     noise_multiplier: float,
 ) -> tuple[float, ...]:
     """Returns the knots of every curve by public numbers, () for a linear model."""
+    rule, num_functions = Rule.of(loss), 2 * num_smooth * loss.num_outputs
+    if not (rule.bends_unseen or is_seen(num_samples, num_functions, noise_multiplier)):
+        return ()
     num_clear = num_samples / (noise_multiplier * loss.num_outputs)
-    return Prior.of(loss).knots(num_clear, num_columns, num_smooth)
+    return rule.knots(num_clear, num_columns, num_smooth)
 
 
 def dp_additive_model(
@@ -106,8 +116,15 @@ def dp_additive_model(
     is linear in its weights, and `dp_linear_model` fits them to features that each
     record gives by itself. The number of knots, at most 11, follows from public
     numbers: the more weights and noise there are for the number of records, the fewer.
-    At a small budget there are none, and the model is the linear one. Targets that are
-    no labels need more records for them, because they may be nearly all noise.
+    At a small budget there are none, and the model is the linear one.
+
+    Whether columns bend at all is a private choice, because curves that gain nothing
+    cost more than lines. A linear model gets a twentieth of the budget. A noisy mean of
+    its slopes times bends of all columns, with 6.5 per cent, says what curves would
+    gain. If that is enough all columns of `smooth` bend, else none, and the rest fits
+    the model. Where the noise would hide the gain (a public rule) nothing is bought:
+    models of labels bend, others do not. Targets that are no labels need more records
+    and a larger gain, because they may be nearly all noise.
 
     Args:
         loss: as of `dp_linear_model`.
@@ -125,22 +142,28 @@ def dp_additive_model(
         offsets: as of `dp_linear_model`.
         weights: as of `dp_linear_model`.
         max_weight: as of `dp_linear_model`.
-        execution: as of `dp_linear_model`.
+        execution: as of `dp_linear_model`; callback and checkpoint are of the last fit.
+            Under jit or vmap there is no callback where a choice is made, because both
+            models are then computed.
 
     Returns:
         A `Solution`, which has `predict` and `shapes`, the curve of each column. Its
-        params are `Curves`. Its stats are those of `dp_linear_model` for the features
-        of all lines and hat functions.
+        params are `Curves`, with heights of zero where no column bends. Its stats are
+        those of the last `dp_linear_model`, for the features of lines and hat
+        functions; shares count the choice. Where one was made also gain, what was
+        released, in squares of a clip norm.
 
     Raises:
         ValueError: where an argument is out of its range, or shapes do not fit; before
-            any computation, never because of the values of the data.
+            the choice, never because of the values of the data.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input, stats and all iterates
-        included: that of `dp_linear_model`, because the features of a record are a
-        function of this record alone, and knots follow from public numbers. The loss,
-        smooth and the intercept's index must not depend on the data.
+        included. Features of a record are a function of this record alone, and knots
+        follow from public numbers. Two models and the choice are adaptive Gaussian
+        mechanisms; together they cost exactly as much as the one of
+        `dp_linear_model`. The loss, smooth and the intercept's index must not depend on
+        the data.
 
     Example:
         >>> import jax, numpy as np
@@ -152,19 +175,18 @@ def dp_additive_model(
         ...     key=jax.random.key(0), epsilon=2.0, delta=1e-5, smooth=[0], intercept=2)
         >>> error = solution.predict(features) - means
         >>> print(f"{np.sqrt(np.mean(error**2)):.1f} of {np.std(means):.1f}")
-        0.3 of 1.8
+        0.2 of 1.8
 
     Reference:
         Hastie, Tibshirani (1986), Generalized additive models; Nori, Caruana, Bu, Shen,
         Kulkarni (2021), Accuracy, interpretability, and differential privacy via
-        explainable boosting. The fit: as of `dp_linear_model`.
+        explainable boosting. The choice: Rao (1948), Large sample tests of statistical
+        hypotheses. The fit: as of `dp_linear_model`.
     """
     model = named(loss)
     check_noise(epsilon, delta, noise_multiplier)
-    multiplier = noise_multiplier
-    if multiplier is None:
-        assert epsilon is not None
-        multiplier = accounting.noise_multiplier(epsilon, delta, num_steps=1)
+    total, epsilon, event = noise_of(epsilon, delta, noise_multiplier)
+    _validate.typed_key(key)
     _validate.require(
         isinstance(data, tuple | list) and len(data) == 2,
         "data",
@@ -177,23 +199,110 @@ def dp_additive_model(
     if intercept is not None:
         column = _column("intercept", intercept, num_columns)
     bent = _smooth(smooth, num_columns, column)
-    prior = Prior.of(model)
-    knots = knots_of(model, num_samples, num_columns, len(bent), multiplier)
-    solution = dp_linear_model(
-        model,
-        (_expanded(features, bent, knots, prior), targets),
-        key=key,
-        epsilon=epsilon,
-        delta=delta,
-        noise_multiplier=noise_multiplier,
-        intercept=column,
-        offsets=offsets,
-        weights=weights,
-        max_weight=max_weight,
-        execution=execution,
+    knots = knots_of(model, num_samples, num_columns, len(bent), total)
+
+    def fit(key: Key, knots: tuple[float, ...], share: float, execution: Execution):
+        return dp_linear_model(
+            model,
+            (_expanded(features, bent, knots), targets),
+            key=key,
+            delta=delta,
+            noise_multiplier=total / math.sqrt(share),
+            intercept=column,
+            offsets=offsets,
+            weights=weights,
+            max_weight=max_weight,
+            execution=execution,
+        )
+
+    def curves(solution: Solution, has_bends: bool) -> Curves:
+        fitted = knots if has_bends else ()
+        return _curves(solution.params, num_columns, bent, fitted, knots, column)
+
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples
     )
-    curves = _curves(solution.params, num_columns, bent, knots, column, prior)
-    return Solution(curves, solution.privacy, solution.stats)
+    num_functions = 2 * len(bent) * model.num_outputs
+    if not (knots and is_seen(num_samples, num_functions, total)):
+        solution = fit(key, knots, 1.0, execution)
+        return Solution(curves(solution, bool(knots)), privacy, solution.stats)
+
+    check_execution(execution)
+    first_key, gain_key, key = _keys.split(key, 3)
+    without = Execution(microbatch_size=execution.microbatch_size)
+    first = fit(first_key, (), SHARES["first_fit"], without)
+    kind = ModelKind(
+        model,
+        has_intercept=column is not None,
+        has_weights=weights is not None,
+        has_exposures=False,
+        axis_name=row_axes(features, None) or None,
+    )
+    records = Examples(
+        features,
+        targets,
+        per_record("offsets", offsets, targets, 0.0),
+        per_record("weights", weights, targets, 1.0),
+    )
+    gain = released_gain(
+        *_residual_problem(kind, bent, column, records, max_weight, first),
+        key=gain_key,
+        noise_multiplier=total,
+    )
+    is_enough = gain > Rule.of(model).threshold.of(num_samples, total)
+    rest = 1 - math.fsum(SHARES.values())
+
+    def final(has_bends: bool) -> tuple[Curves, dict[str, Any]]:
+        solution = fit(key, knots if has_bends else (), rest, execution)
+        stats: dict[str, Any] = solution.stats
+        shares = {name: rest * share for name, share in stats["shares"].items()}
+        own = {"noise_multiplier": total, "shares": SHARES | shares}
+        return curves(solution, has_bends), stats | own | {"gain": gain}
+
+    if _validate.is_concrete(is_enough):
+        params, stats = final(bool(is_enough))
+        return Solution(params, privacy, stats)
+    _validate.require(
+        execution.callback is None,
+        "execution",
+        execution,
+        "without a callback under jit or vmap, where a release says what is fitted",
+    )
+    straight, bending = final(False), final(True)
+    params, stats = jax.tree.map(partial(jnp.where, is_enough), bending, straight)
+    return Solution(params, privacy, stats)
+
+
+def _residual_problem(
+    kind: ModelKind,
+    smooth: tuple[int, ...],
+    intercept: int | None,
+    records: Examples,
+    max_weight: Scalar,
+    first: Solution,
+) -> tuple[ModelKind, Examples, jax.Array]:
+    """Returns the kind, the columns that may bend, and a linear model's predictions."""
+    examples = cleaned(kind.loss, None, records, max_weight)
+    params, features = first.params, examples.features
+    predictions = _lines(features, params, intercept)
+    if isinstance(kind.loss, Huber) and kind.loss.in_scales:
+        # Of residuals in their scale.
+        scale = first.stats["residual_scale"]
+        predictions, (targets, offsets) = (
+            predictions / scale,
+            (examples.targets / scale, examples.offsets / scale),
+        )
+        examples = examples._replace(targets=targets, offsets=offsets)
+    bending = examples.features[:, jnp.asarray(smooth)]
+    return kind, examples._replace(features=bending), predictions
+
+
+@partial(jax.jit, static_argnums=2)
+def _lines(features: jax.Array, weights: jax.Array, intercept: int | None) -> jax.Array:
+    """Returns the predictions of a linear model."""
+    if intercept is not None:
+        features = features.at[:, intercept].set(1.0)
+    return jnp.matmul(features, weights, precision=jax.lax.Precision.HIGHEST)
 
 
 def _column(name: str, index: int, num_columns: int) -> int:
@@ -228,17 +337,17 @@ def _smooth(
     return bent
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3))
+@partial(jax.jit, static_argnums=(1, 2))
 def _expanded(
-    features: jax.Array, smooth: tuple[int, ...], knots: tuple[float, ...], prior: Prior
+    features: jax.Array, smooth: tuple[int, ...], knots: tuple[float, ...]
 ) -> jax.Array:
     """Returns lines and hat functions of the features, each record by itself."""
     if not knots:
         return features
     columns = jnp.asarray(smooth)
-    heights = prior.height * hats(held(features[:, columns]), knots)
+    heights = _HEIGHT * hats(held(features[:, columns]), knots)
     heights = jnp.delete(heights, knots.index(0.0), axis=-1)
-    lines = features.at[:, columns].multiply(prior.line)
+    lines = features.at[:, columns].multiply(_LINE)
     return jnp.concatenate([lines, heights.reshape(len(features), -1)], axis=1)
 
 
@@ -247,17 +356,16 @@ def _curves(
     weights: jax.Array,
     num_columns: int,
     smooth: tuple[int, ...],
+    fitted: tuple[float, ...],
     knots: tuple[float, ...],
     intercept: int | None,
-    prior: Prior,
 ) -> Curves:
-    """Returns the curves of the weights of lines and hat functions."""
+    """Returns the curves of the weights of lines and of hat functions, if fitted."""
     slopes, outputs = weights[:num_columns], weights.shape[1:]
-    if knots:
-        slopes = slopes.at[jnp.asarray(smooth)].multiply(prior.line)
-    num_hats = max(len(knots) - 1, 0)
-    heights = weights[num_columns:].reshape(len(smooth), num_hats, *outputs)
-    heights = prior.height * heights
-    if knots:
-        heights = jnp.insert(heights, knots.index(0.0), 0.0, axis=1)
+    if not fitted:
+        heights = jnp.zeros((len(smooth), len(knots), *outputs), weights.dtype)
+        return Curves(slopes, heights, knots, smooth, intercept)
+    slopes = slopes.at[jnp.asarray(smooth)].multiply(_LINE)
+    heights = weights[num_columns:].reshape(len(smooth), len(knots) - 1, *outputs)
+    heights = jnp.insert(_HEIGHT * heights, knots.index(0.0), 0.0, axis=1)
     return Curves(slopes, heights, knots, smooth, intercept)

@@ -7,8 +7,14 @@ import pytest
 
 from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
-from dpjax.solvers._additive_model import Prior
+from dpjax.solvers import (
+    Curves,
+    Execution,
+    Solution,
+    dp_additive_model,
+    dp_linear_model,
+)
+from dpjax.solvers._additive_model import _FINE, Rule
 from dpjax.solvers._curves import hats
 
 # Tests are of curves and checks; speed matters where users compile.
@@ -68,7 +74,7 @@ def test_a_prediction_is_the_sum_of_its_curves(outputs):
 def test_a_function_that_bends_is_found():
     features, _ = table(seed=1)
     solution = solve()
-    assert solution.params.knots == KNOTS
+    assert solution.params.knots == _FINE
     error = solution.predict(features) - bent(features)
     assert np.mean(error**2) < 0.05 * np.var(bent(features))
     curve = solution.params.curve(0, [0.0, 2.0, 20.0])
@@ -100,18 +106,58 @@ def test_at_a_small_budget_it_is_the_linear_model():
     [
         (losses.logistic, [[0, 0, 0], [0, 3, 11], [0, 0, 3]]),
         (losses.softmax(3), [[0, 0, 0], [0, 3, 11], [0, 0, 3]]),
-        (losses.huber(1.0), [[0, 0, 0], [0, 0, 3], [0, 0, 0]]),
-        (losses.squared, [[0, 0, 0], [0, 0, 3], [0, 0, 0]]),
-        (losses.poisson(10.0), [[0, 0, 0], [0, 0, 3], [0, 0, 0]]),
+        (losses.huber(1.0), [[0, 0, 0], [0, 0, 11], [0, 0, 0]]),
+        (losses.squared, [[0, 0, 0], [0, 0, 11], [0, 0, 0]]),
+        (losses.poisson(10.0), [[0, 0, 0], [0, 0, 11], [0, 0, 0]]),
     ],
 )
 def test_knots_follow_from_public_numbers(loss, counts):
-    prior = Prior.of(loss)
+    rule = Rule.of(loss)
     found = [
-        [len(prior.knots(clear, 10, smooth)) for clear in (10, 300, 1e4)]
+        [len(rule.knots(clear, 10, smooth)) for clear in (10, 300, 1e4)]
         for smooth in (0, 5, 100)
     ]
     assert found == counts
+
+
+STRAIGHT = {
+    "squared": lambda means, rng: means + rng.standard_t(3, len(means)),
+    "huber": lambda means, rng: 1e3 * (means + rng.standard_t(2, len(means))),
+    "logistic": lambda means, rng: means > rng.logistic(size=len(means)),
+    "poisson": lambda means, rng: rng.poisson(np.exp(means / 4)),
+    "classes": lambda means, rng: (
+        np.stack([means, -means, 0 * means]) + rng.gumbel(size=(3, len(means)))
+    ).argmax(0),
+}
+LOSSES = {"poisson": losses.poisson(10.0), "classes": losses.softmax(3)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRAIGHT)
+@pytest.mark.parametrize("is_bent", [False, True])
+def test_columns_bend_where_that_gains(name, is_bent):
+    features, _ = table(5 * NUM)
+    features[:, :2] = features[:, :2].clip(-4, 4)
+    means = bent(features) if is_bent else features[:, 0] - features[:, 1]
+    data = features, STRAIGHT[name](means, np.random.default_rng(2))
+    solution = solve(LOSSES.get(name, name), data=data, epsilon=4.0)
+    assert solution.params.knots == _FINE
+    assert bool(jnp.any(solution.params.heights != 0)) == is_bent
+
+
+@pytest.mark.parametrize("num", [100, 1_000])
+def test_under_jit_no_callback_is_shown_both_models(num):
+    features, noise = table(num)
+    options = Execution(callback=lambda step, params: None)
+
+    def run(key):
+        return solve("logistic", data=(features, noise), key=key, execution=options)
+
+    if num == 100:  # too few for a choice
+        assert jnp.isfinite(jax.jit(run)(jax.random.key(0)).params.slopes).all()
+    else:
+        with pytest.raises(ValueError, match="execution must be without a callback"):
+            jax.jit(run)(jax.random.key(0))
 
 
 @pytest.mark.slow

@@ -218,8 +218,8 @@ def dp_linear_model(
     examples = Examples(
         features,
         targets,
-        _per_record("offsets", offsets, targets, 0.0),
-        _per_record("weights", weights, targets, 1.0),
+        per_record("offsets", offsets, targets, 0.0),
+        per_record("weights", weights, targets, 1.0),
     )
     check_execution(execution)
     kind = ModelKind(
@@ -229,7 +229,7 @@ def dp_linear_model(
         has_exposures=offsets is not None and model.has_log_link,
         axis_name=row_axes(features, None) or None,
     )
-    examples = _cleaned(model, deleted, examples, max_weight)
+    examples = cleaned(model, deleted, examples, max_weight)
     key, choice_key = _keys.split(key)
     places = np.arange(num_columns)
     if deleted is not None:
@@ -237,7 +237,7 @@ def dp_linear_model(
     places, stats = jnp.asarray(places), {}
     num_chosen = num_features if max_features is None else max_features
     is_choosing = num_chosen < num_features
-    total, epsilon, event = _noise(epsilon, delta, noise_multiplier, is_choosing)
+    total, epsilon, event = noise_of(epsilon, delta, noise_multiplier, is_choosing)
     if is_choosing:
         selected = choose_features(
             kind,
@@ -300,8 +300,11 @@ def _check_intervals(
     )
 
 
-def _noise(
-    epsilon: float | None, delta: float, multiplier: float | None, is_choosing: bool
+def noise_of(
+    epsilon: float | None,
+    delta: float,
+    multiplier: float | None,
+    is_choosing: bool = False,
 ) -> tuple[float, float, DpEvent]:
     """Returns noise multiplier, epsilon and event of all releases together."""
     if is_choosing:  # by the exponential mechanism: no Gaussian, but zCDP as of one
@@ -335,7 +338,7 @@ def _column(intercept: int | None, num_columns: int) -> int | None:
     return operator.index(intercept) % num_columns
 
 
-def _per_record(
+def per_record(
     name: str, values: ArrayLike | None, targets: jax.Array, default: float
 ) -> jax.Array:
     """Returns one number for each record, the default where there are none."""
@@ -352,7 +355,7 @@ def _per_record(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _cleaned(
+def cleaned(
     loss: LinearLoss, column: int | None, examples: Examples, max_weight: Scalar
 ) -> Examples:
     """Returns finite records, each by itself, without the column."""
