@@ -41,12 +41,6 @@ def add_run_arguments(
     parser.add_argument("--again", action="store_true", help="also what the record has")
 
 
-def add_page_arguments(parser, path: Path) -> None:
-    """Adds what a page is written from, and where to."""
-    parser.add_argument("--record", type=Path, default=path)
-    parser.add_argument("--output", type=Path, help="file of the page")
-
-
 def run(
     one: Run,
     known: Mapping[str, Collection[str]],

@@ -173,7 +173,21 @@ def dp_additive_model() -> Case:
 
     The other records are zeros, as many as make the column bend.
     """
-    features, labels = jnp.zeros((40, 1)).at[-1].set(9.0), jnp.zeros(40).at[-1].set(1.0)
+    return _turned_beyond(40)
+
+
+@audited
+def dp_additive_model_choice() -> Case:
+    """The same among so many records that whether the column bends is chosen.
+
+    Both models are fitted for each release, which is slow: 2,000 releases.
+    """
+    return _turned_beyond(1_000, num_releases=2_000)
+
+
+def _turned_beyond(num_records: int, num_releases: int = 10_000) -> Case:
+    features = jnp.zeros((num_records, 1)).at[-1].set(9.0)
+    labels = jnp.zeros(num_records).at[-1].set(1.0)
 
     def solve(key: Key, labels: jax.Array) -> Solution:
         return solvers.dp_additive_model(
@@ -190,7 +204,7 @@ def dp_additive_model() -> Case:
         labels,
         -labels,
         statistic=lambda curves: curves.curve(0, jnp.array([9.0]))[0],
-        num_releases=10_000,
+        num_releases=num_releases,
         is_gaussian=True,
     )
 

@@ -201,6 +201,8 @@ class DPAdditiveClassifier(_Additive, Classifier):
 class DPAdditiveRegressor(_Additive, _Regressor):
     """A private additive model of numbers: their mean is a sum of curves of columns.
 
+    Curves have no bands, as of `DPAdditiveClassifier`.
+
     Args:
         loss: "squared"; "huber", for targets with heavy tails; "poisson", for counts,
             or "gamma", for positive amounts, whose logarithms of means are the sum.

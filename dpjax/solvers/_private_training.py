@@ -227,10 +227,10 @@ class PrivateTraining:
                 the noise.
 
         Raises:
-            ValueError: if key is no typed key, or params has no real numbers.
+            ValueError: if key is no typed key, or params are no float arrays.
         """
         _validate.typed_key(key)
-        _validate.real(params=params)
+        _validate.trainable(params)
         params = jax.tree.map(jnp.asarray, params)
         noise_key, batch_key, monitor_key = jax.random.split(key, 3)
         step = self._gradient_step(params)
