@@ -295,7 +295,7 @@ def charge(
         try:
             filled.spend(*parts.values())
         except ValueError as why:
-            raise ValueError(f"--ledger {path}: {why} {said_left(filled)}") from None
+            raise ValueError(f"--ledger {path}: {said_left(filled)} {why}") from None
         entry = Entry(
             id=secrets.token_hex(8),
             at=today(),
