@@ -119,6 +119,7 @@ def trainable(params: Any) -> None:
     import jax
     import jax.numpy as jnp
 
+    no_running_statistics(params)
     for path, x in jax.tree_util.tree_leaves_with_path(params):
         is_array = hasattr(x, "dtype") or isinstance(x, int | float | complex)
         dtype = jnp.result_type(x) if is_array else type(x)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from dpjax._rounding import rounded_up
 from dpjax._untrusted import printable
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def html_of(description: "Description", title: str) -> str:
     """Returns the page, with the picture in light and dark where matplotlib is."""
     tables = [_table(head, lines) for head, lines in description.tables()]
     costs = [
-        [cost.column, cost.what, f"{cost.share:.3g}", f"{cost.epsilon:.3g}"]
+        [cost.column, cost.what, rounded_up(cost.share, 3), rounded_up(cost.epsilon, 3)]
         for cost in description.costs
     ]
     head = ["column", "what", "share of the budget", "epsilon by itself"]

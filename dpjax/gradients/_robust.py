@@ -310,7 +310,6 @@ def _stream_fn(
     def grad_fn(params: PyTree, batch: PyTree) -> SampleStream:
         warn_of_closures(make_grads.loss_fn, _validate.leading_size(batch, "batch"))
         _validate.trainable(params)
-        _validate.no_running_statistics(params)
         return SampleStream(
             make_grads, params, batch, microbatch_size, make_grads.factored
         )

@@ -159,7 +159,9 @@ def farthest_move(estimator, rng, num_cases):
             epsilon=1.0,
             delta=1e-5,
         )
-        method = _multiparty_gradient_descent._Method(linear, None, None, None, False)
+        method = _multiparty_gradient_descent._Method(
+            linear, None, None, _multiparty_gradient_descent.Descent(None, False)
+        )
 
         def integers(rows, method=method, noise=noise, size=size, d=d):
             mean = _multiparty_gradient_descent._mean_grad(

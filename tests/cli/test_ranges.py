@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dpjax import load_model
+from dpjax._texts import float32_of
 from dpjax.cli._app import app
-from dpjax.cli._cells import numbers_of
 from dpjax.cli._plan import split_budget
 from dpjax.cli._ranges import charge, release_ranges
 from dpjax.cli._runs import Run
@@ -91,12 +91,12 @@ def test_records_of_weight_zero_tell_nothing_of_the_ranges():
 
 def test_a_cell_is_missing_where_the_encoder_says_so():
     cells = ["0", "1", "-1", "nan", "", "?", "inf", "1e39", "1e-60", "1e30", None]
-    found = numbers_of(np.array(cells, dtype=object))
+    found = float32_of(np.array(cells, dtype=object))
     nan = np.nan
     expected = [0, 1, -1, nan, nan, nan, nan, nan, 0, 1e30, nan]
     np.testing.assert_allclose(found, np.array(expected, np.float32))
     numbers = np.array([0.0, 1.0, nan, np.inf, 5.0])
-    np.testing.assert_array_equal(numbers_of(numbers), [0, 1, nan, nan, 5])
+    np.testing.assert_array_equal(float32_of(numbers), [0, 1, nan, nan, 5])
 
 
 def test_a_run_is_charged_for_its_ranges():

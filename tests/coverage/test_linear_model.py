@@ -32,13 +32,13 @@ def test_some_intervals_hold_the_truth(name):
 
 @pytest.mark.slow
 def test_a_width_without_the_noise_is_seen(monkeypatch):
-    release = _intervals._released_scores
+    release = _intervals.released_scores
 
     def without_noise(*args):
         scores = release(*args)
         return scores._replace(stddev=jnp.zeros_like(scores.stddev))
 
-    monkeypatch.setattr(_intervals, "_released_scores", without_noise)
+    monkeypatch.setattr(_intervals, "released_scores", without_noise)
     assert are_too_many(*misses(*study("normal", 12_000, 1.0, 60)[:2]))
 
 

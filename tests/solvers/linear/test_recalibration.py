@@ -10,7 +10,7 @@ import pytest
 from dpjax import losses
 from dpjax.solvers.linear import _constant, _recalibration
 from dpjax.solvers.linear._kind import Examples, ModelKind
-from dpjax.solvers.linear._model import _cleaned
+from dpjax.solvers.linear._model import cleaned
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 from dpjax.solvers.linear._recalibration import Predictor, recalibration
 
@@ -150,7 +150,7 @@ def test_no_two_records_of_a_constant_are_further_apart(name):
     kind = ModelKind(loss, True, True, name == "exposures", None)
     targets, offsets, weights = every(ODD, [*ODD, -30.0], [0, 0.3, 0.999, 1])
     features = np.zeros((len(targets), 1), np.float32)
-    examples = _cleaned(loss, None, Examples(features, targets, offsets, weights), 1.0)
+    examples = cleaned(loss, None, Examples(features, targets, offsets, weights), 1.0)
     samples, estimator = _constant._samples(kind, examples, jnp.float32(0.9))
     assert samples.shape == (len(targets), 3 if name == "classes" else 2)
     check_set(samples, estimator, 0.99)

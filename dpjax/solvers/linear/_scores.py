@@ -1,0 +1,164 @@
+"""The noisy mean of scores of a linear model, and an estimate of what clipping cuts."""
+
+import math
+from functools import partial
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _keys
+from dpjax._sharding import gathered
+from dpjax._types import Key
+from dpjax.estimators._shared import clip_to_norm
+from dpjax.solvers.linear._fit import lengths
+from dpjax.solvers.linear._kind import ModelKind
+from dpjax.solvers.linear._moments import noisy_second_moments
+from dpjax.solvers.linear._noisy_bound import Excess, noisy_bound, noisy_excess
+from dpjax.solvers.linear._steps import BlockClipping
+from dpjax.transforms import privatize
+
+_LEVEL_SHARE = 0.15  # of the scores' budget, for that of the intercept
+# Scores are clipped at so many times what few records exceed. The intercept's, of which
+# a tail on one side has no counterweight, at more.
+_BEYOND = {"weights": 1.2, "intercept": 2.0}
+# Of a block's budget, for what scores have beyond half of that.
+_OUTER_SHARE = 0.6
+_OUTER = "_beyond"  # ends the name of that part
+# What is left of the bias, over its estimate, beside the noise of counts.
+_MODEL_ERROR = 0.25
+
+Params = dict[str, jax.Array]
+
+
+class Scores(NamedTuple):
+    """Released scores of the directions of `Curvatures`, in units of their bounds.
+
+    Attributes:
+        mean: shape (k,), in which what clipping cuts is estimated.
+        stddev: of its noise, shape (k,).
+        moments: noisy second moments, shape (k, k).
+        bias: what that estimate may be off by, of each block, shape (k, blocks).
+        units: shape (k,).
+        is_heavy: whether their tail is too heavy for that estimate.
+    """
+
+    mean: jax.Array
+    stddev: jax.Array
+    moments: jax.Array
+    bias: jax.Array
+    units: jax.Array
+    is_heavy: jax.Array
+
+
+def released_scores(
+    kind: ModelKind,
+    samples: Params,
+    size_key: Key,
+    key: Key,
+    multipliers: dict[str, float],
+) -> Scores:
+    """Releases the mean of scores, with an estimate of what clipping cuts, and more.
+
+    Each block is clipped at a noisy bound C. Scores are released in two parts: up to a
+    length of C / 2, and from there to C. With a Pareto tail from C / 2 on, what they
+    have beyond C is rho times the second part, in length and direction. A factor rho
+    from two noisy counts thus corrects the mean, and widens the interval.
+    """
+    shares = {"weights": 1.0}
+    if kind.has_intercept:
+        shares = {"weights": 1 - _LEVEL_SHARE, "intercept": _LEVEL_SHARE}
+    halves, excess = {}, {}
+    each = math.sqrt(len(shares))
+    for name, one in zip(shares, _keys.split(size_key), strict=False):
+        bound_key, tail_key = _keys.split(one)
+        sizes = gathered(lengths(samples[name]))
+        bound = _BEYOND[name] * noisy_bound(
+            bound_key, sizes, noise_multiplier=each * multipliers["score_lengths"]
+        )
+        halves[name] = bound / 2
+        excess[name] = noisy_excess(
+            tail_key,
+            sizes,
+            bound,
+            noise_multiplier=each * multipliers["score_tails"],
+        )
+    mean_key, moments_key = _keys.split(key)
+    parts = {x: (1 - _OUTER_SHARE) * share for x, share in shares.items()}
+    parts |= {x + _OUTER: _OUTER_SHARE * share for x, share in shares.items()}
+    estimator = BlockClipping(
+        {x: halves[x.removesuffix(_OUTER)] for x in parts}, tuple(parts.items())
+    )
+    release = privatize(
+        estimator,
+        noise_multiplier=multipliers["scores"],
+        key=mean_key,
+        axis_name=kind.axis_name,
+    )
+    samples = _in_parts(samples, halves)
+    mean = cast(Params, release.update(samples, release.init(samples))[0])
+    num_samples, size = len(samples["weights"]), sum(x.size for x in mean.values())
+    stddev = multipliers["scores"] * estimator.sensitivity(num_samples, size).l2
+    rows, scores = _corrected(tuple(shares.items()), samples, mean, excess, halves)
+    moments, _ = noisy_second_moments(
+        moments_key,
+        rows,
+        radius=1.0,
+        noise_multiplier=multipliers["score_moments"],
+        axis_name=kind.axis_name,
+    )
+    return scores._replace(stddev=scores.stddev * stddev, moments=moments)
+
+
+@jax.jit
+def _in_parts(samples: Params, halves: Params) -> Params:
+    """Returns scores up to half of their bound, and the rest."""
+    inner = {name: _clipped(x, halves[name]) for name, x in samples.items()}
+    return inner | {name + _OUTER: x - inner[name] for name, x in samples.items()}
+
+
+def _clipped(rows: jax.Array, norm: jax.Array) -> jax.Array:
+    return jax.vmap(clip_to_norm, (0, None))(rows, norm)
+
+
+@partial(jax.jit, static_argnums=0)
+def _corrected(
+    shares: tuple[tuple[str, float], ...],
+    samples: Params,
+    mean: Params,
+    excess: dict[str, Excess],
+    halves: Params,
+) -> tuple[jax.Array, Scores]:
+    """Returns rows of norm 1 of which the scores are means, and the scores.
+
+    Their noise is in units of that of the parts, and their moments are not there yet.
+    """
+    means, noises, biases, units, rows = [], [], [], [], []
+    is_heavy = jnp.zeros((), bool)
+    for block, (name, share) in enumerate(shares):
+        ratio, error, heavy = excess[name]
+        is_heavy = is_heavy | heavy
+        largest = 2 + ratio  # of inner + (1 + ratio) outer, in units of the half
+        to_unit = math.sqrt(share) / largest
+        inner = 1 / math.sqrt((1 - _OUTER_SHARE) * share)
+        outer = 1 / math.sqrt(_OUTER_SHARE * share)
+        found = outer * mean[name + _OUTER]
+        means.append(to_unit * (inner * mean[name] + (1 + ratio) * found))
+        noise = to_unit * jnp.hypot(inner, (1 + ratio) * outer)
+        noises.append(jnp.full_like(found, noise))
+        off = jnp.hypot(error, _MODEL_ERROR * ratio) * to_unit * found
+        biases.append(jnp.outer(off, jnp.eye(len(shares), dtype=off.dtype)[block]))
+        units.append(jnp.full_like(found, halves[name] / to_unit))
+        row = (1 + ratio) * _clipped(samples[name + _OUTER], halves[name])
+        row = samples[name] + row
+        rows.append(to_unit / halves[name] * row)
+    whole = jnp.concatenate(rows, axis=-1)
+    scores = Scores(
+        jnp.concatenate(means),
+        jnp.concatenate(noises),
+        jnp.zeros((whole.shape[1], whole.shape[1]), whole.dtype),
+        jnp.concatenate(biases),
+        jnp.concatenate(units),
+        is_heavy,
+    )
+    return whole, scores
