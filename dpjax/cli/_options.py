@@ -124,7 +124,8 @@ def taking(options: type) -> Callable[[Callable[[Any], None]], Callable[..., Non
 def _seen_by_typer(name: str, hint: Any, said: Option | Argument) -> Any:
     if isinstance(said, Argument):
         return typer.Argument(metavar=said.metavar, help=said.help)
-    panel: dict[str, Any] = {"help": said.help, "rich_help_panel": said.panel}
+    text = said.help.replace("[", r"\[")  # for rich a bracket begins its markup
+    panel: dict[str, Any] = {"help": text, "rich_help_panel": said.panel}
     kinds = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
     (kind,) = (kind for kind in kinds if kind is not NoneType)
     if kind is bool:

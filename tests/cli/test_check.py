@@ -235,3 +235,7 @@ def test_a_run_that_is_interrupted_says_how_to_resume(
         assert (folder / "kept" / "key.npz").exists()
     else:
         assert "With --checkpoint FOLDER a run can be resumed." in said
+
+
+def test_help_shows_brackets():
+    assert "[target]" in " ".join(invoke("check", "--help").stdout.split())
