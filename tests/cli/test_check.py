@@ -238,4 +238,4 @@ def test_a_run_that_is_interrupted_says_how_to_resume(
 
 
 def test_help_shows_brackets():
-    assert "[target]" in " ".join(invoke("check", "--help").stdout.split())
+    assert "[target]" in invoke("check", "--help")[1]
