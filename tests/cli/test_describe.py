@@ -66,7 +66,7 @@ def runs():
         (("--ledger", "none.toml"), "--ledger must be a file"),
         (
             ("--ledger", "t.toml", "--epsilon", "99"),
-            "t.toml: the release must be within the limit",
+            "affords one run of Gaussian noise, as of linear-model, of about",
         ),
         (
             ("--ledger", "t.toml", "--unit", "who"),
