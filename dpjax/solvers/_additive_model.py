@@ -52,7 +52,7 @@ class Rule(NamedTuple):
         heavy tails, which curves follow sooner than lines do.
         """
         if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
-            return cls((8.0, 12.0), Threshold(3.0, 4e-4), bends_unseen=True)
+            return cls((8.0, 12.0), Threshold(2.0, 4e-4), bends_unseen=True)
         return cls((60.0, 25.0), Threshold(5.0, math.inf), bends_unseen=False)
 
     def knots(
@@ -252,7 +252,7 @@ def dp_additive_model(
     is_enough = gain > Rule.of(model).threshold.of(num_samples, total)
     rest = 1 - math.fsum(SHARES.values())
 
-    def final(has_bends: bool) -> tuple[Curves, dict[str, Any]]:
+    def final(key: Key, has_bends: bool) -> tuple[Curves, dict[str, Any]]:
         solution = fit(key, knots if has_bends else (), rest, execution)
         stats: dict[str, Any] = solution.stats
         shares = {name: rest * share for name, share in stats["shares"].items()}
@@ -260,7 +260,7 @@ def dp_additive_model(
         return curves(solution, has_bends), stats | own | {"gain": gain}
 
     if _validate.is_concrete(is_enough):
-        params, stats = final(bool(is_enough))
+        params, stats = final(key, bool(is_enough))
         return Solution(params, privacy, stats)
     _validate.require(
         execution.callback is None,
@@ -268,7 +268,8 @@ def dp_additive_model(
         execution,
         "without a callback under jit or vmap, where a release says what is fitted",
     )
-    straight, bending = final(False), final(True)
+    # Only one of the two is released, so that their noise may be the same.
+    straight, bending = final(jax.random.clone(key), False), final(key, True)
     params, stats = jax.tree.map(partial(jnp.where, is_enough), bending, straight)
     return Solution(params, privacy, stats)
 
