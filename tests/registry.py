@@ -399,7 +399,7 @@ SOLVERS = {
     "dp_group_means": Part(
         lambda data, key, i: solvers.dp_group_means(
             data[1],
-            (data[0][:, 0] > 0).astype("int32"),
+            (jnp.asarray(data[0])[:, 0] > 0).astype("int32"),
             num_groups=2,
             quantiles=(0.3,),
             **_budget(key, i),
