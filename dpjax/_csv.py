@@ -3,6 +3,7 @@
 The readers of other packages let a stray quote swallow all records up to the next one,
 or stop there: a cell would choose how many records there are. Here
 
+- the header is the first line, so that names depend on no record;
 - a record is a line, or several lines if a cell has a line break inside quotes;
 - a quoted cell begins and ends beside a delimiter or the end of its record, and quotes
   inside it are doubled (RFC 4180); any other quote is a plain character;
@@ -33,7 +34,7 @@ _DELIMITERS = {",": ",", ";": ";", "\t": r"\t", "|": r"\|"}  # in regular expres
 def read_names(path: Path, encoding: str | None) -> list[str]:
     """Returns the names in the header."""
     for block in _blocks(path, encoding):
-        return _header(block)[1].names
+        return _header(block[0]).names
     return []
 
 
@@ -52,8 +53,8 @@ def read_texts(path: Path, names: list[str], encoding: str | None) -> dict[str, 
     while block is not None:
         following = next(blocks, None)
         if grammar is None:
-            num_lines, grammar = _header(block)
-            block = block[num_lines:]
+            grammar = _header(block[0])
+            block = block[1:]
             if missing := set(names) - set(grammar.names):
                 raise ValueError(f"its columns have changed: {missing} are not there")
             places = [grammar.names.index(name) for name in names]
@@ -154,18 +155,18 @@ class _Grammar(NamedTuple):
         return last if is_whole and size <= _LONGEST else first
 
 
-def _header(block: Any) -> tuple[int, _Grammar]:
-    """Returns how many lines the header has, and the grammar it implies."""
-    lines = block[:100].to_list()
-    num_lines = 1
-    while "\n".join(lines[:num_lines]).count('"') % 2 and num_lines < len(lines):
-        num_lines += 1
-    header = "\n".join(lines[:num_lines])
-    if header.count('"') % 2:
-        num_lines, header = 1, lines[0]
+def _header(line: str) -> _Grammar:
+    """Returns the grammar that the first line implies; no other line is looked at.
+
+    Raises:
+        ValueError: if a name goes on in the next line, which may be a record's.
+    """
     # What splits it into the most names, a comma if all do alike.
-    grammars = [_Grammar.of(delimiter, header) for delimiter in _DELIMITERS]
-    return num_lines, max(grammars, key=lambda one: len(one.names))
+    grammars = [_Grammar.of(delimiter, line) for delimiter in _DELIMITERS]
+    grammar = max(grammars, key=lambda one: len(one.names))
+    if grammar.scan(line, 0)[1]:
+        raise ValueError("its header is not one line: a quote in it does not close")
+    return grammar
 
 
 def _split(

@@ -209,5 +209,6 @@ def compact(number: float) -> str:
 
 
 def short(name: Any, most: int) -> str:
+    """Returns a printable name of so many characters at most."""
     text = printable(str(name))
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -227,6 +227,18 @@ def test_bytes_of_a_line_change_its_own_record_alone(tmp_path_factory, odd, bloc
     ]
 
 
+@pytest.mark.parametrize("cell", [b"a", b'SECRET "q', b'"', b'",', b'"x\ny"'])
+def test_no_record_chooses_the_names(csv_file, cell):
+    # A name may have a quote of its own, as for inches.
+    path = csv_file(b'id,height 5",name\n1,2,x\n2,3,' + cell + b"\n3,4,b\n")
+    assert column_names(path) == ["id", 'height 5"', "name"]
+    assert read_columns(path, ["id"])["id"].tolist()[::2][:2] == ["1", "3"]
+    path = csv_file(b'id,"height,name\n1,2,x\n2,3,' + cell + b"\n3,4,b\n")
+    for read in (column_names, lambda path: read_columns(path, ["id"])):
+        with pytest.raises(ValueError, match="its header is not one line"):
+            read(path)
+
+
 def test_a_quote_reaches_no_further_than_a_record_can(csv_file, monkeypatch):
     lines = [b"x,y", b'1,"a', b"b", b'c"', b'2,"a', b"b,c", b'd"e,3', b'4,"', b"5,6"]
     columns = read_columns(csv_file(b"\n".join(lines)), ["x", "y"])

@@ -120,6 +120,7 @@ class Found(NamedTuple):
 def of_numbers(
     kind: Numeric | None, column: Column, groups: Groups, budget: Budget, key: Key
 ) -> Found:
+    """Releases counts, means, quantiles and a histogram of numbers in every group."""
     mean_key, edge_key, count_key = _keys.split(key, 3)
     numbers = groups.place(float32_of(column))
     moments = dp_group_means(
@@ -164,6 +165,7 @@ def of_numbers(
 def of_categories(
     kind: Categorical, column: Column, groups: Groups, budget: Budget, key: Key
 ) -> Found:
+    """Releases the count and the share of each category in every group."""
     names = (*kind.categories, OTHER)
     cells = groups.place(_codes(kind, column))
     counts, errors, stddev, multiplier = groups.counted(cells, len(names), budget, key)

@@ -122,9 +122,9 @@ def dp_additive_model(
     cost more than lines. A linear model gets a twentieth of the budget. A noisy mean of
     its slopes times bends of all columns, with 6.5 per cent, says what curves would
     gain. If that is enough all columns of `smooth` bend, else none, and the rest fits
-    the model. Where the noise would hide the gain (a public rule) nothing is bought:
-    models of labels bend, others do not. Targets that are no labels need more records
-    and a larger gain, because they may be nearly all noise.
+    the model. Where the noise would hide the gain (a public rule) there is no such
+    test: models of labels bend, others do not. Targets that are no labels need more
+    records and a larger gain, because they may be nearly all noise.
 
     Args:
         loss: as of `dp_linear_model`.

@@ -78,8 +78,9 @@ def descend(
 
     Args:
         num_steps: T.
-        relative_norm: the norm of a step's noise over that of one gradient at most. The
-            rate is for updates in units of the latter; update is told the former.
+        relative_norm: the norm of a step's noise over the largest norm of a gradient.
+            The rate is for updates in units of that largest norm. The update gets the
+            norm of the noise as the keyword noise_norm.
     """
 
     def init(params):
