@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import (
+    _validate,
     batching,
     constraints,
     estimators,
@@ -399,7 +400,7 @@ SOLVERS = {
     "dp_group_means": Part(
         lambda data, key, i: solvers.dp_group_means(
             data[1],
-            (jnp.asarray(data[0])[:, 0] > 0).astype("int32"),
+            (_validate.arrays(data[0])[:, 0] > 0).astype("int32"),
             num_groups=2,
             quantiles=(0.3,),
             **_budget(key, i),
