@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from dpjax import _files
+from dpjax import _files, _validate
 from dpjax._default_delta import default_delta
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._forecast_page import Forecast, Outcome, contents, show
 from dpjax.cli._forecast_settings import ForecastSettings
 from dpjax.cli._losses import LossName, link_of
@@ -56,6 +57,11 @@ def forecast(settings: ForecastSettings) -> None:
     loss = settings.loss or ("logistic" if is_class else "squared")
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     made = _Made(settings, schema, loss, seed)
+    size = len(made.data(2).feature_names)
+    rule = f"at most {_MOST_CELLS // size:,} with {size - 1} features"
+    _validate.require(
+        settings.rows * size <= _MOST_CELLS, "--rows", settings.rows, rule
+    )
     epsilons, outcomes = settings.epsilons, []
     with progress_bars(terminal(stderr=True)) as on_step:
         on_step("plan", 0, len(epsilons) + 1)
@@ -63,13 +69,12 @@ def forecast(settings: ForecastSettings) -> None:
         for epsilon in epsilons:
             on_step("plan", 1 + len(outcomes), len(epsilons) + 1)
             outcome = made.outcome(epsilon)
-            if settings.width is not None and loss != "tweedie":
+            if settings.width is not None:
                 least = made.least_rows(epsilon, settings.width, outcome, ideal)
                 outcome = dataclasses.replace(outcome, least_rows=least)
             outcomes.append(outcome)
         on_step("plan", len(epsilons) + 1, len(epsilons) + 1)
-    size = len(made.data(2).feature_names) - 1
-    found = Forecast(settings, loss, seed, size, constant, tuple(outcomes), ideal)
+    found = Forecast(settings, loss, seed, size - 1, constant, tuple(outcomes), ideal)
     console = terminal()
     show(console, found)
     if folder is not None:
@@ -90,7 +95,7 @@ class _Made:
     def outcome(self, epsilon: float) -> Outcome:
         """Returns how good models are at an epsilon."""
         plan, data = self._plan(epsilon, self.settings.model)
-        models = [_fit(plan, data, self.seed + i) for i in range(_NUM_DRAWS)]
+        models = [self._fit(plan, data, draw) for draw in range(_NUM_DRAWS)]
         judged = [_judge(plan, data, one) for one in models]
         loss, score = np.median(judged, axis=0).tolist()
         return Outcome(models[0].privacy, loss, score, self.width(epsilon))
@@ -102,20 +107,21 @@ class _Made:
         judged, at = [], (0.0, 0.0)
         for kind in kinds:
             plan, data = self._plan(_NO_PRIVACY, kind)
-            solution = _fit(plan, data, self.seed)
+            solution = self._fit(plan, data)
             judged.append(_judge(plan, data, solution))
             level = solution.stats.get("constant", 0.0)
             at = _measure(plan, np.full_like(data.test_targets, level), data)
         loss, score = min(judged)
-        ideal = Outcome(None, loss, score, self.width(_NO_PRIVACY))
-        return ideal, Outcome(None, *at)
+        nothing = PrivacyGuarantee.non_private()
+        ideal = Outcome(nothing, loss, score, self.width(_NO_PRIVACY))
+        return ideal, Outcome(nothing, *at)
 
     def width(self, epsilon: float, rows: int | None = None) -> float:
         """Returns the median width of a coefficient's interval; inf: there is none."""
         if self.loss == "tweedie":
             return math.inf
         plan, data = self._plan(epsilon, None, rows, intervals=True)
-        low, high = _fit(plan, data, self.seed).interval()
+        low, high = self._fit(plan, data).interval()
         return float(np.median(np.asarray(high - low)[:-1]))
 
     def least_rows(
@@ -131,7 +137,7 @@ class _Made:
             The number, of two digits, rounded up; None: more than are made here.
         """
         rows, found = self.settings.rows, outcome.width
-        most = max(_MOST_CELLS // len(self.data(2).feature_names), rows)
+        most = _MOST_CELLS // len(self.data(2).feature_names)
         sampling = ideal.width**2 * rows if ideal.width < math.inf else 0.0
         enough = math.inf
         for _ in range(_MOST_FITS):
@@ -176,17 +182,17 @@ class _Made:
         )
         return make_plan(settings, data, is_named=False), data
 
+    def _fit(self, plan: Plan, data: Dataset, draw: int = 0) -> Solution:
+        rows = jax.tree.map(jnp.asarray, rows_of(plan.method, data))
+        problem = problem_of(plan.method, plan, rows)
+        # Nothing is to be hidden.
+        key = jax.random.fold_in(jax.random.key(self.seed), draw)
+        return plan.method.solver(*problem, key=key, **arguments_of(plan))
+
 
 def _two_digits(number: float) -> int:
     step = 10 ** max(0, math.floor(math.log10(number)) - 1)
     return math.ceil(number / step) * step
-
-
-def _fit(plan: Plan, data: Dataset, seed: int) -> Solution:
-    rows = jax.tree.map(jnp.asarray, rows_of(plan.method, data))
-    problem = problem_of(plan.method, plan, rows)
-    key = jax.random.key(seed)  # nothing is to be hidden
-    return plan.method.solver(*problem, key=key, **arguments_of(plan))
 
 
 def _judge(plan: Plan, data: Dataset, solution: Solution) -> tuple[float, float]:

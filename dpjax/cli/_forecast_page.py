@@ -41,14 +41,14 @@ class Outcome:
     """How good models of made records are.
 
     Attributes:
-        privacy: their guarantee; None: without.
+        privacy: their guarantee; of epsilon = inf without.
         loss: the mean loss on other records.
         score: R2 there, or AUC for classes.
         width: the median width of a coefficient's interval; inf: there is none.
         least_rows: about how many records the wanted width needs; None: not known.
     """
 
-    privacy: PrivacyGuarantee | None
+    privacy: PrivacyGuarantee
     loss: float
     score: float
     width: float = math.inf
@@ -57,31 +57,20 @@ class Outcome:
     @property
     def name(self) -> str:
         """The epsilon, in words."""
-        if self.privacy is None:
-            return "no privacy"
-        return f"epsilon {rounded_up(self.privacy.epsilon, 4)}"
+        epsilon = self.privacy.epsilon
+        return (
+            f"epsilon {rounded_up(epsilon, 4)}" if epsilon < math.inf else "no privacy"
+        )
 
     def attacks(self) -> tuple[list[float], list[float]]:
         """The largest true positive rates, and posteriors of 1 per cent."""
-        if self.privacy is None:
-            return [1.0] * len(_RATES), [1.0] * len(_RATES)
         after = self.privacy.posterior(_PRIOR, _RATES)
         return self.privacy.tradeoff(_RATES).tolist(), after.tolist()
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What privacy would cost.
-
-    Attributes:
-        settings: what was asked for.
-        loss: what is minimized.
-        seed: of the made records, and of the noise.
-        num_features: without the intercept.
-        constant: the best constant.
-        outcomes: one for each epsilon, in ascending order.
-        ideal: without privacy.
-    """
+    """What privacy would cost: without it, at each epsilon, and by a constant."""
 
     settings: ForecastSettings
     loss: LossName
@@ -112,9 +101,8 @@ class Forecast:
             if one is self.constant:
                 line[::3] = "constant", ""
             if wanted is not None:
-                is_private = one.privacy is not None
                 least = f"{one.least_rows:,}" if one.least_rows else "not found"
-                line.append(least if is_private else "")
+                line.append(least if one in self.outcomes else "")
             lines.append(line)
         yield lines
         heads = [f"at {100 * rate:g} %" for rate in _RATES]
@@ -173,23 +161,21 @@ class Forecast:
         """Returns the forecast for JSON."""
 
         def of(one: Outcome) -> dict[str, Any]:
-            true, after = one.attacks()
-            return {
-                "epsilon": one.privacy.epsilon if one.privacy else None,
-                "loss": one.loss,
-                self.score: one.score,
-                "width": one.width if one.width < math.inf else None,
-                "least_rows": one.least_rows,
-                "true_positive_rates": dict(zip(_RATES, true, strict=True)),
-                "posteriors_of_0.01": dict(zip(_RATES, after, strict=True)),
-            }
+            width = one.width if one.width < math.inf else None
+            return {"loss": one.loss, self.score: one.score, "width": width}
 
-        asked = {name: str(one) for name, one in vars(self.settings).items()}
+        def of_private(one: Outcome) -> dict[str, Any]:
+            epsilon, rates = {"epsilon": one.privacy.epsilon}, one.attacks()
+            true, after = (dict(zip(_RATES, one, strict=True)) for one in rates)
+            attacks = {"true_positive_rates": true, "posteriors_of_0.01": after}
+            return epsilon | of(one) | {"least_rows": one.least_rows} | attacks
+
+        settings = vars(self.settings) | {"loss": self.loss, "seed": self.seed}
         return {
             "dpjax": dpjax.__version__,
-            "settings": asked | {"loss": self.loss, "seed": self.seed},
+            "settings": settings,
             "delta": self.delta,
-            "outcomes": [of(one) for one in self.outcomes],
+            "outcomes": [of_private(one) for one in self.outcomes],
             "no_privacy": of(self.ideal),
             "constant": of(self.constant),
         }
@@ -210,7 +196,7 @@ def show(console: Console, found: Forecast) -> None:
 
 def contents(found: Forecast) -> list[bytes]:
     """Returns the page as JSON, Markdown and PNG."""
-    content = json.dumps(found.content(), indent=2, ensure_ascii=False, allow_nan=False)
+    content = json.dumps(found.content(), indent=2, allow_nan=False, default=str)
     page = "# What privacy would cost\n\n"
     for head, *lines in found.tables():
         rule = ["---", *["---:"] * (len(head) - 1)]
@@ -219,8 +205,7 @@ def contents(found: Forecast) -> list[bytes]:
     page += "\n\n".join([*found.texts(), "![score and attacks](plan.png)"]) + "\n"
     png = io.BytesIO()
     _draw(found).savefig(png, format="png")
-    texts = (f"{content}\n".encode("utf-8", "replace"), page.encode("utf-8", "replace"))
-    return [*texts, png.getvalue()]
+    return [f"{content}\n".encode(), page.encode("utf-8", "replace"), png.getvalue()]
 
 
 def _draw(found: Forecast) -> Figure:
@@ -241,9 +226,7 @@ def _draw(found: Forecast) -> Figure:
     left.set_title(f"{found.settings.rows:,} made records", fontsize="medium")
     right.plot(_CURVE, _CURVE, color="#666666", linestyle=":", label="guessing")
     for one, color in zip(found.outcomes, _COLORS, strict=False):
-        if one.privacy is not None:
-            true = one.privacy.tradeoff(_CURVE)
-            right.plot(_CURVE, true, color=color, label=one.name)
+        right.plot(_CURVE, one.privacy.tradeoff(_CURVE), color=color, label=one.name)
     labels = {"xlabel": "false positive rate", "ylabel": "true positive rate, at most"}
     right.set(xscale="log", yscale="log", **labels)
     delta = rounded_up(found.delta, 2)

@@ -81,6 +81,9 @@ class ForecastSettings:
     def __post_init__(self) -> None:
         check_each(self)
         _ = self.epsilons  # checks them
+        has_intervals = self.width is None or self.loss != "tweedie"
+        rule = "left out with --loss tweedie, which has no intervals"
+        _validate.require(has_intervals, "--width", self.width, rule)
 
     @property
     def epsilons(self) -> list[float]:

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dpjax.cli import _forecast
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._app import app
 from dpjax.cli._forecast import _Made
+from dpjax.cli._forecast_page import Outcome
 from dpjax.cli._forecast_settings import ForecastSettings
 from dpjax.cli._made_records import NUM_TEST, made_records
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.datasets import Categorical, Numeric
 
+NOTHING = PrivacyGuarantee.non_private()
 SCHEMA = """\
 columns.x = {center = 40, scale = 10, limit = 3}
 columns.job = {categories = ["cook", "smith"]}
@@ -102,22 +104,21 @@ def test_widths_shrink_with_records(folder):
     assert 1.5 < maker.width(20.0) / maker.width(20.0, 2_400) < 5
 
 
-def test_a_search_for_records_ends(folder, monkeypatch):
-    maker, outcome = made(folder), _forecast.Outcome(None, 0, 0, 0.4)
+@pytest.mark.parametrize("start", [np.inf, 0.4, 0.2])
+def test_a_search_for_records_ends(folder, monkeypatch, start):
+    def least():
+        first, ideal = (Outcome(NOTHING, 0, 0, width) for width in (start, 0.4))
+        return made(folder).least_rows(1.0, 0.3, first, ideal)
+
     # No interval below 5,000 records, and a square root beyond.
-    monkeypatch.setattr(
-        _Made,
-        "width",
-        lambda self, epsilon, rows: np.inf if rows < 5_000 else (90 / rows) ** 0.5,
-    )
-    for start in (np.inf, 0.4):
-        least = maker.least_rows(
-            1.0, 0.3, _forecast.Outcome(None, 0, 0, start), outcome
-        )
-        assert 5_000 <= least <= 9_600
+    def width(_, epsilon, rows):
+        return np.inf if rows < 5_000 else (90 / rows) ** 0.5
+
+    monkeypatch.setattr(_Made, "width", width)
+    # At 600 it is known to be enough; less has none.
+    assert least() == 600 if start == 0.2 else 5_000 <= least() <= 10_000
     monkeypatch.setattr(_Made, "width", lambda *_: np.inf)
-    nothing = _forecast.Outcome(None, 0, 0)
-    assert maker.least_rows(1.0, 0.3, nothing, nothing) is None
+    assert least() in (None, 600)
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic", "poisson", "gamma", "tweedie"])
@@ -163,6 +164,8 @@ def test_made_records_are_as_declared(loss):
         (("--loss", "absolute"), "--loss must be"),
         (("--loss", "logistic"), "--schema must be positive"),
         (("--output", "schema.toml"), "--output must be a folder"),
+        (("--rows", "9000000"), "--rows must be at most 5,000,000 with 3 features"),
+        (("--width", "1", "--loss", "tweedie"), "--width must be left out with"),
     ],
 )
 def test_what_is_wrong_is_told(folder, options, message):
@@ -173,6 +176,4 @@ def test_what_is_wrong_is_told(folder, options, message):
 
 def test_a_schema_to_fill_in_is_refused(folder, monkeypatch):
     monkeypatch.setitem(TARGETS, "squared", "columns.y = {}\n" + TARGETS["squared"])
-    shown = plan()
-    assert shown.exit_code == 2
-    assert "center and scale, two numbers" in shown.output
+    assert "center and scale, two numbers" in plan().output
