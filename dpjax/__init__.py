@@ -30,7 +30,7 @@ if _TYPE_CHECKING:
     from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
     from dpjax.gradients import per_sample_grad, robust_grad
     from dpjax.models import load_model
-    from dpjax.solvers import PrivateTraining
+    from dpjax.solvers import PrivateTraining, recommend
     from dpjax.transforms import chain, dp_sgd
 
     __version__: str
@@ -46,6 +46,7 @@ _SOURCES = {
     "dp_sgd": "dpjax.transforms",
     "load_model": "dpjax.models",
     "per_sample_grad": "dpjax.gradients",
+    "recommend": "dpjax.solvers",
     "robust_grad": "dpjax.gradients",
 }
 
@@ -71,6 +72,7 @@ __all__ = [
     "models",
     "parties",
     "per_sample_grad",
+    "recommend",
     "robust_grad",
     "solvers",
     "transforms",
