@@ -36,6 +36,7 @@ from dp_accounting.pld.privacy_loss_distribution import (
 )
 
 from dpjax.accounting._gaussian import gaussian_delta, gaussian_epsilon
+from dpjax.accounting._sample import subsampled_epsilon
 
 # The probability of losses beyond the last cell, and the largest number of cells.
 _UNSEEN, _MOST_LOSSES = 1e-18, 100_000
@@ -46,11 +47,7 @@ def one_step_epsilon(noise_multiplier: float, delta: float, prob: float) -> floa
     if delta >= prob:
         return 0.0
     inner = gaussian_epsilon(noise_multiplier, delta / prob, sensitivity=1.0)
-    if inner < 1:
-        raised = math.log1p(prob * math.expm1(inner))
-    else:  # neither e^inner nor inf - inf
-        raised = inner + math.log(prob + (1 - prob) * math.exp(-inner))
-    return raised * (1 + 1e-12)
+    return subsampled_epsilon(inner, prob)
 
 
 def step_losses(
