@@ -45,6 +45,20 @@ def as_numbers(tags: Iterable[bytes]) -> np.ndarray:
     return pairs.astype(np.uint64)
 
 
+def places_of(tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the place of each of some ordered tags, and its rank among equal ones.
+
+    Example:
+        >>> place, rank = places_of(np.array([[1, 7], [2, 0], [2, 0], [2, 3]]))
+        >>> place.tolist(), rank.tolist()
+        ([0, 1, 1, 2], [0, 0, 1, 0])
+    """
+    is_first = np.ones(len(tags), bool)
+    is_first[1:] = (tags[1:] != tags[:-1]).any(axis=1)
+    place = np.cumsum(is_first) - 1
+    return place, np.arange(len(tags)) - np.flatnonzero(is_first)[place]
+
+
 class Reservoir:
     """Keeps the rows of the least tags, of at most twice as many rows as it will give.
 
@@ -83,10 +97,7 @@ class Reservoir:
         tags = np.concatenate([part[0] for part in self._parts])
         order = np.lexsort((tags[:, 1], tags[:, 0]))  # of one tag the first come first
         tags = tags[order]
-        is_first = np.ones(len(tags), bool)
-        is_first[1:] = (tags[1:] != tags[:-1]).any(axis=1)
-        place = np.cumsum(is_first) - 1
-        rank = np.arange(len(tags)) - np.flatnonzero(is_first)[place]
+        place, rank = places_of(tags)
         is_kept = (place < self._size) & (rank < self._each)
         tags, rows = tags[is_kept], order[is_kept]
         if len(place) and place[-1] >= self._size - 1:

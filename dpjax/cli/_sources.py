@@ -11,11 +11,13 @@ from dpjax import _validate, datasets
 from dpjax._public_sets import PUBLIC_SETS
 from dpjax._tables import Column, column_names, read_columns
 from dpjax._texts import PLAIN, TextFormat, Texts
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._guesses import FILL_IN, guess_names, schema_text
 from dpjax.cli._losses import AMOUNTS
+from dpjax.cli._sample import Draw, Sample
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.cli._terminal import SchemaNeeded
-from dpjax.cli._units import Units
+from dpjax.cli._units import Units, check_unit
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.models._shared import BoundedColumn, Link
 
@@ -35,6 +37,7 @@ class Table:
         is_test: which records are held out for testing, shape (n,); with units, which
             of them are, shape (num_units,).
         units: whose the records are, if neighbours differ in all records of one.
+        sample: of which table they are a sample, if they are none as a whole.
     """
 
     name: str
@@ -43,11 +46,23 @@ class Table:
     target: str
     is_test: np.ndarray
     units: Units | None = None
+    sample: Sample | None = None
 
     @property
     def num_samples(self) -> int:
         """The number of records, or units, to train on."""
         return int(np.sum(~self.is_test))
+
+    @property
+    def num_records(self) -> int:
+        """The number of records, or units, of the file."""
+        return len(self.is_test) if self.sample is None else self.sample.num_records
+
+    def protected(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
+        """Returns the guarantee for the file, of a run with one for these records."""
+        if self.sample is None:
+            return privacy
+        return self.sample.protects(privacy, self.units)
 
     def by_unit(self, units: Units) -> "Table":
         """Returns the table with records that are the units'."""
@@ -61,7 +76,8 @@ class Table:
         """Yields all that a run reads of the file, for a digest."""
         units = self.units
         report = units and units.report()
-        yield repr((self.schema, self.target, [*self.columns], report)).encode()
+        public = self.schema, self.target, [*self.columns], report, self.sample
+        yield repr(public).encode()
         others = [self.is_test] if units is None else [units.index, units.rank]
         for array in (*self.columns.values(), *others):
             if isinstance(array, Texts):
@@ -137,11 +153,12 @@ def read_table(
     allows_empty: bool = False,
     least: int = 1,
     text_format: TextFormat = PLAIN,
+    draw: Draw | None = None,
 ) -> Table:
     """Reads the columns of a user's file that its schema names.
 
     Args:
-        path: a CSV, Parquet or NPZ file.
+        path: a CSV, Parquet or NPZ file, or a folder of such.
         schema: the file that says what is public about each column.
         target: the column to predict.
         link: of the loss: its target is one of two classes, an amount, or a number.
@@ -150,6 +167,7 @@ def read_table(
         allows_empty: whether the schema may leave centres and scales open.
         least: how many records there must be: 0 where their number is private.
         text_format: how text is encoded, and numbers are written.
+        draw: how a sample is drawn, if not all records are to be read.
 
     Raises:
         SchemaNeeded: if schema is None.
@@ -182,9 +200,17 @@ def read_table(
             f"--target must be given for a file: a column of {names}. Or the schema's "
             "[target] says column."
         )
-    names = [*declared.columns, target, *declared.bounded]
-    columns = read_columns(path, names, text_format=text_format, least=least)
+    used = [*declared.columns, target, *declared.bounded]
+    units = sample = None
+    if draw is None:
+        columns = read_columns(path, used, text_format=text_format, least=least)
+    else:
+        if draw.unit is not None:
+            check_unit(draw.unit, names, used)
+        columns, units, sample = draw.read(path, used, text_format)
     num_records = len(columns[target])
+    rule = "a file with at least one record"
+    _validate.require(num_records >= least, "DATA", str(path), rule)
     _validate.require(
         not hold_out or num_records >= 5,
         "--show-unprotected",
@@ -192,7 +218,8 @@ def read_table(
         "left out below 5 records",
     )
     is_test = np.arange(num_records) % 5 == (4 if hold_out else -1)
-    return Table(path.name, columns, declared, target, is_test)
+    table = Table(path.name, columns, declared, target, is_test, sample=sample)
+    return table if units is None else table.by_unit(units)
 
 
 def read_checked(

@@ -15,7 +15,7 @@ noise for k times the places: as a mean of the units' own means would.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from dpjax import _validate
 from dpjax._texts import Texts, is_missing, text_of
 from dpjax.accounting import PrivacyGuarantee, group_privacy
 
+RECORDS_PER_UNIT = 4  # of a unit, by default; public, as the records must not choose it
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 
 
@@ -76,7 +77,7 @@ class Units:
         return {
             "column": self.column,
             "num_units": self.num_units,
-            "max_records": self.size,
+            "records_per_unit": self.size,
             "public": self.public,
         }
 
@@ -121,19 +122,39 @@ def units_of(
         >>> units.placed(np.array([3, 5, 7]), np.array([True, True]), 2).tolist()
         [5, 0, 3, 7]
     """
-    texts, codes = cells.distinct if isinstance(cells, Texts) else ([*cells], None)
-    found = [name_of(cell) for cell in texts]
-    if codes is not None:
-        found = [found[code] for code in codes.tolist()]
+    found, codes = named(cells)
     ordered = sorted(set(found if names is None else names))
     index_of = {name: index for index, name in enumerate(ordered)}
     counts = [0] * (len(ordered) + 1)  # the last is of those that are no unit's
-    index, rank = np.zeros((2, len(found)), int)
-    for row, name in enumerate(found):
-        unit = index_of.get(name, -1)
+    index, rank = np.zeros((2, len(codes)), int)
+    for row, code in enumerate(codes.tolist()):
+        unit = index_of.get(found[code], -1)
         index[row], rank[row] = unit, counts[unit]
         counts[unit] += 1
     return Units(column, size, len(ordered), index, rank, names is not None)
+
+
+def check_unit(column: str, names: Sequence[str], used: Iterable[str]) -> None:
+    """Requires a column of a file that has no other use."""
+    rule = f"a column of {names} that is neither a feature nor the target"
+    _validate.require(column in names and column not in used, "--unit", column, rule)
+
+
+def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
+    """Returns names, some of which may be equal, and which of them each cell has.
+
+    Example:
+        >>> named(np.array([7.0, 3.0, 7.0]))
+        (['3', '7'], array([1, 0, 1]))
+    """
+    if isinstance(cells, Texts):
+        texts, codes = cells.distinct
+    elif isinstance(cells, np.ndarray) and cells.dtype != object:
+        texts, codes = np.unique(cells, return_inverse=True)
+    else:
+        texts = [*cells]
+        codes = np.arange(len(texts))
+    return [name_of(text) for text in texts], codes
 
 
 def name_of(cell: Any) -> str:
