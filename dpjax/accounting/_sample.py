@@ -98,27 +98,16 @@ def subsample_privacy(
     sample_size: int,
     unit: str = "record",
 ) -> PrivacyGuarantee:
-    """The guarantee for all records of a run on a sample of them.
+    """The guarantee for all records of a run on a sample, rounded up.
 
-    The inverse of `subsample_budget`: epsilon = log(1 + q (e^epsilon' - 1)) and delta =
-    q delta'. It composes as an (epsilon, delta): the run saw one sample at all steps,
-    so that a bound of its Renyi divergences would be little below that of the sample.
-
-    Args:
-        guarantee: of the run, where one record of the sample is replaced.
-        num_samples: public number n of records of the table.
-        sample_size: public number m of records of the sample, at most n.
-        unit: a noun for a record, as for `PrivacyGuarantee.of`.
-
-    Returns:
-        The guarantee, rounded up.
+    The inverse of `subsample_budget`, with its arguments: epsilon = log(1 + q
+    (e^epsilon' - 1)) and delta = q delta', of a guarantee where one record of the
+    sample is replaced. It composes as an (epsilon, delta): with little noise, as for a
+    sample, a bound of Renyi divergences would hardly be below that of the sample. The
+    unit is a noun for a record, as for `PrivacyGuarantee.of`.
 
     Raises:
-        ValueError: If a number is out of range, or the relation is another than
-            REPLACE_ONE.
-
-    Privacy:
-        As for `subsample_budget`.
+        ValueError: If a number is out of range, or the relation is not REPLACE_ONE.
 
     Example:
         >>> from dpjax.accounting import gaussian_event

@@ -7,7 +7,6 @@ parts.
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,12 +60,6 @@ class Evaluation:
             ],
             "privacy": statement(self.privacy),
         }
-
-    def stated(
-        self, by: Callable[[PrivacyGuarantee], PrivacyGuarantee]
-    ) -> "Evaluation":
-        """Returns the same with another statement of its guarantee."""
-        return dataclasses.replace(self, privacy=by(self.privacy))
 
     def joined(self, run: Run, num_samples: int, units: Units | None = None) -> Run:
         """Returns a run whose guarantee is for all records, of both parts together."""

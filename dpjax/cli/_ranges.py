@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,10 +49,6 @@ class Ranges:
     privacy: PrivacyGuarantee
     least_seen: float
     is_informative: bool
-
-    def stated(self, by: Callable[[PrivacyGuarantee], PrivacyGuarantee]) -> "Ranges":
-        """Returns the same with another statement of its guarantee."""
-        return dataclasses.replace(self, privacy=by(self.privacy))
 
     def joined(self, training: PrivacyGuarantee) -> PrivacyGuarantee:
         """Returns a guarantee for a training on the same records and the ranges.

@@ -1,8 +1,8 @@
 """A sample of a file's records or units: how it is drawn while the file is read."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,46 +10,23 @@ from dpjax._reservoir import Reservoir, Tags, as_numbers, places_of
 from dpjax._tables import Column, joined, read_chunks
 from dpjax._texts import TextFormat
 from dpjax._types import Key
-from dpjax.accounting import PrivacyGuarantee, subsample_privacy
 from dpjax.cli._units import Units, named, units_of
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What is public about a sample without replacement.
-
-    Attributes:
-        size: m, how many records, or units, were drawn.
-        num_records: n, from how many.
-    """
+class Sample(NamedTuple):
+    """How many records, or units, were drawn, and from how many; both are public."""
 
     size: int
     num_records: int
 
-    def protects(
-        self, privacy: PrivacyGuarantee, units: Units | None
-    ) -> PrivacyGuarantee:
-        """Returns the guarantee for all records, or units, of a run on the sample.
 
-        With parts for disjoint places each has one: the largest is that of the run.
-        """
-        return subsample_privacy(
-            privacy,
-            num_samples=self.num_records,
-            sample_size=self.size,
-            unit="record" if units is None else units.words,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Draw:
+class Draw(NamedTuple):
     """How a sample is to be drawn.
 
     Attributes:
         size: m, the most records; with a unit, the most of its values.
         key: as secret as the key of the noise, which it must not be.
-        unit: the column that says whose a record is, if neighbours differ in all
-            records of one of its values.
+        unit: the column that says whose a record is, if any.
         each: the most records of a unit that count, the first ones.
         listed: all units there are; None: those that occur.
     """
@@ -58,7 +35,7 @@ class Draw:
     key: Key
     unit: str | None = None
     each: int = 1
-    listed: Iterable[str] | None = None
+    listed: Sequence[str] | None = None
 
     def read(
         self, path: Path, names: list[str], text_format: TextFormat
@@ -68,9 +45,6 @@ class Draw:
         Returns:
             The columns, whose they are, and the sample; None if there are no more
             records, or units, than may be drawn, which are then as in the file.
-
-        Raises:
-            ValueError: as `read_columns`.
         """
         wanted = [*names, *([] if self.unit is None else [self.unit])]
         tags = Tags(self.key)
@@ -101,12 +75,9 @@ class Draw:
             cells = whole.pop(self.unit)
             found = units_of(self.unit, cells, self.each, self.listed)
             return whole, found, None
-        sample, drawn = (
-            Sample(self.size, total),
-            dict(zip(names, columns, strict=False)),
-        )
+        drawn = dict(zip(names, columns, strict=False))
         if self.unit is None:
-            return drawn, None, sample
+            return drawn, None, Sample(self.size, total)
         # Places are by the tags of all units; of a list, some may have no record.
         place, rank = places_of(own)
         index_of = {tag: at for at, tag in enumerate(sorted(units)[: self.size])}
@@ -120,4 +91,4 @@ class Draw:
             rank=rank,
             is_listed=self.listed is not None,
         )
-        return drawn, found, sample
+        return drawn, found, Sample(self.size, total)

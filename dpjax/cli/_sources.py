@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from dpjax import _validate, datasets
 from dpjax._public_sets import PUBLIC_SETS
 from dpjax._tables import Column, column_names, read_columns
 from dpjax._texts import PLAIN, TextFormat, Texts
-from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting import PrivacyGuarantee, subsample_privacy
 from dpjax.cli._guesses import FILL_IN, guess_names, schema_text
 from dpjax.cli._losses import AMOUNTS
 from dpjax.cli._sample import Draw, Sample
@@ -59,10 +60,22 @@ class Table:
         return len(self.is_test) if self.sample is None else self.sample.num_records
 
     def protected(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
-        """Returns the guarantee for the file, of a run with one for these records."""
+        """Returns the guarantee for the file, of a run with one for these records.
+
+        With parts for disjoint places each has one: the largest is that of the run.
+        """
         if self.sample is None:
             return privacy
-        return self.sample.protects(privacy, self.units)
+        return subsample_privacy(
+            privacy,
+            num_samples=self.sample.num_records,
+            sample_size=self.sample.size,
+            unit="record" if self.units is None else self.units.words,
+        )
+
+    def restated(self, part: Any) -> Any:
+        """Returns a release, if there is one, with its guarantee for the file."""
+        return part and dataclasses.replace(part, privacy=self.protected(part.privacy))
 
     def by_unit(self, units: Units) -> "Table":
         """Returns the table with records that are the units'."""

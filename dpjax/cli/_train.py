@@ -117,8 +117,7 @@ def train(settings: Settings) -> None:
         if table is not None:
             released = {k: table.protected(one) for k, one in released.items()}
             private = private.stated(table.protected)
-            ranges = ranges and ranges.stated(table.protected)
-            evaluation = evaluation and evaluation.stated(table.protected)
+            ranges, evaluation = map(table.restated, (ranges, evaluation))
         if spent and spent != released:
             raise RuntimeError("The run's guarantee is not what its ledger says.")
         if is_public or settings.show_unprotected:

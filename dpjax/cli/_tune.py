@@ -114,7 +114,7 @@ def tune(settings: TuneSettings) -> None:
             raise RuntimeError("The search's guarantee is not what was paid for.")
         if table is not None:
             run = run.stated(table.protected)
-            ranges = ranges and ranges.stated(table.protected)
+            ranges = table.restated(ranges)
         trained, scored = apart(data, settings.holdout)
         test = [(run, score_run(plan, data, run))] if name is not None else []
         content = _report.report(

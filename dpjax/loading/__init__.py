@@ -15,7 +15,9 @@ To hold one batch at a time in memory, write your own loop:
 with everything else as in `dpjax.batching`. For a run in memory on a random sample of a
 larger table, at the budget of `dpjax.accounting.subsample_budget`:
 
-    drawn = loading.sample(source, 1_000_000, key=key)
+    starts = range(0, len(source), 100_000)
+    chunks = (source[start : start + 100_000] for start in starts)
+    drawn = loading.sample(chunks, 1_000_000, key=key)
 
 Of a file's metadata, only the number of records, the columns and their types are used,
 which are public; the smallest and largest values that Parquet stores are not used.
@@ -23,15 +25,7 @@ which are public; the smallest and largest values that Parquet stores are not us
 
 from dpjax.loading._parquet import Parquet
 from dpjax.loading._records import MemoryMapped
-from dpjax.loading._sample import Sample, sample, sample_chunks
+from dpjax.loading._sample import Sample, sample
 from dpjax.loading._shards import batches, load
 
-__all__ = [
-    "MemoryMapped",
-    "Parquet",
-    "Sample",
-    "batches",
-    "load",
-    "sample",
-    "sample_chunks",
-]
+__all__ = ["MemoryMapped", "Parquet", "Sample", "batches", "load", "sample"]

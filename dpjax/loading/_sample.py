@@ -1,4 +1,4 @@
-"""A sample of records that streamed by, small enough for memory."""
+"""A sample of records that stream by, small enough for memory."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -9,9 +9,6 @@ import numpy as np
 from dpjax import _validate
 from dpjax._reservoir import Reservoir, Tags
 from dpjax._types import Key, PyTree
-from dpjax.loading._records import Records
-
-_ROWS = 1 << 16  # of tags at a time
 
 
 class Sample(NamedTuple):
@@ -26,31 +23,34 @@ class Sample(NamedTuple):
     num_records: int
 
 
-def sample(source: Records, size: int, *, key: Key) -> Sample:
-    """Returns records drawn without replacement from a table larger than memory.
+def sample(chunks: Iterable[PyTree], size: int, *, key: Key) -> Sample:
+    """Returns records drawn without replacement from a stream, in one pass.
+
+    At most 2 size records and a chunk are in memory. What is drawn depends on the key
+    and the number of records, not on how the stream is cut into chunks.
 
     Args:
-        source: such as `MemoryMapped` or `Parquet`.
+        chunks: pytrees of one structure with leaves (k, ...), k > 0, such as slices of
+            `MemoryMapped`, or the arrays of the batches of `pyarrow.dataset`.
         size: how many; of fewer records all are returned, as they are.
         key: fresh for each run, and as secret as the key of its noise.
 
     Raises:
-        ValueError: If size is no integer of at least 1, the key is no typed key, or
-            there are no records.
+        ValueError: If size is no integer of at least 1, the key is no typed key, there
+            is no chunk, or the leaves of a chunk have different lengths.
 
     Privacy:
         Which records were drawn must stay secret, and each run must draw anew. What
         the run may spend says `dpjax.accounting.subsample_budget`.
 
     Example:
-        >>> import tempfile, jax, numpy as np
-        >>> from dpjax.loading import MemoryMapped
+        >>> import jax, numpy as np
         >>> from dpjax.accounting import subsample_budget, subsample_privacy
         >>> from dpjax.solvers import dp_mean
-        >>> file = tempfile.mkdtemp() + "/numbers.npy"
-        >>> np.save(file, np.random.default_rng(0).normal(5.0, 1.0, 100_000))
         >>> draw_key, key = jax.random.split(jax.random.key(0))
-        >>> drawn = sample(MemoryMapped(file), 10_000, key=draw_key)
+        >>> rng = np.random.default_rng(0)
+        >>> chunks = (rng.normal(5.0, 1.0, 1000) for _ in range(100))
+        >>> drawn = sample(chunks, 10_000, key=draw_key)
         >>> sizes = {"num_samples": drawn.num_records, "sample_size": 10_000}
         >>> epsilon, delta = subsample_budget(0.1, 1e-7, **sizes)
         >>> found = dp_mean(drawn.records, key=key, epsilon=epsilon, delta=delta)
@@ -58,44 +58,6 @@ def sample(source: Records, size: int, *, key: Key) -> Sample:
         0.72 5.0
         >>> print(f"{subsample_privacy(found.privacy, **sizes).epsilon:.2f}")
         0.10
-    """
-    _validate.count(size=size)
-    _validate.typed_key(key)
-    num_records = len(source)
-    starts = range(0, num_records, _ROWS)
-    numbers = (np.arange(a, min(a + _ROWS, num_records)) for a in starts)
-    _validate.require(num_records > 0, "source", "0 records", "of at least one")
-    rows = sample_chunks(numbers, size, key=key).records
-    order = np.argsort(rows)  # disks are read from front to back
-    found, place = source[rows[order]], np.argsort(order)
-    return Sample(jax.tree.map(lambda x: np.asarray(x)[place], found), num_records)
-
-
-def sample_chunks(chunks: Iterable[PyTree], size: int, *, key: Key) -> Sample:
-    """Returns records drawn without replacement from a stream, in one pass.
-
-    At most 2 size records and a chunk are in memory. What is drawn depends on the key
-    and the number of records, not on how the stream is cut into chunks.
-
-    Args:
-        chunks: pytrees of one structure with leaves (k, ...), k > 0, such as
-            the arrays of the batches of `pyarrow.dataset`.
-        size: as for `sample`.
-        key: as for `sample`.
-
-    Raises:
-        ValueError: As for `sample`, and if there is no chunk, or the leaves of a chunk
-            have different lengths.
-
-    Privacy:
-        As for `sample`.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> chunks = ({"x": np.full(1000, i)} for i in range(1000))
-        >>> drawn = sample_chunks(chunks, 2000, key=jax.random.key(0))
-        >>> drawn.num_records, drawn.records["x"].shape
-        (1000000, (2000,))
     """
     _validate.count(size=size)
     _validate.typed_key(key)

@@ -4,9 +4,16 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import _reservoir
+from dpjax import mechanisms
 from dpjax._reservoir import Reservoir, Tags, as_numbers
-from dpjax.loading import MemoryMapped, sample, sample_chunks
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    gaussian_event,
+    gaussian_stddev,
+    subsample_privacy,
+)
+from dpjax.audit import epsilon_lower_bound
+from dpjax.loading import MemoryMapped, sample
 
 
 def chunks(num, size):
@@ -20,7 +27,7 @@ def test_each_order_of_each_subset_is_as_likely():
     num, size, total = 5, 3, 1800
     counts = np.zeros((num,) * size)
     for key in jax.random.split(jax.random.key(0), total):
-        drawn = sample_chunks(chunks(num, 2), size, key=key).records["number"]
+        drawn = sample(chunks(num, 2), size, key=key).records["number"]
         counts[tuple(drawn)] += 1
     is_way = np.array([len(set(at)) == size for at in np.ndindex(counts.shape)])
     counts = counts.ravel()
@@ -31,36 +38,20 @@ def test_each_order_of_each_subset_is_as_likely():
     assert chi_square < 106  # of 59 degrees of freedom, exceeded once in 6,000 keys
 
 
-@pytest.mark.parametrize("size", [1, 7, 200])
-def test_how_it_is_cut_changes_nothing(size):
-    found = [
-        sample_chunks(chunks(1000, k), size, key=jax.random.key(1))
-        for k in (1, 13, 1000)
-    ]
-    for drawn in found:
-        assert drawn.num_records == 1000
-        np.testing.assert_array_equal(
-            drawn.records["number"], found[0].records["number"]
-        )
-        np.testing.assert_array_equal(
-            drawn.records["pair"][:, 1], -drawn.records["number"]
-        )
-    assert len(set(found[0].records["number"])) == size
-
-
-@pytest.mark.parametrize("size", [12, 13, 500])
-def test_all_of_few_records_stay_as_they_are(size):
-    drawn = sample_chunks(chunks(12, 5), size, key=jax.random.key(1))
-    assert drawn.records["number"].tolist() == [*range(12)]
-
-
-def test_records_by_number(tmp_path):
-    np.save(tmp_path / "x.npy", np.arange(100_000.0))
-    source, key = MemoryMapped(tmp_path / "x.npy"), jax.random.key(2)
-    drawn = sample(source, 50, key=key)
-    streamed = sample_chunks(chunks(100_000, 999), 50, key=jax.random.clone(key))
-    assert drawn.num_records == 100_000
-    assert drawn.records.tolist() == streamed.records["number"].tolist()
+@pytest.mark.parametrize("size", [1, 7, 200, 1000, 5000])
+def test_how_it_is_cut_changes_nothing(size, tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(1000))
+    source = MemoryMapped({"number": tmp_path / "x.npy", "pair": tmp_path / "x.npy"})
+    mapped = (source[start : start + 300] for start in range(0, 1000, 300))
+    streams = [*(chunks(1000, k) for k in (1, 13, 1000)), mapped]
+    first, *others = (sample(one, size, key=jax.random.key(1)) for one in streams)
+    numbers = first.records["number"]
+    np.testing.assert_array_equal(first.records["pair"], np.c_[numbers, -numbers])
+    assert first.num_records == 1000
+    assert len(set(numbers)) == min(size, 1000)
+    assert (size >= 1000) == (numbers.tolist() == [*range(1000)])
+    for other in others:
+        np.testing.assert_array_equal(other.records["number"], numbers)
 
 
 def test_it_keeps_twice_its_size_at_most():
@@ -86,6 +77,31 @@ def test_rows_of_one_name_stay_together_in_their_order():
     assert tags.of_names(["p1"]) != Tags(jax.random.key(5)).of_names(["p1"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [1.0, 0.2])
+def test_an_attack_on_the_sum_of_a_sample(share, key):
+    # One record of four is drawn. Of less noise than is said the attack finds it.
+    inner, delta = 3.0, 0.04
+    stddev = gaussian_stddev(inner, delta, sensitivity=1.0)
+    event = gaussian_event(stddev)
+    privacy = PrivacyGuarantee.of(inner, delta, dp_event=event)
+    privacy = subsample_privacy(privacy, num_samples=4, sample_size=1)
+
+    def release(key, values):
+        draw_key, key = jax.random.split(key)
+        drawn = sample([np.asarray(values)], 1, key=draw_key).records
+        return mechanisms.gaussian(key, drawn, stddev=share * stddev)
+
+    found = epsilon_lower_bound(
+        *(release, np.zeros(4, np.float32), np.eye(4, dtype=np.float32)[0]),
+        key=key,
+        delta=privacy.delta,
+        num_releases=4000,
+        vectorize=False,
+    )
+    assert (found.epsilon <= privacy.epsilon) == (share == 1.0)
+
+
 @pytest.mark.parametrize(
     ("source", "size", "message"),
     [
@@ -97,15 +113,4 @@ def test_rows_of_one_name_stay_together_in_their_order():
 )
 def test_bad_input_is_named(source, size, message):
     with pytest.raises(ValueError, match=message):
-        sample_chunks(source, size, key=jax.random.key(0))
-
-
-def test_no_records():
-    with pytest.raises(ValueError, match="source must be of at least one"):
-        sample(np.zeros(0), 3, key=jax.random.key(0))
-
-
-def test_tags_are_the_key_s_alone(monkeypatch):
-    monkeypatch.setattr(_reservoir.np.random, "default_rng", None)
-    pairs = [Tags(jax.random.key(0)).following(4) for _ in range(2)]
-    np.testing.assert_array_equal(*pairs)
+        sample(source, size, key=jax.random.key(0))
