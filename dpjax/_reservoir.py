@@ -18,7 +18,7 @@ from dpjax._types import Key
 
 
 class Tags:
-    """Tags of a stream's records one after the other, or of names."""
+    """Tags of a stream's records one after the other, or of names, shape (k, 2)."""
 
     def __init__(self, key: Key):
         words = np.asarray(jax.random.bits(key, (8,), "uint32"))
@@ -26,37 +26,20 @@ class Tags:
         self._secret = words[4:].tobytes()
 
     def following(self, count: int) -> np.ndarray:
-        """Returns the tags of the next records, shape (count, 2)."""
+        """Returns the tags of the next records."""
         return self._bits.integers(0, 2**64, (count, 2), np.uint64)
 
-    def of_names(self, names: Iterable[str]) -> list[bytes]:
-        """Returns the tags of names, whose order is that of bytes."""
-        return [
-            hashlib.blake2b(
-                name.encode("utf-8", "surrogatepass"), key=self._secret, digest_size=16
-            ).digest()
-            for name in names
-        ]
+    def of_names(self, names: Iterable[str]) -> np.ndarray:
+        """Returns the tags of names."""
+        texts = (name.encode("utf-8", "surrogatepass") for name in names)
+        hashes = (hashlib.blake2b(x, key=self._secret, digest_size=16) for x in texts)
+        digests = b"".join(one.digest() for one in hashes)
+        return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
 
-def as_numbers(tags: Iterable[bytes]) -> np.ndarray:
-    """Returns tags in the form of `Tags.following`, in the same order."""
-    pairs = np.frombuffer(b"".join(tags), ">u8").reshape(-1, 2)
-    return pairs.astype(np.uint64)
-
-
-def places_of(tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the place of each of some ordered tags, and its rank among equal ones.
-
-    Example:
-        >>> place, rank = places_of(np.array([[1, 7], [2, 0], [2, 0], [2, 3]]))
-        >>> place.tolist(), rank.tolist()
-        ([0, 1, 1, 2], [0, 0, 1, 0])
-    """
-    is_first = np.ones(len(tags), bool)
-    is_first[1:] = (tags[1:] != tags[:-1]).any(axis=1)
-    place = np.cumsum(is_first) - 1
-    return place, np.arange(len(tags)) - np.flatnonzero(is_first)[place]
+def order_of(tags: np.ndarray) -> np.ndarray:
+    """Returns the order of tags; where they are equal, the first comes first."""
+    return np.lexsort((tags[:, 1], tags[:, 0]))
 
 
 class Reservoir:
@@ -85,23 +68,22 @@ class Reservoir:
         self._parts.append(part)
         self._num_rows += len(part[0])
         if self._num_rows > 2 * self._size * self._each:
-            self._compact()
+            self.kept()
 
-    def kept(self) -> tuple[list[Any], np.ndarray]:
-        """Returns columns and tags of the rows that are kept, by their tags' order."""
-        self._compact()
-        tags, *columns = self._parts[0]
-        return columns, tags
-
-    def _compact(self) -> None:
+    def kept(self) -> list[Any]:
+        """Returns the columns of the rows that are kept, in the order of their tags."""
         tags = np.concatenate([part[0] for part in self._parts])
-        order = np.lexsort((tags[:, 1], tags[:, 0]))  # of one tag the first come first
+        order = order_of(tags)
         tags = tags[order]
-        place, rank = places_of(tags)
+        is_first = np.ones(len(tags), bool)
+        is_first[1:] = (tags[1:] != tags[:-1]).any(axis=1)
+        place = np.cumsum(is_first) - 1
+        rank = np.arange(len(tags)) - np.flatnonzero(is_first)[place]
         is_kept = (place < self._size) & (rank < self._each)
         tags, rows = tags[is_kept], order[is_kept]
         if len(place) and place[-1] >= self._size - 1:
             self._limit = tags[-1, 0]
         _, *columns = zip(*self._parts, strict=True)
-        self._parts = [[tags, *(self._join([*parts])[rows] for parts in columns)]]
-        self._num_rows = len(tags)
+        kept = [self._join([*parts])[rows] for parts in columns]
+        self._parts, self._num_rows = [[tags, *kept]], len(tags)
+        return kept

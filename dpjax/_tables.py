@@ -36,8 +36,7 @@ def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
         with _readable(file):
             own = read_names(file, text_format)
         twice = sorted({name for name in own if own.count(name) > 1})
-        rule = "a file with named columns"
-        _validate.require(len(own) > 0, "DATA", str(file), rule)
+        _validate.require(len(own) > 0, "DATA", str(file), "a file with named columns")
         rule = f"a file whose columns have distinct names (not {twice} twice)"
         _validate.require(not twice, "DATA", str(file), rule)
         names = names or own
@@ -48,25 +47,16 @@ def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Returns the files that a path stands for.
-
-    Raises:
-        ValueError: if there is none of a known kind.
-    """
-    files = [path]
+    """Returns the files that a path stands for, at least one."""
+    files = [path] if path.is_file() else []
     if path.is_dir():
+        found = (one for one in path.iterdir() if not one.name.startswith((".", "_")))
         files = sorted(
-            one
-            for one in path.iterdir()
-            if not one.name.startswith((".", "_")) and _suffix(one) in _READERS
+            one for one in found if one.is_file() and _suffix(one) in _READERS
         )
-    _validate.require(
-        len(files) > 0
-        and all(one.is_file() and _suffix(one) in _READERS for one in files),
-        "DATA",
-        str(path),
-        f"a file that exists and ends in {', '.join(_READERS)}, or a folder of such",
-    )
+    is_fine = len(files) > 0 and _suffix(files[0]) in _READERS
+    rule = f"a file that exists and ends in {', '.join(_READERS)}, or a folder of such"
+    _validate.require(is_fine, "DATA", str(path), rule)
     return files
 
 
@@ -140,25 +130,19 @@ def read_columns(
         price ['250', '']
     """
     chunks = [*read_chunks(path, names, text_format)]
-    columns = {name: joined([chunk[name] for chunk in chunks]) for name in names}
-    _validate.require(
-        len(next(iter(columns.values()))) >= least,
-        "DATA",
-        str(path),
-        "a file with at least one record",
-    )
+    columns = {name: joined([chunk.pop(name) for chunk in chunks]) for name in names}
+    is_fine = len(next(iter(columns.values()))) >= least
+    rule = "a file with at least one record"
+    _validate.require(is_fine, "DATA", str(path), rule)
     return columns
 
 
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat = PLAIN
 ) -> Iterator[dict[str, Column]]:
-    """Yields the columns of `read_columns` in chunks of records, one or more.
+    """Yields what `read_columns` returns in chunks of some megabytes, one or more.
 
-    An NPZ file is one chunk; of others, a chunk takes some megabytes.
-
-    Raises:
-        ValueError: as `read_columns`.
+    An NPZ file is one chunk.
     """
     for file in files_of(path):
         _, read = _reader(file)
@@ -180,19 +164,15 @@ def read_chunks(
 
 def _check(columns: Mapping[str, Column], path: Path) -> None:
     shapes = {name: column.shape for name, column in columns.items()}
-    _validate.require(
-        len(set(shapes.values())) == 1 and all(len(s) == 1 for s in shapes.values()),
-        "DATA",
-        shapes,
-        f"made of columns of one shape (n,), in {path.name}",
+    is_fine = len(set(shapes.values())) == 1 and all(
+        len(s) == 1 for s in shapes.values()
     )
+    rule = f"made of columns of one shape (n,), in {path.name}"
+    _validate.require(is_fine, "DATA", shapes, rule)
     for name, column in columns.items():
-        _validate.require(
-            isinstance(column, Texts) or column.dtype.kind in "biuf",
-            "DATA",
-            str(column.dtype),
-            f"made of text or numbers, in column {name!r} of {path.name}",
-        )
+        is_fine = isinstance(column, Texts) or column.dtype.kind in "biuf"
+        rule = f"made of text or numbers, in column {name!r} of {path.name}"
+        _validate.require(is_fine, "DATA", str(column.dtype), rule)
 
 
 def joined(parts: Sequence[Column]) -> Column:

@@ -45,27 +45,24 @@ def subsample_budget(
 ) -> tuple[float, float]:
     """The budget of a run on a sample that keeps a budget for all records.
 
-    With q = sample_size / num_samples, epsilon' = log(1 + (e^epsilon - 1) / q) and
-    delta' = delta / q.
-
     Args:
         epsilon: privacy parameter for the table, 0 < epsilon <= inf.
         delta: privacy parameter for the table, in [0, q).
-        num_samples: public number n of records of the table.
-        sample_size: public number m of records of the sample, at most n.
+        num_samples: public number of records of the table.
+        sample_size: public number of records of the sample.
 
     Returns:
-        epsilon' and delta' for the sample, rounded down.
+        epsilon' = log(1 + (e^epsilon - 1) / q) and delta' = delta / q, rounded down,
+        with q = sample_size / num_samples.
 
     Raises:
-        ValueError: If an argument is out of range, or delta is q or more.
+        ValueError: If an argument is out of range.
 
     Privacy:
         Whatever runs on the sample, if it is (epsilon', delta')-DP under replace-one,
-        is (epsilon, delta)-DP for the table. The sample is drawn without replacement,
-        in a uniformly random order, by fresh and secret randomness
-        (`dpjax.loading.sample`); it stays secret, and a second run draws anew. Proved
-        at the head of this file.
+        is (epsilon, delta)-DP for the table, where the sample is drawn without
+        replacement in a random order, by secret randomness, and anew for each run
+        (`dpjax.loading.sample`). Proved at the head of this file.
 
     Example:
         >>> epsilon, delta = subsample_budget(
@@ -100,11 +97,10 @@ def subsample_privacy(
 ) -> PrivacyGuarantee:
     """The guarantee for all records of a run on a sample, rounded up.
 
-    The inverse of `subsample_budget`, with its arguments: epsilon = log(1 + q
-    (e^epsilon' - 1)) and delta = q delta', of a guarantee where one record of the
-    sample is replaced. It composes as an (epsilon, delta): with little noise, as for a
-    sample, a bound of Renyi divergences would hardly be below that of the sample. The
-    unit is a noun for a record, as for `PrivacyGuarantee.of`.
+    The inverse of `subsample_budget`, with its arguments, of a guarantee where a record
+    of the sample is replaced. It composes as an (epsilon, delta): of so little noise as
+    a sample needs, a bound of Renyi divergences would hardly be smaller than without
+    sampling. The unit is a noun for a record, as for `PrivacyGuarantee.of`.
 
     Raises:
         ValueError: If a number is out of range, or the relation is not REPLACE_ONE.

@@ -98,11 +98,11 @@ def show(
 def show_sample(console: Console, said: Mapping[str, Any]) -> None:
     """Prints from how many records a sample was drawn, and what it may spend."""
     what = f"values of {said['unit']}" if said["unit"] else "records"
+    own, asked = claim(**said["budget_of_sample"], digits=4), claim(**said["budget"])
     console.print(
         f"These are drawn at random from {said['num_records']:,} {what}: a run on "
-        f"{said['max_records']:,} of them may spend "
-        f"{claim(**said['budget_of_sample'], digits=4)}, which costs all together "
-        f"{claim(**said['budget'], digits=4)}. Which they are must stay secret."
+        f"{said['max_records']:,} of them may spend {own}, which costs all together "
+        f"{asked}. Which they are must stay secret."
     )
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax._reservoir import Reservoir, Tags, as_numbers, places_of
+from dpjax._reservoir import Reservoir, Tags, order_of
 from dpjax._tables import Column, joined, read_chunks
 from dpjax._texts import TextFormat
 from dpjax._types import Key
@@ -16,15 +16,15 @@ from dpjax.cli._units import Units, named, units_of
 class Sample(NamedTuple):
     """How many records, or units, were drawn, and from how many; both are public."""
 
-    size: int
-    num_records: int
+    sample_size: int
+    num_samples: int
 
 
 class Draw(NamedTuple):
     """How a sample is to be drawn.
 
     Attributes:
-        size: m, the most records; with a unit, the most of its values.
+        size: the most records; with a unit, the most of its values.
         key: as secret as the key of the noise, which it must not be.
         unit: the column that says whose a record is, if any.
         each: the most records of a unit that count, the first ones.
@@ -49,7 +49,7 @@ class Draw(NamedTuple):
         wanted = [*names, *([] if self.unit is None else [self.unit])]
         tags = Tags(self.key)
         reservoir = Reservoir(self.size, joined, each=self.each)
-        units, num_records = set(tags.of_names(self.listed or ())), 0
+        units, num_records = set(self.listed or ()), 0
         for chunk in read_chunks(path, wanted, text_format):
             columns = [chunk[name] for name in wanted]
             numbers = num_records + np.arange(len(columns[0]))
@@ -58,37 +58,23 @@ class Draw(NamedTuple):
                 reservoir.add([numbers, *columns], tags.following(len(numbers)))
                 continue
             found, codes = named(chunk[self.unit])
-            own = tags.of_names(found)
             if self.listed is None:
-                units.update(own)
-            is_unit = np.fromiter((tag in units for tag in own), bool, len(own))
+                units.update(found)
+            is_unit = np.fromiter((name in units for name in found), bool, len(found))
             rows = np.flatnonzero(is_unit[codes])
             columns = [column[rows] for column in (numbers, *columns)]
-            reservoir.add(columns, as_numbers(own)[codes[rows]])
-        (numbers, *columns), own = reservoir.kept()
+            reservoir.add(columns, tags.of_names(found)[codes[rows]])
+        numbers, *columns = reservoir.kept()
         total = num_records if self.unit is None else len(units)
-        if total <= self.size:
-            rows = np.argsort(numbers)
-            whole = {k: x[rows] for k, x in zip(wanted, columns, strict=True)}
-            if self.unit is None:
-                return whole, None, None
-            cells = whole.pop(self.unit)
-            found = units_of(self.unit, cells, self.each, self.listed)
-            return whole, found, None
-        drawn = dict(zip(names, columns, strict=False))
+        sample = Sample(self.size, total) if total > self.size else None
+        if sample is None:
+            columns = [column[np.argsort(numbers)] for column in columns]
+        drawn = dict(zip(wanted, columns, strict=True))
         if self.unit is None:
-            return drawn, None, Sample(self.size, total)
-        # Places are by the tags of all units; of a list, some may have no record.
-        place, rank = places_of(own)
-        index_of = {tag: at for at, tag in enumerate(sorted(units)[: self.size])}
-        with_records = map(bytes, own[rank == 0].astype(">u8"))
-        index = np.array([index_of.get(tag, -1) for tag in with_records], int)
-        found = Units(
-            column=self.unit,
-            size=self.each,
-            num_units=self.size,
-            index=index[place],
-            rank=rank,
-            is_listed=self.listed is not None,
-        )
-        return drawn, found, Sample(self.size, total)
+            return drawn, None, sample
+        order = None
+        if sample is not None:  # by the tags, as a place must not tell of a name
+            every = [*units]
+            order = [every[i] for i in order_of(tags.of_names(every))[: self.size]]
+        cells = drawn.pop(self.unit)
+        return drawn, units_of(self.unit, cells, self.each, self.listed, order), sample

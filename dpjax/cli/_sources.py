@@ -57,7 +57,7 @@ class Table:
     @property
     def num_records(self) -> int:
         """The number of records, or units, of the file."""
-        return len(self.is_test) if self.sample is None else self.sample.num_records
+        return len(self.is_test) if self.sample is None else self.sample.num_samples
 
     def protected(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
         """Returns the guarantee for the file, of a run with one for these records.
@@ -66,12 +66,8 @@ class Table:
         """
         if self.sample is None:
             return privacy
-        return subsample_privacy(
-            privacy,
-            num_samples=self.sample.num_records,
-            sample_size=self.sample.size,
-            unit="record" if self.units is None else self.units.words,
-        )
+        unit = "record" if self.units is None else self.units.words
+        return subsample_privacy(privacy, **self.sample._asdict(), unit=unit)
 
     def restated(self, part: Any) -> Any:
         """Returns a release, if there is one, with its guarantee for the file."""
@@ -216,10 +212,9 @@ def read_table(
     used = [*declared.columns, target, *declared.bounded]
     units = sample = None
     if draw is None:
-        columns = read_columns(path, used, text_format=text_format, least=least)
+        columns = read_columns(path, used, text_format=text_format, least=0)
     else:
-        if draw.unit is not None:
-            check_unit(draw.unit, names, used)
+        check_unit(draw.unit, names, used)
         columns, units, sample = draw.read(path, used, text_format)
     num_records = len(columns[target])
     rule = "a file with at least one record"

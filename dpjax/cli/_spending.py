@@ -73,17 +73,13 @@ def on_sample(
     if sample is None:
         return settings, None
     if delta is None and find_method(settings).has_delta:
-        delta = default_delta(sample.num_records)
+        delta = default_delta(sample.num_samples)
     asked = Budget(settings.epsilon, delta or 0.0)
-    own = Budget(
-        *subsample_budget(
-            *asked, num_samples=sample.num_records, sample_size=sample.size
-        )
-    )
+    own = Budget(*subsample_budget(*asked, **sample._asdict()))
     said = {
         "unit": settings.unit,
-        "num_records": sample.num_records,
-        "max_records": sample.size,
+        "num_records": sample.num_samples,
+        "max_records": sample.sample_size,
         "budget": asked._asdict(),
         "budget_of_sample": own._asdict(),
     }

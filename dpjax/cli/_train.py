@@ -296,15 +296,9 @@ def read_private(settings: Settings, key: Key) -> Table:
         link = link_of(find_loss(settings))
         has_weights = find_method(settings).has_weights
     listed = settings.unit_names and read_names(settings.unit_names)
-    draw = None
-    if settings.max_records is not None:
-        draw = Draw(
-            size=settings.max_records,
-            key=key,
-            unit=settings.unit,
-            each=settings.records_per_unit or RECORDS_PER_UNIT,
-            listed=listed,
-        )
+    each = settings.records_per_unit or RECORDS_PER_UNIT
+    size, unit = settings.max_records, settings.unit
+    draw = None if size is None else Draw(size, key, unit, each, listed)
     table = read_table(
         Path(settings.source),
         schema=settings.schema,
@@ -326,9 +320,7 @@ def read_private(settings: Settings, key: Key) -> Table:
 
 
 def with_units(
-    table: Table,
-    settings: Settings | DescribeSettings,
-    listed: list[str] | None = None,
+    table: Table, settings: Settings | DescribeSettings, listed: list | None = None
 ) -> Table:
     """Returns the table with records that are those of --unit, if that is given.
 

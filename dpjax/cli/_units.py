@@ -105,6 +105,7 @@ def units_of(
     cells: Iterable[Any] | Texts,
     size: int,
     names: Iterable[str] | None = None,
+    order: Sequence[str] | None = None,
 ) -> Units:
     """Returns the units of a table.
 
@@ -114,6 +115,7 @@ def units_of(
         size: the most records of a unit that count.
         names: all units, as `name_of` writes them; records of others belong to none.
             None: the names that occur, where records without a value are one unit.
+        order: those that have places, in this order. None: all, sorted.
 
     Example:
         >>> units = units_of("who", ["b", "a", "b"], 2)
@@ -123,7 +125,7 @@ def units_of(
         [5, 0, 3, 7]
     """
     found, codes = named(cells)
-    ordered = sorted(set(found if names is None else names))
+    ordered = order or sorted(set(found if names is None else names))
     index_of = {name: index for index, name in enumerate(ordered)}
     counts = [0] * (len(ordered) + 1)  # the last is of those that are no unit's
     index, rank = np.zeros((2, len(codes)), int)
@@ -134,19 +136,15 @@ def units_of(
     return Units(column, size, len(ordered), index, rank, names is not None)
 
 
-def check_unit(column: str, names: Sequence[str], used: Iterable[str]) -> None:
-    """Requires a column of a file that has no other use."""
+def check_unit(column: str | None, names: Sequence[str], used: Iterable[str]) -> None:
+    """Requires a column of a file that has no other use, if it is given."""
     rule = f"a column of {names} that is neither a feature nor the target"
-    _validate.require(column in names and column not in used, "--unit", column, rule)
+    is_fine = column is None or (column in names and column not in used)
+    _validate.require(is_fine, "--unit", column, rule)
 
 
 def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
-    """Returns names, some of which may be equal, and which of them each cell has.
-
-    Example:
-        >>> named(np.array([7.0, 3.0, 7.0]))
-        (['3', '7'], array([1, 0, 1]))
-    """
+    """Returns names, some of which may be equal, and which of them each cell has."""
     if isinstance(cells, Texts):
         texts, codes = cells.distinct
     elif isinstance(cells, np.ndarray) and cells.dtype != object:

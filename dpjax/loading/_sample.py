@@ -1,7 +1,6 @@
 """A sample of records that stream by, small enough for memory."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -11,20 +10,8 @@ from dpjax._reservoir import Reservoir, Tags
 from dpjax._types import Key, PyTree
 
 
-class Sample(NamedTuple):
-    """Records drawn without replacement, in a random order.
-
-    Attributes:
-        records: pytree with leaves (m, ...), m = min(size, num_records).
-        num_records: public number n of records that they were drawn from.
-    """
-
-    records: PyTree
-    num_records: int
-
-
-def sample(chunks: Iterable[PyTree], size: int, *, key: Key) -> Sample:
-    """Returns records drawn without replacement from a stream, in one pass.
+def sample(chunks: Iterable[PyTree], size: int, *, key: Key) -> tuple[PyTree, int]:
+    """Draws records without replacement from a stream, in one pass.
 
     At most 2 size records and a chunk are in memory. What is drawn depends on the key
     and the number of records, not on how the stream is cut into chunks.
@@ -34,6 +21,10 @@ def sample(chunks: Iterable[PyTree], size: int, *, key: Key) -> Sample:
             `MemoryMapped`, or the arrays of the batches of `pyarrow.dataset`.
         size: how many; of fewer records all are returned, as they are.
         key: fresh for each run, and as secret as the key of its noise.
+
+    Returns:
+        The records in a random order, with leaves (m, ...), and the public number n
+        from which they were drawn; m = min(size, n).
 
     Raises:
         ValueError: If size is no integer of at least 1, the key is no typed key, there
@@ -45,19 +36,15 @@ def sample(chunks: Iterable[PyTree], size: int, *, key: Key) -> Sample:
 
     Example:
         >>> import jax, numpy as np
-        >>> from dpjax.accounting import subsample_budget, subsample_privacy
-        >>> from dpjax.solvers import dp_mean
-        >>> draw_key, key = jax.random.split(jax.random.key(0))
-        >>> rng = np.random.default_rng(0)
-        >>> chunks = (rng.normal(5.0, 1.0, 1000) for _ in range(100))
-        >>> drawn = sample(chunks, 10_000, key=draw_key)
-        >>> sizes = {"num_samples": drawn.num_records, "sample_size": 10_000}
-        >>> epsilon, delta = subsample_budget(0.1, 1e-7, **sizes)
-        >>> found = dp_mean(drawn.records, key=key, epsilon=epsilon, delta=delta)
-        >>> print(f"{epsilon:.2f} {found.params:.1f}")
-        0.72 5.0
-        >>> print(f"{subsample_privacy(found.privacy, **sizes).epsilon:.2f}")
-        0.10
+        >>> from dpjax.accounting import subsample_budget
+        >>> chunks = (np.arange(1000 * i, 1000 * (i + 1)) for i in range(100))
+        >>> drawn, num_samples = sample(chunks, 500, key=jax.random.key(0))
+        >>> num_samples, drawn.shape
+        (100000, (500,))
+        >>> epsilon, delta = subsample_budget(
+        ...     0.1, 1e-7, num_samples=num_samples, sample_size=len(drawn))
+        >>> print(f"{epsilon:.2f} {delta:.0e}")
+        3.09 2e-05
     """
     _validate.count(size=size)
     _validate.typed_key(key)
@@ -71,7 +58,7 @@ def sample(chunks: Iterable[PyTree], size: int, *, key: Key) -> Sample:
         num_records += count
     if structure is None:
         raise ValueError("chunks must be at least one, got none.")
-    (numbers, *leaves), _ = reservoir.kept()
+    numbers, *leaves = reservoir.kept()
     if num_records <= size:
         leaves = [leaf[np.argsort(numbers)] for leaf in leaves]
-    return Sample(jax.tree.unflatten(structure, leaves), num_records)
+    return jax.tree.unflatten(structure, leaves), num_records
