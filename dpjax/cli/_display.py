@@ -100,9 +100,9 @@ def show_sample(console: Console, said: Mapping[str, Any]) -> None:
     what = f"values of {said['unit']}" if said["unit"] else "records"
     own, asked = claim(**said["budget_of_sample"], digits=4), claim(**said["budget"])
     console.print(
-        f"These are drawn at random from {said['num_records']:,} {what}: a run on "
-        f"{said['max_records']:,} of them may spend {own}, which costs all together "
-        f"{asked}. Which they are must stay secret."
+        f"It is a random sample of {said['num_records']:,} {what}: a run on "
+        f"{said['max_records']:,} of them may spend {own}, which costs the whole table "
+        f"{asked}. Which were drawn must stay secret."
     )
 
 

@@ -58,7 +58,8 @@ class Settings(TextOptions):
         str,
         Argument(
             "DATA",
-            f"One of {', '.join(PUBLIC_SETS)}, or a CSV, Parquet or NPZ file.",
+            f"One of {', '.join(PUBLIC_SETS)}, or a CSV, Parquet or NPZ file, "
+            "or a folder of such.",
         ),
     ]
     epsilon: Annotated[float, of_privacy("Privacy of the run.", _validate.positive)]

@@ -155,7 +155,7 @@ def test_a_run_on_a_sample(table, unit):
     assert result.exit_code == 0, (result.exception, result.stderr)
     said = " ".join(result.stdout.split())
     what = "records" if unit is None else "values of who"
-    assert f"drawn at random from {total:,} {what}: a run on {size} of them" in said
+    assert f"a random sample of {total:,} {what}: a run on {size} of them may" in said
     report = json.loads((table / "out" / "report.json").read_text())
     delta = total**-1.1
     epsilon, own = subsample_budget(1.0, delta, num_samples=total, sample_size=size)
@@ -245,6 +245,7 @@ def test_bad_input_is_named(table, options, message):
     result = command(*options)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
+    assert "another file than DATA" in command("--output", ".", data=".").stderr
     assert not (table / "out").exists()
 
 
