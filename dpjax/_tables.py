@@ -176,12 +176,7 @@ def _check(columns: Mapping[str, Column], path: Path) -> None:
 
 
 def joined(parts: Sequence[Column]) -> Column:
-    """Returns the parts of a column as one: as texts, if one of them is of texts.
-
-    Example:
-        >>> joined([np.array([1.0, np.nan]), Texts.of(["3"])]).tolist()
-        ['1.0', 'NaN', '3']
-    """
+    """Returns the parts of a column as one: as texts, if one of them is of texts."""
     if len(parts) == 1:
         return parts[0]
     texts = [part for part in parts if isinstance(part, Texts)]
@@ -189,12 +184,11 @@ def joined(parts: Sequence[Column]) -> Column:
         return np.concatenate([np.asarray(part) for part in parts])
     import polars as pl
 
-    is_number = all(one.is_number for one in texts)
     cells = [
         part.cells if isinstance(part, Texts) else pl.Series(part).cast(pl.String)
         for part in parts
     ]
-    whole = pl.concat(cells, rechunk=True)
+    is_number, whole = all(x.is_number for x in texts), pl.concat(cells, rechunk=True)
     return Texts(whole, texts[0].text_format, is_number=is_number)
 
 

@@ -113,16 +113,15 @@ def subsample_privacy(
         >>> f"{outer.epsilon:.3f} {outer.delta:.0e}"
         '1.000 1e-08'
     """
-    rule = "REPLACE_ONE, for which a sample of fixed size is"
-    is_fine = guarantee.relation is REPLACE_ONE
-    _validate.require(is_fine, "relation", guarantee.relation.name, rule)
+    rule, relation = "REPLACE_ONE, for a sample of fixed size", guarantee.relation
+    _validate.require(relation is REPLACE_ONE, "relation", relation.name, rule)
     prob = _probability(num_samples, sample_size)
+    epsilon, delta = subsampled_epsilon(guarantee.epsilon, prob), guarantee.delta
+    event = guarantee.dp_event
+    if prob < 1:
+        delta, event = prob * delta * (1 + _SLACK), UnsupportedDpEvent()
     return PrivacyGuarantee.of(
-        subsampled_epsilon(guarantee.epsilon, prob),
-        prob * guarantee.delta * (1 + (0 if prob == 1 else _SLACK)),
-        dp_event=guarantee.dp_event if prob == 1 else UnsupportedDpEvent(),
-        num_samples=num_samples,
-        unit=unit,
+        epsilon, delta, dp_event=event, num_samples=num_samples, unit=unit
     )
 
 

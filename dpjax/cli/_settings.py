@@ -154,10 +154,9 @@ class Settings(TextOptions):
     max_records: Annotated[
         int | None,
         of_data(
-            "On a file: train on so many records at most, drawn at random while it is "
-            "read, so that it may be larger than memory; with --unit, on those of so "
-            "many of its values. A sample may spend more: epsilon and delta stay those "
-            "of the whole file.",
+            "On a file: train on so many records, or values of --unit, at most, drawn "
+            "at random while a file larger than memory is read. The sample may spend "
+            "more; epsilon and delta stay those of the whole file.",
             _validate.count,
         ),
     ] = None

@@ -60,9 +60,9 @@ class Table:
         return len(self.is_test) if self.sample is None else self.sample.num_samples
 
     def protected(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
-        """Returns the guarantee for the file, of a run with one for these records.
+        """Returns the guarantee for the file, of what has one for these records.
 
-        With parts for disjoint places each has one: the largest is that of the run.
+        Of several for disjoint records, the largest is for all of them, as without.
         """
         if self.sample is None:
             return privacy

@@ -286,10 +286,7 @@ def _check_model(
 
 
 def read_private(settings: Settings, key: Key) -> Table:
-    """Reads a user's file, with what is held out of it.
-
-    With --max-records, a sample is drawn by the key, which must have no other use.
-    """
+    """Reads a user's file, or draws a sample by a key; some of it is held out."""
     link, has_weights = link_of(settings.loss), True
     if settings.schema is not None:
         # What is wrong without the file is said before it.

@@ -44,19 +44,13 @@ def test_both_ways_and_on_the_safe_side(num, size, epsilon):
     assert f"any one of the {num:,} records" in found.description
 
 
-def test_limits():
-    sizes = {"num_samples": 10, "sample_size": 3}
-    assert subsample_budget(math.inf, 0.0, **sizes) == (math.inf, 0.0)
-    assert outer(math.inf, 0.0, 10, 3).epsilon == math.inf
-    assert (outer(0.0, 0.0, 10, 3).epsilon, outer(0.0, 0.0, 10, 3).delta) == (0, 0)
-
-
 def test_no_smaller_epsilon_would_do():
     # One place of two records: the answer is the record's bit, by randomized response.
-    epsilon = 1.5
-    right = math.exp(epsilon) / (1 + math.exp(epsilon))
-    ratio = (right + (1 - right)) / 2 / ((1 - right + (1 - right)) / 2)
-    assert outer(epsilon, 0.0, 2, 1).epsilon == pytest.approx(math.log(ratio))
+    wrong = 1 / (1 + math.exp(1.5))
+    ratio = 0.5 / wrong  # of the answer 1, with one of two bits set or none
+    assert outer(1.5, 0.0, 2, 1).epsilon == pytest.approx(math.log(ratio))
+    assert outer(math.inf, 0.0, 2, 1).epsilon == math.inf
+    assert subsample_budget(math.inf, 0.1, num_samples=2, sample_size=1)[0] == math.inf
 
 
 @pytest.mark.parametrize(
