@@ -19,6 +19,7 @@ SHARED = {
         "_keys",
         "_processes",
         "_public_sets",
+        "_reservoir",
         "_rounding",
     ),
     *(
