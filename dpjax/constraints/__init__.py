@@ -7,12 +7,4 @@ from dpjax.constraints._nets import grid_net, halton_net
 from dpjax.constraints._polytope import Polytope
 from dpjax.constraints._simplex import Simplex
 
-__all__ = [
-    "Box",
-    "L1Ball",
-    "L2Ball",
-    "Polytope",
-    "Simplex",
-    "grid_net",
-    "halton_net",
-]
+__all__ = ["Box", "L1Ball", "L2Ball", "Polytope", "Simplex", "grid_net", "halton_net"]

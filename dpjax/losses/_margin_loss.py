@@ -71,8 +71,7 @@ class MarginLoss(LinearLoss):
                 "callable",
             )
         _validate.positive(
-            derivative_bound=self.derivative_bound,
-            curvature_bound=self.curvature_bound,
+            derivative_bound=self.derivative_bound, curvature_bound=self.curvature_bound
         )
 
     @classmethod

@@ -75,10 +75,7 @@ def _gather(row: np.ndarray) -> np.ndarray:
 
 
 def run_parties(
-    party_fn: Callable[[Transport], Any],
-    num_parties: int,
-    *,
-    timeout: float = 60.0,
+    party_fn: Callable[[Transport], Any], num_parties: int, *, timeout: float = 60.0
 ) -> list[Any]:
     """Runs parties in the threads of one process, for simulations and tests.
 

@@ -297,11 +297,7 @@ def test_papers_noise_gives_more_privacy_than_it_claims(
     total = regularization + noise.extra_regularization
     assert total > 0
     spent = objective_epsilon(
-        noise.stddev,
-        delta,
-        num_samples=100,
-        regularization=total,
-        curvature_bound=0.25,
+        noise.stddev, delta, num_samples=100, regularization=total, curvature_bound=0.25
     )
     assert spent < 1
 

@@ -371,23 +371,11 @@ def test_what_is_no_ledger_is_refused(folder, text, message):
     ("arguments", "message"),
     [
         (["ledger", "t.toml", "--epsilon", 1, "--delta", 0.1], "LEDGER must be a new"),
-        (
-            ["ledger", "new.toml", "--epsilon", 1],
-            "--delta must be given with",
-        ),
-        (
-            ["ledger", "new.toml", "--delta", 0.1],
-            "--delta must be given with",
-        ),
-        (
-            ["ledger", "n.toml", "--epsilon", 0, "--delta", 0],
-            "--epsilon must be",
-        ),
+        (["ledger", "new.toml", "--epsilon", 1], "--delta must be given with"),
+        (["ledger", "new.toml", "--delta", 0.1], "--delta must be given with"),
+        (["ledger", "n.toml", "--epsilon", 0, "--delta", 0], "--epsilon must be"),
         (["ledger", "n.toml", "--epsilon", 1, "--delta", 1], "--delta must be"),
-        (
-            ["ledger", "new.csv", "--epsilon", 1, "--delta", 0],
-            "that ends in .toml",
-        ),
+        (["ledger", "new.csv", "--epsilon", 1, "--delta", 0], "that ends in .toml"),
         (["ledger", "t.toml", "--unit", "a"], "--unit must be left out without --ep"),
         (["ledger", "none.toml"], "--ledger must be a file; dpjax ledger FILE --eps"),
     ],

@@ -161,10 +161,7 @@ def test_extreme_neighbours_catch_a_sensitivity_that_is_halved(estimator):
         pytest.skip("the mean of two middle groups moves by half of what one does")
     for n, d in [(7, 3), (65, 1)]:
         replaced, removed = attack(estimator, estimator.limit, n, d)
-        for change, relation in [
-            (replaced, REPLACE_ONE),
-            (removed, ADD_OR_REMOVE_ONE),
-        ]:
+        for change, relation in [(replaced, REPLACE_ONE), (removed, ADD_OR_REMOVE_ONE)]:
             stated = estimator.sensitivity(n, d, relation)
             factors = np.asarray(change)[1:] / np.asarray(stated)[1:]
             assert (factors > 0.51).all()

@@ -130,8 +130,7 @@ def test_killed_at_any_step(step, every, tmp_path):
         descent(checkpoint=killed, callback=kill_at(step))
     seen = {}
     assert_same(
-        descent(checkpoint=killed, callback=lambda i, w: seen.update({i: w})),
-        whole,
+        descent(checkpoint=killed, callback=lambda i, w: seen.update({i: w})), whole
     )
     # It went on where it was saved. A step is shown before it is saved: the one that
     # the kill came in is shown again, and none is left out.
@@ -158,9 +157,7 @@ def test_watches_the_same_steps_with_and_without(tmp_path):
     def steps(**options):
         seen = []
         descent(
-            callback=lambda step, _: seen.append(int(step)),
-            callback_every=2,
-            **options,
+            callback=lambda step, _: seen.append(int(step)), callback_every=2, **options
         )
         jax.effects_barrier()
         return sorted(seen)

@@ -11,12 +11,7 @@ from dpjax import datasets, losses
 from dpjax.accounting._shared import total_selection_epsilon
 from dpjax.constraints import Box, L1Ball, Polytope, Simplex
 from dpjax.datasets._heavy_tailed import l1_ball_params
-from dpjax.estimators import (
-    Clipping,
-    SmoothedTruncation,
-    Truncation,
-    Winsorization,
-)
+from dpjax.estimators import Clipping, SmoothedTruncation, Truncation, Winsorization
 from dpjax.solvers import Execution, dp_frank_wolfe
 
 

@@ -165,10 +165,7 @@ def test_the_law_that_is_drawn(calibration, key):
             features,
             targets,
             **settings(
-                key=key,
-                epsilon=epsilon,
-                candidates=candidates,
-                calibration=calibration,
+                key=key, epsilon=epsilon, candidates=candidates, calibration=calibration
             ),
         )
         return solution.params

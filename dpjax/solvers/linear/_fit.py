@@ -81,11 +81,7 @@ def fit(
     """
     release = partial(robust_fit, _fit_once) if kind.is_robust else _fit_once
     return release(
-        kind,
-        examples,
-        key=key,
-        noise_multiplier=noise_multiplier,
-        execution=execution,
+        kind, examples, key=key, noise_multiplier=noise_multiplier, execution=execution
     )
 
 
@@ -219,11 +215,7 @@ def whitened(
         rows = jnp.concatenate([rows, column], axis=1)
         radius = math.sqrt(1 + _ONES**2) * radius
     moments, stddev = noisy_second_moments(
-        key,
-        rows,
-        radius=radius,
-        noise_multiplier=multiplier,
-        axis_name=kind.axis_name,
+        key, rows, radius=radius, noise_multiplier=multiplier, axis_name=kind.axis_name
     )
     white = whitening(moments, stddev, ones=ones, floors=floors)
     return white, product(examples.features - white.center[None, :], white.matrix)

@@ -78,10 +78,7 @@ def released_scores(
         )
         halves[name] = bound / 2
         excess[name] = noisy_excess(
-            tail_key,
-            sizes,
-            bound,
-            noise_multiplier=each * multipliers["score_tails"],
+            tail_key, sizes, bound, noise_multiplier=each * multipliers["score_tails"]
         )
     mean_key, moments_key = _keys.split(key)
     parts = {x: (1 - _OUTER_SHARE) * share for x, share in shares.items()}

@@ -9,11 +9,7 @@ from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers import Solution, dp_linear_model
 from dpjax.solvers.linear import _intervals
-from dpjax.solvers.linear._noisy_bound import (
-    noisy_bound,
-    noisy_excess,
-    num_above,
-)
+from dpjax.solvers.linear._noisy_bound import noisy_bound, noisy_excess, num_above
 from tests.solvers.linear.test_model import BAD, table
 
 
@@ -116,10 +112,7 @@ def test_a_level_is_a_probability(level):
     [
         ({"loss": losses.softmax(3)}, "loss must be squared, logistic, Huber, Poisson"),
         ({"loss": losses.log_link(1.5)}, "loss must be squared, logistic, Huber, Pois"),
-        (
-            {"data": (np.ones((9, 1)), np.ones(9)), "intercept": 0},
-            "features must be",
-        ),
+        ({"data": (np.ones((9, 1)), np.ones(9)), "intercept": 0}, "features must be"),
         ({"max_features": 2}, "max_features must be None if there are to be intervals"),
     ],
 )

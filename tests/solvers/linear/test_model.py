@@ -371,10 +371,7 @@ class TestNoisyQuantile:
     @pytest.mark.parametrize("value", [0.0, math.nan, math.inf, -math.inf, 1e-30])
     def test_any_number_is_in_a_bin(self, value):
         found = noisy_quantile(
-            jax.random.key(0),
-            jnp.full(1_000, value),
-            num_above=0,
-            noise_multiplier=1.0,
+            jax.random.key(0), jnp.full(1_000, value), num_above=0, noise_multiplier=1.0
         )
         assert 0 < found < 1e14
 
