@@ -52,7 +52,6 @@ class L1Ball(VertexConstraint):
         _validate.within(SMALLEST, LARGEST, radius=self.radius)
 
     def project(self, params: PyTree) -> PyTree:
-        """See `Constraint.project`."""
         vector, unflatten = flatten(params, "params")
         radius = like(self.radius, vector)
         size = jnp.abs(vector)

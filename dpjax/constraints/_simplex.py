@@ -53,7 +53,6 @@ class Simplex(VertexConstraint):
         _validate.within(SMALLEST, LARGEST, radius=self.radius)
 
     def project(self, params: PyTree) -> PyTree:
-        """See `Constraint.project`."""
         vector, unflatten = flatten(params, "params")
         return unflatten(project_simplex(vector, like(self.radius, vector)))
 
@@ -66,7 +65,6 @@ class Simplex(VertexConstraint):
         return jnp.all(vector >= -slack) & (gap <= slack)
 
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
-        """See `Constraint.diameter`."""
         check_diameter(norm, num_coordinates)
         if num_coordinates == 1:
             return 0 * self.radius

@@ -55,7 +55,6 @@ class JaxTransport:
         )
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
-        """See `Transport.exchange`."""
         # A collective has one shape in all processes, so sizes are exchanged first; as
         # bytes, because JAX may narrow integers.
         mine = np.array([len(message), num_bytes], np.int64).view(np.uint8)

@@ -141,7 +141,6 @@ class ThresholdingStep(OptaxStep):
         return self.learning_rate * change * ROUNDED_UP
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """See `OptaxStep.optimizer`."""
         del params
         limit = cast(Scalar, self.estimator.limit)
         return optax.chain(

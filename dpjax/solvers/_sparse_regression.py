@@ -247,11 +247,9 @@ class ShrunkenStep(OptaxStep):
     is_paper: bool
 
     def init(self, params: jax.Array) -> ShrunkenState:
-        """See `Step.init`."""
         return ShrunkenState(super().init(params), self._sensitivity(params))
 
     def __call__(self, params, state, batch, is_padding_example):
-        """See `Step.__call__`."""
         # Clipped here, without a separate pass over the data.
         batch = clip(batch, self.threshold)
         moved, chain_state = super().__call__(
@@ -260,7 +258,6 @@ class ShrunkenStep(OptaxStep):
         return moved, ShrunkenState(chain_state, self._sensitivity(params))
 
     def optimizer(self, params: jax.Array) -> optax.GradientTransformation:
-        """See `OptaxStep.optimizer`."""
         estimator = self._estimator(params)
         return optax.chain(
             self.mean(estimator),

@@ -100,7 +100,6 @@ class DistanceOverGradientsStep(OptaxStep):
     first_distances: dict[str, Scalar]
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """See `OptaxStep.optimizer`."""
         names = {name: name for name in params}
         steps = {
             # Gradients are in units of their noise: any of them is above 1e-30.
