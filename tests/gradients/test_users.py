@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,8 +94,7 @@ def test_it_is_the_estimator_of_users_gradients(
 
     found = mean(PARAMS, batch, ids, mask)
     samples = of_users(by_record, ids, user_gradient, most or NUM_RECORDS, padding)
-    for x, y in zip(*map(jax.tree.leaves, (found, estimator(samples))), strict=True):
-        np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6)
+    chex.assert_trees_all_close(found, estimator(samples), rtol=2e-05, atol=1e-6)
 
 
 def test_a_row_of_users_is_a_sample(batch, ids, by_record):
@@ -118,11 +118,9 @@ def test_a_row_of_users_is_a_sample(batch, ids, by_record):
     samples = of_users(by_record, ids, "mean", 2)
     expected = Clipping(0.7)(samples, mask)
     found = update(users, mask)
-    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6)
+    chex.assert_trees_all_close(found, expected, rtol=2e-05, atol=1e-6)
     materialised = jax.jit(per_sample_grad(loss_fn))(PARAMS, users)
-    for x, y in zip(*map(jax.tree.leaves, (materialised, samples)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6)
+    chex.assert_trees_all_close(materialised, samples, rtol=2e-05, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -198,8 +196,7 @@ def test_rows_of_users_spread_over_devices(batch, ids):
     alone = jax.jit(robust_grad(loss_fn, Clipping(0.7)))(PARAMS, users)
     with jax.set_mesh(mesh):
         spread = grad_fn(PARAMS, jax.device_put(users, rows))
-    for x, y in zip(*map(jax.tree.leaves, (spread, alone)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
+    chex.assert_trees_all_close(spread, alone, rtol=1e-5, atol=1e-7)
     sharded = jax.device_put(batch, rows)
     of_ids = partial(robust_grad, loss_fn, Clipping(0.7), user_ids=ids, num_users=6)
     with pytest.raises(ValueError, match="user_ids must be of a batch on one device"):

@@ -12,7 +12,7 @@ from dpjax.accounting._shared import total_selection_epsilon
 from dpjax.constraints import Box, L1Ball, Polytope, Simplex
 from dpjax.datasets._heavy_tailed import l1_ball_params
 from dpjax.estimators import Clipping, SmoothedTruncation, Truncation, Winsorization
-from dpjax.solvers import Execution, dp_frank_wolfe
+from dpjax.solvers import dp_frank_wolfe
 
 
 def linear(params, example):
@@ -223,20 +223,6 @@ def test_robust_regression_with_the_biweight_loss():
         learning_rate=0.2,
     )
     assert jnp.linalg.norm(solution.params - true_params) < 0.4
-
-
-def test_callback_sees_the_iterates():
-    seen = {}
-    solution = solve(
-        num_steps=6,
-        execution=Execution(
-            callback=lambda step, params: seen.update({int(step): params}),
-            callback_every=2,
-        ),
-    )
-    jax.effects_barrier()
-    assert sorted(seen) == [2, 4, 6]
-    np.testing.assert_array_equal(seen[6], solution.params)
 
 
 def test_event_is_read_by_an_accountant():

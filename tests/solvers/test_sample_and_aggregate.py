@@ -351,20 +351,6 @@ def test_any_pytree_and_dtype():
     np.testing.assert_allclose(rest["count"], 3.0, atol=0.5)
 
 
-@pytest.mark.slow
-def test_one_trace_for_other_keys_and_numbers():
-    traces = []
-
-    def fit(subset):
-        traces.append(subset)
-        return subset.mean(axis=0)
-
-    for seed in range(3):
-        arguments = settings(key=jax.random.key(seed), diameter=4.0 + seed)
-        dp_sample_and_aggregate(fit, jnp.zeros((800, 2)), **arguments)
-    assert len(traces) == 2  # one for the shapes of the result
-
-
 def test_spread_trades_the_floor_for_the_noise():
     data = jnp.zeros((4000, 2))
     stats = [

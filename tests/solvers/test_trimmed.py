@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import accounting, losses
+from dpjax import accounting
 from dpjax.batching import Disjoint, Poisson, WithoutReplacement
 from dpjax.estimators import TrimmedMean
-from dpjax.solvers import dp_gradient_descent, dp_mean, robust_gradient_descent
+from dpjax.solvers import dp_gradient_descent, dp_mean
 
 ESTIMATOR = TrimmedMean(0.05, lower=-5.0, upper=5.0)
 
@@ -94,19 +94,6 @@ def test_noise_grows_with_outliers_that_are_not_trimmed():
     equal = jnp.zeros((5_000, 1))
     spread_out = jnp.linspace(-100, 100, 5_000)[:, None]
     assert spread(equal) < spread(spread_out) / 10
-
-
-@pytest.mark.slow
-def test_without_privacy():
-    solution = robust_gradient_descent(
-        losses.squared,
-        jnp.zeros(2),
-        (samples(500), samples(500) @ jnp.array([1.0, 2.0])),
-        estimator=ESTIMATOR,
-        learning_rate=0.05,
-        num_steps=200,
-    )
-    np.testing.assert_allclose(solution.params, [1.0, 2.0], atol=0.05)
 
 
 @pytest.mark.parametrize(

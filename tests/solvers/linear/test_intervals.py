@@ -99,7 +99,7 @@ def test_the_price_is_that_of_the_call():
         plain.interval()
 
 
-@pytest.mark.parametrize("level", [0.0, 1.0, np.nan])
+@pytest.mark.parametrize("level", [0.0, 1.0, 95, np.nan])
 def test_a_level_is_a_probability(level):
     errors = jnp.ones(2)
     solution = Solution(errors, PrivacyGuarantee.non_private(), {}, errors)
