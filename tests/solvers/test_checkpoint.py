@@ -19,6 +19,7 @@ from dpjax.batching import Poisson
 from dpjax.estimators import SmoothedTruncation, TrimmedMean, Winsorization
 from dpjax.solvers import Checkpoint, Execution
 from tests import registry
+from tests.refusals import refused
 
 N, D, T = 60, 3, 5
 
@@ -211,21 +212,16 @@ def test_one_state_is_kept(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [str(T)]
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "message"),
-    [
-        ("folder", r"checkpoint must be a Checkpoint\(folder, every\), got 'folder'"),
-        (Checkpoint(3), "checkpoint must be a Checkpoint"),
-        (Checkpoint("folder", 0), "every must be"),
-        (
-            Checkpoint(__file__),
-            "checkpoint must be a folder that can be written to, or made, got",
-        ),
-    ],
+test_refuses_what_is_no_checkpoint = refused(
+    lambda checkpoint: descent(checkpoint=checkpoint),
+    ("folder", r"checkpoint must be a Checkpoint\(folder, every\), got 'folder'"),
+    (Checkpoint(3), "checkpoint must be a Checkpoint"),
+    (Checkpoint("folder", 0), "every must be"),
+    (
+        Checkpoint(__file__),
+        "checkpoint must be a folder that can be written to, or made, got",
+    ),
 )
-def test_refuses_what_is_no_checkpoint(checkpoint, message):
-    with pytest.raises(ValueError, match=message):
-        descent(checkpoint=checkpoint)
 
 
 def test_refuses_a_path_that_can_be_no_folder(tmp_path):
