@@ -11,22 +11,17 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from dpjax import _files
 from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_event
 from dpjax.cli import _train
-from dpjax.cli._app import app
 from dpjax.cli._ledger import Ledger, Source, charge, read_ledger
 from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table
 from dpjax.cli._spending import prices
 from dpjax.datasets import Categorical
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [*map(str, arguments)])
+from tests.cli.command import invoke
 
 
 @pytest.fixture

@@ -9,17 +9,16 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from dpjax.accounting import tuning_budget
 from dpjax.cli import _tune
-from dpjax.cli._app import app
 from dpjax.cli._terminal import terminal
 from dpjax.cli._tune_plan import Search, apart, plan_search
 from dpjax.cli._tune_settings import TuneSettings
 from dpjax.datasets import Dataset
 from dpjax.models import load_model
 from dpjax.tuning import _search, _select
+from tests.cli.command import invoke
 from tests.refusals import refused
 
 
@@ -42,10 +41,6 @@ def blank(n=300, d=3, task="regression"):
         licence="none",
         source="none",
     )
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 def tune(*options, source="data.csv", epsilon=4.0, **kinds):
