@@ -1,4 +1,7 @@
-"""Convex sets of parameters: projection, diameter, vertices, linear minimization."""
+"""Convex sets of parameters: projection, diameter, vertices, linear minimization.
+
+An argument out of its range raises `ValueError`.
+"""
 
 from dpjax.constraints._box import Box
 from dpjax.constraints._l1_ball import L1Ball

@@ -28,10 +28,7 @@ class L1Ball(VertexConstraint):
     with score radius g_j; no matrix of vertices is stored. Both diameters are 2 radius.
 
     Attributes:
-        radius: r > 0, in units of the parameters; a pytree leaf.
-
-    Raises:
-        ValueError: If radius is not a number in [1e-20, 1e30].
+        radius: r in [1e-20, 1e30], in units of the parameters; a pytree leaf.
 
     Example:
         >>> import jax.numpy as jnp

@@ -23,10 +23,7 @@ class L2Ball(Constraint):
     2 radius sqrt(d) in l1.
 
     Attributes:
-        radius: r > 0, in units of the parameters; a pytree leaf.
-
-    Raises:
-        ValueError: If radius is not a number in [1e-20, 1e30].
+        radius: r in [1e-20, 1e30], in units of the parameters; a pytree leaf.
 
     Example:
         >>> import jax.numpy as jnp

@@ -29,10 +29,7 @@ class Simplex(VertexConstraint):
     radius in l2, and 0 for a single coordinate.
 
     Attributes:
-        radius: r > 0, in units of the parameters; a pytree leaf.
-
-    Raises:
-        ValueError: If radius is not a number in [1e-20, 1e30].
+        radius: r in [1e-20, 1e30], in units of the parameters; a pytree leaf.
 
     Example:
         >>> import jax.numpy as jnp

@@ -91,9 +91,6 @@ class MarginLoss(LinearLoss):
 
         Returns:
             The loss.
-
-        Raises:
-            ValueError: If the width is not positive.
         """
         _validate.positive(width=width)
         derivative_fn, value_fn = _SmoothedHingeDerivative(width), _SmoothedHinge(width)

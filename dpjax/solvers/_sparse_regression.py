@@ -79,9 +79,6 @@ def dp_sparse_linear_regression(
         is_informative, false if noise_norm exceeds the radius, so that zero may be as
         good as the result.
 
-    Raises:
-        ValueError: If an argument is out of its range; before any computation.
-
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together. On clipped data an entry of the gradient is within
