@@ -147,9 +147,14 @@ def test_units_of_targets_are_units_of_errors(unit):
 @pytest.mark.parametrize("name", BAD)
 def test_errors_are_infinite_or_positive_whatever_the_values(name, loss):
     features, means, noise = table(num=200)
-    solution = solve(loss, BAD[name](features, means + noise), delta=1e-3)
+    data = BAD[name](features, means + noise)
+    solution = solve(loss, data, delta=1e-3)
     assert jnp.all(jnp.isfinite(solution.params))
     assert jnp.all(solution.standard_errors > 0)
+    # The Newton step replaces NaN by zeros, so that a fit alone is looked at too.
+    alone = solve(loss, data, epsilon=8.0, delta=1e-3, intervals=False)
+    assert jnp.all(jnp.isfinite(alone.params))
+    assert alone.privacy.epsilon == 8.0
     if name in {"all NaN", "zeros", "constant columns", "one record", "few records"}:
         assert jnp.all(jnp.isinf(solution.standard_errors[:3]))
 

@@ -515,10 +515,9 @@ BAD = {
 }
 
 
-test_bad_arguments_are_named = refused(
-    lambda changes: solve(**changes),
+# Of additive models too.
+REFUSED = [
     ({"loss": "cubic"}, "loss must be 'squared' or 'logistic' or 'huber' or a"),
-    ({"loss": losses.biweight(1.0)}, "loss must be a convex loss of bounded"),
     ({"loss": losses.absolute}, "loss must be a convex loss of bounded"),
     ({"epsilon": None}, "epsilon must be given where noise_multiplier is not"),
     ({"noise_multiplier": 1.0}, "epsilon must be given where noise_multiplier is"),
@@ -526,14 +525,20 @@ test_bad_arguments_are_named = refused(
     ({"delta": 0.0}, "delta must be strictly between 0 and 1"),
     ({"data": np.ones(3)}, "data must be a pair"),
     ({"data": (np.ones(3), np.ones(3))}, "features must be a real array with 2"),
+    ({"offsets": np.ones(3)}, "offsets must be one real number for each of 4000"),
+    ({"max_weight": 0.0}, "max_weight must be positive"),
+]
+
+test_bad_arguments_are_named = refused(
+    lambda changes: solve(**changes),
+    *REFUSED,
+    ({"loss": losses.biweight(1.0)}, "loss must be a convex loss of bounded"),
     ({"data": (np.ones((3, 2)), np.ones(2))}, "targets must be one number for"),
     ({"intercept": 4}, "intercept must be the index of one of 4 columns"),
     ({"intercept": 1.0}, "intercept must be the index of one of 4 columns"),
     ({"intercept": True}, "intercept must be the index of one of 4 columns"),
     ({"max_features": 0}, "max_features must be an integer of at least 1"),
-    ({"offsets": np.ones(3)}, "offsets must be one real number for each of 4000"),
     ({"weights": np.ones(3)}, "weights must be one real number for each of 4000"),
-    ({"max_weight": 0.0}, "max_weight must be positive"),
 )
 
 
