@@ -70,7 +70,6 @@ class Box(Constraint):
                 )
 
     def project(self, params: PyTree) -> PyTree:
-        """See `Constraint.project`."""
         vector, unflatten = flatten(params, "params")
         lower, upper = self._bounds(params, "params", vector)
         return unflatten(optax.projections.projection_box(vector, lower, upper))
@@ -84,7 +83,6 @@ class Box(Constraint):
         return jnp.all((vector >= lower - slack) & (vector <= upper + slack))
 
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
-        """See `Constraint.diameter`."""
         check_diameter(norm, num_coordinates)
         if self._is_uniform():
             factor = num_coordinates if norm == "l1" else math.sqrt(num_coordinates)
@@ -95,7 +93,6 @@ class Box(Constraint):
         return jnp.linalg.norm(upper - lower, ord=1 if norm == "l1" else 2)
 
     def minimize_linear(self, gradient: PyTree) -> PyTree:
-        """See `Constraint.minimize_linear`."""
         vector, unflatten = flatten(gradient, "gradient")
         lower, upper = self._bounds(gradient, "gradient", vector)
         return unflatten(jnp.where(vector > 0, lower, upper))

@@ -28,10 +28,7 @@ class L1Ball(VertexConstraint):
     with score radius g_j; no matrix of vertices is stored. Both diameters are 2 radius.
 
     Attributes:
-        radius: r > 0, in units of the parameters; a pytree leaf.
-
-    Raises:
-        ValueError: If radius is not a number in [1e-20, 1e30].
+        radius: r in [1e-20, 1e30], in units of the parameters; a pytree leaf.
 
     Example:
         >>> import jax.numpy as jnp
@@ -52,7 +49,6 @@ class L1Ball(VertexConstraint):
         _validate.within(SMALLEST, LARGEST, radius=self.radius)
 
     def project(self, params: PyTree) -> PyTree:
-        """See `Constraint.project`."""
         vector, unflatten = flatten(params, "params")
         radius = like(self.radius, vector)
         size = jnp.abs(vector)

@@ -23,10 +23,7 @@ class L2Ball(Constraint):
     2 radius sqrt(d) in l1.
 
     Attributes:
-        radius: r > 0, in units of the parameters; a pytree leaf.
-
-    Raises:
-        ValueError: If radius is not a number in [1e-20, 1e30].
+        radius: r in [1e-20, 1e30], in units of the parameters; a pytree leaf.
 
     Example:
         >>> import jax.numpy as jnp
@@ -44,7 +41,6 @@ class L2Ball(Constraint):
         _validate.within(SMALLEST, LARGEST, radius=self.radius)
 
     def project(self, params: PyTree) -> PyTree:
-        """See `Constraint.project`."""
         vector, unflatten = flatten(params, "params")
         norm, unit = _norm(vector)
         is_inside = norm <= like(self.radius, vector) / unit
@@ -58,12 +54,10 @@ class L2Ball(Constraint):
         return jnp.sum(jnp.square(vector / limit)) <= 1
 
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
-        """See `Constraint.diameter`."""
         check_diameter(norm, num_coordinates)
         return (2 if norm == "l2" else 2 * math.sqrt(num_coordinates)) * self.radius
 
     def minimize_linear(self, gradient: PyTree) -> PyTree:
-        """See `Constraint.minimize_linear`."""
         vector, unflatten = flatten(gradient, "gradient")
         return unflatten(self._along(-vector))
 

@@ -29,10 +29,7 @@ class Simplex(VertexConstraint):
     radius in l2, and 0 for a single coordinate.
 
     Attributes:
-        radius: r > 0, in units of the parameters; a pytree leaf.
-
-    Raises:
-        ValueError: If radius is not a number in [1e-20, 1e30].
+        radius: r in [1e-20, 1e30], in units of the parameters; a pytree leaf.
 
     Example:
         >>> import jax.numpy as jnp
@@ -53,7 +50,6 @@ class Simplex(VertexConstraint):
         _validate.within(SMALLEST, LARGEST, radius=self.radius)
 
     def project(self, params: PyTree) -> PyTree:
-        """See `Constraint.project`."""
         vector, unflatten = flatten(params, "params")
         return unflatten(project_simplex(vector, like(self.radius, vector)))
 
@@ -66,7 +62,6 @@ class Simplex(VertexConstraint):
         return jnp.all(vector >= -slack) & (gap <= slack)
 
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
-        """See `Constraint.diameter`."""
         check_diameter(norm, num_coordinates)
         if num_coordinates == 1:
             return 0 * self.radius

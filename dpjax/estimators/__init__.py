@@ -11,7 +11,8 @@ and with `AdaptiveThreshold` the clip norm follows a private quantile of the nor
 `Scaled` every coordinate has a public scale, and noise proportional to it.
 `MedianOfMeans` is for moments below two, `TrimmedMean` for data well within a known
 range. For the measurements see "Which method" and "Which estimator" in
-benchmarks/FIGURES.md of the repository.
+benchmarks/FIGURES.md of the repository. An argument out of its range raises
+`ValueError`.
 """
 
 from dpjax.estimators._adaptive import AdaptiveThreshold

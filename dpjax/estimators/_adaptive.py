@@ -62,7 +62,6 @@ class Counting(NormBounded):
 
     @property
     def needs_leaves(self) -> bool:
-        """See `NormBounded.needs_leaves`."""
         return self.estimator.needs_leaves
 
     @property
@@ -82,7 +81,6 @@ class Counting(NormBounded):
         return self.estimator.sizes
 
     def resized(self, sizes: jax.Array) -> Self:
-        """See `NormBounded.resized`."""
         return replace(self, estimator=self.estimator.resized(sizes))
 
     def bound_fn(self) -> BoundFn:

@@ -43,10 +43,7 @@ class Clipping(NormEstimator):
     sensitivity, use `Mean()`.
 
     Attributes:
-        l2_clip_norm: C > 0, in units of the samples; a pytree leaf.
-
-    Raises:
-        ValueError: If l2_clip_norm is not a number in [1e-12, 1e30].
+        l2_clip_norm: C in [1e-12, 1e30], in units of the samples; a pytree leaf.
 
     Example:
         >>> import jax.numpy as jnp

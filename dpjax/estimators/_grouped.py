@@ -111,16 +111,13 @@ class Grouped(NormBounded):
 
     @property
     def needs_leaves(self) -> bool:
-        """See `NormBounded.needs_leaves`."""
         return True
 
     @property
     def sizes(self) -> jax.Array:
-        """See `NormBounded.sizes`."""
         return jnp.concatenate([each.sizes for each in self._each()])
 
     def resized(self, sizes: jax.Array) -> Self:
-        """See `NormBounded.resized`."""
         estimator = self.estimator.resized(jnp.asarray(sizes)[None])
         return replace(self, estimator=estimator)
 

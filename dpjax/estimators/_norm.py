@@ -76,7 +76,6 @@ class NormBounded(Estimator):
         return self.influence_fn()(sample)
 
     def influence_fn(self) -> Callable[[PyTree], PyTree]:
-        """See `Estimator.influence_fn`."""
         bound = self.bound_fn()
 
         def influence(sample: PyTree) -> PyTree:
@@ -126,13 +125,11 @@ class NormEstimator(NormBounded):
         return threshold.astype(threshold.dtype)[None]  # not weakly typed
 
     def resized(self, sizes: jax.Array) -> Self:
-        """See `NormBounded.resized`."""
         other = copy.copy(self)
         object.__setattr__(other, self.size_name, sizes[0])
         return other
 
     def bound_fn(self) -> BoundFn:
-        """See `NormBounded.bound_fn`."""
         weight_fn, threshold = self.weight_fn(), self.sizes[0]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:

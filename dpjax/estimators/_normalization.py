@@ -30,10 +30,7 @@ class Normalization(NormEstimator):
     is the same, l1 is sqrt(d) times it.
 
     Attributes:
-        offset: gamma > 0, in units of the samples; a pytree leaf.
-
-    Raises:
-        ValueError: If offset is not a number in [1e-12, 1e30].
+        offset: gamma in [1e-12, 1e30], in units of the samples; a pytree leaf.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -41,7 +41,6 @@ class Measured(Estimator):
         return self.influence_fn()(sample)
 
     def influence_fn(self) -> Callable[[PyTree], PyTree]:
-        """See `Estimator.influence_fn`."""
         influence = self.estimator.influence_fn()
         return lambda sample: influence(self._ratios(sample))
 

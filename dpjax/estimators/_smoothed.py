@@ -33,7 +33,6 @@ class SmoothedEstimator(Estimator):
         object.__setattr__(self, "_degree", degree)
 
     def influence(self, sample: PyTree) -> PyTree:
-        """See `Estimator.influence`."""
         return self.influence_fn()(sample)
 
     @property

@@ -31,12 +31,9 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
     it.
 
     Attributes:
-        scale: s > 0, in units of the samples; a pytree leaf.
-        beta: the precision of the smoothing, > 0, dimensionless, as for
+        scale: s in [1e-12, 1e30], in units of the samples; a pytree leaf.
+        beta: the precision of the smoothing, in [1e-6, 1e6], as for
             `SmoothedTruncation`; a pytree leaf.
-
-    Raises:
-        ValueError: If scale is not in [1e-12, 1e30] or beta not in [1e-6, 1e6].
 
     Example:
         >>> import jax.numpy as jnp

@@ -30,15 +30,12 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
     clipped to ±scale·M; float32 rounding is added to that.
 
     Attributes:
-        scale: s > 0, in units of the samples; a pytree leaf.
-        beta: the precision of the smoothing, > 0, dimensionless; a pytree leaf. Up to
+        scale: s in [1e-18, 1e30], in units of the samples; a pytree leaf.
+        beta: the precision of the smoothing, in [1e-6, 1e6]; a pytree leaf. Up to
             beta = 10 the influence costs a short polynomial; for larger beta, or if
             beta is traced at construction, about forty times as much. Change it with
             `dataclasses.replace`: if `jax.tree.map` raises it beyond the range of its
             polynomial, estimates are NaN.
-
-    Raises:
-        ValueError: If scale is not in [1e-18, 1e30] or beta not in [1e-6, 1e6].
 
     Example:
         >>> import jax.numpy as jnp
@@ -89,9 +86,6 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
             failure_prob: zeta, the probability that the error bound fails.
             beta: 2 log(1 / failure_prob) by default, as in the paper.
             calibration: "tight" or "paper".
-
-        Raises:
-            ValueError: If an argument is out of its range.
 
         Example:
             >>> estimator = SmoothedTruncation.for_moment(

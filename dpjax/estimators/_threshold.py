@@ -63,9 +63,6 @@ class ThresholdEstimator(CoordinateEstimator):
             failure_prob: xi, the probability that the error bound fails.
             calibration: "tight" or "paper".
 
-        Raises:
-            ValueError: If an argument is out of its range.
-
         Example:
             >>> from dpjax.estimators import Truncation, Winsorization
             >>> setting = dict(num_samples=10_000, epsilon=1.0, delta=1e-5)

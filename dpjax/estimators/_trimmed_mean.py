@@ -239,9 +239,6 @@ class TrimmedMean(Estimator):
             A pytree of leaves (...), in units of the samples, each at least
             max(e^(-mt), 1e-12) (upper - lower).
 
-        Raises:
-            ValueError: If an argument is out of its range.
-
         Sensitivity:
             Let f be the estimate and S this, both as computed in float32 or float64.
             For all samples x and x' that differ in one record, by coordinate,

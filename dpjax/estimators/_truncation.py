@@ -20,10 +20,7 @@ class Truncation(ThresholdEstimator):
     2·threshold / n, because |influence| <= threshold; float32 rounding is added to it.
 
     Attributes:
-        threshold: B > 0, in units of the samples; a pytree leaf.
-
-    Raises:
-        ValueError: If threshold is not a number in [1e-20, 1e30].
+        threshold: B in [1e-20, 1e30], in units of the samples; a pytree leaf.
 
     Example:
         >>> import jax.numpy as jnp

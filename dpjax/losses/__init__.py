@@ -7,8 +7,9 @@ features serves as the intercept. `jax.vmap(loss_fn, (None, 0))` takes a data se
 All but `regularized` are a `LinearLoss`, which is also a function of the prediction
 <w, x>, with its derivative, curvature, their bounds, and the range of the targets.
 
-No value of the data raises. Gradients are finite for finite data, if <w, x> and the
-product of a feature and the residual stay within the range of the dtype.
+An argument out of its range raises `ValueError`; no value of the data raises. Gradients
+are finite for finite data, if <w, x> and the product of a feature and the residual stay
+within the range of the dtype.
 
 A loss compares and hashes by its hyperparameters, so `huber(1.0)` may be a static
 argument of `jax.jit` without compiling anew at each call.

@@ -35,9 +35,6 @@ def poisson(max_mean: float, *, max_target: float | None = None) -> LinearLoss:
     Returns:
         A per-example loss.
 
-    Raises:
-        ValueError: If a maximum is not positive and finite.
-
     Example:
         >>> import jax.numpy as jnp
         >>> loss = poisson(max_mean=5.0)
@@ -155,9 +152,6 @@ def log_link(power: float) -> LinearLoss:
 
     Returns:
         A per-example loss, whose `mean_of` is in the unit.
-
-    Raises:
-        ValueError: If the power is not from 1 to 2.
 
     Example:
         >>> import jax.numpy as jnp

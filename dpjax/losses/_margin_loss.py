@@ -71,8 +71,7 @@ class MarginLoss(LinearLoss):
                 "callable",
             )
         _validate.positive(
-            derivative_bound=self.derivative_bound,
-            curvature_bound=self.curvature_bound,
+            derivative_bound=self.derivative_bound, curvature_bound=self.curvature_bound
         )
 
     @classmethod
@@ -92,9 +91,6 @@ class MarginLoss(LinearLoss):
 
         Returns:
             The loss.
-
-        Raises:
-            ValueError: If the width is not positive.
         """
         _validate.positive(width=width)
         derivative_fn, value_fn = _SmoothedHingeDerivative(width), _SmoothedHinge(width)

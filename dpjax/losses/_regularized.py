@@ -23,9 +23,6 @@ def regularized(loss_fn: LossFn, l2: Scalar) -> LossFn:
     Returns:
         A per-example loss.
 
-    Raises:
-        ValueError: If l2 is negative or not finite.
-
     Example:
         >>> import jax.numpy as jnp
         >>> from dpjax.losses import logistic, squared

@@ -86,9 +86,6 @@ def huber(threshold: Scalar) -> LinearLoss:
     Returns:
         A per-example loss.
 
-    Raises:
-        ValueError: If the threshold is not positive and finite.
-
     Example:
         >>> import jax.numpy as jnp
         >>> float(huber(1.0)(jnp.ones(1), (jnp.array([3.0]), 0.0)))
@@ -148,9 +145,6 @@ def biweight(threshold: Scalar) -> LinearLoss:
 
     Returns:
         A per-example loss.
-
-    Raises:
-        ValueError: If the threshold is not positive and finite.
 
     Example:
         >>> import jax.numpy as jnp

@@ -27,9 +27,6 @@ def softmax(num_classes: int) -> LinearLoss:
     Returns:
         A per-example loss, of params (d, K).
 
-    Raises:
-        ValueError: If num_classes is no integer of at least 2.
-
     Example:
         >>> import jax.numpy as jnp
         >>> loss = softmax(4)

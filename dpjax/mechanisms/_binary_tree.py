@@ -56,7 +56,6 @@ class BinaryTree(Strategy):
         return self.num_steps.bit_length()
 
     def matrix(self) -> np.ndarray:
-        """See `Strategy.matrix`."""
         node = np.arange(1, self.num_steps + 1)[:, None]
         step = np.arange(1, self.num_steps + 1)[None]
         return ((step <= node) & (step > node - (node & -node))).astype(np.float64)

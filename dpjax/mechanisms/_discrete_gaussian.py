@@ -22,10 +22,7 @@ _MARGIN = 2.0**-46
 
 
 def discrete_gaussian(
-    shape: int | tuple[int, ...],
-    *,
-    stddev: int,
-    random_bytes: RandomBytes = os.urandom,
+    shape: int | tuple[int, ...], *, stddev: int, random_bytes: RandomBytes = os.urandom
 ) -> np.ndarray:
     """Draws integers z with Pr[z] proportional to exp(-z^2 / (2 stddev^2)).
 

@@ -120,7 +120,6 @@ class Toeplitz(Strategy):
         """Returns the first column of C, float64 of shape (T,)."""
 
     def matrix(self) -> np.ndarray:
-        """See `Strategy.matrix`."""
         column = np.concatenate([np.zeros(self.num_steps - 1), self.toeplitz()])
         windows = np.lib.stride_tricks.sliding_window_view(column, self.num_steps)
         return windows[:, ::-1].copy()

@@ -231,7 +231,6 @@ class BufferedToeplitz(Toeplitz):
 
     @property
     def num_buffers(self) -> int:
-        """See `Strategy.num_buffers`."""
         return len(self.decays)
 
     def toeplitz(self) -> np.ndarray:

@@ -55,7 +55,6 @@ class JaxTransport:
         )
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
-        """See `Transport.exchange`."""
         # A collective has one shape in all processes, so sizes are exchanged first; as
         # bytes, because JAX may narrow integers.
         mine = np.array([len(message), num_bytes], np.int64).view(np.uint8)
@@ -75,10 +74,7 @@ def _gather(row: np.ndarray) -> np.ndarray:
 
 
 def run_parties(
-    party_fn: Callable[[Transport], Any],
-    num_parties: int,
-    *,
-    timeout: float = 60.0,
+    party_fn: Callable[[Transport], Any], num_parties: int, *, timeout: float = 60.0
 ) -> list[Any]:
     """Runs parties in the threads of one process, for simulations and tests.
 

@@ -1,6 +1,7 @@
 """The papers' algorithms: data and a budget in, a released solution out.
 
-Guarantees are for noise in real numbers: see `dpjax.mechanisms`.
+Guarantees are for noise in real numbers: see `dpjax.mechanisms`. An argument out of its
+range raises `ValueError`, before any computation on records.
 """
 
 from dpjax.solvers._additive_model import dp_additive_model

@@ -16,12 +16,19 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.losses import LinearLoss
 from dpjax.losses._shared import Huber, named
 from dpjax.solvers._calibration import check_noise
-from dpjax.solvers._curves import Curves, hats, held
+from dpjax.solvers._curves import Curves, hats
 from dpjax.solvers._gain import SHARES, Threshold, is_seen, released_gain
 from dpjax.solvers._loop import Execution, check_execution
 from dpjax.solvers._solution import Solution
-from dpjax.solvers.linear._kind import Examples, ModelKind
-from dpjax.solvers.linear._model import cleaned, dp_linear_model, noise_of, per_record
+from dpjax.solvers.linear._kind import Examples, ModelKind, bounded
+from dpjax.solvers.linear._model import (
+    cleaned,
+    column_index,
+    dp_linear_model,
+    noise_of,
+    per_record,
+    records_of,
+)
 
 _COARSE = (-2.0, 0.0, 2.0)
 _FINE = (-4.0, -2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
@@ -187,17 +194,11 @@ def dp_additive_model(
     check_noise(epsilon, delta, noise_multiplier)
     total, epsilon, event = noise_of(epsilon, delta, noise_multiplier)
     _validate.typed_key(key)
-    _validate.require(
-        isinstance(data, tuple | list) and len(data) == 2,
-        "data",
-        type(data),
-        "a pair (features, targets)",
-    )
-    features, targets = _validate.linear_data(*data)
+    features, targets = records_of(data)
     num_samples, num_columns = features.shape
     column = None
     if intercept is not None:
-        column = _column("intercept", intercept, num_columns)
+        column = column_index("intercept", intercept, num_columns)
     bent = _smooth(smooth, num_columns, column)
     knots = knots_of(model, num_samples, num_columns, len(bent), total)
 
@@ -306,18 +307,6 @@ def _lines(features: jax.Array, weights: jax.Array, intercept: int | None) -> ja
     return jnp.matmul(features, weights, precision=jax.lax.Precision.HIGHEST)
 
 
-def _column(name: str, index: int, num_columns: int) -> int:
-    """Returns the index of a column, from zero on."""
-    is_index = isinstance(index, int | np.integer) and not isinstance(index, bool)
-    _validate.require(
-        is_index and -num_columns <= index < num_columns,
-        name,
-        index,
-        f"the index of one of {num_columns} columns",
-    )
-    return int(index) % num_columns
-
-
 def _smooth(
     smooth: Sequence[int], num_columns: int, intercept: int | None
 ) -> tuple[int, ...]:
@@ -328,7 +317,7 @@ def _smooth(
         smooth,
         "a sequence of indices of columns",
     )
-    bent = tuple(_column("smooth", index, num_columns) for index in smooth)
+    bent = tuple(column_index("smooth", index, num_columns) for index in smooth)
     _validate.require(
         len(set(bent)) == len(bent) and intercept not in bent,
         "smooth",
@@ -346,7 +335,7 @@ def _expanded(
     if not knots:
         return features
     columns = jnp.asarray(smooth)
-    heights = _HEIGHT * hats(held(features[:, columns]), knots)
+    heights = _HEIGHT * hats(bounded(features[:, columns]), knots)
     heights = jnp.delete(heights, knots.index(0.0), axis=-1)
     lines = features.at[:, columns].multiply(_LINE)
     return jnp.concatenate([lines, heights.reshape(len(features), -1)], axis=1)

@@ -11,8 +11,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._tree import register
 from dpjax._types import ArrayLike
-
-_LARGEST = 1e15  # numbers are clipped to it, as by the linear model
+from dpjax.solvers.linear._kind import bounded
 
 
 @register("slopes", "heights")
@@ -66,7 +65,7 @@ class Curves:
             columns.shape,
             f"an array of {num_columns} columns",
         )
-        columns = held(columns.astype(self.slopes.dtype))
+        columns = bounded(columns.astype(self.slopes.dtype))
         if self.intercept is not None:
             columns = columns.at[:, self.intercept].set(1.0)
         total = jnp.matmul(columns, self.slopes, precision=jax.lax.Precision.HIGHEST)
@@ -98,7 +97,7 @@ class Curves:
         )
         values = jnp.asarray(grid)
         _validate.require(values.ndim == 1, "grid", values.shape, "of one axis")
-        values = held(values.astype(self.slopes.dtype))
+        values = bounded(values.astype(self.slopes.dtype))
         line = jnp.multiply.outer(values, self.slopes[column])
         if not self.knots or column not in self.smooth:
             return line
@@ -130,11 +129,6 @@ class Curves:
             return jnp.interp(values, knots, heights)
         of_all = jax.vmap(jnp.interp, in_axes=(None, None, 1), out_axes=1)
         return cast(jax.Array, of_all(values, knots, heights))
-
-
-def held(values: jax.Array) -> jax.Array:
-    """Returns finite numbers; NaN counts as zero."""
-    return jnp.clip(jnp.nan_to_num(values), -_LARGEST, _LARGEST)
 
 
 def hats(values: jax.Array, knots: tuple[float, ...]) -> jax.Array:

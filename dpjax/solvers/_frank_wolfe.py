@@ -77,9 +77,6 @@ def dp_frank_wolfe(
         is_informative is false where that error exceeds all differences of scores that
         moment_bound allows, so that any start may be.
 
-    Raises:
-        ValueError: where an argument is out of its range; before any computation.
-
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together. On disjoint batches a replaced record meets one choice, made by

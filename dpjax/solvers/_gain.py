@@ -12,6 +12,7 @@ from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Clipping
 from dpjax.gradients import streamed_grad
+from dpjax.solvers.linear._fit import row_norms
 from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 from dpjax.transforms import privatize
@@ -101,7 +102,7 @@ def released_gain(
     bends = _bends(functions, matrix)
     norm = noisy_quantile(
         size_key,
-        gathered(_lengths(bends) * _lengths(slopes)),
+        gathered(row_norms(bends) * row_norms(slopes)),
         num_above=_CLIPPED * len(slopes),
         noise_multiplier=multipliers["bend_size"],
     )
@@ -186,11 +187,6 @@ def _bends(functions: jax.Array, matrix: jax.Array) -> jax.Array:
     """Returns functions without their straight parts, shape (n, 2 k)."""
     bends = jnp.einsum("nkj,kij->nki", functions, matrix, precision="highest")
     return bends.reshape(len(bends), -1)
-
-
-@jax.jit
-def _lengths(rows: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(rows**2, axis=1))
 
 
 @partial(jax.jit, static_argnums=0)

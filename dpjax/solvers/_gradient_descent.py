@@ -111,9 +111,6 @@ def dp_gradient_descent(
         `TrimmedMean`, whose noise depends on the data, they hold rho of one step
         instead of l2_sensitivity and stddev.
 
-    Raises:
-        ValueError: if an argument is out of its range; before any computation.
-
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together: each step is a Gaussian mechanism on a mean of known sensitivity, and
@@ -195,9 +192,6 @@ def robust_gradient_descent(
 
     Returns:
         A `Solution` whose guarantee says epsilon = inf.
-
-    Raises:
-        ValueError: if an argument is out of its range.
 
     Example:
         >>> import jax, jax.numpy as jnp

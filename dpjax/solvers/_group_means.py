@@ -74,9 +74,6 @@ def dp_group_means(
         96 to 100 of means and quantiles, of normal, lognormal and t laws of 3 degrees
         of freedom. Its stats hold noise_multiplier.
 
-    Raises:
-        ValueError: where an argument is out of its range.
-
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input; a record that is
         replaced may also change its group, which is private. Counts move by sqrt(2) in

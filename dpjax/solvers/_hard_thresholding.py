@@ -64,9 +64,6 @@ def dp_iterative_hard_thresholding(
         noise_scale, of each released entry, and noise_norm = noise_scale sqrt(s):
         parameters with a smaller l2 norm than that drown in the noise of the last step.
 
-    Raises:
-        ValueError: where an argument is out of its range; before any computation.
-
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together: a replaced record lies in one batch, whose peeling has the whole
@@ -141,7 +138,6 @@ class ThresholdingStep(OptaxStep):
         return self.learning_rate * change * ROUNDED_UP
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """See `OptaxStep.optimizer`."""
         del params
         limit = cast(Scalar, self.estimator.limit)
         return optax.chain(

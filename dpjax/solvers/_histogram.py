@@ -52,9 +52,6 @@ def dp_histogram(
         probability of each bin: sampling and noise. Its stats hold edges, stddev of the
         noise, and noise_multiplier.
 
-    Raises:
-        ValueError: where an argument is out of its range.
-
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input. A record that is
         replaced moves two counts by 1, sqrt(2) in the l2 norm. Counts are exact,

@@ -71,9 +71,6 @@ def dp_l1_regression(
         candidate by at most this. If the candidates are a zeta-net of a set, add
         zeta E||x||_2 for the best point of the set.
 
-    Raises:
-        ValueError: If an argument is out of its range; before any computation.
-
     Privacy:
         epsilon-DP under replace-one, for every input; a residual that is NaN counts as
         truncated. Because 0 <= psi <= log(theta), a replaced record moves a score -L by

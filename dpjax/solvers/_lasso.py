@@ -66,9 +66,6 @@ def dp_lasso(
         where that error exceeds all differences of scores that fourth_moment_bound
         allows, so that zero may be as good as the result.
 
-    Raises:
-        ValueError: where an argument is out of its range; before any computation.
-
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together. On clipped data an entry of g / (1 + ||w||_1) lies within K^2, and w

@@ -166,9 +166,6 @@ class Execution:
             shown.
         checkpoint: where the run is saved, so that it can resume if its process ends.
 
-    Raises:
-        ValueError: if a field is out of its range.
-
     Example:
         >>> Execution(microbatch_size=32)
         Execution(microbatch_size=32, callback=None, callback_every=1, checkpoint=None)

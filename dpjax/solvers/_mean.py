@@ -65,9 +65,6 @@ def dp_mean(
         10,000 records of Adult at epsilon 1 the mean capital gain, half of it from 50
         of them, is covered 6 times in 10.
 
-    Raises:
-        ValueError: where an argument is out of its range.
-
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: Gaussian mechanisms on
         counts, medians, second moments and a clipped mean, which compose exactly; or

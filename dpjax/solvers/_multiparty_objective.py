@@ -186,11 +186,7 @@ def dp_multiparty_objective_perturbation(
         key = jax.random.wrap_key_data(
             jnp.asarray(np.frombuffer(random_bytes(8), np.uint32)), impl="threefry2x32"
         )
-        share = gaussian(
-            key,
-            jnp.zeros(num_features, jnp.float64),
-            stddev=share_stddev,
-        )
+        share = gaussian(key, jnp.zeros(num_features, jnp.float64), stddev=share_stddev)
         rows = signed_rows(jnp.asarray(features), jnp.asarray(labels))
         party = _Party(secure_sum, search, _chunks(rows), np.asarray(share))
         params = party.minimize() if is_aggregator else party.serve()

@@ -47,7 +47,6 @@ class PrivateStep(OptaxStep):
     strategy: Strategy | None = None
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """See `OptaxStep.optimizer`."""
         del params
         optimizer = self.optimizer_fn(Static.value_of(self.learning_rate))
         if self.noise_multiplier is None:

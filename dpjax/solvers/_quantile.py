@@ -94,9 +94,6 @@ def dp_quantile(
         num_bins, and rank_error: with probability 0.99 no more records than that
         lie between the bin and the r-th smallest.
 
-    Raises:
-        ValueError: where an argument is out of its range; before any computation.
-
     Privacy:
         epsilon-DP under replace-one, for every input: two choices of half of it each,
         the second one from the distances to what the first one released. A record falls
@@ -166,9 +163,6 @@ def dp_center_and_scale(
         all of them; and is_informative, false where that is a quarter of the records or
         more: a scale may then lie where there are none. It is known from n, d and the
         budget alone.
-
-    Raises:
-        ValueError: where an argument is out of its range; before any computation.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input. A record has a value in

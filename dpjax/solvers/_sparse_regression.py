@@ -79,9 +79,6 @@ def dp_sparse_linear_regression(
         is_informative, false if noise_norm exceeds the radius, so that zero may be as
         good as the result.
 
-    Raises:
-        ValueError: If an argument is out of its range; before any computation.
-
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together. On clipped data an entry of the gradient is within
@@ -247,11 +244,9 @@ class ShrunkenStep(OptaxStep):
     is_paper: bool
 
     def init(self, params: jax.Array) -> ShrunkenState:
-        """See `Step.init`."""
         return ShrunkenState(super().init(params), self._sensitivity(params))
 
     def __call__(self, params, state, batch, is_padding_example):
-        """See `Step.__call__`."""
         # Clipped here, without a separate pass over the data.
         batch = clip(batch, self.threshold)
         moved, chain_state = super().__call__(
@@ -260,7 +255,6 @@ class ShrunkenStep(OptaxStep):
         return moved, ShrunkenState(chain_state, self._sensitivity(params))
 
     def optimizer(self, params: jax.Array) -> optax.GradientTransformation:
-        """See `OptaxStep.optimizer`."""
         estimator = self._estimator(params)
         return optax.chain(
             self.mean(estimator),

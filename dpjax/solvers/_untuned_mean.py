@@ -228,11 +228,7 @@ def _round(
         noise_multiplier=noise[0],
     )
     moments, stddev = noisy_second_moments(
-        moments_key,
-        z,
-        radius=radius,
-        noise_multiplier=noise[1],
-        axis_name=axis_name,
+        moments_key, z, radius=radius, noise_multiplier=noise[1], axis_name=axis_name
     )
     return whitening(moments, stddev).matrix
 

@@ -94,7 +94,6 @@ class VertexStep(OptaxStep):
         return self.estimator.sensitivity(divisor, self.num_coordinates).linf
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """See `OptaxStep.optimizer`."""
         del params
         return optax.chain(
             self.mean(self.estimator),

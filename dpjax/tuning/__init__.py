@@ -2,7 +2,7 @@
 
 Its cost is `dpjax.accounting.tuning_epsilon`. A sweep over hyperparameters, by `vmap`
 or by hand, is not private: the choice of a run by its loss is a release that no
-guarantee of a single run covers.
+guarantee of a single run covers. An argument out of its range raises `ValueError`.
 """
 
 from dpjax.tuning._scores import Score, accuracy, clipped_loss

@@ -31,9 +31,6 @@ class Score:
             costs count together. A score of public records only may use "holdout" and
             epsilon = 0.
 
-    Raises:
-        ValueError: If an attribute is invalid.
-
     Example:
         >>> from dp_accounting import NoOpDpEvent
         >>> from dpjax.accounting import PrivacyGuarantee
@@ -80,9 +77,6 @@ def clipped_loss(
 
     Returns:
         A `Score` in units of the loss, in [-limit, 0] except for its noise.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for any params: the mean moves by at most
@@ -138,9 +132,6 @@ def accuracy(
 
     Returns:
         A `Score`, in [0, 1] except for its noise.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for any params: the share moves by at

@@ -39,11 +39,7 @@ def test_epsilon_covers_the_true_one(num_shares, stddev, shift):
     law = sum_law(stddev, num_shares, 14 * stddev)
     for delta in (1e-2, 1e-5, 1e-8):
         epsilon = discrete_gaussian_epsilon(
-            stddev,
-            delta,
-            sensitivity=shift,
-            num_shares=num_shares,
-            num_coordinates=1,
+            stddev, delta, sensitivity=shift, num_shares=num_shares, num_coordinates=1
         )
         assert delta_of(law, shift, epsilon) <= delta
         assert delta_of(law, shift, 0.5 * epsilon - 0.05) > delta  # and not far from it
@@ -98,11 +94,7 @@ def test_pairs_of_rounds_against_an_accountant():
             stddev, sensitivity=2, value_discretization_interval=1e-4
         ).self_compose(num_releases)
         ours = discrete_gaussian_epsilon(
-            stddev,
-            1e-5,
-            sensitivity=2,
-            num_coordinates=1,
-            num_releases=num_releases,
+            stddev, 1e-5, sensitivity=2, num_coordinates=1, num_releases=num_releases
         )
         true = loss.get_epsilon_for_delta(1e-5)
         assert true * (1 - 1e-3) <= ours <= 1.2 * true

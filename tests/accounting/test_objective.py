@@ -14,12 +14,13 @@ from dpjax.accounting._shared import objective_epsilon, objective_noise
 
 LOGISTIC = {"curvature_bound": 0.25, "is_non_increasing": True}
 
-paper_objective_noise = partial(objective_noise, calibration="paper")
-
 
 def noise_of(epsilon=1.0, delta=1e-5, **changes):
     arguments = {"num_samples": 1000, "regularization": 0.01, "curvature_bound": 0.25}
     return objective_noise(epsilon, delta, **(arguments | changes))
+
+
+paper_noise_of = partial(noise_of, calibration="paper")
 
 
 def gaussian_delta(epsilon, ratio):
@@ -44,14 +45,7 @@ def test_numbers_of_the_documented_budget():
     assert round(noise_of().stddev, 2) == 7.95
     assert round(noise_of(is_non_increasing=True).stddev, 2) == 7.63
     for num_features, stddev in ((10, 13.7), (50, 21.6), (1000, 73.0)):
-        paper = paper_objective_noise(
-            1.0,
-            1e-5,
-            num_samples=1000,
-            num_features=num_features,
-            regularization=0.01,
-            curvature_bound=0.25,
-        )
+        paper = paper_noise_of(num_features=num_features)
         assert round(paper.stddev, 1) == stddev
 
 
@@ -196,14 +190,7 @@ def test_noise_is_close_to_the_smallest():
 
 def test_the_other_root_of_procedure_3_is_not_private():
     # At epsilon = 1 without regularization, e = 1/2 and N Delta = c/(e^(1/4) - 1).
-    noise = paper_objective_noise(
-        1.0,
-        1e-5,
-        num_samples=1000,
-        num_features=10,
-        regularization=0.0,
-        curvature_bound=0.25,
-    )
+    noise = paper_noise_of(num_features=10, regularization=0.0)
     assert round(noise.stddev, 2) == 25.86
     law = scipy.stats.chi2(10)
     wrong = 2 / (0.5 * noise.stddev)  # the roots' product is -2/e, up to sign
@@ -263,11 +250,8 @@ def test_a_scaled_loss_is_the_same_objective(scale):
         "derivative_bound": scale,
     }
     assert noise_of(**scaled).stddev == pytest.approx(scale * noise_of().stddev)
-    arguments = {"num_samples": 1000, "num_features": 5}
-    paper = paper_objective_noise(1.0, 1e-5, **arguments, **scaled)
-    one = paper_objective_noise(
-        1.0, 1e-5, **arguments, regularization=0.01, curvature_bound=0.25
-    )
+    paper = paper_noise_of(num_features=5, **scaled)
+    one = paper_noise_of(num_features=5)
     assert paper.stddev == pytest.approx(scale * one.stddev)
 
 
@@ -286,27 +270,18 @@ def test_extra_regularization_takes_half_of_epsilon():
 def test_papers_noise_gives_more_privacy_than_it_claims(
     regularization, num_features, delta
 ):
-    noise = paper_objective_noise(
-        1.0,
-        delta,
-        num_samples=100,
-        num_features=num_features,
-        regularization=regularization,
-        curvature_bound=0.25,
-    )
+    changes = {"num_features": num_features, "regularization": regularization}
+    noise = paper_noise_of(delta=delta, num_samples=100, **changes)
     total = regularization + noise.extra_regularization
     assert total > 0
     spent = objective_epsilon(
-        noise.stddev,
-        delta,
-        num_samples=100,
-        regularization=total,
-        curvature_bound=0.25,
+        noise.stddev, delta, num_samples=100, regularization=total, curvature_bound=0.25
     )
     assert spent < 1
 
 
 BAD = {
+    "epsilon": 0.0,
     "delta": 1.0,
     "num_samples": 0,
     "regularization": -1.0,
@@ -316,32 +291,15 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("function", [objective_noise, paper_objective_noise])
-def test_bad_arguments_are_named(function, name):
-    arguments = {
-        "epsilon": 1.0,
-        "delta": 1e-5,
-        "num_samples": 10,
-        "regularization": 0.1,
-        "curvature_bound": 0.25,
-    }
-    if function is paper_objective_noise:
-        arguments["num_features"] = 3
-    for bad_name, value in ((name, BAD[name]), ("epsilon", 0.0)):
-        with pytest.raises(ValueError, match=bad_name):
-            function(**(arguments | {bad_name: value}))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("stddev", 0.0), ("regularization", 0.0), ("delta", 0.0)]
-)
-def test_bad_arguments_of_epsilon_are_named(name, value):
-    arguments = {
-        "stddev": 1.0,
-        "delta": 1e-5,
-        "num_samples": 10,
-        "regularization": 0.1,
-        "curvature_bound": 0.25,
-    }
+@pytest.mark.parametrize("make", [noise_of, partial(paper_noise_of, num_features=3)])
+def test_bad_arguments_are_named(make, name):
     with pytest.raises(ValueError, match=name):
-        objective_epsilon(**(arguments | {name: value}))
+        make(**{name: BAD[name]})
+
+
+@pytest.mark.parametrize("name", ["stddev", "regularization", "delta"])
+def test_bad_arguments_of_epsilon_are_named(name):
+    arguments = {"stddev": 1.0, "delta": 1e-5, "num_samples": 10}
+    arguments |= {"regularization": 0.1, "curvature_bound": 0.25, name: 0.0}
+    with pytest.raises(ValueError, match=name):
+        objective_epsilon(**arguments)

@@ -195,10 +195,7 @@ def test_choices_at_the_ends_of_float32(mechanism, scores, other, sensitivity_ra
     def share(scores):
         def choose(key):
             return mechanism(
-                key,
-                jnp.array(scores),
-                epsilon=1.0,
-                sensitivity_range=sensitivity_range,
+                key, jnp.array(scores), epsilon=1.0, sensitivity_range=sensitivity_range
             )
 
         keys = jax.random.split(jax.random.key(2), num_draws)

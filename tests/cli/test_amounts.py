@@ -5,11 +5,9 @@ import json
 import jax
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from dpjax import load_model, losses
 from dpjax.cli import _train
-from dpjax.cli._app import app
 from dpjax.cli._ranges import release_ranges
 from dpjax.cli._runs import rows_of
 from dpjax.cli._schema import Schema
@@ -21,6 +19,7 @@ from dpjax.cli._units import units_of
 from dpjax.datasets import Numeric
 from dpjax.models import private_scores
 from dpjax.models._shared import BoundedColumn
+from tests.cli.command import said_by as invoke
 
 SCHEMA = """\
 columns.age = {center = 40, scale = 20}
@@ -91,15 +90,6 @@ def test_the_solver_sees_offsets_and_weights(monkeypatch):
     np.testing.assert_allclose(seen["offsets"], np.log([0.5, 0.25, 1, 1, 1]))
     assert seen["loss"] == losses.log_link(1.25)
     assert "max_weight" not in seen  # they are shares of the public one
-
-
-def invoke(*arguments):
-    result = CliRunner().invoke(app, [*map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    words = (
-        " ".join(x.replace("│", " ").split()) for x in (result.stdout, result.stderr)
-    )
-    return result.exit_code, *words
 
 
 @pytest.fixture

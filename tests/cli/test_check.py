@@ -4,14 +4,13 @@ import shlex
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from dpjax import __version__
 from dpjax._texts import TextFormat, Texts
 from dpjax.cli import _train
-from dpjax.cli._app import app
 from dpjax.cli._cells import count_cells
 from dpjax.datasets import Categorical, Numeric
+from tests.cli.command import said_by as invoke
 
 COLUMNS = {
     "age": [str(20 + i % 60) for i in range(200)],
@@ -43,13 +42,6 @@ def folder(tmp_path, monkeypatch):
     text = "\n".join([",".join(COLUMNS), *lines]) + "\n"
     (tmp_path / "data.csv").write_text(text)
     return tmp_path
-
-
-def invoke(*arguments):
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    words = [" ".join(text.split()) for text in (result.stdout, result.stderr)]
-    return result.exit_code, *words
 
 
 def train(*options, loss="squared"):
@@ -126,7 +118,6 @@ def test_check_counts_and_writes_nothing(folder):
     before = sorted(folder.rglob("*"))
     code, shown, _ = invoke("check", "data.csv", "--schema", "schema.toml")
     assert code == 0
-    words = " ".join(shown.replace("│", " ").split())
     for text in (
         "age 50 by 20 0% 0% 0%",
         "income 0 by 1 100.0% 0% 0%",
@@ -135,7 +126,7 @@ def test_check_counts_and_writes_nothing(folder):
         "price 1000 by 500 0% 100.0% 0% like $1200 (try --currency '$')",
         NO_NUMBER,
     ):
-        assert text in words
+        assert text in shown
     assert sorted(folder.rglob("*")) == before
     # A schema that names no target's column, and one whose range is to be bought.
     (folder / "schema.toml").write_text(schema("{}", age="{}"))

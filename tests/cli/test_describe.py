@@ -6,10 +6,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from dpjax.cli import _describe
-from dpjax.cli._app import app
+from tests.cli.command import invoke
 
 SCHEMA = """\
 columns.x = {center = 0, scale = 1, limit = 2}
@@ -29,10 +28,6 @@ def folder(folder):
     (folder / "data.csv").write_text("\n".join(["who,x,job,y,years", *lines]))
     (folder / "schema.toml").write_text(SCHEMA)
     return folder
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 def describe(*options, source="data.csv", schema="schema.toml", epsilon=2.0):

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpjax.cli._app import app
+from tests.cli.command import words_of
 
 HEAD = ["town", "rooms", "price"]
 ROWS = [
@@ -90,9 +91,8 @@ def test_a_file_is_read_as_it_is(tmp_path, monkeypatch, name):
     (tmp_path / "schema.toml").write_text(shown)
     code, shown, _ = invoke("check", *given, "--schema", "schema.toml")
     assert code == 0
-    words = " ".join(shown.replace("│", " ").split())
-    assert "Nearly every column can be used." in words
-    assert words.count("0% 0%") == 3
+    assert "Nearly every column can be used." in words_of(shown)
+    assert words_of(shown).count("0% 0%") == 3
 
 
 BAD = {

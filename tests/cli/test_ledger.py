@@ -11,22 +11,17 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from dpjax import _files
 from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_event
 from dpjax.cli import _train
-from dpjax.cli._app import app
 from dpjax.cli._ledger import Ledger, Source, charge, read_ledger
 from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table
 from dpjax.cli._spending import prices
 from dpjax.datasets import Categorical
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [*map(str, arguments)])
+from tests.cli.command import invoke
 
 
 @pytest.fixture
@@ -371,23 +366,11 @@ def test_what_is_no_ledger_is_refused(folder, text, message):
     ("arguments", "message"),
     [
         (["ledger", "t.toml", "--epsilon", 1, "--delta", 0.1], "LEDGER must be a new"),
-        (
-            ["ledger", "new.toml", "--epsilon", 1],
-            "--delta must be given with",
-        ),
-        (
-            ["ledger", "new.toml", "--delta", 0.1],
-            "--delta must be given with",
-        ),
-        (
-            ["ledger", "n.toml", "--epsilon", 0, "--delta", 0],
-            "--epsilon must be",
-        ),
+        (["ledger", "new.toml", "--epsilon", 1], "--delta must be given with"),
+        (["ledger", "new.toml", "--delta", 0.1], "--delta must be given with"),
+        (["ledger", "n.toml", "--epsilon", 0, "--delta", 0], "--epsilon must be"),
         (["ledger", "n.toml", "--epsilon", 1, "--delta", 1], "--delta must be"),
-        (
-            ["ledger", "new.csv", "--epsilon", 1, "--delta", 0],
-            "that ends in .toml",
-        ),
+        (["ledger", "new.csv", "--epsilon", 1, "--delta", 0], "that ends in .toml"),
         (["ledger", "t.toml", "--unit", "a"], "--unit must be left out without --ep"),
         (["ledger", "none.toml"], "--ledger must be a file; dpjax ledger FILE --eps"),
     ],

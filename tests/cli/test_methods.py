@@ -26,11 +26,7 @@ dataset = partial(test_train.dataset, n=60, names="abcd")
 
 
 def plan(task="regression", **changes):
-    return make_plan(
-        asked(epsilon=1.0, **changes),
-        dataset(task=task),
-        is_named=True,
-    )
+    return make_plan(asked(epsilon=1.0, **changes), dataset(task=task), is_named=True)
 
 
 def train(plan, task="regression"):
@@ -84,11 +80,7 @@ def test_variants_run_at_what_they_cost(name, changes, is_exact):
 def test_sample_and_aggregate_stays_in_its_ball():
     made = make_plan(
         asked(
-            epsilon=8.0,
-            delta=0.01,
-            method="sample-aggregate",
-            subsets=200,
-            radius=0.5,
+            epsilon=8.0, delta=0.01, method="sample-aggregate", subsets=200, radius=0.5
         ),
         dataset(n=2000),
         is_named=True,

@@ -7,12 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from dpjax import _files
 from dpjax.cli import _report, _run_folder, _train
-from dpjax.cli._app import app
 from dpjax.cli._sources import held_out
+from tests.cli.command import invoke
 
 SCHEMA = "[columns.x]\ncenter = 0\nscale = 1\n[target]\ncenter = 0\nscale = 1\n"
 RELEASED = ["model.npz", "report.json"]
@@ -27,10 +26,6 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "data.csv").write_text("\n".join(["x,y", *lines]) + "\n")
     (tmp_path / "schema.toml").write_text(SCHEMA)
     return tmp_path
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 def train(output, checkpoint, *options, data="data.csv", schema="schema.toml"):

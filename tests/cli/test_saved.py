@@ -9,23 +9,18 @@ import matplotlib.image
 import numpy as np
 import pytest
 from dp_accounting import NonPrivateDpEvent
-from typer.testing import CliRunner
 
 from dpjax import load_model
 from dpjax._rounding import digits
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.cli._app import app
 from dpjax.cli._saved import _said_of_cells
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model
 from dpjax.models._shared import model_file
 from dpjax.solvers import Curves
+from tests.cli.command import invoke
 
 NEW = "town,rooms,junk\nGhent,6,?\nMons,$7,1\nLier,,2\n"
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 @pytest.fixture

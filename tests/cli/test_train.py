@@ -157,12 +157,7 @@ def test_clipping_has_a_robust_baseline():
 def test_disjoint_batches_allow_a_larger_scale():
     full, disjoint = (
         make_plan(
-            asked(
-                epsilon=1.0,
-                steps=5,
-                batching=name,
-                estimator="winsorization",
-            ),
+            asked(epsilon=1.0, steps=5, batching=name, estimator="winsorization"),
             dataset(n=10_000),
             is_named=False,
         ).descent
@@ -269,11 +264,7 @@ def test_a_folder_that_cannot_be_used_is_refused_early(tmp_path):
 
 def test_the_plot_rounds_a_guarantee_up():
     data = dataset()
-    plan = make_plan(
-        asked(epsilon=1.001, delta=1.01e-5, steps=2),
-        data,
-        is_named=False,
-    )
+    plan = make_plan(asked(epsilon=1.001, delta=1.01e-5, steps=2), data, is_named=False)
     run = train_private(plan, data, key=jax.random.key(0), on_step=ignore)
     label = _plot._label(run, score_run(plan, data, run))
     assert label.endswith("(ε = 1.01, δ = 1.1e-05)")

@@ -9,17 +9,17 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from dpjax.accounting import tuning_budget
 from dpjax.cli import _tune
-from dpjax.cli._app import app
 from dpjax.cli._terminal import terminal
 from dpjax.cli._tune_plan import Search, apart, plan_search
 from dpjax.cli._tune_settings import TuneSettings
 from dpjax.datasets import Dataset
 from dpjax.models import load_model
 from dpjax.tuning import _search, _select
+from tests.cli.command import invoke
+from tests.refusals import refused
 
 
 def asked(*over, **options):
@@ -41,10 +41,6 @@ def blank(n=300, d=3, task="regression"):
         licence="none",
         source="none",
     )
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 def tune(*options, source="data.csv", epsilon=4.0, **kinds):
@@ -72,44 +68,34 @@ def test_a_grid_is_every_combination():
     assert asked("steps=10,20").grid() == {"steps": [10, 20]}
 
 
-@pytest.mark.parametrize(
-    ("over", "message"),
-    [
-        (["speed=1,2"], "--over must be NAME=VALUE,VALUE, NAME one of model, max_f"),
-        (["epsilon=1,2"], "--over must be NAME=VALUE,VALUE, NAME one of"),
-        (["loss=squared"], "--over must be NAME=VALUE,VALUE, NAME one of"),
-        (["scale"], "--over must be scale=VALUE,VALUE, with one value or more"),
-        (["scale=,"], "--over must be scale=VALUE,VALUE, with one value or more"),
-        (["scale=1,x"], "--over must be scale and numbers, got 'scale=1,x'"),
-        (["steps=1,2.5"], "--over must be steps and whole numbers"),
-        (["scale=1,1.0"], "--over must be of different values of scale"),
-        (["estimator=mean"], "--over must be of values of estimator, which are"),
-        (["scale=1", "scale=2"], "--over must be given once for each option"),
-        (["scale=nan"], "--scale must be .* got nan"),
-        (["learning_rate=0.1,-1"], "--learning-rate must be .* got -1"),
-        ([f"steps={','.join(map(str, range(1, 102)))}"], "at most 100 candidates"),
-    ],
+test_what_cannot_be_searched_over_is_named = refused(
+    lambda over: asked(*over),
+    (["speed=1,2"], "--over must be NAME=VALUE,VALUE, NAME one of model, max_f"),
+    (["epsilon=1,2"], "--over must be NAME=VALUE,VALUE, NAME one of"),
+    (["loss=squared"], "--over must be NAME=VALUE,VALUE, NAME one of"),
+    (["scale"], "--over must be scale=VALUE,VALUE, with one value or more"),
+    (["scale=,"], "--over must be scale=VALUE,VALUE, with one value or more"),
+    (["scale=1,x"], "--over must be scale and numbers, got 'scale=1,x'"),
+    (["steps=1,2.5"], "--over must be steps and whole numbers"),
+    (["scale=1,1.0"], "--over must be of different values of scale"),
+    (["estimator=mean"], "--over must be of values of estimator, which are"),
+    (["scale=1", "scale=2"], "--over must be given once for each option"),
+    (["scale=nan"], "--scale must be .* got nan"),
+    (["learning_rate=0.1,-1"], "--learning-rate must be .* got -1"),
+    ([f"steps={','.join(map(str, range(1, 102)))}"], "at most 100 candidates"),
 )
-def test_what_cannot_be_searched_over_is_named(over, message):
-    with pytest.raises(ValueError, match=message):
-        asked(*over)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"trials": 0.5}, "--trials must be .* got 0.5"),
-        ({"trials": float("nan")}, "--trials must be .* got nan"),
-        ({"epsilon": 0.0}, "--epsilon must be positive"),
-        ({"holdout": 1.0}, "--holdout must be"),
-        ({"score_limit": 0.0}, "--score-limit must be"),
-        ({"scale": 3.0}, "--scale must be left out where --over has its values"),
-        ({"batching": "poisson"}, "--batch-size must be given"),
-    ],
+test_wrong_options_of_a_search_are_named = refused(
+    lambda options: asked("scale=1,2", **options),
+    ({"trials": 0.5}, "--trials must be .* got 0.5"),
+    ({"trials": float("nan")}, "--trials must be .* got nan"),
+    ({"epsilon": 0.0}, "--epsilon must be positive"),
+    ({"holdout": 1.0}, "--holdout must be"),
+    ({"score_limit": 0.0}, "--score-limit must be"),
+    ({"scale": 3.0}, "--scale must be left out where --over has its values"),
+    ({"batching": "poisson"}, "--batch-size must be given"),
 )
-def test_wrong_options_of_a_search_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        asked("scale=1,2", **options)
 
 
 def test_an_option_of_another_method_is_refused():

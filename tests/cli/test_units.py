@@ -24,6 +24,7 @@ from dpjax.cli._spending import planned, prices
 from dpjax.cli._train import read_private
 from dpjax.cli._units import name_of, privacy_of_units, read_names, units_of
 from dpjax.datasets import Numeric
+from tests.refusals import refused
 
 
 def table(people, size=3, names=None):
@@ -229,22 +230,19 @@ def test_nobody_on_a_list_need_have_a_record(tmp_path):
         read_private(Settings(**asked), jax.random.key(0))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"private_ranges": 0.1}, "--private-ranges must be left out with --unit"),
-        ({"show_unprotected": True}, "--show-unprotected must be left out with --unit"),
-        (
-            {"unit": None, "records_per_unit": 3},
-            "--records-per-unit must be left out without",
-        ),
-        ({"unit": None, "unit_names": Path("x")}, "--unit-names must be left out with"),
-        ({"records_per_unit": 0}, "--records-per-unit must be"),
-    ],
+test_what_persons_cannot_have_is_refused = refused(
+    lambda options: Settings(
+        **{"source": "t", "epsilon": 1.0, "unit": "who"} | options
+    ),
+    ({"private_ranges": 0.1}, "--private-ranges must be left out with --unit"),
+    ({"show_unprotected": True}, "--show-unprotected must be left out with --unit"),
+    (
+        {"unit": None, "records_per_unit": 3},
+        "--records-per-unit must be left out without",
+    ),
+    ({"unit": None, "unit_names": Path("x")}, "--unit-names must be left out with"),
+    ({"records_per_unit": 0}, "--records-per-unit must be"),
 )
-def test_what_persons_cannot_have_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Settings(**{"source": "t", "epsilon": 1.0, "unit": "who"} | options)
 
 
 @pytest.mark.parametrize("unit", ["x", "y", "z"])

@@ -1,11 +1,11 @@
 """Clipping really clips: in half precision, at 1e30, and in a million coordinates."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import dpjax
 from dpjax._sums.stream import FactoredSamples
 from dpjax.estimators import Clipping, Normalization, SmoothedClipping
 from dpjax.estimators._shared import clip_to_norm
@@ -34,15 +34,9 @@ def test_norm_is_global_over_the_tree():
     tree = {"a": jnp.array([3.0]), "b": (jnp.array([[4.0]]), jnp.float32(12.0))}
     clipped = clip_to_norm(tree, 6.5)
     expected = jax.tree.map(lambda x: x / 2, tree)
-    for leaf, half in zip(
-        jax.tree.leaves(clipped), jax.tree.leaves(expected), strict=True
-    ):
-        np.testing.assert_allclose(leaf, half, rtol=1e-6)
+    chex.assert_trees_all_close(clipped, expected, rtol=1e-6)
     # A short sample keeps every bit.
-    for leaf, same in zip(
-        jax.tree.leaves(clip_to_norm(tree, 13.1)), jax.tree.leaves(tree), strict=True
-    ):
-        np.testing.assert_array_equal(leaf, same)
+    chex.assert_trees_all_equal(clip_to_norm(tree, 13.1), tree)
 
 
 @pytest.mark.quick(6)
@@ -139,14 +133,3 @@ def test_no_size_of_a_record_passes_the_limit_where_floats_are_wide(size):
 
 def _as_arrays(tree):
     return [(name, np.asarray(x)) for name, x in tree.items()]
-
-
-def test_one_record_moves_a_streamed_mean_by_no_more_than_is_stated():
-    with jax.enable_x64(True):
-        z, w = jnp.zeros((100, 9)), jnp.zeros(9)
-        for estimator in (Clipping(1.0), SmoothedClipping(1.0), Normalization(1.0)):
-            mean = jax.jit(dpjax.robust_grad(lambda w, x: w @ x, estimator))
-            stated = float(estimator.sensitivity(100, 9).l2)
-            for size in (1.0, 1e18, 1e39, 1e42, 1e100, 1e300):
-                move = np.linalg.norm(mean(w, z.at[0].set(size)) - mean(w, z))
-                assert move <= stated

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,8 +86,7 @@ def exactly(estimator):
 def test_the_mean_is_that_of_arrays(estimator, plan):
     rows = rows_of(40)
     found, expected = mean_of(estimator)(rows), exactly(estimator)(rows)
-    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-6)
+    chex.assert_trees_all_close(found, expected, rtol=1e-7, atol=1e-6)
 
 
 BAD = [np.nan, np.inf, -np.inf, 1e30, 1e-30, 1e37, 1e-42, 1e15]
@@ -130,8 +130,7 @@ def test_many_blocks(estimator, microbatch_size, plan):
 
     found = jax.jit(lambda rows: mean(stream_of(rows, microbatch_size)))(rows)
     expected = jax.jit(lambda rows: mean(samples_of(rows).written_out()))(rows)
-    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-6)
+    chex.assert_trees_all_close(found, expected, rtol=1e-7, atol=1e-6)
 
 
 def test_factors_whose_squares_underflow_are_clipped():
@@ -215,8 +214,7 @@ def test_a_record_does_not_change_how_other_means_round(kind, plan, other_order)
         means(jax.tree.map(lambda *x: jnp.stack(x), rows, others))
         for rows in (plain, unusual)
     ]
-    for x, y in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_array_equal(x, y)
+    chex.assert_trees_all_equal(*found)
 
 
 @pytest.mark.optimized

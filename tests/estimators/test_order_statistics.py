@@ -232,10 +232,7 @@ def test_derivatives_are_those_of_the_sort(n, m, dtype, rng):
 
     for mine, theirs in [
         (lambda x, m: order_statistics(x, m), by_sort),
-        (
-            lambda x, m: (middle_sum(x, m),),
-            lambda x, m: (by_sort(x, m)[2],),
-        ),
+        (lambda x, m: (middle_sum(x, m),), lambda x, m: (by_sort(x, m)[2],)),
     ]:
         mine, theirs = score(mine), score(theirs)
         close = {"rtol": 1e-4, "atol": 1e-4}

@@ -1,5 +1,6 @@
 """Scales of coordinates: ratios, bounds under attack, noise in proportion."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +29,7 @@ from tests.estimators.test_normwise import (
     rows_of_one,
     tree_of,
 )
+from tests.refusals import refused
 
 pytestmark = pytest.mark.optimized
 
@@ -56,26 +58,19 @@ def test_it_estimates_ratios(name):
     scaled = Scaled(inner, scales_of(SCALES))
     found = scaled.measured(tree_of(ratios * SCALES), mask, normalize_by=8)
     expected = inner(tree_of(ratios), mask, normalize_by=8)
-    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
-    for x, y in zip(
-        jax.tree.leaves(scaled.restored(found)),
-        jax.tree.leaves(scales_of(np.asarray(rows_of_one(found)) * SCALES)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(x, y, rtol=1e-6)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(
+        scaled.restored(found),
+        scales_of(np.asarray(rows_of_one(found)) * SCALES),
+        rtol=1e-6,
+    )
 
 
 def test_a_number_stands_for_all_leaves_below_it():
     samples = tree_of(np.random.default_rng(1).normal(size=(6, 5)))
     prefix = Scaled(Winsorization(1.0), {"w": jnp.array([0.5, 2.0]), "b": 3, "c": 0.1})
     whole = Scaled(Winsorization(1.0), scales_of(np.float32([0.5, 2, 3, 0.1, 0.1])))
-    for x, y in zip(
-        jax.tree.leaves(prefix.measured(samples)),
-        jax.tree.leaves(whole.measured(samples)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(x, y)
+    chex.assert_trees_all_equal(prefix.measured(samples), whole.measured(samples))
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), samples)
     one = Scaled(Winsorization(1.0), 2.0)
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(one.measured(half)))
@@ -119,8 +114,7 @@ def test_gradients_of_a_network(name):
         ratios = jax.tree.map(lambda x, s: x / s[None], grads, scales)
         return folded(params, batch, mask), ESTIMATORS[name](ratios, mask)
 
-    for x, y in zip(*map(jax.tree.leaves, both(params, batch)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(*both(params, batch), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.quick(1)
@@ -201,10 +195,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), BAD)
-def test_bad_arguments_are_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+test_bad_arguments_are_named = refused(lambda make: make(), *BAD)
 
 
 def test_scales_that_do_not_fit_are_named(key):

@@ -287,6 +287,7 @@ SEQUENCES = {
     "descending": np.linspace(1, 0, MILLION),
     "there and back": 1 - np.abs(np.linspace(-1, 1, MILLION)),
     "absorbing": absorbing(),
+    "quarters": np.where(np.arange(MILLION) < HALF, 1, 1 / 4),
     "drift": drift(1),
     "drift by thousands": drift(1000),
     "denormal after ones": np.where(np.arange(MILLION) < HALF, 1, 1e-41),
@@ -297,12 +298,12 @@ REPLACED = [63, HALF, MILLION - 1]
 ENDS = [1 / 8, -1.0, ABOVE_ONE, -ABOVE_ONE]
 
 
-def moves(mean_fn, sequence):
-    """The largest change of a mean as one of its records takes any of `ENDS`."""
+def moves(mean_fn, sequence, places=REPLACED, ends=ENDS):
+    """The largest change of a mean as one of its records takes any of the ends."""
     largest = 0.0
-    for place in REPLACED:
+    for place in places:
         values = []
-        for end in ENDS:
+        for end in ends:
             neighbour = sequence.copy()
             neighbour[place] = end
             values.append(float(mean_fn(neighbour)))
@@ -310,22 +311,43 @@ def moves(mean_fn, sequence):
     return largest
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("estimator", "microbatch_size"),
-    [(Winsorization, None), (Winsorization, 1), (Clipping, None)],
-)
-def test_a_million_records_in_orders_that_break_sums(estimator, microbatch_size, plan):
-    estimator = estimator(float(ABOVE_ONE))
-    stated = estimator.sensitivity(MILLION, 1).linf
+ALL_ORDERS = [(Winsorization, None), (Winsorization, 1), (Clipping, None)]
+DRIFTS = [
+    *((kind, size) for kind in (Winsorization, Clipping) for size in (1, 3, 64, 1000)),
+    *((Truncation, None), (SmoothedTruncation, None)),
+    (lambda limit: SmoothedTruncation(limit, 50.0), None),
+    (lambda limit: MedianOfMeans(Winsorization(limit), 1), None),
+    (lambda limit: MedianOfMeans(Truncation(limit), 2), None),
+]
 
+
+def mean_of_a_million(estimator, microbatch_size):
     @jax.jit
     def mean(x):
         stream = replace(SampleStream.of(x), microbatch_size=microbatch_size)
         return estimator.fold(stream, normalize_by=MILLION)[0]
 
+    return mean
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("estimator", "microbatch_size"), ALL_ORDERS)
+def test_a_million_records_in_orders_that_break_sums(estimator, microbatch_size, plan):
+    estimator = estimator(float(ABOVE_ONE))
+    stated = estimator.sensitivity(MILLION, 1).linf
+    mean = mean_of_a_million(estimator, microbatch_size)
     for name, sequence in SEQUENCES.items():
         assert 0.9 * stated <= moves(mean, sequence) <= stated, name
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("estimator", "microbatch_size"), DRIFTS)
+def test_a_million_records_that_drift(estimator, microbatch_size, plan):
+    estimator = estimator(1.0)
+    mean = mean_of_a_million(estimator, microbatch_size)
+    for name in ("all one", "drift", "quarters"):
+        found = moves(mean, SEQUENCES[name], places=[HALF], ends=ENDS[:2])
+        assert found <= estimator.sensitivity(MILLION, 1).linf, name
 
 
 def test_the_orders_break_sums_that_are_not_exact():

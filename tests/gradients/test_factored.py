@@ -1,5 +1,6 @@
 """Factored gradients: which parameters have them, and the same mean for any model."""
 
+import chex
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -339,8 +340,9 @@ def test_masks_and_microbatches(estimator, microbatch_size, plan):
         params, batch
     )
     found, values = jax.jit(masked)(params, batch)
-    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * float(estimator.limit))
+    chex.assert_trees_all_close(
+        found, expected, rtol=0, atol=1e-5 * float(estimator.limit)
+    )
     np.testing.assert_allclose(values, losses, rtol=1e-5)
 
 
@@ -350,8 +352,9 @@ def test_blocks_of_a_large_slab(plan):
     grads = dpjax.per_sample_grad(loss_fn)(params, batch)
     for estimator in (Clipping(0.5), Truncation(0.02)):
         found = jax.jit(dpjax.robust_grad(loss_fn, estimator))(params, batch)
-        for x, y in zip(*map(jax.tree.leaves, (found, estimator(grads))), strict=True):
-            np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * float(estimator.limit))
+        chex.assert_trees_all_close(
+            found, estimator(grads), rtol=0, atol=1e-5 * float(estimator.limit)
+        )
 
 
 def test_medians_of_means_and_aux_are_as_before():
@@ -385,5 +388,4 @@ def test_the_mean_has_derivatives(estimator):
 
     found = derivative(lambda params: grad_fn(params, batch))
     expected = derivative(lambda params: estimator(grads_fn(params, batch)))
-    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
+    chex.assert_trees_all_close(found, expected, rtol=0.001, atol=1e-4)

@@ -1,5 +1,6 @@
 """Models of other packages trace to programs in which parameters are recognised."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,8 +38,7 @@ def assert_same(loss_fn, params, batch):
         return dpjax.robust_grad(loss_fn, estimator)(params, batch), estimator(grads)
 
     pair = jax.jit(both, compiler_options=FAST_TO_COMPILE)(params, batch)
-    for x, y in zip(*map(jax.tree.leaves, pair), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
+    chex.assert_trees_all_close(*pair, rtol=0, atol=1e-6)
 
 
 def linen_text(nn):

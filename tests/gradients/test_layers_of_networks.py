@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,8 +82,7 @@ def test_dropout_with_a_key_for_each_example(make):
         return grads, estimator(grads), few(params, batch)
 
     grads, mean, folded = both(params, batch)
-    for x, y in zip(*map(jax.tree.leaves, (mean, folded)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
+    chex.assert_trees_all_close(mean, folded, rtol=0, atol=1e-6)
     # The gradient by the bias tells which units were kept: 1 / 0.5, or none.
     bias = next(x for x in jax.tree.leaves(grads) if x.ndim == 2)
     np.testing.assert_array_equal(np.unique(np.round(bias, 4)), [0, 2])

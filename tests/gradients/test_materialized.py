@@ -20,11 +20,7 @@ from dpjax.estimators import (
 
 NUM_ROWS = 8
 PARAMS = {"w": jnp.zeros((50, 60)), "b": jnp.zeros(1000)}
-USERS = {
-    "user_ids": jnp.arange(NUM_ROWS),
-    "num_users": NUM_ROWS,
-    "records_per_user": 1,
-}
+USERS = {"user_ids": jnp.arange(NUM_ROWS), "num_users": NUM_ROWS, "records_per_user": 1}
 ONE_FACTOR = "ceil("  # in the program below, of nothing else
 
 

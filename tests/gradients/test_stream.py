@@ -42,22 +42,6 @@ def problem():
     return {"w": jnp.ones(4), "b": jnp.float32(0.5)}, (features, features[:, 0])
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("microbatch_size", [None, 1, 7])
-@pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize(
-    "compiled", [jax.jit, pytest.param(lambda f: f, marks=pytest.mark.slow)]
-)
-def test_estimators_take_a_stream(compiled, name, microbatch_size, problem):
-    estimator = ESTIMATORS[name]
-    grads = jax.jit(dpjax.per_sample_grad(loss_fn))(*problem)
-    expected = jax.jit(estimator)(grads)
-    stream = streamed_grad(loss_fn, microbatch_size=microbatch_size)(*problem)
-    found = compiled(estimator)(stream)
-    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "mean"])
 def test_privatize_takes_a_stream(name, problem):
@@ -76,8 +60,7 @@ def test_privatize_takes_a_stream(name, problem):
         jax.jit(update, static_argnums=0)(grad_fn, fresh(state))
         for grad_fn in (dpjax.per_sample_grad, streamed_grad)
     ]
-    for one, other in zip(*map(jax.tree.leaves, updates), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(*updates, rtol=1e-4, atol=1e-5)
 
 
 def fresh(state):
@@ -103,8 +86,7 @@ def test_masks_and_divisors_reach_a_stream(problem):
     kept = jax.tree.map(lambda x: x[:50], batch)
     grads = jax.jit(dpjax.per_sample_grad(loss_fn))(params, kept)
     expected = Winsorization(0.5)(grads, normalize_by=40)
-    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -158,10 +140,7 @@ def test_values_and_aux_beside_a_stream(problem, microbatch_size):
     )
     np.testing.assert_allclose(aux["twice"], 2 * values, rtol=1e-5)
     mean = Winsorization(0.5)
-    for one, other in zip(
-        *map(jax.tree.leaves, (mean(stream), mean(same))), strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    chex.assert_trees_all_close(mean(stream), mean(same), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.slow

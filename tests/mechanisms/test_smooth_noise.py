@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,8 +93,7 @@ def test_one_scale_an_entry(name, key):
     np.testing.assert_allclose(mixed["b"][0], half["b"][0], rtol=1e-6)
     np.testing.assert_allclose(mixed["b"][1], half["b"][1], rtol=1e-6)
     full = noisy({"a": jnp.full((200, 3), 0.5), "b": (jnp.full(200, 0.5), 0.5)})
-    for x, y in zip(*map(jax.tree.leaves, (full, half)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-6)
+    chex.assert_trees_all_close(full, half, rtol=1e-6)
     # No leaf repeats the noise of another: correlation is normal(0, 1 / 200).
     first, second = unit["a"][:, 0], unit["b"][0]
     assert abs(scipy.stats.spearmanr(first, second).statistic) < 5 / math.sqrt(200)

@@ -18,6 +18,7 @@ from dpjax.estimators import (
     Truncation,
 )
 from dpjax.solvers import dp_gradient_descent, dp_mean, printed_epsilon
+from tests.refusals import refused
 
 EPSILON, DELTA, NUM_STEPS = 1.0, 1e-5, 50
 MEDIANS = MedianOfMeans(Truncation(1.0), 3)
@@ -141,17 +142,17 @@ def test_papers_print_no_noise_that_holds_for_smooth_sensitivity():
         solve(TrimmedMean(0.1, -1.0, 1.0), "paper")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"epsilon": 0.0}, "epsilon must be positive"),
-        ({"delta": 0.0}, "delta must be strictly between 0 and 1"),
-        ({"num_samples": 0}, "num_samples must be an integer of at least 1"),
-        ({"num_steps": 1.5}, "num_steps must be an integer of at least 1"),
-        ({"estimator": Mean()}, "estimator must be one with a finite sensitivity"),
-    ],
+test_bad_arguments_of_what_is_printed = refused(
+    lambda changes: printed_epsilon(
+        **(
+            {"estimator": Clipping(1.0), "epsilon": 1.0, "delta": DELTA}
+            | {"num_samples": 200}
+            | changes
+        )
+    ),
+    ({"epsilon": 0.0}, "epsilon must be positive"),
+    ({"delta": 0.0}, "delta must be strictly between 0 and 1"),
+    ({"num_samples": 0}, "num_samples must be an integer of at least 1"),
+    ({"num_steps": 1.5}, "num_steps must be an integer of at least 1"),
+    ({"estimator": Mean()}, "estimator must be one with a finite sensitivity"),
 )
-def test_bad_arguments_of_what_is_printed(changes, message):
-    options = {"estimator": Clipping(1.0), "epsilon": 1.0, "delta": DELTA}
-    with pytest.raises(ValueError, match=message):
-        printed_epsilon(**(options | {"num_samples": 200} | changes))

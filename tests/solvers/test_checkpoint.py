@@ -7,6 +7,7 @@ import sys
 import textwrap
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +19,7 @@ from dpjax.batching import Poisson
 from dpjax.estimators import SmoothedTruncation, TrimmedMean, Winsorization
 from dpjax.solvers import Checkpoint, Execution
 from tests import registry
+from tests.refusals import refused
 
 N, D, T = 60, 3, 5
 
@@ -94,12 +96,9 @@ def kill_at(step):
 def assert_same(solution, expected):
     assert solution.privacy == expected.privacy
     assert jax.tree.structure(solution.stats) == jax.tree.structure(expected.stats)
-    for x, y in zip(
-        jax.tree.leaves((solution.params, dict(solution.stats))),
-        jax.tree.leaves((expected.params, dict(expected.stats))),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(x, y)  # bit for bit
+    chex.assert_trees_all_equal(
+        (solution.params, dict(solution.stats)), (expected.params, dict(expected.stats))
+    )
 
 
 @pytest.mark.quick(1)
@@ -124,43 +123,28 @@ def test_a_killed_run_goes_on_to_the_same_release(name, tmp_path):
 @pytest.mark.parametrize("step", range(1, T + 1))
 @pytest.mark.parametrize("every", [1, 2])
 def test_killed_at_any_step(step, every, tmp_path):
-    whole = descent(checkpoint=Checkpoint(tmp_path / "whole", every))
-    killed = Checkpoint(tmp_path / "killed", every)
+    seen, of_whole = {}, {}
+
+    def run(name, callback):
+        return descent(checkpoint=Checkpoint(tmp_path / name, every), callback=callback)
+
+    whole = run("whole", lambda i, w: of_whole.update({i: w}))
     with pytest.raises(KilledError):
-        descent(checkpoint=killed, callback=kill_at(step))
-    seen = {}
-    assert_same(
-        descent(checkpoint=killed, callback=lambda i, w: seen.update({i: w})),
-        whole,
-    )
+        run("killed", kill_at(step))
+    assert_same(run("killed", lambda i, w: seen.update({i: w})), whole)
     # It went on where it was saved. A step is shown before it is saved: the one that
     # the kill came in is shown again, and none is left out.
     saved = (step - 1) - (step - 1) % every
     assert list(seen) == list(range(saved + 1, T + 1))
-
-
-def test_iterates_after_resuming_are_those_of_the_whole_run(tmp_path):
-    def watched(seen):
-        return lambda step, params: seen.update({step: np.asarray(params)})
-
-    whole, resumed = {}, {}
-    descent(checkpoint=Checkpoint(tmp_path / "whole", 2), callback=watched(whole))
-    killed = Checkpoint(tmp_path / "killed", 2)
-    with pytest.raises(KilledError):
-        descent(checkpoint=killed, callback=kill_at(3))
-    descent(checkpoint=killed, callback=watched(resumed))
-    assert list(resumed) == [3, 4, 5]  # drawn once: the same noise, no other
-    for step, params in resumed.items():
-        np.testing.assert_array_equal(params, whole[step])
+    for i, params in seen.items():  # drawn once: the same noise, no other
+        np.testing.assert_array_equal(params, of_whole[i])
 
 
 def test_watches_the_same_steps_with_and_without(tmp_path):
     def steps(**options):
         seen = []
         descent(
-            callback=lambda step, _: seen.append(int(step)),
-            callback_every=2,
-            **options,
+            callback=lambda step, _: seen.append(int(step)), callback_every=2, **options
         )
         jax.effects_barrier()
         return sorted(seen)
@@ -228,21 +212,16 @@ def test_one_state_is_kept(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [str(T)]
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "message"),
-    [
-        ("folder", r"checkpoint must be a Checkpoint\(folder, every\), got 'folder'"),
-        (Checkpoint(3), "checkpoint must be a Checkpoint"),
-        (Checkpoint("folder", 0), "every must be"),
-        (
-            Checkpoint(__file__),
-            "checkpoint must be a folder that can be written to, or made, got",
-        ),
-    ],
+test_refuses_what_is_no_checkpoint = refused(
+    lambda checkpoint: descent(checkpoint=checkpoint),
+    ("folder", r"checkpoint must be a Checkpoint\(folder, every\), got 'folder'"),
+    (Checkpoint(3), "checkpoint must be a Checkpoint"),
+    (Checkpoint("folder", 0), "every must be"),
+    (
+        Checkpoint(__file__),
+        "checkpoint must be a folder that can be written to, or made, got",
+    ),
 )
-def test_refuses_what_is_no_checkpoint(checkpoint, message):
-    with pytest.raises(ValueError, match=message):
-        descent(checkpoint=checkpoint)
 
 
 def test_refuses_a_path_that_can_be_no_folder(tmp_path):

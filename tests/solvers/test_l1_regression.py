@@ -165,10 +165,7 @@ def test_the_law_that_is_drawn(calibration, key):
             features,
             targets,
             **settings(
-                key=key,
-                epsilon=epsilon,
-                candidates=candidates,
-                calibration=calibration,
+                key=key, epsilon=epsilon, candidates=candidates, calibration=calibration
             ),
         )
         return solution.params
@@ -324,33 +321,6 @@ def test_default_truncation_is_least_in_its_bound(order):
         printed = (8 * math.log(order) * logs / 500 / factor) ** (1 / order)
     found = stats(None, calibration="paper")["truncation"]
     assert found == pytest.approx(printed)
-
-
-@pytest.mark.slow
-def test_jit_and_vmap(key):
-    features, targets, candidates = problem(100)
-    keys = jax.random.split(key, 6)
-
-    @jax.jit
-    def solve(key, features, targets, candidates, truncation):
-        options = settings(key=key, candidates=candidates, truncation=truncation)
-        return dp_l1_regression(features, targets, **(options | {"epsilon": 0.05}))
-
-    many = jax.vmap(solve, (0, None, None, None, None))(
-        jax.random.clone(keys), features, targets, candidates, 0.5
-    )
-    stacked = [jnp.stack([a] * 6) for a in (features, targets, candidates)]
-    stacked = jax.vmap(solve)(jax.random.clone(keys), *stacked, jnp.full(6, 0.5))
-    for i, key in enumerate(keys):
-        one = dp_l1_regression(
-            features,
-            targets,
-            **settings(key=key, candidates=candidates, truncation=0.5, epsilon=0.05),
-        )
-        np.testing.assert_array_equal(many.params[i], one.params)
-        np.testing.assert_array_equal(stacked.params[i], one.params)
-        assert many.privacy == stacked.privacy == one.privacy
-    assert len(np.unique(many.params, axis=0)) > 1
 
 
 @pytest.mark.quick(1)

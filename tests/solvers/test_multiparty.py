@@ -80,6 +80,14 @@ def known_sum(transport):
     return SecureSum(transport, test_only_random_bytes=known)
 
 
+def descend(transport, data, **changes):
+    """One party's part in a descent: of `SETTING`, but for the changes."""
+    if "secure_sum" not in changes:
+        changes["secure_sum"] = SecureSum(transport)
+    problem = {"loss_fn": losses.logistic, "params": jnp.zeros(3), "data": data}
+    return dp_multiparty_gradient_descent(**(problem | SETTING | changes))
+
+
 def solve(data, *, change=None, max_colluding=1, max_dropouts=0, **setting):
     """Runs parties in threads; their solutions, and what the first one heard."""
 
@@ -90,12 +98,8 @@ def solve(data, *, change=None, max_colluding=1, max_dropouts=0, **setting):
             max_colluding=max_colluding,
             max_dropouts=max_dropouts,
         )
-        problem = {"loss_fn": losses.logistic, "params": jnp.zeros(3)}
-        solution = dp_multiparty_gradient_descent(
-            data=data[transport.party],
-            secure_sum=secure_sum,
-            **(problem | SETTING | setting),
-        )
+        own = data[transport.party]
+        solution = descend(transport, own, secure_sum=secure_sum, **setting)
         return solution, transport.heard
 
     results = run_parties(party_fn, len(data))
@@ -147,14 +151,8 @@ def pooled_descent(data, seeds, noise, num_steps=5, learning_rate=0.5):
 def test_parties_do_as_one_process_does_with_the_same_noise():
     data = [records(size, seed) for seed, size in enumerate(SIZES)]
 
-    def party_fn(transport):
-        return dp_multiparty_gradient_descent(
-            losses.logistic,
-            jnp.zeros(3),
-            data[transport.party],
-            secure_sum=known_sum(transport),
-            **SETTING,
-        )
+    def party_fn(party):
+        return descend(party, data[party.party], secure_sum=known_sum(party))
 
     solutions = run_parties(party_fn, 4)
     expected = pooled_descent(data, range(4), noise_of(SIZES, num_shares=3))
@@ -284,13 +282,12 @@ def test_our_transcript_does_not_tell_neighbours_apart():
 
         def party_fn(transport, truth=truth, shown=shown):
             recorder = Recorder(transport, [])
-            dp_multiparty_gradient_descent(
-                losses.logistic,
-                jnp.zeros(3),
+            descend(
+                recorder,
                 seconds[truth] if transport.party else first,
-                secure_sum=SecureSum(recorder),
                 execution=Execution() if transport.party else shown,
-                **(SETTING | {"epsilon": epsilon, "num_steps": num_steps}),
+                epsilon=epsilon,
+                num_steps=num_steps,
             )
             return recorder.heard
 
@@ -402,13 +399,8 @@ def test_odd_records_move_nothing_beyond_the_bound(value):
 
         def party_fn(transport, second=second):
             recorder = Recorder(transport, [])
-            dp_multiparty_gradient_descent(
-                losses.logistic,
-                jnp.zeros(3),
-                second if transport.party else data[0],
-                secure_sum=known_sum(recorder),
-                **(SETTING | {"num_steps": 1}),
-            )
+            own = second if transport.party else data[0]
+            descend(transport, own, secure_sum=known_sum(recorder), num_steps=1)
             return recorder.heard
 
         heard[name] = run_parties(party_fn, 2)[0]
@@ -446,18 +438,11 @@ def test_a_pytree_a_schedule_an_average_and_a_projection():
 def test_float64_parameters_stay_so():
     with jax.enable_x64(True):
         data = [tuple(x.astype(np.float64) for x in records(30, s)) for s in range(2)]
-        # x64 is a setting of the thread.
-        loss_fn = losses.logistic
 
         def party_fn(transport):
-            with jax.enable_x64(True):
-                return dp_multiparty_gradient_descent(
-                    loss_fn,
-                    jnp.zeros(3, jnp.float64),
-                    data[transport.party],
-                    secure_sum=SecureSum(transport),
-                    **SETTING,
-                )
+            with jax.enable_x64(True):  # a setting of the thread
+                params = jnp.zeros(3, jnp.float64)
+                return descend(transport, data[transport.party], params=params)
 
         assert run_parties(party_fn, 2)[0].params.dtype == jnp.float64
 
@@ -479,18 +464,13 @@ def test_robust_means_serve_too():
     np.testing.assert_allclose(solutions[0].params, [1.0, -2.0], atol=0.2)
 
 
-def test_the_guarantee_names_all_records():
+def test_the_guarantee_names_all_records_and_the_event_spends_what_is_claimed():
     data = [records(size, seed) for seed, size in enumerate(SIZES)]
-    solution = solve(data)[0][0]
+    solution = solve(data, max_dropouts=1)[0][0]
     assert "158 records" in str(solution.privacy)
     assert solution.stats["num_samples"] == 158
     assert solution.stats["num_parties"] == 4
-
-
-def test_the_event_spends_what_is_claimed():
-    data = [records(size, seed) for seed, size in enumerate(SIZES)]
-    privacy = solve(data, max_dropouts=1)[0][0].privacy
-    accountant = dp_accounting.pld.PLDAccountant().compose(privacy.dp_event)
+    accountant = dp_accounting.pld.PLDAccountant().compose(solution.privacy.dp_event)
     np.testing.assert_allclose(accountant.get_epsilon(1e-6), 2.0, rtol=1e-3)
 
 
@@ -568,15 +548,9 @@ def test_the_argument_that_differs_is_named(name, of_all, of_one):
     sent = []
 
     def party_fn(transport):
-        recorder = Recorder(transport, sent)
-        arguments = {
-            "loss_fn": losses.logistic,
-            "params": jnp.zeros(3),
-            "data": records(30, transport.party),
-        }
-        arguments |= SETTING | of_all | (of_one if transport.party == 1 else {})
-        secure_sum = SecureSum(recorder)
-        return dp_multiparty_gradient_descent(secure_sum=secure_sum, **arguments)
+        changes = of_all | (of_one if transport.party == 1 else {})
+        changes = {"data": records(30, transport.party)} | changes
+        return descend(Recorder(transport, sent), **changes)
 
     with pytest.raises(PartyError, match=f"party 1: other {name} than party 0"):
         run_parties(party_fn, 2)
@@ -588,14 +562,13 @@ def test_functions_made_anew_by_each_party_are_the_same():
 
     def party_fn(transport):
         table = jnp.arange(200.0)
-        return dp_multiparty_gradient_descent(
-            lambda params, example: losses.logistic(params, example) * table[3],
-            jnp.zeros(3),
+        return descend(
+            transport,
             data[transport.party],
-            secure_sum=SecureSum(transport),
+            loss_fn=lambda params, example: losses.logistic(params, example) * table[3],
             projection_fn=lambda params: params / 2,
             execution=Execution(microbatch_size=1 + transport.party),
-            **SETTING | {"learning_rate": lambda step: 1 / (step + 2)},
+            learning_rate=lambda step: 1 / (step + 2),
         )
 
     first, second = run_parties(party_fn, 2)
@@ -623,13 +596,8 @@ def test_functions_made_anew_by_each_party_are_the_same():
 )
 def test_bad_arguments_are_named(name, change):
     def party_fn(transport):
-        arguments = {
-            "loss_fn": losses.logistic,
-            "params": jnp.zeros(3),
-            "data": records(30, transport.party),
-            "secure_sum": SecureSum(transport),
-        }
-        return dp_multiparty_gradient_descent(**(arguments | SETTING | change))
+        changes = {"data": records(30, transport.party)} | change
+        return descend(transport, **changes)
 
     with pytest.raises(ValueError, match=name):
         run_parties(party_fn, 2)

@@ -327,9 +327,7 @@ def test_add_or_remove_costs_what_it_says():
     run = training(relation=ADD_OR_REMOVE_ONE, batching=Poisson(6.0))
     assert run.privacy.relation is ADD_OR_REMOVE_ONE
     assert run.noise_multiplier == accounting.noise_multiplier(
-        *BUDGET.values(),
-        relation=ADD_OR_REMOVE_ONE,
-        **Poisson(6.0).accounting(N, T),
+        *BUDGET.values(), relation=ADD_OR_REMOVE_ONE, **Poisson(6.0).accounting(N, T)
     )
 
 

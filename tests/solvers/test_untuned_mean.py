@@ -129,9 +129,3 @@ def test_a_record_beyond_all_counts_as_the_center():
     for far in (np.nan, np.inf, 1e300):
         moved = solve(np.concatenate([samples[1:], [[far, 1.0]]]))
         np.testing.assert_allclose(moved.params, plain.params, atol=0.1)
-
-
-@pytest.mark.parametrize("level", [0.0, 1.0, 95, np.nan])
-def test_levels(level):
-    with pytest.raises(ValueError, match="level must be"):
-        solve(np.arange(100.0)).interval(level)

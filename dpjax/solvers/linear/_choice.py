@@ -15,15 +15,15 @@ from dpjax.estimators import Winsorization
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import peeling
 from dpjax.solvers._loop import Execution
-from dpjax.solvers.linear._fit import fit, slope_sizes
+from dpjax.solvers.linear._fit import fit, slope_norms
 from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 from dpjax.transforms import aggregate
 
-# Of the budget of choosing: the size of products, in either round, and the choices
-# themselves. The model between the rounds takes the rest.
+# Shares of the budget, in each round: the norm of products, and the choices. The model
+# between the rounds has the rest.
 _SIZE, _CHOICES = 0.04, 0.26
-_CLIPPED, _BEYOND_SIZE = 0.1, 3.0  # records beyond a size, and the bound in sizes
+_CLIPPED, _BEYOND_SIZE = 0.1, 3.0  # share of records above a norm, and bound / norm
 
 
 def choose_features(
@@ -37,9 +37,10 @@ def choose_features(
 ) -> jax.Array:
     """Releases a set of features: their indices in ascending order, (num_chosen,).
 
-    The score of a feature is the size of its gradient: the mean of feature times slope
-    of the loss, clipped. The first half is chosen at zero weights, the rest at a model
-    of the first half, so that features which matter only beside others are found.
+    The score of a feature is the absolute value of its gradient: the mean of feature
+    times slope of the loss, clipped. The first half is chosen at zero weights, the rest
+    at a model of the first half, because some features matter only together with
+    others.
 
     Args:
         kind: what is static.
@@ -47,7 +48,7 @@ def choose_features(
         key: a typed key.
         num_chosen: how many, fewer than there are.
         noise_multiplier: of all that is released, as of one Gaussian mechanism.
-        execution: of the model between the rounds, but for its checkpoint.
+        execution: of the model between the rounds, without checkpoint.
 
     Privacy:
         1 / (2 noise_multiplier^2)-zCDP under replace-one.
@@ -76,7 +77,7 @@ def choose_features(
     )
     predictions = part.features @ params["weights"] + params.get("intercept", 0.0)
     second = choose(num_chosen - first, examples, predictions, chosen, second_key)
-    # The set is released. The order within it would say more than what was charged.
+    # The set is released. The order within it would cost more privacy.
     return jnp.sort(jnp.concatenate([chosen, second]))
 
 
@@ -90,19 +91,19 @@ def _choose(
     num_chosen: int,
     examples: Examples,
     predictions: jax.Array,
-    taken: jax.Array | None,
+    chosen: jax.Array | None,
     key: Key,
     *,
     size_multiplier: Scalar,
     rho: Scalar,
 ) -> jax.Array:
-    """Releases which features have the largest mean products, but for those taken.
+    """Releases which features, of those not yet chosen, have the largest mean products.
 
-    The indices come in ascending order.
+    Their indices are in ascending order.
 
     One record moves each score by at most D, so each of k choices by the exponential
-    mechanism, as one draw of Gumbel noise makes them all, is (e^2/8)-zCDP with noise of
-    scale 2 D / e (Durfee, Rogers 2019; Cesar, Rogers 2021): D sqrt(k / (2 rho)).
+    mechanism, all made by one draw of Gumbel noise, is (e^2/8)-zCDP with noise of scale
+    2 D / e (Durfee, Rogers 2019; Cesar, Rogers 2021): D sqrt(k / (2 rho)).
     """
     loss = kind.loss
     features, targets, offsets, weights = examples
@@ -113,10 +114,10 @@ def _choose(
         offsets = jnp.broadcast_to(offsets[:, None], shape)
         weights = jnp.broadcast_to(weights[:, None], shape)
     slopes = weights * loss.derivative(predictions + offsets, targets)
-    lengths = jnp.sqrt(jnp.mean(features**2, axis=1))  # one number for each record
+    row_norms = jnp.sqrt(jnp.mean(features**2, axis=1))  # one number for each record
     size = noisy_quantile(
         size_key,
-        gathered(lengths * slope_sizes(slopes)),
+        gathered(row_norms * slope_norms(slopes)),
         num_above=_CLIPPED * num_samples,
         noise_multiplier=size_multiplier,
     )
@@ -131,9 +132,9 @@ def _choose(
     if scores.ndim > 1:
         scores = jnp.max(scores, axis=1)
     free = jnp.arange(num_features)
-    if taken is not None:
-        is_taken = jnp.zeros(num_features, "int32").at[taken].set(1)
-        free = jnp.argsort(is_taken, stable=True)[: num_features - len(taken)]
+    if chosen is not None:
+        is_chosen = jnp.zeros(num_features, "int32").at[chosen].set(1)
+        free = jnp.argsort(is_chosen, stable=True)[: num_features - len(chosen)]
     noisy = peeling(
         choice_key,
         scores[free],

@@ -1,4 +1,4 @@
-"""The best model that is a constant: where a linear one starts."""
+"""The best constant prediction: the start of a linear model."""
 
 import math
 from functools import partial
@@ -13,12 +13,12 @@ from dpjax._types import Key, Scalar
 from dpjax.estimators import Estimator, Winsorization
 from dpjax.solvers._diameter import DiameterMean
 from dpjax.solvers.linear._kind import Examples, ModelKind, Shares
-from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.linear._noisy_quantile import magnitudes, noisy_quantile
 from dpjax.transforms import privatize
 
-_BEYOND_TARGETS = 2.0  # the bound of targets, in what a histogram lets see
-# Records w e_k of a class k and a weight w in [0, 1]: those of two classes are
-# sqrt(w^2 + w'^2) apart, those of one |w - w'|.
+_BEYOND_TARGETS = 2.0  # the bound of targets over their noisy quantile
+# Records w e_k of a class k and a weight w in [0, 1]: the distance of two classes is
+# sqrt(w^2 + w'^2), within a class it is |w - w'|.
 _CLASSES = DiameterMean(radius=1.0, diameter=math.sqrt(2))
 # Records w (t, 1), t in [-1, 1]: the distance is convex in each w, so that both are 0
 # or 1. From 0 it is at most sqrt(2), from 1 to 1 it is |t - t'|.
@@ -30,17 +30,17 @@ _EXPOSED = DiameterMean(radius=math.sqrt(2), diameter=math.sqrt(5))
 def best_constant(
     kind: ModelKind, examples: Examples, keys: tuple[Key, Key], multipliers: Shares
 ) -> tuple[jax.Array, Scalar, dict[str, jax.Array]]:
-    """Releases the best constant, and how large targets are.
+    """Releases the best constant, and a bound of the targets.
 
-    Without an intercept the constant is zero, and for robust losses as well, because
-    their targets are about a median already.
+    Without an intercept the constant is zero. For robust losses too, because their
+    targets are already centered at a median.
 
     Returns:
-        The constant, () or (K,), the size, and both as stats.
+        The constant, () or (K,), the bound, and both as stats.
 
     Privacy:
         Under replace-one as two Gaussian mechanisms, of the multipliers `target_size`
-        and `mean`; labels need no size.
+        and `mean`; labels need no bound.
     """
     size_key, mean_key = keys
     dtype = examples.features.dtype
@@ -51,17 +51,12 @@ def best_constant(
     if not kind.has_labels:
         size = stats["target_size"] = _BEYOND_TARGETS * noisy_quantile(
             size_key,
-            gathered(_target_sizes(examples)),
+            gathered(magnitudes(examples.targets, examples.weights)),
             num_above=2 * multipliers.mean,
             noise_multiplier=multipliers.target_size,
         )
     constant = _constant(kind, examples, size, multipliers.mean, mean_key)
     return constant, size, stats | {"constant": constant}
-
-
-@jax.jit
-def _target_sizes(examples: Examples) -> jax.Array:
-    return jnp.where(examples.weights > 0, jnp.abs(examples.targets), 0.0)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -78,10 +73,10 @@ def _mean(
 ) -> jax.Array:
     """Releases the mean target within ±size, or the shares of classes.
 
-    With weights, sums over n of weighted targets and of weights are released together,
-    and the mean is their ratio. So are exposures, which count like weights: the best
-    constant beside them is that of a unit of exposure. Those above 1 count as 1, and a
-    mean below 0.05 as 0.05: no noise makes the ratio large.
+    With weights, the means of weighted targets and of weights are released together,
+    and their ratio is returned. Exposures count like weights: the best constant is then
+    that of a unit of exposure. An exposure above 1 counts as 1. A mean below 0.05
+    counts as 0.05, because noise could otherwise make the ratio large.
     """
     samples, estimator = _samples(kind, examples, size)
     release = privatize(
@@ -98,7 +93,7 @@ def _mean(
 def _samples(
     kind: ModelKind, examples: Examples, size: Scalar
 ) -> tuple[jax.Array, Estimator]:
-    """Returns what is averaged, (n,) or (n, k), and by what."""
+    """Returns what is averaged, (n,) or (n, k), and the estimator."""
     targets, weights = examples.targets, examples.weights
     if kind.loss.num_outputs > 1:
         classes = kind.loss.num_outputs
@@ -115,7 +110,7 @@ def _samples(
 
 @partial(jax.jit, static_argnums=0)
 def largest_slope(kind: ModelKind, constant: jax.Array, size: Scalar) -> jax.Array:
-    """Returns how long the derivative at the constant is for targets within ±size."""
+    """Returns the norm of the derivative at the constant for targets within ±size."""
     loss = kind.loss
     if kind.has_labels or kind.is_robust:
         return jnp.asarray(loss.derivative_bound, constant.dtype)

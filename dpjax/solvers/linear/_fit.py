@@ -1,4 +1,4 @@
-"""A linear model of cleaned records: scale by scale, then steps. No choice is made."""
+"""A linear model of finite records: norms and second moments first, then steps."""
 
 import math
 from functools import partial
@@ -30,25 +30,25 @@ from dpjax.solvers.linear._steps import (
 )
 from dpjax.transforms import average_params
 
-_FEWEST_STEPS, _MOST_STEPS = 50, 150  # three for two weights in between
-# Bias and noise of clipping are taken to be alike where so many times 2 sqrt(d)
-# multipliers of records are clipped, d the number of weights; never more than half.
+_FEWEST_STEPS, _MOST_STEPS = 50, 150  # in between, three for every two weights
+# Bias and noise of clipping are assumed to be equal if this times 2 sqrt(d) multipliers
+# of records are clipped, d the number of weights; never more than half of them.
 _CLIPPED, _MOST_CLIPPED = 1.0, 0.5
-# Rows that second moments scale down: so many times the edge of their noise, in
-# multipliers of one record, and never more than a tenth of all.
+# Rows that second moments clip: this times the edge of their noise, in multipliers of
+# one record, and never more than a tenth of all.
 _BEYOND_RADIUS, _MOST_BEYOND = 20.0, 0.1
-# The length of the column of ones beside rows that are clipped to a radius R, in R. For
-# a length t R, the noise of second moments is proportional to R^2 (1 + t^2), and that
-# of the center to R (1 + t^2) / t. A half costs a quarter more of the first, and brings
-# the second near its least. Plain ones beside long rows leave the center to the noise.
+# Rows are clipped to a radius R and get a column of the constant t R. The noise of
+# second moments is then proportional to R^2 (1 + t^2), and that of the center to
+# R (1 + t^2) / t. A half makes the first a quarter larger than 0 does, and the second
+# near its minimum. With ones instead, if R is large, the center would be mostly noise.
 _ONES = 0.5
-# The first step's length, of threshold / sqrt(d), the size of a weight that matters. So
-# few steps cannot begin slowly, but where n is so many times the noise of a gradient.
+# The norm of the first step, in threshold / sqrt(d), the size of a weight that matters.
+# So few steps must begin with a large one, unless n is this times a gradient's noise.
 _FIRST_DISTANCE, _CLEAR_FIRST_DISTANCE, _CLEAR = 0.3, 0.1, 700
 
 
 class Coordinates(NamedTuple):
-    """Where the steps take place, and how long their gradients are.
+    """The coordinates of the steps, and the clipping thresholds of their gradients.
 
     Attributes:
         rows: (z, offset, target, weight), z of shape (n, d).
@@ -76,16 +76,12 @@ def fit(
     """Returns released weights and intercept, and the stats.
 
     Privacy:
-        As one Gaussian mechanism of the noise multiplier, under replace-one, for all
-        that is returned and all iterates.
+        One Gaussian mechanism of the noise multiplier under replace-one, for all that
+        is returned and all iterates.
     """
     release = partial(robust_fit, _fit_once) if kind.is_robust else _fit_once
     return release(
-        kind,
-        examples,
-        key=key,
-        noise_multiplier=noise_multiplier,
-        execution=execution,
+        kind, examples, key=key, noise_multiplier=noise_multiplier, execution=execution
     )
 
 
@@ -97,7 +93,7 @@ def _fit_once(
     noise_multiplier: float,
     execution: Execution,
 ) -> tuple[dict[str, jax.Array], dict[str, Any]]:
-    """As `fit`, for robust losses of targets about zero, of about unit scale."""
+    """See `fit`. Targets of robust losses are about zero, of about unit scale."""
     if kind.starts_at_mean:
         examples = _without_offsets(examples)
     num_samples, num_features = examples.features.shape
@@ -115,36 +111,36 @@ def _fit_once(
     is_clear = num_samples >= _CLEAR * noise_multiplier * math.sqrt(num_weights)
     first_distance = _CLEAR_FIRST_DISTANCE if is_clear else _FIRST_DISTANCE
     num_steps = min(max(3 * num_weights // 2, _FEWEST_STEPS), _MOST_STEPS)
-    place_key, step_key, end_key = _keys.split(key, 3)
-    place = _coordinates(kind, num_steps, examples, place_key, multipliers)
+    start_key, step_key, end_key = _keys.split(key, 3)
+    start = _coordinates(kind, num_steps, examples, start_key, multipliers)
     blocks = kind.block_shares
-    outputs = place.constant.shape
-    params = {"weights": jnp.zeros((num_features, *outputs), place.constant.dtype)}
+    outputs = start.constant.shape
+    params = {"weights": jnp.zeros((num_features, *outputs), start.constant.dtype)}
     if "intercept" in blocks:
-        params["intercept"] = place.constant
-    distance = first_distance / math.sqrt(max(1, num_weights)) * place.norms["weights"]
+        params["intercept"] = start.constant
+    distance = first_distance / math.sqrt(max(1, num_weights)) * start.norms["weights"]
     step = DistanceOverGradientsStep(
         loss_fn=ExampleLoss(kind.loss),
-        batches=Batches.of(place.rows, num_steps, Full(), execution),
-        estimator=BlockClipping(place.norms, tuple(blocks.items())),
+        batches=Batches.of(start.rows, num_steps, Full(), execution),
+        estimator=BlockClipping(start.norms, tuple(blocks.items())),
         noise_multiplier=multipliers.steps * math.sqrt(num_steps),
         first_distances={name: distance for name in blocks},
     )
-    _, state = iterate(step, params, place.rows, key=step_key, execution=execution)
-    params, stats = average_params(state), place.stats
+    _, state = iterate(step, params, start.rows, key=step_key, execution=execution)
+    params, stats = average_params(state), start.stats
     if kind.has_intercept:
-        params = {"intercept": place.constant} | params
+        params = {"intercept": start.constant} | params
     if kind.loss.num_outputs == 1:
         params, stats["scale"] = _recalibrated(
-            kind, examples, place.rows[0], params, end_key, multipliers
+            kind, examples, start.rows[0], params, end_key, multipliers
         )
     stats |= released | {"num_steps": num_steps}
-    return _in_features(place.whitening, params), stats
+    return _in_features(start.whitening, params), stats
 
 
 @jax.jit
 def _without_offsets(examples: Examples) -> Examples:
-    """Returns the examples with offsets taken off the targets, for losses of those."""
+    """Returns the examples with offsets subtracted from the targets."""
     targets, offsets = examples.targets - examples.offsets, examples.offsets
     return examples._replace(targets=targets, offsets=jnp.zeros_like(offsets))
 
@@ -153,7 +149,7 @@ def _coordinates(
     kind: ModelKind, num_steps: int, examples: Examples, key: Key, multipliers: Shares
 ) -> Coordinates:
     """Releases constant, scales and second moments, each after those before it."""
-    # Program by program: the longest, noisy quantiles, are then compiled but once.
+    # One program after the other, so that that of noisy quantiles is compiled once.
     num_samples, num_features = examples.features.shape
     size_key, mean_key, radius_key, moments_key, norm_key = _keys.split(key, 5)
     mean_keys = size_key, mean_key
@@ -163,21 +159,21 @@ def _coordinates(
     num_beyond = _BEYOND_RADIUS * math.sqrt(2 * num_features) * multipliers.moments
     radius = noisy_quantile(
         radius_key,
-        gathered(lengths(rows)),
+        gathered(row_norms(rows)),
         num_above=min(num_beyond, _MOST_BEYOND * num_samples),
         noise_multiplier=multipliers.radius,
     )
     white, z = whitened(kind, examples, rows, radius, moments_key, multipliers.moments)
 
-    rows, sizes = _gradient_sizes(kind, examples, z, constant)
+    rows, gradient_norms = _gradient_norms(kind, examples, z, constant)
     share = kind.block_shares["weights"]
     num_weights = num_features * kind.loss.num_outputs
-    steps = multipliers.steps  # of all together, as of one
+    steps = multipliers.steps  # of all steps together
     num_clipped = _CLIPPED * 2 * steps * math.sqrt(num_steps * num_weights / share)
     norms: dict[str, Scalar] = {
         "weights": noisy_quantile(
             norm_key,
-            gathered(sizes),
+            gathered(gradient_norms),
             num_above=min(num_clipped, _MOST_CLIPPED * num_samples),
             noise_multiplier=multipliers.gradient_size,
         )
@@ -192,7 +188,7 @@ def _coordinates(
 def weighted(kind: ModelKind, examples: Examples) -> jax.Array:
     """Returns features times the roots of the weights.
 
-    A record counts in the moments by its weight, and at weight zero not at all.
+    The second moments are then weighted means.
     """
     if not kind.has_weights:
         return examples.features
@@ -209,7 +205,7 @@ def whitened(
     multiplier: Scalar,
     floors: tuple[float, float] = FLOORS,
 ) -> tuple[Whitening, jax.Array]:
-    """Releases round coordinates of the rows, and returns the features in them."""
+    """Releases a whitening of the rows, and returns the whitened features."""
     ones = None
     if kind.has_intercept:
         ones = _ONES * radius
@@ -219,39 +215,35 @@ def whitened(
         rows = jnp.concatenate([rows, column], axis=1)
         radius = math.sqrt(1 + _ONES**2) * radius
     moments, stddev = noisy_second_moments(
-        key,
-        rows,
-        radius=radius,
-        noise_multiplier=multiplier,
-        axis_name=kind.axis_name,
+        key, rows, radius=radius, noise_multiplier=multiplier, axis_name=kind.axis_name
     )
     white = whitening(moments, stddev, ones=ones, floors=floors)
     return white, product(examples.features - white.center[None, :], white.matrix)
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradient_sizes(
+def _gradient_norms(
     kind: ModelKind, examples: Examples, z: jax.Array, constant: jax.Array
 ) -> tuple[tuple[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]:
-    """Returns the rows of the steps, and how long their first gradients are."""
+    """Returns the rows of the steps, and the norms of their first gradients."""
     _, targets, offsets, weights = examples
     outputs = constant.shape
     shape = (len(z), *outputs)
     shift = offsets.reshape(len(z), *(1 for _ in outputs))
     predictions = jnp.broadcast_to(constant, shape) + jnp.broadcast_to(shift, shape)
-    slopes = weights * slope_sizes(kind.loss.derivative(predictions, targets))
+    slopes = weights * slope_norms(kind.loss.derivative(predictions, targets))
     if kind.starts_at_mean:
         offsets = offsets + constant
-    return (z, offsets, targets, weights), slopes * lengths(z)
+    return (z, offsets, targets, weights), slopes * row_norms(z)
 
 
-def slope_sizes(slopes: jax.Array) -> jax.Array:
-    """Returns how long the derivative in the prediction, (n,) or (n, K), is."""
-    return jnp.abs(slopes) if slopes.ndim == 1 else lengths(slopes)
+def slope_norms(slopes: jax.Array) -> jax.Array:
+    """Returns the norms of derivatives in the prediction, (n,) or (n, K)."""
+    return jnp.abs(slopes) if slopes.ndim == 1 else row_norms(slopes)
 
 
 @jax.jit
-def lengths(rows: jax.Array) -> jax.Array:
+def row_norms(rows: jax.Array) -> jax.Array:
     """Returns the l2 norm of each row."""
     return jnp.sqrt(jnp.sum(rows**2, axis=1))
 
@@ -264,7 +256,7 @@ def _recalibrated(
     key: Key,
     multipliers: Shares,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Releases weights of the length that fits, with their intercept, and the scale."""
+    """Releases weights of the best norm, with their intercept, and the scale."""
     level = params.get("intercept", jnp.zeros_like(params["weights"][0]))
     scale, shift = recalibration(
         kind.loss,

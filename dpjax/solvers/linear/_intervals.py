@@ -2,7 +2,7 @@
 
 With scores s = w loss'(prediction, y) and second derivatives H of the mean loss at the
 fit, theta = fit - H^-1 mean(x s) has the covariance H^-1 (S / n) H^-1 for S the second
-moments of x s. Here H, the mean and S are noisy, and so is what theta costs in width.
+moments of x s. Here H, the mean and S are noisy, and the covariance counts that.
 """
 
 import math
@@ -17,8 +17,8 @@ from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
 from dpjax.losses import squared
 from dpjax.solvers._loop import Execution
-from dpjax.solvers.linear._fit import fit, lengths, product, weighted, whitened
-from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._fit import fit, product, row_norms, weighted, whitened
+from dpjax.solvers.linear._kind import Examples, ModelKind, bounded
 from dpjax.solvers.linear._moments import Whitening, noisy_second_moments
 from dpjax.solvers.linear._noisy_bound import noisy_bound, num_above
 from dpjax.solvers.linear._scores import Params, Scores, released_scores
@@ -35,27 +35,26 @@ _SHARES = {
     "scores": 0.46,
     "score_moments": 0.04,
 }
-# Second moments of correlated features are to be seen after a first, rough whitening:
-# as much is added to each eigenvalue as the noise can hide, and no more.
+# Floors of a first, rough whitening, after which the second moments of correlated
+# features are above their noise: only the edge of the noise is added to eigenvalues.
 _FLOORS = (1.0, 0.0)
-# Eigenvalues below so many edges of the noise's spectrum are hidden by it.
+# Eigenvalues below this times the edge of the noise's spectrum are hidden by it.
 _CLEAR = 2.0
-# Squared loadings on hidden directions of so many variances of their noise are none.
+# Squared loadings on hidden directions count as zero below this times their noise.
 _NO_LOADING = 9.0
-# No interval is finite where a noisy bound would clip more than this share of records.
+# All intervals are infinite if a noisy bound would clip more than this share.
 _MOST_ABOVE = 0.05
-_LARGEST = 1e15  # features and targets are held within: their squares stay finite
 
 
 class Curvatures(NamedTuple):
-    """Released second derivatives, and the coordinates in which they are ones.
+    """Released second derivatives, and the coordinates in which they are the identity.
 
-    All of rows (z, 1), or of z without an intercept; k is their number of coordinates.
+    They are those of rows (z, 1), or of z without an intercept, with k coordinates.
 
     Attributes:
         root: shape (k, k), of which each column is a direction of curvature 1, or zeros
-            where the noise hides it. With an intercept the last one is the level.
-        hidden: shape (k, k), the hidden directions in the other columns' place.
+            if the noise hides it. With an intercept the last one is the level.
+        hidden: shape (k, k), the hidden directions in the columns that are zero there.
         num_hidden: how many there are.
         stddev: of the noise on the diagonal of the second derivatives.
     """
@@ -78,25 +77,24 @@ def fit_with_errors(
 
     Correlations are those of the errors, weights before the intercept.
 
-    1. A bound of row lengths, and second moments of rows: coordinates z for all below.
-       If features are correlated, the second derivatives in z are seen where those in
-       features would be hidden.
+    1. A bound of row norms, and second moments of rows, which give coordinates z for
+       all below. If features are correlated, noise hides less of the second derivatives
+       in z than of those in features.
     2. A fit.
-    3. A bound of the lengths of rows times the root of the loss's second derivative,
+    3. A bound of the norms of rows times the root of the loss's second derivative,
        and the second moments of those: H. Directions of curvature below twice the edge
        of the noise's spectrum are hidden.
     4. Bounds of the scores in the other directions, in which H is the identity, and of
-       the score of the intercept, with noisy counts of how many are near and above.
-    5. The mean of clipped scores, with an estimate of what clipping cuts, and the
-       second moments S of what that is the mean of.
+       the score of the intercept, with noisy counts of those near and above it.
+    5. The mean of clipped scores, corrected by an estimate of the bias of clipping, and
+       the second moments S of the corrected scores.
 
-    The step is H^-1 times the mean. The covariance adds up H^-1 (S / n) H^-1, what the
-    noise of the mean makes of that, what the noise of H makes of the step, and what the
-    estimate of the bias of clipping may be off by. All of it is computed from released
-    numbers.
+    The step is H^-1 times the mean. The covariance is the sum of H^-1 (S / n) H^-1 and
+    of those of the noise of the mean, of the step by the noise of H, and of the
+    estimate of the bias of clipping. All are computed from released numbers.
 
     Privacy:
-        As one Gaussian mechanism of the noise multiplier, under replace-one: four noisy
+        One Gaussian mechanism of the noise multiplier under replace-one: four noisy
         bounds, two pairs of noisy counts, three noisy second moments, a fit, and a mean
         of sensitivity 2 / n in units of its bounds. Without an intercept one bound and
         one pair less. Everything else is a function of what they released.
@@ -111,7 +109,7 @@ def fit_with_errors(
     rows = weighted(kind, examples)
     radius = noisy_bound(
         row_keys[0],
-        gathered(lengths(rows)),
+        gathered(row_norms(rows)),
         noise_multiplier=multipliers["row_lengths"],
     )
     white, z = whitened(
@@ -123,20 +121,20 @@ def fit_with_errors(
         multipliers["row_moments"],
         floors=_FLOORS,
     )
-    examples = examples._replace(features=_held(z))
-    first, taken = fit(
+    examples = examples._replace(features=bounded(z))
+    first, fit_stats = fit(
         kind,
         examples,
         key=fit_key,
         noise_multiplier=multipliers["fit"],
         execution=execution,
     )
-    # With the Huber loss of a threshold in scales, all below is in units of the scale.
-    unit = taken.get("residual_scale", jnp.ones((), z.dtype))
+    # With a Huber loss in scales, all below is in units of the scale.
+    unit = fit_stats.get("residual_scale", jnp.ones((), z.dtype))
     first, rows, slopes = _linearized(kind, examples, first, unit)
     radius = noisy_bound(
         curvature_keys[0],
-        gathered(lengths(rows)),
+        gathered(row_norms(rows)),
         noise_multiplier=multipliers["curvature_lengths"],
     )
     moments, noise = noisy_second_moments(
@@ -156,18 +154,13 @@ def fit_with_errors(
         errors = jax.tree.map(lambda x: jnp.full_like(x, jnp.inf), errors)
         correlations = jnp.eye(len(correlations), dtype=correlations.dtype)
     shares = {name: share for name, share in _SHARES.items() if name != "fit"}
-    within = {x: _SHARES["fit"] * share for x, share in taken["shares"].items()}
-    stats = taken | {
+    within = {x: _SHARES["fit"] * share for x, share in fit_stats["shares"].items()}
+    stats = fit_stats | {
         "noise_multiplier": noise_multiplier,
         "shares": shares | within,
         "num_hidden": curvatures.num_hidden,
     }
     return params, errors, correlations, stats
-
-
-@jax.jit
-def _held(x: jax.Array) -> jax.Array:
-    return jnp.clip(jnp.nan_to_num(x), -_LARGEST, _LARGEST)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -181,7 +174,8 @@ def _linearized(
     z, targets, offsets, weights = examples
     params = {name: x / unit for name, x in params.items()}
     predictions = product(z, params["weights"]) + params.get("intercept", 0.0)
-    predictions, targets = predictions + _held(offsets / unit), _held(targets / unit)
+    predictions += bounded(offsets / unit)
+    targets = bounded(targets / unit)
     slopes = weights * kind.loss.derivative(predictions, targets)
     curvatures = weights * kind.loss.curvature(predictions, targets)
     if kind.has_intercept:
@@ -198,17 +192,17 @@ def _curvatures(has_intercept: bool, moments: jax.Array, stddev: Scalar) -> Curv
     least = _CLEAR * math.sqrt(2 * size) * stddev  # the edge of the spectrum of noise
     if not has_intercept:
         return Curvatures(*_directions(moments, least), stddev)
-    # The level is the last direction, and the others are about the center of the rows.
+    # The level is the last direction. The others are those of centered rows.
     level, means = moments[-1, -1], moments[:-1, -1]
     is_clear = (level > least).astype(level.dtype)
     level = jnp.maximum(level, least)
     center = means / level
     inner = moments[:-1, :-1] - level * jnp.outer(center, center)
-    *found, num_hidden = _directions(inner, least)
+    *directions, num_hidden = _directions(inner, least)
     corners = is_clear / jnp.sqrt(level), 1 - is_clear
     root, hidden = (
         _with_level(x, -center @ x, corner)
-        for x, corner in zip(found, corners, strict=True)
+        for x, corner in zip(directions, corners, strict=True)
     )
     return Curvatures(root, hidden, num_hidden + 1 - is_clear, stddev)
 
@@ -259,7 +253,7 @@ def _newton_step(
     """
     root, hidden, num_hidden, noise = curvatures
     units = scores.units / kind.loss.curvature_bound
-    scale = jnp.max(units)  # in which squares neither overflow nor vanish
+    scale = jnp.max(units)  # so that squares neither overflow nor vanish
     start = (
         jnp.hstack([first[x] for x in ("weights", "intercept") if x in first]) / scale
     )
@@ -272,15 +266,15 @@ def _newton_step(
     spread = spread + jnp.diag(scores.stddev**2) + scores.bias @ scores.bias.T
     # The noise E of H, symmetric, makes H^-1 E step of the step: E[E v v^T E] for a
     # vector v is s^2 / 2 (|v|^2 + v v^T). Along hidden directions, where there is no
-    # step, the fit may be off by as much as it has moved there.
+    # step, the error of the fit is assumed to be as large as the fit itself.
     inverse = root @ root.T
     unseen = jnp.where(num_hidden > 0, jnp.sum(start**2), 0.0)
     doubt = (jnp.sum(step**2) + unseen) * identity + jnp.outer(step, step)
     doubt = inverse @ (noise**2 / 2 * doubt) @ inverse
     covariance = slope @ spread @ slope.T + doubt
     if kind.has_intercept and not (kind.is_robust or kind.loss == squared):
-        # The third derivative is no larger than the second (Bach 2010), so that the
-        # level is off by half the mean of (H-weighted) squared changes at most.
+        # The third derivative is at most the second (Bach 2010), so that the error of
+        # the level is at most half the mean of (H-weighted) squared changes.
         turn = jnp.sum((units / scale * scores.mean) ** 2) * scale * root[-1, -1] ** 2
         covariance = covariance.at[-1, -1].add(turn**2 / 4)
     # Back to features: weights A w, and the intercept less <center, A w>.

@@ -1,14 +1,16 @@
-"""What a linear model is fitted to, and what part of the budget each release takes."""
+"""What a linear model is fitted to, and the share of the budget of each release."""
 
 import math
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from dpjax._sharding import AxisName
 from dpjax.losses import LinearLoss, squared
 from dpjax.losses._shared import Huber
 
+LARGEST = 1e15  # larger numbers are clipped to it, so that their squares stay finite
 _INTERCEPT_SHARE = 0.1  # of the steps' budget
 
 
@@ -36,17 +38,17 @@ class ModelKind(NamedTuple):
 
     @property
     def is_robust(self) -> bool:
-        """Whether targets have their median and scale taken off before a fit."""
+        """Whether targets are centered at their median and scaled before a fit."""
         return isinstance(self.loss, Huber)
 
     @property
     def starts_at_mean(self) -> bool:
-        """Whether the best constant is a mean, and so no step needs to find it."""
+        """Whether the best constant is a mean, so that steps leave it as it is."""
         return self.has_intercept and self.loss == squared
 
     @property
     def block_shares(self) -> dict[str, float]:
-        """What part of the steps' budget each leaf of params takes."""
+        """The share of the steps' budget of each leaf of params."""
         if not self.has_intercept or self.starts_at_mean:
             return {"weights": 1.0}
         return {"weights": 1 - _INTERCEPT_SHARE, "intercept": _INTERCEPT_SHARE}
@@ -62,16 +64,16 @@ class Examples(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """What part of the budget each release takes, 1 in all.
+    """The share of the budget of each release; they add up to 1.
 
     Attributes:
-        target_size: how large targets are.
+        target_size: a bound of the targets.
         mean: the mean of the targets.
-        radius: how long rows are.
+        radius: the clipping threshold of rows.
         moments: the second moments of features.
-        gradient_size: how long gradients are.
+        gradient_size: the clipping threshold of gradients.
         steps: all steps together.
-        score_sizes: how large scores and slopes are in the end.
+        score_sizes: bounds of scores and slopes at the end.
         recalibration: scale and level of the scores.
     """
 
@@ -90,9 +92,9 @@ class Shares(NamedTuple):
     ) -> "Shares":
         """Returns the shares of a model of features of that shape.
 
-        What it does not need goes to the steps; all goes to a constant without any. The
-        less the budget lets see, the more of it goes to the constant, so that it is no
-        worse than that of a model which is nothing else.
+        Shares that are not needed are added to that of the steps. Without features the
+        constant has the whole budget. With features it has more if there is more noise,
+        so that it is no worse than that of a model without features.
         """
         num_samples, num_features = shape
         size = 0.0 if kind.has_labels else 0.4
@@ -114,3 +116,9 @@ class Shares(NamedTuple):
         Inverse squares of multipliers add up, and these are shares of them.
         """
         return Shares(*(noise_multiplier / math.sqrt(x) if x else 0.0 for x in self))
+
+
+@jax.jit
+def bounded(x: jax.Array) -> jax.Array:
+    """Returns finite numbers; NaN is zero."""
+    return jnp.clip(jnp.nan_to_num(x), -LARGEST, LARGEST)

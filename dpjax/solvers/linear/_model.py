@@ -1,7 +1,6 @@
 """A generalised linear model from data and a budget, without hyperparameters."""
 
 import math
-import operator
 from functools import partial
 
 import jax
@@ -27,10 +26,9 @@ from dpjax.solvers._solution import Solution
 from dpjax.solvers.linear._choice import choose_features
 from dpjax.solvers.linear._fit import fit
 from dpjax.solvers.linear._intervals import fit_with_errors
-from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._kind import Examples, ModelKind, bounded
 
-_MODEL_SHARE = 0.55  # of the budget, where features are chosen with the rest
-_LARGEST = 1e15  # features and offsets are held within: their squares stay finite
+_MODEL_SHARE = 0.55  # of the budget, if features are chosen with the rest
 
 
 def dp_linear_model(
@@ -72,7 +70,7 @@ def dp_linear_model(
        clipped gradients of skewed targets stop before the best weights. Losses with
        several outputs skip it.
 
-    The Huber loss resists targets of any size, because nothing of it is a mean of them.
+    The Huber loss is robust to targets of any size: no release is a mean of them.
     Targets are first centred at a private median and divided by the median distance
     from it. A first fit with a quarter of the budget gives residuals; in units of their
     median size, or of the threshold, a second fit corrects the first.
@@ -194,15 +192,11 @@ def dp_linear_model(
     )
     check_noise(epsilon, delta, noise_multiplier)
     _validate.typed_key(key)
-    _validate.require(
-        isinstance(data, tuple | list) and len(data) == 2,
-        "data",
-        type(data),
-        "a pair (features, targets)",
-    )
-    features, targets = _validate.linear_data(*data)
+    features, targets = records_of(data)
     num_samples, num_columns = features.shape
-    column = _column(intercept, num_columns)
+    column = None
+    if intercept is not None:
+        column = column_index("intercept", intercept, num_columns)
     num_features = num_columns - (column is not None)
     if max_features is not None:
         _validate.count(max_features=max_features)
@@ -211,9 +205,8 @@ def dp_linear_model(
         _check_intervals(model, loss, max_features, num_features)
     deleted = column
     if num_features == 0 and (offsets is not None or isinstance(model, Huber)):
-        # With offsets the best intercept is no mean of targets, and for the Huber loss
-        # neither, so that it is fitted by steps. The column of ones is not deleted but
-        # replaced by zeros until then.
+        # With offsets, or the Huber loss, the best intercept is not a mean of targets,
+        # so that it is fitted by steps, with a column of zeros in place of the ones.
         features, deleted = jnp.zeros_like(features), None
     examples = Examples(
         features,
@@ -231,10 +224,10 @@ def dp_linear_model(
     )
     examples = cleaned(model, deleted, examples, max_weight)
     key, choice_key = _keys.split(key)
-    places = np.arange(num_columns)
+    indices = np.arange(num_columns)
     if deleted is not None:
-        places = np.delete(places, deleted)
-    places, stats = jnp.asarray(places), {}
+        indices = np.delete(indices, deleted)
+    indices, stats = jnp.asarray(indices), {}
     num_chosen = num_features if max_features is None else max_features
     is_choosing = num_chosen < num_features
     total, epsilon, event = noise_of(epsilon, delta, noise_multiplier, is_choosing)
@@ -248,24 +241,26 @@ def dp_linear_model(
             execution=execution,
         )
         examples = examples._replace(features=examples.features[:, selected])
-        places = places[selected]
-        total, stats = total / math.sqrt(_MODEL_SHARE), {"selected": places}
+        indices = indices[selected]
+        total, stats = total / math.sqrt(_MODEL_SHARE), {"selected": indices}
     errors = correlations = None
     release = {"key": key, "noise_multiplier": total, "execution": execution}
-    by_column = partial(_by_column, num_columns, column, places)
+    by_column = partial(_by_column, num_columns, column, indices)
     if intervals:
-        params, found, correlations, taken = fit_with_errors(kind, examples, **release)
-        errors = by_column(found)
-        order = places if column is None else jnp.append(places, column)
+        params, errors, correlations, fit_stats = fit_with_errors(
+            kind, examples, **release
+        )
+        errors = by_column(errors)
+        order = indices if column is None else jnp.append(indices, column)
         order = jnp.argsort(order)
         correlations = correlations[order][:, order]
     else:
-        params, taken = fit(kind, examples, **release)
+        params, fit_stats = fit(kind, examples, **release)
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
     )
     params = by_column(params)
-    return Solution(params, privacy, stats | taken, errors, correlations)
+    return Solution(params, privacy, stats | fit_stats, errors, correlations)
 
 
 def _check_intervals(
@@ -274,7 +269,7 @@ def _check_intervals(
     max_features: int | None,
     num_features: int,
 ) -> None:
-    """Refuses what has no intervals: other losses, a choice of features, a constant."""
+    """Refuses models without intervals: other losses, chosen features, a constant."""
     has_intervals = (
         model in (squared, logistic)
         or isinstance(model, Huber)
@@ -307,7 +302,7 @@ def noise_of(
     is_choosing: bool = False,
 ) -> tuple[float, float, DpEvent]:
     """Returns noise multiplier, epsilon and event of all releases together."""
-    if is_choosing:  # by the exponential mechanism: no Gaussian, but zCDP as of one
+    if is_choosing:  # by the exponential mechanism: zCDP
         if epsilon is not None:
             rho = epsilon_to_rho(epsilon, delta)
             return math.sqrt(0.5 / rho), epsilon, ZCDpEvent(rho)
@@ -322,26 +317,33 @@ def noise_of(
     return multiplier, epsilon, gaussian_event(multiplier, num_steps=1)
 
 
-def _column(intercept: int | None, num_columns: int) -> int | None:
-    """Returns the index of the intercept's column, from zero on."""
-    if intercept is None:
-        return None
-    is_index = isinstance(intercept, int | np.integer) and not isinstance(
-        intercept, bool
-    )
+def records_of(data: tuple[ArrayLike, ArrayLike]) -> tuple[jax.Array, jax.Array]:
+    """Returns features (n, d) and targets (n,), as float arrays."""
     _validate.require(
-        is_index and -num_columns <= intercept < num_columns,
-        "intercept",
-        intercept,
-        f"the index of one of {num_columns} columns, or None",
+        isinstance(data, tuple | list) and len(data) == 2,
+        "data",
+        type(data),
+        "a pair (features, targets)",
     )
-    return operator.index(intercept) % num_columns
+    return _validate.linear_data(*data)
+
+
+def column_index(name: str, index: int, num_columns: int) -> int:
+    """Returns the index of a column, from zero on."""
+    is_index = isinstance(index, int | np.integer) and not isinstance(index, bool)
+    _validate.require(
+        is_index and -num_columns <= index < num_columns,
+        name,
+        index,
+        f"the index of one of {num_columns} columns",
+    )
+    return int(index) % num_columns
 
 
 def per_record(
     name: str, values: ArrayLike | None, targets: jax.Array, default: float
 ) -> jax.Array:
-    """Returns one number for each record, the default where there are none."""
+    """Returns one number for each record: the default if there are none."""
     if values is None:
         return jnp.full_like(targets, default)
     array = jnp.asarray(_validate.arrays(values))
@@ -358,19 +360,15 @@ def per_record(
 def cleaned(
     loss: LinearLoss, column: int | None, examples: Examples, max_weight: Scalar
 ) -> Examples:
-    """Returns finite records, each by itself, without the column."""
-
-    def held(x):
-        return jnp.clip(jnp.nan_to_num(x), -_LARGEST, _LARGEST)
-
+    """Returns finite records without the column, from each record alone."""
     features = examples.features
     if column is not None:
         features = jnp.delete(features, column, axis=1, assume_unique_indices=True)
     weights = jnp.clip(jnp.nan_to_num(examples.weights), 0.0, max_weight)
     return Examples(
-        held(features),
+        bounded(features),
         loss.targets_of(examples.targets),
-        held(examples.offsets),
+        bounded(examples.offsets),
         weights / max_weight,
     )
 
@@ -379,13 +377,13 @@ def cleaned(
 def _by_column(
     num_columns: int,
     column: int | None,
-    places: jax.Array,
+    indices: jax.Array,
     params: dict[str, jax.Array],
 ) -> jax.Array:
     """Returns one weight for each column, zero for those that were not chosen."""
     weights = params["weights"]
     whole = jnp.zeros((num_columns, *weights.shape[1:]), weights.dtype)
-    whole = whole.at[places].set(weights)
+    whole = whole.at[indices].set(weights)
     if column is not None:
         whole = whole.at[column].set(params["intercept"])
     return whole

@@ -1,4 +1,4 @@
-"""Private second moments of features, and the coordinates that they make round."""
+"""Private second moments of features, and a whitening from them."""
 
 import math
 from typing import Any, NamedTuple, cast
@@ -15,19 +15,19 @@ from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import gaussian
 from dpjax.transforms import aggregate
 
-# Of the edge of the noise's spectrum, and of the mean eigenvalue, that are added to
-# every eigenvalue: directions which the noise hides are not to be blown up.
+# Multiples of the edge of the noise's spectrum, and of the mean eigenvalue, that are
+# added to every eigenvalue, so that directions hidden by noise are not scaled up.
 FLOORS, _LEAST = (3.0, 0.1), 1e-6
-_CLEAR_WEIGHT = 2.0  # the least that the mean weight is taken to be, in its stddevs
+_CLEAR_WEIGHT = 2.0  # the minimum of the mean weight, in its stddevs
 
 
 class Whitening(NamedTuple):
     """A linear map to coordinates in which second moments are about the identity.
 
     Attributes:
-        center: what features are centred at, shape (d,); zeros without an intercept.
+        center: subtracted from features, shape (d,); zeros without an intercept.
         matrix: A of shape (d, d), in z = A^T (x - center).
-        share_kept: how much of the off-diagonal moments rises above the noise, 0 to 1.
+        share_kept: the share of the off-diagonal moments that is not noise, 0 to 1.
     """
 
     center: jax.Array
@@ -43,7 +43,7 @@ def noisy_second_moments(
     noise_multiplier: Scalar,
     axis_name: AxisName | None,
 ) -> tuple[jax.Array, Scalar]:
-    """Releases the mean of x x^T, rows longer than the radius scaled down to it.
+    """Releases the mean of x x^T of rows that are clipped to the radius.
 
     Args:
         key: a typed key.
@@ -58,11 +58,11 @@ def noisy_second_moments(
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one. The Frobenius
-        norm is the l2 norm of what is released: the diagonal, and sqrt(2) times what
-        stands above it. It moves by at most sqrt(2) R^2 / n, since
+        norm is the l2 norm of what is released: the diagonal, and sqrt(2) times the
+        entries above it. It moves by at most sqrt(2) R^2 / n, since
         ||x x^T - y y^T||^2 = |x|^4 + |y|^4 - 2 <x, y>^2, and by sqrt(2) times the
-        rounding of the mean, which `Clipping.sensitivity` counts beside its own
-        2 R^2 / n: entries above the diagonal may have all of it.
+        rounding of the mean, which `Clipping.sensitivity` adds to its own 2 R^2 / n,
+        because all of it may be in entries above the diagonal.
     """
     num_samples, num_features = features.shape
     largest = radius**2
@@ -92,27 +92,27 @@ def whitening(
     ones: Scalar | None = None,
     floors: tuple[float, float] = FLOORS,
 ) -> Whitening:
-    """Returns round coordinates, from released moments alone.
+    """Returns a whitening, from released moments alone.
 
-    What lies off the diagonal is shrunk by the share of its energy that is no noise,
-    and the spread of the diagonal likewise (James and Stein 1961): where nothing rises
-    above the noise, all coordinates get one scale. So much of the noise as is kept, and
-    a part of the mean eigenvalue, is added to the eigenvalues.
+    Entries off the diagonal are multiplied by the share of their energy that is not
+    noise, and so is the spread of the diagonal (James and Stein 1961). If all is noise,
+    all coordinates get the same scale. The edge of the noise that is kept, and a part
+    of the mean eigenvalue, are added to the eigenvalues.
 
-    The center is the mean of the features over the mean weight, both of which are
-    released. The mean weight is taken to be at least two standard deviations of its
-    noise, because a center too near to zero costs little, and one far off costs a lot.
+    The center is the released mean of the features over the released mean weight. The
+    latter is at least two standard deviations of its noise, because a center too near
+    to zero does little harm, and one too far from it a lot.
 
     Args:
-        moments: noisy second moments, shape (d, d). With `ones`, shape (d + 1, d + 1),
-            the last row and column those with a column of a constant.
+        moments: noisy second moments, shape (d, d). With `ones`, shape (d + 1, d + 1):
+            the last row and column are those of a constant column.
         stddev: of the noise on their diagonal.
         ones: that constant. None: there is no intercept, and features are not centered.
-        floors: of the edge of the noise's spectrum, and of the mean eigenvalue, what is
-            added to every eigenvalue.
+        floors: multiples of the edge of the noise's spectrum, and of the mean
+            eigenvalue, that are added to every eigenvalue.
     """
     unit = jnp.maximum(jnp.max(jnp.abs(moments)), jnp.asarray(stddev, moments.dtype))
-    moments, stddev = moments / unit, stddev / unit  # squares of any of them are finite
+    moments, stddev = moments / unit, stddev / unit  # so that squares are finite
     num_features = len(moments) - (ones is not None)
     center = jnp.zeros(num_features, moments.dtype)
     if ones is not None:
@@ -141,6 +141,6 @@ def whitening(
 
 
 def _above_noise(noise: Scalar, x: jax.Array) -> jax.Array:
-    """Returns the share of a sum of squares that is not the noise's, 0 to 1."""
+    """Returns the share of a sum of squares that is not noise, 0 to 1."""
     energy = jnp.sum(x**2)
     return jnp.maximum(0.0, 1 - noise / jnp.maximum(energy, jnp.finfo(x.dtype).tiny))

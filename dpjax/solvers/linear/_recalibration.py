@@ -1,8 +1,8 @@
-"""The scale and the level of a fitted predictor, mended by one noisy Newton step.
+"""The scale and the level of a fitted predictor, corrected by one noisy Newton step.
 
-Clipped gradients of skewed targets stop short of the weights that fit best: their
-direction is right, their length is not. Along the scores <w, x> there are but two
-numbers to find, so that little noise is needed.
+With clipped gradients of skewed targets, steps stop before the best weights: the
+direction is right, the norm is too small. Scale and level are two numbers only, so that
+little noise is needed.
 """
 
 import math
@@ -17,17 +17,16 @@ from dpjax._sharding import AxisName, gathered
 from dpjax._types import Key, Scalar
 from dpjax.losses import LinearLoss
 from dpjax.solvers._diameter import DiameterMean
-from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.linear._noisy_quantile import magnitudes, noisy_quantile
 from dpjax.transforms import privatize
 
 _MOST_SCALE = 3.0
-# How far scale and level are thought to be off, before anything is seen.
-_PRIOR = 0.1
+_PRIOR = 0.1  # the stddev of the errors of scale and level, a priori
 _LEAST_CURVATURE = 0.05  # of the loss's bound, on average
 # Records are (t u, t, c, c u, c u^2) with t and u in [-1, 1] and c in [0, 1]. The
 # squared distance of two is convex in each t and c, so that t is ±1 and c is 0 or 1.
 # With d the difference of the u and s the size of their sum, d^2 <= (2 - s)^2:
-# - The first two numbers are d apart, and with opposite t sqrt(4 + s^2).
+# - The distance of the first two numbers is d, and with opposite t sqrt(4 + s^2).
 # - The squared distance of the last three is d^2 (1 + s^2) from c = 1 to 1; from 1 to 0
 #   it is 1 + u^2 + u^4 <= 3.
 # All five: with opposite t, 4 + s^2 + 3 <= 11, or 4 + s^2 + d^2 (1 + s^2), which is at
@@ -37,7 +36,7 @@ _RECORDS = DiameterMean(radius=math.sqrt(5), diameter=math.sqrt(11))
 
 
 class Predictor(NamedTuple):
-    """A predictor level + score + offset, and the records that it is judged by.
+    """A predictor level + score + offset, and its records.
 
     Attributes:
         scores: shape (n,), of released weights.
@@ -65,17 +64,17 @@ def recalibration(
     multiplier: Scalar,
     axis_name: AxisName | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases what scores should be multiplied by, and what to add to their level.
+    """Releases the factor of the scores, and the change of the level.
 
     Args:
         loss: of one prediction.
-        predictor: what is to be mended.
+        predictor: to be corrected.
         key: a typed key.
         has_level: whether there is an intercept.
         is_at_mean: whether the loss is half the square, and the level a mean of the
-            targets, without offsets. Then only the mean of the scores is taken off it,
-            which are smaller than slopes.
-        size_multiplier: the noise multiplier of both sizes together.
+            targets, without offsets. Then only the mean of the scores is subtracted
+            from it, because they are smaller than slopes.
+        size_multiplier: the noise multiplier of both bounds together.
         multiplier: the noise multiplier of all five means together.
         axis_name: the mesh axes over which records are sharded.
 
@@ -84,21 +83,21 @@ def recalibration(
 
     Privacy:
         Under replace-one as two Gaussian mechanisms, one of each multiplier: two
-        noisy quantiles, and a mean of five numbers, of which a record moves the sum by
-        at most sqrt(11).
+        noisy quantiles, and a mean of five numbers, whose sum a record moves by at most
+        sqrt(11).
     """
     keys = _keys.split(key, 3)
-    sizes = [
+    bounds = [
         noisy_quantile(
             quantile_key,
             gathered(x),
             num_above=2 * multiplier,
             noise_multiplier=math.sqrt(2) * size_multiplier,
         )
-        for quantile_key, x in zip(keys[:2], _sizes(loss, predictor), strict=True)
+        for quantile_key, x in zip(keys[:2], _magnitudes(loss, predictor), strict=True)
     ]
     return _newton_step(
-        loss, has_level, is_at_mean, axis_name, predictor, sizes, keys[2], multiplier
+        loss, has_level, is_at_mean, axis_name, predictor, bounds, keys[2], multiplier
     )
 
 
@@ -108,18 +107,18 @@ def _slopes(loss: LinearLoss, predictor: Predictor) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=0)
-def _sizes(loss: LinearLoss, predictor: Predictor) -> list[jax.Array]:
-    """Returns how large score and slope are of each record that counts."""
+def _magnitudes(loss: LinearLoss, predictor: Predictor) -> list[jax.Array]:
+    """Returns the absolute values of scores and slopes."""
     samples = predictor.scores, _slopes(loss, predictor)
-    return [jnp.where(predictor.weights > 0, jnp.abs(x), 0.0) for x in samples]
+    return [magnitudes(x, predictor.weights) for x in samples]
 
 
 def _records(
-    loss: LinearLoss, predictor: Predictor, sizes: tuple[jax.Array, jax.Array]
+    loss: LinearLoss, predictor: Predictor, bounds: tuple[jax.Array, jax.Array]
 ) -> jax.Array:
     """Returns five numbers of each record, shape (n, 5), in the set of `_RECORDS`."""
     scores, level, targets, offsets, weights = predictor
-    spread, height = sizes
+    spread, height = bounds
     # All factors are within their ranges before they are multiplied.
     unit = jnp.clip(scores / spread, -1.0, 1.0)
     slopes = jnp.clip(_slopes(loss, predictor) / height, -1.0, 1.0)
@@ -138,13 +137,13 @@ def _newton_step(
     is_at_mean: bool,
     axis_name: AxisName | None,
     predictor: Predictor,
-    sizes: list[jax.Array],
+    bounds: list[jax.Array],
     key: Key,
     multiplier: Scalar,
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases scale and shift, from numbers that few records exceed."""
+    """Releases scale and shift, from released bounds."""
     level, bound = predictor.level, loss.curvature_bound
-    spread, height = sizes
+    spread, height = bounds
     samples = _records(loss, predictor, (spread, height))
     release = privatize(
         _RECORDS, noise_multiplier=multiplier, key=key, axis_name=axis_name
@@ -153,7 +152,7 @@ def _newton_step(
     noise = _RECORDS.diameter * multiplier / len(samples)
     # From here on only released numbers: gradient and Hessian of the mean loss in
     # (spread·scale, level), and Newton's step by elimination of the level. Both parts
-    # of the gradient have the same clipped slopes: so an error of the level cancels.
+    # of the gradient have the same clipped slopes, so an error of the level cancels.
     gradient, pull = height * means[0], height * means[1]
     curvature = bound * jnp.maximum(means[2], _LEAST_CURVATURE)
     mixed, own = bound * means[3], bound * means[4]

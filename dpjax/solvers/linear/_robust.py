@@ -1,4 +1,4 @@
-"""A fit with the Huber loss: about a private median, then in units of its residuals."""
+"""A fit with the Huber loss: centered at a private median, then scaled by residuals."""
 
 import math
 from collections.abc import Callable
@@ -15,20 +15,19 @@ from dpjax._types import Key, Scalar
 from dpjax.losses._shared import Huber
 from dpjax.mechanisms import gaussian
 from dpjax.solvers._loop import Execution
-from dpjax.solvers.linear._kind import Examples, ModelKind
-from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.linear._kind import LARGEST, Examples, ModelKind, bounded
+from dpjax.solvers.linear._noisy_quantile import magnitudes, noisy_quantile
 
-# Of the budget: each of three scales, the median, and the first of two fits. The second
-# takes the rest.
+# Shares of the budget: of each of three scales, the median, and the first of two fits.
+# The second has the rest.
 _SCALE, _MEDIAN, _FIRST_FIT = 0.02, 0.03, 0.25
-# A threshold of more scales of the targets counts as so many: sizes are seen from 2^-20
-# units on.
+# A threshold of more scales of the targets counts as this, because bins of magnitudes
+# begin at 2^-20 units.
 _MOST_SCALES = 1e4
 _THRESHOLD = 1.345  # of both fits, in their units: one program serves all thresholds
 _TO_STDDEV = 1.4826  # of a normal law, over the median of its absolute values
 _NUM_HALVINGS = 20
 _WITHIN, _RANGE = 0.25, 4.0  # see `median_and_bound`
-_LARGEST = 1e15  # targets in their units are held within: their squares stay finite
 _MOST_RECORDS = 2**24  # integers up to here are exact in float32
 
 Params = dict[str, jax.Array]
@@ -46,31 +45,31 @@ def robust_fit(
 ) -> tuple[Params, dict[str, Any]]:
     """Returns released weights and intercept, and the stats.
 
-    1. With an intercept, the median of targets, by halving an interval: of twice the
-       median size of targets on either side of zero.
-    2. The median distance from it. In that unit a first fit takes a quarter of the
+    1. With an intercept, the median of targets, by bisection. It is searched within
+       twice the median absolute value of the targets.
+    2. The median distance from it: the unit of a first fit, which has a quarter of the
        budget.
-    3. The median size of the residuals of that fit. In that unit, or in that of the
-       loss's own threshold, a second fit to the residuals corrects the first.
+    3. The median absolute value of the residuals of that fit. In that unit, or in that
+       of the loss's own threshold, a second fit to the residuals corrects the first.
 
-    However large a few targets are, they move medians by their number, and slopes by
-    no more than the threshold.
+    However large a few targets are, medians depend on their number alone, and slopes
+    are at most the threshold.
 
     Args:
         fit_once: a fit of this kind to targets of unit scale about zero.
         kind: what is static, with a loss `Huber`.
-        examples: of which targets have offsets taken off first.
+        examples: of which offsets are first subtracted from the targets.
         key: a typed key.
         noise_multiplier: of all releases together.
-        execution: of the second fit, and of the first but for callback and checkpoint.
+        execution: of the second fit, and of the first without callback and checkpoint.
 
     Privacy:
-        As one Gaussian mechanism of the noise multiplier, under replace-one: three
+        One Gaussian mechanism of the noise multiplier under replace-one: three
         noisy quantiles, a noisy median, and two fits.
     """
     assert isinstance(kind.loss, Huber)
     in_scales = kind.loss.in_scales
-    wanted = jnp.clip(kind.loss.threshold, 1 / _LARGEST, _LARGEST) / _THRESHOLD
+    threshold = jnp.clip(kind.loss.threshold, 1 / LARGEST, LARGEST) / _THRESHOLD
     kind = kind._replace(loss=Huber(_THRESHOLD))
     shares = {
         "median_size": _SCALE if kind.has_intercept else 0.0,
@@ -90,7 +89,7 @@ def robust_fit(
     def median_size(name: str, key: Key, targets: jax.Array) -> jax.Array:
         return noisy_quantile(
             key,
-            gathered(_sizes(targets, examples.weights)),
+            gathered(magnitudes(targets, examples.weights)),
             num_above=0.0,
             share_above=0.5,
             noise_multiplier=multiplier[name],
@@ -119,21 +118,21 @@ def robust_fit(
     unit = _TO_STDDEV * median_size(
         "target_scale", scale_key, _off(targets, center, 1.0)
     )
-    if not in_scales:  # A first fit below the threshold gains nothing.
-        wanted = jnp.minimum(wanted, _MOST_SCALES * unit)
-        unit = jnp.maximum(wanted, unit)
+    if not in_scales:  # A unit below the threshold gains nothing.
+        threshold = jnp.minimum(threshold, _MOST_SCALES * unit)
+        unit = jnp.maximum(threshold, unit)
     targets = _off(targets, center, unit)
     without = Execution(microbatch_size=execution.microbatch_size)
     first, _ = fit(first_key, _FIRST_FIT, targets, without)
     targets = _residuals(examples.features, targets, first)
     if in_scales:
         scale = _TO_STDDEV * median_size("residual_scale", rescale_key, targets)
-        rescale, stats["residual_scale"] = wanted * scale, unit * scale
+        rescale, stats["residual_scale"] = threshold * scale, unit * scale
     else:
-        rescale = wanted / unit
-    second, taken = fit(second_key, rest, _off(targets, 0.0, rescale), execution)
-    shares |= {name: rest * share for name, share in taken["shares"].items()}
-    stats = taken | stats | {"shares": shares, "noise_multiplier": noise_multiplier}
+        rescale = threshold / unit
+    second, fit_stats = fit(second_key, rest, _off(targets, 0.0, rescale), execution)
+    shares |= {name: rest * share for name, share in fit_stats["shares"].items()}
+    stats = fit_stats | stats | {"shares": shares, "noise_multiplier": noise_multiplier}
     return _sum(center, unit, first, rescale, second), stats
 
 
@@ -145,7 +144,7 @@ def noisy_median(
     bound: Scalar,
     noise_multiplier: Scalar,
 ) -> jax.Array:
-    """Releases the median of values within ±bound, by halving the interval.
+    """Releases the median of values within ±bound, by bisection.
 
     Args:
         key: a typed key.
@@ -157,7 +156,7 @@ def noisy_median(
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of 20 adaptive
         counts for a column: the number of records above a middle, less that of those
-        below it. A record that is replaced moves each by at most 2. Counts are exact.
+        below it. Replacing a record moves each by at most 2. Counts are exact.
     """
     num_counts = _NUM_HALVINGS * math.prod(values.shape[1:])
     stddev = 2 * math.sqrt(num_counts) * ROUNDED_UP * noise_multiplier
@@ -172,29 +171,29 @@ def median_and_bound(
     size_multiplier: float,
     multiplier: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases medians, and the bounds within which they are sought.
+    """Releases medians, and the bounds within which they are searched.
 
-    A bound is four times the 75 per cent quantile of the sizes.
+    A bound is four times the 75 per cent quantile of the absolute values.
 
     Args:
-        keys: of the sizes, and of the medians.
-        values: as of `noisy_median`, (n,) or (n, d).
-        weights: see there.
-        size_multiplier: the noise multiplier of all sizes together.
+        keys: of the bounds, and of the medians.
+        values: shape (n,) or (n, d), see `noisy_median`.
+        weights: shape (n,), see there.
+        size_multiplier: the noise multiplier of all bounds together.
         multiplier: that of all medians.
 
     Privacy:
-        Two Gaussian mechanisms of those multipliers. Sizes of d columns are d releases
+        Two Gaussian mechanisms of those multipliers. Bounds of d columns are d releases
         of sqrt(d) times theirs.
     """
     quantile = partial(noisy_quantile, num_above=0.0, share_above=_WITHIN)
-    sizes = jnp.abs(values)
+    absolute = jnp.abs(values)
     if values.ndim == 1:
-        size = quantile(keys[0], sizes, noise_multiplier=size_multiplier)
+        size = quantile(keys[0], absolute, noise_multiplier=size_multiplier)
     else:
         d = values.shape[1]
         quantile = partial(quantile, noise_multiplier=size_multiplier * math.sqrt(d))
-        size = jax.vmap(quantile, (0, 1))(jax.random.split(keys[0], d), sizes)
+        size = jax.vmap(quantile, (0, 1))(jax.random.split(keys[0], d), absolute)
     bound = _RANGE * size
     center = noisy_median(
         keys[1], values, weights, bound=bound, noise_multiplier=multiplier
@@ -222,22 +221,17 @@ def _halved(
 
 
 @jax.jit
-def _sizes(targets: jax.Array, weights: jax.Array) -> jax.Array:
-    return jnp.where(weights > 0, jnp.abs(targets), 0.0)
-
-
-@jax.jit
 def _off(targets: jax.Array, center: jax.Array | Scalar, unit: Scalar) -> jax.Array:
-    """Returns targets about a center, or one of each, in a unit."""
+    """Returns targets less a center, or one of each, in a unit."""
     unit = jnp.asarray(unit, targets.dtype)
-    return jnp.clip((targets - center) / unit, -_LARGEST, _LARGEST)
+    return jnp.clip((targets - center) / unit, -LARGEST, LARGEST)
 
 
 @jax.jit
 def _residuals(features: jax.Array, targets: jax.Array, params: Params) -> jax.Array:
     scores = jnp.matmul(features, params["weights"], precision="highest")
     residuals = targets - scores - params.get("intercept", 0.0)
-    return jnp.clip(jnp.nan_to_num(residuals), -_LARGEST, _LARGEST)
+    return bounded(residuals)
 
 
 @jax.jit

@@ -1,4 +1,4 @@
-"""The noisy mean of scores of a linear model, and an estimate of what clipping cuts."""
+"""The noisy mean of scores of a linear model, and an estimate of its clipping bias."""
 
 import math
 from functools import partial
@@ -11,21 +11,21 @@ from dpjax import _keys
 from dpjax._sharding import gathered
 from dpjax._types import Key
 from dpjax.estimators._shared import clip_to_norm
-from dpjax.solvers.linear._fit import lengths
+from dpjax.solvers.linear._fit import row_norms
 from dpjax.solvers.linear._kind import ModelKind
 from dpjax.solvers.linear._moments import noisy_second_moments
 from dpjax.solvers.linear._noisy_bound import Excess, noisy_bound, noisy_excess
 from dpjax.solvers.linear._steps import BlockClipping
 from dpjax.transforms import privatize
 
-_LEVEL_SHARE = 0.15  # of the scores' budget, for that of the intercept
-# Scores are clipped at so many times what few records exceed. The intercept's, of which
-# a tail on one side has no counterweight, at more.
+_LEVEL_SHARE = 0.15  # of the scores' budget, for the score of the intercept
+# Bounds of scores, in a number that few records exceed. That of the intercept is
+# larger, because its tail may be on one side only.
 _BEYOND = {"weights": 1.2, "intercept": 2.0}
-# Of a block's budget, for what scores have beyond half of that.
+# Of a block's budget, for the part of scores beyond half of their bound.
 _OUTER_SHARE = 0.6
 _OUTER = "_beyond"  # ends the name of that part
-# What is left of the bias, over its estimate, beside the noise of counts.
+# The error of the estimated bias over the estimate, besides the noise of counts.
 _MODEL_ERROR = 0.25
 
 Params = dict[str, jax.Array]
@@ -35,10 +35,10 @@ class Scores(NamedTuple):
     """Released scores of the directions of `Curvatures`, in units of their bounds.
 
     Attributes:
-        mean: shape (k,), in which what clipping cuts is estimated.
+        mean: shape (k,), corrected by an estimate of the bias of clipping.
         stddev: of its noise, shape (k,).
         moments: noisy second moments, shape (k, k).
-        bias: what that estimate may be off by, of each block, shape (k, blocks).
+        bias: the stddev of that estimate, of each block, shape (k, blocks).
         units: shape (k,).
         is_heavy: whether their tail is too heavy for that estimate.
     """
@@ -58,12 +58,12 @@ def released_scores(
     key: Key,
     multipliers: dict[str, float],
 ) -> Scores:
-    """Releases the mean of scores, with an estimate of what clipping cuts, and more.
+    """Releases the mean of scores, corrected for clipping, and their second moments.
 
-    Each block is clipped at a noisy bound C. Scores are released in two parts: up to a
-    length of C / 2, and from there to C. With a Pareto tail from C / 2 on, what they
-    have beyond C is rho times the second part, in length and direction. A factor rho
-    from two noisy counts thus corrects the mean, and widens the interval.
+    Each block is clipped to a noisy bound C, and is released in two parts: clipped to
+    the norm C / 2, and the remainder. With a Pareto tail from C / 2 on, clipping to C
+    cuts rho times the second part. A factor rho from two noisy counts thus corrects the
+    mean, and makes the interval wider.
     """
     shares = {"weights": 1.0}
     if kind.has_intercept:
@@ -72,16 +72,13 @@ def released_scores(
     each = math.sqrt(len(shares))
     for name, one in zip(shares, _keys.split(size_key), strict=False):
         bound_key, tail_key = _keys.split(one)
-        sizes = gathered(lengths(samples[name]))
+        norms = gathered(row_norms(samples[name]))
         bound = _BEYOND[name] * noisy_bound(
-            bound_key, sizes, noise_multiplier=each * multipliers["score_lengths"]
+            bound_key, norms, noise_multiplier=each * multipliers["score_lengths"]
         )
         halves[name] = bound / 2
         excess[name] = noisy_excess(
-            tail_key,
-            sizes,
-            bound,
-            noise_multiplier=each * multipliers["score_tails"],
+            tail_key, norms, bound, noise_multiplier=each * multipliers["score_tails"]
         )
     mean_key, moments_key = _keys.split(key)
     parts = {x: (1 - _OUTER_SHARE) * share for x, share in shares.items()}
@@ -112,7 +109,7 @@ def released_scores(
 
 @jax.jit
 def _in_parts(samples: Params, halves: Params) -> Params:
-    """Returns scores up to half of their bound, and the rest."""
+    """Returns scores clipped to half of their bound, and the remainders."""
     inner = {name: _clipped(x, halves[name]) for name, x in samples.items()}
     return inner | {name + _OUTER: x - inner[name] for name, x in samples.items()}
 
@@ -131,7 +128,7 @@ def _corrected(
 ) -> tuple[jax.Array, Scores]:
     """Returns rows of norm 1 of which the scores are means, and the scores.
 
-    Their noise is in units of that of the parts, and their moments are not there yet.
+    Their noise is in units of that of the parts, and their moments are zeros.
     """
     means, noises, biases, units, rows = [], [], [], [], []
     is_heavy = jnp.zeros((), bool)
@@ -142,13 +139,13 @@ def _corrected(
         to_unit = math.sqrt(share) / largest
         inner = 1 / math.sqrt((1 - _OUTER_SHARE) * share)
         outer = 1 / math.sqrt(_OUTER_SHARE * share)
-        found = outer * mean[name + _OUTER]
-        means.append(to_unit * (inner * mean[name] + (1 + ratio) * found))
+        remainder = outer * mean[name + _OUTER]
+        means.append(to_unit * (inner * mean[name] + (1 + ratio) * remainder))
         noise = to_unit * jnp.hypot(inner, (1 + ratio) * outer)
-        noises.append(jnp.full_like(found, noise))
-        off = jnp.hypot(error, _MODEL_ERROR * ratio) * to_unit * found
+        noises.append(jnp.full_like(remainder, noise))
+        off = jnp.hypot(error, _MODEL_ERROR * ratio) * to_unit * remainder
         biases.append(jnp.outer(off, jnp.eye(len(shares), dtype=off.dtype)[block]))
-        units.append(jnp.full_like(found, halves[name] / to_unit))
+        units.append(jnp.full_like(remainder, halves[name] / to_unit))
         row = (1 + ratio) * _clipped(samples[name + _OUTER], halves[name])
         row = samples[name] + row
         rows.append(to_unit / halves[name] * row)

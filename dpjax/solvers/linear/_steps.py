@@ -1,4 +1,4 @@
-"""Noisy steps of a linear predictor, their sizes from what they release."""
+"""Noisy steps of a linear predictor, without a step size to set."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from dpjax.losses import LinearLoss
 from dpjax.solvers._loop import OptaxStep
 from dpjax.transforms import average_iterates
 
-# The released iterate is a mean in which iterate k weighs about as k.
+# The released params are a mean in which the weight of iterate k is about k.
 _AVERAGING_POWER = 1.0
 
 
@@ -43,10 +43,10 @@ class ExampleLoss:
 class BlockClipping(Estimator):
     """The mean of samples whose every leaf is clipped to a norm of its own.
 
-    Each leaf is returned in units of its norm, times the root of its share. So all of a
-    sample together is no longer than 1, and equal noise on every coordinate gives each
-    leaf that share of the budget: noise of stddev s is, in units of the samples,
-    s·norm / sqrt(share).
+    Each leaf is returned in units of its threshold, times the root of its share. The
+    norm of all leaves together is then at most 1, and equal noise on every coordinate
+    gives each leaf its share of the budget: noise of stddev s is
+    s·threshold / sqrt(share) in the units of the samples.
 
     Attributes:
         l2_clip_norms: a norm for each leaf, a dict.
@@ -58,7 +58,7 @@ class BlockClipping(Estimator):
 
     def influence(self, sample: PyTree) -> PyTree:
         """Returns the clipped leaves, in units of norm and share."""
-        # Each passes its norm by a rounding of clip_to_norm and of two products.
+        # Each may exceed its norm by a rounding of clip_to_norm and of two products.
         return {
             name: clip_to_norm(sample[name], self.l2_clip_norms[name])
             / like(self.l2_clip_norms[name], sample[name])
@@ -86,13 +86,13 @@ class BlockClipping(Estimator):
 class DistanceOverGradientsStep(OptaxStep):
     """w <- w - (largest distance so far / root of summed squares) · noisy gradient.
 
-    For weights and intercept apart (Ivgi, Hinder, Carmon 2023). Distances and gradients
-    are of what has been released, so step sizes cost nothing.
+    Weights and intercept have a step size each (Ivgi, Hinder, Carmon 2023). Distances
+    and gradients are computed from what is released, so that step sizes cost nothing.
 
     Attributes:
         estimator: the robust mean.
         noise_multiplier: of each step.
-        first_distances: what stands for the distance before the first step, a dict.
+        first_distances: in place of the distance at the first step, a dict.
     """
 
     estimator: BlockClipping
@@ -100,7 +100,6 @@ class DistanceOverGradientsStep(OptaxStep):
     first_distances: dict[str, Scalar]
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """See `OptaxStep.optimizer`."""
         names = {name: name for name in params}
         steps = {
             # Gradients are in units of their noise: any of them is above 1e-30.
