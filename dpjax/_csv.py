@@ -65,7 +65,8 @@ def read_texts(path: Path, names: list[str], encoding: str | None) -> dict[str, 
         block = following
     if not frames:
         raise ValueError("it has no header")
-    table = pl.concat(frames, rechunk=True)
+    # Of many chunks: whoever copies a column and drops it needs no second table.
+    table = pl.concat(frames, rechunk=False)
     return dict(zip(names, table.get_columns(), strict=True))
 
 

@@ -163,7 +163,8 @@ def _read_csv(
     path: Path, names: list[str], text_format: TextFormat
 ) -> dict[str, Column]:
     found = _csv.read_texts(path, names, text_format.encoding)
-    return {name: Texts(cells, text_format) for name, cells in found.items()}
+    # One by one, so that no column is there twice for longer than it takes.
+    return {name: Texts(found.pop(name), text_format) for name in names}
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from dpjax.cli._runs import (
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table, encode_table, read_table
 from dpjax.cli._spending import MAX_RECORDS, planned, spend, with_ranges
-from dpjax.cli._terminal import progress_bars, show_paths, terminal
+from dpjax.cli._terminal import progress_bars, show_paths, stage, terminal
 from dpjax.cli._units import read_names, units_of
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.models._shared import bending_features
@@ -81,13 +81,16 @@ def train(settings: Settings) -> None:
         data = load_public(name, settings)
         run_folder = bound(run_folder, run_key, settings, None)
     else:
+        stage(f"Reading {source}")
         table = read_private(settings)
         run_folder = bound(run_folder, run_key, settings, table)
         units = table.units
         spent = spend(settings, table, run_folder)
         warn_of_cells(table, settings)
+        stage("Preparing the columns")
         table, ranges = with_ranges(settings, table, key=ranges_key)
         data = encode_table(table)
+        table = table.blank()  # its cells take more memory than what trains
     plan = planned(settings, data, table, is_named=is_public)
 
     # Standard output holds the results; progress and warnings go beside it.
@@ -106,9 +109,11 @@ def train(settings: Settings) -> None:
         evaluation = None
         released = {"training": private.solution.privacy}
         if table is not None and settings.holdout is not None:
+            on_step("Evaluation", 0, 1)
             evaluation = evaluate(
                 plan, data, private, table.schema.target, key=test_key, units=units
             )
+            on_step("Evaluation", 1, 1)
             released["evaluation"] = evaluation.privacy
             private = evaluation.joined(private, len(table.is_test), units)
         if spent and spent != released:
