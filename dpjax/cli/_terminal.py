@@ -119,9 +119,9 @@ def progress_bars(console: Console) -> Iterator[OnStep]:
         bars = {}
 
         def on_step(name: str, step: int, total: int | None) -> None:
-            if name not in bars:
-                bars[name] = progress.add_task(name, total=total)
             said = name if step else f"{name} (compiling)"
+            if name not in bars:
+                bars[name] = progress.add_task(said, total=total)
             options = {"completed": step, "total": total, "description": said}
             progress.update(bars[name], **options)
 

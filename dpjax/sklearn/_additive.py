@@ -270,25 +270,6 @@ class DPAdditiveRegressor(_Additive, WithExposure):
     def _in_units(self, values: np.ndarray) -> np.ndarray:
         return values if self._loss().has_log_link else values * self._unit.scale
 
-    def fit(self, X, y, sample_weight=None, exposure=None):
-        """Fits the model, and spends the budget.
-
-        Args:
-            X: as of `DPLinearRegression`, or a frame with columns of categories.
-            y: shape (n,), numbers in any unit.
-            sample_weight: shape (n,), how much records count, or None.
-            exposure: as of `DPPoissonRegressor`, with "poisson" and "gamma" only.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            ValueError: where a shape, a type or a parameter is wrong.
-        """
-        if exposure is not None and not self._loss().has_log_link:
-            raise ValueError(f"exposure must be left out with loss {self.loss!r}.")
-        return self._fit(X, y, sample_weight, exposure)
-
     def predict(self, X, exposure=None):
         """Returns predictions in the unit of the target, shape (n,).
 
@@ -301,7 +282,7 @@ class DPAdditiveRegressor(_Additive, WithExposure):
             logarithms = scores + math.log(self._unit.scale)
             return self._means(logarithms, self._unit, exposure)
         if exposure is not None:
-            raise ValueError(f"exposure must be left out with loss {self.loss!r}.")
+            raise ValueError("exposure must be left out, because the fit had none.")
         return scores * self._unit.scale + self._unit.center
 
     def plot_shapes(self) -> Any:

@@ -57,7 +57,29 @@ class WithExposure(_Regressor):
             _validate.positive(max_exposure=self.max_exposure)
         return super()._check(X)
 
+    def fit(self, X, y, sample_weight=None, exposure=None):
+        """Fits the model, and spends the budget.
+
+        Args:
+            X: shape (n, d), numbers in any units.
+            y: shape (n,), numbers in any unit.
+            sample_weight: shape (n,), how much records count, or None.
+            exposure: shape (n,), to which means are proportional, such as the years
+                that a policy was in force: the logarithm is an offset. Larger ones than
+                `max_exposure` count as this; a record whose exposure is zero, negative
+                or NaN has no weight. None: one for all.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: where a shape, a type or a parameter is wrong.
+        """
+        return self._fit(X, y, sample_weight, exposure)
+
     def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
+        if exposure is not None and not self._loss().has_log_link:
+            raise ValueError("exposure must be left out with a loss without log link.")
         super()._fit(X, y, sample_weight, exposure)
         self._largest = None if exposure is None else float(self.max_exposure or 1.0)
         return self
@@ -97,26 +119,6 @@ class LogLinkRegressor(WithExposure):
         self, targets: np.ndarray, weights: np.ndarray | None, **release: Any
     ) -> tuple[np.ndarray, Unit]:
         return amounts_in_unit(self, self._loss(), targets, weights, **release)
-
-    def fit(self, X, y, sample_weight=None, exposure=None):
-        """Fits the model, and spends the budget.
-
-        Args:
-            X: shape (n, d), numbers in any units.
-            y: shape (n,), counts or amounts in any unit.
-            sample_weight: shape (n,), how much records count, or None.
-            exposure: shape (n,), to which means are proportional, such as the years
-                that a policy was in force: the logarithm is an offset. Larger ones than
-                `max_exposure` count as this; a record whose exposure is zero, negative
-                or NaN has no weight. None: one for all.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            ValueError: where a shape, a type or a parameter is wrong.
-        """
-        return self._fit(X, y, sample_weight, exposure)
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
         super()._fit(X, y, sample_weight, exposure)

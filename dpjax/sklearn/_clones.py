@@ -1,21 +1,13 @@
 """Estimators that say once that each fit of their clones spends a budget of its own."""
 
 import warnings
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from sklearn.base import BaseEstimator
 
-
-@dataclass
-class _Clones:
-    """How many clones there are of one estimator and of its clones."""
-
-    number: int = 0
-
-
-_CLONES: WeakKeyDictionary[Any, _Clones] = WeakKeyDictionary()
+# How many clones there are of an estimator and its clones, which share one list.
+_CLONES: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
 
 
 class PrivateEstimator(BaseEstimator):
@@ -26,10 +18,9 @@ class PrivateEstimator(BaseEstimator):
     def __sklearn_clone__(self):
         """Returns an estimator of the same parameters, which is not fitted."""
         clone = super().__sklearn_clone__()
-        clones = _CLONES.setdefault(self, _Clones())
-        _CLONES[clone] = clones
-        clones.number += 1
-        if clones.number == 2:
+        number = _CLONES[clone] = _CLONES.setdefault(self, [0])
+        number[0] += 1
+        if number[0] == 2:
             warnings.warn(
                 f"{type(self).__name__} is cloned again, as cross_val_score, "
                 "GridSearchCV and MultiOutputRegressor do. Every fit of a clone spends "

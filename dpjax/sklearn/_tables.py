@@ -20,6 +20,10 @@ from dpjax._types import Key
 # How the names of types of NumPy, pandas and polars begin, in small letters.
 _TIMES = ("date", "time", "duration", "period", "<m8", ">m8")
 _TEXTS = ("str", "string", "<u", "<s", "|s", "utf8")
+_ADVICE = {
+    "text": "OneHotEncoder(categories=[...]) of a public list makes numbers of it",
+    "times": "subtract a public date and divide by a unit, such as a day",
+}
 _READS_POLARS = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)
 
 
@@ -36,46 +40,35 @@ def features_of(model: BaseEstimator, X: Any, *, is_new: bool) -> np.ndarray:
 
     At `fit` (`is_new`) their number and names are kept, later they are compared.
     """
-    frame = X
-    _check_types(frame)
+    frame, types = X, {}
+    if hasattr(X, "columns") and hasattr(X, "dtypes"):
+        types = dict(zip(X.columns, X.dtypes, strict=True))
+    for name, kind in (types or {None: getattr(X, "dtype", "")}).items():
+        known = str(kind).lower()
+        if known.startswith((*_TIMES, *_TEXTS)):
+            what = "times" if known.startswith(_TIMES) else "text"
+            raise ValueError(_said(name, kind, what))
     if hasattr(X, "get_columns") and not _READS_POLARS:
         X = _Named(X)
     options: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": False}
     try:
         return np.asarray(validated(model, X, reset=is_new, order="C", **options))
     except (TypeError, ValueError) as why:
-        for name in _names(frame):
+        for name, kind in types.items():
             try:
                 np.asarray(frame[name], np.float64)
             except (TypeError, ValueError):
-                kind = str(frame[name].dtype)
-                raise ValueError(_said(name, kind, "text or times")) from None
+                raise ValueError(_said(name, kind, *_ADVICE)) from None
         if str(why).startswith("could not convert"):  # and then tells the cell
             raise ValueError(_said(None, "objects", "text")) from None
         raise
 
 
-def _names(X: Any) -> list[Any]:
-    return list(X.columns) if hasattr(X, "columns") and hasattr(X, "dtypes") else []
-
-
-def _check_types(X: Any) -> None:
-    """Requires columns whose types, which are public, are no times and no text."""
-    kinds = {name: str(X[name].dtype) for name in _names(X)}
-    for name, kind in (kinds or {None: str(getattr(X, "dtype", ""))}).items():
-        is_time = kind.lower().startswith(_TIMES)
-        if is_time or kind.lower().startswith(_TEXTS):
-            raise ValueError(_said(name, kind, "times" if is_time else "text"))
-
-
-def _said(name: Any, kind: str, what: str) -> str:
+def _said(name: Any, kind: Any, *what: str) -> str:
     where = "an array" if name is None else f"column {name!r}"
-    advice = {
-        "times": "subtract a public date and divide by a unit, such as a day",
-        "text": "OneHotEncoder(categories=[...]) of a public list makes numbers of it",
-    }
-    found = "; or ".join(advice[one] for one in what.split(" or "))
-    return f"X must be of numbers, got {where} of {kind}, which holds {what}: {found}."
+    advice = "; or ".join(_ADVICE[one] for one in what)
+    held = " or ".join(what)
+    return f"X must be of numbers, got {where} of {kind}, which holds {held}: {advice}."
 
 
 class _Named:
