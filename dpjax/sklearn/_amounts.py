@@ -90,10 +90,8 @@ class WithExposure(_Regressor):
         means = np.exp(np.clip(logarithms, low, high))
         if exposure is None:
             return means / (self._largest or 1.0)
-        rule = "left out, because the fit had none"
-        _validate.require(
-            self._largest is not None, "exposure", np.shape(exposure), rule
-        )
+        if self._largest is None:
+            raise ValueError("exposure must be left out, because the fit had none.")
         return means * _tables.shares_of(exposure, self._largest, means)
 
 

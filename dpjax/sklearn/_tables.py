@@ -127,10 +127,8 @@ def numbers_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
     if column.dtype.kind not in "mMSU":
         with contextlib.suppress(TypeError, ValueError):
             return column.astype(np.float64)
-    raise ValueError(
-        f"y must be of numbers, got cells of {column.dtype} that are none, such as "
-        "text or times."
-    )
+    held = f"cells of {column.dtype} that are none, such as text or times"
+    raise ValueError(f"y must be of numbers, got {held}.")
 
 
 def largest_weight(model: Any) -> Any:
@@ -159,8 +157,7 @@ def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray
         rule = "the largest exposure, a public number, where exposure is given"
         raise ValueError(f"max_exposure must be {rule}, got None.")
     array = np.asarray(exposure, np.float64)
-    rule = f"of shape {X.shape[:1]}, a number for each record"
-    is_fine = array.shape == X.shape[:1]
+    is_fine, rule = array.shape == X.shape[:1], f"of shape {X.shape[:1]}"
     _validate.require(is_fine, "exposure", array.shape, rule)
     return np.clip(np.nan_to_num(array) / largest, 0.0, 1.0)
 
