@@ -111,7 +111,7 @@ class Texts:
     def __init__(
         self, cells: Any, text_format: TextFormat = PLAIN, *, is_number: bool = False
     ):
-        self.cells = cells.fill_null("").str.strip_chars()
+        self.cells = cells.fill_null("").str.strip_chars().rechunk()
         self.text_format = text_format
         self.is_number = is_number
 

@@ -53,9 +53,9 @@ def private_scores_numbers() -> Case:
     """An error grows from none; half of the others are none, and half beyond bounds."""
 
     def statistic(found: list[jax.Array]) -> jax.Array:
-        _, far, loss = found
-        # In the bounds of the losses, which are three of these errors.
-        return jnp.sum(loss / (jnp.square(3 * far) / 2))
+        _, far, loss, absolute, *_ = found
+        # In the bounds of both, which are three of these errors.
+        return jnp.sum(loss / (jnp.square(3 * far) / 2) + absolute / (3 * far))
 
     targets = _every_other(0.0, 1e6)
     scores = np.zeros(_NUM_RECORDS)

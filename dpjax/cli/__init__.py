@@ -1,6 +1,7 @@
 """The `dpjax` command; `dpjax --help` tells what it does."""
 
 import importlib.util
+import os
 import sys
 
 _EXTRA = ("typer", "rich", "matplotlib", "polars")
@@ -16,6 +17,8 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    # Polars keeps what a table took and has given back; training needs it.
+    os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
     from dpjax.cli._app import app
 
     app()

@@ -33,7 +33,7 @@ from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._schema import Schema
 from dpjax.cli._sources import Table, read_checked
 from dpjax.cli._spending import enter
-from dpjax.cli._terminal import show_paths, terminal
+from dpjax.cli._terminal import show_paths, stage, terminal
 from dpjax.cli._train import (
     bound,
     kept,
@@ -69,6 +69,7 @@ def describe(settings: DescribeSettings) -> None:
     _files.check_spared("--output", [folder / name for name in _NAMES], inputs)
     run_folder = kept_folder(settings.checkpoint, folder, inputs)
     key, noise_key = key_of(settings.seed, run_folder)
+    stage(f"Reading {source}")
     kinds, table = _read(settings)
     run_folder = bound(run_folder, key, settings, table)
     units, place, size = table.units, None, 1
@@ -89,6 +90,7 @@ def describe(settings: DescribeSettings) -> None:
     if settings.seed is not None:
         _display.warn_of_seed(messages)
     kept_key = None if settings.seed is not None else key
+    stage("Releasing")
     with kept(run_folder, kept_key), _claimed(run_folder):
         found = release(
             table.columns,

@@ -132,6 +132,13 @@ def show_evaluation(console: Console, evaluation: Evaluation) -> None:
         name = f"share of +1 where {low:.0%} to {high:.0%} is predicted"
         table.add_row(name, _bounds(share), "")
     console.print(table)
+    found = {one.name.split(" of")[0]: one.model.value for one in evaluation.measures}
+    if "median" in found:
+        half, most = (digits(found[name]) for name in ("median", "90th percentile"))
+        console.print(
+            f"How to read it: half of the predictions are off by at most {half}, and "
+            f"nine of ten by at most {most}; one of ten is off by more."
+        )
 
 
 def _bounds(interval: Interval) -> str:

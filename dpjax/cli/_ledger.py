@@ -166,13 +166,37 @@ def said_left(filled: PrivacyFilter) -> str:
     if filled.order == math.inf:
         said = f"runs of pure epsilon = {rounded_down(left.divergence, 4)} together"
         return f"What is left affords {said}."
-    multiplier = math.sqrt((filled.order or 2) / (2 * left.divergence))
-    epsilon = gaussian_epsilon(multiplier, filled.delta, sensitivity=1.0)
+    epsilon = rounded_down(_epsilon_of(filled, left.divergence), 3)
+    return f"What is left affords {_one_run(filled, epsilon)}."
+
+
+def said_spent(read: Ledger) -> str:
+    """Says how many runs have spent what, and when."""
+    if not read.entries:
+        return "No run has spent anything."
+    filled = read.filter
+    days = sorted(entry.at.isoformat() for entry in read.entries)
+    when = f"from {days[0]} to {days[-1]}" if days[0] < days[-1] else f"on {days[0]}"
+    number = len(days)
+    said = f"{number} runs {when} have spent" if number > 1 else f"1 run {when} spent"
+    spent = filled.total.divergence
+    if filled.order == math.inf:
+        return f"{said} a pure epsilon of {rounded_up(spent, 4)} together."
+    epsilon = rounded_up(_epsilon_of(filled, spent), 3)
+    return f"{said} as much as {_one_run(filled, epsilon)}."
+
+
+def _one_run(filled: PrivacyFilter, epsilon: str) -> str:
     return (
-        "What is left affords one run of Gaussian noise, as of linear-model, of about "
-        f"epsilon = {rounded_down(epsilon, 3)} at delta = "
-        f"{rounded_up(filled.delta, 6)}."
+        f"one run of Gaussian noise, as of linear-model, of about epsilon = {epsilon} "
+        f"at delta = {rounded_up(filled.delta, 6)}"
     )
+
+
+def _epsilon_of(filled: PrivacyFilter, divergence: float) -> float:
+    """Returns the epsilon of Gaussian noise of a divergence of the filter's order."""
+    multiplier = math.sqrt((filled.order or 2) / (2 * max(divergence, 1e-300)))
+    return gaussian_epsilon(multiplier, filled.delta, sensitivity=1.0)
 
 
 def read_ledger(path: Path) -> Ledger:

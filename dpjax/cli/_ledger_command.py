@@ -6,7 +6,7 @@ from dpjax import _files
 from dpjax._rounding import claim, rounded_up
 from dpjax.accounting import PrivacyFilter
 from dpjax.cli._command_settings import LedgerSettings
-from dpjax.cli._ledger import open_ledger, read_ledger, said_left
+from dpjax.cli._ledger import open_ledger, read_ledger, said_left, said_spent
 from dpjax.cli._terminal import show_paths, terminal
 
 
@@ -48,4 +48,5 @@ def ledger(settings: LedgerSettings) -> None:
         share = f"{rounded_up(100 * max(shares), 3)}%"
         rows.add_row(entry.id, entry.at.isoformat(), said, share)
     console.print(rows)
+    console.print(said_spent(read))
     console.print(said_left(read.filter))

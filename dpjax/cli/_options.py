@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from dpjax import _validate
-from dpjax.cli._terminal import refusals
+from dpjax.cli._terminal import refusals, stage
 
 PRIVACY, DATA, METHOD, OUTPUT = "Privacy", "Data of a file", "Method", "Output"
 # Arguments of functions by another name than their option's.
@@ -113,7 +113,9 @@ def taking(options: type) -> Callable[[Callable[[Any], None]], Callable[..., Non
         @functools.wraps(run)
         def command(**given: Any) -> None:
             with refusals(as_typed):
-                run(options(**given))
+                settings = options(**given)
+                stage("Starting")
+                run(settings)
 
         vars(command)["__signature__"] = inspect.Signature(parameters)
         return command

@@ -7,7 +7,7 @@ from dpjax._tables import column_names, declared_kinds, read_columns
 from dpjax.cli._command_settings import SchemaSettings
 from dpjax.cli._guesses import HAS_TIMES, guess_cells, guess_names, schema_text
 from dpjax.cli._losses import link_of
-from dpjax.cli._terminal import show_paths, terminal
+from dpjax.cli._terminal import end_stage, show_paths, terminal
 
 
 def propose(settings: SchemaSettings) -> None:
@@ -54,6 +54,7 @@ def propose(settings: SchemaSettings) -> None:
     link = link_of(settings.loss) if settings.loss else None
     text = schema_text(guesses, target=target, how=how, link=link) + "\n"
     if output is None:
+        end_stage()
         print(text, end="")
     else:
         _files.write_whole(output, text.encode(), name="--output")

@@ -7,7 +7,14 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 from dpjax._untrusted import printable
@@ -28,6 +35,10 @@ class SchemaNeeded(ValueError):
 class _Terminal(Console):
     """A console that every text reaches as characters that show, one line each."""
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        end_stage()  # whose line would be torn
+        super().print(*objects, **options)
+
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
@@ -39,6 +50,37 @@ def terminal(*, stderr: bool = False) -> Console:
     What goes to stderr is for the curator, and outside of the guarantee.
     """
     return _Terminal(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+_stages: list[Progress] = []  # the one that is shown, if any
+
+
+def stage(text: str) -> None:
+    """Shows what a command is at and for how long, until anything else is printed.
+
+    It shows on a terminal alone, and leaves nothing there.
+    """
+    end_stage()
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    shown = Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,  # which need not be a terminal
+        redirect_stderr=False,
+    )
+    shown.add_task(printable(text), total=None)
+    shown.start()
+    _stages.append(shown)
+
+
+def end_stage() -> None:
+    """Takes away what `stage` shows."""
+    while _stages:
+        _stages.pop().stop()
 
 
 @contextlib.contextmanager
@@ -61,19 +103,27 @@ def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
         if isinstance(error, SchemaNeeded):
             print(error.template)
         raise typer.Exit(2) from None
+    finally:
+        end_stage()
 
 
 @contextlib.contextmanager
 def progress_bars(console: Console) -> Iterator[OnStep]:
-    """Shows a bar a name, and gives the function that moves it."""
+    """Shows a bar a name and its time, and gives the function that moves it.
+
+    Until the first step a method compiles.
+    """
     columns = TextColumn("{task.description:30}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=console) as progress:
+    end_stage()
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         bars = {}
 
         def on_step(name: str, step: int, total: int | None) -> None:
+            said = name if step else f"{name} (compiling)"
             if name not in bars:
-                bars[name] = progress.add_task(name, total=total)
-            progress.update(bars[name], completed=step, total=total)
+                bars[name] = progress.add_task(said, total=total)
+            options = {"completed": step, "total": total, "description": said}
+            progress.update(bars[name], **options)
 
         yield on_step
 

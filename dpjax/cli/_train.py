@@ -36,7 +36,7 @@ from dpjax.cli._sample import Draw
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table, encode_table, read_table
 from dpjax.cli._spending import on_sample, planned, spend, with_ranges
-from dpjax.cli._terminal import progress_bars, show_paths, terminal
+from dpjax.cli._terminal import progress_bars, show_paths, stage, terminal
 from dpjax.cli._units import RECORDS_PER_UNIT, check_unit, read_names, units_of
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.models._shared import bending_features
@@ -83,14 +83,17 @@ def train(settings: Settings) -> None:
         data = load_public(name, settings)
         run_folder = bound(run_folder, run_key, settings, None)
     else:
+        stage(f"Reading {source}")
         table = read_private(settings, sample_key)
         run_folder = bound(run_folder, run_key, settings, table)
         settings, sampled = on_sample(settings, table)
         units = table.units
         spent = spend(settings, table, run_folder)
         warn_of_cells(table, settings)
+        stage("Preparing the columns")
         table, ranges = with_ranges(settings, table, key=ranges_key)
         data = encode_table(table)
+        table = table.blank()  # its cells take more memory than what trains
     plan = planned(settings, data, table, is_named=is_public)
 
     # Standard output holds the results; progress and warnings go beside it.
@@ -109,9 +112,11 @@ def train(settings: Settings) -> None:
         evaluation = None
         released = {"training": private.solution.privacy}
         if table is not None and settings.holdout is not None:
+            on_step("Evaluation", 0, 1)
             evaluation = evaluate(
                 plan, data, private, table.schema.target, key=test_key, units=units
             )
+            on_step("Evaluation", 1, 1)
             released["evaluation"] = evaluation.privacy
             private = evaluation.joined(private, len(table.is_test), units)
         if table is not None:

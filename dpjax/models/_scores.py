@@ -5,10 +5,13 @@ labels, of label and predicted probability; for more labels, of label and whethe
 prediction is right. Replacing a record changes two counts by one, so the l2 sensitivity
 is sqrt 2, and 2 with the histogram of another model. For numbers it releases two
 histograms of absolute errors, the model's and a constant's (sensitivity 2). The second
-mechanism releases mean losses, clipped to bounds from the first.
+mechanism releases sums, clipped to bounds from the first: of losses, and for numbers of
+absolute and squared errors. Each of k sums grows by a whole number from 0 to 1000 for a
+record, so that the l2 sensitivity is 1000 sqrt(k).
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,7 +20,8 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._types import ArrayLike, Key
-from dpjax.losses import LinearLoss
+from dpjax.losses import LinearLoss, squared
+from dpjax.losses._shared import LogLink
 from dpjax.models._label_scores import is_class, of_classes, of_labels
 from dpjax.models._noisy_counts import (
     WIDTH,
@@ -31,8 +35,8 @@ from dpjax.models._noisy_counts import (
 _MOST_NATS = 5.0
 # Edges of absolute errors, in scales of the target: eight a decade.
 _ERROR_EDGES = np.logspace(-2, 2, 33)
-_BEYOND = 3.0  # times the 90th percentile: where errors are clipped for their mean loss
-_STEPS_OF_LOSS = 1000  # losses are rounded to multiples of bound / 1000: exact sums
+_BEYOND = 3.0  # times the 90th percentile: where errors are clipped for their means
+_STEPS = 1000  # losses and errors are rounded to multiples of bound / 1000: exact sums
 _LARGEST = 1e30
 
 
@@ -80,9 +84,12 @@ def private_scores(
 
     Returns:
         For labels accuracy, area under the ROC curve and calibration; for classes
-        accuracy; for numbers the median and the 90th percentile of the absolute error;
-        and the mean loss, minus that of the best prediction of each target. The latter
-        is zero except for a log link, where the difference is half the deviance.
+        accuracy; and for both the mean loss. For numbers the median and the 90th
+        percentile of the absolute error (half of the predictions are off by at most the
+        one, and nine of ten by at most the other); the mean loss, or for a log link the
+        mean deviance, in the unit of the target; the mean absolute error and the root
+        mean squared error, all three clipped; and, where there is a comparison, R2: the
+        share of its mean squared error that the model does without, -1 at least.
 
     Raises:
         ValueError: If the shapes do not fit, or the scale is not positive.
@@ -105,6 +112,8 @@ def private_scores(
         median of the abso: 0.34 and 0.68
         90th percentile of: 0.83 and 1.66
         mean squared loss,: 0.13 and 0.50
+        mean absolute erro: 0.40 and 0.80
+        root mean squared : 0.50 and 1.00
 
     Reference:
         Dwork, Roth (2014), "The algorithmic foundations of differential privacy",
@@ -124,20 +133,38 @@ def private_scores(
     release = Release(key, noise_multiplier)
     calibration: list[tuple[float, float, Interval]] = []
     bounds, unit = [_MOST_NATS] * 2, f"nats, at most {_MOST_NATS:g}"
+    errors, ends, means_of = None, [], f"mean {loss_name} loss"
     if outputs:
         measures, other = of_classes(release, scores, targets, other)
     elif scale is None:
         measures, calibration, other = of_labels(release, scores, targets, other)
     else:
         _validate.positive(scale=scale)
-        other = np.zeros(()) if other is None else other
-        both = np.stack([scores, np.broadcast_to(other, shape)])
-        measures, bounds = _of_numbers(release, both, targets, scale, loss)
+        zero = np.zeros(()) if other is None else other
+        both = np.stack([scores, np.broadcast_to(zero, shape)])
+        errors = np.abs(np.asarray(loss.mean_of(jnp.asarray(both)), float) - targets)
+        errors = np.nan_to_num(errors, nan=_LARGEST, posinf=_LARGEST)
+        errors = np.minimum(errors, _LARGEST)
+        measures, ends, bounds = _of_errors(release, errors, scale, loss)
         unit = f"target in units of {scale:g}"
-    both = np.stack([scores, np.broadcast_to(other, shape)])
-    means = _mean_losses(release, both, targets, bounds, loss)
-    name = f"mean {loss_name} loss, held within bounds ({unit})"
-    return PrivateScores([*measures, Measure(name, *means)], calibration)
+    both = np.stack([scores, np.broadcast_to(0.0 if other is None else other, shape)])
+    terms = [(_losses(both, targets, loss), bounds)]
+    if errors is not None:
+        terms.append((errors, ends))
+        if loss is not squared:
+            terms.append((errors**2, [end**2 for end in ends]))
+    means = _means(release, terms)
+    if isinstance(loss, LogLink) and scale is not None:
+        # Half the deviance, in the unit of the target to the power 2 - p.
+        factor, unit = 2 * scale ** (2 - loss.power), "in the unit of the target"
+        means[0] = [_mapped(lambda x: factor * x, one) for one in means[0]]
+        means_of = f"mean {loss_name} deviance"
+    measures.append(Measure(f"{means_of}, held within bounds ({unit})", *means[0]))
+    if scale is not None and not outputs:
+        squares = [_mapped(lambda x: 2 * x, one) for one in means[0]]
+        squares = squares if loss is squared else means[2]
+        measures += _of_sizes(means[1], squares, scale, has_other=other is not None)
+    return PrivateScores(measures, calibration)
 
 
 def _held(scores: ArrayLike) -> np.ndarray:
@@ -146,16 +173,15 @@ def _held(scores: ArrayLike) -> np.ndarray:
     return np.clip(scores, -_LARGEST, _LARGEST)
 
 
-def _of_numbers(
-    release: Release,
-    scores: np.ndarray,
-    targets: np.ndarray,
-    scale: float,
-    loss: LinearLoss,
-) -> tuple[list[Measure], list[float]]:
-    num_samples = len(targets)
-    means = np.asarray(loss.mean_of(jnp.asarray(scores)), np.float64)
-    errors = np.abs(means - targets)
+def _of_errors(
+    release: Release, errors: np.ndarray, scale: float, loss: LinearLoss
+) -> tuple[list[Measure], list[float], list[float]]:
+    """Releases quantiles of absolute errors, shape (2, n), of a model and a constant.
+
+    Returns:
+        The measures, where errors are clipped, and where losses are.
+    """
+    num_samples = errors.shape[1]
     bins = np.searchsorted(_ERROR_EDGES, errors)
     counts = np.zeros((2, len(_ERROR_EDGES) + 1))
     for row, places in zip(counts, bins, strict=True):
@@ -176,48 +202,82 @@ def _of_numbers(
         for name, share in (("median", 0.5), ("90th percentile", 0.9))
     }
     sizes = {
-        name: [Interval(*map(math.exp, interval)) for interval in intervals]
+        name: [_mapped(math.exp, interval) for interval in intervals]
         for name, intervals in found.items()
     }
     measures = [
         Measure(
             f"{name} of the absolute error",
-            *(Interval(*(scale * x for x in size)) for size in both),
+            *(_mapped(lambda x: scale * x, size) for size in both),
         )
         for name, both in sizes.items()
     ]
-    bounds = []
+    ends, bounds = [], []
     for row, middle in zip(counts, sizes["median"], strict=True):
-        far = math.exp(quantile(1 - tail)(adding_up(row, num_samples)))
+        end = _BEYOND * math.exp(quantile(1 - tail)(adding_up(row, num_samples)))
         score = loss.constant_prediction(middle.value)
-        bounds.append(float(_excess(loss, score, middle.value + _BEYOND * far)))
-    return measures, bounds
+        ends.append(end)
+        bounds.append(float(_excess(loss, score, middle.value + end)))
+    return measures, ends, bounds
 
 
-def _mean_losses(
-    release: Release,
-    scores: np.ndarray,
-    targets: np.ndarray,
-    bounds: list[float],
-    loss: LinearLoss,
-) -> list[Interval]:
+def _losses(scores: np.ndarray, targets: np.ndarray, loss: LinearLoss) -> np.ndarray:
+    """Returns losses minus the least for each target, shape (2, n)."""
     known = np.broadcast_to(targets, (2, len(targets)))
-    both = _validate.arrays((scores, known))
-    values = np.asarray(_excess(loss, *both))
+    values = np.asarray(_excess(loss, *_validate.arrays((scores, known))), np.float64)
     if loss.num_outputs > 1:  # targets that are no class have the largest loss
         values = np.where(is_class(known, loss.num_outputs), values, np.inf)
-    bound = np.maximum(bounds, 1e-12)
-    shares = np.nan_to_num(np.asarray(values, np.float64) / bound[:, None], nan=1.0)
-    parts = np.rint(np.clip(shares, 0.0, 1.0) * _STEPS_OF_LOSS)
-    sums, stddev = release(parts.sum(axis=1), _STEPS_OF_LOSS * math.sqrt(2))
-    unit = _STEPS_OF_LOSS * len(targets)
+    return values
+
+
+def _means(
+    release: Release, terms: list[tuple[np.ndarray, list[float]]]
+) -> list[list[Interval]]:
+    """Releases means of k/2 terms, shape (2, n), each clipped to [0, its two bounds].
+
+    Sensitivity:
+        1000 sqrt(k) of the k sums of whole numbers from 0 to 1000, replace-one.
+    """
+    bounds = np.maximum([bound for _, bound in terms], 1e-12)
+    with np.errstate(invalid="ignore"):
+        shares = np.stack([value for value, _ in terms]) / bounds[..., None]
+    shares = np.clip(np.nan_to_num(shares, nan=1.0), 0.0, 1.0)
+    sums = np.rint(shares * _STEPS).sum(axis=2)
+    unit = _STEPS * shares.shape[2]
+    sums, stddev = release(sums, _STEPS * math.sqrt(sums.size))
     means = np.clip(sums / unit, 0.0, 1.0)
     # Of numbers in [0, 1] of mean m, the variance is m (1 - m) at most.
-    wide = WIDTH * np.sqrt((stddev / unit) ** 2 + means * (1 - means) / len(targets))
-    return [
-        Interval(b * m, b * max(m - w, 0.0), b * min(m + w, 1.0))
-        for b, m, w in np.stack([bound, means, wide], axis=1).tolist()
+    spread = (stddev / unit) ** 2 + means * (1 - means) / shares.shape[2]
+    wide = WIDTH * np.sqrt(spread)
+    ends = [means, np.maximum(means - wide, 0.0), np.minimum(means + wide, 1.0)]
+    intervals = bounds[..., None] * np.stack(ends, axis=-1)
+    return [[Interval(*one) for one in pair] for pair in intervals.tolist()]
+
+
+def _of_sizes(
+    errors: list[Interval], squares: list[Interval], scale: float, *, has_other: bool
+) -> list[Measure]:
+    """Returns measures of the mean absolute and squared errors, in scales."""
+    absolute = [_mapped(lambda x: scale * x, one) for one in errors]
+    root = [_mapped(lambda x: scale * math.sqrt(x), one) for one in squares]
+    measures = [
+        Measure("mean absolute error, held within bounds", *absolute),
+        Measure("root mean squared error, held within bounds", *root),
     ]
+    if has_other:
+        own, beside = squares
+        # The ends that are furthest apart: the standard deviation of a difference is at
+        # most the sum of both, however they depend on each other.
+        pairs = zip((own.value, own.high, own.low), beside, strict=True)
+        found = [max(1 - x / max(y, 1e-12), -1.0) for x, y in pairs]
+        nothing = Interval(0.0, 0.0, 0.0)
+        measures.append(Measure("R2 against the constant", Interval(*found), nothing))
+    return measures
+
+
+def _mapped(function: Callable[[float], float], interval: Interval) -> Interval:
+    """Returns an interval of an increasing function."""
+    return Interval(*map(function, interval))
 
 
 def _excess(loss: LinearLoss, scores: jax.Array, targets: ArrayLike) -> jax.Array:

@@ -19,7 +19,8 @@ categories.
 
 Every fit spends its budget anew. `GridSearchCV` over k folds and m candidates fits
 k·m + 1 times and costs as much, its choice and its scores, which are of private
-records without noise, not counted: choose on public data. `score` is not private
+records without noise, not counted: choose on public data. A second clone of an
+estimator warns of that, once. `score` is not private
 either; `score_privately` is, on records that the training has not seen. A fixed
 `random_state` repeats the noise: two fits of one key differ by their data alone, and
 whoever guesses it can subtract the noise. It is for tests.

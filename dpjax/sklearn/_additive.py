@@ -15,10 +15,10 @@ from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.losses._shared import named
 from dpjax.sklearn import _columns, _tables
-from dpjax.sklearn._amounts import amounts_in_unit, amounts_range, log_means
+from dpjax.sklearn._amounts import WithExposure, amounts_in_unit, amounts_range
 from dpjax.sklearn._classifier import Classifier
 from dpjax.sklearn._linear import LinearEstimator, parameters
-from dpjax.sklearn._regressors import Unit, _Regressor, in_unit
+from dpjax.sklearn._regressors import Unit, in_unit
 from dpjax.solvers import Curves, dp_additive_model
 
 _LOSSES = {
@@ -50,6 +50,7 @@ class _Additive(LinearEstimator):
         features: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None,
+        offsets: np.ndarray | None = None,
         **release: Any,
     ) -> None:
         is_number = self._is_number
@@ -68,6 +69,7 @@ class _Additive(LinearEstimator):
             (rows, targets.astype(np.float32)),
             smooth=np.flatnonzero(bends).tolist(),
             intercept=-1,
+            offsets=offsets,
             **options,
         )
         self._curves = jax.tree.map(np.asarray, solution.params)
@@ -198,7 +200,7 @@ class DPAdditiveClassifier(_Additive, Classifier):
 
 
 @parameters
-class DPAdditiveRegressor(_Additive, _Regressor):
+class DPAdditiveRegressor(_Additive, WithExposure):
     """A private additive model of numbers: their mean is a sum of curves of columns.
 
     Curves have no bands, as of `DPAdditiveClassifier`.
@@ -209,6 +211,7 @@ class DPAdditiveRegressor(_Additive, _Regressor):
         categorical_features: as of `DPAdditiveClassifier`.
         epsilon: as of `DPLinearRegression`, and so are all others. With "poisson" and
             "gamma" a target_range must reach above zero.
+        max_exposure: as of `DPPoissonRegressor`, with "poisson" and "gamma" only.
 
     Attributes:
         shapes_: a mapping from columns to `(grid, values)`: what the column adds to the
@@ -267,13 +270,20 @@ class DPAdditiveRegressor(_Additive, _Regressor):
     def _in_units(self, values: np.ndarray) -> np.ndarray:
         return values if self._loss().has_log_link else values * self._unit.scale
 
-    def predict(self, X):
-        """Returns predictions in the unit of the target, shape (n,)."""
-        scores, loss = self._linear(X), self._loss()
-        if not loss.has_log_link:
-            return scores * self._unit.scale + self._unit.center
-        low, high = log_means(loss, self._unit)
-        return np.exp(np.clip(scores + math.log(self._unit.scale), low, high))
+    def predict(self, X, exposure=None):
+        """Returns predictions in the unit of the target, shape (n,).
+
+        Args:
+            X: as of `fit`.
+            exposure: shape (n,), as of `DPPoissonRegressor`.
+        """
+        scores = self._linear(X)
+        if self._loss().has_log_link:
+            logarithms = scores + math.log(self._unit.scale)
+            return self._means(logarithms, self._unit, exposure)
+        if exposure is not None:
+            raise ValueError("exposure must be left out, because the fit had none.")
+        return scores * self._unit.scale + self._unit.center
 
     def plot_shapes(self) -> Any:
         """Draws `shapes_`, each in a panel; needs matplotlib.

@@ -1,7 +1,7 @@
 """Regression of counts and amounts, whose mean is the exponential of the prediction."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -46,7 +46,56 @@ def log_means(loss: LinearLoss, unit: Unit) -> np.ndarray:
     return np.log(np.asarray(ends, np.float64) * unit.scale)
 
 
-class LogLinkRegressor(_Regressor):
+@parameters
+class WithExposure(_Regressor):
+    """Means that are proportional to an exposure, such as the years of a policy."""
+
+    max_exposure: float | None = None
+
+    def _check(self, X):
+        if self.max_exposure is not None:
+            _validate.positive(max_exposure=self.max_exposure)
+        return super()._check(X)
+
+    def fit(self, X, y, sample_weight=None, exposure=None):
+        """Fits the model, and spends the budget.
+
+        Args:
+            X: shape (n, d), numbers in any units.
+            y: shape (n,), numbers in any unit.
+            sample_weight: shape (n,), how much records count, or None.
+            exposure: shape (n,), to which means are proportional, such as the years
+                that a policy was in force: the logarithm is an offset. Larger ones than
+                `max_exposure` count as this; a record whose exposure is zero, negative
+                or NaN has no weight. None: one for all.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: where a shape, a type or a parameter is wrong.
+        """
+        return self._fit(X, y, sample_weight, exposure)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
+        if exposure is not None and not self._loss().has_log_link:
+            raise ValueError("exposure must be left out with a loss without log link.")
+        super()._fit(X, y, sample_weight, exposure)
+        self._largest = None if exposure is None else float(self.max_exposure or 1.0)
+        return self
+
+    def _means(self, logarithms: np.ndarray, unit: Unit, exposure: Any) -> np.ndarray:
+        """Returns means of logarithms for the largest exposure, in the unit."""
+        low, high = log_means(self._loss(), unit)
+        means = np.exp(np.clip(logarithms, low, high))
+        if exposure is None:
+            return means / (self._largest or 1.0)
+        if self._largest is None:
+            raise ValueError("exposure must be left out, because the fit had none.")
+        return means * _tables.shares_of(exposure, self._largest, means)
+
+
+class LogLinkRegressor(WithExposure):
     """Means exp(coef·x + intercept); a subclass tells the loss, and its name."""
 
     _loss_name: ClassVar[str]
@@ -69,17 +118,29 @@ class LogLinkRegressor(_Regressor):
     ) -> tuple[np.ndarray, Unit]:
         return amounts_in_unit(self, self._loss(), targets, weights, **release)
 
+    def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
+        super()._fit(X, y, sample_weight, exposure)
+        # Coefficients were fitted for the largest exposure.
+        self.intercept_ -= math.log(self._largest or 1.0)
+        return self
+
     def _set_unit(self, unit: Unit) -> None:
         self.intercept_ = float(self.intercept_) + math.log(unit.scale)
-        self._log_means = log_means(self._loss(), unit)
+        self._unit = unit
 
-    def predict(self, X):
+    def predict(self, X, exposure=None):
         """Returns means in the unit of the target, shape (n,).
 
-        Between a thousandth of the unit and 30 of it: of the size that amounts above
-        zero mostly have, or the end of `target_range`.
+        For the largest exposure they lie between a thousandth of the unit and 30 of it:
+        of the size that amounts above zero mostly have, or the end of `target_range`.
+
+        Args:
+            X: shape (n, d).
+            exposure: shape (n,), as of `fit`: a negative one or NaN counts as zero.
+                None: one for all.
         """
-        return np.exp(np.clip(self._linear(X), *self._log_means))
+        logarithms = self._linear(X) + math.log(self._largest or 1.0)
+        return self._means(logarithms, self._unit, exposure)
 
 
 @parameters
@@ -89,11 +150,13 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
     Args:
         epsilon: as of `DPLinearRegression`, and so are all others.
         target_range: but it must reach above zero.
+        max_exposure: the largest exposure, public; larger ones count as this. None:
+            `fit` takes no exposures.
 
     Attributes:
         coef_: what a unit of a feature adds to the logarithm of the mean, shape (d,).
         intercept_: the logarithm of the mean where all features are zero, in the unit
-            of the target, not penalised.
+            of the target and for an exposure of one, not penalised.
         privacy_: as of `DPLinearRegression`, and so are the others.
 
     Raises:
@@ -101,7 +164,8 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
 
     Privacy:
         As of `DPLinearRegression`, but that targets that are NaN or negative count as
-        zero, and those above a thousand units as this.
+        zero, and those above a thousand units as this. Of an exposure the logarithm is
+        an offset of `dp_linear_model`, of which any value is covered.
 
     Example:
         >>> import numpy as np
@@ -112,6 +176,12 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
         >>> model = DPPoissonRegressor(random_state=0).fit(X, y)
         >>> print(model.coef_.round(2), model.predict([[50]]).round(1))
         [0.02] [1.]
+        >>> years = rng.uniform(0, 2, 20_000)
+        >>> y = rng.poisson(years * np.exp(0.02 * X[:, 0] - 1))
+        >>> model = DPPoissonRegressor(random_state=0, max_exposure=2)
+        >>> model = model.fit(X, y, exposure=years)  # doctest: +SKIP
+        >>> print(model.predict([[50]], exposure=[2]).round(1))  # doctest: +SKIP
+        [2.]
 
     Reference:
         As for `dpjax.losses.poisson` and `dpjax.solvers.dp_linear_model`.
@@ -132,6 +202,7 @@ class DPGammaRegressor(WithIntervals, LogLinkRegressor):
     Args:
         epsilon: as of `DPLinearRegression`, and so are all others.
         target_range: but it must reach above zero.
+        max_exposure: as of `DPPoissonRegressor`.
 
     Attributes:
         coef_: as of `DPPoissonRegressor`, and so are the others.
@@ -173,6 +244,7 @@ class DPTweedieRegressor(LogLinkRegressor):
             `DPPoissonRegressor`, and 2, which is `DPGammaRegressor`.
         epsilon: as of `DPLinearRegression`, and so are all others.
         target_range: but it must reach above zero.
+        max_exposure: as of `DPPoissonRegressor`.
 
     Attributes:
         coef_: as of `DPPoissonRegressor`, and so are the others.

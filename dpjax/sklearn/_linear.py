@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from dpjax import _keys
@@ -20,6 +19,7 @@ from dpjax.accounting import (
 )
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
+from dpjax.sklearn._clones import PrivateEstimator
 from dpjax.solvers import dp_linear_model
 
 _PART_DELTA = 1e-9  # of what a part alone would give, which nobody is told
@@ -29,10 +29,9 @@ _LEAST_SHARE = 0.05  # of the budget, for the scales of features
 parameters = dataclass(kw_only=True, eq=False, repr=False)
 
 
-class LinearEstimator(BaseEstimator):
+class LinearEstimator(PrivateEstimator):
     """Fits a model of features in any units; a subclass maps its targets."""
 
-    epsilon: float
     delta: float | None
     feature_ranges: Any
     max_weight: float | None
@@ -67,6 +66,7 @@ class LinearEstimator(BaseEstimator):
         features: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None,
+        offsets: np.ndarray | None = None,
         **release: Any,
     ) -> None:
         """Fits coefficients (d, ...) and intercept in the user's units of features.
@@ -83,6 +83,7 @@ class LinearEstimator(BaseEstimator):
             loss,
             (rows, targets.astype(np.float32)),
             intercept=-1,
+            offsets=offsets,
             intervals=getattr(self, "intervals", False),
             **options,
         )

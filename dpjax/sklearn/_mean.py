@@ -3,13 +3,14 @@
 import math
 
 import numpy as np
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP
 from dpjax.estimators import SmoothedTruncation, Winsorization
 from dpjax.sklearn import _tables
+from dpjax.sklearn._clones import PrivateEstimator
 from dpjax.sklearn._linear import guarantee, parameters, total_noise
 from dpjax.sklearn._regressors import in_unit
 from dpjax.transforms import privatize
@@ -21,7 +22,7 @@ _LEAST_WEIGHT = 0.05  # of the noisy mean weight, in the largest one
 
 
 @parameters
-class DPMeanRegressor(RegressorMixin, BaseEstimator):
+class DPMeanRegressor(RegressorMixin, PrivateEstimator):
     """The private mean of the target, whatever the features are.
 
     A baseline: a model that does not beat it has learnt nothing. Features are looked

@@ -1,7 +1,7 @@
 """Linear regression with the squared and the Huber loss."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from sklearn.base import RegressorMixin
@@ -108,12 +108,16 @@ class _Regressor(RegressorMixin, LinearEstimator):
         Raises:
             ValueError: where a shape, a type or a parameter is wrong.
         """
+        return self._fit(X, y, sample_weight)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
         features, epsilon, delta, key = self._check(X)
         loss = self._loss()
         if self.target_range is not None:
             self._range()
         targets = _tables.numbers_of(self, y, features)
         weights = _tables.weights_of(self, sample_weight, features)
+        offsets, weights = _tables.seen_by(self, exposure, weights, features)
         total = total_noise(epsilon, delta)
         key, target_key = _keys.split(key)
         targets, unit = self._in_unit(
@@ -124,6 +128,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
             features,
             targets,
             weights,
+            offsets,
             key=key,
             noise_multiplier=total / math.sqrt(1 - unit.share),
         )

@@ -31,15 +31,18 @@ def score_privately(
     delta: float | None = None,
     baseline: Any = None,
     scale: float | None = None,
+    exposure: Any = None,
     random_state: int | None = None,
 ) -> tuple[PrivateScores, PrivacyGuarantee]:
     """Releases how good a fitted estimator is, on records that it has not seen.
 
     For a classifier accuracy and the logarithmic loss, and of two classes area under
-    the ROC curve and calibration; for a regressor the median and the 90th percentile of
-    the absolute error, and half the squared error, or, of `DPPoissonRegressor` and its
-    like, half their deviance, held within bounds: each with 95 per cent bounds for
-    sampling and noise, and next to a baseline.
+    the ROC curve and calibration. For a regressor the median and the 90th percentile of
+    the absolute error (half of the predictions are off by at most the one, nine of ten
+    by at most the other), its mean and the root of the mean squared error, and half the
+    squared error, or, of `DPPoissonRegressor` and its like, their deviance, all held
+    within bounds; R2 against a baseline. Each has 95 per cent bounds for sampling and
+    noise, and stands next to a baseline.
 
     Args:
         model: a fitted estimator, or a pipeline that ends in one. With
@@ -55,6 +58,8 @@ def score_privately(
         scale: of a regressor, about the size of an error, public: errors from a
             hundredth to a hundred scales are told apart. None: the `target_scale_` of
             the model.
+        exposure: shape (m,), as of `predict` of the estimators that take it: the model,
+            and a baseline of its kind.
         random_state: as of the estimators.
 
     Returns:
@@ -116,7 +121,8 @@ def score_privately(
         with np.errstate(over="ignore"):
             known = np.nan_to_num(targets.astype(np.float64) / unit)
         loss, name = _loss_of(model)
-        predict = partial(_in_units, unit=unit, is_logarithm=loss is not losses.squared)
+        is_logarithm = loss is not losses.squared
+        predict = partial(_in_units, exposure, unit=unit, is_logarithm=is_logarithm)
     multiplier = noise_multiplier(epsilon, delta, num_steps=2)
     scores = private_scores(
         predict(model, X),
@@ -156,8 +162,12 @@ def _loss_of(model: Any) -> tuple[losses.LinearLoss, str]:
     return losses.squared, "squared"
 
 
-def _in_units(model: Any, X: Any, *, unit: float, is_logarithm: bool) -> np.ndarray:
-    means = np.asarray(model.predict(X), np.float64) / unit
+def _in_units(
+    exposure: Any, model: Any, X: Any, *, unit: float, is_logarithm: bool
+) -> np.ndarray:
+    has_exposure = exposure is not None and _loss_of(model)[0] is not losses.squared
+    options = {"exposure": exposure} if has_exposure else {}
+    means = np.asarray(model.predict(X, **options), np.float64) / unit
     return np.log(np.maximum(means, _LEAST_MEAN)) if is_logarithm else means
 
 

@@ -1,5 +1,6 @@
 """What scikit-learn passes to `fit` and `predict`, as arrays; no value raises."""
 
+import contextlib
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,13 @@ from dpjax import _validate
 from dpjax._default_delta import default_delta
 from dpjax._types import Key
 
+# How the names of types of NumPy, pandas and polars begin, in small letters.
+_TIMES = ("date", "time", "duration", "period", "<m8", ">m8")
+_TEXTS = ("str", "string", "<u", "<s", "|s", "utf8")
+_ADVICE = {
+    "text": "OneHotEncoder(categories=[...]) of a public list makes numbers of it",
+    "times": "subtract a public date and divide by a unit, such as a day",
+}
 _READS_POLARS = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)
 
 
@@ -32,13 +40,35 @@ def features_of(model: BaseEstimator, X: Any, *, is_new: bool) -> np.ndarray:
 
     At `fit` (`is_new`) their number and names are kept, later they are compared.
     """
+    frame, types = X, {}
+    if hasattr(X, "columns") and hasattr(X, "dtypes"):
+        types = dict(zip(X.columns, X.dtypes, strict=True))
+    for name, kind in (types or {None: getattr(X, "dtype", "")}).items():
+        known = str(kind).lower()
+        if known.startswith((*_TIMES, *_TEXTS)):
+            what = "times" if known.startswith(_TIMES) else "text"
+            raise ValueError(_said(name, kind, what))
     if hasattr(X, "get_columns") and not _READS_POLARS:
         X = _Named(X)
-    return np.asarray(
-        validated(
-            model, X, reset=is_new, dtype=np.float64, ensure_all_finite=False, order="C"
-        )
-    )
+    options: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": False}
+    try:
+        return np.asarray(validated(model, X, reset=is_new, order="C", **options))
+    except (TypeError, ValueError) as why:
+        for name, kind in types.items():
+            try:
+                np.asarray(frame[name], np.float64)
+            except (TypeError, ValueError):
+                raise ValueError(_said(name, kind, *_ADVICE)) from None
+        if str(why).startswith("could not convert"):  # and then tells the cell
+            raise ValueError(_said(None, "objects", "text")) from None
+        raise
+
+
+def _said(name: Any, kind: Any, *what: str) -> str:
+    where = "an array" if name is None else f"column {name!r}"
+    advice = "; or ".join(_ADVICE[one] for one in what)
+    held = " or ".join(what)
+    return f"X must be of numbers, got {where} of {kind}, which holds {held}: {advice}."
 
 
 class _Named:
@@ -66,6 +96,13 @@ def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
     name = type(model).__name__
     if y is None:
         raise ValueError(f"{name} requires y to be passed, but the target y is None.")
+    shape = getattr(y, "shape", ())
+    if len(shape) == 2 and shape[1] > 1:
+        raise ValueError(
+            f"y must be of shape (n,), one target, got {shape}. sklearn.multioutput "
+            f"fits {shape[1]} models, each with a budget of its own: together they "
+            f"cost {shape[1]} times epsilon and {shape[1]} times delta."
+        )
     column = as_column(y)
     check_consistent_length(X, column)
     return column
@@ -87,12 +124,42 @@ def as_column(y: Any) -> np.ndarray:
 def numbers_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
     """Returns (n,) targets in float64, NaN and infinities left as they are."""
     column = column_of(model, y, X)
-    return column.astype(np.float64)
+    if column.dtype.kind not in "mMSU":
+        with contextlib.suppress(TypeError, ValueError):
+            return column.astype(np.float64)
+    held = f"cells of {column.dtype} that are none, such as text or times"
+    raise ValueError(f"y must be of numbers, got {held}.")
 
 
 def largest_weight(model: Any) -> Any:
     """Returns the public bound of sample weights, 1 where there are none."""
     return 1.0 if model.max_weight is None else model.max_weight
+
+
+def seen_by(
+    model: Any, exposure: Any, weights: np.ndarray | None, X: np.ndarray
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Returns logarithms of exposures in the largest one, and weights, of a fit.
+
+    A record without exposure has no weight, because nothing could be seen of it.
+    """
+    if exposure is None:
+        return None, weights
+    shares = shares_of(exposure, model.max_exposure, X)
+    is_seen = shares > 0
+    weights = np.full(len(X), largest_weight(model)) if weights is None else weights
+    return np.log(np.where(is_seen, shares, 1.0)), np.where(is_seen, weights, 0.0)
+
+
+def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray:
+    """Returns (n,) exposures in the largest one, in [0, 1], NaN as zero."""
+    if largest is None:
+        rule = "the largest exposure, a public number, where exposure is given"
+        raise ValueError(f"max_exposure must be {rule}, got None.")
+    array = np.asarray(exposure, np.float64)
+    is_fine, rule = array.shape == X.shape[:1], f"of shape {X.shape[:1]}"
+    _validate.require(is_fine, "exposure", array.shape, rule)
+    return np.clip(np.nan_to_num(array) / largest, 0.0, 1.0)
 
 
 def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray | None:

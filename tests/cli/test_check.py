@@ -4,10 +4,11 @@ import shlex
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from dpjax import __version__
 from dpjax._texts import TextFormat, Texts
-from dpjax.cli import _train
+from dpjax.cli import _terminal, _train
 from dpjax.cli._cells import count_cells
 from dpjax.datasets import Categorical, Numeric
 from tests.cli.command import said_by as invoke
@@ -230,3 +231,22 @@ def test_a_run_that_is_interrupted_says_how_to_resume(
 
 def test_help_shows_brackets():
     assert "[target]" in invoke("check", "--help")[1]
+
+
+def test_what_a_command_is_at_shows_until_something_is_printed(monkeypatch, capsys):
+    _terminal.stage("nowhere")
+    assert not _terminal._stages
+    monkeypatch.setattr(Console, "is_terminal", True)
+    _terminal.stage("Reading a\x1bfile")
+    (shown,) = _terminal._stages
+    assert shown.live.is_started
+    assert shown.tasks[0].description == "Reading a\\x1bfile"
+    _terminal.terminal().print("something")
+    assert not _terminal._stages
+    assert not shown.live.is_started
+    capsys.readouterr()
+    with _terminal.progress_bars(_terminal.terminal(stderr=True)) as on_step:
+        on_step("DP-GD", 0, 3)
+        assert "DP-GD (compiling)" in capsys.readouterr().err
+        on_step("DP-GD", 3, 3)
+    assert "3/3" in capsys.readouterr().err

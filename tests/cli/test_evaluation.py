@@ -75,7 +75,8 @@ def test_a_replaced_record_moves_counts_by_their_sensitivity_at_most(
     histograms, of_losses = sums[::2], sums[1::2]
     sensitivity = 2.0 if kind is PRICE else math.sqrt(2)
     assert {said for _, said in histograms} == {sensitivity}
-    assert {said for _, said in of_losses} == {1000 * math.sqrt(2)}
+    # Of prices losses and absolute errors, of the model and the constant.
+    assert {said for _, said in of_losses} == {1000 * sensitivity}
     counts = np.array([counts.ravel() for counts, _ in histograms])
     moves = np.linalg.norm(counts[:, None] - counts[None], axis=2)
     assert moves.max() <= sensitivity * (1 + 1e-12)
@@ -83,19 +84,22 @@ def test_a_replaced_record_moves_counts_by_their_sensitivity_at_most(
         assert moves.max() > 0.9 * sensitivity
 
 
-def test_losses_within_given_bounds_move_by_their_sensitivity_at_most(sums):
+@pytest.mark.parametrize("loss", [losses.squared, losses.log_link(1.5)])
+def test_sums_within_given_bounds_move_by_their_sensitivity_at_most(sums, loss):
     release = _noisy_counts.Release(jax.random.key(0), 1.0)
     odd = np.array([0.0, 1e38, -1e38, np.nan, np.inf, 0.3])
-    found = []
     for score in odd:
         for target in odd[[0, 1, 2, 5]]:
             scores = np.array([[score, 1.0], [-score, 2.0]])
             targets = np.array([target, 1.0])
-            _scores._mean_losses(release, scores, targets, [1.0, 2.0], losses.squared)
-            found.append(sums[-1])
-    totals = np.array([total for total, _ in found])
+            values = _scores._losses(scores, targets, loss)
+            errors = np.abs(scores - targets)
+            terms = [(values, [1.0, 2.0]), (errors, [0.5, 0.5]), (errors, [0.5, 0.5])]
+            _scores._means(release, terms[: 2 if loss is losses.squared else 3])
+    totals = np.array([total.ravel() for total, _ in sums])
     largest = np.linalg.norm(totals[:, None] - totals[None], axis=2).max()
-    assert 0.7 * found[0][1] < largest <= found[0][1]
+    (said,) = {said for _, said in sums}
+    assert 0.7 * said < largest <= said == 1000 * math.sqrt(len(totals[0]))
 
 
 ODD_SCORES = [0.0, 3.0, -3.0, 1e38, -1e38, math.nan, math.inf]
@@ -177,9 +181,17 @@ def test_little_noise_tells_the_truth():
         assert measure.model.value == pytest.approx(truth, rel=0.08)  # of a bin
     errors = np.abs(data.test_features[:, 0] - data.test_targets)
     held = np.minimum(errors, 3 * found.measures[1].model.value / 100)
+    held = held**2
     loss = found.measures[2].model.value
-    assert loss == pytest.approx(np.mean(held**2) / 2, rel=0.01)
+    assert loss == pytest.approx(np.mean(held) / 2, rel=0.01)
     assert found.measures[2].constant.value > 2 * loss
+    absolute, root, explained = found.measures[3:]
+    held = 100 * np.sqrt(held)
+    assert absolute.model.value == pytest.approx(np.mean(held), rel=0.01)
+    assert root.model.value == pytest.approx(100 * math.sqrt(2 * loss), rel=1e-9)
+    share = 1 - loss / found.measures[2].constant.value
+    assert explained.model.value == pytest.approx(share, abs=1e-9)
+    assert explained.model.low < share < explained.model.high
     data = many(SOLD)
     found = evaluation(data, SOLD, epsilon=1e4, weight=2.0)
     for measure, truth in zip(found.measures, true_values(data, SOLD), strict=False):
@@ -228,7 +240,7 @@ def test_noise_is_what_the_guarantee_says(monkeypatch, kind, sensitivity):
     multiplier = found.privacy.dp_event.event.noise_multiplier
     (of_counts, counts), (of_losses, losses_) = seen
     assert not np.isin(losses_, counts).any()
-    for stddev, moved in (of_counts, sensitivity), (of_losses, 1000 * 2**0.5):
+    for stddev, moved in (of_counts, sensitivity), (of_losses, 1000 * sensitivity):
         # In units of a power of two.
         ratio = math.frexp(stddev)[0] / math.frexp(multiplier * moved)[0]
         assert 1 + 2**-17 < ratio < 1.0001

@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 from dpjax import _files
-from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_event
+from dpjax._rounding import rounded_up
+from dpjax.accounting import (
+    PrivacyFilter,
+    PrivacyGuarantee,
+    gaussian_epsilon,
+    gaussian_event,
+)
 from dpjax.cli import _train
 from dpjax.cli._ledger import Ledger, Source, charge, read_ledger
 from dpjax.cli._schema import Schema
@@ -78,6 +84,9 @@ def test_the_file_is_read_as_it_was_written(folder):
     shown = " ".join(invoke("ledger", "t.toml").stdout.split())
     assert "All runs together: epsilon = 3, delta = 0.0001" in shown
     assert "What is left affords one run of Gaussian noise" in shown
+    spent = gaussian_epsilon(5.0, 1e-4, sensitivity=1.0)
+    assert f"1 run on {entry.at} spent as much as one run of Gaussian" in shown
+    assert f"of about epsilon = {rounded_up(spent, 3)} at delta" in shown
     assert "The table: d.csv, 400 records, with the columns x, y." in shown
 
 
@@ -282,6 +291,7 @@ def test_a_run_beyond_the_limit_is_refused_before_anything(folder, monkeypatch):
         text + text[text.index("[[runs]]") :].replace(repr(left), "1e308") * 2
     )
     assert "Nothing is left." in train(epsilon=0.1).stderr
+    assert "3 runs on 2026-01-01 have spent" in invoke("ledger", "t.toml").stdout
 
 
 @pytest.mark.parametrize("options", [[], ["--steps", 7]])

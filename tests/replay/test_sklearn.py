@@ -37,7 +37,7 @@ def table(kind, num_samples):
     return features, targets
 
 
-# What the first record becomes: its features, its target and its weight.
+# What the first record becomes: its features, its target, and its weight or exposure.
 NUMBERS = {
     "NaN": (np.nan, np.nan, np.nan),
     "infinite": ((np.inf, -np.inf), -np.inf, np.inf),
@@ -68,9 +68,10 @@ def as_read(column, container):
     return np.array([*column, None], object)[:-1]
 
 
-def shown_by(model, rows, targets, weights):
+def shown_by(model, rows, targets, weights, exposure=None):
     """All that a fitted model shows, in its order."""
-    model.fit(rows, targets, weights)
+    exposed = {} if exposure is None else {"exposure": exposure}
+    model.fit(rows, targets, weights, **exposed)
     shown = [vars(model), pickle.dumps(model)]
     for name in ("predict", "predict_proba", "decision_function"):
         if hasattr(model, name):
@@ -94,7 +95,8 @@ def refuse_interference(hooks, make, num_samples, weighted=False, container="arr
             rows[0] = rows[0] if cells is None else cells
             column[0], weights[0] = target, weight
         held = as_read(column, container) if labelled else np.array(column)
-        return shown_by(make(), rows, held, weights if weighted else None)
+        exposure = weights if getattr(model, "max_exposure", None) else None
+        return shown_by(make(), rows, held, weights if weighted else None, exposure)
 
     shown = hooks.record(lambda: run(None))
     assert shown[0][0] != "raised", shown
@@ -120,6 +122,9 @@ def options_of(kind):
         yield "target_range", {"target_range": (0, 1)}
     if "classes" in names:
         yield "classes", {"classes": [0, 1, 2.5]}
+    if "max_exposure" in names:
+        loss = {"loss": "poisson"} if "loss" in names else {}
+        yield "max_exposure", {"max_exposure": 2.0, **loss}
     if "intervals" in names:  # of a budget at which they are finite
         classes = {"classes": [0, 1]} if "classes" in names else {}
         yield "intervals", {"intervals": True, "epsilon": 20.0, **classes}

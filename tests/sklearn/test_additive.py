@@ -94,7 +94,7 @@ def test_numbers_of_every_loss(table, loss):
     targets = means * np.random.default_rng(2).gamma(2.0, 0.5, NUM)
     model = DPAdditiveRegressor(loss=loss, random_state=0).fit(frame, targets)
     assert np.corrcoef(model.predict(frame), means)[0, 1] > 0.8
-    name = "mean poisson loss" if loss == "poisson" else ""
+    name = "mean poisson deviance" if loss == "poisson" else ""
     scored, _ = score_privately(model, frame, targets, random_state=0)
     assert any(name in one.name for one in scored.measures)
     panel = model.plot_shapes().axes[0]

@@ -12,7 +12,10 @@ import dpjax.sklearn
 from dpjax.sklearn._regressors import _Regressor
 
 # Most of the time would go into compiling, anew for each shape of the checks.
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
+pytestmark = [
+    pytest.mark.usefixtures("compiled_quickly"),
+    pytest.mark.filterwarnings("ignore:.*is cloned again"),
+]
 
 PUBLIC = [getattr(dpjax.sklearn, name) for name in dpjax.sklearn.__all__]
 KINDS = [one for one in PUBLIC if inspect.isclass(one)]

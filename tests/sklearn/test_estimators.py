@@ -1,5 +1,6 @@
 """Estimators for scikit-learn: units, odd values, bad arguments, and what it costs."""
 
+import datetime
 import doctest
 import inspect
 import math
@@ -33,10 +34,14 @@ from dpjax.sklearn import (
     _linear,
     _regressors,
     _tables,
+    score_privately,
 )
 
 # The numbers of dp_linear_model are tested with the solver, as users compile it.
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
+pytestmark = [
+    pytest.mark.usefixtures("compiled_quickly"),
+    pytest.mark.filterwarnings("ignore:.*is cloned again"),
+]
 
 REGRESSORS = [
     DPLinearRegression,
@@ -213,13 +218,39 @@ def test_bad_parameters_of_its_own_are_refused(monkeypatch, estimator, name):
         ([1.0], None, "inconsistent"),
         ([1.0, 2.0], [1.0], "sample_weight"),
         ([1j, 2.0], None, "Complex"),
-        (["one", "two"], None, "could not convert"),
+        (["one", "two"], None, "y must be of numbers, got cells of object that"),
+        (np.array(["2020-01-01"] * 2, "M8[D]"), None, "y must be of numbers, got"),
+        (np.ones((2, 3)), None, "fits 3 models, .* together they cost 3 times eps"),
     ],
 )
 def test_bad_shapes_and_types_are_refused(monkeypatch, y, weights, said):
     no_release(monkeypatch)
     with pytest.raises(ValueError, match=said):
         DPLinearRegression().fit([[1.0], [2.0]], y, sample_weight=weights)
+
+
+DAY = datetime.datetime(2020, 1, 1)
+ODD_TYPES = {
+    "text": (polars.DataFrame({"a": ["secret"]}), "column 'a' of String"),
+    "a category": (
+        polars.DataFrame({"a": polars.Series(["secret"], dtype=polars.Categorical)}),
+        "column 'a' of Categorical, which holds text or times: OneHotEncoder",
+    ),
+    "a date": (polars.DataFrame({"a": [DAY.date()]}), "'a' of Date, which holds times"),
+    "a time": (polars.DataFrame({"b": [1.0], "a": [DAY]}), "'a' of Datetime"),
+    "an array of text": (np.array([["secret"]]), "an array of <U6, which holds text"),
+    "a list of text": ([["secret"]], "of objects, which holds text"),
+    "an array of times": (np.array([[DAY]], "M8[s]"), "subtract a public date"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_TYPES)
+def test_types_that_are_no_numbers_get_a_sentence(monkeypatch, kind):
+    no_release(monkeypatch)
+    rows, said = ODD_TYPES[kind]
+    with pytest.raises(ValueError, match=f"X must be of numbers, got .*{said}") as why:
+        DPLinearRegression().fit(rows, [1.0])
+    assert "secret" not in str(why.value)
 
 
 def no_release(monkeypatch):
@@ -263,6 +294,56 @@ def test_weights_need_their_public_bound(monkeypatch, estimator, weights):
     no_release(monkeypatch)
     with pytest.raises(ValueError, match="max_weight must be the largest weight"):
         estimator().fit(np.zeros((50, 1)), np.arange(50) % 2, sample_weight=weights)
+
+
+AMOUNTS = [
+    DPPoissonRegressor(random_state=0),
+    DPAdditiveRegressor(loss="poisson", random_state=0),
+]
+
+
+@pytest.mark.parametrize("model", AMOUNTS, ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("unit", [1.0, 365.0])
+def test_means_are_in_proportion_to_exposures(model, unit):
+    rng = np.random.default_rng(0)
+    rows, years = rng.uniform(18, 80, (20_000, 1)), rng.uniform(-0.1, 2, 20_000)
+    counts = rng.poisson(np.maximum(years, 0) * np.exp(0.02 * rows[:, 0] - 1))
+    counts[years < 0] = 1_000_000  # without exposure a record has no weight
+    years[years < 0] = np.where(years[years < 0] < -0.05, np.nan, -7.0)
+    model = clone(model).set_params(max_exposure=2 * unit)
+    model.fit(rows, counts, exposure=years * unit)
+    found = model.predict([[50.0]] * 5, exposure=unit * np.array([1, 2, 9, -1, np.nan]))
+    np.testing.assert_allclose(found, [1, 2, 2, 0, 0], atol=0.2)
+    np.testing.assert_allclose(found[0] / unit, model.predict([[50.0]])[0])
+    if hasattr(model, "coef_"):
+        found = np.exp(model.coef_ @ [50.0] + model.intercept_)
+        np.testing.assert_allclose(found, model.predict([[50.0]])[0])
+    is_seen = years > 0
+    data = rows[is_seen], counts[is_seen]
+    known, not_known = (
+        score_privately(model, *data, exposure=one, epsilon=20.0, random_state=0)[0]
+        for one in (unit * years[is_seen], None)
+    )
+    assert known.measures[2].model.high < not_known.measures[2].model.low
+
+
+@pytest.mark.parametrize(
+    ("model", "exposure", "said"),
+    [
+        (AMOUNTS[0], np.ones(50), "max_exposure must be the largest exposure"),
+        (DPGammaRegressor(max_exposure=1.0), np.ones(49), "exposure must be of shape"),
+        (DPTweedieRegressor(max_exposure=-1.0), None, "max_exposure must be positive"),
+        (
+            DPAdditiveRegressor(max_exposure=1.0),
+            np.ones(50),
+            "left out with a loss with",
+        ),
+    ],
+)
+def test_exposures_that_are_refused(monkeypatch, model, exposure, said):
+    no_release(monkeypatch)
+    with pytest.raises(ValueError, match=said):
+        model.fit(np.zeros((50, 1)), np.arange(50), exposure=exposure)
 
 
 def test_a_mean_in_a_public_range_is_a_clipped_one():
@@ -368,7 +449,10 @@ def test_searches_and_pipelines(table):
         {"dphuberregressor__threshold": [1.0, 2.0]},
         cv=2,
     )
-    search.fit(frame.to_numpy(), spent)
+    # Once, and of what is public: each fit has a budget of its own.
+    with pytest.warns(UserWarning, match="Every fit of a clone spends") as told:
+        search.fit(frame.to_numpy(), spent)
+    assert len(told) == 1
     assert search.best_score_ > 0.8
     assert search.best_estimator_[-1].privacy_.epsilon == 1.0
 

@@ -55,7 +55,10 @@ def test_numbers_are_scored_in_their_unit():
         for one, beside in ((model, baseline), (pipeline, None))
     ]
     (scores, privacy), (again, _) = found
-    assert scores == again  # the baseline predicts zero
+    *measures, explained = scores.measures  # R2 is of a baseline alone
+    assert measures == again.measures  # the baseline predicts zero
+    errors = [np.mean((slope * X[:, 0] - NUMBERS) ** 2) for slope in (100.0, 0.0)]
+    assert explained.model.value == pytest.approx(1 - errors[0] / errors[1], abs=0.02)
     for measure, share in zip(scores.measures, (0.5, 0.9), strict=False):
         for one, slope in ((measure.model, 100.0), (measure.constant, 0.0)):
             errors = np.abs(slope * X[:, 0] - NUMBERS)
@@ -165,11 +168,15 @@ def test_amounts_are_scored_by_their_deviance():
     counts = rng.poisson(2 * np.exp(0.5 * rows[:, 0]))
     model = Doubling()
     scores, _ = score_privately(model, rows, counts, epsilon=20.0, random_state=0)
-    assert "mean poisson loss" in scores.measures[2].name
-    means, unit = model.predict(rows), 4.0
+    assert "mean poisson deviance" in scores.measures[2].name
+    means = model.predict(rows)
     logs = counts * np.log(np.maximum(counts, 1) / means)
-    half = np.mean(logs - counts + means) / unit
-    assert scores.measures[2].model.value == pytest.approx(half, rel=0.05)
+    deviance = 2 * np.mean(logs - counts + means)
+    assert scores.measures[2].model.value == pytest.approx(deviance, rel=0.05)
+    absolute, root = scores.measures[3:]  # and no R2 without a baseline
+    errors = np.abs(counts - means)
+    assert absolute.model.value == pytest.approx(errors.mean(), rel=0.05)
+    assert root.model.value == pytest.approx(np.sqrt(np.mean(errors**2)), rel=0.05)
 
 
 def test_odd_records_raise_nothing():
