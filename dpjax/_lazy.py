@@ -16,7 +16,8 @@ def lazily(
 
     Args:
         package: its name.
-        names: what is imported from each module, with blanks between the names.
+        names: what is imported from each module, with blanks between the names; of
+            the package itself, its modules.
 
     Example:
         >>> find, _ = lazily("dpjax.datasets", {"dpjax.datasets._encoding": "Numeric"})
@@ -28,7 +29,10 @@ def lazily(
     def find(name: str) -> Any:
         if name not in sources:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(sources[name]), name)
+        path = sources[name]
+        is_module = path == package
+        value = import_module(f"{path}.{name}" if is_module else path)
+        value = value if is_module else getattr(value, name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -34,7 +34,7 @@ SHARED = {
         "_trial_counts",
         "_types",
     ),
-    *("_untrusted", "_validate"),
+    *("_untrusted", "_validate", "_version"),
 }
 
 # What each layer may import. The ground floor, estimators, mechanisms and accounting,

@@ -10,17 +10,8 @@ from dpjax._lazy import lazily
 if TYPE_CHECKING:
     from dpjax.datasets._dataset import Dataset
     from dpjax.datasets._encoding import Categorical, Numeric, encode
-    from dpjax.datasets._heavy_tailed import (
-        linear_model,
-        logistic_model,
-        sparse_params,
-    )
-    from dpjax.datasets._laws import (
-        LogNormal,
-        Normal,
-        Pareto,
-        StudentT,
-    )
+    from dpjax.datasets._heavy_tailed import linear_model, logistic_model, sparse_params
+    from dpjax.datasets._laws import LogNormal, Normal, Pareto, StudentT
     from dpjax.datasets._load import load
 
 __getattr__, __dir__ = lazily(

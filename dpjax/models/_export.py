@@ -77,9 +77,8 @@ class Parts(NamedTuple):
     @property
     def inputs(self) -> dict[str, bool]:
         """The columns that are read, and whether each holds numbers."""
-        of_exposure = [] if self.exposure is None else [self.exposure]
-        read = [*self.columns, *of_exposure]
-        return {one.name: isinstance(one, Numbers) for one in read}
+        read = [*self.columns, self.exposure]
+        return {one.name: isinstance(one, Numbers) for one in read if one is not None}
 
 
 def parts_of(model: "Model", terms: Terms) -> Parts:
@@ -98,46 +97,38 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
         if isinstance(kind, Numeric):
             at_center = float(terms.curve(place, np.zeros(1))[0])
             of_column = float(kind.center), float(kind.scale), at_center
-            part = Numbers(name, *of_column, _ramps(terms, place, float(kind.limit)))
+            ramps = _ramps(terms, place, float(kind.limit))
+            columns.append(Numbers(name, *of_column, ramps))
         else:
             places = _spellings(kind).items()
             weights = {text: float(terms.slopes[place + at]) for text, at in places}
-            part = Levels(name, weights)
-        columns.append(part)
+            columns.append(Levels(name, weights))
         place += len(kind.names(name))
-    exposure, target, privacy = model.exposure, model.target, model.privacy
-    center, scale, factor = 0.0, 1.0, None
+    center, scale, exposure, target = 0.0, 1.0, None, model.target
     if isinstance(target, Numeric):
         center, scale = float(target.center), float(target.scale)
-    if exposure is not None:
-        share = ((0.0, 1.0, 1.0),)
-        factor = Numbers(exposure.column, 0.0, float(exposure.max), 0.0, share)
-    what = model.target_name if model.positive is None else "the probability of "
-    if model.positive is not None:
-        what += f"{model.target_name} = {model.positive}"
-    stated = claim(privacy.epsilon, privacy.delta)
-    parts = Parts(
-        columns,
-        float(terms.slopes[-1]),
-        model.link,
-        factor,
-        center,
-        scale,
-        [
-            printable(f"Predicts {what}: {model.method} of {model.data}."),
-            printable(f"Privacy: {stated}. {privacy.description}"),
-        ],
-    )
+    if (share := model.exposure) is not None:
+        line = ((0.0, 1.0, 1.0),)
+        exposure = Numbers(share.column, 0.0, float(share.max), 0.0, line)
+        is_number = not isinstance(model.columns.get(share.column), Categorical)
+        rule = "no column of categories, of a model to export"
+        _validate.require(is_number, "exposure", share.column, rule)
+    start, said = float(terms.slopes[-1]), _comments(model)
+    parts = Parts(columns, start, model.link, exposure, center, scale, said)
     levels = (one.weights for one in columns if isinstance(one, Levels))
     for text in itertools.chain(parts.inputs, *levels):
-        _validate.require(
-            _is_plain(text), "columns", text, "text without NUL, in UTF-8"
-        )
-    if exposure is not None:
-        is_number = not isinstance(model.columns.get(exposure.column), Categorical)
-        rule = "no column of categories, of a model to export"
-        _validate.require(is_number, "exposure", exposure.column, rule)
+        rule = "text without NUL, in UTF-8, of a model to export"
+        _validate.require(_is_plain(text), "columns", text, rule)
     return parts
+
+
+def _comments(model: "Model") -> list[str]:
+    privacy, what = model.privacy, model.target_name
+    if model.positive is not None:
+        what = f"the probability of {what} = {model.positive}"
+    stated = claim(privacy.epsilon, privacy.delta)
+    lines = f"Predicts {what}: {model.method} of {model.data}.", f"Privacy: {stated}. "
+    return [*map(printable, (lines[0], lines[1] + privacy.description))]
 
 
 def _ramps(

@@ -130,7 +130,7 @@ class Model:
     @property
     def curves(self) -> "Curves":
         """The functions of the features: straight lines in a linear model."""
-        return self._terms.curves()
+        return self._terms.made()
 
     @property
     def _terms(self) -> Terms:
@@ -228,31 +228,23 @@ class Model:
     def export(self, format: Format) -> bytes:
         """Returns the content of a file that predicts as the model does, without dpjax.
 
-        It encodes cells as `predict` does, and computes in float64; predictions agree
-        to the rounding of float32. Categories are compared as texts without blanks
-        around them; one that is a number or a truth value has its usual spellings: 1
-        is also 1.0 and true.
-
-        - "python": a module without imports. Its `predict` takes a mapping from names
-          of columns to the cells of a record.
-        - "sql": one expression of a table's columns, for SQLite, DuckDB or PostgreSQL.
-          Numbers must have a numeric type; NULL is missing.
-        - "onnx": a model with an input of shape (n,) for each column, float64 for
-          numbers, NaN if missing, or text, blank if missing; it needs the package onnx.
+        Cells are encoded as by `predict`, and predictions agree to the rounding of
+        float32. Categories are compared as texts without blanks around them; 1 is also
+        1.0 and true.
 
         Args:
-            format: one of these.
+            format: "python" for a module without imports, whose `predict` takes a
+                mapping from columns to the cells of a record; "sql" for one expression
+                of the columns of a table, where numbers have a numeric type; "onnx" for
+                an input of shape (n,) for each column, of float64 or text.
 
         Returns:
-            The content: of the two former, text in UTF-8.
+            The content; of Python and SQL, text in UTF-8. It states the guarantee.
 
         Raises:
-            ValueError: If the format is another one, a weight is not finite, or the
-                format cannot hold the name of a column or a category.
+            ValueError: If the format is unknown, a weight is not finite, or the format
+                cannot hold the name of a column or of a category.
             ImportError: Without the package onnx.
-
-        Privacy:
-            A function of the model and of its guarantee, which the file states.
         """
         _validate.choice(Format, format=format)
         return _WRITERS[format](parts_of(self, self._terms))

@@ -21,26 +21,65 @@ def onnx_file(parts: Parts) -> bytes:
         ImportError: Without the package onnx.
     """
     try:
-        from onnx import TensorProto, checker, helper
+        from onnx import TensorProto, checker, helper, numpy_helper
     except ImportError as error:
         message = 'an export to ONNX needs onnx: pip install "dpjax[export]"'
         raise ImportError(message) from error
     _validate.require(len(parts.columns) > 0, "columns", [], "not empty, for ONNX")
-    graph = _Graph(parts)
-    output = graph.prediction(parts)
+    nodes: list[Any] = []
+    constants: list[Any] = []
+    output = "prediction"
+    while any(name.startswith(output) for name in parts.inputs):
+        output += "_"
+
+    def constant(values: Any, kind: Any = np.float64) -> str:
+        name = f"{output}_constant_{len(constants)}"
+        constants.append(numpy_helper.from_array(np.array(values, kind), name))
+        return name
+
+    def node(kind: str, *inputs: str, **more: Any) -> str:
+        name = f"{output}_{len(nodes)}"
+        nodes.append(helper.make_node(kind, inputs, [name], **more))
+        return name
+
+    def clipped(value: str, low: Any, high: Any) -> str:
+        return node("Min", node("Max", value, constant(low)), constant(high))
+
+    def added(part: Numbers | Levels) -> str:
+        """Returns what a column adds, but for what it adds at its center."""
+        if isinstance(part, Levels):
+            count = len(part.weights)
+            places = {"values_int64s": [*range(count)], "default_int64": count}
+            places |= {"keys_strings": [*part.weights], "domain": "ai.onnx.ml"}
+            index = node("LabelEncoder", part.name, **places)
+            return node("Gather", constant([*part.weights.values(), 0.0]), index)
+        moved = node("Sub", part.name, constant(part.center))
+        z = node("Div", moved, constant(part.scale))
+        is_near = node("Less", node("Abs", z), constant(FARTHEST))
+        z = node("Where", is_near, z, constant(0.0))
+        low, high, rates = np.transpose(part.ramps)
+        sizes = clipped(node("Unsqueeze", z, constant([1], np.int64)), low, high)
+        from_center = node("Sub", sizes, constant(np.clip(0.0, low, high)))
+        return node("MatMul", from_center, constant(rates))
+
+    fixed = sum(p.at_center for p in parts.columns if isinstance(p, Numbers))
+    mean = node("Sum", constant(parts.intercept + fixed), *map(added, parts.columns))
+    if parts.link == "logit":
+        mean = node("Sigmoid", mean)
+    elif parts.link == "log":
+        mean = node("Exp", clipped(mean, *map(math.log, MEANS)))
+    if parts.exposure is not None:
+        mean = node("Mul", mean, added(parts.exposure))
+    scaled = node("Mul", mean, constant(parts.scale))
+    nodes.append(helper.make_node("Add", [scaled, constant(parts.center)], [output]))
 
     def tensor(name: str, is_number: bool) -> Any:
         kind = TensorProto.DOUBLE if is_number else TensorProto.STRING
         return helper.make_tensor_value_info(name, kind, ["n"])
 
+    inputs = [tensor(*each) for each in parts.inputs.items()]
     made = helper.make_model(
-        helper.make_graph(
-            graph.nodes,
-            "dpjax",
-            [tensor(name, kind) for name, kind in parts.inputs.items()],
-            [tensor(output, True)],
-            graph.constants,
-        ),
+        helper.make_graph(nodes, "dpjax", inputs, [tensor(output, True)], constants),
         opset_imports=[helper.make_opsetid(*each) for each in _VERSIONS.items()],
         ir_version=_IR_VERSION,
         producer_name="dpjax",
@@ -48,70 +87,3 @@ def onnx_file(parts: Parts) -> bytes:
     )
     checker.check_model(made)
     return made.SerializeToString(deterministic=True)
-
-
-class _Graph:
-    """Nodes and constants, each under a name that no column has."""
-
-    def __init__(self, parts: Parts):
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
-        self.prefix = "prediction"
-        while any(name.startswith(self.prefix) for name in parts.inputs):
-            self.prefix += "_"
-
-    def constant(self, values: Any, kind: Any = np.float64) -> str:
-        from onnx import numpy_helper
-
-        name = f"{self.prefix}_constant_{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.array(values, kind), name))
-        return name
-
-    def node(self, kind: str, *inputs: str, name: str = "", **more: Any) -> str:
-        from onnx import helper
-
-        name = name or f"{self.prefix}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [name], **more))
-        return name
-
-    def clipped(self, value: str, low: Any, high: Any) -> str:
-        raised = self.node("Max", value, self.constant(low))
-        return self.node("Min", raised, self.constant(high))
-
-    def added(self, part: Numbers | Levels) -> str:
-        """Returns what a column adds, but for what it adds at its center."""
-        if isinstance(part, Levels):
-            count = len(part.weights)
-            place = self.node(
-                "LabelEncoder",
-                part.name,
-                domain="ai.onnx.ml",
-                keys_strings=[*part.weights],
-                values_int64s=[*range(count)],
-                default_int64=count,
-            )
-            weights = self.constant([*part.weights.values(), 0.0])
-            return self.node("Gather", weights, place)
-        moved = self.node("Sub", part.name, self.constant(part.center))
-        z = self.node("Div", moved, self.constant(part.scale))
-        is_near = self.node("Less", self.node("Abs", z), self.constant(FARTHEST))
-        z = self.node("Where", is_near, z, self.constant(0.0))
-        column = self.node("Unsqueeze", z, self.constant([1], np.int64))
-        low, high, rates = np.transpose(part.ramps)
-        at_zero = self.constant(np.clip(0.0, low, high))
-        sizes = self.node("Sub", self.clipped(column, low, high), at_zero)
-        return self.node("MatMul", sizes, self.constant(rates))
-
-    def prediction(self, parts: Parts) -> str:
-        """Returns the name of the output."""
-        fixed = sum(p.at_center for p in parts.columns if isinstance(p, Numbers))
-        start = self.constant(parts.intercept + fixed)
-        mean = self.node("Sum", start, *map(self.added, parts.columns))
-        if parts.link == "logit":
-            mean = self.node("Sigmoid", mean)
-        elif parts.link == "log":
-            mean = self.node("Exp", self.clipped(mean, *map(math.log, MEANS)))
-        if parts.exposure is not None:
-            mean = self.node("Mul", mean, self.added(parts.exposure))
-        scaled = self.node("Mul", mean, self.constant(parts.scale))
-        return self.node("Add", scaled, self.constant(parts.center), name=self.prefix)

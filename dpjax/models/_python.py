@@ -24,7 +24,7 @@ def predict(record):
     for name, line in NUMBERS.items():
         score += _added(record[name], *line)
     for name, weights in CATEGORIES.items():
-        score += weights.get(_text(record[name]).strip(), 0.0)
+        score += weights.get(_text(record[name]), 0.0)
     return {prediction}
 
 
@@ -39,25 +39,21 @@ def _added(cell, center, scale, at_center, lines):
 
 
 def _number(cell):
-    if isinstance(cell, (str, bytes)):
-        cell = _text(cell).strip().lower()
-        if cell in ("true", "false"):
-            return float(cell == "true")
-        if not set(cell) <= set("0123456789+-.e"):
-            return float("nan")
+    text = _text(cell).lower() if isinstance(cell, (str, bytes)) else ""
+    if text in ("true", "false"):
+        return float(text == "true")
     try:
-        return float(cell)
+        return float(cell if set(text) <= set("0123456789+-.e") else "nan")
     except Exception:
         return float("nan")
 
 
 def _text(cell):
-    if isinstance(cell, bytes):
-        return cell.decode("utf-8", "replace")
     try:
-        return "" if cell is None else str(cell)
+        text = cell.decode("utf-8", "replace") if isinstance(cell, bytes) else str(cell)
     except Exception:
-        return ""
+        text = ""
+    return "" if cell is None else text.strip()
 '''
 _E = "2.718281828459045"
 

@@ -9,7 +9,6 @@ mechanism releases mean losses, clipped to bounds from the first.
 """
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +18,8 @@ from dpjax import _validate
 from dpjax._types import ArrayLike, Key
 from dpjax.losses import LinearLoss
 from dpjax.models._label_scores import is_class, of_classes, of_labels
-from dpjax.models._noisy_counts import (
-    WIDTH,
-    Interval,
-    Measure,
-    Release,
-    adding_up,
-    interval_of,
-)
+from dpjax.models._measures import Interval, Measure, PrivateScores
+from dpjax.models._noisy_counts import WIDTH, Release, adding_up, interval_of
 
 _MOST_NATS = 5.0
 # Edges of absolute errors, in scales of the target: eight a decade.
@@ -34,19 +27,6 @@ _ERROR_EDGES = np.logspace(-2, 2, 33)
 _BEYOND = 3.0  # times the 90th percentile: where errors are clipped for their mean loss
 _STEPS_OF_LOSS = 1000  # losses are rounded to multiples of bound / 1000: exact sums
 _LARGEST = 1e30
-
-
-class PrivateScores(NamedTuple):
-    """Released scores of a model.
-
-    Attributes:
-        measures: released, or computed from released values.
-        calibration: for classes, the share of the positive label among records whose
-            predicted probability is in a range (low, high).
-    """
-
-    measures: list[Measure]
-    calibration: list[tuple[float, float, Interval]]
 
 
 def private_scores(

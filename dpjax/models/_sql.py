@@ -37,12 +37,12 @@ def _mean_of_log(score: str, names: list[str]) -> str:
     alias = "score"
     while alias in map(str.casefold, names):
         alias += "_"
-    low, high = map(math.log, MEANS)
-    return (
-        f"(SELECT CASE WHEN {alias} < {_number(low)} THEN {_number(MEANS[0])} "
-        f"WHEN {alias} > {_number(high)} THEN {_number(MEANS[1])} "
-        f"ELSE EXP({alias}) END FROM (SELECT {score} AS {alias}) AS scored)"
+    cases = "".join(
+        f" WHEN {alias} {sign} {_number(math.log(mean))} THEN {_number(mean)}"
+        for sign, mean in zip("<>", MEANS, strict=True)
     )
+    value = f"CASE{cases} ELSE EXP({alias}) END"
+    return f"(SELECT {value} FROM (SELECT {score} AS {alias}) AS scored)"
 
 
 def _added(part: Numbers | Levels) -> str:
@@ -63,9 +63,8 @@ def _added(part: Numbers | Levels) -> str:
     cases = [(start, _number(part.value(start)))] if start > -FARTHEST else []
     for low, high, rate in part.ramps:
         near = min(max(0.0, low), high)  # where digits are lost least
-        line = (
-            f"{_number(part.value(near))} + {_number(rate)} * ({z} - {_number(near)})"
-        )
+        moved = f"{z} - {_number(near)}" if near else z
+        line = f"{_number(part.value(near))} + {_number(rate)} * ({moved})"
         cases.append((high, line))
     then = cases.pop()[1] if end == FARTHEST else _number(part.value(end))
     if cases:

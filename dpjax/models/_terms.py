@@ -61,8 +61,8 @@ class Terms(NamedTuple):
         heights = self.heights[self.smooth.index(index)]
         return values + np.interp(grid, self.knots, heights)
 
-    def curves(self) -> "Curves":
-        """Returns the terms as a pytree of JAX."""
+    def made(self) -> "Curves":
+        """Returns a pytree of JAX."""
         from dpjax.solvers import Curves
 
         slopes, heights = cast(Any, self.slopes), cast(Any, self.heights)
@@ -87,23 +87,18 @@ class Statement(NamedTuple):
     relation: str
     description: str
 
-    def guarantee(self) -> "PrivacyGuarantee":
+    def made(self) -> "PrivacyGuarantee":
         """Returns the guarantee, with an event that no accountant supports."""
         from dp_accounting import NeighboringRelation, UnsupportedDpEvent
 
         from dpjax.accounting import PrivacyGuarantee
 
-        relation, event = NeighboringRelation[self.relation], UnsupportedDpEvent()
-        return PrivacyGuarantee(
-            self.epsilon, self.delta, relation, event, self.description
-        )
+        of_file = self._replace(relation=NeighboringRelation[self.relation])._asdict()
+        return PrivacyGuarantee(**of_file, dp_event=UnsupportedDpEvent())
 
 
 class OnReading:
-    """A field that a file gives as `Terms` or a `Statement`.
-
-    Of these what needs JAX is made when the field is first read.
-    """
+    """A field whose `Terms` or `Statement` is made what users read when they do."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -115,9 +110,6 @@ class OnReading:
         if model is None:
             raise AttributeError(self.name)  # so that the field has no default
         value = vars(model)[self.name]
-        if isinstance(value, Terms):
-            value = value.curves()
-        elif isinstance(value, Statement):
-            value = value.guarantee()
-        vars(model)[self.name] = value
+        if isinstance(value, Terms | Statement):
+            value = vars(model)[self.name] = value.made()
         return value
