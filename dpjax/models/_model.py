@@ -20,14 +20,12 @@ from dpjax.models._onnx import onnx_file
 from dpjax.models._params import bending_features, check_curves, check_errors
 from dpjax.models._python import python_file
 from dpjax.models._sql import sql_file
-from dpjax.models._terms import MEANS, Link, OnReading, Terms, means_of
+from dpjax.models._terms import MEANS, Link, Statement, Terms, means_of
 
 if TYPE_CHECKING:
     from dpjax.accounting import PrivacyGuarantee
     from dpjax.solvers import Curves
 
-_PARAMS: Any = OnReading()
-_PRIVACY: Any = OnReading()
 _WRITERS = {"onnx": onnx_file, "sql": sql_file, "python": python_file}
 
 
@@ -81,12 +79,12 @@ class Model:
         {'rooms': 100.0, 'town=Ghent': 100.0, 'intercept': -50.0}
     """
 
-    params: "np.ndarray | Curves" = _PARAMS
+    params: "np.ndarray | Curves"
     columns: Mapping[str, Numeric | Categorical]
     target_name: str
     target: Numeric | Categorical
     link: Link
-    privacy: "PrivacyGuarantee" = _PRIVACY
+    privacy: "PrivacyGuarantee"
     target_unit: str = ""
     method: str = ""
     data: str = ""
@@ -105,8 +103,12 @@ class Model:
             self.link,
             "log where there is an exposure, and then of a target whose center is 0",
         )
-        num_features = len(self.feature_names)
-        params, slopes = vars(self)["params"], self._terms.slopes
+        num_features, given = len(self.feature_names), vars(self)
+        params: Any = self.params
+        for name in ("params", "privacy"):
+            if isinstance(given[name], Terms | Statement):
+                given[f"_{name}"] = given.pop(name)
+        slopes = self._terms.slopes
         _validate.require(
             slopes.shape == (num_features,) and slopes.dtype.kind == "f",
             "params",
@@ -134,7 +136,18 @@ class Model:
 
     @property
     def _terms(self) -> Terms:
-        return Terms.of(vars(self)["params"])
+        return vars(self).get("_params") or Terms.of(self.params)
+
+    if not TYPE_CHECKING:  # where it would stand for any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Returns what needs JAX, made of what a file gives when it is read."""
+            given = vars(self).get(f"_{name}")
+            if not isinstance(given, Terms | Statement):
+                said = f"{type(self).__name__!r} object has no attribute {name!r}"
+                raise AttributeError(said)
+            value = vars(self)[name] = given.made()
+            return value
 
     @property
     def positive(self) -> str | None:

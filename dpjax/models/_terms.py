@@ -95,21 +95,3 @@ class Statement(NamedTuple):
 
         of_file = self._replace(relation=NeighboringRelation[self.relation])._asdict()
         return PrivacyGuarantee(**of_file, dp_event=UnsupportedDpEvent())
-
-
-class OnReading:
-    """A field whose `Terms` or `Statement` is made what users read when they do."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __set__(self, model: Any, value: Any) -> None:
-        vars(model)[self.name] = value
-
-    def __get__(self, model: Any, owner: type | None = None) -> Any:
-        if model is None:
-            raise AttributeError(self.name)  # so that the field has no default
-        value = vars(model)[self.name]
-        if isinstance(value, Terms | Statement):
-            value = vars(model)[self.name] = value.made()
-        return value
