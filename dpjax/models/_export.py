@@ -117,8 +117,9 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
     parts = Parts(columns, start, model.link, exposure, center, scale, said)
     levels = (one.weights for one in columns if isinstance(one, Levels))
     for text in itertools.chain(parts.inputs, *levels):
+        written = text.replace("\0", "").encode("utf-8", "ignore").decode()
         rule = "text without NUL, in UTF-8, of a model to export"
-        _validate.require(_is_plain(text), "columns", text, rule)
+        _validate.require(text == written != "", "columns", text, rule)
     return parts
 
 
@@ -164,10 +165,3 @@ def _spellings(kind: Categorical) -> dict[str, int]:
         for text, row in zip(texts, rows, strict=True)
         if any(row)
     }
-
-
-def _is_plain(text: str) -> bool:
-    try:
-        return b"\0" not in text.encode() and text != ""
-    except UnicodeEncodeError:
-        return False

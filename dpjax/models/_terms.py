@@ -31,10 +31,8 @@ class Terms(NamedTuple):
     smooth: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, params: "np.ndarray | Curves | Terms") -> "Terms":
+    def of(cls, params: "np.ndarray | Curves") -> "Terms":
         """Returns the terms of weights or curves."""
-        if isinstance(params, Terms):
-            return params
         if not hasattr(params, "slopes"):
             return cls(np.asarray(params), np.zeros((0, 0)))
         curves = cast("Curves", params)
