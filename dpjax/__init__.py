@@ -30,7 +30,7 @@ if _TYPE_CHECKING:
     from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
     from dpjax.gradients import per_sample_grad, robust_grad
     from dpjax.models import load_model
-    from dpjax.solvers import PrivateTraining
+    from dpjax.solvers import PrivateTraining, recommend
     from dpjax.transforms import chain, dp_sgd
 
     __version__: str
@@ -45,7 +45,7 @@ __getattr__, __dir__ = _lazily(
         "dpjax._version": "__version__",
         "dpjax.gradients": "per_sample_grad robust_grad",
         "dpjax.models": "load_model",
-        "dpjax.solvers": "PrivateTraining",
+        "dpjax.solvers": "PrivateTraining recommend",
         "dpjax.transforms": "chain dp_sgd",
     },
 )
@@ -72,6 +72,7 @@ __all__ = [
     "models",
     "parties",
     "per_sample_grad",
+    "recommend",
     "robust_grad",
     "solvers",
     "transforms",

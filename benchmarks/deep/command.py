@@ -14,7 +14,7 @@ import optax
 
 from benchmarks import comparison
 from benchmarks.comparison import LARGEST_EXCESS, key_of, keys_of
-from benchmarks.deep import tasks
+from benchmarks.deep import tasks, untuned
 from benchmarks.deep.hindsight import BARS, grid_losses
 from benchmarks.deep.methods import (
     ADAM_RATE,
@@ -22,8 +22,8 @@ from benchmarks.deep.methods import (
     RECIPES,
     Recipe,
     plan,
+    settings,
     train_all,
-    untuned,
 )
 from benchmarks.deep.tasks import Task
 from benchmarks.record import RESULTS, Row, rounded
@@ -32,6 +32,7 @@ from dpjax.estimators import Clipping
 PATH = RESULTS / "deep.json"
 EPSILONS = (1.0, 3.0, 8.0)
 METHODS = {**BARS, **RECIPES}
+TITLES = {name: one.title for name, one in METHODS.items()} | untuned.TITLES
 SEED = 23
 
 
@@ -39,13 +40,14 @@ def add_arguments(parser):
     """Adds the commands below `deep`."""
     commands = parser.add_subparsers(dest="part", required=True)
     run = commands.add_parser("run", help="train what the record lacks")
-    comparison.add_run_arguments(run, METHODS, tasks.NAMES, EPSILONS, 4, PATH)
+    comparison.add_run_arguments(run, TITLES, tasks.NAMES, EPSILONS, 4, PATH)
 
 
 def main(part, **options):
     """Runs the command."""
     del part
-    known = {"method": METHODS, "problem": (*tasks.NAMES, *tasks.MADE_NAMES)}
+    names = *tasks.NAMES, *tasks.MADE_NAMES, *tasks.PUBLISHED_NAMES
+    known = {"method": TITLES, "problem": names}
     comparison.run(run_named, known, packages=["optax"], **options)
 
 
@@ -60,7 +62,11 @@ def run_named(
 def run_one(task: Task, method: str, epsilon: float, repetitions: int) -> Row:
     """Trains a method's repetitions, with keys that depend on all that is run."""
     key = key_of(SEED, task.name, method, epsilon)
-    start, recipe = time.perf_counter(), METHODS[method]
+    start, keys = time.perf_counter(), keys_of(key, repetitions)
+    if method in untuned.TITLES:
+        found = untuned.measured(task, method, epsilon, keys)
+        return _row(found.pop("loss"), start, {k: v.mean() for k, v in found.items()})
+    recipe = METHODS[method]
     if method in BARS:
         found = grid_losses(task, recipe, epsilon, key)
         size, learning_rate, num_steps = min(found, key=lambda one: found[one])
@@ -72,10 +78,13 @@ def run_one(task: Task, method: str, epsilon: float, repetitions: int) -> Row:
             *(task.num_samples, epsilon, task.delta, NUM_STEPS),
             *(recipe.num_bands, share),
         )
-        size, learning_rate = untuned(recipe, how, task)
+        size, learning_rate = settings(recipe, how, task)
         taken = {"size": size, "rate": learning_rate, "stddev": how.stddev}
-    keys = keys_of(key, repetitions)
     losses = train_all(task, recipe, how, [size], [learning_rate], keys)[:, 0]
+    return _row(losses, start, taken)
+
+
+def _row(losses, start: float, taken: dict[str, Any]) -> Row:
     losses = np.minimum(np.nan_to_num(losses, nan=LARGEST_EXCESS), LARGEST_EXCESS)
     return {
         "excess": [rounded(x) for x in losses],

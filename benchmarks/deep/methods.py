@@ -232,7 +232,7 @@ def plan(
     return Plan(batching, num_steps, strategy, multiplier, stddev, head_epsilon)
 
 
-def untuned(recipe: Recipe, how: Plan, task: Task) -> tuple[float, float]:
+def settings(recipe: Recipe, how: Plan, task: Task) -> tuple[float, float]:
     """Returns size and largest rate of a recipe without settings: public numbers.
 
     Both are by the norm of the noise in one step, nu = sqrt(d) stddev, in units of the
@@ -323,8 +323,8 @@ def _train_all(
         start = (params, optimizer.init(params), batches)
         return jax.lax.fori_loop(0, num_steps, step, start)[0]
 
-    settings = jax.vmap(run, in_axes=(0, 0, None))
-    return jax.lax.map(lambda key: settings(sizes, rates, key), keys)
+    run_all = jax.vmap(run, in_axes=(0, 0, None))
+    return jax.lax.map(lambda key: run_all(sizes, rates, key), keys)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks import comparison, page
 from benchmarks.comparison import WORDS, Summary, geometric_mean
-from benchmarks.deep import hindsight, methods
-from benchmarks.deep.command import METHODS, PATH
+from benchmarks.deep import hindsight, methods, untuned
+from benchmarks.deep.command import PATH, TITLES
 from benchmarks.deep.hindsight import BARS
 from benchmarks.page import listed, number, table
 from benchmarks.record import Record, read
@@ -36,8 +37,8 @@ class Numbers(comparison.Numbers):
         """The titles of those methods that ran, ours in bold."""
         ran = {method for _, method, _ in self.rows}
         return {
-            name: f"**{one.title}**" if name == OURS else one.title
-            for name, one in METHODS.items()
+            name: f"**{title}**" if name == OURS else title
+            for name, title in TITLES.items()
             if name in ran
         }
 
@@ -79,12 +80,13 @@ def parts(content: Record, path: Path) -> dict[str, page.Part]:
         "first": methods.FIRST,
         "tail": methods.TAIL,
         "share": methods.HEAD_SHARE,
-        "ours": METHODS[OURS].title,
-        "bar": METHODS[BAR].title,
+        "ours": TITLES[OURS],
+        "bar": TITLES[BAR],
         "learnt": LEARNT,
         "verdicts": table(["asked", "found", "holds"], _verdicts(numbers, cells)),
         "means": _means(numbers, cells),
         "losers": "\n".join(_losers(numbers, cells)),
+        "published": _published(numbers),
         "tasks": _tasks(numbers, cells),
         "made": _tasks(numbers, numbers.cells(is_made=True)),
         "at_edge": at_edge,
@@ -103,7 +105,7 @@ def _verdicts(numbers: Numbers, cells: Sequence[Cell]) -> Iterator[list[str]]:
         ratios = [ratio for some in by_task.values() for ratio in some]
         mean, ahead = geometric_mean(ratios), sum(ratio < 1 for ratio in ratios)
         tasks = sum((geometric_mean(some) or 1) < 1 for some in by_task.values())
-        against = f"{METHODS[OURS].title} against {METHODS[bar].title}"
+        against = f"{TITLES[OURS]} against {TITLES[bar]}"
         against = "(not asked) " * (bar != BAR) + against
         yield [
             f"{against}: test loss at most {AT_MOST} times, geometric mean",
@@ -158,7 +160,25 @@ def _losers(numbers: Numbers, cells: Sequence[Cell]) -> Iterator[str]:
                 worst = max(worst, (ours.mean / bar.mean, where))
         where = "; ".join(f"{t} ({', '.join(e)})" for t, e in behind.items())
         text = f"{where}. Worst: {worst[0]:.2f} times, {worst[1]}" if where else "none"
-        yield f"- {METHODS[method].title}: {text}."
+        yield f"- {TITLES[method]}: {text}."
+
+
+def _published(numbers: Numbers) -> str:
+    """Returns the accuracies, in per cent, of what has nothing to set."""
+    epsilons = sorted({epsilon for _, _, epsilon in numbers.rows})
+
+    def shown(*place: Any) -> str:
+        row = numbers.rows.get(place)
+        return "" if row is None else f"{100 * row['facts']['accuracy']:.1f}"
+
+    rows = [
+        [facts["title"], title, *(shown(task, method, one) for one in epsilons)]
+        for task, facts in numbers.facts.items()
+        for method, title in untuned.TITLES.items()
+        if facts["loss"] != "squared" and not facts["is_made"]
+    ]
+    rows = [row for row in rows if any(row[2:])]
+    return table(["task", "method", *(f"epsilon {x:g}" for x in epsilons)], rows)
 
 
 def _tasks(numbers: Numbers, cells: Sequence[Cell]) -> Iterator[str]:
@@ -199,4 +219,4 @@ def _choices(numbers: Numbers) -> Iterator[list[str]]:
     for name, facts in numbers.facts.items():
         for bar in BARS:
             if (chosen := numbers.chosen(name, bar)) is not None:
-                yield [f"{facts['title']}: {METHODS[bar].title}", *chosen]
+                yield [f"{facts['title']}: {TITLES[bar]}", *chosen]

@@ -1,4 +1,4 @@
-"""The tasks of the page of deep networks: six real ones, and made ones to search on.
+"""The tasks of the page of deep networks: real ones, and made ones to search on.
 
 Inputs are scaled by public constants alone (`dpjax.datasets`), and long ones squeezed
 by sign(x) log(1 + |x|), a public map, too. One record is one example of the loss.
@@ -6,7 +6,7 @@ by sign(x) log(1 + |x|), a public map, too. One record is one example of the los
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -22,6 +22,7 @@ Params = dict[str, jax.Array]
 HIDDEN = 24  # units of a perceptron
 WIDTH, NUM_TOKENS = 12, 6  # of the transformer over columns
 CONTEXT, CHARACTERS, EMBEDDING = 5, " abcdefghijklmnopqrstuvwxyz.", 6
+NUM_FROZEN = 100  # random features of digits
 NUM_TEXTS, NUM_TEST_TEXTS = 16_000, 4_000
 
 
@@ -69,15 +70,23 @@ class Task:
     def loss_fn(self, params: Params, example: Any) -> jax.Array:
         """The loss of one example."""
         inputs, target = example
-        features = self.features(params, inputs)
-        prediction = features @ params["w_head"] + params["b_head"]
+        prediction = self.predict(params, inputs)
         if self.loss == "squared":
             return 0.5 * (prediction[0] - target) ** 2
         return optax.softmax_cross_entropy_with_integer_labels(prediction, target)
 
+    def predict(self, params: Params, inputs: jax.Array) -> jax.Array:
+        """The outputs for one input."""
+        return self.features(params, inputs) @ params["w_head"] + params["b_head"]
+
     def test_loss(self, params: Params) -> jax.Array:
         """The mean loss of the test set; traced."""
         return jnp.mean(jax.vmap(partial(self.loss_fn, params))(self.test))
+
+    def accuracy(self, params: Params) -> jax.Array:
+        """The share of the test set whose class has the largest output; traced."""
+        outputs = jax.vmap(partial(self.predict, params))(self.test[0])
+        return jnp.mean(jnp.argmax(outputs, axis=1) == self.test[1])
 
     @cached_property
     def constant_loss(self) -> float:
@@ -195,6 +204,43 @@ def _digits() -> Task:
     )
 
 
+def _frozen_digits() -> Task:
+    """Digits by features that are not trained: the network is its last layer."""
+    digits = _digits()
+    weights = np.random.default_rng(7).standard_normal((64, NUM_FROZEN)) / 8
+
+    def features(params, x):
+        del params
+        return jnp.tanh(x @ jnp.asarray(weights, x.dtype))
+
+    def init(key):
+        del key
+        return {"w_head": jnp.zeros((NUM_FROZEN, 10)), "b_head": jnp.zeros(10)}
+
+    return replace(
+        digits,
+        name="digits_frozen",
+        title="digits, frozen features",
+        model=f"last layer over {NUM_FROZEN} frozen random features",
+        init=init,
+        features=features,
+    )
+
+
+def _adult() -> Task:
+    data = datasets.load("adult")
+
+    def rows(features, targets):
+        return _squeezed(features[:, :-1]), (targets > 0).astype(np.int32)
+
+    return Task(
+        *("adult", "Adult", "perceptron", "cross-entropy"),
+        *perceptron(data.features.shape[1] - 1, 2),
+        train=rows(data.features, data.targets),
+        test=rows(data.test_features, data.test_targets),
+    )
+
+
 def _characters() -> Task:
     """Windows, which do not overlap, of the manual in Python's `pydoc_data`."""
     from pydoc_data.topics import topics
@@ -264,12 +310,14 @@ _MADE: dict[str, Callable[[], Task]] = {
     "made_few": partial(_made_classes, "made_few", 1_500),
 }
 MADE_NAMES = tuple(_MADE)
+_PUBLISHED = {"adult": _adult, "digits_frozen": _frozen_digits}
+PUBLISHED_NAMES = tuple(_PUBLISHED)  # beside numbers of others, digits too
 
 
 @cache
 def task(name: str) -> Task:
     """Returns a task, loaded or drawn at its first use."""
-    makers = _MAKERS | _MADE
+    makers = _MAKERS | _MADE | _PUBLISHED
     if name not in makers:
         raise ValueError(f"task = {name!r}: must be one of {', '.join(makers)}")
     return makers[name]()

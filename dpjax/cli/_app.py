@@ -19,6 +19,7 @@ from dpjax.cli._command_settings import (
     SchemaSettings,
     ShowSettings,
 )
+from dpjax.cli._forecast_settings import ForecastSettings
 from dpjax.cli._options import taking
 from dpjax.cli._settings import Settings
 from dpjax.cli._tune_settings import TuneSettings
@@ -84,6 +85,21 @@ def schema(settings: SchemaSettings) -> None:
     from dpjax.cli import _proposal
 
     _proposal.propose(settings)
+
+
+@app.command("plan")
+@taking(ForecastSettings)
+def forecast(settings: ForecastSettings) -> None:
+    """Tells what privacy would cost, before any record is used, from made records.
+
+    Loss and intervals at each epsilon, beside no privacy, and what an attacker could
+    do.
+
+    Example: dpjax plan schema.toml --rows 16000 --epsilon 0.5,1,3
+    """
+    from dpjax.cli import _forecast
+
+    _forecast.forecast(settings)
 
 
 @app.command()

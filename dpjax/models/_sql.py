@@ -11,7 +11,7 @@ _ONE = "1.0e0"
 
 
 def sql_file(parts: Parts) -> bytes:
-    """Returns the expression, in the SQL that SQLite, DuckDB and PostgreSQL share.
+    """Returns the expression, in the SQL that SQLite and DuckDB share.
 
     Raises:
         ValueError: If the names of two columns differ only in case.

@@ -21,6 +21,7 @@ from dpjax.solvers._multiparty_objective import dp_multiparty_objective_perturba
 from dpjax.solvers._objective_perturbation import dp_objective_perturbation
 from dpjax.solvers._private_training import PrivateTraining
 from dpjax.solvers._quantile import dp_center_and_scale, dp_quantile
+from dpjax.solvers._recommend import Recommendation, recommend
 from dpjax.solvers._sample_and_aggregate import dp_sample_and_aggregate
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._sparse_regression import dp_sparse_linear_regression
@@ -31,6 +32,7 @@ __all__ = [
     "Curves",
     "Execution",
     "PrivateTraining",
+    "Recommendation",
     "Solution",
     "dp_additive_model",
     "dp_center_and_scale",
@@ -50,5 +52,6 @@ __all__ = [
     "dp_sample_and_aggregate",
     "dp_sparse_linear_regression",
     "printed_epsilon",
+    "recommend",
     "robust_gradient_descent",
 ]

@@ -301,6 +301,18 @@ class PrivateTraining:
         state, seen = jax.lax.cond(is_over, keep, make, state)
         return state, {"step": state.batches.step, **seen}
 
+    def relative_noise(self, num_params: int) -> float:
+        """Returns the norm of one step's noise over the largest norm of one gradient.
+
+        A public number: what the budget, the batches and the size of the model make of
+        the noise. Above 1 a step is mostly noise.
+
+        Args:
+            num_params: how many parameters are trained.
+        """
+        _validate.count(num_params=num_params)
+        return float(self._base.relative_norm(num_params))
+
     def _gradient_step(
         self, params: PyTree, axis_name: AxisName | None = None
     ) -> PrivateStep:

@@ -52,8 +52,17 @@ def adaptive_clipping(noise_norm: Scalar) -> AdaptiveThreshold:
     Args:
         noise_norm: of a step's noise, in units of the clip norm.
     """
-    clipped = jnp.clip(noise_norm, _LEAST_CLIPPED, _MOST_CLIPPED)
-    return _adaptive(1 - clipped)
+    return _adaptive(quantile(noise_norm))
+
+
+def quantile(noise_norm: Scalar) -> Scalar:
+    """Returns the quantile of norms that the clip norm follows: 1 - nu, nearly."""
+    return 1 - jnp.clip(noise_norm, _LEAST_CLIPPED, _MOST_CLIPPED)
+
+
+def peak_rate(noise_norm: Scalar) -> Scalar:
+    """Returns the largest rate, of steps in units of the clip norm."""
+    return _PEAK / (_LEAST_NOISE + noise_norm)
 
 
 def loss_clipping() -> AdaptiveThreshold:
@@ -89,7 +98,7 @@ def descend(
 
     def update(updates, state, params=None, *, noise_norm: Any = None, **extra_args):
         del params, extra_args
-        peak = jnp.asarray(_PEAK / (_LEAST_NOISE + relative_norm))
+        peak = jnp.asarray(peak_rate(relative_norm))
         now = like(state, peak)
         rise = jnp.minimum(1, (now + 1) / (_RISE * num_steps))
         unit = like(noise_norm, peak) / relative_norm

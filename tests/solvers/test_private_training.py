@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import PrivateTraining, accounting
+from dpjax import PrivateTraining, accounting, recommend
 from dpjax._types import ADD_OR_REMOVE_ONE
 from dpjax.batching import CyclicPoisson, Disjoint, Full, Poisson, ShuffledEpochs
 from dpjax.estimators import (
@@ -347,6 +347,39 @@ def test_a_trimmed_mean_shows_no_norm_of_its_noise():
         "loss_stddev",
         "step",
     ]
+
+
+def test_what_is_recommended_is_the_default():
+    found = recommend(N, D, **BUDGET)
+    default = PrivateTraining(loss_fn, num_samples=N, **BUDGET)
+    given = training(
+        estimator=AdaptiveThreshold(
+            Clipping(0.03),
+            lower=1e-4,
+            upper=1e4,
+            quantile=found.quantile,
+            learning_rate=0.3,
+        ),
+        batching=Poisson(found.batch_size),
+        num_steps=found.num_steps,
+    )
+    assert given.noise_multiplier == default.noise_multiplier == found.noise_multiplier
+    assert given.relative_noise(D) == pytest.approx(found.relative_noise)
+    np.testing.assert_allclose(found.learning_rate, 1.3 / (0.1 + found.relative_noise))
+    state = default.init(start(), jax.random.key(0))
+    after, seen = default.step(state, records())
+    moved = optax.tree.norm(optax.tree.sub(after.params, start()))
+    clip_norm = seen["noise_norm"] / found.relative_noise
+    rate = moved * clip_norm / seen["gradient_norm"]
+    # The rate rises in the first 20 of 200 steps.
+    assert float(rate) == pytest.approx(found.learning_rate / 20, rel=1e-3)
+
+
+def test_recommendations_are_of_numbers_that_are_in_range():
+    for name, value in (("num_samples", 0), ("num_params", 0), ("epsilon", 0.0)):
+        asked = {"num_samples": N, "num_params": D} | BUDGET | {name: value}
+        with pytest.raises(ValueError, match=name):
+            recommend(**asked)
 
 
 WRONG = {

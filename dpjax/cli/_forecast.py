@@ -1,0 +1,212 @@
+"""`dpjax plan`: what privacy would cost, from made records, before a real one is used.
+
+Nothing here reads a table. All numbers are public: the schema, how many records there
+will be, and records that are drawn at random.
+"""
+
+import dataclasses
+import math
+import secrets
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+
+from dpjax import _files, _validate
+from dpjax._default_delta import default_delta
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.cli._forecast_page import Forecast, Outcome, contents, show
+from dpjax.cli._forecast_settings import ForecastSettings
+from dpjax.cli._losses import LossName, link_of
+from dpjax.cli._made_records import made_records
+from dpjax.cli._plan import Plan, make_plan
+from dpjax.cli._runs import arguments_of, predictions_of, problem_of, rows_of
+from dpjax.cli._schema import Schema, read_schema
+from dpjax.cli._settings import ModelName, Settings
+from dpjax.cli._terminal import progress_bars, show_paths, terminal
+from dpjax.datasets import Categorical, Dataset
+from dpjax.solvers import Solution
+
+_FILES = ["plan.json", "plan.md", "plan.png"]
+# Solvers take no infinite epsilon; at this one the noise is below every other error.
+_NO_PRIVACY = 1e6
+_NUM_DRAWS = 3  # of the noise, of which the median is shown
+_MOST_CELLS = 20_000_000  # of made records, rows by features
+_MOST_FITS, _NEAR = 5, 0.1  # of the search for the least number of records
+# About so many records, divided by epsilon, have intervals: see `dp_linear_model`.
+_WITH_INTERVALS = 5_000
+
+
+def forecast(settings: ForecastSettings) -> None:
+    """Prints what privacy would cost, and writes it to a folder.
+
+    Raises:
+        ValueError: if an option or the schema is wrong; nothing is written.
+        OSError: if a file cannot be written.
+    """
+    folder = settings.output
+    if folder is not None:
+        _files.check_folder("--output", folder, names=_FILES)
+        inputs = {"SCHEMA": settings.schema}
+        _files.check_spared("--output", [folder / name for name in _FILES], inputs)
+    link = link_of(settings.loss) if settings.loss else None
+    schema = read_schema(settings.schema, link=link)
+    is_class = isinstance(schema.target, Categorical)
+    loss = settings.loss or ("logistic" if is_class else "squared")
+    seed = secrets.randbits(32) if settings.seed is None else settings.seed
+    made = _Made(settings, schema, loss, seed)
+    size = len(made.data(2).feature_names)
+    rule = f"at most {_MOST_CELLS // size:,} with {size - 1} features"
+    _validate.require(
+        settings.rows * size <= _MOST_CELLS, "--rows", settings.rows, rule
+    )
+    epsilons, outcomes = settings.epsilons, []
+    with progress_bars(terminal(stderr=True)) as on_step:
+        on_step("plan", 0, len(epsilons) + 1)
+        ideal, constant = made.without_privacy()
+        for epsilon in epsilons:
+            on_step("plan", 1 + len(outcomes), len(epsilons) + 1)
+            outcome = made.outcome(epsilon)
+            if settings.width is not None:
+                least = made.least_rows(epsilon, settings.width, outcome, ideal)
+                outcome = dataclasses.replace(outcome, least_rows=least)
+            outcomes.append(outcome)
+        on_step("plan", len(epsilons) + 1, len(epsilons) + 1)
+    found = Forecast(settings, loss, seed, size - 1, constant, tuple(outcomes), ideal)
+    console = terminal()
+    show(console, found)
+    if folder is not None:
+        files = dict(zip(_FILES, contents(found), strict=True))
+        _files.write_together(folder, files, name="--output")
+        show_paths(console, [folder / name for name in files])
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """Models of made records of a schema."""
+
+    settings: ForecastSettings
+    schema: Schema
+    loss: LossName
+    seed: int
+
+    def outcome(self, epsilon: float) -> Outcome:
+        """Returns how good models are at an epsilon."""
+        plan, data = self._plan(epsilon, self.settings.model)
+        models = [self._fit(plan, data, draw) for draw in range(_NUM_DRAWS)]
+        judged = [_judge(plan, data, one) for one in models]
+        loss, score = np.median(judged, axis=0).tolist()
+        return Outcome(models[0].privacy, loss, score, self.width(epsilon))
+
+    def without_privacy(self) -> tuple[Outcome, Outcome]:
+        """Returns how good the better model is without noise, and the constant."""
+        model = self.settings.model
+        kinds: list[ModelName] = ["additive", "linear"] if model is None else [model]
+        judged, at = [], (0.0, 0.0)
+        for kind in kinds:
+            plan, data = self._plan(_NO_PRIVACY, kind)
+            solution = self._fit(plan, data)
+            judged.append(_judge(plan, data, solution))
+            level = solution.stats.get("constant", 0.0)
+            at = _measure(plan, np.full_like(data.test_targets, level), data)
+        loss, score = min(judged)
+        nothing = PrivacyGuarantee.non_private()
+        ideal = Outcome(nothing, loss, score, self.width(_NO_PRIVACY))
+        return ideal, Outcome(nothing, *at)
+
+    def width(self, epsilon: float, rows: int | None = None) -> float:
+        """Returns the median width of a coefficient's interval; inf: there is none."""
+        if self.loss == "tweedie":
+            return math.inf
+        plan, data = self._plan(epsilon, None, rows, intervals=True)
+        low, high = self._fit(plan, data).interval()
+        return float(np.median(np.asarray(high - low)[:-1]))
+
+    def least_rows(
+        self, epsilon: float, width: float, outcome: Outcome, ideal: Outcome
+    ) -> int | None:
+        """Returns about how many records make an interval so narrow.
+
+        A squared width is a / n for the sampling of records, which is that without
+        privacy, plus b / n^2 for the noise. So each fit says where to look next. The
+        last is within 10 per cent of what it says.
+
+        Returns:
+            The number, of two digits, rounded up; None: more than are made here.
+        """
+        rows, found = self.settings.rows, outcome.width
+        most = _MOST_CELLS // len(self.data(2).feature_names)
+        sampling = ideal.width**2 * rows if ideal.width < math.inf else 0.0
+        enough = math.inf
+        for _ in range(_MOST_FITS):
+            if found < math.inf:
+                enough = min(enough, rows) if found <= width else enough
+                a = min(sampling, found**2 * rows)
+                b = (found**2 * rows - a) * rows
+                root = math.sqrt(a**2 + 4 * b * width**2)
+                guess = max(2.0, (a + root) / (2 * width**2))
+                if guess > most or abs(math.log(guess / rows)) < _NEAR:
+                    return _two_digits(guess)
+            else:  # too few for any interval
+                guess = max(2.0 * rows, _WITH_INTERVALS / epsilon)
+                if enough < math.inf:
+                    guess = math.sqrt(rows * enough)
+                if guess > most:
+                    return None
+            rows = math.ceil(guess)
+            found = self.width(epsilon, rows)
+        return _two_digits(enough) if enough < math.inf else None
+
+    def data(self, rows: int) -> Dataset:
+        laws = {"tail": self.settings.tail, "signal": self.settings.signal}
+        return made_records(self.schema, rows, self.loss, seed=self.seed, **laws)
+
+    def _plan(
+        self,
+        epsilon: float,
+        model: ModelName | None,
+        rows: int | None = None,
+        *,
+        intervals: bool = False,
+    ) -> tuple[Plan, Dataset]:
+        data = self.data(rows or self.settings.rows)
+        settings = Settings(
+            source="made",
+            epsilon=epsilon,
+            delta=self.settings.delta or default_delta(len(data.features)),
+            loss=self.loss,
+            model=model,
+            intervals=intervals,
+        )
+        return make_plan(settings, data, is_named=False), data
+
+    def _fit(self, plan: Plan, data: Dataset, draw: int = 0) -> Solution:
+        rows = jax.tree.map(jnp.asarray, rows_of(plan.method, data))
+        problem = problem_of(plan.method, plan, rows)
+        # Nothing is to be hidden.
+        key = jax.random.fold_in(jax.random.key(self.seed), draw)
+        return plan.method.solver(*problem, key=key, **arguments_of(plan))
+
+
+def _two_digits(number: float) -> int:
+    step = 10 ** max(0, math.floor(math.log10(number)) - 1)
+    return math.ceil(number / step) * step
+
+
+def _judge(plan: Plan, data: Dataset, solution: Solution) -> tuple[float, float]:
+    predictions = predictions_of(solution.params, data.test_features)
+    return _measure(plan, np.asarray(predictions), data)
+
+
+def _measure(plan: Plan, predictions: np.ndarray, data: Dataset) -> tuple[float, float]:
+    """Returns the mean loss, and AUC for classes or else R2, on the test records."""
+    targets, at = data.test_targets, jnp.asarray(predictions)
+    loss = float(jnp.mean(plan.loss_fn.value(at, targets)))
+    if data.task == "classification":
+        ranks = scipy.stats.rankdata(predictions)
+        above = ranks[targets > 0].mean() - ranks[targets <= 0].mean()
+        return loss, float(0.5 + above / len(targets))
+    errors = targets - np.asarray(plan.loss_fn.mean_of(at), np.float64)
+    return loss, float(1 - np.mean(errors**2) / np.var(targets.astype(np.float64)))

@@ -1,0 +1,86 @@
+"""Made records of the shape of a schema: random, and of no real table."""
+
+import math
+
+import numpy as np
+
+from dpjax.cli._losses import FOR_AMOUNTS, LossName
+from dpjax.cli._schema import Schema
+from dpjax.datasets import Dataset, Numeric
+
+NUM_TEST = 20_000
+
+
+def made_records(
+    schema: Schema,
+    num_samples: int,
+    loss: LossName,
+    *,
+    tail: float,
+    signal: float,
+    seed: int,
+) -> Dataset:
+    """Draws records that have a schema's columns, and others for tests.
+
+    A column of numbers is its center plus its scale times Student's law of variance 1,
+    within its limit. A column of categories takes each of them, or none, equally often.
+    Every column matters: numbers by tanh((x - center) / scale), so that effects level
+    off, and categories in even steps. Signs alternate. The sum explains the share
+    `signal` of the variance of the target, of its log odds (with the variance of the
+    logistic law; McKelvey and Zavoina 1975), or of the logarithm of an amount. The rest
+    is noise: of Student's law in targets, lognormal in amounts, half of which are zero
+    with the tweedie loss. Exposures are 1, and weights alike.
+
+    Example:
+        >>> schema = Schema({"age": Numeric(40, 10)}, Numeric())
+        >>> data = made_records(schema, 50, "squared", tail=3.0, signal=0.5, seed=0)
+        >>> data.features.shape, data.feature_names
+        ((50, 2), ('age', 'intercept'))
+    """
+    rng = np.random.default_rng(seed)
+    size = num_samples + NUM_TEST
+
+    def student() -> np.ndarray:
+        return rng.standard_t(tail, size) * math.sqrt((tail - 2) / tail)
+
+    names, features, effect = [], [], np.zeros(size)
+    columns = {key: kind for key, kind in schema.columns.items() if kind is not None}
+    for place, (key, kind) in enumerate(columns.items()):
+        names += kind.names(key)
+        if isinstance(kind, Numeric):
+            features.append(np.clip(student(), -kind.limit, kind.limit)[:, None])
+            added = np.tanh(features[-1][:, 0])
+        else:
+            number = len(kind.categories)
+            chosen = rng.integers(number + 1, size=size)  # the last is none of them
+            features.append(chosen[:, None] == np.arange(number))
+            added = np.r_[np.linspace(1.0, -1.0, number), 0.0][chosen]
+        effect += (-1) ** place * added
+    effect = (effect - np.mean(effect)) / max(float(np.std(effect)), 1e-9)
+    known, rest = math.sqrt(signal), math.sqrt(1 - signal)
+    if loss == "logistic":
+        odds = effect * math.pi / math.sqrt(3) * known / rest
+        targets = np.where(odds + rng.logistic(size=size) > 0, 1.0, -1.0)
+    elif loss in FOR_AMOUNTS:
+        targets = np.exp(known * effect + rest * rng.standard_normal(size) - 0.5)
+        if loss == "poisson":
+            targets = rng.poisson(targets)
+        elif loss == "tweedie":
+            targets = targets * rng.integers(2, size=size)
+    else:
+        targets = known * effect + rest * student()
+    rows = np.hstack([*features, np.ones((size, 1))]).astype(np.float32)
+    targets = targets.astype(np.float32)
+    return Dataset(
+        name="made records",
+        task="classification" if loss == "logistic" else "regression",
+        feature_names=(*names, "intercept"),
+        features=rows[:num_samples],
+        targets=targets[:num_samples],
+        test_features=rows[num_samples:],
+        test_targets=targets[num_samples:],
+        target_unit="scale",
+        licence="none",
+        source="made",
+        schema=columns,
+    )
