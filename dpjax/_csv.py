@@ -38,15 +38,15 @@ def read_names(path: Path, encoding: str | None) -> list[str]:
     return []
 
 
-def read_texts(path: Path, names: list[str], encoding: str | None) -> dict[str, Any]:
-    """Returns some columns as polars series of strings, each of n cells.
+def read_frames(path: Path, names: list[str], encoding: str | None) -> Iterator[Any]:
+    """Yields some columns as polars frames of strings, block by block.
 
     Raises:
-        ValueError: if a name is not in the header.
+        ValueError: if a name is not in the header, or there is none.
     """
     import polars as pl
 
-    frames, grammar, carried = [], None, None
+    grammar = carried = None
     places: list[int] = []
     blocks = _blocks(path, encoding)
     block = next(blocks, None)
@@ -61,12 +61,10 @@ def read_texts(path: Path, names: list[str], encoding: str | None) -> dict[str, 
         if carried is not None:
             block = pl.concat([carried, block])
         frame, carried = _split(block, grammar, places, is_last=following is None)
-        frames.append(frame)
+        yield frame.rename(dict(zip(frame.columns, names, strict=True)))
         block = following
-    if not frames:
+    if grammar is None:
         raise ValueError("it has no header")
-    table = pl.concat(frames, rechunk=True)
-    return dict(zip(names, table.get_columns(), strict=True))
 
 
 class _Grammar(NamedTuple):

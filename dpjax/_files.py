@@ -44,11 +44,11 @@ def check_file(option: str, path: Path, *, suffix: str = "") -> None:
 def check_spared(
     option: str, outputs: Iterable[Path], inputs: Mapping[str, Path]
 ) -> None:
-    """Requires that no output is one of the input files (by option), under any name."""
+    """Requires that no output is an input (by option), or in one, under any name."""
     for output in outputs:
         for name, path in inputs.items():
             _validate.require(
-                _place(output) != _place(path),
+                _place(path) not in (_place(output), _place(output.parent)),
                 option,
                 str(output),
                 f"another file than {name} {path}, which is read",

@@ -1,4 +1,7 @@
-"""Reads a user's CSV, Parquet or NPZ file, or a data frame, into columns.
+"""Reads a user's CSV, Parquet or NPZ files, or a data frame, into columns.
+
+A folder stands for the files of these kinds in it, one after the other by their names;
+those that begin with a dot or a low line are left out, as are folders in it.
 
 Names, types and the number of records are public. No value of a cell raises, and none
 changes another record: what a record of a CSV file is, is said by `dpjax._csv`.
@@ -7,7 +10,7 @@ changes another record: what a record of a CSV file is, is said by `dpjax._csv`.
 import contextlib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from dpjax import _csv, _validate
 from dpjax._texts import PLAIN, TextFormat, Texts
 
 Column = np.ndarray | Texts
+_ROWS = 1 << 16  # of a chunk of a Parquet file
 
 
 def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
@@ -24,29 +28,54 @@ def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
 
     Raises:
         ValueError: if the file is of no known kind, cannot be read, or names a column
-            twice.
+            twice, or if those of a folder have different columns.
     """
-    read_names, _ = _readers(path)
-    with _readable(path):
-        names = read_names(path, text_format)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    _validate.require(len(names) > 0, "DATA", str(path), "a file with named columns")
-    rule = f"a file whose columns have distinct names (not {twice} twice)"
-    _validate.require(not twice, "DATA", str(path), rule)
+    names: list[str] = []
+    for file in files_of(path):
+        read_names, _ = _reader(file)
+        with _readable(file):
+            own = read_names(file, text_format)
+        twice = sorted({name for name in own if own.count(name) > 1})
+        _validate.require(len(own) > 0, "DATA", str(file), "a file with named columns")
+        rule = f"a file whose columns have distinct names (not {twice} twice)"
+        _validate.require(not twice, "DATA", str(file), rule)
+        names = names or own
+        rule = f"a folder of files with the same columns, {sorted(names)}"
+        is_same = sorted(own) == sorted(names)
+        _validate.require(is_same, "DATA", f"{file} with {sorted(own)}", rule)
     return names
+
+
+def files_of(path: Path) -> list[Path]:
+    """Returns the files that a path stands for, at least one."""
+    files = [path] if path.is_file() else []
+    if path.is_dir():
+        found = (one for one in path.iterdir() if not one.name.startswith((".", "_")))
+        files = sorted(
+            one for one in found if one.is_file() and _suffix(one) in _READERS
+        )
+    is_fine = len(files) > 0 and _suffix(files[0]) in _READERS
+    rule = f"a file that exists and ends in {', '.join(_READERS)}, or a folder of such"
+    _validate.require(is_fine, "DATA", str(path), rule)
+    return files
 
 
 def declared_kinds(path: Path) -> dict[str, str]:
     """Returns what the types of a Parquet file's columns say; no record is looked at.
 
-    "number", "text", "truth", "time" or "nested". Other files declare nothing. The
-    categories of an enumeration are not told: as a rule they were collected from the
-    records.
+    "number", "text", "truth", "time" or "nested", if all files of a folder say so.
+    Other files declare nothing. The categories of an enumeration are not told: as a
+    rule they were collected from the records.
 
     Raises:
         ValueError: if the file is of no known kind, or cannot be read.
     """
-    _readers(path)
+    found = [_declared(file) for file in files_of(path)]
+    shared = set.intersection(*(set(kinds.items()) for kinds in found))
+    return {name: kind for name, kind in found[0].items() if (name, kind) in shared}
+
+
+def _declared(path: Path) -> dict[str, str]:
     if path.suffix.lower() != ".parquet":
         return {}
     kinds: dict[str, str] = {}
@@ -80,7 +109,8 @@ def read_columns(
     Args:
         path: a text file with a header (UTF-8, UTF-16 or as the format says; commas,
             semicolons, tabs or bars, as the header has them; also compressed by gzip),
-            a Parquet file, or an NPZ file with one array of shape (n,) a column.
+            a Parquet file, or an NPZ file with one array of shape (n,) a column; or a
+            folder of such files.
         names: which columns; each must be among `column_names`.
         text_format: how text is encoded, and numbers are written.
         least: how many records there must be: 0 or 1.
@@ -99,34 +129,67 @@ def read_columns(
         town ['Ghent,\nB', '"Lier']
         price ['250', '']
     """
-    _, read = _readers(path)
-    with _readable(path):
-        before = path.stat()
-        columns = read(path, names, text_format)
-        after = path.stat()
-        if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
-            raise ValueError("it was written to while it was read")
-    shapes = {name: column.shape for name, column in columns.items()}
-    _validate.require(
-        len(set(shapes.values())) == 1 and all(len(s) == 1 for s in shapes.values()),
-        "DATA",
-        shapes,
-        f"made of columns of one shape (n,), in {path.name}",
-    )
-    for name, column in columns.items():
-        _validate.require(
-            isinstance(column, Texts) or column.dtype.kind in "biuf",
-            "DATA",
-            str(column.dtype),
-            f"made of text or numbers, in column {name!r} of {path.name}",
-        )
-    _validate.require(
-        len(next(iter(columns.values()))) >= least,
-        "DATA",
-        str(path),
-        "a file with at least one record",
-    )
+    chunks = [*read_chunks(path, names, text_format)]
+    columns = {name: joined([chunk.pop(name) for chunk in chunks]) for name in names}
+    is_fine = len(next(iter(columns.values()))) >= least
+    rule = "a file with at least one record"
+    _validate.require(is_fine, "DATA", str(path), rule)
     return columns
+
+
+def read_chunks(
+    path: Path, names: list[str], text_format: TextFormat = PLAIN
+) -> Iterator[dict[str, Column]]:
+    """Yields what `read_columns` returns in chunks of some megabytes, one or more.
+
+    An NPZ file is one chunk.
+    """
+    for file in files_of(path):
+        _, read = _reader(file)
+        with _readable(file):
+            before = file.stat()
+        chunks = read(file, names, text_format)
+        while True:
+            with _readable(file):
+                columns = next(chunks, None)
+            if columns is None:
+                break
+            _check(columns, file)
+            yield columns
+        with _readable(file):
+            now = file.stat()
+            if (before.st_mtime_ns, before.st_size) != (now.st_mtime_ns, now.st_size):
+                raise ValueError("it was written to while it was read")
+
+
+def _check(columns: Mapping[str, Column], path: Path) -> None:
+    shapes = {name: column.shape for name, column in columns.items()}
+    is_fine = len(set(shapes.values())) == 1 and all(
+        len(s) == 1 for s in shapes.values()
+    )
+    rule = f"made of columns of one shape (n,), in {path.name}"
+    _validate.require(is_fine, "DATA", shapes, rule)
+    for name, column in columns.items():
+        is_fine = isinstance(column, Texts) or column.dtype.kind in "biuf"
+        rule = f"made of text or numbers, in column {name!r} of {path.name}"
+        _validate.require(is_fine, "DATA", str(column.dtype), rule)
+
+
+def joined(parts: Sequence[Column]) -> Column:
+    """Returns the parts of a column as one: as texts, if one of them is of texts."""
+    if len(parts) == 1:
+        return parts[0]
+    texts = [part for part in parts if isinstance(part, Texts)]
+    if not texts:
+        return np.concatenate([np.asarray(part) for part in parts])
+    import polars as pl
+
+    cells = [
+        part.cells if isinstance(part, Texts) else pl.Series(part).cast(pl.String)
+        for part in parts
+    ]
+    is_number, whole = all(x.is_number for x in texts), pl.concat(cells, rechunk=True)
+    return Texts(whole, texts[0].text_format, is_number=is_number)
 
 
 def frame_names(frame: Any) -> list[str]:
@@ -161,9 +224,9 @@ def _csv_names(path: Path, text_format: TextFormat) -> list[str]:
 
 def _read_csv(
     path: Path, names: list[str], text_format: TextFormat
-) -> dict[str, Column]:
-    found = _csv.read_texts(path, names, text_format.encoding)
-    return {name: Texts(cells, text_format) for name, cells in found.items()}
+) -> Iterator[dict[str, Column]]:
+    for frame in _csv.read_frames(path, names, text_format.encoding):
+        yield {name: Texts(frame[name], text_format) for name in names}
 
 
 @contextlib.contextmanager
@@ -184,7 +247,7 @@ def _parquet_names(path: Path, text_format: TextFormat) -> list[str]:
 
 def _read_parquet(
     path: Path, names: list[str], text_format: TextFormat
-) -> dict[str, Column]:
+) -> Iterator[dict[str, Column]]:
     with _polars() as pl:
         kinds = pl.read_parquet_schema(path)
         for name in names:
@@ -192,8 +255,13 @@ def _read_parquet(
             is_fine = kind in (pl.Categorical, pl.Enum, pl.String, pl.Binary, pl.Null)
             if not is_fine and kind != pl.Boolean and not (kind and kind.is_numeric()):
                 raise ValueError(f"column {name!r} holds {kind}, not text or numbers")
-        frame = pl.read_parquet(path, columns=names)
-        return {name: _from_polars(pl, frame[name], text_format) for name in names}
+        table, num_chunks = pl.scan_parquet(path, glob=False).select(names), 0
+        for frame in table.collect_batches(chunk_size=_ROWS, lazy=True):
+            num_chunks += 1
+            yield {name: _from_polars(pl, frame[name], text_format) for name in names}
+        if num_chunks == 0:  # a table without records
+            frame = pl.read_parquet(path, columns=names, n_rows=0)
+            yield {name: _from_polars(pl, frame[name], text_format) for name in names}
 
 
 def _from_polars(pl: Any, cells: Any, text_format: TextFormat) -> Column:
@@ -214,10 +282,10 @@ def _npz_names(path: Path, text_format: TextFormat) -> list[str]:
 
 def _read_npz(
     path: Path, names: list[str], text_format: TextFormat
-) -> dict[str, Column]:
+) -> Iterator[dict[str, Column]]:
     with np.load(path, allow_pickle=False) as arrays:
         found = {name: arrays[name] for name in names}
-    return {
+    yield {
         name: Texts.of(array.tolist(), text_format)
         if array.dtype.kind in "SUT" and array.ndim == 1
         else array
@@ -236,17 +304,13 @@ _READERS = {
 }
 
 
-def _readers(path: Path) -> tuple[Callable, Callable]:
+def _suffix(path: Path) -> str:
     suffix = path.suffix.lower()
-    if suffix == ".gz":
-        suffix = "".join(path.suffixes[-2:]).lower()
-    _validate.require(
-        path.is_file() and suffix in _READERS,
-        "DATA",
-        str(path),
-        f"a file that exists and ends in {', '.join(_READERS)}",
-    )
-    return _READERS[suffix]
+    return "".join(path.suffixes[-2:]).lower() if suffix == ".gz" else suffix
+
+
+def _reader(path: Path) -> tuple[Callable, Callable]:
+    return _READERS[_suffix(path)]
 
 
 @contextlib.contextmanager

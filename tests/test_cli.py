@@ -598,7 +598,7 @@ def test_mistakes_in_the_data_argument(folder, monkeypatch):
         ("one.csv", "--delta must be strictly between 0 and 1, got 1.0"),
         ("twice.csv", "DATA must be a file whose columns have distinct names"),
         ("ragged.npz", "DATA must be made of columns of one shape", "(2,)"),
-        (".", "DATA must be a file that exists and ends in .csv"),
+        (".", "DATA must be a folder of files with the same columns"),
     ]:
         refused(run(name, *options()), *parts)
     refused(run("adult", *options()), "--schema must be left out with adult")

@@ -20,6 +20,7 @@ SHARED = {
         "_lazy",
         "_processes",
         "_public_sets",
+        "_reservoir",
         "_rounding",
     ),
     *(

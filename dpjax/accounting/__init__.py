@@ -5,6 +5,7 @@ from dpjax.accounting._filter import PrivacyFilter
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 from dpjax.accounting._group import group_privacy
 from dpjax.accounting._guarantee import PrivacyGuarantee
+from dpjax.accounting._sample import subsample_budget, subsample_privacy
 from dpjax.accounting._selection import selection_epsilon, selection_event
 from dpjax.accounting._smooth import smooth_noise_multiplier
 from dpjax.accounting._subsampling import (
@@ -30,6 +31,8 @@ __all__ = [
     "selection_epsilon",
     "selection_event",
     "smooth_noise_multiplier",
+    "subsample_budget",
+    "subsample_privacy",
     "tuning_budget",
     "tuning_epsilon",
 ]

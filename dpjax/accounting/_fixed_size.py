@@ -1,29 +1,20 @@
 """Batches of fixed size, drawn without replacement, where a record is replaced.
 
-Let q be the batch size over n and s = e^epsilon >= 1. If the batch holds the replaced
-record, let a step have the distributions P_1 and P_1' in the two runs; else it has P_0
-in both. So a step has the distributions (1 - q) P_0 + q P_1 and (1 - q) P_0 + q P_1'.
-With s = 1 + q (s_0 - 1) and b = s / s_0, a number in [0, 1],
-
-    P - s P' = q (P_1 - s_0 ((1 - b) P_0 + b P_1')),
-
-since s_0 (1 - b) q = (s - 1)(1 - q) and s_0 b q = s q. So the hockey-stick divergence
-of order s is at most q times the mean, in 1 - b and b, of those of order s_0 from P_1
-to P_0 and to P_1'. Both compare batches in which one record is replaced: pair each
-batch that holds the record with the batch that has another instead. With mu = 1 /
-noise multiplier, d_mu the curve of the Gaussian (Balle, Wang 2018, Theorem 8),
+Let q be the batch size over n, mu = 1 / noise multiplier, and d_mu the curve of the
+Gaussian (Balle, Wang 2018, Theorem 8). By the proof in `_sample.py`, at every epsilon,
 
     h(epsilon) = q d_mu(log(1 + (e^epsilon - 1) / q)),    epsilon >= 0,            (1)
 
 bounds the divergence of a step (Balle, Barthe, Gaboardi 2018, Theorem 11), and as the
 relation is symmetric, 1 - e^epsilon (1 - h(-epsilon)) does for epsilon < 0.
 
-This curve is convex in s: for s >= 1 it is that of the pair (R, Q), R = (1 - q) Q +
-q N(mu, 1) and Q = N(0, 1), for s < 1 that of (Q, R), and at s = 1 its slope increases,
-from -R(x < mu/2) to -Q(x > mu/2). So it is the curve of a pair of distributions, which
-dominates a step, and T of them dominate T adaptive steps (Zhu, Dong, Wang 2022,
-Proposition 8 and Theorem 10). Chords between points of the curve lie above it, and are
-the curve of discrete distributions, which are composed (Doroshenko et al. 2022).
+This curve is convex in s = e^epsilon: for s >= 1 it is that of the pair (R, Q), R =
+(1 - q) Q + q N(mu, 1) and Q = N(0, 1), for s < 1 that of (Q, R), and at s = 1 its slope
+increases, from -R(x < mu/2) to -Q(x > mu/2). So it is the curve of a pair of
+distributions, which dominates a step, and T of them dominate T adaptive steps (Zhu,
+Dong, Wang 2022, Proposition 8 and Theorem 10). Chords between points of the curve lie
+above it, and are the curve of discrete distributions, which are composed (Doroshenko et
+al. 2022).
 """
 
 import math
@@ -36,6 +27,7 @@ from dp_accounting.pld.privacy_loss_distribution import (
 )
 
 from dpjax.accounting._gaussian import gaussian_delta, gaussian_epsilon
+from dpjax.accounting._sample import subsampled_epsilon
 
 # The probability of losses beyond the last cell, and the largest number of cells.
 _UNSEEN, _MOST_LOSSES = 1e-18, 100_000
@@ -46,11 +38,7 @@ def one_step_epsilon(noise_multiplier: float, delta: float, prob: float) -> floa
     if delta >= prob:
         return 0.0
     inner = gaussian_epsilon(noise_multiplier, delta / prob, sensitivity=1.0)
-    if inner < 1:
-        raised = math.log1p(prob * math.expm1(inner))
-    else:  # neither e^inner nor inf - inf
-        raised = inner + math.log(prob + (1 - prob) * math.exp(-inner))
-    return raised * (1 + 1e-12)
+    return subsampled_epsilon(inner, prob)
 
 
 def step_losses(

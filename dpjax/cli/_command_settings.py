@@ -190,7 +190,7 @@ class DescribeSettings(TextOptions):
             "the records of one unit for independent."
         ),
     ] = None
-    max_records: Annotated[
+    records_per_unit: Annotated[
         int | None,
         of_data(
             "With --unit: how many records of each count, the first ones; 4 by "
@@ -223,9 +223,9 @@ class DescribeSettings(TextOptions):
             "left out with --seed, whose noise protects nobody",
         )
         _validate.require(
-            self.max_records is None or self.unit is not None,
-            "--max-records",
-            self.max_records,
+            self.records_per_unit is None or self.unit is not None,
+            "--records-per-unit",
+            self.records_per_unit,
             "left out without --unit",
         )
 

@@ -1,6 +1,6 @@
 """What a person sees of a training run in the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -93,6 +93,17 @@ def show(
             f"centers and scales of {len(ranges.columns)} columns: see ranges in "
             "report.json."
         )
+
+
+def show_sample(console: Console, said: Mapping[str, Any]) -> None:
+    """Prints from how many records a sample was drawn, and what it may spend."""
+    what = f"values of {said['unit']}" if said["unit"] else "records"
+    own, asked = claim(**said["budget_of_sample"], digits=4), claim(**said["budget"])
+    console.print(
+        f"It is a random sample of {said['num_records']:,} {what}: a run on "
+        f"{said['max_records']:,} of them may spend {own}, which costs the whole table "
+        f"{asked}. Which were drawn must stay secret."
+    )
 
 
 def say_nothing_is_tested(console: Console) -> None:

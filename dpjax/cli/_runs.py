@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -55,7 +55,11 @@ class Run:
 
     def for_units(self, units: Units | None) -> "Run":
         """Returns the run with its guarantee for units, if records are theirs."""
-        privacy = privacy_of_units(self.solution.privacy, units)
+        return self.stated(lambda privacy: privacy_of_units(privacy, units))
+
+    def stated(self, by: Callable[[PrivacyGuarantee], PrivacyGuarantee]) -> "Run":
+        """Returns the run with another statement of its guarantee."""
+        privacy = by(self.solution.privacy)
         solution = dataclasses.replace(self.solution, privacy=privacy)
         return dataclasses.replace(self, solution=solution)
 

@@ -58,7 +58,8 @@ class Settings(TextOptions):
         str,
         Argument(
             "DATA",
-            f"One of {', '.join(PUBLIC_SETS)}, or a CSV, Parquet or NPZ file.",
+            f"One of {', '.join(PUBLIC_SETS)}, or a CSV, Parquet or NPZ file, "
+            "or a folder of such.",
         ),
     ]
     epsilon: Annotated[float, of_privacy("Privacy of the run.", _validate.positive)]
@@ -142,11 +143,20 @@ class Settings(TextOptions):
             "Records of other values are left out."
         ),
     ] = None
-    max_records: Annotated[
+    records_per_unit: Annotated[
         int | None,
         of_data(
             "With --unit: how many records of each count, the first ones; 4 by "
             "default. Places that stay empty add noise, records left out are lost.",
+            _validate.count,
+        ),
+    ] = None
+    max_records: Annotated[
+        int | None,
+        of_data(
+            "On a file: train on so many records, or values of --unit, at most, drawn "
+            "at random while a file larger than memory is read. The sample may spend "
+            "more; epsilon and delta stay those of the whole file.",
             _validate.count,
         ),
     ] = None
@@ -335,8 +345,9 @@ class Settings(TextOptions):
             ("ledger", not seeded, "with --seed, whose noise protects nobody"),
             ("private_ranges", one_record, "with --unit, for which it is not made"),
             ("show_unprotected", one_record, "with --unit, for which it is not made"),
+            ("max_records", not unprotected, "with --show-unprotected, made for all"),
             ("intervals", one_record, "with --unit, for which it is not made"),
-            ("max_records", not one_record, "without --unit"),
+            ("records_per_unit", not one_record, "without --unit"),
             ("unit_names", not one_record, "without --unit"),
             ("power", self.loss == "tweedie", "without --loss tweedie"),
             ("max_features", self.model != "additive", "with --model additive"),

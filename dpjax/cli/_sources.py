@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +12,13 @@ from dpjax import _validate, datasets
 from dpjax._public_sets import PUBLIC_SETS
 from dpjax._tables import Column, column_names, read_columns
 from dpjax._texts import PLAIN, TextFormat, Texts
+from dpjax.accounting import PrivacyGuarantee, subsample_privacy
 from dpjax.cli._guesses import FILL_IN, guess_names, schema_text
 from dpjax.cli._losses import AMOUNTS
+from dpjax.cli._sample import Draw, Sample
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.cli._terminal import SchemaNeeded
-from dpjax.cli._units import Units
+from dpjax.cli._units import Units, check_unit
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.models._shared import BoundedColumn, Link
 
@@ -35,6 +38,7 @@ class Table:
         is_test: which records are held out for testing, shape (n,); with units, which
             of them are, shape (num_units,).
         units: whose the records are, if neighbours differ in all records of one.
+        sample: of which table they are a sample, if they are none as a whole.
     """
 
     name: str
@@ -43,11 +47,31 @@ class Table:
     target: str
     is_test: np.ndarray
     units: Units | None = None
+    sample: Sample | None = None
 
     @property
     def num_samples(self) -> int:
         """The number of records, or units, to train on."""
         return int(np.sum(~self.is_test))
+
+    @property
+    def num_records(self) -> int:
+        """The number of records, or units, of the file."""
+        return len(self.is_test) if self.sample is None else self.sample.num_samples
+
+    def protected(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
+        """Returns the guarantee for the file, of what has one for these records.
+
+        Of several for disjoint records, the largest is for all of them, as without.
+        """
+        if self.sample is None:
+            return privacy
+        unit = "record" if self.units is None else self.units.words
+        return subsample_privacy(privacy, **self.sample._asdict(), unit=unit)
+
+    def restated(self, part: Any) -> Any:
+        """Returns a release, if there is one, with its guarantee for the file."""
+        return part and dataclasses.replace(part, privacy=self.protected(part.privacy))
 
     def by_unit(self, units: Units) -> "Table":
         """Returns the table with records that are the units'."""
@@ -61,7 +85,8 @@ class Table:
         """Yields all that a run reads of the file, for a digest."""
         units = self.units
         report = units and units.report()
-        yield repr((self.schema, self.target, [*self.columns], report)).encode()
+        public = self.schema, self.target, [*self.columns], report, self.sample
+        yield repr(public).encode()
         others = [self.is_test] if units is None else [units.index, units.rank]
         for array in (*self.columns.values(), *others):
             if isinstance(array, Texts):
@@ -137,11 +162,12 @@ def read_table(
     allows_empty: bool = False,
     least: int = 1,
     text_format: TextFormat = PLAIN,
+    draw: Draw | None = None,
 ) -> Table:
     """Reads the columns of a user's file that its schema names.
 
     Args:
-        path: a CSV, Parquet or NPZ file.
+        path: a CSV, Parquet or NPZ file, or a folder of such.
         schema: the file that says what is public about each column.
         target: the column to predict.
         link: of the loss: its target is one of two classes, an amount, or a number.
@@ -150,6 +176,7 @@ def read_table(
         allows_empty: whether the schema may leave centres and scales open.
         least: how many records there must be: 0 where their number is private.
         text_format: how text is encoded, and numbers are written.
+        draw: how a sample is drawn, if not all records are to be read.
 
     Raises:
         SchemaNeeded: if schema is None.
@@ -182,9 +209,16 @@ def read_table(
             f"--target must be given for a file: a column of {names}. Or the schema's "
             "[target] says column."
         )
-    names = [*declared.columns, target, *declared.bounded]
-    columns = read_columns(path, names, text_format=text_format, least=least)
+    used = [*declared.columns, target, *declared.bounded]
+    units = sample = None
+    if draw is None:
+        columns = read_columns(path, used, text_format=text_format, least=0)
+    else:
+        check_unit(draw.unit, names, used)
+        columns, units, sample = draw.read(path, used, text_format)
     num_records = len(columns[target])
+    rule = "a file with at least one record"
+    _validate.require(num_records >= least, "DATA", str(path), rule)
     _validate.require(
         not hold_out or num_records >= 5,
         "--show-unprotected",
@@ -192,7 +226,8 @@ def read_table(
         "left out below 5 records",
     )
     is_test = np.arange(num_records) % 5 == (4 if hold_out else -1)
-    return Table(path.name, columns, declared, target, is_test)
+    table = Table(path.name, columns, declared, target, is_test, sample=sample)
+    return table if units is None else table.by_unit(units)
 
 
 def read_checked(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 
@@ -9,14 +10,14 @@ from dpjax import _validate
 from dpjax._default_delta import default_delta
 from dpjax._tables import column_names
 from dpjax._types import Key
-from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting import PrivacyGuarantee, subsample_budget
 from dpjax.accounting._shared import group_budget
 from dpjax.cli import _ledger
 from dpjax.cli._command_settings import DescribeSettings
 from dpjax.cli._evaluation import evaluation_privacy
 from dpjax.cli._losses import link_of
 from dpjax.cli._methods import find_method
-from dpjax.cli._plan import Plan, make_plan, split_budget
+from dpjax.cli._plan import Budget, Plan, make_plan, split_budget
 from dpjax.cli._ranges import Ranges, release_ranges
 from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._runs import name_of, training_privacy
@@ -25,7 +26,7 @@ from dpjax.cli._sources import Table, encode_table
 from dpjax.cli._units import privacy_of_units
 from dpjax.datasets import Dataset
 
-MAX_RECORDS = 4  # of a unit, by default; public, as the records must not choose it
+AnySettings = TypeVar("AnySettings", bound=Settings)
 Prices = dict[str, PrivacyGuarantee]  # by the part of the records
 
 
@@ -56,6 +57,34 @@ def planned(
         f"left out with --method {settings.method}, which has no steps",
     )
     return plan
+
+
+def on_sample(
+    settings: AnySettings, table: Table
+) -> tuple[AnySettings, dict[str, Any] | None]:
+    """Returns the settings of a run on these records, with all that it may spend.
+
+    That is more than was asked where they are a sample, and is then also reported.
+
+    Raises:
+        ValueError: if the table is so much larger that the sample's delta would be 1.
+    """
+    sample, delta = table.sample, settings.delta
+    if sample is None:
+        return settings, None
+    if delta is None and find_method(settings).has_delta:
+        delta = default_delta(sample.num_samples)
+    asked = Budget(settings.epsilon, delta or 0.0)
+    own = Budget(*subsample_budget(*asked, **sample._asdict()))
+    said = {
+        "unit": settings.unit,
+        "num_records": sample.num_samples,
+        "max_records": sample.sample_size,
+        "budget": asked._asdict(),
+        "budget_of_sample": own._asdict(),
+    }
+    each = None if delta is None else own.delta
+    return dataclasses.replace(settings, epsilon=own.epsilon, delta=each), said
 
 
 def with_ranges(
@@ -125,7 +154,7 @@ def enter(
     entry = _ledger.charge(
         settings.ledger,
         parts,
-        source=_ledger.Source(table.name, len(table.is_test), tuple(names)),
+        source=_ledger.Source(table.name, table.num_records, tuple(names)),
         method=method,
         unit=settings.unit,
         paid=paid,
@@ -149,4 +178,4 @@ def prices(settings: Settings, table: Table) -> tuple[Plan, Prices]:
     parts = {"training": training}
     if settings.holdout is not None:
         parts["evaluation"] = evaluation_privacy(plan, data, training, table.units)
-    return plan, parts
+    return plan, {name: table.protected(part) for name, part in parts.items()}

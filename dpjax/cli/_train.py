@@ -32,11 +32,12 @@ from dpjax.cli._runs import (
     train_baselines,
     train_private,
 )
+from dpjax.cli._sample import Draw
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table, encode_table, read_table
-from dpjax.cli._spending import MAX_RECORDS, planned, spend, with_ranges
+from dpjax.cli._spending import on_sample, planned, spend, with_ranges
 from dpjax.cli._terminal import progress_bars, show_paths, terminal
-from dpjax.cli._units import read_names, units_of
+from dpjax.cli._units import RECORDS_PER_UNIT, check_unit, read_names, units_of
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.models._shared import bending_features
 
@@ -73,16 +74,18 @@ def train(settings: Settings) -> None:
     _report.check_folder(folder, inputs)
     run_folder = kept_folder(settings.checkpoint, folder, inputs)
     run_key, noise_key = key_of(seed, run_folder)
-    key, baseline_key, ranges_key, test_key = jax.random.split(run_key, 4)
+    keys = jax.random.split(run_key, 5)
+    key, baseline_key, ranges_key, test_key, sample_key = keys
     is_public = name is not None
-    ranges = table = units = None
+    ranges = table = units = sampled = None
     spent = {}
     if name is not None:
         data = load_public(name, settings)
         run_folder = bound(run_folder, run_key, settings, None)
     else:
-        table = read_private(settings)
+        table = read_private(settings, sample_key)
         run_folder = bound(run_folder, run_key, settings, table)
+        settings, sampled = on_sample(settings, table)
         units = table.units
         spent = spend(settings, table, run_folder)
         warn_of_cells(table, settings)
@@ -111,6 +114,10 @@ def train(settings: Settings) -> None:
             )
             released["evaluation"] = evaluation.privacy
             private = evaluation.joined(private, len(table.is_test), units)
+        if table is not None:
+            released = {k: table.protected(one) for k, one in released.items()}
+            private = private.stated(table.protected)
+            ranges, evaluation = map(table.restated, (ranges, evaluation))
         if spent and spent != released:
             raise RuntimeError("The run's guarantee is not what its ledger says.")
         if is_public or settings.show_unprotected:
@@ -126,6 +133,8 @@ def train(settings: Settings) -> None:
         content["unit"] = units.report()
     if evaluation is not None:
         content["evaluation"] = evaluation.report()
+    if sampled is not None:
+        content["sample"] = sampled
     model = _report.model_of(
         data,
         private.solution,
@@ -142,6 +151,8 @@ def train(settings: Settings) -> None:
     )
     if units is not None:
         console.print(units.public)
+    if sampled is not None:
+        _display.show_sample(console, sampled)
     if evaluation is not None:
         _display.show_evaluation(console, evaluation)
     elif not scored:
@@ -246,7 +257,7 @@ def _say_stopped(how: str) -> None:
 def load_public(name: str, settings: Settings) -> Dataset:
     """Loads a public data set, with which options of a file are left out."""
     own = ("ledger", "schema", "target", "private_ranges", "holdout", "unit")
-    own += ("encoding", "decimal", "thousands", "currency")
+    own += ("max_records", "encoding", "decimal", "thousands", "currency")
     for option in own:
         value = getattr(settings, option)
         shown = str(value) if isinstance(value, Path) else value
@@ -274,13 +285,17 @@ def _check_model(
         _validate.require(is_fine, "--model", settings.model, rule)
 
 
-def read_private(settings: Settings) -> Table:
-    """Reads a user's file, with what is held out of it."""
+def read_private(settings: Settings, key: Key) -> Table:
+    """Reads a user's file, or draws a sample by a key; some of it is held out."""
     link, has_weights = link_of(settings.loss), True
     if settings.schema is not None:
         # What is wrong without the file is said before it.
         link = link_of(find_loss(settings))
         has_weights = find_method(settings).has_weights
+    listed = settings.unit_names and read_names(settings.unit_names)
+    each = settings.records_per_unit or RECORDS_PER_UNIT
+    size, unit = settings.max_records, settings.unit
+    draw = None if size is None else Draw(size, key, unit, each, listed)
     table = read_table(
         Path(settings.source),
         schema=settings.schema,
@@ -289,10 +304,12 @@ def read_private(settings: Settings) -> Table:
         hold_out=settings.show_unprotected,
         has_weights=has_weights,
         allows_empty=settings.private_ranges is not None,
-        least=1 if settings.unit_names is None else 0,
+        least=1 if listed is None else 0,
         text_format=settings.text_format,
+        draw=draw,
     )
-    table = with_units(table, settings, settings.unit_names)
+    if draw is None:
+        table = with_units(table, settings, listed)
     if settings.holdout is not None:
         table = table.held_out(settings.holdout)
     _check_model(settings, table.schema.columns, table.num_samples)
@@ -300,7 +317,7 @@ def read_private(settings: Settings) -> Table:
 
 
 def with_units(
-    table: Table, settings: Settings | DescribeSettings, listed: Path | None = None
+    table: Table, settings: Settings | DescribeSettings, listed: list | None = None
 ) -> Table:
     """Returns the table with records that are those of --unit, if that is given.
 
@@ -311,18 +328,10 @@ def with_units(
         return table
     path, text_format = Path(settings.source), settings.text_format
     names = column_names(path, text_format)
-    _validate.require(
-        settings.unit in names and settings.unit not in table.columns,
-        "--unit",
-        settings.unit,
-        f"a column of {names} that is neither a feature nor the target",
-    )
+    check_unit(settings.unit, names, table.columns)
     found = read_columns(path, [settings.unit], text_format=text_format, least=0)
-    size = settings.max_records or MAX_RECORDS
-    units = units_of(
-        settings.unit, found[settings.unit], size, listed and read_names(listed)
-    )
-    return table.by_unit(units)
+    size = settings.records_per_unit or RECORDS_PER_UNIT
+    return table.by_unit(units_of(settings.unit, found[settings.unit], size, listed))
 
 
 def warn_of_cells(table: Table, settings: Settings) -> None:

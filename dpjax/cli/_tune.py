@@ -22,7 +22,7 @@ from dpjax.cli._public_sets import public_name
 from dpjax.cli._ranges import Ranges, charge
 from dpjax.cli._runs import Run, name_of, score_run, stacked
 from dpjax.cli._sources import encode_table
-from dpjax.cli._spending import enter, with_ranges
+from dpjax.cli._spending import enter, on_sample, with_ranges
 from dpjax.cli._terminal import show_paths, terminal
 from dpjax.cli._train import (
     bound,
@@ -61,22 +61,26 @@ def tune(settings: TuneSettings) -> None:
     _report.check_folder(folder, inputs)
     run_folder = kept_folder(settings.checkpoint, folder, inputs)
     run_key, noise_key = key_of(settings.seed, run_folder)
-    key, ranges_key = jax.random.split(run_key)
-    table = ranges = paid = None
+    key, ranges_key, sample_key = jax.random.split(run_key, 3)
+    table = ranges = paid = sampled = None
     day = _ledger.today()
     if name is not None:
         data = load_public(name, first)
         run_folder = bound(run_folder, run_key, settings, None)
         search = plan_search(settings, data, is_named=True)
     else:
-        table = read_private(first)
+        table = read_private(first, sample_key)
         run_folder = bound(run_folder, run_key, settings, table)
+        first, sampled = on_sample(first, table)
+        settings = dataclasses.replace(
+            settings, epsilon=first.epsilon, delta=first.delta
+        )
         blank, ranges = with_ranges(first, table.blank(), key=jax.random.key(0))
         search = plan_search(settings, encode_table(blank), is_named=False)
         paid = _total(search, ranges)
         if settings.ledger is not None:
             method = f"{search.plans[0].method.title}, tuned"
-            parts = {"tuning": paid}
+            parts = {"tuning": table.protected(paid)}
             entry = enter(settings, table, parts, method=method, run_folder=run_folder)
             day = entry.at  # a search that goes on began earlier
         warn_of_cells(table, first)
@@ -108,6 +112,9 @@ def tune(settings: TuneSettings) -> None:
             privacy.epsilon > paid.epsilon or privacy.delta > paid.delta
         ):
             raise RuntimeError("The search's guarantee is not what was paid for.")
+        if table is not None:
+            run = run.stated(table.protected)
+            ranges = table.restated(ranges)
         trained, scored = apart(data, settings.holdout)
         test = [(run, score_run(plan, data, run))] if name is not None else []
         content = _report.report(
@@ -116,6 +123,8 @@ def tune(settings: TuneSettings) -> None:
             noise_key=noise_key,
         )
         content["tuning"] = _said(settings, search, best, score, len(scored[1]))
+        if sampled is not None:
+            content["sample"] = sampled
         model = _report.model_of(
             trained,
             run.solution,
@@ -129,6 +138,8 @@ def tune(settings: TuneSettings) -> None:
     _display.show(
         *(console, plan, trained, run, test, ranges), is_public=name is not None
     )
+    if sampled is not None:
+        _display.show_sample(console, sampled)
     _show(console, content["tuning"], len(search.choices))
     show_paths(console, [folder / name for name in files])
 

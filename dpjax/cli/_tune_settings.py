@@ -72,7 +72,7 @@ class TuneSettings(Settings):
     calibration: CalibrationName = field(default="tight", init=False)
     unit: str | None = field(default=None, init=False)
     unit_names: Path | None = field(default=None, init=False)
-    max_records: int | None = field(default=None, init=False)
+    records_per_unit: int | None = field(default=None, init=False)
     show_unprotected: bool = field(default=False, init=False)
     intervals: bool = field(default=False, init=False)  # they would not count a choice
 

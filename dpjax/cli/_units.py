@@ -15,7 +15,7 @@ noise for k times the places: as a mean of the units' own means would.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from dpjax import _validate
 from dpjax._texts import Texts, is_missing, text_of
 from dpjax.accounting import PrivacyGuarantee, group_privacy
 
+RECORDS_PER_UNIT = 4  # of a unit, by default; public, as the records must not choose it
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 
 
@@ -76,7 +77,7 @@ class Units:
         return {
             "column": self.column,
             "num_units": self.num_units,
-            "max_records": self.size,
+            "records_per_unit": self.size,
             "public": self.public,
         }
 
@@ -104,6 +105,7 @@ def units_of(
     cells: Iterable[Any] | Texts,
     size: int,
     names: Iterable[str] | None = None,
+    order: Sequence[str] | None = None,
 ) -> Units:
     """Returns the units of a table.
 
@@ -113,6 +115,7 @@ def units_of(
         size: the most records of a unit that count.
         names: all units, as `name_of` writes them; records of others belong to none.
             None: the names that occur, where records without a value are one unit.
+        order: those that have places, in this order. None: all, sorted.
 
     Example:
         >>> units = units_of("who", ["b", "a", "b"], 2)
@@ -121,19 +124,35 @@ def units_of(
         >>> units.placed(np.array([3, 5, 7]), np.array([True, True]), 2).tolist()
         [5, 0, 3, 7]
     """
-    texts, codes = cells.distinct if isinstance(cells, Texts) else ([*cells], None)
-    found = [name_of(cell) for cell in texts]
-    if codes is not None:
-        found = [found[code] for code in codes.tolist()]
-    ordered = sorted(set(found if names is None else names))
+    found, codes = named(cells)
+    ordered = order or sorted(set(found if names is None else names))
     index_of = {name: index for index, name in enumerate(ordered)}
     counts = [0] * (len(ordered) + 1)  # the last is of those that are no unit's
-    index, rank = np.zeros((2, len(found)), int)
-    for row, name in enumerate(found):
-        unit = index_of.get(name, -1)
+    index, rank = np.zeros((2, len(codes)), int)
+    for row, code in enumerate(codes.tolist()):
+        unit = index_of.get(found[code], -1)
         index[row], rank[row] = unit, counts[unit]
         counts[unit] += 1
     return Units(column, size, len(ordered), index, rank, names is not None)
+
+
+def check_unit(column: str | None, names: Sequence[str], used: Iterable[str]) -> None:
+    """Requires a column of a file that has no other use, if it is given."""
+    rule = f"a column of {names} that is neither a feature nor the target"
+    is_fine = column is None or (column in names and column not in used)
+    _validate.require(is_fine, "--unit", column, rule)
+
+
+def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
+    """Returns names, some of which may be equal, and which of them each cell has."""
+    if isinstance(cells, Texts):
+        texts, codes = cells.distinct
+    elif isinstance(cells, np.ndarray) and cells.dtype != object:
+        texts, codes = np.unique(cells, return_inverse=True)
+    else:
+        texts = [*cells]
+        codes = np.arange(len(texts))
+    return [name_of(text) for text in texts], codes
 
 
 def name_of(cell: Any) -> str:

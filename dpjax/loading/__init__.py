@@ -12,13 +12,16 @@ To hold one batch at a time in memory, write your own loop:
     for batch, is_padding_example in loading.batches(source, state, sharding=sharding):
         grads = grad_fn(params, batch, is_padding_example)
 
-with everything else as in `dpjax.batching`. Of a file's metadata, only the number of
-records, the columns and their types are used, which are public; the smallest and
-largest values that Parquet stores are not used.
+with everything else as in `dpjax.batching`. To hold a random sample of the records in
+memory, at the budget of `dpjax.accounting.subsample_budget`, see `sample`.
+
+Of a file's metadata, only the number of records, the columns and their types are used,
+which are public; the smallest and largest values that Parquet stores are not used.
 """
 
 from dpjax.loading._parquet import Parquet
 from dpjax.loading._records import MemoryMapped
+from dpjax.loading._sample import sample
 from dpjax.loading._shards import batches, load
 
-__all__ = ["MemoryMapped", "Parquet", "batches", "load"]
+__all__ = ["MemoryMapped", "Parquet", "batches", "load", "sample"]

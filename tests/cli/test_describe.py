@@ -56,7 +56,10 @@ def runs():
         (("--epsilon", "-1"), "--epsilon must be positive"),
         (("--level", "95"), "--level must be strictly between 0 and 1"),
         (("--by", "x"), "--by must be a column of the schema with categories, of ['jo"),
-        (("--max-records", "2"), "--max-records must be left out without --unit"),
+        (
+            ("--records-per-unit", "2"),
+            "--records-per-unit must be left out wi",
+        ),
         (("--unit", "job"), "--unit must be a column of"),
         (("--target", "z"), "--target must be a column of"),
         (
@@ -135,12 +138,12 @@ def test_a_run_that_was_stopped_goes_on(folder, broken, monkeypatch):
 
 def test_persons_are_bounded(folder):
     opened("--unit", "who")
-    unit = "--unit", "who", "--max-records", 3, "--ledger", "t.toml"
+    unit = "--unit", "who", "--records-per-unit", 3, "--ledger", "t.toml"
     result = describe(*unit, epsilon=8.0)
     assert result.exit_code == 0, result.stderr
     content = json.loads(Path("out/description.json").read_text())
     assert content["num_samples"] == 300  # places, three a person
-    assert content["unit"]["max_records"] == 3
+    assert content["unit"]["records_per_unit"] == 3
     assert content["privacy"]["epsilon"] == pytest.approx(8.0)
     assert "any one of the 100 groups" in content["privacy"]["description"]
     (row,) = (x for x in content["rows"] if x["column"] + x["statistic"] == "xcount")

@@ -179,7 +179,7 @@ def test_persons_from_end_to_end(tmp_path, monkeypatch, method):
     text += "target = {column = 'y', center = 300, scale = 100}"
     (tmp_path / "schema.toml").write_text(text)
     what = ["train", "data.csv", "--schema", "schema.toml", "--loss", "squared"]
-    what += ["--epsilon", 4, "--unit", "who", "--max-records", 2, "--holdout", 0.2]
+    what += ["--epsilon", 4, "--unit", "who", "--records-per-unit", 2, "--holdout", 0.2]
     (tmp_path / "names.txt").write_text("\n".join(map(str, range(300))))
     what += [
         "--unit-names",
@@ -206,7 +206,7 @@ def test_persons_from_end_to_end(tmp_path, monkeypatch, method):
     assert public.startswith(
         "The list of values of who that was given is public; whether one"
     )
-    assert report["unit"] == {"column": "who", "num_units": 300, "max_records": 2}
+    assert report["unit"] == {"column": "who", "num_units": 300, "records_per_unit": 2}
     assert report["privacy"]["epsilon"] == pytest.approx(4.0)
     description = report["evaluation"]["privacy"]["description"]
     assert f"any one of the 60 {words}" in description
@@ -219,14 +219,14 @@ def test_nobody_on_a_list_need_have_a_record(tmp_path):
     schema.write_text(text + "target = {column = 'y', center = 0, scale = 1}")
     names.write_text("\n".join(NAMES))
     asked = {"source": str(path), "epsilon": 1.0, "loss": "squared", "schema": schema}
-    asked |= {"unit": "who", "max_records": 2, "holdout": 0.3}
-    read = read_private(Settings(unit_names=names, **asked))
+    asked |= {"unit": "who", "records_per_unit": 2, "holdout": 0.3}
+    read = read_private(Settings(unit_names=names, **asked), jax.random.key(0))
     warn_curator(Console(quiet=True), read)
     data = encode_table(read)
     assert (data.features.shape, data.test_features.shape) == ((56, 3), (12, 3))
     assert not np.vstack([data.features, data.test_features]).any()
     with pytest.raises(ValueError, match="a file with at least one record"):
-        read_private(Settings(**asked))
+        read_private(Settings(**asked), jax.random.key(0))
 
 
 @pytest.mark.parametrize(
@@ -234,9 +234,12 @@ def test_nobody_on_a_list_need_have_a_record(tmp_path):
     [
         ({"private_ranges": 0.1}, "--private-ranges must be left out with --unit"),
         ({"show_unprotected": True}, "--show-unprotected must be left out with --unit"),
-        ({"unit": None, "max_records": 3}, "--max-records must be left out without"),
+        (
+            {"unit": None, "records_per_unit": 3},
+            "--records-per-unit must be left out without",
+        ),
         ({"unit": None, "unit_names": Path("x")}, "--unit-names must be left out with"),
-        ({"max_records": 0}, "--max-records must be"),
+        ({"records_per_unit": 0}, "--records-per-unit must be"),
     ],
 )
 def test_what_persons_cannot_have_is_refused(options, message):

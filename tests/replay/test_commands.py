@@ -241,6 +241,10 @@ CASES = {
     "l1": train("squared", "absolute", method="l1", holdout=0.5),
     "aggregate": train(method="sample-aggregate", subsets=30, radius=1),
     "objective": train("logistic", method="objective-perturbation"),
+    "sample": train(
+        **{"method": "gradient-descent", "steps": 2, "holdout": 0.3},
+        **{"max_records": 50, "ledger": "t.toml"},
+    ),
     "checkpoint": train(
         method="gradient-descent", steps=3, checkpoint="kept", ledger="t.toml"
     ),
@@ -253,11 +257,13 @@ CASES = {
     "schema": ["schema", "DATA", "--target", "y", "--output", "new.toml"],
 }
 QUICK = {"description", "gradient descent", "euros", "ranges", "checkpoint", "schema"}
+QUICK |= {"sample"}
 OF_UNITS = {
     "descent": train(unit="who", holdout=0.5, method="gradient-descent", steps=2),
-    "linear model": train(unit="who", max_records=2, ledger="t.toml", holdout=0.5),
-    "curves": train("logistic", **CURVES, unit="who", max_records=2),
-    "description": describe("--unit", "who", "--max-records", 2, "--by", "job"),
+    "linear model": train(unit="who", records_per_unit=2, ledger="t.toml", holdout=0.5),
+    "curves": train("logistic", **CURVES, unit="who", records_per_unit=2),
+    "sample": train(method="gradient-descent", steps=2, unit="who", max_records=18),
+    "description": describe("--unit", "who", "--records-per-unit", 2, "--by", "job"),
 }
 
 
@@ -286,7 +292,9 @@ def test_no_odd_byte_of_utf16_shows(commands):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name == "descent" else pytest.mark.slow)
+        pytest.param(
+            name, marks=[] if name in ("descent", "sample") else pytest.mark.slow
+        )
         for name in OF_UNITS
     ],
 )

@@ -1,0 +1,143 @@
+"""A run on a random sample of the records: what it may spend, and what it costs.
+
+Let a sample have m places, which hold different ones of the n records, each of the
+n! / (n - m)! ways with the same probability, and q = m / n. Let whatever runs on the
+sample be (epsilon', delta')-DP where the record in one place is replaced. Neighbouring
+tables differ in one record. With probability 1 - q it has no place; let the run then
+have the distribution P_0, the same for both tables. Else let it have P_1 and P_1'.
+
+Pair each way in which the record has a place with the n - m ways in which a record that
+has none takes that very place: each way without the record is in m pairs, one a place,
+so that both sides are drawn uniformly. They differ in one place. So every event S has
+
+    P_1(S) <= e^epsilon' P_0(S) + delta',    P_1(S) <= e^epsilon' P_1'(S) + delta'.
+
+Let e^epsilon = 1 + q (e^epsilon' - 1), and b = e^(epsilon - epsilon'), a number in
+[q, 1]. The first inequality times 1 - b, and the second times b, add up to
+
+    q P_1 <= q e^epsilon' (1 - b) P_0 + q e^epsilon' b P_1' + q delta'
+           = (e^epsilon - 1)(1 - q) P_0 + e^epsilon q P_1' + q delta',
+
+since q e^epsilon' = e^epsilon - 1 + q. Adding (1 - q) P_0 gives
+
+    (1 - q) P_0 + q P_1 <= e^epsilon ((1 - q) P_0 + q P_1') + q delta':
+
+the run is (epsilon, q delta')-DP for the table. The order of the places matters: sorted
+by their numbers in the table, records would move where another takes a place, and
+whatever treats places differently, such as a part that is held out, would see several
+records change.
+"""
+
+import math
+
+from dp_accounting import UnsupportedDpEvent
+
+from dpjax import _validate
+from dpjax._types import REPLACE_ONE
+from dpjax.accounting._guarantee import PrivacyGuarantee
+
+# More than the rounding of float64 in what follows.
+_SLACK = 1e-12
+
+
+def subsample_budget(
+    epsilon: float, delta: float, *, num_samples: int, sample_size: int
+) -> tuple[float, float]:
+    """The budget of a run on a sample that keeps a budget for all records.
+
+    Args:
+        epsilon: privacy parameter for the table, 0 < epsilon <= inf.
+        delta: privacy parameter for the table, in [0, q).
+        num_samples: public number of records of the table.
+        sample_size: public number of records of the sample.
+
+    Returns:
+        epsilon' = log(1 + (e^epsilon - 1) / q) and delta' = delta / q, rounded down,
+        with q = sample_size / num_samples.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Privacy:
+        Whatever runs on the sample, if it is (epsilon', delta')-DP under replace-one,
+        is (epsilon, delta)-DP for the table, where the sample is drawn without
+        replacement in a random order, by secret randomness, and anew for each run
+        (`dpjax.loading.sample`). Proved at the head of this file.
+
+    Example:
+        >>> epsilon, delta = subsample_budget(
+        ...     1.0, 1e-8, num_samples=100_000_000, sample_size=1_000_000)
+        >>> f"{epsilon:.3f} {delta:.0e}"
+        '5.152 1e-06'
+
+    Reference:
+        Balle, Barthe, Gaboardi (2018), "Privacy amplification by subsampling", Theorem
+        9.
+    """
+    _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
+    _validate.delta(delta)
+    prob = _probability(num_samples, sample_size)
+    rule = f"below sample_size / num_samples = {sample_size} / {num_samples}"
+    _validate.require(delta < prob, "delta", delta, rule)
+    if prob == 1:
+        return epsilon, delta
+    if epsilon < 1:
+        inner = math.log1p(math.expm1(epsilon) / prob)
+    else:  # without e^epsilon; both terms are positive, or small beside it
+        inner = epsilon - math.log(prob) + math.log1p((prob - 1) * math.exp(-epsilon))
+    return inner * (1 - 3 * _SLACK), delta / prob * (1 - 3 * _SLACK)
+
+
+def subsample_privacy(
+    guarantee: PrivacyGuarantee,
+    *,
+    num_samples: int,
+    sample_size: int,
+    unit: str = "record",
+) -> PrivacyGuarantee:
+    """The guarantee for all records of a run on a sample, rounded up.
+
+    The inverse of `subsample_budget`, with its arguments, of a guarantee where a record
+    of the sample is replaced. It composes as an (epsilon, delta): of so little noise as
+    a sample needs, a bound of Renyi divergences would hardly be smaller than without
+    sampling. The unit is a noun for a record, as for `PrivacyGuarantee.of`.
+
+    Raises:
+        ValueError: If a number is out of range, or the relation is not REPLACE_ONE.
+
+    Example:
+        >>> from dpjax.accounting import gaussian_event
+        >>> inner = PrivacyGuarantee.of(5.152, 1e-6, dp_event=gaussian_event(0.9))
+        >>> outer = subsample_privacy(
+        ...     inner, num_samples=100_000_000, sample_size=1_000_000)
+        >>> f"{outer.epsilon:.3f} {outer.delta:.0e}"
+        '1.000 1e-08'
+    """
+    rule, relation = "REPLACE_ONE, for a sample of fixed size", guarantee.relation
+    _validate.require(relation is REPLACE_ONE, "relation", relation.name, rule)
+    prob = _probability(num_samples, sample_size)
+    epsilon, delta = subsampled_epsilon(guarantee.epsilon, prob), guarantee.delta
+    event = guarantee.dp_event
+    if prob < 1:
+        delta, event = prob * delta * (1 + _SLACK), UnsupportedDpEvent()
+    return PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples, unit=unit
+    )
+
+
+def subsampled_epsilon(epsilon: float, prob: float) -> float:
+    """Returns log(1 + q (e^epsilon - 1)), rounded up."""
+    if prob == 1:
+        return epsilon
+    if epsilon < 700:
+        outer = math.log1p(prob * math.expm1(epsilon))
+    else:  # e^epsilon overflows soon, and 1 - q is nothing beside q e^epsilon
+        outer = epsilon + math.log(prob)
+    return outer * (1 + _SLACK)
+
+
+def _probability(num_samples: int, sample_size: int) -> float:
+    _validate.count(num_samples=num_samples, sample_size=sample_size)
+    rule = f"at most num_samples, {num_samples}"
+    _validate.require(sample_size <= num_samples, "sample_size", sample_size, rule)
+    return sample_size / num_samples

@@ -1,0 +1,80 @@
+"""A sample of a file's records or units: how it is drawn while the file is read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax._reservoir import Reservoir, Tags, order_of
+from dpjax._tables import Column, joined, read_chunks
+from dpjax._texts import TextFormat
+from dpjax._types import Key
+from dpjax.cli._units import Units, named, units_of
+
+
+class Sample(NamedTuple):
+    """How many records, or units, were drawn, and from how many; both are public."""
+
+    sample_size: int
+    num_samples: int
+
+
+class Draw(NamedTuple):
+    """How a sample is to be drawn.
+
+    Attributes:
+        size: the most records; with a unit, the most of its values.
+        key: as secret as the key of the noise, which it must not be.
+        unit: the column that says whose a record is, if any.
+        each: the most records of a unit that count, the first ones.
+        listed: all units there are; None: those that occur.
+    """
+
+    size: int
+    key: Key
+    unit: str | None = None
+    each: int = 1
+    listed: Sequence[str] | None = None
+
+    def read(
+        self, path: Path, names: list[str], text_format: TextFormat
+    ) -> tuple[dict[str, Column], Units | None, Sample | None]:
+        """Reads columns of a file in one pass, and keeps those of the sample.
+
+        Returns:
+            The columns, whose they are, and the sample; None if there are no more
+            records, or units, than may be drawn, which are then as in the file.
+        """
+        wanted = [*names, *([] if self.unit is None else [self.unit])]
+        tags = Tags(self.key)
+        reservoir = Reservoir(self.size, joined, each=self.each)
+        units, num_records = set(self.listed or ()), 0
+        for chunk in read_chunks(path, wanted, text_format):
+            columns = [chunk[name] for name in wanted]
+            numbers = num_records + np.arange(len(columns[0]))
+            num_records += len(numbers)
+            if self.unit is None:
+                reservoir.add([numbers, *columns], tags.following(len(numbers)))
+                continue
+            found, codes = named(chunk[self.unit])
+            if self.listed is None:
+                units.update(found)
+            is_unit = np.fromiter((name in units for name in found), bool, len(found))
+            rows = np.flatnonzero(is_unit[codes])
+            columns = [column[rows] for column in (numbers, *columns)]
+            reservoir.add(columns, tags.of_names(found)[codes[rows]])
+        numbers, *columns = reservoir.kept()
+        total = num_records if self.unit is None else len(units)
+        sample = Sample(self.size, total) if total > self.size else None
+        if sample is None:
+            columns = [column[np.argsort(numbers)] for column in columns]
+        drawn = dict(zip(wanted, columns, strict=True))
+        if self.unit is None:
+            return drawn, None, sample
+        order = None
+        if sample is not None:  # by the tags, as a place must not tell of a name
+            every = [*units]
+            order = [every[i] for i in order_of(tags.of_names(every))[: self.size]]
+        cells = drawn.pop(self.unit)
+        return drawn, units_of(self.unit, cells, self.each, self.listed, order), sample
