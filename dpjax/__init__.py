@@ -4,9 +4,9 @@ A name is imported when it is first read (PEP 562), since JAX takes a second: wh
 one layer does not wait for all of them.
 """
 
-from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
+
+from dpjax._lazy import lazily as _lazily
 
 if _TYPE_CHECKING:
     from dpjax import (
@@ -35,20 +35,20 @@ if _TYPE_CHECKING:
 
     __version__: str
 
-# Where a name comes from; every other one is a package.
-_SOURCES = {
-    "ADD_OR_REMOVE_ONE": "dpjax._types",
-    "REPLACE_ONE": "dpjax._types",
-    "NeighboringRelation": "dpjax._types",
-    "PrivateTraining": "dpjax.solvers",
-    "chain": "dpjax.transforms",
-    "describe": "dpjax._describe",
-    "dp_sgd": "dpjax.transforms",
-    "load_model": "dpjax.models",
-    "per_sample_grad": "dpjax.gradients",
-    "recommend": "dpjax.solvers",
-    "robust_grad": "dpjax.gradients",
-}
+__getattr__, __dir__ = _lazily(
+    __name__,
+    {
+        "dpjax": "accounting audit batching constraints datasets estimators gradients "
+        "loading losses mechanisms models parties solvers transforms tuning",
+        "dpjax._describe": "describe",
+        "dpjax._types": "ADD_OR_REMOVE_ONE NeighboringRelation REPLACE_ONE",
+        "dpjax._version": "__version__",
+        "dpjax.gradients": "per_sample_grad robust_grad",
+        "dpjax.models": "load_model",
+        "dpjax.solvers": "PrivateTraining recommend",
+        "dpjax.transforms": "chain dp_sgd",
+    },
+)
 
 __all__ = [
     "ADD_OR_REMOVE_ONE",
@@ -78,28 +78,3 @@ __all__ = [
     "transforms",
     "tuning",
 ]
-
-
-def __getattr__(name: str) -> _Any:
-    if name == "__version__":
-        value = _version()
-    elif name in _SOURCES:
-        value = getattr(_import_module(_SOURCES[name]), name)
-    elif name in __all__:
-        value = _import_module(f"dpjax.{name}")
-    else:
-        raise AttributeError(f"module 'dpjax' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
-
-
-def _version() -> str:
-    metadata = _import_module("importlib.metadata")
-    try:
-        return metadata.version("dpjax")
-    except metadata.PackageNotFoundError:  # a folder of files that was never installed
-        return "0+unknown"

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax._rounding import digits
-from dpjax._types import ArrayLike
 from dpjax._untrusted import printable
 
 
@@ -58,7 +58,8 @@ def errors_of_sums(
 def interval_of(values: ArrayLike, errors: ArrayLike, level: float) -> np.ndarray:
     """Returns the lower and the upper ends of normal intervals, shape (2, m)."""
     _validate.probability(level=level)
-    half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * np.asarray(errors)
+    values, errors = np.asarray(values, np.float64), np.asarray(errors, np.float64)
+    half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * errors
     return np.stack([values - half, values + half])
 
 

@@ -397,7 +397,7 @@ def test_lowest_versions_are_those_of_the_project():
     extras = project["optional-dependencies"]
     lines = (ROOT / ".ci" / "lowest.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if line and line[0] != "#")
-    for name in ("experiments", "loading", "parties", "sklearn", "test"):
+    for name in ("experiments", "export", "loading", "parties", "sklearn", "test"):
         wanted += [one for one in extras[name] if not one.startswith("dpjax")]
     bounds = dict(re.split(r"(?:\[\w+\])?>=", one) for one in wanted)
 

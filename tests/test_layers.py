@@ -17,6 +17,7 @@ SHARED = {
         "_default_delta",
         "_files",
         "_keys",
+        "_lazy",
         "_processes",
         "_public_sets",
         "_reservoir",
@@ -34,7 +35,7 @@ SHARED = {
         "_trial_counts",
         "_types",
     ),
-    *("_untrusted", "_validate"),
+    *("_untrusted", "_validate", "_version"),
 }
 
 # What each layer may import. The ground floor, estimators, mechanisms and accounting,

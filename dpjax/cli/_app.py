@@ -11,6 +11,7 @@ import dpjax
 from dpjax.cli._command_settings import (
     CheckSettings,
     DescribeSettings,
+    ExportSettings,
     LedgerSettings,
     PartySettings,
     PlotSettings,
@@ -141,6 +142,18 @@ def predict(settings: PredictSettings) -> None:
     from dpjax.cli import _saved
 
     _saved.predict(settings)
+
+
+@app.command()
+@taking(ExportSettings)
+def export(settings: ExportSettings) -> None:
+    """Writes a model as ONNX, SQL or Python that predicts without dpjax.
+
+    Example: dpjax export out/model.npz --format sql --output model.sql
+    """
+    from dpjax.cli import _saved
+
+    _saved.export(settings)
 
 
 @app.command()

@@ -148,6 +148,15 @@ def say_to_curator(console: Console, texts: Iterable[str]) -> bool:
     return bool(found)
 
 
+def undecoded(cells: Cells) -> str:
+    """Returns what is said of cells whose bytes do not decode."""
+    return (
+        f"the bytes of {cells.said(cells.undecoded)} cells do not decode: they count "
+        "as missing. --encoding says how the file is encoded: latin-1 or cp1252, if "
+        "it is of Western Europe."
+    )
+
+
 def _look(text: str) -> str:
     """Returns which options read a text, or how to write it, if it is a number."""
     plain = text.replace("\u00a0", " ").replace("\u202f", " ").replace("\u2019", "'")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as Rows
 
 from dpjax._tables import Column
-from dpjax.cli._cells import Cells, count_cells, count_texts, say_to_curator
+from dpjax.cli._cells import Cells, count_cells, count_texts, say_to_curator, undecoded
 from dpjax.cli._command_settings import CheckSettings
 from dpjax.cli._guesses import FILL_IN
 from dpjax.cli._sources import Kind, Table, read_checked
@@ -103,15 +103,6 @@ def _remarks(kinds: Mapping[str, Kind], cells: Mapping[str, Cells]) -> Iterator[
                 f"{counts.example!r}, match none of the schema's categories, beside "
                 f"{counts.level!r}, which seems to be the reference level."
             )
-
-
-def undecoded(cells: Cells) -> str:
-    """Returns what is said of cells whose bytes do not decode."""
-    return (
-        f"the bytes of {cells.said(cells.undecoded)} cells do not decode: they count "
-        "as missing. --encoding says how the file is encoded: latin-1 or cp1252, if "
-        "it is of Western Europe."
-    )
 
 
 def _of_categories(kind: Categorical, cells: Cells, *, is_target: bool) -> str:

@@ -5,7 +5,7 @@ Nothing here imports JAX: help, versions and wrong options wait for no command.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from dpjax import _validate
 from dpjax._public_sets import PUBLIC_SETS
@@ -79,6 +79,19 @@ class PredictSettings(TextOptions):
     output: Annotated[
         Path, of_output("CSV file to write: one line for each record, in their order.")
     ] = Path("predictions.csv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """The options of `dpjax export`."""
+
+    model: Annotated[str, _MODEL]
+    format: Annotated[
+        Literal["onnx", "sql", "python"], of_output("What predicts: its language.")
+    ]
+    output: Annotated[
+        Path | None, of_output("File to write; model.onnx, .sql or .py by default.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`dpjax predict`, `dpjax show` and `dpjax plot`: what a saved model is good for."""
+"""`dpjax predict`, `export`, `show` and `plot`: what a saved model is good for."""
 
 import csv
 import io
@@ -15,16 +15,19 @@ from dpjax._rounding import claim, digits
 from dpjax._summary import Summary
 from dpjax._tables import Column, column_names, read_columns
 from dpjax._texts import Texts, text_of
-from dpjax.cli._cells import count_cells, say_to_curator
-from dpjax.cli._check import undecoded
-from dpjax.cli._command_settings import PlotSettings, PredictSettings, ShowSettings
-from dpjax.cli._sources import Kind
+from dpjax.cli._cells import count_cells, say_to_curator, undecoded
+from dpjax.cli._command_settings import (
+    ExportSettings,
+    PlotSettings,
+    PredictSettings,
+    ShowSettings,
+)
 from dpjax.cli._terminal import show_paths, terminal
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model, load_model
 from dpjax.models._shared import BoundedColumn
-from dpjax.solvers import Curves
 
+_SUFFIXES = {"onnx": ".onnx", "sql": ".sql", "python": ".py"}
 _SHOWN = (-2.0, -1.0, 0.0, 1.0, 2.0)  # where values of curves are shown, in scales
 
 
@@ -94,7 +97,8 @@ def _as_written(column: Column) -> list[str]:
 
 def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
     """Yields what cells that cannot be used as they are count as."""
-    kinds: dict[str, Kind] = {k: v for k, v in model.columns.items() if k in columns}
+    kinds: dict[str, Numeric | Categorical | BoundedColumn]
+    kinds = {k: v for k, v in model.columns.items() if k in columns}
     if (exposure := model.exposure) is not None and exposure.column in columns:
         kinds[exposure.column] = exposure
     for name, kind in kinds.items():
@@ -128,6 +132,23 @@ def _title(model: Model) -> str:
     if model.positive is None:
         return f"predicted_{model.target_name}"
     return f"probability_{model.target_name}={model.positive}"
+
+
+def export(settings: ExportSettings) -> None:
+    """Writes a model in another language, whole or not at all.
+
+    Raises:
+        ValueError: if the model or the output is wrong; nothing is written.
+        OSError: if a file cannot be read or written.
+        ImportError: if the package of a format is missing.
+    """
+    suffix = _SUFFIXES[settings.format]
+    output = settings.output or Path(f"model{suffix}")
+    _files.check_file("--output", output, suffix=suffix)
+    _files.check_spared("--output", [output], {"MODEL": Path(settings.model)})
+    content = load_model(Path(settings.model)).export(settings.format)
+    _files.write_whole(output, content, name="--output")
+    show_paths(terminal(), [output])
 
 
 def show(settings: ShowSettings) -> None:
@@ -203,7 +224,7 @@ def _target(model: Model) -> str:
 
 
 def _meaning(model: Model) -> str:
-    what, is_linear = _target(model), not isinstance(model.params, Curves)
+    what, is_linear = _target(model), not model.curves.knots
     number = "coefficient" if is_linear else "number"
     if model.positive is not None:
         said = f"the probability of {what}. A {number} is what is added to the "
@@ -223,7 +244,7 @@ def _numbers(model: Model) -> Table:
     table = Table()
     table.add_column("column", overflow="fold")
     table.add_column("where it is", overflow="fold")
-    is_linear = not isinstance(model.params, Curves)
+    is_linear = not model.curves.knots
     title = "coefficient" if is_linear else "adds"
     title = "factor" if model.link == "log" else title
     table.add_column(title, justify="right", no_wrap=True)

@@ -24,17 +24,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
-from dpjax._types import NeighboringRelation
 from dpjax._untrusted import number, of_type
-from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models._model import BoundedColumn, Model
-from dpjax.solvers import Curves
+from dpjax.models._bounded_column import BoundedColumn
+from dpjax.models._model import Model
+from dpjax.models._terms import Statement, Terms
 
 _FORMAT = 2
+# The members of `NeighboringRelation`, whose package takes a second to import.
+_RELATIONS = "ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"
 _ERRORS = "standard_errors", "correlations"  # entries that a file may lack
 # What zipfile, NumPy and json raise for a damaged archive, or for another file.
 _UNREADABLE = (
@@ -65,8 +65,7 @@ def model_file(model: Model) -> bytes:
         >>> dpjax.load_model(path).predict("new.csv")  # doctest: +SKIP
         array([1210.4, 843.9])
     """
-    curves = model.curves
-    names = model.feature_names
+    terms, names = Terms.of(model.params), model.feature_names
     content = {
         "format": _FORMAT,
         "versions": dict(model.versions or {}),
@@ -75,8 +74,8 @@ def model_file(model: Model) -> bytes:
         "link": model.link,
         "exposure": model.exposure and dataclasses.asdict(model.exposure),
         "columns": {name: _declared(kind) for name, kind in model.columns.items()},
-        "knots": list(curves.knots),
-        "curves": [names[index] for index in curves.smooth],
+        "knots": list(terms.knots),
+        "curves": [names[index] for index in terms.smooth],
         "target": {
             "name": model.target_name,
             "unit": model.target_unit,
@@ -92,7 +91,6 @@ def model_file(model: Model) -> bytes:
     }
     text = json.dumps(content, ensure_ascii=False)
     file = io.BytesIO()
-    params = curves.slopes if isinstance(model.params, Curves) else model.params
     errors: dict[str, Any] = {
         name: np.asarray(getattr(model, name))
         for name in _ERRORS
@@ -101,8 +99,8 @@ def model_file(model: Model) -> bytes:
     np.savez(
         file,
         **errors,
-        params=np.asarray(params),
-        heights=np.asarray(curves.heights),
+        params=terms.slopes,
+        heights=terms.heights,
         model=np.array(text),
     )
     return file.getvalue()
@@ -186,20 +184,14 @@ def _model(
     )
     kinds = {name: _kind(said) for name, said in columns.items()}
     model = Model(
-        params=_params(params, heights, content),
+        params=cast(Any, _params(params, heights, content)),
         columns=kinds,
         target_name=_text(target, "name"),
         target=_kind({k: v for k, v in target.items() if k not in ("name", "unit")}),
         target_unit=_text(target, "unit"),
         link=content["link"],
         exposure=_exposure(content["exposure"]),
-        privacy=PrivacyGuarantee(
-            number("epsilon", privacy["epsilon"]),
-            number("delta", privacy["delta"]),
-            NeighboringRelation[privacy["relation"]],
-            UnsupportedDpEvent(),
-            _text(privacy, "description"),
-        ),
+        privacy=cast(Any, _statement(privacy)),
         method=_text(content, "method"),
         data=_text(content, "data"),
         versions={name: _text(versions, name) for name in versions},
@@ -213,7 +205,7 @@ def _model(
 
 def _params(
     slopes: np.ndarray, heights: Any, content: Mapping[str, Any]
-) -> np.ndarray | Curves:
+) -> np.ndarray | Terms:
     bent, knots, names = (
         of_type(list, name, content[name])
         for name in ("curves", "knots", "feature_names")
@@ -221,13 +213,21 @@ def _params(
     of_type(np.ndarray, "heights", heights)
     if not bent and not knots and heights.shape == (0, 0):
         return slopes
-    return Curves(
-        cast(Any, slopes),  # which `Model` checks, as it does the heights
+    return Terms(
+        slopes,  # which `Model` checks, as it does the heights
         heights,
         tuple(number("knots", knot) for knot in knots),
         tuple(names.index(name) for name in bent),
-        len(slopes) - 1,
     )
+
+
+def _statement(said: Mapping[str, Any]) -> Statement:
+    epsilon, delta = (number(name, said[name]) for name in ("epsilon", "delta"))
+    _validate.within(0.0, math.inf, epsilon=epsilon)
+    _validate.delta(delta)
+    if said["relation"] not in _RELATIONS:
+        raise ValueError("its relation is unknown")
+    return Statement(epsilon, delta, said["relation"], _text(said, "description"))
 
 
 def _text(said: Mapping[str, Any], name: str) -> str:

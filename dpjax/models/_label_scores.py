@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from dpjax.models._noisy_counts import Interval, Measure, Release, interval_of
+from dpjax.models._measures import Interval, Measure
+from dpjax.models._noisy_counts import Release, interval_of
 
 _SCORE_BINS = 20  # of probabilities; an edge lies at a half
 _CALIBRATION_BINS = 5

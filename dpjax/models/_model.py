@@ -6,62 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _tables, _validate, losses
+from dpjax import _tables, _validate
 from dpjax._shapes import Shape
 from dpjax._summary import Summary, errors_of_sums, units_matrix
-from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric, encode
+from dpjax.models._bounded_column import BoundedColumn
+from dpjax.models._export import Format, parts_of
+from dpjax.models._onnx import onnx_file
 from dpjax.models._params import bending_features, check_curves, check_errors
-from dpjax.solvers import Curves
+from dpjax.models._python import python_file
+from dpjax.models._sql import sql_file
+from dpjax.models._terms import MEANS, Link, Statement, Terms, means_of
 
-Link = Literal["identity", "logit", "log"]
-_LOSS_OF_LINK: dict[Link, losses.LinearLoss] = {
-    "identity": losses.squared,
-    "logit": losses.logistic,
-    "log": losses.log_link(1.0),  # means are those of any power
-}
+if TYPE_CHECKING:
+    from dpjax.accounting import PrivacyGuarantee
+    from dpjax.solvers import Curves
 
-
-@dataclass(frozen=True)
-class BoundedColumn:
-    """A column of amounts from zero to a public maximum: an exposure, or a weight.
-
-    Args:
-        column: its name.
-        max: the largest amount, positive, public.
-
-    Raises:
-        ValueError: If the maximum is not positive and finite.
-
-    Example:
-        >>> import numpy as np
-        >>> years = BoundedColumn("years", 2.0)
-        >>> years.shares(np.array(["1", "9", "-1", "?", ""])).tolist()
-        [0.5, 1.0, 0.0, 0.0, 0.0]
-    """
-
-    column: str
-    max: float
-
-    def __post_init__(self) -> None:
-        _validate.positive(max=self.max)
-
-    def shares(self, cells: _tables.Column) -> np.ndarray:
-        """Returns each cell divided by the maximum.
-
-        Args:
-            cells: text or numbers, shape (n,).
-
-        Returns:
-            float32 in [0, 1], shape (n,): larger cells count as the maximum; cells that
-            are negative or do not parse count as zero.
-        """
-        return np.clip(Numeric(scale=self.max).encode(cells)[:, 0], 0.0, 1.0)
+_WRITERS = {"onnx": onnx_file, "sql": sql_file, "python": python_file}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -114,12 +79,12 @@ class Model:
         {'rooms': 100.0, 'town=Ghent': 100.0, 'intercept': -50.0}
     """
 
-    params: np.ndarray | Curves
+    params: "np.ndarray | Curves"
     columns: Mapping[str, Numeric | Categorical]
     target_name: str
     target: Numeric | Categorical
     link: Link
-    privacy: PrivacyGuarantee
+    privacy: "PrivacyGuarantee"
     target_unit: str = ""
     method: str = ""
     data: str = ""
@@ -138,20 +103,24 @@ class Model:
             self.link,
             "log where there is an exposure, and then of a target whose center is 0",
         )
-        num_features = len(self.feature_names)
-        params = self.params
-        slopes = np.asarray(params.slopes if isinstance(params, Curves) else params)
+        num_features, given = len(self.feature_names), vars(self)
+        params: Any = self.params
+        for name in ("params", "privacy"):
+            if isinstance(given[name], Terms | Statement):
+                given[f"_{name}"] = given.pop(name)
+        slopes = self._terms.slopes
         _validate.require(
             slopes.shape == (num_features,) and slopes.dtype.kind == "f",
             "params",
             slopes.shape,
             f"one number for each of {num_features} features",
         )
-        if isinstance(params, Curves):
+        is_linear = not hasattr(params, "slopes")
+        if not is_linear:
             check_curves(params, bending_features(self.columns))
         if self.standard_errors is not None or self.correlations is not None:
-            linear = not isinstance(params, Curves)
-            _validate.require(linear, "params", "curves", "weights if they have errors")
+            rule = "weights if they have errors"
+            _validate.require(is_linear, "params", "curves", rule)
             check_errors(num_features, self.standard_errors, self.correlations)
 
     @property
@@ -161,12 +130,24 @@ class Model:
         return (*names, "intercept")
 
     @property
-    def curves(self) -> Curves:
+    def curves(self) -> "Curves":
         """The functions of the features: straight lines in a linear model."""
-        if isinstance(self.params, Curves):
-            return self.params
-        slopes, heights = jnp.asarray(self.params), jnp.zeros((0, 0))
-        return Curves(slopes, heights, (), (), len(slopes) - 1)
+        return self._terms.made()
+
+    @property
+    def _terms(self) -> Terms:
+        return vars(self).get("_params") or Terms.of(self.params)
+
+    if not TYPE_CHECKING:  # where it would stand for any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Returns what needs JAX, made of what a file gives when it is read."""
+            given = vars(self).get(f"_{name}")
+            if not isinstance(given, Terms | Statement):
+                said = f"{type(self).__name__!r} object has no attribute {name!r}"
+                raise AttributeError(said)
+            value = vars(self)[name] = given.made()
+            return value
 
     @property
     def positive(self) -> str | None:
@@ -182,9 +163,8 @@ class Model:
         """
         if self.link != "log" or not isinstance(self.target, Numeric):
             return None
-        ends = _LOSS_OF_LINK["log"].mean_of(jnp.array([-jnp.inf, jnp.inf]))
-        low, high = self.target.scale * np.asarray(ends, np.float64)
-        return float(low), float(high)
+        low, high = MEANS
+        return self.target.scale * low, self.target.scale * high
 
     def predict(self, table: Any) -> np.ndarray:
         """Predicts the target of every record, in its own units.
@@ -249,12 +229,7 @@ class Model:
         features = np.ones((len(next(iter(columns.values()))), 1), np.float32)
         if self.columns:
             features = np.hstack([encode(columns, self.columns)[0], features])
-        if isinstance(self.params, Curves):
-            scores = self.params.predict(features)
-        else:
-            scores = features @ np.asarray(self.params, np.float64)
-        means = _LOSS_OF_LINK[self.link].mean_of(jnp.asarray(scores))
-        means = np.asarray(means, np.float64)
+        means = means_of(self.link, self._terms.scores(features))
         if self.exposure is not None:
             cells = columns.get(self.exposure.column)
             one = 1 / self.exposure.max
@@ -262,6 +237,30 @@ class Model:
         if isinstance(self.target, Numeric):
             return self.target.center + self.target.scale * means
         return means
+
+    def export(self, format: Format) -> bytes:
+        """Returns the content of a file that predicts as the model does, without dpjax.
+
+        Cells are encoded as by `predict`, and predictions agree to the rounding of
+        float32. Categories are compared as texts without blanks around them; 1 is also
+        1.0 and true.
+
+        Args:
+            format: "python" for a module without imports, whose `predict` takes a
+                mapping from columns to the cells of a record; "sql" for one expression
+                of the columns of a table, where numbers have a numeric type; "onnx" for
+                an input of shape (n,) for each column, of float64 or text.
+
+        Returns:
+            The content; of Python and SQL, text in UTF-8. It states the guarantee.
+
+        Raises:
+            ValueError: If the format is unknown, a weight is not finite, or the format
+                cannot hold the name of a column or of a category.
+            ImportError: Without the package onnx.
+        """
+        _validate.choice(Format, format=format)
+        return _WRITERS[format](parts_of(self, self._terms))
 
     def coefficients(self) -> dict[str, float]:
         """Returns the weight of every feature in the units of its column.
@@ -279,13 +278,13 @@ class Model:
             ValueError: If the model is additive.
         """
         _validate.require(
-            not isinstance(self.params, Curves),
+            not self._terms.knots,
             "params",
-            type(self.params),
+            "curves",
             "weights; an additive model has shapes",
         )
         unit, start = self._units()
-        values = unit * self._in_units() @ np.asarray(self.params, np.float64)
+        values = unit * self._in_units() @ np.asarray(self._terms.slopes, np.float64)
         values[-1] += start
         return dict(zip(self.feature_names, values.tolist(), strict=True))
 
@@ -338,16 +337,16 @@ class Model:
             `(grid, values)` by the names of columns, each of shape (m,): linear between
             the numbers of a grid; a grid of categories lists them all.
         """
-        curves, (unit, _), shapes, place = self.curves, self._units(), {}, 0
+        terms, (unit, _), shapes, place = self._terms, self._units(), {}, 0
         for key, kind in self.columns.items():
             if isinstance(kind, Categorical):
                 grid = np.array(kind.categories, object)
-                values = curves.slopes[place : place + len(grid)]
+                values = terms.slopes[place : place + len(grid)]
                 shape = Shape(grid, np.asarray(values, np.float64))
             else:
                 shape = Shape.of_number(
-                    partial(curves.curve, place),
-                    curves.knots if place in curves.smooth else (),
+                    partial(terms.curve, place),
+                    terms.knots if place in terms.smooth else (),
                     center=kind.center,
                     scale=kind.scale,
                     ends=(-kind.limit, kind.limit),
@@ -360,7 +359,7 @@ class Model:
     def constant(self) -> float:
         """The score if every column contributes zero, in the unit of `shapes`."""
         unit, start = self._units()
-        return start + unit * float(self.curves.slopes[-1])
+        return start + unit * float(self._terms.slopes[-1])
 
     def _units(self) -> tuple[float, float]:
         """Returns the scale and the offset from scores to the unit of `shapes`."""

@@ -14,41 +14,19 @@ epsilon is not less than 1 / s^2 for s < 1.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from dpjax._types import Key, RandomBytes
 from dpjax.mechanisms import discrete_gaussian
+from dpjax.models._measures import Interval
 
 _RAISED = 1 + 2.0**-16
 _MOST_BITS = 20  # k
 _LARGEST_STDDEV = 2**25  # in units; more noise is a sum of several draws
 _NUM_RESAMPLES = 200
 WIDTH = 1.96  # standard deviations: 95 per cent of a normal law
-
-
-class Interval(NamedTuple):
-    """A released number, with 95 per cent bounds for sampling and noise together."""
-
-    value: float
-    low: float
-    high: float
-
-
-class Measure(NamedTuple):
-    """One measure, of the model and of the constant next to it.
-
-    Attributes:
-        name: with its unit.
-        model: of the model.
-        constant: of a prediction that is the same for all records.
-    """
-
-    name: str
-    model: Interval
-    constant: Interval
 
 
 class Release:

@@ -3,12 +3,16 @@
 import math
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpjax import _validate
 from dpjax.datasets import Categorical, Numeric
-from dpjax.solvers import Curves
+
+if TYPE_CHECKING:
+    from dpjax.models._terms import Terms
+    from dpjax.solvers import Curves
 
 
 def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
@@ -28,10 +32,11 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
     ]
 
 
-def check_curves(curves: Curves, numbers: list[int]) -> None:
+def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
     """Requires curves of numeric columns, each with a height for each knot."""
     smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
     index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
+    intercept = getattr(curves, "intercept", index)
     is_ascending = all(-math.inf < a < b < math.inf for a, b in pairwise(knots))
     is_each = set(smooth) <= set(numbers) and len(set(smooth)) == len(smooth) > 0
     is_height = heights.shape == shape and heights.dtype.kind == "f"
@@ -39,7 +44,7 @@ def check_curves(curves: Curves, numbers: list[int]) -> None:
         (is_each, smooth, f"curves of different features among {numbers}"),
         (is_ascending and len(knots) > 1, knots, "of two or more knots, ascending"),
         (is_height, heights.shape, f"heights of shape {shape}, curves by knots"),
-        (curves.intercept == index, curves.intercept, f"of the intercept {index}"),
+        (intercept == index, intercept, f"of the intercept {index}"),
     ):
         _validate.require(is_fine, "params", value, rule)
 

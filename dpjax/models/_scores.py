@@ -12,7 +12,6 @@ record, so that the l2 sensitivity is 1000 sqrt(k).
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +22,8 @@ from dpjax._types import ArrayLike, Key
 from dpjax.losses import LinearLoss, squared
 from dpjax.losses._shared import LogLink
 from dpjax.models._label_scores import is_class, of_classes, of_labels
-from dpjax.models._noisy_counts import (
-    WIDTH,
-    Interval,
-    Measure,
-    Release,
-    adding_up,
-    interval_of,
-)
+from dpjax.models._measures import Interval, Measure, PrivateScores
+from dpjax.models._noisy_counts import WIDTH, Release, adding_up, interval_of
 
 _MOST_NATS = 5.0
 # Edges of absolute errors, in scales of the target: eight a decade.
@@ -38,19 +31,6 @@ _ERROR_EDGES = np.logspace(-2, 2, 33)
 _BEYOND = 3.0  # times the 90th percentile: where errors are clipped for their means
 _STEPS = 1000  # losses and errors are rounded to multiples of bound / 1000: exact sums
 _LARGEST = 1e30
-
-
-class PrivateScores(NamedTuple):
-    """Released scores of a model.
-
-    Attributes:
-        measures: released, or computed from released values.
-        calibration: for classes, the share of the positive label among records whose
-            predicted probability is in a range (low, high).
-    """
-
-    measures: list[Measure]
-    calibration: list[tuple[float, float, Interval]]
 
 
 def private_scores(

@@ -1,10 +1,10 @@
 """What other layers take from models, and users do not."""
 
+from dpjax.models._bounded_column import BoundedColumn
 from dpjax.models._file import model_file
-from dpjax.models._model import BoundedColumn, Link
-from dpjax.models._noisy_counts import Interval, Measure
+from dpjax.models._measures import Interval, Measure, PrivateScores
 from dpjax.models._params import bending_features
-from dpjax.models._scores import PrivateScores
+from dpjax.models._terms import Link
 
 __all__ = [
     "BoundedColumn",

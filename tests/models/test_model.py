@@ -5,17 +5,20 @@ import io
 import json
 import math
 import pickle
+import subprocess
+import sys
 import zipfile
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import polars as pl
 import pytest
 from dp_accounting import NonPrivateDpEvent
 
-from dpjax import load_model
+from dpjax import load_model, losses
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.datasets import Categorical, Numeric
+from dpjax.datasets import Categorical, Numeric, encode
 from dpjax.models import Model
 from dpjax.models._shared import BoundedColumn, model_file
 from dpjax.solvers import Curves
@@ -24,8 +27,9 @@ ROOMS, TOWN = Numeric(4, 2), Categorical(("Ghent", "Lier"))
 COST = Numeric(0, 100)
 
 
+WEIGHTS = np.array([2.0, 1.0, -1.0, 0.5], np.float32)
 BENT = Curves(
-    np.array([2.0, 1.0, -1.0, 0.5], np.float32),
+    WEIGHTS,
     np.array([[3.0, 0.0, 1.0]], np.float32),
     *((-2.0, 0.0, 2.0), (0,), 3),
 )
@@ -33,7 +37,7 @@ BENT = Curves(
 
 def model(**changes):
     given = {
-        "params": np.array([2.0, 1.0, -1.0, 0.5], np.float32),
+        "params": WEIGHTS,
         "columns": {"rooms": ROOMS, "town": TOWN},
         "target_name": "price",
         "target": Numeric(300, 100),
@@ -65,6 +69,59 @@ def frames(folder):
 def test_predictions_are_in_the_units_of_the_target(tmp_path):
     for table in frames(tmp_path):
         assert model().predict(table).tolist() == PRICES
+
+
+@pytest.mark.parametrize("params", [WEIGHTS, BENT], ids=["linear", "curves"])
+@pytest.mark.parametrize("link", ["identity", "logit", "log"])
+def test_numpy_predicts_as_jax_does(link, params):
+    columns = {"rooms": Numeric(4, 2), "town": TOWN}
+    rooms = np.array([*np.linspace(-20, 20, 300), np.nan, 1e300, 1e25, -1e25, -1e300])
+    towns = np.resize(["Ghent", "Lier", "", "Mons"], len(rooms))
+    table = {"rooms": rooms, "town": towns}
+    target = Categorical(("yes",)) if link == "logit" else COST
+    found = model(columns=columns, link=link, params=params, target=target)
+    features = np.hstack([encode(table, columns)[0], np.ones((len(rooms), 1), "f4")])
+    if params is BENT:
+        scores = BENT.predict(features)
+    else:
+        scores = jnp.asarray(features @ params)
+    loss = {"identity": losses.squared, "logit": losses.logistic}
+    means = loss.get(link, losses.log_link(1.0)).mean_of(scores)
+    scale = getattr(target, "scale", 1.0)
+    expected = scale * np.asarray(means, np.float64)
+    np.testing.assert_allclose(found.predict(table), expected, 1e-5, 1e-6 * scale)
+
+
+def test_serving_imports_no_jax(tmp_path):
+    path = save(tmp_path, model_file(model(params=BENT)))
+    pl.DataFrame(TABLE).write_csv(tmp_path / "new.csv")
+    script = f"""
+import sys
+import numpy as np
+import dpjax
+from dpjax.cli import main
+
+slow = {{"jax", "dp_accounting", "scipy", "optax"}}
+table = {{"rooms": np.array([6.0, np.nan]), "town": np.array(["Ghent", "x"])}}
+made = dpjax.load_model({str(path)!r})
+assert made.predict(table).tolist() == [700, 350], made.predict(table)
+assert not slow & {{*sys.modules}}, "predict"
+sys.argv = ["dpjax", "predict", {str(path)!r}, "new.csv"]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code
+assert not slow & {{*sys.modules}}, "dpjax predict"
+assert type(made.params).__name__ == "Curves"  # for which JAX is needed
+assert made.privacy.relation is dpjax.REPLACE_ONE
+"""
+    command = [sys.executable, "-W", "error", "-c", script]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "predictions.csv").read_text().splitlines()[1:3] == [
+        "700",
+        "350",
+    ]
 
 
 def test_labels_have_a_probability():

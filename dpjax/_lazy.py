@@ -1,0 +1,39 @@
+"""Names that a package imports when they are first read (PEP 562).
+
+JAX takes a second to import: who needs a part of a package does not wait for the rest.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazily(
+    package: str, names: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns `__getattr__` and `__dir__` of a package.
+
+    Args:
+        package: its name.
+        names: what is imported from each module, with blanks between the names; of
+            the package itself, its modules.
+
+    Example:
+        >>> find, _ = lazily("dpjax.datasets", {"dpjax.datasets._encoding": "Numeric"})
+        >>> find("Numeric").__name__
+        'Numeric'
+    """
+    sources = {name: path for path, said in names.items() for name in said.split()}
+
+    def find(name: str) -> Any:
+        if name not in sources:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        path = sources[name]
+        is_module = path == package
+        value = import_module(f"{path}.{name}" if is_module else path)
+        value = value if is_module else getattr(value, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return find, lambda: sorted({*vars(sys.modules[package]), *sources})

@@ -1,0 +1,167 @@
+"""What a model computes, in the few numbers of which other languages are written.
+
+With z = (x - center) / scale, a column of numbers x adds
+
+    at_center + sum_j rate_j (clip(z, low_j, high_j) - clip(0, low_j, high_j)),
+
+a line or a curve, constant beyond its ends. A cell that is missing, no number, or
+beyond the range of float32 in z counts as z = 0. Of categories each adds its weight.
+"""
+
+import itertools
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax._rounding import claim
+from dpjax._texts import number_of
+from dpjax._untrusted import printable
+from dpjax.datasets import Categorical, Numeric
+from dpjax.models._terms import LARGEST, Link, Terms
+
+if TYPE_CHECKING:
+    from dpjax.models._model import Model
+
+Format = Literal["onnx", "sql", "python"]
+FARTHEST = 3.4028235677973366e38  # from here on float32 rounds to infinity
+_EXACT = 2.0**53  # whole numbers below it are told apart in float64
+_TRUTHS = {0.0: ("false", "False", "FALSE"), 1.0: ("true", "True", "TRUE")}
+
+
+class Numbers(NamedTuple):
+    """What a column of numbers adds: `ramps` are (low, high, rate), side by side."""
+
+    name: str
+    center: float
+    scale: float
+    at_center: float
+    ramps: tuple[tuple[float, float, float], ...]
+
+    def value(self, z: float) -> float:
+        """Returns what is added at a number, in scales from the center."""
+        return self.at_center + sum(
+            rate * (min(max(z, low), high) - min(max(0.0, low), high))
+            for low, high, rate in self.ramps
+        )
+
+
+class Levels(NamedTuple):
+    """What a column of categories adds: a weight for each way to write one, or 0."""
+
+    name: str
+    weights: dict[str, float]
+
+
+class Parts(NamedTuple):
+    """All of a model: center + scale * mean(intercept + columns) * exposure.
+
+    Attributes:
+        columns: what each of them adds to the score.
+        intercept: the score without them.
+        link: from the score to the mean, as of `Model`.
+        exposure: a factor of the mean, or None for 1.
+        center: of the target.
+        scale: of the target.
+        comments: what the model predicts, and its guarantee, a printable line each.
+    """
+
+    columns: list[Numbers | Levels]
+    intercept: float
+    link: Link
+    exposure: Numbers | None
+    center: float
+    scale: float
+    comments: list[str]
+
+    @property
+    def inputs(self) -> dict[str, bool]:
+        """The columns that are read, and whether each holds numbers."""
+        read = [*self.columns, self.exposure]
+        return {one.name: isinstance(one, Numbers) for one in read if one is not None}
+
+
+def parts_of(model: "Model", terms: Terms) -> Parts:
+    """Returns the parts of a model.
+
+    Raises:
+        ValueError: If a weight is not finite, or if other languages cannot write the
+            name of a column or of a category.
+    """
+    numbers = [terms.slopes, terms.heights]
+    is_finite = all(np.isfinite(each).all() for each in numbers)
+    _validate.require(is_finite, "params", numbers, "finite, of a model to export")
+    columns: list[Numbers | Levels] = []
+    place = 0
+    for name, kind in model.columns.items():
+        if isinstance(kind, Numeric):
+            at_center = float(terms.curve(place, np.zeros(1))[0])
+            of_column = float(kind.center), float(kind.scale), at_center
+            ramps = _ramps(terms, place, float(kind.limit))
+            columns.append(Numbers(name, *of_column, ramps))
+        else:
+            places = _spellings(kind).items()
+            weights = {text: float(terms.slopes[place + at]) for text, at in places}
+            columns.append(Levels(name, weights))
+        place += len(kind.names(name))
+    center, scale, exposure, target = 0.0, 1.0, None, model.target
+    if isinstance(target, Numeric):
+        center, scale = float(target.center), float(target.scale)
+    if (share := model.exposure) is not None:
+        line = ((0.0, 1.0, 1.0),)
+        exposure = Numbers(share.column, 0.0, float(share.max), 0.0, line)
+        is_number = not isinstance(model.columns.get(share.column), Categorical)
+        rule = "no column of categories, of a model to export"
+        _validate.require(is_number, "exposure", share.column, rule)
+    start, said = float(terms.slopes[-1]), _comments(model)
+    parts = Parts(columns, start, model.link, exposure, center, scale, said)
+    levels = (one.weights for one in columns if isinstance(one, Levels))
+    for text in itertools.chain(parts.inputs, *levels):
+        written = text.replace("\0", "").encode("utf-8", "ignore").decode()
+        rule = "text without NUL, in UTF-8, of a model to export"
+        _validate.require(text == written != "", "columns", text, rule)
+    return parts
+
+
+def _comments(model: "Model") -> list[str]:
+    privacy, what = model.privacy, model.target_name
+    if model.positive is not None:
+        what = f"the probability of {what} = {model.positive}"
+    stated = claim(privacy.epsilon, privacy.delta)
+    lines = f"Predicts {what}: {model.method} of {model.data}.", f"Privacy: {stated}. "
+    return [*map(printable, (lines[0], lines[1] + privacy.description))]
+
+
+def _ramps(
+    terms: Terms, place: int, limit: float
+) -> tuple[tuple[float, float, float], ...]:
+    """Returns the lines of which a curve consists, from one knot to the next."""
+    end = min(limit, LARGEST if terms.knots else FARTHEST)
+    knots = terms.knots if place in terms.smooth else ()
+    ends = [-end, *(float(knot) for knot in knots if -end < knot < end), end]
+    slope = float(terms.slopes[place])
+    if not knots:
+        return ((-end, end, slope),)
+    heights = np.interp(ends, knots, terms.heights[terms.smooth.index(place)])
+    rates = slope + np.diff(heights) / np.diff(ends)
+    return tuple(zip(ends[:-1], ends[1:], rates.tolist(), strict=True))
+
+
+def _spellings(kind: Categorical) -> dict[str, int]:
+    """Returns how cells of each category are written: 1 also as 1.0 and true."""
+    texts: dict[str, None] = {}
+    for category in kind.categories:
+        text = category.strip()
+        number = number_of(text)
+        written = [text, *_TRUTHS.get(number, ())]
+        if np.isfinite(number):
+            written.append(repr(number))
+        if abs(number) < _EXACT and number == int(number):
+            written += [str(int(number)), f"{int(number)}.0"]
+        texts |= dict.fromkeys(written)
+    rows = kind.encode(np.array([*texts], object))
+    return {
+        text: int(row.argmax())
+        for text, row in zip(texts, rows, strict=True)
+        if any(row)
+    }
