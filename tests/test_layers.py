@@ -17,6 +17,7 @@ SHARED = {
         "_default_delta",
         "_files",
         "_keys",
+        "_pages",
         "_processes",
         "_public_sets",
         "_rounding",
