@@ -236,10 +236,11 @@ class PrivacyFilter:
     def _price(self, part: PrivacyGuarantee) -> Spending:
         if self.order == math.inf:
             return Spending(part.epsilon if part.delta == 0 else math.inf, 0.0)
-        known = self._divergence(part.dp_event)
+        event = part.dp_event
+        known = self._divergence(event)
         if part.delta > 0 and known < math.inf:
             grown = 1 + math.exp(min(self.epsilon, 700.0))
-            return Spending(known, grown * overflow_of(part))
+            return Spending(known, grown * overflow_of(part.epsilon, part.delta, event))
         # With probability lies / 2 the answer is the wrong one of the two.
         lies = 2 / (1 + math.exp(part.epsilon)) if part.epsilon < 700 else 0.0
         response = self._divergence(RandomizedResponseDpEvent(lies, 2))

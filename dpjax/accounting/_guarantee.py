@@ -3,11 +3,18 @@
 import dataclasses
 import math
 
+import numpy as np
+import scipy.special
 from dp_accounting import DpEvent, NonPrivateDpEvent
+from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax._rounding import factor_up, rounded_up
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax.accounting._profiles import Profile, profile_of_release
+
+_ROUNDED_UP = 1 + 1e-14  # more than what follows a `Profile` loses
+_ROOT_ERROR = 1e-13  # of two quantiles of the normal distribution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +127,148 @@ class PrivacyGuarantee:
             No privacy is guaranteed: the outcome may reveal any record.
         """
         return cls.of(math.inf, 0.0, dp_event=NonPrivateDpEvent())
+
+    def tradeoff(self, false_positive_rates: ArrayLike) -> np.ndarray:
+        """The largest true positive rate of any attack, at each false positive rate.
+
+        An attack sees the release, and knows all records but one and two candidates for
+        that one (under add/remove: the record, or that there is none). It says "yes" or
+        "no" to the first candidate. Its false positive rate is the probability of "yes"
+        under the second, its true positive rate that under the first, so that
+
+            tradeoff(a) = inf over epsilon of e^epsilon a + delta(epsilon),
+
+        where delta(epsilon) is the privacy profile of the release.
+
+        Args:
+            false_positive_rates: probabilities, of any shape.
+
+        Returns:
+            float64 probabilities of that shape, rounded up. They increase from
+            tradeoff(0), which is 0 for Gaussian noise and at most delta, to 1, and are
+            concave. They are exact where `dp_event` consists of Gaussian mechanisms on
+            all records; within about 1e-6, where `dp_accounting` or this package has
+            its privacy loss distribution (under add/remove this is the concave envelope
+            of both directions); else from Renyi divergences, or, at delta = 0 and where
+            no event can be read, from epsilon and delta:
+            min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)).
+
+        Raises:
+            ValueError: If a rate is not in [0, 1].
+
+        Privacy:
+            No attack is better, whatever it knows and computes. It needs `dp_event` to
+            hold all that was released, in the convention of `relation`.
+
+        Example:
+            What (1, 1e-5) means with Gaussian noise, and from epsilon and delta alone:
+
+            >>> from dp_accounting import UnsupportedDpEvent
+            >>> from dpjax.accounting import gaussian_event
+            >>> for event in (gaussian_event(3.7306), UnsupportedDpEvent()):
+            ...     privacy = PrivacyGuarantee.of(1.0, 1e-5, dp_event=event)
+            ...     print(privacy.tradeoff([0.01, 0.1, 0.5]).round(4))
+            [0.0198 0.1554 0.6057]
+            [0.0272 0.2718 0.8161]
+
+        Reference:
+            Kairouz, Oh, Viswanath (2015), "The composition theorem for differential
+            privacy", Theorem 2.1. Dong, Roth, Su (2022), "Gaussian differential
+            privacy", Proposition 2.12 and equation (6).
+        """
+        rates = np.asarray(false_positive_rates)
+        _validate.within(0.0, 1.0, false_positive_rates=rates)
+        rates = rates.astype(np.float64)
+        return self._profile.reach(rates.ravel()).reshape(rates.shape)
+
+    def posterior(self, prior: float, false_positive_rates: ArrayLike) -> np.ndarray:
+        """The largest probability of the first candidate after an attack says "yes".
+
+        By Bayes' rule, with p the prior and b = tradeoff(a),
+
+            posterior = p b / (p b + (1 - p) a).
+
+        Args:
+            prior: the probability, for the attacker, that the record is the first
+                candidate, before the release is seen; in (0, 1).
+            false_positive_rates: as for `tradeoff`.
+
+        Returns:
+            float64 probabilities of that shape, rounded up. They fall as the rate
+            grows. At rate 0 it is the limit, which bounds all outcomes together: at
+            delta = 0 the odds grow at most e^epsilon times; with a delta it is 1 in
+            general, because there are outcomes, seldom seen, after which an attacker is
+            as sure as he likes. The rates say how seldom.
+
+        Raises:
+            ValueError: If the prior is not in (0, 1), or a rate not in [0, 1].
+
+        Privacy:
+            It bounds every attack that says "yes" with at least this false positive
+            rate, because tradeoff is concave and so tradeoff(a) / a falls.
+
+        Example:
+            From 1 per cent to at most 9, if one of a thousand others is taken for the
+            person; never beyond 3 per cent with a pure epsilon of 1.
+
+            >>> from dpjax.accounting import gaussian_event, selection_event
+            >>> noisy = PrivacyGuarantee.of(3.0, 1e-5, dp_event=gaussian_event(1.4))
+            >>> print(noisy.posterior(0.01, [0.001, 0.1]).round(3))
+            [0.081 0.028]
+            >>> choice = PrivacyGuarantee.of(1.0, 0.0, dp_event=selection_event(1.0))
+            >>> print(choice.posterior(0.01, 0.0).round(3))
+            0.027
+        """
+        _validate.probability(prior=prior)
+        true = self.tradeoff(false_positive_rates)
+        false = np.asarray(false_positive_rates, dtype=np.float64)
+        # In the limit at rate 0 they are as 1 to e^-epsilon.
+        is_limit = (false == 0) & (true == 0)
+        yes = prior * np.where(is_limit, 1.0, true)
+        no = (1 - prior) * np.where(is_limit, math.exp(-self._profile.pure), false)
+        return np.minimum(yes / (yes + no) * _ROUNDED_UP, 1.0)
+
+    def equivalent_mu(self, false_positive_rates: ArrayLike) -> np.ndarray:
+        """The mu of Gaussian noise under which the best attack does as well.
+
+        That attack tells a draw of N(mu, 1) from one of N(0, 1), so mu = Phi^-1(b) -
+        Phi^-1(a) with b = tradeoff(a). For Gaussian mechanisms on all records it is
+        sensitivity / stddev at every rate; the largest value over all rates, if it is
+        finite, is the mu of Gaussian differential privacy.
+
+        Args:
+            false_positive_rates: as for `tradeoff`, but neither 0 nor 1.
+
+        Returns:
+            float64 numbers of that shape, rounded up: they are inf if b is within 1e-12
+            of 1.
+
+        Raises:
+            ValueError: If a rate is not strictly between 0 and 1.
+
+        Example:
+            >>> from dpjax.accounting import gaussian_event, selection_event
+            >>> noisy = PrivacyGuarantee.of(3.0, 1e-5, dp_event=gaussian_event(1.4))
+            >>> print(noisy.equivalent_mu([0.01, 0.5]).round(4))  # 1 / 1.4
+            [0.7143 0.7143]
+            >>> choice = PrivacyGuarantee.of(1.0, 0.0, dp_event=selection_event(1.0))
+            >>> print(choice.equivalent_mu([0.01, 0.5]).round(4))
+            [0.4024 0.9005]
+
+        Reference:
+            Dong, Roth, Su (2022), Definition 2.6.
+        """
+        rates = np.asarray(false_positive_rates)
+        _validate.probability(false_positive_rates=rates)
+        rates = rates.astype(np.float64)
+        ends = scipy.special.ndtri([self.tradeoff(rates), rates])
+        return (ends[0] - ends[1] + _ROOT_ERROR) * _ROUNDED_UP
+
+    @property
+    def _profile(self) -> Profile:
+        return profile_of_release(
+            float(self.epsilon), float(self.delta), self.dp_event, self.relation
+        )
 
 
 def check_relation(relation: NeighboringRelation) -> None:

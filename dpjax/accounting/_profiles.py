@@ -12,9 +12,9 @@ Here both are upper bounds; the minimum of several bounds of one mechanism is a 
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import dp_accounting as dpa
 import numpy as np
@@ -26,15 +26,14 @@ from dpjax import _validate
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.accounting._fixed_size import run_losses
 from dpjax.accounting._gaussian import gaussian_delta
-from dpjax.accounting._guarantee import PrivacyGuarantee
 from dpjax.accounting._poisson_capacity import overflow_probability
 
 Curve = Callable[[np.ndarray], np.ndarray]
-Base = float | dpa.DpEvent | PrivacyGuarantee
 
 # Of float64 formulas; of the FFT of a PLD, a step (`_sampled_gaussian`).
 _ROUNDOFF, _FFT_ERROR = 1e-14, 1e-15
-_PLD_EPSILONS = np.r_[0.0, np.geomspace(1e-4, 200.0, 2_000)]
+# Between these the minimum (2) is not sought: it costs less than 1e-6 of a probability.
+_EPSILONS = np.r_[0.0, np.geomspace(1e-4, 200.0, 20_000)]
 _ORDERS = np.r_[1 + np.geomspace(1e-3, 1e4, 300)]
 _SAMPLED_ORDERS = np.r_[2:64, 64:513:32]  # integers: others cost seconds
 _LARGEST_EPSILON = 700.0
@@ -76,12 +75,10 @@ class Profile:
         if self.frontier is not None:
             bounds.append(self.frontier(z))
         else:
-            epsilons = np.r_[0.0, np.geomspace(1e-6, 100.0, 600)]
-            delta = self.delta_at(epsilons)[:, None]
-            grown = np.exp(epsilons)[:, None]
-            bounds.append(np.min(grown * z + delta, axis=0))
-            # The same of the complement.
-            bounds.append(np.min(1 - (1 - z - delta) / grown, axis=0))
+            slopes, delta = self._lines
+            crossings = np.diff(delta) / np.diff(slopes)
+            lowest = np.searchsorted(crossings, -z)
+            bounds.append(slopes[lowest] * z + delta[lowest])
         if math.isfinite(self.pure):
             bounds.append(_pure_frontier(self.pure, 0.0)(z))
         if self.renyi is not None:
@@ -92,12 +89,28 @@ class Profile:
             bounds.append(np.exp(np.minimum(np.min(logs, axis=0), 0.0)))
         return np.clip(np.minimum.reduce(bounds) * (1 + _ROUNDOFF), 0.0, 1.0)
 
+    @functools.cached_property
+    def _lines(self) -> tuple[np.ndarray, np.ndarray]:
+        """Slopes e^epsilon and intercepts delta of the lines that are lowest somewhere.
 
-def profile_of(base: Base) -> Profile:
-    """Returns the profile of a pure epsilon, an event (REPLACE_ONE), or a guarantee."""
-    if isinstance(base, PrivacyGuarantee):
-        stated = approximate(base.epsilon, base.delta)
-        return _with_event(stated, base) or stated
+        These are the vertices of the lower convex hull of the curve (1).
+        """
+        epsilons = np.r_[-_EPSILONS[:0:-1], _EPSILONS]
+        hull: list[tuple[float, float]] = []
+        points = np.exp(epsilons).tolist(), self.delta_at(epsilons).tolist()
+        for x, y in zip(*points, strict=True):
+            while len(hull) > 1:
+                (x_0, y_0), (x_1, y_1) = hull[-2:]
+                if (y_1 - y_0) * (x - x_1) < (y - y_1) * (x_1 - x_0):
+                    break
+                hull.pop()
+            hull.append((x, y))
+        slopes, delta = np.array(hull).T
+        return slopes, delta
+
+
+def profile_of(base: float | dpa.DpEvent) -> Profile:
+    """Returns the profile of a pure epsilon or an event (REPLACE_ONE)."""
     if isinstance(base, dpa.DpEvent):
         found = _of_event(base, REPLACE_ONE)
         _validate.require(
@@ -106,6 +119,35 @@ def profile_of(base: Base) -> Profile:
         return found or Profile(math.inf)
     _validate.within(0.0, math.inf, base=base)
     return approximate(float(base), 0.0)
+
+
+@functools.lru_cache(maxsize=64)
+def profile_of_release(
+    epsilon: float, delta: float, event: dpa.DpEvent, relation: NeighboringRelation
+) -> Profile:
+    """Returns the profile of a guarantee, from its event where one can be read."""
+    claimed = approximate(epsilon, delta)
+    # No event says more than a pure epsilon.
+    found = _of_event(event, relation) if delta > 0 else None
+    if found is None:
+        return claimed
+    dropped = overflow_of(epsilon, delta, event)
+
+    def delta_at(epsilon: np.ndarray) -> np.ndarray:
+        cut = dropped * (1 + np.exp(np.minimum(epsilon, _LARGEST_EPSILON)))
+        return np.minimum(claimed.delta_at(epsilon), found.delta_at(epsilon) + cut)
+
+    def frontier(z: np.ndarray) -> np.ndarray:
+        with_cut = found.reach(np.minimum(z + dropped, 1.0)) + dropped
+        return np.minimum(claimed.reach(z), with_cut)
+
+    is_exact = dropped == 0
+    return Profile(
+        found.pure if is_exact else math.inf,
+        delta_at,
+        frontier,
+        found.renyi if is_exact else None,
+    )
 
 
 def approximate(epsilon: float, delta: float) -> Profile:
@@ -128,47 +170,19 @@ def gaussian(mu: float) -> Profile:
     def frontier(z: np.ndarray) -> np.ndarray:
         return scipy.special.ndtr(scipy.special.ndtri(z) + mu) * (1 + 1e-12)
 
-    return Profile(math.inf, partial(gaussian_delta, mu), frontier)
+    return Profile(math.inf, functools.partial(gaussian_delta, mu), frontier)
 
 
-def _with_event(claimed: Profile, guarantee: PrivacyGuarantee) -> Profile | None:
-    """Joins the profile of a guarantee with that of its event."""
-    if guarantee.delta == 0:  # no event says more than a pure epsilon
-        return None
-    event = guarantee.dp_event
-    found = _of_event(event, guarantee.relation)
-    if found is None:
-        return None
-    dropped = overflow_of(guarantee)
-
-    def delta(epsilon: np.ndarray) -> np.ndarray:
-        cut = dropped * (1 + np.exp(np.minimum(epsilon, _LARGEST_EPSILON)))
-        return np.minimum(claimed.delta_at(epsilon), found.delta_at(epsilon) + cut)
-
-    def frontier(z: np.ndarray) -> np.ndarray:
-        with_cut = found.reach(np.minimum(z + dropped, 1.0)) + dropped
-        return np.minimum(claimed.reach(z), with_cut)
-
-    is_exact = dropped == 0
-    return Profile(
-        found.pure if is_exact else math.inf,
-        delta,
-        frontier,
-        found.renyi if is_exact else None,
-    )
-
-
-def overflow_of(guarantee: PrivacyGuarantee) -> float:
+def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:
     """Returns the probability that padded Poisson batches drop a record.
 
     Events do not hold it. `poisson_capacity` bounds it by the epsilon of the run, which
     is known if the event is of one run and no other release.
     """
-    leaves = [leaf for leaf, _ in _leaves(guarantee.dp_event)]
+    leaves = [leaf for leaf, _ in _leaves(event)]
     if not any(isinstance(leaf, dpa.PoissonSampledDpEvent) for leaf in leaves):
         return 0.0
-    epsilon = guarantee.epsilon if len(leaves) == 1 else 0.0
-    return overflow_probability(epsilon, guarantee.delta)
+    return overflow_probability(epsilon if len(leaves) == 1 else 0.0, delta)
 
 
 def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | None:
@@ -256,17 +270,17 @@ def _mu(leaves: list[tuple[dpa.DpEvent, int]]) -> float:
 
 def _chords(get_delta: Callable, num_steps: int) -> Curve:
     """Interpolates the convex function delta(log x) by chords: never below it."""
-    found = get_delta(_PLD_EPSILONS)
-    found = np.broadcast_to(np.asarray(found, float), _PLD_EPSILONS.shape)
+    found = get_delta(_EPSILONS)
+    found = np.broadcast_to(np.asarray(found, float), _EPSILONS.shape)
     known = np.minimum(found + _FFT_ERROR * num_steps, 1.0)
-    last = len(_PLD_EPSILONS) - 1
+    last = len(_EPSILONS) - 1
 
     def delta(epsilon: np.ndarray) -> np.ndarray:
-        left = np.searchsorted(_PLD_EPSILONS, epsilon, side="right") - 1
+        left = np.searchsorted(_EPSILONS, epsilon, side="right") - 1
         left = np.clip(left, 0, last)
         right = np.minimum(left + 1, last)
-        step = _PLD_EPSILONS[right] - _PLD_EPSILONS[left]
-        past = np.minimum(epsilon - _PLD_EPSILONS[left], step)
+        step = _EPSILONS[right] - _EPSILONS[left]
+        past = np.minimum(epsilon - _EPSILONS[left], step)
         share = np.expm1(past) / np.where(step > 0, np.expm1(step), 1.0)
         return known[left] + share * (known[right] - known[left])
 
@@ -275,10 +289,11 @@ def _chords(get_delta: Callable, num_steps: int) -> Curve:
 
 def _renyi_delta(orders: np.ndarray, values: np.ndarray, epsilon: np.ndarray):
     """Canonne, Kamath, Steinke (2020), Proposition 12, at the best of the orders."""
-    above = orders[:, None] - 1
-    logs = above * (values[:, None] - epsilon) - np.log(orders)[:, None]
-    logs = logs + above * np.log1p(-1 / orders)[:, None]
-    return np.exp(np.minimum(np.min(logs, axis=0), 0.0))
+    least = np.zeros_like(epsilon)
+    for order, value in zip(orders, values, strict=True):
+        log = (order - 1) * (value - epsilon + math.log1p(-1 / order))
+        least = np.minimum(least, log - math.log(order))
+    return np.exp(least)
 
 
 def _pure_delta(epsilon: float, delta: float) -> Curve:
@@ -290,9 +305,13 @@ def _pure_delta(epsilon: float, delta: float) -> Curve:
 
 
 def _pure_frontier(epsilon: float, delta: float) -> Curve:
-    grown = math.exp(min(epsilon, _LARGEST_EPSILON))
+    if epsilon > _LARGEST_EPSILON:
+        return lambda z: np.where(z > 0, 1.0, delta)
+    grown = math.exp(epsilon)
 
     def curve(z: np.ndarray) -> np.ndarray:
-        return np.minimum(grown * z + delta, 1 - (1 - delta - z) / grown)
+        # 1 - e^-epsilon (1 - delta - z), without cancellation.
+        last = -math.expm1(-epsilon) + (z + delta) / grown
+        return np.minimum(grown * z + delta, last)
 
     return curve

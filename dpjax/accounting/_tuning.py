@@ -41,11 +41,12 @@ from collections.abc import Callable
 
 import numpy as np
 import scipy.optimize
-from dp_accounting import GaussianDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent
 
 from dpjax import _validate
 from dpjax._trial_counts import TrialCount, TrialDistribution
-from dpjax.accounting._profiles import Base, Profile, gaussian, profile_of
+from dpjax.accounting._guarantee import PrivacyGuarantee
+from dpjax.accounting._profiles import Profile, gaussian, profile_of
 
 _SLACK = 1e-9  # of roots and sums, upwards; more than their float64 error
 _NUM_CELLS = 3_000
@@ -53,7 +54,7 @@ _LARGEST_EPSILON = 1e4
 
 
 def tuning_epsilon(
-    base: Base,
+    base: float | DpEvent | PrivacyGuarantee,
     delta: float,
     *,
     mean_trials: float,
@@ -94,7 +95,7 @@ def tuning_epsilon(
     Example:
         Ten runs on average of epsilon 1/3 each; the theorem for any mean gives 1.
 
-        >>> from dp_accounting import GaussianDpEvent
+        >>> from dp_accounting import DpEvent, GaussianDpEvent
         >>> print(f"{tuning_epsilon(1 / 3, 0.0, mean_trials=10):.3f}")
         0.877
         >>> for law in ("geometric", "poisson"):
@@ -111,7 +112,9 @@ def tuning_epsilon(
     """
     _validate.delta(delta)
     law = TrialCount(distribution, mean_trials)
-    return _price(profile_of(base), float(delta), law)
+    is_guarantee = isinstance(base, PrivacyGuarantee)
+    profile = base._profile if is_guarantee else profile_of(base)
+    return _price(profile, float(delta), law)
 
 
 def tuning_budget(

@@ -1,4 +1,4 @@
-"""Guarantees: value semantics, and the sentence."""
+"""Guarantees: value semantics, the sentence, and what an attacker can do."""
 
 import dataclasses
 import math
@@ -8,11 +8,20 @@ import dp_accounting
 import hypothesis
 import jax
 import mpmath
+import numpy as np
 import pytest
+import scipy.integrate
+import scipy.stats
 from hypothesis import strategies as st
 
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
-from dpjax.accounting import PrivacyGuarantee, gaussian_event
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    gaussian_epsilon,
+    gaussian_event,
+    noise_multiplier_to_epsilon,
+    selection_event,
+)
 
 EVENT = gaussian_event(3.7306)
 
@@ -156,3 +165,140 @@ def test_bad_arguments_are_named(name, bad):
     }
     with pytest.raises(ValueError, match=f"^{name} must be .*got"):
         PrivacyGuarantee(**{**good, name: bad})
+
+
+RATES = np.r_[0.0, 1e-12, 1e-6, 1e-3, np.linspace(0.01, 0.99, 8), 1 - 1e-6, 1.0]
+
+
+def attacked(first, second, rates):
+    """The best attack on two densities with an increasing ratio, by integration.
+
+    An attack says "yes" above a threshold: the integrals of both densities above it.
+    """
+    falling = np.linspace(40.0, -40.0, 800_001)
+    integrals = [
+        scipy.integrate.cumulative_simpson(density(falling), dx=1e-4, initial=0)
+        for density in (second, first)
+    ]
+    return np.interp(rates, *integrals)
+
+
+def densities(name):
+    """A guarantee, and two densities that are its worst case."""
+    normal = scipy.stats.norm.pdf
+    if name == "laplace":
+        event = dp_accounting.LaplaceDpEvent(0.8)
+        pair = (lambda x: np.exp(-abs(x - 1.25)) / 2, lambda x: np.exp(-abs(x)) / 2)
+        return PrivacyGuarantee.of(1.25, 1e-9, dp_event=event), pair
+    if name == "gaussian":
+        epsilon = gaussian_epsilon(1.4, 1e-6, sensitivity=1.0, num_releases=3)
+        event = gaussian_event(1.4, num_steps=3)
+        mu = math.sqrt(3) / 1.4
+        pair = (lambda x: normal(x - mu), normal)
+        return PrivacyGuarantee.of(epsilon, 1e-6, dp_event=event), pair
+    q, multiplier = (0.1, 0.7) if name == "poisson" else (0.6, 0.4)
+    run = {"num_steps": 1, "sampling_prob": q}
+    epsilon = noise_multiplier_to_epsilon(multiplier, 1e-6, **run)
+    event, half = gaussian_event(multiplier, **run), 0.5 / multiplier
+    pair = (
+        lambda x: (1 - q) * normal(x) + q * normal(x - half),
+        lambda x: (1 - q) * normal(x) + q * normal(x + half),
+    )
+    return PrivacyGuarantee.of(epsilon, 1e-6, dp_event=event), pair
+
+
+@pytest.mark.parametrize("name", ["gaussian", "poisson", "more often", "laplace"])
+def test_an_attack_does_as_well_as_an_independent_integral_says(name):
+    guarantee, pair = densities(name)
+    exact, found = attacked(*pair, RATES), guarantee.tradeoff(RATES)
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-6)
+    assert np.all(found >= exact - 1e-9)  # of the integral
+
+
+@pytest.mark.parametrize("mu", [1e-8, 0.01, 1.0, 6.0])
+def test_gaussian_attacks_are_exact_and_rounded_up(mu):
+    guarantee = PrivacyGuarantee.of(60.0, 1e-9, dp_event=gaussian_event(1 / mu))
+    for rate, found in zip(RATES[1:-1], guarantee.tradeoff(RATES[1:-1]), strict=True):
+        with mpmath.workdps(40):
+            quantile = mpmath.sqrt(2) * mpmath.erfinv(2 * mpmath.mpf(rate) - 1)
+            exact = mpmath.ncdf(quantile + mpmath.mpf(mu))
+            assert exact <= found <= exact * (1 + 1e-11)
+    rates = RATES[(RATES > 0) & (guarantee.tradeoff(RATES) < 1 - 1e-6)]
+    mus = guarantee.equivalent_mu(rates)
+    assert np.all(mus >= mu)
+    np.testing.assert_allclose(mus, mu, rtol=1e-6, atol=1e-6)
+
+
+EVERY_KIND = [
+    (3.0, 1e-5, gaussian_event(1.4)),
+    (2.0, 1e-6, gaussian_event(1.0, num_steps=9, sampling_prob=0.05)),
+    (2.0, 1e-6, gaussian_event(1.0, num_steps=5, num_samples=90, batch_size=9)),
+    (1.5, 1e-5, dp_accounting.ZCDpEvent(0.03)),
+    (1.0, 0.0, selection_event(1.0)),
+    (0.5, 1e-3, dp_accounting.UnsupportedDpEvent()),
+    (0.0, 0.2, dp_accounting.UnsupportedDpEvent()),
+    (0.0, 0.0, dp_accounting.NoOpDpEvent()),
+    (800.0, 1e-3, dp_accounting.UnsupportedDpEvent()),
+    (math.inf, 0.0, dp_accounting.NonPrivateDpEvent()),
+]
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "event", "relation"),
+    [
+        *((*kind, REPLACE_ONE) for kind in EVERY_KIND),
+        *((*kind, ADD_OR_REMOVE_ONE) for kind in EVERY_KIND[:2]),
+    ],
+)
+def test_every_curve_of_attacks_is_one(epsilon, delta, event, relation):
+    privacy = PrivacyGuarantee.of(epsilon, delta, dp_event=event, relation=relation)
+    found = privacy.tradeoff(RATES)
+    assert found.shape == RATES.shape
+    assert found[-1] == 1
+    assert np.all(found >= RATES)
+    slopes = np.diff(found) / np.diff(RATES)
+    assert np.all(slopes >= 0)
+    assert np.all(np.diff(slopes) <= 1e-6 * slopes[:-1] + 1e-9)
+    # Within the claim, and the same for the opposite question.
+    if epsilon < math.inf:
+        assert found[0] <= delta * (1 + 1e-9)
+        claimed = math.exp(min(epsilon, 700.0)) * RATES + delta
+        assert np.all(found <= claimed * (1 + 1e-12))
+    opposite = 1 - privacy.tradeoff(1 - found)
+    is_exact = (found < 1 - 1e-6) & (RATES > 0)
+    np.testing.assert_allclose(opposite[is_exact], RATES[is_exact], rtol=0, atol=1e-5)
+    # A posterior falls, and is never below the prior.
+    posterior = privacy.posterior(0.1, RATES)
+    assert np.all(np.diff(posterior) <= 1e-9)
+    assert np.all((posterior >= 0.1) & (posterior <= 1))
+    if delta == 0 and epsilon < math.inf:
+        odds = posterior[0] / (1 - posterior[0]) * 9
+        assert odds == pytest.approx(math.exp(epsilon), rel=1e-9)
+    elif found[0] > 0:
+        assert posterior[0] == 1
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "event"), EVERY_KIND[:2])
+def test_attacks_imply_all_of_the_claim(epsilon, delta, event):
+    # As far as the accountant says: the lines of its profile touch the curve.
+    privacy = PrivacyGuarantee.of(epsilon, delta, dp_event=event)
+    accountant = dp_accounting.pld.PLDAccountant(
+        REPLACE_ONE if event == EVERY_KIND[1][2] else ADD_OR_REMOVE_ONE
+    ).compose(event)
+    rates = np.r_[0.0, np.geomspace(1e-15, 1.0, 40_000)]
+    found = privacy.tradeoff(rates)
+    for at in (0.05, 0.3, 1.0):
+        implied = np.max(found - math.exp(at) * rates)
+        assert implied >= accountant.get_delta(at) - 1e-6
+
+
+@pytest.mark.parametrize("name", ["tradeoff", "posterior", "equivalent_mu"])
+@pytest.mark.parametrize("bad", [-0.1, [0.5, 1.1], math.nan, "low"])
+def test_bad_rates_are_named(name, bad):
+    privacy = PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT)
+    arguments = (0.5, bad) if name == "posterior" else (bad,)
+    with pytest.raises(ValueError, match=r"^false_positive_rates must be .*got"):
+        getattr(privacy, name)(*arguments)
+    for prior in (0.0, 1.0, math.nan):
+        with pytest.raises(ValueError, match=r"^prior must be .*got"):
+            privacy.posterior(prior, 0.5)
