@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from dpjax._pages import Block, Heading, Picture, Rows, Text, html_of
+from dpjax._pages import Block, Picture, Rows, Text, html_of
 from dpjax._rounding import rounded_up
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def page_of(description: "Description", title: str) -> str:
         [
             Text(str(description.privacy)),
             *numbers_of(description),
-            Heading("What each part cost"),
+            "What each part cost",
             costs_of(description),
         ],
     )

@@ -5,7 +5,7 @@ Nothing here imports JAX: help, versions and wrong options wait for no command.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from dpjax import _validate
 from dpjax._public_sets import PUBLIC_SETS
@@ -86,6 +86,26 @@ class ShowSettings:
     """The options of `dpjax show`."""
 
     model: Annotated[str, _MODEL]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSettings:
+    """The options of `dpjax report`."""
+
+    run: Annotated[
+        str,
+        Argument("RUN", "A folder that dpjax train, tune or describe has written."),
+    ]
+    ledger: Annotated[
+        Path | None, of_privacy("The table's ledger: what all runs on it have spent.")
+    ] = None
+    format: Annotated[
+        Literal["html", "md"], of_output("A page of HTML, or of Markdown.")
+    ] = "html"
+    output: Annotated[
+        Path | None,
+        of_output("File to write; report.html or report.md in the folder by default."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,24 +173,12 @@ def plot(settings: PlotSettings) -> None:
     show_paths(terminal(), [output])
 
 
-def figure_of(model: Model, *, most: int | None = None, is_dark: bool = False) -> Any:
-    """Draws what each column adds to a model's predictions, by matplotlib.
-
-    Args:
-        model: with a column.
-        most: how many columns to draw, those of the largest differences; None: all.
-        is_dark: whether to draw light on dark.
-    """
+def figure_of(model: Model, *, is_dark: bool = False) -> Any:
+    """Draws what each column adds to a model's predictions, by matplotlib."""
     said = claim(model.privacy.epsilon, model.privacy.delta)
     label, what = _drawn(model)
-    shapes = model.shapes()
-    sizes = {
-        name: -np.abs(shape.values).max(initial=0.0) for name, shape in shapes.items()
-    }
-    drawn = {*sorted(sizes, key=sizes.__getitem__)[:most]}
-    shapes = {name: shape for name, shape in shapes.items() if name in drawn}
     return _shapes.plot(
-        *(shapes, [], label),
+        *(model.shapes(), [], label),
         title=[f"{model.method} of {model.data}: {said}", f"What a column {what}"],
         is_factor=model.link == "log",
         is_dark=is_dark,
