@@ -1,6 +1,5 @@
 """Coefficients in a user's units: standard errors, intervals, and a table of them."""
 
-import html
 import math
 import statistics
 import textwrap
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
+from dpjax._pages import Rows, Text, html_blocks
 from dpjax._rounding import digits
 from dpjax._untrusted import printable
 
@@ -162,18 +162,12 @@ class Summary:
         return "\n".join([self.title, rule, lines[0], rule, *lines[1:], rule, *said])
 
     def _repr_html_(self) -> str:
-        def row(tag: str, cells: Sequence[str]) -> str:
-            shown = (html.escape(printable(str(cell))) for cell in cells)
-            return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in shown)
-
-        rows = [row("th", ["", *self.header])]
-        rows += [
-            row("td", [str(name), *cells])
+        lines = [
+            [str(name), *cells]
             for name, cells in zip(self.names, self.rows, strict=True)
         ]
-        said = "<br>".join(map(html.escape, [*self.said, self.guarantee]))
-        title = html.escape(self.title)
-        return f"<table><caption>{title}</caption>{''.join(rows)}</table><p>{said}</p>"
+        said = [Text(text) for text in (*self.said, self.guarantee)]
+        return html_blocks([Text(self.title), Rows(["", *self.header], lines), *said])
 
 
 def _factor(logarithm: float) -> str:

@@ -18,6 +18,7 @@ SHARED = {
         "_files",
         "_keys",
         "_lazy",
+        "_pages",
         "_processes",
         "_public_sets",
         "_reservoir",

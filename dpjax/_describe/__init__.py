@@ -1,7 +1,7 @@
 """A private description of a table: counts, means, quantiles and histograms."""
 
-from dpjax._describe._description import Description
-from dpjax._describe._page import svg_of
+from dpjax._describe._description import Description, Row
+from dpjax._describe._page import costs_of, numbers_of
 from dpjax._describe._release import (
     MOST_RECORDS,
     Kind,
@@ -11,5 +11,5 @@ from dpjax._describe._release import (
     release,
 )
 
-__all__ = ["MOST_RECORDS", "Description", "Kind", "check"]
-__all__ += ["describe", "guarantee", "release", "svg_of"]
+__all__ = ["MOST_RECORDS", "Description", "Kind", "Row", "check"]
+__all__ += ["costs_of", "describe", "guarantee", "numbers_of", "release"]

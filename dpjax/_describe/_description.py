@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dpjax._describe._page import html_of
+from dpjax._describe._page import page_of
 from dpjax._describe._picture import plot_of
 from dpjax.accounting import (
     PrivacyGuarantee,
@@ -172,7 +172,7 @@ class Description:
         Args:
             title: of the page.
         """
-        return html_of(self, title)
+        return page_of(self, title)
 
     def plot(self, *, is_dark: bool = False) -> Any:
         """Draws histograms, means and shares with their intervals, by matplotlib.

@@ -16,6 +16,7 @@ from dpjax.cli._command_settings import (
     PartySettings,
     PlotSettings,
     PredictSettings,
+    ReportSettings,
     SchemaSettings,
     ShowSettings,
 )
@@ -166,6 +167,20 @@ def show(settings: ShowSettings) -> None:
     from dpjax.cli import _saved
 
     _saved.show(settings)
+
+
+@app.command()
+@taking(ReportSettings)
+def report(settings: ReportSettings) -> None:
+    """Writes one file about a run, to hand on: guarantee, quality, model, and how.
+
+    Reads what the run has released, never the table.
+
+    Example: dpjax report out --ledger table.toml
+    """
+    from dpjax.cli import _report_command
+
+    _report_command.report(settings)
 
 
 @app.command()

@@ -102,6 +102,26 @@ class ShowSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportSettings:
+    """The options of `dpjax report`."""
+
+    run: Annotated[
+        str,
+        Argument("RUN", "A folder that dpjax train, tune or describe has written."),
+    ]
+    ledger: Annotated[
+        Path | None, of_privacy("The table's ledger: what all runs on it have spent.")
+    ] = None
+    format: Annotated[
+        Literal["html", "md"], of_output("A page of HTML, or of Markdown.")
+    ] = "html"
+    output: Annotated[
+        Path | None,
+        of_output("File to write; report.html or report.md in the folder by default."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlotSettings:
     """The options of `dpjax plot`."""
 

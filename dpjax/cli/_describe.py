@@ -23,8 +23,8 @@ from dpjax._describe import (
     check,
     guarantee,
     release,
-    svg_of,
 )
+from dpjax._pages import svg_of
 from dpjax._texts import float32_of
 from dpjax.accounting._shared import group_budget
 from dpjax.cli import _display, _ledger

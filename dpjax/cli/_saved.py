@@ -5,14 +5,13 @@ import io
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from dpjax import _files, _shapes, _validate
 from dpjax._rounding import claim, digits
-from dpjax._summary import Summary
 from dpjax._tables import Column, column_names, read_columns
 from dpjax._texts import Texts, text_of
 from dpjax.cli._cells import count_cells, say_to_curator, undecoded
@@ -28,6 +27,7 @@ from dpjax.models import Model, load_model
 from dpjax.models._shared import BoundedColumn
 
 _SUFFIXES = {"onnx": ".onnx", "sql": ".sql", "python": ".py"}
+_WHERE = "where it is"
 _SHOWN = (-2.0, -1.0, 0.0, 1.0, 2.0)  # where values of curves are shown, in scales
 
 
@@ -162,18 +162,16 @@ def show(settings: ShowSettings) -> None:
     console = terminal()
     versions = ", ".join(f"{k} {v}" for k, v in (model.versions or {}).items())
     console.print(f"{model.method} of {model.data} ({versions})")
-    console.print(_meaning(model))
-    if model.standard_errors is None:
-        console.print(_numbers(model))
-    else:
-        summary = model.summary()
-        console.print(_estimates(model, summary))
-        for said in summary.said:
+    console.print(meaning(model))
+    console.print(_table(*numbers_of(model)))
+    if model.standard_errors is not None:
+        for said in model.summary().said:
             console.print(said)
     privacy = model.privacy
     said = claim(privacy.epsilon, privacy.delta)
     console.print(f"Privacy: {said}. {privacy.description}")
-    _say_limits(console, model)
+    for said in limits_of(model):
+        console.print(said)
 
 
 def plot(settings: PlotSettings) -> None:
@@ -189,18 +187,23 @@ def plot(settings: PlotSettings) -> None:
     model = load_model(Path(settings.model))
     rule = "a model that reads a column"
     _validate.require(len(model.columns) > 0, "MODEL", settings.model, rule)
-    said = claim(model.privacy.epsilon, model.privacy.delta)
-    label, what = _drawn(model)
-    figure = _shapes.plot(
-        *(model.shapes(), [], label),
-        title=[f"{model.method} of {model.data}: {said}", f"What a column {what}"],
-        is_factor=model.link == "log",
-        is_dark=settings.dark,
-    )
+    figure = figure_of(model, is_dark=settings.dark)
     content = io.BytesIO()
     figure.savefig(content, format=output.suffix[1:])
     _files.write_whole(output, content.getvalue(), name="--output")
     show_paths(terminal(), [output])
+
+
+def figure_of(model: Model, *, is_dark: bool = False) -> Any:
+    """Draws what each column adds to a model's predictions, by matplotlib."""
+    said = claim(model.privacy.epsilon, model.privacy.delta)
+    label, what = _drawn(model)
+    return _shapes.plot(
+        *(model.shapes(), [], label),
+        title=[f"{model.method} of {model.data}: {said}", f"What a column {what}"],
+        is_factor=model.link == "log",
+        is_dark=is_dark,
+    )
 
 
 def _drawn(model: Model) -> tuple[str, str]:
@@ -223,7 +226,8 @@ def _target(model: Model) -> str:
     return what
 
 
-def _meaning(model: Model) -> str:
+def meaning(model: Model) -> str:
+    """Says what a model predicts, and what its numbers are."""
     what, is_linear = _target(model), not model.curves.knots
     number = "coefficient" if is_linear else "number"
     if model.positive is not None:
@@ -239,31 +243,37 @@ def _meaning(model: Model) -> str:
     return f"Predicts {said}"
 
 
-def _numbers(model: Model) -> Table:
-    """Returns coefficients, or values of curves, by column."""
+def _table(head: list[str], lines: list[list[str]]) -> Table:
     table = Table()
-    table.add_column("column", overflow="fold")
-    table.add_column("where it is", overflow="fold")
-    is_linear = not model.curves.knots
+    for place, title in enumerate(head):
+        if place == 0 or title == _WHERE:
+            table.add_column(title, overflow="fold")
+        else:
+            table.add_column(title, justify="right", no_wrap="interval" not in title)
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def numbers_of(model: Model) -> tuple[list[str], list[list[str]]]:
+    """Returns coefficients, with intervals if there are some, or values of curves.
+
+    Returns:
+        The titles of a table's columns, and its lines.
+    """
+    if model.standard_errors is not None:
+        summary = model.summary()
+        pairs = zip(summary.names, summary.rows, strict=True)
+        first = f"larger by 1, or so{_at_one(model)}"
+        return [first, *summary.header], [[name, *row] for name, row in pairs]
+    is_linear, lines = not model.curves.knots, []
     title = "coefficient" if is_linear else "adds"
     title = "factor" if model.link == "log" else title
-    table.add_column(title, justify="right", no_wrap=True)
     for key, where, numbers in _lines(model) if is_linear else _points(model):
         if model.link == "log":
             numbers = [math.exp(min(number, 700.0)) for number in numbers]
-        table.add_row(key, where, " to ".join(map(digits, numbers)))
-    return table
-
-
-def _estimates(model: Model, summary: Summary) -> Table:
-    """Returns coefficients with their intervals, a line for each feature."""
-    table = Table()
-    table.add_column(f"larger by 1, or so{_at_one(model)}", overflow="fold")
-    for title in summary.header:
-        table.add_column(title, justify="right", no_wrap="interval" not in title)
-    for name, row in zip(summary.names, summary.rows, strict=True):
-        table.add_row(name, *row)
-    return table
+        lines.append([key, where, " to ".join(map(digits, numbers))])
+    return ["column", _WHERE, title], lines
 
 
 def _lines(model: Model) -> Iterator[tuple[str, str, list[float]]]:
@@ -303,13 +313,14 @@ def _at_one(model: Model) -> str:
     return f", {model.exposure.column} at 1" if model.exposure is not None else ""
 
 
-def _say_limits(console: Console, model: Model) -> None:
+def limits_of(model: Model) -> Iterator[str]:
+    """Yields what means and columns are held within, and where missing cells lie."""
     if model.mean_range is not None:
         low, high = model.mean_range
         of = ""
         if (exposure := model.exposure) is not None:
             of = f" where {exposure.column} is {exposure.max:g}, and no more counts"
-        console.print(f"Means lie between {low:.4g} and {high:.4g}{of}.")
+        yield f"Means lie between {low:.4g} and {high:.4g}{of}."
     held: dict[str, list[str]] = {}
     for name, kind in model.columns.items():
         if isinstance(kind, Numeric) and kind.limit < math.inf:
@@ -317,6 +328,6 @@ def _say_limits(console: Console, model: Model) -> None:
             held.setdefault(f"{low:.4g} and {high:.4g}", []).append(name)
     for ends, names in held.items():
         verb = "is" if len(names) == 1 else "are each"
-        console.print(f"{', '.join(names)} {verb} held within {ends}.")
+        yield f"{', '.join(names)} {verb} held within {ends}."
     if any(isinstance(kind, Numeric) for kind in model.columns.values()):
-        console.print("A cell that holds no number lies at the center of its column.")
+        yield "A cell that holds no number lies at the center of its column."

@@ -70,7 +70,7 @@ class Commands:
     def __init__(self, hooks, folder, patch):
         self.hooks, self.folder, self.privacy = hooks, folder, []
         self.ticks: list[tuple] = []
-        self.drawn = 0
+        self.drawn, self.is_reported = 0, False
         patch.chdir(folder)
         patch.setattr(os, "urandom", self.urandom)
         patch.setattr(_train, "progress_bars", self.bars)
@@ -128,6 +128,10 @@ class Commands:
                 assert CliRunner().invoke(app, opened).exit_code == 0
             result = CliRunner().invoke(app, options)
             (self.folder / "run" / given).unlink()
+            if self.is_reported:  # of what was released, hence without the table
+                for ending in ("html", "md"):
+                    words = ["report", "out", "--format", ending]
+                    assert CliRunner().invoke(app, words).exit_code == 0
         self.stderr = result.stderr  # for the curator
         if not isinstance(result.exception, SystemExit | None):
             raise result.exception
@@ -258,6 +262,7 @@ CASES = {
 }
 QUICK = {"description", "gradient descent", "euros", "ranges", "checkpoint", "schema"}
 QUICK |= {"sample"}
+REPORTED = {"description", "euros", "intervals", "tuned curves", "tune"}
 OF_UNITS = {
     "descent": train(unit="who", holdout=0.5, method="gradient-descent", steps=2),
     "linear model": train(unit="who", records_per_unit=2, ledger="t.toml", holdout=0.5),
@@ -280,6 +285,7 @@ def test_commands_show_what_they_release(commands, name):
     # And all records at once: what is seen is equal, however far the values move.
     hostile = [HOSTILE[i % len(HOSTILE)] for i in range(NUM)]
     encode = as_euros if name == "euros" else as_csv
+    commands.is_reported = name in REPORTED
     commands.compare(CASES[name], lines, neighbours, encode, others=[hostile])
 
 

@@ -1,0 +1,141 @@
+"""Pages of text, tables and pictures: HTML or Markdown that needs no other file.
+
+All text is escaped, because names and sentences may come from a stranger's file. A page
+of HTML has no scripts, and forbids the browser to load anything.
+"""
+
+import base64
+import importlib.resources
+import io
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from dpjax._untrusted import printable
+
+# What begins a mark-up in Markdown, anywhere, in a link and where a line begins.
+_MARKS = re.compile(r"([\\`*_\[\]<>&|~$#])|(?<=:)(?=//)|(?<=www)(?=\.)", re.IGNORECASE)
+_OPENING = re.compile(r"^(\d*)([-+](?=[\s-]|$)|(?<=\d)[.)](?=\s|$))")
+_NUMBER = re.compile(r"-?\d|-?inf\b|hidden by noise|$")
+
+
+class Text(NamedTuple):
+    """A paragraph, which may be a warning."""
+
+    text: str
+    is_warning: bool = False
+
+
+class Rows(NamedTuple):
+    """A table: the titles of its columns, and the cells of its lines."""
+
+    head: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+    @property
+    def is_number(self) -> list[bool]:
+        """Which columns hold numbers alone."""
+        columns = zip(self.head, *self.lines, strict=True)
+        return [all(map(_NUMBER.match, cells)) for _, *cells in columns]
+
+
+class Picture(NamedTuple):
+    """A figure of matplotlib, what it shows in words, and the same light on dark."""
+
+    figure: Any
+    said: str
+    dark: Any = None
+
+
+Block = str | Text | list[str] | Rows | Picture  # a title, and a list of sentences
+
+
+def html_of(title: str, blocks: Iterable[Block]) -> str:
+    """Returns a page of HTML; it may be light on dark if pictures may."""
+    head = importlib.resources.files("dpjax").joinpath("_page.html").read_text("utf-8")
+    title = _html(title)
+    first = f"{head}<title>{title}</title></head><body><h1>{title}</h1>"
+    return "\n".join([first, html_blocks(blocks), "</body></html>\n"])
+
+
+def html_blocks(blocks: Iterable[Block]) -> str:
+    """Returns a part of a page of HTML."""
+    return "\n".join(map(_html_block, blocks))
+
+
+def _html_block(block: Block) -> str:
+    match block:
+        case Text(text, is_warning):
+            mark = ' class="warning"' if is_warning else ""
+            return f"<p{mark}>{_html(text)}</p>"
+        case Rows(head, lines):
+            rows, marks = (
+                [("th", head), *(("td", line) for line in lines)],
+                block.is_number,
+            )
+            return f"<table>{''.join(_html_row(*row, marks) for row in rows)}</table>"
+        case Picture(figure, said, dark):
+            image = f'<img src="{_svg_url(figure)}" alt="{_html(said)}">'
+            if dark is not None:
+                media = "screen and (prefers-color-scheme:dark)"
+                image = f'<source media="{media}" srcset="{_svg_url(dark)}">{image}'
+            return f"<picture>{image}</picture>"
+        case str():
+            return f"<h2>{_html(block)}</h2>"
+    return f"<ul>{''.join(f'<li>{_html(text)}</li>' for text in block)}</ul>"
+
+
+def _html_row(tag: str, cells: Sequence[str], is_number: Sequence[bool]) -> str:
+    starts = [f'<{tag} class="n">' if one else f"<{tag}>" for one in is_number]
+    pairs = zip(starts, cells, strict=True)
+    return f"<tr>{''.join(f'{start}{_html(x)}</{tag}>' for start, x in pairs)}</tr>"
+
+
+def _html(text: str) -> str:
+    return escape(printable(text))
+
+
+def _svg_url(figure: Any) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg_of(figure)).decode()}"
+
+
+def svg_of(figure: Any) -> bytes:
+    """Returns a figure as SVG, the same bytes whenever it is drawn."""
+    import matplotlib
+
+    content = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "dpjax"}):
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    return content.getvalue()
+
+
+def markdown_of(title: str, blocks: Iterable[Block]) -> str:
+    """Returns a page of Markdown with tables; the pictures' data lie at its end."""
+    pictures: list[str] = []
+    shown = [_markdown_block(block, pictures) for block in blocks]
+    return "\n\n".join([f"# {_markdown(title)}", *shown, *pictures]) + "\n"
+
+
+def _markdown_block(block: Block, pictures: list[str]) -> str:
+    match block:
+        case Text(text, is_warning):
+            return f"> **{_markdown(text)}**" if is_warning else _markdown(text)
+        case Rows(head, lines):
+            cells = [[*map(_markdown, line)] for line in (head, *lines)]
+            cells.insert(1, ["---:" if one else "---" for one in block.is_number])
+            return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+        case Picture(figure, said):
+            png, name = io.BytesIO(), f"picture-{len(pictures) + 1}"
+            figure.savefig(png, format="png")
+            data = base64.b64encode(png.getvalue()).decode()
+            pictures.append(f"[{name}]: data:image/png;base64,{data}")
+            return f"![{_markdown(said)}][{name}]"
+        case str():
+            return f"## {_markdown(block)}"
+    return "\n".join(f"- {_markdown(text)}" for text in block)
+
+
+def _markdown(text: str) -> str:
+    """Returns a text that stands for itself, on one line."""
+    return _OPENING.sub(r"\1\\\2", _MARKS.sub(r"\\\g<0>", printable(text).strip()))

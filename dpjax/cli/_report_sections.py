@@ -1,0 +1,300 @@
+"""What a report says of a run, for people who were not there.
+
+Its words are in `report.md`: titles, paragraphs, lists, warnings and, in brackets,
+tables and pictures. A sentence is left out where a value that it names is not there.
+All values follow from released files, from what is public, and from the ledger.
+"""
+
+import dataclasses
+import importlib.resources
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from dp_accounting import UnsupportedDpEvent
+
+from dpjax import _shapes
+from dpjax._describe import Description, costs_of, numbers_of
+from dpjax._pages import Block, Picture, Rows, Text
+from dpjax._rounding import as_decimal, claim, digits, rounded_up
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    gaussian_event,
+    noise_multiplier,
+    noise_multiplier_to_epsilon,
+)
+from dpjax.cli import _saved
+from dpjax.cli._ledger import Ledger, said_left
+from dpjax.datasets import Categorical, Numeric
+from dpjax.models import Model
+
+Content = Mapping[str, Any]
+_MOST_NAMES, _MOST_LINES, _MOST_PANELS = 12, 200, 40  # that are shown
+_RATES = 0.001, 0.01, 0.1  # of false positives
+_SAID = "epsilon", "delta", "loss"  # beside the settings
+
+
+def blocks_of(
+    content: Content, released: Model | Description, ledger: Ledger | None
+) -> Iterator[Block]:
+    """Yields a report.
+
+    Args:
+        content: of report.json or description.json.
+        released: the model, or the description.
+        ledger: of the table, if it is given.
+    """
+    privacy = _with_event(content, released.privacy)
+    values = _values(content, released, privacy, ledger)
+    parts: dict[str, list[Block]] = {
+        "attacks": _attacks(privacy),
+        "spent": [_spent(content)],
+    }
+    if ledger is not None:
+        runs = [[x.id, str(x.at), x.method, "; ".join(x.parts)] for x in ledger.entries]
+        parts["runs"] = [Rows(["run", "day", "method", "released"], runs)]
+    if isinstance(released, Model):
+        parts |= _of_model(content, released)
+    else:
+        parts |= {"costs": [costs_of(released)], "numbers": numbers_of(released)}
+    template = importlib.resources.files("dpjax.cli").joinpath("report.md")
+    for chunk in template.read_text("utf-8").strip().split("\n\n"):
+        if chunk[0] == "[":
+            yield from parts.get(chunk[1:-1], [])
+        elif chunk[0] == "-":
+            items = (_filled(item, values) for item in chunk[2:].split("\n- "))
+            if shown := [item for item in items if item]:
+                yield shown
+        elif said := _filled(chunk.lstrip("#! "), values):
+            yield said if chunk[0] == "#" else Text(said, chunk[0] == "!")
+
+
+def _filled(text: str, values: Content) -> str:
+    """Returns a sentence with its values, "" if one is not there."""
+    names = re.findall(r"{(\w+)", text)
+    is_known = all(values.get(name) is not None for name in names)
+    return " ".join(text.split()).format_map(values) if is_known else ""
+
+
+def _values(
+    content: Content,
+    released: Model | Description,
+    privacy: PrivacyGuarantee,
+    ledger: Ledger | None,
+) -> dict[str, Any]:
+    """Returns what sentences name; what a sentence only depends on is ""."""
+    said, unit = content["privacy"] | content, content.get("unit")
+    tuning, found = content.get("tuning", {}), content.get("evaluation", {})
+    own = claim(privacy.epsilon, privacy.delta)
+    budget = (rounded_up(x, 6) for x in (privacy.epsilon, privacy.delta))
+    options = " --epsilon {} --delta {}".format(*budget)
+    values: dict[str, Any] = {
+        **{"data": content["data"], "unit": unit, "noise_key": said["noise_key"]},
+        **{"description": privacy.description, "claim": own, "one": "record"},
+        **{"ones": "records", "count": f"{_count(content):,}"},
+        **{name: content.get(name) for name in ("evaluation", "sample")},
+    }
+    if unit is not None:
+        values["one"] = f"group of records with one {unit['column']}"
+        values["ones"] = f"values of {unit['column']}"
+        most = unit.get("records_per_unit") or unit["max_records"]
+        values["most"] = f"{most:,}"
+    if ledger is not None:
+        values["limit"] = claim(ledger.limit.epsilon, ledger.limit.delta)
+        values["left"] = said_left(ledger.filter)
+    if isinstance(released, Model):
+        name = "tune" if tuning else "train"
+        versions, columns = released.versions or {}, released.columns
+        values |= {"method": released.method, "use": _saved.meaning(released)}
+        values["loss"] = content["loss"]
+        options += f" --loss {content['loss']}"
+    else:
+        name, versions = "describe", {"dpjax": content["dpjax"]}
+        columns = dict.fromkeys(row.column for row in released.rows)
+    values["command"] = f"{name} {content['data']}{options}"
+    values["columns"] = _listed(columns)
+    values["versions"] = ", ".join(f"{name} {one}" for name, one in versions.items())
+    if tuning.get("score") is not None:
+        values["score"] = digits(-tuning["score"])
+        values["cut_off"] = digits(tuning["score_limit"])
+    for name, both in [*found.get("measures", {}).items()][::-1]:
+        model, constant = _bounds(both["model"]), _bounds(both["constant"])
+        values["quality"] = f"{name} {model}, of a constant {constant}"
+        is_loss = " loss" in name or " deviance" in name
+        values[f"read_{'loss' if is_loss else name.split(' ')[0]}"] = name
+    is_model, is_compared = isinstance(released, Model), "comparison" in content
+    is_paid = ledger is None or any(own in x for y in ledger.entries for x in y.parts)
+    is_known = not isinstance(privacy.dp_event, UnsupportedDpEvent)
+    flags = {
+        "public": content.get("is_public"),
+        "seeded": said["noise_key"] != "from the operating system",
+        "unprotected": "unprotected" in content,
+        "of_records": unit is None,
+        "tuned": tuning,
+        "of_noise": is_known,
+        "of_claim": not is_known,
+        "no_ledger": ledger is None,
+        "not_in_ledger": not is_paid,
+        "of_model": is_model,
+        "of_table": not is_model,
+        "of_two_parts": found,
+        "compared": is_compared,
+        "unknown": not (found or is_compared or "score" in values) and is_model,
+    }
+    return values | {name: "" for name, is_so in flags.items() if is_so}
+
+
+def _count(content: Content) -> int:
+    """Returns how many records, or units, the table has."""
+    if (sample := content.get("sample")) is not None:
+        return sample["num_records"]
+    if (unit := content.get("unit")) is not None:
+        return unit["num_units"]
+    tuning, found = content.get("tuning", {}), content.get("evaluation", {})
+    held_out = tuning["num_scored"] if tuning.get("scored_on") == "holdout" else 0
+    return content["num_samples"] + held_out + found.get("num_samples", 0)
+
+
+def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
+    columns = _RATES, privacy.tradeoff(_RATES), privacy.posterior(0.01, _RATES)
+    lines = [[*map(_percent, line)] for line in zip(*columns, strict=True)]
+    head = ['wrong ones with a "yes"', "right ones, at most", "sure, at most"]
+    rates = np.linspace(0.0, 1.0, 101)
+    both = np.stack([privacy.tradeoff(rates), rates], axis=1)
+    shapes = {'share of wrong ones with a "yes"': _shapes.Shape(rates, both)}
+    figure = _shapes.plot(shapes, ["at most", "a mere guess"], "share of right ones")
+    return [Rows(head, lines), Picture(figure, 'Right candidates with a "yes"')]
+
+
+def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
+    """Returns the guarantee with its event, if the run has Gaussian noise alone.
+
+    It has if the multiplier, of all or of each step, costs just what the run states.
+    """
+    stats, delta = content.get("stats", {}), privacy.delta
+    multiplier, num_steps = stats.get("noise_multiplier"), stats.get("num_steps", 1)
+    if "rows" in content and content["unit"] is None:  # of a description
+        multiplier = noise_multiplier(privacy.epsilon, delta, num_steps=1)
+    for num in {1, num_steps} if delta > 0 and multiplier else ():
+        cost = noise_multiplier_to_epsilon(multiplier, delta, num_steps=num)
+        if math.isclose(cost, privacy.epsilon, rel_tol=1e-6):
+            event = gaussian_event(multiplier, num_steps=num)
+            return dataclasses.replace(privacy, dp_event=event)
+    return privacy
+
+
+def _spent(content: Content) -> Rows:
+    tuning = content.get("tuning", {})
+    parts = {
+        "all together": content["privacy"],
+        "of it, centers and scales": content.get("ranges", {}).get("privacy"),
+        "on the sample, by itself": content.get("sample", {}).get("budget_of_sample"),
+        "of it, each run": tuning.get("each_run"),
+        "of it, each score of a run": tuning.get("each_score"),
+        "scores, on other records": content.get("evaluation", {}).get("privacy"),
+    }
+    lines = [
+        [name, *(rounded_up(said[parameter], 6) for parameter in ("epsilon", "delta"))]
+        for name, said in parts.items()
+        if said is not None
+    ]
+    return Rows(["for what", "epsilon", "delta"], lines)
+
+
+def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
+    parts: dict[str, list[Block]] = {
+        "public": [_public(content, model)],
+        "settings": [_settings(content)],
+        "numbers": [*_numbers(model)],
+    }
+    if (found := content.get("evaluation")) is not None:
+        lines = [
+            [name, *(_bounds(both[one]) for one in ("model", "constant"))]
+            for name, both in found["measures"].items()
+        ]
+        parts["measures"] = [Rows(["measure", "model", "constant"], lines)]
+        lines = [
+            [f"{one['from']:.0%} to {one['to']:.0%}", _bounds(one["share"])]
+            for one in found["calibration"]
+        ]
+        head = ["predicted probability", "share with the label"]
+        parts["calibration"] = [Rows(head, lines)] if lines else []
+    if lines := content.get("comparison"):
+        head = [name.replace("_", " ") for name in lines[0]]
+        rows = [[*map(_plain, line.values())] for line in lines]
+        parts["comparison"] = [Rows(head, rows)]
+    return parts
+
+
+def _public(content: Content, model: Model) -> Rows:
+    ranges = content.get("ranges", {}).get("columns", {})
+    kinds: dict[str, Any] = {**model.columns, model.target_name: model.target}
+    if model.exposure is not None:
+        kinds[model.exposure.column] = model.exposure
+    lines = []
+    for name, kind in kinds.items():
+        known = "released privately" if name in ranges else "declared"
+        shown, held = name, _held(kind)
+        if name == model.target_name:
+            shown += " (target)"
+            if model.link == "log":
+                held = f"amounts of about {digits(kind.scale)}"
+        lines.append([shown, held, known])
+    return Rows(["column", "what it holds", "how that is known"], lines)
+
+
+def _held(kind: Any) -> str:
+    if isinstance(kind, Categorical):
+        return f"categories: {_listed(kind.categories)}"
+    if not isinstance(kind, Numeric):
+        return f"an exposure up to {digits(kind.max)}"
+    said = f"numbers around {digits(kind.center)}, give or take {digits(kind.scale)}"
+    if kind.limit < math.inf:
+        ends = (kind.center + side * kind.limit * kind.scale for side in (-1, 1))
+        said += f", held within {' and '.join(map(digits, ends))}"
+    return said
+
+
+def _settings(content: Content) -> Rows:
+    given = {**content["arguments"], **content["stats"], "l2": content["l2"]}
+    given |= content.get("tuning", {}).get("chosen", {})
+    lines = [
+        [name.replace("_", " "), _plain(entry)]
+        for name, entry in given.items()
+        if isinstance(entry, int | float | str) and name not in _SAID
+    ]
+    return Rows(["setting", ""], lines)
+
+
+def _numbers(model: Model) -> Iterator[Block]:
+    if 0 < len(model.columns) <= _MOST_PANELS:
+        yield Picture(_saved.figure_of(model), "What each column adds")
+    head, lines = _saved.numbers_of(model)
+    if len(lines) > _MOST_LINES:
+        yield Text(f"The first {_MOST_LINES} of {len(lines):,}; dpjax show has all.")
+    yield Rows(head, lines[:_MOST_LINES])
+    said = [] if model.standard_errors is None else model.summary().said
+    yield [*said, *_saved.limits_of(model)]
+
+
+def _listed(names: Iterable[Any]) -> str:
+    shown = [*map(str, names)]
+    more = len(shown) - _MOST_NAMES
+    return ", ".join(shown[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _bounds(said: Content) -> str:
+    value, low, high = (digits(said[name]) for name in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"
+
+
+def _percent(share: float) -> str:
+    return f"{rounded_up(100 * as_decimal(share), 3)}%"
+
+
+def _plain(entry: Any) -> str:
+    if isinstance(entry, float):
+        return digits(entry)
+    return "" if entry is None else str(entry)

@@ -1,0 +1,336 @@
+"""`dpjax report`: what it says of each kind of run, and that it needs nothing else."""
+
+import dataclasses
+import html
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from markdown_it import MarkdownIt
+from typer.testing import CliRunner
+
+from dpjax import load_model
+from dpjax._pages import Rows, Text, markdown_of
+from dpjax._untrusted import printable
+from dpjax.cli._app import app
+from dpjax.datasets import Categorical, Numeric
+from dpjax.models._shared import model_file
+
+BAD = '<script>x</script>|`*_"[a](http://b.c)\x1b[2J\n# h\u202e\ud800 {claim} www.d.e'
+COLUMNS = 'columns.x = {%s}\ncolumns.job = {categories = ["cook", "smith"]}\n'
+KNOWN, TARGET = (
+    "center = 0, scale = 1, limit = 3",
+    "column = 'y', center = 0, scale = 2",
+)
+SCHEMAS = {
+    "schema": COLUMNS % KNOWN + f"target = {{{TARGET}}}",
+    "labels": COLUMNS % KNOWN + "target = {column = 'sold', positive = 'yes'}",
+    "open": COLUMNS % "" + f"target = {{{TARGET}}}",
+}
+GIVEN = "data.csv --epsilon 8 --delta .001 --schema"
+SQUARED = f"{GIVEN} schema.toml --loss squared"
+DESCENT = "--method gradient-descent --steps 2"
+RUNS = {  # a command, and what is said of its run
+    "linear": (
+        f"train {SQUARED} --intervals --holdout .3 --ledger t.toml",
+        "Method: DP linear model",
+        "Guarantee: epsilon = 8, delta = 0.001, for each record",
+        "Replacing any one of the 400 records changes the probability of any event to",
+        "its probability is at most e^epsilon times what it would be with one record",
+        "Quality: median of the absolute error",
+        "All of it follows from the run's Gaussian noise.",
+        "Training and scores see different records",
+        "The ledger allows all runs on the table together epsilon = 90, delta = 0.01.",
+        "numbers around 0, give or take 1, held within -3 and 3",
+        "categories: cook, smith",
+        "Measured on 120 records that training did not see. The constant is the best",
+        "90th percentile of the absolute error: nine of ten records are predicted this",
+        "95% interval",
+        "An interval is for the coefficient of the best predictor of this kind",
+        "dpjax train data.csv --epsilon 8 --delta 0.001 --loss squared, with a schema",
+        "The noise came from the operating system.",
+    ),
+    "labels": (
+        f"train {GIVEN} labels.toml --loss logistic {DESCENT} --holdout .4",
+        *("share with the label", "40% to 60%", "accuracy: the share of records"),
+    ),
+    "ranges": (
+        f"train {GIVEN} open.toml --loss squared --private-ranges .5 {DESCENT}",
+        *("released privately", "of it, centers and scales", "No ledger was given"),
+        "Nothing was released of that; --holdout 0.2 pays for it.",
+    ),
+    "persons": (
+        f"train {SQUARED} {DESCENT} --unit who",
+        "Table: data.csv, 50 values of who",
+        "for each group of records with one who",
+        "All records with one who are protected together; 4 of them count at most.",
+        "All of it follows from epsilon and delta alone",
+    ),
+    "tuned": (
+        f"tune {SQUARED} {DESCENT} --over learning_rate=.1,1 --trials 2 --holdout .3",
+        "Table: data.csv, 400 records",
+        "How many runs the search has made must stay secret",
+        *("The mean loss of the chosen run is", "dpjax tune data.csv"),
+    ),
+    "described": (
+        f"describe {GIVEN} schema.toml --by job",
+        "Report on a private description of data.csv",
+        "All of it follows from the run's Gaussian noise.",
+        *("share of the budget", "What the table holds", "dpjax describe data.csv"),
+    ),
+    "curves": (
+        f"train {SQUARED} --epsilon 99 --model additive --quick",
+        *("DP additive model", "knots, -3 to 3", "A column has a value of 0 at"),
+    ),
+}
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A folder with a table of 400 records of 50 persons, and a ledger."""
+    folder = tmp_path_factory.mktemp("table")
+    rng = np.random.default_rng(0)
+    x, job = rng.uniform(-2, 2, 400), rng.choice(["cook", "smith", ""], 400)
+    sold = np.where(x + rng.normal(size=400) > 0, "yes", "no")
+    rows = [f"{i % 50},{x[i]},{job[i]},{x[i] + (i % 3)},{sold[i]}" for i in range(400)]
+    (folder / "data.csv").write_text("\n".join(["who,x,job,y,sold", *rows]))
+    for name, text in SCHEMAS.items():
+        (folder / f"{name}.toml").write_text(text)
+    opened = invoke("ledger", folder / "t.toml", "--epsilon", 90, "--delta", ".01")
+    assert opened.exit_code == 0
+    return folder
+
+
+@pytest.fixture
+def out(table, tmp_path, monkeypatch):
+    """Makes runs, each once, and copies them to where nothing else lies."""
+
+    def out(name="linear"):
+        if not (table / name).exists():
+            monkeypatch.chdir(table)
+            result = invoke(*RUNS[name][0].split(), "--output", name)
+            assert result.exit_code == 0, result.stderr
+        monkeypatch.chdir(tmp_path)
+        shutil.copy(table / "t.toml", "t.toml")
+        return shutil.copytree(table / name, Path(name))
+
+    return out
+
+
+OURS = "html head meta title style body h1 h2 p ul li table tr th td picture source img"
+OURS += " thead tbody blockquote strong"  # of Markdown
+
+
+def texts_of(page):
+    """Returns the texts of a page, which has no tags but ours, and needs no file."""
+    assert {*re.findall(r"</?([^\s>]+)", page)} <= {*OURS.split(), "!doctype"}
+    links = re.findall(r'(?:src|srcset|href)="([^"]*)"', page)
+    assert all(link.startswith("data:image/") for link in links)
+    texts = map(html.unescape, re.split("<[^>]*>", page.split("<body>")[-1]))
+    return [text.strip() for text in texts if text.strip()]
+
+
+def written(*arguments):
+    """Returns the texts of a report as HTML and as Markdown, which are the same."""
+    found = []
+    for ending in ("html", "md"):
+        pages = []
+        for _ in range(2):
+            result = invoke("report", *arguments, "--format", ending)
+            assert result.exit_code == 0, result.stderr
+            path = Path(result.stdout.removeprefix("wrote ").strip())
+            pages.append(path.read_bytes().decode())
+        assert pages[0] == pages[1]  # a function of the run
+        assert "data:image/" in pages[0]
+        found.append(texts_of(pages[0] if ending == "html" else rendered(pages[0])))
+    assert found[0] == found[1]
+    return " | ".join(found[0])
+
+
+def rendered(markdown):
+    return MarkdownIt("commonmark").enable("table").render(markdown)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_it_says_of_a_run(out, name):
+    path = out(name)
+    text = written(path, *["--ledger", "t.toml"] * (name == "linear"))
+    for said in RUNS[name][1:]:
+        assert said in text
+    assert not re.search(r"[{}]|None|\bnan\b|No run in the ledger", text)
+    if name == "tuned":  # when the search ended does not show
+        times = {x.stat().st_mtime % 86_400 for x in [path, *path.iterdir()]}
+        assert times == {0.0}
+
+
+def test_warnings(out):
+    path = out() / "report.json"
+    content = json.loads(path.read_text())
+    content |= {"is_public": True, "unprotected": [], "comparison": [{"a_risk": 1.5}]}
+    content["sample"] = {"num_records": 70_000, "max_records": 400}
+    content["sample"]["budget_of_sample"] = {"epsilon": 12.5, "delta": 0.1}
+    content["privacy"]["noise_key"] = "seeded, hence for public data only"
+    path.write_text(json.dumps(content))
+    ledger = Path("t.toml").read_text().replace("epsilon = 8,", "epsilon = 7,")
+    Path("t.toml").write_text(ledger)
+    text = written(path, "--ledger", "t.toml")
+    assert "70,000 records | Sample: 400 of them, drawn at random." in text
+    assert "on the sample, by itself | 12.5 | 0.1" in text
+    assert "there was nothing to protect" in text
+    assert "The noise was made from a seed." in text
+    assert "also holds test numbers that no guarantee covers" in text
+    assert "No run in the ledger has the price of this one." in text
+    assert "a risk | 1.5" in text
+
+
+@pytest.mark.parametrize("kind", ["linear", "described"])
+def test_a_strangers_text_is_text(out, kind):
+    path = out(kind)
+    said = path / ("report.json" if kind == "linear" else "description.json")
+    content = json.loads(said.read_text())
+    content["data"] = content["privacy"]["description"] = BAD
+    if kind == "linear":
+        model = load_model(path)
+        columns = {BAD: Numeric(), "job": Categorical((BAD, "smith"))}
+        model = dataclasses.replace(
+            model,
+            **{"data": BAD, "method": BAD, "target_name": BAD, "versions": {BAD: BAD}},
+            **{"columns": columns, "target_unit": BAD},
+            privacy=dataclasses.replace(model.privacy, description=BAD),
+        )
+        (path / "model.npz").write_bytes(model_file(model))
+        content |= {"method": BAD, "loss": BAD, "feature_names": [*model.feature_names]}
+        content["stats"] = {BAD: BAD, "list": [BAD]}
+        measures = content["evaluation"]["measures"]
+        measures[f"claim {BAD}"] = next(iter(measures.values()))
+    for row in content.get("rows", []):
+        row["of"] = row["of"] and BAD
+    said.write_text(json.dumps(content))
+    text = written(path)
+    assert printable(BAD) in text
+    assert not set("\x1b\u202e\ud800") & set(text)
+    assert "Guarantee: epsilon = " in text
+
+
+ODD = (
+    "- a",
+    "+",
+    "1. a",
+    "2)",
+    "# a #",
+    "> a",
+    "---",
+    "===",
+    "~~~",
+    "``",
+    "    a",
+    "\\",
+)
+ODD += (
+    "a\n\nb",
+    "a | b|",
+    "\\|",
+    "&lt;",
+    "<!-- a",
+    "$a$",
+    "![a](b)",
+    "https://a.b",
+    "www.a.b",
+)
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_markdown_is_text(text):
+    blocks = [
+        text,
+        Text(text),
+        Text(text, is_warning=True),
+        [text],
+        Rows([text], [[text]]),
+    ]
+    markdown = markdown_of(text, blocks)
+    assert texts_of(rendered(markdown)) == [printable(text).strip()] * 7
+    assert not re.search("://|www[.]", markdown)  # which some programs make links
+
+
+def changed(**changes):
+    path = Path("linear", "report.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+BOTH = "RUN must be a folder that has either report.json of dpjax train or tune, or de"
+OTHER = "RUN must be what dpjax train, tune or describe has written, got 'linear/report"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "arrange", "message"),
+    [
+        (["none"], None, BOTH),
+        (["."], None, BOTH),
+        (["linear"], lambda: os.remove("linear/model.npz"), "linear/model.npz"),
+        (["linear"], lambda: os.remove("linear/report.json"), BOTH),
+        (["linear"], lambda: Path("linear/description.json").write_text("{}"), BOTH),
+        (
+            ["linear"],
+            lambda: changed(data="b.csv"),
+            f"{OTHER}.json': ValueError, it is",
+        ),
+        (["linear"], lambda: changed(stats=3), OTHER),
+        (["linear"], lambda: changed(num_samples="x"), OTHER),
+        (["linear"], lambda: changed(evaluation={"measures": []}), OTHER),
+        (["linear"], lambda: changed(privacy=None), OTHER),
+        (
+            ["t.toml"],
+            None,
+            "RUN must be what dpjax train, tune or describe has written",
+        ),
+        (
+            ["linear", "--ledger", "linear/report.json"],
+            None,
+            "--ledger must be a file t",
+        ),
+        (
+            ["linear", "--output", "a.md"],
+            None,
+            "--output must be a file that ends in .h",
+        ),
+        (
+            ["t.html", "--output", "t.html"],
+            None,
+            "--output must be another file than R",
+        ),
+    ],
+)
+def test_what_it_refuses(out, arguments, arrange, message):
+    out()
+    Path("t.html").write_text("{}")
+    if arrange:
+        arrange()
+    before = {path: path.read_bytes() for path in Path().rglob("*.*")}
+    result = invoke("report", *arguments)
+    assert result.exit_code == 2, result.exception
+    assert message in " ".join(result.stderr.split())
+    assert {path: path.read_bytes() for path in Path().rglob("*.*")} == before
+
+
+def test_a_full_disk_leaves_the_report_that_was_there(out, monkeypatch):
+    path = out()
+    (path / "report.html").write_text("old")
+    before = sorted(path.iterdir())
+
+    def fail(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    result = invoke("report", path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert (path / "report.html").read_text() == "old"
+    assert sorted(path.iterdir()) == before
