@@ -28,6 +28,7 @@ from dpjax.accounting._fixed_size import run_losses
 from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._guarantee import PrivacyGuarantee
 from dpjax.accounting._poisson_capacity import overflow_probability
+from dpjax.accounting._random_allocation import RandomAllocationDpEvent
 
 Curve = Callable[[np.ndarray], np.ndarray]
 Base = float | dpa.DpEvent | PrivacyGuarantee
@@ -159,13 +160,14 @@ def _with_event(claimed: Profile, guarantee: PrivacyGuarantee) -> Profile | None
 
 
 def overflow_of(guarantee: PrivacyGuarantee) -> float:
-    """Returns the probability that padded Poisson batches drop a record.
+    """Returns the probability that padded batches drop a record.
 
     Events do not hold it. `poisson_capacity` bounds it by the epsilon of the run, which
     is known if the event is of one run and no other release.
     """
     leaves = [leaf for leaf, _ in _leaves(guarantee.dp_event)]
-    if not any(isinstance(leaf, dpa.PoissonSampledDpEvent) for leaf in leaves):
+    padded = (dpa.PoissonSampledDpEvent, RandomAllocationDpEvent)
+    if not any(isinstance(leaf, padded) for leaf in leaves):
         return 0.0
     epsilon = guarantee.epsilon if len(leaves) == 1 else 0.0
     return overflow_probability(epsilon, guarantee.delta)
