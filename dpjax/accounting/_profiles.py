@@ -28,7 +28,10 @@ from dpjax.accounting._fixed_size import run_losses
 from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._guarantee import PrivacyGuarantee
 from dpjax.accounting._poisson_capacity import overflow_probability
-from dpjax.accounting._random_allocation import RandomAllocationDpEvent
+from dpjax.accounting._random_allocation import (
+    RandomAllocationDpEvent,
+    allocation_delta,
+)
 
 Curve = Callable[[np.ndarray], np.ndarray]
 Base = float | dpa.DpEvent | PrivacyGuarantee
@@ -203,6 +206,10 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
         mu = _mu(leaves)
         losses = run_losses(*fixed_size[0], 1 / mu if mu > 0 else math.inf)
         delta = _chords(losses.get_delta_for_epsilon, num_steps)
+    if isinstance(event, RandomAllocationDpEvent):
+        epochs = math.ceil(event.num_steps / event.num_bins)
+        error = {"fft_error": _FFT_ERROR * epochs}
+        delta = _chords(partial(allocation_delta, event, relation=relation, **error), 0)
     is_sampled = any(hasattr(leaf, "event") for leaf, _ in leaves)
     accountant = RdpAccountant(_SAMPLED_ORDERS if is_sampled else _ORDERS, relation)
     renyi = None

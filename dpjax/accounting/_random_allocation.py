@@ -71,6 +71,7 @@ _FINENESS, _WIDEST, _MOST_LOSSES = 0.02, 0.01, 20_000
 # The mass that is moved at each end of a law, and the reach of a normal variable.
 _UNSEEN, _REACH = 1e-18, 9.0
 
+# Of float64, and of the bins' probabilities (`batching.BallsInBins`), in epsilon.
 _ROUNDOFF = 1e-9
 _LARGEST_EPSILON = 300.0
 
@@ -162,6 +163,33 @@ def allocation_epsilon(
     rest = (delta - of_first - fft_error) / grown - fft_error
     factor = np.interp(rest, of_second[::-1], grown[::-1], left=math.inf)
     return float(np.min(first + np.log(factor))) + _ROUNDOFF
+
+
+def allocation_delta(
+    event: RandomAllocationDpEvent,
+    epsilons: np.ndarray,
+    *,
+    relation: NeighboringRelation,
+    fft_error: float,
+) -> np.ndarray:
+    """Returns upper bounds of delta at epsilons >= 0, as of `allocation_epsilon`."""
+    stddev = event.event.noise_multiplier
+    if not _LEAST_STDDEV <= stddev <= _LARGEST_STDDEV:
+        return np.ones_like(epsilons)
+    run = run_losses(stddev, event.num_steps, event.num_bins, math.inf)
+    one, other = (lambda e, x=x: np.asarray(x.get_delta_for_epsilon(e)) for x in run)
+    exact = np.maximum(epsilons - _ROUNDOFF, 0.0)
+    if relation is not REPLACE_ONE:
+        delta = np.maximum(one(exact), other(exact)) + fft_error
+    else:
+        # Equation (2), whose two parts take all pairs of these shares of epsilon.
+        first = exact[:, None] * np.linspace(0.0, 1.0, 101)
+        values, places = np.unique(first, return_inverse=True)
+        of_first = one(values)[places].reshape(first.shape) + fft_error
+        of_second = other(values)[places].reshape(first.shape)[:, ::-1] + fft_error
+        grown = np.exp(np.minimum(first, _LARGEST_EPSILON))
+        delta = np.min(of_first + grown * of_second, axis=1)
+    return np.minimum(delta * (1 + _ROUNDOFF), 1.0)
 
 
 def run_losses(
