@@ -20,8 +20,8 @@ from dpjax.batching._batching import Batching, at_most_all, participates
 from dpjax.batching._coins import true_places
 from dpjax.batching._poisson import capacity_of
 
-# Up to here `jax.random.randint` is a remainder of 64 random bits. Its probabilities are
-# 1 / c up to a factor 1 +- c 2^-64: T steps change epsilon by T 2^-64.
+# Up to here `jax.random.randint` is a remainder of 64 random bits. Its probabilities
+# are 1 / c up to a factor 1 +- c 2^-64: T steps change epsilon by T 2^-64.
 _MOST_BINS = 2**16
 
 
