@@ -3,6 +3,8 @@
 Every random check has a fixed key and a false-alarm rate of at most 1e-6.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,15 +78,17 @@ def test_groups_take_turns(drawn):
     assert is_likely(np.array([pairs[0], pairs[1].sum()]), len(found), 0.25, 2)
 
 
-def test_every_record_falls_into_one_bin(drawn):
+def test_every_record_falls_into_one_bin_of_each_epoch(drawn):
     found = drawn["bins"]
-    np.testing.assert_array_equal(found[:, :4].sum(axis=1), 1)
-    np.testing.assert_array_equal(found[:, 4:8], found[:, :4])
-    np.testing.assert_array_equal(found[:, 8], found[:, 0])
-    counts = found[:, :4].sum(axis=0).ravel()
+    first, second = found[:, :4], found[:, 4:8]
+    np.testing.assert_array_equal(first.sum(axis=1), 1)
+    np.testing.assert_array_equal(second.sum(axis=1), 1)
+    counts = found.sum(axis=0).ravel()
     assert is_likely(counts, len(found), 0.25, counts.size)
-    pairs = (found[:, :4, 0] & found[:, :4, 13]).any(axis=1).sum()
-    assert is_likely(pairs, len(found), 0.25, 1)
+    # Bins are independent from record to record, and from epoch to epoch.
+    pairs = (first[..., 0] & first[..., 13]).any(axis=1).sum()
+    again = (first & second).any(axis=1).sum(axis=0)
+    assert is_likely(np.r_[pairs, again], len(found), 0.25, 1 + again.size)
 
 
 def test_every_epoch_is_a_new_order(drawn):
@@ -109,7 +113,8 @@ def test_participation_holds_and_accounting_counts_it(drawn):
         most = pattern["max_participations"]
         assert pattern["num_steps"] == NUM_STEPS
         assert drawn[name].sum(axis=1).max() == most
-        assert batching.accounting(NUM_SAMPLES, NUM_STEPS)["num_steps"] == most
+        cost = batching.accounting(NUM_SAMPLES, NUM_STEPS)
+        assert math.ceil(cost["num_steps"] / cost.get("num_bins", 1)) == most
         steps = np.argsort(-drawn[name], axis=1, kind="stable")
         both = drawn[name].sum(axis=1) >= 2
         gaps = (steps[:, 1] - steps[:, 0])[both]
@@ -136,9 +141,16 @@ def test_cost_of_cyclic_batches():
     assert whole == {"num_steps": 3, "sampling_prob": 1.0}
 
 
-def test_bins_have_room(key):
-    # 1e5 balls in 100 bins: six standard deviations above the mean.
-    assert 1_180 < BallsInBins(100).init(key, 100_000, 1).capacity < 1_220
+def test_bins_have_the_capacity_of_poisson_batches(key):
+    sizes = [
+        x.init(jax.random.clone(key), 100_000, 50, epsilon=1.0, delta=1e-5).capacity
+        for x in (BallsInBins(100), Poisson(1_000.0))
+    ]
+    assert sizes[0] == sizes[1]
+    with pytest.raises(ValueError, match="epsilon must be given"):
+        BallsInBins(100).init(key, 100_000, 50)
+    with pytest.raises(ValueError, match=f"capacity must be at least {sizes[0]}"):
+        BallsInBins(100, sizes[0] - 1).init(key, 100_000, 50, epsilon=1.0, delta=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +220,7 @@ def test_a_private_run_on_every_kind(key):
             "expected_batch_size must be at most .* of a group, 4",
         ),
         (lambda: BallsInBins(0), "num_bins must be an integer"),
+        (lambda: BallsInBins(2**16 + 1), "num_bins must be at most 65,536"),
         (lambda: BallsInBins(2, capacity=0.5), "capacity must be an integer"),
         (lambda: BallsInBins(9).accounting(8, 2), "num_bins must be at most"),
         (lambda: ShuffledEpochs(0), "batch_size must be an integer"),

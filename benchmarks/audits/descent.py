@@ -75,8 +75,8 @@ def dp_gradient_descent_cyclic() -> Case:
 
 @audited
 def dp_gradient_descent_bins() -> Case:
-    """One of two steps sees the record, both add noise."""
-    return _descended(_record(2), batching=batching.BallsInBins(2))
+    """One of two steps sees the record, each with probability 1/2."""
+    return _sampled(batching.BallsInBins(2))
 
 
 @audited

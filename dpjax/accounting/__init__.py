@@ -5,6 +5,7 @@ from dpjax.accounting._filter import PrivacyFilter
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 from dpjax.accounting._group import group_privacy
 from dpjax.accounting._guarantee import PrivacyGuarantee
+from dpjax.accounting._random_allocation import RandomAllocationDpEvent
 from dpjax.accounting._sample import subsample_budget, subsample_privacy
 from dpjax.accounting._selection import selection_epsilon, selection_event
 from dpjax.accounting._smooth import smooth_noise_multiplier
@@ -19,6 +20,7 @@ from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 __all__ = [
     "PrivacyFilter",
     "PrivacyGuarantee",
+    "RandomAllocationDpEvent",
     "discrete_gaussian_stddev",
     "epsilon_to_rho",
     "gaussian_epsilon",

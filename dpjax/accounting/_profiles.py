@@ -27,6 +27,10 @@ from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.accounting._fixed_size import run_losses
 from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._poisson_capacity import overflow_probability
+from dpjax.accounting._random_allocation import (
+    RandomAllocationDpEvent,
+    allocation_delta,
+)
 
 Curve = Callable[[np.ndarray], np.ndarray]
 
@@ -174,13 +178,14 @@ def gaussian(mu: float) -> Profile:
 
 
 def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:
-    """Returns the probability that padded Poisson batches drop a record.
+    """Returns the probability that padded batches drop a record.
 
     Events do not hold it. `poisson_capacity` bounds it by the epsilon of the run, which
     is known if the event is of one run and no other release.
     """
     leaves = [leaf for leaf, _ in _leaves(event)]
-    if not any(isinstance(leaf, dpa.PoissonSampledDpEvent) for leaf in leaves):
+    padded = (dpa.PoissonSampledDpEvent, RandomAllocationDpEvent)
+    if not any(isinstance(leaf, padded) for leaf in leaves):
         return 0.0
     return overflow_probability(epsilon if len(leaves) == 1 else 0.0, delta)
 
@@ -215,6 +220,12 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
         mu = _mu(leaves)
         losses = run_losses(*fixed_size[0], 1 / mu if mu > 0 else math.inf)
         delta = _chords(losses.get_delta_for_epsilon, num_steps)
+    if isinstance(event, RandomAllocationDpEvent):
+        epochs = math.ceil(event.num_steps / event.num_bins)
+        error = {"fft_error": _FFT_ERROR * epochs}
+        delta = _chords(
+            functools.partial(allocation_delta, event, relation=relation, **error), 0
+        )
     is_sampled = any(hasattr(leaf, "event") for leaf, _ in leaves)
     accountant = RdpAccountant(_SAMPLED_ORDERS if is_sampled else _ORDERS, relation)
     renyi = None

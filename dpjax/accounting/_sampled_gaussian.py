@@ -25,7 +25,8 @@ E.
 For gamma < 1 swap the runs: the pair is symmetric. So it dominates every step, and its
 T-fold composition T adaptive ones (Zhu, Dong, Wang 2022, "Optimal accounting of
 differential privacy via characteristic function", Theorem 10; for a record that is
-added or removed the pair is their Theorem 11).
+added or removed the pair is their Theorem 11). `_random_allocation.py` has the pair of
+batches of which each record enters one in every c.
 """
 
 import dataclasses
@@ -50,6 +51,10 @@ from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, No
 from dpjax.accounting._fixed_size import one_step_epsilon, run_losses, spacing
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 from dpjax.accounting._poisson_capacity import check_sampling_prob, without_overflow
+from dpjax.accounting._random_allocation import (
+    RandomAllocationDpEvent,
+    allocation_epsilon,
+)
 from dpjax.accounting._sampled_renyi import (
     fixed_size_log_moment,
     poisson_log_moment,
@@ -79,7 +84,7 @@ _TOLERANCE = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """Full, Poisson (sampling_prob < 1) or fixed-size batches; made by `scheme_of`."""
+    """Full, Poisson (sampling_prob < 1), allocated or fixed-size batches."""
 
     num_steps: int
     sampling_prob: float
@@ -87,26 +92,40 @@ class Scheme:
     relation: NeighboringRelation
     noise: NoiseName = "gaussian"
     other_multiplier: float = math.inf  # of another release, on all records
+    num_bins: int | None = None  # of random allocation
 
     @property
     def is_poisson(self) -> bool:
         return self.sampling_prob < 1
 
     @property
+    def has_coins(self) -> bool:
+        """Whether records enter independently, so that a padded batch may overflow."""
+        return self.is_poisson or self.num_bins is not None
+
+    @property
     def is_full_batch(self) -> bool:
-        return not self.is_poisson and self.fixed_size is None
+        return not self.has_coins and self.fixed_size is None
+
+    @property
+    def num_releases(self) -> int:
+        """The most steps that a record can enter."""
+        return math.ceil(self.num_steps / (self.num_bins or 1))
 
     @property
     def _unit(self) -> int:
         # The PLD accountant expects stddev / C with C the norm bound of a record, and
         # accounts itself for the 2C by which replacing one moves the sum.
-        return 2 if self.is_poisson and self.relation is REPLACE_ONE else 1
+        return 2 if self.has_coins and self.relation is REPLACE_ONE else 1
 
     def event(self, multiplier: float) -> DpEvent:
         """The steps, in the convention of the accountant that reads them."""
         if self.noise != "gaussian":
             rho = 0.5 / multiplier**2 if multiplier > 0 else math.inf
             return SelfComposedDpEvent(ZCDpEvent(rho), self.num_steps)
+        if self.num_bins is not None:
+            step = GaussianDpEvent(self._unit * multiplier)
+            return RandomAllocationDpEvent(self.num_bins, self.num_steps, step)
         if self.fixed_size is not None:
             # The RDP accountant expects stddev / sensitivity, that is stddev / 2C.
             step = SampledWithoutReplacementDpEvent(
@@ -127,7 +146,7 @@ class Scheme:
                 return math.inf
             rho = 0.5 * self.num_steps / multiplier**2 + 0.5 / self.other_multiplier**2
             return rho_to_epsilon(rho, delta)
-        if self.is_poisson:
+        if self.has_coins:
             delta = without_overflow(delta)
         # Batches do not depend on the data, so a sampled run is a mixture of runs that
         # are each as private as full batches. So is the mixture (joint convexity).
@@ -138,7 +157,18 @@ class Scheme:
             or not _SMALLEST_MULTIPLIER <= multiplier <= _LARGEST_MULTIPLIER
         ):
             return full_batch
-        lost = _FFT_ERROR * (self.num_steps + (self.other_multiplier < math.inf))
+        lost = _FFT_ERROR * (self.num_releases + (self.other_multiplier < math.inf))
+        if self.num_bins is not None:
+            allocated = allocation_epsilon(
+                self._unit * multiplier,
+                delta,
+                num_steps=self.num_steps,
+                num_bins=self.num_bins,
+                relation=self.relation,
+                other_multiplier=self._unit * self.other_multiplier,
+                fft_error=lost,
+            )
+            return min(full_batch, allocated)
         bounds = [full_batch]
         is_one_step = self.num_steps == 1 and self.other_multiplier == math.inf
         if self.fixed_size is not None and is_one_step:
@@ -152,13 +182,13 @@ class Scheme:
     def _full_batch_epsilon(self, multiplier: float, delta: float) -> float:
         if self.other_multiplier == math.inf:
             return gaussian_epsilon(
-                multiplier, delta, sensitivity=1.0, num_releases=self.num_steps
+                multiplier, delta, sensitivity=1.0, num_releases=self.num_releases
             )
         if min(multiplier, self.other_multiplier) == 0:
             return math.inf
         # Several Gaussian releases cost as much as one, whose precision (inverse
         # variance) is the sum of their precisions.
-        precision = self.num_steps / multiplier**2 + 1 / self.other_multiplier**2
+        precision = self.num_releases / multiplier**2 + 1 / self.other_multiplier**2
         together = 1 / math.sqrt(precision) * (1 - _ROUNDED_UP)
         return gaussian_epsilon(together, delta, sensitivity=1.0)
 
@@ -211,11 +241,13 @@ def scheme_of(
     relation: NeighboringRelation,
     noise: NoiseName,
     other_multiplier: float = math.inf,
+    num_bins: int | None = None,
 ) -> Scheme:
     """Checks the sampling arguments of `noise_multiplier`; returns their scheme."""
     _validate.choice(NoiseName, noise=noise)
     _validate.require(
-        noise == "gaussian" or (sampling_prob == 1 and batch_size is None),
+        noise == "gaussian"
+        or (sampling_prob == 1 and batch_size is None and num_bins is None),
         "noise",
         noise,
         "gaussian with sampled batches: no amplification is proved for other noise",
@@ -230,13 +262,28 @@ def scheme_of(
         relation,
         "REPLACE_ONE or ADD_OR_REMOVE_ONE",
     )
+    if num_bins is not None:
+        _validate.count(num_bins=num_bins)
+        _validate.require(
+            sampling_prob == 1 and num_samples is None and batch_size is None,
+            "num_bins",
+            num_bins,
+            "None with sampling_prob or batch_size: a record enters one of the bins, "
+            "and always",
+        )
     if num_samples is None or batch_size is None:
         rule = "given where batch_size is"
         _validate.require(batch_size is None, "num_samples", num_samples, rule)
         rule = "given where num_samples is"
         _validate.require(num_samples is None, "batch_size", batch_size, rule)
         return Scheme(
-            num_steps, float(sampling_prob), None, relation, noise, other_multiplier
+            num_steps,
+            float(sampling_prob),
+            None,
+            relation,
+            noise,
+            other_multiplier,
+            None if num_bins == 1 else num_bins,
         )
 
     _validate.count(num_samples=num_samples, batch_size=batch_size)
@@ -266,9 +313,9 @@ def calibrate(epsilon: float, delta: float, scheme: Scheme) -> float:
     if scheme.noise != "gaussian":
         rho = epsilon_to_rho(epsilon, delta) / scheme.num_steps
         return math.sqrt(0.5 / rho) * (1 + _ROUNDED_UP) if rho > 0 else math.inf
-    usable_delta = without_overflow(delta) if scheme.is_poisson else delta
+    usable_delta = without_overflow(delta) if scheme.has_coins else delta
     full_batch = gaussian_stddev(
-        epsilon, usable_delta, sensitivity=1.0, num_releases=scheme.num_steps
+        epsilon, usable_delta, sensitivity=1.0, num_releases=scheme.num_releases
     )
     if scheme.is_full_batch or full_batch in (0.0, math.inf):
         return full_batch

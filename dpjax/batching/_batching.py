@@ -86,9 +86,9 @@ class Batching(abc.ABC):
             num_samples: n, the number of records of all devices together.
             num_steps: T, the number of batches of the run.
             epsilon: privacy of the whole run, as given to
-                `accounting.noise_multiplier`. Required by `Poisson` and
-                `CyclicPoisson`, because the capacity of a batch depends on the budget;
-                ignored by the others.
+                `accounting.noise_multiplier`. Required by `Poisson`, `CyclicPoisson`
+                and `BallsInBins`, because the capacity of a batch depends on the
+                budget; ignored by the others.
             delta: privacy of the whole run, likewise.
 
         Raises:

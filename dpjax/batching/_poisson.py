@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ class Poisson(Batching):
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
         prob = self._sampling_prob(num_samples)
-        return _capacity(self, num_samples, prob, num_steps, epsilon, delta)
+        return capacity_of(self, num_samples, prob, num_steps, epsilon, delta)
 
     def _sampling_prob(self, num_samples: int) -> float:
         at_most_all(num_samples, expected_batch_size=self.expected_batch_size)
@@ -157,7 +157,7 @@ class CyclicPoisson(Batching):
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
         size, prob = self._group(num_samples)
-        return _capacity(self, size, prob, num_steps, epsilon, delta)
+        return capacity_of(self, size, prob, num_steps, epsilon, delta)
 
     def _group(self, num_samples: int) -> tuple[int, float]:
         """Returns the number of records of a group, and the probability of each."""
@@ -186,8 +186,8 @@ def _entering(
     return jax.random.permutation(place_key, true_places(enters, cast(int, capacity)))
 
 
-def _capacity(
-    batching: Poisson | CyclicPoisson,
+def capacity_of(
+    batching: Any,
     num_samples: int,
     probability: float,
     num_steps: int,

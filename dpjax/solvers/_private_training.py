@@ -12,7 +12,7 @@ from dpjax import _validate
 from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import num_coordinates
 from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree
-from dpjax.batching import Batching, Full, Poisson
+from dpjax.batching import BallsInBins, Batching, Full, Poisson
 from dpjax.batching._shared import BatchState
 from dpjax.estimators import AdaptiveThreshold, Estimator, Mean, Scaled
 from dpjax.gradients import robust_grad
@@ -75,8 +75,9 @@ class PrivateTraining:
             they are exact functions of single records.
         microbatch_size: how many per-example gradients are computed at once; this
             changes speed and memory only.
-        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE with `Full` or `Poisson` batches. To
-            remove a row is then to replace it by one whose loss is constant in params.
+        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE with `Full`, `Poisson` or
+            `BallsInBins` batches. To remove a row is then to replace it by one whose
+            loss is constant in params.
 
     Attributes:
         privacy: the `PrivacyGuarantee` of the whole run, known before it begins.
@@ -173,7 +174,8 @@ class PrivateTraining:
             batching = recipe.default_batching(num_samples, noise)
         check_steps(num_samples, num_steps, batching)
         _validate.require(
-            relation is REPLACE_ONE or isinstance(batching, Full | Poisson),
+            relation is REPLACE_ONE
+            or isinstance(batching, Full | Poisson | BallsInBins),
             "relation",
             relation,
             f"REPLACE_ONE with {batching}: its batches depend on the number of rows",

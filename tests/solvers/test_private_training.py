@@ -11,7 +11,14 @@ import pytest
 
 from dpjax import PrivateTraining, accounting, recommend
 from dpjax._types import ADD_OR_REMOVE_ONE
-from dpjax.batching import CyclicPoisson, Disjoint, Full, Poisson, ShuffledEpochs
+from dpjax.batching import (
+    BallsInBins,
+    CyclicPoisson,
+    Disjoint,
+    Full,
+    Poisson,
+    ShuffledEpochs,
+)
 from dpjax.estimators import (
     AdaptiveThreshold,
     Clipping,
@@ -323,11 +330,14 @@ def test_the_recipe_learns_in_any_unit():
         assert jnp.linalg.norm(error) < most, unit
 
 
-def test_add_or_remove_costs_what_it_says():
-    run = training(relation=ADD_OR_REMOVE_ONE, batching=Poisson(6.0))
+@pytest.mark.parametrize("batching", [Poisson(6.0), BallsInBins(5)])
+def test_add_or_remove_costs_what_it_says(batching):
+    run = training(relation=ADD_OR_REMOVE_ONE, batching=batching)
     assert run.privacy.relation is ADD_OR_REMOVE_ONE
     assert run.noise_multiplier == accounting.noise_multiplier(
-        *BUDGET.values(), relation=ADD_OR_REMOVE_ONE, **Poisson(6.0).accounting(N, T)
+        *BUDGET.values(),
+        relation=ADD_OR_REMOVE_ONE,
+        **batching.accounting(N, T),
     )
 
 

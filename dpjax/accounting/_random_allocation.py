@@ -1,0 +1,348 @@
+"""Random allocation: a record enters one uniformly random step of every c steps.
+
+An epoch is c steps with Gaussian noise. The record enters one of them, chosen uniformly
+and independently of all else, and moves its sum by a vector of norm at most C, which
+may depend on the outcomes of the earlier steps. Let the standard deviation be 1. Fix
+the steps of the other records: they have the same law with the record and without it,
+so that by joint convexity it suffices to bound the divergences for each such choice.
+
+Theorem. Let P be the law of the outcomes with the record and Q that without it. Every
+hockey-stick divergence from P to Q and from Q to P is at most that of
+
+    P* = mean over i of N(C e_i, I) and Q* = N(0, I), in c dimensions.            (1)
+
+Proof. Both divergences are expectations under Q of convex functions f of the likelihood
+ratio, which is the mean of Y_1 .. Y_c, Y_i = exp(<g_i, w_i> - |g_i|^2/2), where w_i is
+the noise of step i and g_i the move that the record would make in it, a function of the
+earlier outcomes. Given these, Y_i is a lognormal variable of mean one and scale
+|g_i| <= C. So X = exp(C z - C^2/2) with z normal, which is Y_i in law times an
+independent variable of mean one, is larger than Y_i in convex order. Let X_1 .. X_c be
+independent copies and V_i(u) = E f((u + X_{i+1} + .. + X_c) / c), convex in u. Then
+E V_i(Y_1 + .. + Y_i) <= E V_{i-1}(Y_1 + .. + Y_{i-1}), by the law of Y_i given the
+earlier outcomes. From i = c down to 1: E f(mean of Y) <= V_0(0) = E f(mean of X), the
+divergence of (1). The same holds after r < c steps, where the likelihood ratio is
+(1 - r/c) + (Y_1 + .. + Y_r) / c.
+
+Epochs, and other Gaussian releases, compose adaptively, because each has a dominating
+pair, given the earlier outcomes (Zhu, Dong, Wang 2022, Theorem 10).
+
+Replaced records. Let Q be the run in which the record enters no step, and in which each
+other release has its noise around the midpoint of its two values. P and Q, and Q and
+P', are pairs as above, with half of the sensitivity to replacing the record. Hence
+
+    P(S) <= e^e1 Q(S) + d1 <= e^(e1 + e2) P'(S) + e^e1 d2 + d1.                    (2)
+
+Numbers. If a law of the likelihood ratio under Q is replaced by a larger one in convex
+order, all divergences increase. Every rounding here is of that kind: mass at a point
+goes to its two neighbours on a grid in proportions that preserve the mean. Mass below
+the grid goes to zero and to the lowest point. Above, mass goes to the highest point and
+to infinity: a ratio that is infinite under P. So the laws of means of 1, 2, 4, .. terms
+are discrete, bounds in both directions, and have errors of second order in the spacing.
+Their float64 operations are sums of positive terms, whose relative error is below
+1e-11. Feldman and Shenfeld (2025, "Privacy amplification by random allocation"; 2026,
+"Efficient privacy loss accounting for subsampling and random allocation") have the pair
+(1), and compute the law by rounding all losses to one side.
+"""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld.privacy_loss_distribution import (
+    PrivacyLossDistribution,
+    from_gaussian_mechanism,
+)
+from scipy.special import ndtr
+
+from dpjax._types import REPLACE_ONE, NeighboringRelation
+
+# Outside of these standard deviations no gain is claimed: epsilon is about 20 at the
+# lower end, and the laws span hundreds of units of the logarithm below it.
+_LEAST_STDDEV, _LARGEST_STDDEV = 0.2, 1e6
+
+# The spacing of losses: over their standard deviation, and at most. The variance of the
+# losses grows by about the square of the first: half as much does the noise. A spacing
+# for rare large losses is wider, so that an epoch has at most about so many cells.
+_FINENESS, _WIDEST, _MOST_LOSSES = 0.02, 0.01, 20_000
+
+# The mass that is moved at each end of a law, and the reach of a normal variable.
+_UNSEEN, _REACH = 1e-18, 9.0
+
+# Of float64, and of the bins' probabilities (`batching.BallsInBins`), in epsilon.
+_ROUNDOFF = 1e-9
+_LARGEST_EPSILON = 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAllocationDpEvent(DpEvent):
+    """Steps of which each record enters one in every c, uniformly and independently.
+
+    No accountant of `dp_accounting` 0.6 reads it: they reject it. The last c steps may
+    be fewer. `noise_multiplier_to_epsilon` with `num_bins` computes its cost.
+
+    Attributes:
+        num_bins: c.
+        num_steps: T, the number of steps.
+        event: what a step does with the records that enter it; its noise multiplier is
+            stddev / norm bound of a record, under both relations.
+
+    Example:
+        >>> from dpjax.accounting import gaussian_event
+        >>> gaussian_event(1.5, num_steps=80, num_bins=40).event.noise_multiplier
+        3.0
+    """
+
+    num_bins: int
+    num_steps: int
+    event: GaussianDpEvent
+
+
+@dataclasses.dataclass(frozen=True)
+class _Law:
+    """A law of the likelihood ratio under Q, on the grid e^(spacing * integer).
+
+    Attributes:
+        spacing: distance of the logarithms of two points.
+        first: the integer of the first point.
+        masses: probabilities of the points.
+        zero: probability of zero.
+        lost: what the mean lacks to one: the probability of infinity under P.
+    """
+
+    spacing: float
+    first: int
+    masses: np.ndarray
+    zero: float
+    lost: float
+
+
+def allocation_epsilon(
+    stddev: float,
+    delta: float,
+    *,
+    num_steps: int,
+    num_bins: int,
+    relation: NeighboringRelation,
+    other_multiplier: float,
+    fft_error: float,
+) -> float:
+    """Returns an upper bound of epsilon of T steps, and another Gaussian release.
+
+    Args:
+        stddev: standard deviation over the norm bound of a record.
+        delta: privacy parameter in (0, 1).
+        num_steps: T.
+        num_bins: c.
+        relation: REPLACE_ONE or ADD_OR_REMOVE_ONE.
+        other_multiplier: that of the other release, in the unit of `stddev`.
+        fft_error: absolute error of a delta that is computed by composition.
+    """
+    if not _LEAST_STDDEV <= stddev <= _LARGEST_STDDEV:
+        return math.inf
+    removed, added = run_losses(stddev, num_steps, num_bins, other_multiplier)
+    delta *= 1 - _ROUNDOFF
+    if relation is not REPLACE_ONE:
+        pair = (x.get_epsilon_for_delta(delta - fft_error) for x in (removed, added))
+        epsilon = max(pair) if delta > fft_error else math.inf
+        return float(epsilon) + _ROUNDOFF
+    smallest = delta / 1_000 - fft_error
+    if smallest <= 0:
+        return math.inf
+    top = max(x.get_epsilon_for_delta(smallest) for x in (removed, added))
+    if top > _LARGEST_EPSILON:
+        return math.inf
+    # Equation (2). Chords of a delta, which is convex in e^epsilon, are above it.
+    first = np.linspace(0.0, float(top) + _ROUNDOFF, 1_000)
+    grown = np.exp(first)
+    of_first, of_second = (
+        np.asarray(x.get_delta_for_epsilon(first.tolist())) for x in (removed, added)
+    )
+    rest = (delta - of_first - fft_error) / grown - fft_error
+    factor = np.interp(rest, of_second[::-1], grown[::-1], left=math.inf)
+    return float(np.min(first + np.log(factor))) + _ROUNDOFF
+
+
+def allocation_delta(
+    event: RandomAllocationDpEvent,
+    epsilons: np.ndarray,
+    *,
+    relation: NeighboringRelation,
+    fft_error: float,
+) -> np.ndarray:
+    """Returns upper bounds of delta at epsilons >= 0, as of `allocation_epsilon`."""
+    stddev = event.event.noise_multiplier
+    if not _LEAST_STDDEV <= stddev <= _LARGEST_STDDEV:
+        return np.ones_like(epsilons)
+    run = run_losses(stddev, event.num_steps, event.num_bins, math.inf)
+    one, other = (lambda e, x=x: np.asarray(x.get_delta_for_epsilon(e)) for x in run)
+    exact = np.maximum(epsilons - _ROUNDOFF, 0.0)
+    if relation is not REPLACE_ONE:
+        delta = np.maximum(one(exact), other(exact)) + fft_error
+    else:
+        # Equation (2), whose two parts take all pairs of these shares of epsilon.
+        first = exact[:, None] * np.linspace(0.0, 1.0, 101)
+        values, places = np.unique(first, return_inverse=True)
+        of_first = one(values)[places].reshape(first.shape) + fft_error
+        of_second = other(values)[places].reshape(first.shape)[:, ::-1] + fft_error
+        grown = np.exp(np.minimum(first, _LARGEST_EPSILON))
+        delta = np.min(of_first + grown * of_second, axis=1)
+    return np.minimum(delta * (1 + _ROUNDOFF), 1.0)
+
+
+def run_losses(
+    stddev: float, num_steps: int, num_bins: int, other_multiplier: float
+) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
+    """Returns privacy losses of a run, from P to Q and from Q to P.
+
+    The arguments are those of `allocation_epsilon`.
+    """
+    shift = 1 / stddev
+    epochs, last = divmod(num_steps, num_bins)
+    spread = math.expm1(shift**2) * (epochs + last / num_bins) / num_bins
+    num_composed = epochs + (last > 0)
+    if other_multiplier < math.inf:
+        spread, num_composed = spread + other_multiplier**-2, num_composed + 1
+    largest = math.log1p(math.exp(_REACH * shift + shift**2 / 2) / num_bins)
+    fine = max(_FINENESS * math.sqrt(spread / num_composed), largest / _MOST_LOSSES)
+    spacing = min(_WIDEST, fine)
+    parts = []
+    if epochs:
+        whole = _losses(_epoch(num_bins, num_bins, shift, spacing))
+        parts.append([x.self_compose(epochs) if epochs > 1 else x for x in whole])
+    if last:
+        parts.append(_losses(_epoch(last, num_bins, shift, spacing)))
+    if other_multiplier < math.inf:
+        other = from_gaussian_mechanism(
+            other_multiplier, value_discretization_interval=spacing
+        )
+        parts.append([other, other])
+    removed, added = (
+        functools.reduce(lambda one, other: one.compose(other), direction)
+        for direction in zip(*parts, strict=True)
+    )
+    return removed, added
+
+
+def _losses(law: _Law) -> list[PrivacyLossDistribution]:
+    """Returns the privacy losses of a law, from P to Q and from Q to P."""
+    spacing, probs = law.spacing, law.masses * _points(law)
+    last = law.first + len(probs) - 1
+    pmfs = (
+        pld_pmf.DensePLDPmf(spacing, law.first, probs, law.lost, True),
+        pld_pmf.DensePLDPmf(spacing, -last, law.masses[::-1].copy(), law.zero, True),
+    )
+    return [PrivacyLossDistribution(pmf) for pmf in pmfs]
+
+
+def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> _Law:
+    """Returns the law of the likelihood ratio after the first steps of an epoch."""
+
+    @functools.cache
+    def mean_of(count: int, depth: int) -> _Law:
+        # A term of weight 2^-depth in the whole may be rounded 2^(depth/2) times wider.
+        wider = spacing * 2 ** (depth // 2)
+        if count == 1:
+            return _lognormal(shift, wider)
+        half = count // 2
+        one, two = mean_of(half, depth + 1), mean_of(count - half, depth + 1)
+        return _mixed(one, two, half / count, wider)
+
+    if num_steps == num_bins:
+        return mean_of(num_bins, 0)
+    law = mean_of(num_steps, math.floor(math.log2(num_bins / num_steps)))
+    absent = _Law(law.spacing, 0, np.ones(1), 0.0, 0.0)
+    return _mixed(absent, law, (num_bins - num_steps) / num_bins, spacing)
+
+
+def _lognormal(shift: float, spacing: float) -> _Law:
+    """Returns a law above that of exp(shift z - shift^2/2), z standard normal."""
+    reach = math.ceil((_REACH * shift + shift**2 / 2) / spacing)
+    z = spacing * np.arange(-reach, reach + 1) / shift + shift / 2
+    points = np.exp(spacing * np.arange(-reach, reach + 1))
+    mass = _between(z)
+    above = (_between(z - shift) / points[:-1] - mass) / math.expm1(spacing)
+    above = np.clip(above, 0.0, mass)
+    masses = np.r_[mass - above, 0.0] + np.r_[0.0, above]
+    lifted = ndtr(z[0] - shift) / points[0]
+    masses[0] += lifted
+    masses[-1] += ndtr(-z[-1])
+    lost = ndtr(shift - z[-1]) - points[-1] * ndtr(-z[-1])
+    zero = max(float(ndtr(z[0]) - lifted), 0.0)
+    return _trimmed(_Law(spacing, -reach, masses, zero, max(float(lost), 0.0)))
+
+
+def _between(z: np.ndarray) -> np.ndarray:
+    """Returns the normal probabilities between neighbours, from the nearer tail."""
+    upper = ndtr(-z[:-1]) - ndtr(-z[1:])
+    return np.where(z[:-1] > 0, upper, ndtr(z[1:]) - ndtr(z[:-1]))
+
+
+def _mixed(one: _Law, two: _Law, weight: float, spacing: float) -> _Law:
+    """Returns a law above that of weight A + (1 - weight) B, A and B independent.
+
+    The laws of A and B have one spacing, a multiple of the new one. The place of a sum
+    on the grid depends, but for a shift, only on the difference of the two integers.
+    """
+    factor = round(one.spacing / spacing)
+    size, other_size = len(one.masses), len(two.masses)
+    gaps = np.arange(
+        two.first - one.first - size + 1, two.first + other_size - one.first
+    )
+    logs = np.log1p((1 - weight) * np.expm1(gaps * one.spacing))
+    both, both_above = _place(logs, spacing)
+    (of_one, of_two), alone_above = _place(
+        np.log(np.array([weight, 1 - weight])), spacing
+    )
+    low = factor * min(one.first, two.first) + min(of_one, of_two)
+    high = factor * max(one.first + size, two.first + other_size) + 2
+    masses = np.zeros(high - low)
+
+    def put(place: int, above: float, products: np.ndarray) -> None:
+        start = place - low
+        stop = start + factor * (len(products) - 1) + 1
+        masses[start:stop:factor] += (1 - above) * products
+        masses[start + 1 : stop + 1 : factor] += above * products
+
+    for gap, place, above in zip(
+        gaps.tolist(), both.tolist(), both_above.tolist(), strict=True
+    ):
+        begin = max(one.first, two.first - gap)
+        end = min(one.first + size, two.first + other_size - gap)
+        products = (
+            one.masses[begin - one.first : end - one.first]
+            * two.masses[begin + gap - two.first : end + gap - two.first]
+        )
+        put(factor * begin + place, above, products)
+    put(factor * one.first + of_one, alone_above[0], one.masses * two.zero)
+    put(factor * two.first + of_two, alone_above[1], two.masses * one.zero)
+    lost = weight * one.lost + (1 - weight) * two.lost
+    return _trimmed(_Law(spacing, low, masses, one.zero * two.zero, lost))
+
+
+def _place(logs: np.ndarray, spacing: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the grid's integers below, and the shares that go to the next one."""
+    places = np.floor(logs / spacing).astype(int)
+    above = np.expm1(logs - places * spacing) / math.expm1(spacing)
+    return places, np.clip(above, 0.0, 1.0)
+
+
+def _points(law: _Law) -> np.ndarray:
+    return np.exp(law.spacing * (law.first + np.arange(len(law.masses))))
+
+
+def _trimmed(law: _Law) -> _Law:
+    """Returns a law above the given one, without the points of its far ends."""
+    points, masses = _points(law), law.masses
+    low = int(np.searchsorted(np.cumsum(masses), _UNSEEN))
+    beyond = int(np.searchsorted(np.cumsum((masses * points)[::-1]), _UNSEEN))
+    high = len(masses) - 1 - beyond
+    kept = masses[low : high + 1].copy()
+    lifted = float(masses[:low] @ points[:low]) / points[low]
+    kept[0] += lifted
+    kept[-1] += masses[high + 1 :].sum()
+    zero = law.zero + max(float(masses[:low].sum()) - lifted, 0.0)
+    lost = float(masses[high + 1 :] @ (points[high + 1 :] - points[high]))
+    return _Law(law.spacing, law.first + low, kept, zero, law.lost + lost)
