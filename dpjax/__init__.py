@@ -28,7 +28,7 @@ if _TYPE_CHECKING:
     )
     from dpjax._describe import describe
     from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
-    from dpjax.gradients import per_sample_grad, robust_grad
+    from dpjax.gradients import check_model, per_sample_grad, robust_grad
     from dpjax.models import load_model
     from dpjax.solvers import PrivateTraining
     from dpjax.transforms import chain, dp_sgd
@@ -42,6 +42,7 @@ _SOURCES = {
     "NeighboringRelation": "dpjax._types",
     "PrivateTraining": "dpjax.solvers",
     "chain": "dpjax.transforms",
+    "check_model": "dpjax.gradients",
     "describe": "dpjax._describe",
     "dp_sgd": "dpjax.transforms",
     "load_model": "dpjax.models",
@@ -58,6 +59,7 @@ __all__ = [
     "audit",
     "batching",
     "chain",
+    "check_model",
     "constraints",
     "datasets",
     "describe",

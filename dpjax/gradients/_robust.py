@@ -108,7 +108,7 @@ def robust_grad(
     n. Of parameters that meet one vector in a product, or of which a few rows are read,
     gradients are never multiplied out: `Clipping` finds norms and sums from both
     factors, at about the price of the plain gradient, and influences by coordinate
-    multiply as they add. `dpjax.gradients.explain` tells which parameters these are. On
+    multiply as they add. `dpjax.check_model` tells which parameters these are. On
     CPU as many samples are processed at once as caches hold; elsewhere thousands. The
     platform is chosen at lowering.
 
