@@ -1,0 +1,127 @@
+"""An optimizer whose batches come in pieces, with one noise for all of them."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import _validate
+from dpjax._types import PyTree
+from dpjax.transforms._chain import PrivateMean
+from dpjax.transforms._pieces import PieceSum
+
+
+class PiecesState(NamedTuple):
+    """State of `accumulate`.
+
+    Attributes:
+        optimizer: state of the optimizer.
+        total: the sum of the pieces so far. It has no noise: keep it as secret as the
+            records.
+        num_added: how many pieces it has.
+    """
+
+    optimizer: PyTree
+    total: PieceSum
+    num_added: jax.Array
+
+
+def accumulate(
+    optimizer: PrivateMean, *, num_pieces: int
+) -> optax.GradientTransformationExtraArgs:
+    """Returns an optimizer that takes each batch in pieces, one after the other.
+
+    Clipped sums add: the bounded influences of all pieces are summed, and after the
+    last one the optimizer gets their mean, with one noise. Until then updates are zero,
+    and the optimizer's state, thresholds and moments included, stays as it is. So the
+    step is that of `optimizer` with the whole batch, to rounding, and memory holds one
+    piece of the batch, and two sums like the parameters.
+
+    It takes the place of `optax.MultiSteps`, which averages over samples before they
+    are clipped, and is refused. A batch that the device can hold needs no pieces:
+    `streamed_grad` never holds more than a few of its gradients.
+
+    Args:
+        optimizer: `privatize`, `dp_sgd`, or `dpjax.chain` of one, with normalize_by:
+            the public size of the whole batch. It goes inside, with all that follows
+            the mean: an adam after `accumulate` would step with each zero, too.
+        num_pieces: of each batch, the same for all. Pieces that are short, or empty,
+            are padded to one shape, so that nothing compiles twice, with a mask each.
+
+    Returns:
+        An optax transformation whose update takes the gradients of one piece: leaves
+        (rows, ...) or a stream, and the keyword is_padding_example.
+
+    Raises:
+        ValueError: If optimizer is none of these, or num_pieces is not a count of at
+            least 2; from update, if normalize_by is missing, or so many pieces have
+            many more rows than it says, or with `MedianOfMeans` and `TrimmedMean`,
+            which need all samples at once.
+
+    Privacy:
+        That of the optimizer, for one release a batch: account for so many steps as
+        there are whole batches. A record lies in one piece of a batch, as in one row:
+        so a replaced one moves the sum of all pieces as it moves the mean of the batch.
+        What rounding adds is in the noise: 0.09 per cent for batches up to 4,096, and
+        in proportion to the batch above that. Which records a piece has must depend on
+        the batching alone; it is free how a batch is divided.
+
+        Between two pieces the state holds a sum without noise. A checkpoint of it is as
+        secret as the records: save it between batches.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> import dpjax
+        >>> from dpjax.estimators import Clipping
+        >>> from dpjax.transforms import accumulate, privatize
+        >>> private = privatize(Clipping(1.0), noise_multiplier=0.0, normalize_by=4,
+        ...                     key=jax.random.key(0))
+        >>> optimizer = accumulate(dpjax.chain(private, optax.sgd(1.0)), num_pieces=2)
+        >>> state = optimizer.init(jnp.float32(0.0))
+        >>> for piece in jnp.array([[0.5, -9.0], [0.25, 0.5]]):
+        ...     update, state = optimizer.update(piece, state)
+        ...     print(update)
+        0.0
+        -0.0625
+
+    Reference:
+        Abadi et al. (2016), "Deep learning with differential privacy", Section 3.1, of
+        batches that are larger than what is computed at once.
+    """
+    _validate.require(
+        isinstance(optimizer, PrivateMean),
+        "optimizer",
+        optimizer,
+        "privatize, dp_sgd or dpjax.chain of one: a mean with noise",
+    )
+    _validate.count(num_pieces=num_pieces)
+    _validate.require(num_pieces >= 2, "num_pieces", num_pieces, "at least 2")
+
+    def start(inner: PyTree, total: PieceSum) -> PiecesState:
+        return PiecesState(inner, total, jnp.zeros((), jnp.int32))
+
+    def init(params: PyTree) -> PiecesState:
+        influence = jax.eval_shape(optimizer.influence, params)
+        return start(optimizer.init(params), PieceSum.zero(influence))
+
+    def update(updates, state, params=None, **extra_args):
+        piece = optimizer.measure(
+            updates, state.optimizer, params, num_pieces=num_pieces, **extra_args
+        )
+        rest = {k: x for k, x in extra_args.items() if k != "is_padding_example"}
+        total = state.total.plus(piece.value, piece.limit)
+
+        def release() -> tuple[PyTree, PiecesState]:
+            mean = piece._replace(value=total.value(piece.limit))
+            found, inner, _ = optimizer.release(mean, state.optimizer, params, **rest)
+            return found, start(inner, PieceSum.zero(total.high))
+
+        def wait() -> tuple[PyTree, PiecesState]:
+            found, _ = jax.eval_shape(release)
+            none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), found)
+            return none, PiecesState(state.optimizer, total, state.num_added + 1)
+
+        return jax.lax.cond(state.num_added == num_pieces - 1, release, wait)
+
+    return optax.GradientTransformationExtraArgs(init, update)
