@@ -117,27 +117,21 @@ def real(**trees: Any) -> None:
 def trainable(params: Any) -> None:
     """Requires leaves with gradients: real floats, and no functions, keys or counts."""
     import jax
+    import jax.numpy as jnp
 
     no_running_statistics(params)
     for path, x in jax.tree_util.tree_leaves_with_path(params):
-        trainable_leaf("params" + jax.tree_util.keystr(path), x)
-
-
-def trainable_leaf(name: str, x: Any) -> None:
-    """Requires the same of one leaf."""
-    import jax.numpy as jnp
-
-    is_array = hasattr(x, "dtype") or isinstance(x, int | float | complex)
-    dtype = jnp.result_type(x) if is_array else type(x)
-    require(
-        is_array and jnp.issubdtype(dtype, jnp.inexact),
-        name,
-        dtype,
-        "a float array: split what is trained from the rest, as "
-        "equinox.partition(model, equinox.is_inexact_array) and "
-        "nnx.split(model, nnx.Param, ...) do",
-    )
-    real(**{name: x})
+        is_array = hasattr(x, "dtype") or isinstance(x, int | float | complex)
+        dtype = jnp.result_type(x) if is_array else type(x)
+        require(
+            is_array and jnp.issubdtype(dtype, jnp.inexact),
+            "params" + jax.tree_util.keystr(path),
+            dtype,
+            "a float array: split what is trained from the rest, as "
+            "equinox.partition(model, equinox.is_inexact_array) and "
+            "nnx.split(model, nnx.Param, ...) do",
+        )
+    real(params=params)
 
 
 def optax_params(params: Any) -> None:
@@ -292,23 +286,16 @@ def no_running_statistics(params: Any) -> None:
 
 
 def running_statistics(tree: Any) -> str | None:
-    """Returns what a pytree holds of the state of BatchNorm, None if nothing.
+    """Returns what a pytree holds of the state of BatchNorm, if anything.
 
     That is `nnx.BatchStat`, Linen's collection "batch_stats" or `equinox.nn.State`.
     Nodes of the pytree are recognized by name, without importing these packages.
     """
     import jax
 
-    found: list[str] = []
-
-    def look(node: Any) -> bool:
-        name = _statistics_of(node)
-        if name is not None:
-            found.append(name)
-        return name is not None
-
-    jax.tree.flatten(tree, is_leaf=look)
-    return found[0] if found else None
+    nodes: list[Any] = []
+    jax.tree.flatten(tree, is_leaf=lambda node: nodes.append(node) is not None)
+    return next(filter(None, map(_statistics_of, nodes)), None)
 
 
 def _statistics_of(node: Any) -> str | None:

@@ -177,12 +177,8 @@ TRANSFORMS = {
     ),
     "accumulate": Part(
         lambda key: transforms.accumulate(
-            transforms.dp_sgd(
-                1.0,
-                estimators.Clipping(1.0),
-                noise_multiplier=0.5,
-                key=key,
-                normalize_by=32.0,
+            transforms.privatize(
+                estimators.Clipping(1.0), noise_multiplier=0.5, key=key, normalize_by=32
             ),
             num_pieces=2,
         ),

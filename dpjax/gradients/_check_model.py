@@ -72,23 +72,20 @@ def check_model(
 ) -> ModelCheck:
     """Returns how the gradients of single examples are held, and what is wrong.
 
-    The loss of one example is traced, and never computed. The table says what becomes
-    of each parameter: an outer product is never multiplied out where the estimator
-    clips norms, and multiplied out as it is added where its influence acts by
-    coordinate. Rows of a table are the few that an example reads. Whatever else the
-    loss does with a parameter, its gradients are written out, a few examples at a time.
-    The mean is the same, to rounding: the way is about speed and memory alone.
-
-    Problems that are found:
+    The loss of one example is traced, and never computed. An outer product is never
+    multiplied out where the estimator clips norms, and as it is added where its
+    influence acts by coordinate. Rows of a table are the few that an example reads.
+    Whatever else the loss does with a parameter, its gradients are written out, a few
+    examples at a time. The mean is the same, to rounding. These problems are found:
 
     * examples that mix: running statistics of BatchNorm, in params or closed over; an
       array with the batch's leading size that loss_fn closes over; a collective, as
       `jax.lax.pmean` over the batch;
-    * parameters that cannot be trained: integers, keys, complex numbers, functions; of
-      those that can, one by which the loss has no derivative; NaN and infinities;
-    * a loss that is no real scalar, cannot be traced for one example, or has no
-      derivative; that draws from a key which is the same for all examples; or that has
-      side effects, such as `jax.debug.print`, which would show single records.
+    * parameters that are integers, keys, complex, functions, NaN or infinite, or by
+      which the loss has no derivative;
+    * a loss that is no real scalar, cannot be traced for one example, has no
+      derivative, draws from a key which is the same for all examples, or has side
+      effects, such as `jax.debug.print`.
 
     Args:
         loss_fn: as for `robust_grad`.
@@ -105,9 +102,6 @@ def check_model(
     Raises:
         ValueError: where leaves of batch disagree on n.
 
-    Privacy:
-        Nothing is released: only names, shapes and the public parameters are read.
-
     Example:
         >>> import jax.numpy as jnp
         >>> def loss_fn(params, example):
@@ -122,7 +116,7 @@ def check_model(
     num_rows = _validate.leading_size(batch, "batch")
     named, structure = jax.tree_util.tree_flatten_with_path(params)
     arrays = {i: x for i, (_, x) in enumerate(named) if _is_array(x)}
-    example = jax.tree.map(_shape_of_row, batch)
+    example = jax.eval_shape(lambda batch: jax.tree.map(lambda x: x[0], batch), batch)
 
     def loss(arrays: dict[int, Any], example: PyTree) -> Any:
         leaves = [arrays.get(i, x) for i, (_, x) in enumerate(named)]
@@ -141,29 +135,28 @@ def check_model(
         found = dict(zip(arrays, uses(program, len(arrays)), strict=True))
         problems += _of_program(program, loss_fn, num_rows)
         try:
-            has_gradient = _with_gradient(loss, arrays, example)
+            if _is_loss(program):
+                has_gradient = _with_gradient(loss, arrays, example)
         except Exception as why:
             problems.append(_in_words("has no gradient", why))
 
-    def row(i: int, name: str, x: Any) -> LeafCheck:
-        kind = str(jnp.result_type(x)) if i in arrays else type(x).__name__
+    rows = []
+    for i, (path, x) in enumerate(named):
+        name, use = jax.tree_util.keystr(path), found.get(i)
+        dtype = jnp.result_type(x) if i in arrays else type(x).__name__
         shape = np.shape(x) if i in arrays else ()
-        use, way, num_held = found.get(i), "none", 0
-        why = use.why if use else "not traced"
+        way, why, num_bytes = "none", use.why if use else "not traced", 0
         if not _is_trainable(x):
             why = "not trainable"
         elif use and (has_gradient is None or i in has_gradient):
-            way, num_held = use.way, getattr(use, "num_held", math.prod(shape))
+            num_held = getattr(use, "num_held", math.prod(shape))
+            way, num_bytes = use.way, num_held * jnp.result_type(x).itemsize
         elif use:
             problems.append(
                 f"params{name} has no gradient, because the loss has no derivative by "
-                f"it ({use.why}): it gets noise alone. Leave it out of params."
+                f"it ({why}): it gets noise alone. Leave it out of params."
             )
-        num_bytes = num_held * jnp.result_type(x).itemsize if num_held else 0
-        return LeafCheck(name or "params", shape, kind, way, num_bytes, why)
-
-    keystr = jax.tree_util.keystr
-    rows = [row(i, keystr(path), x) for i, (path, x) in enumerate(named)]
+        rows.append(LeafCheck(name or "params", shape, str(dtype), way, num_bytes, why))
     return ModelCheck(tuple(rows), tuple(problems))
 
 
@@ -173,10 +166,6 @@ def _is_array(x: Any) -> bool:
 
 def _is_trainable(x: Any) -> bool:
     return _is_array(x) and jnp.issubdtype(jnp.result_type(x), jnp.floating)
-
-
-def _shape_of_row(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(np.shape(x)[1:], jnp.result_type(x))
 
 
 def _in_words(what: str, why: Exception) -> str:
@@ -196,9 +185,9 @@ def _of_params(params: PyTree) -> Iterator[str]:
     for path, x in jax.tree_util.tree_leaves_with_path(params):
         name = "params" + jax.tree_util.keystr(path)
         try:
-            _validate.trainable_leaf(name, x)
+            _validate.trainable(x)
         except ValueError as why:
-            yield str(why)
+            yield str(why).replace("params", name, 1)
             continue
         if _validate.is_concrete(x) and not np.all(jnp.isfinite(x)):
             yield (
@@ -209,8 +198,7 @@ def _of_params(params: PyTree) -> Iterator[str]:
 
 def _of_closures(loss_fn: LossFn, num_rows: int) -> Iterator[str]:
     """Yields what loss_fn closes over that should belong to an example."""
-    for name, shape in rows_closed_over(loss_fn, num_rows).items():
-        yield f"loss_fn closes over {name}, with an array of shape {shape}: {MEANING}"
+    yield from rows_closed_over(loss_fn, num_rows).values()
     for name, value in closed_over(loss_fn).items():
         if (statistics := _validate.running_statistics(value)) is not None:
             yield (
@@ -224,13 +212,13 @@ def _of_program(
     program: core.ClosedJaxpr, loss_fn: LossFn, num_rows: int
 ) -> Iterator[str]:
     """Yields what the program of one example's loss shows."""
-    if len(program.out_avals) != 1 or not _is_real_scalar(program.out_avals[0]):
+    if not _is_loss(program):
         kinds = ", ".join(x.str_short() for x in program.out_avals)
         yield f"loss_fn must return one real scalar for an example, got {kinds}."
-    known = {*rows_closed_over(loss_fn, num_rows).values()}
-    shapes = {np.shape(x) for x in program.consts} - known
-    for shape in sorted(x for x in shapes if num_rows > 1 and x[:1] == (num_rows,)):
-        yield f"loss_fn holds an array of shape {shape}: {MEANING}"
+    known = rows_closed_over(loss_fn, num_rows)
+    for shape in sorted({np.shape(x) for x in program.consts} - known.keys()):
+        if num_rows > 1 and shape[:1] == (num_rows,):
+            yield f"loss_fn holds an array of shape {shape}: {MEANING}"
     if _draws_alike(program.jaxpr, {*program.jaxpr.constvars}):
         yield (
             "loss_fn draws from a key that is the same for all examples, as one that "
@@ -244,8 +232,9 @@ def _of_program(
         )
 
 
-def _is_real_scalar(x: Any) -> bool:
-    return x.shape == () and jnp.issubdtype(x.dtype, jnp.floating)
+def _is_loss(program: core.ClosedJaxpr) -> bool:
+    kinds = program.out_avals
+    return [x.shape for x in kinds] == [()] and _is_trainable(kinds[0])
 
 
 def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
@@ -267,13 +256,10 @@ def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
 
 def _with_gradient(
     loss: Callable[..., Any], arrays: dict[int, Any], example: PyTree
-) -> set[int] | None:
-    """Returns which arrays the loss has a derivative by; None if it is no scalar."""
+) -> set[int]:
+    """Returns which arrays the loss has a derivative by."""
     floats = {i: x for i, x in arrays.items() if _is_trainable(x)}
     others = {i: x for i, x in arrays.items() if i not in floats}
-    result = jax.eval_shape(loss, arrays, example)
-    if not isinstance(result, jax.ShapeDtypeStruct) or not _is_real_scalar(result):
-        return None
     found = set()
 
     def watched(i: int, x: jax.Array) -> jax.Array:

@@ -162,10 +162,9 @@ def robust_grad(
         loss_fn closes over cannot be seen, and must be fixed and public.
 
     Losses of pairs:
-        A contrastive or a ranking loss that closes over the other examples of the batch
-        has no gradient of one example: one record then moves the gradients of all, and
-        nothing bounds that. A `UserWarning` names an array of n rows that loss_fn
-        closes over. Let the pairs be the records, or the batch of `by_user`.
+        A loss that closes over the other examples of the batch has no gradient of one
+        example. A `UserWarning` names an array of n rows that loss_fn closes over: see
+        `dpjax.check_model`, and the guide to users for what to do.
 
     Users:
         With user_ids the influence acts on the mean, or the sum, of the gradients of

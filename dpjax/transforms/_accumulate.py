@@ -32,43 +32,38 @@ def accumulate(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer that takes each batch in pieces, one after the other.
 
-    Clipped sums add: the bounded influences of all pieces are summed, and after the
-    last one the optimizer gets their mean, with one noise. Until then updates are zero,
-    and the optimizer's state, thresholds and moments included, stays as it is. So the
-    step is that of `optimizer` with the whole batch, to rounding, and memory holds one
-    piece of the batch, and two sums like the parameters.
-
-    It takes the place of `optax.MultiSteps`, which averages over samples before they
-    are clipped, and is refused. A batch that the device can hold needs no pieces:
-    `streamed_grad` never holds more than a few of its gradients.
+    The bounded influences of all pieces are summed, and after the last one the
+    optimizer gets their mean, with one noise. Until then updates are zero, and the
+    optimizer's state, thresholds and moments included, stays as it is. So the step is
+    that of `optimizer` with the whole batch, to rounding. It takes the place of
+    `optax.MultiSteps`, which averages over samples before they are clipped. A batch
+    that the device can hold needs no pieces.
 
     Args:
         optimizer: `privatize`, `dp_sgd`, or `dpjax.chain` of one, with normalize_by:
-            the public size of the whole batch. It goes inside, with all that follows
-            the mean: an adam after `accumulate` would step with each zero, too.
-        num_pieces: of each batch, the same for all. Pieces that are short, or empty,
-            are padded to one shape, so that nothing compiles twice, with a mask each.
+            the public size of the whole batch. What follows the mean goes inside, too:
+            an adam after `accumulate` would step with each zero.
+        num_pieces: of each batch. Pad pieces to one shape, with a mask each, so that
+            nothing compiles twice.
 
     Returns:
         An optax transformation whose update takes the gradients of one piece: leaves
         (rows, ...) or a stream, and the keyword is_padding_example.
 
     Raises:
-        ValueError: If optimizer is none of these, or num_pieces is not a count of at
-            least 2; from update, if normalize_by is missing, or so many pieces have
-            many more rows than it says, or with `MedianOfMeans` and `TrimmedMean`,
-            which need all samples at once.
+        ValueError: If optimizer is none of these, or num_pieces no count; from update,
+            without normalize_by, with many more rows in all than it says, or with
+            `MedianOfMeans` and `TrimmedMean`.
 
     Privacy:
-        That of the optimizer, for one release a batch: account for so many steps as
-        there are whole batches. A record lies in one piece of a batch, as in one row:
-        so a replaced one moves the sum of all pieces as it moves the mean of the batch.
-        What rounding adds is in the noise: 0.09 per cent for batches up to 4,096, and
-        in proportion to the batch above that. Which records a piece has must depend on
-        the batching alone; it is free how a batch is divided.
+        That of the optimizer, for one release a batch. A record lies in one piece of a
+        batch, so a replaced one moves the sum as it moves the mean of a whole batch.
+        What rounding adds is in the noise: 0.1 per cent for batches up to 4,096, and
+        in proportion to the batch above that. Which records a batch has must be drawn
+        by the batching; it is free how it is divided.
 
-        Between two pieces the state holds a sum without noise. A checkpoint of it is as
-        secret as the records: save it between batches.
+        Between two pieces the state holds a sum without noise: save checkpoints between
+        batches, or keep them as secret as the records.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -84,10 +79,6 @@ def accumulate(
         ...     print(update)
         0.0
         -0.0625
-
-    Reference:
-        Abadi et al. (2016), "Deep learning with differential privacy", Section 3.1, of
-        batches that are larger than what is computed at once.
     """
     _validate.require(
         isinstance(optimizer, PrivateMean),
@@ -96,7 +87,6 @@ def accumulate(
         "privatize, dp_sgd or dpjax.chain of one: a mean with noise",
     )
     _validate.count(num_pieces=num_pieces)
-    _validate.require(num_pieces >= 2, "num_pieces", num_pieces, "at least 2")
 
     def start(inner: PyTree, total: PieceSum) -> PiecesState:
         return PiecesState(inner, total, jnp.zeros((), jnp.int32))

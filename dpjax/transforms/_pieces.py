@@ -6,8 +6,8 @@ arithmetic the sum of all y_k moves as the mean of the whole batch does. What ro
 adds to that, u = 2^-24 the unit roundoff and L >= |y_1 + ... + y_j| the bound of all
 their sums, by coordinate or in the l2 norm as the influences are bounded:
 
-1. y_k itself is rounded. A piece has at most a K-th of all rows, so that both
-   neighbours together are off by 2 u L / K.
+1. y_k itself is rounded. K pieces of its size are no more than 9/8 max(n, 4096) rows,
+   so that both neighbours together are off by 2 u L / K.
 2. The y_k are added in two floats: each addition is exact, and so is its remainder of
    at most u L (Knuth 1997, Section 4.2.2, Theorem B). To add up the remainders rounds
    by u (K u L) each of K times: 2 K^2 u^2 L for both neighbours.
@@ -36,36 +36,16 @@ from dpjax.estimators import Estimator
 def whole(
     estimator: Estimator, normalize_by: Scalar | None, num_rows: int, num_pieces: int
 ) -> tuple[Scalar, Scalar, Scalar]:
-    """Returns what a piece has to know of the whole batch.
+    """Returns what a piece has to know of the whole batch: three numbers.
 
-    Args:
-        estimator: of the mean.
-        normalize_by: the divisor of the whole batch.
-        num_rows: of this piece.
-        num_pieces: K, at least two.
-
-    Returns:
-        The divisor of a piece; the bound of the sum of all by coordinate; and by what
-        factor its sensitivity is larger than that of a batch in one piece.
-
-    Raises:
-        ValueError: If there is no divisor, so many pieces of this size are too many
-            rows for it, or the estimator groups rows.
+    The divisor; the bound of the sum of all pieces by coordinate; and by what factor
+    its sensitivity is larger than that of a batch in one piece. `ValueError` without a
+    divisor, with too many rows for it, and for estimators that group rows.
     """
-    _validate.require(
-        normalize_by is not None,
-        "normalize_by",
-        normalize_by,
-        "given to privatize inside accumulate: the public size of the whole batch, "
-        "not of a piece",
-    )
-    _validate.require(
-        not estimator.groups_by_index,
-        "estimator",
-        estimator,
-        "one that adds influences: MedianOfMeans and TrimmedMean take no batch in "
-        "pieces",
-    )
+    rule = "given to privatize inside accumulate: the public size of the whole batch"
+    _validate.require(normalize_by is not None, "normalize_by", normalize_by, rule)
+    rule = "one that adds influences: others take no batch in pieces"
+    _validate.require(not estimator.groups_by_index, "estimator", estimator, rule)
     assert normalize_by is not None
     assert estimator.limit is not None
     divisor = proven_divisor(num_rows * num_pieces, normalize_by)

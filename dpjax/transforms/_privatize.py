@@ -1,6 +1,5 @@
 """Robust aggregation of per-sample gradients, and its private version."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -14,8 +13,6 @@ from dpjax._types import (
     REPLACE_ONE,
     Key,
     NeighboringRelation,
-    NoiseName,
-    PyTree,
     Scalar,
 )
 from dpjax.accounting._shared import calibrate_smooth_noise
@@ -190,9 +187,8 @@ def privatize(
           adam in half precision, and float32 updates change its dtypes, which
           `lax.scan` rejects. `dpjax.chain` keeps it in float32.
         * `optax.MultiSteps` around it would average over samples before it, and is
-          rejected. A batch of any size is one update: `streamed_grad` never holds more
-          than a few of its gradients. If the host feeds it in pieces, `accumulate` adds
-          them up. `optax.apply_every` after it adds noisy means of several batches:
+          rejected. A batch of any size is one update, and `accumulate` takes it in
+          pieces. `optax.apply_every` after it adds noisy means of several batches:
           account for each of them.
         * `optax.inject_hyperparams(privatize, static_args=("estimator", "key",
           "relation"))` makes noise_multiplier a schedule. Put it first in an
@@ -266,7 +262,7 @@ def privatize(
         return ThresholdState(start.key, jnp.copy(adaptive.thresholds))
 
     def measure(
-        updates, state, params=None, *, is_padding_example=None, num_pieces=1, **_
+        updates, state, params=None, *, is_padding_example=None, num_pieces=None, **_
     ):
         refuse_wrappers(updates)
         _validate.per_sample(updates, params)
@@ -282,13 +278,14 @@ def privatize(
             is_sampled=varies if sampled is None else sampled,
         )
         divisor, limit = normalize_by, None
-        if num_pieces > 1:
+        if num_pieces is not None:
             divisor, limit, more = whole(current, normalize_by, num_rows, num_pieces)
             parameters["stddev"] = parameters["stddev"] * more
-        mean_of = _MEANS[current.noise]
-        mean, drawn = mean_of(
-            current, parameters, stream, normalize_by=divisor, axis_name=axis_name
-        )
+        how = {"normalize_by": divisor, "axis_name": axis_name}
+        if current.noise == "gaussian":
+            mean, drawn = current(stream, **how), {"stddev": parameters["stddev"]}
+        else:
+            mean, drawn = _smooth_mean(current, parameters["rho"], stream, **how)
         return BoundedMean(mean, drawn, limit)
 
     def release(updates, state, params=None, **extra_args):
@@ -323,14 +320,8 @@ def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
     return PrivateMean.of(measured.init, release, measured.measure, measured.influence)
 
 
-def _gaussian_mean(estimator, parameters, stream, **how):
-    """Returns the mean, and the noise for its sensitivity."""
-    return estimator(stream, **how), {"stddev": parameters["stddev"]}
-
-
-def _smooth_mean(estimator, parameters, stream, *, normalize_by, axis_name):
+def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
     """Returns the mean, and the noise for its smooth sensitivity."""
-    rho = parameters["rho"]
     _validate.require(
         _validate.is_concrete(rho),
         "noise_multiplier",
@@ -356,12 +347,6 @@ def _smooth_mean(estimator, parameters, stream, *, normalize_by, axis_name):
     )
     scale = jax.tree.map(lambda s: noise.multiplier * s, sensitivity)
     return mean, {"scale": scale, "sigma": noise.sigma}
-
-
-_MEANS: dict[NoiseName, Callable[..., tuple[PyTree, dict[str, PyTree]]]] = {
-    "gaussian": _gaussian_mean,
-    "laplace_log_normal": _smooth_mean,
-}
 
 
 def _init_empty(params):

@@ -155,25 +155,6 @@ def test_a_product_with_one_number_is_one():
     assert way == ("outer product", "multiplied by one vector: 20 and 1 numbers")
 
 
-def test_the_table_can_be_read():
-    def loss_fn(params, x):
-        return jnp.sum((x @ params["w"]) ** 2) + params["b"]
-
-    params = {"b": jnp.float32(0), "w": jnp.ones((20, 12))}
-    lines = str(check_model(loss_fn, params, jnp.ones((3, 20)))).splitlines()
-    assert lines[0].split() == [
-        "parameter",
-        "shape",
-        "dtype",
-        "gradients",
-        "memory",
-        "why",
-    ]
-    assert [line.split()[0] for line in lines[1:3]] == ["['b']", "['w']"]
-    with pytest.raises(ValueError, match="batch"):
-        check_model(loss_fn, params, (jnp.ones(3), jnp.ones(4)))
-
-
 def assert_same_mean(loss_fn, params, batch, rtol=1e-5, estimators=ESTIMATORS):
     """Compares with estimators of gradients that are written out."""
     grads_fn = jax.jit(dpjax.per_sample_grad(loss_fn), compiler_options=FAST_TO_COMPILE)

@@ -5,6 +5,6 @@ gradients in that form.
 """
 
 from dpjax.gradients.factored._grad import factored_grad
-from dpjax.gradients.factored._uses import Use, uses
+from dpjax.gradients.factored._uses import uses
 
-__all__ = ["Use", "factored_grad", "uses"]
+__all__ = ["factored_grad", "uses"]
