@@ -35,9 +35,8 @@ def accumulate(
     The bounded influences of all pieces are summed, and after the last one the
     optimizer gets their mean, with one noise. Until then updates are zero, and the
     optimizer's state, thresholds and moments included, stays as it is. So the step is
-    that of `optimizer` with the whole batch, to rounding. It takes the place of
-    `optax.MultiSteps`, which averages over samples before they are clipped. A batch
-    that the device can hold needs no pieces.
+    that of `optimizer` with the whole batch, to rounding. `optax.MultiSteps` would
+    average over samples before they are clipped.
 
     Args:
         optimizer: `privatize`, `dp_sgd`, or `dpjax.chain` of one, with normalize_by:
@@ -56,11 +55,10 @@ def accumulate(
             `MedianOfMeans` and `TrimmedMean`.
 
     Privacy:
-        That of the optimizer, for one release a batch. A record lies in one piece of a
-        batch, so a replaced one moves the sum as it moves the mean of a whole batch.
-        What rounding adds is in the noise: 0.1 per cent for batches up to 4,096, and
-        in proportion to the batch above that. Which records a batch has must be drawn
-        by the batching; it is free how it is divided.
+        That of the optimizer under its relation, for one release a batch. A record lies
+        in one piece, so it moves the sum as it moves the mean of a whole batch. What
+        rounding adds is in the noise: 0.1 per cent for batches up to 4,096, and in
+        proportion above. Which records a batch has must be drawn by the batching.
 
         Between two pieces the state holds a sum without noise: save checkpoints between
         batches, or keep them as secret as the records.
@@ -79,6 +77,9 @@ def accumulate(
         ...     print(update)
         0.0
         -0.0625
+
+    Reference:
+        Abadi et al. (2016), "Deep learning with differential privacy", Section 3.1.
     """
     _validate.require(
         isinstance(optimizer, PrivateMean),
