@@ -100,17 +100,17 @@ def accumulate(
         piece = optimizer.measure(
             updates, state.optimizer, params, num_pieces=num_pieces, **extra_args
         )
-        rest = {k: x for k, x in extra_args.items() if k != "is_padding_example"}
         total = state.total.plus(piece.value, piece.limit)
 
         def release() -> tuple[PyTree, PiecesState]:
             mean = piece._replace(value=total.value(piece.limit))
-            found, inner, _ = optimizer.release(mean, state.optimizer, params, **rest)
+            args = mean, state.optimizer, params
+            found, inner, _ = optimizer.release(*args, **extra_args)
             return found, start(inner, PieceSum.zero(total.high))
 
         def wait() -> tuple[PyTree, PiecesState]:
             found, _ = jax.eval_shape(release)
-            none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), found)
+            none = jax.tree.map(jnp.zeros_like, found)
             return none, PiecesState(state.optimizer, total, state.num_added + 1)
 
         return jax.lax.cond(state.num_added == num_pieces - 1, release, wait)

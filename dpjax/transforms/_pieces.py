@@ -75,8 +75,7 @@ class PieceSum(NamedTuple):
     @classmethod
     def zero(cls, tree: PyTree) -> "PieceSum":
         """Returns the sum of no pieces like a tree of arrays, or of their shapes."""
-        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
-        return cls(none, jax.tree.map(jnp.copy, none))
+        return cls(*(jax.tree.map(jnp.zeros_like, tree) for _ in range(2)))
 
     def plus(self, piece: PyTree, limit: Scalar) -> "PieceSum":
         """Returns the sum with one more piece."""
