@@ -28,7 +28,7 @@ if _TYPE_CHECKING:
     )
     from dpjax._describe import describe
     from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
-    from dpjax.gradients import per_sample_grad, robust_grad
+    from dpjax.gradients import check_model, per_sample_grad, robust_grad
     from dpjax.models import load_model
     from dpjax.solvers import PrivateTraining, recommend
     from dpjax.transforms import chain, dp_sgd
@@ -43,7 +43,7 @@ __getattr__, __dir__ = _lazily(
         "dpjax._describe": "describe",
         "dpjax._types": "ADD_OR_REMOVE_ONE NeighboringRelation REPLACE_ONE",
         "dpjax._version": "__version__",
-        "dpjax.gradients": "per_sample_grad robust_grad",
+        "dpjax.gradients": "check_model per_sample_grad robust_grad",
         "dpjax.models": "load_model",
         "dpjax.solvers": "PrivateTraining recommend",
         "dpjax.transforms": "chain dp_sgd",
@@ -59,6 +59,7 @@ __all__ = [
     "audit",
     "batching",
     "chain",
+    "check_model",
     "constraints",
     "datasets",
     "describe",

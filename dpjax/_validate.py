@@ -276,27 +276,26 @@ _RECIPE = (
 
 
 def no_running_statistics(params: Any) -> None:
-    """Raises `ValueError` where params hold the state of BatchNorm.
+    """Raises `ValueError` where params hold the state of BatchNorm."""
+    found = running_statistics(params)
+    if found is not None:
+        raise ValueError(
+            f"params must hold no running statistics, got {found} of BatchNorm. "
+            f"{_RECIPE}."
+        )
+
+
+def running_statistics(tree: Any) -> str | None:
+    """Returns what a pytree holds of the state of BatchNorm, if anything.
 
     That is `nnx.BatchStat`, Linen's collection "batch_stats" or `equinox.nn.State`.
     Nodes of the pytree are recognized by name, without importing these packages.
     """
     import jax
 
-    found: list[str] = []
-
-    def look(node: Any) -> bool:
-        name = _statistics_of(node)
-        if name is not None:
-            found.append(name)
-        return name is not None
-
-    jax.tree.flatten(params, is_leaf=look)
-    if found:
-        raise ValueError(
-            f"params must hold no running statistics, got {found[0]} of BatchNorm. "
-            f"{_RECIPE}."
-        )
+    nodes: list[Any] = []
+    jax.tree.flatten(tree, is_leaf=lambda node: nodes.append(node) is not None)
+    return next(filter(None, map(_statistics_of, nodes)), None)
 
 
 def _statistics_of(node: Any) -> str | None:

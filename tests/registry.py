@@ -175,6 +175,15 @@ TRANSFORMS = {
         ),
         takes_samples=True,
     ),
+    "accumulate": Part(
+        lambda key: transforms.accumulate(
+            transforms.privatize(
+                estimators.Clipping(1.0), noise_multiplier=0.5, key=key, normalize_by=32
+            ),
+            num_pieces=2,
+        ),
+        takes_samples=True,
+    ),
     "add_gaussian_noise": Part(
         lambda key: transforms.add_gaussian_noise(stddev=0.1, key=key),
     ),

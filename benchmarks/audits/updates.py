@@ -52,6 +52,30 @@ def chain() -> Case:
 
 
 @audited
+def accumulate() -> Case:
+    """A gradient turns round that is the second of two pieces."""
+    multiplier, privacy = gaussian_claim()
+
+    def release(key: Key, pieces: PyTree) -> PyTree:
+        mean = transforms.privatize(
+            Clipping(1.0), noise_multiplier=multiplier, key=key, normalize_by=2.0
+        )
+        optimizer = transforms.accumulate(mean, num_pieces=2)
+        state = optimizer.init(pieces[0, 0])
+        _, state = optimizer.update(pieces[0], state)
+        return optimizer.update(pieces[1], state)[0]
+
+    pieces = jnp.array([[[0.0, 0.0]], [[3.0, -9.0]]])
+    return Case(
+        release=release,
+        data=pieces,
+        neighbor=pieces.at[1].multiply(-1),
+        privacy=privacy,
+        is_gaussian=True,
+    )
+
+
+@audited
 def privatize_adaptive_threshold() -> Case:
     """A gradient turns round, and is longer than the threshold.
 

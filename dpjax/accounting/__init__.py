@@ -6,7 +6,8 @@ from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 from dpjax.accounting._group import group_privacy
 from dpjax.accounting._guarantee import PrivacyGuarantee
 from dpjax.accounting._random_allocation import RandomAllocationDpEvent
-from dpjax.accounting._sample import subsample_budget, subsample_privacy
+from dpjax.accounting._sample import subsample_budget
+from dpjax.accounting._sample_privacy import subsample_privacy
 from dpjax.accounting._selection import selection_epsilon, selection_event
 from dpjax.accounting._smooth import smooth_noise_multiplier
 from dpjax.accounting._subsampling import (

@@ -30,14 +30,9 @@ records change.
 
 import math
 
-from dp_accounting import UnsupportedDpEvent
-
 from dpjax import _validate
-from dpjax._types import REPLACE_ONE
-from dpjax.accounting._guarantee import PrivacyGuarantee
 
-# More than the rounding of float64 in what follows.
-_SLACK = 1e-12
+SLACK = 1e-12  # more than the rounding of float64 here
 
 
 def subsample_budget(
@@ -76,7 +71,7 @@ def subsample_budget(
     """
     _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
     _validate.delta(delta)
-    prob = _probability(num_samples, sample_size)
+    prob = sampling_prob(num_samples, sample_size)
     rule = f"below sample_size / num_samples = {sample_size} / {num_samples}"
     _validate.require(delta < prob, "delta", delta, rule)
     if prob == 1:
@@ -85,44 +80,7 @@ def subsample_budget(
         inner = math.log1p(math.expm1(epsilon) / prob)
     else:  # without e^epsilon; both terms are positive, or small beside it
         inner = epsilon - math.log(prob) + math.log1p((prob - 1) * math.exp(-epsilon))
-    return inner * (1 - 3 * _SLACK), delta / prob * (1 - 3 * _SLACK)
-
-
-def subsample_privacy(
-    guarantee: PrivacyGuarantee,
-    *,
-    num_samples: int,
-    sample_size: int,
-    unit: str = "record",
-) -> PrivacyGuarantee:
-    """The guarantee for all records of a run on a sample, rounded up.
-
-    The inverse of `subsample_budget`, with its arguments, of a guarantee where a record
-    of the sample is replaced. It composes as an (epsilon, delta): of so little noise as
-    a sample needs, a bound of Renyi divergences would hardly be smaller than without
-    sampling. The unit is a noun for a record, as for `PrivacyGuarantee.of`.
-
-    Raises:
-        ValueError: If a number is out of range, or the relation is not REPLACE_ONE.
-
-    Example:
-        >>> from dpjax.accounting import gaussian_event
-        >>> inner = PrivacyGuarantee.of(5.152, 1e-6, dp_event=gaussian_event(0.9))
-        >>> outer = subsample_privacy(
-        ...     inner, num_samples=100_000_000, sample_size=1_000_000)
-        >>> f"{outer.epsilon:.3f} {outer.delta:.0e}"
-        '1.000 1e-08'
-    """
-    rule, relation = "REPLACE_ONE, for a sample of fixed size", guarantee.relation
-    _validate.require(relation is REPLACE_ONE, "relation", relation.name, rule)
-    prob = _probability(num_samples, sample_size)
-    epsilon, delta = subsampled_epsilon(guarantee.epsilon, prob), guarantee.delta
-    event = guarantee.dp_event
-    if prob < 1:
-        delta, event = prob * delta * (1 + _SLACK), UnsupportedDpEvent()
-    return PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=num_samples, unit=unit
-    )
+    return inner * (1 - 3 * SLACK), delta / prob * (1 - 3 * SLACK)
 
 
 def subsampled_epsilon(epsilon: float, prob: float) -> float:
@@ -133,10 +91,11 @@ def subsampled_epsilon(epsilon: float, prob: float) -> float:
         outer = math.log1p(prob * math.expm1(epsilon))
     else:  # e^epsilon overflows soon, and 1 - q is nothing beside q e^epsilon
         outer = epsilon + math.log(prob)
-    return outer * (1 + _SLACK)
+    return outer * (1 + SLACK)
 
 
-def _probability(num_samples: int, sample_size: int) -> float:
+def sampling_prob(num_samples: int, sample_size: int) -> float:
+    """Returns q = m / n."""
     _validate.count(num_samples=num_samples, sample_size=sample_size)
     rule = f"at most num_samples, {num_samples}"
     _validate.require(sample_size <= num_samples, "sample_size", sample_size, rule)

@@ -108,7 +108,7 @@ def robust_grad(
     n. Of parameters that meet one vector in a product, or of which a few rows are read,
     gradients are never multiplied out: `Clipping` finds norms and sums from both
     factors, at about the price of the plain gradient, and influences by coordinate
-    multiply as they add. `dpjax.gradients.explain` tells which parameters these are. On
+    multiply as they add. `dpjax.check_model` tells which parameters these are. On
     CPU as many samples are processed at once as caches hold; elsewhere thousands. The
     platform is chosen at lowering.
 
@@ -162,10 +162,9 @@ def robust_grad(
         loss_fn closes over cannot be seen, and must be fixed and public.
 
     Losses of pairs:
-        A contrastive or a ranking loss that closes over the other examples of the batch
-        has no gradient of one example: one record then moves the gradients of all, and
-        nothing bounds that. A `UserWarning` names an array of n rows that loss_fn
-        closes over. Let the pairs be the records, or the batch of `by_user`.
+        A loss that closes over the other examples of the batch has no gradient of one
+        example. A `UserWarning` names an array of n rows that loss_fn closes over: see
+        `dpjax.check_model`, and the guide to users for what to do.
 
     Users:
         With user_ids the influence acts on the mean, or the sum, of the gradients of

@@ -1,5 +1,6 @@
 """Optax transformations: robust aggregation, privacy, sparsity, averaging."""
 
+from dpjax.transforms._accumulate import accumulate
 from dpjax.transforms._adam import scale_by_dp_adam
 from dpjax.transforms._chain import chain
 from dpjax.transforms._dp_sgd import dp_sgd
@@ -10,6 +11,7 @@ from dpjax.transforms._peel import peel
 from dpjax.transforms._privatize import aggregate, privatize
 
 __all__ = [
+    "accumulate",
     "add_gaussian_noise",
     "aggregate",
     "average_iterates",

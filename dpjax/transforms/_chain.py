@@ -2,14 +2,28 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
-from dpjax._types import PyTree
+from dpjax._types import PyTree, Scalar
+
+
+class BoundedMean(NamedTuple):
+    """A mean of bounded samples before its noise, in the place of samples.
+
+    Attributes:
+        value: the mean; it is NOT private.
+        noise: the arguments of its noise, such as stddev.
+        limit: the bound to which a sum of pieces is clipped; None of a whole batch.
+    """
+
+    value: PyTree
+    noise: dict[str, PyTree]
+    limit: Scalar | None
 
 
 class PrivateMean(optax.GradientTransformationExtraArgs):
@@ -18,24 +32,31 @@ class PrivateMean(optax.GradientTransformationExtraArgs):
     Attributes:
         release: like update, but also returns the standard deviation of the noise in
             the mean: a number, or a pytree prefix of the mean. None if it is not
-            public, or the noise depends on that of earlier steps.
+            public, or the noise depends on that of earlier steps. It takes a
+            `BoundedMean`, too, as `measure` returns it.
+        measure: like update, without noise: returns a `BoundedMean`.
+        influence: of one sample, as it is averaged.
     """
 
     release: Callable[..., tuple[PyTree, PyTree, PyTree | None]]
+    measure: Callable[..., BoundedMean]
+    influence: Callable[[PyTree], PyTree]
 
     @classmethod
     def of(
         cls,
         init: optax.TransformInitFn,
         release: Callable[..., tuple[PyTree, PyTree, PyTree | None]],
+        measure: Callable[..., BoundedMean],
+        influence: Callable[[PyTree], PyTree],
     ) -> Self:
-        """Returns the transformation of `init` and `release`."""
+        """Returns the transformation of these functions."""
 
         def update(updates, state, params=None, **extra_args):
             return release(updates, state, params, **extra_args)[:2]
 
         made = cls(init, update)
-        made.release = release
+        made.release, made.measure, made.influence = release, measure, influence
         return made
 
 
@@ -128,7 +149,10 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
             passed = extra_args  # the noise of later updates has another stddev
         return updates, tuple(states), None
 
-    return PrivateMean.of(init, release)
+    def measure(updates, state, params=None, **extra_args):
+        return mean.measure(updates, state[0], params, **extra_args)
+
+    return PrivateMean.of(init, release, measure, mean.influence)
 
 
 def refuse_wrappers(tree: PyTree) -> None:
@@ -163,8 +187,9 @@ def refuse_wrappers(tree: PyTree) -> None:
                 "optax.MultiSteps must not stand around privatize, aggregate or "
                 "dp_sgd: it would average over samples of several batches before they "
                 "are bounded. Give one update the whole logical batch, as the stream "
-                "of dpjax.streamed_grad, which reads a few rows at a time: one noise "
-                "and one mask are then for all of it."
+                "of dpjax.gradients.streamed_grad, which reads a few rows at a time: "
+                "one noise and one mask are then for all of it. If the host feeds it "
+                "in pieces, put dpjax.transforms.accumulate around the optimizer."
             )
         if wrapper == "apply_if_finite":
             raise ValueError(

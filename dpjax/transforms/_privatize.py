@@ -1,7 +1,5 @@
 """Robust aggregation of per-sample gradients, and its private version."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,16 +13,15 @@ from dpjax._types import (
     REPLACE_ONE,
     Key,
     NeighboringRelation,
-    NoiseName,
-    PyTree,
     Scalar,
 )
 from dpjax.accounting._shared import calibrate_smooth_noise
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
-from dpjax.transforms._chain import PrivateMean, refuse_wrappers
+from dpjax.transforms._chain import BoundedMean, PrivateMean, refuse_wrappers
 from dpjax.transforms._correlated_noise import add_correlated_noise, correlated_state
 from dpjax.transforms._noise import KeyState
+from dpjax.transforms._pieces import whole
 
 
 class ThresholdState(NamedTuple):
@@ -190,9 +187,9 @@ def privatize(
           adam in half precision, and float32 updates change its dtypes, which
           `lax.scan` rejects. `dpjax.chain` keeps it in float32.
         * `optax.MultiSteps` around it would average over samples before it, and is
-          rejected. A batch of any size is one update: `streamed_grad` never holds more
-          than a few of its gradients. `optax.apply_every` after it adds noisy means of
-          several batches: account for each of them.
+          rejected. A batch of any size is one update, and `accumulate` takes it in
+          pieces. `optax.apply_every` after it adds noisy means of several batches:
+          account for each of them.
         * `optax.inject_hyperparams(privatize, static_args=("estimator", "key",
           "relation"))` makes noise_multiplier a schedule. Put it first in an
           `optax.chain`: `dpjax.chain` cannot see what it holds, and rejects it.
@@ -264,12 +261,12 @@ def privatize(
             return start
         return ThresholdState(start.key, jnp.copy(adaptive.thresholds))
 
-    def release(updates, state, params=None, *, is_padding_example=None, **extra_args):
-        del extra_args
+    def measure(
+        updates, state, params=None, *, is_padding_example=None, num_pieces=None, **_
+    ):
         refuse_wrappers(updates)
         _validate.per_sample(updates, params)
-        now = adaptive.at(state.thresholds) if adaptive else None
-        current = now.counting if now else first
+        current = adaptive.at(state.thresholds).counting if adaptive else first
         stream = SampleStream.of(updates, is_padding_example)
         num_rows = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
         varies = normalize_by is not None or stream.is_padding_example is not None
@@ -280,27 +277,35 @@ def privatize(
             relation,
             is_sampled=varies if sampled is None else sampled,
         )
-        if noise is not None:
-            mean = current(stream, normalize_by=normalize_by, axis_name=axis_name)
-            stddev = parameters["stddev"]
-            return *add_correlated_noise(noise, state, mean, stddev=stddev), None
-        draw = _DRAWS[current.noise](
-            current,
-            parameters,
-            stream,
-            normalize_by=normalize_by,
-            axis_name=axis_name,
+        divisor, limit = normalize_by, None
+        if num_pieces is not None:
+            divisor, limit, more = whole(current, normalize_by, num_rows, num_pieces)
+            parameters["stddev"] = parameters["stddev"] * more
+        how = {"normalize_by": divisor, "axis_name": axis_name}
+        if current.noise == "gaussian":
+            mean, drawn = current(stream, **how), {"stddev": parameters["stddev"]}
+        else:
+            mean, drawn = _smooth_mean(current, parameters["rho"], stream, **how)
+        return BoundedMean(mean, drawn, limit)
+
+    def release(updates, state, params=None, **extra_args):
+        is_measured = isinstance(updates, BoundedMean)
+        mean, drawn, _ = (
+            updates if is_measured else measure(updates, state, params, **extra_args)
         )
+        if noise is not None:
+            return *add_correlated_noise(noise, state, mean, **drawn), None
         next_key, noise_key = jax.random.split(state.key)
-        released = draw(noise_key)
+        draw = gaussian if first.noise == "gaussian" else laplace_log_normal
+        released = draw(noise_key, mean, **drawn)
         # Noise by smooth sensitivity has no public standard deviation: None.
-        noise_stddev = parameters.get("stddev")
-        if now is None:
+        noise_stddev = drawn.get("stddev")
+        if adaptive is None:
             return released, KeyState(next_key), noise_stddev
-        mean, following = now.follow(released)
+        mean, following = adaptive.at(state.thresholds).follow(released)
         return mean, ThresholdState(next_key, following.thresholds), noise_stddev
 
-    return PrivateMean.of(init, release)
+    return PrivateMean.of(init, release, measure, first.influence)
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
@@ -312,18 +317,11 @@ def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
             stddev = jax.tree.map(lambda scale: stddev * scale, scaled.scales)
         return scaled.restored(mean), state, stddev
 
-    return PrivateMean.of(measured.init, release)
+    return PrivateMean.of(measured.init, release, measured.measure, measured.influence)
 
 
-def _gaussian_draw(estimator, parameters, stream, **how):
-    """Returns a function of a key: the mean with noise for its sensitivity."""
-    mean = estimator(stream, **how)
-    return partial(gaussian, value=mean, stddev=parameters["stddev"])
-
-
-def _smooth_draw(estimator, parameters, stream, *, normalize_by, axis_name):
-    """Returns a function of a key: the mean with noise for its smooth sensitivity."""
-    rho = parameters["rho"]
+def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
+    """Returns the mean, and the noise for its smooth sensitivity."""
     _validate.require(
         _validate.is_concrete(rho),
         "noise_multiplier",
@@ -348,13 +346,7 @@ def _smooth_draw(estimator, parameters, stream, *, normalize_by, axis_name):
         stream, noise.smoothness, axis_name=axis_name
     )
     scale = jax.tree.map(lambda s: noise.multiplier * s, sensitivity)
-    return partial(laplace_log_normal, value=mean, scale=scale, sigma=noise.sigma)
-
-
-_DRAWS: dict[NoiseName, Callable[..., Callable[[Key], PyTree]]] = {
-    "gaussian": _gaussian_draw,
-    "laplace_log_normal": _smooth_draw,
-}
+    return mean, {"scale": scale, "sigma": noise.sigma}
 
 
 def _init_empty(params):

@@ -17,7 +17,7 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
-from dpjax.gradients import explain
+from dpjax.gradients import check_model
 
 ESTIMATORS = (Clipping(0.3), Winsorization(0.05))
 FAST_TO_COMPILE = {"xla_backend_optimization_level": 0}
@@ -31,7 +31,7 @@ def numbers(*shape, seed=0):
 
 def ways(loss_fn, params, batch):
     """Each parameter's way and the reason, by name."""
-    return {x.name: (x.way, x.why) for x in explain(loss_fn, params, batch).rows}
+    return {x.name: (x.way, x.why) for x in check_model(loss_fn, params, batch).rows}
 
 
 # Parameters that an example's vector meets once: f(w, x), and the shape of w.
@@ -154,18 +154,6 @@ def test_a_product_with_one_number_is_one():
 
     (way,) = ways(loss_fn, jnp.ones(20), jnp.ones((3, 20))).values()
     assert way == ("outer product", "multiplied by one vector: 20 and 1 numbers")
-
-
-def test_the_table_can_be_read():
-    def loss_fn(params, x):
-        return jnp.sum((x @ params["w"]) ** 2) + params["b"]
-
-    params = {"b": jnp.float32(0), "w": jnp.ones((20, 12))}
-    lines = str(explain(loss_fn, params, jnp.ones((3, 20)))).splitlines()
-    assert lines[0].split() == ["parameter", "shape", "gradients", "why"]
-    assert [line.split()[0] for line in lines[1:]] == ["['b']", "['w']"]
-    with pytest.raises(ValueError, match="batch"):
-        explain(loss_fn, params, (jnp.ones(3), jnp.ones(4)))
 
 
 def assert_same_mean(loss_fn, params, batch, rtol=1e-5, estimators=ESTIMATORS):

@@ -8,7 +8,7 @@ import pytest
 
 import dpjax
 from dpjax.estimators import Clipping
-from dpjax.gradients import explain
+from dpjax.gradients import check_model
 
 N = 6
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 100, (N, 5)), jnp.int32)
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("their_promotion")
 
 def ways(loss_fn, params, batch):
     """The ways of parameters by the last name of their path that is a word."""
-    rows = explain(loss_fn, params, batch).rows
+    rows = check_model(loss_fn, params, batch).rows
     return {row.name: row.way for row in rows}
 
 

@@ -1,5 +1,6 @@
 """Dropout with a key for each example; parameters with running statistics refused."""
 
+import re
 from functools import partial
 
 import chex
@@ -73,6 +74,7 @@ def test_dropout_with_a_key_for_each_example(make):
     loss_fn, params = make()
     keys = jax.random.split(jax.random.key(7), 6)
     batch = jnp.tile(ROW, (6, 1)), keys
+    assert dpjax.check_model(loss_fn, params, batch).problems == ()
     estimator = Clipping(1.0)
 
     @partial(jax.jit, compiler_options=FAST_TO_COMPILE)
@@ -151,6 +153,10 @@ def test_running_statistics_are_refused(name):
     ):
         with pytest.raises(ValueError, match=rf"params .*{name}.* BatchNorm.*Group"):
             grad_fn(all_of_it, jnp.ones((4, 3)))
+    told, *_ = dpjax.check_model(loss_fn, all_of_it, jnp.ones((4, 3))).problems
+    assert re.match(rf"params .*{name}.* BatchNorm.*Group", told)
     # The recipe: statistics that stay fixed, outside of the parameters.
+    (told,) = dpjax.check_model(fixed, params, jnp.ones((4, 3))).problems
+    assert re.match(rf"loss_fn closes over .*{name}.* must be fixed and public", told)
     grads = dpjax.robust_grad(fixed, Clipping(1.0))(params, jnp.ones((4, 3)))
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(grads))

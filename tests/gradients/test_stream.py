@@ -17,7 +17,7 @@ from dpjax.estimators import (
     Winsorization,
 )
 from dpjax.gradients import streamed_grad
-from dpjax.transforms import aggregate, privatize
+from dpjax.transforms import privatize
 
 ESTIMATORS = {
     "mean": Mean(),
@@ -71,22 +71,6 @@ def fresh(state):
         ),
         state,
     )
-
-
-def test_masks_and_divisors_reach_a_stream(problem):
-    params, batch = problem
-    mask = jnp.arange(N) >= 50
-    transform = aggregate(Winsorization(0.5), normalize_by=40)
-    found, _ = transform.update(
-        streamed_grad(loss_fn)(params, batch),
-        transform.init(params),
-        params,
-        is_padding_example=mask,
-    )
-    kept = jax.tree.map(lambda x: x[:50], batch)
-    grads = jax.jit(dpjax.per_sample_grad(loss_fn))(params, kept)
-    expected = Winsorization(0.5)(grads, normalize_by=40)
-    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -157,11 +141,3 @@ def test_a_stream_holds_no_gradients(problem):
 
     assert bytes_of(dpjax.per_sample_grad).temp_size_in_bytes > N * width * 4
     assert bytes_of(streamed_grad).temp_size_in_bytes < N * width * 4 / 4
-
-
-def test_bad_arguments_are_named(problem):
-    with pytest.raises(ValueError, match="microbatch_size must be an integer"):
-        streamed_grad(loss_fn, microbatch_size=0)
-    params, (features, targets) = problem
-    with pytest.raises(ValueError, match="batch must be arrays that share"):
-        streamed_grad(loss_fn)(params, (features, targets[:3]))

@@ -100,17 +100,28 @@ def test_a_module_with_functions_in_it_is_refused_by_name():
             ValueError, match=r"params\.activation must be a float array"
         ):
             refused(model, BATCH)
+    check = dpjax.check_model(loss_fn, model, BATCH)
+    assert [row.way for row in check.rows].count("none") == len(check.problems) == 2
+    assert "params.activation must be a float array" in check.problems[0]
 
 
-@pytest.mark.parametrize("leaf", [jax.random.key(0), jnp.arange(3), "text", None])
+@pytest.mark.parametrize(
+    "leaf", [jax.random.key(0), jnp.arange(3), "text", jnp.ones(2, complex), None]
+)
 def test_leaves_without_gradients_are_refused_by_name(leaf):
     params = {"w": jnp.zeros(WIDTH), "other": leaf}
-    grad_fn = streamed_grad(lambda params, example: (params["w"] @ example[0]) ** 2)
+
+    def loss_fn(params, example):
+        return (params["w"] @ example[0]) ** 2
+
+    grad_fn, check = streamed_grad(loss_fn), dpjax.check_model(loss_fn, params, BATCH)
     if leaf is None:  # a place without a leaf
+        assert check.problems == ()
         grad_fn(params, BATCH)
         return
-    with pytest.raises(ValueError, match=r"params\['other'\] must be a float array"):
+    with pytest.raises(ValueError, match=r"params\['other'\] must be") as refused:
         grad_fn(params, BATCH)
+    assert check.problems == (str(refused.value),)
 
 
 DONATED = {
@@ -143,33 +154,14 @@ def test_a_donated_state_leaves_the_callers_key(name):
     assert jax.random.uniform(key) >= 0
 
 
-def test_an_injected_multiplier_goes_first_in_optax_chain():
-    injected = optax.inject_hyperparams(
-        privatize, static_args=("estimator", "key", "relation")
-    )(
-        Clipping(1.0),
-        noise_multiplier=optax.constant_schedule(1.0),
-        key=jax.random.key(1),
-    )
-    params = jnp.zeros(WIDTH)
-    chained = optax.chain(injected, optax.adam(0.1))
-    stream = streamed_grad(lambda w, example: (w @ example[0] - example[1]) ** 2)(
-        params, BATCH, MASK
-    )
-    found, _ = chained.update(stream, chained.init(params), params)
-    wanted, _ = optimizer().update(stream, optimizer().init(params), params)
-    chex.assert_trees_all_close(found, wanted, rtol=1e-6)
-    with pytest.raises(ValueError, match=r"goes first in optax\.chain"):
-        dpjax.chain(injected, optax.adam(0.1))
-
-
 def test_a_loss_that_closes_over_the_batch_is_told_by_name():
-    others = FEATURES
+    others, table = FEATURES, {1: "no", "pytree": 2}
 
     def of_pairs(w, example):
         return jnp.mean((w @ (example[0] - others).T) ** 2)
 
     def of_examples(w, example):
+        assert table
         return (w @ example[0] - example[1]) ** 2
 
     weights = jnp.zeros(WIDTH)

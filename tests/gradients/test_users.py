@@ -11,7 +11,13 @@ import pytest
 from dpjax import losses
 from dpjax.batching import Poisson
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Winsorization
-from dpjax.gradients import by_user, per_sample_grad, robust_grad, streamed_grad
+from dpjax.gradients import (
+    by_user,
+    check_model,
+    per_sample_grad,
+    robust_grad,
+    streamed_grad,
+)
 from dpjax.gradients._shared import UserRecords
 from dpjax.solvers import dp_gradient_descent
 from dpjax.transforms import privatize
@@ -102,6 +108,7 @@ def test_a_row_of_users_is_a_sample(batch, ids, by_record):
     # Laid out, masked like any row, privatized; the surplus is dropped by index.
     users = by_user(batch, ids, num_users=NUM_USERS, records_per_user=2)
     assert users.is_record.sum(axis=1).tolist()[3] == 0
+    assert check_model(loss_fn, PARAMS, users).problems == ()
     counts = np.bincount(np.asarray(ids)[(ids >= 0) & (ids < 6)], minlength=6)
     np.testing.assert_array_equal(users.is_record.sum(axis=1), np.minimum(counts, 2))
     optimizer = privatize(

@@ -1,10 +1,10 @@
 """Gradients of single examples as factors, where a loss multiplies or looks up once.
 
-`_uses` reads a loss's program for how it uses each parameter, `_grad` makes gradients
-in that form, and `_explain` tells a user which form, and why.
+`_uses` reads a loss's program for how it uses each parameter, and `_grad` makes
+gradients in that form.
 """
 
-from dpjax.gradients.factored._explain import Explanation, LeafRoute, explain
 from dpjax.gradients.factored._grad import factored_grad
+from dpjax.gradients.factored._uses import uses
 
-__all__ = ["Explanation", "LeafRoute", "explain", "factored_grad"]
+__all__ = ["factored_grad", "uses"]

@@ -1,11 +1,9 @@
 """Gradients of single examples, as factors where the use of a parameter allows it."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
 from dpjax import _validate
 from dpjax._sharding import varying, varying_axes
@@ -13,7 +11,7 @@ from dpjax._sums.stream import FactoredSamples
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree
 from dpjax.gradients._program import evaluate, traced
-from dpjax.gradients.factored._uses import Use, WrittenOut, uses
+from dpjax.gradients.factored._uses import WrittenOut, uses
 
 
 def factored_grad(
@@ -33,8 +31,11 @@ def factored_grad(
         `grad_fn(some_rows)`. It returns the gradients, and `values` or `(values, aux)`,
         with the leading axis of some_rows.
     """
-    program, found, out_tree = traced_uses(loss_fn, params, rows)
+    example = jax.tree.map(lambda x: x[0], rows)
+    program, shapes = jax.make_jaxpr(loss_fn, return_shape=True)(params, example)
+    out_tree = jax.tree.structure(shapes)
     leaves, structure = jax.tree.flatten(params)
+    found = uses(program, len(leaves))
     factored = {
         i: use for i, use in enumerate(found) if not isinstance(use, WrittenOut)
     }
@@ -73,7 +74,7 @@ def factored_grad(
         jax.value_and_grad(loss, argnums=(0, 1), has_aux=True),
         written_out,
         shifts(),
-        jax.tree.map(lambda x: x[0], rows),
+        example,
     )
 
     def grad_fn(rows: PyTree) -> tuple[FactoredSamples, PyTree]:
@@ -103,13 +104,3 @@ def _result(jaxpr, place):
     for i in place[:-1]:
         jaxpr = jaxpr.eqns[i].params["jaxpr"].jaxpr
     return jaxpr.eqns[place[-1]].outvars[0].aval
-
-
-def traced_uses(
-    loss_fn: LossFn, params: PyTree, rows: PyTree
-) -> tuple[core.ClosedJaxpr, list[Use], Any]:
-    """Returns the program of one example's loss, its uses of parameters, its tree."""
-    example = jax.tree.map(lambda x: x[0], rows)
-    program, shapes = jax.make_jaxpr(loss_fn, return_shape=True)(params, example)
-    found = uses(program, len(jax.tree.leaves(params)))
-    return program, found, jax.tree.structure(shapes)

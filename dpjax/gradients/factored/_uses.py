@@ -56,6 +56,11 @@ class Product:
         return "multiplied by one vector: {} and {} numbers".format(*self.sizes)
 
     @property
+    def num_held(self) -> int:
+        """How many numbers of an example are held."""
+        return sum(self.sizes)
+
+    @property
     def sizes(self) -> tuple[int, int]:
         """Of the vector, and of the result."""
         sizes = [self.shape[axis] for axis in self.order]
@@ -111,6 +116,11 @@ class Lookup:
     def why(self) -> str:
         """How many rows are read, of how many."""
         return f"{self.num_read:,} of {self.shape[0]:,} rows are read"
+
+    @property
+    def num_held(self) -> int:
+        """How many numbers of an example are held, places of rows included."""
+        return self.num_read * (1 + math.prod(self.shape[1:]))
 
     def kept(self, inputs: Sequence[Any]) -> jax.Array:
         """Returns the places of rows; those outside of the table are its length."""

@@ -1,0 +1,286 @@
+"""What a user may ask before a run: is this a loss of one example, and at what cost?"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.extend import core
+
+from dpjax import _validate
+from dpjax._types import LossFn, PyTree
+from dpjax.gradients._closures import MEANING, closed_over, rows_closed_over
+from dpjax.gradients._program import is_plain_jit
+from dpjax.gradients._users import loss_of_users
+from dpjax.gradients.factored import uses
+
+
+@dataclass(frozen=True)
+class LeafCheck:
+    """How the gradients by one parameter are held.
+
+    Attributes:
+        name: of the parameter, its path in the pytree.
+        shape: of the parameter.
+        dtype: of the parameter; the type of what is no array.
+        way: "outer product", "table rows", "written out", or "none" if it has no
+            gradient.
+        num_bytes: what is held of one example's gradient.
+        why: what the loss does with the parameter.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    way: str
+    num_bytes: int
+    why: str
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """What `check_model` returns; printed, it is a table, and the problems below it.
+
+    Attributes:
+        rows: one for every parameter.
+        problems: sentences, each with what to do; empty if none was found.
+    """
+
+    rows: tuple[LeafCheck, ...]
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        cells = [
+            (x.name, str(x.shape), x.dtype, x.way, f"{x.num_bytes:,} B", x.why)
+            for x in self.rows
+        ]
+        total = sum(x.num_bytes for x in self.rows)
+        header = ("parameter", "shape", "dtype", "gradients", "memory", "why")
+        table = [header, *cells, ("in all", "", "", "", f"{total:,} B", "")]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        problems = [f"* {problem}" for problem in self.problems]
+        return "\n".join([*lines, *(problems or ["no problem found"])])
+
+
+def check_model(
+    loss_fn: LossFn, params: PyTree, batch: PyTree, *, has_aux: bool = False
+) -> ModelCheck:
+    """Returns how the gradients of single examples are held, and what is wrong.
+
+    The loss of one example is traced, and never computed. An outer product is never
+    multiplied out where the estimator clips norms, and as it is added where its
+    influence acts by coordinate. Rows of a table are the few that an example reads.
+    Whatever else the loss does with a parameter, its gradients are written out, a few
+    examples at a time. The mean is the same, to rounding. These problems are found:
+
+    * examples that mix: running statistics of BatchNorm, in params or closed over; an
+      array with the batch's leading size that loss_fn closes over; a collective, as
+      `jax.lax.pmean` over the batch;
+    * parameters that are integers, keys, complex, functions, NaN or infinite, or by
+      which the loss has no derivative;
+    * a loss that is no real scalar, cannot be traced for one example, has no
+      derivative, draws from a key which is the same for all examples, or has side
+      effects, such as `jax.debug.print`.
+
+    Args:
+        loss_fn: as for `robust_grad`.
+        params: pytree of arrays, or of `jax.ShapeDtypeStruct`. Their values are public,
+            and looked at for NaN alone.
+        batch: pytree, leaves of shape (n, ...), arrays or `jax.ShapeDtypeStruct`. No
+            values are looked at.
+        has_aux: whether loss_fn returns auxiliary values too.
+
+    Returns:
+        A row for every parameter, and the problems. No list is complete: a mixing that
+        leaves no trace in the shapes of one example's loss is not found.
+
+    Raises:
+        ValueError: where leaves of batch disagree on n.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> def loss_fn(params, example):
+        ...     return jnp.sum(jnp.tanh(example @ params["w"] + params["b"]))
+        >>> params = {"w": jnp.zeros((20, 3)), "b": jnp.zeros(3), "n": jnp.zeros(2)}
+        >>> check = check_model(loss_fn, params, jnp.zeros((5, 20)))
+        >>> [(row.way, row.num_bytes) for row in check.rows]
+        [('written out', 12), ('none', 0), ('outer product', 92)]
+        >>> print(check.problems[0][:60])
+        params['n'] has no gradient, because the loss has no derivat
+    """
+    num_rows = _validate.leading_size(batch, "batch")
+    named, structure = jax.tree_util.tree_flatten_with_path(params)
+    arrays = {i: x for i, (_, x) in enumerate(named) if _is_array(x)}
+    example = jax.eval_shape(lambda batch: jax.tree.map(lambda x: x[0], batch), batch)
+
+    def loss(arrays: dict[int, Any], example: PyTree) -> Any:
+        leaves = [arrays.get(i, x) for i, (_, x) in enumerate(named)]
+        result = loss_of_users(loss_fn, has_aux=has_aux)(
+            structure.unflatten(leaves), example
+        )
+        return result[0] if has_aux else result
+
+    problems = [*_of_params(params), *_of_closures(loss_fn, num_rows)]
+    found, has_gradient = {}, None
+    try:
+        program = jax.make_jaxpr(loss)(arrays, example)
+    except Exception as why:
+        problems.append(_in_words("cannot be traced for one example", why))
+    else:
+        found = dict(zip(arrays, uses(program, len(arrays)), strict=True))
+        problems += _of_program(program, loss_fn, num_rows)
+        try:
+            if _is_loss(program):
+                has_gradient = _with_gradient(loss, arrays, example)
+        except Exception as why:
+            problems.append(_in_words("has no gradient", why))
+
+    rows = []
+    for i, (path, x) in enumerate(named):
+        name, use = jax.tree_util.keystr(path), found.get(i)
+        dtype = jnp.result_type(x) if i in arrays else type(x).__name__
+        shape = np.shape(x) if i in arrays else ()
+        way, why, num_bytes = "none", use.why if use else "not traced", 0
+        if not _is_trainable(x):
+            why = "not trainable"
+        elif use and (has_gradient is None or i in has_gradient):
+            num_held = getattr(use, "num_held", math.prod(shape))
+            way, num_bytes = use.way, num_held * jnp.result_type(x).itemsize
+        elif use:
+            problems.append(
+                f"params{name} has no gradient, because the loss has no derivative by "
+                f"it ({why}): it gets noise alone. Leave it out of params."
+            )
+        rows.append(LeafCheck(name or "params", shape, str(dtype), way, num_bytes, why))
+    return ModelCheck(tuple(rows), tuple(problems))
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "dtype") or isinstance(x, int | float | complex)
+
+
+def _is_trainable(x: Any) -> bool:
+    return _is_array(x) and jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def _in_words(what: str, why: Exception) -> str:
+    """Returns an error of a trace as a problem, in its first line."""
+    line = (str(why).splitlines() or [""])[0].rstrip(".")
+    if "unbound axis name" in line:
+        what = "mixes examples by a collective, such as pmean, and " + what
+    return f"loss_fn {what}: {type(why).__name__}: {line}."
+
+
+def _of_params(params: PyTree) -> Iterator[str]:
+    """Yields what would be refused of params, and NaN."""
+    try:
+        _validate.no_running_statistics(params)
+    except ValueError as why:
+        yield str(why)
+    for path, x in jax.tree_util.tree_leaves_with_path(params):
+        name = "params" + jax.tree_util.keystr(path)
+        try:
+            _validate.trainable(x)
+        except ValueError as why:
+            yield str(why).replace("params", name, 1)
+            continue
+        if _validate.is_concrete(x) and not np.all(jnp.isfinite(x)):
+            yield (
+                f"{name} holds NaN or infinite numbers: gradients are then NaN, which "
+                "counts as zero, and nothing is trained. Begin with finite numbers."
+            )
+
+
+def _of_closures(loss_fn: LossFn, num_rows: int) -> Iterator[str]:
+    """Yields what loss_fn closes over that should belong to an example."""
+    yield from rows_closed_over(loss_fn, num_rows).values()
+    for name, value in closed_over(loss_fn).items():
+        if (statistics := _validate.running_statistics(value)) is not None:
+            yield (
+                f"loss_fn closes over {name}, which holds {statistics} of BatchNorm: "
+                "it must be fixed and public, and BatchNorm be evaluated with it "
+                "(use_running_average=True, inference=True)."
+            )
+
+
+def _of_program(
+    program: core.ClosedJaxpr, loss_fn: LossFn, num_rows: int
+) -> Iterator[str]:
+    """Yields what the program of one example's loss shows."""
+    if not _is_loss(program):
+        kinds = ", ".join(x.str_short() for x in program.out_avals)
+        yield f"loss_fn must return one real scalar for an example, got {kinds}."
+    known = rows_closed_over(loss_fn, num_rows)
+    for shape in sorted({np.shape(x) for x in program.consts} - known.keys()):
+        if num_rows > 1 and shape[:1] == (num_rows,):
+            yield f"loss_fn holds an array of shape {shape}: {MEANING}"
+    if _draws_alike(program.jaxpr, {*program.jaxpr.constvars}):
+        yield (
+            "loss_fn draws from a key that is the same for all examples, as one that "
+            "it closes over: dropout then drops the same units of all. Put a key for "
+            "each example into the batch, new in every step."
+        )
+    if program.effects:
+        yield (
+            "loss_fn has side effects, such as jax.debug.print or a callback: they "
+            "would show single records. Remove them."
+        )
+
+
+def _is_loss(program: core.ClosedJaxpr) -> bool:
+    kinds = program.out_avals
+    return [x.shape for x in kinds] == [()] and _is_trainable(kinds[0])
+
+
+def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
+    """Whether something is drawn from a key that no argument determines."""
+    fixed = set(fixed)
+    for equation in jaxpr.eqns:
+        is_fixed = [isinstance(x, core.Literal) or x in fixed for x in equation.invars]
+        if is_plain_jit(equation):
+            inner = equation.params["jaxpr"].jaxpr
+            pairs = zip(inner.invars, is_fixed, strict=True)
+            if _draws_alike(inner, {x for x, is_one in pairs if is_one}):
+                return True
+        if equation.primitive.name == "random_bits" and all(is_fixed):
+            return True
+        if all(is_fixed):
+            fixed.update(equation.outvars)
+    return False
+
+
+def _with_gradient(
+    loss: Callable[..., Any], arrays: dict[int, Any], example: PyTree
+) -> set[int]:
+    """Returns which arrays the loss has a derivative by."""
+    floats = {i: x for i, x in arrays.items() if _is_trainable(x)}
+    others = {i: x for i, x in arrays.items() if i not in floats}
+    found = set()
+
+    def watched(i: int, x: jax.Array) -> jax.Array:
+        """Returns x, and notes whether anything flows back to it."""
+
+        @jax.custom_vjp
+        def same(x):
+            return x
+
+        def backward(_, cotangent):
+            if isinstance(cotangent, SymbolicZero):
+                return (jnp.zeros_like(x),)
+            found.add(i)
+            return (cotangent,)
+
+        same.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
+        return same(x)
+
+    def of_floats(floats, others, example):
+        floats = {i: watched(i, x) for i, x in floats.items()}
+        return loss({**floats, **others}, example)
+
+    jax.eval_shape(jax.grad(of_floats), floats, others, example)
+    return found

@@ -1,0 +1,195 @@
+"""A batch in pieces is one release: one noise, one threshold, an exact sum."""
+
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax.estimators import (
+    AdaptiveThreshold,
+    Clipping,
+    Grouped,
+    MedianOfMeans,
+    Scaled,
+    Winsorization,
+)
+from dpjax.gradients import streamed_grad
+from dpjax.mechanisms import BandedToeplitz
+from dpjax.transforms import accumulate, privatize
+from dpjax.transforms._pieces import PieceSum
+
+N, K, WIDTH = 24, 4, 3
+RNG = np.random.default_rng(0)
+FEATURES = jnp.asarray(RNG.standard_normal((N, WIDTH)), jnp.float32)
+BATCH = FEATURES, jnp.asarray(RNG.standard_t(2, N), jnp.float32)
+MASK = jnp.arange(N) % 5 == 4
+PARAMS = {"w": jnp.zeros(WIDTH), "b": jnp.zeros(())}
+CLIPPING = Clipping(1.0)
+ADAPTIVE = AdaptiveThreshold(
+    Grouped(CLIPPING, ("w", "b")), lower=1e-3, upper=1e3, learning_rate=2.0
+)
+# An estimator, the options of privatize, and what follows.
+OPTIMIZERS = {
+    "clipping": (CLIPPING, {}, ()),
+    "by coordinate, adam": (Winsorization(0.5), {}, (optax.adam(0.1),)),
+    "adaptive": (ADAPTIVE, {}, (optax.sgd(0.1, momentum=0.9),)),
+    "scaled": (Scaled(CLIPPING, {"w": 0.1, "b": 10.0}), {}, ()),
+    "correlated": (CLIPPING, {"noise": BandedToeplitz(4, (1.0, 0.5))}, ()),
+    "noise is known": (CLIPPING, {}, (dpjax.transforms.scale_by_dp_adam(),)),
+}
+
+
+def private(estimator=CLIPPING, multiplier=0.7, n=N, **options):
+    options = {"normalize_by": n, "key": jax.random.key(1)} | options
+    return privatize(estimator, noise_multiplier=multiplier, **options)
+
+
+def slack(n, num_pieces):
+    """By how much the noise of a batch in pieces is larger, for few pieces."""
+    return 2.25 * max(n, 4096) * 2**-24 * (1 + 1 / num_pieces)
+
+
+def loss_fn(params, example):
+    x, y = example
+    return (x @ params["w"] + params["b"] - y) ** 2
+
+
+def pieces():
+    """Yields the pieces of the batch and their masks."""
+    for rows in np.split(np.arange(N), K):
+        yield jax.tree.map(lambda x, rows=rows: x[rows], (BATCH, MASK))
+
+
+def stepping(optimizer):
+    @jax.jit
+    def step(params, state, batch, mask):
+        stream = streamed_grad(loss_fn)(params, batch, mask)
+        updates, state = optimizer.update(stream, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_pieces_make_the_step_of_the_whole_batch(name):
+    estimator, options, others = OPTIMIZERS[name]
+
+    def made(multiplier):
+        return dpjax.chain(private(estimator, multiplier, **options), *others)
+
+    optimizer = made(0.7 * (1 + slack(N, K)))  # the same noise
+    in_pieces = accumulate(made(0.7), num_pieces=K)
+    by_batch, by_piece = stepping(optimizer), stepping(in_pieces)
+    whole = PARAMS, optimizer.init(PARAMS)
+    split = PARAMS, in_pieces.init(PARAMS)
+    with jax.numpy_dtype_promotion("standard"):  # of optax
+        for _ in range(3):
+            whole, before = by_batch(*whole, BATCH, MASK), split
+            for i, piece in enumerate(pieces()):
+                split = by_piece(*split, *piece)
+                if i < K - 1:  # nothing moves, and no key is used
+                    unmoved = split[0], split[1].optimizer
+                    chex.assert_trees_all_equal(
+                        unmoved, (before[0], before[1].optimizer)
+                    )
+    found = [
+        [x for x in jax.tree.leaves(each) if jnp.issubdtype(x.dtype, jnp.number)]
+        for each in ((split[0], split[1].optimizer), whole)
+    ]
+    chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-5)
+    assert not any(x.any() for x in jax.tree.leaves(split[1].total))
+
+
+@pytest.mark.parametrize(("n", "num_pieces"), [(24, 4), (20_000, 8)])
+def test_the_noise_counts_the_rounding_of_the_sum(n, num_pieces):
+    zeros, found = jnp.zeros((6, 1000)), []
+    for count in (1, num_pieces):
+        optimizer = private(multiplier=1.0, n=n)
+        if count > 1:
+            optimizer = accumulate(optimizer, num_pieces=count)
+        state = optimizer.init(zeros[0])
+        for _ in range(count):
+            noise, state = optimizer.update(zeros, state)
+        found.append(float(jnp.linalg.norm(noise)))
+    assert found[1] / found[0] - 1 == pytest.approx(slack(n, num_pieces), rel=0.02)
+
+
+def test_sums_are_rounded_once():
+    rows = np.float32(RNG.standard_t(1, (300, 50)) * 1e-9)
+    limit = float(np.abs(rows).sum(axis=0).max())
+    add, total = jax.jit(PieceSum.plus), PieceSum.zero(jnp.zeros(50))
+    for row in rows:
+        total = add(total, row, limit)
+    exact = np.float32([math.fsum(map(float, column)) for column in rows.T])
+    assert (total.value(limit) == exact).all()
+    assert (np.cumsum(rows, axis=0)[-1] != exact).any()  # as plain sums are not
+    assert (jnp.abs(total.value(1e-9)) <= np.float32(1e-9)).all()
+
+
+@pytest.mark.parametrize("relation", [dpjax.REPLACE_ONE, dpjax.ADD_OR_REMOVE_ONE])
+def test_a_record_moves_the_sum_by_the_sensitivity_at_most(relation):
+    n, num_pieces, estimator, found = 4096, 64, Winsorization(1.0), []
+    for value in (1e6, -1e6 if relation is dpjax.REPLACE_ONE else 0.0):
+        rows = np.where(np.arange(n) % 3 == 0, 0.7, -0.4)[:, None] * np.ones((1, 5))
+        rows[n // 2] = value
+        optimizer = accumulate(private(estimator, 0.0, n), num_pieces=num_pieces)
+        update, state = jax.jit(optimizer.update), optimizer.init(jnp.zeros(5))
+        for piece in np.split(np.float32(rows), num_pieces):
+            mean, state = update(piece, state)
+        found.append(np.float64(mean))
+    moved = np.abs(found[0] - found[1]).max()
+    bound = estimator.sensitivity(n, 5, relation).linf * (1 + slack(n, num_pieces))
+    assert 0.99 * bound < moved <= bound
+
+
+@pytest.mark.devices(4)
+def test_pieces_over_devices():
+    mesh = jax.make_mesh((2,), ("records",), devices=jax.devices()[:2])
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("records"))
+    found = []
+    for place in (lambda x: x, lambda x: jax.device_put(x, rows)):
+        optimizer = accumulate(private(), num_pieces=K)
+        state = optimizer.init(PARAMS)
+        for piece, mask in map(place, pieces()):
+            stream = streamed_grad(loss_fn)(PARAMS, piece, mask)
+            updates, state = optimizer.update(stream, state, PARAMS)
+        found.append(updates)
+    chex.assert_trees_all_close(*found, rtol=1e-5)
+
+
+def updated(optimizer, num_rows=6):
+    optimizer = accumulate(optimizer, num_pieces=2)
+    params = jnp.zeros(2)
+    return optimizer.update(jnp.zeros((num_rows, 2)), optimizer.init(params), params)
+
+
+BAD = {
+    "optimizer must be privatize": lambda: updated(optax.sgd(0.1)),
+    "num_pieces must be an integer": lambda: accumulate(private(), num_pieces=0),
+    r"transforms\[0\] must be privatize": lambda: dpjax.chain(
+        accumulate(private(), num_pieces=2), optax.adam(0.1)
+    ),
+    "normalize_by must be given to privatize inside accumulate": lambda: updated(
+        private(n=None)
+    ),
+    "normalize_by must be at least .* 10000 rows": lambda: updated(
+        private(n=5_000), num_rows=5_000
+    ),
+    "estimator must be one that adds influences: .* got Median": lambda: updated(
+        private(MedianOfMeans(CLIPPING, 2), n=12, sampled=False)
+    ),
+    "apply_if_finite must not stand around": lambda: optax.apply_if_finite(
+        accumulate(private(), num_pieces=2), 3
+    ).init(PARAMS),
+}
+
+
+@pytest.mark.parametrize("said", BAD)
+def test_bad_arguments_are_named(said):
+    with pytest.raises(ValueError, match=said):
+        BAD[said]()
