@@ -42,16 +42,10 @@ class LeafCheck:
 
 
 @dataclass(frozen=True)
-class ModelCheck:
-    """What `check_model` returns; printed, it is a table, and the problems below it.
-
-    Attributes:
-        rows: one for every parameter.
-        problems: sentences, each with what to do; empty if none was found.
-    """
+class Explanation:
+    """What `explain` returns: a row for every parameter; printed, it is a table."""
 
     rows: tuple[LeafCheck, ...]
-    problems: tuple[str, ...]
 
     def __str__(self) -> str:
         cells = [
@@ -62,9 +56,42 @@ class ModelCheck:
         header = ("parameter", "shape", "dtype", "gradients", "memory", "why")
         table = [header, *cells, ("in all", "", "", "", f"{total:,} B", "")]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
+
+
+@dataclass(frozen=True)
+class ModelCheck(Explanation):
+    """What `check_model` returns; printed, it is a table, and the problems below it.
+
+    Attributes:
+        rows: one for every parameter.
+        problems: sentences, each with what to do; empty if none was found.
+    """
+
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
         problems = [f"* {problem}" for problem in self.problems]
-        return "\n".join([*lines, *(problems or ["no problem found"])])
+        return "\n".join([super().__str__(), *(problems or ["no problem found"])])
+
+
+def explain(loss_fn: LossFn, params: PyTree, batch: PyTree) -> Explanation:
+    """Returns how the gradients of single examples are held: the table alone.
+
+    See `check_model`, whose arguments, rows and errors it has.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> def loss_fn(params, example):
+        ...     return jnp.sum(jnp.tanh(example @ params["w"] + params["b"]))
+        >>> params = {"w": jnp.zeros((20, 30)), "b": jnp.zeros(30)}
+        >>> print(explain(loss_fn, params, jnp.zeros((5, 20))))
+        parameter  shape     dtype    gradients      memory  why
+        ['b']      (30,)     float32  written out    120 B   used by add
+        ['w']      (20, 30)  float32  outer product  200 B   multiplied by one vector: 20 and 30 numbers
+        in all                                       320 B
+    """  # noqa: E501
+    return Explanation(check_model(loss_fn, params, batch).rows)
 
 
 def check_model(
