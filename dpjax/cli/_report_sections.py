@@ -99,8 +99,6 @@ def _values(
     if unit is not None:
         values["one"] = f"group of records with one {unit['column']}"
         values["ones"] = f"values of {unit['column']}"
-        most = unit.get("records_per_unit") or unit["max_records"]
-        values["most"] = f"{most:,}"
     if ledger is not None:
         values["limit"] = claim(ledger.limit.epsilon, ledger.limit.delta)
         values["left"] = said_left(ledger.filter)

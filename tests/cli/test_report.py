@@ -64,11 +64,16 @@ RUNS = {  # a command, and what is said of its run
         "Nothing was released of that; --holdout 0.2 pays for it.",
     ),
     "persons": (
-        f"train {SQUARED} {DESCENT} --unit who",
+        f"train {SQUARED} {DESCENT} --unit who --records-per-unit 2",
         "Table: data.csv, 50 values of who",
         "for each group of records with one who",
-        "All records with one who are protected together; 4 of them count at most.",
+        "All records with one who are protected together; 2 of them count at most.",
         "All of it follows from epsilon and delta alone",
+    ),
+    "sampled": (
+        f"train {SQUARED} {DESCENT} --max-records 200 --holdout .3",
+        *("Table: data.csv, 400 records", "Sample: 200 of them, drawn at random."),
+        "on the sample, by itself | 8.69",
     ),
     "tuned": (
         f"tune {SQUARED} {DESCENT} --over learning_rate=.1,1 --trials 2 --holdout .3",
@@ -175,15 +180,11 @@ def test_warnings(out):
     path = out() / "report.json"
     content = json.loads(path.read_text())
     content |= {"is_public": True, "unprotected": [], "comparison": [{"a_risk": 1.5}]}
-    content["sample"] = {"num_records": 70_000, "max_records": 400}
-    content["sample"]["budget_of_sample"] = {"epsilon": 12.5, "delta": 0.1}
     content["privacy"]["noise_key"] = "seeded, hence for public data only"
     path.write_text(json.dumps(content))
     ledger = Path("t.toml").read_text().replace("epsilon = 8,", "epsilon = 7,")
     Path("t.toml").write_text(ledger)
     text = written(path, "--ledger", "t.toml")
-    assert "70,000 records | Sample: 400 of them, drawn at random." in text
-    assert "on the sample, by itself | 12.5 | 0.1" in text
     assert "there was nothing to protect" in text
     assert "The noise was made from a seed." in text
     assert "also holds test numbers that no guarantee covers" in text
