@@ -93,6 +93,7 @@ RECORDS = {
     "dpjax.parties.JaxTransport",
     "dpjax.parties.PartyError",
     "dpjax.parties.Transport",
+    "dpjax.solvers.Recommendation",
     "dpjax.solvers.Solution",
 }
 
