@@ -33,6 +33,7 @@ NO_RELEASE = {
     "audit.epsilon_lower_bound": "an attack",
     "audit.one_run": "an attack",
     **{f"batching.{name}.init": "the state of batches" for name in batching.__all__},
+    "loading.sample": "draws what a run reads, and is secret",
     "solvers.PrivateTraining.init": "the state before the first release",
     "solvers.robust_gradient_descent": "says that it has no privacy",
 }

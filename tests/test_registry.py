@@ -26,6 +26,7 @@ BESIDE = {
     transforms: {"average_params"},
     solvers: {
         *("Checkpoint", "Curves", "Execution", "Solution", "printed_epsilon"),
+        *("Recommendation", "recommend"),
         "PrivateTraining",  # tests/solvers/test_private_training.py
         # Of several parties, who call it together: tests/solvers/test_multiparty*.py.
         *("dp_multiparty_gradient_descent", "dp_multiparty_objective_perturbation"),

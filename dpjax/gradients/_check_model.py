@@ -56,7 +56,9 @@ class Explanation:
         header = ("parameter", "shape", "dtype", "gradients", "memory", "why")
         table = [header, *cells, ("in all", "", "", "", f"{total:,} B", "")]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
+        return "\n".join(
+            "  ".join(map(str.ljust, row, widths)).rstrip() for row in table
+        )
 
 
 @dataclass(frozen=True)

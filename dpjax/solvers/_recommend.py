@@ -43,10 +43,11 @@ def recommend(
     They are the defaults of `PrivateTraining`, for those who write a loop of their own.
     No data are read, and nothing is spent.
 
-    Before a network, try what needs no settings: `solvers.dp_linear_model`, or
-    `solvers.dp_additive_model`, for a table; for features of a public network that is
-    frozen, `dp_linear_model` as its last layer. Where `relative_noise` is above 1 they
-    are nearly always better.
+    For a table try `solvers.dp_linear_model` and `solvers.dp_additive_model` before a
+    network: on Adult at epsilon 3 their log loss is .319 and .305, that of a small
+    network with these settings .317. Where features come from a public network that is
+    frozen, train the last layer alone: fewer parameters have less noise. For a
+    regression that is `dp_linear_model`, which has no gradient to clip.
 
     Args:
         num_samples: n, public: records, or users.
