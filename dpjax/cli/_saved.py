@@ -44,7 +44,7 @@ def predict(settings: PredictSettings) -> None:
     model_path, source = Path(settings.model), Path(settings.source)
     _files.check_file("--output", settings.output, suffix=".csv")
     _files.check_spared("--output", [settings.output], {"DATA": source})
-    model = load_model(model_path)
+    model = _model_at(model_path)
     names = column_names(source, settings.text_format)
     kept = names if settings.keep else []
     if settings.id is not None:
@@ -146,9 +146,15 @@ def export(settings: ExportSettings) -> None:
     output = settings.output or Path(f"model{suffix}")
     _files.check_file("--output", output, suffix=suffix)
     _files.check_spared("--output", [output], {"MODEL": Path(settings.model)})
-    content = load_model(Path(settings.model)).export(settings.format)
+    content = _model_at(Path(settings.model)).export(settings.format)
     _files.write_whole(output, content, name="--output")
     show_paths(terminal(), [output])
+
+
+def _model_at(path: Path) -> Model:
+    rule = "a file that dpjax train has written, or its folder"
+    _validate.require(path.exists(), "MODEL", str(path), rule)
+    return load_model(path)
 
 
 def show(settings: ShowSettings) -> None:
@@ -158,7 +164,7 @@ def show(settings: ShowSettings) -> None:
         ValueError: if it is not a model.
         OSError: if it cannot be read.
     """
-    model = load_model(Path(settings.model))
+    model = _model_at(Path(settings.model))
     console = terminal()
     versions = ", ".join(f"{k} {v}" for k, v in (model.versions or {}).items())
     console.print(f"{model.method} of {model.data} ({versions})")
@@ -184,7 +190,7 @@ def plot(settings: PlotSettings) -> None:
     output = settings.output
     _files.check_file("--output", output)
     _files.check_spared("--output", [output], {"MODEL": Path(settings.model)})
-    model = load_model(Path(settings.model))
+    model = _model_at(Path(settings.model))
     rule = "a model that reads a column"
     _validate.require(len(model.columns) > 0, "MODEL", settings.model, rule)
     figure = figure_of(model, is_dark=settings.dark)

@@ -267,7 +267,7 @@ def test_no_control_character_of_a_model_reaches_the_terminal(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none.npz", "new.csv"], "none.npz"),
+        (["none.npz", "new.csv"], "MODEL must be a file that dpjax train has written"),
         (["new.csv", "new.csv"], "MODEL must be a file that dpjax train has written"),
         (["out", "none.csv"], "DATA must be a file that exists"),
         (["out", "other.csv"], "with one of the columns that the model reads, ['rooms"),
