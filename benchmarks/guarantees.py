@@ -30,10 +30,7 @@ _POST_PROCESSING = "post-processing"
 LAYERS: dict[str, tuple[ModuleType, str]] = {
     "Mechanisms": (mechanisms, "Pure functions of a key and a value."),
     "Transforms": (transforms, "One update of an `optax` transformation."),
-    "Solvers": (
-        solvers,
-        "A whole run, all iterates together.",
-    ),
+    "Solvers": (solvers, "A whole run, all iterates together."),
     "Models": (
         models,
         "How good a model is, of records that its training did not see: Gaussian\n"

@@ -95,11 +95,7 @@ def _declared(path: Path) -> dict[str, str]:
 
 
 def read_columns(
-    path: Path,
-    names: list[str],
-    *,
-    text_format: TextFormat = PLAIN,
-    least: int = 1,
+    path: Path, names: list[str], *, text_format: TextFormat = PLAIN, least: int = 1
 ) -> dict[str, Column]:
     r"""Reads some columns of a file, each of shape (n,).
 

@@ -48,9 +48,7 @@ ESTIMATORS = {
     "SmoothedTruncation": Part(estimators.SmoothedTruncation),
     "SmoothedClipping": Part(estimators.SmoothedClipping),
     "Normalization": Part(estimators.Normalization),
-    "Grouped": Part(
-        lambda size: estimators.Grouped(estimators.Clipping(size), ("",)),
-    ),
+    "Grouped": Part(lambda size: estimators.Grouped(estimators.Clipping(size), ("",))),
     "SmoothedTruncation, beta 9": Part(
         lambda size: estimators.SmoothedTruncation(size, 9.21)
     ),
@@ -58,46 +56,42 @@ ESTIMATORS = {
         lambda size: estimators.SmoothedTruncation(size, 50.0)
     ),
     "MedianOfMeans": Part(
-        lambda size: estimators.MedianOfMeans(estimators.Clipping(size), 3),
+        lambda size: estimators.MedianOfMeans(estimators.Clipping(size), 3)
     ),
     "MedianOfMeans, of truncation": Part(
         lambda size: estimators.MedianOfMeans(estimators.Truncation(size), 4)
     ),
     "MedianOfMeans, one group": Part(
-        lambda size: estimators.MedianOfMeans(estimators.SmoothedTruncation(size), 1),
+        lambda size: estimators.MedianOfMeans(estimators.SmoothedTruncation(size), 1)
     ),
-    "TrimmedMean": Part(
-        lambda size: estimators.TrimmedMean(0.2, -size, size),
-    ),
+    "TrimmedMean": Part(lambda size: estimators.TrimmedMean(0.2, -size, size)),
 }
 
 # make(key, value) -> a release of the value, an array of shape (n,).
 MECHANISMS = {
-    "gaussian": Part(
-        functools.partial(mechanisms.gaussian, stddev=0.5),
-    ),
+    "gaussian": Part(functools.partial(mechanisms.gaussian, stddev=0.5)),
     "laplace": Part(functools.partial(mechanisms.laplace, scale=0.5)),
     "arsinh_normal": Part(
-        functools.partial(mechanisms.arsinh_normal, scale=0.5, sigma=0.7),
+        functools.partial(mechanisms.arsinh_normal, scale=0.5, sigma=0.7)
     ),
     "laplace_log_normal": Part(
-        functools.partial(mechanisms.laplace_log_normal, scale=0.5, sigma=0.7),
+        functools.partial(mechanisms.laplace_log_normal, scale=0.5, sigma=0.7)
     ),
     "discrete_gaussian": Part(
-        lambda key, value: mechanisms.discrete_gaussian(value.shape, stddev=3),
+        lambda key, value: mechanisms.discrete_gaussian(value.shape, stddev=3)
     ),
     "exponential": Part(
-        functools.partial(mechanisms.exponential, epsilon=1.0, sensitivity_range=0.5),
+        functools.partial(mechanisms.exponential, epsilon=1.0, sensitivity_range=0.5)
     ),
     "permute_and_flip": Part(
         functools.partial(
             mechanisms.permute_and_flip, epsilon=1.0, sensitivity_range=0.5
-        ),
+        )
     ),
     "peeling": Part(
         functools.partial(
             mechanisms.peeling, sparsity=2, selection_scale=0.5, release_stddev=0.5
-        ),
+        )
     ),
     "peeling, laplace": Part(
         functools.partial(
@@ -106,7 +100,7 @@ MECHANISMS = {
             selection_scale=0.5,
             release_stddev=0.5,
             noise="laplace",
-        ),
+        )
     ),
 }
 
@@ -115,8 +109,7 @@ _BALL = functools.partial(optax.projections.projection_l2_ball, scale=0.5)
 # make(key) -> the transform.
 TRANSFORMS = {
     "aggregate": Part(
-        lambda key: transforms.aggregate(estimators.Truncation(1.0)),
-        takes_samples=True,
+        lambda key: transforms.aggregate(estimators.Truncation(1.0)), takes_samples=True
     ),
     "privatize": Part(
         lambda key: transforms.privatize(
@@ -185,20 +178,20 @@ TRANSFORMS = {
         takes_samples=True,
     ),
     "add_gaussian_noise": Part(
-        lambda key: transforms.add_gaussian_noise(stddev=0.1, key=key),
+        lambda key: transforms.add_gaussian_noise(stddev=0.1, key=key)
     ),
     "frank_wolfe": Part(
         lambda key: transforms.frank_wolfe(
             constraints.L1Ball(4.0), epsilon=1.0, sensitivity=0.1, limit=1.0, key=key
-        ),
+        )
     ),
     "peel": Part(
-        lambda key: transforms.peel(4, rho=1.0, sensitivity=0.1, limit=1.0, key=key),
+        lambda key: transforms.peel(4, rho=1.0, sensitivity=0.1, limit=1.0, key=key)
     ),
     "peel, laplace": Part(
         lambda key: transforms.peel(
             4, rho=1.0, sensitivity=0.1, limit=1.0, key=key, noise="laplace"
-        ),
+        )
     ),
     "project": Part(lambda key: transforms.project(_BALL)),
     "average_iterates": Part(lambda key: transforms.average_iterates()),
@@ -219,7 +212,7 @@ CONSTRAINTS = {
     "Simplex": Part(constraints.Simplex),
     "Box": Part(lambda size: constraints.Box(-size / 3, size / 2)),
     "Polytope": Part(
-        lambda size: constraints.Polytope(size * jnp.array([[1.0, 0], [0, 1], [0, 0]])),
+        lambda size: constraints.Polytope(size * jnp.array([[1.0, 0], [0, 1], [0, 0]]))
     ),
 }
 
@@ -233,7 +226,7 @@ LOSSES = {
     "poisson": Part(lambda: losses.poisson(4.0)),
     "gamma": Part(lambda: losses.gamma(min_mean=0.1, max_target=20.0)),
     "tweedie": Part(
-        lambda: losses.tweedie(1.5, min_mean=0.1, max_mean=5.0, max_target=20.0),
+        lambda: losses.tweedie(1.5, min_mean=0.1, max_mean=5.0, max_target=20.0)
     ),
     "log_link": Part(lambda: losses.log_link(1.25)),
     "softmax": Part(lambda: losses.softmax(3)),
@@ -245,9 +238,7 @@ BATCHINGS = {
     "Disjoint": Part(batching.Disjoint),
     "Poisson": Part(lambda: batching.Poisson(3.0)),
     "WithoutReplacement": Part(lambda: batching.WithoutReplacement(3)),
-    "CyclicPoisson": Part(
-        lambda: batching.CyclicPoisson(2.0, 2),
-    ),
+    "CyclicPoisson": Part(lambda: batching.CyclicPoisson(2.0, 2)),
     "BallsInBins": Part(lambda: batching.BallsInBins(2)),
     "ShuffledEpochs": Part(lambda: batching.ShuffledEpochs(3)),
 }
@@ -308,17 +299,15 @@ SOLVERS = {
             estimator=estimators.Winsorization(1.0 + i),
             learning_rate=0.1 + 0.05 * i,
             num_steps=5,
-        ),
+        )
     ),
     "dp_mean": Part(
         lambda data, key, i: solvers.dp_mean(
-            data[0],
-            estimator=estimators.SmoothedTruncation(1.0 + i),
-            **_budget(key, i),
-        ),
+            data[0], estimator=estimators.SmoothedTruncation(1.0 + i), **_budget(key, i)
+        )
     ),
     "dp_mean, untuned": Part(
-        lambda data, key, i: solvers.dp_mean(data[0], **_budget(key, i)),
+        lambda data, key, i: solvers.dp_mean(data[0], **_budget(key, i))
     ),
     "dp_frank_wolfe": Part(
         lambda data, key, i: solvers.dp_frank_wolfe(
@@ -331,22 +320,22 @@ SOLVERS = {
             estimator=estimators.Winsorization(1.0 + i),
             num_steps=5,
             learning_rate=0.1 + 0.1 * i,
-        ),
+        )
     ),
     "dp_additive_model": Part(
         lambda data, key, i: solvers.dp_additive_model(
             "squared", data, smooth=(0, 2, 4), max_weight=1.0 + i, **_budget(key, i)
-        ),
+        )
     ),
     "dp_linear_model": Part(
         lambda data, key, i: solvers.dp_linear_model(
             "squared", data, max_weight=1.0 + i, **_budget(key, i)
-        ),
+        )
     ),
     "dp_lasso": Part(
         lambda data, key, i: solvers.dp_lasso(
             *data, radius=1.0 + i, threshold=2.0 + i, num_steps=5, **_budget(key, i)
-        ),
+        )
     ),
     "dp_iterative_hard_thresholding": Part(
         lambda data, key, i: solvers.dp_iterative_hard_thresholding(
@@ -358,7 +347,7 @@ SOLVERS = {
             learning_rate=0.1 + 0.05 * i,
             num_steps=5,
             **_budget(key, i),
-        ),
+        )
     ),
     "dp_sparse_linear_regression": Part(
         lambda data, key, i: solvers.dp_sparse_linear_regression(
@@ -368,7 +357,7 @@ SOLVERS = {
             learning_rate=0.1 + 0.05 * i,
             num_steps=5,
             **_budget(key, i),
-        ),
+        )
     ),
     "dp_l1_regression": Part(
         lambda data, key, i: solvers.dp_l1_regression(
@@ -377,12 +366,12 @@ SOLVERS = {
             epsilon=0.5 + i / 10,
             candidates=jnp.linspace(-1.0, 1.0, 48).reshape(8, 6),
             residual_moment_bound=1.0 + i,
-        ),
+        )
     ),
     "dp_objective_perturbation": Part(
         lambda data, key, i: solvers.dp_objective_perturbation(
             *_of_unit_length(data), regularization=0.1 * i, **_budget(key, i)
-        ),
+        )
     ),
     "dp_sample_and_aggregate": Part(
         lambda data, key, i: solvers.dp_sample_and_aggregate(
@@ -391,20 +380,18 @@ SOLVERS = {
             num_subsets=320,
             diameter=10.0 + i,
             **_budget(key, i),
-        ),
+        )
     ),
     "dp_quantile": Part(
-        lambda data, key, i: solvers.dp_quantile(
-            data[1], key=key, epsilon=0.5 + i / 10
-        ),
+        lambda data, key, i: solvers.dp_quantile(data[1], key=key, epsilon=0.5 + i / 10)
     ),
     "dp_histogram": Part(
-        lambda data, key, i: solvers.dp_histogram(data[1], **_budget(key, i)),
+        lambda data, key, i: solvers.dp_histogram(data[1], **_budget(key, i))
     ),
     "dp_histogram, edges": Part(
         lambda data, key, i: solvers.dp_histogram(
             data[1], edges=jnp.arange(-3.0, 4.0), **_budget(key, i)
-        ),
+        )
     ),
     "dp_group_means": Part(
         lambda data, key, i: solvers.dp_group_means(
@@ -413,10 +400,10 @@ SOLVERS = {
             num_groups=2,
             quantiles=(0.3,),
             **_budget(key, i),
-        ),
+        )
     ),
     "dp_center_and_scale": Part(
-        lambda data, key, i: solvers.dp_center_and_scale(data[0], **_budget(key, i)),
+        lambda data, key, i: solvers.dp_center_and_scale(data[0], **_budget(key, i))
     ),
 }
 

@@ -180,8 +180,7 @@ def test_poisson_empty_batch(key):
 
 
 @pytest.mark.parametrize(
-    ("batching", "group"),
-    [(Poisson(50.0), 10_000), (CyclicPoisson(50.0, 5), 2_000)],
+    ("batching", "group"), [(Poisson(50.0), 10_000), (CyclicPoisson(50.0, 5), 2_000)]
 )
 def test_capacity_is_priced(batching, group):
     def capacity(batching):

@@ -166,10 +166,10 @@ def test_a_file_shows_protected_numbers_only(folder):
     assert report["feature_names"] == FEATURES
     assert report["target_unit"] == "price / 100"
     assert set(report["privacy"]) == {
-        *("epsilon", "delta", "relation", "description", "noise_key"),
+        *("epsilon", "delta", "relation", "description", "noise_key")
     }
     assert set(report["arguments"]) == {
-        *("estimator", "learning_rate", "num_steps", "batching", "epsilon"),
+        *("estimator", "learning_rate", "num_steps", "batching", "epsilon")
     }
     assert {"noise_multiplier", "l2_sensitivity", "stddev"} <= set(report["stats"])
     assert "risk" not in result.stdout.replace("test risks or comparisons", "")
@@ -493,10 +493,7 @@ LASSO, L1 = {"method": "lasso"}, {"method": "l1", "loss": None, "steps": None}
 HUBER = SPARSE | {"loss": "huber"}
 BAD_OPTIONS += [
     ({"method": "best"}, "'--method': .*'best'"),
-    (
-        {"radius": 1},
-        "--radius must be left out with --method gradient-descent (for fr",
-    ),
+    ({"radius": 1}, "--radius must be left out with --method gradient-descent (for fr"),
     ({"sparsity": 2}, "--sparsity must be left out with --method gradient-descent"),
     ({"candidates": 9}, "--candidates must be left out with --method gradient-descent"),
     (FRANK_WOLFE | {"radius": 0}, "--radius must be between 1e-12 and 1e+12, got 0"),
@@ -505,10 +502,7 @@ BAD_OPTIONS += [
         "--sparsity must be left out with --method frank-w",
     ),
     (FRANK_WOLFE | {"learning_rate": 2}, "--learning-rate must be between 0 and 1"),
-    (
-        FRANK_WOLFE | {"steps": 41},
-        "--steps must be at most the",
-    ),
+    (FRANK_WOLFE | {"steps": 41}, "--steps must be at most the"),
     (
         FRANK_WOLFE | {"batching": "full"},
         "--batching must be left out with --method frank-wolfe (for gradient-",

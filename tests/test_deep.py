@@ -12,10 +12,7 @@ from benchmarks.deep import command, methods, page, tasks, untuned
 from benchmarks.deep.hindsight import Setting, grid_losses
 from benchmarks.page import filled
 from benchmarks.record import ROOT, Record, read
-from dpjax.accounting import (
-    noise_multiplier,
-    noise_multiplier_to_epsilon,
-)
+from dpjax.accounting import noise_multiplier, noise_multiplier_to_epsilon
 from tests.test_utility import RUN, row
 
 FACTS = {

@@ -44,9 +44,7 @@ def dp_lasso() -> Case:
 
     features = jnp.ones((2, 1))
     return solved(
-        solve,
-        (features, jnp.array([9.0, 9.0])),
-        (features, jnp.array([9.0, -9.0])),
+        solve, (features, jnp.array([9.0, 9.0])), (features, jnp.array([9.0, -9.0]))
     )
 
 
@@ -62,9 +60,7 @@ def dp_l1_regression() -> Case:
     # A record fits one candidate and is truncated at the other.
     features, targets = jnp.array([[0.0, 9.0], [9.0, 0.0]]), jnp.zeros(2)
     return solved(
-        solve,
-        (features, targets),
-        (features.at[0].set(features[1]), targets),
+        solve, (features, targets), (features.at[0].set(features[1]), targets)
     )
 
 
@@ -116,11 +112,7 @@ def dp_center_and_scale() -> Case:
 
 
 def _chosen(
-    num_samples: int,
-    *,
-    num_steps: int = 2,
-    num_against: int = 0,
-    **options,
+    num_samples: int, *, num_steps: int = 2, num_against: int = 0, **options
 ) -> Case:
     """All records but some prefer one vertex of two; the last one turns round."""
 

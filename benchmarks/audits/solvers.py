@@ -92,12 +92,7 @@ def dp_mean_trimmed() -> Case:
         return jnp.sum(jnp.abs(mean + 1) - jnp.abs(mean - 1))  # as of Laplace noise
 
     samples = jnp.outer(jnp.array([-9.0, 9.0, 9.0]), jnp.ones(16))
-    return solved(
-        solve,
-        samples,
-        samples.at[-1].multiply(-1),
-        statistic=statistic,
-    )
+    return solved(solve, samples, samples.at[-1].multiply(-1), statistic=statistic)
 
 
 @audited

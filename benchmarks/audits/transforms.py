@@ -19,13 +19,7 @@ from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 from benchmarks.audits.case import Case, audited
 from benchmarks.audits.updates import gaussian_claim
 from dpjax import accounting, estimators, transforms
-from dpjax._types import (
-    ADD_OR_REMOVE_ONE,
-    Key,
-    PeelingNoise,
-    PyTree,
-    SelectionName,
-)
+from dpjax._types import ADD_OR_REMOVE_ONE, Key, PeelingNoise, PyTree, SelectionName
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._shared import calibrate_smooth_noise
 from dpjax.audit._releases import Statistic
@@ -297,11 +291,7 @@ def _frank_wolfe(mechanism: SelectionName, epsilon: float, *, num_others: int) -
     )
 
 
-def _peeled(
-    noise: PeelingNoise,
-    rho: float,
-    privacy: PrivacyGuarantee,
-) -> Case:
+def _peeled(noise: PeelingNoise, rho: float, privacy: PrivacyGuarantee) -> Case:
     estimator = Winsorization(1.0)
     return _of_update(
         lambda key: optax.chain(

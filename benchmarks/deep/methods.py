@@ -19,10 +19,7 @@ import optax
 
 import dpjax
 from benchmarks.deep.tasks import Task
-from dpjax.accounting import (
-    noise_multiplier,
-    noise_multiplier_to_epsilon,
-)
+from dpjax.accounting import noise_multiplier, noise_multiplier_to_epsilon
 from dpjax.batching import Batching, CyclicPoisson, Poisson
 from dpjax.estimators import (
     AdaptiveThreshold,

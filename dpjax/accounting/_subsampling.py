@@ -290,10 +290,7 @@ _OF_INDEPENDENT_NOISE = {
 
 
 def _scheme(
-    strategy: Strategy | None,
-    max_participations: int,
-    min_separation: int,
-    **run: Any,
+    strategy: Strategy | None, max_participations: int, min_separation: int, **run: Any
 ) -> tuple[Scheme, float]:
     """Returns releases that cost as much as a run, and the run's noise over theirs."""
     pattern = {

@@ -106,8 +106,7 @@ class ReportSettings:
     """The options of `dpjax report`."""
 
     run: Annotated[
-        str,
-        Argument("RUN", "A folder that dpjax train, tune or describe has written."),
+        str, Argument("RUN", "A folder that dpjax train, tune or describe has written.")
     ]
     ledger: Annotated[
         Path | None, of_privacy("The table's ledger: what all runs on it have spent.")
@@ -192,8 +191,7 @@ class DescribeSettings(TextOptions):
         of_privacy("Makes the noise reproducible, for public data only.", check_seed),
     ] = None
     ledger: Annotated[
-        Path | None,
-        of_privacy("The table's ledger, as of dpjax train."),
+        Path | None, of_privacy("The table's ledger, as of dpjax train.")
     ] = None
     by: Annotated[
         str | None,
@@ -219,8 +217,7 @@ class DescribeSettings(TextOptions):
         ),
     ] = None
     level: Annotated[
-        float,
-        of_method("The probability of each interval.", _validate.probability),
+        float, of_method("The probability of each interval.", _validate.probability)
     ] = 0.95
     dark: Annotated[bool, of_output("Draw the picture light on dark.")] = False
     output: Annotated[

@@ -16,14 +16,7 @@ from rich.table import Table as Rows
 import dpjax
 from dpjax import _files, _store, _validate
 from dpjax._default_delta import default_delta
-from dpjax._describe import (
-    MOST_RECORDS,
-    Description,
-    Kind,
-    check,
-    guarantee,
-    release,
-)
+from dpjax._describe import MOST_RECORDS, Description, Kind, check, guarantee, release
 from dpjax._pages import svg_of
 from dpjax._texts import float32_of
 from dpjax.accounting._shared import group_budget
@@ -34,14 +27,7 @@ from dpjax.cli._schema import Schema
 from dpjax.cli._sources import Table, read_checked
 from dpjax.cli._spending import enter
 from dpjax.cli._terminal import show_paths, stage, terminal
-from dpjax.cli._train import (
-    bound,
-    kept,
-    kept_folder,
-    key_of,
-    uninterrupted,
-    with_units,
-)
+from dpjax.cli._train import bound, kept, kept_folder, key_of, uninterrupted, with_units
 from dpjax.cli._units import privacy_of_units
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models._shared import BoundedColumn

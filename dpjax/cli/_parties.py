@@ -119,8 +119,7 @@ def _show(console: Console, settings: PartySettings, content: dict[str, Any]) ->
         f"{privacy['description']}"
     )
     show_paths(
-        console,
-        [settings.folder / name for name in (_report.MODEL, _report.REPORT)],
+        console, [settings.folder / name for name in (_report.MODEL, _report.REPORT)]
     )
 
 

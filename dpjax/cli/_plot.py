@@ -20,11 +20,7 @@ _ZERO = "#999999", "-.", ""
 
 
 def plot_test_risk(
-    plan: Plan,
-    data: Dataset,
-    scored: Sequence[tuple[Run, Scores]],
-    *,
-    is_public: bool,
+    plan: Plan, data: Dataset, scored: Sequence[tuple[Run, Scores]], *, is_public: bool
 ) -> bytes:
     """Draws the test risk of every method along its steps, and returns a PNG.
 

@@ -39,11 +39,7 @@ MethodName = Literal[
     "objective-perturbation",
 ]
 EstimatorName = Literal[
-    "smoothed-truncation",
-    "truncation",
-    "winsorization",
-    "clipping",
-    "median-of-means",
+    "smoothed-truncation", "truncation", "winsorization", "clipping", "median-of-means"
 ]
 ModelName = Literal["additive", "linear"]
 CalibrationName = Literal["tight", "paper"]

@@ -192,11 +192,7 @@ def read_table(
         raise SchemaNeeded(
             f"--schema must be given for a file, to declare what is public in {path}. "
             "Fill in this template:",
-            schema_text(
-                guess_names(path, names),
-                target=target,
-                link=link,
-            ),
+            schema_text(guess_names(path, names), target=target, link=link),
         )
     declared = read_schema(schema, link=link, allows_empty=allows_empty)
     left = [k for k, v in declared.columns.items() if v == Categorical((FILL_IN,))]

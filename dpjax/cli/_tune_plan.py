@@ -18,11 +18,7 @@ from dp_accounting import GaussianDpEvent
 
 from dpjax import _validate
 from dpjax._types import Key
-from dpjax.accounting import (
-    gaussian_epsilon,
-    tuning_budget,
-    tuning_epsilon,
-)
+from dpjax.accounting import gaussian_epsilon, tuning_budget, tuning_epsilon
 from dpjax.cli._methods import find_loss
 from dpjax.cli._plan import Budget, Plan, make_plan, split_budget
 from dpjax.cli._ranges import together

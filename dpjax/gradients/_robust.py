@@ -245,10 +245,7 @@ def robust_grad(
             stream = users.stream(stream, is_padding_example, axes)
             is_padding_example = None
         grads, aux = estimator.with_aux(
-            stream,
-            is_padding_example,
-            normalize_by=normalize_by,
-            axis_name=axis_name,
+            stream, is_padding_example, normalize_by=normalize_by, axis_name=axis_name
         )
         return _with_wanted(grads, aux, wanted)
 

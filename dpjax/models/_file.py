@@ -97,11 +97,7 @@ def model_file(model: Model) -> bytes:
         if getattr(model, name) is not None
     }
     np.savez(
-        file,
-        **errors,
-        params=terms.slopes,
-        heights=terms.heights,
-        model=np.array(text),
+        file, **errors, params=terms.slopes, heights=terms.heights, model=np.array(text)
     )
     return file.getvalue()
 

@@ -14,10 +14,7 @@ _LEAST_SHARE = 1e-3
 
 
 def of_labels(
-    release: Release,
-    scores: np.ndarray,
-    targets: np.ndarray,
-    beside: np.ndarray | None,
+    release: Release, scores: np.ndarray, targets: np.ndarray, beside: np.ndarray | None
 ) -> tuple[list[Measure], list[tuple[float, float, Interval]], np.ndarray]:
     """Releases counts of (label, bin of the probability) for two labels.
 
@@ -83,10 +80,7 @@ def of_labels(
 
 
 def of_classes(
-    release: Release,
-    scores: np.ndarray,
-    targets: np.ndarray,
-    beside: np.ndarray | None,
+    release: Release, scores: np.ndarray, targets: np.ndarray, beside: np.ndarray | None
 ) -> tuple[list[Measure], np.ndarray]:
     """Releases counts of (label, whether it is predicted) for several classes.
 

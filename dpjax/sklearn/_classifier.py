@@ -15,12 +15,7 @@ from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.sklearn import _labels, _tables
 from dpjax.sklearn._intervals import WithIntervals
-from dpjax.sklearn._linear import (
-    LinearEstimator,
-    guarantee,
-    parameters,
-    total_noise,
-)
+from dpjax.sklearn._linear import LinearEstimator, guarantee, parameters, total_noise
 
 
 @parameters
@@ -70,10 +65,7 @@ class Classifier(ClassifierMixin, LinearEstimator):
             )
             noise_multiplier /= math.sqrt(1 - share)
             privacy = PrivacyGuarantee.of(
-                epsilon,
-                delta,
-                dp_event=UnsupportedDpEvent(),
-                num_samples=num_samples,
+                epsilon, delta, dp_event=UnsupportedDpEvent(), num_samples=num_samples
             )
         places = _labels.indices(labels, classes)
         if weights is None:

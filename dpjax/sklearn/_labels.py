@@ -82,11 +82,7 @@ def declared(classes: Any, name: str = "classes") -> np.ndarray:
 
 
 def release_labels(
-    key: Key,
-    labels: np.ndarray,
-    *,
-    noise_multiplier: float,
-    log_probability: float,
+    key: Key, labels: np.ndarray, *, noise_multiplier: float, log_probability: float
 ) -> np.ndarray:
     """Releases the labels of which more records than noise would show, sorted.
 

@@ -12,11 +12,7 @@ from dpjax._rounding import ROUNDED_UP
 from dpjax._scales import Noise, Standard, release_scales, scales_share
 from dpjax._summary import errors_of_sums, units_matrix
 from dpjax._types import Key
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    gaussian_event,
-    noise_multiplier,
-)
+from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
 from dpjax.sklearn._clones import PrivateEstimator

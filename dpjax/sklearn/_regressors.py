@@ -13,12 +13,7 @@ from dpjax.losses import LinearLoss
 from dpjax.losses._shared import Huber
 from dpjax.sklearn import _tables
 from dpjax.sklearn._intervals import WithIntervals
-from dpjax.sklearn._linear import (
-    LinearEstimator,
-    guarantee,
-    parameters,
-    total_noise,
-)
+from dpjax.sklearn._linear import LinearEstimator, guarantee, parameters, total_noise
 
 _LEAST_SHARE = 0.01  # of the budget, for the target's unit
 _LARGEST = 1e18  # targets are held within it: more than float32 can square
@@ -62,10 +57,7 @@ def released_unit(
 
 
 def in_unit(
-    model: Any,
-    targets: np.ndarray,
-    weights: np.ndarray | None,
-    **release: Any,
+    model: Any, targets: np.ndarray, weights: np.ndarray | None, **release: Any
 ) -> tuple[np.ndarray, Unit]:
     """Returns finite targets in their unit, about their centre, and that unit."""
     if model.target_range is None:

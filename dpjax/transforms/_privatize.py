@@ -9,12 +9,7 @@ import optax
 from dpjax import _validate
 from dpjax._sharding import AxisName, num_shares, row_axes
 from dpjax._sums.stream import SampleStream
-from dpjax._types import (
-    REPLACE_ONE,
-    Key,
-    NeighboringRelation,
-    Scalar,
-)
+from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar
 from dpjax.accounting._shared import calibrate_smooth_noise
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal

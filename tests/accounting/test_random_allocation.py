@@ -75,9 +75,7 @@ def test_two_steps_by_quadrature(stddev, is_adaptive):
     first = np.exp(z / stddev - 0.5 / stddev**2)
     # The second move may depend on the first outcome, within the norm bound.
     mu = np.where(is_adaptive & (z < 0.3), 0.3, 1.0) / stddev
-    exact = both_directions(
-        lambda v: 0.5 * float(weights @ gain(mu, 2 * v - first)),
-    )
+    exact = both_directions(lambda v: 0.5 * float(weights @ gain(mu, 2 * v - first)))
     for found, expected in zip(curves(stddev, 2, 2), exact, strict=True):
         if is_adaptive:
             assert (found >= expected - 1e-11).all()

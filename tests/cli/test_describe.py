@@ -51,10 +51,7 @@ def runs():
         (("--epsilon", "-1"), "--epsilon must be positive"),
         (("--level", "95"), "--level must be strictly between 0 and 1"),
         (("--by", "x"), "--by must be a column of the schema with categories, of ['jo"),
-        (
-            ("--records-per-unit", "2"),
-            "--records-per-unit must be left out wi",
-        ),
+        (("--records-per-unit", "2"), "--records-per-unit must be left out wi"),
         (("--unit", "job"), "--unit must be a column of"),
         (("--target", "z"), "--target must be a column of"),
         (

@@ -263,13 +263,7 @@ def test_files_of_the_archive_are_read(in_form):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "credit_default",
-        "belgian_motor",
-        "twitter",
-        "winnipeg",
-        "year_prediction",
-    ],
+    ["credit_default", "belgian_motor", "twitter", "winnipeg", "year_prediction"],
 )
 @pytest.mark.usefixtures("empty_machine")
 def test_a_file_without_an_address_says_how_to_obtain_it(name):

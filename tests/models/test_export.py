@@ -38,7 +38,7 @@ VARIANTS = {
     "curves": {"params": BENT},
     "labels": {"link": "logit", "target": Categorical(("yes",))},
     "curves of labels": {
-        **{"params": BENT, "link": "logit", "target": Categorical(("yes",))},
+        **{"params": BENT, "link": "logit", "target": Categorical(("yes",))}
     },
     "amounts": {"link": "log", "target": Numeric(0, 10)},
     "exposed": {

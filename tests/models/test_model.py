@@ -29,9 +29,7 @@ COST = Numeric(0, 100)
 
 WEIGHTS = np.array([2.0, 1.0, -1.0, 0.5], np.float32)
 BENT = Curves(
-    WEIGHTS,
-    np.array([[3.0, 0.0, 1.0]], np.float32),
-    *((-2.0, 0.0, 2.0), (0,), 3),
+    WEIGHTS, np.array([[3.0, 0.0, 1.0]], np.float32), *((-2.0, 0.0, 2.0), (0,), 3)
 )
 
 

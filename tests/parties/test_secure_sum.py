@@ -207,15 +207,9 @@ def test_keys_that_were_replaced_are_refused():
     ("arguments", "message"),
     [
         ({"identity": b"short"}, "identity must be 32 bytes"),
-        (
-            {"fingerprints": FINGERPRINTS[:1]},
-            "identity must be given with",
-        ),
+        ({"fingerprints": FINGERPRINTS[:1]}, "identity must be given with"),
         ({"identity": bytes(32), "fingerprints": []}, "fingerprints must be 1"),
-        (
-            {"identity": bytes(32), "fingerprints": ["a"]},
-            "fingerprints must be 1",
-        ),
+        ({"identity": bytes(32), "fingerprints": ["a"]}, "fingerprints must be 1"),
         ({"identity": bytes(32), "fingerprints": "a" * 64}, "fingerprints must be 1"),
     ],
 )

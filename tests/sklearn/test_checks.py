@@ -35,7 +35,7 @@ OF_ALL = {
 OF_REGRESSORS = {
     "check_regressors_train": (
         "200 records of ten features do not show enough at epsilon 1, nor does a mean"
-    ),
+    )
 }
 OF_CLASSIFIERS = {
     "check_classifiers_regression_target": NO_VALUE_RAISES,

@@ -335,9 +335,7 @@ def test_add_or_remove_costs_what_it_says(batching):
     run = training(relation=ADD_OR_REMOVE_ONE, batching=batching)
     assert run.privacy.relation is ADD_OR_REMOVE_ONE
     assert run.noise_multiplier == accounting.noise_multiplier(
-        *BUDGET.values(),
-        relation=ADD_OR_REMOVE_ONE,
-        **batching.accounting(N, T),
+        *BUDGET.values(), relation=ADD_OR_REMOVE_ONE, **batching.accounting(N, T)
     )
 
 

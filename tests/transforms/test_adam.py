@@ -18,10 +18,7 @@ SIZE = 40_000
 
 def private(estimator, noise_multiplier=1.0, **options):
     return privatize(
-        estimator,
-        noise_multiplier=noise_multiplier,
-        key=jax.random.key(3),
-        **options,
+        estimator, noise_multiplier=noise_multiplier, key=jax.random.key(3), **options
     )
 
 

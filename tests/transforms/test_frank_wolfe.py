@@ -27,12 +27,7 @@ SETS = {
 def transform(constraint=SETS["l1_ball"], **changes):
     return frank_wolfe(
         constraint,
-        **{
-            "epsilon": 1.0,
-            "sensitivity": 1e-3,
-            "limit": 1.0,
-            "key": jax.random.key(0),
-        }
+        **{"epsilon": 1.0, "sensitivity": 1e-3, "limit": 1.0, "key": jax.random.key(0)}
         | changes,
     )
 

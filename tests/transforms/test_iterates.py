@@ -45,10 +45,7 @@ def test_average_is_the_mean_of_the_iterates(key):
     state, iterates = optimizer.init(params), []
     for step in range(50):
         keys = jax.random.split(jax.random.fold_in(jax.random.clone(key), step))
-        grads = {
-            "a": jax.random.normal(keys[0], (3,)),
-            "b": jax.random.normal(keys[1]),
-        }
+        grads = {"a": jax.random.normal(keys[0], (3,)), "b": jax.random.normal(keys[1])}
         updates, state = optimizer.update(grads, state, params)
         params = optax.apply_updates(params, updates)
         iterates.append(params)
