@@ -1,11 +1,14 @@
 """README: short, its links lead somewhere, its examples run word for word."""
 
 import re
+import shlex
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+
+from tests.cli.command import invoke, words_of
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -47,6 +50,27 @@ def test_table(capsys):
         features @ np.asarray(names["solution"].params) * np.where(labels > 0, 1, -1)
     )
     assert np.logaddexp(0, -margins).mean() < 0.33  # 0.32 without privacy
+
+
+@pytest.mark.slow
+def test_commands_of_a_table(tmp_path, monkeypatch):
+    section = README.read_text().split("## A table\n")[1]
+    code = re.search(r"```sh\ntable=(\S+)\n(.*?)```", section, re.DOTALL)
+    table, lines = README.parent / code[1], code[2].replace("\\\n", " ")
+    monkeypatch.chdir(tmp_path)
+    said = ""
+    for line in lines.replace("$table", str(table)).splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "dpjax"
+        result = invoke(*arguments)
+        assert result.exit_code == 0, result.output
+        said += words_of(result.output) + " "
+    for name in ("out/model.npz", "out/report.html", "predictions.csv", "model.sql"):
+        assert (tmp_path / name).stat().st_size > 0
+    shown = re.search(r"```text\n(.*?)\n│", section, re.DOTALL)[1]
+    assert words_of(shown) in said
+    for measure in ("median of the absolute", "90th percentile of the"):
+        assert measure in said
 
 
 @pytest.mark.slow

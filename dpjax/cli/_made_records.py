@@ -9,6 +9,7 @@ from dpjax.cli._schema import Schema
 from dpjax.datasets import Dataset, Numeric
 
 NUM_TEST = 20_000
+_AMOUNTS_WITHIN = 3.0  # scales
 
 
 def made_records(
@@ -23,7 +24,8 @@ def made_records(
     """Draws records that have a schema's columns, and others for tests.
 
     A column of numbers is its center plus its scale times Student's law of variance 1,
-    within its limit. A column of categories takes each of them, or none, equally often.
+    within its limit; beside amounts within three scales, because a model's means are
+    exponentials of the columns. A column of categories takes each of them, or none, equally often.
     Every column matters: numbers by tanh((x - center) / scale), so that effects level
     off, and categories in even steps. Signs alternate. The sum explains the share
     `signal` of the variance of the target, of its log odds (with the variance of the
@@ -43,12 +45,14 @@ def made_records(
     def student() -> np.ndarray:
         return rng.standard_t(tail, size) * math.sqrt((tail - 2) / tail)
 
+    is_amount = loss in FOR_AMOUNTS
     names, features, effect = [], [], np.zeros(size)
     columns = {key: kind for key, kind in schema.columns.items() if kind is not None}
     for place, (key, kind) in enumerate(columns.items()):
         names += kind.names(key)
         if isinstance(kind, Numeric):
-            features.append(np.clip(student(), -kind.limit, kind.limit)[:, None])
+            most = min(kind.limit, _AMOUNTS_WITHIN if is_amount else math.inf)
+            features.append(np.clip(student(), -most, most)[:, None])
             added = np.tanh(features[-1][:, 0])
         else:
             number = len(kind.categories)
@@ -61,7 +65,7 @@ def made_records(
     if loss == "logistic":
         odds = effect * math.pi / math.sqrt(3) * known / rest
         targets = np.where(odds + rng.logistic(size=size) > 0, 1.0, -1.0)
-    elif loss in FOR_AMOUNTS:
+    elif is_amount:
         targets = np.exp(known * effect + rest * rng.standard_normal(size) - 0.5)
         if loss == "poisson":
             targets = rng.poisson(targets)
