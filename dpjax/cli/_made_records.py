@@ -27,10 +27,10 @@ def made_records(
     within its limit; beside amounts within three scales, because a model's means are
     exponentials of the columns. A column of categories takes each of them, or none,
     equally often. Every column matters: numbers by tanh((x - center) / scale), so that
-    effects level off, and categories in even steps. Signs alternate. The sum explains the share
-    `signal` of the variance of the target, of its log odds (with the variance of the
-    logistic law; McKelvey and Zavoina 1975), or of the logarithm of an amount. The rest
-    is noise: of Student's law in targets, lognormal in amounts, half of which are zero
+    effects level off, and categories in even steps. Signs alternate. The sum explains
+    the share `signal` of the variance of the target, of its log odds (with the variance
+    of the logistic law; McKelvey and Zavoina 1975), or of the logarithm of an amount.
+    The rest is noise: of Student's law in targets, lognormal in amounts, half of which are zero
     with the tweedie loss. Exposures are 1, and weights alike.
 
     Example:
