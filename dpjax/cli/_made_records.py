@@ -30,8 +30,8 @@ def made_records(
     effects level off, and categories in even steps. Signs alternate. The sum explains
     the share `signal` of the variance of the target, of its log odds (with the variance
     of the logistic law; McKelvey and Zavoina 1975), or of the logarithm of an amount.
-    The rest is noise: of Student's law in targets, lognormal in amounts, half of which are zero
-    with the tweedie loss. Exposures are 1, and weights alike.
+    The rest is noise: of Student's law in targets, lognormal in amounts, half of which
+    are zero with the tweedie loss. Exposures are 1, and weights alike.
 
     Example:
         >>> schema = Schema({"age": Numeric(40, 10)}, Numeric())
