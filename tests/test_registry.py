@@ -22,7 +22,10 @@ BESIDE = {
         # `privatize` alone takes them: "privatize, adaptive" and "privatize, scaled".
         *("AdaptiveThreshold", "Scaled"),
     },
-    mechanisms: {"BandedToeplitz", "BinaryTree", "BufferedToeplitz", "Strategy"},
+    mechanisms: {
+        *("BandedToeplitz", "BinaryTree", "BufferedToeplitz", "Strategy"),
+        "secret_key",
+    },
     transforms: {"average_params"},
     solvers: {
         *("Checkpoint", "Curves", "Execution", "Solution", "printed_epsilon"),

@@ -12,6 +12,7 @@ from dpjax._public_sets import PUBLIC_SETS
 from dpjax.cli._losses import LossName
 from dpjax.cli._options import (
     Argument,
+    Generator,
     check_each,
     check_seed,
     of_data,
@@ -190,6 +191,9 @@ class DescribeSettings(TextOptions):
         int | None,
         of_privacy("Makes the noise reproducible, for public data only.", check_seed),
     ] = None
+    generator: Annotated[
+        Generator, of_privacy("What makes numbers of the key, as of dpjax train.")
+    ] = "threefry"
     ledger: Annotated[
         Path | None, of_privacy("The table's ledger, as of dpjax train.")
     ] = None
@@ -233,6 +237,12 @@ class DescribeSettings(TextOptions):
 
     def __post_init__(self):
         super().__post_init__()
+        _validate.require(
+            self.generator == "threefry" or self.seed is None,
+            "--generator",
+            self.generator,
+            "left out with --seed",
+        )
         _validate.require(
             self.ledger is None or self.seed is None,
             "--ledger",

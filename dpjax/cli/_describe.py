@@ -54,7 +54,7 @@ def describe(settings: DescribeSettings) -> None:
     _files.check_folder("--output", folder, names=_NAMES)
     _files.check_spared("--output", [folder / name for name in _NAMES], inputs)
     run_folder = kept_folder(settings.checkpoint, folder, inputs)
-    key, noise_key = key_of(settings.seed, run_folder)
+    key, noise_key = key_of(settings.seed, run_folder, settings.generator)
     stage(f"Reading {source}")
     kinds, table = _read(settings)
     run_folder = bound(run_folder, key, settings, table)

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -85,6 +85,12 @@ def required(is_fine: Callable[[Any], bool], rule: str) -> Callable[..., None]:
     return check
 
 
+Generator = Literal["threefry", "chacha20"]
+# Where a key comes from, in the words of a report.
+FROM_SYSTEM: dict[Generator, str] = {
+    "threefry": "from the operating system",
+    "chacha20": "from the operating system, of 256 bits, for ChaCha20",
+}
 check_seed = required(lambda seed: 0 <= seed < 2**32, "from 0 to 2^32 - 1")
 
 

@@ -27,6 +27,7 @@ from dpjax.accounting import (
 )
 from dpjax.cli import _saved
 from dpjax.cli._ledger import Ledger, said_left
+from dpjax.cli._options import FROM_SYSTEM
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model
 
@@ -127,7 +128,7 @@ def _values(
     is_known = not isinstance(privacy.dp_event, UnsupportedDpEvent)
     flags = {
         "public": content.get("is_public"),
-        "seeded": said["noise_key"] != "from the operating system",
+        "seeded": said["noise_key"] not in FROM_SYSTEM.values(),
         "unprotected": "unprotected" in content,
         "of_records": unit is None,
         "tuned": tuning,

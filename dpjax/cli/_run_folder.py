@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _files, _store, _validate
 from dpjax._types import Key
+from dpjax.mechanisms._shared import key_of_words
 
 _KEY, _STATES, _ITERATES, _PAID = "key.npz", "states", "iterates.npz", "paid.npz"
 # Also while they are written, which a kill leaves behind.
@@ -104,7 +104,7 @@ class RunFolder(NamedTuple):
         if not (self.path / _KEY).exists():
             return None
         _, kept = self._read(_KEY)
-        return jax.random.wrap_key_data(jnp.asarray(kept["key"]), impl="threefry2x32")
+        return key_of_words(kept["key"])
 
     def bound(self, key: Key, parts: Iterable[bytes]) -> "RunFolder":
         """Returns itself as the folder of one run.

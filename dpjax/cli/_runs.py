@@ -16,12 +16,15 @@ from dpjax import losses
 from dpjax._types import ArrayLike, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._methods import GRADIENT_DESCENT, Method
+from dpjax.cli._options import Generator
 from dpjax.cli._plan import Plan
 from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._terminal import OnStep
 from dpjax.cli._units import Units, privacy_of_units
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping, Estimator, Mean
+from dpjax.mechanisms import secret_key
+from dpjax.mechanisms._shared import key_of_words
 from dpjax.solvers import (
     Checkpoint,
     Curves,
@@ -82,14 +85,15 @@ class Scores:
     scores: np.ndarray
 
 
-def system_key() -> Key:
-    """Returns a key of 64 bits from the operating system, as many as the key holds.
+def system_key(generator: Generator) -> Key:
+    """Returns a key from the operating system: of 64 bits, or of 256 with ChaCha20.
 
     The noise protects nobody from a person who can guess the key: a small seed such as
     `jax.random.key(0)` is for public data alone.
     """
-    words = np.frombuffer(os.urandom(8), np.uint32)
-    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+    if generator == "chacha20":
+        return secret_key()
+    return key_of_words(np.frombuffer(os.urandom(8), np.uint32))
 
 
 def train_private(

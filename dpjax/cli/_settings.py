@@ -15,6 +15,7 @@ from dpjax.cli._losses import LossName
 from dpjax.cli._options import (
     METHOD,
     Argument,
+    Generator,
     Option,
     check_seed,
     declared,
@@ -82,6 +83,13 @@ class Settings(TextOptions):
             check_seed,
         ),
     ] = None
+    generator: Annotated[
+        Generator,
+        of_privacy(
+            "What makes numbers of the key: JAX's own generator, or a cipher with a "
+            "key of 256 bits, which takes about a second more."
+        ),
+    ] = "threefry"
     ledger: Annotated[
         Path | None,
         of_privacy(
@@ -338,6 +346,7 @@ class Settings(TextOptions):
         for name, is_fine, where in (
             ("holdout", not unprotected, "with --show-unprotected, which holds others"),
             ("ledger", not unprotected, "with --show-unprotected, which it is not of"),
+            ("generator", not seeded or self.generator == "threefry", "with --seed"),
             ("ledger", not seeded, "with --seed, whose noise protects nobody"),
             ("private_ranges", one_record, "with --unit, for which it is not made"),
             ("show_unprotected", one_record, "with --unit, for which it is not made"),

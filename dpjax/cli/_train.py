@@ -19,7 +19,7 @@ from dpjax.cli._command_settings import DescribeSettings
 from dpjax.cli._evaluation import evaluate
 from dpjax.cli._losses import link_of
 from dpjax.cli._methods import find_loss, find_method
-from dpjax.cli._options import flag
+from dpjax.cli._options import FROM_SYSTEM, Generator, flag
 from dpjax.cli._plot import plot_test_risk
 from dpjax.cli._public_sets import public_name, public_set
 from dpjax.cli._ranges import charge
@@ -73,7 +73,7 @@ def train(settings: Settings) -> None:
         _ledger.check_room(settings.ledger, settings.unit)
     _report.check_folder(folder, inputs)
     run_folder = kept_folder(settings.checkpoint, folder, inputs)
-    run_key, noise_key = key_of(seed, run_folder)
+    run_key, noise_key = key_of(seed, run_folder, settings.generator)
     keys = jax.random.split(run_key, 5)
     key, baseline_key, ranges_key, test_key, sample_key = keys
     is_public = name is not None
@@ -170,13 +170,15 @@ def train(settings: Settings) -> None:
         show_paths(console, [path])
 
 
-def key_of(seed: int | None, run_folder: RunFolder | None) -> tuple[Key, str]:
+def key_of(
+    seed: int | None, run_folder: RunFolder | None, generator: Generator
+) -> tuple[Key, str]:
     """Returns the key of a run, that of a stopped one if there is, and whence it is."""
     if seed is not None:
         return jax.random.key(seed), "seeded, hence for public data only"
     kept_key = run_folder.kept_key() if run_folder is not None else None
-    key = system_key() if kept_key is None else kept_key
-    return key, "from the operating system"
+    key = system_key(generator) if kept_key is None else kept_key
+    return key, FROM_SYSTEM[generator]
 
 
 def kept_folder(

@@ -60,7 +60,7 @@ def tune(settings: TuneSettings) -> None:
         _ledger.check_room(settings.ledger, None)
     _report.check_folder(folder, inputs)
     run_folder = kept_folder(settings.checkpoint, folder, inputs)
-    run_key, noise_key = key_of(settings.seed, run_folder)
+    run_key, noise_key = key_of(settings.seed, run_folder, settings.generator)
     key, ranges_key, sample_key = jax.random.split(run_key, 3)
     table = ranges = paid = sampled = None
     day = _ledger.today()

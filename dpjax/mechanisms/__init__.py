@@ -10,6 +10,7 @@ compute its noise with `accounting.noise_multiplier`.
 
 from dpjax.mechanisms._additive import gaussian, laplace
 from dpjax.mechanisms._binary_tree import BinaryTree
+from dpjax.mechanisms._chacha import secret_key
 from dpjax.mechanisms._discrete_gaussian import discrete_gaussian
 from dpjax.mechanisms._peeling import peeling
 from dpjax.mechanisms._selection import exponential, permute_and_flip
@@ -30,4 +31,5 @@ __all__ = [
     "laplace_log_normal",
     "peeling",
     "permute_and_flip",
+    "secret_key",
 ]

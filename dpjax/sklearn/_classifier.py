@@ -27,7 +27,7 @@ class Classifier(ClassifierMixin, LinearEstimator):
     classes: Any = None
     feature_ranges: Any = None
     max_weight: float | None = None
-    random_state: int | None = None
+    random_state: int | str | None = None
 
     def fit(self, X, y, sample_weight=None):
         """Fits the model, and spends the budget.

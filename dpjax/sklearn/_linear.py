@@ -31,7 +31,7 @@ class LinearEstimator(PrivateEstimator):
     delta: float | None
     feature_ranges: Any
     max_weight: float | None
-    random_state: int | None
+    random_state: int | str | None
     n_features_in_: int
     coef_: np.ndarray
     intercept_: Any

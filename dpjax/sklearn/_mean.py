@@ -67,7 +67,7 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
     delta: float | None = None
     target_range: tuple[float, float] | None = None
     max_weight: float | None = None
-    random_state: int | None = None
+    random_state: int | str | None = None
 
     def __sklearn_tags__(self):
         """NaN is taken: features are not read."""

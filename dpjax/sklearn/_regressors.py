@@ -78,7 +78,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
     feature_ranges: Any = None
     target_range: tuple[float, float] | None = None
     max_weight: float | None = None
-    random_state: int | None = None
+    random_state: int | str | None = None
 
     def _loss(self) -> LinearLoss:
         return losses.squared
@@ -160,8 +160,9 @@ class DPLinearRegression(WithIntervals, _Regressor):
         target_range: the public range (low, high) of the target. None: released.
         max_weight: the largest sample weight, public; larger ones count as this,
             negative ones and NaN as zero. None: `fit` takes no sample weights.
-        random_state: None, for a key from the operating system, or an int, whose noise
-            repeats, for tests.
+        random_state: None, for a key from the operating system; "chacha20", for one of
+            256 bits (`mechanisms.secret_key`); or an int, whose noise repeats, for
+            tests.
         intervals: whether there are standard errors, for which a part of the budget
             goes: see `dp_linear_model`.
 

@@ -32,7 +32,7 @@ def score_privately(
     baseline: Any = None,
     scale: float | None = None,
     exposure: Any = None,
-    random_state: int | None = None,
+    random_state: int | str | None = None,
 ) -> tuple[PrivateScores, PrivacyGuarantee]:
     """Releases how good a fitted estimator is, on records that it has not seen.
 

@@ -16,6 +16,7 @@ from sklearn.utils.validation import validate_data as validated
 from dpjax import _validate
 from dpjax._default_delta import default_delta
 from dpjax._types import Key
+from dpjax.mechanisms import secret_key
 
 # How the names of types of NumPy, pandas and polars begin, in small letters.
 _TIMES = ("date", "time", "duration", "period", "<m8", ">m8")
@@ -184,6 +185,8 @@ def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray | No
 
 def key_of(random_state: Any) -> Key:
     """Returns a key from the operating system, or that of an int."""
+    if isinstance(random_state, str) and random_state == "chacha20":
+        return secret_key()
     if random_state is None:
         words = jax.random.key_data(jax.random.key(0)).shape
         data = np.frombuffer(secrets.token_bytes(4 * words[0]), np.uint32)
@@ -193,7 +196,8 @@ def key_of(random_state: Any) -> Key:
         is_integer and not isinstance(random_state, bool) and int(random_state) >= 0,
         "random_state",
         random_state,
-        "None, for a key from the operating system, or an integer from zero on",
+        "None, for a key from the operating system, 'chacha20', for one of 256 bits, "
+        "or an integer from zero on",
     )
     return jax.random.key(int(random_state) % 2**32)
 

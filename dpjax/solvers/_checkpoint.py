@@ -224,4 +224,4 @@ def _as(like: Any, arrays: _store.Arrays, i: int) -> Any:
         )
     if not is_key(like):
         return leaf
-    return jax.random.wrap_key_data(leaf, impl=str(jax.random.key_impl(like)))
+    return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like))

@@ -20,7 +20,7 @@ from dpjax.models import _noisy_counts
 NOT_RELEASED = {
     *("aggregate", "average_iterates", "average_params", "project"),
     *("scale_by_dp_adam", "robust_gradient_descent", "printed_epsilon"),
-    "recommend",
+    *("recommend", "secret_key"),
 }
 
 # The share of its claim that a case shows at least, with all its releases, where it is
