@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 MEANING = (
-    "as many rows as the batch. If these are records, one of them moves the gradients "
-    "of all others, and no clipping bounds that: let the pairs be the records. If they "
-    "are public, nothing is wrong."
+    "as many rows as there are examples. If these are records, one of them moves the "
+    "gradients of all others, and no clipping bounds that: let the pairs be the "
+    "records. If they are public, nothing is wrong."
 )
 
 

@@ -16,6 +16,7 @@ from dpjax.batching import BallsInBins, Batching, Full, Poisson
 from dpjax.batching._shared import BatchState
 from dpjax.estimators import AdaptiveThreshold, Estimator, Mean, Scaled
 from dpjax.gradients import robust_grad
+from dpjax.gradients._shared import warn_of_closures
 from dpjax.mechanisms import Strategy
 from dpjax.solvers import _training_recipe as recipe
 from dpjax.solvers._calibration import calibrated_noise, check_budget
@@ -147,6 +148,7 @@ class PrivateTraining:
         _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
         _validate.count(num_samples=num_samples)
         check_budget(epsilon, delta)
+        warn_of_closures(loss_fn, num_samples)
         _validate.require(
             noise is None or isinstance(noise, Strategy),
             "noise",
