@@ -80,6 +80,7 @@ _ROUNDED_UP = 2.0**-50
 
 # A calibrated multiplier is above the smallest one by at most this share.
 _TOLERANCE = 1e-3
+_MOST_GUESSES = 10  # of evaluations that it is found by, before a plain bisection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,11 +323,19 @@ def calibrate(epsilon: float, delta: float, scheme: Scheme) -> float:
 
     # Full batches are within the budget. Halve the noise until it is exceeded, then
     # bisect, because epsilon may be infinite at the lower end; `upper` stays within it.
+    # Epsilon about doubles with each, or more, which tells how many to try at once.
     cost = functools.cache(functools.partial(scheme.epsilon, delta=delta))
-    upper, lower = full_batch, full_batch / 2
-    while cost(lower) <= epsilon:
-        upper, lower = lower, lower / 2
-    return _bisected(epsilon, cost, lower, upper)
+    within, beyond, more = 0, math.inf, 1
+    while within + 1 < beyond:
+        number = int(min(within + more, beyond - 1))
+        found = cost(full_batch / 2**number)
+        if found > epsilon:
+            beyond, more = number, number
+        else:
+            within, more = number, max(1, int(math.log2(epsilon / max(found, 1e-9))))
+    return _bisected(
+        epsilon, cost, full_batch / 2 ** (within + 1), full_batch / 2**within
+    )
 
 
 def _calibrate_with_others(epsilon: float, delta: float, scheme: Scheme) -> float:
@@ -350,21 +359,28 @@ def _bisected(
     """Returns the upper end of the interval in which a bisection ends.
 
     An evaluation takes a tenth of a second and more. The logarithm of epsilon is nearly
-    linear in that of the multiplier, so that few evaluations next to the solution
-    decide most steps of the bisection, since epsilon falls with the multiplier.
+    linear in that of the multiplier, so that a line through the two nearest evaluations
+    tells where to look next. A few of these decide most steps of the bisection, since
+    epsilon falls with the multiplier.
     """
     if upper == math.inf:
         return upper
     over, within = lower, upper
-    for nudge in (0.0, 0.1 * _TOLERANCE, -0.1 * _TOLERANCE):
-        high, low = cost(over), cost(within)
-        if not math.inf > high > epsilon >= low > 0:
+    seen: dict[float, float] = {}  # logarithms of epsilon over the budget
+    if cost(within) > 0 and cost(over) < math.inf:
+        seen = {m: math.log(cost(m) / epsilon) for m in (over, within)}
+    while 2 <= len(seen) < _MOST_GUESSES and within > over * (1 + 0.3 * _TOLERANCE):
+        near, other = sorted(seen, key=lambda m: abs(seen[m]))[:2]
+        fall = (seen[other] - seen[near]) / math.log(other / near)
+        if fall >= 0:
             break
-        share = math.log(high / epsilon) / math.log(high / low)
-        guess = over * (within / over) ** share * (1 + nudge)
-        if not over < guess < within:
+        # A little to the side of the end that is further away.
+        nudge = -math.copysign(0.1 * _TOLERANCE, seen[over] + seen[within])
+        guess = near * math.exp(nudge - seen[near] / fall)
+        if not over < guess < within or not 0 < cost(guess) < math.inf:
             break
-        over, within = (over, guess) if cost(guess) <= epsilon else (guess, within)
+        seen[guess] = math.log(cost(guess) / epsilon)
+        over, within = (over, guess) if seen[guess] <= 0 else (guess, within)
     while upper > lower * (1 + _TOLERANCE):
         middle = math.sqrt(lower * upper)
         if middle >= within or (middle > over and cost(middle) <= epsilon):
