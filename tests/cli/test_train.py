@@ -213,9 +213,11 @@ def test_the_report_files_unprotected_numbers_apart(tmp_path):
     assert json.loads(files["report.json"])["unprotected"][0]["test_risk"] is None
 
 
-def test_the_system_key_is_fresh():
-    keys = [jax.random.key_data(system_key()).tolist() for _ in range(3)]
+@pytest.mark.parametrize(("generator", "size"), [("threefry", 2), ("chacha20", 8)])
+def test_the_system_key_is_fresh(generator, size):
+    keys = [jax.random.key_data(system_key(generator)).tolist() for _ in range(3)]
     assert len(set(map(tuple, keys))) == 3
+    assert all(len(key) == size for key in keys)
     assert all(any(word > 2**8 for word in key) for key in keys)
 
 
