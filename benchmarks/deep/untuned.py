@@ -38,9 +38,11 @@ def _trained(task, budget, key):
     run = PrivateTraining(task.loss_fn, num_samples=task.num_samples, **budget)
     data = jax.tree.map(jnp.asarray, task.train)
 
+    def step(_, state):
+        return run.step(state, data)[0]
+
     @jax.jit
     def train(state):
-        step = lambda _, state: run.step(state, data)[0]  # noqa: E731
         return jax.lax.fori_loop(0, run.num_steps, step, state).params
 
     return train(run.init(task.init(init_key), key))

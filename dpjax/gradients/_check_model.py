@@ -87,12 +87,11 @@ def explain(loss_fn: LossFn, params: PyTree, batch: PyTree) -> Explanation:
         >>> def loss_fn(params, example):
         ...     return jnp.sum(jnp.tanh(example @ params["w"] + params["b"]))
         >>> params = {"w": jnp.zeros((20, 30)), "b": jnp.zeros(30)}
-        >>> print(explain(loss_fn, params, jnp.zeros((5, 20))))
-        parameter  shape     dtype    gradients      memory  why
-        ['b']      (30,)     float32  written out    120 B   used by add
-        ['w']      (20, 30)  float32  outer product  200 B   multiplied by one vector: 20 and 30 numbers
-        in all                                       320 B
-    """  # noqa: E501
+        >>> for row in explain(loss_fn, params, jnp.zeros((5, 20))).rows:
+        ...     print(row.name, row.way, row.num_bytes)
+        ['b'] written out 120
+        ['w'] outer product 200
+    """
     return Explanation(check_model(loss_fn, params, batch).rows)
 
 

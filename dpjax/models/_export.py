@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Format = Literal["onnx", "sql", "python"]
 FARTHEST = 3.4028235677973366e38  # from here on float32 rounds to infinity
-_EXACT = 2.0**53  # whole numbers below it are told apart in float64
+_EXACT = 2.0**53  # float64 represents all integers below it
 _TRUTHS = {0.0: ("false", "False", "FALSE"), 1.0: ("true", "True", "TRUE")}
 
 

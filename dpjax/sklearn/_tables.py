@@ -124,12 +124,18 @@ def as_column(y: Any) -> np.ndarray:
 
 def numbers_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
     """Returns (n,) targets in float64, NaN and infinities left as they are."""
-    column = column_of(model, y, X)
-    if column.dtype.kind not in "mMSU":
+    return _numbers(y=column_of(model, y, X))
+
+
+def _numbers(**named: Any) -> np.ndarray:
+    """Returns an array in float64; an error tells its type, and no cell."""
+    ((name, values),) = named.items()
+    array = np.asarray(values)
+    if array.dtype.kind not in "mMSU":
         with contextlib.suppress(TypeError, ValueError):
-            return column.astype(np.float64)
-    held = f"cells of {column.dtype} that are none, such as text or times"
-    raise ValueError(f"y must be of numbers, got {held}.")
+            return array.astype(np.float64)
+    held = f"cells of {array.dtype} that are none, such as text or times"
+    raise ValueError(f"{name} must be of numbers, got {held}.")
 
 
 def largest_weight(model: Any) -> Any:
@@ -157,10 +163,11 @@ def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray
     if largest is None:
         rule = "the largest exposure, a public number, where exposure is given"
         raise ValueError(f"max_exposure must be {rule}, got None.")
-    array = np.asarray(exposure, np.float64)
+    array = _numbers(exposure=exposure)
     is_fine, rule = array.shape == X.shape[:1], f"of shape {X.shape[:1]}"
     _validate.require(is_fine, "exposure", array.shape, rule)
-    return np.clip(np.nan_to_num(array) / largest, 0.0, 1.0)
+    # Clipped before it is divided, because an overflow would warn of a record.
+    return np.clip(np.nan_to_num(array), 0.0, largest) / largest
 
 
 def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
@@ -173,7 +180,7 @@ def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray | No
         None,
         "the largest weight, a public number, where sample_weight is given",
     )
-    weights = np.asarray(sample_weight, np.float64)
+    weights = _numbers(sample_weight=sample_weight)
     _validate.require(
         weights.shape == X.shape[:1],
         "sample_weight",

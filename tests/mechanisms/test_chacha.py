@@ -58,9 +58,11 @@ def test_purposes_have_streams_of_their_own():
 def test_noise_has_its_law_within_jit_scan_and_vmap():
     keys = jax.random.split(key_of_words(KEY), 42)
 
+    def one(key):
+        return gaussian(key, jnp.zeros(500), stddev=2.0)
+
     @jax.jit
     def draw(keys):
-        one = lambda key: gaussian(key, jnp.zeros(500), stddev=2.0)  # noqa: E731
         _, scanned = jax.lax.scan(lambda _, key: (None, one(key)), None, keys)
         return scanned, jax.vmap(one)(jax.random.clone(keys))
 

@@ -36,6 +36,7 @@ from dpjax.sklearn import (
     _tables,
     score_privately,
 )
+from dpjax.sklearn._tables import shares_of
 
 # The numbers of dp_linear_model are tested with the solver, as users compile it.
 pytestmark = [
@@ -333,6 +334,7 @@ def test_means_are_in_proportion_to_exposures(model, unit):
         (AMOUNTS[0], np.ones(50), "max_exposure must be the largest exposure"),
         (DPGammaRegressor(max_exposure=1.0), np.ones(49), "exposure must be of shape"),
         (DPTweedieRegressor(max_exposure=-1.0), None, "max_exposure must be positive"),
+        (DPGammaRegressor(max_exposure=1.0), ["secret"] * 50, "exposure must be of nu"),
         (
             DPAdditiveRegressor(max_exposure=1.0),
             np.ones(50),
@@ -342,8 +344,16 @@ def test_means_are_in_proportion_to_exposures(model, unit):
 )
 def test_exposures_that_are_refused(monkeypatch, model, exposure, said):
     no_release(monkeypatch)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=said) as told:
         model.fit(np.zeros((50, 1)), np.arange(50), exposure=exposure)
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize("largest", [1e-3, 1.0, 1e300])
+def test_an_exposure_of_any_size_raises_no_warning(largest):
+    exposure = np.array([1e308, np.inf, -np.inf, np.nan])
+    found = shares_of(exposure, largest, np.zeros((4, 1)))  # warnings are errors here
+    np.testing.assert_array_equal(found, [1, 1, 0, 0])
 
 
 def test_a_mean_in_a_public_range_is_a_clipped_one():
