@@ -266,7 +266,7 @@ def test_subsets_are_uniform_however_often_they_are_drawn(
     num_draws = 20_000
     draw = jax.jit(
         jax.vmap(
-            lambda key: _without_replacement._uniform_subset(key, num_samples, size)
+            lambda key: _without_replacement.uniform_subset(key, num_samples, size)
         )
     )
     rows = np.asarray(draw(jax.random.split(key, num_draws)))
@@ -300,7 +300,7 @@ def test_equal_random_numbers_are_drawn_again(key, monkeypatch):
     @jax.jit
     @jax.vmap
     def draw(key):
-        return _without_replacement._uniform_subset(key, 4, 2)
+        return _without_replacement.uniform_subset(key, 4, 2)
 
     rows = np.asarray(draw(jax.random.split(key, 20_000)))
     assert (2, 4) in num_calls

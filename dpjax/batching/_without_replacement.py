@@ -41,7 +41,7 @@ class WithoutReplacement(Batching):
         _validate.count(batch_size=self.batch_size)
 
     def _rows(self, state, key):
-        return _uniform_subset(key, state.num_samples, self.batch_size)
+        return uniform_subset(key, state.num_samples, self.batch_size)
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the batch size."""
@@ -63,7 +63,7 @@ class WithoutReplacement(Batching):
         return participates(num_steps, num_steps)
 
 
-def _uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
+def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
     """Returns `size` different indices in random order, all subsets equally likely.
 
     A coin for each index keeps a few more than `size` of them, and of these the ones

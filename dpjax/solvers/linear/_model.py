@@ -27,6 +27,7 @@ from dpjax.solvers.linear._choice import choose_features
 from dpjax.solvers.linear._fit import fit
 from dpjax.solvers.linear._intervals import fit_with_errors
 from dpjax.solvers.linear._kind import Examples, ModelKind, bounded
+from dpjax.solvers.linear._on_sample import on_sample, per_record
 
 _MODEL_SHARE = 0.55  # of the budget, if features are chosen with the rest
 
@@ -44,6 +45,7 @@ def dp_linear_model(
     offsets: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     max_weight: float = 1.0,
+    max_records: int | None = None,
     intervals: bool = False,
     execution: Execution = Execution(),
 ) -> Solution:
@@ -133,6 +135,9 @@ def dp_linear_model(
         weights: shape (n,), of records, clipped to [0, max_weight]; NaN is zero. Means
             still divide by n. A record of weight zero changes no release. None: ones.
         max_weight: the largest weight, public, positive.
+        max_records: m, public. Of more records m are drawn without replacement, by the
+            key, and the fit spends `accounting.subsample_budget`; delta n / m must be
+            below 1. None: all.
         intervals: whether the solution has standard errors and intervals, see below.
             With the squared, logistic, Huber, Poisson or gamma loss, at least one
             feature beside the intercept, and without `max_features`.
@@ -163,7 +168,8 @@ def dp_linear_model(
         (`accounting.noise_multiplier`; Dong, Roth, Su 2022). With `max_features` there
         are also choices by the exponential mechanism, so that all releases are composed
         as zCDP (`accounting.epsilon_to_rho`). The loss, the intercept's index and
-        max_features must not depend on the data.
+        max_features must not depend on the data. With `max_records` it is amplified by
+        sampling without replacement (Balle, Barthe, Gaboardi 2018, Theorem 9).
 
     Example:
         >>> import jax, numpy as np
@@ -194,6 +200,15 @@ def dp_linear_model(
     _validate.typed_key(key)
     features, targets = records_of(data)
     num_samples, num_columns = features.shape
+    if max_records is not None:
+        _validate.count(max_records=max_records)
+        if max_records < num_samples:
+            kept = {"intercept": intercept, "max_features": max_features}
+            kept |= {"max_weight": max_weight, "intervals": intervals}
+            again = partial(dp_linear_model, loss, execution=execution, **kept)
+            given = {"offsets": offsets, "weights": weights}
+            budget = {"key": key, "epsilon": epsilon, "delta": delta}
+            return on_sample(again, (features, targets), given, max_records, **budget)
     column = None
     if intercept is not None:
         column = column_index("intercept", intercept, num_columns)
@@ -338,22 +353,6 @@ def column_index(name: str, index: int, num_columns: int) -> int:
         f"the index of one of {num_columns} columns",
     )
     return int(index) % num_columns
-
-
-def per_record(
-    name: str, values: ArrayLike | None, targets: jax.Array, default: float
-) -> jax.Array:
-    """Returns one number for each record: the default if there are none."""
-    if values is None:
-        return jnp.full_like(targets, default)
-    array = jnp.asarray(_validate.arrays(values))
-    _validate.require(
-        array.shape == targets.shape and not jnp.iscomplexobj(array),
-        name,
-        array.shape,
-        f"one real number for each of {len(targets)} rows",
-    )
-    return array.astype(targets.dtype)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -1,6 +1,7 @@
 """A linear model without settings: what it finds, what it costs, what it takes."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,9 @@ from dpjax.accounting import (
     epsilon_to_rho,
     gaussian_epsilon,
     gaussian_event,
+    noise_multiplier,
     rho_to_epsilon,
+    subsample_budget,
 )
 from dpjax.mechanisms import gaussian
 from dpjax.solvers import Execution, dp_linear_model
@@ -553,3 +556,23 @@ def test_a_callback_sees_every_iterate():
     jax.effects_barrier()
     assert sorted(step for step, _ in seen) == list(range(1, 51))
     assert set(seen[0][1]) == {"weights", "intercept"}
+
+
+def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
+    x = jax.random.normal(jax.random.key(5), (4_000, 3))
+    data = x, x @ jnp.array([1.0, -2.0, 0.5])
+    fit = partial(dp_linear_model, "squared", data, weights=np.ones(4_000))
+    ask = {"epsilon": 0.5, "delta": 1e-6}
+    solution = fit(key=jax.random.key(0), max_records=1_000, **ask)
+    assert solution.privacy.epsilon == pytest.approx(0.5, rel=1e-6)
+    assert solution.privacy.delta == pytest.approx(1e-6, rel=1e-6)
+    assert "4,000 records" in solution.privacy.description
+    np.testing.assert_allclose(solution.params, [1, -2, 0.5], atol=0.4)
+    own = subsample_budget(0.5, 1e-6, num_samples=4_000, sample_size=1_000)
+    found = float(solution.stats["noise_multiplier"])
+    assert found == pytest.approx(noise_multiplier(*own, num_steps=1), rel=1e-6)
+    few = {"key": jax.random.key(0), "max_records": 10}
+    with pytest.raises(ValueError, match="epsilon must be given with max_records"):
+        fit(**few, noise_multiplier=1.0, delta=1e-6)
+    with pytest.raises(ValueError, match="delta must be below sample_size"):
+        fit(**few, epsilon=1.0, delta=0.1)

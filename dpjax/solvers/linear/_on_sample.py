@@ -1,0 +1,67 @@
+"""A fit on a random sample of the records, at the budget that sampling allows."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _keys, _validate
+from dpjax._types import ArrayLike, Key
+from dpjax.accounting import subsample_budget, subsample_privacy
+from dpjax.batching._shared import uniform_subset
+from dpjax.solvers._solution import Solution
+
+
+def on_sample(
+    fit: Callable[..., Solution],
+    data: Any,
+    others: Mapping[str, Any],
+    max_records: int,
+    *,
+    key: Key,
+    epsilon: float | None,
+    delta: float,
+) -> Solution:
+    """Returns a fit on so many records, with its guarantee for all of them.
+
+    Args:
+        fit: of data, with the others, key, epsilon and delta.
+        data: features (n, d), targets (n,).
+        others: by name, of shape (n,), or None.
+        max_records: m, public, below n.
+        key: of the sample and of the fit.
+        epsilon: for all records; it must be given, not a noise multiplier.
+        delta: for all records.
+    """
+    rule = "given with max_records: a noise multiplier is of one fit"
+    _validate.require(epsilon is not None, "epsilon", epsilon, rule)
+    num_samples = _validate.leading_size(data, "data")
+    sizes = {"num_samples": num_samples, "sample_size": max_records}
+    own_epsilon, own_delta = subsample_budget(float(epsilon or 0), delta, **sizes)
+    others = {
+        name: x if x is None else per_record(name, x, data[1], 0.0)
+        for name, x in others.items()
+    }
+    sample_key, key = _keys.split(key)
+    rows = uniform_subset(sample_key, num_samples, max_records)
+    data, others = jax.tree.map(lambda x: x[rows], (data, others))
+    solution = fit(data, key=key, epsilon=own_epsilon, delta=own_delta, **others)
+    return replace(solution, privacy=subsample_privacy(solution.privacy, **sizes))
+
+
+def per_record(
+    name: str, values: ArrayLike | None, targets: jax.Array, default: float
+) -> jax.Array:
+    """Returns one number for each record: the default if there are none."""
+    if values is None:
+        return jnp.full_like(targets, default)
+    array = jnp.asarray(_validate.arrays(values))
+    _validate.require(
+        array.shape == targets.shape and not jnp.iscomplexobj(array),
+        name,
+        array.shape,
+        f"one real number for each of {len(targets)} rows",
+    )
+    return array.astype(targets.dtype)
