@@ -48,7 +48,10 @@ def on_sample(
     rows = uniform_subset(sample_key, num_samples, max_records)
     data, others = jax.tree.map(lambda x: x[rows], (data, others))
     solution = fit(data, key=key, epsilon=own_epsilon, delta=own_delta, **others)
-    return replace(solution, privacy=subsample_privacy(solution.privacy, **sizes))
+    privacy = subsample_privacy(
+        solution.privacy, num_samples=num_samples, sample_size=max_records
+    )
+    return replace(solution, privacy=privacy)
 
 
 def per_record(
