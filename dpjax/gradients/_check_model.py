@@ -27,8 +27,8 @@ class LeafCheck:
         name: of the parameter, its path in the pytree.
         shape: of the parameter.
         dtype: of the parameter; the type of what is no array.
-        way: "outer product", "table rows", "written out", or "none" if it has no
-            gradient.
+        way: "outer product", "matrix product", "table rows", "written out", or "none"
+            if it has no gradient.
         num_bytes: what is held of one example's gradient.
         why: what the loss does with the parameter.
     """
@@ -102,7 +102,9 @@ def check_model(
 
     The loss of one example is traced, and never computed. An outer product is never
     multiplied out where the estimator clips norms, and as it is added where its
-    influence acts by coordinate. Rows of a table are the few that an example reads.
+    influence acts by coordinate. A matrix product is a sum of outer products, over the
+    vectors that the parameter meets, and is multiplied out as it is added: where it is
+    much larger than both factors. Rows of a table are the few that an example reads.
     Whatever else the loss does with a parameter, its gradients are written out, a few
     examples at a time. The mean is the same, to rounding. These problems are found:
 
