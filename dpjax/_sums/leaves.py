@@ -174,15 +174,12 @@ class MatrixProducts(_Factors):
             product = _product(left, right)
             return product if influence is None else influence(product)
 
-        def some_at_once(total, left, right):
-            is_few = len(left) * total.size <= MOST
-            return add_rows(total, one, (left, right), None if is_few else 1)
+        def added(in_turn):
+            return lambda total, *factors: add_rows(total, one, factors, in_turn)
 
-        def one_by_one(total, left, right):
-            return add_rows(total, one, (left, right), 1)
-
+        some = None if len(left) * total.size <= MOST else 1
         return jax.lax.platform_dependent(
-            total, left, right, cpu=one_by_one, default=some_at_once
+            total, left, right, cpu=added(1), default=added(some)
         )
 
 

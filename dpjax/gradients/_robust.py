@@ -13,7 +13,7 @@ from dpjax._sums.stream import FactoredSamples, SampleStream
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
 from dpjax.estimators import Estimator
-from dpjax.gradients._closures import warn_of_closures
+from dpjax.gradients._check_model import warn_of_closures
 from dpjax.gradients._program import streamlined
 from dpjax.gradients._users import UserGradient, Users, loss_of_users
 from dpjax.gradients.factored import factored_grad

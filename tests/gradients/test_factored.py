@@ -387,8 +387,13 @@ def test_medians_of_means_and_aux_are_as_before():
 @pytest.mark.parametrize(
     "estimator", [Clipping(0.5), SmoothedClipping(0.5), SmoothedTruncation(0.02)]
 )
-def test_the_mean_has_derivatives(estimator):
-    loss_fn, params, batch = dense_model(5)
+@pytest.mark.parametrize(
+    "architecture",
+    [([], ["dense", "bias", "relu", "dense"], True, 5), (["heads"], ["bias"], True, 2)],
+    ids=["vector", "sequence"],
+)
+def test_the_mean_has_derivatives(estimator, architecture):
+    loss_fn, params, batch = model(architecture, 5)
     grads_fn = dpjax.per_sample_grad(loss_fn)
     grad_fn = dpjax.robust_grad(loss_fn, estimator)
 

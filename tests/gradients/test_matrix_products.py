@@ -11,9 +11,9 @@ import dpjax
 from dpjax._sums.leaves import MatrixProducts
 from dpjax._sums.norms import NORM_ERROR, balanced, squared_norm_of_matrices
 from dpjax._sums.stream import FactoredSamples
-from dpjax.estimators import Clipping, Winsorization
+from dpjax.estimators import Clipping
 from dpjax.gradients import explain
-from tests.gradients.test_factored import FAST_TO_COMPILE, assert_same_mean, numbers
+from tests.gradients.test_factored import assert_same_mean, numbers
 
 pytestmark = pytest.mark.optimized
 
@@ -28,10 +28,6 @@ def cancelling(rng, shape):
     return signs * (1 + 1e-4 * rng.standard_normal(shape))
 
 
-def collinear(rng, shape):
-    return 1 + 1e-6 * rng.standard_normal(shape)
-
-
 def of_all_sizes(rng, shape):
     return rng.standard_normal(shape) * 10.0 ** rng.uniform(-30, 30, shape)
 
@@ -42,11 +38,7 @@ def by_position(rng, shape):
     return rng.standard_normal(shape) * (sizes if shape[2] % 2 else 1 / sizes)
 
 
-def tiny(rng, shape):
-    return rng.standard_normal(shape) * 2.0**-70
-
-
-FAMILIES = (random, cancelling, collinear, of_all_sizes, by_position, tiny)
+FAMILIES = (random, cancelling, of_all_sizes, by_position)
 
 
 @jax.jit
@@ -83,7 +75,7 @@ def test_no_sum_is_longer_than_the_limit(family, dtype):
                 norm = np.linalg.norm(total.astype(float)) / np.float32(limit)
                 assert norm <= 1 + NORM_ERROR
                 longest = max(longest, norm)
-    assert longest > 0.8 or family is tiny
+    assert longest > 0.8
 
 
 def test_what_rounding_may_hide_is_little_where_positions_do_not_cancel():
@@ -141,14 +133,6 @@ def recurrent(p, x):
     return lax.scan(step, x[0], x, reverse=True)[1]
 
 
-def layers(p, x):
-    @jax.checkpoint
-    def layer(x, w):
-        return x + jnp.sin(x @ w.T), None
-
-    return lax.scan(layer, x, p["g"])[0]
-
-
 def layers_over_time(p, x):
     """Slices of a parameter in a loop inside of another one, and it whole."""
 
@@ -169,7 +153,6 @@ SEQUENCES = {
     heads: {"h": (2, WIDTH, WIDTH)},
     grouped: {"g": TWO},
     recurrent: {"w": SQUARE, "v": SQUARE},
-    layers: {"g": TWO},
     layers_over_time: {"g": TWO, "v": SQUARE},
     several_times: {"w": SQUARE},
 }
@@ -183,17 +166,15 @@ def test_sequences_have_the_same_mean(function):
     batch = numbers(9, LENGTH, WIDTH, seed=6)
 
     def loss_fn(params, x):
-        return jnp.sum(jnp.sin(function(params, x)) @ jnp.arange(1.0, WIDTH + 1))
+        y = jnp.sin(function(params, x))
+        return jnp.sum(y * jnp.arange(1.0, y.size + 1).reshape(y.shape))
 
-    rows = explain(loss_fn, params, batch).rows
-    assert {row.way for row in rows} == {"matrix product"}
-    for row in rows:
-        times = 2 if row.name in ("['h']", "['g']") else 1
-        out = times if function is heads else 1
-        times = times if function is not heads else 1
-        held = 4 * times * LENGTH * WIDTH * (1 + out)
-        assert row.num_bytes == held, row
-        assert row.why.startswith(f"multiplied by {times * LENGTH} vectors")
+    for row in explain(loss_fn, params, batch).rows:
+        groups = 2 if row.name == "['g']" else 1
+        sizes = WIDTH * (3 if row.name == "['h']" else 2)  # of a vector and a result
+        assert row.way == "matrix product"
+        assert row.why.startswith(f"multiplied by {groups * LENGTH} vectors")
+        assert row.num_bytes == 4 * groups * LENGTH * sizes
     assert_same_mean(loss_fn, params, batch, rtol=1e-4)
 
 
@@ -216,7 +197,7 @@ def test_a_loop_adds_nothing_up_where_matrices_are_no_smaller():
     assert product not in str(jax.make_jaxpr(grad_fn)(params, batch))
 
 
-@pytest.mark.parametrize("function", [dense, layers])
+@pytest.mark.parametrize("function", [dense, recurrent])
 def test_rows_on_several_devices(function):
     params = {
         name: 0.2 * numbers(*shape) for name, shape in SEQUENCES[function].items()
@@ -232,33 +213,6 @@ def test_rows_on_several_devices(function):
     found, expected = (grad_fn(params, x) for x in (jax.device_put(batch, rows), batch))
     for name, x in expected.items():
         np.testing.assert_allclose(found[name], x, rtol=0, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_means_of_matrices_have_derivatives():
-    params = {name: 0.2 * numbers(*SQUARE, seed=5) for name in "wv"}
-    batch = numbers(4, LENGTH, WIDTH, seed=6)
-
-    def loss_fn(params, x):
-        return jnp.sum(jnp.sin(dense(params, x)))
-
-    def derivative(grad_fn):
-        def size(params):
-            return sum(
-                jnp.sum(jnp.sin(9 * x)) for x in jax.tree.leaves(grad_fn(params))
-            )
-
-        return jax.jit(jax.grad(size), compiler_options=FAST_TO_COMPILE)(params)
-
-    for estimator in (Clipping(0.5), Winsorization(0.02)):
-        grad_fn = dpjax.robust_grad(loss_fn, estimator)
-        found = derivative(lambda params: grad_fn(params, batch))  # noqa: B023
-        grads_fn = dpjax.per_sample_grad(loss_fn)
-        expected = derivative(
-            lambda params: estimator(grads_fn(params, batch))  # noqa: B023
-        )
-        for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-            np.testing.assert_allclose(x, y, rtol=0, atol=2e-3 * np.abs(y).max())
 
 
 def test_loops_are_read_as_jax_writes_them():

@@ -12,7 +12,7 @@ from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree
 from dpjax.gradients._program import evaluate, traced
 from dpjax.gradients.factored._reader import uses
-from dpjax.gradients.factored._uses import Product, WrittenOut
+from dpjax.gradients.factored._uses import WrittenOut
 
 
 def factored_grad(
@@ -39,7 +39,9 @@ def factored_grad(
     factored = {
         i: use
         for i, use in enumerate(uses(program, len(leaves)))
-        if not isinstance(use, WrittenOut) and _is_here(use, leaves[i])
+        if not isinstance(use, WrittenOut)
+        # No device should need parts of the Gram matrices of others.
+        and (use.way != "matrix product" or num_other_devices(leaves[i]) == 1)
     }
     # The sites of all of them, by place.
     sites = {site.at: site for use in factored.values() for site in use.sites}
@@ -117,21 +119,12 @@ def factored_grad(
     return grad_fn
 
 
-def _is_here(use, leaf):
-    """Whether no device needs parts of Gram matrices of others."""
-    is_matrix = isinstance(use, Product) and not use.is_outer
-    return not is_matrix or num_other_devices(jnp.asarray(leaf)) == 1
-
-
 def _through_scan(place, equation, inputs, shifts, rule_of):
     """Returns the results of a scan, shifted in each turn, and what each turn kept."""
     params, inner = equation.params, equation.params["jaxpr"]
     num_whole, num_carried = params["num_consts"], params["num_carry"]
-    whole = inputs[:num_whole]
-    first, slices = (
-        inputs[num_whole : num_whole + num_carried],
-        inputs[num_whole + num_carried :],
-    )
+    whole, others = inputs[:num_whole], inputs[num_whole:]
+    first, slices = others[:num_carried], others[num_carried:]
 
     def body(carry, turn):
         slices, shifts = turn
@@ -140,14 +133,8 @@ def _through_scan(place, equation, inputs, shifts, rule_of):
         results = evaluate(inner.jaxpr, inner.consts, args, rule, place)
         return results[:num_carried], (results[num_carried:], kept)
 
-    last, (each, kept) = jax.lax.scan(
-        body,
-        first,
-        (slices, shifts),
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    last, (each, kept) = jax.lax.scan(body, first, (slices, shifts), **options)
     return [*last, *each], kept
 
 

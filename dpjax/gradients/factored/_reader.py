@@ -33,13 +33,7 @@ LARGE = 4  # a table is worth its trouble where it has so many times the rows re
 
 
 class Image(NamedTuple):
-    """A variable that holds a parameter, or a slice of it, one for one.
-
-    Attributes:
-        leaf: which parameter.
-        moves: how it came there.
-        loops: around it.
-    """
+    """A variable that holds a parameter, or a slice of it, one for one: see `Site`."""
 
     leaf: int
     moves: Moves = Moves()
@@ -134,7 +128,7 @@ def _inside(equation, operands):
         return params["jaxpr"].jaxpr, operands
     if kind is core.primitives.remat_p:
         return params["jaxpr"], operands
-    if kind is not core.primitives.scan_p:
+    if kind is not core.primitives.scan_p or params["length"] == 0:
         return None, {}
     num_whole, length = params["num_consts"], params["length"]
     num_carried = num_whole + params["num_carry"]

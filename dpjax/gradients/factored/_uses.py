@@ -9,7 +9,7 @@ which rows are looked up, the gradient is zero but for those rows.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,15 +27,8 @@ EACH = ("each", None)
 MOST_POSITIONS = 2**12  # the bound on rounding is proven up to there (`norms`)
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A `scan` around a use.
-
-    Attributes:
-        length: how many times it runs.
-        is_each: whether it takes a slice of the parameter each time, as of stacked
-            layers, and not the whole one.
-    """
+class Loop(NamedTuple):
+    """A `scan` around a use, of whole parameters or of a slice each time."""
 
     length: int
     is_each: bool
