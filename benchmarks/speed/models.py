@@ -3,6 +3,8 @@
 Numbers come from NumPy, which compiles nothing for them.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,9 @@ import dpjax
 
 
 def normal(rng, shape, scale=1.0):
-    """Normal numbers, in float32."""
+    """Normal numbers, in float32; without a generator their shape alone."""
+    if rng is None:
+        return jax.ShapeDtypeStruct(shape, np.float32)
     return jnp.asarray(scale * rng.standard_normal(shape, np.float32))
 
 
@@ -114,9 +118,25 @@ def convolutional(batch_size):
     return loss_fn, params, batch
 
 
-def transformer(batch_size, width=128, length=64, vocabulary=1000, num_layers=2):
-    """Two layers of width 128 on 64 tokens, next-token loss."""
-    rng = np.random.default_rng(0)
+class Transformer(NamedTuple):
+    """The sizes of a decoder."""
+
+    length: int = 64
+    width: int = 128
+    num_layers: int = 2
+    num_heads: int = 4
+    vocabulary: int = 1000
+
+
+SMALL = Transformer()
+TEN_MILLION = Transformer(64, 256, 8, 4, 16_000)  # 10.4 million parameters
+GPT2 = Transformer(512, 768, 12, 12, 50_257)  # 124 million: the shape of GPT-2 small
+
+
+def transformer(batch_size, size=SMALL, *, is_abstract=False):
+    """A decoder with tied embeddings, next-token loss; abstract: of shapes alone."""
+    length, width, num_layers, num_heads, vocabulary = size
+    rng = None if is_abstract else np.random.default_rng(0)
 
     def matrix(rows, columns):
         return normal(rng, (rows, columns), rows**-0.5)
@@ -139,21 +159,23 @@ def transformer(batch_size, width=128, length=64, vocabulary=1000, num_layers=2)
             for _ in range(num_layers)
         ],
     }
-    tokens = jnp.asarray(rng.integers(0, vocabulary, (batch_size, length), np.int32))
+    tokens = jax.ShapeDtypeStruct((batch_size, length), np.int32)
+    if rng is not None:
+        tokens = jnp.asarray(rng.integers(0, vocabulary, tokens.shape, np.int32))
     causal = jnp.tril(jnp.ones((length, length), bool))
 
     def normalized(x):
         return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
 
     def heads(x):
-        return x.reshape(length, 4, width // 4).transpose(1, 0, 2)
+        return x.reshape(length, num_heads, width // num_heads).transpose(1, 0, 2)
 
     def loss_fn(params, example):
         x = params["embed"][example] + params["place"]
         for layer in params["layers"]:
             h = normalized(x)
             q, k, v = (heads(h @ layer[name]) for name in "qkv")
-            scores = q @ k.transpose(0, 2, 1) / (width // 4) ** 0.5
+            scores = q @ k.transpose(0, 2, 1) / (width // num_heads) ** 0.5
             weights = jax.nn.softmax(jnp.where(causal, scores, -1e30))
             mixed = (weights @ v).transpose(1, 0, 2).reshape(length, width)
             x = x + mixed @ layer["o"]
