@@ -1,0 +1,111 @@
+"""Rows at once from a device's memory: what a row needs, and what is made of it."""
+
+import re
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from benchmarks.speed.models import GPT2, transformer
+from benchmarks.speed.peers import plain
+from dpjax._sums import fold
+from dpjax._sums.memory import DEFAULT, peak_bytes, rows_at_once
+from dpjax.estimators import Clipping, SmoothedTruncation, Winsorization
+from dpjax.gradients import robust_grad
+
+MANY = jnp.ones(1000)
+LOOP = partial(jax.lax.scan, lambda x, _: (jnp.sin(x), x), length=50)
+
+
+@pytest.mark.parametrize(
+    ("function", "num_bytes"),
+    [
+        (jnp.sin, 4000),
+        (lambda x: jnp.sum(jnp.cos(jnp.sin(x))), 8000),  # the sine is gone by then
+        (lambda x: (y := jnp.sin(x), jnp.cos(y), jnp.sum(jnp.tanh(y))), 12_004),
+        (lambda x: jnp.sin(x.reshape(10, 100)).T.ravel(), 4000),  # views
+        (lambda x: x[:10] + jnp.sum(jnp.sin(MANY)), 80),  # once for all rows
+        (lambda x: LOOP(x[:10])[1], 40 + 40 + 50 * 40 + 40),  # last, all, and a step
+        (lambda x: jax.jit(lambda x, y: x * jnp.sin(y))(x[0], MANY), 4 + 4000),
+        (jax.checkpoint(lambda x: jnp.cos(jnp.sin(x))[0]), 8000),
+    ],
+)
+def test_what_a_row_needs(function, num_bytes):
+    program = jax.make_jaxpr(function)(MANY).jaxpr
+    assert peak_bytes(program, program.invars) == num_bytes
+
+
+def with_memory(monkeypatch, *limits):
+    def device(limit):
+        stats = None if limit is None else {"bytes_limit": limit}
+        return SimpleNamespace(memory_stats=lambda: stats)
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [device(x) for x in limits])
+
+
+def test_rows_of_the_smallest_memory_that_is_told(monkeypatch):
+    assert rows_at_once(2**20, 2**30, 0) == (DEFAULT - 2**33) // 2**21
+    for limits in [(10_000,), (20_000, 10_000), (None, 10_000)]:
+        with_memory(monkeypatch, *limits)
+        assert rows_at_once(100, 200, 400) == (10_000 - 400 - 8 * 200) // 200
+        assert rows_at_once(100, 2000, 0) == 1  # it does not fit: try
+    assert rows_at_once(0, 0, 0) == 5000
+
+
+@pytest.mark.parametrize("plan", ["parallel"], indirect=True)
+@pytest.mark.parametrize("estimator", [Clipping(1.0), SmoothedTruncation(1.0)])
+def test_the_compiled_program_holds_no_more(plan, estimator, monkeypatch):
+    def loss_fn(params, example):
+        x = example
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x)
+
+    needed, held = [], []
+    monkeypatch.setattr(
+        fold, "rows_at_once", lambda row_bytes, *_: needed.append(row_bytes) or 16
+    )
+    params = [np.full((64, 64), 0.1, np.float32)] * 4
+    batch = jax.ShapeDtypeStruct((96, 32, 64), jnp.float32)
+    for size in (None, 32):
+        grad_fn = jax.jit(robust_grad(loss_fn, estimator, microbatch_size=size))
+        compiled = grad_fn.lower(params, batch).compile()
+        held.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert 0 < held[1] - held[0] <= 16 * needed[0]
+
+
+@pytest.mark.parametrize("plan", ["parallel"], indirect=True)
+def test_whole_numbers_have_the_same_mean_on_all_devices(plan, monkeypatch):
+    rows = np.random.default_rng(0).integers(-8, 9, (1000, 3)).astype(np.float32)
+    exact = (rows.astype(np.int64).sum(axis=0) / 1024).astype(np.float32)
+    for limit in (None, 1, 15_000, 2**40):
+        with_memory(monkeypatch, limit)
+        grad_fn = robust_grad(jnp.dot, Winsorization(8.0), normalize_by=1024)
+        np.testing.assert_array_equal(jax.jit(grad_fn)(np.zeros(3), rows), exact)
+
+
+@pytest.mark.slow
+def test_a_decoder_of_124_million_parameters_exported_for_cuda():
+    loss_fn, params, batch = transformer(64, GPT2, is_abstract=True)
+    clipped = jax.jit(dpjax.robust_grad(loss_fn, Clipping(1.0)))
+    texts = [
+        jax.export.export(f, platforms=["cuda"])(params, batch).mlir_module()
+        for f in (clipped, plain(loss_fn, params, batch)[0])
+    ]
+    ours, theirs = (max(map(bytes_of, set(ARRAY.findall(text)))) for text in texts)
+    assert ours <= theirs + 2**30
+    # Tokens are read from the batch as many rows at once: 8 at least, of 64.
+    sizes = set(map(int, re.findall(r"tensor<(\d+)x512xi32>", texts[0])))
+    assert min(sizes) >= 8
+
+
+ARRAY = re.compile(r"tensor<((?:\d+x)*)[a-z]+(\d+)>")
+
+
+def bytes_of(found):
+    sizes, bits = found
+    return int(np.prod([int(n) for n in sizes.split("x")[:-1]])) * int(bits) // 8
