@@ -58,6 +58,10 @@ def robust(estimator, *model):
     return jax.jit(dpjax.robust_grad(loss_fn, estimator)), (params, batch)
 
 
+def _peer(function, *model, **options):
+    return lambda: function(*setting(*model), **options)
+
+
 def microbatch_name(size):
     """The name of jax_privacy's method at a microbatch size; None is all."""
     size = "the whole batch" if size is None else f"microbatch {size:,}"
@@ -68,16 +72,12 @@ def gradient_methods(
     model, batch_size, microbatch_sizes, *, threshold=THRESHOLD, leave=()
 ):
     """All methods that have this model, but for those in `leave`."""
-
-    def call(function, **options):
-        return lambda: function(*setting(model, batch_size), **options)
+    of = model, batch_size
 
     def torch(is_ghost):
-        return lambda: peers.opacus(
-            *setting(model, batch_size)[1:], model=model, is_ghost=is_ghost
-        )
+        return lambda: peers.opacus(*setting(*of)[1:], model=model, is_ghost=is_ghost)
 
-    methods = [Method(PLAIN, call(peers.plain), "jax")]
+    methods = [Method(PLAIN, _peer(peers.plain, *of), "jax")]
     for name, estimator in coordinatewise(threshold).items():
         work = partial(gradient_work, OPERATIONS[name], model, batch_size)
         if name == "Clipping":  # from norms, which come from factors
@@ -85,9 +85,9 @@ def gradient_methods(
         make = partial(robust, estimator, model, batch_size)
         methods.append(Method(name, make, work=work))
     for size in microbatch_sizes:
-        make = call(peers.jax_privacy, microbatch_size=size)
+        make = _peer(peers.jax_privacy, *of, microbatch_size=size)
         methods.append(Method(microbatch_name(size), make, "jax_privacy"))
-    methods.append(Method(OPTAX, call(peers.optax_aggregate), "optax"))
+    methods.append(Method(OPTAX, _peer(peers.optax_aggregate, *of), "optax"))
     if model in peers.TORCH:
         methods += [
             Method("Opacus, hooks", torch(False), "opacus"),
@@ -97,7 +97,7 @@ def gradient_methods(
     if numpy is not None:
 
         def by_hand():
-            _, params, batch = setting(model, batch_size)
+            _, params, batch = setting(*of)
             return numpy(params, batch, threshold=threshold)
 
         methods.append(Method("NumPy, Truncation by hand", by_hand, "numpy"))
@@ -200,10 +200,6 @@ OTHER_MODELS = [
 ]
 
 
-def _plain(*model):
-    return peers.plain(*setting(*model))
-
-
 def _points(x, words, makes):
     """The methods at one point of an axis."""
     for name, (package, make) in makes.items():
@@ -219,7 +215,7 @@ def _sizes(model, quick):
             _, params, batch = setting(model, size)
             return peers.opacus(params, batch, model=model, is_ghost=True)
 
-        makes = {PLAIN: ("jax", partial(_plain, model, size))}
+        makes = {PLAIN: ("jax", _peer(peers.plain, model, size))}
         for name in ("Clipping", "Truncation"):
             makes[name] = ("dpjax", partial(robust, estimators[name], model, size))
         if not quick:
@@ -240,19 +236,15 @@ def _lengths(num_tokens, quick):
     A batch has as many tokens in all at each length.
     """
     for length in LENGTHS[:1] if quick else LENGTHS:
-        model = "transformer", num_tokens // length // (8 if quick else 1)
-        model += (Transformer(length),)
-
-        def peer(function, model=model, **options):
-            return lambda: function(*setting(*model), **options)
-
+        size = num_tokens // length // (8 if quick else 1)
+        of = "transformer", size, Transformer(length)
         makes = {
-            PLAIN: ("jax", partial(_plain, *model)),
-            "Clipping": ("dpjax", partial(robust, Clipping(1.0), *model)),
-            OPTAX: ("optax", peer(peers.optax_aggregate)),
+            PLAIN: ("jax", _peer(peers.plain, *of)),
+            "Clipping": ("dpjax", partial(robust, Clipping(1.0), *of)),
+            OPTAX: ("optax", _peer(peers.optax_aggregate, *of)),
         }
         for size in (1, 4):
-            make = peer(peers.jax_privacy, microbatch_size=size)
+            make = _peer(peers.jax_privacy, *of, microbatch_size=size)
             makes[microbatch_name(size)] = ("jax_privacy", make)
         yield from _points(length, f"{length:,} tokens", makes)
 
@@ -277,9 +269,6 @@ def _lengths_case(name, num_tokens):
     )
 
 
-SEQUENCES = _lengths_case("sequence-lengths", 2**13)
-
-
 def _sizes_case(model, bound=None):
     words = model.replace("_", " ")
     return Case(
@@ -297,6 +286,7 @@ def _sizes_case(model, bound=None):
     )
 
 
+SEQUENCES = _lengths_case("sequence-lengths", 2**13)
 BATCH_SIZES = [
     _sizes_case("mlp", 1.5),
     _sizes_case("small_convolutional", 2),

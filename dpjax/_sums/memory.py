@@ -7,8 +7,9 @@ On a GPU or TPU a microbatch has
 rows, one at least, where
 
 * M is the memory that the device lends to JAX: `bytes_limit` of `memory_stats()`, the
-  smallest of this process's devices; 2^35 (32 GiB) where none is told, as in an export
-  from a machine without a GPU;
+  smallest of all devices; 2^35 (32 GiB) where none is told, as in an export from a
+  machine without a GPU, and where several processes run one program: digits add up only
+  if all of them have the same blocks, and one does not know the other's memory;
 * D are the bytes of the rows themselves, such as of the batch;
 * S are the bytes of one sum, which is as large as the parameters. The eight are these,
   the mean, the sum of a block, three digits (`digits`), and an optimizer's two moments;
@@ -16,8 +17,9 @@ rows, one at least, where
   what is summed of it: activations that wait for the backward pass, factors, gradients
   that are written out. The 2 stands for what the compiler orders in another way.
 
-All of these are shapes, or facts of the device: the number of rows is public. It moves
-a mean by rounding, within what `sensitivity()` counts for any such number.
+Blocks whose sums have 2^22 numbers together, or one block, bound it too (`Layout`). All
+of these are shapes, or facts of the device: the number of rows is public. It moves a
+mean by rounding, within what `sensitivity()` counts for any such number.
 """
 
 from collections import Counter
@@ -25,28 +27,28 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax import lax
 from jax.extend import core
 
 from dpjax._types import PyTree
 
 DEFAULT = 2**35  # about what JAX gets of a GPU of 40 GB: three quarters
-# Operations whose result needs no place: it is its first operand, seen otherwise.
+# Operations whose results need no memory: they are their operands, seen otherwise.
 VIEWS = {
-    *(lax.reshape_p, lax.squeeze_p, lax.transpose_p, lax.broadcast_in_dim_p),
-    *(lax.copy_p, lax.optimization_barrier_p),
+    *("reshape", "squeeze", "transpose", "broadcast_in_dim"),
+    *("copy", "optimization_barrier"),
 }
 
 
 def rows_at_once(row_bytes: int, sum_bytes: int, bytes_of_rows: int) -> int:
-    """Returns how many rows are processed at once on the devices of this process.
+    """Returns how many rows are processed at once.
 
     Args:
         row_bytes: R.
         sum_bytes: S.
         bytes_of_rows: D.
     """
-    found = [(x.memory_stats() or {}).get("bytes_limit") for x in jax.local_devices()]
+    devices = jax.local_devices() if jax.process_count() == 1 else []
+    found = [(x.memory_stats() or {}).get("bytes_limit") for x in devices]
     memory = min(filter(None, found), default=DEFAULT)
     return max((memory - bytes_of_rows - 8 * sum_bytes) // (2 * max(row_bytes, 1)), 1)
 
@@ -66,7 +68,7 @@ def peak_bytes(jaxpr: core.Jaxpr, of_row: Sequence[core.Var]) -> int:
         jaxpr: a program.
         of_row: its arguments that are of one row.
     """
-    # The variable in whose place a value lies; None in that of an argument.
+    # The variable in whose memory a value lies; None for that of an argument.
     place: dict[Any, core.Var | None] = dict.fromkeys(of_row)
     last: dict[core.Var | None, int] = {}
     steps = []
@@ -74,13 +76,14 @@ def peak_bytes(jaxpr: core.Jaxpr, of_row: Sequence[core.Var]) -> int:
         read = [x for x in equation.invars if _is_in(place, x)]
         if not read:
             continue
-        is_view = equation.primitive in VIEWS
-        pairs = zip(equation.invars, equation.outvars, strict=False)
-        pairs = [(x, y) for x, y in pairs if is_view and _is_in(place, x)]
-        viewed = {y: place[x] for x, y in pairs}
-        place |= {x: viewed.get(x, x) for x in equation.outvars}
+        made = equation.outvars
+        if equation.primitive.name in VIEWS:
+            pairs = zip(equation.invars, made, strict=False)
+            place |= {y: place[x] for x, y in pairs if _is_in(place, x)}
+            made = [x for x in made if x not in place]
+        place |= {x: x for x in made}
         last |= {place[x]: i for x in (*read, *equation.outvars)}
-        steps.append((i, equation, [x for x in equation.outvars if x not in viewed]))
+        steps.append((i, equation, made))
     last |= {place[x]: len(jaxpr.eqns) for x in jaxpr.outvars if _is_in(place, x)}
     freed = Counter()
     for x, i in last.items():

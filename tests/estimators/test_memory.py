@@ -39,21 +39,27 @@ def test_what_a_row_needs(function, num_bytes):
     assert peak_bytes(program, program.invars) == num_bytes
 
 
-def with_memory(monkeypatch, *limits):
-    def device(limit):
-        stats = None if limit is None else {"bytes_limit": limit}
-        return SimpleNamespace(memory_stats=lambda: stats)
+@pytest.fixture
+def lend(monkeypatch):
+    """Gives the machine devices of these bytes; None tells nothing."""
 
-    monkeypatch.setattr(jax, "local_devices", lambda: [device(x) for x in limits])
+    def lend(*limits):
+        stats = [limit and {"bytes_limit": limit} for limit in limits]
+        devices = [SimpleNamespace(memory_stats=lambda x=x: x) for x in stats]
+        monkeypatch.setattr(jax, "local_devices", lambda: devices)
+
+    return lend
 
 
-def test_rows_of_the_smallest_memory_that_is_told(monkeypatch):
+def test_rows_of_the_smallest_memory(lend, monkeypatch):
     assert rows_at_once(2**20, 2**30, 0) == (DEFAULT - 2**33) // 2**21
-    for limits in [(10_000,), (20_000, 10_000), (None, 10_000)]:
-        with_memory(monkeypatch, *limits)
-        assert rows_at_once(100, 200, 400) == (10_000 - 400 - 8 * 200) // 200
-        assert rows_at_once(100, 2000, 0) == 1  # it does not fit: try
+    lend(20_000, None, 10_000)
+    assert rows_at_once(100, 200, 400) == (10_000 - 400 - 8 * 200) // 200
+    assert rows_at_once(100, 2000, 0) == 1  # it does not fit: try
     assert rows_at_once(0, 0, 0) == 5000
+    # Several processes must have the same blocks, whatever memory each of them has.
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert rows_at_once(1, 0, 0) == DEFAULT // 2
 
 
 @pytest.mark.parametrize("plan", ["parallel"], indirect=True)
@@ -79,11 +85,11 @@ def test_the_compiled_program_holds_no_more(plan, estimator, monkeypatch):
 
 
 @pytest.mark.parametrize("plan", ["parallel"], indirect=True)
-def test_whole_numbers_have_the_same_mean_on_all_devices(plan, monkeypatch):
+def test_whole_numbers_have_the_same_mean_on_all_devices(plan, lend):
     rows = np.random.default_rng(0).integers(-8, 9, (1000, 3)).astype(np.float32)
     exact = (rows.astype(np.int64).sum(axis=0) / 1024).astype(np.float32)
     for limit in (None, 1, 15_000, 2**40):
-        with_memory(monkeypatch, limit)
+        lend(limit)
         grad_fn = robust_grad(jnp.dot, Winsorization(8.0), normalize_by=1024)
         np.testing.assert_array_equal(jax.jit(grad_fn)(np.zeros(3), rows), exact)
 
