@@ -164,7 +164,7 @@ def transformer(batch_size, size=SMALL, *, rank=None, is_abstract=False):
         ],
     }
     tokens = jax.ShapeDtypeStruct((batch_size, length), np.int32)
-    if rng is not None:
+    if not is_abstract:
         tokens = jnp.asarray(rng.integers(0, vocabulary, tokens.shape, np.int32))
     causal = jnp.tril(jnp.ones((length, length), bool))
 
