@@ -301,6 +301,19 @@ SOLVERS = {
             num_steps=5,
         )
     ),
+    "dp_localized_sco": Part(
+        lambda data, key, i: solvers.dp_localized_sco(
+            losses.squared,
+            _start(data),
+            data,
+            moment_bound=1.0 + i,
+            moment_order=8.0,
+            diameter=2.0 + i,
+            smoothness=2.0,
+            num_steps=3,
+            **_budget(key, i),
+        )
+    ),
     "dp_mean": Part(
         lambda data, key, i: solvers.dp_mean(
             data[0], estimator=estimators.SmoothedTruncation(1.0 + i), **_budget(key, i)

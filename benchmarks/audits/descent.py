@@ -99,6 +99,28 @@ def dp_gradient_descent_users() -> Case:
 
 
 @audited
+def dp_localized_sco() -> Case:
+    """All steps of the last phase see the record, and their noise adds up."""
+
+    def solve(key: Key, data: PyTree) -> Solution:
+        return solvers.dp_localized_sco(
+            linear,
+            jnp.zeros(2),
+            data,
+            key=key,
+            epsilon=4.0,
+            delta=1e-5,
+            moment_bound=1.0,
+            moment_order=32.0,
+            diameter=100.0,
+            smoothness=0.01,
+            num_steps=2,
+        )
+
+    return solved(solve, _record(80), -_record(80), is_gaussian=True)
+
+
+@audited
 def private_training() -> Case:
     """Both steps see the record, and their noise adds up."""
     return _trained(_record(2), batching=batching.Full())

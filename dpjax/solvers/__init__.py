@@ -15,6 +15,7 @@ from dpjax.solvers._hard_thresholding import dp_iterative_hard_thresholding
 from dpjax.solvers._histogram import dp_histogram
 from dpjax.solvers._l1_regression import dp_l1_regression
 from dpjax.solvers._lasso import dp_lasso
+from dpjax.solvers._localized_sco import dp_localized_sco
 from dpjax.solvers._loop import Execution
 from dpjax.solvers._mean import dp_mean
 from dpjax.solvers._multiparty_gradient_descent import dp_multiparty_gradient_descent
@@ -45,6 +46,7 @@ __all__ = [
     "dp_l1_regression",
     "dp_lasso",
     "dp_linear_model",
+    "dp_localized_sco",
     "dp_mean",
     "dp_multiparty_gradient_descent",
     "dp_multiparty_objective_perturbation",
