@@ -4,14 +4,15 @@ Phase i has m_i records that no other phase has, and minimises, to within r_i,
 
     F_i(w) = mean gradient of the clipped losses + lambda_i / 2 ||w - w_(i-1)||^2   (1)
 
-around the last centre. With E sup_w ||grad f||^k <= G^k, the minimiser on m records lies
+around the last centre. With E sup_w ||grad f||^k <= G^k, the minimiser on m records is
 within sqrt(A) / lambda of that of the population, in mean square, for
 
     A(C) = G^2 / m + b(C)^2 + (16/3) d (kappa C / m)^2,                             (2)
 
-the sampling of records, the bias of clipping, b(C) = s G^k / C^(k-1) with s = (k-1)^(k-1)
-k^-k, and the noise of T steps of stddev 2 C kappa sqrt(T) / m, of which the last iterate
-with the step sizes 2 / (lambda (t + 1) + 2 (lambda + beta)) keeps 4 / (3 lambda^2 T).
+the sampling of records, the bias of clipping, b(C) = s G^k / C^(k-1) with
+s = (k-1)^(k-1) k^-k, and the noise of T steps of stddev 2 C kappa sqrt(T) / m, of whose
+variance the last iterate keeps 4 / (3 lambda^2 T) with the step sizes
+2 / (lambda (t + 1) + 2 (lambda + beta)).
 C minimises (2). The excess risk is at most
 
     lambda_1 R^2 / 2 + sum_i lambda_(i+1) A_i / (2 lambda_i^2) + G sqrt(A_I) / lambda_I,
@@ -23,7 +24,6 @@ larger than the first. The paper's lambda grows 32-fold, which serves its consta
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -33,11 +33,11 @@ import optax
 from dpjax import _validate
 from dpjax._tree import flatten, num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar
-from dpjax.accounting import noise_multiplier
+from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.batching import Full
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Clipping
-from dpjax.solvers._calibration import calibrated_noise, check_budget, unit_of
+from dpjax.solvers._calibration import check_budget, unit_of
 from dpjax.solvers._loop import Batches, Execution, OptaxStep, check_execution, iterate
 from dpjax.solvers._smooth_center import smooth_center
 from dpjax.solvers._solution import Solution
@@ -65,10 +65,10 @@ def dp_localized_sco(
     """Minimises a convex population risk over a ball, at the optimal rate in n.
 
     Each of a few phases takes half of the records that are left, starts where the last
-    one ended, and is held there by a penalty that grows: so the distance to the optimum,
-    and with it the noise that matters, shrinks from phase to phase. Within a phase it
-    is gradient descent on norm-clipped gradients. Clip norms, penalties, steps and
-    phases follow from the arguments: nothing else is to be set.
+    one ended, and is held there by a penalty that grows: so the distance to the
+    optimum, and with it the noise that matters, shrinks from phase to phase. Within a
+    phase it is gradient descent on norm-clipped gradients. Clip norms, penalties, steps
+    and phases follow from the arguments: nothing else is to be set.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, convex in params.
@@ -126,8 +126,8 @@ def dp_localized_sco(
         ...     key=jax.random.key(2), epsilon=1.0, delta=1e-6,
         ...     moment_bound=384.0, moment_order=8.0,  # E||x||^8
         ...     diameter=6.0, smoothness=0.25)
-        >>> print(solution.params.round(1))
-        [0.9 1.8]
+        >>> print([round(float(w), 1) for w in solution.params])
+        [0.9, 1.8]
 
     Reference:
         Asi, Liu, Tian (2024), "Private stochastic convex optimization with heavy tails:
@@ -167,20 +167,10 @@ def dp_localized_sco(
     num_samples = _validate.leading_size(data, "data")
     phases = theory.phases(num_samples, num_groups, num_steps)
 
-    start, first, noise = params, 0, []
+    start, first = params, 0
     keys = jax.random.split(key, (len(phases), num_groups))
     for phase, group_keys in zip(phases, keys, strict=True):
-        estimator = Clipping(phase.l2_clip_norm)
-        multiplier, privacy = calibrated_noise(
-            estimator,
-            Full(),
-            num_samples=num_samples,
-            num_steps=phase.num_steps,
-            epsilon=epsilon,
-            delta=delta,
-            unit=unit_of(data),
-        )
-        noise.append(multiplier)
+        multiplier = noise_multiplier(epsilon, delta, num_steps=phase.num_steps)
         points = []
         for group_key in group_keys:
             rows = slice(first, first + phase.num_samples)
@@ -188,7 +178,7 @@ def dp_localized_sco(
             step = _Step(
                 loss_fn=loss_fn,
                 batches=Batches.of(group, phase.num_steps, Full(), execution),
-                estimator=estimator,
+                estimator=Clipping(phase.l2_clip_norm),
                 noise_multiplier=multiplier,
                 centre=start,
                 middle=params,
@@ -201,12 +191,20 @@ def dp_localized_sco(
             )
             first += phase.num_samples
         start = points[0] if num_groups == 1 else _middle(points)
+    # Records of other phases and groups meet noise of the same Gaussian guarantee.
+    privacy = PrivacyGuarantee.of(
+        epsilon,
+        delta,
+        dp_event=gaussian_event(theory.noise_multiplier, num_steps=1),
+        num_samples=num_samples,
+        unit=unit_of(data),
+    )
     stats = {
         "num_phases": len(phases),
         "num_steps": sum(phase.num_steps for phase in phases),
         "l2_clip_norm": phases[0].l2_clip_norm,
         "penalty": phases[0].penalty,
-        "noise_multiplier": noise[0],
+        "noise_multiplier": theory.noise_multiplier * phases[0].num_steps ** 0.5,
         "risk_scale": theory.radius**2 * phases[0].penalty,
     }
     return Solution(start, privacy, stats)
@@ -259,7 +257,7 @@ class _Theory(NamedTuple):
     def phases(
         self, num_samples: int, num_groups: int, num_steps: int | None
     ) -> list[_Phase]:
-        """Returns the phases for n records, or raises `ValueError` if n is too small."""
+        """Returns the phases, or raises `ValueError`: n too small for the theorem."""
         shortage = self._shortage(num_samples, num_groups)
         if shortage > 1:
             enough = num_samples
