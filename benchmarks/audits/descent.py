@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from benchmarks.audits.case import Case, audited, linear, solved
-from dpjax import batching, solvers
+from dpjax import batching, losses, solvers
 from dpjax._types import Key, PyTree
 from dpjax.estimators import Clipping, TrimmedMean
 from dpjax.gradients import by_user
@@ -20,6 +20,7 @@ from dpjax.mechanisms import BandedToeplitz
 from dpjax.solvers import Solution
 
 _FAR = [3e9, 4e9]
+_NUM_ONE_PASS = 200
 
 
 def _longest_last(step: jax.Array) -> jax.Array:
@@ -118,6 +119,29 @@ def dp_localized_sco() -> Case:
         )
 
     return solved(solve, _record(80), -_record(80), is_gaussian=True)
+
+
+@audited
+def dp_one_pass_sco() -> Case:
+    """The first step of a phase sees the record, and all iterates after it move."""
+
+    def solve(key: Key, data: PyTree) -> Solution:
+        return solvers.dp_one_pass_sco(
+            losses.huber(1.0),
+            jnp.zeros(2),
+            data,
+            key=key,
+            epsilon=4.0,
+            delta=1e-5,
+            moment_bound=1.0,
+            moment_order=32.0,
+            diameter=100.0,
+        )
+
+    # The last phase, whose point is released, begins with its far target.
+    features = jnp.tile(jnp.array([1e4, 0.0]), (_NUM_ONE_PASS, 1))
+    targets = jnp.zeros(_NUM_ONE_PASS).at[_NUM_ONE_PASS // 2].set(1e30)
+    return solved(solve, (features, targets), (features, -targets), is_gaussian=True)
 
 
 @audited

@@ -15,7 +15,6 @@ from dpjax.solvers._hard_thresholding import dp_iterative_hard_thresholding
 from dpjax.solvers._histogram import dp_histogram
 from dpjax.solvers._l1_regression import dp_l1_regression
 from dpjax.solvers._lasso import dp_lasso
-from dpjax.solvers._localized_sco import dp_localized_sco
 from dpjax.solvers._loop import Execution
 from dpjax.solvers._mean import dp_mean
 from dpjax.solvers._multiparty_gradient_descent import dp_multiparty_gradient_descent
@@ -28,6 +27,8 @@ from dpjax.solvers._sample_and_aggregate import dp_sample_and_aggregate
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._sparse_regression import dp_sparse_linear_regression
 from dpjax.solvers.linear._model import dp_linear_model
+from dpjax.solvers.localized._descent import dp_localized_sco
+from dpjax.solvers.localized._one_pass import dp_one_pass_sco
 
 __all__ = [
     "Checkpoint",
@@ -51,6 +52,7 @@ __all__ = [
     "dp_multiparty_gradient_descent",
     "dp_multiparty_objective_perturbation",
     "dp_objective_perturbation",
+    "dp_one_pass_sco",
     "dp_quantile",
     "dp_sample_and_aggregate",
     "dp_sparse_linear_regression",

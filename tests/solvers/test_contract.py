@@ -44,8 +44,7 @@ each = pytest.mark.parametrize(
 
 def table(name, seed=0):
     rng = np.random.default_rng(seed)
-    is_large = "aggregate" in name or "localized" in name
-    rows = rng.standard_t(3, (800 if is_large else 40, 6))
+    rows = rng.standard_t(3, (registry.enough(name, 40), 6))
     return rows, rows[:, 0] + rng.standard_t(3, len(rows))
 
 

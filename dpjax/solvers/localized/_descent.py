@@ -41,6 +41,7 @@ from dpjax.solvers._calibration import check_budget, unit_of
 from dpjax.solvers._loop import Batches, Execution, OptaxStep, check_execution, iterate
 from dpjax.solvers._smooth_center import smooth_center
 from dpjax.solvers._solution import Solution
+from dpjax.solvers.localized._theory import Theory, check_size, phase_sizes
 from dpjax.transforms import chain, project
 
 _GROWTH = 8  # of lambda from one phase to the next
@@ -135,15 +136,16 @@ def dp_localized_sco(
         The lower bound: Lowy, Razaviyayn (2023).
     """
     check_budget(epsilon, delta)
-    _validate.positive(
-        moment_bound=moment_bound, diameter=diameter, smoothness=smoothness
+    data = _validate.arrays(data)
+    theory = Theory.of(
+        epsilon,
+        delta,
+        moment_bound=moment_bound,
+        moment_order=moment_order,
+        diameter=diameter,
+        num_coordinates=num_coordinates(params),
     )
-    _validate.require(
-        2 <= moment_order < math.inf,
-        "moment_order",
-        moment_order,
-        "at least 2 and finite, because the theorem asks for a second moment",
-    )
+    _validate.positive(smoothness=smoothness)
     _validate.count(num_groups=num_groups)
     if num_steps is not None:
         _validate.count(num_steps=num_steps)
@@ -155,17 +157,11 @@ def dp_localized_sco(
         execution.checkpoint,
         "None: the phases are short runs of their own",
     )
-    data = _validate.arrays(data)
-    theory = _Theory(
-        moment_bound ** (1 / moment_order),
-        moment_order,
-        diameter / 2,
-        smoothness,
-        num_coordinates(params),
-        noise_multiplier(epsilon, delta, num_steps=1),
+    num_samples = check_size(
+        lambda n: 4 * math.sqrt(variance(theory, n // (2 * num_groups))) / theory.bound,
+        data,
     )
-    num_samples = _validate.leading_size(data, "data")
-    phases = theory.phases(num_samples, num_groups, num_steps)
+    phases = phases_of(theory, num_samples // num_groups, smoothness, num_steps)
 
     start, first = params, 0
     keys = jax.random.split(key, (len(phases), num_groups))
@@ -210,7 +206,7 @@ def dp_localized_sco(
     return Solution(start, privacy, stats)
 
 
-class _Phase(NamedTuple):
+class Phase(NamedTuple):
     """One phase: its records in each group, clip norm C, lambda, and steps."""
 
     num_samples: int
@@ -219,77 +215,42 @@ class _Phase(NamedTuple):
     num_steps: int
 
 
-class _Theory(NamedTuple):
-    """What the settings follow from; see the head of this file.
+def clip_norm(theory: Theory, num_samples: int) -> float:
+    """Returns the C that minimises (2)."""
+    k = theory.order
+    # (k - 1) s^2 G^(2k) = cost C^(2k)
+    ratio = theory.excess * math.sqrt((k - 1) / _noise(theory, num_samples))
+    return theory.bound * ratio ** (1 / k)
 
-    Attributes:
-        bound: G.
-        order: k.
-        radius: R, of the ball.
-        smoothness: beta.
-        dimension: d.
-        noise_multiplier: kappa, of one Gaussian release at the whole budget.
-    """
 
-    bound: float
-    order: float
-    radius: float
-    smoothness: float
-    dimension: int
-    noise_multiplier: float
+def variance(theory: Theory, num_samples: int) -> float:
+    """Returns A of (2), with the best C; infinite without records."""
+    if num_samples == 0:
+        return math.inf
+    norm = clip_norm(theory, num_samples)
+    noise = _noise(theory, num_samples) * norm**2
+    return theory.bound**2 / num_samples + theory.bias(norm) ** 2 + noise
 
-    def clip_norm(self, num_samples: int) -> float:
-        """Returns the C that minimises (2)."""
-        k = self.order
-        cost = self._noise(num_samples)
-        scale = (k - 1) ** (k - 1) / k**k
-        # (k - 1) s^2 G^(2k) = cost C^(2k)
-        return self.bound * (math.sqrt((k - 1) / cost) * scale) ** (1 / k)
 
-    def variance(self, num_samples: int) -> float:
-        """Returns A of (2), with the best C."""
-        k, clip_norm = self.order, self.clip_norm(num_samples)
-        relative = clip_norm / self.bound
-        bias = self.bound * (k - 1) ** (k - 1) / k**k / relative ** (k - 1)
-        noise = self._noise(num_samples) * clip_norm**2
-        return self.bound**2 / num_samples + bias**2 + noise
+def _noise(theory: Theory, num_samples: int) -> float:
+    return 16 / 3 * theory.dimension * (theory.noise_multiplier / num_samples) ** 2
 
-    def phases(
-        self, num_samples: int, num_groups: int, num_steps: int | None
-    ) -> list[_Phase]:
-        """Returns the phases, or raises `ValueError`: n too small for the theorem."""
-        shortage = self._shortage(num_samples, num_groups)
-        if shortage > 1:
-            enough = num_samples
-            while self._shortage(enough, num_groups) > 1:
-                enough = math.ceil(1.1 * enough)
-            raise ValueError(
-                "data must have enough records that the theorem is better than the "
-                f"centre of the ball, here about {enough}, got {num_samples}."
-            )
-        penalty = 4 * math.sqrt(self.variance(num_samples // (2 * num_groups)))
-        penalty /= self.radius
-        # G sqrt(A_I) / lambda_I <= lambda_1 R^2 / 2, if A_i grows fourfold a phase.
-        ratio = self.bound / (2 * self.radius * penalty)
-        num_phases = 1 + max(0, math.ceil(math.log(ratio, _GROWTH / 2)))
-        phases = []
-        for i in range(1, num_phases + 1):
-            # The last phase takes all that is left.
-            share = 2 ** min(i, num_phases - 1) if num_phases > 1 else 1
-            size = num_samples // (share * num_groups)
-            lam = penalty * _GROWTH ** (i - 1)
-            # (s / (T + s))^4 of the first squared distance is left, with T = 3 s.
-            steps = num_steps or math.ceil(3 * (3 + 2 * self.smoothness / lam))
-            phases.append(_Phase(size, self.clip_norm(size), lam, steps))
-        return phases
 
-    def _noise(self, num_samples: int) -> float:
-        return 16 / 3 * self.dimension * (self.noise_multiplier / num_samples) ** 2
-
-    def _shortage(self, num_samples: int, num_groups: int) -> float:
-        """Returns the bound on the risk over that of the centre, G R."""
-        size = num_samples // (2 * num_groups)
-        return 4 * math.sqrt(self.variance(size)) / self.bound if size else math.inf
+def phases_of(
+    theory: Theory, num_samples: int, smoothness: float, num_steps: int | None
+) -> list[Phase]:
+    """Returns the phases for n records, or for those of a group."""
+    penalty = 4 * math.sqrt(variance(theory, num_samples // 2)) / theory.radius
+    # G sqrt(A_I) / lambda_I <= lambda_1 R^2 / 2, if A_i grows fourfold a phase.
+    ratio = theory.bound / (2 * theory.radius * penalty)
+    num_phases = 1 + max(0, math.ceil(math.log(ratio, _GROWTH / 2)))
+    phases = []
+    for i, size in enumerate(phase_sizes(num_samples, num_phases)):
+        strength = penalty * _GROWTH**i
+        # (s / (T + s))^4 of the first squared distance is left, with T = 3 s.
+        steps = num_steps or math.ceil(3 * (3 + 2 * smoothness / strength))
+        phases.append(Phase(size, clip_norm(theory, size), strength, steps))
+    return phases
 
 
 @register(
