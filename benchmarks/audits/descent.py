@@ -20,7 +20,6 @@ from dpjax.mechanisms import BandedToeplitz
 from dpjax.solvers import Solution
 
 _FAR = [3e9, 4e9]
-_NUM_ONE_PASS = 200
 
 
 def _longest_last(step: jax.Array) -> jax.Array:
@@ -123,11 +122,11 @@ def dp_localized_sco() -> Case:
 
 @audited
 def dp_one_pass_sco() -> Case:
-    """The first step of a phase sees the record, and all iterates after it move."""
+    """The first step of the one phase sees the record, and all iterates after it."""
 
     def solve(key: Key, data: PyTree) -> Solution:
         return solvers.dp_one_pass_sco(
-            losses.huber(1.0),
+            losses.huber(10.0),
             jnp.zeros(2),
             data,
             key=key,
@@ -135,12 +134,11 @@ def dp_one_pass_sco() -> Case:
             delta=1e-5,
             moment_bound=1.0,
             moment_order=32.0,
-            diameter=100.0,
+            diameter=1.0,
         )
 
-    # The last phase, whose point is released, begins with its far target.
-    features = jnp.tile(jnp.array([1e4, 0.0]), (_NUM_ONE_PASS, 1))
-    targets = jnp.zeros(_NUM_ONE_PASS).at[_NUM_ONE_PASS // 2].set(1e30)
+    features = jnp.zeros((60, 2)).at[0].set(jnp.array([0.6, 0.8]))
+    targets = jnp.zeros(60).at[0].set(1e30)
     return solved(solve, (features, targets), (features, -targets), is_gaussian=True)
 
 
