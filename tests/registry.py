@@ -339,6 +339,11 @@ SOLVERS = {
     "dp_mean, untuned": Part(
         lambda data, key, i: solvers.dp_mean(data[0], **_budget(key, i))
     ),
+    "dp_mean, geometric median": Part(
+        lambda data, key, i: solvers.dp_mean(
+            data[0], method="geometric_median", **_budget(key, i)
+        )
+    ),
     "dp_frank_wolfe": Part(
         lambda data, key, i: solvers.dp_frank_wolfe(
             losses.squared,

@@ -56,6 +56,7 @@ def test_every_figure_of_the_papers_is_there():
         "all-1",
         "all-2",
         "new-1",
+        "new-2",
     } | {f"{paper}-{i + 1}" for paper, count in measured.items() for i in range(count)}
     assert [name for name, chosen in all_figures().items() if not chosen] == [*REPEATS]
     assert list(all_figures())[3:8] == ["001-3", "001-4", *REPEATS, "002-1"]

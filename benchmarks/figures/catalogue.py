@@ -402,7 +402,26 @@ def _successors() -> list[Panel]:
                 exponent=lambda setting: -0.5,  # of the sampling term
             )
         )
-    return panels
+    center = Panel(
+        name="new-2a",
+        title="the center of a Student law in 20 dimensions, by records",
+        problem="center of a Student law",
+        fixed=Setting(num_samples=10_000, num_features=20),
+        x="num_samples",
+        values=(1_000, 3_000, 10_000, 30_000, 100_000),
+        curves=("moment_order", (1.2, 2.0)),
+        methods=(
+            "empirical mean",
+            "zero",
+            "mean, best clipping",
+            "mean, nothing to set",
+            "geometric median",
+        ),
+        metric="estimation error",
+        repetitions=10,
+        exponent=lambda setting: -0.5,  # of the geometric median, whatever the tail
+    )
+    return [*panels, center]
 
 
 def panels() -> dict[str, Panel]:

@@ -238,6 +238,11 @@ def _mean(
     )
 
 
+def _untuned_mean(task: Task, *, method: str) -> Solution:
+    features, _ = task.sample.data
+    return solvers.dp_mean(features, key=task.key, **task.budget, method=method)
+
+
 def _falling(first: Scalar, num_steps: Scalar, step: jax.Array) -> jax.Array:
     return first * (1 - step / num_steps)
 
@@ -396,6 +401,8 @@ METHODS: dict[str, FigureMethod] = {
         partial(_among_parties, is_trusted=True)
     ),
     "mean, best clipping": FigureMethod(_mean, candidates=_CLIPPED_MEANS),
+    "mean, nothing to set": FigureMethod(partial(_untuned_mean, method="clipped")),
+    "geometric median": FigureMethod(partial(_untuned_mean, method="geometric_median")),
     "RGD": FigureMethod(partial(_descent, is_private=False), is_private=False),
     "stochastic RGD": FigureMethod(
         partial(_stochastic_descent, is_private=False), is_private=False
