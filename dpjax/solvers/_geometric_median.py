@@ -52,21 +52,22 @@ def geometric_median(
     lengths = gathered(jnp.sqrt(jnp.sum(place.rows**2, axis=1)))
     seen = noisy_size_histogram(length_key, lengths, multipliers.lengths)
     length = seen.quantile(0.0, 0.5).astype(place.rows.dtype)
-    multiplier = multipliers.mean * math.sqrt(_NUM_STEPS)
+    release = privatize(
+        Clipping(1.0),
+        noise_multiplier=multipliers.mean * math.sqrt(_NUM_STEPS),
+        key=steps_key,
+        axis_name=axis_name,
+    )
 
-    def step(theta, now):
-        key, count = now
-        release = privatize(
-            Clipping(1.0), noise_multiplier=multiplier, key=key, axis_name=axis_name
-        )
+    def step(carry, count):
+        theta, state = carry
         away = place.rows - theta[None]
         distance = jnp.sqrt(jnp.sum(away**2, axis=1, keepdims=True))
-        units = away / jnp.where(distance > 0, distance, 1.0)
-        mean = cast(jax.Array, release.update(units, release.init(units))[0])
+        mean, state = release.update(away / jnp.where(distance > 0, distance, 1), state)
         rate = jnp.minimum(1.0, _CONSTANT / (1.0 + count)).astype(theta.dtype)
-        return theta + rate * length * mean, None
+        return (theta + rate * length * cast(jax.Array, mean), state), None
 
-    keys = jax.random.split(steps_key, _NUM_STEPS)
-    start = jnp.zeros_like(place.rows[0])
+    start = jnp.zeros_like(place.rows[0]), release.init(place.rows)
     counts = jnp.arange(_NUM_STEPS, dtype="float32")
-    return place.back(jax.lax.scan(step, start, (keys, counts))[0])
+    (theta, _), _ = jax.lax.scan(step, start, counts)
+    return place.back(theta)
