@@ -197,6 +197,7 @@ def test_a_loop_adds_nothing_up_where_matrices_are_no_smaller():
     assert product not in str(jax.make_jaxpr(grad_fn)(params, batch))
 
 
+@pytest.mark.devices(2)
 @pytest.mark.parametrize("function", [dense, recurrent])
 def test_rows_on_several_devices(function):
     params = {
