@@ -140,7 +140,8 @@ def allocation_epsilon(
         other_multiplier: that of the other release, in the unit of `stddev`.
         fft_error: absolute error of a delta that is computed by composition.
     """
-    if not _LEAST_STDDEV <= stddev <= _LARGEST_STDDEV:
+    least = min(stddev, other_multiplier)
+    if not _LEAST_STDDEV <= least <= stddev <= _LARGEST_STDDEV:
         return math.inf
     removed, added = run_losses(stddev, num_steps, num_bins, other_multiplier)
     delta *= 1 - _ROUNDOFF

@@ -41,18 +41,21 @@ goes to the two points of the grid of losses around it, so that its mean is pres
 which raises all divergences (`_random_allocation.py`).
 """
 
+import functools
 import math
 
 import numpy as np
 import scipy.stats
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-from scipy.special import logsumexp, ndtr
+from scipy.special import ndtr
 
 from dpjax._types import REPLACE_ONE, NeighboringRelation
 from dpjax.accounting._random_allocation import Law, losses_of, normal_masses
 
-# The reach of a normal variable, and the largest k C: beyond it no gain is claimed.
-_REACH, _LARGEST_SHIFT = 9.0, 10.0
+# Beyond these no gain is claimed: the largest k C, of other releases too, and how many
+# terms of (1) have a probability that is seen. Others move to the next larger shift.
+_LARGEST_SHIFT, _MOST_TERMS, _UNSEEN = 10.0, 500, 1e-20
+_REACH = 9.0  # of a normal variable
 # The spacing of losses: over their standard deviation, at most, and how many cells.
 _FINENESS, _WIDEST, _MOST_LOSSES = 0.01, 0.01, 20_000
 _CELLS_PER_LOSS = 8
@@ -81,9 +84,14 @@ def group_epsilon(
         other_multiplier: stddev over the l2 sensitivity to one record of another
             release, on all records; inf: none.
     """
-    if group_size / stddev > _LARGEST_SHIFT:
+    if group_size > _LARGEST_SHIFT * min(stddev, other_multiplier):
         return math.inf
-    law = _step(1 / stddev, sampling_prob, group_size, relation)
+    probs = scipy.stats.binom.pmf(np.arange(group_size + 1), group_size, sampling_prob)
+    terms = np.append(np.flatnonzero(probs[:-1] > _UNSEEN), group_size)
+    if len(terms) > _MOST_TERMS:
+        return math.inf
+    weights = np.add.reduceat(probs, np.append(0, terms[:-1] + 1))
+    law = step_law(terms / stddev, weights, relation)
     directions = [x.self_compose(num_steps) for x in losses_of(law)]
     if other_multiplier < math.inf:
         other = from_gaussian_mechanism(
@@ -95,12 +103,16 @@ def group_epsilon(
     return float(max(epsilons)) + _ROUNDOFF
 
 
-def _step(
-    shift: float, prob: float, group_size: int, relation: NeighboringRelation
+def step_law(
+    moves: np.ndarray, weights: np.ndarray, relation: NeighboringRelation
 ) -> Law:
-    """Returns a law above that of the likelihood ratio of the pair (1)."""
-    moves = shift * np.arange(group_size + 1)
-    weights = scipy.stats.binom.pmf(np.arange(group_size + 1), group_size, prob)
+    """Returns a law above that of the likelihood ratio of the pair (1).
+
+    Args:
+        moves: i C of its terms, increasing, in standard deviations of the noise.
+        weights: their probabilities.
+        relation: REPLACE_ONE or ADD_OR_REMOVE_ONE.
+    """
     one = moves, weights
     other = (-moves, weights) if relation is REPLACE_ONE else (np.zeros(1), np.ones(1))
 
@@ -140,14 +152,16 @@ def _step(
 
 def _log_density(x: np.ndarray, moves: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Returns log densities of a mixture of N(move, 1), over that of N(0, 1)."""
-    exponents = x[:, None] * moves - moves**2 / 2
-    return np.asarray(logsumexp(exponents, axis=1, b=weights))
+    with np.errstate(divide="ignore"):
+        logs = np.log(weights) - moves**2 / 2
+    terms = (log + x * move for log, move in zip(logs, moves, strict=True))
+    return functools.reduce(np.logaddexp, terms)
 
 
 def _masses(x: np.ndarray, moves: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Returns the probabilities of a mixture between neighbours."""
-    cells = [normal_masses(x - move) for move in moves.tolist()]
-    return weights @ np.array(cells)
+    terms = zip(weights, moves, strict=True)
+    return sum((w * normal_masses(x - move) for w, move in terms), np.zeros(len(x) - 1))
 
 
 def _below(x: float, moves: np.ndarray, weights: np.ndarray) -> float:

@@ -1,6 +1,7 @@
 """Groups in Poisson batches: integrals, other accountants, and group privacy."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from dpjax.accounting import (
     noise_multiplier_to_epsilon,
 )
 from dpjax.accounting._random_allocation import losses_of
-from dpjax.accounting._sampled_group import _step, group_epsilon
+from dpjax.accounting._sampled_group import group_epsilon, step_law
 from dpjax.mechanisms import BandedToeplitz
 
 RELATIONS = (REPLACE_ONE, ADD_OR_REMOVE_ONE)
@@ -27,7 +28,8 @@ EPSILONS = (0.0, 0.3, 1.0, 3.0)
 
 def bounds(shift, prob, size, relation):
     """Deltas of a step at the epsilons, in both directions."""
-    pairs = losses_of(_step(shift, prob, size, relation))
+    weights = scipy.stats.binom.pmf(np.arange(size + 1), size, prob)
+    pairs = losses_of(step_law(shift * np.arange(size + 1), weights, relation))
     return np.array([x.get_delta_for_epsilon(EPSILONS) for x in pairs])
 
 
@@ -136,6 +138,17 @@ def test_a_group_costs_no_more_than_group_privacy(relation):
     assert 2.98 < spent <= 3.0
     several = noise_multiplier(3.0, 1e-6, group_size=size, **run, other_multiplier=90.0)
     assert multiplier < several < 1.5 * multiplier
+
+
+def test_large_groups_and_other_releases_fall_back_to_full_batches():
+    run = {"num_steps": 9, "relation": ADD_OR_REMOVE_ONE}
+    cost = partial(noise_multiplier_to_epsilon, delta=1e-6, **run)
+    # Of 3,000 records a batch has some dozens, if they are drawn rarely.
+    few = cost(3_000.0, group_size=3_000, sampling_prob=0.01)
+    assert few < 0.1 * cost(3_000.0, group_size=3_000, sampling_prob=1.0)
+    for options in ({"group_size": 10**6}, {"group_size": 2, "other_multiplier": 0.01}):
+        found, whole = (cost(1e6, **options, sampling_prob=x) for x in (0.5, 1.0))
+        assert whole <= found <= 1.01 * whole
 
 
 @pytest.mark.parametrize(
