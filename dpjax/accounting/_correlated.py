@@ -14,9 +14,9 @@ is at most the sensitivity to one step. So the run costs as much as its k such s
 composed (Choquette-Choo et al. 2023, Theorem 4). The relation enters only through the
 pair of distributions of one step (see `_sampled_group.py`).
 
-That is exact: no sampling would tighten it. Where a record's steps are closer than the
-bands are many, Monte Carlo estimates of a divergence are known (Choquette-Choo, Ganesh,
-Steinke, Thakurta 2024, "Privacy amplification for matrix mechanisms"). They hold with a
+That is exact: a Monte Carlo estimate would not be lower. Where steps of a record are
+closer than there are bands, estimates are known (Choquette-Choo, Ganesh, Steinke,
+Thakurta 2024, "Privacy amplification for matrix mechanisms"). They hold with a
 confidence, not always, so nothing is claimed there. Nor is it for groups of records:
 their steps may be closer than one record's.
 """
