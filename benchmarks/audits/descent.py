@@ -14,7 +14,7 @@ import optax
 from dp_accounting import UnsupportedDpEvent
 
 from benchmarks.audits.case import Case, audited, linear, solved
-from dpjax import accounting, batching, solvers
+from dpjax import accounting, batching, losses, solvers
 from dpjax._types import ADD_OR_REMOVE_ONE, Key, PyTree
 from dpjax.estimators import Clipping, TrimmedMean
 from dpjax.gradients import by_user
@@ -120,6 +120,50 @@ def dp_gradient_descent_users() -> Case:
 
     turned = samples.at[1:].set(-jnp.asarray(_FAR))
     return _descended(grouped(samples, ids), grouped(turned, ids.at[2:].set(1)))
+
+
+@audited
+def dp_localized_sco() -> Case:
+    """All steps of the last phase see the record, and their noise adds up."""
+
+    def solve(key: Key, data: PyTree) -> Solution:
+        return solvers.dp_localized_sco(
+            linear,
+            jnp.zeros(2),
+            data,
+            key=key,
+            epsilon=4.0,
+            delta=1e-5,
+            moment_bound=1.0,
+            moment_order=32.0,
+            diameter=100.0,
+            smoothness=0.01,
+            num_steps=2,
+        )
+
+    return solved(solve, _record(80), -_record(80), is_gaussian=True)
+
+
+@audited
+def dp_one_pass_sco() -> Case:
+    """The first step of the one phase sees the record, and all iterates after it."""
+
+    def solve(key: Key, data: PyTree) -> Solution:
+        return solvers.dp_one_pass_sco(
+            losses.huber(10.0),
+            jnp.zeros(2),
+            data,
+            key=key,
+            epsilon=4.0,
+            delta=1e-5,
+            moment_bound=1.0,
+            moment_order=32.0,
+            diameter=1.0,
+        )
+
+    features = jnp.zeros((60, 2)).at[0].set(jnp.array([0.6, 0.8]))
+    targets = jnp.zeros(60).at[0].set(1e30)
+    return solved(solve, (features, targets), (features, -targets), is_gaussian=True)
 
 
 @audited

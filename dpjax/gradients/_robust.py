@@ -32,7 +32,7 @@ def streamed_grad(
         loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
         microbatch_size: how many samples are processed at once. It changes speed and
             memory, and a mean by rounding at most. By default it is chosen from the
-            number of parameters, the batch and the platform.
+            shapes of the program, the platform and the device's memory.
         return_values: whether to return the per-example losses too.
         has_aux: whether loss_fn returns auxiliary values too.
 
@@ -109,15 +109,15 @@ def robust_grad(
     gradients are never multiplied out: `Clipping` finds norms and sums from both
     factors, at about the price of the plain gradient, and influences by coordinate
     multiply as they add. `dpjax.check_model` tells which parameters these are. On
-    CPU as many samples are processed at once as caches hold; elsewhere thousands. The
-    platform is chosen at lowering.
+    CPU as many samples are processed at once as caches hold; elsewhere as memory
+    holds. The platform is chosen at lowering.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
         estimator: the robust mean.
         microbatch_size: how many samples are processed at once. It changes speed and
             memory, and the mean by rounding at most. By default it is chosen from the
-            number of parameters, the batch and the platform.
+            shapes of the program, the platform and the device's memory.
         normalize_by: public divisor of the mean; the batch's leading size by default.
             Give it for batches of varying size, such as Poisson ones. For small
             divisors see `Estimator.__call__`.
