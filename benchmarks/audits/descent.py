@@ -4,16 +4,18 @@ A record, or a user, is the gradient with the largest influence, and turns round
 loss is linear in the parameters, so that an example is its gradient.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from dp_accounting import UnsupportedDpEvent
 
 from benchmarks.audits.case import Case, audited, linear, solved
-from dpjax import batching, losses, solvers
-from dpjax._types import Key, PyTree
+from dpjax import accounting, batching, losses, solvers
+from dpjax._types import ADD_OR_REMOVE_ONE, Key, PyTree
 from dpjax.estimators import Clipping, TrimmedMean
 from dpjax.gradients import by_user
 from dpjax.mechanisms import BandedToeplitz
@@ -77,6 +79,28 @@ def dp_gradient_descent_cyclic() -> Case:
 def dp_gradient_descent_bins() -> Case:
     """One of two steps sees the record, each with probability 1/2."""
     return _sampled(batching.BallsInBins(2))
+
+
+@audited
+def dp_gradient_descent_group() -> Case:
+    """Two records turn, which may enter each step, with probability 1/2 each."""
+    draws, data, size = batching.Poisson(2.0, capacity=4), _record(4), 2
+    case = _descended(
+        data.at[0].set(data[-1]),
+        data.at[jnp.array([0, -1])].set(-data[-1]),
+        epsilon=1.5,
+        delta=0.01,
+        is_gaussian=False,
+        batching=draws,
+    )
+    step = accounting.noise_multiplier(1.5, 0.01, **draws.accounting(4, 2))
+    epsilon = accounting.noise_multiplier_to_epsilon(
+        step, 0.01, **draws.accounting(4, 2), group_size=size
+    )
+    claim = accounting.PrivacyGuarantee.of(
+        epsilon, 0.01, dp_event=UnsupportedDpEvent(), unit="group of up to 2 records"
+    )
+    return dataclasses.replace(case, privacy=claim)
 
 
 @audited
@@ -152,6 +176,15 @@ def private_training() -> Case:
 def private_training_monitor() -> Case:
     """Gradient and loss of a record turn, both clipped."""
     return _trained(_record(2), batching=batching.Full(), monitor=0.5)
+
+
+@audited
+def private_training_bins() -> Case:
+    """A record comes, and one of two steps sees it, each with probability 1/2."""
+    options = {"relation": ADD_OR_REMOVE_ONE, "is_gaussian": False}
+    data, draws = _record(4), batching.BallsInBins(2)
+    case = _trained(data, delta=0.01, batching=draws, **options)
+    return dataclasses.replace(case, neighbor=jnp.zeros_like(data))
 
 
 @audited

@@ -161,6 +161,7 @@ OPTIONS = {
     "features": linear(max_features=4),
     "features of classes": linear("logistic", max_features=3, intercept=2),
     "one feature": linear(max_features=1),
+    "sample": linear(max_records=12, weights=True),
     "labels": linear("logistic", intercept=0),
     "weights": linear(intercept=0, weights=True),
     "labels, weights": linear("logistic", weights=True),
