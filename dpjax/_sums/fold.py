@@ -48,8 +48,7 @@ from dpjax._sums.digits import Digits
 from dpjax._sums.layout import Layout, Sizes
 from dpjax._sums.leaves import Influence, TableRows
 from dpjax._sums.memory import num_bytes, peak_bytes, rows_at_once
-from dpjax._sums.stacks import MANY
-from dpjax._sums.stream import FactoredSamples, SampleStream
+from dpjax._sums.stream import MANY, FactoredSamples, SampleStream
 from dpjax._tree import as_float, by_row, like, num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
