@@ -379,7 +379,8 @@ def _successors() -> list[Panel]:
     panels = []
     for letter, problem in (
         ("a", "ridge, log-normal noise"),
-        ("b", "logistic, log-normal features"),
+        ("b", "linear, log-normal features"),
+        ("c", "logistic, log-logistic noise"),
     ):
         panels.append(
             Panel(
