@@ -35,7 +35,7 @@ _FINE = (-4.0, -2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 # The units of lines and hat functions. Steps that are equal in all weights move a
 # function by the square of its unit.
 _LINE, _HEIGHT = 0.5, 2.0
-_TAIL = 0.05  # of lines beyond the knots, in models of labels
+_TAIL = 0.05  # of lines beyond the fine knots, in models of labels
 
 
 class Rule(NamedTuple):
@@ -44,7 +44,7 @@ class Rule(NamedTuple):
     Attributes:
         records: what coarse and fine knots need: so many records for each weight of
             the model and each unit of the noise multiplier.
-        tail: the unit of lines beyond the last knots. If it is small, far tails take
+        tail: the unit of lines beyond the fine knots. If it is small, far tails take
             less of what clipping leaves of a record, but are fitted later.
         threshold: which gain is enough, where it is released.
         bends_unseen: whether they bend where the noise would hide the gain.
@@ -207,7 +207,7 @@ def dp_additive_model(
         column = column_index("intercept", intercept, num_columns)
     bent = _smooth(smooth, num_columns, column)
     knots = knots_of(model, num_samples, num_columns, len(bent), total)
-    tail = Rule.of(model).tail
+    tail = Rule.of(model).tail if knots == _FINE else _LINE
 
     def fit(key: Key, knots: tuple[float, ...], share: float, execution: Execution):
         return dp_linear_model(
