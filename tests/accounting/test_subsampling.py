@@ -325,6 +325,15 @@ def test_there_is_no_cliff_where_the_accountant_cannot_resolve_delta(scheme, oth
     assert epsilons[-1] < 1.5 * epsilons[0]
 
 
+@pytest.mark.parametrize("scheme", SAMPLED)
+def test_little_noise_costs_much_at_a_tiny_delta(scheme):
+    # Some moments overflow there: they must not pass for no cost.
+    multipliers = (0.003, 0.01, 0.03, 0.1, 0.14, 0.3)
+    found = [noise_multiplier_to_epsilon(m, 1e-12, **scheme) for m in multipliers]
+    assert np.all(np.diff(found) < 0)
+    assert found[-1] > 10
+
+
 def test_numbers_of_a_tiny_delta():
     scheme = {"num_steps": 10_000, "sampling_prob": 0.00033}
     replaced = noise_multiplier_to_epsilon(4.0, 1e-12, **scheme)
