@@ -27,6 +27,7 @@ The factor of phi increases in x: its value at the right end of a cell times the
 the cell is at least the integral. Beyond a mu + 40 there is less than e^-700.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -35,7 +36,7 @@ import scipy.special
 from dp_accounting.rdp import compute_epsilon
 
 _ORDERS = 1 + np.geomspace(0.1, 4_000.0, 60)
-_LARGEST_SHIFT = 200.0  # of the orders used: larger ones take long, and gain little
+_LARGEST_SHIFT = 200.0  # of the orders used
 _ROUNDOFF = 1e-11
 
 
@@ -85,14 +86,25 @@ def renyi_epsilon(
     `log_moment` is one of the two above; the noise multipliers are stddev / l2
     sensitivity, and `other_multiplier` = inf means no other release.
     """
-    orders = _ORDERS[_ORDERS / multiplier <= _LARGEST_SHIFT]
+    orders, step = _step_divergences(log_moment, multiplier, sampling_prob)
     if orders.size == 0:
         return math.inf
-    logs = np.array([log_moment(order, multiplier, sampling_prob) for order in orders])
-    step = (logs * (1 + _ROUNDOFF) + _ROUNDOFF) / (orders - 1)
     whole = num_steps * step + orders / (2 * other_multiplier**2)
     found, _ = compute_epsilon(orders.tolist(), whole.tolist(), delta)
     return float(found) * (1 + _ROUNDOFF)
+
+
+@functools.lru_cache(maxsize=256)
+def _step_divergences(
+    log_moment: Callable[[float, float, float], float], multiplier: float, prob: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns orders, and bounds of the divergences of a step: they hold for any delta.
+
+    The largest orders are left out: they take long, and gain little.
+    """
+    orders = _ORDERS[_ORDERS / multiplier <= _LARGEST_SHIFT]
+    logs = np.array([log_moment(order, multiplier, prob) for order in orders])
+    return orders, (logs * (1 + _ROUNDOFF) + _ROUNDOFF) / (orders - 1)
 
 
 def _log_sum(logs: np.ndarray) -> float:
