@@ -1,7 +1,7 @@
 """Poisson batches: the privacy losses of a step.
 
 A record is replaced. Let a = 1 / (2 noise multiplier), the norm bound over the standard
-deviation. The pair that dominates a step (see `_sampled_gaussian`) is P = (1 - q) phi_0
+deviation. The pair that dominates a step (see `_sampled_group`) is P = (1 - q) phi_0
 + q phi_a and Q = (1 - q) phi_0 + q phi_-a. The log of P / Q increases in x, and is
 epsilon at the tau of
 

@@ -39,11 +39,14 @@ def calibrate(epsilon: float, delta: float, scheme: Scheme) -> float:
         )
         return _smallest(epsilon, delta, scheme, calibrate(epsilon, delta, alone))
     if scheme.noise != "gaussian":
-        rho = epsilon_to_rho(epsilon, delta) / scheme.num_steps
+        rho = epsilon_to_rho(epsilon, delta) / scheme.num_steps / scheme.group_size**2
         return math.sqrt(0.5 / rho) * (1 + ROUNDED_UP) if rho > 0 else math.inf
     usable_delta = without_overflow(delta) if scheme.has_coins else delta
     full_batch = gaussian_stddev(
-        epsilon, usable_delta, sensitivity=1.0, num_releases=scheme.num_releases
+        epsilon,
+        usable_delta,
+        sensitivity=float(scheme.group_size),
+        num_releases=scheme.num_releases,
     )
     if scheme.is_full_batch:
         return full_batch
@@ -71,7 +74,7 @@ def _smallest(epsilon: float, delta: float, scheme: Scheme, base: float) -> floa
         return at
 
     start, rise = 0, _RISE
-    if scheme.num_bins is None:
+    if scheme.num_bins is None and scheme.group_size == 1:
         coarse = excess(_COARSENESS)
         start = _last_within(coarse, 0, _RISE)
         rise = max(coarse(start + 1) - coarse(start), _RISE / 10)

@@ -1,32 +1,11 @@
 """Sampling schemes of batches: the event of each, and the accountant that reads it.
 
-Poisson batches where a record is replaced. The batch S of the other records has the
-same distribution in both runs, so the hockey-stick divergence of the two mixtures over
-S is at most that at the worst S (joint convexity). Given S, put the origin at its sum
-and let stddev be 1: with probability q the record moves the sum by a, or by b in the
-other run, |a|, |b| <= C. With phi_m the density of N(m, I) and gamma >= 1,
-
-    H(a, b) = int ((1 - q) phi_0 + q phi_a - gamma ((1 - q) phi_0 + q phi_b))_+
-            = q int (phi_a - gamma phi_b - c phi_0)_+,  c = (1 - q)(gamma - 1)/q >= 0.
-
-H is largest at a = -b, |a| = C, which is the pair that the PLD accountant uses. Let E
-be the set where the integrand is positive: exp(<a, x> - |a|^2/2) > gamma exp(<b, x> -
-|b|^2/2) + c. Because E maximizes the integral, H changes as phi_a and phi_b on a fixed
-E.
-
-1. Rotate b towards a, by the unit vector u orthogonal to b with <a, u> >= 0. Given the
-   part of x along b, E is a half-line {<x, u> > tau}, since its right side does not
-   depend on <x, u>. There dH = -q gamma |b| E[<x, u>; E] <= 0, as <x, u> is centred
-   under phi_b. So H grows as b turns away from a, until they are opposite.
-2. Then only the line through a and b matters: a > 0 > b, and E = {x > tau}, because its
-   left side increases in x and its right side decreases. phi_a(E) increases in a, and
-   phi_b(E) in b: H grows with |a| and |b|.
-
-For gamma < 1 swap the runs: the pair is symmetric. So it dominates every step, and its
-T-fold composition T adaptive ones (Zhu, Dong, Wang 2022, "Optimal accounting of
-differential privacy via characteristic function", Theorem 10; for a record that is
-added or removed the pair is their Theorem 11). `_random_allocation.py` has the pair of
-batches of which each record enters one in every c.
+The pair of distributions that dominates a Poisson step is in `_sampled_group.py`, for
+one record and several, under both relations; for one, it is the pair that the PLD
+accountant uses. Its T-fold composition dominates T adaptive steps (Zhu, Dong, Wang
+2022, "Optimal accounting of differential privacy via characteristic function", Theorem
+10). `_random_allocation.py` has the pair of batches of which each record enters one in
+every c, `_fixed_size.py` that of batches of fixed size.
 """
 
 import dataclasses
@@ -61,6 +40,7 @@ from dpjax.accounting._random_allocation import (
     RandomAllocationDpEvent,
     allocation_epsilon,
 )
+from dpjax.accounting._sampled_group import group_epsilon
 from dpjax.accounting._sampled_renyi import (
     fixed_size_log_moment,
     poisson_log_moment,
@@ -97,6 +77,7 @@ class Scheme:
     noise: NoiseName = "gaussian"
     other_multiplier: float = math.inf  # of another release, on all records
     num_bins: int | None = None  # of random allocation
+    group_size: int = 1  # records that change at once
 
     @property
     def is_poisson(self) -> bool:
@@ -153,7 +134,7 @@ class Scheme:
             if min(multiplier, self.other_multiplier) == 0:
                 return math.inf
             rho = 0.5 * self.num_steps / multiplier**2 + 0.5 / self.other_multiplier**2
-            return rho_to_epsilon(rho, delta)
+            return rho_to_epsilon(self.group_size**2 * rho, delta)
         if self.has_coins:
             delta = without_overflow(delta)
         # Batches do not depend on the data, so a sampled run is a mixture of runs that
@@ -183,14 +164,17 @@ class Scheme:
             bounds.append(one_step_epsilon(multiplier, delta, self._prob))
         if delta > lost:
             bounds.append(self._by_losses(multiplier, delta - lost, coarseness))
-        if delta < lost * _FAR_ABOVE:
+        if delta < lost * _FAR_ABOVE and self.group_size == 1:
             bounds.append(self._by_renyi(multiplier, delta))
         return min(bounds)
 
     def _full_batch_epsilon(self, multiplier: float, delta: float) -> float:
         if self.other_multiplier == math.inf:
             return gaussian_epsilon(
-                multiplier, delta, sensitivity=1.0, num_releases=self.num_releases
+                multiplier,
+                delta,
+                sensitivity=float(self.group_size),
+                num_releases=self.num_releases,
             )
         if min(multiplier, self.other_multiplier) == 0:
             return math.inf
@@ -198,7 +182,7 @@ class Scheme:
         # variance) is the sum of their precisions.
         precision = self.num_releases / multiplier**2 + 1 / self.other_multiplier**2
         together = 1 / math.sqrt(precision) * (1 - ROUNDED_UP)
-        return gaussian_epsilon(together, delta, sensitivity=1.0)
+        return gaussian_epsilon(together, delta, sensitivity=float(self.group_size))
 
     @property
     def _prob(self) -> float:
@@ -210,6 +194,16 @@ class Scheme:
     def _by_losses(self, multiplier: float, delta: float, coarseness: int) -> float:
         """Returns an epsilon by privacy loss distributions, composed by FFT."""
         other = self.other_multiplier
+        if self.group_size > 1:
+            return group_epsilon(
+                self._unit * multiplier,
+                delta,
+                sampling_prob=self.sampling_prob,
+                num_steps=self.num_steps,
+                group_size=self.group_size,
+                relation=self.relation,
+                other_multiplier=other,
+            )
         interval = coarseness * spacing(multiplier, self._prob, other)
         if self.fixed_size is not None:
             step = fixed_size_losses
@@ -250,6 +244,7 @@ def scheme_of(
     noise: NoiseName,
     other_multiplier: float = math.inf,
     num_bins: int | None = None,
+    group_size: int = 1,
 ) -> Scheme:
     """Checks the sampling arguments of `noise_multiplier`; returns their scheme."""
     _validate.choice(NoiseName, noise=noise)
@@ -269,6 +264,14 @@ def scheme_of(
         "relation",
         relation,
         "REPLACE_ONE or ADD_OR_REMOVE_ONE",
+    )
+    _validate.count(group_size=group_size)
+    _validate.require(
+        group_size == 1 or (num_bins is None and batch_size is None),
+        "group_size",
+        group_size,
+        "1 with num_bins or batch_size, whose gain is proved for one record; "
+        "group_privacy holds of all",
     )
     if num_bins is not None:
         _validate.count(num_bins=num_bins)
@@ -292,6 +295,7 @@ def scheme_of(
             noise,
             other_multiplier,
             None if num_bins == 1 else num_bins,
+            group_size,
         )
 
     _validate.count(num_samples=num_samples, batch_size=batch_size)

@@ -80,40 +80,6 @@ def test_one_poisson_step_by_direct_integration(stddev, prob, delta, relation):
     assert integral <= delta
 
 
-def poisson_excess(first, second, *, gamma, prob, stddev=1.0):
-    """The hockey-stick integral of one Poisson step for two records in the plane."""
-    grid = np.linspace(-9, 9, 601)
-    cell = (grid[1] - grid[0]) ** 2
-    normal = scipy.stats.norm(scale=stddev).pdf
-
-    def law(center):
-        def bell(a, b):
-            return normal(grid[:, None] - a) * normal(grid[None, :] - b) * cell
-
-        return (1 - prob) * bell(0.0, 0.0) + prob * bell(*center)
-
-    return np.maximum(law(first) - gamma * law(second), 0).sum()
-
-
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("prob", [0.02, 0.2, 0.9])
-@pytest.mark.parametrize("gamma", [0.7, 1.0, 1.35, 3.0])
-def test_antipodal_records_are_the_worst_replacement(gamma, prob):
-    # The path of the proof: away from each other, then as far as the norm bound goes.
-    def excess(angle, length, other):
-        center = (length * math.cos(angle), length * math.sin(angle))
-        return poisson_excess(center, (other, 0.0), gamma=gamma, prob=prob)
-
-    for length, other in [(0.4, 1.0), (1.0, 0.3), (1.0, 1.0)]:
-        turned = [excess(x, length, other) for x in np.linspace(0, np.pi, 9)]
-        assert (np.diff(turned) >= -1e-7).all()
-    lengths = [excess(np.pi, x, 0.5) for x in np.linspace(0, 1, 6)]
-    others = [excess(np.pi, 1.0, x) for x in np.linspace(0, 1, 6)]
-    assert (np.diff([*lengths, *others[3:]]) >= -1e-7).all()
-    worst = one_step_delta(math.log(gamma), 1.0, prob, REPLACE_ONE)
-    assert others[-1] == pytest.approx(worst, rel=1e-3, abs=1e-7)
-
-
 @pytest.mark.slow
 def test_one_sided_contributions_need_twice_their_sensitivity():
     # A record in [0, 1] against an absent one: more than "half of 1 either way".
