@@ -15,7 +15,8 @@ from dp_accounting import DpEvent
 from dpjax import _validate
 from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName
 from dpjax.accounting._correlated import Strategy, independent_releases
-from dpjax.accounting._sampled_gaussian import Scheme, calibrate, scheme_of
+from dpjax.accounting._sampled_calibration import calibrate
+from dpjax.accounting._sampled_gaussian import Scheme, scheme_of
 
 
 def noise_multiplier(
