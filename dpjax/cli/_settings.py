@@ -355,7 +355,7 @@ class Settings(TextOptions):
             (
                 "intervals",
                 one_record,
-                "with --unit: widths count records as independent",
+                "with --unit, whose records are dependent",
             ),
             ("records_per_unit", not one_record, "without --unit"),
             ("unit_names", not one_record, "without --unit"),
