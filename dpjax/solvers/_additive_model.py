@@ -134,7 +134,7 @@ def dp_additive_model(
     records and a larger gain, because they may be nearly all noise.
 
     Curves have no bands, because noise hides what neighbouring knots differ in. Of
-    three curves with 11 knots, 20,000 records and epsilon 1, it hides 12 of 33
+    three curves with 11 knots, 20,000 records and epsilon 1, it hides 12 of 34
     directions, and no band would be finite; with 100,000 records some would be, 7 times
     as wide as without privacy.
 

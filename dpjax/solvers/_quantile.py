@@ -85,16 +85,16 @@ def dp_quantile(
 
     Returns:
         A `Solution` whose params are a scalar. Its standard_errors, and so `interval`,
-        are of the quantile of the law from which samples are drawn: they count
+        are of the quantile of the law from which samples are drawn. They count
         sampling, both choices, and the width of a bin, all of it at levels of 0.8 or
-        more. Where the rest is much less than a bin, an interval holds the truth more
-        often than it says. With 1,000 bins, n of 1,000 or 10,000, epsilon 0.2 to 1, and
-        quantiles 0.5 and 0.9 of normal and lognormal laws, a nominal 95 per cent
-        covered 96 to 99.8, at 1.2 to 2 times the width without privacy. It is infinite
-        in the first or the last bin, which have no end, and where a rank may be that of
-        an extreme (from n, quantile and epsilon alone). Its stats hold rank,
-        num_bins, and rank_error: with probability 0.99 no more records than that
-        lie between the bin and the r-th smallest.
+        more, so that intervals cover more than they say where bins are wide. With 1,000
+        bins, n of 1,000 or 10,000, epsilon 0.2 to 1, and quantiles 0.5 and 0.9 of
+        normal and lognormal laws, a nominal 95 per cent covered 96 to 99.8, at 1.2 to 2
+        times the width without privacy; `benchmarks/COVERAGE.md` has more. An interval
+        is infinite in the first or the last bin, which have no end, and if the rank may
+        be that of an extreme (from n, quantile and epsilon alone). Its stats hold rank,
+        num_bins, and rank_error: with probability 0.99 at most so many records lie
+        between the bin and the r-th smallest.
 
     Privacy:
         epsilon-DP under replace-one, for every input: two choices of half of it each,
