@@ -352,11 +352,7 @@ class Settings(TextOptions):
             ("private_ranges", one_record, "with --unit, for which it is not made"),
             ("show_unprotected", one_record, "with --unit, for which it is not made"),
             ("max_records", not unprotected, "with --show-unprotected, made for all"),
-            (
-                "intervals",
-                one_record,
-                "with --unit, whose records are dependent",
-            ),
+            ("intervals", one_record, "with --unit, whose records are dependent"),
             ("records_per_unit", not one_record, "without --unit"),
             ("unit_names", not one_record, "without --unit"),
             ("power", self.loss == "tweedie", "without --loss tweedie"),
