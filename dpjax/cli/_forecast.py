@@ -17,8 +17,8 @@ import scipy.stats
 from dpjax import _files, _validate
 from dpjax._default_delta import default_delta
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.cli._command_settings import ForecastSettings
 from dpjax.cli._forecast_page import Forecast, Outcome, contents, show
-from dpjax.cli._forecast_settings import ForecastSettings
 from dpjax.cli._losses import LossName, link_of
 from dpjax.cli._made_records import made_records
 from dpjax.cli._plan import Plan, make_plan

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._app import app
+from dpjax.cli._command_settings import ForecastSettings
 from dpjax.cli._forecast import _Made
 from dpjax.cli._forecast_page import Outcome
-from dpjax.cli._forecast_settings import ForecastSettings
 from dpjax.cli._made_records import NUM_TEST, made_records
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.datasets import Categorical, Numeric
