@@ -22,8 +22,7 @@ from dpjax.cli._options import (
     of_privacy,
     required,
 )
-from dpjax.cli._public_sets import public_name
-from dpjax.cli._settings import ModelName, ReleaseOptions, TextOptions
+from dpjax.cli._settings import ModelName, ReleaseOptions, TextOptions, public_name
 
 _LARGEST_EPSILON, _MOST_EPSILONS = 1e4, 6
 

@@ -40,12 +40,7 @@ _WITH_INTERVALS = 5_000
 
 
 def forecast(settings: ForecastSettings) -> None:
-    """Prints what privacy would cost, and writes it to a folder.
-
-    Raises:
-        ValueError: if an option or the schema is wrong; nothing is written.
-        OSError: if a file cannot be written.
-    """
+    """Prints what privacy would cost, and writes it to a folder."""
     folder = settings.output
     if folder is not None:
         _files.check_folder("--output", folder, names=_FILES)

@@ -134,7 +134,6 @@ class Forecast:
                 "are too few records for so many columns, or too little signal."
             )
         elif enough:
-            (_, true, _), (_, after, _) = enough[0].attacks()
             true, after = enough[0].attacks()
             yield (
                 f"Of these {enough[0].name} is the smallest that keeps nine tenths of "

@@ -205,12 +205,8 @@ def read_ledger(path: Path) -> Ledger:
     Raises:
         ValueError: if there is none, or what is there is something else.
     """
-    _validate.require(
-        path.is_file(),
-        "--ledger",
-        str(path),
-        "a file; dpjax ledger FILE --epsilon E --delta D opens one",
-    )
+    rule = "a file; dpjax ledger FILE --epsilon E --delta D opens one"
+    _validate.require(path.is_file(), "--ledger", str(path), rule)
     try:
         content = tomllib.loads(path.read_text("utf-8"))
         if content["format"] != _FORMAT:

@@ -11,12 +11,7 @@ from dpjax.cli._terminal import show_paths, terminal
 
 
 def ledger(settings: LedgerSettings) -> None:
-    """Opens a ledger, or shows what is spent and what is left.
-
-    Raises:
-        ValueError: if it is there and is to be opened, or is no ledger.
-        OSError: if it cannot be read or written.
-    """
+    """Opens a ledger, or shows what is spent and what is left."""
     console, path = terminal(), settings.path
     if settings.epsilon is not None:
         _files.check_file("LEDGER", path, suffix=".toml")

@@ -96,18 +96,11 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
     """
     is_classification = data.task == "classification"
     loss = find_loss(settings, is_classification=is_classification)
-    _validate.require(
-        is_classification or loss != "logistic",
-        "--loss",
-        loss,
-        f"{', '.join(FOR_NUMBERS)} for {data.name}, whose target is a number",
-    )
-    _validate.require(
-        not is_classification or loss not in FOR_AMOUNTS,
-        "--loss",
-        loss,
-        f"another than {AMOUNTS} for {data.name}, whose target is a class",
-    )
+    rule = f"{', '.join(FOR_NUMBERS)} for {data.name}, whose target is a number"
+    _validate.require(is_classification or loss != "logistic", "--loss", loss, rule)
+    rule = f"another than {AMOUNTS} for {data.name}, whose target is a class"
+    is_fine = not is_classification or loss not in FOR_AMOUNTS
+    _validate.require(is_fine, "--loss", loss, rule)
     method = find_method(settings, is_classification=is_classification)
     num_samples, num_features = data.features.shape
     _, training = split_budget(

@@ -28,12 +28,7 @@ _UNREADABLE = ArithmeticError, AttributeError, LookupError, TypeError, ValueErro
 
 
 def report(settings: ReportSettings) -> None:
-    """Writes the report of a run, whole or not at all; no table is read.
-
-    Raises:
-        ValueError: if the run, the ledger or the output is wrong; nothing is written.
-        OSError: if a file cannot be read or written.
-    """
+    """Writes the report of a run, whole or not at all; no table is read."""
     path, ending = Path(settings.run), settings.format
     if not path.is_file():
         names = [x for x in (REPORT, _DESCRIPTION) if (path / x).is_file()]

@@ -30,6 +30,18 @@ from dpjax.cli._options import (
     required,
 )
 
+
+def public_name(data: str) -> str | None:
+    """Returns the name of the public data set that is meant, or None for a file.
+
+    Example:
+        >>> public_name("rand-hie"), public_name("prices.csv")
+        ('rand_hie', None)
+    """
+    name = data.replace("-", "_")
+    return name if name in PUBLIC_SETS else None
+
+
 # Private methods; `_methods` declares each of them.
 MethodName = Literal[
     "linear-model",

@@ -50,12 +50,9 @@ def planned(
         each = None if delta is None else each
         settings = dataclasses.replace(settings, epsilon=epsilon, delta=each)
     plan = make_plan(settings, data, is_named=is_named)
-    _validate.require(
-        settings.checkpoint is None or plan.method.has_steps,
-        "--checkpoint",
-        str(settings.checkpoint),
-        f"left out with --method {settings.method}, which has no steps",
-    )
+    rule = f"left out with --method {settings.method}, which has no steps"
+    is_fine = settings.checkpoint is None or plan.method.has_steps
+    _validate.require(is_fine, "--checkpoint", str(settings.checkpoint), rule)
     return plan
 
 

@@ -77,12 +77,9 @@ class TuneSettings(Settings):
         Options.__post_init__(self)
         rule = f"another than {AMOUNTS}, whose values no score is made for"
         self.require("loss", self.loss not in FOR_AMOUNTS, rule)
-        _validate.require(
-            math.prod(map(len, self.grid().values())) <= _MOST_CANDIDATES,
-            "--over",
-            " ".join(self.over),
-            f"of at most {_MOST_CANDIDATES} candidates together",
-        )
+        rule = f"of at most {_MOST_CANDIDATES} candidates together"
+        is_fine = math.prod(map(len, self.grid().values())) <= _MOST_CANDIDATES
+        _validate.require(is_fine, "--over", " ".join(self.over), rule)
         for choice in self.choices():
             self.candidate(choice)  # each fits the other options
 

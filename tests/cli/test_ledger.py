@@ -22,6 +22,7 @@ from dpjax.accounting import (
 )
 from dpjax.cli import _train
 from dpjax.cli._ledger import Ledger, Source, charge, read_ledger
+from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table
@@ -257,7 +258,7 @@ def test_a_run_spends_before_it_starts_and_once(folder, monkeypatch):
 
 
 def test_a_receipt_is_of_one_run(tmp_path):
-    folder = _train.RunFolder(tmp_path / "kept")
+    folder = RunFolder(tmp_path / "kept")
     folder.keep_key(jax.random.key(1))
     folder.keep_paid("abc", "epsilon=1")
     assert folder.paid("epsilon=1") == "abc"
@@ -296,7 +297,7 @@ def test_a_run_beyond_the_limit_is_refused_before_anything(folder, monkeypatch):
 
 @pytest.mark.parametrize("options", [[], ["--steps", 7]])
 def test_a_folder_of_another_run_is_refused_before_it_is_paid(folder, options):
-    kept = _train.RunFolder(folder / "kept")
+    kept = RunFolder(folder / "kept")
     (folder / "kept" / "states" / "0").mkdir(parents=True)
     if options:
         kept.keep_paid("abc", "of another command")
