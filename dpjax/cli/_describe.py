@@ -56,10 +56,11 @@ def describe(settings: DescribeSettings) -> None:
     delta = default_delta(num_samples) if settings.delta is None else settings.delta
     epsilon, delta = group_budget(settings.epsilon, delta, size)
     privacy = privacy_of_units(guarantee(num_places, epsilon, delta), units)
+    entry = None
     if settings.ledger is not None:
         parts = {"description": privacy}
         kept = begun.run_folder
-        enter(settings, table, parts, method="Description", run_folder=kept)
+        entry = enter(settings, table, parts, method="Description", run_folder=kept)
     stage("Releasing")
     with begun.kept(), _claimed(begun.run_folder):
         found = release(
@@ -78,6 +79,7 @@ def describe(settings: DescribeSettings) -> None:
         "data": table.name,
         "unit": None if units is None else units.report(),
         "noise_key": begun.noise_key,
+        "ledger_entry": entry and entry.id,
         **found.content(),
     }
     contents = _contents(found, content, table.name, is_dark=settings.dark)

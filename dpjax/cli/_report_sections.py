@@ -124,7 +124,8 @@ def _values(
         is_loss = " loss" in name or " deviance" in name
         values[f"read_{'loss' if is_loss else name.split(' ')[0]}"] = name
     is_model, is_compared = isinstance(released, Model), "comparison" in content
-    is_paid = ledger is None or any(own in x for y in ledger.entries for x in y.parts)
+    entries = [] if ledger is None else [one.id for one in ledger.entries]
+    is_paid = ledger is None or content.get("ledger_entry") in entries
     is_known = not isinstance(privacy.dp_event, UnsupportedDpEvent)
     flags = {
         "public": content.get("is_public"),

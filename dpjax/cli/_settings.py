@@ -199,7 +199,8 @@ class Settings(ReleaseOptions):
     max_records: int | None = of_data(
         "On a file: train on so many records, or values of --unit, at most, drawn at "
         "random while a file larger than memory is read. The sample may spend more; "
-        "epsilon and delta stay those of the whole file.",
+        "epsilon and delta stay those of the whole file. By default as many as have "
+        "10^8 cells in the columns that are used.",
         _validate.count,
     )
     method: MethodName = of_method(

@@ -158,7 +158,7 @@ def read_table(
     allows_empty: bool = False,
     least: int = 1,
     text_format: TextFormat = PLAIN,
-    draw: Draw | None = None,
+    draw: Draw,
 ) -> Table:
     """Reads the columns of a user's file that its schema names.
 
@@ -172,7 +172,7 @@ def read_table(
         allows_empty: whether the schema may leave centres and scales open.
         least: how many records there must be: 0 where their number is private.
         text_format: how text is encoded, and numbers are written.
-        draw: how a sample is drawn, if not all records are to be read.
+        draw: how a sample is drawn, if the file has more records.
 
     Raises:
         SchemaNeeded: if schema is None.
@@ -202,12 +202,8 @@ def read_table(
             "[target] says column."
         )
     used = [*declared.columns, target, *declared.bounded]
-    units = sample = None
-    if draw is None:
-        columns = read_columns(path, used, text_format=text_format, least=0)
-    else:
-        check_unit(draw.unit, names, used)
-        columns, units, sample = draw.read(path, used, text_format)
+    check_unit(draw.unit, names, used)
+    columns, units, sample = draw.read(path, used, text_format)
     num_records = len(columns[target])
     rule = "a file with at least one record"
     _validate.require(num_records >= least, "DATA", str(path), rule)

@@ -49,7 +49,7 @@ def train(settings: Settings) -> None:
     key, baseline_key, ranges_key, test_key, sample_key = keys
     name = public_name(settings.source)
     is_public = name is not None
-    ranges = table = units = sampled = None
+    ranges = table = units = sampled = entry = None
     spent = {}
     if name is not None:
         data = load_public(name, settings)
@@ -60,7 +60,7 @@ def train(settings: Settings) -> None:
         release = release.bound(settings, table)
         settings, sampled = on_sample(settings, table)
         units = table.units
-        spent = spend(settings, table, release.run_folder)
+        spent, entry = spend(settings, table, release.run_folder)
         warn_of_cells(table, settings)
         stage("Preparing the columns")
         table, ranges = with_ranges(settings, table, key=ranges_key)
@@ -104,6 +104,7 @@ def train(settings: Settings) -> None:
         "unit": units and units.report(),
         "evaluation": evaluation and evaluation.report(),
         "sample": sampled,
+        "ledger_entry": entry,
     }
     files = _report.files_of(
         *(plan, data, private, scored, ranges, table, more),
@@ -171,9 +172,8 @@ def read_private(settings: Settings, key: Key) -> Table:
         link = link_of(find_loss(settings))
         has_weights = find_method(settings).has_weights
     listed = settings.unit_names and read_names(settings.unit_names)
-    each = settings.records_per_unit or RECORDS_PER_UNIT
-    size, unit = settings.max_records, settings.unit
-    draw = None if size is None else Draw(size, key, unit, each, listed)
+    unit, each = settings.unit, settings.records_per_unit or RECORDS_PER_UNIT
+    each = 1 if unit is None else each
     table = read_table(
         Path(settings.source),
         schema=settings.schema,
@@ -184,19 +184,15 @@ def read_private(settings: Settings, key: Key) -> Table:
         allows_empty=settings.private_ranges is not None,
         least=1 if listed is None else 0,
         text_format=settings.text_format,
-        draw=draw,
+        draw=Draw(settings.max_records, key, unit, each, listed),
     )
-    if draw is None:
-        table = with_units(table, settings, listed)
     if settings.holdout is not None:
         table = table.held_out(settings.holdout)
     _check_model(settings, table.schema.columns, table.num_samples)
     return table
 
 
-def with_units(
-    table: Table, settings: Settings | DescribeSettings, listed: list | None = None
-) -> Table:
+def with_units(table: Table, settings: DescribeSettings) -> Table:
     """Returns the table with records that are those of --unit, if that is given.
 
     Raises:
@@ -209,7 +205,7 @@ def with_units(
     check_unit(settings.unit, names, table.columns)
     found = read_columns(path, [settings.unit], text_format=text_format, least=0)
     size = settings.records_per_unit or RECORDS_PER_UNIT
-    return table.by_unit(units_of(settings.unit, found[settings.unit], size, listed))
+    return table.by_unit(units_of(settings.unit, found[settings.unit], size))
 
 
 def warn_of_cells(table: Table, settings: Settings) -> None:

@@ -39,7 +39,7 @@ def tune(settings: TuneSettings) -> None:
     release = begin(settings, _report.NAMES)
     key, ranges_key, sample_key = jax.random.split(release.key, 3)
     name = public_name(settings.source)
-    table = ranges = paid = sampled = None
+    table = ranges = paid = sampled = entry = None
     day = _ledger.today()
     if name is not None:
         data = load_public(name, first)
@@ -96,7 +96,7 @@ def tune(settings: TuneSettings) -> None:
         said = _said(settings, search, best, score, len(scored[1]))
         files = _report.files_of(
             *(plan, trained, run, test, ranges, table),
-            {"tuning": said, "sample": sampled},
+            {"tuning": said, "sample": sampled, "ledger_entry": entry and entry.id},
             is_public=name is not None,
             noise_key=release.noise_key,
         )

@@ -15,7 +15,7 @@ from dpjax._reservoir import Tags
 from dpjax._tables import column_names, read_columns
 from dpjax._texts import PLAIN, Texts, numbers_of
 from dpjax.accounting import subsample_budget
-from dpjax.cli import _train
+from dpjax.cli import _sample, _train
 from dpjax.cli._app import app
 from dpjax.cli._sample import Draw
 from dpjax.cli._settings import Settings
@@ -173,6 +173,17 @@ def test_a_run_on_a_sample(table, unit):
     assert command(*options).exit_code == 0
     assert (table / "out" / "model.npz").read_bytes() != first
     assert command(*options).exit_code == 2  # it is the third of epsilon = 1
+
+
+@pytest.mark.parametrize("unit", [[], ["--unit", "who", "--records-per-unit", 1]])
+def test_of_many_cells_a_sample_is_the_default(table, monkeypatch, unit):
+    monkeypatch.setattr(_sample, "MOST_CELLS", 400)
+    result = command(*unit)
+    assert result.exit_code == 0, result.stderr
+    size = 133 if unit else 200  # a name is a cell, too
+    assert f"a run on {size} of them" in " ".join(result.stdout.split())
+    sample = json.loads((table / "out" / "report.json").read_text())["sample"]
+    assert sample["max_records"] == size
 
 
 def test_of_persons_the_first_records_in_random_places(table):
