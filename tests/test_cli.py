@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from dpjax import load_model
 from dpjax.cli import _train
 from dpjax.cli._app import app
+from tests.cli.command import refused
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -37,13 +38,6 @@ def run(*arguments):
     result = CliRunner().invoke(app, ["train", *map(str, arguments)])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result
-
-
-def refused(result, *parts):
-    assert result.exit_code == 2
-    message = " ".join(result.stderr.replace("│", " ").split())
-    for part in parts:
-        assert part in message
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from dpjax import _files
 from dpjax.cli import _report, _run_folder, _train
 from dpjax.cli._sources import held_out
-from tests.cli.command import invoke
+from tests.cli.command import invoke, refused, tree
 
 SCHEMA = "[columns.x]\ncenter = 0\nscale = 1\n[target]\ncenter = 0\nscale = 1\n"
 RELEASED = ["model.npz", "report.json"]
@@ -35,24 +35,6 @@ def train(output, checkpoint, *options, data="data.csv", schema="schema.toml"):
     return invoke(
         "train", data, *what, "--epsilon", 1, "--steps", 3, *folders, *options
     )
-
-
-def tree(folder):
-    """All that lies in a folder: what files hold, and where links lead to."""
-    found = {}
-    for path in folder.rglob("*"):
-        if path.is_symlink():
-            found[path] = os.readlink(path)
-        else:
-            found[path] = path.read_bytes() if path.is_file() else None
-    return found
-
-
-def refused(result, *parts):
-    assert result.exit_code == 2, result.exception
-    message = " ".join(result.stderr.replace("│", " ").split())
-    for part in parts:
-        assert part in message
 
 
 def nothing():
