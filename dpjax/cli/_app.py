@@ -65,7 +65,7 @@ for name, settings, place in (
     ("show", ShowSettings, "_saved.show"),
     ("report", ReportSettings, "_report_command.report"),
     ("plot", PlotSettings, "_saved.plot"),
-    ("ledger", LedgerSettings, "_ledger_command.ledger"),
+    ("ledger", LedgerSettings, "_ledger.ledger"),
     ("parties", PartySettings, "_parties.train_with_parties"),
 ):
     app.command(name)(command(settings, place))

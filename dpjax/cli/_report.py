@@ -124,13 +124,7 @@ def _row(data: Dataset, run: Run, scores: Scores) -> dict[str, Any]:
 
 
 def score_name(data: Dataset) -> str:
-    """Returns what is measured beside the risk.
-
-    Example:
-        >>> from dpjax import datasets
-        >>> score_name(datasets.load("rand_hie"))
-        'mean absolute error (100 dollars)'
-    """
+    """Returns what is measured beside the risk."""
     if data.task == "classification":
         return "accuracy"
     return f"mean absolute error ({data.target_unit})"

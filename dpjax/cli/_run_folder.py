@@ -35,15 +35,6 @@ class RunFolder(NamedTuple):
     Attributes:
         path: where it is.
         run: the digest of command and table, keyed by the run's key.
-
-    Example:
-        >>> import tempfile
-        >>> folder = RunFolder(Path(tempfile.mkdtemp(), "run"))
-        >>> folder.keep_key(jax.random.key(3))
-        >>> folder.kept_key()
-        Array((), dtype=key<fry>) overlaying:
-        [0 3]
-        >>> folder.remove()
     """
 
     path: Path

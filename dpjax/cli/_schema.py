@@ -79,17 +79,6 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
     Raises:
         ValueError: if the file is missing or does not parse, or an entry is not of the
             form above.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp(), "schema.toml")
-        >>> _ = path.write_text('''
-        ... [columns]
-        ... age = {center = 40, scale = 10}
-        ... [target]
-        ... positive = "yes"''')
-        >>> read_schema(path, link="logit").target
-        Categorical(categories=('yes',))
     """
     _validate.require(path.is_file(), "--schema", str(path), "a file that exists")
     try:

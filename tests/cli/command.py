@@ -25,6 +25,12 @@ def said_by(*arguments):
     return result.exit_code, words_of(result.stdout), words_of(result.stderr)
 
 
+def done(result):
+    """Returns the result of a command that has done what it was asked."""
+    assert result.exit_code == 0, (result.exception, result.stderr)
+    return result
+
+
 def refused(result, *parts):
     """Checks that a command was refused, with words that its message has."""
     assert result.exit_code == 2, result.exception

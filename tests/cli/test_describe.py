@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpjax.cli import _describe
-from tests.cli.command import invoke, refusals
+from tests.cli.command import done, invoke, refusals
 
 SCHEMA = """\
 columns.x = {center = 0, scale = 1, limit = 2}
@@ -67,8 +67,7 @@ test_what_is_wrong_costs_nothing = refusals(
 
 
 def test_files_and_ledger(folder):
-    result = describe("--by", "job", "--ledger", "t.toml", "--dark")
-    assert result.exit_code == 0, result.stderr
+    result = done(describe("--by", "job", "--ledger", "t.toml", "--dark"))
     assert sorted(os.listdir("out")) == _describe._NAMES
     content = json.loads(Path("out/description.json").read_text())
     assert content["by"] == "job"
@@ -103,8 +102,7 @@ def test_a_run_that_was_stopped_goes_on(folder, broken, monkeypatch):
     assert Path("kept").exists() != is_released
     if is_released:
         return  # what was paid for has been written
-    again = describe(*options)
-    assert again.exit_code == 0, again.stderr
+    done(describe(*options))
     content = json.loads(Path("out/description.json").read_text())
     assert [row["value"] for row in content["rows"]] == numbers[0]
     assert len(runs()) == 1
@@ -115,8 +113,7 @@ def test_persons_are_bounded(folder):
     Path("t.toml").unlink()
     opened("--unit", "who")
     unit = "--unit", "who", "--records-per-unit", 3, "--ledger", "t.toml"
-    result = describe(*unit, epsilon=8.0)
-    assert result.exit_code == 0, result.stderr
+    done(describe(*unit, epsilon=8.0))
     content = json.loads(Path("out/description.json").read_text())
     assert content["num_samples"] == 300  # places, three a person
     assert content["unit"]["records_per_unit"] == 3

@@ -8,12 +8,10 @@ import jax
 import numpy as np
 import pytest
 from dp_accounting import NonPrivateDpEvent
-from typer.testing import CliRunner
 
 from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon
 from dpjax.cli import _evaluation
-from dpjax.cli._app import app
 from dpjax.cli._evaluation import evaluate
 from dpjax.cli._runs import Run
 from dpjax.cli._schema import Schema
@@ -22,6 +20,7 @@ from dpjax.datasets import Categorical, Numeric
 from dpjax.mechanisms import discrete_gaussian
 from dpjax.models import _label_scores, _noisy_counts, _scores, private_scores
 from dpjax.solvers import Solution
+from tests.cli.command import done, invoke
 
 PRICE, SOLD = Numeric(300.0, 100.0), Categorical(("yes",))
 ODD = ["1e38", "-1e38", "", "nan", "inf", "0", "yes", "1e4"]
@@ -291,8 +290,7 @@ def test_holdout_from_end_to_end(tmp_path, monkeypatch):
     (tmp_path / "schema.toml").write_text(text)
     what = ["data.csv", "--schema", "schema.toml", "--loss", "squared", "--epsilon", 2]
     what += ["--holdout", 0.3, "--output", "out"]
-    result = CliRunner().invoke(app, ["train", *map(str, what)])
-    assert result.exit_code == 0, result.stderr
+    result = done(invoke("train", *what))
     shown = " ".join(result.stdout.split())
     assert "n = 700 records" in shown
     assert "any one of the 1,000 records" in shown
@@ -305,5 +303,5 @@ def test_holdout_from_end_to_end(tmp_path, monkeypatch):
     model = measures["median of the absolute error"]
     assert model["model"]["value"] < model["constant"]["value"]
     extra = ["train", *map(str, what), "--show-unprotected"]
-    refused = CliRunner().invoke(app, extra)
+    refused = invoke(*extra)
     assert "--holdout must be left out with --show-unprotected" in refused.stderr

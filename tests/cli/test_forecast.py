@@ -13,7 +13,7 @@ from dpjax.cli._forecast_page import Outcome
 from dpjax.cli._made_records import NUM_TEST, made_records
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.datasets import Categorical, Numeric
-from tests.cli.command import invoke, refusals
+from tests.cli.command import done, invoke, refusals
 
 NOTHING = PrivacyGuarantee.non_private()
 SCHEMA = """\
@@ -52,8 +52,7 @@ def law(maker, epsilon, rows=None):
 def test_the_page_and_its_files(folder, monkeypatch):
     monkeypatch.setattr(_Made, "width", law)
     options = ("--seed", 3, "--width", 0.1, "--output", "out")
-    shown = plan(*options, epsilon="50,20")
-    assert shown.exit_code == 0, shown.output
+    shown = done(plan(*options, epsilon="50,20"))
     for words in ("epsilon 20", "epsilon 50", "no privacy", "constant", "R2", "wrote"):
         assert words in shown.output
     content = json.loads((folder / "out" / "plan.json").read_text())
@@ -81,8 +80,7 @@ def test_the_page_and_its_files(folder, monkeypatch):
 def test_other_losses(folder, monkeypatch, loss, score):
     if loss != "tweedie":
         monkeypatch.setattr(_Made, "width", law)
-    shown = plan("--seed", 1, "--output", "out", loss=loss)
-    assert shown.exit_code == 0, shown.output
+    done(plan("--seed", 1, "--output", "out", loss=loss))
     content = json.loads((folder / "out" / "plan.json").read_text())
     (outcome,), constant = content["outcomes"], content["constant"]
     assert outcome[score] > constant[score]

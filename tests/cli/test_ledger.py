@@ -28,14 +28,13 @@ from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table
 from dpjax.cli._spending import prices
 from dpjax.datasets import Categorical
-from tests.cli.command import invoke, refusals
+from tests.cli.command import done, invoke, refusals
 
 
 @pytest.fixture
 def folder(folder):
     """A working directory with a file of 400 records, its schema, and a ledger."""
-    opened = invoke("ledger", "t.toml", "--epsilon", 3, "--delta", "1e-4")
-    assert opened.exit_code == 0, opened.stderr
+    done(invoke("ledger", "t.toml", "--epsilon", 3, "--delta", "1e-4"))
     return folder
 
 
@@ -245,7 +244,7 @@ def test_a_run_spends_before_it_starts_and_once(folder, monkeypatch):
     # The same run goes on, and has been paid; one of other options cannot go on.
     assert train("--steps", 39, *kept[2:]).exit_code == 2
     assert entries() == [paid]
-    assert train(*kept).exit_code == 0
+    done(train(*kept))
     assert entries() == [paid]
     assert not (folder / "kept").exists()
     assert [part.split(",")[0] for part in paid["parts"]] == ["training", "evaluation"]
@@ -253,7 +252,7 @@ def test_a_run_spends_before_it_starts_and_once(folder, monkeypatch):
     report = json.loads((folder / "out" / "report.json").read_text())
     assert report["privacy"]["epsilon"] == 1.0
     assert 0 < paid["divergence"] < limit.limit.divergence
-    assert train("--steps", 2).exit_code == 0
+    done(train("--steps", 2))
     assert len(entries()) == 2
 
 
@@ -391,17 +390,17 @@ train adult --epsilon 1 --ledger t.toml => left out with adult, which has its ow
 def test_a_ledger_of_persons_takes_runs_on_persons(folder):
     Path("t.toml").unlink()
     what = ["--epsilon", 3, "--delta", "1e-4", "--unit", "who"]
-    assert invoke("ledger", "t.toml", *what).exit_code == 0
+    done(invoke("ledger", "t.toml", *what))
     assert read_ledger(Path("t.toml")).unit == "who"
     for unit in ([], ["--unit", "y"]):
         assert "--unit must be who, as in --ledger t.toml" in train(*unit).stderr
     charge_one(gaussian(), unit="who")
     # Nor does one on persons go with a ledger of records.
     Path("t.toml").unlink()
-    assert invoke("ledger", "t.toml", *what[:4]).exit_code == 0
+    done(invoke("ledger", "t.toml", *what[:4]))
     assert "--unit must be None, as in" in train("--unit", "who").stderr
     Path("t.toml").unlink()
-    assert invoke("ledger", "t.toml", *what).exit_code == 0
+    done(invoke("ledger", "t.toml", *what))
     shown = " ".join(invoke("ledger", "t.toml").stdout.split())
     assert "all records with one who" in shown
 

@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from markdown_it import MarkdownIt
-from typer.testing import CliRunner
 
 from dpjax import load_model
 from dpjax._pages import Rows, Text, markdown_of
 from dpjax._untrusted import printable
-from dpjax.cli._app import app
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models._shared import model_file
+from tests.cli.command import done, invoke
 
 BAD = '<script>x</script>|`*_"[a](http://b.c)\x1b[2J\n# h\u202e\ud800 {claim} www.d.e'
 COLUMNS = 'columns.x = {%s}\ncolumns.job = {categories = ["cook", "smith"]}\n'
@@ -94,10 +93,6 @@ RUNS = {  # a command, and what is said of its run
 }
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, [*map(str, arguments)])
-
-
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     """A folder with a table of 400 records of 50 persons, and a ledger."""
@@ -109,8 +104,7 @@ def table(tmp_path_factory):
     (folder / "data.csv").write_text("\n".join(["who,x,job,y,sold", *rows]))
     for name, text in SCHEMAS.items():
         (folder / f"{name}.toml").write_text(text)
-    opened = invoke("ledger", folder / "t.toml", "--epsilon", 90, "--delta", ".01")
-    assert opened.exit_code == 0
+    done(invoke("ledger", folder / "t.toml", "--epsilon", 90, "--delta", ".01"))
     return folder
 
 
@@ -121,8 +115,7 @@ def out(table, tmp_path, monkeypatch):
     def out(name="linear"):
         if not (table / name).exists():
             monkeypatch.chdir(table)
-            result = invoke(*RUNS[name][0].split(), "--output", name)
-            assert result.exit_code == 0, result.stderr
+            done(invoke(*RUNS[name][0].split(), "--output", name))
         monkeypatch.chdir(tmp_path)
         shutil.copy(table / "t.toml", "t.toml")
         return shutil.copytree(table / name, Path(name))
@@ -149,8 +142,7 @@ def written(*arguments):
     for ending in ("html", "md"):
         pages = []
         for _ in range(2):
-            result = invoke("report", *arguments, "--format", ending)
-            assert result.exit_code == 0, result.stderr
+            result = done(invoke("report", *arguments, "--format", ending))
             path = Path(result.stdout.removeprefix("wrote ").strip())
             pages.append(path.read_bytes().decode())
         assert pages[0] == pages[1]  # a function of the run

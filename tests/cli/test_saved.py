@@ -18,7 +18,7 @@ from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model
 from dpjax.models._shared import model_file
 from dpjax.solvers import Curves
-from tests.cli.command import invoke, refusals
+from tests.cli.command import done, invoke, refusals
 
 NEW = "town,rooms,junk\nGhent,6,?\nMons,$7,1\nLier,,2\n"
 
@@ -61,8 +61,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_predictions_and_what_is_said_of_cells(folder):
-    result = invoke("predict", "out", "new.csv", "--output", "told/prices.csv")
-    assert result.exit_code == 0, result.stderr
+    result = done(invoke("predict", "out", "new.csv", "--output", "told/prices.csv"))
     told = (folder / "told" / "prices.csv").read_text()
     assert told == "predicted_price\n650\n350\n250\n"
     assert result.stdout == "wrote told/prices.csv\n"
@@ -78,8 +77,7 @@ def test_predictions_and_what_is_said_of_cells(folder):
 
 def test_predictions_join_by_what_is_kept(folder):
     def told(*options):
-        result = invoke("predict", "out", "new.csv", *options)
-        assert result.exit_code == 0, result.stderr
+        result = done(invoke("predict", "out", "new.csv", *options))
         content = (folder / "predictions.csv").read_text()
         return content.splitlines(), " ".join(result.stderr.split())
 
@@ -130,16 +128,14 @@ def test_another_value_beside_a_single_category_is_an_answer(folder):
 
 
 def test_probabilities(folder):
-    result = invoke("predict", "label.npz", "new.csv")
-    assert result.exit_code == 0, result.stderr
+    done(invoke("predict", "label.npz", "new.csv"))
     title, *numbers = (folder / "predictions.csv").read_text().splitlines()
     assert title == "probability_sold=yes"
     assert float(numbers[0]) == pytest.approx(1 / (1 + np.exp(-3.5)), rel=1e-5)
 
 
 def test_a_model_is_shown_in_the_units_of_its_table(folder):
-    result = invoke("show", "out/model.npz")
-    assert result.exit_code == 0, result.stderr
+    result = done(invoke("show", "out/model.npz"))
     shown = " ".join(result.stdout.replace("│", " ").split())
     for text in (
         "by hand of homes.csv",
@@ -168,8 +164,7 @@ def test_intervals_are_trained_shown_and_reported(tmp_path, monkeypatch):
         'target = {column = "price", center = 400, scale = 200}\n'
     )
     words = "train data.csv --schema schema.toml --epsilon 8 --loss squared --output o"
-    result = invoke(*words.split(), "--intervals")
-    assert result.exit_code == 0, result.stderr
+    done(invoke(*words.split(), "--intervals"))
     shown = " ".join(invoke("show", "o").stdout.replace("│", " ").split())
     content = json.loads((tmp_path / "o" / "report.json").read_text())["intervals"]
     assert content["level"] == 0.95
@@ -211,7 +206,7 @@ def test_a_plot_is_a_whole_picture(folder, name):
         picture = matplotlib.image.imread(folder / "curves.png")
         assert (picture[0, 0, :3].mean() < 0.2) == bool(options)  # dark
         assert np.ptp(picture[..., :3]) > 0.7
-    assert invoke("plot", name, "--output", "p/q.svg").exit_code == 0
+    done(invoke("plot", name, "--output", "p/q.svg"))
     ElementTree.parse(folder / "p" / "q.svg")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("matplotlib.figure.Figure.savefig", lambda *x, **y: 1 / 0)
@@ -230,7 +225,7 @@ def test_no_control_character_of_a_model_reaches_the_terminal(folder):
         **{"method": bad, "data": bad, "target_unit": bad, "versions": {bad: bad}},
     )
     (folder / "bad.npz").write_bytes(model_file(made))
-    assert invoke("plot", "bad.npz", "--output", "bad.svg").exit_code == 0
+    done(invoke("plot", "bad.npz", "--output", "bad.svg"))
     ElementTree.parse(folder / "bad.svg")  # XML holds no control characters
     for result in (invoke("show", "bad.npz"), invoke("predict", "bad.npz", "new.csv")):
         text = result.stdout + result.stderr

@@ -16,7 +16,7 @@ from dpjax.models import Model
 from dpjax.models._shared import BoundedColumn, model_file
 from dpjax.solvers import Curves
 from tests.cli import command
-from tests.cli.command import refusals
+from tests.cli.command import done, refusals
 
 # Names and categories of which a careless writer makes code.
 NUMBER, TEXT = 'a"b\\\n--x;{y}%s', "t'); DROP TABLE t; --\\\n/*é"
@@ -221,7 +221,7 @@ def test_the_command_writes_what_the_model_exports(folder):
         result = invoke("out", "--format", form)
         assert (result.exit_code, result.stdout) == (0, f"wrote {name}\n")
         assert (folder / name).read_bytes() == model().export(form)
-    assert invoke("out", "--format", "sql", "--output", "a/b.sql").exit_code == 0
+    done(invoke("out", "--format", "sql", "--output", "a/b.sql"))
     assert (folder / "a" / "b.sql").read_bytes() == model().export("sql")
 
 
