@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -22,7 +21,6 @@ from dpjax._texts import float32_of
 from dpjax.accounting._shared import group_budget
 from dpjax.cli._command_settings import DescribeSettings
 from dpjax.cli._release import begin, uninterrupted
-from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._schema import Schema
 from dpjax.cli._sources import Table, read_checked
 from dpjax.cli._spending import enter
@@ -62,7 +60,13 @@ def describe(settings: DescribeSettings) -> None:
         kept = begun.run_folder
         entry = enter(settings, table, parts, method="Description", run_folder=kept)
     stage("Releasing")
-    with begun.kept(), _claimed(begun.run_folder):
+    with begun.kept(), contextlib.ExitStack() as stack:
+        if (folder := begun.run_folder) is not None:
+            # A state, so that a run which breaks off keeps its key.
+            opened = _store.opened(
+                folder.states, {"run": folder.run}, option="--checkpoint"
+            )
+            stack.enter_context(opened).claim()
         found = release(
             table.columns,
             kinds,
@@ -119,18 +123,6 @@ def _read(settings: DescribeSettings) -> tuple[dict[str, Kind], Table]:
     is_test = np.zeros(len(next(iter(columns.values()))), bool)
     table = Table(source.name, columns, Schema(kinds, None), "", is_test)
     return kinds, with_units(table, settings)
-
-
-@contextlib.contextmanager
-def _claimed(run_folder: RunFolder | None) -> Iterator[None]:
-    """Keeps a state, so that a run which breaks off keeps its key."""
-    if run_folder is None:
-        yield
-        return
-    run = {"run": run_folder.run}
-    with _store.opened(run_folder.states, run, option="--checkpoint") as store:
-        store.claim()
-        yield
 
 
 def _contents(

@@ -34,19 +34,13 @@ class Option:
         panel: where the help shows it.
         help: what it is.
         check: of a value that is not None: `check(**{"--name": value})`.
+        metavar: of what is given first, without a name; else "".
     """
 
     panel: str
     help: str
     check: Callable[..., None] | None = None
-
-
-@dataclass(frozen=True)
-class Argument:
-    """What is said of what a command is given first, without a name."""
-
-    metavar: str
-    help: str
+    metavar: str = ""
 
 
 def _declared(panel: str, help: str, check: Any = None, *, default: Any = None) -> Any:
@@ -61,7 +55,7 @@ of_privacy, of_data, of_method, of_output = (
 
 def argument(metavar: str, help: str) -> Any:
     """Declares what a command is given first, without a name."""
-    return dataclasses.field(metadata={"said": Argument(metavar, help)})
+    return dataclasses.field(metadata={"said": Option("", help, None, metavar)})
 
 
 def flag(field: str) -> str:
@@ -69,7 +63,7 @@ def flag(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def declared(options: Any) -> dict[str, tuple[Any, Option | Argument]]:
+def declared(options: Any) -> dict[str, tuple[Any, Option]]:
     """Returns the type and the declaration of every field that can be given."""
     hints = typing.get_type_hints(options)
     given = [field for field in dataclasses.fields(options) if field.init]
@@ -88,7 +82,7 @@ class Options:
         """
         for name, (_, said) in declared(type(self)).items():
             value = getattr(self, name)
-            if isinstance(said, Option) and said.check and value is not None:
+            if said.check and value is not None:
                 said.check(**{flag(name): value})
 
     def require(self, name: str, is_fine: bool, rule: str) -> None:
@@ -143,10 +137,7 @@ def command(options: type[Options], place: str) -> Callable[..., None]:
         )
         for name, (hint, said) in says.items()
     ]
-    as_typed = {
-        name: said.metavar if isinstance(said, Argument) else flag(name)
-        for name, (_, said) in says.items()
-    }
+    as_typed = {k: said.metavar or flag(k) for k, (_, said) in says.items()}
     as_typed |= {
         name: as_typed[field] for name, field in _ALIASES.items() if field in as_typed
     }
@@ -163,8 +154,8 @@ def command(options: type[Options], place: str) -> Callable[..., None]:
     return run
 
 
-def _seen_by_typer(name: str, hint: Any, said: Option | Argument) -> Any:
-    if isinstance(said, Argument):
+def _seen_by_typer(name: str, hint: Any, said: Option) -> Any:
+    if said.metavar:
         return typer.Argument(metavar=said.metavar, help=said.help)
     text = said.help.replace("[", r"\[")  # for rich a bracket begins its markup
     panel: dict[str, Any] = {"help": text, "rich_help_panel": said.panel}

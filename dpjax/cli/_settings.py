@@ -18,7 +18,6 @@ from dpjax.cli._options import (
     METHOD,
     REQUIRED,
     Generator,
-    Option,
     Options,
     argument,
     check_seed,
@@ -312,8 +311,7 @@ class Settings(ReleaseOptions):
         return {
             name: getattr(self, name)
             for name, (_, said) in declared(Settings).items()
-            if isinstance(said, Option) and said.panel == METHOD
-            if name not in ("method", "loss", "quick")
+            if said.panel == METHOD and name not in ("method", "loss", "quick")
             if getattr(self, name) != getattr(Settings, name)
         }
 

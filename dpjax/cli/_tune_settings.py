@@ -14,7 +14,6 @@ from dpjax.cli._losses import AMOUNTS, FOR_AMOUNTS
 from dpjax.cli._options import (
     METHOD,
     REQUIRED,
-    Option,
     Options,
     declared,
     flag,
@@ -123,7 +122,7 @@ def _read(text: str) -> tuple[str, list[Any]]:
     known = {
         name: kind
         for name, (kind, said) in declared(Settings).items()
-        if isinstance(said, Option) and said.panel == METHOD and name not in _FIXED
+        if said.panel == METHOD and name not in _FIXED
     }
     name, _, listed = text.partition("=")
     name = name.strip().removeprefix("--").replace("-", "_")
