@@ -119,8 +119,8 @@ FROM_SYSTEM: dict[Generator, str] = {
 def command(options: type[Options], place: str) -> Callable[..., None]:
     """Makes a command as typer takes it.
 
-    What runs raises `ValueError` if an option, a file or the schema is wrong, and
-    `OSError` if a file cannot be read or written. Nothing is written or spent then.
+    What runs raises `ValueError` if an option, a file or the schema is wrong, and has
+    written nothing then; and `OSError` if a file cannot be read or written.
 
     Args:
         options: what it takes.
