@@ -74,6 +74,11 @@ def read_report(folder):
     return json.loads((folder / "report.json").read_text())
 
 
+def params_of(folder):
+    with np.load(folder / "out" / "model.npz") as saved:
+        return saved["params"]
+
+
 @pytest.mark.slow
 def test_adult_shows_the_comparison(tmp_path):
     what = "adult", "--epsilon", 1, "--seed", 0, "--quick"
@@ -134,8 +139,7 @@ def test_every_kind_of_file_gives_the_same_model(folder):
     models = []
     for name in ("data.csv", as_parquet(folder), as_npz(folder)):
         done(run(name, *options(seed=1)))
-        with np.load(folder / "out" / "model.npz") as saved:
-            models.append(saved["params"])
+        models.append(params_of(folder))
     assert np.array_equal(models[0], models[1])
     assert np.array_equal(models[0], models[2])
 
@@ -205,8 +209,7 @@ def test_unprotected_numbers_are_asked_for_and_labelled(folder):
 )
 def test_every_method(folder, extra):
     done(run("data.csv", *options(), *extra))
-    with np.load(folder / "out" / "model.npz") as saved:
-        assert np.isfinite(saved["params"]).all()
+    assert np.isfinite(params_of(folder)).all()
 
 
 @pytest.mark.slow
@@ -340,8 +343,7 @@ def test_ranges_of_odd_columns(folder):
     changes = {"private_ranges": 0.1, "method": None, "steps": None}
     result = done(run("data.csv", *options(**changes)))
     assert "may be mere noise" in " ".join(result.stderr.split())
-    with np.load(folder / "out" / "model.npz") as saved:
-        assert np.isfinite(saved["params"]).all()
+    assert np.isfinite(params_of(folder)).all()
 
 
 @pytest.mark.slow
@@ -372,16 +374,14 @@ def test_columns_of_nan_and_of_nothing(folder):
     frame = {"rooms": [float("nan")] * 9, "town": [None] * 9, "price": [1e308] * 9}
     pl.DataFrame(frame).write_parquet(folder / "data.parquet")
     done(run("data.parquet", *options()))
-    with np.load(folder / "out" / "model.npz") as saved:
-        assert np.isfinite(saved["params"]).all()
+    assert np.isfinite(params_of(folder)).all()
 
 
 @pytest.mark.slow
 def test_the_noise_is_fresh_unless_seeded(folder):
     def params(**changes):
         result = run("data.csv", *options(**changes))
-        with np.load(folder / "out" / "model.npz") as saved:
-            return saved["params"], result, read_report(folder / "out")
+        return params_of(folder), result, read_report(folder / "out")
 
     first, quiet, report = params()
     assert not np.array_equal(first, params()[0])

@@ -17,7 +17,7 @@ from dpjax._pages import Rows, Text, markdown_of
 from dpjax._untrusted import printable
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models._shared import model_file
-from tests.cli.command import done, invoke
+from tests.cli.command import done, invoke, refused, tree
 
 BAD = '<script>x</script>|`*_"[a](http://b.c)\x1b[2J\n# h\u202e\ud800 {claim} www.d.e'
 COLUMNS = 'columns.x = {%s}\ncolumns.job = {categories = ["cook", "smith"]}\n'
@@ -273,35 +273,15 @@ OTHER = "RUN must be what dpjax train, tune or describe has written, got 'linear
         (["linear"], lambda: os.remove("linear/model.npz"), "linear/model.npz"),
         (["linear"], lambda: os.remove("linear/report.json"), BOTH),
         (["linear"], lambda: Path("linear/description.json").write_text("{}"), BOTH),
-        (
-            ["linear"],
-            lambda: changed(data="b.csv"),
-            f"{OTHER}.json': ValueError, it is",
-        ),
+        (["linear"], lambda: changed(data="b.csv"), f"{OTHER}.json': ValueError, it"),
         (["linear"], lambda: changed(stats=3), OTHER),
         (["linear"], lambda: changed(num_samples="x"), OTHER),
         (["linear"], lambda: changed(evaluation={"measures": []}), OTHER),
         (["linear"], lambda: changed(privacy=None), OTHER),
-        (
-            ["t.toml"],
-            None,
-            "RUN must be what dpjax train, tune or describe has written",
-        ),
-        (
-            ["linear", "--ledger", "linear/report.json"],
-            None,
-            "--ledger must be a file t",
-        ),
-        (
-            ["linear", "--output", "a.md"],
-            None,
-            "--output must be a file that ends in .h",
-        ),
-        (
-            ["t.html", "--output", "t.html"],
-            None,
-            "--output must be another file than R",
-        ),
+        (["t.toml"], None, "RUN must be what dpjax train, tune or describe has wri"),
+        (["linear", "--ledger", "linear/report.json"], None, "--ledger must be a f"),
+        (["linear", "--output", "a.md"], None, "--output must be a file that ends in"),
+        (["t.html", "--output", "t.html"], None, "--output must be another file th"),
     ],
 )
 def test_what_it_refuses(out, arguments, arrange, message):
@@ -309,11 +289,9 @@ def test_what_it_refuses(out, arguments, arrange, message):
     Path("t.html").write_text("{}")
     if arrange:
         arrange()
-    before = {path: path.read_bytes() for path in Path().rglob("*.*")}
-    result = invoke("report", *arguments)
-    assert result.exit_code == 2, result.exception
-    assert message in " ".join(result.stderr.split())
-    assert {path: path.read_bytes() for path in Path().rglob("*.*")} == before
+    before = tree(Path())
+    refused(invoke("report", *arguments), message)
+    assert tree(Path()) == before
 
 
 def test_a_full_disk_leaves_the_report_that_was_there(out, monkeypatch):
