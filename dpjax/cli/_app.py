@@ -63,7 +63,7 @@ for name, settings, place in (
     ("predict", PredictSettings, "_saved.predict"),
     ("export", ExportSettings, "_saved.export"),
     ("show", ShowSettings, "_saved.show"),
-    ("report", ReportSettings, "_report_command.report"),
+    ("report", ReportSettings, "_report_page.report"),
     ("plot", PlotSettings, "_saved.plot"),
     ("ledger", LedgerSettings, "_ledger.ledger"),
     ("parties", PartySettings, "_parties.train_with_parties"),
