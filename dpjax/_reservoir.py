@@ -70,6 +70,11 @@ class Reservoir:
         if self._num_rows > 2 * self._size * self._each:
             self.kept()
 
+    def all(self) -> list[Any]:
+        """Returns the columns of a stream of `size` rows at most, in its order."""
+        _, *columns = zip(*self._parts, strict=True)
+        return [self._join([*parts]) for parts in columns]
+
     def kept(self) -> list[Any]:
         """Returns the columns of the rows that are kept, in the order of their tags."""
         tags = np.concatenate([part[0] for part in self._parts])

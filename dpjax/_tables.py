@@ -195,12 +195,8 @@ def frame_names(frame: Any) -> list[str]:
         ValueError: if it is neither.
     """
     names = frame if isinstance(frame, Mapping) else getattr(frame, "columns", ())
-    _validate.require(
-        len(names) > 0,
-        "table",
-        type(frame),
-        "a data frame, a mapping of arrays, or the path of a file",
-    )
+    rule = "a data frame, a mapping of arrays, or the path of a file"
+    _validate.require(len(names) > 0, "table", type(frame), rule)
     return list(names)
 
 

@@ -9,9 +9,8 @@ import sys
 import time
 
 import pytest
-from typer.testing import CliRunner
 
-from dpjax.cli._app import app
+from tests.cli.command import done, invoke
 
 
 def command(output, checkpoint, *options):
@@ -76,7 +75,7 @@ def test_killed_and_taken_up_again(tmp_path):
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, command(*arguments))
+    return invoke(*command(*arguments))
 
 
 @pytest.mark.slow
@@ -95,7 +94,7 @@ def test_refuses_the_folder_of_another_run(tmp_path, monkeypatch):
     assert before.keys() == {*kept.rglob("*")}
     assert not output.exists()
     monkeypatch.undo()
-    assert run(output, kept, *quick).exit_code == 0
+    done(run(output, kept, *quick))
     assert not kept.exists()
 
 
@@ -105,8 +104,7 @@ def test_killed_while_a_file_was_written(tmp_path, name):
     kept, output = tmp_path / "kept", tmp_path / "out"
     kept.mkdir()
     (kept / f".{name}.7.part").write_bytes(b"the first half of")
-    result = run(output, kept, "--quick", "--steps", "4")
-    assert result.exit_code == 0, result.stderr
+    done(run(output, kept, "--quick", "--steps", "4"))
     assert not kept.exists()
 
 
@@ -133,7 +131,7 @@ def test_refuses_methods_without_steps(tmp_path):
         "--output",
         str(tmp_path / "out"),
     ]
-    result = CliRunner().invoke(app, [*arguments, *folders])
+    result = invoke(*arguments, *folders)
     assert result.exit_code == 2
     assert "--checkpoint must be left out with" in " ".join(result.stderr.split())
     assert not (tmp_path / "kept").exists()

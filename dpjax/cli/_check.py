@@ -27,12 +27,7 @@ _TEMPLATE = Numeric(0.0, 1.0)
 
 
 def check(settings: CheckSettings) -> None:
-    """Prints what the cells of a file are good for; writes nothing.
-
-    Raises:
-        ValueError: if the file, the schema or a name in it is wrong.
-        OSError: if a file cannot be read.
-    """
+    """Prints what the cells of a file are good for; writes nothing."""
     kinds, columns, target = read_checked(
         Path(settings.source),
         schema=settings.schema,

@@ -3,17 +3,18 @@
 Nothing here imports JAX: help, versions and wrong options wait for no command.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from dpjax import _validate
 from dpjax._public_sets import PUBLIC_SETS
 from dpjax.cli._losses import LossName
 from dpjax.cli._options import (
-    Argument,
-    Generator,
-    check_each,
+    REQUIRED,
+    Options,
+    argument,
     check_seed,
     of_data,
     of_method,
@@ -21,285 +22,297 @@ from dpjax.cli._options import (
     of_privacy,
     required,
 )
-from dpjax.cli._public_sets import public_name
-from dpjax.cli._text_options import TextOptions
+from dpjax.cli._settings import ModelName, ReleaseOptions, TextOptions, public_name
 
-_MODEL = Argument("MODEL", "A model.npz that dpjax train has written, or its folder.")
+_LARGEST_EPSILON, _MOST_EPSILONS = 1e4, 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchemaSettings(TextOptions):
-    """The options of `dpjax schema`."""
+    """Proposes the schema of a file, guessed from the columns' names, to correct.
 
-    source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
-    target: Annotated[str | None, of_data("The column to predict.")] = None
-    loss: Annotated[
-        LossName | None,
-        of_data("The loss to be trained: what [target] is to hold. Else a guess."),
-    ] = None
-    from_data: Annotated[
-        bool,
-        of_data(
-            "Guess from the records, which NO guarantee covers: for public data, or "
-            "what is known anyway."
-        ),
-    ] = False
-    output: Annotated[
-        Path | None, of_output("TOML file to write, a new one; printed by default.")
-    ] = None
+    Example: dpjax schema my.csv --target price --output schema.toml
+    """
+
+    source: str = argument("DATA", "A file, as dpjax train takes it.")
+    target: str | None = of_data("The column to predict.")
+    loss: LossName | None = of_data(
+        "The loss to be trained: what [target] is to hold. Else a guess."
+    )
+    from_data: bool = of_data(
+        "Guess from the records, which NO guarantee covers: for public data, or what "
+        "is known anyway.",
+        default=False,
+    )
+    output: Path | None = of_output(
+        "TOML file to write, a new one; printed by default."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastSettings(Options):
+    """Tells what privacy would cost, before any record is used, from made records.
+
+    Loss and intervals at each epsilon, beside no privacy, and what an attacker could
+    do.
+
+    Example: dpjax plan schema.toml --rows 16000 --epsilon 0.5,1,3
+    """
+
+    schema: Path = argument("SCHEMA", "The TOML file, as of dpjax train.")
+    rows: int = of_data(
+        "How many records the table will have.",
+        required(lambda count: count >= 2, "2 or more"),
+        default=REQUIRED,
+    )
+    epsilon: str = of_privacy(
+        "Values to compare, with commas: 0.5,1,3.", default=REQUIRED
+    )
+    delta: float | None = of_privacy(
+        "The delta of each; n^-1.1 by default.", _validate.probability
+    )
+    loss: LossName | None = of_method(
+        "The loss; by default logistic for a class, squared for a number."
+    )
+    model: ModelName | None = of_method(
+        "As of dpjax train: additive by default, or linear."
+    )
+    width: float | None = of_method(
+        "How wide the interval of a coefficient may be: shows the least number of "
+        "records for it.",
+        _validate.positive,
+    )
+    tail: float = of_data(
+        "Degrees of freedom of the made records, by Student's law: 3 has heavy tails, "
+        "30 is nearly normal.",
+        required(lambda x: 2 < x <= 1000, "above 2, and at most 1000"),
+        default=3.0,
+    )
+    signal: float = of_data(
+        "Share of the target's variance that the columns explain in made records (of "
+        "classes and amounts, on the scale of the link).",
+        _validate.probability,
+        default=0.5,
+    )
+    seed: int | None = of_data("Makes the same records again.", check_seed)
+    output: Path | None = of_output("Folder for plan.json, plan.md and plan.png.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.epsilons  # checks them
+        rule = "left out with --loss tweedie, which has no intervals"
+        self.require("width", self.loss != "tweedie", rule)
+
+    @property
+    def epsilons(self) -> list[float]:
+        """The values of epsilon, in ascending order."""
+        try:
+            values = sorted({float(one) for one in self.epsilon.split(",")})
+        except ValueError:
+            values = [math.nan]
+        is_fine = all(0 < one <= _LARGEST_EPSILON for one in values)
+        rule = f"1 to {_MOST_EPSILONS} numbers above 0, with commas between them"
+        is_fine &= len(values) <= _MOST_EPSILONS
+        _validate.require(is_fine, "--epsilon", self.epsilon, rule)
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSettings(TextOptions):
-    """The options of `dpjax check`."""
+    """Tells the data's owner which cells of a file can be used. NOT PRIVATE.
 
-    source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
-    schema: Annotated[Path, of_data("The TOML file that declares its columns.")]
-    target: Annotated[
-        str | None,
-        of_data("The column to predict, if the schema's [target] has no column."),
-    ] = None
+    For each column the shares of cells that are missing, do not parse, match no
+    category or lie far out. Nothing is written.
 
+    Example: dpjax check my.csv --schema schema.toml
+    """
 
-@dataclass(frozen=True, kw_only=True)
-class PredictSettings(TextOptions):
-    """The options of `dpjax predict`."""
-
-    model: Annotated[str, _MODEL]
-    source: Annotated[
-        str,
-        Argument("DATA", "A file with the columns of the training, but the target."),
-    ]
-    id: Annotated[
-        str | None,
-        of_data("A column that is written before the predictions, as it is."),
-    ] = None
-    keep: Annotated[
-        bool, of_data("Write all columns of the file before the predictions.")
-    ] = False
-    output: Annotated[
-        Path, of_output("CSV file to write: one line for each record, in their order.")
-    ] = Path("predictions.csv")
+    source: str = argument("DATA", "A file, as dpjax train takes it.")
+    schema: Path = of_data("The TOML file that declares its columns.", default=REQUIRED)
+    target: str | None = of_data(
+        "The column to predict, if the schema's [target] has no column."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportSettings:
-    """The options of `dpjax export`."""
+class DescribeSettings(ReleaseOptions):
+    """Releases counts, means, quantiles and histograms of a file's columns.
 
-    model: Annotated[str, _MODEL]
-    format: Annotated[
-        Literal["onnx", "sql", "python"], of_output("What predicts: its language.")
-    ]
-    output: Annotated[
-        Path | None, of_output("File to write; model.onnx, .sql or .py by default.")
-    ] = None
+    Each with its interval, in every group of --by: as a table, JSON, CSV, a page and a
+    picture. Intervals take the records of one --unit for independent.
 
+    Example: dpjax describe my.csv --schema schema.toml --epsilon 0.5 --by region
+    """
 
-@dataclass(frozen=True, kw_only=True)
-class ShowSettings:
-    """The options of `dpjax show`."""
-
-    model: Annotated[str, _MODEL]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportSettings:
-    """The options of `dpjax report`."""
-
-    run: Annotated[
-        str, Argument("RUN", "A folder that dpjax train, tune or describe has written.")
-    ]
-    ledger: Annotated[
-        Path | None, of_privacy("The table's ledger: what all runs on it have spent.")
-    ] = None
-    format: Annotated[
-        Literal["html", "md"], of_output("A page of HTML, or of Markdown.")
-    ] = "html"
-    output: Annotated[
-        Path | None,
-        of_output("File to write; report.html or report.md in the folder by default."),
-    ] = None
+    schema: Path = of_data("The TOML file that declares its columns.", default=REQUIRED)
+    by: str | None = of_data(
+        "A column of the schema with categories: its groups are described."
+    )
+    level: float = of_method(
+        "The probability of each interval.", _validate.probability, default=0.95
+    )
+    dark: bool = of_output("Draw the picture light on dark.", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotSettings:
-    """The options of `dpjax plot`."""
+class ModelOptions(Options):
+    """What is asked of every command on a model."""
 
-    model: Annotated[str, _MODEL]
-    output: Annotated[Path, of_output("PNG or SVG file to write.")] = Path("curves.png")
-    dark: Annotated[bool, of_output("Draw light on dark.")] = False
-
-    def __post_init__(self):
-        is_known = self.output.suffix in (".png", ".svg")
-        rule = "a file that ends in .png or .svg"
-        _validate.require(is_known, "--output", str(self.output), rule)
+    model: str = argument("MODEL", "A model.npz of dpjax train, or its folder.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LedgerSettings:
-    """The options of `dpjax ledger`."""
+class PredictSettings(ModelOptions, TextOptions):
+    """Predicts the target of every record of a file, in its own units.
 
-    path: Annotated[Path, Argument("LEDGER", "The ledger, a TOML file.")]
-    epsilon: Annotated[
-        float | None,
-        of_privacy("Opens a new ledger: privacy of all runs.", _validate.positive),
-    ] = None
-    delta: Annotated[
-        float | None,
-        of_privacy(
-            "Of a new ledger, well below 1 / n. 0 is for runs of pure epsilon alone.",
-            lambda **given: _validate.delta(given["--delta"]),
-        ),
-    ] = None
+    Example: dpjax predict out/model.npz new.csv --output predictions.csv
+    """
 
-    unit: Annotated[
-        str | None,
-        of_privacy(
-            "Of a new ledger: the column that says whose a record is. Every run then "
-            "needs the same --unit."
-        ),
-    ] = None
-
-    def __post_init__(self):
-        check_each(self)
-        _validate.require(
-            self.unit is None or self.epsilon is not None,
-            "--unit",
-            self.unit,
-            "left out without --epsilon",
-        )
-        _validate.require(
-            (self.delta is None) == (self.epsilon is None),
-            "--delta",
-            self.delta,
-            "given with --epsilon, and left out without",
-        )
+    source: str = argument(
+        "DATA", "A file with the columns of the training, but the target."
+    )
+    id: str | None = of_data(
+        "A column that is written before the predictions, as it is."
+    )
+    keep: bool = of_data(
+        "Write all columns of the file before the predictions.", default=False
+    )
+    output: Path = of_output(
+        "CSV file to write: one line for each record, in their order.",
+        default=Path("predictions.csv"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class DescribeSettings(TextOptions):
-    """The options of `dpjax describe`."""
+class ExportSettings(ModelOptions):
+    """Writes a model as ONNX, SQL or Python that predicts without dpjax.
 
-    source: Annotated[str, Argument("DATA", "A file, as dpjax train takes it.")]
-    schema: Annotated[Path, of_data("The TOML file that declares its columns.")]
-    epsilon: Annotated[float, of_privacy("Privacy of all of it.", _validate.positive)]
-    delta: Annotated[
-        float | None,
-        of_privacy("Privacy of all of it; n^-1.1 by default.", _validate.probability),
-    ] = None
-    seed: Annotated[
-        int | None,
-        of_privacy("Makes the noise reproducible, for public data only.", check_seed),
-    ] = None
-    generator: Annotated[
-        Generator, of_privacy("What makes numbers of the key, as of dpjax train.")
-    ] = "threefry"
-    ledger: Annotated[
-        Path | None, of_privacy("The table's ledger, as of dpjax train.")
-    ] = None
-    by: Annotated[
-        str | None,
-        of_data("A column of the schema with categories: its groups are described."),
-    ] = None
-    target: Annotated[
-        str | None,
-        of_data("The column of the schema's [target], if that has no column."),
-    ] = None
-    unit: Annotated[
-        str | None,
-        of_data(
-            "The column that says whose a record is, as of dpjax train. Intervals take "
-            "the records of one unit for independent."
-        ),
-    ] = None
-    records_per_unit: Annotated[
-        int | None,
-        of_data(
-            "With --unit: how many records of each count, the first ones; 4 by "
-            "default.",
-            _validate.count,
-        ),
-    ] = None
-    level: Annotated[
-        float, of_method("The probability of each interval.", _validate.probability)
-    ] = 0.95
-    dark: Annotated[bool, of_output("Draw the picture light on dark.")] = False
-    output: Annotated[
-        Path | None, of_output("Folder to write to; dpjax-output/NAME by default.")
-    ] = None
-    checkpoint: Annotated[
-        Path | None,
-        of_output(
-            "Folder that keeps the key while it lasts, as of dpjax train: the same "
-            "command goes on from there, and pays once."
-        ),
-    ] = None
+    Example: dpjax export out/model.npz --format sql --output model.sql
+    """
 
-    def __post_init__(self):
-        super().__post_init__()
-        _validate.require(
-            self.generator == "threefry" or self.seed is None,
-            "--generator",
-            self.generator,
-            "left out with --seed",
-        )
-        _validate.require(
-            self.ledger is None or self.seed is None,
-            "--ledger",
-            str(self.ledger),
-            "left out with --seed, whose noise protects nobody",
-        )
-        _validate.require(
-            self.records_per_unit is None or self.unit is not None,
-            "--records-per-unit",
-            self.records_per_unit,
-            "left out without --unit",
-        )
+    format: Literal["onnx", "sql", "python"] = of_output(
+        "What predicts: its language.", default=REQUIRED
+    )
+    output: Path | None = of_output(
+        "File to write; model.onnx, .sql or .py by default."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartySettings:
-    """What is asked of all parties alike; every entry is public."""
+class ShowSettings(ModelOptions):
+    """Shows a model: curves or coefficients in the table's units, and its guarantee.
 
-    source: Annotated[str, Argument("DATA", f"One of {', '.join(PUBLIC_SETS)}.")]
-    epsilon: Annotated[float, of_privacy("Privacy of the run.", _validate.positive)]
-    delta: Annotated[
-        float | None,
-        of_privacy("Privacy of the run; n^-1.1 by default.", _validate.probability),
-    ] = None
-    num_parties: Annotated[
-        int,
-        of_data(
-            "How many parties the records are dealt out to.",
-            required(lambda count: count >= 2, "2 or more"),
-        ),
-    ] = 4
-    max_colluding: Annotated[
-        int, of_privacy("How many of them may put together what they know.")
-    ] = 1
-    max_dropouts: Annotated[int, of_privacy("How many of them may drop out.")] = 0
-    steps: Annotated[int, of_method("Rounds of the protocol.", _validate.count)] = 50
-    learning_rate: Annotated[
-        float | None, of_method("1 for classification, else 0.1.", _validate.positive)
-    ] = None
-    clip_norm: Annotated[
-        float,
-        of_method("The l2 norm that gradients are clipped to.", _validate.positive),
-    ] = 1.0
-    quick: Annotated[bool, of_method("10 rounds, to try things out.")] = False
-    output: Annotated[
-        Path | None,
-        of_output("Folder to write to; dpjax-output/NAME-parties by default."),
-    ] = None
+    Example: dpjax show out/model.npz
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSettings(Options):
+    """Writes one file about a run, to hand on: guarantee, quality, model, and how.
+
+    Reads what the run has released, never the table.
+
+    Example: dpjax report out --ledger table.toml
+    """
+
+    run: str = argument("RUN", "A folder that dpjax train, tune or describe wrote.")
+    ledger: Path | None = of_privacy(
+        "The table's ledger: what all runs on it have spent."
+    )
+    format: Literal["html", "md"] = of_output(
+        "A page of HTML, or of Markdown.", default="html"
+    )
+    output: Path | None = of_output(
+        "File to write; report.html or report.md in the folder by default."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotSettings(ModelOptions):
+    """Draws what each column adds to a model's predictions, in the table's units.
+
+    Example: dpjax plot out/model.npz --output curves.svg
+    """
+
+    output: Path = of_output("PNG or SVG file to write.", default=Path("curves.png"))
+    dark: bool = of_output("Draw light on dark.", default=False)
 
     def __post_init__(self) -> None:
-        _validate.require(
-            public_name(self.source) is not None,
-            "DATA",
-            self.source,
-            f"one of {', '.join(PUBLIC_SETS)}",
-        )
-        check_each(self)
+        is_known = self.output.suffix in (".png", ".svg")
+        self.require("output", is_known, "a file that ends in .png or .svg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerSettings(Options):
+    """Opens the ledger of a table, or shows what is spent and what is left.
+
+    Example: dpjax ledger table.toml --epsilon 4 --delta 1e-6
+    """
+
+    path: Path = argument("LEDGER", "The ledger, a TOML file.")
+    epsilon: float | None = of_privacy(
+        "Opens a new ledger: privacy of all runs.", _validate.positive
+    )
+    delta: float | None = of_privacy(
+        "Of a new ledger, well below 1 / n. 0 is for runs of pure epsilon alone.",
+        lambda **given: _validate.delta(given["--delta"]),
+    )
+    unit: str | None = of_privacy(
+        "Of a new ledger: the column that says whose a record is. Every run then needs "
+        "the same --unit."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_new = self.epsilon is not None
+        self.require("unit", is_new, "left out without --epsilon")
+        rule = "given with --epsilon, and left out without"
+        is_fine = (self.delta is None) != is_new
+        _validate.require(is_fine, "--delta", self.delta, rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartySettings(Options):
+    """Trains a linear model among parties that show their records to nobody.
+
+    Starts one process a party on this machine. Each holds a part of the records, noise
+    and masks of its own; they exchange masked sums. All options are public.
+
+    Example: dpjax parties adult --num-parties 4 --epsilon 1
+    """
+
+    source: str = argument("DATA", f"One of {', '.join(PUBLIC_SETS)}.")
+    epsilon: float = of_privacy(
+        "Privacy of the run.", _validate.positive, default=REQUIRED
+    )
+    delta: float | None = of_privacy(
+        "Privacy of the run; n^-1.1 by default.", _validate.probability
+    )
+    num_parties: int = of_data(
+        "How many parties the records are dealt out to.",
+        required(lambda count: count >= 2, "2 or more"),
+        default=4,
+    )
+    max_colluding: int = of_privacy(
+        "How many of them may put together what they know.", default=1
+    )
+    max_dropouts: int = of_privacy("How many of them may drop out.", default=0)
+    steps: int = of_method("Rounds of the protocol.", _validate.count, default=50)
+    learning_rate: float | None = of_method(
+        "1 for classification, else 0.1.", _validate.positive
+    )
+    clip_norm: float = of_method(
+        "The l2 norm that gradients are clipped to.", _validate.positive, default=1.0
+    )
+    quick: bool = of_method("10 rounds, to try things out.", default=False)
+    output: Path | None = of_output(
+        "Folder to write to; dpjax-output/NAME-parties by default."
+    )
+
+    def __post_init__(self) -> None:
+        is_public, rule = public_name(self.source), f"one of {', '.join(PUBLIC_SETS)}"
+        _validate.require(is_public is not None, "DATA", self.source, rule)
+        super().__post_init__()
         from dpjax.parties import SecureSum
 
         SecureSum.count_secret_shares(

@@ -1,7 +1,6 @@
 """What the options of gradient descent become: the default method, and baselines."""
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dpjax import _validate
@@ -80,8 +79,7 @@ class Facts(NamedTuple):
         return self.delta or default_delta(self.num_samples)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Descent:
+class Descent(NamedTuple):
     """Gradient descent with nothing left open.
 
     Attributes:
@@ -103,13 +101,8 @@ class Descent:
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of `dp_gradient_descent`."""
-        return {
-            "estimator": self.estimator,
-            "learning_rate": self.learning_rate,
-            "num_steps": self.num_steps,
-            "batching": self.batching,
-            "epsilon": self.epsilon,
-        }
+        own = self._asdict()
+        return {name: own[name] for name in own if name != "robust_baseline"}
 
 
 def plan_descent(
@@ -182,12 +175,8 @@ def choose_batching(
         check_steps(num_steps, facts)
         return Disjoint()
     batch_size = batch_size or 1  # given, as the settings have checked
-    _validate.require(
-        batch_size <= facts.num_samples,
-        "--batch-size",
-        batch_size,
-        f"at most the number of records, {facts.num_samples}",
-    )
+    rule = f"at most the number of records, {facts.num_samples}"
+    _validate.require(batch_size <= facts.num_samples, "--batch-size", batch_size, rule)
     if name == "poisson":
         return Poisson(batch_size)
     return WithoutReplacement(batch_size)
@@ -195,12 +184,9 @@ def choose_batching(
 
 def check_steps(num_steps: int | None, facts: Facts) -> int | None:
     """Requires no more steps than records, where steps share the records out."""
-    _validate.require(
-        num_steps is None or num_steps <= facts.num_samples,
-        "--steps",
-        num_steps,
-        f"at most the {facts.num_samples} records that disjoint batches share",
-    )
+    rule = f"at most the {facts.num_samples} records that disjoint batches share"
+    is_fine = num_steps is None or num_steps <= facts.num_samples
+    _validate.require(is_fine, "--steps", num_steps, rule)
     return num_steps
 
 
@@ -253,10 +239,6 @@ def _num_groups(facts: Facts, num_groups: int | None, batch_size: int) -> int:
             Truncation(1.0), num_coordinates=facts.num_features
         )
         return min(default.num_groups, batch_size)
-    _validate.require(
-        num_groups <= batch_size,
-        "--num-groups",
-        num_groups,
-        f"at most the {batch_size} records of a batch",
-    )
+    rule = f"at most the {batch_size} records of a batch"
+    _validate.require(num_groups <= batch_size, "--num-groups", num_groups, rule)
     return num_groups

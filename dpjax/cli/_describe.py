@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -20,14 +19,13 @@ from dpjax._describe import MOST_RECORDS, Description, Kind, check, guarantee, r
 from dpjax._pages import svg_of
 from dpjax._texts import float32_of
 from dpjax.accounting._shared import group_budget
-from dpjax.cli import _display, _ledger
 from dpjax.cli._command_settings import DescribeSettings
-from dpjax.cli._run_folder import RunFolder
+from dpjax.cli._release import begin, uninterrupted
 from dpjax.cli._schema import Schema
 from dpjax.cli._sources import Table, read_checked
 from dpjax.cli._spending import enter
 from dpjax.cli._terminal import show_paths, stage, terminal
-from dpjax.cli._train import bound, kept, kept_folder, key_of, uninterrupted, with_units
+from dpjax.cli._train import with_units
 from dpjax.cli._units import privacy_of_units
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models._shared import BoundedColumn
@@ -38,26 +36,13 @@ _NAMES = [f"description.{end}" for end in ("csv", "html", "json", "png", "svg")]
 def describe(settings: DescribeSettings) -> None:
     """Releases a description, writes its files and prints its tables.
 
-    The folder of --checkpoint is as of `dpjax train`. It keeps the key: a description
-    that was stopped is made anew from it, with the same numbers.
-
-    Raises:
-        ValueError: if an option, a file or the schema is wrong; nothing is written.
-        OSError: if a file cannot be found or written.
+    The folder of --checkpoint keeps the key: a description that was stopped is made
+    anew from it, with the same numbers.
     """
-    source = Path(settings.source)
-    folder = settings.output or Path("dpjax-output", source.stem)
-    inputs = {"DATA": source, "--schema": settings.schema}
-    if settings.ledger is not None:
-        inputs["--ledger"] = settings.ledger
-        _ledger.check_room(settings.ledger, settings.unit)
-    _files.check_folder("--output", folder, names=_NAMES)
-    _files.check_spared("--output", [folder / name for name in _NAMES], inputs)
-    run_folder = kept_folder(settings.checkpoint, folder, inputs)
-    key, noise_key = key_of(settings.seed, run_folder, settings.generator)
-    stage(f"Reading {source}")
+    begun = begin(settings, _NAMES)
+    stage(f"Reading {settings.source}")
     kinds, table = _read(settings)
-    run_folder = bound(run_folder, key, settings, table)
+    begun = begun.bound(settings, table)
     units, place, size = table.units, None, 1
     num_samples = table.num_samples
     if units is not None:
@@ -69,19 +54,23 @@ def describe(settings: DescribeSettings) -> None:
     delta = default_delta(num_samples) if settings.delta is None else settings.delta
     epsilon, delta = group_budget(settings.epsilon, delta, size)
     privacy = privacy_of_units(guarantee(num_places, epsilon, delta), units)
+    entry = None
     if settings.ledger is not None:
         parts = {"description": privacy}
-        enter(settings, table, parts, method="Description", run_folder=run_folder)
-    console, messages = terminal(), terminal(stderr=True)
-    if settings.seed is not None:
-        _display.warn_of_seed(messages)
-    kept_key = None if settings.seed is not None else key
+        kept = begun.run_folder
+        entry = enter(settings, table, parts, method="Description", run_folder=kept)
     stage("Releasing")
-    with kept(run_folder, kept_key), _claimed(run_folder):
+    with begun.kept(), contextlib.ExitStack() as stack:
+        if (folder := begun.run_folder) is not None:
+            # A state, so that a run which breaks off keeps its key.
+            opened = _store.opened(
+                folder.states, {"run": folder.run}, option="--checkpoint"
+            )
+            stack.enter_context(opened).claim()
         found = release(
             table.columns,
             kinds,
-            key=jax.random.clone(key),
+            key=jax.random.clone(begun.key),
             epsilon=epsilon,
             delta=delta,
             by=settings.by,
@@ -93,17 +82,19 @@ def describe(settings: DescribeSettings) -> None:
         "dpjax": dpjax.__version__,
         "data": table.name,
         "unit": None if units is None else units.report(),
-        "noise_key": noise_key,
+        "noise_key": begun.noise_key,
+        "ledger_entry": entry and entry.id,
         **found.content(),
     }
     contents = _contents(found, content, table.name, is_dark=settings.dark)
     with uninterrupted():
-        before = (lambda: None) if run_folder is None else run_folder.remove
-        _files.write_together(folder, contents, name="--output", before=before)
+        before = begun.remove_kept
+        _files.write_together(begun.folder, contents, name="--output", before=before)
+    console = terminal()
     _show(console, found)
     if units is not None:
         console.print(units.public)
-    show_paths(console, [folder / name for name in contents])
+    show_paths(console, [begun.folder / name for name in contents])
 
 
 def _read(settings: DescribeSettings) -> tuple[dict[str, Kind], Table]:
@@ -122,12 +113,9 @@ def _read(settings: DescribeSettings) -> tuple[dict[str, Kind], Table]:
         for name, kind in declared.items()
     }
     known = [name for name in kinds if name in columns]
-    _validate.require(
-        settings.by is None or settings.by in known,
-        "--by",
-        settings.by,
-        f"a column of the schema, of {known}",
-    )
+    rule = f"a column of the schema, of {known}"
+    is_fine = settings.by is None or settings.by in known
+    _validate.require(is_fine, "--by", settings.by, rule)
     check(kinds, settings.by)
     for name, kind in kinds.items():
         if not isinstance(kind, Categorical):
@@ -135,18 +123,6 @@ def _read(settings: DescribeSettings) -> tuple[dict[str, Kind], Table]:
     is_test = np.zeros(len(next(iter(columns.values()))), bool)
     table = Table(source.name, columns, Schema(kinds, None), "", is_test)
     return kinds, with_units(table, settings)
-
-
-@contextlib.contextmanager
-def _claimed(run_folder: RunFolder | None) -> Iterator[None]:
-    """Keeps a state, so that a run which breaks off keeps its key."""
-    if run_folder is None:
-        yield
-        return
-    run = {"run": run_folder.run}
-    with _store.opened(run_folder.states, run, option="--checkpoint") as store:
-        store.claim()
-        yield
 
 
 def _contents(

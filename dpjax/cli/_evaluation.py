@@ -6,7 +6,6 @@ may spend the whole budget (parallel composition), as long as nothing else has s
 parts.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +71,7 @@ class Evaluation:
             num_samples=num_samples,
             unit=units.words if units is not None else "record",
         )
-        solution = dataclasses.replace(run.solution, privacy=privacy)
-        return dataclasses.replace(run, solution=solution)
+        return run.stated(lambda _: privacy)
 
 
 def evaluate(

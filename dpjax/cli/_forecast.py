@@ -17,8 +17,8 @@ import scipy.stats
 from dpjax import _files, _validate
 from dpjax._default_delta import default_delta
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.cli._command_settings import ForecastSettings
 from dpjax.cli._forecast_page import Forecast, Outcome, contents, show
-from dpjax.cli._forecast_settings import ForecastSettings
 from dpjax.cli._losses import LossName, link_of
 from dpjax.cli._made_records import made_records
 from dpjax.cli._plan import Plan, make_plan
@@ -40,12 +40,7 @@ _WITH_INTERVALS = 5_000
 
 
 def forecast(settings: ForecastSettings) -> None:
-    """Prints what privacy would cost, and writes it to a folder.
-
-    Raises:
-        ValueError: if an option or the schema is wrong; nothing is written.
-        OSError: if a file cannot be written.
-    """
+    """Prints what privacy would cost, and writes it to a folder."""
     folder = settings.output
     if folder is not None:
         _files.check_folder("--output", folder, names=_FILES)

@@ -16,7 +16,7 @@ import dpjax
 from dpjax._default_delta import default_delta
 from dpjax._rounding import digits, rounded_up
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.cli._forecast_settings import ForecastSettings
+from dpjax.cli._command_settings import ForecastSettings
 from dpjax.cli._losses import LossName, link_of
 
 _RATES, _PRIOR = (0.001, 0.01, 0.1), 0.01  # false positives; of an attacker
@@ -134,7 +134,6 @@ class Forecast:
                 "are too few records for so many columns, or too little signal."
             )
         elif enough:
-            (_, true, _), (_, after, _) = enough[0].attacks()
             true, after = enough[0].attacks()
             yield (
                 f"Of these {enough[0].name} is the smallest that keeps nine tenths of "

@@ -103,12 +103,7 @@ def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
 
 
 def guess_name(name: str) -> Guess:
-    """Guesses what a column holds from its name.
-
-    Example:
-        >>> guess_name("ageOfDriver").center, guess_name("user_id").left_out
-        (40, 'tells records apart')
-    """
+    """Guesses what a column holds from its name."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
     if re.fullmatch(r"|unnamed: ?[0-9]+|__index_level_[0-9]+__", spaced.strip()):
         return _IS_INDEX
@@ -117,12 +112,7 @@ def guess_name(name: str) -> Guess:
 
 
 def guess_cells(column: Column) -> Guess:
-    """Guesses what a column holds from its cells: nothing protects them.
-
-    Example:
-        >>> guess_cells(np.arange(100.0))[:3]
-        (50.0, 30.0, None)
-    """
+    """Guesses what a column holds from its cells: nothing protects them."""
     known = float32_of(column)
     known = known[~np.isnan(known)]
     texts = {t: count for t, count in count_texts(column).items() if not is_mark(t)}

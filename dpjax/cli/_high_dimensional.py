@@ -34,25 +34,14 @@ def frank_wolfe(
     is_paper = facts.calibration == "paper"
     if learning_rate is not None:
         _validate.within(0, 1, **{"--learning-rate": learning_rate})
-    _validate.require(
-        estimator != "median-of-means",
-        "--estimator",
-        estimator,
-        "another one with --method frank-wolfe",
-    )
+    rule = "another one with --method frank-wolfe"
+    _validate.require(estimator != "median-of-means", "--estimator", estimator, rule)
     is_smoothed = estimator in (None, "smoothed-truncation")
-    _validate.require(
-        is_smoothed or not is_paper,
-        "--estimator",
-        estimator,
-        "smoothed-truncation with --calibration paper, with --method frank-wolfe",
-    )
-    _validate.require(
-        is_smoothed or scale is not None or estimator == "clipping",
-        "--scale",
-        scale,
-        f"given with --method frank-wolfe and --estimator {estimator}",
-    )
+    rule = "smoothed-truncation with --calibration paper, with --method frank-wolfe"
+    _validate.require(is_smoothed or not is_paper, "--estimator", estimator, rule)
+    rule = f"given with --method frank-wolfe and --estimator {estimator}"
+    is_fine = is_smoothed or scale is not None or estimator == "clipping"
+    _validate.require(is_fine, "--scale", scale, rule)
     chosen = None  # the solver's, whose scale suits choices
     if scale is not None or not is_smoothed:
         chosen = choose_estimator(
@@ -214,12 +203,8 @@ def _threshold(scale: float | None) -> float | None:
 
 
 def _check_sparsity(sparsity: int, facts: Facts) -> None:
-    _validate.require(
-        sparsity <= facts.num_features,
-        "--sparsity",
-        sparsity,
-        f"at most the number of features, {facts.num_features}",
-    )
+    rule = f"at most the number of features, {facts.num_features}"
+    _validate.require(sparsity <= facts.num_features, "--sparsity", sparsity, rule)
 
 
 def _steps(steps: int | None, facts: Facts) -> int | None:

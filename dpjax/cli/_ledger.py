@@ -20,13 +20,17 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table as Rows
+
 from dpjax import _files, _validate
 from dpjax._rounding import claim, rounded_down, rounded_up
 from dpjax._types import NeighboringRelation
 from dpjax._untrusted import number, of_type
 from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_epsilon
 from dpjax.accounting._shared import Spending
+from dpjax.cli._command_settings import LedgerSettings
 from dpjax.cli._guesses import toml_text
+from dpjax.cli._terminal import show_paths, terminal
 
 _FORMAT = 1
 _HEAD = """\
@@ -145,6 +149,43 @@ class Ledger:
         return "\n".join(lines) + "\n"
 
 
+def ledger(settings: LedgerSettings) -> None:
+    """Opens a ledger, or shows what is spent and what is left."""
+    console, path = terminal(), settings.path
+    if settings.epsilon is not None:
+        _files.check_file("LEDGER", path, suffix=".toml")
+        limit = PrivacyFilter(float(settings.epsilon), float(settings.delta or 0.0))
+        open_ledger(path, limit, settings.unit)
+        show_paths(console, [path])
+        return
+    read = read_ledger(path)
+    limit = read.limit
+    console.print(
+        f"All runs together: {claim(limit.epsilon, limit.delta)} "
+        f"({limit.relation.name}, "
+        f"{f'all records with one {read.unit}' if read.unit else 'one record'}), "
+        "whatever was chosen by their outcomes."
+    )
+    if (source := read.source) is not None:
+        console.print(
+            f"The table: {source.name}, {source.num_records:,} "
+            f"{f'values of {read.unit}' if read.unit else 'records'}, with the columns "
+            f"{', '.join(source.columns)}."
+        )
+    rows = Rows()
+    for title in ("run", "at", "released", "share of the limit"):
+        rows.add_column(title, overflow="fold")
+    allowed = limit.limit
+    for entry in read.entries:
+        shares = [x / y for x, y in zip(entry.price, allowed, strict=True) if y > 0]
+        said = f"{entry.method}: {'; '.join(entry.parts)}"
+        share = f"{rounded_up(100 * max(shares), 3)}%"
+        rows.add_row(entry.id, entry.at.isoformat(), said, share)
+    console.print(rows)
+    console.print(said_spent(read))
+    console.print(said_left(read.filter))
+
+
 def open_ledger(path: Path, limit: PrivacyFilter, unit: str | None) -> None:
     """Writes a new ledger.
 
@@ -205,12 +246,8 @@ def read_ledger(path: Path) -> Ledger:
     Raises:
         ValueError: if there is none, or what is there is something else.
     """
-    _validate.require(
-        path.is_file(),
-        "--ledger",
-        str(path),
-        "a file; dpjax ledger FILE --epsilon E --delta D opens one",
-    )
+    rule = "a file; dpjax ledger FILE --epsilon E --delta D opens one"
+    _validate.require(path.is_file(), "--ledger", str(path), rule)
     try:
         content = tomllib.loads(path.read_text("utf-8"))
         if content["format"] != _FORMAT:

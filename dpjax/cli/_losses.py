@@ -24,12 +24,7 @@ AMOUNTS = "poisson, gamma or tweedie"
 
 
 def loss_of(name: LossName, power: float | None = None) -> "LinearLoss":
-    """Returns a loss of targets in units of their scale; a power is of tweedie.
-
-    Example:
-        >>> loss_of("tweedie", 1.25).target_range
-        (0.0, 1000.0)
-    """
+    """Returns a loss of targets in units of their scale; a power is of tweedie."""
     from dpjax import losses
 
     return _losses()[name] if power is None else losses.log_link(power)
@@ -55,12 +50,7 @@ def _losses() -> "dict[LossName, LinearLoss]":
 
 
 def link_of(name: LossName | None) -> "Link":
-    """Returns the link of a loss.
-
-    Example:
-        >>> link_of("logistic"), link_of("gamma"), link_of("huber")
-        ('logit', 'log', 'identity')
-    """
+    """Returns the link of a loss."""
     if name in FOR_AMOUNTS:
         return "log"
     return "logit" if name == "logistic" else "identity"

@@ -32,12 +32,6 @@ def made_records(
     of the logistic law; McKelvey and Zavoina 1975), or of the logarithm of an amount.
     The rest is noise: of Student's law in targets, lognormal in amounts, half of which
     are zero with the tweedie loss. Exposures are 1, and weights alike.
-
-    Example:
-        >>> schema = Schema({"age": Numeric(40, 10)}, Numeric())
-        >>> data = made_records(schema, 50, "squared", tail=3.0, signal=0.5, seed=0)
-        >>> data.features.shape, data.feature_names
-        ((50, 2), ('age', 'intercept'))
     """
     rng = np.random.default_rng(seed)
     size = num_samples + NUM_TEST

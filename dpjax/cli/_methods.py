@@ -12,7 +12,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, get_args
 
 from dpjax import _validate
-from dpjax.cli import _high_dimensional, _single_fits
+from dpjax.cli import _high_dimensional as many
+from dpjax.cli import _single_fits
 from dpjax.cli._descent import Facts, plan_descent
 from dpjax.cli._losses import FOR_AMOUNTS, LossName
 from dpjax.cli._options import flag
@@ -115,21 +116,13 @@ def find_loss(settings: Settings, *, is_classification: bool | None = None) -> L
     variants = [method for method in METHODS if method.name == settings.method]
     possible: list[LossName] = [name for one in variants for name in one.losses]
     if settings.loss is not None:
-        _validate.require(
-            settings.loss in possible,
-            "--loss",
-            settings.loss,
-            f"{' or '.join(possible)} with --method {settings.method}",
-        )
+        rule = f"{' or '.join(possible)} with --method {settings.method}"
+        _validate.require(settings.loss in possible, "--loss", settings.loss, rule)
         return settings.loss
     if len(possible) == 1:
         return possible[0]
-    _validate.require(
-        is_classification is not None,
-        "--loss",
-        None,
-        f"given for a file: {', '.join(possible)}",
-    )
+    rule = f"given for a file: {', '.join(possible)}"
+    _validate.require(is_classification is not None, "--loss", None, rule)
     return "logistic" if is_classification else "squared"
 
 
@@ -141,76 +134,51 @@ def _gradient_descent(facts: Facts, **options: Any) -> dict[str, Any]:
 GRADIENT_DESCENT = Method(
     "gradient-descent", "DP-GD", dp_gradient_descent, _gradient_descent
 )
-# Of those with one name the first takes that can minimise the loss.
+_PURE: dict[str, Any] = {"can_be_pure": True}
+_OWN: dict[str, Any] = {"has_own_loss": True}
+_ONE_FIT: dict[str, Any] = {"has_steps": False}
+# Of those with one name the first is used that can minimise the loss.
 METHODS = (
     Method(
-        "linear-model",
-        "DP linear model",
-        _single_fits.fit_linear_model,
-        _single_fits.linear_model,
+        *("linear-model", "DP linear model"),
+        *(_single_fits.fit_linear_model, _single_fits.linear_model),
         losses=("logistic", "squared", "huber", *FOR_AMOUNTS),
-        has_own_loss=True,
         has_weights=True,
         has_own_coordinates=True,
+        **_OWN,
     ),
     GRADIENT_DESCENT,
-    Method(
-        "frank-wolfe",
-        "DP-FW",
-        dp_frank_wolfe,
-        _high_dimensional.frank_wolfe,
-        can_be_pure=True,
-    ),
-    Method(
-        "lasso",
-        "DP-LASSO",
-        dp_lasso,
-        _high_dimensional.lasso,
-        losses=("squared",),
-        has_own_loss=True,
-        can_be_pure=True,
-    ),
+    Method("frank-wolfe", "DP-FW", dp_frank_wolfe, many.frank_wolfe, **_PURE),
+    Method("lasso", "DP-LASSO", dp_lasso, many.lasso, ("squared",), **_OWN, **_PURE),
     Method(
         "sparse",
         "DP sparse regression",
-        dp_sparse_linear_regression,
-        _high_dimensional.sparse_linear,
+        *(dp_sparse_linear_regression, many.sparse_linear),
         losses=("squared",),
-        has_own_loss=True,
+        **_OWN,
     ),
     Method(
         "sparse",
         "DP-IHT",
-        dp_iterative_hard_thresholding,
-        _high_dimensional.hard_thresholding,
+        *(dp_iterative_hard_thresholding, many.hard_thresholding),
         losses=("logistic", "absolute", "huber", "biweight"),
-        can_be_pure=True,
+        **_PURE,
     ),
     Method(
-        "l1",
-        "DP l1 regression",
-        dp_l1_regression,
-        _high_dimensional.l1,
+        *("l1", "DP l1 regression", dp_l1_regression, many.l1),
         losses=("absolute",),
-        has_own_loss=True,
-        has_steps=False,
         has_delta=False,
-        can_be_pure=True,
+        **_OWN | _ONE_FIT | _PURE,
     ),
     Method(
-        "sample-aggregate",
-        "DP sample-and-aggregate",
-        _single_fits.aggregate_fits,
-        _single_fits.sample_aggregate,
-        has_steps=False,
+        *("sample-aggregate", "DP sample-and-aggregate"),
+        *(_single_fits.aggregate_fits, _single_fits.sample_aggregate),
+        **_ONE_FIT,
     ),
     Method(
-        "objective-perturbation",
-        "DP objective perturbation",
-        _single_fits.perturb_objective,
-        _single_fits.objective_perturbation_of_rows,
+        *("objective-perturbation", "DP objective perturbation"),
+        *(_single_fits.perturb_objective, _single_fits.objective_perturbation_of_rows),
         losses=("logistic",),
-        has_own_loss=True,
-        has_steps=False,
+        **_OWN | _ONE_FIT,
     ),
 )

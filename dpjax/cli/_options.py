@@ -1,14 +1,16 @@
 """Options as data: each is one field of a dataclass, with its type, help and check.
 
-What typer sees of a command, and what is checked before it starts, follow from them.
+What typer shows of a command, and what is checked before it starts, follow from them.
 """
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal
 
@@ -18,6 +20,7 @@ from dpjax import _validate
 from dpjax.cli._terminal import refusals, stage
 
 PRIVACY, DATA, METHOD, OUTPUT = "Privacy", "Data of a file", "Method", "Output"
+REQUIRED = dataclasses.MISSING  # as a default
 # Arguments of functions by another name than their option's.
 _ALIASES = {"num_steps": "steps", "num_subsets": "subsets", "table": "source"}
 _NUMBERS = {float: "a number", int: "a whole number"}
@@ -31,24 +34,28 @@ class Option:
         panel: where the help shows it.
         help: what it is.
         check: of a value that is not None: `check(**{"--name": value})`.
+        metavar: of what is given first, without a name; else "".
     """
 
     panel: str
     help: str
     check: Callable[..., None] | None = None
+    metavar: str = ""
+
+
+def _declared(panel: str, help: str, check: Any = None, *, default: Any = None) -> Any:
+    said = Option(panel, help, check)
+    return dataclasses.field(default=default, metadata={"said": said})
 
 
 of_privacy, of_data, of_method, of_output = (
-    functools.partial(Option, panel) for panel in (PRIVACY, DATA, METHOD, OUTPUT)
+    functools.partial(_declared, panel) for panel in (PRIVACY, DATA, METHOD, OUTPUT)
 )
 
 
-@dataclass(frozen=True)
-class Argument:
-    """What is said of what a command is given first, without a name."""
-
-    metavar: str
-    help: str
+def argument(metavar: str, help: str) -> Any:
+    """Declares what a command is given first, without a name."""
+    return dataclasses.field(metadata={"said": Option("", help, None, metavar)})
 
 
 def flag(field: str) -> str:
@@ -56,23 +63,38 @@ def flag(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def declared(options: Any) -> dict[str, tuple[Any, Option | Argument]]:
+def declared(options: Any) -> dict[str, tuple[Any, Option]]:
     """Returns the type and the declaration of every field that can be given."""
-    hints = typing.get_type_hints(options, include_extras=True)
-    given = [field.name for field in dataclasses.fields(options) if field.init]
-    return {name: typing.get_args(hints[name]) for name in given}
+    hints = typing.get_type_hints(options)
+    given = [field for field in dataclasses.fields(options) if field.init]
+    return {one.name: (hints[one.name], one.metadata["said"]) for one in given}
 
 
-def check_each(options: Any) -> None:
-    """Checks every option by itself.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of a command; its help is the text of the class."""
 
-    Raises:
-        ValueError: where one breaks its rule.
-    """
-    for name, (_, said) in declared(type(options)).items():
-        value = getattr(options, name)
-        if isinstance(said, Option) and said.check and value is not None:
-            said.check(**{flag(name): value})
+    def __post_init__(self) -> None:
+        """Checks every option by itself.
+
+        Raises:
+            ValueError: where one breaks its rule.
+        """
+        for name, (_, said) in declared(type(self)).items():
+            value = getattr(self, name)
+            if said.check and value is not None:
+                said.check(**{flag(name): value})
+
+    def require(self, name: str, is_fine: bool, rule: str) -> None:
+        """Requires a rule of an option that is given, beside others.
+
+        Raises:
+            ValueError: where it does not hold.
+        """
+        value = getattr(self, name)
+        is_fine |= value is None or value is False
+        shown = str(value) if isinstance(value, Path) else value
+        _validate.require(is_fine, flag(name), shown, rule)
 
 
 def required(is_fine: Callable[[Any], bool], rule: str) -> Callable[..., None]:
@@ -85,52 +107,55 @@ def required(is_fine: Callable[[Any], bool], rule: str) -> Callable[..., None]:
     return check
 
 
+check_seed = required(lambda seed: 0 <= seed < 2**32, "from 0 to 2^32 - 1")
 Generator = Literal["threefry", "chacha20"]
 # Where a key comes from, in the words of a report.
 FROM_SYSTEM: dict[Generator, str] = {
     "threefry": "from the operating system",
     "chacha20": "from the operating system, of 256 bits, for ChaCha20",
 }
-check_seed = required(lambda seed: 0 <= seed < 2**32, "from 0 to 2^32 - 1")
 
 
-def taking(options: type) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
-    """Makes a function of options into one that typer takes as a command."""
-    missing = inspect.Parameter.empty
+def command(options: type[Options], place: str) -> Callable[..., None]:
+    """Makes a command as typer takes it.
+
+    What runs raises `ValueError` if an option, a file or the schema is wrong, and has
+    written nothing then; and `OSError` if a file cannot be read or written.
+
+    Args:
+        options: what it takes.
+        place: "_train.train": the module and its function that runs it, imported then.
+    """
+    says, empty = declared(options), inspect.Parameter.empty
+    defaults = {one.name: one.default for one in dataclasses.fields(options)}
     parameters = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=getattr(options, name, missing),
+            default=empty if defaults[name] is REQUIRED else defaults[name],
             annotation=Annotated[hint, _seen_by_typer(name, hint, said)],
         )
-        for name, (hint, said) in declared(options).items()
+        for name, (hint, said) in says.items()
     ]
-
-    as_typed = {
-        name: said.metavar if isinstance(said, Argument) else flag(name)
-        for name, (_, said) in declared(options).items()
-    }
+    as_typed = {k: said.metavar or flag(k) for k, (_, said) in says.items()}
     as_typed |= {
         name: as_typed[field] for name, field in _ALIASES.items() if field in as_typed
     }
+    module, name = place.split(".")
 
-    def decorate(run: Callable[[Any], None]) -> Callable[..., None]:
-        @functools.wraps(run)
-        def command(**given: Any) -> None:
-            with refusals(as_typed):
-                settings = options(**given)
-                stage("Starting")
-                run(settings)
+    def run(**given: Any) -> None:
+        with refusals(as_typed):
+            settings = options(**given)
+            stage("Starting")
+            getattr(importlib.import_module(f"dpjax.cli.{module}"), name)(settings)
 
-        vars(command)["__signature__"] = inspect.Signature(parameters)
-        return command
-
-    return decorate
+    run.__doc__ = options.__doc__
+    vars(run)["__signature__"] = inspect.Signature(parameters)
+    return run
 
 
-def _seen_by_typer(name: str, hint: Any, said: Option | Argument) -> Any:
-    if isinstance(said, Argument):
+def _seen_by_typer(name: str, hint: Any, said: Option) -> Any:
+    if said.metavar:
         return typer.Argument(metavar=said.metavar, help=said.help)
     text = said.help.replace("[", r"\[")  # for rich a bracket begins its markup
     panel: dict[str, Any] = {"help": text, "rich_help_panel": said.panel}

@@ -18,12 +18,12 @@ import numpy as np
 from rich.console import Console
 
 import dpjax
-from dpjax import losses
+from dpjax import datasets, losses
 from dpjax._default_delta import default_delta
 from dpjax._rounding import claim
 from dpjax.cli import _report
 from dpjax.cli._command_settings import PartySettings
-from dpjax.cli._public_sets import public_name, public_set
+from dpjax.cli._settings import public_name
 from dpjax.cli._terminal import show_paths, terminal
 from dpjax.datasets import Dataset
 from dpjax.estimators import Clipping
@@ -45,9 +45,7 @@ def train_with_parties(settings: PartySettings) -> None:
     if importlib.util.find_spec("cryptography") is None:
         raise ImportError('Parties need cryptography: pip install "dpjax[parties]".')
     _report.check_folder(settings.folder)
-    public_set(
-        public_name(settings.source) or ""
-    )  # each party would fail by itself, long after
+    _public_set(settings)  # each party would fail by itself, long after
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
@@ -73,6 +71,10 @@ def train_with_parties(settings: PartySettings) -> None:
         raise ChildProcessError(f"party {failed[0]} did not finish: {why}")
     content = json.loads((settings.folder / _report.REPORT).read_text())
     _show(terminal(), settings, content)
+
+
+def _public_set(settings: PartySettings) -> Dataset:
+    return datasets.load(public_name(settings.source) or settings.source)
 
 
 def _start(
@@ -131,8 +133,7 @@ def run_party(settings: PartySettings, party: int, coordinator: str) -> None:
     jax.distributed.initialize(
         coordinator, settings.num_parties, party, initialization_timeout=60
     )
-    name = public_name(settings.source)
-    data = public_set(name or settings.source)
+    data = _public_set(settings)
     features, targets = (x[party :: settings.num_parties] for x in data.train)
     is_classification = data.task == "classification"
 

@@ -53,13 +53,6 @@ def split_budget(
 
     Raises:
         ValueError: if an option does not go with the method.
-
-    Example:
-        >>> settings = Settings(
-        ...     source="prices.csv", epsilon=2.0, delta=0.1, private_ranges=0.25
-        ... )
-        >>> split_budget(settings, 100, is_classification=False)[0]
-        Budget(epsilon=0.5, delta=0.025)
     """
     method = find_method(settings, is_classification=is_classification)
     if not method.has_delta:
@@ -86,28 +79,14 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
 
     Raises:
         ValueError: if an option does not suit the method, the facts or the task.
-
-    Example:
-        >>> from dpjax import datasets
-        >>> settings = Settings(source="adult", epsilon=1.0)
-        >>> plan = make_plan(settings, datasets.load("adult"), is_named=True)
-        >>> plan.descent.num_steps, f"{plan.facts.delta:.3g}", plan.descent.estimator
-        (300, '1.09e-05', SmoothedTruncation(scale=0.805..., beta=9.210...))
     """
     is_classification = data.task == "classification"
     loss = find_loss(settings, is_classification=is_classification)
-    _validate.require(
-        is_classification or loss != "logistic",
-        "--loss",
-        loss,
-        f"{', '.join(FOR_NUMBERS)} for {data.name}, whose target is a number",
-    )
-    _validate.require(
-        not is_classification or loss not in FOR_AMOUNTS,
-        "--loss",
-        loss,
-        f"another than {AMOUNTS} for {data.name}, whose target is a class",
-    )
+    rule = f"{', '.join(FOR_NUMBERS)} for {data.name}, whose target is a number"
+    _validate.require(is_classification or loss != "logistic", "--loss", loss, rule)
+    rule = f"another than {AMOUNTS} for {data.name}, whose target is a class"
+    is_fine = not is_classification or loss not in FOR_AMOUNTS
+    _validate.require(is_fine, "--loss", loss, rule)
     method = find_method(settings, is_classification=is_classification)
     num_samples, num_features = data.features.shape
     _, training = split_budget(

@@ -11,12 +11,7 @@ from dpjax.cli._terminal import end_stage, show_paths, terminal
 
 
 def propose(settings: SchemaSettings) -> None:
-    """Prints or writes a schema to correct.
-
-    Raises:
-        ValueError: if the file, the target or the output is wrong; nothing is written.
-        OSError: if a file cannot be read or written.
-    """
+    """Prints or writes a schema to correct."""
     path, target, output = Path(settings.source), settings.target, settings.output
     if output is not None:
         _files.check_file("--output", output, suffix=".toml")

@@ -1,6 +1,5 @@
 """Centres and scales that the schema leaves open: a share of the budget is for them."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,12 +82,8 @@ def release_ranges(
         at delta = 0.
     """
     names = table.open_columns()
-    _validate.require(
-        len(names) > 0,
-        "--private-ranges",
-        "given",
-        "left out where the schema leaves no center and scale open",
-    )
+    rule = "left out where the schema leaves no center and scale open"
+    _validate.require(len(names) > 0, "--private-ranges", "given", rule)
     numbers = {
         name: float32_of(table.columns[name][~table.is_test]).astype(np.float64)
         for name in names
@@ -164,9 +159,7 @@ def charge(run: Run, ranges: Ranges | None) -> Run:
     """Returns a private run whose guarantee counts the ranges of its records too."""
     if ranges is None or not run.is_private:
         return run
-    total = ranges.joined(run.solution.privacy)
-    solution = dataclasses.replace(run.solution, privacy=total)
-    return dataclasses.replace(run, solution=solution)
+    return run.stated(ranges.joined)
 
 
 def together(parts: Sequence[PrivacyGuarantee], num_samples: int) -> PrivacyGuarantee:

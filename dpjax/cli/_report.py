@@ -13,6 +13,7 @@ import numpy as np
 import dpjax
 from dpjax import _files
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.cli._losses import link_of
 from dpjax.cli._plan import Plan
 from dpjax.cli._ranges import Ranges
 from dpjax.cli._runs import Run, Scores
@@ -22,7 +23,7 @@ from dpjax.models import Model
 from dpjax.models._shared import Link, model_file
 from dpjax.solvers import Solution
 
-MODEL, REPORT, PLOT = "model.npz", "report.json", "test_risk.png"
+NAMES = MODEL, REPORT, PLOT = "model.npz", "report.json", "test_risk.png"
 _NOTHING: Mapping[str, Path] = {}
 
 
@@ -123,13 +124,7 @@ def _row(data: Dataset, run: Run, scores: Scores) -> dict[str, Any]:
 
 
 def score_name(data: Dataset) -> str:
-    """Returns what is measured beside the risk.
-
-    Example:
-        >>> from dpjax import datasets
-        >>> score_name(datasets.load("rand_hie"))
-        'mean absolute error (100 dollars)'
-    """
+    """Returns what is measured beside the risk."""
     if data.task == "classification":
         return "accuracy"
     return f"mean absolute error ({data.target_unit})"
@@ -184,6 +179,27 @@ def _constants(column: Numeric) -> dict[str, float]:
     return {name: x for name, x in constants.items() if math.isfinite(x)}
 
 
+def files_of(
+    plan: Plan,
+    data: Dataset,
+    private: Run,
+    scored: Sequence[tuple[Run, Scores]],
+    ranges: Ranges | None,
+    table: Table | None,
+    more: Mapping[str, Any],
+    **said: Any,
+) -> dict[str, bytes]:
+    """Returns the files of a run, by name: what `report` says and more, and the model.
+
+    Of what more is said, None is left out.
+    """
+    content = report(plan, data, private, scored, ranges, **said)
+    content |= {name: one for name, one in more.items() if one is not None}
+    link = link_of(plan.facts.loss)
+    names = {"method": private.method, "table": table, "link": link}
+    return files(model_of(data, private.solution, **names), content)
+
+
 def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
     """Returns the files of a run, by name; the plot is written apart.
 
@@ -203,18 +219,20 @@ def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
     return {MODEL: model_file(model), REPORT: text.encode()}
 
 
-def check_folder(folder: Path, inputs: Mapping[str, Path] = _NOTHING) -> None:
+def check_folder(
+    folder: Path, inputs: Mapping[str, Path] = _NOTHING, names: Sequence[str] = NAMES
+) -> None:
     """Requires a folder that a run's files can be written to, before anything is spent.
 
     Args:
         folder: it may be made.
         inputs: the files that are read, by the option that named them: none of them
             may be written over.
+        names: of the files.
 
     Raises:
         ValueError: with --output, if not.
     """
-    names = (MODEL, REPORT, PLOT)
     _files.check_folder("--output", folder, names=names)
     _files.check_spared("--output", [folder / name for name in names], inputs)
 

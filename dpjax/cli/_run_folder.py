@@ -35,15 +35,6 @@ class RunFolder(NamedTuple):
     Attributes:
         path: where it is.
         run: the digest of command and table, keyed by the run's key.
-
-    Example:
-        >>> import tempfile
-        >>> folder = RunFolder(Path(tempfile.mkdtemp(), "run"))
-        >>> folder.keep_key(jax.random.key(3))
-        >>> folder.kept_key()
-        Array((), dtype=key<fry>) overlaying:
-        [0 3]
-        >>> folder.remove()
     """
 
     path: Path
@@ -56,12 +47,9 @@ class RunFolder(NamedTuple):
             ValueError: if it is no folder, a link to one, or holds files of something
                 else.
         """
-        _validate.require(
-            not self.path.is_symlink(),
-            "--checkpoint",
-            str(self.path),
-            "a folder, no link to one, since it is removed in the end",
-        )
+        rule = "a folder, no link to one, since it is removed in the end"
+        is_fine = not self.path.is_symlink()
+        _validate.require(is_fine, "--checkpoint", str(self.path), rule)
         _validate.require(
             _validate.can_be_folder(self.path)
             and (not self.path.exists() or self._is_of_a_run()),
@@ -129,13 +117,11 @@ class RunFolder(NamedTuple):
         if (self.path / _KEY).exists():
             run, kept = self._read(_KEY)
             is_same = run == {"run": bound.run} and np.array_equal(kept["key"], words)
-        _validate.require(
-            is_same,
-            "--checkpoint",
-            str(self.path),
+        rule = (
             "of the same run, with the same options and the same records (for the "
-            "curator's eyes only, outside the guarantee)",
+            "curator's eyes only, outside the guarantee)"
         )
+        _validate.require(is_same, "--checkpoint", str(self.path), rule)
         return bound
 
     def keep_key(self, key: Key) -> None:

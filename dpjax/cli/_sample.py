@@ -12,6 +12,10 @@ from dpjax._texts import TextFormat
 from dpjax._types import Key
 from dpjax.cli._units import Units, named, units_of
 
+# Of a sample, by default. A rule and no measurement: on a machine with more memory the
+# same command has the same guarantee.
+MOST_CELLS = 10**8
+
 
 class Sample(NamedTuple):
     """How many records, or units, were drawn, and from how many; both are public."""
@@ -24,14 +28,15 @@ class Draw(NamedTuple):
     """How a sample is to be drawn.
 
     Attributes:
-        size: the most records; with a unit, the most of its values.
+        size: the most records; with a unit, the most of its values. None: those that
+            have `MOST_CELLS` in the columns which are read.
         key: as secret as the key of the noise, which it must not be.
         unit: the column that says whose a record is, if any.
         each: the most records of a unit that count, the first ones.
         listed: all units there are; None: those that occur.
     """
 
-    size: int
+    size: int | None
     key: Key
     unit: str | None = None
     each: int = 1
@@ -48,7 +53,8 @@ class Draw(NamedTuple):
         """
         wanted = [*names, *([] if self.unit is None else [self.unit])]
         tags = Tags(self.key)
-        reservoir = Reservoir(self.size, joined, each=self.each)
+        size = self.size or max(1, MOST_CELLS // (len(wanted) * self.each))
+        reservoir = Reservoir(size, joined, each=self.each)
         units, num_records = set(self.listed or ()), 0
         for chunk in read_chunks(path, wanted, text_format):
             columns = [chunk[name] for name in wanted]
@@ -64,17 +70,20 @@ class Draw(NamedTuple):
             rows = np.flatnonzero(is_unit[codes])
             columns = [column[rows] for column in (numbers, *columns)]
             reservoir.add(columns, tags.of_names(found)[codes[rows]])
-        numbers, *columns = reservoir.kept()
         total = num_records if self.unit is None else len(units)
-        sample = Sample(self.size, total) if total > self.size else None
-        if sample is None:
-            columns = [column[np.argsort(numbers)] for column in columns]
+        sample = Sample(size, total) if total > size else None
+        if sample is None and self.unit is None:
+            _, *columns = reservoir.all()
+        else:
+            numbers, *columns = reservoir.kept()
+            if sample is None:
+                columns = [column[np.argsort(numbers)] for column in columns]
         drawn = dict(zip(wanted, columns, strict=True))
         if self.unit is None:
             return drawn, None, sample
         order = None
         if sample is not None:  # by the tags, as a place must not tell of a name
             every = [*units]
-            order = [every[i] for i in order_of(tags.of_names(every))[: self.size]]
+            order = [every[i] for i in order_of(tags.of_names(every))[:size]]
         cells = drawn.pop(self.unit)
         return drawn, units_of(self.unit, cells, self.each, self.listed, order), sample

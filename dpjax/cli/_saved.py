@@ -36,10 +36,6 @@ def predict(settings: PredictSettings) -> None:
 
     No guarantee covers the records of this file: neither their predictions, nor what
     standard error says of their cells, for the curator alone.
-
-    Raises:
-        ValueError: if the model, the file or the output is wrong; nothing is written.
-        OSError: if a file cannot be read or written.
     """
     model_path, source = Path(settings.model), Path(settings.source)
     _files.check_file("--output", settings.output, suffix=".csv")
@@ -135,13 +131,7 @@ def _title(model: Model) -> str:
 
 
 def export(settings: ExportSettings) -> None:
-    """Writes a model in another language, whole or not at all.
-
-    Raises:
-        ValueError: if the model or the output is wrong; nothing is written.
-        OSError: if a file cannot be read or written.
-        ImportError: if the package of a format is missing.
-    """
+    """Writes a model in another language, whole or not at all."""
     suffix = _SUFFIXES[settings.format]
     output = settings.output or Path(f"model{suffix}")
     _files.check_file("--output", output, suffix=suffix)
@@ -158,12 +148,7 @@ def _model_at(path: Path) -> Model:
 
 
 def show(settings: ShowSettings) -> None:
-    """Prints a model in the units of its table, and what its privacy means.
-
-    Raises:
-        ValueError: if it is not a model.
-        OSError: if it cannot be read.
-    """
+    """Prints a model in the units of its table, and what its privacy means."""
     model = _model_at(Path(settings.model))
     console = terminal()
     versions = ", ".join(f"{k} {v}" for k, v in (model.versions or {}).items())
@@ -181,12 +166,7 @@ def show(settings: ShowSettings) -> None:
 
 
 def plot(settings: PlotSettings) -> None:
-    """Draws what each column adds, as PNG or SVG, written whole or not at all.
-
-    Raises:
-        ValueError: if the model or the output is wrong; nothing is written.
-        OSError: if a file cannot be read or written.
-    """
+    """Draws what each column adds, as PNG or SVG, written whole or not at all."""
     output = settings.output
     _files.check_file("--output", output)
     _files.check_spared("--output", [output], {"MODEL": Path(settings.model)})

@@ -79,17 +79,6 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
     Raises:
         ValueError: if the file is missing or does not parse, or an entry is not of the
             form above.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp(), "schema.toml")
-        >>> _ = path.write_text('''
-        ... [columns]
-        ... age = {center = 40, scale = 10}
-        ... [target]
-        ... positive = "yes"''')
-        >>> read_schema(path, link="logit").target
-        Categorical(categories=('yes',))
     """
     _validate.require(path.is_file(), "--schema", str(path), "a file that exists")
     try:
@@ -108,21 +97,15 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
         f"where they are needed, in {path}",
     )
     columns = content["columns"]
-    _validate.require(
-        isinstance(columns, dict) and len(columns) > 0,
-        "--schema",
-        columns,
-        "at least one column long: [columns.NAME]",
-    )
+    rule = "at least one column long: [columns.NAME]"
+    is_fine = isinstance(columns, dict) and len(columns) > 0
+    _validate.require(is_fine, "--schema", columns, rule)
     target, target_column = content["target"], None
     if isinstance(target, dict) and "column" in target:
         target_column = target.pop("column")
-        _validate.require(
-            isinstance(target_column, str),
-            "--schema",
-            target_column,
-            "the name of a column, in column of [target]",
-        )
+        rule = "the name of a column, in column of [target]"
+        is_fine = isinstance(target_column, str)
+        _validate.require(is_fine, "--schema", target_column, rule)
     link = _link_said(target) if link is None else link
     kinds = {name: _column(name, one, allows_empty) for name, one in columns.items()}
     if link == "logit":

@@ -40,12 +40,9 @@ def linear_model(
     intervals: bool = False,
 ) -> dict[str, Any]:
     """Makes the arguments of `fit_linear_model`."""
-    _validate.require(
-        facts.calibration == "tight",
-        "--calibration",
-        facts.calibration,
-        "tight with --method linear-model, which is of no paper",
-    )
+    rule = "tight with --method linear-model, which is of no paper"
+    is_fine = facts.calibration == "tight"
+    _validate.require(is_fine, "--calibration", facts.calibration, rule)
     arguments = {"loss": facts.loss, "power": power, "max_features": max_features}
     if intervals:
         num_columns = facts.num_features - 1
@@ -71,12 +68,8 @@ def sample_aggregate(
     learning_rate: float | None = None,
 ) -> dict[str, Any]:
     """Makes the arguments of `aggregate_fits`."""
-    _validate.require(
-        subsets <= facts.num_samples,
-        "--subsets",
-        subsets,
-        f"at most the number of records, {facts.num_samples}",
-    )
+    rule = f"at most the number of records, {facts.num_samples}"
+    _validate.require(subsets <= facts.num_samples, "--subsets", subsets, rule)
     return {
         "num_subsets": subsets,
         "radius": radius,

@@ -141,12 +141,8 @@ def held_out(num_records: int, share: float, words: str = "records") -> np.ndarr
         ValueError: if fewer than ten are held out or left.
     """
     num_held_out = round(share * num_records)
-    _validate.require(
-        10 <= num_held_out <= num_records - 10,
-        "--holdout",
-        share,
-        f"a share that holds out and leaves 10 of {num_records} {words} or more",
-    )
+    rule = f"a share that holds out and leaves 10 of {num_records} {words} or more"
+    _validate.require(10 <= num_held_out <= num_records - 10, "--holdout", share, rule)
     order = np.random.default_rng(_PUBLIC_SEED).permutation(num_records)
     return order < num_held_out
 
@@ -162,7 +158,7 @@ def read_table(
     allows_empty: bool = False,
     least: int = 1,
     text_format: TextFormat = PLAIN,
-    draw: Draw | None = None,
+    draw: Draw,
 ) -> Table:
     """Reads the columns of a user's file that its schema names.
 
@@ -176,7 +172,7 @@ def read_table(
         allows_empty: whether the schema may leave centres and scales open.
         least: how many records there must be: 0 where their number is private.
         text_format: how text is encoded, and numbers are written.
-        draw: how a sample is drawn, if not all records are to be read.
+        draw: how a sample is drawn, if the file has more records.
 
     Raises:
         SchemaNeeded: if schema is None.
@@ -206,21 +202,14 @@ def read_table(
             "[target] says column."
         )
     used = [*declared.columns, target, *declared.bounded]
-    units = sample = None
-    if draw is None:
-        columns = read_columns(path, used, text_format=text_format, least=0)
-    else:
-        check_unit(draw.unit, names, used)
-        columns, units, sample = draw.read(path, used, text_format)
+    check_unit(draw.unit, names, used)
+    columns, units, sample = draw.read(path, used, text_format)
     num_records = len(columns[target])
     rule = "a file with at least one record"
     _validate.require(num_records >= least, "DATA", str(path), rule)
-    _validate.require(
-        not hold_out or num_records >= 5,
-        "--show-unprotected",
-        num_records,
-        "left out below 5 records",
-    )
+    rule = "left out below 5 records"
+    is_fine = not hold_out or num_records >= 5
+    _validate.require(is_fine, "--show-unprotected", num_records, rule)
     is_test = np.arange(num_records) % 5 == (4 if hold_out else -1)
     table = Table(path.name, columns, declared, target, is_test, sample=sample)
     return table if units is None else table.by_unit(units)
@@ -284,12 +273,8 @@ def _target(
         rule = f"left out, or {said!r}, as column in [target] of the schema says"
         _validate.require(target in (None, said), "--target", target, rule)
     target = target or said
-    _validate.require(
-        target not in declared.columns,
-        "--target",
-        target,
-        "a column that is no feature: [columns] of the schema names it",
-    )
+    rule = "a column that is no feature: [columns] of the schema names it"
+    _validate.require(target not in declared.columns, "--target", target, rule)
     both = [one.column for one in (declared.exposure, declared.weight) if one]
     used = [*declared.columns, target, *both]
     twice = [name for name in both if used.count(name) > 1]

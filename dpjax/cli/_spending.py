@@ -50,12 +50,9 @@ def planned(
         each = None if delta is None else each
         settings = dataclasses.replace(settings, epsilon=epsilon, delta=each)
     plan = make_plan(settings, data, is_named=is_named)
-    _validate.require(
-        settings.checkpoint is None or plan.method.has_steps,
-        "--checkpoint",
-        str(settings.checkpoint),
-        f"left out with --method {settings.method}, which has no steps",
-    )
+    rule = f"left out with --method {settings.method}, which has no steps"
+    is_fine = settings.checkpoint is None or plan.method.has_steps
+    _validate.require(is_fine, "--checkpoint", str(settings.checkpoint), rule)
     return plan
 
 
@@ -105,20 +102,22 @@ def with_ranges(
     return table.with_ranges(ranges.columns), ranges
 
 
-def spend(settings: Settings, table: Table, run_folder: RunFolder | None) -> Prices:
+def spend(
+    settings: Settings, table: Table, run_folder: RunFolder | None
+) -> tuple[Prices, str | None]:
     """Enters a run into its ledger, before a value of a record is used.
 
     Returns:
-        What the run will release of each part of the records.
+        What the run will release of each part of the records, and the entry's id.
 
     Raises:
         ValueError: as `enter`; nothing is spent.
     """
     if settings.ledger is None:
-        return {}
+        return {}, None
     plan, parts = prices(settings, table)
-    enter(settings, table, parts, method=name_of(plan), run_folder=run_folder)
-    return parts
+    name = name_of(plan)
+    return parts, enter(settings, table, parts, method=name, run_folder=run_folder).id
 
 
 def enter(

@@ -1,39 +1,26 @@
 """`dpjax train`, from the options to the files: loads, runs, writes and shows."""
 
-import contextlib
-import dataclasses
-import itertools
-import signal
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 
-from dpjax import _files, _validate
+from dpjax import _files, _validate, datasets
 from dpjax._tables import column_names, read_columns
 from dpjax._types import Key
-from dpjax.cli import _display, _ledger, _report
+from dpjax.cli import _display, _report
 from dpjax.cli._check import warn_curator
 from dpjax.cli._command_settings import DescribeSettings
 from dpjax.cli._evaluation import evaluate
 from dpjax.cli._losses import link_of
 from dpjax.cli._methods import find_loss, find_method
-from dpjax.cli._options import FROM_SYSTEM, Generator, flag
+from dpjax.cli._options import flag
 from dpjax.cli._plot import plot_test_risk
-from dpjax.cli._public_sets import public_name, public_set
 from dpjax.cli._ranges import charge
-from dpjax.cli._run_folder import RunFolder
-from dpjax.cli._runs import (
-    Run,
-    Scores,
-    score_run,
-    system_key,
-    train_baselines,
-    train_private,
-)
+from dpjax.cli._release import Release, begin, uninterrupted
+from dpjax.cli._runs import Run, Scores, score_run, train_baselines, train_private
 from dpjax.cli._sample import Draw
-from dpjax.cli._settings import Settings
+from dpjax.cli._settings import Settings, public_name
 from dpjax.cli._sources import Table, encode_table, read_table
 from dpjax.cli._spending import on_sample, planned, spend, with_ranges
 from dpjax.cli._terminal import progress_bars, show_paths, stage, terminal
@@ -50,45 +37,30 @@ def train(settings: Settings) -> None:
     On a user's file the private method alone runs, and only what its guarantee covers
     is shown and written, unless show_unprotected asks for the rest.
 
-    The folder of --checkpoint is no link, lies apart from the output and the files that
-    are read, and is removed before the parameters and the report appear. A run that
-    breaks off leaves it as soon as there is a state to go on from. It is refused with
-    other options or records, which tells the curator of them, outside the guarantee.
+    A run that breaks off leaves --checkpoint as soon as there is a state to go on from.
+    It is refused with other options or records, which tells the curator of them,
+    outside the guarantee.
 
     With --ledger a run is priced by the number of records alone, and refused or entered
     before a value of them is used.
-
-    Raises:
-        ValueError: if an option, a file or the schema is wrong; nothing is written.
-        OSError: if a file cannot be found, fetched or written.
     """
-    source, seed = settings.source, settings.seed
-    name = public_name(source)
-    folder = settings.output or Path("dpjax-output", Path(name or source).stem)
-    inputs = {} if name is not None else {"DATA": Path(source)}
-    for option in ("schema", "unit_names", "ledger"):
-        if (path := getattr(settings, option)) is not None:
-            inputs[flag(option)] = path
-    if settings.ledger is not None:
-        _ledger.check_room(settings.ledger, settings.unit)
-    _report.check_folder(folder, inputs)
-    run_folder = kept_folder(settings.checkpoint, folder, inputs)
-    run_key, noise_key = key_of(seed, run_folder, settings.generator)
-    keys = jax.random.split(run_key, 5)
+    release = begin(settings, _report.NAMES)
+    keys = jax.random.split(release.key, 5)
     key, baseline_key, ranges_key, test_key, sample_key = keys
+    name = public_name(settings.source)
     is_public = name is not None
-    ranges = table = units = sampled = None
+    ranges = table = units = sampled = entry = None
     spent = {}
     if name is not None:
         data = load_public(name, settings)
-        run_folder = bound(run_folder, run_key, settings, None)
+        release = release.bound(settings, None)
     else:
-        stage(f"Reading {source}")
+        stage(f"Reading {settings.source}")
         table = read_private(settings, sample_key)
-        run_folder = bound(run_folder, run_key, settings, table)
+        release = release.bound(settings, table)
         settings, sampled = on_sample(settings, table)
         units = table.units
-        spent = spend(settings, table, run_folder)
+        spent, entry = spend(settings, table, release.run_folder)
         warn_of_cells(table, settings)
         stage("Preparing the columns")
         table, ranges = with_ranges(settings, table, key=ranges_key)
@@ -98,16 +70,13 @@ def train(settings: Settings) -> None:
 
     # Standard output holds the results; progress and warnings go beside it.
     console, messages = terminal(), terminal(stderr=True)
-    if seed is not None:
-        _display.warn_of_seed(messages)
     _display.warn_of_weakness(messages, plan, ranges)
 
     scored: list[tuple[Run, Scores]] = []
     with progress_bars(messages) as on_step:
-        with kept(run_folder, None if seed is not None else run_key):
-            private = train_private(
-                plan, data, key=key, on_step=on_step, run_folder=run_folder
-            )
+        with release.kept():
+            kept = {"on_step": on_step, "run_folder": release.run_folder}
+            private = train_private(plan, data, key=key, **kept)
         private = charge(private.for_units(units), ranges)
         evaluation = None
         released = {"training": private.solution.privacy}
@@ -131,24 +100,18 @@ def train(settings: Settings) -> None:
             runs.insert(3, private)
             scored = [(run, score_run(plan, data, run)) for run in runs]
 
-    content = _report.report(
-        plan, data, private, scored, ranges, is_public=is_public, noise_key=noise_key
+    more = {
+        "unit": units and units.report(),
+        "evaluation": evaluation and evaluation.report(),
+        "sample": sampled,
+        "ledger_entry": entry,
+    }
+    files = _report.files_of(
+        *(plan, data, private, scored, ranges, table, more),
+        is_public=is_public,
+        noise_key=release.noise_key,
     )
-    if units is not None:
-        content["unit"] = units.report()
-    if evaluation is not None:
-        content["evaluation"] = evaluation.report()
-    if sampled is not None:
-        content["sample"] = sampled
-    model = _report.model_of(
-        data,
-        private.solution,
-        method=private.method,
-        table=table,
-        link=link_of(plan.facts.loss),
-    )
-    files = _report.files(model, content)
-    write_release(folder, files, run_folder)
+    write_release(release, files)
     _display.show(
         *(console, plan, data, private, scored, ranges),
         is_public=is_public,
@@ -162,103 +125,12 @@ def train(settings: Settings) -> None:
         _display.show_evaluation(console, evaluation)
     elif not scored:
         _display.say_nothing_is_tested(console)
-    show_paths(console, [folder / name for name in files])
+    show_paths(console, [release.folder / name for name in files])
     if scored:
-        path = folder / _report.PLOT
+        path = release.folder / _report.PLOT
         plot = plot_test_risk(plan, data, scored, is_public=is_public)
         _files.write_whole(path, plot, name="--output")
         show_paths(console, [path])
-
-
-def key_of(
-    seed: int | None, run_folder: RunFolder | None, generator: Generator
-) -> tuple[Key, str]:
-    """Returns the key of a run, that of a stopped one if there is, and whence it is."""
-    if seed is not None:
-        return jax.random.key(seed), "seeded, hence for public data only"
-    kept_key = run_folder.kept_key() if run_folder is not None else None
-    key = system_key(generator) if kept_key is None else kept_key
-    return key, FROM_SYSTEM[generator]
-
-
-def kept_folder(
-    checkpoint: Path | None, output: Path, inputs: Mapping[str, Path]
-) -> RunFolder | None:
-    """Returns the folder that keeps the run, if it can go without taking more along."""
-    if checkpoint is None:
-        return None
-    overlaps = _files.is_within(output, checkpoint) or _files.is_within(
-        checkpoint, output
-    )
-    _validate.require(
-        not overlaps,
-        "--checkpoint",
-        str(checkpoint),
-        f"apart from --output {output}, neither inside the other, since it is removed "
-        "in the end",
-    )
-    for name, path in inputs.items():
-        _validate.require(
-            not _files.is_within(path, checkpoint),
-            "--checkpoint",
-            str(checkpoint),
-            f"a folder without {name} {path}, since it is removed in the end",
-        )
-    return RunFolder(checkpoint).checked()
-
-
-def bound(
-    run_folder: RunFolder | None,
-    key: Key,
-    settings: Settings | DescribeSettings,
-    table: Table | None,
-) -> RunFolder | None:
-    """Returns the folder as that of one run, by its options and records.
-
-    Raises:
-        ValueError: if it keeps the key of another one.
-    """
-    if run_folder is None:
-        return None
-    options = dataclasses.replace(settings, output=None, checkpoint=None)
-    records = () if table is None else table.parts()
-    return run_folder.bound(key, itertools.chain([repr(options).encode()], records))
-
-
-@contextlib.contextmanager
-def kept(run_folder: RunFolder | None, key: Key | None) -> Iterator[None]:
-    """Keeps the key while a run is on, and where it breaks off with a state to go on.
-
-    Args:
-        run_folder: where, if anywhere.
-        key: of the run, if it is not to be given again.
-    """
-    if run_folder is None:
-        try:
-            yield
-        except KeyboardInterrupt:
-            _say_stopped("With --checkpoint FOLDER a run can be resumed.")
-            raise
-        return
-    try:
-        run_folder.make()
-        if key is not None:
-            run_folder.keep_key(jax.random.clone(key))
-        yield
-    except BaseException as why:
-        if not run_folder.has_states():
-            run_folder.remove()
-        elif isinstance(why, KeyboardInterrupt):
-            _say_stopped(
-                "The same command goes on from here; it needs --checkpoint "
-                f"{run_folder.path}, which holds the key and is as secret as the data."
-            )
-        raise
-
-
-def _say_stopped(how: str) -> None:
-    text = f"Stopped; nothing was written to --output. {how}"
-    terminal(stderr=True).print(text, style="yellow", soft_wrap=True)
 
 
 def load_public(name: str, settings: Settings) -> Dataset:
@@ -270,7 +142,7 @@ def load_public(name: str, settings: Settings) -> Dataset:
         shown = str(value) if isinstance(value, Path) else value
         rule = f"left out with {name}, which has its own"
         _validate.require(value is None, flag(option), shown, rule)
-    data = public_set(name)
+    data = datasets.load(name)
     _check_model(settings, data.schema, len(data.features))
     return data
 
@@ -300,9 +172,8 @@ def read_private(settings: Settings, key: Key) -> Table:
         link = link_of(find_loss(settings))
         has_weights = find_method(settings).has_weights
     listed = settings.unit_names and read_names(settings.unit_names)
-    each = settings.records_per_unit or RECORDS_PER_UNIT
-    size, unit = settings.max_records, settings.unit
-    draw = None if size is None else Draw(size, key, unit, each, listed)
+    unit, each = settings.unit, settings.records_per_unit or RECORDS_PER_UNIT
+    each = 1 if unit is None else each
     table = read_table(
         Path(settings.source),
         schema=settings.schema,
@@ -313,19 +184,15 @@ def read_private(settings: Settings, key: Key) -> Table:
         allows_empty=settings.private_ranges is not None,
         least=1 if listed is None else 0,
         text_format=settings.text_format,
-        draw=draw,
+        draw=Draw(settings.max_records, key, unit, each, listed),
     )
-    if draw is None:
-        table = with_units(table, settings, listed)
     if settings.holdout is not None:
         table = table.held_out(settings.holdout)
     _check_model(settings, table.schema.columns, table.num_samples)
     return table
 
 
-def with_units(
-    table: Table, settings: Settings | DescribeSettings, listed: list | None = None
-) -> Table:
+def with_units(table: Table, settings: DescribeSettings) -> Table:
     """Returns the table with records that are those of --unit, if that is given.
 
     Raises:
@@ -338,7 +205,7 @@ def with_units(
     check_unit(settings.unit, names, table.columns)
     found = read_columns(path, [settings.unit], text_format=text_format, least=0)
     size = settings.records_per_unit or RECORDS_PER_UNIT
-    return table.by_unit(units_of(settings.unit, found[settings.unit], size, listed))
+    return table.by_unit(units_of(settings.unit, found[settings.unit], size))
 
 
 def warn_of_cells(table: Table, settings: Settings) -> None:
@@ -353,40 +220,11 @@ def warn_of_cells(table: Table, settings: Settings) -> None:
         )
 
 
-def write_release(
-    folder: Path, files: Mapping[str, bytes], run_folder: RunFolder | None
-) -> None:
+def write_release(release: Release, files: Mapping[str, bytes]) -> None:
     """Writes what was paid for, before anything else can fail.
 
     Its key goes before it appears: a release whose key is left could be made again, of
     other records with the same noise. A kill between the two loses the run.
     """
     with uninterrupted():
-        _report.write(folder, files, None if run_folder is None else run_folder.remove)
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Puts Ctrl-C, and what else asks the process to end, off until the block is over.
-
-    Only the main thread gets such signals.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    names = ("SIGINT", "SIGTERM", "SIGHUP")
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    # A handler that is not of Python, which is None, could not be put back.
-    numbers = [number for number in numbers if signal.getsignal(number) is not None]
-    came: list[int] = []
-    handlers = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in numbers
-    }
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in came[:1]:
-            signal.raise_signal(number)
+        _report.write(release.folder, files, release.remove_kept)

@@ -5,7 +5,6 @@ not released.
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,23 +16,14 @@ from dpjax import _files
 from dpjax._rounding import claim, digits
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli import _display, _ledger, _report
-from dpjax.cli._losses import link_of
-from dpjax.cli._public_sets import public_name
 from dpjax.cli._ranges import Ranges, charge
+from dpjax.cli._release import begin
 from dpjax.cli._runs import Run, name_of, score_run, stacked
+from dpjax.cli._settings import public_name
 from dpjax.cli._sources import encode_table
 from dpjax.cli._spending import enter, on_sample, with_ranges
 from dpjax.cli._terminal import show_paths, terminal
-from dpjax.cli._train import (
-    bound,
-    kept,
-    kept_folder,
-    key_of,
-    load_public,
-    read_private,
-    warn_of_cells,
-    write_release,
-)
+from dpjax.cli._train import load_public, read_private, warn_of_cells, write_release
 from dpjax.cli._tune_plan import Search, apart, plan_search, run_search
 from dpjax.cli._tune_settings import TuneSettings
 from dpjax.solvers import Solution
@@ -44,33 +34,20 @@ def tune(settings: TuneSettings) -> None:
 
     The folder of --checkpoint is as of `dpjax train`: a search that was stopped goes on
     from there, with the same number of runs, and without paying again.
-
-    Raises:
-        ValueError: if an option, a file or the schema is wrong; nothing is written.
-        OSError: if a file cannot be found, fetched or written.
     """
     first = settings.candidate(settings.choices()[0])  # for what they have in common
+    release = begin(settings, _report.NAMES)
+    key, ranges_key, sample_key = jax.random.split(release.key, 3)
     name = public_name(settings.source)
-    folder = settings.output or Path("dpjax-output", Path(name or first.source).stem)
-    inputs = {} if name is not None else {"DATA": Path(first.source)}
-    if settings.schema is not None:
-        inputs["--schema"] = settings.schema
-    if settings.ledger is not None:
-        inputs["--ledger"] = settings.ledger
-        _ledger.check_room(settings.ledger, None)
-    _report.check_folder(folder, inputs)
-    run_folder = kept_folder(settings.checkpoint, folder, inputs)
-    run_key, noise_key = key_of(settings.seed, run_folder, settings.generator)
-    key, ranges_key, sample_key = jax.random.split(run_key, 3)
-    table = ranges = paid = sampled = None
+    table = ranges = paid = sampled = entry = None
     day = _ledger.today()
     if name is not None:
         data = load_public(name, first)
-        run_folder = bound(run_folder, run_key, settings, None)
+        release = release.bound(settings, None)
         search = plan_search(settings, data, is_named=True)
     else:
         table = read_private(first, sample_key)
-        run_folder = bound(run_folder, run_key, settings, table)
+        release = release.bound(settings, table)
         first, sampled = on_sample(first, table)
         settings = dataclasses.replace(
             settings, epsilon=first.epsilon, delta=first.delta
@@ -81,27 +58,26 @@ def tune(settings: TuneSettings) -> None:
         if settings.ledger is not None:
             method = f"{search.plans[0].method.title}, tuned"
             parts = {"tuning": table.protected(paid)}
-            entry = enter(settings, table, parts, method=method, run_folder=run_folder)
+            folder = release.run_folder
+            entry = enter(settings, table, parts, method=method, run_folder=folder)
             day = entry.at  # a search that goes on began earlier
         warn_of_cells(table, first)
         table, ranges = with_ranges(first, table, key=ranges_key)
         data = encode_table(table)
 
     console, messages = terminal(), terminal(stderr=True)
-    if settings.seed is not None:
-        _display.warn_of_seed(messages)
     _display.warn_of_weakness(messages, search.plans[0], ranges)
     # When a search ended tells how many runs it made: no bar moves, and all that it
     # writes is of the day on which it began. The folder is made now, and not then.
     messages.print("The private search is on its way.")
-    with _files.made(folder):
-        with kept(run_folder, None if settings.seed is not None else run_key):
+    with _files.made(release.folder):
+        with release.kept():
             solution = run_search(
                 search,
                 data,
                 key=key,
                 holdout=settings.holdout,
-                checkpoint=None if run_folder is None else run_folder.states,
+                checkpoint=release.run_folder and release.run_folder.states,
             )
         best = int(solution.stats["candidate"])
         plan = search.plans[best]
@@ -117,31 +93,23 @@ def tune(settings: TuneSettings) -> None:
             ranges = table.restated(ranges)
         trained, scored = apart(data, settings.holdout)
         test = [(run, score_run(plan, data, run))] if name is not None else []
-        content = _report.report(
-            *(plan, trained, run, test, ranges),
+        said = _said(settings, search, best, score, len(scored[1]))
+        files = _report.files_of(
+            *(plan, trained, run, test, ranges, table),
+            {"tuning": said, "sample": sampled, "ledger_entry": entry and entry.id},
             is_public=name is not None,
-            noise_key=noise_key,
+            noise_key=release.noise_key,
         )
-        content["tuning"] = _said(settings, search, best, score, len(scored[1]))
-        if sampled is not None:
-            content["sample"] = sampled
-        model = _report.model_of(
-            trained,
-            run.solution,
-            method=run.method,
-            table=table,
-            link=link_of(plan.facts.loss),
-        )
-        files = _report.files(model, content)
-        write_release(folder, files, run_folder)
-        _files.date_at(day, *(folder / name for name in files), folder)
+        write_release(release, files)
+        paths = [release.folder / name for name in files]
+        _files.date_at(day, *paths, release.folder)
     _display.show(
         *(console, plan, trained, run, test, ranges), is_public=name is not None
     )
     if sampled is not None:
         _display.show_sample(console, sampled)
-    _show(console, content["tuning"], len(search.choices))
-    show_paths(console, [folder / name for name in files])
+    _show(console, said, len(search.choices))
+    show_paths(console, paths)
 
 
 def _total(search: Search, ranges: Ranges | None) -> PrivacyGuarantee:

@@ -175,12 +175,9 @@ def plan_search(settings: TuneSettings, data: Dataset, *, is_named: bool) -> Sea
     factor = 1.0
     while affords(search(run, score, factor * step)) == (step > 1):
         factor *= step
-        _validate.require(
-            _SMALLEST < factor < 1 / _SMALLEST,
-            "--epsilon",
-            settings.epsilon,
-            f"more, for {settings.trials:g} runs of --method {settings.method}",
-        )
+        rule = f"more, for {settings.trials:g} runs of --method {settings.method}"
+        is_fine = _SMALLEST < factor < 1 / _SMALLEST
+        _validate.require(is_fine, "--epsilon", settings.epsilon, rule)
     low, high = sorted((factor, factor * step))
     middle = math.sqrt(low * high)
     one = search(run, score, middle)

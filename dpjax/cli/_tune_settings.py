@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from dpjax import _validate
 from dpjax.cli._losses import AMOUNTS, FOR_AMOUNTS
 from dpjax.cli._options import (
     METHOD,
-    Option,
-    check_each,
+    REQUIRED,
+    Options,
     declared,
     flag,
     of_data,
@@ -32,43 +32,39 @@ _NUMBERS = {int: "whole numbers", float: "numbers"}
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings(Settings):
-    """What a search is asked for; of `train` it leaves out what it cannot do."""
+    """Chooses options of a method by private runs, priced together, for the best model.
 
-    over: Annotated[
-        list[str],
-        of_method(
-            "An option of the method and the values to try, which must not come from "
-            "the records: learning_rate=0.1,1,10. Given again, it makes a grid."
-        ),
-    ]
-    trials: Annotated[
-        float,
-        of_privacy(
-            "How many runs to make on average, each of a candidate at random. How many "
-            "are made is drawn (geometric), and stays secret.",
-            partial(_validate.within, 1, 10_000),
-        ),
-    ]
-    holdout: Annotated[
-        float | None,
-        of_data(
-            "Share of the records, such as 0.1, that score the runs and are not "
-            "trained on. By default the training records do, and a run shares its "
-            "budget with its score.",
-            _validate.probability,
-        ),
-    ] = None
-    score_limit: Annotated[
-        float | None,
-        of_method(
-            "A score is the mean loss, each record's cut off here: 2 by default for "
-            "the logistic loss, else 20, in units of the target's scale.",
-            partial(_validate.within, 1e-12, 1e12),
-        ),
-    ] = None
-    method: Annotated[
-        MethodName, of_method("As of dpjax train, which says what each has to set.")
-    ] = "gradient-descent"
+    Each option has values to try; a random number of runs is made and scored privately.
+
+    Example: dpjax tune adult --epsilon 1 --over learning_rate=0.1,1,10 --trials 20
+    """
+
+    over: list[str] = of_method(
+        "An option of the method and the values to try, which must not come from the "
+        "records: learning_rate=0.1,1,10. Given again, it makes a grid.",
+        default=REQUIRED,
+    )
+    trials: float = of_privacy(
+        "How many runs to make on average, each of a candidate at random. How many are "
+        "made is drawn (geometric), and stays secret.",
+        partial(_validate.within, 1, 10_000),
+        default=REQUIRED,
+    )
+    holdout: float | None = of_data(
+        "Share of the records, such as 0.1, that score the runs and are not trained "
+        "on. By default the training records do, and a run shares its budget with its "
+        "score.",
+        _validate.probability,
+    )
+    score_limit: float | None = of_method(
+        "A score is the mean loss, each record's cut off here: 2 by default for the "
+        "logistic loss, else 20, in units of the target's scale.",
+        partial(_validate.within, 1e-12, 1e12),
+    )
+    method: MethodName = of_method(
+        "As of dpjax train, which says what each has to set.",
+        default="gradient-descent",
+    )
     calibration: CalibrationName = field(default="tight", init=False)
     unit: str | None = field(default=None, init=False)
     unit_names: Path | None = field(default=None, init=False)
@@ -77,19 +73,12 @@ class TuneSettings(Settings):
     intervals: bool = field(default=False, init=False)  # they would not count a choice
 
     def __post_init__(self) -> None:
-        check_each(self)
-        _validate.require(
-            self.loss not in FOR_AMOUNTS,
-            "--loss",
-            self.loss,
-            f"another than {AMOUNTS}, whose values no score is made for",
-        )
-        _validate.require(
-            math.prod(map(len, self.grid().values())) <= _MOST_CANDIDATES,
-            "--over",
-            " ".join(self.over),
-            f"of at most {_MOST_CANDIDATES} candidates together",
-        )
+        Options.__post_init__(self)
+        rule = f"another than {AMOUNTS}, whose values no score is made for"
+        self.require("loss", self.loss not in FOR_AMOUNTS, rule)
+        rule = f"of at most {_MOST_CANDIDATES} candidates together"
+        is_fine = math.prod(map(len, self.grid().values())) <= _MOST_CANDIDATES
+        _validate.require(is_fine, "--over", " ".join(self.over), rule)
         for choice in self.choices():
             self.candidate(choice)  # each fits the other options
 
@@ -133,7 +122,7 @@ def _read(text: str) -> tuple[str, list[Any]]:
     known = {
         name: kind
         for name, (kind, said) in declared(Settings).items()
-        if isinstance(said, Option) and said.panel == METHOD and name not in _FIXED
+        if said.panel == METHOD and name not in _FIXED
     }
     name, _, listed = text.partition("=")
     name = name.strip().removeprefix("--").replace("-", "_")

@@ -116,13 +116,6 @@ def units_of(
         names: all units, as `name_of` writes them; records of others belong to none.
             None: the names that occur, where records without a value are one unit.
         order: those that have places, in this order. None: all, sorted.
-
-    Example:
-        >>> units = units_of("who", ["b", "a", "b"], 2)
-        >>> units.num_units, units.index.tolist(), units.rank.tolist()
-        (2, [1, 0, 1], [0, 0, 1])
-        >>> units.placed(np.array([3, 5, 7]), np.array([True, True]), 2).tolist()
-        [5, 0, 3, 7]
     """
     found, codes = named(cells)
     ordered = order or sorted(set(found if names is None else names))
@@ -160,10 +153,6 @@ def name_of(cell: Any) -> str:
 
     A column of integers becomes one of floats where a cell is missing, and that must
     not rename the others.
-
-    Example:
-        >>> [name_of(cell) for cell in (7, 7.0, "7", " 7.0", b"7", "07", None)]
-        ['7', '7', '7', '7', '7', '07', '']
     """
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))

@@ -58,12 +58,9 @@ class Parquet:
         )
         for path, metadata in zip(self._paths, self._metadata, strict=True):
             found = _types(metadata, self._names, path)
-            _validate.require(
-                found == self._layout,
-                "files",
-                f"{path} of {found}",
-                f"files with the same columns: {self._layout}",
-            )
+            rule = f"files with the same columns: {self._layout}"
+            is_fine = found == self._layout
+            _validate.require(is_fine, "files", f"{path} of {found}", rule)
 
     def __len__(self) -> int:
         """See `Records`."""

@@ -52,12 +52,9 @@ class MemoryMapped:
         for path, array in zip(
             jax.tree.leaves(self.files), jax.tree.leaves(arrays), strict=True
         ):
-            _validate.require(
-                array.dtype.kind in "fiub",
-                "files",
-                f"{path} of {array.dtype}",
-                "arrays of real numbers or booleans",
-            )
+            rule = "arrays of real numbers or booleans"
+            is_fine = array.dtype.kind in "fiub"
+            _validate.require(is_fine, "files", f"{path} of {array.dtype}", rule)
         _validate.leading_size(arrays, "files")
 
     @cached_property

@@ -49,12 +49,8 @@ def load(source: Records, sharding: NamedSharding) -> PyTree:
     num_shares = _num_shares(sharding)
     _check_same(source, sharding)
     num_records = len(source) - len(source) % num_shares
-    _validate.require(
-        num_records > 0,
-        "source",
-        f"{len(source)} records",
-        f"at least one record for each of {num_shares} devices",
-    )
+    rule = f"at least one record for each of {num_shares} devices"
+    _validate.require(num_records > 0, "source", f"{len(source)} records", rule)
     return _placed(num_records, sharding, lambda rows: source[rows])
 
 
@@ -110,12 +106,9 @@ def batches(
         isinstance(state, BatchState), "state", state, "what batching.init returned"
     )
     num_records, num_shares = len(source), _num_shares(sharding)
-    _validate.require(
-        num_records == state.num_samples < 2**31,
-        "source",
-        f"{num_records} records",
-        f"the {state.num_samples} records that the state was made for, below 2^31",
-    )
+    rule = f"the {state.num_samples} records that the state was made for, below 2^31"
+    is_fine = num_records == state.num_samples < 2**31
+    _validate.require(is_fine, "source", f"{num_records} records", rule)
     _check_same(
         source,
         sharding,
@@ -195,12 +188,9 @@ def _places(num_rows: int, sharding: NamedSharding) -> dict[Any, tuple[slice]]:
 def _num_shares(sharding: NamedSharding) -> int:
     """Returns the number of shards, and requires a sharding of rows."""
     is_named = isinstance(sharding, NamedSharding)
-    _validate.require(
-        is_named and len(sharding.spec) == 1 and sharding.spec[0] is not None,
-        "sharding",
-        sharding,
-        'a NamedSharding of rows alone, such as one by PartitionSpec("records")',
-    )
+    rule = 'a NamedSharding of rows alone, such as one by PartitionSpec("records")'
+    is_fine = is_named and len(sharding.spec) == 1 and sharding.spec[0] is not None
+    _validate.require(is_fine, "sharding", sharding, rule)
     num_devices = sharding.num_devices
     return num_devices // sharding.shard_shape((num_devices,))[0]
 

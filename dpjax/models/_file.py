@@ -148,13 +148,11 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     except _UNREADABLE as why:
         raise _not_a_model(path, why) from None
     is_later = isinstance(found, int) and found > _FORMAT
-    _validate.require(
-        type(found) is int and found == _FORMAT,
-        "model",
-        found,
+    rule = (
         f"of format {_FORMAT}, which this version of dpjax reads; "
-        f"{'a later' if is_later else 'an earlier'} version wrote {path}",
+        f"{'a later' if is_later else 'an earlier'} version wrote {path}"
     )
+    _validate.require(type(found) is int and found == _FORMAT, "model", found, rule)
     try:
         return _model(params, heights, errors, content)
     except _UNREADABLE as why:

@@ -1,4 +1,4 @@
-"""Scores of predicted labels, from one noisy histogram."""
+"""Scores of predicted labels, from noisy histograms that are released together."""
 
 import math
 
@@ -11,6 +11,7 @@ _SCORE_BINS = 20  # of probabilities; an edge lies at a half
 _CALIBRATION_BINS = 5
 # The smallest share of a label: noise may make it zero, and its logarithm is needed.
 _LEAST_SHARE = 1e-3
+_COIN = Interval(0.5, 0.5, 0.5)  # the area of a constant
 
 
 def of_labels(
@@ -33,18 +34,11 @@ def of_labels(
     counts = np.zeros((len(sides), 2, _SCORE_BINS))
     for cells, side in zip(counts, sides, strict=True):
         shares = 1 / (1 + np.exp(-np.clip(side, -50, 50)))
-        bins = np.minimum((shares * _SCORE_BINS).astype(int), _SCORE_BINS - 1)
-        np.add.at(cells, ((targets > 0).astype(int), bins), 1.0)
+        np.add.at(cells, ((targets > 0).astype(int), _bins(shares)), 1.0)
     counts, stddev = release(counts, math.sqrt(2 * len(sides)))
 
     def accuracy(counts):
         return (counts[1, half:].sum() + counts[0, :half].sum()) / num_samples
-
-    def area(counts):
-        negative, positive = counts
-        below = np.cumsum(negative) - negative / 2
-        pairs = max(positive.sum(), 1.0) * max(negative.sum(), 1.0)
-        return np.sum(positive * below) / pairs
 
     def bounded(statistic, counts=counts[0]):
         return _within_one(interval_of(statistic, counts, num_samples, stddev))
@@ -54,11 +48,11 @@ def of_labels(
         share = min(max(positive, _LEAST_SHARE), 1 - _LEAST_SHARE)
         beside = np.asarray(math.log(share / (1 - share)))
     if len(sides) == 2:
-        beside_accuracy, beside_area = (bounded(x, counts[1]) for x in (accuracy, area))
+        beside_accuracy, beside_area = map(bounded, (accuracy, _area), counts[[1, 1]])
     else:
         chosen = int(beside > 0)
         beside_accuracy = bounded(lambda counts: counts[chosen].sum() / num_samples)
-        beside_area = Interval(0.5, 0.5, 0.5)
+        beside_area = _COIN
     calibration = []
     width = _SCORE_BINS // _CALIBRATION_BINS
     for first in range(0, _SCORE_BINS, width):
@@ -74,7 +68,7 @@ def of_labels(
             calibration.append((*ends, share))
     measures = [
         Measure("accuracy", bounded(accuracy), beside_accuracy),
-        Measure("area under the ROC curve", bounded(area), beside_area),
+        Measure("area under the ROC curve", bounded(_area), beside_area),
     ]
     return measures, calibration, beside
 
@@ -84,6 +78,11 @@ def of_classes(
 ) -> tuple[list[Measure], np.ndarray]:
     """Releases counts of (label, whether it is predicted) for several classes.
 
+    And for each class counts of (whether it is the label, bin of its probability), for
+    the area under the curve of one class against the rest. A record is in one count of
+    the first kind, in units of w, and in K of the second. So the l2 sensitivity is
+    sqrt(2 w^2 + 2 K); with w about sqrt(K) each kind has half of the budget.
+
     Args:
         release: adds the noise.
         scores: of each class, shape (n, K); the largest is predicted.
@@ -92,19 +91,37 @@ def of_classes(
             for the released shares of the labels.
 
     Returns:
-        Accuracy, and the comparison's scores.
+        Accuracy and area under the curve, the mean over classes by their shares; and
+        the comparison's scores.
     """
     num_samples, num_classes = scores.shape
     labels = np.where(is_class(targets, num_classes), targets, num_classes).astype(int)
     sides = _sides(scores, beside)
+    unit, classes = math.ceil(math.sqrt(num_classes)), np.arange(num_classes)
     counts = np.zeros((len(sides), num_classes + 1, 2))
-    for cells, side in zip(counts, sides, strict=True):
+    binned = np.zeros((len(sides), num_classes, 2, _SCORE_BINS))
+    for cells, bins, side in zip(counts, binned, sides, strict=True):
         is_right = np.argmax(side, axis=1) == labels
         np.add.at(cells, (labels, is_right.astype(int)), 1.0)
-    counts, stddev = release(counts, math.sqrt(2 * len(sides)))
+        shares = np.exp(side - side.max(axis=1, keepdims=True))
+        places = _bins(shares / shares.sum(axis=1, keepdims=True))
+        is_label = (labels[:, None] == classes).astype(int)
+        np.add.at(bins, (classes, is_label, places), 1.0)
+    sums = np.concatenate([unit * counts.ravel(), binned.ravel()])
+    moved = math.sqrt(2 * (unit**2 + num_classes) * len(sides))
+    sums, noise = release(sums, moved)
+    stddev = noise / unit  # of counts
+    counts = sums[: counts.size].reshape(counts.shape) / unit
+    binned = sums[counts.size :].reshape(binned.shape)
+    weights = np.maximum(counts[0, :-1].sum(axis=1), 1.0)
 
     def bounded(statistic, counts=counts[0]):
         return _within_one(interval_of(statistic, counts, num_samples, stddev))
+
+    def area(binned):
+        parts = [interval_of(_area, one, num_samples, noise) for one in binned]
+        # The bounds hold however the areas of classes depend on each other.
+        return _within_one(Interval(*np.average(parts, axis=0, weights=weights)))
 
     def accuracy(counts):
         return counts[:-1, 1].sum() / num_samples
@@ -113,11 +130,28 @@ def of_classes(
         found = counts[0, :-1].sum(axis=1) / num_samples
         beside = np.asarray(np.log(np.maximum(found, _LEAST_SHARE)))
     if len(sides) == 2:
-        beside_accuracy = bounded(accuracy, counts[1])
+        beside_accuracy, beside_area = bounded(accuracy, counts[1]), area(binned[1])
     else:
-        chosen = int(np.argmax(beside))
+        chosen, beside_area = int(np.argmax(beside)), _COIN
         beside_accuracy = bounded(lambda counts: counts[chosen].sum() / num_samples)
-    return [Measure("accuracy", bounded(accuracy), beside_accuracy)], beside
+    name = "area under the ROC curve, of a class against the rest"
+    measures = [
+        Measure("accuracy", bounded(accuracy), beside_accuracy),
+        Measure(name, area(binned[0]), beside_area),
+    ]
+    return measures, beside
+
+
+def _bins(shares: np.ndarray) -> np.ndarray:
+    return np.minimum((shares * _SCORE_BINS).astype(int), _SCORE_BINS - 1)
+
+
+def _area(counts: np.ndarray) -> float:
+    """Returns the area under the curve of counts of (label, bin), shape (2, bins)."""
+    negative, positive = counts
+    below = np.cumsum(negative) - negative / 2
+    pairs = max(positive.sum(), 1.0) * max(negative.sum(), 1.0)
+    return np.sum(positive * below) / pairs
 
 
 def is_class(targets: np.ndarray, num_classes: int) -> np.ndarray:

@@ -96,25 +96,20 @@ class Model:
     def __post_init__(self) -> None:
         _validate.choice(Link, link=self.link)
         is_amount = isinstance(self.target, Numeric) and self.target.center == 0
-        _validate.require(
-            (is_amount or self.link != "log")
-            and (self.exposure is None or self.link == "log"),
-            "link",
-            self.link,
-            "log where there is an exposure, and then of a target whose center is 0",
+        rule = "log where there is an exposure, and then of a target whose center is 0"
+        is_fine = (is_amount or self.link != "log") and (
+            self.exposure is None or self.link == "log"
         )
+        _validate.require(is_fine, "link", self.link, rule)
         num_features, given = len(self.feature_names), vars(self)
         params: Any = self.params
         for name in ("params", "privacy"):
             if isinstance(given[name], Terms | Statement):
                 given[f"_{name}"] = given.pop(name)
         slopes = self._terms.slopes
-        _validate.require(
-            slopes.shape == (num_features,) and slopes.dtype.kind == "f",
-            "params",
-            slopes.shape,
-            f"one number for each of {num_features} features",
-        )
+        rule = f"one number for each of {num_features} features"
+        is_fine = slopes.shape == (num_features,) and slopes.dtype.kind == "f"
+        _validate.require(is_fine, "params", slopes.shape, rule)
         is_linear = not hasattr(params, "slopes")
         if not is_linear:
             check_curves(params, bending_features(self.columns))
@@ -204,12 +199,8 @@ class Model:
         path = Path(table) if is_path else Path()
         names = _tables.column_names(path) if is_path else _tables.frame_names(table)
         missing = [name for name in self.columns if name not in names]
-        _validate.require(
-            not missing,
-            "table",
-            names,
-            f"a table with the columns that the model reads; {missing} are not in it",
-        )
+        rule = f"a table with the columns that the model reads; {missing} are not in it"
+        _validate.require(not missing, "table", names, rule)
         wanted = list(self.columns) or names[:1]
         if self.exposure is not None and self.exposure.column in names:
             wanted.append(self.exposure.column)
@@ -277,12 +268,8 @@ class Model:
         Raises:
             ValueError: If the model is additive.
         """
-        _validate.require(
-            not self._terms.knots,
-            "params",
-            "curves",
-            "weights; an additive model has shapes",
-        )
+        rule = "weights; an additive model has shapes"
+        _validate.require(not self._terms.knots, "params", "curves", rule)
         unit, start = self._units()
         values = unit * self._in_units() @ np.asarray(self._terms.slopes, np.float64)
         values[-1] += start

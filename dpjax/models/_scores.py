@@ -1,9 +1,10 @@
 """Private scores of a model on records that it was not trained on.
 
 Two Gaussian mechanisms on sums of integers. The first releases a histogram: for two
-labels, of label and predicted probability; for more labels, of label and whether the
-prediction is right. Replacing a record changes two counts by one, so the l2 sensitivity
-is sqrt 2, and 2 with the histogram of another model. For numbers it releases two
+labels, of label and predicted probability. Replacing a record changes two counts by
+one, so the l2 sensitivity is sqrt 2, and 2 with the histogram of another model. For K
+labels, of label and whether the prediction is right, and of the probability of each
+label: see `of_classes`. For numbers it releases two
 histograms of absolute errors, the model's and a constant's (sensitivity 2). The second
 mechanism releases sums, clipped to bounds from the first: of losses, and for numbers of
 absolute and squared errors. Each of k sums grows by a whole number from 0 to 1000 for a
@@ -64,7 +65,8 @@ def private_scores(
 
     Returns:
         For labels accuracy, area under the ROC curve and calibration; for classes
-        accuracy; and for both the mean loss. For numbers the median and the 90th
+        accuracy and the area of one class against the rest, a mean by their shares; and
+        for both the mean loss. For numbers the median and the 90th
         percentile of the absolute error (half of the predictions are off by at most the
         one, and nine of ten by at most the other); the mean loss, or for a log link the
         mean deviance, in the unit of the target; the mean absolute error and the root

@@ -145,7 +145,7 @@ def test_what_is_refused_before_a_record_is_read(
     folder, text, options, loss, message, monkeypatch
 ):
     if "--unit" not in options:  # its column is checked beside the columns
-        monkeypatch.setattr("dpjax.cli._sources.read_columns", None)
+        monkeypatch.setattr("dpjax.cli._sources.Draw.read", None)
     (folder / "schema.toml").write_text(text)
     before = sorted(folder.rglob("*"))
     code, shown, said = train(*options, loss=loss)

@@ -6,9 +6,8 @@ import tomllib
 import numpy as np
 import polars as pl
 import pytest
-from typer.testing import CliRunner
 
-from dpjax.cli._app import app
+from tests.cli import command
 from tests.cli.command import words_of
 
 HEAD = ["town", "rooms", "price"]
@@ -22,9 +21,9 @@ def text(rows=ROWS, head=HEAD, delimiter=","):
 
 
 def invoke(*arguments):
-    result = CliRunner().invoke(app, list(map(str, arguments)))
+    result = command.invoke(*arguments)
     assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result.exit_code, result.stdout, " ".join(result.stderr.split())
+    return result.exit_code, result.stdout, words_of(result.stderr)
 
 
 GOOD = {

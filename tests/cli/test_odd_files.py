@@ -8,14 +8,13 @@ import numpy as np
 import polars as pl
 import pytest
 from dp_accounting import NonPrivateDpEvent
-from typer.testing import CliRunner
 
 from dpjax import _csv
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.cli._app import app
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model
 from dpjax.models._shared import model_file
+from tests.cli.command import done, invoke
 from tests.cli.test_files import BAD, GOOD, HEAD, ROWS, text
 
 MODEL = Model(
@@ -84,8 +83,7 @@ def test_predictions_of_a_file_as_it_is(folder, kind):
     content, options, prices = READ[kind]
     options = ["--encoding", options] if isinstance(options, str) else options
     name = written(folder, content)
-    result = CliRunner().invoke(app, ["predict", "model.npz", name, *options])
-    assert result.exit_code == 0, result.stderr
+    done(invoke("predict", "model.npz", name, *options))
     told = (folder / "predictions.csv").read_text().split()
     assert told[0] == "predicted_price"
     assert [float(cell) for cell in told[1:]] == pytest.approx(prices)
@@ -117,7 +115,7 @@ def test_a_file_that_is_refused_leaves_nothing(folder, monkeypatch, kind, comman
     if command == "train":
         what = [name, "--schema", "schema.toml", "--loss", "squared", "--epsilon", "1"]
         what += ["--output", "out"]
-    result = CliRunner().invoke(app, [command, *what])
+    result = invoke(command, *what)
     assert (result.exit_code, result.stdout) == (2, ""), result.exception
     assert message in " ".join(result.stderr.split())
     assert {path.name for path in folder.rglob("*")} == before

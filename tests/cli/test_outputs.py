@@ -11,21 +11,9 @@ import pytest
 from dpjax import _files
 from dpjax.cli import _report, _run_folder, _train
 from dpjax.cli._sources import held_out
-from tests.cli.command import invoke
+from tests.cli.command import done, invoke, refused, tree
 
-SCHEMA = "[columns.x]\ncenter = 0\nscale = 1\n[target]\ncenter = 0\nscale = 1\n"
 RELEASED = ["model.npz", "report.json"]
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A working directory with a file of 40 records and its schema."""
-    monkeypatch.chdir(tmp_path)
-    x = np.linspace(-1, 1, 40)
-    lines = [f"{a},{2 * a}" for a in x]
-    (tmp_path / "data.csv").write_text("\n".join(["x,y", *lines]) + "\n")
-    (tmp_path / "schema.toml").write_text(SCHEMA)
-    return tmp_path
 
 
 def train(output, checkpoint, *options, data="data.csv", schema="schema.toml"):
@@ -35,24 +23,6 @@ def train(output, checkpoint, *options, data="data.csv", schema="schema.toml"):
     return invoke(
         "train", data, *what, "--epsilon", 1, "--steps", 3, *folders, *options
     )
-
-
-def tree(folder):
-    """All that lies in a folder: what files hold, and where links lead to."""
-    found = {}
-    for path in folder.rglob("*"):
-        if path.is_symlink():
-            found[path] = os.readlink(path)
-        else:
-            found[path] = path.read_bytes() if path.is_file() else None
-    return found
-
-
-def refused(result, *parts):
-    assert result.exit_code == 2, result.exception
-    message = " ".join(result.stderr.replace("│", " ").split())
-    for part in parts:
-        assert part in message
 
 
 def nothing():
@@ -196,8 +166,7 @@ def test_what_is_read_is_not_removed(folder, monkeypatch):
 def test_folders_side_by_side_are_fine(folder):
     # Below a link, by another path, with a name that begins alike.
     folders()
-    result = train("d/out", "link/../d/out-too")
-    assert result.exit_code == 0, result.stderr
+    done(train("d/out", "link/../d/out-too"))
     assert sorted(os.listdir("d/out")) == RELEASED
     assert not Path("d/out-too").exists()
 
@@ -279,15 +248,13 @@ def test_what_came_into_the_folder_stays(folder, monkeypatch):
         write(*arguments)
 
     monkeypatch.setattr(_report, "write", write_beside)
-    result = train("out", "kept")
-    assert result.exit_code == 0, result.stderr
+    done(train("out", "kept"))
     assert os.listdir("kept") == ["thesis.tex"]
 
 
 def test_a_folder_that_cannot_be_removed_is_emptied(folder, monkeypatch):
     monkeypatch.setattr(type(folder), "rmdir", fails(OSError("busy")))
-    result = train("out", "kept")
-    assert result.exit_code == 0, result.stderr
+    done(train("out", "kept"))
     assert os.listdir("kept") == []
 
 
@@ -309,8 +276,7 @@ def test_the_key_is_gone_before_the_release_appears(holdout, folder, monkeypatch
         replace(source, target)
 
     monkeypatch.setattr("os.replace", seeing)
-    result = train("out", "kept", *holdout)
-    assert result.exit_code == 0, result.stderr
+    done(train("out", "kept", *holdout))
     assert seen == [False, False]
 
 
@@ -322,7 +288,7 @@ def test_a_key_is_of_one_command_on_the_same_records(folder, monkeypatch):
         assert train("out", "kept", *options).exit_code == 2
     before = Path("data.csv").read_text()
     lines = before.splitlines()
-    is_held_out = held_out(40, 0.3)
+    is_held_out = held_out(400, 0.3)
     rows = [np.flatnonzero(mask)[0] + 1 for mask in (is_held_out, ~is_held_out)]
     for row, line in [(rows[0], "0.5,7"), (rows[1], "0.5,7"), (rows[1], "?,7")]:
         edited = [*lines[:row], line, *lines[row + 1 :]]
@@ -333,8 +299,7 @@ def test_a_key_is_of_one_command_on_the_same_records(folder, monkeypatch):
     refused(train("out", "kept"), "of the same run, with the same options and the")
     refused(train("out", "kept", *options, "--seed", 1), "of the same run, with the")
     assert not Path("out").exists()
-    resumed = train("out", "kept", *options)
-    assert resumed.exit_code == 0, resumed.stderr
+    done(train("out", "kept", *options))
 
 
 def test_parameters_are_the_last_to_appear(tmp_path, monkeypatch):

@@ -1,15 +1,15 @@
 """`dpjax parties`: four processes from one command, and what it refuses."""
 
+import functools
 import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from dpjax.cli import _parties
-from dpjax.cli._app import app
+from tests.cli.command import invoke, refusals, refused
 
 
 @pytest.mark.slow
@@ -56,27 +56,28 @@ def test_a_party_that_fails_is_named_and_nothing_is_written(tmp_path, monkeypatc
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["foo", "--epsilon", "1"], ["DATA", "foo"]),
-        (["adult", "--epsilon", "0"], ["--epsilon", "0"]),
-        (["adult", "--epsilon", "1", "--delta", "1"], ["--delta"]),
-        (["adult", "--epsilon", "1", "--num-parties", "1"], ["--num-parties", "1"]),
-        (["adult", "--epsilon", "1", "--steps", "0"], ["--steps"]),
-        (["adult", "--epsilon", "1", "--clip-norm", "-1"], ["--clip-norm"]),
-        (["adult", "--epsilon", "1", "--learning-rate", "-1"], ["--learning-rate"]),
-        (["adult", "--epsilon", "1", "--max-dropouts", "3"], ["max_dropouts", "4"]),
-        (["adult", "--epsilon", "1", "--output", "/dev/null"], ["--output"]),
-    ],
-)
-def test_bad_options_are_named_before_anything_starts(arguments, parts, monkeypatch):
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty working directory, in which no party starts."""
     monkeypatch.setattr(_parties, "_start", None)
-    result = CliRunner().invoke(app, ["parties", *arguments])
-    assert result.exit_code == 2
-    message = " ".join(result.stderr.replace("│", " ").split())
-    for part in parts:
-        assert part in message
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+test_bad_options_are_named_before_anything_starts = refusals(
+    """
+foo --epsilon 1 => DATA must be one of adult, rand_hie
+adult --epsilon 0 => --epsilon must be positive and finite, got 0
+adult --epsilon 1 --delta 1 => --delta must be strictly between 0 and 1, got 1
+adult --epsilon 1 --num-parties 1 => --num-parties must be 2 or more, got 1
+adult --epsilon 1 --steps 0 => --steps must be an integer of at least 1, got 0
+adult --epsilon 1 --clip-norm -1 => --clip-norm must be positive
+adult --epsilon 1 --learning-rate -1 => --learning-rate must be positive
+adult --epsilon 1 --max-dropouts 3 => max_dropouts must be
+adult --epsilon 1 --output /dev/null => --output must be a folder
+""",
+    run=functools.partial(invoke, "parties"),
+)
 
 
 @pytest.mark.parametrize(
@@ -87,15 +88,11 @@ def test_bad_options_are_named_before_anything_starts(arguments, parts, monkeypa
     ],
 )
 def test_extras_and_files_are_checked_before_anything_starts(
-    name, is_there, message, monkeypatch, tmp_path
+    name, is_there, message, monkeypatch, folder
 ):
-    monkeypatch.setattr(_parties, "_start", None)
-    monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPJAX_DATA", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     if not is_there:
         monkeypatch.setattr(_parties.importlib.util, "find_spec", lambda name: None)
-    result = CliRunner().invoke(app, ["parties", name, "--epsilon", "1"])
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())
-    assert not [*tmp_path.iterdir()]
+    refused(invoke("parties", name, "--epsilon", 1), message)
+    assert not [*folder.iterdir()]

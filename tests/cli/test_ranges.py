@@ -6,11 +6,9 @@ from fractions import Fraction
 import jax
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from dpjax import load_model
 from dpjax._texts import float32_of
-from dpjax.cli._app import app
 from dpjax.cli._plan import split_budget
 from dpjax.cli._ranges import charge, release_ranges
 from dpjax.cli._runs import Run
@@ -20,6 +18,7 @@ from dpjax.cli._sources import Table, encode_table
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models._shared import BoundedColumn, bending_features
 from dpjax.solvers import Solution, dp_mean
+from tests.cli.command import done, invoke
 
 
 def asked(**options):
@@ -268,8 +267,7 @@ def test_without_ranges_a_model_is_no_worse_than_the_private_mean(
         f"train data.csv --schema schema.toml --target {target} --loss {loss} "
         "--epsilon 0.5 --private-ranges 0.1 --output out --seed 0"
     )
-    result = CliRunner().invoke(app, command.split())
-    assert result.exit_code == 0, result.output
+    done(invoke(*command.split()))
     model = load_model("out/model.npz")
     found = np.asarray(model.predict("data.csv"), np.float64)
     # No feature is worth its noise; the constant is the mean, but for clipped tails.

@@ -8,19 +8,18 @@ import jax
 import numpy as np
 import polars as pl
 import pytest
-from typer.testing import CliRunner
 
 from dpjax import _csv, _tables
 from dpjax._reservoir import Tags
 from dpjax._tables import column_names, read_columns
 from dpjax._texts import PLAIN, Texts, numbers_of
 from dpjax.accounting import subsample_budget
-from dpjax.cli import _train
-from dpjax.cli._app import app
+from dpjax.cli import _sample, _train
 from dpjax.cli._sample import Draw
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import encode_table
 from dpjax.cli._train import read_private
+from tests.cli.command import done, invoke, refused
 
 QUOTED = 'x,y\n1,"a\nb"\n\n2,"c ""d"""\n"3,e\n4,"5"6,7,8\n9\n10,f\r\n"11","g\r\nh"\n'
 FRAME = pl.DataFrame(
@@ -125,7 +124,7 @@ def command(*options, data="data.csv"):
     words = ["train", data, "--schema", "schema.toml", "--loss", "squared"]
     words += ["--epsilon", 1, "--method", "gradient-descent", "--steps", 4]
     words += ["--output", "out", *options]
-    return CliRunner().invoke(app, [*map(str, words)])
+    return invoke(*words)
 
 
 @pytest.fixture
@@ -146,9 +145,8 @@ def test_a_run_on_a_sample(table, unit):
     if unit is not None:
         options += ["--unit", "who", "--records-per-unit", 3]
         opened += ["--unit", "who"]
-    assert CliRunner().invoke(app, opened).exit_code == 0
-    result = command(*options)
-    assert result.exit_code == 0, (result.exception, result.stderr)
+    done(invoke(*opened))
+    result = done(command(*options))
     said = " ".join(result.stdout.split())
     what = "records" if unit is None else "values of who"
     assert f"a random sample of {total:,} {what}: a run on {size} of them may" in said
@@ -170,9 +168,19 @@ def test_a_run_on_a_sample(table, unit):
     assert f"records = {total}" in (table / "t.toml").read_text()
     # Two samples are two runs, and are drawn anew.
     first = (table / "out" / "model.npz").read_bytes()
-    assert command(*options).exit_code == 0
+    done(command(*options))
     assert (table / "out" / "model.npz").read_bytes() != first
     assert command(*options).exit_code == 2  # it is the third of epsilon = 1
+
+
+@pytest.mark.parametrize("unit", [[], ["--unit", "who", "--records-per-unit", 1]])
+def test_of_many_cells_a_sample_is_the_default(table, monkeypatch, unit):
+    monkeypatch.setattr(_sample, "MOST_CELLS", 400)
+    result = done(command(*unit))
+    size = 133 if unit else 200  # a name is a cell, too
+    assert f"a run on {size} of them" in " ".join(result.stdout.split())
+    sample = json.loads((table / "out" / "report.json").read_text())["sample"]
+    assert sample["max_records"] == size
 
 
 def test_of_persons_the_first_records_in_random_places(table):
@@ -198,8 +206,7 @@ def test_of_persons_the_first_records_in_random_places(table):
 def test_no_more_records_than_may_be_drawn_are_no_sample(table, options):
     found = []
     for more in ([], ["--max-records", 1000]):
-        result = command("--seed", 3, *options, *more)
-        assert result.exit_code == 0
+        done(command("--seed", 3, *options, *more))
         found.append((table / "out" / "report.json").read_text())
     assert found[0] == found[1]
 
@@ -236,9 +243,7 @@ def test_a_run_that_goes_on_keeps_its_sample(table, monkeypatch):
     ],
 )
 def test_bad_input_is_named(table, options, message):
-    result = command(*options)
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())
+    refused(command(*options), message)
     assert "another file than DATA" in command("--output", ".", data=".").stderr
     assert not (table / "out").exists()
 
@@ -250,9 +255,8 @@ def test_a_search_on_a_sample(table):
     words += ["--steps", 2, "--output", "out", "--max-records", 200, "--holdout", 0.2]
     words += ["--ledger", "t.toml"]
     opened = ["ledger", "t.toml", "--epsilon", "3", "--delta", "0.05"]
-    assert CliRunner().invoke(app, opened).exit_code == 0
-    result = CliRunner().invoke(app, [*map(str, words)])
-    assert result.exit_code == 0, (result.exception, result.stderr)
+    done(invoke(*opened))
+    done(invoke(*words))
     report = json.loads((table / "out" / "report.json").read_text())
     sample, privacy = report["sample"], report["privacy"]
     assert (sample["num_records"], sample["max_records"]) == (1000, 200)

@@ -5,14 +5,13 @@ import tomllib
 
 import polars as pl
 import pytest
-from typer.testing import CliRunner
 
 from dpjax.cli import _proposal
-from dpjax.cli._app import app
 from dpjax.cli._guesses import Guess, guess_name, schema_text
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models._shared import BoundedColumn
+from tests.cli.command import done, invoke, refused
 
 ODD_NAMES = ["age", "a b", 'quo"te', "dot.ted", "tab\t\x7f", "é", "", "back\\slash"]
 
@@ -98,8 +97,7 @@ TABLE = pl.DataFrame(
 
 
 def proposed(*options):
-    result = CliRunner().invoke(app, ["schema", *map(str, options)])
-    assert result.exit_code == 0, result.stderr
+    result = done(invoke("schema", *options))
     return tomllib.loads(result.stdout), " ".join(result.stderr.split())
 
 
@@ -139,8 +137,7 @@ def test_from_data_warns_and_guesses(tmp_path):
     }
     assert content["target"] == {"column": "smoker", "positive": "yes"}
     path = tmp_path / "schema.toml"
-    result = CliRunner().invoke(app, ["schema", *map(str, given), "--output", path])
-    assert result.exit_code == 0
+    done(invoke("schema", *given, "--output", path))
     assert "THE RECORDS, which no guarantee covers" in path.read_text()
     assert "# [columns.id] is left out: it tells records apart." in path.read_text()
     assert read_schema(path, link=None).target == Categorical(("yes",))
@@ -170,9 +167,7 @@ def test_a_schema_that_is_there_is_not_written_over(tmp_path):
         (["--target", "cost"], "--target must be a column of"),
     ]:
         given = ["schema", str(tmp_path / "data.csv"), *map(str, options)]
-        result = CliRunner().invoke(app, given)
-        assert result.exit_code == 2
-        assert message in " ".join(result.stderr.split())
+        refused(invoke(*given), message)
     assert path.read_text() == "corrected by hand"
 
 

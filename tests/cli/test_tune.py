@@ -18,7 +18,7 @@ from dpjax.cli._tune_settings import TuneSettings
 from dpjax.datasets import Dataset
 from dpjax.models import load_model
 from dpjax.tuning import _search, _select
-from tests.cli.command import invoke
+from tests.cli.command import done, invoke
 from tests.refusals import refused
 
 
@@ -176,8 +176,7 @@ def test_what_a_run_may_spend_is_rounded_up(capsys):
 @pytest.mark.slow
 def test_the_best_model_is_written_like_one_of_train(folder):
     invoke("ledger", "t.toml", "--epsilon", 9, "--delta", "1e-4")
-    done = tune("--holdout", 0.2, "--ledger", "t.toml")
-    assert done.exit_code == 0, done.stderr
+    done(tune("--holdout", 0.2, "--ledger", "t.toml"))
     report = json.loads(Path("out/report.json").read_text())
     tuning = report["tuning"]
     assert tuning["over"] == {"learning_rate": [0.1, 1.0]}
@@ -197,8 +196,7 @@ def test_the_best_model_is_written_like_one_of_train(folder):
         "model.npz",
         "report.json",
     ]
-    predicted = invoke("predict", "out/model.npz", "data.csv", "--output", "p.csv")
-    assert predicted.exit_code == 0, predicted.stderr
+    done(invoke("predict", "out/model.npz", "data.csv", "--output", "p.csv"))
     assert len(Path("p.csv").read_text().splitlines()) == 401
 
 
@@ -216,11 +214,10 @@ def test_how_many_runs_there_were_is_in_no_output(folder, monkeypatch):
     seen, counts = [], iter([1, 7])
     monkeypatch.setattr(_select, "draw_count", lambda law, key: next(counts))
     for _ in range(2):
-        done = tune("--seed", 3)
-        assert done.exit_code == 0, done.stderr
+        found = done(tune("--seed", 3))
         files = [Path("out") / name for name in ("model.npz", "report.json")]
         times = [path.stat().st_mtime for path in (*files, Path("out"))]
-        texts = done.stdout, done.stderr, times
+        texts = found.stdout, found.stderr, times
         seen.append([*texts, *(path.read_bytes() for path in files)])
     assert next(counts, None) is None
     assert seen[0] == seen[1]
@@ -250,8 +247,7 @@ def test_a_search_that_was_stopped_goes_on_and_pays_once(folder, monkeypatch):
     resumed = True
     # One of other options cannot go on, and is not charged for it.
     assert tune(*options, steps=4).exit_code == 2
-    done = tune(*options)
-    assert done.exit_code == 0, done.stderr
+    done(tune(*options))
     assert len(tomllib.loads(Path("t.toml").read_text())["runs"]) == 1
     assert (len(drawn), len(done_runs)) == (1, 3)
     assert not Path("kept").exists()
@@ -260,14 +256,12 @@ def test_a_search_that_was_stopped_goes_on_and_pays_once(folder, monkeypatch):
 
 @pytest.mark.slow
 def test_a_public_set_and_private_ranges(folder):
-    done = tune("--holdout", 0.1, source="rand_hie", steps=3)
-    assert done.exit_code == 0, done.stderr
+    done(tune("--holdout", 0.1, source="rand_hie", steps=3))
     report = json.loads(Path("out/report.json").read_text())
     (row,) = report["comparison"]
     assert np.isfinite(row["test_risk"])
     (folder / "schema.toml").write_text("columns.x = {}\ntarget = {column = 'y'}")
-    done = tune("--private-ranges", 0.2)
-    assert done.exit_code == 0, done.stderr
+    done(tune("--private-ranges", 0.2))
     report = json.loads(Path("out/report.json").read_text())
     total = report["privacy"]["epsilon"]
     assert 3.8 < total <= 4.0

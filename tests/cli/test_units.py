@@ -9,11 +9,9 @@ import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from dpjax._tables import read_columns
 from dpjax.accounting import gaussian_stddev
-from dpjax.cli._app import app
 from dpjax.cli._check import warn_curator
 from dpjax.cli._runs import training_privacy
 from dpjax.cli._schema import Schema
@@ -24,6 +22,7 @@ from dpjax.cli._spending import planned, prices
 from dpjax.cli._train import read_private
 from dpjax.cli._units import name_of, privacy_of_units, read_names, units_of
 from dpjax.datasets import Numeric
+from tests.cli.command import done, invoke
 from tests.refusals import refused
 
 
@@ -193,9 +192,8 @@ def test_persons_from_end_to_end(tmp_path, monkeypatch, method):
         "t.toml",
     ]
     opened = ["ledger", "t.toml", "--epsilon", 40, "--delta", 0.05, "--unit", "who"]
-    assert CliRunner().invoke(app, [*map(str, opened)]).exit_code == 0
-    result = CliRunner().invoke(app, [*map(str, what)])
-    assert result.exit_code == 0, (result.exception, result.stderr)
+    done(invoke(*opened))
+    result = done(invoke(*what))
     shown = " ".join(result.stdout.split())
     assert "n = 240 values of who, 2 places each" in shown
     words = "groups of records with one who by any others, or none, with the same who,"
@@ -255,7 +253,7 @@ def test_a_wrong_column_is_refused(tmp_path, unit):
     )
     what = ["train", tmp_path / "data.csv", "--schema", schema, "--loss", "squared"]
     what += ["--epsilon", 1, "--unit", unit, "--output", tmp_path / "out"]
-    refused = CliRunner().invoke(app, [*map(str, what)])
+    refused = invoke(*what)
     assert refused.exit_code == 2
     message = "--unit must be a column of ['who', 'x', 'y'] that is neither a feature"
     assert message in " ".join(refused.stderr.split())

@@ -2,20 +2,21 @@
 
 import ast
 import builtins
+import functools
 import sqlite3
 import sys
 
 import numpy as np
 import pytest
 from dp_accounting import NonPrivateDpEvent
-from typer.testing import CliRunner
 
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.cli._app import app
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model
 from dpjax.models._shared import BoundedColumn, model_file
 from dpjax.solvers import Curves
+from tests.cli import command
+from tests.cli.command import done, refusals
 
 # Names and categories of which a careless writer makes code.
 NUMBER, TEXT = 'a"b\\\n--x;{y}%s', "t'); DROP TABLE t; --\\\n/*é"
@@ -202,13 +203,13 @@ def test_models_that_are_refused(changes, form, message):
         model(**weights | changes).export(form)
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["export", *map(str, arguments)])
+invoke = functools.partial(command.invoke, "export")
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "onnx", None)
     (tmp_path / "out").mkdir()
     for path in (tmp_path / "out" / "model.npz", tmp_path / "m.sql"):
         path.write_bytes(model_file(model()))
@@ -220,25 +221,18 @@ def test_the_command_writes_what_the_model_exports(folder):
         result = invoke("out", "--format", form)
         assert (result.exit_code, result.stdout) == (0, f"wrote {name}\n")
         assert (folder / name).read_bytes() == model().export(form)
-    assert invoke("out", "--format", "sql", "--output", "a/b.sql").exit_code == 0
+    done(invoke("out", "--format", "sql", "--output", "a/b.sql"))
     assert (folder / "a" / "b.sql").read_bytes() == model().export("sql")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["none.npz", "--format", "sql"], "none.npz"),
-        (["out"], "Missing option '--format'"),
-        (["out", "--format", "c"], "Invalid value for '--format'"),
-        (["out", "--format", "sql", "--output", "m.py"], "a file that ends in .sql"),
-        (["m.sql", "--format", "sql", "--output", "m.sql"], "another file than MODEL"),
-        (["out", "--format", "onnx"], 'needs onnx: pip install "dpjax[export]"'),
-    ],
+test_what_export_refuses = refusals(
+    """
+none.npz --format sql => none.npz
+out => Missing option '--format'
+out --format c => Invalid value for '--format'
+out --format sql --output m.py => a file that ends in .sql
+m.sql --format sql --output m.sql => another file than MODEL
+out --format onnx => needs onnx: pip install "dpjax[export]"
+""",
+    run=invoke,
 )
-def test_what_export_refuses(folder, monkeypatch, arguments, message):
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.replace("│", " ").split())
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before

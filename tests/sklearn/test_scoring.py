@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
@@ -112,8 +113,14 @@ def test_several_classes_are_scored_beside_the_commonest_and_a_model():
     labels = np.where(RNG.uniform(size=5000) < 0.1, "flat", CLASSES)
     best = np.max([np.mean(labels == one) for one in model.classes_])
     scores, privacy = score_privately(model, X, labels, epsilon=50.0, random_state=0)
-    accuracy, loss = scores.measures
+    accuracy, area, loss = scores.measures
     assert accuracy.model.value == pytest.approx(np.mean(labels == CLASSES), abs=0.02)
+    truth = roc_auc_score(
+        *(labels, model.predict_proba(X)), multi_class="ovr", average="weighted"
+    )
+    assert area.model.low < truth < area.model.high
+    assert area.model.high - area.model.low < 0.1
+    assert area.constant == (0.5, 0.5, 0.5)
     assert accuracy.constant.value == pytest.approx(best, abs=0.02)
     shares = [np.mean(labels == one) for one in model.classes_]
     entropy = -np.sum(shares * np.log(shares))
@@ -127,6 +134,7 @@ def test_several_classes_are_scored_beside_the_commonest_and_a_model():
     wrong = np.argmax(flat.predict_proba(X), axis=1)
     right = np.mean(labels == flat.classes_[wrong])
     assert scores.measures[0].constant.value == pytest.approx(right, abs=0.02)
+    assert scores.measures[1].constant.value < 0.3  # it says the opposite
 
 
 def test_a_baseline_is_counted_and_not_read_off_a_record():

@@ -1,0 +1,170 @@
+"""How a private release begins and ends: its files, its key, and what keeps it."""
+
+import contextlib
+import dataclasses
+import itertools
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from dpjax import _files, _validate
+from dpjax._types import Key
+from dpjax.cli import _display, _ledger, _report
+from dpjax.cli._options import FROM_SYSTEM, flag
+from dpjax.cli._run_folder import RunFolder
+from dpjax.cli._runs import system_key
+from dpjax.cli._settings import ReleaseOptions, public_name
+from dpjax.cli._sources import Table
+from dpjax.cli._terminal import terminal
+
+
+class Release(NamedTuple):
+    """A private release that a command is asked for.
+
+    Attributes:
+        folder: where its files go.
+        key: of all its noise.
+        noise_key: where the key comes from, in words.
+        is_seeded: whether the key is known, and hence nothing protected.
+        run_folder: what keeps it while it lasts, if anything.
+    """
+
+    folder: Path
+    key: Key
+    noise_key: str
+    is_seeded: bool
+    run_folder: RunFolder | None
+
+    def bound(self, settings: ReleaseOptions, table: Table | None) -> "Release":
+        """Returns the release, with a folder of one run, by its options and records.
+
+        Raises:
+            ValueError: if the folder keeps the key of another one.
+        """
+        if self.run_folder is None:
+            return self
+        options = dataclasses.replace(settings, output=None, checkpoint=None)
+        records = () if table is None else table.parts()
+        parts = itertools.chain([repr(options).encode()], records)
+        return self._replace(run_folder=self.run_folder.bound(self.key, parts))
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keeps the key while a run is on, and if it breaks off with a state to go on.
+
+        A key that is given as a seed is given again.
+        """
+        folder = self.run_folder
+        if folder is None:
+            try:
+                yield
+            except KeyboardInterrupt:
+                _say_stopped("With --checkpoint FOLDER a run can be resumed.")
+                raise
+            return
+        try:
+            folder.make()
+            if not self.is_seeded:
+                folder.keep_key(jax.random.clone(self.key))
+            yield
+        except BaseException as why:
+            if not folder.has_states():
+                folder.remove()
+            elif isinstance(why, KeyboardInterrupt):
+                _say_stopped(
+                    "The same command goes on from here; it needs --checkpoint "
+                    f"{folder.path}, which holds the key and is as secret as the data."
+                )
+            raise
+
+    def remove_kept(self) -> None:
+        """Removes what keeps the run, its key first."""
+        if self.run_folder is not None:
+            self.run_folder.remove()
+
+
+def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
+    """Checks where a release reads and writes, and draws its key, or takes a kept one.
+
+    The folder of --checkpoint is no link, and lies apart from the output and the files
+    that are read, because it is removed in the end.
+
+    Args:
+        settings: what is asked for.
+        names: of its files.
+
+    Raises:
+        ValueError: if a folder or the ledger is wrong; nothing has been read.
+    """
+    name, source = public_name(settings.source), Path(settings.source)
+    folder = settings.output or Path("dpjax-output", Path(name or source).stem)
+    inputs = {} if name is not None else {"DATA": source}
+    for option in ("schema", "unit_names", "ledger"):
+        if (path := getattr(settings, option, None)) is not None:
+            inputs[flag(option)] = path
+    if settings.ledger is not None:
+        _ledger.check_room(settings.ledger, settings.unit)
+    _report.check_folder(folder, inputs, names)
+    run_folder = None
+    if settings.checkpoint is not None:
+        _check_apart(settings.checkpoint, folder, inputs)
+        run_folder = RunFolder(settings.checkpoint).checked()
+    if settings.seed is not None:
+        _display.warn_of_seed(terminal(stderr=True))
+        key, noise_key = (
+            jax.random.key(settings.seed),
+            "seeded, hence for public data only",
+        )
+    else:
+        key = run_folder.kept_key() if run_folder is not None else None
+        key = system_key(settings.generator) if key is None else key
+        noise_key = FROM_SYSTEM[settings.generator]
+    return Release(folder, key, noise_key, settings.seed is not None, run_folder)
+
+
+def _check_apart(checkpoint: Path, output: Path, inputs: Mapping[str, Path]) -> None:
+    both = (output, checkpoint), (checkpoint, output)
+    rule = f"apart from --output {output}, neither inside the other, since it is "
+    overlaps = any(_files.is_within(*pair) for pair in both)
+    shown = str(checkpoint)
+    _validate.require(not overlaps, "--checkpoint", shown, f"{rule}removed in the end")
+    for name, path in inputs.items():
+        is_apart = not _files.is_within(path, checkpoint)
+        rule = f"a folder without {name} {path}, since it is removed in the end"
+        _validate.require(is_apart, "--checkpoint", shown, rule)
+
+
+def _say_stopped(how: str) -> None:
+    text = f"Stopped; nothing was written to --output. {how}"
+    terminal(stderr=True).print(text, style="yellow", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Puts Ctrl-C, and what else asks the process to end, off until the block is over.
+
+    Only the main thread gets such signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    # A handler that is not of Python, which is None, could not be put back.
+    numbers = [number for number in numbers if signal.getsignal(number) is not None]
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in numbers
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
