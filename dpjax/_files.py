@@ -19,13 +19,11 @@ def check_folder(option: str, folder: Path, *, names: Iterable[str] = ()) -> Non
         ValueError: With the option, if the folder or a parent is a file or a link to
             nothing, it is not writable, or a folder has the name of a file.
     """
-    _validate.require(
-        _validate.can_be_folder(folder)
-        and not any((folder / name).is_dir() for name in names),
-        option,
-        str(folder),
-        "a folder that can be written to, or made",
+    rule = "a folder that can be written to, or made"
+    is_fine = _validate.can_be_folder(folder) and not any(
+        (folder / name).is_dir() for name in names
     )
+    _validate.require(is_fine, option, str(folder), rule)
 
 
 def check_file(option: str, path: Path, *, suffix: str = "") -> None:
@@ -47,12 +45,9 @@ def check_spared(
     """Requires that no output is an input (by option), or in one, under any name."""
     for output in outputs:
         for name, path in inputs.items():
-            _validate.require(
-                _place(path) not in (_place(output), _place(output.parent)),
-                option,
-                str(output),
-                f"another file than {name} {path}, which is read",
-            )
+            rule = f"another file than {name} {path}, which is read"
+            is_fine = _place(path) not in (_place(output), _place(output.parent))
+            _validate.require(is_fine, option, str(output), rule)
 
 
 def is_within(inner: Path, outer: Path) -> bool:

@@ -81,11 +81,9 @@ def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
     for name, own in zip(found, rows[:, :, 0].transpose(1, 0, 2), strict=True):
         differ = (own != own[0]).any(axis=1)
         others = [i for i, x in zip(indices(devices), differ, strict=True) if x]
+        rule = "the same in all processes"
         _validate.require(
-            not others,
-            name,
-            f"others in processes {others} than in the first",
-            "the same in all processes",
+            not others, name, f"others in processes {others} than in the first", rule
         )
     return {
         name: _digest([own, *(part[i, 1].tobytes() for part in rows)]).hex()

@@ -35,12 +35,8 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
     """
     if axis_name is None:
         found = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
-        _validate.require(
-            len(found) <= 1,
-            "axis_name",
-            axis_name,
-            f"given where leaves are dealt out over different axes, {found}",
-        )
+        rule = f"given where leaves are dealt out over different axes, {found}"
+        _validate.require(len(found) <= 1, "axis_name", axis_name, rule)
         return found[0] if found else ()
     axes = (axis_name,) if isinstance(axis_name, str) else axis_name
     _validate.require(
@@ -95,14 +91,12 @@ def by_device(
     mesh = _mesh_of(axes, (rows, whole))
     num_rows = _validate.leading_size(rows, "rows")
     num_devices = math.prod(mesh.shape[axis] for axis in axes)
-    _validate.require(
-        num_rows % num_devices == 0,
-        "axis_name",
-        axes,
+    rule = (
         f"axes over which {num_rows} rows fall evenly, not {num_devices} devices: add "
         "rows that is_padding_example marks, and give the number without them as "
-        "normalize_by",
+        "normalize_by"
     )
+    _validate.require(num_rows % num_devices == 0, "axis_name", axes, rule)
     _check_other_axes(mesh, axes, (whole, rows))
     by_row = PartitionSpec(axes)
     mapped = jax.shard_map(
@@ -224,12 +218,8 @@ def _sharding_of(x: Any) -> NamedSharding | None:
 
 def _are_manual(axes: tuple[str, ...]) -> bool:
     inside = [axis in jax.sharding.get_abstract_mesh().manual_axes for axis in axes]
-    _validate.require(
-        all(inside) or not any(inside),
-        "axis_name",
-        axes,
-        "axes that are all Manual here, or none of them",
-    )
+    rule = "axes that are all Manual here, or none of them"
+    _validate.require(all(inside) or not any(inside), "axis_name", axes, rule)
     return bool(axes) and all(inside)
 
 
@@ -237,13 +227,11 @@ def _check_rows_vary(axes: tuple[str, ...], rows: PyTree) -> None:
     if not varying_axes(jax.lax.axis_index(axes)):
         return  # nothing is known: check_vma=False
     vary = frozenset().union(*map(varying_axes, jax.tree.leaves(rows)))
-    _validate.require(
-        vary >= set(axes),
-        "axis_name",
-        axes,
+    rule = (
         "axes that rows are dealt out over; rows that are the same on all devices "
-        "would count several times",
+        "would count several times"
     )
+    _validate.require(vary >= set(axes), "axis_name", axes, rule)
 
 
 def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
@@ -253,12 +241,8 @@ def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
         of = jax.typeof(x).sharding if isinstance(x, Tracer) else _sharding_of(x)
         meshes += [] if of is None else [of.mesh]
     meshes = [mesh for mesh in meshes if set(axes) <= set(mesh.axis_names)]
-    _validate.require(
-        bool(meshes),
-        "axis_name",
-        axes,
-        "axes of a mesh that the arrays lie on, or that jax.set_mesh has set",
-    )
+    rule = "axes of a mesh that the arrays lie on, or that jax.set_mesh has set"
+    _validate.require(bool(meshes), "axis_name", axes, rule)
     return meshes[0]
 
 
@@ -273,13 +257,11 @@ def _check_other_axes(
         for axis in ((part,) if isinstance(part, str) else part or ())
     }
     others = sorted(used & set(mesh.axis_names) - set(axes))
-    _validate.require(
-        not others,
-        "axis_name",
-        axes,
+    rule = (
         f"the only axes that are not Auto; make the mesh with {others} of "
-        "jax.sharding.AxisType.Auto",
+        "jax.sharding.AxisType.Auto"
     )
+    _validate.require(not others, "axis_name", axes, rule)
 
 
 def _type_of(mesh: Mesh | AbstractMesh, axis: str) -> AxisType:

@@ -208,12 +208,9 @@ def flatten(tree: PyTree, name: str) -> tuple[jax.Array, Callable[[jax.Array], P
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     kinds = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
     is_real = not any(jnp.iscomplexobj(leaf) for leaf in leaves)
-    _validate.require(
-        is_real and sum(leaf.size for leaf in leaves) > 0,
-        name,
-        kinds,
-        "a pytree of real arrays with at least one entry",
-    )
+    rule = "a pytree of real arrays with at least one entry"
+    is_fine = is_real and sum(leaf.size for leaf in leaves) > 0
+    _validate.require(is_fine, name, kinds, rule)
     is_double = any(leaf.dtype == jnp.float64 for leaf in leaves)
     dtype = jnp.float64 if is_double else jnp.float32
     vector, unravel = ravel_pytree(

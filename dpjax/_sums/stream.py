@@ -272,12 +272,9 @@ class SampleStream:
         is_stream = len(leaves) == 1 and isinstance(leaves[0], cls)
         stream = leaves[0] if is_stream else cls(_themselves, (), samples)
         if is_padding_example is not None:
-            _validate.require(
-                stream.is_padding_example is None,
-                "is_padding_example",
-                is_padding_example,
-                "None beside a stream that has a mask",
-            )
+            rule = "None beside a stream that has a mask"
+            is_fine = stream.is_padding_example is None
+            _validate.require(is_fine, "is_padding_example", is_padding_example, rule)
             stream = replace(stream, is_padding_example=is_padding_example)
         _validate.mask(stream.is_padding_example, stream.num_rows)
         return stream

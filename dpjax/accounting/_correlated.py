@@ -50,23 +50,16 @@ def independent_releases(
     sampling_prob: float,
 ) -> tuple[dict, float]:
     """Returns independent releases of equal cost, and the run's noise over theirs."""
-    _validate.require(
-        hasattr(strategy, "sensitivity") and hasattr(strategy, "num_bands"),
-        "strategy",
-        strategy,
-        "one of dpjax.mechanisms, such as BandedToeplitz.square_root(...)",
-    )
+    rule = "one of dpjax.mechanisms, such as BandedToeplitz.square_root(...)"
+    is_fine = hasattr(strategy, "sensitivity") and hasattr(strategy, "num_bands")
+    _validate.require(is_fine, "strategy", strategy, rule)
     _validate.count(
         num_steps=num_steps,
         max_participations=max_participations,
         min_separation=min_separation,
     )
-    _validate.require(
-        num_steps <= strategy.num_steps,
-        "num_steps",
-        num_steps,
-        f"at most the {strategy.num_steps} steps of {strategy}",
-    )
+    rule = f"at most the {strategy.num_steps} steps of {strategy}"
+    _validate.require(num_steps <= strategy.num_steps, "num_steps", num_steps, rule)
     check_sampling_prob(sampling_prob)
     if sampling_prob == 1:
         scale = strategy.sensitivity(

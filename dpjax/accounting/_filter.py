@@ -125,12 +125,9 @@ class PrivacyFilter:
             best = _best_order(self.epsilon, self.delta / 2)
             object.__setattr__(self, "order", best)
         is_integer = self.order in range(2, _LARGEST_ORDER + 1)
-        _validate.require(
-            self.order == math.inf if self.delta == 0 else is_integer,
-            "order",
-            self.order,
-            f"inf at delta = 0, else an integer from 2 to {_LARGEST_ORDER}",
-        )
+        rule = f"inf at delta = 0, else an integer from 2 to {_LARGEST_ORDER}"
+        is_fine = self.order == math.inf if self.delta == 0 else is_integer
+        _validate.require(is_fine, "order", self.order, rule)
 
     @property
     def limit(self) -> Spending:
@@ -165,18 +162,12 @@ class PrivacyFilter:
         """
         _validate.require(len(parts) > 0, "parts", parts, "one guarantee or more")
         for part in parts:
-            _validate.require(
-                part.relation is self.relation,
-                "relation",
-                part.relation.name,
-                f"{self.relation.name}, as of the filter",
-            )
-        _validate.require(
-            len(parts) == 1 or self.relation is REPLACE_ONE,
-            "relation",
-            self.relation.name,
-            "REPLACE_ONE for disjoint subsets of the records",
-        )
+            rule = f"{self.relation.name}, as of the filter"
+            is_fine = part.relation is self.relation
+            _validate.require(is_fine, "relation", part.relation.name, rule)
+        rule = "REPLACE_ONE for disjoint subsets of the records"
+        is_fine = len(parts) == 1 or self.relation is REPLACE_ONE
+        _validate.require(is_fine, "relation", self.relation.name, rule)
         prices = [self._price(part) for part in parts]
         return Spending(*(max(numbers) for numbers in zip(*prices, strict=True)))
 

@@ -31,12 +31,9 @@ def calibrate(epsilon: float, delta: float, scheme: Scheme) -> float:
     if scheme.other_multiplier < math.inf:
         alone = dataclasses.replace(scheme, other_multiplier=math.inf)
         least = scheme.epsilon(math.inf, delta)
-        _validate.require(
-            least <= epsilon,
-            "other_multiplier",
-            scheme.other_multiplier,
-            f"within the budget, {epsilon}: it alone costs {rounded_up(least, 4)}",
-        )
+        rule = f"within the budget, {epsilon}: it alone costs {rounded_up(least, 4)}"
+        is_fine = least <= epsilon
+        _validate.require(is_fine, "other_multiplier", scheme.other_multiplier, rule)
         return _smallest(epsilon, delta, scheme, calibrate(epsilon, delta, alone))
     if scheme.noise != "gaussian":
         rho = epsilon_to_rho(epsilon, delta) / scheme.num_steps / scheme.group_size**2

@@ -248,23 +248,17 @@ def scheme_of(
 ) -> Scheme:
     """Checks the sampling arguments of `noise_multiplier`; returns their scheme."""
     _validate.choice(NoiseName, noise=noise)
-    _validate.require(
-        noise == "gaussian"
-        or (sampling_prob == 1 and batch_size is None and num_bins is None),
-        "noise",
-        noise,
-        "gaussian with sampled batches: no amplification is proved for other noise",
+    rule = "gaussian with sampled batches: no amplification is proved for other noise"
+    is_fine = noise == "gaussian" or (
+        sampling_prob == 1 and batch_size is None and num_bins is None
     )
+    _validate.require(is_fine, "noise", noise, rule)
     _validate.count(num_steps=num_steps)
     _validate.within(0.0, math.inf, other_multiplier=other_multiplier)
     other_multiplier = float(other_multiplier)
     check_sampling_prob(sampling_prob)
-    _validate.require(
-        relation in (REPLACE_ONE, ADD_OR_REMOVE_ONE),
-        "relation",
-        relation,
-        "REPLACE_ONE or ADD_OR_REMOVE_ONE",
-    )
+    is_fine = relation in (REPLACE_ONE, ADD_OR_REMOVE_ONE)
+    _validate.require(is_fine, "relation", relation, "REPLACE_ONE or ADD_OR_REMOVE_ONE")
     _validate.count(group_size=group_size)
     _validate.require(
         group_size == 1 or (num_bins is None and batch_size is None),
@@ -299,12 +293,8 @@ def scheme_of(
         )
 
     _validate.count(num_samples=num_samples, batch_size=batch_size)
-    _validate.require(
-        batch_size <= num_samples,
-        "batch_size",
-        batch_size,
-        f"at most num_samples = {num_samples}",
-    )
+    rule = f"at most num_samples = {num_samples}"
+    _validate.require(batch_size <= num_samples, "batch_size", batch_size, rule)
     _validate.require(
         sampling_prob == 1, "sampling_prob", sampling_prob, "1 with a batch_size"
     )

@@ -186,12 +186,8 @@ def calibrate_smooth_noise(
     """
     _validate.positive(rho=rho, relative_spread=relative_spread)
     _validate.count(num_samples=num_samples, trim_count=trim_count)
-    _validate.require(
-        2 * trim_count < num_samples,
-        "trim_count",
-        trim_count,
-        f"less than half of num_samples = {num_samples}",
-    )
+    rule = f"less than half of num_samples = {num_samples}"
+    _validate.require(2 * trim_count < num_samples, "trim_count", trim_count, rule)
     _check(1.0, mechanism)
     epsilon = math.sqrt(2 * rho)
     floor = relative_spread / (num_samples - 2 * trim_count)

@@ -80,12 +80,8 @@ def _check_leaves(leaves: list, statistic: Statistic | None) -> None:
         leaves,
         "real numbers, at least one",
     )
-    _validate.require(
-        statistic is None or [x.shape for x in leaves] == [()],
-        "what statistic returns",
-        leaves,
-        "a scalar",
-    )
+    is_fine = statistic is None or [x.shape for x in leaves] == [()]
+    _validate.require(is_fine, "what statistic returns", leaves, "a scalar")
 
 
 def _sortable(x: np.ndarray) -> np.ndarray:

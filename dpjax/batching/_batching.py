@@ -180,18 +180,12 @@ class Batching(abc.ABC):
     def _check(self, state: BatchState, data: PyTree, axes: tuple[str, ...]) -> None:
         """Requires a state of this batching for as many records as the data have."""
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
-        _validate.require(
-            isinstance(state, BatchState) and state.batching == self,
-            "state",
-            getattr(state, "batching", state),
-            f"one that {self}.init returned",
-        )
-        _validate.require(
-            num_samples == state.num_samples,
-            "data",
-            f"{num_samples} records",
-            f"the {state.num_samples} records that the state was made for",
-        )
+        rule = f"one that {self}.init returned"
+        is_fine = isinstance(state, BatchState) and state.batching == self
+        _validate.require(is_fine, "state", getattr(state, "batching", state), rule)
+        rule = f"the {state.num_samples} records that the state was made for"
+        is_fine = num_samples == state.num_samples
+        _validate.require(is_fine, "data", f"{num_samples} records", rule)
 
     @abc.abstractmethod
     def _rows(self, state: BatchState, key: Key) -> jax.Array | None:

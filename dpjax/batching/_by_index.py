@@ -79,12 +79,8 @@ class Disjoint(Batching):
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the batch size floor(n / num_steps)."""
-        _validate.require(
-            num_steps <= num_samples,
-            "num_steps",
-            num_steps,
-            f"at most the {num_samples} records that disjoint batches share",
-        )
+        rule = f"at most the {num_samples} records that disjoint batches share"
+        _validate.require(num_steps <= num_samples, "num_steps", num_steps, rule)
         return num_samples // num_steps
 
     def accounting(self, num_samples, num_steps):

@@ -162,12 +162,8 @@ class CyclicPoisson(Batching):
     def _group(self, num_samples: int) -> tuple[int, float]:
         """Returns the number of records of a group, and the probability of each."""
         size = num_samples // self.cycle_length
-        _validate.require(
-            size >= 1,
-            "cycle_length",
-            self.cycle_length,
-            f"at most the number of records, {num_samples}",
-        )
+        rule = f"at most the number of records, {num_samples}"
+        _validate.require(size >= 1, "cycle_length", self.cycle_length, rule)
         _validate.require(
             self.expected_batch_size <= size,
             "expected_batch_size",
@@ -206,10 +202,8 @@ def capacity_of(
         delta=cast(float, delta),
     )
     capacity = smallest if batching.capacity is None else batching.capacity
-    _validate.require(
-        capacity >= smallest,
-        "capacity",
-        capacity,
-        f"at least {smallest}, or more records are dropped than the accounting allows",
+    rule = (
+        f"at least {smallest}, or more records are dropped than the accounting allows"
     )
+    _validate.require(capacity >= smallest, "capacity", capacity, rule)
     return capacity

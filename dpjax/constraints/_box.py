@@ -106,12 +106,9 @@ class Box(Constraint):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns both bounds in the shape and dtype of the vector."""
         if not self._is_uniform():
-            _validate.require(
-                _shapes(tree) == _shapes(self.lower),
-                name,
-                _shapes(tree),
-                f"shaped as the bounds, {_shapes(self.lower)}",
-            )
+            rule = f"shaped as the bounds, {_shapes(self.lower)}"
+            is_fine = _shapes(tree) == _shapes(self.lower)
+            _validate.require(is_fine, name, _shapes(tree), rule)
 
         def as_vector(bound: PyTree) -> jax.Array:
             flat, _ = flatten(bound, "bound")

@@ -178,12 +178,8 @@ class VertexConstraint(Constraint):
             is_integer = np.ndim(index) == 0 and np.issubdtype(
                 np.asarray(index).dtype, np.integer
             )
-            _validate.require(
-                bool(is_integer and 0 <= index <= last),
-                "index",
-                index,
-                f"an integer from 0 to {last}",
-            )
+            is_fine = bool(is_integer and 0 <= index <= last)
+            _validate.require(is_fine, "index", index, f"an integer from 0 to {last}")
         return unflatten(self._vertex(jnp.asarray(index), vector))
 
     def minimize_linear(self, gradient: PyTree) -> PyTree:
@@ -203,12 +199,9 @@ def check_diameter(norm: str, num_coordinates: int) -> None:
 
 def check_coordinates(num_coordinates: int, expected: int) -> None:
     """Requires as many coordinates as the set has."""
-    _validate.require(
-        num_coordinates == expected,
-        "num_coordinates",
-        num_coordinates,
-        f"{expected}, the coordinates of the set",
-    )
+    rule = f"{expected}, the coordinates of the set"
+    is_fine = num_coordinates == expected
+    _validate.require(is_fine, "num_coordinates", num_coordinates, rule)
 
 
 def _has_none(constraint: Constraint, what: str) -> str:

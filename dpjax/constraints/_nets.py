@@ -58,12 +58,8 @@ def grid_net(
     side = 2 * radius / math.sqrt(num_coordinates)
     counts = [max(1, math.ceil(length / side)) for length in upper - lower]
     num_cells = math.prod(counts)
-    _validate.require(
-        num_cells <= MOST_CANDIDATES,
-        "radius",
-        radius,
-        f"larger: {Decimal(num_cells):.3g} cells are more than {MOST_CANDIDATES:,}",
-    )
+    rule = f"larger: {Decimal(num_cells):.3g} cells are more than {MOST_CANDIDATES:,}"
+    _validate.require(num_cells <= MOST_CANDIDATES, "radius", radius, rule)
     cells = np.arange(num_cells)
     centres = np.empty((num_cells, num_coordinates), np.float32)
     for j in reversed(range(num_coordinates)):
@@ -106,12 +102,9 @@ def halton_net(box: Box, num_coordinates: int, *, num_candidates: int) -> jax.Ar
     """
     _validate.require(isinstance(box, Box), "box", box, "a Box")
     _validate.count(num_candidates=num_candidates)
-    _validate.require(
-        num_candidates <= MOST_CANDIDATES,
-        "num_candidates",
-        num_candidates,
-        f"at most {MOST_CANDIDATES:,}",
-    )
+    rule = f"at most {MOST_CANDIDATES:,}"
+    is_fine = num_candidates <= MOST_CANDIDATES
+    _validate.require(is_fine, "num_candidates", num_candidates, rule)
     lower, upper = _bounding_box(box, num_coordinates)
     sequence = scipy.stats.qmc.Halton(num_coordinates, scramble=False)
     points = lower + (upper - lower) * sequence.random(num_candidates)

@@ -158,12 +158,8 @@ def encode(
     """
     _validate.require(len(schema) > 0, "schema", schema, "at least one column")
     missing = [name for name in schema if name not in columns]
-    _validate.require(
-        not missing,
-        "schema",
-        missing,
-        f"made of columns that are there ({list(columns)})",
-    )
+    rule = f"made of columns that are there ({list(columns)})"
+    _validate.require(not missing, "schema", missing, rule)
     lengths = {name: np.shape(columns[name]) for name in schema}
     _validate.require(
         len(set(lengths.values())) == 1, "columns", lengths, "of one length"
@@ -194,15 +190,8 @@ def _category(cell: Any) -> int | float | str | None:
 
 
 def _require_column(column: Any) -> None:
-    _validate.require(
-        isinstance(column, np.ndarray | Texts) and column.ndim == 1,
-        "column",
-        np.shape(column),
-        "a numpy array of shape (n,)",
-    )
-    _validate.require(
-        column.dtype.kind in _NUMBER_KINDS + _TEXT_KINDS,
-        "column",
-        column.dtype,
-        "of text or numbers",
-    )
+    rule = "a numpy array of shape (n,)"
+    is_fine = isinstance(column, np.ndarray | Texts) and column.ndim == 1
+    _validate.require(is_fine, "column", np.shape(column), rule)
+    is_fine = column.dtype.kind in _NUMBER_KINDS + _TEXT_KINDS
+    _validate.require(is_fine, "column", column.dtype, "of text or numbers")

@@ -183,13 +183,11 @@ class AdaptiveThreshold:
     share: float = 0.01
 
     def __post_init__(self):
-        _validate.require(
-            isinstance(self.estimator, NormBounded)
-            and not isinstance(self.estimator, Counting),
-            "estimator",
-            self.estimator,
-            "norm-wise: Clipping, SmoothedClipping, Normalization, or Grouped of one",
+        rule = "norm-wise: Clipping, SmoothedClipping, Normalization, or Grouped of one"
+        is_fine = isinstance(self.estimator, NormBounded) and not isinstance(
+            self.estimator, Counting
         )
+        _validate.require(is_fine, "estimator", self.estimator, rule)
         _validate.within(
             SMALLEST_THRESHOLD, LARGEST, lower=self.lower, upper=self.upper
         )
@@ -204,12 +202,9 @@ class AdaptiveThreshold:
             numbers = np.asarray(thresholds)
             lower, upper = (numbers.dtype.type(x) for x in (self.lower, self.upper))
             is_within = bool(np.all((numbers >= lower) & (numbers <= upper)))
-        _validate.require(
-            is_within and self.lower <= self.upper,
-            "lower, upper",
-            (self.lower, self.upper),
-            f"a range that contains the first thresholds {thresholds}",
-        )
+        rule = f"a range that contains the first thresholds {thresholds}"
+        is_fine = is_within and self.lower <= self.upper
+        _validate.require(is_fine, "lower, upper", (self.lower, self.upper), rule)
 
     @property
     def counting(self) -> Counting:

@@ -64,12 +64,9 @@ class Grouped(NormBounded):
     groups: tuple[Group, ...]
 
     def __post_init__(self):
-        _validate.require(
-            isinstance(self.estimator, NormEstimator),
-            "estimator",
-            self.estimator,
-            "norm-wise: Clipping, SmoothedClipping or Normalization",
-        )
+        rule = "norm-wise: Clipping, SmoothedClipping or Normalization"
+        is_fine = isinstance(self.estimator, NormEstimator)
+        _validate.require(is_fine, "estimator", self.estimator, rule)
         groups = self.groups
         is_valid = isinstance(groups, tuple | list) and all(
             isinstance(name, str) for group in groups for name in _names(group)
@@ -84,12 +81,9 @@ class Grouped(NormBounded):
         groups = tuple(x if isinstance(x, str) else tuple(x) for x in groups)
         object.__setattr__(self, "groups", groups)
         shapes = {np.shape(x) for x in jax.tree.leaves(self.estimator)}
-        _validate.require(
-            shapes <= {(), (len(groups),)},
-            "estimator",
-            self.estimator,
-            f"one with numbers, or arrays of shape ({len(groups)},), one a group",
-        )
+        rule = f"one with numbers, or arrays of shape ({len(groups)},), one a group"
+        is_fine = shapes <= {(), (len(groups),)}
+        _validate.require(is_fine, "estimator", self.estimator, rule)
 
     @classmethod
     def by_leaf(cls, estimator: NormEstimator, params: PyTree) -> Self:
@@ -164,22 +158,14 @@ class Grouped(NormBounded):
 
         def group_of(leaf: str) -> int:
             fitting = [x for x in places if x == "" or f"{leaf}/".startswith(f"{x}/")]
-            _validate.require(
-                bool(fitting),
-                "groups",
-                self.groups,
-                f"names that every leaf begins with one of, as {leaf!r} does not",
-            )
+            rule = f"names that every leaf begins with one of, as {leaf!r} does not"
+            _validate.require(bool(fitting), "groups", self.groups, rule)
             return places[max(fitting, key=len)]
 
         found = [group_of(leaf) for leaf in leaves]
         without = [x for i, x in enumerate(self.groups) if i not in found]
-        _validate.require(
-            not without,
-            "groups",
-            self.groups,
-            f"names of leaves, which are {leaves}: {without} have none",
-        )
+        rule = f"names of leaves, which are {leaves}: {without} have none"
+        _validate.require(not without, "groups", self.groups, rule)
         return found
 
 

@@ -57,12 +57,9 @@ class MedianOfMeans(Estimator):
 
     def __post_init__(self):
         _validate.count(num_groups=self.num_groups)
-        _validate.require(
-            isinstance(self.inner, Estimator) and not self.inner.groups_by_index,
-            "inner",
-            self.inner,
-            "an estimator other than MedianOfMeans and TrimmedMean",
-        )
+        rule = "an estimator other than MedianOfMeans and TrimmedMean"
+        is_fine = isinstance(self.inner, Estimator) and not self.inner.groups_by_index
+        _validate.require(is_fine, "inner", self.inner, rule)
 
     def influence(self, sample: PyTree) -> PyTree:
         """Returns the inner estimator's influence."""
@@ -80,13 +77,11 @@ class MedianOfMeans(Estimator):
         relation: NeighboringRelation = REPLACE_ONE,
     ) -> Sensitivity:
         """See `Estimator.sensitivity`: the inner one at the smallest group size."""
-        _validate.require(
-            not _validate.is_concrete(num_samples)
-            or bool(num_samples >= self.num_groups),
-            "num_samples",
-            num_samples,
-            f"at least num_groups = {self.num_groups}",
+        rule = f"at least num_groups = {self.num_groups}"
+        is_fine = not _validate.is_concrete(num_samples) or bool(
+            num_samples >= self.num_groups
         )
+        _validate.require(is_fine, "num_samples", num_samples, rule)
         group_size = precise(num_samples) // self.num_groups
         inner = self.inner.sensitivity(group_size, num_coordinates, relation)
         if self.limit is None:
@@ -104,12 +99,8 @@ class MedianOfMeans(Estimator):
     ) -> tuple[PyTree, PyTree]:
         """See `Estimator.fold`: one inner fold for each group, one after the other."""
         n = stream.num_rows_in_all
-        _validate.require(
-            n >= self.num_groups,
-            "samples",
-            n,
-            f"at least num_groups = {self.num_groups} records",
-        )
+        rule = f"at least num_groups = {self.num_groups} records"
+        _validate.require(n >= self.num_groups, "samples", n, rule)
         _validate.require(
             _validate.is_concrete(normalize_by) and float(normalize_by) == n,
             "normalize_by",

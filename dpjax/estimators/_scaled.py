@@ -72,12 +72,9 @@ class Measured(Estimator):
     def _ratios(self, sample):
         def ratio(x, scale):
             x = as_float(x)
-            _validate.require(
-                np.shape(scale) in ((), x.shape),
-                "scales",
-                np.shape(scale),
-                f"numbers, or arrays of the shape of their leaves, as {x.shape}",
-            )
+            rule = f"numbers, or arrays of the shape of their leaves, as {x.shape}"
+            is_fine = np.shape(scale) in ((), x.shape)
+            _validate.require(is_fine, "scales", np.shape(scale), rule)
             return x / like(scale, x)
 
         return jax.tree.map(ratio, sample, broadcast(self.scales, sample, "scales"))

@@ -76,27 +76,18 @@ class TrimmedMean(Estimator):
 
     def __post_init__(self):
         fraction = self.trim_fraction
-        _validate.require(
-            isinstance(fraction, float) and 0 < fraction < 0.5,
-            "trim_fraction",
-            fraction,
-            "a Python float strictly between 0 and 1/2",
-        )
-        _validate.require(
-            _validate.is_concrete(self.relative_spread),
-            "relative_spread",
-            self.relative_spread,
-            "a concrete number, not a traced one",
-        )
+        rule = "a Python float strictly between 0 and 1/2"
+        is_fine = isinstance(fraction, float) and 0 < fraction < 0.5
+        _validate.require(is_fine, "trim_fraction", fraction, rule)
+        rule = "a concrete number, not a traced one"
+        is_fine = _validate.is_concrete(self.relative_spread)
+        _validate.require(is_fine, "relative_spread", self.relative_spread, rule)
         _validate.positive(relative_spread=self.relative_spread)
         _validate.within(-LARGEST, LARGEST, lower=self.lower, upper=self.upper)
         if _validate.is_concrete(self.lower) and _validate.is_concrete(self.upper):
-            _validate.require(
-                bool(np.all(self.upper - self.lower >= LEAST_WIDTH)),
-                "upper",
-                self.upper,
-                f"at least {LEAST_WIDTH:g} above lower = {self.lower}",
-            )
+            rule = f"at least {LEAST_WIDTH:g} above lower = {self.lower}"
+            is_fine = bool(np.all(self.upper - self.lower >= LEAST_WIDTH))
+            _validate.require(is_fine, "upper", self.upper, rule)
 
     def trim_count(self, num_samples: int) -> int:
         """Returns m = max(1, floor(trim_fraction·n)), the number trimmed on each side.
@@ -111,12 +102,8 @@ class TrimmedMean(Estimator):
         """
         _validate.count(num_samples=num_samples)
         trimmed = max(1, math.floor(self.trim_fraction * num_samples))
-        _validate.require(
-            2 * trimmed < num_samples,
-            "num_samples",
-            num_samples,
-            f"more than the {2 * trimmed} samples that are trimmed",
-        )
+        rule = f"more than the {2 * trimmed} samples that are trimmed"
+        _validate.require(2 * trimmed < num_samples, "num_samples", num_samples, rule)
         return trimmed
 
     def influence(self, sample: PyTree) -> NoReturn:
@@ -143,12 +130,8 @@ class TrimmedMean(Estimator):
         """
         _validate.positive(num_samples=num_samples)
         _validate.count(num_coordinates=num_coordinates)
-        _validate.require(
-            relation is REPLACE_ONE,
-            "relation",
-            relation,
-            "REPLACE_ONE: a trimmed mean has no row to mask",
-        )
+        rule = "REPLACE_ONE: a trimmed mean has no row to mask"
+        _validate.require(relation is REPLACE_ONE, "relation", relation, rule)
         linf = (self.upper - self.lower) + 4 * ROUNDOFF * self.limit
         l2 = math.sqrt(num_coordinates) * linf
         return Sensitivity(num_coordinates * linf, l2, linf)
@@ -287,12 +270,9 @@ class TrimmedMean(Estimator):
         stream = SampleStream.of(samples)
         self._no_padding(stream)
         num_samples = stream.num_rows
-        _validate.require(
-            _validate.is_concrete(smoothness) and np.ndim(smoothness) == 0,
-            "smoothness",
-            smoothness,
-            "one concrete number, not a traced one",
-        )
+        rule = "one concrete number, not a traced one"
+        is_fine = _validate.is_concrete(smoothness) and np.ndim(smoothness) == 0
+        _validate.require(is_fine, "smoothness", smoothness, rule)
         _validate.positive(smoothness=smoothness)
         _validate.choice(Bound, bound=bound)
         axes = row_axes(stream.rows, axis_name)

@@ -257,13 +257,11 @@ class Users:
         axes: tuple[str, ...],
     ) -> SampleStream:
         """Returns the stream of users' gradients, of that of rows' gradients."""
-        _validate.require(
-            not axes,
-            "user_ids",
-            f"those of a batch over {axes}",
+        rule = (
             "of a batch on one device: to spread users, lay them out by "
-            "dpjax.gradients.by_user",
+            "dpjax.gradients.by_user"
         )
+        _validate.require(not axes, "user_ids", f"those of a batch over {axes}", rule)
         _validate.mask(is_padding_example, rows.num_rows)
         spans = UserSpans.of(
             self.user_ids, rows.num_rows, is_padding_example, num_users=self.num_users

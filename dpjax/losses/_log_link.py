@@ -129,12 +129,9 @@ def tweedie(
     Reference:
         B. Jørgensen, Exponential dispersion models (1987), for the distribution.
     """
-    _validate.require(
-        isinstance(power, int | float) and 1 < power < 2,
-        "power",
-        power,
-        "a number strictly between 1 (losses.poisson) and 2 (losses.gamma)",
-    )
+    rule = "a number strictly between 1 (losses.poisson) and 2 (losses.gamma)"
+    is_fine = isinstance(power, int | float) and 1 < power < 2
+    _validate.require(is_fine, "power", power, rule)
     return LogLink(power, min_mean, max_mean, max_target)
 
 
@@ -162,12 +159,8 @@ def log_link(power: float) -> LinearLoss:
     Reference:
         As for `tweedie`.
     """
-    _validate.require(
-        isinstance(power, int | float) and 1 <= power <= 2,
-        "power",
-        power,
-        "a number from 1 (Poisson) to 2 (gamma)",
-    )
+    is_fine = isinstance(power, int | float) and 1 <= power <= 2
+    _validate.require(is_fine, "power", power, "a number from 1 (Poisson) to 2 (gamma)")
     return LogLink(float(power), *_MEANS, _LARGEST_TARGET)
 
 
@@ -191,12 +184,9 @@ class LogLink(LinearLoss):
         _validate.positive(
             min_mean=self.min_mean, max_mean=self.max_mean, max_target=self.max_target
         )
-        _validate.require(
-            self.min_mean <= self.max_mean,
-            "min_mean",
-            self.min_mean,
-            "at most the largest mean",
-        )
+        rule = "at most the largest mean"
+        is_fine = self.min_mean <= self.max_mean
+        _validate.require(is_fine, "min_mean", self.min_mean, rule)
         low, high, y, p = self.min_mean, self.max_mean, self.max_target, self.power
         # The derivative grows with eta and falls with y.
         slopes = y * low ** (1 - p) - low ** (2 - p), high ** (2 - p)

@@ -64,12 +64,8 @@ class MarginLoss(LinearLoss):
     def __post_init__(self) -> None:
         for name in ("derivative_fn", "value_fn"):
             function = getattr(self, name)
-            _validate.require(
-                callable(function) or (name == "value_fn" and function is None),
-                name,
-                function,
-                "callable",
-            )
+            is_fine = callable(function) or (name == "value_fn" and function is None)
+            _validate.require(is_fine, name, function, "callable")
         _validate.positive(
             derivative_bound=self.derivative_bound, curvature_bound=self.curvature_bound
         )

@@ -26,10 +26,6 @@ def named(loss: str | LinearLoss) -> LinearLoss:
     if isinstance(loss, LinearLoss):
         return loss
     choices = " or ".join(repr(name) for name in _LOSSES)
-    _validate.require(
-        isinstance(loss, str) and loss in _LOSSES,
-        "loss",
-        loss,
-        f"{choices} or a losses.LinearLoss",
-    )
+    rule = f"{choices} or a losses.LinearLoss"
+    _validate.require(isinstance(loss, str) and loss in _LOSSES, "loss", loss, rule)
     return _LOSSES[loss]

@@ -89,19 +89,12 @@ def peeling(
 def _check(key: Key, vector: jax.Array, sparsity: int) -> None:
     _validate.typed_key(key)
     shape, dtype = jnp.shape(vector), jnp.result_type(vector)
-    _validate.require(
-        len(shape) == 1 and jnp.issubdtype(dtype, jnp.floating),
-        "vector",
-        jax.ShapeDtypeStruct(shape, dtype),
-        "a vector of floating point",
-    )
+    rule = "a vector of floating point"
+    is_fine = len(shape) == 1 and jnp.issubdtype(dtype, jnp.floating)
+    _validate.require(is_fine, "vector", jax.ShapeDtypeStruct(shape, dtype), rule)
     _validate.count(sparsity=sparsity)
-    _validate.require(
-        sparsity <= shape[0],
-        "sparsity",
-        sparsity,
-        f"at most the vector's size {shape[0]}",
-    )
+    rule = f"at most the vector's size {shape[0]}"
+    _validate.require(sparsity <= shape[0], "sparsity", sparsity, rule)
 
 
 @partial(jax.jit, static_argnums=0)

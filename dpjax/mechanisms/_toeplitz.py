@@ -58,12 +58,9 @@ class BandedToeplitz(Toeplitz):
             "positive",
         )
         scaled = (given / given[0]).astype(np.float32)
-        _validate.require(
-            bool(np.all(np.diff(scaled) <= 0) and scaled[-1] >= 0),
-            "coefficients",
-            self.coefficients,
-            "not negative, and none larger than the one before it",
-        )
+        rule = "not negative, and none larger than the one before it"
+        is_fine = bool(np.all(np.diff(scaled) <= 0) and scaled[-1] >= 0)
+        _validate.require(is_fine, "coefficients", self.coefficients, rule)
         object.__setattr__(self, "coefficients", tuple(map(float, scaled)))
 
     @classmethod
@@ -186,12 +183,8 @@ class BufferedToeplitz(Toeplitz):
                 "numbers between 0 and 1, at least one, as many decays as scales",
             )
             object.__setattr__(self, name, tuple(map(float, numbers)))
-        _validate.require(
-            math.fsum(self.scales) <= 1,
-            "scales",
-            self.scales,
-            "at most 1 in sum, so that coefficients do not increase",
-        )
+        rule = "at most 1 in sum, so that coefficients do not increase"
+        _validate.require(math.fsum(self.scales) <= 1, "scales", self.scales, rule)
 
     @classmethod
     def optimal(

@@ -38,13 +38,11 @@ class Grid:
         _validate.require(
             math.frexp(self.step)[0] == 0.5, "step", self.step, "a power of two"
         )
-        _validate.require(
-            self.bound <= 2**52 * self.step,
-            "bound",
-            self.bound,
+        rule = (
             f"at most 2^52 steps of {self.step:g}: there are too many records for the "
-            "noise, or the noise is too small",
+            "noise, or the noise is too small"
         )
+        _validate.require(self.bound <= 2**52 * self.step, "bound", self.bound, rule)
 
     @classmethod
     def for_stddev(cls, stddev: float, *, bound: float) -> "Grid":

@@ -105,12 +105,9 @@ class SecureSum:
         fingerprints: Sequence[str] | None = None,
         test_only_random_bytes: RandomBytes | None = None,
     ):
-        _validate.require(
-            identity is not None or fingerprints is None,
-            "identity",
-            identity,
-            "given with fingerprints, one of which is its own",
-        )
+        rule = "given with fingerprints, one of which is its own"
+        is_fine = identity is not None or fingerprints is None
+        _validate.require(is_fine, "identity", identity, rule)
         identity = _identity.new_identity() if identity is None else identity
         _identity.fingerprint(identity)  # errors are raised before anything is sent
         from dpjax.parties import _masks

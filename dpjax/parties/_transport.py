@@ -47,12 +47,8 @@ class JaxTransport:
     def __init__(self) -> None:
         self.party = jax.process_index()
         self.num_parties = jax.process_count()
-        _validate.require(
-            self.num_parties >= 2,
-            "num_parties",
-            self.num_parties,
-            "at least two processes, joined by jax.distributed.initialize",
-        )
+        rule = "at least two processes, joined by jax.distributed.initialize"
+        _validate.require(self.num_parties >= 2, "num_parties", self.num_parties, rule)
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
         # A collective has one shape in all processes, so sizes are exchanged first; as

@@ -31,12 +31,9 @@ def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
             for name in names
             if name in given
         }
-    _validate.require(
-        isinstance(given, str) and given == FROM_DTYPE,
-        "categorical_features",
-        given,
-        f"{FROM_DTYPE!r}, a mapping from columns to lists of categories, or None",
-    )
+    rule = f"{FROM_DTYPE!r}, a mapping from columns to lists of categories, or None"
+    is_fine = isinstance(given, str) and given == FROM_DTYPE
+    _validate.require(is_fine, "categorical_features", given, rule)
     found = {name: _of_dtype(X[name].dtype) for name in _frame_names(X)}
     return {name: values for name, values in found.items() if values is not None}
 

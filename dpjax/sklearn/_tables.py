@@ -174,19 +174,12 @@ def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray | No
     """Returns (n,) weights from zero to the largest, NaN as zero, or None."""
     if sample_weight is None:
         return None
-    _validate.require(
-        model.max_weight is not None,
-        "max_weight",
-        None,
-        "the largest weight, a public number, where sample_weight is given",
-    )
+    rule = "the largest weight, a public number, where sample_weight is given"
+    _validate.require(model.max_weight is not None, "max_weight", None, rule)
     weights = _numbers(sample_weight=sample_weight)
-    _validate.require(
-        weights.shape == X.shape[:1],
-        "sample_weight",
-        weights.shape,
-        f"of shape {X.shape[:1]}, a number for each record",
-    )
+    rule = f"of shape {X.shape[:1]}, a number for each record"
+    is_fine = weights.shape == X.shape[:1]
+    _validate.require(is_fine, "sample_weight", weights.shape, rule)
     return np.clip(np.nan_to_num(weights), 0.0, model.max_weight)
 
 

@@ -275,12 +275,8 @@ def dp_additive_model(
     if _validate.is_concrete(is_enough):
         params, stats = final(key, bool(is_enough))
         return Solution(params, privacy, stats)
-    _validate.require(
-        execution.callback is None,
-        "execution",
-        execution,
-        "without a callback under jit or vmap, where a release says what is fitted",
-    )
+    rule = "without a callback under jit or vmap, where a release says what is fitted"
+    _validate.require(execution.callback is None, "execution", execution, rule)
     # Only one of the two is released, so that their noise may be the same.
     straight, bending = final(jax.random.clone(key), False), final(key, True)
     params, stats = jax.tree.map(partial(jnp.where, is_enough), bending, straight)
@@ -323,19 +319,12 @@ def _smooth(
     smooth: Sequence[int], num_columns: int, intercept: int | None
 ) -> tuple[int, ...]:
     """Returns the indices of columns that may bend, from zero on."""
-    _validate.require(
-        isinstance(smooth, Sequence | np.ndarray) and not isinstance(smooth, str),
-        "smooth",
-        smooth,
-        "a sequence of indices of columns",
-    )
+    is_fine = isinstance(smooth, Sequence | np.ndarray) and not isinstance(smooth, str)
+    _validate.require(is_fine, "smooth", smooth, "a sequence of indices of columns")
     bent = tuple(column_index("smooth", index, num_columns) for index in smooth)
-    _validate.require(
-        len(set(bent)) == len(bent) and intercept not in bent,
-        "smooth",
-        smooth,
-        "of different columns, without the intercept's",
-    )
+    rule = "of different columns, without the intercept's"
+    is_fine = len(set(bent)) == len(bent) and intercept not in bent
+    _validate.require(is_fine, "smooth", smooth, rule)
     return bent
 
 

@@ -31,12 +31,9 @@ def check_noise(
     epsilon: float | None, delta: float, noise_multiplier: float | None
 ) -> None:
     """Refuses a budget, or a noise multiplier in place of epsilon, out of its range."""
-    _validate.require(
-        (epsilon is None) != (noise_multiplier is None),
-        "epsilon",
-        epsilon,
-        "given where noise_multiplier is not",
-    )
+    rule = "given where noise_multiplier is not"
+    is_fine = (epsilon is None) != (noise_multiplier is None)
+    _validate.require(is_fine, "epsilon", epsilon, rule)
     check_budget(1.0 if epsilon is None else epsilon, delta)
     if noise_multiplier is not None:
         _validate.positive(noise_multiplier=noise_multiplier)
@@ -152,18 +149,10 @@ def printed_epsilon(
     _validate.count(num_samples=num_samples, num_steps=num_steps)
     _validate.bounded_estimator(estimator)
     batching = Full() if batching is None else batching
-    _validate.require(
-        estimator.noise == "gaussian",
-        "estimator",
-        estimator,
-        "another: no privacy follows from the printed scale of its noise",
-    )
-    _validate.require(
-        not batching.is_sampled,
-        "batching",
-        batching,
-        "Full() or Disjoint(): the papers print no noise for sampled batches",
-    )
+    rule = "another: no privacy follows from the printed scale of its noise"
+    _validate.require(estimator.noise == "gaussian", "estimator", estimator, rule)
+    rule = "Full() or Disjoint(): the papers print no noise for sampled batches"
+    _validate.require(not batching.is_sampled, "batching", batching, rule)
     multiplier = _printed_multiplier(
         estimator, batching, num_steps=num_steps, epsilon=epsilon, delta=delta
     )

@@ -70,19 +70,14 @@ class Checkpoint(NamedTuple):
 
     def checked(self) -> "Checkpoint":
         """Returns itself, or raises for a field out of its range."""
-        _validate.require(
-            isinstance(self, Checkpoint) and isinstance(self.folder, str | os.PathLike),
-            "checkpoint",
-            self,
-            "a Checkpoint(folder, every)",
+        is_fine = isinstance(self, Checkpoint) and isinstance(
+            self.folder, str | os.PathLike
         )
+        _validate.require(is_fine, "checkpoint", self, "a Checkpoint(folder, every)")
         _validate.count(every=self.every)
-        _validate.require(
-            _validate.can_be_folder(Path(self.folder)),
-            "checkpoint",
-            str(self.folder),
-            "a folder that can be written to, or made",
-        )
+        rule = "a folder that can be written to, or made"
+        is_fine = _validate.can_be_folder(Path(self.folder))
+        _validate.require(is_fine, "checkpoint", str(self.folder), rule)
         return self
 
 
@@ -123,12 +118,9 @@ def opened(
         run: what tells this run from others: from `identity`.
         devices: those of several processes, or ().
     """
-    _validate.require(
-        len(_processes.indices(devices)) == jax.process_count(),
-        "checkpoint",
-        checkpoint,
-        f"None where not all {jax.process_count()} processes take part in the run",
-    )
+    rule = f"None where not all {jax.process_count()} processes take part in the run"
+    is_fine = len(_processes.indices(devices)) == jax.process_count()
+    _validate.require(is_fine, "checkpoint", checkpoint, rule)
     with _store.opened(checkpoint.folder, run, devices=devices) as store:
         yield States(store)
 

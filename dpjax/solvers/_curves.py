@@ -59,12 +59,9 @@ class Curves:
         """
         columns = jnp.asarray(features)
         num_columns = len(self.slopes)
-        _validate.require(
-            columns.ndim == 2 and columns.shape[1] == num_columns,
-            "features",
-            columns.shape,
-            f"an array of {num_columns} columns",
-        )
+        rule = f"an array of {num_columns} columns"
+        is_fine = columns.ndim == 2 and columns.shape[1] == num_columns
+        _validate.require(is_fine, "features", columns.shape, rule)
         columns = bounded(columns.astype(self.slopes.dtype))
         if self.intercept is not None:
             columns = columns.at[:, self.intercept].set(1.0)
@@ -89,12 +86,9 @@ class Curves:
             ValueError: where the index or the shape does not fit.
         """
         num_columns = len(self.slopes)
-        _validate.require(
-            isinstance(column, int | np.integer) and 0 <= column < num_columns,
-            "column",
-            column,
-            f"the index of one of {num_columns} columns",
-        )
+        rule = f"the index of one of {num_columns} columns"
+        is_fine = isinstance(column, int | np.integer) and 0 <= column < num_columns
+        _validate.require(is_fine, "column", column, rule)
         values = jnp.asarray(grid)
         _validate.require(values.ndim == 1, "grid", values.shape, "of one axis")
         values = bounded(values.astype(self.slopes.dtype))

@@ -192,10 +192,6 @@ def _paper_share(estimator: Estimator) -> float:
     Line 6 takes exp(epsilon u / (2 Delta)), Delta = ||W||_1 4 sqrt(2) s / (3 m). The
     scores range over 2 ||W||_1 M s / m, so the share is half of M / (2 sqrt(2) / 3).
     """
-    _validate.require(
-        estimator.paper == "001",
-        "estimator",
-        estimator,
-        "a SmoothedTruncation, for which alone the paper prints constants",
-    )
+    rule = "a SmoothedTruncation, for which alone the paper prints constants"
+    _validate.require(estimator.paper == "001", "estimator", estimator, rule)
     return 0.5 / printed_excess(estimator)

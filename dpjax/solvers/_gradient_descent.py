@@ -211,12 +211,8 @@ def robust_gradient_descent(
     # No budget tells how rare the overflow of a Poisson batch must be: as of this.
     data, batches = _batches(data, num_steps, batching, execution, 1.0, 1e-5)
     _validate.estimator(estimator)
-    _validate.require(
-        key is not None or not batches.is_sampled,
-        "key",
-        key,
-        f"given where batches are drawn, as by {batching}",
-    )
+    rule = f"given where batches are drawn, as by {batching}"
+    _validate.require(key is not None or not batches.is_sampled, "key", key, rule)
     key = jax.random.key(0) if key is None else key  # draws nothing
     _validate.typed_key(key)
     step = _step(
@@ -257,12 +253,8 @@ def _step(
 ) -> PrivateStep:
     """Checks what a descent is, and returns its step."""
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
-    _validate.require(
-        projection_fn is None or callable(projection_fn),
-        "projection_fn",
-        projection_fn,
-        "callable",
-    )
+    is_fine = projection_fn is None or callable(projection_fn)
+    _validate.require(is_fine, "projection_fn", projection_fn, "callable")
     rate = cast(Scalar | Partial | Static, learning_rate)
     if not callable(learning_rate):
         _validate.positive(learning_rate=learning_rate)

@@ -160,12 +160,8 @@ def _papers_peeling(
     """Returns the printed Laplace noise, as the rho of the exact sensitivity."""
     _validate.probability(delta=delta)
     log_inverse = math.log(1 / delta)
-    _validate.require(
-        estimator.paper is not None,
-        "estimator",
-        estimator,
-        "SmoothedTruncation or Truncation, for which the papers print constants",
-    )
+    rule = "SmoothedTruncation or Truncation, for which the papers print constants"
+    _validate.require(estimator.paper is not None, "estimator", estimator, rule)
     if estimator.paper == "001":
         # 004, Algorithm 4: b = 2 lam sqrt(3 s L) / epsilon; and Algorithm 5, line 7:
         # lam = 4 sqrt(2) k eta / m, where 2 M k eta / m holds.

@@ -179,12 +179,8 @@ class Execution:
     def __post_init__(self):
         if self.microbatch_size is not None:
             _validate.count(microbatch_size=self.microbatch_size)
-        _validate.require(
-            self.callback is None or callable(self.callback),
-            "callback",
-            self.callback,
-            "callable",
-        )
+        is_fine = self.callback is None or callable(self.callback)
+        _validate.require(is_fine, "callback", self.callback, "callable")
         _validate.count(callback_every=self.callback_every)
         if self.checkpoint is not None:
             Checkpoint.checked(self.checkpoint)
@@ -192,22 +188,14 @@ class Execution:
 
 def check_execution(execution: Execution) -> None:
     """Requires an `Execution`."""
-    _validate.require(
-        isinstance(execution, Execution),
-        "execution",
-        execution,
-        "an Execution(microbatch_size=, callback=, checkpoint=)",
-    )
+    rule = "an Execution(microbatch_size=, callback=, checkpoint=)"
+    _validate.require(isinstance(execution, Execution), "execution", execution, rule)
 
 
 def check_steps(num_samples: int, num_steps: int, batching: Batching) -> None:
     """Requires a batching and a count of steps that suit the number of records."""
-    _validate.require(
-        isinstance(batching, Batching),
-        "batching",
-        batching,
-        "Full(), Poisson(...) or another of dpjax.batching",
-    )
+    rule = "Full(), Poisson(...) or another of dpjax.batching"
+    _validate.require(isinstance(batching, Batching), "batching", batching, rule)
     _validate.count(num_steps=num_steps)
     batching.divisor(num_samples, num_steps)
 
@@ -302,12 +290,9 @@ def _saved(execution, step, traced, arguments, devices):
     """Runs part by part, saves the carry after each, and goes on from one saved."""
     checkpoint, callback = execution.checkpoint, execution.callback
     num_steps = step.batches.start.num_steps
-    _validate.require(
-        all(map(_validate.is_concrete, jax.tree.leaves(arguments))),
-        "checkpoint",
-        checkpoint,
-        "None under jit, vmap and grad, where nothing can be saved",
-    )
+    rule = "None under jit, vmap and grad, where nothing can be saved"
+    is_fine = all(map(_validate.is_concrete, jax.tree.leaves(arguments)))
+    _validate.require(is_fine, "checkpoint", checkpoint, rule)
     # Shown from here: a callback would make every process's program another one.
     compiled = replace(execution, callback=None, checkpoint=None)
     intervals = [checkpoint.every]

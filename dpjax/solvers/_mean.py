@@ -102,12 +102,8 @@ def dp_mean(
     check_budget(epsilon, delta)
     _validate.typed_key(key)
     _validate.choice(MeanMethod, method=method)
-    _validate.require(
-        estimator is None or method == "clipped",
-        "method",
-        method,
-        "left out with an estimator",
-    )
+    rule = "left out with an estimator"
+    _validate.require(estimator is None or method == "clipped", "method", method, rule)
     samples = _validate.arrays(samples)
     num_samples = _validate.leading_size(samples, "samples")
     axis_name = row_axes(samples, None) or None
@@ -143,12 +139,8 @@ def _untuned(
     event = gaussian_event(multiplier)
     privacy = PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=len(rows))
     if method == "geometric_median":
-        _validate.require(
-            rows.shape[1] > 1,
-            "samples",
-            samples,
-            "at least two numbers each; the median of one is that of `dp_quantile`",
-        )
+        rule = "at least two numbers each; the median of one is that of `dp_quantile`"
+        _validate.require(rows.shape[1] > 1, "samples", samples, rule)
         multipliers = shares_of(rows.shape, multiplier).multipliers(multiplier)
         point = geometric_median(axis_name, rows, key, multipliers)
         return Solution(

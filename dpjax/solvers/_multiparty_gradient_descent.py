@@ -138,12 +138,9 @@ def dp_multiparty_gradient_descent(
     if num_steps is not None:
         _validate.count(num_steps=num_steps)
     check_execution(execution)
-    _validate.require(
-        execution.checkpoint is None,
-        "checkpoint",
-        execution.checkpoint,
-        "None: a round of several parties cannot be resumed",
-    )
+    rule = "None: a round of several parties cannot be resumed"
+    is_fine = execution.checkpoint is None
+    _validate.require(is_fine, "checkpoint", execution.checkpoint, rule)
     _validate.require(
         isinstance(secure_sum, SecureSum), "secure_sum", secure_sum, "a SecureSum"
     )

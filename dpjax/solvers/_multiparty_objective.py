@@ -118,12 +118,8 @@ def dp_multiparty_objective_perturbation(
     _validate.non_negative(regularization=regularization)
     loss = MarginLoss.logistic() if loss is None else loss
     _validate.require(isinstance(loss, MarginLoss), "loss", loss, "a MarginLoss")
-    _validate.require(
-        isinstance(secure_sum, SecureSum) and secure_sum.max_dropouts == 0,
-        "secure_sum",
-        secure_sum,
-        "a SecureSum without dropouts",
-    )
+    is_fine = isinstance(secure_sum, SecureSum) and secure_sum.max_dropouts == 0
+    _validate.require(is_fine, "secure_sum", secure_sum, "a SecureSum without dropouts")
     num_shares = secure_sum.num_secret_shares
     num_mine, num_features = check_data(features, labels)
     dtype = released_dtype(features)

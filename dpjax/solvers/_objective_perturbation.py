@@ -120,12 +120,8 @@ def dp_objective_perturbation(
     _validate.typed_key(key)
     _validate.non_negative(regularization=regularization)
     loss = MarginLoss.logistic() if loss is None else loss
-    _validate.require(
-        isinstance(loss, MarginLoss),
-        "loss",
-        loss,
-        "a MarginLoss, which declares the bounds that the noise rests on",
-    )
+    rule = "a MarginLoss, which declares the bounds that the noise rests on"
+    _validate.require(isinstance(loss, MarginLoss), "loss", loss, rule)
     features, labels = gathered((features, labels))
     num_samples, num_features = check_data(features, labels)
     bounds = {
@@ -165,12 +161,8 @@ def dp_objective_perturbation(
     if gradient_norm is None:
         gradient_norm = max(1e-8 * convexity, least)
     _validate.positive(gradient_norm=gradient_norm)
-    _validate.require(
-        gradient_norm >= least,
-        "gradient_norm",
-        gradient_norm,
-        f"at least {least:.3g}, which float64 can certify here",
-    )
+    rule = f"at least {least:.3g}, which float64 can certify here"
+    _validate.require(gradient_norm >= least, "gradient_norm", gradient_norm, rule)
     output_stddev = gaussian_stddev(
         output_epsilon, output_delta, sensitivity=2 * gradient_norm / convexity
     )

@@ -72,9 +72,5 @@ def check_sparsity(sparsity: int, params: PyTree) -> None:
     """Requires 1 <= sparsity <= the entries of all leaves together."""
     _validate.count(sparsity=sparsity)
     num_params = num_coordinates(params)
-    _validate.require(
-        sparsity <= num_params,
-        "sparsity",
-        sparsity,
-        f"at most the {num_params} entries of the parameters",
-    )
+    rule = f"at most the {num_params} entries of the parameters"
+    _validate.require(sparsity <= num_params, "sparsity", sparsity, rule)

@@ -149,49 +149,36 @@ class PrivateTraining:
         _validate.count(num_samples=num_samples)
         check_budget(epsilon, delta)
         warn_of_closures(loss_fn, num_samples)
-        _validate.require(
-            noise is None or isinstance(noise, Strategy),
-            "noise",
-            noise,
-            "a strategy of dpjax.mechanisms",
-        )
-        _validate.require(
-            noise is None or estimator is not None,
-            "estimator",
-            estimator,
-            "given with noise: clip norms that adapt need independent noise",
-        )
+        is_fine = noise is None or isinstance(noise, Strategy)
+        _validate.require(is_fine, "noise", noise, "a strategy of dpjax.mechanisms")
+        rule = "given with noise: clip norms that adapt need independent noise"
+        is_fine = noise is None or estimator is not None
+        _validate.require(is_fine, "estimator", estimator, rule)
         if monitor is not None:
             _validate.probability(monitor=monitor)
-            _validate.require(
-                noise is None,
-                "monitor",
-                monitor,
+            rule = (
                 "None with noise: the bound of the losses adapts, which needs "
-                "independent noise",
+                "independent noise"
             )
+            _validate.require(noise is None, "monitor", monitor, rule)
         if num_steps is None:
             num_steps = recipe.NUM_STEPS if noise is None else noise.num_steps
         if batching is None:
             batching = recipe.default_batching(num_samples, noise)
         check_steps(num_samples, num_steps, batching)
-        _validate.require(
-            relation is REPLACE_ONE
-            or isinstance(batching, Full | Poisson | BallsInBins),
-            "relation",
-            relation,
-            f"REPLACE_ONE with {batching}: its batches depend on the number of rows",
+        rule = f"REPLACE_ONE with {batching}: its batches depend on the number of rows"
+        is_fine = relation is REPLACE_ONE or isinstance(
+            batching, Full | Poisson | BallsInBins
         )
+        _validate.require(is_fine, "relation", relation, rule)
         if microbatch_size is not None:
             _validate.count(microbatch_size=microbatch_size)
         noisy = measured(recipe.loss_clipping() if estimator is None else estimator)
-        _validate.require(
-            optimizer is not None
-            or (noisy.noise == "gaussian" and not isinstance(estimator, Scaled)),
-            "optimizer",
-            optimizer,
-            f"given with {estimator}: no bound on one gradient tells the rate",
+        rule = f"given with {estimator}: no bound on one gradient tells the rate"
+        is_fine = optimizer is not None or (
+            noisy.noise == "gaussian" and not isinstance(estimator, Scaled)
         )
+        _validate.require(is_fine, "optimizer", optimizer, rule)
         self.noise_multiplier, self.privacy = calibrated_noise(
             noisy,
             batching,

@@ -326,12 +326,9 @@ def _log_odds(num_candidates: int) -> float:
 def checked_samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:
     """Returns samples as floats of so many axes, with the rows of all devices."""
     x = jnp.asarray(gathered(_validate.arrays(samples)))
-    _validate.require(
-        x.ndim == num_axes and 0 < x.size < 2**31 and not jnp.iscomplexobj(x),
-        "samples",
-        jax.ShapeDtypeStruct(x.shape, x.dtype),
-        f"a real array with {num_axes} axes and at least one entry",
-    )
+    rule = f"a real array with {num_axes} axes and at least one entry"
+    is_fine = x.ndim == num_axes and 0 < x.size < 2**31 and not jnp.iscomplexobj(x)
+    _validate.require(is_fine, "samples", jax.ShapeDtypeStruct(x.shape, x.dtype), rule)
     return x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
 
 
@@ -347,10 +344,7 @@ def checked_edges(edges: ArrayLike, samples: jax.Array) -> jax.Array:
     array = array.astype(samples.dtype)
     if _validate.is_concrete(array):
         numbers = np.asarray(array)
-        _validate.require(
-            bool(np.isfinite(numbers).all() and (np.diff(numbers) > 0).all()),
-            "edges",
-            numbers,
-            f"finite and increasing in {array.dtype}",
-        )
+        rule = f"finite and increasing in {array.dtype}"
+        is_fine = bool(np.isfinite(numbers).all() and (np.diff(numbers) > 0).all())
+        _validate.require(is_fine, "edges", numbers, rule)
     return array

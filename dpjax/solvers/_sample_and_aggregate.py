@@ -177,12 +177,9 @@ class _Subsets(NamedTuple):
         """Checks the sizes."""
         num_samples = _validate.leading_size(data, "data")
         subsets = cls(num_samples, num_subsets, overlap)
-        _validate.require(
-            subsets.per_order <= num_samples,
-            "num_subsets",
-            num_subsets,
-            f"at most overlap times the {num_samples} records",
-        )
+        rule = f"at most overlap times the {num_samples} records"
+        is_fine = subsets.per_order <= num_samples
+        _validate.require(is_fine, "num_subsets", num_subsets, rule)
         return subsets
 
     @property
@@ -228,12 +225,9 @@ def _template(
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), result)
     if center is None:
         return zeros
-    _validate.require(
-        _shapes(center) == _shapes(zeros),
-        "center",
-        _shapes(center),
-        f"shaped as the result of fit_fn, {_shapes(zeros)}",
-    )
+    rule = f"shaped as the result of fit_fn, {_shapes(zeros)}"
+    is_fine = _shapes(center) == _shapes(zeros)
+    _validate.require(is_fine, "center", _shapes(center), rule)
     return jax.tree.map(lambda x, leaf: like(x, leaf), center, zeros)
 
 
@@ -260,14 +254,12 @@ def _noise(
     enough = [max(0, math.floor(math.log(c) / beta) + 1) for beta, c in pairs]
     needed = least_num_points(min(enough), subsets.overlap)
     epsilon, delta, num_coordinates = setting
-    _validate.require(
-        subsets.number >= needed,
-        "num_subsets",
-        subsets.number,
+    rule = (
         f"at least {needed} for {claim(epsilon, delta)}, "
         f"{num_coordinates} coordinates and overlap = {subsets.overlap}, as with "
-        "fewer the least noise is the diameter or more",
+        "fewer the least noise is the diameter or more"
     )
+    _validate.require(subsets.number >= needed, "num_subsets", subsets.number, rule)
 
     def expected(pair: tuple[float, float]) -> float:
         beta, multiplier = pair

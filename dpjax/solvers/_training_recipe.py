@@ -37,12 +37,8 @@ def default_batching(num_samples: int, noise: Strategy | None) -> Batching:
     size = max(1, num_samples // _BATCHES)
     if noise is None:
         return Poisson(size)
-    _validate.require(
-        noise.num_bands <= _BATCHES,
-        "batching",
-        None,
-        f"given with {noise}, which has more than {_BATCHES} bands",
-    )
+    rule = f"given with {noise}, which has more than {_BATCHES} bands"
+    _validate.require(noise.num_bands <= _BATCHES, "batching", None, rule)
     return CyclicPoisson(size, cycle_length=noise.num_bands)
 
 

@@ -160,22 +160,15 @@ def default_num_steps(num_samples: int, epsilon: float, power: float) -> int:
 
 def check_num_steps(num_steps: int, num_samples: int) -> None:
     """Requires no more choices than records: they would be blind."""
-    _validate.require(
-        num_steps <= num_samples,
-        "num_steps",
-        num_steps,
-        f"at most the {num_samples} samples",
-    )
+    rule = f"at most the {num_samples} samples"
+    _validate.require(num_steps <= num_samples, "num_steps", num_steps, rule)
 
 
 def check_start(constraint: VertexConstraint, params: PyTree) -> None:
     """Requires a set with vertices, and a start in it if both are concrete."""
-    _validate.require(
-        isinstance(constraint, VertexConstraint),
-        "constraint",
-        constraint,
-        "a set with vertices: L1Ball, Simplex or Polytope",
-    )
+    rule = "a set with vertices: L1Ball, Simplex or Polytope"
+    is_fine = isinstance(constraint, VertexConstraint)
+    _validate.require(is_fine, "constraint", constraint, rule)
     numbers = [*jax.tree.leaves(params), *jax.tree.leaves(constraint)]
     if all(map(_validate.is_concrete, numbers)):
         _validate.require(

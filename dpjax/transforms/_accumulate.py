@@ -81,12 +81,8 @@ def accumulate(
     Reference:
         Abadi et al. (2016), "Deep learning with differential privacy", Section 3.1.
     """
-    _validate.require(
-        isinstance(optimizer, PrivateMean),
-        "optimizer",
-        optimizer,
-        "privatize, dp_sgd or dpjax.chain of one: a mean with noise",
-    )
+    rule = "privatize, dp_sgd or dpjax.chain of one: a mean with noise"
+    _validate.require(isinstance(optimizer, PrivateMean), "optimizer", optimizer, rule)
     _validate.count(num_pieces=num_pieces)
 
     def start(inner: PyTree, total: PieceSum) -> PiecesState:

@@ -64,12 +64,8 @@ def scale_by_dp_adam(
         floor in units of the noise.
     """
     for name, value in (("b1", b1), ("b2", b2)):
-        _validate.require(
-            not _validate.is_concrete(value) or bool(0 <= value < 1),
-            name,
-            value,
-            "in [0, 1)",
-        )
+        is_fine = not _validate.is_concrete(value) or bool(0 <= value < 1)
+        _validate.require(is_fine, name, value, "in [0, 1)")
     _validate.non_negative(eps=eps)
     _validate.positive(floor=floor)
 
@@ -79,13 +75,11 @@ def scale_by_dp_adam(
 
     def update(updates, state, params=None, *, noise_stddev=None, **extra_args):
         del params, extra_args
-        _validate.require(
-            noise_stddev is not None,
-            "noise_stddev",
-            noise_stddev,
+        rule = (
             "known: put scale_by_dp_adam right after privatize in dpjax.chain, which "
-            "passes it, but not with a strategy or TrimmedMean",
+            "passes it, but not with a strategy or TrimmedMean"
         )
+        _validate.require(noise_stddev is not None, "noise_stddev", noise_stddev, rule)
         stddev = broadcast(noise_stddev, updates, "noise_stddev")
         count = jnp.asarray(optax.safe_increment(state.count))
 

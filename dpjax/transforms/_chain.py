@@ -108,30 +108,22 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
         Dwork, Roth (2014), Proposition 2.1, post-processing.
     """
     for i, transform in enumerate(transforms):
-        _validate.require(
-            isinstance(transform, optax.GradientTransformation),
-            f"transforms[{i}]",
-            transform,
-            "an optax transformation",
-        )
+        rule = "an optax transformation"
+        is_fine = isinstance(transform, optax.GradientTransformation)
+        _validate.require(is_fine, f"transforms[{i}]", transform, rule)
     mean, rest = next(iter(transforms), None), transforms[1:]
-    _validate.require(
-        isinstance(mean, PrivateMean),
-        "transforms[0]",
-        mean,
+    rule = (
         "privatize, dp_sgd or a chain of them: a transformation before it would see "
         "samples, and one that mixes them (as optax.clip_by_global_norm) breaks the "
         "guarantee. optax.inject_hyperparams goes around the whole chain, as "
         "optax.inject_hyperparams(make)(learning_rate=...) of a function "
-        "make(learning_rate) that returns dpjax.chain(...)",
+        "make(learning_rate) that returns dpjax.chain(...)"
     )
+    _validate.require(isinstance(mean, PrivateMean), "transforms[0]", mean, rule)
     for i, transform in enumerate(rest, start=1):
-        _validate.require(
-            not isinstance(transform, PrivateMean),
-            f"transforms[{i}]",
-            transform,
-            "post-processing of a mean: the first transformation has left no samples",
-        )
+        rule = "post-processing of a mean: the first transformation has left no samples"
+        is_fine = not isinstance(transform, PrivateMean)
+        _validate.require(is_fine, f"transforms[{i}]", transform, rule)
     mean = cast(PrivateMean, mean)
     parts = [optax.with_extra_args_support(part) for part in rest]
 

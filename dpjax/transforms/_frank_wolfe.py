@@ -79,12 +79,9 @@ class FrankWolfe(optax.GradientTransformation):
         )
 
     def _concrete_epsilon(self) -> float:
-        _validate.require(
-            _validate.is_concrete(self.epsilon),
-            "epsilon",
-            self.epsilon,
-            "a concrete number, not a traced one, to compute the cost of choices",
-        )
+        rule = "a concrete number, not a traced one, to compute the cost of choices"
+        is_fine = _validate.is_concrete(self.epsilon)
+        _validate.require(is_fine, "epsilon", self.epsilon, rule)
         return float(self.epsilon)
 
 
@@ -155,12 +152,9 @@ def frank_wolfe(
         Talwar, Thakurta, Zhang (2015), "Nearly optimal private LASSO"; Hu, Ni, Xiao,
         Wang (2022), Algorithms 1 and 2.
     """
-    _validate.require(
-        isinstance(constraint, VertexConstraint),
-        "constraint",
-        constraint,
-        "a set with vertices: L1Ball, Simplex or Polytope",
-    )
+    rule = "a set with vertices: L1Ball, Simplex or Polytope"
+    is_fine = isinstance(constraint, VertexConstraint)
+    _validate.require(is_fine, "constraint", constraint, rule)
     _validate.positive(epsilon=epsilon, sensitivity=sensitivity, limit=limit)
     _validate.typed_key(key)
     _validate.choice(SelectionName, mechanism=mechanism)

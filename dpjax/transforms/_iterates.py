@@ -136,12 +136,9 @@ def average_params(state: Any) -> PyTree:
         for leaf in jax.tree.leaves(state, is_leaf=_is_average)
         if _is_average(leaf)
     ]
-    _validate.require(
-        len(found) == 1,
-        "state",
-        [type(leaf).__name__ for leaf in found],
-        "a state with exactly one average_iterates",
-    )
+    rule = "a state with exactly one average_iterates"
+    is_fine = len(found) == 1
+    _validate.require(is_fine, "state", [type(leaf).__name__ for leaf in found], rule)
     return found[0].mean_iterate
 
 

@@ -91,12 +91,8 @@ def peel(
 
     def init(params):
         num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
-        _validate.require(
-            sparsity <= num_coordinates,
-            "sparsity",
-            sparsity,
-            f"at most the {num_coordinates} entries of params",
-        )
+        rule = f"at most the {num_coordinates} entries of params"
+        _validate.require(sparsity <= num_coordinates, "sparsity", sparsity, rule)
         return KeyState.of(key)
 
     def update(updates, state, params=None):

@@ -318,12 +318,8 @@ def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
 
 def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
     """Returns the mean, and the noise for its smooth sensitivity."""
-    _validate.require(
-        _validate.is_concrete(rho),
-        "noise_multiplier",
-        rho,
-        "a concrete number, not a traced one: the shape of the noise depends on it",
-    )
+    rule = "a concrete number, not a traced one: the shape of the noise depends on it"
+    _validate.require(_validate.is_concrete(rho), "noise_multiplier", rho, rule)
     num_samples = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
     _validate.require(
         stream.is_padding_example is None and normalize_by in (None, num_samples),

@@ -59,12 +59,8 @@ class Runs:
         else:
             candidate = self.candidates[index]
         solution = self.train_fn(candidate, train_key)
-        _validate.require(
-            isinstance(solution, Solution),
-            "what train_fn returns",
-            solution,
-            "Solution",
-        )
+        is_fine = isinstance(solution, Solution)
+        _validate.require(is_fine, "what train_fn returns", solution, "Solution")
         return solution, jnp.asarray(self.score.fn(solution.params, score_key))
 
     def draw(self, key: Key, turn: Any) -> tuple[jax.Array, Key]:

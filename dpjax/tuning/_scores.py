@@ -46,12 +46,8 @@ class Score:
 
     def __post_init__(self) -> None:
         _validate.require(callable(self.fn), "fn", self.fn, "a function (params, key)")
-        _validate.require(
-            isinstance(self.privacy, PrivacyGuarantee),
-            "privacy",
-            self.privacy,
-            "a PrivacyGuarantee",
-        )
+        is_fine = isinstance(self.privacy, PrivacyGuarantee)
+        _validate.require(is_fine, "privacy", self.privacy, "a PrivacyGuarantee")
         _validate.choice(ScoredRecords, records=self.records)
 
 

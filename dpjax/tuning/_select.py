@@ -124,19 +124,11 @@ def dp_select(
     _validate.count(num_parallel=num_parallel)
     _validate.require(isinstance(score, Score), "score", score, "a Score")
     law = TrialCount(distribution, mean_trials)
-    _validate.require(
-        law.is_truncated or default is not None,
-        "default",
-        default,
-        f"given where {distribution} may make no run",
-    )
+    rule = f"given where {distribution} may make no run"
+    _validate.require(law.is_truncated or default is not None, "default", default, rule)
     runs = Runs(train_fn, candidates, score)
-    _validate.require(
-        checkpoint is None or privacy is None,
-        "privacy",
-        privacy,
-        "None with a checkpoint, which identifies a search by tracing it",
-    )
+    rule = "None with a checkpoint, which identifies a search by tracing it"
+    _validate.require(checkpoint is None or privacy is None, "privacy", privacy, rule)
     guarantees = runs.guarantees(key) if privacy is None else [privacy]
     released = _released_guarantee(guarantees, score, epsilon, delta, law)
     opening = contextlib.nullcontext()
@@ -172,12 +164,9 @@ def _search(
             if progress.num_done == progress.num_runs:
                 break
             if known is not None:
-                _validate.require(
-                    _is_covered(solution.privacy, known),
-                    "privacy",
-                    known,
-                    "the guarantee of every run, or one with more epsilon and delta",
-                )
+                rule = "the guarantee of every run, or one with more epsilon and delta"
+                is_fine = _is_covered(solution.privacy, known)
+                _validate.require(is_fine, "privacy", known, rule)
             released = (solution.params, solution.stats)
             progress = progress.with_run(index, score, released)
             place = 0 if runs.is_stacked else index
@@ -215,18 +204,12 @@ def _released_guarantee(
             found.epsilon,
             "finite: the best of runs without privacy is not private",
         )
-        _validate.require(
-            found.relation is relation,
-            "the relation of a run",
-            found.relation,
-            f"that of the score, {relation}",
-        )
-    _validate.require(
-        relation is REPLACE_ONE or score.records == "training",
-        "the relation of a score on a holdout",
-        relation,
-        "REPLACE_ONE: a record that is added may move others into it",
-    )
+        rule = f"that of the score, {relation}"
+        is_fine = found.relation is relation
+        _validate.require(is_fine, "the relation of a run", found.relation, rule)
+    rule = "REPLACE_ONE: a record that is added may move others into it"
+    is_fine = relation is REPLACE_ONE or score.records == "training"
+    _validate.require(is_fine, "the relation of a score on a holdout", relation, rule)
     options: dict[str, Any] = {
         "mean_trials": law.mean,
         "distribution": law.distribution,
@@ -237,13 +220,11 @@ def _released_guarantee(
     else:
         paid = [*distinct, score.privacy]
     price = max(tuning_epsilon(found, delta, **options) for found in paid)
-    _validate.require(
-        price <= epsilon,
-        "epsilon",
-        epsilon,
+    rule = (
         f"at least {rounded_up(price, 6)}, the cost of the search at delta = {delta}: "
-        "accounting.tuning_budget is the budget of a run and its score",
+        "accounting.tuning_budget is the budget of a run and its score"
     )
+    _validate.require(price <= epsilon, "epsilon", epsilon, rule)
     stated = PrivacyGuarantee.of(
         price, delta, dp_event=UnsupportedDpEvent(), relation=relation
     )

@@ -190,12 +190,8 @@ def dp_linear_model(
         Bhoomireddy (2026). The first whitening: Kamath, Li, Singhal, Ullman (2019).
     """
     model = named(loss)
-    _validate.require(
-        model.is_convex and math.isfinite(model.curvature_bound),
-        "loss",
-        loss,
-        "a convex loss of bounded curvature",
-    )
+    is_fine = model.is_convex and math.isfinite(model.curvature_bound)
+    _validate.require(is_fine, "loss", loss, "a convex loss of bounded curvature")
     check_noise(epsilon, delta, noise_multiplier)
     _validate.typed_key(key)
     features, targets = records_of(data)
@@ -290,24 +286,13 @@ def _check_intervals(
         or isinstance(model, Huber)
         or (isinstance(model, LogLink) and model.power in (1, 2))
     )
-    _validate.require(
-        has_intervals,
-        "loss",
-        loss,
-        "squared, logistic, Huber, Poisson or gamma, if there are to be intervals",
-    )
-    _validate.require(
-        max_features is None,
-        "max_features",
-        max_features,
-        "None if there are to be intervals: they would not count the choice",
-    )
-    _validate.require(
-        num_features > 0,
-        "features",
-        f"{num_features} beside the intercept",
-        "one or more beside the intercept, if there are to be intervals",
-    )
+    rule = "squared, logistic, Huber, Poisson or gamma, if there are to be intervals"
+    _validate.require(has_intervals, "loss", loss, rule)
+    rule = "None if there are to be intervals: they would not count the choice"
+    _validate.require(max_features is None, "max_features", max_features, rule)
+    rule = "one or more beside the intercept, if there are to be intervals"
+    is_fine = num_features > 0
+    _validate.require(is_fine, "features", f"{num_features} beside the intercept", rule)
 
 
 def noise_of(
@@ -334,24 +319,17 @@ def noise_of(
 
 def records_of(data: tuple[ArrayLike, ArrayLike]) -> tuple[jax.Array, jax.Array]:
     """Returns features (n, d) and targets (n,), as float arrays."""
-    _validate.require(
-        isinstance(data, tuple | list) and len(data) == 2,
-        "data",
-        type(data),
-        "a pair (features, targets)",
-    )
+    is_fine = isinstance(data, tuple | list) and len(data) == 2
+    _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
     return _validate.linear_data(*data)
 
 
 def column_index(name: str, index: int, num_columns: int) -> int:
     """Returns the index of a column, from zero on."""
     is_index = isinstance(index, int | np.integer) and not isinstance(index, bool)
-    _validate.require(
-        is_index and -num_columns <= index < num_columns,
-        name,
-        index,
-        f"the index of one of {num_columns} columns",
-    )
+    rule = f"the index of one of {num_columns} columns"
+    is_fine = is_index and -num_columns <= index < num_columns
+    _validate.require(is_fine, name, index, rule)
     return int(index) % num_columns
 
 

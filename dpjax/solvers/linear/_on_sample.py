@@ -61,10 +61,7 @@ def per_record(
     if values is None:
         return jnp.full_like(targets, default)
     array = jnp.asarray(_validate.arrays(values))
-    _validate.require(
-        array.shape == targets.shape and not jnp.iscomplexobj(array),
-        name,
-        array.shape,
-        f"one real number for each of {len(targets)} rows",
-    )
+    rule = f"one real number for each of {len(targets)} rows"
+    is_fine = array.shape == targets.shape and not jnp.iscomplexobj(array)
+    _validate.require(is_fine, name, array.shape, rule)
     return array.astype(targets.dtype)

@@ -151,12 +151,9 @@ def dp_localized_sco(
         _validate.count(num_steps=num_steps)
     _validate.typed_key(key)
     check_execution(execution)
-    _validate.require(
-        execution.checkpoint is None,
-        "execution.checkpoint",
-        execution.checkpoint,
-        "None: the phases are short runs of their own",
-    )
+    rule = "None: the phases are short runs of their own"
+    is_fine = execution.checkpoint is None
+    _validate.require(is_fine, "execution.checkpoint", execution.checkpoint, rule)
     num_samples = check_size(
         lambda n: 4 * math.sqrt(variance(theory, n // (2 * num_groups))) / theory.bound,
         data,

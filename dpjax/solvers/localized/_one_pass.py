@@ -297,27 +297,16 @@ def _check_loss(loss: LinearLoss) -> None:
         and loss.num_outputs == 1
         and loss.curvature_bound < math.inf
     )
-    _validate.require(
-        is_smooth,
-        "loss",
-        loss,
-        "a convex LinearLoss of one prediction with a finite curvature_bound",
-    )
+    rule = "a convex LinearLoss of one prediction with a finite curvature_bound"
+    _validate.require(is_smooth, "loss", loss, rule)
 
 
 def _arrays(data: PyTree) -> tuple[jax.Array, jax.Array]:
     """Returns features and targets as arrays of matching shapes."""
-    _validate.require(
-        isinstance(data, tuple) and len(data) == 2,
-        "data",
-        type(data),
-        "a pair (features, targets)",
-    )
+    is_fine = isinstance(data, tuple) and len(data) == 2
+    _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
     features, targets = _validate.arrays(data)
-    _validate.require(
-        features.ndim == 2 and targets.shape == features.shape[:1],
-        "data",
-        [features.shape, targets.shape],
-        "features of shape (n, d) and targets of shape (n,)",
-    )
+    rule = "features of shape (n, d) and targets of shape (n,)"
+    is_fine = features.ndim == 2 and targets.shape == features.shape[:1]
+    _validate.require(is_fine, "data", [features.shape, targets.shape], rule)
     return features, targets

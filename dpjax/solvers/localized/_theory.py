@@ -39,12 +39,9 @@ class Theory(NamedTuple):
         """Returns the assumptions of a solver's arguments, or raises `ValueError`."""
         _validate.positive(moment_bound=moment_bound)
         _validate.within(1e-20, 1e30, diameter=diameter)
-        _validate.require(
-            2 <= moment_order < math.inf,
-            "moment_order",
-            moment_order,
-            "at least 2 and finite, because the theorem asks for a second moment",
-        )
+        rule = "at least 2 and finite, because the theorem asks for a second moment"
+        is_fine = 2 <= moment_order < math.inf
+        _validate.require(is_fine, "moment_order", moment_order, rule)
         return cls(
             moment_bound ** (1 / moment_order),
             moment_order,
