@@ -15,6 +15,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import _api  # noqa: E402
 import _copies  # noqa: E402
 import _docstrings  # noqa: E402
+import _formulas  # noqa: E402
+import _math  # noqa: E402
 import _numbers  # noqa: E402
 
 import dpjax  # noqa: E402
@@ -42,11 +44,15 @@ napoleon_custom_sections = [
     *("Privacy", "Utility", "Sensitivity", "Pitfalls", "Bad numbers", "Reference")
 ]
 
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_dmath_allow_space = False  # a dollar before a space is a dollar
+myst_dmath_allow_digits = False  # and so is one before a price
 myst_heading_anchors = 3
 nb_execution_mode = os.environ.get("DPJAX_DOCS_EXECUTE", "off")
 nb_execution_raise_on_error = True
 nb_ipywidgets_js = {}  # no notebook has widgets, and they come from another host
+
+html_math_renderer = "mathml"
 
 html_theme = "sphinx_book_theme"
 html_title = f"dpjax {release}"
@@ -71,9 +77,10 @@ def setup(app):
     _api.write_pages(generated / "api")
     _copies.write_pages(generated)
     _numbers.write_tables(generated / "tables")
+    app.add_html_math_renderer("mathml", (_math.inline, None), (_math.block, None))
     app.connect("autodoc-process-docstring", _convert, priority=400)  # napoleon: 500
 
 
 def _convert(app, what, name, value, options, lines):
     del app, what, name, value, options
-    lines[:] = _docstrings.as_rst(lines)
+    lines[:] = _docstrings.as_rst(lines, _formulas.FORMULAS)

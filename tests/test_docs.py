@@ -123,6 +123,7 @@ def test_docstrings_become_restructuredtext():
     convert = load(DOCS / "_docstrings.py").as_rst
     lines = [
         *("The mean of x·1{|x| <= b_}: `a_b|c`.", "", "    f(x) = a*b", ""),
+        *("A |a|^2:", "", "    e = m", "        c^2", ""),
         *("* a bullet", "  that goes on.", "", "Privacy:", "    Text.", ""),
         *(
             "        rho = |s|",
@@ -136,13 +137,21 @@ def test_docstrings_become_restructuredtext():
         ),
         *("    After_ it:", "", "    >>> f_", ""),
     ]
-    assert convert(lines) == [
+    assert convert(lines, {"|a|^2": "n^2", "e = m c^2": "mc^2"}) == [
         *(r"The mean of x·1{\|x\| <= b\_}: `a_b|c`.", ""),
-        *("::", "", "    f(x) = a*b", "", "* a bullet", "  that goes on.", ""),
+        *("::", "", "    f(x) = a*b", ""),
+        *(r"A \ :math:`n^2`\ :", "", ".. math::", "", "    mc^2", ""),
+        *("* a bullet", "  that goes on.", ""),
         *("Privacy:", "    Text.", "", "    ::", "", "        rho = |s|", ""),
         *("    More.", "", "Example:", "    >>> 2 * 3", "    6", ""),
         *(r"    After\_ it:", "", "    >>> f_", ""),
     ]
+
+
+def test_formulas_of_docstrings_are_in_one():
+    texts = (path.read_text() for path in (ROOT / "dpjax").rglob("*.py"))
+    words = " ".join(" ".join(texts).split())
+    assert [x for x in load(DOCS / "_formulas.py").FORMULAS if x not in words] == []
 
 
 def examples():
@@ -440,6 +449,7 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
     pytest.importorskip("sphinx_book_theme")
     pytest.importorskip("myst_nb")
     pytest.importorskip("sphinx_design")
+    pytest.importorskip("latex2mathml")
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html"]
     result = subprocess.run(
         [*command, "-d", str(tmp_path / "trees"), str(DOCS), str(tmp_path / "html")],
@@ -454,6 +464,10 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
     )
     pages = list((tmp_path / "html").rglob("*.html"))
     assert [page.name for page in pages if asks.search(page.read_text())] == []
+    texts = {page.stem: page.read_text() for page in pages}
+    for name in ("counting", "dpjax.mechanisms", "dp_mean"):
+        assert "<math" in texts[name]
+    assert [name for name, text in texts.items() if ":math:" in text] == []
     from sphinx.util.inventory import InventoryFile
 
     content = (tmp_path / "html" / "objects.inv").read_bytes()
