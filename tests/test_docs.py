@@ -15,10 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image
 
-from benchmarks import intervals, plots, record, winners
+from benchmarks import coverage, intervals, plots, record, winners
 from benchmarks.audits import findings
 from benchmarks.comparison import Numbers
+from benchmarks.figures import page as figures
+from benchmarks.speed import page as speed
 from benchmarks.speed.command import results
 from benchmarks.utility import page as utility
 from benchmarks.utility import predictions
@@ -309,21 +313,50 @@ def test_skeleton_of_a_data_set_loads(tmp_path, monkeypatch):
     np.testing.assert_allclose(data.targets[:2], [9, 10])
 
 
+def content(path):
+    """A page's text, or the digest of what a picture was drawn from, in its file."""
+    if path.suffix == ".png":
+        with Image.open(path) as image:
+            return image.text["Description"]
+    text = path.read_text()
+    return re.search("description>(.*?)<", text)[1] if path.suffix == ".svg" else text
+
+
 @pytest.mark.slow
-def test_plots_are_those_of_the_command_and_small(tmp_path):
-    paths = plots.write(tmp_path)
-    assert [path.stem for path in paths] == [
-        f"{name}-{theme}"
-        for name in ("predictions", "winners", "intervals", "speed")
-        for theme in ("light", "dark")
-    ]
-    kept = sorted((DOCS / "plots").iterdir())
-    assert [path.name for path in kept] == sorted(path.name for path in paths)
-    others = (DOCS.parent / "benchmarks" / "plots").rglob("*.png")
-    assert sum(path.stat().st_size for path in (*kept, *others)) < 2_000_000
+def test_pages_and_pictures_are_of_their_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(Figure, "draw", lambda *_: None)  # what it shows will do
+    (tmp_path / "results").symlink_to(record.RESULTS)
+    written = [*speed.write(tmp_path), *figures.write(tmp_path)]
+    written += utility.write(tmp_path / "UTILITY.md")
+    written += coverage.write(tmp_path / "COVERAGE.md")
+    kept = {record.ROOT / path.relative_to(tmp_path): path for path in written}
+    drawn = plots.write(tmp_path)
+    kept |= {DOCS / "plots" / path.name: path for path in drawn}
+    for old, new in kept.items():
+        assert content(old) == content(new), "run `python -m benchmarks report`"
+    pictures = [*(DOCS / "plots").iterdir(), *(record.ROOT / "plots").rglob("*.png")]
+    assert set(pictures) == {path for path in kept if path.suffix != ".md"}
+    assert sum(path.stat().st_size for path in pictures) < 2_050_000
+    for light, dark in zip(drawn[::2], drawn[1::2], strict=True):
+        assert content(light) == content(dark)
     shown = "".join(path.read_text() for path in PAGES)
-    for path in kept:
+    for path in drawn:
         assert f"plots/{path.name}\n:class: only-{path.stem[-5:].strip('-')}\n" in shown
+
+
+def test_a_picture_of_other_numbers_has_another_digest():
+    def digest(y, bars=(1, 2), name="a", title="one"):
+        figure = Figure()
+        axes = figure.subplots()
+        axes.fill_between([1, 2], [0, 0], y)
+        axes.plot([1, 2], [3, 4], label=name)
+        axes.barh([0, 1], bars)
+        axes.set_title(title, loc="left")
+        return plots.drawn(figure)
+
+    others = {"y": [1, 2.01]}, {"bars": (1, 3)}, {"name": "b"}, {"title": "two"}
+    found = {digest(**({"y": [1, 2]} | other)) for other in ({}, *others, {})}
+    assert len(found) == 5
 
 
 def test_numbers_of_the_readme_are_those_of_the_records():
