@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import pkgutil
-from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,8 +61,7 @@ def page(package: ModuleType) -> str:
     parts = [f"{name}\n{'=' * len(name)}", f".. automodule:: {name}"]
     elsewhere = [one for one in package.__all__ if one not in here]
     rows = [
-        f"* - :py:obj:`{home(package, one)}.{one}`\n"
-        f"  - {_escaped(_first_line(value))}"
+        f"* - :py:obj:`{home(package, one)}.{one}`\n  - {_escaped(_first_line(value))}"
         for one in (*here, *elsewhere)
         if not inspect.ismodule(value := getattr(package, one))
     ]
@@ -72,46 +70,38 @@ def page(package: ModuleType) -> str:
         parts.append(table + _indented("\n".join(rows)))
     if package is dpjax:
         parts.append("Its packages are on the page of the :doc:`API <../../api>`.")
-    places = "\n".join(f"   {page_name(package)}/{one}" for one in here)
-    parts.append(f".. toctree::\n   :hidden:\n\n{places}")
     return "\n\n".join(parts) + "\n"
 
 
 def name_page(package: ModuleType, name: str) -> str:
-    """Returns the page of a name."""
-    module = f".. currentmodule:: {package.__name__}"
-    parts = [f"{name}\n{'=' * len(name)}", module, _entry(package, name)]
+    """Returns the page of a name, which no menu has: a package's table leads there."""
+    known = package.__name__
+    back = f"In :doc:`{known} <../{page_name(package)}>`."
+    heads = [":orphan:", f"{name}\n{'=' * len(name)}", back]
+    parts = [*heads, f".. currentmodule:: {known}", _entry(package, name)]
     return "\n\n".join(parts) + "\n"
 
 
 def targets() -> dict[str, str]:
     """Returns what a docstring may call a public name, a method or a package.
 
-    Without "dpjax." or without its package, where only one has such a name and it is no
-    plain word, which could be an argument's.
+    Without its package it may where only one has the name, and that is no plain word,
+    which could be an argument's.
     """
-    found, short = {}, Counter()
+    found, short = {}, {}
     for package in packages():
         found[package.__name__] = package.__name__
         for name in package.__all__:
-            value = getattr(package, name)
+            value, full = getattr(package, name), f"{home(package, name)}.{name}"
             if inspect.ismodule(value):
                 continue
-            full = f"{home(package, name)}.{name}"
-            names = {name: full}
-            if inspect.isclass(value):
-                names |= {f"{name}.{one}": f"{full}.{one}" for one in _methods(value)}
-            found |= {f"{package.__name__}.{one}": to for one, to in names.items()}
-    whole = dict(found)
-    short = Counter(to.split(".", 2)[-1] for to in set(whole.values()))
-    for to in set(whole.values()):
-        *_, last = parts = to.split(".", 2)
-        found[to.removeprefix("dpjax.")] = to
-        if len(parts) == 3 and short[last] == 1 and not last.isalpha():
-            found[last] = to
-        elif len(parts) == 3 and short[last] == 1 and not last.islower():
-            found[last] = to
-    return found
+            methods = _methods(value) if inspect.isclass(value) else ()
+            for end in ("", *(f".{one}" for one in methods)):
+                found[f"{package.__name__}.{name}{end}"] = full + end
+                if "_" in name or not name.islower():
+                    short.setdefault(name + end, set()).add(full + end)
+    found |= {known.removeprefix("dpjax."): full for known, full in found.items()}
+    return found | {one: full.pop() for one, full in short.items() if len(full) == 1}
 
 
 def _names(package: ModuleType) -> list[str]:

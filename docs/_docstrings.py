@@ -1,7 +1,7 @@
 """Docstrings as reStructuredText: they are plain text with code in single backticks."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 # What reStructuredText would read as markup.
 _MARKUP = re.compile(r"([\\*|]|_(?=\W|$))")
@@ -9,13 +9,34 @@ _CODE = re.compile(r"(`[^`\n]+`)")
 _BULLET = re.compile(r"^(\s*\* )(.*)$")
 
 
-def as_rst(lines: list[str], formulas: Mapping[str, str]) -> list[str]:
+def as_rst(
+    lines: list[str],
+    formulas: Mapping[str, str],
+    target: Callable[[str], str | None],
+) -> list[str]:
     """Returns the lines of a docstring, in reStructuredText.
 
-    Code in backticks stays: the site's default role links it where it is a public name.
-    A block after an empty line that is further indented is a formula or code. Formulas
-    become those of TeX that are given for them.
+    A block after an empty line that is further indented is a formula or code.
+
+    Args:
+        lines: of the docstring.
+        formulas: what they are in TeX.
+        target: from code in backticks to the public name that it is, if it is one.
     """
+
+    def converted(line: str) -> str:
+        if line.count("`") % 2:
+            return line  # code that goes on in another line
+        bullet = _BULLET.match(line)
+        head, text = bullet.groups() if bullet else ("", line)
+        parts = _CODE.split(text)
+        parts[::2] = [_with_formulas(part, formulas) for part in parts[::2]]
+        for i in range(1, len(parts), 2):
+            code = parts[i][1:-1]
+            name = target(code)
+            parts[i] = f":py:obj:`{code} <{name}>`" if name else f"``{code}``"
+        return head + "".join(parts)
+
     result: list[str] = []
     literal = previous = None  # indentation of a block, and of the last line of text
     in_doctest, skipped = False, 0
@@ -44,7 +65,7 @@ def as_rst(lines: list[str], formulas: Mapping[str, str]) -> list[str]:
                     continue
                 result += [" " * previous + "::", ""]
             else:
-                line, previous = _escaped(line, formulas), indent
+                line, previous = converted(line), indent
         result.append(line)
     return result
 
@@ -55,14 +76,6 @@ def _block(lines: list[str], start: int, indent: int) -> tuple[str, int]:
     while end < len(lines) and lines[end].startswith(" " * indent):
         end += 1
     return " ".join(" ".join(lines[start:end]).split()), end
-
-
-def _escaped(line: str, formulas: Mapping[str, str]) -> str:
-    bullet = _BULLET.match(line)
-    head, text = bullet.groups() if bullet else ("", line)
-    parts = _CODE.split(text)
-    parts[::2] = [_with_formulas(part, formulas) for part in parts[::2]]
-    return head + "".join(parts)
 
 
 def _with_formulas(text: str, formulas: Mapping[str, str]) -> str:

@@ -1,5 +1,6 @@
 """The site: every public name has its place, links lead somewhere, examples run."""
 
+import ast
 import doctest
 import importlib
 import importlib.util
@@ -66,7 +67,8 @@ def test_every_public_name_is_on_a_page(api, package):
             continue
         home = api.home(package, name)
         entry = rf"^\.\. auto\w+:: {re.escape(home)}\.{name}$"
-        assert len(re.findall(entry, pages[home], re.MULTILINE)) == 1
+        shown = api.name_page(importlib.import_module(home), name)
+        assert len(re.findall(entry, shown, re.MULTILINE)) == 1
         assert f"`{home}.{name}`" in pages[package.__name__]
 
 
@@ -81,6 +83,15 @@ def test_the_reference_has_every_public_name_once(api):
     }
 
 
+def test_docstrings_link_names_and_no_arguments(api):
+    targets = api.targets()
+    for known in ("dp_mean", "solvers.dp_mean", "Clipping", "dpjax.robust_grad"):
+        assert targets[known].split(".")[-1] == known.split(".")[-1]
+    assert targets["Clipping.sensitivity"] == "dpjax.estimators.Clipping.sensitivity"
+    assert targets["dpjax.estimators"] == "dpjax.estimators"
+    assert not {"load", "gamma", "project", "key"} & targets.keys()
+
+
 def test_pages_are_of_every_package(api):
     assert {one.__name__ for one in PACKAGES} <= {
         one.__name__ for one in api.packages()
@@ -92,7 +103,7 @@ def test_links_and_included_files_exist(path):
     copies = load(DOCS / "_copies.py")
     text = path.read_text()
     written = {"tables": {"utility_means", "utility_sets", "estimators", "papers"}}
-    written["tables"] |= {"packages", "tuning", "predictions", "intervals"}
+    written["tables"] |= {"packages", "tuning", "predictions", "intervals", "messages"}
     targets = [target for _, _, target in copies.LINK.findall(text)]
     targets += re.findall(r"^```\{(?:literal)?include\} (\S+)$", text, re.MULTILINE)
     targets += re.findall(r"^:link: (\S+)$", text, re.MULTILINE)
@@ -127,7 +138,7 @@ def test_docstrings_become_restructuredtext():
     convert = load(DOCS / "_docstrings.py").as_rst
     lines = [
         *("The mean of x·1{|x| <= b_}: `a_b|c`.", "", "    f(x) = a*b", ""),
-        *("A |a|^2:", "", "    e = m", "        c^2", ""),
+        *("A |a|^2 `f`:", "", "    e = m", "        c^2", ""),
         *("* a bullet", "  that goes on.", "", "Privacy:", "    Text.", ""),
         *(
             "        rho = |s|",
@@ -141,15 +152,41 @@ def test_docstrings_become_restructuredtext():
         ),
         *("    After_ it:", "", "    >>> f_", ""),
     ]
-    assert convert(lines, {"|a|^2": "n^2", "e = m c^2": "mc^2"}) == [
-        *(r"The mean of x·1{\|x\| <= b\_}: `a_b|c`.", ""),
+    formulas, names = {"|a|^2": "n^2", "e = m c^2": "mc^2"}, {"f": "dpjax.f"}
+    assert convert(lines, formulas, names.get) == [
+        *(r"The mean of x·1{\|x\| <= b\_}: ``a_b|c``.", ""),
         *("::", "", "    f(x) = a*b", ""),
-        *(r"A \ :math:`n^2`\ :", "", ".. math::", "", "    mc^2", ""),
+        *(
+            r"A \ :math:`n^2`\  :py:obj:`f <dpjax.f>`:",
+            "",
+            ".. math::",
+            "",
+            "    mc^2",
+            "",
+        ),
         *("* a bullet", "  that goes on.", ""),
         *("Privacy:", "    Text.", "", "    ::", "", "        rho = |s|", ""),
         *("    More.", "", "Example:", "    >>> 2 * 3", "    6", ""),
         *(r"    After\_ it:", "", "    >>> f_", ""),
     ]
+
+
+def test_messages_are_those_of_the_code():
+    messages = load(DOCS / "_messages.py")
+    code = (
+        "if x:\n    raise ValueError(f'a of {x} is too long to be {y}')\n"
+        "_validate.require(x, 'key', x, 'a single one ' + 'of all')\n"
+        "_validate.count(num_bins=x)\nraise ValueError(message)\n"
+    )
+    assert sorted(messages.messages(ast.parse(code))) == [
+        "`a of … is too long to be …`",
+        "`key must be a single one of all, got ….`",
+        "`num_bins must be an integer of at least 1, got ….`",
+    ]
+    table, shown = messages.table(), (DOCS / "faq.md").read_text()
+    for message in re.findall(r"\*\*`(.*)`\*\*", shown):
+        first, *_ = (part for part in message.split("…") if len(part) > 9)
+        assert first.split(", got ")[0] in table, message
 
 
 def test_formulas_of_docstrings_are_in_one():
@@ -483,6 +520,7 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
     pytest.importorskip("myst_nb")
     pytest.importorskip("sphinx_design")
     pytest.importorskip("latex2mathml")
+    pytest.importorskip("sphinx_copybutton")
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html"]
     result = subprocess.run(
         [*command, "-d", str(tmp_path / "trees"), str(DOCS), str(tmp_path / "html")],
