@@ -5,6 +5,7 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -478,6 +479,18 @@ def test_intervals_are_measured(tmp_path, monkeypatch):
     assert sum(ours["held"]) > 0.8 * 44
 
 
+def test_the_citation_is_that_of_the_page():
+    file, page = (
+        (ROOT / name).read_text()
+        for name in ("CITATION.cff", "docs/contribute/cite.md")
+    )
+    fields = dict(re.findall(r'^(title|version|date-released): "?(.*?)"?$', file, re.M))
+    year = fields.pop("date-released")[:4]
+    for name, value in (fields | {"year": year}).items():
+        assert f"  {name} = {{{value}}},\n" in page
+    assert len(fields) == 2
+
+
 def test_lowest_versions_are_those_of_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = list(project["dependencies"])
@@ -539,6 +552,16 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
     for name in ("counting", "dpjax.mechanisms", "dp_mean"):
         assert "<math" in texts[name]
     assert [name for name, text in texts.items() if ":math:" in text] == []
+    index = (tmp_path / "html" / "searchindex.js").read_text()
+    index = json.loads(index.removeprefix("Search.setIndex(").removesuffix(")"))
+    for words, page in {
+        "predict": "guides/table",
+        "batchnorm": "guides/own_loop",
+        "confidence interval": "guides/intervals",
+        "valueerror": "faq",
+    }.items():
+        found = {index["docnames"][place[0]] for place in index["indexentries"][words]}
+        assert page in found
     from sphinx.util.inventory import InventoryFile
 
     content = (tmp_path / "html" / "objects.inv").read_bytes()
