@@ -49,6 +49,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # a docstring says what a parameter is
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_attr_annotations = False
 napoleon_custom_sections = [
     *(
         "Returns",
@@ -107,6 +108,11 @@ def setup(app):
 def _convert(app, what, name, value, options, lines):
     del app, value, options
     package = ".".join(name.split(".")[:2])
+    if name == "dpjax.NeighboringRelation":  # of dp_accounting, which says little of it
+        lines[:] = [
+            "Which two data sets a guarantee compares: `REPLACE_ONE`, the default, one "
+            "record that is another; `ADD_OR_REMOVE_ONE`, one record more or less."
+        ]
 
     def target(code):
         places = (f"{name}.{code}", f"{name.rpartition('.')[0]}.{code}")

@@ -548,9 +548,18 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
     )
     pages = list((tmp_path / "html").rglob("*.html"))
     assert [page.name for page in pages if asks.search(page.read_text())] == []
-    texts = {page.stem: page.read_text() for page in pages}
-    for name in ("counting", "dpjax.mechanisms", "dp_mean"):
+    texts = {
+        page.relative_to(tmp_path / "html").as_posix(): page.read_text()
+        for page in pages
+    }
+    mechanism = "generated/api/dpjax.mechanisms/arsinh_normal.html"
+    for name in (
+        mechanism,
+        "privacy/counting.html",
+        "generated/notebooks/dp_mean.html",
+    ):
         assert "<math" in texts[name]
+    assert "[source]" in texts[mechanism]
     assert [name for name, text in texts.items() if ":math:" in text] == []
     index = (tmp_path / "html" / "searchindex.js").read_text()
     index = json.loads(index.removeprefix("Search.setIndex(").removesuffix(")"))
