@@ -26,7 +26,7 @@ FIRST = [
     *("tests/sklearn/test_checks.py", "tests/estimators/test_contract.py"),
     *("tests/estimators/test_sensitivity.py", "tests/replay/test_sklearn.py"),
     *("tests/replay/test_commands.py", "tests/replay/test_solvers.py"),
-    "tests/test_processes.py",
+    *("tests/test_processes.py", "tests/test_docs.py", "tests/test_notebooks.py"),
 ]
 
 

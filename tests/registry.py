@@ -281,6 +281,12 @@ _GRADIENT_DESCENT = (
     " batching= projection_fn= averaging= execution="
 )
 
+
+def enough(name: str, few: int) -> int:
+    """Returns how many records a solver of SOLVERS needs, if others need few."""
+    return 320 if "aggregate" in name else 800 if name.endswith("_sco") else few
+
+
 # make(data, key, i) -> a release of data = (features, targets), whose numbers (epsilon,
 # scales, step sizes) depend on i.
 SOLVERS = {
@@ -301,6 +307,30 @@ SOLVERS = {
             num_steps=5,
         )
     ),
+    "dp_localized_sco": Part(
+        lambda data, key, i: solvers.dp_localized_sco(
+            losses.squared,
+            _start(data),
+            data,
+            moment_bound=1.0 + i,
+            moment_order=8.0,
+            diameter=2.0 + i,
+            smoothness=2.0,
+            num_steps=3,
+            **_budget(key, i),
+        )
+    ),
+    "dp_one_pass_sco": Part(
+        lambda data, key, i: solvers.dp_one_pass_sco(
+            losses.squared,
+            _start(data),
+            data,
+            moment_bound=1.0 + i,
+            moment_order=8.0,
+            diameter=2.0 + i,
+            **_budget(key, i),
+        )
+    ),
     "dp_mean": Part(
         lambda data, key, i: solvers.dp_mean(
             data[0], estimator=estimators.SmoothedTruncation(1.0 + i), **_budget(key, i)
@@ -308,6 +338,11 @@ SOLVERS = {
     ),
     "dp_mean, untuned": Part(
         lambda data, key, i: solvers.dp_mean(data[0], **_budget(key, i))
+    ),
+    "dp_mean, geometric median": Part(
+        lambda data, key, i: solvers.dp_mean(
+            data[0], method="geometric_median", **_budget(key, i)
+        )
     ),
     "dp_frank_wolfe": Part(
         lambda data, key, i: solvers.dp_frank_wolfe(

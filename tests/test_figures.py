@@ -49,9 +49,15 @@ def run(name, folder, size=Size.SMOKE, seed=0, **changes):
 
 def test_every_figure_of_the_papers_is_there():
     measured = {"001": 6, "004": 11}
-    assert set(all_figures()) == {"000-1", "002-1", "003-1", "all-1", "all-2"} | {
-        f"{paper}-{i + 1}" for paper, count in measured.items() for i in range(count)
-    }
+    assert set(all_figures()) == {
+        "000-1",
+        "002-1",
+        "003-1",
+        "all-1",
+        "all-2",
+        "new-1",
+        "new-2",
+    } | {f"{paper}-{i + 1}" for paper, count in measured.items() for i in range(count)}
     assert [name for name, chosen in all_figures().items() if not chosen] == [*REPEATS]
     assert list(all_figures())[3:8] == ["001-3", "001-4", *REPEATS, "002-1"]
     assert [one.name for chosen in all_figures().values() for one in chosen] == NAMES

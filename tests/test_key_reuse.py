@@ -18,6 +18,7 @@ from benchmarks.audits.catalogue import cases, names_of
 from dpjax import batching, mechanisms, solvers, transforms
 from dpjax.estimators import Clipping
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")  # keys, not numbers
 CASES = cases()
 # Their noise is made on the host, from bytes and not from a key.
 ON_HOST = {

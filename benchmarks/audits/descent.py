@@ -4,16 +4,18 @@ A record, or a user, is the gradient with the largest influence, and turns round
 loss is linear in the parameters, so that an example is its gradient.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from dp_accounting import UnsupportedDpEvent
 
 from benchmarks.audits.case import Case, audited, linear, solved
-from dpjax import batching, solvers
-from dpjax._types import Key, PyTree
+from dpjax import accounting, batching, losses, solvers
+from dpjax._types import ADD_OR_REMOVE_ONE, Key, PyTree
 from dpjax.estimators import Clipping, TrimmedMean
 from dpjax.gradients import by_user
 from dpjax.mechanisms import BandedToeplitz
@@ -80,6 +82,28 @@ def dp_gradient_descent_bins() -> Case:
 
 
 @audited
+def dp_gradient_descent_group() -> Case:
+    """Two records turn, which may enter each step, with probability 1/2 each."""
+    draws, data, size = batching.Poisson(2.0, capacity=4), _record(4), 2
+    case = _descended(
+        data.at[0].set(data[-1]),
+        data.at[jnp.array([0, -1])].set(-data[-1]),
+        epsilon=1.5,
+        delta=0.01,
+        is_gaussian=False,
+        batching=draws,
+    )
+    step = accounting.noise_multiplier(1.5, 0.01, **draws.accounting(4, 2))
+    epsilon = accounting.noise_multiplier_to_epsilon(
+        step, 0.01, **draws.accounting(4, 2), group_size=size
+    )
+    claim = accounting.PrivacyGuarantee.of(
+        epsilon, 0.01, dp_event=UnsupportedDpEvent(), unit="group of up to 2 records"
+    )
+    return dataclasses.replace(case, privacy=claim)
+
+
+@audited
 def dp_gradient_descent_epochs() -> Case:
     """Each step is an epoch, which sees the record once."""
     return _descended(_record(2), batching=batching.ShuffledEpochs(2))
@@ -99,6 +123,50 @@ def dp_gradient_descent_users() -> Case:
 
 
 @audited
+def dp_localized_sco() -> Case:
+    """All steps of the last phase see the record, and their noise adds up."""
+
+    def solve(key: Key, data: PyTree) -> Solution:
+        return solvers.dp_localized_sco(
+            linear,
+            jnp.zeros(2),
+            data,
+            key=key,
+            epsilon=4.0,
+            delta=1e-5,
+            moment_bound=1.0,
+            moment_order=32.0,
+            diameter=100.0,
+            smoothness=0.01,
+            num_steps=2,
+        )
+
+    return solved(solve, _record(80), -_record(80), is_gaussian=True)
+
+
+@audited
+def dp_one_pass_sco() -> Case:
+    """The first step of the one phase sees the record, and all iterates after it."""
+
+    def solve(key: Key, data: PyTree) -> Solution:
+        return solvers.dp_one_pass_sco(
+            losses.huber(10.0),
+            jnp.zeros(2),
+            data,
+            key=key,
+            epsilon=4.0,
+            delta=1e-5,
+            moment_bound=1.0,
+            moment_order=32.0,
+            diameter=1.0,
+        )
+
+    features = jnp.zeros((60, 2)).at[0].set(jnp.array([0.6, 0.8]))
+    targets = jnp.zeros(60).at[0].set(1e30)
+    return solved(solve, (features, targets), (features, -targets), is_gaussian=True)
+
+
+@audited
 def private_training() -> Case:
     """Both steps see the record, and their noise adds up."""
     return _trained(_record(2), batching=batching.Full())
@@ -108,6 +176,15 @@ def private_training() -> Case:
 def private_training_monitor() -> Case:
     """Gradient and loss of a record turn, both clipped."""
     return _trained(_record(2), batching=batching.Full(), monitor=0.5)
+
+
+@audited
+def private_training_bins() -> Case:
+    """A record comes, and one of two steps sees it, each with probability 1/2."""
+    options = {"relation": ADD_OR_REMOVE_ONE, "is_gaussian": False}
+    data, draws = _record(4), batching.BallsInBins(2)
+    case = _trained(data, delta=0.01, batching=draws, **options)
+    return dataclasses.replace(case, neighbor=jnp.zeros_like(data))
 
 
 @audited

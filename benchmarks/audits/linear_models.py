@@ -133,6 +133,23 @@ def dp_linear_model_intervals() -> Case:
 
 
 @audited
+def dp_linear_model_sample() -> Case:
+    """The class of one of four records turns, which is drawn with probability 3/4.
+
+    The claim is at 0.01.
+    """
+    return _turned(
+        losses.softmax(3),
+        jnp.ones((4, 1)),
+        jnp.array([0.0, 0.0, 0.0, 2.0]),
+        1.0,
+        statistic=lambda params: params[0, 1] - params[0, 2],
+        intercept=0,
+        max_records=3,
+    )
+
+
+@audited
 def dp_linear_model_features() -> Case:
     """Of four features with equal scores, a record prefers every other one.
 
@@ -217,6 +234,7 @@ def _turned(
     *,
     intercept: int | None = None,
     intervals: bool = False,
+    max_records: int | None = None,
     statistic: Statistic = lambda params: params[0],
     num_releases: int = 100_000,
     **records: jax.Array,
@@ -230,9 +248,10 @@ def _turned(
             (features, targets),
             key=key,
             epsilon=4.0,
-            delta=1e-5,
+            delta=1e-5 if max_records is None else 0.01,
             intercept=intercept,
             intervals=intervals,
+            max_records=max_records,
             **records,
         )
 
@@ -245,5 +264,5 @@ def _turned(
         (features, targets.at[-1].set(turned), neighbor),
         statistic=statistic,
         num_releases=num_releases,
-        is_gaussian=True,
+        is_gaussian=max_records is None,
     )

@@ -29,6 +29,19 @@ def dp_mean() -> Case:
 
 
 @audited
+def dp_mean_geometric_median() -> Case:
+    """A record far out turns round, and with it its unit vectors in all steps."""
+
+    def solve(key: Key, samples: jax.Array) -> Solution:
+        return solvers.dp_mean(
+            samples, key=key, epsilon=4.0, delta=1e-5, method="geometric_median"
+        )
+
+    data = jnp.zeros((4, 2)).at[-1].set(jnp.array([3e9, 4e9]))
+    return solved(solve, data, -data, is_gaussian=True)
+
+
+@audited
 def dp_mean_truncated() -> Case:
     """An infinite sample changes sign."""
 

@@ -374,10 +374,61 @@ def _estimators() -> list[Panel]:
     return panels
 
 
+def _successors() -> list[Panel]:
+    """The rates that are optimal since the papers, beside the papers' and practice."""
+    panels = []
+    for letter, problem in (
+        ("a", "ridge, log-normal noise"),
+        ("b", "linear, log-normal features"),
+        ("c", "logistic, log-logistic noise"),
+    ):
+        panels.append(
+            Panel(
+                name=f"new-1{letter}",
+                title=f"{problem}, by records",
+                problem=problem,
+                fixed=Setting(num_samples=100_000, num_features=10),
+                x="num_samples",
+                values=(3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000),
+                curves=None,
+                methods=(
+                    *_BASELINES,
+                    "Algorithm 4, tight",
+                    "nothing to set",
+                    "localized",
+                    "one pass",
+                ),
+                metric="excess risk",
+                repetitions=10,
+                exponent=lambda setting: -0.5,  # of the sampling term
+            )
+        )
+    center = Panel(
+        name="new-2a",
+        title="the center of a Student law in 20 dimensions, by records",
+        problem="center of a Student law",
+        fixed=Setting(num_samples=10_000, num_features=20),
+        x="num_samples",
+        values=(1_000, 3_000, 10_000, 30_000, 100_000),
+        curves=("moment_order", (1.2, 2.0)),
+        methods=(
+            "empirical mean",
+            "zero",
+            "mean, best clipping",
+            "mean, nothing to set",
+            "geometric median",
+        ),
+        metric="estimation error",
+        repetitions=10,
+        exponent=lambda setting: -0.5,  # of the geometric median, whatever the tail
+    )
+    return [*panels, center]
+
+
 def panels() -> dict[str, Panel]:
     """Returns every panel by its name, in the papers' order."""
     found = [*_by_moments(), _among_parties(), *_paper_001(), *_paper_004()]
-    found += _estimators()
+    found += [*_estimators(), *_successors()]
     found.sort(key=lambda panel: (*_order(panel.figure), panel.name))
     return {panel.name: panel for panel in found}
 

@@ -24,6 +24,7 @@ PAPERS = {
     "003": "moments of order below two",
     "004": "high dimensions",
     "all": "estimators beside each other",
+    "new": "the papers' successors",
 }
 
 

@@ -219,6 +219,21 @@ def _pareto(key: Key, setting: Setting) -> Sample:
     return Sample(data, data, jnp.full(setting.num_features, law.mean))
 
 
+@partial(jax.jit, static_argnums=1)
+def _student_vectors(key: Key, setting: Setting) -> Sample:
+    """A round law with moments of order theta, and none of order theta + 0.2."""
+    degrees = setting.moment_order + _EXCESS
+    normal_key, length_key = jax.random.split(key)
+    shape = setting.num_samples, setting.num_features
+    squares = 2 * jax.random.gamma(length_key, degrees / 2, shape[:1])
+    samples = (
+        jax.random.normal(normal_key, shape) * jnp.sqrt(degrees / squares)[:, None]
+    )
+    center = jnp.ones(setting.num_features)
+    data = samples + center[None], jnp.zeros(setting.num_samples)
+    return Sample(data, data, center)
+
+
 def pareto_moment(setting: Setting) -> float:
     """Returns E x^theta of the Pareto law."""
     return (setting.moment_order + _EXCESS) / _EXCESS
@@ -341,6 +356,7 @@ PROBLEMS = {
         _in_unit_ball, losses.logistic, l2=RIDGE, moment_bound=0.25
     ),
     "mean of a Pareto law": ProblemKind(_pareto, losses.squared),
+    "center of a Student law": ProblemKind(_student_vectors, losses.squared),
     "BlogFeedback": _of_data("blog_feedback", losses.squared, ball="l1"),
     "Twitter": _of_data("twitter", losses.squared, ball="l1"),
     "Winnipeg": _of_data("winnipeg", losses.logistic, ball="l1", moment_bound=0.25),

@@ -10,8 +10,8 @@ import dpjax
 from benchmarks.speed import peers
 from benchmarks.speed.case import Case, Method, Target, Work
 from benchmarks.speed.estimators import OPERATIONS, coordinatewise
-from benchmarks.speed.models import MODELS, mlp
-from dpjax.estimators import Truncation
+from benchmarks.speed.models import MODELS, Transformer, mlp
+from dpjax.estimators import Clipping, Truncation
 
 THRESHOLD = 0.01
 PLAIN, OPTAX = "plain gradient", "optax differentially_private_aggregate"
@@ -58,6 +58,10 @@ def robust(estimator, *model):
     return jax.jit(dpjax.robust_grad(loss_fn, estimator)), (params, batch)
 
 
+def _peer(function, *model, **options):
+    return lambda: function(*setting(*model), **options)
+
+
 def microbatch_name(size):
     """The name of jax_privacy's method at a microbatch size; None is all."""
     size = "the whole batch" if size is None else f"microbatch {size:,}"
@@ -68,16 +72,12 @@ def gradient_methods(
     model, batch_size, microbatch_sizes, *, threshold=THRESHOLD, leave=()
 ):
     """All methods that have this model, but for those in `leave`."""
-
-    def call(function, **options):
-        return lambda: function(*setting(model, batch_size), **options)
+    of = model, batch_size
 
     def torch(is_ghost):
-        return lambda: peers.opacus(
-            *setting(model, batch_size)[1:], model=model, is_ghost=is_ghost
-        )
+        return lambda: peers.opacus(*setting(*of)[1:], model=model, is_ghost=is_ghost)
 
-    methods = [Method(PLAIN, call(peers.plain), "jax")]
+    methods = [Method(PLAIN, _peer(peers.plain, *of), "jax")]
     for name, estimator in coordinatewise(threshold).items():
         work = partial(gradient_work, OPERATIONS[name], model, batch_size)
         if name == "Clipping":  # from norms, which come from factors
@@ -85,9 +85,9 @@ def gradient_methods(
         make = partial(robust, estimator, model, batch_size)
         methods.append(Method(name, make, work=work))
     for size in microbatch_sizes:
-        make = call(peers.jax_privacy, microbatch_size=size)
+        make = _peer(peers.jax_privacy, *of, microbatch_size=size)
         methods.append(Method(microbatch_name(size), make, "jax_privacy"))
-    methods.append(Method(OPTAX, call(peers.optax_aggregate), "optax"))
+    methods.append(Method(OPTAX, _peer(peers.optax_aggregate, *of), "optax"))
     if model in peers.TORCH:
         methods += [
             Method("Opacus, hooks", torch(False), "opacus"),
@@ -97,7 +97,7 @@ def gradient_methods(
     if numpy is not None:
 
         def by_hand():
-            _, params, batch = setting(model, batch_size)
+            _, params, batch = setting(*of)
             return numpy(params, batch, threshold=threshold)
 
         methods.append(Method("NumPy, Truncation by hand", by_hand, "numpy"))
@@ -195,7 +195,15 @@ OTHER_MODELS = [
     _model_case(
         *("low_rank", "A layer with a trained product of low rank", (256, 64), 1.5)
     ),
+    _model_case("low_rank_tokens", "Products of low rank on all tokens", (32, 8), 1.5),
+    _model_case("decoder", "A decoder of 10 million parameters", (8, 2), 1.5),
 ]
+
+
+def _points(x, words, makes):
+    """The methods at one point of an axis."""
+    for name, (package, make) in makes.items():
+        yield Method(f"{name}, {words}", make, package, series=name, x=x)
 
 
 def _sizes(model, quick):
@@ -203,24 +211,62 @@ def _sizes(model, quick):
     estimators = coordinatewise(THRESHOLD)
     for size in (16,) if quick else (16, 64, 256, 1024, 4096):
 
-        def plain(size=size):
-            return peers.plain(*setting(model, size))
-
         def ghost(size=size):
             _, params, batch = setting(model, size)
             return peers.opacus(params, batch, model=model, is_ghost=True)
 
-        makes = {PLAIN: ("jax", plain)}
+        makes = {PLAIN: ("jax", _peer(peers.plain, model, size))}
         for name in ("Clipping", "Truncation"):
             makes[name] = ("dpjax", partial(robust, estimators[name], model, size))
         if not quick:
             makes[GHOST] = ("opacus", ghost)
-        for name, (package, make) in makes.items():
-            yield Method(_at(name, size), make, package, series=name, x=size)
+        yield from _points(size, f"batch {size:,}", makes)
 
 
 def _at(method, size):
     return f"{method}, batch {size:,}"
+
+
+LENGTHS = (64, 256, 1024)
+
+
+def _lengths(num_tokens, quick):
+    """The plain gradient, clipping and the peers in JAX, on short and long sequences.
+
+    A batch has as many tokens in all at each length.
+    """
+    for length in LENGTHS[:1] if quick else LENGTHS:
+        size = num_tokens // length // (8 if quick else 1)
+        of = "transformer", size, Transformer(length)
+        makes = {
+            PLAIN: ("jax", _peer(peers.plain, *of)),
+            "Clipping": ("dpjax", partial(robust, Clipping(1.0), *of)),
+            OPTAX: ("optax", _peer(peers.optax_aggregate, *of)),
+        }
+        for size in (1, 4):
+            make = _peer(peers.jax_privacy, *of, microbatch_size=size)
+            makes[microbatch_name(size)] = ("jax_privacy", make)
+        yield from _points(length, f"{length:,} tokens", makes)
+
+
+def _lengths_case(name, num_tokens):
+    return Case(
+        name=name,
+        title=f"Sequences of 64 to 1,024: a transformer, {num_tokens:,} tokens in all",
+        build=lambda quick: list(_lengths(num_tokens, quick)),
+        yardstick=PLAIN,
+        has_peak=False,
+        axis="tokens in a sequence",
+        targets=[
+            Target(
+                f"Clipping, {length:,} tokens",
+                [f"{microbatch_name(size)}, {length:,} tokens" for size in (1, 4)],
+                times_faster=1,
+                against_name="jax_privacy at its best microbatch",
+            )
+            for length in LENGTHS
+        ],
+    )
 
 
 def _sizes_case(model, bound=None):
@@ -240,6 +286,7 @@ def _sizes_case(model, bound=None):
     )
 
 
+SEQUENCES = _lengths_case("sequence-lengths", 2**13)
 BATCH_SIZES = [
     _sizes_case("mlp", 1.5),
     _sizes_case("small_convolutional", 2),
@@ -299,12 +346,17 @@ BATCH_MEMORY = Case(
 
 def _gpu_methods(model, batch_size, quick):
     *slow_to_compile, _ = NOT_QUICK  # half a minute each on a GPU
+    sizes = _gpu_sizes(model)
     if not quick:
         leave = [*slow_to_compile, OPTAX]
-        return gradient_methods(model, batch_size, (None,), leave=leave)
-    if batch_size > 256:  # one batch a model will do
+        return gradient_methods(model, batch_size, sizes, leave=leave)
+    if batch_size > 256 or model == "gpt2":  # one batch a model will do
         return []
-    return gradient_methods(model, 8, (None,), leave=[*NOT_QUICK, OPTAX])
+    return gradient_methods(model, 8, sizes, leave=[*NOT_QUICK, OPTAX])
+
+
+def _gpu_sizes(model):
+    return (8,) if model == "gpt2" else (None,)  # 64 of its gradients take 32 GB
 
 
 def _gpu_case(model, batch_size):
@@ -316,7 +368,7 @@ def _gpu_case(model, batch_size):
         has_peak=False,
         targets=[
             Target("Clipping", [PLAIN], at_most=2),
-            faster("Clipping", 1, (None,)),
+            faster("Clipping", 1, _gpu_sizes(model)),
         ],
     )
 
@@ -330,6 +382,9 @@ GPU_MODELS = [
         "transformer": (256,),
         "text_classifier": (256, 4096),
         "low_rank": (4096,),
+        "low_rank_tokens": (256,),
+        "decoder": (128,),
+        "gpt2": (64,),
     }.items()
     for batch_size in batch_sizes
-]
+] + [_lengths_case("sequence-lengths-gpu", 2**16)]

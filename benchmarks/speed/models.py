@@ -3,6 +3,9 @@
 Numbers come from NumPy, which compiles nothing for them.
 """
 
+from functools import partial
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +14,9 @@ import dpjax
 
 
 def normal(rng, shape, scale=1.0):
-    """Normal numbers, in float32."""
+    """Normal numbers, in float32; without a generator their shape alone."""
+    if rng is None:
+        return jax.ShapeDtypeStruct(shape, np.float32)
     return jnp.asarray(scale * rng.standard_normal(shape, np.float32))
 
 
@@ -114,9 +119,28 @@ def convolutional(batch_size):
     return loss_fn, params, batch
 
 
-def transformer(batch_size, width=128, length=64, vocabulary=1000, num_layers=2):
-    """Two layers of width 128 on 64 tokens, next-token loss."""
-    rng = np.random.default_rng(0)
+class Transformer(NamedTuple):
+    """The sizes of a decoder."""
+
+    length: int = 64
+    width: int = 128
+    num_layers: int = 2
+    num_heads: int = 4
+    vocabulary: int = 1000
+
+
+SMALL = Transformer()
+TEN_MILLION = Transformer(64, 256, 8, 4, 16_000)  # 10.4 million parameters
+GPT2 = Transformer(512, 768, 12, 12, 50_257)  # 124 million: the shape of GPT-2 small
+
+
+def transformer(batch_size, size=SMALL, *, rank=None, is_abstract=False):
+    """A decoder with tied embeddings, next-token loss; abstract: of shapes alone.
+
+    With a rank it is frozen, and trained are products of that rank beside its layers.
+    """
+    length, width, num_layers, num_heads, vocabulary = size
+    rng = None if is_abstract else np.random.default_rng(0)
 
     def matrix(rows, columns):
         return normal(rng, (rows, columns), rows**-0.5)
@@ -139,29 +163,49 @@ def transformer(batch_size, width=128, length=64, vocabulary=1000, num_layers=2)
             for _ in range(num_layers)
         ],
     }
-    tokens = jnp.asarray(rng.integers(0, vocabulary, (batch_size, length), np.int32))
+    tokens = jax.ShapeDtypeStruct((batch_size, length), np.int32)
+    if not is_abstract:
+        tokens = jnp.asarray(rng.integers(0, vocabulary, tokens.shape, np.int32))
     causal = jnp.tril(jnp.ones((length, length), bool))
 
     def normalized(x):
         return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
 
     def heads(x):
-        return x.reshape(length, 4, width // 4).transpose(1, 0, 2)
+        return x.reshape(length, num_heads, width // num_heads).transpose(1, 0, 2)
+
+    def dense(x, layer):
+        if not isinstance(layer, tuple):
+            return x @ layer
+        frozen, down, up = layer
+        return x @ frozen + x @ down @ up
 
     def loss_fn(params, example):
         x = params["embed"][example] + params["place"]
         for layer in params["layers"]:
             h = normalized(x)
-            q, k, v = (heads(h @ layer[name]) for name in "qkv")
-            scores = q @ k.transpose(0, 2, 1) / (width // 4) ** 0.5
+            q, k, v = (heads(dense(h, layer[name])) for name in "qkv")
+            scores = q @ k.transpose(0, 2, 1) / (width // num_heads) ** 0.5
             weights = jax.nn.softmax(jnp.where(causal, scores, -1e30))
             mixed = (weights @ v).transpose(1, 0, 2).reshape(length, width)
-            x = x + mixed @ layer["o"]
-            x = x + jax.nn.gelu(normalized(x) @ layer["up"]) @ layer["down"]
+            x = x + dense(mixed, layer["o"])
+            hidden = jax.nn.gelu(dense(normalized(x), layer["up"]))
+            x = x + dense(hidden, layer["down"])
         logits = normalized(x)[:-1] @ params["embed"].T
         return jnp.mean(jax.vmap(cross_entropy)(logits, example[1:]))
 
-    return loss_fn, params, tokens
+    if rank is None:
+        return loss_fn, params, tokens
+
+    def adapter(layer):
+        rows, columns = layer.shape
+        return matrix(rows, rank), normal(rng, (rank, columns), 0.1)
+
+    def loss_of_adapters(adapters, example):
+        layers = jax.tree.map(lambda w, pair: (w, *pair), params["layers"], adapters)
+        return loss_fn(params | {"layers": layers}, example)
+
+    return loss_of_adapters, jax.tree.map(adapter, params["layers"]), tokens
 
 
 def text_classifier(batch_size, vocabulary=5000, width=64, length=64):
@@ -220,6 +264,9 @@ MODELS = {
     "small_convolutional": small_convolutional,
     "convolutional": convolutional,
     "transformer": transformer,
+    "low_rank_tokens": partial(transformer, rank=8),
+    "decoder": partial(transformer, size=TEN_MILLION),
+    "gpt2": partial(transformer, size=GPT2),
     "text_classifier": text_classifier,
     "low_rank": low_rank,
     "linear": linear,

@@ -15,6 +15,7 @@ SUITES = {
         gradients.MLP,
         *gradients.CONVOLUTIONAL_MODELS,
         *gradients.OTHER_MODELS,
+        gradients.SEQUENCES,
         *gradients.BATCH_SIZES,
         gradients.LINEAR,
         gradients.BATCH_MEMORY,

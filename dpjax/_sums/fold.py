@@ -46,9 +46,9 @@ import numpy as np
 from dpjax._sharding import num_shares, psum, zeros
 from dpjax._sums.digits import Digits
 from dpjax._sums.layout import Layout, Sizes
-from dpjax._sums.leaves import Influence
-from dpjax._sums.stacks import MANY
-from dpjax._sums.stream import FactoredSamples, SampleStream
+from dpjax._sums.leaves import Influence, TableRows
+from dpjax._sums.memory import num_bytes, peak_bytes, rows_at_once
+from dpjax._sums.stream import MANY, FactoredSamples, SampleStream
 from dpjax._tree import as_float, by_row, like, num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
@@ -111,6 +111,7 @@ class Fold:
         limit: as of `fold_mean`.
         read: as `SampleStream.reader` returns it.
         made: one sample without its numbers, as it is read.
+        row_bytes: what is held of a row at a time, at most, about.
         row: as it is summed.
         shape: the pytree of a sum, in which small leaves may be `Stacked`.
         aux: of one row.
@@ -121,11 +122,18 @@ class Fold:
         self.limit = limit
         self.read = self.stream.reader()
 
-        def one() -> tuple[FactoredSamples, FactoredSamples, PyTree]:
-            made, aux = self.read(0, 1)
-            return made, self.prepare(made).stacked(), aux
+        def one(row: Scalar) -> tuple[FactoredSamples, FactoredSamples, PyTree]:
+            made, aux = self.read(row, 1)
+            summed = self.prepare(made).stacked()
+            if self.influence is not None:  # made for all rows, as they are added
+                for part in summed.parts:
+                    if not isinstance(part, TableRows):
+                        part.add(part.zeros(), self.influence, None)
+            return made, summed, aux
 
-        self.made, self.row, self.aux = jax.eval_shape(one)
+        program, shapes = jax.make_jaxpr(one, return_shape=True)(0)
+        self.made, self.row, self.aux = shapes
+        self.row_bytes = peak_bytes(program.jaxpr, program.jaxpr.invars)
         self.shape = jax.eval_shape(lambda: self.row.build(self.row.zeros()))
 
     def by_platform(
@@ -147,9 +155,10 @@ class Fold:
         else:
             is_large = self.influence is not None or made.has_large_arrays
             on_cpu = Layout.cached(*args, is_large=is_large)
-        if stream.make_factored is None:  # what makes a row is unknown: leave room
-            sizes = sizes._replace(row=4 * sizes.row)
-        other = Layout.parallel(num_rows, longest, sizes, stream.microbatch_size)
+        num_at_once = stream.microbatch_size or rows_at_once(
+            self.row_bytes, num_bytes(self.shape), num_bytes(stream.rows)
+        )
+        other = Layout.parallel(num_rows, longest, sizes, num_at_once)
         if on_cpu == other:
             return run(other)
         return jax.lax.platform_dependent(

@@ -104,9 +104,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def parallel(cls, num_rows, longest, sizes, microbatch_size):
-        """Returns the layout elsewhere: rows of 2^28 numbers (1 GiB)."""
-        if microbatch_size is None:
-            microbatch_size = max(2**28 // sizes.row, 1)
+        """Returns the layout elsewhere, of microbatches as `memory` has them."""
         return cls._of(num_rows, longest, sizes, microbatch_size, 2**22)
 
     @classmethod

@@ -1,33 +1,67 @@
-"""Leaves of samples in factored form: outer products, rows of a table, arrays.
+"""Leaves of samples in factored form: products, rows of a table, arrays.
 
 Every sample adds one number to a coordinate of a sum: a product of two entries, an
 entry of a row, an entry of an array. Rows of a table that a sample reads twice are
-added up before, and what sums over many positions (tokens, pixels) is an array, which
-the program that makes samples has summed. The bound on rounding rests on that (see
-`fold`): of terms that are summed over samples and positions at once, those of one
+added up before, and so are outer products over many positions (tokens, time), a sample
+at a time, or by the program that makes samples. The bound on rounding rests on that
+(see `fold`): of terms that are summed over samples and positions at once, those of one
 sample may cancel, and then no norm bounds how their sum is rounded.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Self
 
 import jax
 import jax.numpy as jnp
 
-from dpjax._sharding import varying, varying_axes, zeros
-from dpjax._sums.norms import squared_norm_of_product, sum_of_squares
+from dpjax._sharding import zeros
+from dpjax._sums.addition import (
+    add_rows,
+    scatter_add,
+    sum_of_products,
+    times,
+    zeros_for,
+)
+from dpjax._sums.norms import (
+    balanced,
+    squared_norm_of_matrices,
+    squared_norm_of_product,
+    sum_of_squares,
+)
 from dpjax._tree import as_finite, as_float, like, register
 
 Influence = Callable[[jax.Array], jax.Array]
 SMALL = 4096  # coordinates, such as of a bias
+MOST = 2**24  # numbers of products that are made at once, each for a row
 SAVING = 4  # factors are much smaller than a leaf by so many times, or more
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """What leaves have in common that hold two factors."""
+
+    left: jax.Array
+    right: jax.Array
+    build: Callable[[jax.Array], jax.Array]
+
+    @property
+    def numbers(self) -> tuple[jax.Array, ...]:
+        """Both factors."""
+        return as_float(self.left), as_float(self.right)
+
+    def weighted(self, weight: jax.Array) -> Self:
+        """Returns one row times a weight."""
+        left, right = self.numbers
+        if left.size < right.size:
+            return replace(self, left=times(left, weight))
+        return replace(self, right=times(right, weight))
 
 
 @register("left", "right")
 @dataclass(frozen=True)
-class OuterProducts:
+class OuterProducts(_Factors):
     """A leaf of n samples: outer products of two vectors.
 
     Attributes:
@@ -41,10 +75,6 @@ class OuterProducts:
         >>> OuterProducts(left, right, jnp.transpose).written_out().shape
         (5, 3, 2)
     """
-
-    left: jax.Array
-    right: jax.Array
-    build: Callable[[jax.Array], jax.Array]
 
     @property
     def is_smaller(self) -> bool:
@@ -60,12 +90,7 @@ class OuterProducts:
 
     def zeros(self) -> jax.Array:
         """Returns a sum of no rows, before `build`."""
-        return _zeros((self.left.shape[1], self.right.shape[1]), self.right)
-
-    @property
-    def numbers(self) -> tuple[jax.Array, ...]:
-        """Both factors."""
-        return as_float(self.left), as_float(self.right)
+        return zeros_for((self.left.shape[1], self.right.shape[1]), self.right)
 
     def finite(self) -> "OuterProducts":
         """Returns factors in which NaN and infinities count as zero."""
@@ -76,19 +101,12 @@ class OuterProducts:
         left, right = self.numbers
         return squared_norm_of_product(left, right * like(inverse_unit, right))
 
-    def weighted(self, weight: jax.Array) -> "OuterProducts":
-        """Returns one row times a weight."""
-        left, right = self.numbers
-        if left.size < right.size:
-            return replace(self, left=times(left, weight))
-        return replace(self, right=times(right, weight))
-
     def add(
         self, total: jax.Array, influence: Influence | None, in_turn: int | None
     ) -> jax.Array:
         """Adds rows to a sum, as a product of matrices, or their influences."""
         if influence is None:
-            return total + _sum_of_products(*self.numbers)
+            return total + sum_of_products(*self.numbers)
         if not self.is_smaller and total.size <= SMALL:
             in_turn = None
         elif in_turn is not None and len(self.left) < in_turn:
@@ -96,6 +114,89 @@ class OuterProducts:
         return add_rows(
             total, lambda a, d: influence(a[:, None] * d[None]), self.numbers, in_turn
         )
+
+
+@register("left", "right")
+@dataclass(frozen=True)
+class MatrixProducts(_Factors):
+    """A leaf of n samples: sums of outer products over T positions, for G groups.
+
+    Attributes:
+        left: shape (n, G, T, p).
+        right: shape (n, G, T, q).
+        build: returns the leaf of an array (G, p, q): its entries, in another order.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> left, right = jnp.ones((5, 1, 4, 2)), jnp.ones((5, 1, 4, 3))
+        >>> print(MatrixProducts(left, right, jnp.ravel).written_out()[0])
+        [4. 4. 4. 4. 4. 4.]
+    """
+
+    @property
+    def is_smaller(self) -> bool:
+        """Whether factors are much smaller than the leaf, and Gram matrices pay."""
+        return are_much_smaller(self.left.shape[2:], self.right.shape[3])
+
+    def written_out(self) -> jax.Array:
+        """Returns the leaf as an array (n, ...)."""
+        return jax.vmap(lambda a, d: self.build(_product(a, d)))(*self.numbers)
+
+    def zeros(self) -> jax.Array:
+        """Returns a sum of no rows, before `build`."""
+        _, num_groups, _, p = self.left.shape
+        return zeros_for((num_groups, p, self.right.shape[3]), self.right)
+
+    def finite(self) -> "MatrixProducts":
+        """Returns balanced factors in which NaN and infinities count as zero."""
+        left, right = balanced(self.left, self.right)
+        return replace(self, left=left, right=right)
+
+    def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
+        """Returns the square of the norm of one balanced row times a number."""
+        left, right = self.numbers
+        return squared_norm_of_matrices(left, right, inverse_unit)
+
+    def add(
+        self, total: jax.Array, influence: Influence | None, in_turn: int | None
+    ) -> jax.Array:
+        """Adds rows to a sum, or their influences: a product for each row.
+
+        One product over rows and positions would round by terms that cancel in each
+        row. If there is one position, no term cancels.
+        """
+        left, right = self.numbers
+        if left.shape[2] == 1 and influence is None:
+            add = jax.vmap(sum_of_products, in_axes=1)
+            return total + add(left[:, :, 0], right[:, :, 0])
+
+        def one(left, right):
+            product = _product(left, right)
+            return product if influence is None else influence(product)
+
+        def added(in_turn):
+            return lambda total, *factors: add_rows(total, one, factors, in_turn)
+
+        some = None if len(left) * total.size <= MOST else 1
+        return jax.lax.platform_dependent(
+            total, left, right, cpu=added(1), default=added(some)
+        )
+
+
+def are_much_smaller(left: tuple[int, ...], q: int) -> bool:
+    """Returns whether factors (..., T, p) and (..., T, q) are, than (..., p, q)."""
+    num_positions, p = left
+    return p * q >= SAVING * num_positions * (p + q)
+
+
+def _product(left, right):
+    """Returns the sums of outer products over positions, shape (G, p, q)."""
+    over_positions = (((1,), (1,)), ((0,), (0,)))
+    precision = jax.lax.Precision.HIGHEST
+    # Else the compiler may add the terms of several rows in one sum.
+    return jax.lax.optimization_barrier(
+        jax.lax.dot_general(left, right, over_positions, precision=precision)
+    )
 
 
 @dataclass(frozen=True)
@@ -195,7 +296,7 @@ class TableRows(_Values):
 
     def zeros(self) -> jax.Array:
         """Returns a sum of no rows, before `build`."""
-        return _zeros((self.num_rows, self.values.shape[2]), self.values)
+        return zeros_for((self.num_rows, self.values.shape[2]), self.values)
 
     def weighted(self, weight: jax.Array) -> "TableRows":
         """Returns one sample times a weight."""
@@ -256,7 +357,7 @@ class Arrays(_Values):
         weights = like(weights, values)
         if self.is_large or num_rows == 1:
             return add_rows(total, times, (values, weights), in_turn)
-        return total + _sum_of_products(weights, values)
+        return total + sum_of_products(weights, values)
 
     @property
     def is_large(self) -> bool:
@@ -264,126 +365,4 @@ class Arrays(_Values):
         return self.values.size > SMALL * len(self.values)
 
 
-Leaf = OuterProducts | TableRows | Arrays
-
-
-def _zeros(shape, like_this):
-    is_double = like_this.dtype == jnp.float64
-    zeros = jnp.zeros(shape, jnp.float64 if is_double else jnp.float32)
-    return varying(zeros, varying_axes(like_this))
-
-
-def times(x: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns rows (n, ...) times weights (n,), or one row times a number."""
-    weights = like(weights, x)
-    return x * weights.reshape(*weights.shape, *(1,) * (x.ndim - weights.ndim))
-
-
-def _sum_of_products(x, y):
-    """Returns the sum over n of the outer products of rows."""
-    # Else the compiler may move a constant, or a unit, from one factor to the other or
-    # out of the product: where that overflows, another's zero makes it NaN.
-    x, y = jax.lax.optimization_barrier((x, y))
-    over_rows = (((0,), (0,)), ((), ()))
-    return jax.lax.dot_general(x, y, over_rows, precision=jax.lax.Precision.HIGHEST)
-
-
-def add_rows(
-    total: jax.Array,
-    function: Callable[..., jax.Array],
-    arrays: tuple[jax.Array, ...],
-    in_turn: int | None,
-) -> jax.Array:
-    """Adds `function(*row)` of all rows to a sum.
-
-    Args:
-        total: the sum.
-        function: of a row of each array; that of zeros is zero.
-        arrays: shapes (n, ...).
-        in_turn: how many rows are added in one pass over the sum, one after the other;
-            None leaves the order to the compiler.
-    """
-    if in_turn is None:
-        return total + jax.vmap(function)(*arrays).sum(axis=0)
-    num_rows = len(arrays[0])
-    size = min(in_turn, num_rows)
-
-    def part(x, i):
-        # The last part may reach past the end: it is shifted back, and those of its
-        # rows that are already added are zeros.
-        start = jnp.minimum(i * size, num_rows - size)
-        x = jax.lax.dynamic_slice_in_dim(x, start, size)
-        if num_rows % size == 0:
-            return x
-        return zero_unless(start + jnp.arange(size) >= i * size, x)
-
-    def add(i, carry):
-        # Rows are fetched a turn before, into a place of their own: else the compiler
-        # has them fetched entry by entry.
-        total, parts = carry
-        for row in range(size):
-            total = total + function(*(x[row] for x in parts))
-        return total, [part(x, i + 1) for x in arrays]
-
-    if size == num_rows:
-        return add(0, (total, arrays))[0]
-    first = [part(x, 0) for x in arrays]
-    return jax.lax.fori_loop(0, -(-num_rows // size), add, (total, first))[0]
-
-
-def scatter_add(
-    most: int, table: jax.Array, places: jax.Array, rows: jax.Array
-) -> jax.Array:
-    """Adds rows to those of a table; what has no place there is left out.
-
-    A GPU adds in an order that is another one in each run, and floats would round
-    accordingly: the sums of blocks that hold other records, too. There, rows are
-    written as two digits, which add exactly in any order.
-
-    Args:
-        most: how many rows go to one place, at most.
-        table: shape (N, q), float32 or float64.
-        places: shape (m,).
-        rows: shape (m, q).
-    """
-    in_any_order = partial(_scatter_digits, most)
-    return jax.lax.platform_dependent(
-        table, places, rows, cpu=_scatter, default=in_any_order
-    )
-
-
-def _scatter(table, places, rows):
-    return table.at[places].add(rows, mode="drop")
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _scatter_digits(most, table, places, rows):
-    """Adds rows, off by 2^(2b - nmant - 24) of the largest each for 2^b at a place."""
-    nmant = jnp.finfo(rows.dtype).nmant
-    bits = max(most - 1, 0).bit_length()
-    # All digits of a place add up to 2^(nmant + 1) at most.
-    _, exponent = jnp.frexp(jnp.abs(as_finite(rows)).max(initial=0))
-    # The unit and its inverse are floats. What is beyond them has no finite norm.
-    exponent = jnp.clip(exponent, -90, 126)
-    one = jnp.ones((), rows.dtype)
-    scaled = rows * jnp.ldexp(one, -exponent) * 2.0 ** (nmant - bits)
-    high = jnp.round(scaled)
-    low = jnp.round((scaled - high) * 2.0 ** (nmant + 1 - bits))
-    zeros = jnp.zeros_like(table)
-    high, low = _scatter(zeros, places, high), _scatter(zeros, places, low)
-    # Else the compiler adds the rows of one to what the other has come to.
-    high, low = jax.lax.optimization_barrier((high, low))
-    total = high + low * 2.0 ** (bits - nmant - 1)
-    return table + total * 2.0 ** (bits - nmant) * jnp.ldexp(one, exponent)
-
-
-@_scatter_digits.defjvp
-def _scatter_digits_jvp(most, primals, tangents):
-    # Digits stand for the rows themselves.
-    table, _, rows = tangents
-    return _scatter_digits(most, *primals), _scatter(table, primals[1], rows)
-
-
-def zero_unless(counts: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns rows, zeros in the place of those that do not count."""
-    return jnp.where(counts.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
+Leaf = OuterProducts | MatrixProducts | TableRows | Arrays

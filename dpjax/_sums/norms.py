@@ -11,6 +11,32 @@ array: any number below 2^48 of entries loses 2^-78. It is something for the pro
 sum of squares of p entries is raised by p·2^-126 before sums are multiplied: each
 factor, hence the product, is then at least the true one, and no sample passes with a
 norm that is too small.
+
+The norm of a matrix P = A^T D = sum_t a_t d_t^T is found from Gram matrices, as |P|^2 =
+sum_ts (a_t a_s)(d_t d_s). Where positions cancel, P is short and the terms of that sum
+are not, so it is raised by what rounding may hide. Let S = sum_t |a_t||d_t|, u the unit
+roundoff, and g(n) = n u / (1 - n u): a sum of products, of which no term passes more
+than n roundings, is off by at most g(n) times the sum of the terms' magnitudes.
+
+1. An entry of A A^T is off by g(m) |a_t||a_s|, where m counts the roundings of a sum
+   over columns; one of D D^T by g(n) |d_t||d_s|. Then both are multiplied, and l
+   levels of 32 terms each add all T^2 of them. So G >= |P|^2 - g(m + n + 1 + 32 l) S^2,
+   because sum_ts |a_t||a_s||d_t||d_s| = S^2.
+2. The matrix that is summed over samples is not P, but the float product of A and of D
+   times a weight w. No entry's term passes more than T + 1 roundings, so the matrix is
+   off by g(T + 1) w S in norm, by the triangle inequality over positions.
+3. So w (sqrt(G + g(m + n + 1 + 32 l) S^2) + g(T + 1) S) bounds the norm of what is
+   summed. That, without w, is the norm that the weight is computed from.
+4. S is computed from both diagonals, of sums without cancelling, to within g(m + n).
+   The constants are raised by 5 per cent, which covers that, if n u <= 0.01.
+5. Products that underflow lose 2^-126 each. Factors are balanced before: the largest
+   entries of a_t and d_t are of one order, so that |d_t|^2 <= 16 sqrt(q) |a_t||d_t| and
+   (sum_t |d_t|)^2 <= 16 sqrt(q) T S. An entry of A A^T loses p 2^-126, hence G at most
+   16 sqrt(q) p T 2^-126 S, likewise by D D^T, and T^2 2^-126 by the products of both.
+   That is less than u S^2 if S is 2^-39 units or more, and T at most 2^12; below, S
+   itself is nothing.
+6. An entry that overflows makes G infinite or NaN: then the sample counts as zero. And
+   since w S is at most limit / sqrt(g), no sum over positions overflows.
 """
 
 import math
@@ -19,7 +45,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from dpjax._rounding import ROUNDOFF
 from dpjax._sharding import num_other_devices
+from dpjax._tree import as_finite, like
 
 # The computed norm may be too small by this relative error, so that a clipped sample
 # may be longer than the clip norm by as much. A sum of squares is off by 1,536·2^-24:
@@ -30,7 +58,7 @@ from dpjax._sharding import num_other_devices
 # doubling of their number.
 # Half of the error of a square goes into its root; a few roundings follow.
 NORM_ERROR = 2.0**-13
-FLAT, ROW = 1024, 256
+FLAT, ROW, TREE = 1024, 256, 32
 LOST = 2.0**-126  # what a square that underflows loses, at most
 LONGEST = 2.0**63  # in units: samples of this norm or more count as zero
 
@@ -62,6 +90,90 @@ def squared_norm_of_product(left: jax.Array, right: jax.Array) -> jax.Array:
     is_finite = jnp.isfinite(left) & jnp.isfinite(right)
     left, right = (jnp.where(is_finite, x, 1) for x in (left, right))
     return jnp.where(is_finite, left * right, jnp.inf)
+
+
+def squared_norm_of_matrices(
+    left: jax.Array, right: jax.Array, inverse_unit: jax.Array
+) -> jax.Array:
+    """Returns the square of the norm of left^T right in units: not too small.
+
+    Rounding counts, too, which the product itself will have: see above.
+
+    Args:
+        left: shape (G, T, p), `balanced` with right; the norm is of all G products.
+        right: shape (G, T, q).
+        inverse_unit: a number.
+    """
+    inverse_unit = like(inverse_unit, right)
+    if left.shape[1] == 1:
+        products = jax.vmap(squared_norm_of_product)(left, right * inverse_unit)
+        return _sum(products)
+    # Each factor gets half of the unit's exponent, and the square of the norm the rest.
+    _, exponent = jnp.frexp(jax.lax.stop_gradient(inverse_unit))
+    half = jnp.ldexp(jnp.ones_like(inverse_unit), exponent // 2)
+    (of_left, m), (of_right, n) = _gram(left * half), _gram(right * half)
+    num_positions = left.shape[1]
+    terms, levels = (of_left * of_right).reshape(len(left), -1), 1
+    while TREE**levels < num_positions**2:
+        levels += 1
+    squares = jnp.maximum(_sum(terms, TREE, TREE), 0)
+    lengths = _root(jnp.einsum("gtt->gt", of_left)) * _root(
+        jnp.einsum("gtt->gt", of_right)
+    )
+    slack = 1.05 * ROUNDOFF * (m + n + 2 + TREE * levels)
+    total = _sum(lengths, TREE, TREE)
+    norms = _root(squares + slack * total**2)
+    norms += 1.05 * ROUNDOFF * (num_positions + 1) * total
+    squares = _sum(norms**2, TREE, TREE)
+    is_finite = jnp.isfinite(squares)
+    rest = inverse_unit / half**2
+    return jnp.where(is_finite, jnp.where(is_finite, squares, 1) * rest**2, jnp.inf)
+
+
+def _gram(x: jax.Array) -> tuple[jax.Array, int]:
+    """Returns x x^T, shape (G, T, T), and how many roundings a term passes at most."""
+    size = x.shape[2]
+    width = 2 ** -(-max(size.bit_length(), 8) // 2)  # about the root, at least 16
+    num_parts = -(-size // width)
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, num_parts * width - size)))
+
+    def product(part):
+        over_columns = (((2,), (2,)), ((0,), (0,)))
+        precision = jax.lax.Precision.HIGHEST
+        x = jax.lax.dot_general(part, part, over_columns, precision=precision)
+        # Else the compiler may add its terms to the total one by one. On CPU it does
+        # so for products with a vector alone: T is at least two.
+        return jax.lax.optimization_barrier(x)
+
+    def add(i, total):
+        part = jax.lax.dynamic_slice_in_dim(x, i * width, width, axis=2)
+        return total + product(part)
+
+    first = product(x[:, :, :width])
+    return jax.lax.fori_loop(1, num_parts, add, first), width + num_parts
+
+
+def _root(x: jax.Array) -> jax.Array:
+    """Returns the root, of zero without a derivative."""
+    is_zero = x == 0
+    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, x)))
+
+
+def balanced(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns finite factors (..., p) and (..., q), the longer one's exponent shared.
+
+    The product of both stays as it is, except for entries that underflow. The largest
+    entries are within a factor of four, where exponents of 126 or fewer do that.
+    """
+    left, right = as_finite(left), as_finite(right)
+
+    def exponent(x):
+        most = jnp.abs(jax.lax.stop_gradient(x)).max(axis=-1, keepdims=True, initial=0)
+        return jnp.frexp(most)[1]
+
+    shift = jnp.clip((exponent(right) - exponent(left)) // 2, -126, 126)
+    one = jnp.ones((), left.dtype)
+    return left * jnp.ldexp(one, shift), right * jnp.ldexp(one, -shift)
 
 
 @jax.custom_jvp
@@ -96,16 +208,16 @@ def _sum_of_squares_jvp(primals, tangents):
     return sum_of_squares(x), 2 * jnp.sum(x_or_zero * tangent)
 
 
-def _sum(terms: jax.Array, flat: int = FLAT) -> jax.Array:
-    """Returns sums over the last axis, of more than `flat` terms 256 at a time."""
+def _sum(terms: jax.Array, flat: int = FLAT, row: int = ROW) -> jax.Array:
+    """Returns sums over the last axis, of more than `flat` terms `row` at a time."""
     # A flat float32 sum of d terms may err by d·2^-24: 6 times, at d = 1e8. Sums of
     # rows of 256 err by 256·2^-24 a level; the barrier keeps the compiler from
     # merging the levels into one flat sum.
     if terms.shape[-1] <= flat:
         return terms.sum(axis=-1)
-    while terms.shape[-1] > ROW:
+    while terms.shape[-1] > row:
         rest = [(0, 0)] * (terms.ndim - 1)
-        terms = jnp.pad(terms, [*rest, (0, -terms.shape[-1] % ROW)])
-        terms = terms.reshape(*terms.shape[:-1], -1, ROW)
+        terms = jnp.pad(terms, [*rest, (0, -terms.shape[-1] % row)])
+        terms = terms.reshape(*terms.shape[:-1], -1, row)
         terms = jax.lax.optimization_barrier(terms.sum(axis=-1))
     return terms.sum(axis=-1)

@@ -12,7 +12,13 @@ before row i, except for the coin. So these rows are one Poisson-subsampled Gaus
 mechanism, in which the record moves the value by |column i| |u_i|. The norm of a column
 is at most the sensitivity to one step. So the run costs as much as its k such steps
 composed (Choquette-Choo et al. 2023, Theorem 4). The relation enters only through the
-pair of distributions of one step (see `_sampled_gaussian.py`).
+pair of distributions of one step (see `_sampled_group.py`).
+
+That is exact: a Monte Carlo estimate would not be lower. Where steps of a record are
+closer than there are bands, estimates are known (Choquette-Choo, Ganesh, Steinke,
+Thakurta 2024, "Privacy amplification for matrix mechanisms"). They hold with a
+confidence, not always, so nothing is claimed there. Nor is it for groups of records:
+their steps may be closer than one record's.
 """
 
 from typing import Protocol

@@ -41,7 +41,7 @@ def one_step_epsilon(noise_multiplier: float, delta: float, prob: float) -> floa
     return subsampled_epsilon(inner, prob)
 
 
-def step_losses(
+def fixed_size_losses(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
     """Returns the privacy loss distribution of a pair that dominates a step.
@@ -55,22 +55,38 @@ def step_losses(
     largest = one_step_epsilon(noise_multiplier, _UNSEEN, prob)
     count = max(1, math.ceil(largest / interval))
     epsilons = interval * np.arange(count + 1)
+    raised = without_sampling(epsilons, prob)
+    above = np.minimum(prob * gaussian_delta(1 / noise_multiplier, raised), 1.0)
+    return symmetric_losses(interval, above)
+
+
+def without_sampling(epsilons: np.ndarray, prob: float) -> np.ndarray:
+    """Returns log(1 + (e^epsilon - 1) / q), of epsilons above log(1 - q)."""
     with np.errstate(over="ignore"):
-        raised = np.where(
+        return np.where(
             epsilons < 1,
             np.log1p(np.expm1(epsilons) / prob),
             epsilons + np.log1p((prob - 1) * np.exp(-epsilons)) - math.log(prob),
         )
-    above = np.minimum(prob * gaussian_delta(1 / noise_multiplier, raised), 1.0)
+
+
+def symmetric_losses(interval: float, above: np.ndarray) -> PrivacyLossDistribution:
+    """Returns the losses of a symmetric pair, of its divergences.
+
+    `above` has them at epsilon = 0, interval, 2 interval and so on. Chords lie above
+    the curve.
+    """
+    last = len(above) - 1
+    epsilons = interval * np.arange(last + 1)
     below = -np.expm1(-epsilons) + np.exp(-epsilons) * above
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots(
-        interval, np.arange(-count, count + 1), np.r_[below[:0:-1], above]
+        interval, np.arange(-last, last + 1), np.r_[below[:0:-1], above]
     )
     return PrivacyLossDistribution(pmf)
 
 
 def spacing(noise_multiplier: float, prob: float, other_multiplier: float) -> float:
-    """Returns a spacing of the losses of `run_losses`: a wider one rounds up more."""
+    """Returns a spacing of the losses of a run: a wider one rounds up more."""
     # The loss of a release spans about 1 / multiplier^2: this bounds time and memory.
     # The loss of a sampled step may be much smaller: on average, q of this.
     least = min(noise_multiplier, other_multiplier)
@@ -84,18 +100,20 @@ def spacing(noise_multiplier: float, prob: float, other_multiplier: float) -> fl
 
 
 def run_losses(
-    noise_multiplier: float, prob: float, num_steps: int, other_multiplier: float
+    step: PrivacyLossDistribution,
+    num_steps: int,
+    interval: float,
+    other_multiplier: float,
 ) -> PrivacyLossDistribution:
     """Returns the privacy losses of T steps, and of another Gaussian release.
 
     Args:
-        noise_multiplier: as for `step_losses`.
-        prob: as for `step_losses`.
+        step: the losses of one step, of this spacing.
         num_steps: T.
+        interval: as from `spacing`.
         other_multiplier: noise multiplier of the other release; inf: none.
     """
-    interval = spacing(noise_multiplier, prob, other_multiplier)
-    losses = step_losses(noise_multiplier, prob, interval).self_compose(num_steps)
+    losses = step.self_compose(num_steps)
     if other_multiplier == math.inf:
         return losses
     other = from_gaussian_mechanism(

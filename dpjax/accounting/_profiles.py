@@ -24,7 +24,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpjax import _validate
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
-from dpjax.accounting._fixed_size import run_losses
+from dpjax.accounting._fixed_size import fixed_size_losses, run_losses, spacing
 from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._poisson_capacity import overflow_probability
 from dpjax.accounting._random_allocation import (
@@ -218,7 +218,11 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
     is_alone = len(fixed_size) == 1 and len(kinds - others) == 1
     if is_alone and relation is REPLACE_ONE:
         mu = _mu(leaves)
-        losses = run_losses(*fixed_size[0], 1 / mu if mu > 0 else math.inf)
+        multiplier, prob, count = fixed_size[0]
+        other = 1 / mu if mu > 0 else math.inf
+        interval = spacing(multiplier, prob, other)
+        step = fixed_size_losses(multiplier, prob, interval)
+        losses = run_losses(step, count, interval, other)
         delta = _chords(losses.get_delta_for_epsilon, num_steps)
     if isinstance(event, RandomAllocationDpEvent):
         epochs = math.ceil(event.num_steps / event.num_bins)

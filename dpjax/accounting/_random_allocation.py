@@ -101,7 +101,7 @@ class RandomAllocationDpEvent(DpEvent):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Law:
+class Law:
     """A law of the likelihood ratio under Q, on the grid e^(spacing * integer).
 
     Attributes:
@@ -140,7 +140,8 @@ def allocation_epsilon(
         other_multiplier: that of the other release, in the unit of `stddev`.
         fft_error: absolute error of a delta that is computed by composition.
     """
-    if not _LEAST_STDDEV <= stddev <= _LARGEST_STDDEV:
+    least = min(stddev, other_multiplier)
+    if not _LEAST_STDDEV <= least <= stddev <= _LARGEST_STDDEV:
         return math.inf
     removed, added = run_losses(stddev, num_steps, num_bins, other_multiplier)
     delta *= 1 - _ROUNDOFF
@@ -210,10 +211,10 @@ def run_losses(
     spacing = min(_WIDEST, fine)
     parts = []
     if epochs:
-        whole = _losses(_epoch(num_bins, num_bins, shift, spacing))
+        whole = losses_of(_epoch(num_bins, num_bins, shift, spacing))
         parts.append([x.self_compose(epochs) if epochs > 1 else x for x in whole])
     if last:
-        parts.append(_losses(_epoch(last, num_bins, shift, spacing)))
+        parts.append(losses_of(_epoch(last, num_bins, shift, spacing)))
     if other_multiplier < math.inf:
         other = from_gaussian_mechanism(
             other_multiplier, value_discretization_interval=spacing
@@ -226,7 +227,7 @@ def run_losses(
     return removed, added
 
 
-def _losses(law: _Law) -> list[PrivacyLossDistribution]:
+def losses_of(law: Law) -> list[PrivacyLossDistribution]:
     """Returns the privacy losses of a law, from P to Q and from Q to P."""
     spacing, probs = law.spacing, law.masses * _points(law)
     last = law.first + len(probs) - 1
@@ -237,11 +238,11 @@ def _losses(law: _Law) -> list[PrivacyLossDistribution]:
     return [PrivacyLossDistribution(pmf) for pmf in pmfs]
 
 
-def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> _Law:
+def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
     """Returns the law of the likelihood ratio after the first steps of an epoch."""
 
     @functools.cache
-    def mean_of(count: int, depth: int) -> _Law:
+    def mean_of(count: int, depth: int) -> Law:
         # A term of weight 2^-depth in the whole may be rounded 2^(depth/2) times wider.
         wider = spacing * 2 ** (depth // 2)
         if count == 1:
@@ -253,17 +254,17 @@ def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> _Law:
     if num_steps == num_bins:
         return mean_of(num_bins, 0)
     law = mean_of(num_steps, math.floor(math.log2(num_bins / num_steps)))
-    absent = _Law(law.spacing, 0, np.ones(1), 0.0, 0.0)
+    absent = Law(law.spacing, 0, np.ones(1), 0.0, 0.0)
     return _mixed(absent, law, (num_bins - num_steps) / num_bins, spacing)
 
 
-def _lognormal(shift: float, spacing: float) -> _Law:
+def _lognormal(shift: float, spacing: float) -> Law:
     """Returns a law above that of exp(shift z - shift^2/2), z standard normal."""
     reach = math.ceil((_REACH * shift + shift**2 / 2) / spacing)
     z = spacing * np.arange(-reach, reach + 1) / shift + shift / 2
     points = np.exp(spacing * np.arange(-reach, reach + 1))
-    mass = _between(z)
-    above = (_between(z - shift) / points[:-1] - mass) / math.expm1(spacing)
+    mass = normal_masses(z)
+    above = (normal_masses(z - shift) / points[:-1] - mass) / math.expm1(spacing)
     above = np.clip(above, 0.0, mass)
     masses = np.r_[mass - above, 0.0] + np.r_[0.0, above]
     lifted = ndtr(z[0] - shift) / points[0]
@@ -271,16 +272,16 @@ def _lognormal(shift: float, spacing: float) -> _Law:
     masses[-1] += ndtr(-z[-1])
     lost = ndtr(shift - z[-1]) - points[-1] * ndtr(-z[-1])
     zero = max(float(ndtr(z[0]) - lifted), 0.0)
-    return _trimmed(_Law(spacing, -reach, masses, zero, max(float(lost), 0.0)))
+    return _trimmed(Law(spacing, -reach, masses, zero, max(float(lost), 0.0)))
 
 
-def _between(z: np.ndarray) -> np.ndarray:
+def normal_masses(z: np.ndarray) -> np.ndarray:
     """Returns the normal probabilities between neighbours, from the nearer tail."""
     upper = ndtr(-z[:-1]) - ndtr(-z[1:])
     return np.where(z[:-1] > 0, upper, ndtr(z[1:]) - ndtr(z[:-1]))
 
 
-def _mixed(one: _Law, two: _Law, weight: float, spacing: float) -> _Law:
+def _mixed(one: Law, two: Law, weight: float, spacing: float) -> Law:
     """Returns a law above that of weight A + (1 - weight) B, A and B independent.
 
     The laws of A and B have one spacing, a multiple of the new one. The place of a sum
@@ -319,7 +320,7 @@ def _mixed(one: _Law, two: _Law, weight: float, spacing: float) -> _Law:
     put(factor * one.first + of_one, alone_above[0], one.masses * two.zero)
     put(factor * two.first + of_two, alone_above[1], two.masses * one.zero)
     lost = weight * one.lost + (1 - weight) * two.lost
-    return _trimmed(_Law(spacing, low, masses, one.zero * two.zero, lost))
+    return _trimmed(Law(spacing, low, masses, one.zero * two.zero, lost))
 
 
 def _place(logs: np.ndarray, spacing: float) -> tuple[np.ndarray, np.ndarray]:
@@ -329,11 +330,11 @@ def _place(logs: np.ndarray, spacing: float) -> tuple[np.ndarray, np.ndarray]:
     return places, np.clip(above, 0.0, 1.0)
 
 
-def _points(law: _Law) -> np.ndarray:
+def _points(law: Law) -> np.ndarray:
     return np.exp(law.spacing * (law.first + np.arange(len(law.masses))))
 
 
-def _trimmed(law: _Law) -> _Law:
+def _trimmed(law: Law) -> Law:
     """Returns a law above the given one, without the points of its far ends."""
     points, masses = _points(law), law.masses
     low = int(np.searchsorted(np.cumsum(masses), _UNSEEN))
@@ -345,4 +346,4 @@ def _trimmed(law: _Law) -> _Law:
     kept[-1] += masses[high + 1 :].sum()
     zero = law.zero + max(float(masses[:low].sum()) - lifted, 0.0)
     lost = float(masses[high + 1 :] @ (points[high + 1 :] - points[high]))
-    return _Law(law.spacing, law.first + low, kept, zero, law.lost + lost)
+    return Law(law.spacing, law.first + low, kept, zero, law.lost + lost)

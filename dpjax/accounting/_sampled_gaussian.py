@@ -1,39 +1,17 @@
 """Sampling schemes of batches: the event of each, and the accountant that reads it.
 
-Poisson batches where a record is replaced. The batch S of the other records has the
-same distribution in both runs, so the hockey-stick divergence of the two mixtures over
-S is at most that at the worst S (joint convexity). Given S, put the origin at its sum
-and let stddev be 1: with probability q the record moves the sum by a, or by b in the
-other run, |a|, |b| <= C. With phi_m the density of N(m, I) and gamma >= 1,
-
-    H(a, b) = int ((1 - q) phi_0 + q phi_a - gamma ((1 - q) phi_0 + q phi_b))_+
-            = q int (phi_a - gamma phi_b - c phi_0)_+,  c = (1 - q)(gamma - 1)/q >= 0.
-
-H is largest at a = -b, |a| = C, which is the pair that the PLD accountant uses. Let E
-be the set where the integrand is positive: exp(<a, x> - |a|^2/2) > gamma exp(<b, x> -
-|b|^2/2) + c. Because E maximizes the integral, H changes as phi_a and phi_b on a fixed
-E.
-
-1. Rotate b towards a, by the unit vector u orthogonal to b with <a, u> >= 0. Given the
-   part of x along b, E is a half-line {<x, u> > tau}, since its right side does not
-   depend on <x, u>. There dH = -q gamma |b| E[<x, u>; E] <= 0, as <x, u> is centred
-   under phi_b. So H grows as b turns away from a, until they are opposite.
-2. Then only the line through a and b matters: a > 0 > b, and E = {x > tau}, because its
-   left side increases in x and its right side decreases. phi_a(E) increases in a, and
-   phi_b(E) in b: H grows with |a| and |b|.
-
-For gamma < 1 swap the runs: the pair is symmetric. So it dominates every step, and its
-T-fold composition T adaptive ones (Zhu, Dong, Wang 2022, "Optimal accounting of
-differential privacy via characteristic function", Theorem 10; for a record that is
-added or removed the pair is their Theorem 11). `_random_allocation.py` has the pair of
-batches of which each record enters one in every c.
+The pair of distributions that dominates a Poisson step is in `_sampled_group.py`, for
+one record and several, under both relations; for one, it is the pair that the PLD
+accountant uses. Its T-fold composition dominates T adaptive steps (Zhu, Dong, Wang
+2022, "Optimal accounting of differential privacy via characteristic function", Theorem
+10). `_random_allocation.py` has the pair of batches of which each record enters one in
+every c, `_fixed_size.py` that of batches of fixed size.
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
 
+import numpy as np
 from dp_accounting import (
     DpEvent,
     GaussianDpEvent,
@@ -42,25 +20,33 @@ from dp_accounting import (
     SelfComposedDpEvent,
     ZCDpEvent,
 )
-from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import _validate
-from dpjax._rounding import rounded_up
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, NoiseName
-from dpjax.accounting._fixed_size import one_step_epsilon, run_losses, spacing
-from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
+from dpjax.accounting._fixed_size import (
+    fixed_size_losses,
+    one_step_epsilon,
+    run_losses,
+    spacing,
+)
+from dpjax.accounting._gaussian import gaussian_epsilon
 from dpjax.accounting._poisson_capacity import check_sampling_prob, without_overflow
+from dpjax.accounting._poisson_losses import (
+    losses_where_removed,
+    losses_where_replaced,
+)
 from dpjax.accounting._random_allocation import (
     RandomAllocationDpEvent,
     allocation_epsilon,
 )
+from dpjax.accounting._sampled_group import group_epsilon
 from dpjax.accounting._sampled_renyi import (
     fixed_size_log_moment,
     poisson_log_moment,
     renyi_epsilon,
 )
-from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
+from dpjax.accounting._zcdp import rho_to_epsilon
 
 # Outside this range of noise multipliers no sampled step is analysed: below, epsilon
 # would be beyond 1e5; above, the accountants' float64 differences vanish.
@@ -72,15 +58,12 @@ _LARGEST_MULTIPLIER = 1e6
 # is 5 times that.
 _FFT_ERROR = 1e-15
 
-# If delta is this many times larger, the looser Renyi divergences cannot be better.
-_FAR_ABOVE = 1e4
+# If delta is this many times larger, setting the error aside costs a thousandth of
+# epsilon at most, and Renyi divergences cost some hundredths.
+_FAR_ABOVE = 100
 
 # A square root and a quotient, so that 1 / (2 z^2) is never above the budget's rho.
-_ROUNDED_UP = 2.0**-50
-
-# A calibrated multiplier is above the smallest one by at most this share.
-_TOLERANCE = 1e-3
-_MOST_GUESSES = 10  # of evaluations that it is found by, before a plain bisection
+ROUNDED_UP = 2.0**-50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +77,7 @@ class Scheme:
     noise: NoiseName = "gaussian"
     other_multiplier: float = math.inf  # of another release, on all records
     num_bins: int | None = None  # of random allocation
+    group_size: int = 1  # records that change at once
 
     @property
     def is_poisson(self) -> bool:
@@ -140,13 +124,17 @@ class Scheme:
             step = GaussianDpEvent(multiplier)
         return SelfComposedDpEvent(step, self.num_steps)
 
-    def epsilon(self, multiplier: float, delta: float) -> float:
-        """Returns an upper bound of epsilon at `delta`."""
+    def epsilon(self, multiplier: float, delta: float, coarseness: int = 1) -> float:
+        """Returns an upper bound of epsilon at `delta`.
+
+        With privacy losses so many times as far apart it is larger, and takes less
+        time.
+        """
         if self.noise != "gaussian":
             if min(multiplier, self.other_multiplier) == 0:
                 return math.inf
             rho = 0.5 * self.num_steps / multiplier**2 + 0.5 / self.other_multiplier**2
-            return rho_to_epsilon(rho, delta)
+            return rho_to_epsilon(self.group_size**2 * rho, delta)
         if self.has_coins:
             delta = without_overflow(delta)
         # Batches do not depend on the data, so a sampled run is a mixture of runs that
@@ -175,23 +163,26 @@ class Scheme:
         if self.fixed_size is not None and is_one_step:
             bounds.append(one_step_epsilon(multiplier, delta, self._prob))
         if delta > lost:
-            bounds.append(self._by_losses(multiplier, delta - lost))
-        if delta < lost * _FAR_ABOVE:
+            bounds.append(self._by_losses(multiplier, delta - lost, coarseness))
+        if delta < lost * _FAR_ABOVE and self.group_size == 1:
             bounds.append(self._by_renyi(multiplier, delta))
         return min(bounds)
 
     def _full_batch_epsilon(self, multiplier: float, delta: float) -> float:
         if self.other_multiplier == math.inf:
             return gaussian_epsilon(
-                multiplier, delta, sensitivity=1.0, num_releases=self.num_releases
+                multiplier,
+                delta,
+                sensitivity=float(self.group_size),
+                num_releases=self.num_releases,
             )
         if min(multiplier, self.other_multiplier) == 0:
             return math.inf
         # Several Gaussian releases cost as much as one, whose precision (inverse
         # variance) is the sum of their precisions.
         precision = self.num_releases / multiplier**2 + 1 / self.other_multiplier**2
-        together = 1 / math.sqrt(precision) * (1 - _ROUNDED_UP)
-        return gaussian_epsilon(together, delta, sensitivity=1.0)
+        together = 1 / math.sqrt(precision) * (1 - ROUNDED_UP)
+        return gaussian_epsilon(together, delta, sensitivity=float(self.group_size))
 
     @property
     def _prob(self) -> float:
@@ -200,20 +191,30 @@ class Scheme:
         num_samples, batch_size = self.fixed_size
         return batch_size / num_samples
 
-    def _by_losses(self, multiplier: float, delta: float) -> float:
+    def _by_losses(self, multiplier: float, delta: float, coarseness: int) -> float:
         """Returns an epsilon by privacy loss distributions, composed by FFT."""
         other = self.other_multiplier
+        if self.group_size > 1:
+            return group_epsilon(
+                self._unit * multiplier,
+                delta,
+                sampling_prob=self.sampling_prob,
+                num_steps=self.num_steps,
+                group_size=self.group_size,
+                relation=self.relation,
+                other_multiplier=other,
+            )
+        interval = coarseness * spacing(multiplier, self._prob, other)
         if self.fixed_size is not None:
-            losses = run_losses(multiplier, self._prob, self.num_steps, other)
+            step = fixed_size_losses
+        elif self.relation is REPLACE_ONE:
+            step = losses_where_replaced
+        else:
+            step = losses_where_removed
+        one = step(multiplier, self._prob, interval)
+        losses = run_losses(one, self.num_steps, interval, other)
+        with np.errstate(over="ignore"):  # of an epsilon beyond 700: inf
             return float(losses.get_epsilon_for_delta(delta))
-        interval = spacing(multiplier, self._prob, other)
-        accountant = PLDAccountant(
-            self.relation, value_discretization_interval=interval
-        )
-        accountant.compose(self.event(multiplier))
-        if other < math.inf:
-            accountant.compose(GaussianDpEvent(self._unit * other))
-        return float(accountant.get_epsilon(delta))
 
     def _by_renyi(self, multiplier: float, delta: float) -> float:
         """Returns an epsilon by Renyi divergences, which have no error in delta."""
@@ -243,6 +244,7 @@ def scheme_of(
     noise: NoiseName,
     other_multiplier: float = math.inf,
     num_bins: int | None = None,
+    group_size: int = 1,
 ) -> Scheme:
     """Checks the sampling arguments of `noise_multiplier`; returns their scheme."""
     _validate.choice(NoiseName, noise=noise)
@@ -262,6 +264,14 @@ def scheme_of(
         "relation",
         relation,
         "REPLACE_ONE or ADD_OR_REMOVE_ONE",
+    )
+    _validate.count(group_size=group_size)
+    _validate.require(
+        group_size == 1 or (num_bins is None and batch_size is None),
+        "group_size",
+        group_size,
+        "1 with num_bins or batch_size, whose gain is proved for one record; "
+        "group_privacy holds of all",
     )
     if num_bins is not None:
         _validate.count(num_bins=num_bins)
@@ -285,6 +295,7 @@ def scheme_of(
             noise,
             other_multiplier,
             None if num_bins == 1 else num_bins,
+            group_size,
         )
 
     _validate.count(num_samples=num_samples, batch_size=batch_size)
@@ -304,88 +315,3 @@ def scheme_of(
     return Scheme(
         num_steps, 1.0, fixed_size, relation, other_multiplier=other_multiplier
     )
-
-
-@functools.lru_cache(maxsize=256)
-def calibrate(epsilon: float, delta: float, scheme: Scheme) -> float:
-    """The smallest multiplier whose epsilon at `delta` is at most `epsilon`."""
-    if scheme.other_multiplier < math.inf:
-        return _calibrate_with_others(epsilon, delta, scheme)
-    if scheme.noise != "gaussian":
-        rho = epsilon_to_rho(epsilon, delta) / scheme.num_steps
-        return math.sqrt(0.5 / rho) * (1 + _ROUNDED_UP) if rho > 0 else math.inf
-    usable_delta = without_overflow(delta) if scheme.has_coins else delta
-    full_batch = gaussian_stddev(
-        epsilon, usable_delta, sensitivity=1.0, num_releases=scheme.num_releases
-    )
-    if scheme.is_full_batch or full_batch in (0.0, math.inf):
-        return full_batch
-
-    # Full batches are within the budget. Halve the noise until it is exceeded, then
-    # bisect, because epsilon may be infinite at the lower end; `upper` stays within it.
-    # Epsilon about doubles with each, or more, which tells how many to try at once.
-    cost = functools.cache(functools.partial(scheme.epsilon, delta=delta))
-    within, beyond, more = 0, math.inf, 1
-    while within + 1 < beyond:
-        number = int(min(within + more, beyond - 1))
-        found = cost(full_batch / 2**number)
-        if found > epsilon:
-            beyond, more = number, number
-        else:
-            within, more = number, max(1, int(math.log2(epsilon / max(found, 1e-9))))
-    return _bisected(
-        epsilon, cost, full_batch / 2 ** (within + 1), full_batch / 2**within
-    )
-
-
-def _calibrate_with_others(epsilon: float, delta: float, scheme: Scheme) -> float:
-    cost = functools.cache(functools.partial(scheme.epsilon, delta=delta))
-    _validate.require(
-        cost(math.inf) <= epsilon,
-        "other_multiplier",
-        scheme.other_multiplier,
-        f"within the budget, {epsilon}: it alone costs {rounded_up(cost(math.inf), 4)}",
-    )
-    alone = dataclasses.replace(scheme, other_multiplier=math.inf)
-    upper = lower = calibrate(epsilon, delta, alone)
-    while cost(upper) > epsilon and upper < math.inf:
-        lower, upper = upper, 2 * upper
-    return _bisected(epsilon, cost, lower, upper)
-
-
-def _bisected(
-    epsilon: float, cost: Callable[[float], float], lower: float, upper: float
-) -> float:
-    """Returns the upper end of the interval in which a bisection ends.
-
-    An evaluation takes a tenth of a second and more. The logarithm of epsilon is nearly
-    linear in that of the multiplier, so that a line through the two nearest evaluations
-    tells where to look next. A few of these decide most steps of the bisection, since
-    epsilon falls with the multiplier.
-    """
-    if upper == math.inf:
-        return upper
-    over, within = lower, upper
-    seen: dict[float, float] = {}  # logarithms of epsilon over the budget
-    if cost(within) > 0 and cost(over) < math.inf:
-        seen = {m: math.log(cost(m) / epsilon) for m in (over, within)}
-    while 2 <= len(seen) < _MOST_GUESSES and within > over * (1 + 0.3 * _TOLERANCE):
-        near, other = sorted(seen, key=lambda m: abs(seen[m]))[:2]
-        fall = (seen[other] - seen[near]) / math.log(other / near)
-        if fall >= 0:
-            break
-        # A little to the side of the end that is further away.
-        nudge = -math.copysign(0.1 * _TOLERANCE, seen[over] + seen[within])
-        guess = near * math.exp(nudge - seen[near] / fall)
-        if not over < guess < within or not 0 < cost(guess) < math.inf:
-            break
-        seen[guess] = math.log(cost(guess) / epsilon)
-        over, within = (over, guess) if seen[guess] <= 0 else (guess, within)
-    while upper > lower * (1 + _TOLERANCE):
-        middle = math.sqrt(lower * upper)
-        if middle >= within or (middle > over and cost(middle) <= epsilon):
-            upper = middle
-        else:
-            lower = middle
-    # Seen, not concluded: float64 epsilons fall but for their last digits.
-    return upper if cost(upper) <= epsilon else within

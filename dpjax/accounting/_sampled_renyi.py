@@ -27,6 +27,7 @@ The factor of phi increases in x: its value at the right end of a cell times the
 the cell is at least the integral. Beyond a mu + 40 there is less than e^-700.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -35,7 +36,7 @@ import scipy.special
 from dp_accounting.rdp import compute_epsilon
 
 _ORDERS = 1 + np.geomspace(0.1, 4_000.0, 60)
-_LARGEST_SHIFT = 200.0  # of the orders used: larger ones take long, and gain little
+_LARGEST_SHIFT = 200.0  # of the orders used
 _ROUNDOFF = 1e-11
 
 
@@ -45,7 +46,7 @@ def poisson_log_moment(order: float, multiplier: float, prob: float) -> float:
     step = min(1 / 8, 0.1 / (bound * math.sqrt(order)))
     count = math.ceil((2 * order * bound + 40) / step)
     x = step * np.arange(-count, count + 1)
-    logs = np.log1p(prob * np.expm1(bound * x - bound**2 / 2))
+    logs = log_ratio(bound * x - bound**2 / 2, prob)
     logs = order * logs + (1 - order) * logs[::-1] - x**2 / 2
     return _log_sum(logs) + math.log(step / math.sqrt(2 * math.pi))
 
@@ -57,13 +58,18 @@ def fixed_size_log_moment(order: float, multiplier: float, prob: float) -> float
     x = mu / 2 + step * np.arange(math.ceil((order * mu + 40) / step) + 1)
     beyond = scipy.special.log_ndtr(-x)
     masses = beyond[:-1] + np.log(-np.expm1(np.diff(beyond)))
-    loss = np.log1p(prob * np.expm1(mu * x[1:] - mu**2 / 2))
-    scaled = order * loss
-    with np.errstate(over="ignore"):
-        near = np.expm1(scaled) + np.expm1(loss - scaled) - np.expm1(loss)
-    far = scaled + np.log1p(np.exp(loss - 2 * scaled) - np.exp(loss - scaled))
-    logs = np.where(scaled < 30, np.log(near), far)
+    loss = log_ratio(mu * x[1:] - mu**2 / 2, prob)
+    # r^a + r^(1-a) - 1 - r = r^a (1 - r^-a) (1 - r^(1-a))
+    parts = np.expm1(-order * loss) * np.expm1((1 - order) * loss)
+    logs = order * loss + np.log(parts)
     return _log_sum(np.r_[0.0, masses + logs])
+
+
+def log_ratio(log: np.ndarray, prob: float) -> np.ndarray:
+    """Returns log(1 - q + q e^log), also of an e^log that overflows."""
+    small = np.log1p(prob * np.expm1(np.minimum(log, 500.0)))
+    rest = (1 - prob) * np.exp(-np.maximum(log, 500.0))
+    return np.where(log < 500, small, log + np.log(prob + rest))
 
 
 def renyi_epsilon(
@@ -80,14 +86,25 @@ def renyi_epsilon(
     `log_moment` is one of the two above; the noise multipliers are stddev / l2
     sensitivity, and `other_multiplier` = inf means no other release.
     """
-    orders = _ORDERS[_ORDERS / multiplier <= _LARGEST_SHIFT]
+    orders, step = _step_divergences(log_moment, multiplier, sampling_prob)
     if orders.size == 0:
         return math.inf
-    logs = np.array([log_moment(order, multiplier, sampling_prob) for order in orders])
-    step = (logs * (1 + _ROUNDOFF) + _ROUNDOFF) / (orders - 1)
     whole = num_steps * step + orders / (2 * other_multiplier**2)
     found, _ = compute_epsilon(orders.tolist(), whole.tolist(), delta)
     return float(found) * (1 + _ROUNDOFF)
+
+
+@functools.lru_cache(maxsize=256)
+def _step_divergences(
+    log_moment: Callable[[float, float, float], float], multiplier: float, prob: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns orders, and bounds of the divergences of a step: they hold for any delta.
+
+    The largest orders are left out: they take long, and gain little.
+    """
+    orders = _ORDERS[_ORDERS / multiplier <= _LARGEST_SHIFT]
+    logs = np.array([log_moment(order, multiplier, prob) for order in orders])
+    return orders, (logs * (1 + _ROUNDOFF) + _ROUNDOFF) / (orders - 1)
 
 
 def _log_sum(logs: np.ndarray) -> float:

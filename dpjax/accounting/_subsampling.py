@@ -15,7 +15,8 @@ from dp_accounting import DpEvent
 from dpjax import _validate
 from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName
 from dpjax.accounting._correlated import Strategy, independent_releases
-from dpjax.accounting._sampled_gaussian import Scheme, calibrate, scheme_of
+from dpjax.accounting._sampled_calibration import calibrate
+from dpjax.accounting._sampled_gaussian import Scheme, scheme_of
 
 
 def noise_multiplier(
@@ -33,6 +34,7 @@ def noise_multiplier(
     strategy: Strategy | None = None,
     max_participations: int = 1,
     min_separation: int = 1,
+    group_size: int = 1,
 ) -> float:
     """The smallest stddev / l2 sensitivity that keeps a training run within budget.
 
@@ -73,6 +75,9 @@ def noise_multiplier(
         max_participations: with a strategy, the most steps that a record may enter.
         min_separation: with a strategy, the least distance of two of these steps; 1 if
             they may be consecutive.
+        group_size: k, the most records that change at once: all that one person has.
+            Under ADD_OR_REMOVE_ONE they are added or removed together. The multiplier
+            stays that of one record. Each record is drawn by itself.
 
     Returns:
         Standard deviation of each step's noise (with a strategy: of the independent
@@ -81,15 +86,16 @@ def noise_multiplier(
         It is inf at delta = 0 and 0.0 at epsilon = inf. With sampling it is the
         smallest of three: of full batches, of privacy loss distributions, and of Renyi
         divergences, because for delta below 1e-15 num_steps the second is infinite;
-        with `num_bins` of the first two.
+        with `num_bins`, and for groups, of the first two.
 
     Raises:
         ValueError: If an argument is out of range, two sampling schemes are given,
             fixed-size batches are given under another relation than REPLACE_ONE, noise
             is not Gaussian with sampled batches or bins (no gain is proved there),
-            `other_multiplier` alone costs more than epsilon, or a strategy has fewer
-            steps or, with sampling_prob below 1, more bands than min_separation,
-            because no gain from sampling is proved there.
+            `other_multiplier` alone costs more than epsilon, a strategy has fewer
+            steps or, with sampling_prob below 1, more bands than min_separation, or
+            group_size is above 1 with num_bins, with batch_size, or with a strategy and
+            sampling_prob below 1: no gain from sampling is proved there.
 
     Privacy:
         The T noisy steps and the other releases, in any order, are together (epsilon,
@@ -99,7 +105,8 @@ def noise_multiplier(
         needs the norm of each record's contribution to be at most half the sensitivity,
         because a record outside the batch contributes zero: a value in [0, 1] has
         sensitivity 1, but counts as 2 here. There one thousandth of delta is reserved
-        for batches that exceed their capacity (`batching.Poisson`).
+        for batches that exceed their capacity (`batching.Poisson`), which must be one
+        for this epsilon and delta, those of the group.
 
     Example:
         One record in a hundred per step. The sensitivity of a sum of clipped records is
@@ -118,6 +125,13 @@ def noise_multiplier(
         >>> round(noise_multiplier(1.0, 1e-5, num_steps=1000, sampling_prob=0.01,
         ...                        other_multiplier=tenth), 2)
         1.25
+
+        The same for all of up to four records of a person, of which a batch has more
+        than one only by chance:
+
+        >>> round(noise_multiplier(1.0, 1e-5, num_steps=1000, sampling_prob=0.01,
+        ...                        group_size=4), 2)
+        4.72
 
         The largest noise of a prefix sum of 64 steps, in units of a step's
         sensitivity, with a binary tree and with independent noise:
@@ -138,10 +152,10 @@ def noise_multiplier(
         Theorem 11, proved and composed in `_fixed_size.py`. Bins: Feldman, Shenfeld
         (2025), "Privacy amplification by random allocation"; both relations are proved
         and computed in `_random_allocation.py`. Renyi divergences:
-        `_sampled_renyi.py`. Strategies: Denisov, McMahan, Rush, Smith, Thakurta (2022),
-        Theorem 2.1, and Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu
-        (2023), "(Amplified) banded matrix factorization", Theorems 2 and 4, with the
-        proof in `_correlated.py`.
+        `_sampled_renyi.py`. Groups: `_sampled_group.py`. Strategies: Denisov, McMahan,
+        Rush, Smith, Thakurta (2022), Theorem 2.1, and Choquette-Choo, Ganesh, McKenna,
+        McMahan, Rush, Thakurta, Xu (2023), "(Amplified) banded matrix factorization",
+        Theorems 2 and 4, with the proof in `_correlated.py`.
     """
     _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
     _validate.delta(delta)
@@ -157,6 +171,7 @@ def noise_multiplier(
         relation=relation,
         noise=noise,
         other_multiplier=other_multiplier,
+        group_size=group_size,
     )
     return scale * calibrate(float(epsilon), float(delta), scheme)
 
@@ -176,6 +191,7 @@ def noise_multiplier_to_epsilon(
     strategy: Strategy | None = None,
     max_participations: int = 1,
     min_separation: int = 1,
+    group_size: int = 1,
 ) -> float:
     """The epsilon that a training run with a given noise multiplier costs.
 
@@ -216,6 +232,7 @@ def noise_multiplier_to_epsilon(
         relation=relation,
         noise=noise,
         other_multiplier=other_multiplier,
+        group_size=group_size,
     )
     return scheme.epsilon(float(noise_multiplier) / scale, float(delta))
 
@@ -304,6 +321,9 @@ def _scheme(
     for name, default in _OF_INDEPENDENT_NOISE.items():
         rule = f"{default}, the default, with a strategy"
         _validate.require(run[name] == default, name, run[name], rule)
+    rule = "1 with a strategy and sampling_prob < 1: proved for one record"
+    has_gain = run["sampling_prob"] < 1 and run["group_size"] != 1
+    _validate.require(not has_gain, "group_size", run["group_size"], rule)
     releases, scale = independent_releases(
         strategy,
         num_steps=run["num_steps"],

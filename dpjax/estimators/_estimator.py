@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying
 from dpjax._sums.fold import FEW_ROWS, Summands, check_rows_per_divisor, fold_mean
-from dpjax._sums.stacks import unstacked
-from dpjax._sums.stream import FactoredSamples, SampleStream
+from dpjax._sums.stream import FactoredSamples, SampleStream, unstacked
 from dpjax._tree import by_row, like
 from dpjax._types import (
     ADD_OR_REMOVE_ONE,

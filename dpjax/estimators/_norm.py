@@ -1,15 +1,17 @@
 """Norm-wise influences: a sample keeps its direction, and its l2 norm is bounded.
 
 A sample is multiplied by one number, its weight, which is a function of its norm. If a
-sample has factors, they give its norm: |a|^2 |d|^2 for an outer product, the squares of
-the rows for a table. Samples are then summed leaf by leaf, without materializing any.
+sample has factors, they give its norm: |a|^2 |d|^2 for an outer product, Gram matrices
+for a product of matrices, the squares of the rows for a table. Samples are then summed
+leaf by leaf, and at most a few are materialized.
 The weight depends on the sample only, and is computed from the same numbers that are
 summed (`materialized`).
 
 For every sample x of floats, let r be its norm in units of the threshold, and r' the
 computed norm:
 
-1. NaN and infinite entries count as zero, in a factor as in an array.
+1. NaN and infinite entries count as zero, in a factor as in an array. Of a product of
+   matrices x is what will be summed, divided by its weight: rounding included.
 2. r' >= r (1 - NORM_ERROR), to 2^-39 units, or x has weight zero (`norms`).
 3. So w(r') r <= limit / threshold·(1 + NORM_ERROR) for each influence, because w does
    not increase, and w(r) r is at most limit / threshold.

@@ -1,8 +1,12 @@
 """What a user may ask before a run: is this a loss of one example, and at what cost?"""
 
+import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,10 +17,15 @@ from jax.extend import core
 
 from dpjax import _validate
 from dpjax._types import LossFn, PyTree
-from dpjax.gradients._closures import MEANING, closed_over, rows_closed_over
 from dpjax.gradients._program import is_plain_jit
 from dpjax.gradients._users import loss_of_users
 from dpjax.gradients.factored import uses
+
+MEANING = (
+    "as many rows as there are examples. If these are records, one of them moves the "
+    "gradients of all others, and no clipping bounds that: let the pairs be the "
+    "records. If they are public, nothing is wrong."
+)
 
 
 @dataclass(frozen=True)
@@ -27,8 +36,8 @@ class LeafCheck:
         name: of the parameter, its path in the pytree.
         shape: of the parameter.
         dtype: of the parameter; the type of what is no array.
-        way: "outer product", "table rows", "written out", or "none" if it has no
-            gradient.
+        way: "outer product", "matrix product", "table rows", "written out", or "none"
+            if it has no gradient.
         num_bytes: what is held of one example's gradient.
         why: what the loss does with the parameter.
     """
@@ -102,7 +111,9 @@ def check_model(
 
     The loss of one example is traced, and never computed. An outer product is never
     multiplied out where the estimator clips norms, and as it is added where its
-    influence acts by coordinate. Rows of a table are the few that an example reads.
+    influence acts by coordinate. A matrix product is a sum of outer products, over the
+    vectors that the parameter meets, and is multiplied out as it is added: where it is
+    much larger than both factors. Rows of a table are the few that an example reads.
     Whatever else the loss does with a parameter, its gradients are written out, a few
     examples at a time. The mean is the same, to rounding. These problems are found:
 
@@ -312,3 +323,38 @@ def _with_gradient(
 
     jax.eval_shape(jax.grad(of_floats), floats, others, example)
     return found
+
+
+def closed_over(loss_fn: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the pytrees that a function closes over, by name."""
+    while isinstance(loss_fn, partial):
+        loss_fn = loss_fn.func
+    if not inspect.isfunction(loss_fn):
+        return {}
+    variables, found = inspect.getclosurevars(loss_fn), {}
+    for name, value in {**variables.globals, **variables.nonlocals}.items():
+        with suppress(Exception):  # not every dictionary is a pytree
+            jax.tree.leaves(value)
+            found[name] = value
+    return found
+
+
+def rows_closed_over(loss_fn: Callable[..., Any], num_rows: int) -> dict[Any, str]:
+    """Returns a sentence for each variable that holds arrays of num_rows, by shape.
+
+    Only names and shapes are looked at, and a single row tells nothing.
+    """
+    found = {}
+    for name, value in closed_over(loss_fn).items() if num_rows > 1 else ():
+        leaves = jax.tree.leaves(value)
+        arrays = [x for x in leaves if isinstance(x, jax.Array | np.ndarray)]
+        for shape in {x.shape for x in arrays if x.shape[:1] == (num_rows,)}:
+            said = f"loss_fn closes over {name}, with an array of shape {shape}"
+            found[shape] = f"{said}: {MEANING}"
+    return found
+
+
+def warn_of_closures(loss_fn: Callable[..., Any], num_rows: int) -> None:
+    """Warns of these, because a loss of pairs takes other records in this way."""
+    for sentence in rows_closed_over(loss_fn, num_rows).values():
+        warnings.warn(sentence, stacklevel=4)

@@ -13,7 +13,7 @@ from dpjax._sums.stream import FactoredSamples, SampleStream
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
 from dpjax.estimators import Estimator
-from dpjax.gradients._closures import warn_of_closures
+from dpjax.gradients._check_model import warn_of_closures
 from dpjax.gradients._program import streamlined
 from dpjax.gradients._users import UserGradient, Users, loss_of_users
 from dpjax.gradients.factored import factored_grad
@@ -32,7 +32,7 @@ def streamed_grad(
         loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
         microbatch_size: how many samples are processed at once. It changes speed and
             memory, and a mean by rounding at most. By default it is chosen from the
-            number of parameters, the batch and the platform.
+            shapes of the program, the platform and the device's memory.
         return_values: whether to return the per-example losses too.
         has_aux: whether loss_fn returns auxiliary values too.
 
@@ -100,6 +100,7 @@ def robust_grad(
     num_users: int | None = None,
     records_per_user: int | None = None,
     user_gradient: UserGradient = "mean",
+    factored: bool = True,
 ) -> Callable[..., Any]:
     """Returns a function that computes the robust mean of per-sample gradients.
 
@@ -108,16 +109,18 @@ def robust_grad(
     n. Of parameters that meet one vector in a product, or of which a few rows are read,
     gradients are never multiplied out: `Clipping` finds norms and sums from both
     factors, at about the price of the plain gradient, and influences by coordinate
-    multiply as they add. `dpjax.check_model` tells which parameters these are. On
-    CPU as many samples are processed at once as caches hold; elsewhere thousands. The
-    platform is chosen at lowering.
+    multiply as they add. So it is with parameters that meet several vectors, as of
+    tokens, also in a `scan` or a `jax.checkpoint`, if their gradients have four times
+    as many numbers as the factors, or more. `dpjax.check_model` tells which parameters
+    these are. On CPU as many samples are processed at once as caches hold; elsewhere as
+    memory holds. The platform is chosen at lowering.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
         estimator: the robust mean.
         microbatch_size: how many samples are processed at once. It changes speed and
             memory, and the mean by rounding at most. By default it is chosen from the
-            number of parameters, the batch and the platform.
+            shapes of the program, the platform and the device's memory.
         normalize_by: public divisor of the mean; the batch's leading size by default.
             Give it for batches of varying size, such as Poisson ones. For small
             divisors see `Estimator.__call__`.
@@ -134,6 +137,8 @@ def robust_grad(
             records by index count, the surplus is dropped. It costs num_users times so
             many gradients: give the least that serves.
         user_gradient: "mean" or "sum" of the gradients of a user's records.
+        factored: whether gradients may be held as factors. False writes all of them
+            out, which changes speed and memory, and the mean by rounding at most.
 
     Returns:
         `grad_fn(params, batch, is_padding_example=None)`, where leaves of batch have
@@ -194,7 +199,11 @@ def robust_grad(
     Bad numbers:
         NaN and infinities in gradients count as `Estimator.__call__` tells. Where a
         norm comes from factors, they count as zero in a factor, and a gradient counts
-        as zero where the norm of a factor is 2^64 or more.
+        as zero where the norm of a factor is 2^64 or more. Where it comes from vectors
+        at many positions, their norms times those of their cotangents are added up. A
+        gradient counts as zero where that sum is 2^60 clip norms or more. The norm is
+        raised by what rounding may hide: for 64 positions by about 2^-17 times the
+        square of that sum, over the norm.
 
     Sensitivity:
         `estimator.sensitivity(n or normalize_by, number of parameters)`, under
@@ -240,6 +249,7 @@ def robust_grad(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
     ) -> Any:
         stream = stream_fn(params, batch)
+        stream = stream if factored else stream.written_out()
         if users is not None:
             axes = row_axes(batch, axis_name)
             stream = users.stream(stream, is_padding_example, axes)

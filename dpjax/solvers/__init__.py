@@ -27,6 +27,8 @@ from dpjax.solvers._sample_and_aggregate import dp_sample_and_aggregate
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._sparse_regression import dp_sparse_linear_regression
 from dpjax.solvers.linear._model import dp_linear_model
+from dpjax.solvers.localized._descent import dp_localized_sco
+from dpjax.solvers.localized._one_pass import dp_one_pass_sco
 
 __all__ = [
     "Checkpoint",
@@ -45,10 +47,12 @@ __all__ = [
     "dp_l1_regression",
     "dp_lasso",
     "dp_linear_model",
+    "dp_localized_sco",
     "dp_mean",
     "dp_multiparty_gradient_descent",
     "dp_multiparty_objective_perturbation",
     "dp_objective_perturbation",
+    "dp_one_pass_sco",
     "dp_quantile",
     "dp_sample_and_aggregate",
     "dp_sparse_linear_regression",

@@ -35,6 +35,7 @@ _FINE = (-4.0, -2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 # The units of lines and hat functions. Steps that are equal in all weights move a
 # function by the square of its unit.
 _LINE, _HEIGHT = 0.5, 2.0
+_TAIL = 0.05  # of lines beyond the fine knots, in models of labels
 
 
 class Rule(NamedTuple):
@@ -43,11 +44,14 @@ class Rule(NamedTuple):
     Attributes:
         records: what coarse and fine knots need: so many records for each weight of
             the model and each unit of the noise multiplier.
+        tail: the unit of lines beyond the fine knots. If it is small, far tails take
+            less of what clipping leaves of a record, but are fitted later.
         threshold: which gain is enough, where it is released.
         bends_unseen: whether they bend where the noise would hide the gain.
     """
 
     records: tuple[float, float]
+    tail: float
     threshold: Threshold
     bends_unseen: bool
 
@@ -59,8 +63,10 @@ class Rule(NamedTuple):
         heavy tails, which curves follow sooner than lines do.
         """
         if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
-            return cls((8.0, 12.0), Threshold(2.0, 4e-4), bends_unseen=True)
-        return cls((60.0, 25.0), Threshold(5.0, math.inf), bends_unseen=False)
+            threshold = Threshold(2.0, 4e-4)
+            return cls((8.0, 12.0), _TAIL, threshold, bends_unseen=True)
+        threshold = Threshold(5.0, math.inf)
+        return cls((60.0, 25.0), _LINE, threshold, bends_unseen=False)
 
     def knots(
         self, num_clear: float, num_columns: int, num_smooth: int
@@ -117,7 +123,7 @@ def dp_additive_model(
     column of `smooth` also adds a function of its own. It is linear between public
     knots, zero at zero and constant beyond the last knots, so that it is bounded. The
     line stands beside it: a target that is linear in a heavy-tailed column, far tails
-    included, is in the model.
+    included, is in the model. Models of labels prefer flatter tails where they bend.
 
     These functions are sums of hat functions, one for each knot but zero. So the model
     is linear in its weights, and `dp_linear_model` fits them to features that each
@@ -201,11 +207,12 @@ def dp_additive_model(
         column = column_index("intercept", intercept, num_columns)
     bent = _smooth(smooth, num_columns, column)
     knots = knots_of(model, num_samples, num_columns, len(bent), total)
+    tail = Rule.of(model).tail if knots == _FINE else _LINE
 
     def fit(key: Key, knots: tuple[float, ...], share: float, execution: Execution):
         return dp_linear_model(
             model,
-            (_expanded(features, bent, knots), targets),
+            (_expanded(features, bent, knots, tail), targets),
             key=key,
             delta=delta,
             noise_multiplier=total / math.sqrt(share),
@@ -217,8 +224,8 @@ def dp_additive_model(
         )
 
     def curves(solution: Solution, has_bends: bool) -> Curves:
-        fitted = knots if has_bends else ()
-        return _curves(solution.params, num_columns, bent, fitted, knots, column)
+        unit = tail if has_bends else None
+        return _curves(solution.params, num_columns, bent, unit, knots, column)
 
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
@@ -327,17 +334,23 @@ def _smooth(
     return bent
 
 
-@partial(jax.jit, static_argnums=(1, 2))
+@partial(jax.jit, static_argnums=(1, 2, 3))
 def _expanded(
-    features: jax.Array, smooth: tuple[int, ...], knots: tuple[float, ...]
+    features: jax.Array, smooth: tuple[int, ...], knots: tuple[float, ...], tail: float
 ) -> jax.Array:
-    """Returns lines and hat functions of the features, each record by itself."""
+    """Returns lines and hat functions of the features, each record by itself.
+
+    Lines have another unit beyond the last knots. With the hat functions they still
+    add up to straight lines.
+    """
     if not knots:
         return features
     columns = jnp.asarray(smooth)
-    heights = _HEIGHT * hats(bounded(features[:, columns]), knots)
+    values = bounded(features[:, columns])
+    heights = _HEIGHT * hats(values, knots)
     heights = jnp.delete(heights, knots.index(0.0), axis=-1)
-    lines = features.at[:, columns].multiply(_LINE)
+    lines = tail * values + (_LINE - tail) * jnp.clip(values, knots[0], knots[-1])
+    lines = features.at[:, columns].set(lines)
     return jnp.concatenate([lines, heights.reshape(len(features), -1)], axis=1)
 
 
@@ -346,16 +359,19 @@ def _curves(
     weights: jax.Array,
     num_columns: int,
     smooth: tuple[int, ...],
-    fitted: tuple[float, ...],
+    tail: float | None,
     knots: tuple[float, ...],
     intercept: int | None,
 ) -> Curves:
-    """Returns the curves of the weights of lines and of hat functions, if fitted."""
+    """Returns the curves of the weights of `_expanded`; without tail, of lines."""
     slopes, outputs = weights[:num_columns], weights.shape[1:]
-    if not fitted:
+    if tail is None or not knots:
         heights = jnp.zeros((len(smooth), len(knots), *outputs), weights.dtype)
         return Curves(slopes, heights, knots, smooth, intercept)
-    slopes = slopes.at[jnp.asarray(smooth)].multiply(_LINE)
+    lines = slopes[jnp.asarray(smooth)]
+    slopes = slopes.at[jnp.asarray(smooth)].multiply(tail)
     heights = weights[num_columns:].reshape(len(smooth), len(knots) - 1, *outputs)
     heights = jnp.insert(_HEIGHT * heights, knots.index(0.0), 0.0, axis=1)
+    within = (_LINE - tail) * jnp.asarray(knots, lines.dtype)
+    heights = heights + jnp.moveaxis(jnp.multiply.outer(within, lines), 0, 1)
     return Curves(slopes, heights, knots, smooth, intercept)

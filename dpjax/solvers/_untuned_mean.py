@@ -1,6 +1,7 @@
 """The private mean without settings: about private medians, in layers of length."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -97,7 +98,9 @@ class Shares(NamedTuple):
 
     def multipliers(self, noise_multiplier: float) -> "Shares":
         """Returns the noise multiplier of each release, from that of all together."""
-        return jax.tree.map(lambda share: noise_multiplier / math.sqrt(share), self)
+        return jax.tree.map(
+            lambda share: noise_multiplier / math.sqrt(share) if share else 0.0, self
+        )
 
 
 class Estimate(NamedTuple):
@@ -134,16 +137,9 @@ def untuned_mean(
         clipped to norm 1: layer j, over its width, times the root of its share.
     """
     num_samples, d = samples.shape
-    place_key, moments_key, length_key, mean_key, square_key = _keys.split(key, 5)
-    samples = jnp.where(jnp.isnan(samples), 0.0, samples)
-    place = _standard(place_key, samples, multipliers)
-    center, scale = place.centers, place.scales
-    z = (jnp.clip(samples, -_LARGEST, _LARGEST) - center[None]) / scale[None]
-    matrix = None
-    if multipliers.radius is not None and multipliers.moments is not None:
-        noise = multipliers.radius, multipliers.moments
-        matrix = _round(moments_key, z, noise, axis_name)
-        z = jnp.matmul(z, matrix, precision="highest")
+    *round_keys, length_key, mean_key, square_key = _keys.split(key, 5)
+    place = Round.of(round_keys, samples, multipliers, axis_name)
+    z, (center, scale, bounds) = place.rows, place.place
     lengths = jnp.sqrt(jnp.sum(z**2, axis=1))
     seen = noisy_size_histogram(length_key, gathered(lengths), multipliers.lengths)
     radii, left_out = radii_of(seen, multipliers.mean, num_samples, d)
@@ -156,23 +152,21 @@ def untuned_mean(
     squares = _squares(square_key, z, lengths, seen, radii, multipliers, axis_name)
     bias = left_out / math.sqrt(d)
     variance = squares / num_samples + variance + bias**2
-    if matrix is not None:  # back to the columns: z = A^T (x - center) / scale
-        back = jnp.linalg.inv(matrix.T)
-        mean = jnp.matmul(back, mean, precision="highest")
-        variance = jnp.matmul(back**2, variance, precision="highest")
+    if place.inverse is not None:
+        variance = jnp.matmul(place.inverse**2, variance, precision="highest")
     errors = scale * jnp.sqrt(variance)
     # Of a column whose numbers all seem to be one, noise may hide a few others.
     spread = scale if d > 1 else radii[1] * jnp.ones_like(scale)
     num_hidden = _HIDDEN_RECORDS * math.sqrt(2 * d) * multipliers.hiding
-    hidden = jnp.minimum(num_hidden / num_samples, 1.0) * place.bounds
-    errors = errors + jnp.where(spread < _ONE_NUMBER * place.bounds, hidden, 0.0)
+    hidden = jnp.minimum(num_hidden / num_samples, 1.0) * bounds
+    errors = errors + jnp.where(spread < _ONE_NUMBER * bounds, hidden, 0.0)
     # An interval in these floats is no point.
     errors = errors + _ROUNDED * jnp.finfo(z.dtype).eps * jnp.abs(center)
     # Where all is about zero, no unit is known in which noise may hide others.
-    is_seen = (seen.top >= 0) & (place.bounds > _LEAST_BOUND)
+    is_seen = (seen.top >= 0) & (bounds > _LEAST_BOUND)
     errors = jnp.where(is_seen, errors, jnp.inf)
     stats: dict[str, Scalar] = {"l2_clip_norms": radii[1:], "left_out": left_out}
-    return Estimate(center + scale * mean, errors, stats)
+    return Estimate(place.back(mean), errors, stats)
 
 
 class Place(NamedTuple):
@@ -181,6 +175,47 @@ class Place(NamedTuple):
     centers: jax.Array
     scales: jax.Array
     bounds: jax.Array
+
+
+class Round(NamedTuple):
+    """Rows in coordinates in which they are about round, z = A^T (x - center) / scale.
+
+    Attributes:
+        rows: z, shape (n, d).
+        place: where the columns lie.
+        inverse: of A^T, or None where A is no matrix but one.
+    """
+
+    rows: jax.Array
+    place: Place
+    inverse: jax.Array | None
+
+    @classmethod
+    def of(
+        cls,
+        keys: Sequence[Key],
+        samples: jax.Array,
+        multipliers: Shares,
+        axis_name: AxisName | None,
+    ) -> "Round":
+        """Releases where columns lie, and A where there is a share for it."""
+        place_key, moments_key = keys
+        samples = jnp.where(jnp.isnan(samples), 0.0, samples)
+        place = _standard(place_key, samples, multipliers)
+        held = jnp.clip(samples, -_LARGEST, _LARGEST)
+        z = (held - place.centers[None]) / place.scales[None]
+        if multipliers.radius is None or multipliers.moments is None:
+            return cls(z, place, None)
+        noise = multipliers.radius, multipliers.moments
+        matrix = _round(moments_key, z, noise, axis_name)
+        rows = jnp.matmul(z, matrix, precision="highest")
+        return cls(rows, place, jnp.linalg.inv(matrix.T))
+
+    def back(self, row: jax.Array) -> jax.Array:
+        """Returns a row in the units of the columns."""
+        if self.inverse is not None:
+            row = jnp.matmul(self.inverse, row, precision="highest")
+        return self.place.centers + self.place.scales * row
 
 
 def _standard(key: Key, samples: jax.Array, multipliers: Shares) -> Place:

@@ -121,7 +121,9 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
         mean,
         "privatize, dp_sgd or a chain of them: a transformation before it would see "
         "samples, and one that mixes them (as optax.clip_by_global_norm) breaks the "
-        "guarantee; optax.inject_hyperparams(privatize) goes first in optax.chain",
+        "guarantee. optax.inject_hyperparams goes around the whole chain, as "
+        "optax.inject_hyperparams(make)(learning_rate=...) of a function "
+        "make(learning_rate) that returns dpjax.chain(...)",
     )
     for i, transform in enumerate(rest, start=1):
         _validate.require(

@@ -185,9 +185,10 @@ def privatize(
           rejected. A batch of any size is one update, and `accumulate` takes it in
           pieces. `optax.apply_every` after it adds noisy means of several batches:
           account for each of them.
-        * `optax.inject_hyperparams(privatize, static_args=("estimator", "key",
-          "relation"))` makes noise_multiplier a schedule. Put it first in an
-          `optax.chain`: `dpjax.chain` cannot see what it holds, and rejects it.
+        * `optax.inject_hyperparams(make)(noise_multiplier=schedule)` goes around the
+          whole chain, which make(noise_multiplier) returns. `dpjax.chain` cannot see
+          what it holds around `privatize` alone, and rejects it. Account for the noise
+          multiplier of every step.
         * With a strategy, make at most as many updates as it has steps, all with the
           same noise_multiplier and divisor: another schedule needs another analysis.
         * Inside `jax.shard_map` the key must be replicated; with check_vma=False that

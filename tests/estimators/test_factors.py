@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dpjax._sums import leaves as forms
-from dpjax._sums.leaves import OuterProducts, TableRows, add_rows
+from dpjax._sums.addition import add_rows
+from dpjax._sums.leaves import OuterProducts, TableRows
 from dpjax._sums.norms import LONGEST
 from dpjax._sums.stream import FactoredSamples, SampleStream
 from dpjax.estimators import (
@@ -179,14 +180,14 @@ def records_like_nothing(rows, kind):
 @pytest.fixture
 def other_order(monkeypatch):
     """Products of matrices add rows in another order than one after the other."""
-    product = forms._sum_of_products
+    product = forms.sum_of_products
 
     def in_halves(x, y):
         if len(x) == 1:
             return product(x, y)
         return product(x[::2], y[::2]) + product(x[1::2], y[1::2])
 
-    monkeypatch.setattr(forms, "_sum_of_products", in_halves)
+    monkeypatch.setattr(forms, "sum_of_products", in_halves)
 
 
 @pytest.mark.quick(4)

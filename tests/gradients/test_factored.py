@@ -21,7 +21,7 @@ from dpjax.gradients import check_model
 
 ESTIMATORS = (Clipping(0.3), Winsorization(0.05))
 FAST_TO_COMPILE = {"xla_backend_optimization_level": 0}
-WIDTH, VOCABULARY, LENGTH = 20, 60, 5
+WIDTH, VOCABULARY = 20, 60
 
 
 def numbers(*shape, seed=0):
@@ -51,6 +51,7 @@ PRODUCTS = {
     "squeezed": (lambda w, x: x @ w[0].reshape(20, 12), (1, 240)),
     "broadcast": (lambda w, x: (x @ w[None])[0], (20, 12)),
     "in a jit": (lambda w, x: jax.jit(lambda w: x @ w)(w), (20, 12)),
+    "in a checkpoint": (lambda w, x: jax.checkpoint(lambda w: x @ w)(w), (20, 12)),
     "out of a jit": (lambda w, x: x @ jax.jit(lambda w: w.T)(w), (12, 20)),
 }
 
@@ -106,12 +107,14 @@ OTHERS = {
     "used 2 times": lambda w, x: jnp.sum((x @ w) ** 2) + jnp.sum(jnp.cos(x @ w)),
     "multiplied by 2 vectors": lambda w, x: jnp.sum((jnp.stack([x, -x]) @ w) ** 2),
     "used inside scan": lambda w, x: jnp.sum(
-        jax.lax.scan(lambda y, _: (jnp.tanh(y @ w @ w.T), None), x, None, length=2)[0]
+        x @ jax.lax.scan(lambda w, _: (jnp.tanh(w), None), w, None, length=2)[0]
     ),
     "used inside cond": lambda w, x: jnp.sum(
         jax.lax.cond(x[0] > 0, lambda w: (x @ w) ** 2, lambda w: x @ w, w)
     ),
-    "used inside remat2": lambda w, x: jnp.sum(jax.checkpoint(lambda w: x @ w)(w) ** 2),
+    "returned from remat2": lambda w, x: jnp.sum(
+        x @ jax.checkpoint(lambda w: w.T)(w).T
+    ),
     "used inside custom_jvp_call": lambda w, x: jnp.sum(x) * jnp.sum(jax.nn.relu(w)),
     "not used: zero": lambda w, x: jnp.sum(x**2),
     "used by reduce_sum": lambda w, x: jnp.sum(x) * jnp.sum(w),
@@ -204,6 +207,22 @@ def repeated(p, x):
     return jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, p["w"])[0]
 
 
+def recurrent(p, x):
+    def step(h, x):
+        h = jnp.tanh(x @ p["w"] + h @ p["v"])
+        return h, h
+
+    return jax.lax.scan(step, jnp.zeros(WIDTH), x)[1]
+
+
+def kept_by_layer(p, x):
+    @jax.checkpoint
+    def layer(x, w):
+        return x + jnp.tanh(x @ w.T), None
+
+    return jax.lax.scan(layer, x, p["w"])[0]
+
+
 SQUARE = {"w": (WIDTH, WIDTH)}
 LAYERS = {
     "dense": (SQUARE, lambda p, x: x @ p["w"]),
@@ -228,6 +247,7 @@ LAYERS = {
     "in a jit": (SQUARE, lambda p, x: jax.jit(lambda w: x @ w)(p["w"])),
     "checkpoint": (SQUARE, lambda p, x: jax.checkpoint(lambda w: x @ w)(p["w"])),
     "scan": ({"w": (2, WIDTH, WIDTH)}, repeated),
+    "checkpoints": ({"w": (2, WIDTH, WIDTH)}, kept_by_layer),
     "cond": (
         SQUARE,
         lambda p, x: jax.lax.cond(
@@ -239,21 +259,25 @@ LAYERS = {
 }
 OF_SEQUENCES = {
     "attention": ({name: (WIDTH, WIDTH) for name in "qkv"}, attention),
+    "recurrent": ({"w": (WIDTH, WIDTH), "v": (WIDTH, WIDTH)}, recurrent),
     "convolution": ({"k": (3, WIDTH, WIDTH)}, convolution),
 }
 
 
 @st.composite
 def architectures(draw):
-    """Names of layers before and after a sequence's mean; whether it has tokens."""
+    """Names of layers before and after a sequence's mean; tokens or not; its length.
+
+    Of two positions matrices are held, of five they are not.
+    """
     before = st.lists(st.sampled_from([*LAYERS, *OF_SEQUENCES]), max_size=2)
     after = st.lists(st.sampled_from(list(LAYERS)), min_size=1, max_size=3)
-    return draw(before), draw(after), draw(st.booleans())
+    return draw(before), draw(after), draw(st.booleans()), draw(st.sampled_from([2, 5]))
 
 
 def model(architecture, num_rows):
     """The loss of an architecture, parameters and a batch."""
-    before, after, has_tokens = architecture
+    before, after, has_tokens, length = architecture
     layers = [(LAYERS | OF_SEQUENCES)[name] for name in (*before, *after)]
     shapes = [shapes for shapes, _ in layers] + [{"embed": (VOCABULARY, WIDTH)}]
     flat, tree = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
@@ -261,8 +285,8 @@ def model(architecture, num_rows):
         tree, [0.2 * numbers(*shape, seed=i) for i, shape in enumerate(flat)]
     )
     rng = np.random.default_rng(5)
-    tokens = jnp.asarray(rng.integers(0, VOCABULARY, (num_rows, LENGTH)), jnp.int32)
-    vectors = numbers(num_rows, LENGTH, WIDTH, seed=6)
+    tokens = jnp.asarray(rng.integers(0, VOCABULARY, (num_rows, length)), jnp.int32)
+    vectors = numbers(num_rows, length, WIDTH, seed=6)
 
     def loss_fn(params, example):
         tokens, x = example
@@ -283,7 +307,7 @@ def test_models_of_a_family(num_models):
 
     def check(architecture, num_rows):
         loss_fn, params, batch = model(architecture, num_rows)
-        before, after, _ = architecture
+        before, after, *_ = architecture
         if "half" in (*before, *after):
             # The rounding of bfloat16 depends on what is fused, and grows with depth.
             assert_same_mean(loss_fn, params, batch, 0.1, estimators[:1])
@@ -299,7 +323,7 @@ def test_models_of_a_family(num_models):
 
 def dense_model(num_rows):
     """Two dense layers and a table, all of them factored; a bias."""
-    return model(([], ["dense", "bias", "relu", "dense"], True), num_rows)
+    return model(([], ["dense", "bias", "relu", "dense"], True, 5), num_rows)
 
 
 @pytest.mark.quick(2)
@@ -363,8 +387,13 @@ def test_medians_of_means_and_aux_are_as_before():
 @pytest.mark.parametrize(
     "estimator", [Clipping(0.5), SmoothedClipping(0.5), SmoothedTruncation(0.02)]
 )
-def test_the_mean_has_derivatives(estimator):
-    loss_fn, params, batch = dense_model(5)
+@pytest.mark.parametrize(
+    "architecture",
+    [([], ["dense", "bias", "relu", "dense"], True, 5), (["heads"], ["bias"], True, 2)],
+    ids=["vector", "sequence"],
+)
+def test_the_mean_has_derivatives(estimator, architecture):
+    loss_fn, params, batch = model(architecture, 5)
     grads_fn = dpjax.per_sample_grad(loss_fn)
     grad_fn = dpjax.robust_grad(loss_fn, estimator)
 

@@ -64,7 +64,7 @@ def marked(cases, dtypes=DTYPES):
     ("name", "dtype"), marked([name for name in CASES if name != "description"])
 )
 def test_solvers_in_any_precision(hooks, name, dtype):
-    data, key = table(320 if "aggregate" in name else 20), jax.random.key(7)
+    data, key = table(registry.enough(name, 20)), jax.random.key(7)
     solutions = []
 
     def run(data):

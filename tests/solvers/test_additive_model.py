@@ -14,7 +14,7 @@ from dpjax.solvers import (
     dp_additive_model,
     dp_linear_model,
 )
-from dpjax.solvers._additive_model import _FINE, Rule
+from dpjax.solvers._additive_model import _FINE, Rule, _curves, _expanded
 from dpjax.solvers._curves import hats
 from tests.refusals import refused
 from tests.solvers.linear.test_model import REFUSED
@@ -71,6 +71,19 @@ def test_a_prediction_is_the_sum_of_its_curves(outputs):
     rows[:, 1] = 1.0  # the intercept's column is not read
     parts = [np.asarray(curves.curve(j, rows[:, j])) for j in range(4)]
     np.testing.assert_allclose(found[1:], sum(parts)[1:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("outputs", [(), (3,)])
+@pytest.mark.parametrize("tail", [0.5, 0.05])
+def test_curves_are_sums_of_the_functions_that_are_fitted(outputs, tail):
+    rng = np.random.default_rng(0)
+    features = rng.standard_t(2, (50, 4)).astype(np.float32)
+    features[:, 1] = 1.0
+    columns = _expanded(features, (3, 0), _FINE, tail)
+    weights = jnp.asarray(rng.normal(size=(columns.shape[1], *outputs)), "float32")
+    curves = _curves(weights, 4, (3, 0), tail, _FINE, 1)
+    expected = np.float64(columns) @ np.float64(weights)
+    np.testing.assert_allclose(curves.predict(features), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_function_that_bends_is_found():

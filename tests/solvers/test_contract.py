@@ -44,7 +44,7 @@ each = pytest.mark.parametrize(
 
 def table(name, seed=0):
     rng = np.random.default_rng(seed)
-    rows = rng.standard_t(3, (800 if "aggregate" in name else 40, 6))
+    rows = rng.standard_t(3, (registry.enough(name, 40), 6))
     return rows, rows[:, 0] + rng.standard_t(3, len(rows))
 
 

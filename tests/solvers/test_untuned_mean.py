@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax.estimators import Clipping
 from dpjax.solvers import dp_mean
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
@@ -129,3 +130,42 @@ def test_a_record_beyond_all_counts_as_the_center():
     for far in (np.nan, np.inf, 1e300):
         moved = solve(np.concatenate([samples[1:], [[far, 1.0]]]))
         np.testing.assert_allclose(moved.params, plain.params, atol=0.1)
+
+
+@pytest.mark.parametrize("law", ["normal", "student", "cauchy"])
+def test_the_geometric_median_is_the_mean_of_symmetric_laws_of_any_tail(law):
+    rng, n = np.random.default_rng(4), 20_000
+    z = rng.standard_normal((n, 4))
+    tail = {"normal": 1.0, "student": rng.chisquare(2.5, (n, 1)) / 2.5}
+    z /= np.sqrt(tail.get(law, rng.chisquare(1, (n, 1))))
+    places, units = np.array([1e6, -3.0, 0.0, 2e-3]), np.array([10.0, 1e3, 1.0, 1e-3])
+    z[:, 1] += 2 * z[:, 0]  # an ellipse
+    released = solve(places + units * z, method="geometric_median")
+    off = (np.asarray(released.params) - places) / units
+    assert np.all(np.abs(off) < 0.1)
+    assert released.standard_errors is None
+
+
+def test_the_geometric_median_of_a_tree_and_of_one_number():
+    rng = np.random.default_rng(6)
+    tree = {"a": rng.standard_normal((9_000, 2, 2)), "b": rng.standard_normal(9_000)}
+    params = solve(tree, method="geometric_median").params
+    assert params["a"].shape == (2, 2)
+    assert params["b"].shape == ()
+    with pytest.raises(ValueError, match="at least two numbers"):
+        solve(tree["b"], method="geometric_median")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "median"}, "method must be clipped or geometric_median"),
+        (
+            {"method": "geometric_median", "estimator": Clipping(1.0)},
+            "method must be left out with an estimator",
+        ),
+    ],
+)
+def test_bad_methods(changes, message):
+    with pytest.raises(ValueError, match=message):
+        solve(np.ones((100, 2)), **changes)

@@ -20,6 +20,7 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
+from dpjax.gradients import streamed_grad
 from dpjax.transforms import aggregate, dp_sgd, privatize
 
 FALSE_ALARM = 1e-6
@@ -185,26 +186,34 @@ def test_masked_goes_after():
     np.testing.assert_array_equal(result["frozen"], jnp.zeros(3))
 
 
-@pytest.mark.slow
-def test_noise_multiplier_as_a_schedule(key):
+@pytest.mark.parametrize("is_whole", [True, False], ids=["the chain", "its first"])
+def test_injected_hyperparameters(is_whole, key):
+    def private(noise_multiplier):
+        return privatize(Truncation(1.0), noise_multiplier=noise_multiplier, key=key)
+
+    def whole(noise_multiplier):
+        return dpjax.chain(private(noise_multiplier), optax.scale(1.0))
+
     schedule = optax.piecewise_constant_schedule(2.0, {1: 0.0})  # 2, then nothing
-    make = optax.inject_hyperparams(
-        privatize, static_args=("estimator", "key", "relation")
-    )
+    first = optax.inject_hyperparams(private)(noise_multiplier=schedule)
+    with pytest.raises(ValueError, match=r"transforms\[0\] .* around the whole chain"):
+        dpjax.chain(first, optax.scale(1.0))
+    wrapped = optax.inject_hyperparams(whole)(noise_multiplier=schedule)
+    optimizer = wrapped if is_whole else optax.chain(first, optax.scale(1.0))
+    params, rows = jnp.zeros(2_000), jnp.full((4, 2_000), 0.5)
+
+    @jax.jit
+    def update(state):
+        stream = streamed_grad(jnp.vdot)(params, rows, jnp.zeros(4, bool))
+        return optimizer.update(stream, state, params)
+
     with jax.numpy_dtype_promotion("standard"):
-        optimizer = make(Truncation(1.0), noise_multiplier=schedule, key=key)
-        with pytest.raises(ValueError, match=r"goes first in optax\.chain"):
-            dpjax.chain(optimizer, optax.adam(0.1))
-        grads = jnp.full((4, 2_000), 0.5)
-        state = optimizer.init(grads[0])
-        update = jax.jit(optimizer.update)
-        mask = jnp.zeros(4, bool)
-        first, state = update(grads, state, is_padding_example=mask)
-        second, state = update(grads, state, is_padding_example=mask)
+        noisy, state = update(optimizer.init(params))
+        mean, _ = update(state)
     stddev = 2.0 * Truncation(1.0).sensitivity(4, 2_000).l2
     low, high = stddev_bounds(2_000)
-    assert low < np.sqrt(np.mean(np.square(first - 0.5))) / stddev < high
-    np.testing.assert_allclose(second, 0.5, rtol=1e-6)
+    assert low < np.sqrt(np.mean(np.square(noisy - 0.5))) / stddev < high
+    np.testing.assert_allclose(mean, 0.5, rtol=1e-6)
 
 
 @pytest.mark.quick(1)

@@ -1,0 +1,91 @@
+"""Rows at once from a device's memory: what a row needs, and what is made of it."""
+
+import math
+import re
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.speed.models import GPT2, transformer
+from benchmarks.speed.peers import plain
+from dpjax._sums import fold
+from dpjax._sums.memory import DEFAULT, peak_bytes, rows_at_once
+from dpjax.estimators import Clipping, SmoothedTruncation
+from dpjax.gradients import robust_grad
+
+MANY = jnp.ones(1000)
+LOOP = partial(jax.lax.scan, lambda x, _: (jnp.sin(x), x), length=50)
+
+
+@pytest.mark.parametrize(
+    ("function", "num_bytes"),
+    [
+        (jnp.sin, 4000),
+        (lambda x: jnp.sum(jnp.cos(jnp.sin(x))), 8000),  # the sine is gone by then
+        (lambda x: (y := jnp.sin(x), jnp.cos(y), jnp.sum(jnp.tanh(y))), 12_004),
+        (lambda x: jnp.sin(x.reshape(10, 100)).T.ravel(), 4000),  # views
+        (lambda x: x[:10] + jnp.sum(jnp.sin(MANY)), 80),  # once for all rows
+        (lambda x: LOOP(x[:10])[1], 40 + 40 + 50 * 40 + 40),  # last, all, and a step
+        (lambda x: jax.jit(lambda x, y: x * jnp.sin(y))(x[0], MANY), 4 + 4000),
+        (jax.checkpoint(lambda x: jnp.cos(jnp.sin(x))[0]), 8000),
+    ],
+)
+def test_what_a_row_needs(function, num_bytes):
+    program = jax.make_jaxpr(function)(MANY).jaxpr
+    assert peak_bytes(program, program.invars) == num_bytes
+
+
+def test_rows_of_the_smallest_memory(monkeypatch):
+    assert rows_at_once(2**20, 2**30, 0) == (DEFAULT - 2**33) // 2**21
+    told = {"bytes_limit": 20_000}, None, {"bytes_limit": 10_000}
+    devices = [SimpleNamespace(memory_stats=lambda x=x: x) for x in told]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    assert rows_at_once(100, 200, 400) == (10_000 - 400 - 8 * 200) // 200
+    assert rows_at_once(100, 2000, 0) == 1  # it does not fit: try
+    assert rows_at_once(0, 0, 0) == 5000
+    # Several processes must have the same blocks, whatever memory each of them has.
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert rows_at_once(1, 0, 0) == DEFAULT // 2
+
+
+@pytest.mark.parametrize("plan", ["parallel"], indirect=True)
+@pytest.mark.parametrize("estimator", [Clipping(1.0), SmoothedTruncation(1.0)])
+def test_the_compiled_program_holds_no_more(plan, estimator, monkeypatch):
+    def loss_fn(params, x):
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ params) @ params))
+
+    needed, held = [], []
+    monkeypatch.setattr(
+        fold, "rows_at_once", lambda row_bytes, *_: needed.append(row_bytes) or 16
+    )
+    params = jnp.full((64, 64), 0.1)
+    batch = jax.ShapeDtypeStruct((96, 32, 64), jnp.float32)
+    for size in (None, 32):
+        grad_fn = jax.jit(robust_grad(loss_fn, estimator, microbatch_size=size))
+        compiled = grad_fn.lower(params, batch).compile()
+        held.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert 0 < held[1] - held[0] <= 16 * needed[0]
+
+
+@pytest.mark.slow
+def test_a_decoder_of_124_million_parameters_exported_for_cuda():
+    loss_fn, params, batch = transformer(64, GPT2, is_abstract=True)
+    clipped = jax.jit(robust_grad(loss_fn, Clipping(1.0)))
+    texts = [
+        jax.export.export(f, platforms=["cuda"])(params, batch).mlir_module()
+        for f in (clipped, plain(loss_fn, params, batch)[0])
+    ]
+    ours, theirs = map(largest, texts)
+    assert ours <= theirs + 2**30
+    # Tokens are read from the batch as many rows at once: 8 at least, of 64.
+    sizes = set(map(int, re.findall(r"tensor<(\d+)x512xi32>", texts[0])))
+    assert min(sizes) >= 8
+
+
+def largest(text):
+    arrays = set(re.findall(r"tensor<((?:\d+x)+)[a-z]+(\d+)>", text))
+    counts = [math.prod(map(int, sizes[:-1].split("x"))) for sizes, _ in arrays]
+    return max(n * int(bits) // 8 for n, (_, bits) in zip(counts, arrays, strict=True))
