@@ -1,8 +1,9 @@
-"""How often the intervals of a linear model hold the coefficients of the population.
+"""How often the intervals of linear models and of quantiles hold the population's.
 
-Laws have ten features and an intercept. A coefficient is covered too seldom where the
-number of repetitions that miss it is above what 7 per cent explain, at 1 per cent for
-all coefficients together. Each law is run in many repetitions by one program.
+Laws of a linear model have ten features and an intercept; those of quantiles are of
+single numbers. A coefficient, or a quantile, is covered too seldom where the number of
+repetitions that miss it is above what 7 per cent explain, at 1 per cent for all
+together. Each law is run in many repetitions by one program.
 `python -m benchmarks coverage` runs what the record lacks.
 """
 
@@ -19,7 +20,7 @@ from scipy import stats
 from benchmarks import page, record
 from dpjax import losses
 from dpjax.losses import LinearLoss
-from dpjax.solvers import dp_linear_model
+from dpjax.solvers import dp_linear_model, dp_quantile
 
 PATH = record.RESULTS / "coverage.json"
 D = 10
@@ -90,6 +91,21 @@ LAWS = {
     "few positives": (losses.logistic, RARE, rare),
     "claims": (losses.poisson(10.0), CLAIMS, claims),
 }
+QUANTILES = 0.1, 0.5, 0.9
+# Laws of samples, and four thousand bins.
+QUANTILE_LAWS = {
+    "quantiles, normal": (stats.norm(), jax.random.normal, np.linspace(-8, 8, 4_001)),
+    "quantiles, t3": (
+        stats.t(3),
+        lambda key, shape: jax.random.t(key, 3, shape),
+        np.linspace(-20, 20, 4_001),
+    ),
+    "quantiles, lognormal": (
+        stats.lognorm(1),
+        lambda key, shape: jnp.exp(jax.random.normal(key, shape)),
+        np.geomspace(1e-3, 1e3, 4_001),
+    ),
+}
 SIZES = [(n, epsilon) for n in (2_000, 20_000) for epsilon in (0.5, 1.0, 3.0)]
 SIZES.append((100_000, 1.0))
 
@@ -104,12 +120,39 @@ def repetitions(num_samples, epsilon):
 def study(name, num_samples, epsilon, num_repetitions):
     """Returns errors, standard errors, and those without privacy.
 
-    Each of shape (repetitions, coefficients).
+    Each of shape (repetitions, coefficients), or (repetitions, quantiles).
     """
+    of_one = _of_quantiles if name in QUANTILE_LAWS else _of_coefficients
+    run = jax.jit(jax.vmap(of_one(name, num_samples, epsilon)))
+    keys = jax.random.split(jax.random.key(0), (num_repetitions // AT_ONCE, AT_ONCE))
+    found = [jax.tree.map(np.asarray, run(chunk)) for chunk in keys]
+    return tuple(np.concatenate(x) for x in zip(*found, strict=True))
+
+
+def _of_quantiles(name, num_samples, epsilon):
+    law, draw, edges = QUANTILE_LAWS[name]
+    truth = law.ppf(QUANTILES)
+    ranks = np.sqrt(np.multiply(QUANTILES, np.subtract(1, QUANTILES)) / num_samples)
+    alone = jnp.asarray(ranks / law.pdf(truth), "float32")
+
+    def run(key):
+        data_key, *keys = jax.random.split(key, 1 + len(QUANTILES))
+        options = {"epsilon": epsilon, "edges": edges}
+        samples = draw(data_key, (num_samples,))
+        solutions = [
+            dp_quantile(samples, key=key, quantile=quantile, **options)
+            for key, quantile in zip(keys, QUANTILES, strict=True)
+        ]
+        params = jnp.stack([x.params for x in solutions])
+        errors = jnp.stack([x.standard_errors for x in solutions])
+        return params - jnp.asarray(truth, "float32"), errors, alone
+
+    return run
+
+
+def _of_coefficients(name, num_samples, epsilon):
     loss, truth, draw = LAWS[name]
 
-    @jax.jit
-    @jax.vmap
     def run(key):
         data_key, key = jax.random.split(key)
         features, targets, offsets = draw(data_key, num_samples)
@@ -126,9 +169,7 @@ def study(name, num_samples, epsilon, num_repetitions):
         alone = _without_privacy(loss, truth, features, targets, offsets)
         return solution.params - truth, solution.standard_errors, alone
 
-    keys = jax.random.split(jax.random.key(0), (num_repetitions // AT_ONCE, AT_ONCE))
-    found = [jax.tree.map(np.asarray, run(chunk)) for chunk in keys]
-    return tuple(np.concatenate(x) for x in zip(*found, strict=True))
+    return run
 
 
 def _without_privacy(loss: LinearLoss, params, features, targets, offsets):
@@ -166,10 +207,9 @@ def are_too_many(missed, total):
 
 
 def run(out: Path = PATH) -> None:
-    """Runs every law and size that the record lacks."""
-    sizes = sorted(SIZES, key=lambda size: (size[1] != 1, size[0] == 100_000, -size[0]))
-    places = [(name, *size) for size, name in product(sizes, LAWS)]
-    record.fill(out, places, _cell)
+    """Runs every law and size that the record lacks, small ones first."""
+    sizes = [*product(SIZES, QUANTILE_LAWS), *product(SIZES, LAWS)]
+    record.fill(out, [(name, *size) for size, name in sizes], _cell)
 
 
 def _cell(place: record.Place) -> record.Found:
@@ -192,8 +232,24 @@ def _cell(place: record.Place) -> record.Found:
 def write(output: Path | None = None) -> list[Path]:
     """Writes COVERAGE.md from the record, and returns its path."""
     rows = record.read(PATH).rows
-    parts = [_table(rows, *size) for size in SIZES]
+    parts = [_quantiles(rows), *(_table(rows, *size) for size in SIZES)]
     return [page.write("COVERAGE.md", {"tables": filter(None, parts)}, output)]
+
+
+def _quantiles(rows) -> str:
+    lines = []
+    for name, size in product(QUANTILE_LAWS, SIZES):
+        if (row := rows.get((name, *size))) is not None:
+            missed, total = np.array(row["missed"]), np.array(row["finite"])
+            counts = zip(missed, total, strict=True)
+            held = [1 - float(a / b) if b >= AT_ONCE else None for a, b in counts]
+            refused = 1 - float(np.sum(total)) / (row["repetitions"] * len(total))
+            law = name.removeprefix("quantiles, ")
+            lines.append([law, *size, row["repetitions"], *held])
+            lines[-1] += [*row["widths"], refused]
+    header = ["law", "n", "epsilon", "runs", *(f"held, {q:g}" for q in QUANTILES)]
+    header += [*(f"width, {q:g}" for q in QUANTILES), "refused"]
+    return f"## Quantiles\n\n{page.table(header, lines)}" if lines else ""
 
 
 def _table(rows, num_samples, epsilon) -> str:

@@ -212,7 +212,8 @@ class Settings(TextOptions):
         bool,
         of_method(
             "Of linear-model: a linear model whose coefficients have standard errors "
-            "and intervals, at a part of the budget. dpjax show prints them."
+            "and intervals, at a part of the budget. dpjax show prints them. Not with "
+            "--unit, because their widths count records as independent."
         ),
     ] = False
     radius: Annotated[
@@ -351,7 +352,7 @@ class Settings(TextOptions):
             ("private_ranges", one_record, "with --unit, for which it is not made"),
             ("show_unprotected", one_record, "with --unit, for which it is not made"),
             ("max_records", not unprotected, "with --show-unprotected, made for all"),
-            ("intervals", one_record, "with --unit, for which it is not made"),
+            ("intervals", one_record, "with --unit, whose records are dependent"),
             ("records_per_unit", not one_record, "without --unit"),
             ("unit_names", not one_record, "without --unit"),
             ("power", self.loss == "tweedie", "without --loss tweedie"),

@@ -1,33 +1,30 @@
-"""Estimators for scikit-learn: fit a table, predict, and know what it has cost.
+"""Private estimators for scikit-learn.
 
     from dpjax.sklearn import DPLogisticRegression
 
     model = DPLogisticRegression(epsilon=1.0, classes=["no", "yes"]).fit(X, y)
     model.predict(X_new), model.coef_, print(model.privacy_)
 
-Columns may be in any units, such as dollars and years: their centres and scales are
-released with a share of the budget, unless `feature_ranges` and `target_range` state
-public ones. Coefficients are in the user's units. With `intervals=True` those of linear
-models have standard errors: `bse_`, `conf_int()`, and `summary()`, a table.
+Columns may be in any units, such as dollars and years. Their centres and scales are
+released with a share of the budget, unless `feature_ranges` and `target_range` give
+public ones. Coefficients are in your units. With `intervals=True` linear models have
+standard errors: `bse_`, `conf_int()`, and `summary()`, a table.
 
-All that `fit` sets is (epsilon, delta)-DP under replace-one, for every input, n and the
-number and names of columns being public. Values never raise: what a missing or an odd
-cell, target or label counts as is said by each estimator. Shapes, types and parameters
-raise `ValueError` before anything is computed; a cell that is no number, such as a
-string, is a matter of types, and is best encoded before by a transformer of declared
-categories.
+All that `fit` sets is (epsilon, delta)-DP under replace-one, for every input. The
+number of records and the number and names of columns are public. Each estimator says
+what a missing or an odd cell counts as, because values never raise. Shapes, types and
+parameters raise `ValueError` before anything is computed. Text is a matter of types:
+encode it first, by a transformer with declared categories.
 
-Every fit spends its budget anew. `GridSearchCV` over k folds and m candidates fits
-k·m + 1 times and costs as much, its choice and its scores, which are of private
-records without noise, not counted: choose on public data. A second clone of an
-estimator warns of that, once. `score` is not private
-either; `score_privately` is, on records that the training has not seen. A fixed
-`random_state` repeats the noise: two fits of one key differ by their data alone, and
-whoever guesses it can subtract the noise. It is for tests.
+Every fit spends its budget anew. `GridSearchCV` over k folds and m candidates costs
+k·m + 1 fits, and its choice and scores are not private at all: choose on public data.
+A second clone of an estimator warns of that, once. `score` is not private either; use
+`score_privately`, on records that were not trained on. An int as `random_state` repeats
+the noise, and whoever guesses it can subtract the noise: use it in tests only.
 
-A pipeline is private only as far as its other steps are: `StandardScaler`, or an
-`OneHotEncoder` without declared categories, releases what it learns. Where steps see
-one record at a time, all is well. On Adult, who earns more than 50,000 dollars a year:
+A pipeline is private only if its other steps are. `StandardScaler`, and
+`OneHotEncoder` without declared categories, release what they learn; steps that see one
+record at a time are fine. On Adult, who earns more than 50,000 dollars a year:
 
 Example:
     >>> import csv, gzip

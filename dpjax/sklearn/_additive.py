@@ -129,30 +129,24 @@ class _Additive(LinearEstimator):
 class DPAdditiveClassifier(_Additive, Classifier):
     """A private additive model of classes: log odds are a sum of curves of columns.
 
-    Curves have no bands: the fit pulls them to straight lines, and an error of that
-    kind is in no width that the noise and the sampling give.
+    Curves have no bands, because the noise hides what the narrow pieces of a curve add:
+    see `dp_additive_model`.
 
     Args:
         categorical_features: "from_dtype": columns of a frame whose type declares
-            categories, which must be public: of pandas `CategoricalDtype([...])`, of
-            polars `Enum`. (`astype("category")` takes them from the data, which is not
-            private.) Or a mapping from columns, by name or by index, to lists of
-            public categories. None: all columns are numbers.
-        epsilon: as of `DPLogisticRegression`, and so are all others.
+            public categories: `CategoricalDtype([...])` of pandas, `Enum` of polars.
+            (`astype("category")` reads them from the data, which is not private.) Or a
+            mapping from columns, by name or by index, to lists of public categories.
+            None: all columns are numbers.
 
     Attributes:
         shapes_: a mapping from columns to `(grid, values)`: what the column adds to the
-            log odds of `classes_[1]`, values of shape (m,), or to the score of each
-            class, shape (m, K). The grid is in the user's units, and values between
-            its numbers are on straight lines; of categories it has them all.
-        classes_: as of `DPLogisticRegression`.
-        privacy_: as of `DPLinearRegression`.
+            log odds of `classes_[1]`, shape (m,), or to the score of each class, shape
+            (m, K). Between numbers of the grid values are on straight lines; of
+            categories it has all.
         feature_ranges_: as of `DPLinearRegression`, for columns of numbers only.
-        n_features_in_: d.
-        feature_names_in_: names of columns, where all are strings.
 
-    Raises:
-        ValueError: by `fit`, where a parameter is out of its range.
+    Other parameters and attributes are as of `DPLogisticRegression`.
 
     Privacy:
         As of `DPLogisticRegression`. Names, types and declared categories of columns
@@ -203,31 +197,23 @@ class DPAdditiveClassifier(_Additive, Classifier):
 class DPAdditiveRegressor(_Additive, WithExposure):
     """A private additive model of numbers: their mean is a sum of curves of columns.
 
-    Curves have no bands, as of `DPAdditiveClassifier`.
-
     Args:
         loss: "squared"; "huber", for targets with heavy tails; "poisson", for counts,
-            or "gamma", for positive amounts, whose logarithms of means are the sum.
-        categorical_features: as of `DPAdditiveClassifier`.
-        epsilon: as of `DPLinearRegression`, and so are all others. With "poisson" and
-            "gamma" a target_range must reach above zero.
+            or "gamma", for positive amounts: of these two the sum is the logarithm of
+            the mean.
+        target_range: with "poisson" and "gamma", as of `DPPoissonRegressor`.
         max_exposure: as of `DPPoissonRegressor`, with "poisson" and "gamma" only.
 
     Attributes:
-        shapes_: a mapping from columns to `(grid, values)`: what the column adds to the
-            prediction in the unit of the target, or to the logarithm of the mean, shape
-            (m,); as of `DPAdditiveClassifier`.
-        privacy_: as of `DPLinearRegression`.
-        feature_ranges_: as of `DPLinearRegression`, for columns of numbers only.
-        n_features_in_: d.
-        feature_names_in_: names of columns, where all are strings.
+        shapes_: as of `DPAdditiveClassifier`: what the column adds to the prediction in
+            the unit of the target, or to the logarithm of the mean, shape (m,).
 
-    Raises:
-        ValueError: by `fit`, where a parameter is out of its range.
+    Columns, their categories and ranges are as of `DPAdditiveClassifier`, other
+    parameters and attributes as of `DPLinearRegression`.
 
     Privacy:
-        As of `DPLinearRegression`, or of `DPPoissonRegressor`. Names, types and
-        declared categories of columns are public.
+        As of `DPLinearRegression`, or of `DPPoissonRegressor` with its losses. Names,
+        types and declared categories of columns are public.
 
     Example:
         >>> import numpy as np

@@ -65,9 +65,8 @@ class WithExposure(_Regressor):
             y: shape (n,), numbers in any unit.
             sample_weight: shape (n,), how much records count, or None.
             exposure: shape (n,), to which means are proportional, such as the years
-                that a policy was in force: the logarithm is an offset. Larger ones than
-                `max_exposure` count as this; a record whose exposure is zero, negative
-                or NaN has no weight. None: one for all.
+                that a policy was in force, clipped to `max_exposure`. A record whose
+                exposure is zero, negative or NaN has no weight. None: one for all.
 
         Returns:
             The estimator.
@@ -131,12 +130,12 @@ class LogLinkRegressor(WithExposure):
     def predict(self, X, exposure=None):
         """Returns means in the unit of the target, shape (n,).
 
-        For the largest exposure they lie between a thousandth of the unit and 30 of it:
-        of the size that amounts above zero mostly have, or the end of `target_range`.
+        For the largest exposure they lie between a thousandth of `target_scale_` and
+        thirty times it.
 
         Args:
             X: shape (n, d).
-            exposure: shape (n,), as of `fit`: a negative one or NaN counts as zero.
+            exposure: shape (n,), as of `fit`; negative ones and NaN count as zero.
                 None: one for all.
         """
         logarithms = self._linear(X) + math.log(self._largest or 1.0)
@@ -148,24 +147,22 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
     """Private Poisson regression with log link, for counts and rates.
 
     Args:
-        epsilon: as of `DPLinearRegression`, and so are all others.
-        target_range: but it must reach above zero.
+        target_range: the public range of the target, with an end above zero. None: its
+            scale is released.
         max_exposure: the largest exposure, public; larger ones count as this. None:
             `fit` takes no exposures.
 
     Attributes:
         coef_: what a unit of a feature adds to the logarithm of the mean, shape (d,).
         intercept_: the logarithm of the mean where all features are zero, in the unit
-            of the target and for an exposure of one, not penalised.
-        privacy_: as of `DPLinearRegression`, and so are the others.
+            of the target and for an exposure of one.
 
-    Raises:
-        ValueError: by `fit`, where a parameter is out of its range.
+    Other parameters and attributes are as of `DPLinearRegression`.
 
     Privacy:
-        As of `DPLinearRegression`, but that targets that are NaN or negative count as
-        zero, and those above a thousand units as this. Of an exposure the logarithm is
-        an offset of `dp_linear_model`, of which any value is covered.
+        As of `DPLinearRegression`, but NaN and negative targets count as zero, and
+        those above a thousand units as a thousand. The logarithm of the exposure is an
+        offset of `dp_linear_model`, whose guarantee holds for every offset.
 
     Example:
         >>> import numpy as np
@@ -197,21 +194,8 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
 class DPGammaRegressor(WithIntervals, LogLinkRegressor):
     """Private gamma regression with log link, for positive amounts.
 
-    An error counts in proportion to the mean.
-
-    Args:
-        epsilon: as of `DPLinearRegression`, and so are all others.
-        target_range: but it must reach above zero.
-        max_exposure: as of `DPPoissonRegressor`.
-
-    Attributes:
-        coef_: as of `DPPoissonRegressor`, and so are the others.
-
-    Raises:
-        ValueError: by `fit`, where a parameter is out of its range.
-
-    Privacy:
-        As of `DPPoissonRegressor`.
+    Errors are measured in proportion to the mean. Parameters, attributes and privacy
+    are as of `DPPoissonRegressor`.
 
     Example:
         >>> import numpy as np
@@ -237,23 +221,11 @@ class DPGammaRegressor(WithIntervals, LogLinkRegressor):
 class DPTweedieRegressor(LogLinkRegressor):
     """Private Tweedie regression with log link, for amounts that may be zero.
 
-    It has no intervals.
-
     Args:
-        power: of the mean, to which the variance is in proportion: between 1, which is
-            `DPPoissonRegressor`, and 2, which is `DPGammaRegressor`.
-        epsilon: as of `DPLinearRegression`, and so are all others.
-        target_range: but it must reach above zero.
-        max_exposure: as of `DPPoissonRegressor`.
+        power: the variance is proportional to the mean to this power, between 1, as of
+            `DPPoissonRegressor`, and 2, as of `DPGammaRegressor`.
 
-    Attributes:
-        coef_: as of `DPPoissonRegressor`, and so are the others.
-
-    Raises:
-        ValueError: by `fit`, where a parameter is out of its range.
-
-    Privacy:
-        As of `DPPoissonRegressor`.
+    All else, privacy included, is as of `DPPoissonRegressor`, without intervals.
 
     Example:
         >>> import numpy as np

@@ -35,9 +35,9 @@ class Classifier(ClassifierMixin, LinearEstimator):
         Args:
             X: shape (n, d), numbers in any units.
             y: shape (n,), labels: numbers or texts, and with `classes` all that has a
-                hash. A list keeps the types of its cells. What a reader of files makes
-                of a column is not covered: pandas turns a column of numbers into text
-                if one cell is text, so pass `classes` or read columns as declared.
+                hash. The guarantee starts here, not at the file: pandas reads a column
+                of numbers as text if one cell is text, so pass `classes`, or declare
+                the types of columns.
             sample_weight: shape (n,), how much records count, or None.
 
         Returns:
@@ -122,36 +122,26 @@ class DPLogisticRegression(WithIntervals, Classifier):
     """Private logistic regression, for two classes or more.
 
     Args:
-        epsilon: privacy of all that `fit` sets, positive.
-        delta: privacy of all that `fit` sets, in (0, 1). None: n^-1.1.
-        classes: the labels, public: a list of at least two, of any type that has a
-            hash. None: they are released privately, and a class of few records is not
-            seen. Then labels are numbers or texts, each in one form: 1, 1.0 and True
-            are one label, the int 1, whatever array held it; text stays text. Others
-            are missing.
-        feature_ranges: as of `DPLinearRegression`.
-        max_weight: see there.
-        random_state: see there.
-        intervals: see there; they are for `classes` of two labels.
+        classes: the public labels: a list of at least two, of any type that has a hash.
+            None: labels are released privately, and a class of few records is not seen.
+            Then labels are numbers or texts: 1, 1.0 and True are one label, the int 1;
+            text stays text; others are missing.
+        intervals: as of `DPLinearRegression`, for `classes` of two labels.
 
     Attributes:
         classes_: the labels, sorted: `classes` in its own type, or the released ones,
             whose type follows from them alone. If none is seen, the int 0.
         coef_: coefficients in units of the features: of the log odds of `classes_[1]`,
             shape (1, d), or of each class, shape (K, d).
-        intercept_: those where all features are zero, shape (1,) or (K,), not
-            penalised.
-        bse_: as of `DPLinearRegression`, and so are the others.
+        intercept_: those where all features are zero, shape (1,) or (K,).
 
-    Raises:
-        ValueError: by `fit`, where a parameter is out of its range.
+    Other parameters and attributes are as of `DPLinearRegression`.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one, for every input, as of
-        `DPLinearRegression`. If labels are released, their noisy counts take a part of
-        the Gaussian mechanism, and a fifth of delta covers that a label which one
-        record alone has is shown. A label that is none of `classes_`, or missing,
-        raises nothing: its record counts as of weight zero.
+        As of `DPLinearRegression`. If labels are released, their noisy counts take a
+        share of the budget, and a fifth of delta covers the chance that a label of a
+        single record is shown. A record whose label is missing or none of `classes_`
+        has no weight.
 
     Example:
         >>> import numpy as np

@@ -38,13 +38,12 @@ class WithIntervals(LinearEstimator):
         return interval_of(values, errors, 1 - alpha).T
 
     def summary(self, alpha=0.05):
-        """Returns the table of the coefficients, to be printed or shown.
+        """Returns a table of the coefficients, which prints and shows in notebooks.
 
-        In the units of target and features: coefficients, standard errors and
-        intervals. If they are of logarithms of means or odds, also their exponentials,
-        by which a unit of the feature multiplies the mean or the odds. Below it says
-        what is covered, for which column there is no interval and why, and what all of
-        it has cost.
+        It has coefficients, standard errors and intervals in your units. With a log or
+        a logit link it also has factors, by which a unit of the feature multiplies the
+        mean or the odds. Lines below it say what intervals cover, which columns have
+        none and why, and the guarantee.
 
         Args:
             alpha: as of `conf_int`.

@@ -23,33 +23,19 @@ _LEAST_WEIGHT = 0.05  # of the noisy mean weight, in the largest one
 
 @parameters
 class DPMeanRegressor(RegressorMixin, PrivateEstimator):
-    """The private mean of the target, whatever the features are.
+    """The private mean of the target: a baseline for other models.
 
-    A baseline: a model that does not beat it has learnt nothing. Features are looked
-    at for their shape and names only.
-
-    Args:
-        epsilon: as of `DPLinearRegression`, and so are the others.
-        delta: see there.
-        target_range: see there.
-        max_weight: see there.
-        random_state: see there.
+    Only the shape and the names of features are read. Parameters, and other attributes,
+    are as of `DPLinearRegression`.
 
     Attributes:
-        mean_: the mean, weighted where there are weights, in the unit of the target.
-        privacy_: the `PrivacyGuarantee` of one fit.
-        n_features_in_: d.
-        feature_names_in_: names of columns, where all are strings.
-
-    Raises:
-        ValueError: by `fit`, where a parameter is out of its range.
+        mean_: the mean, weighted if there are weights, in the unit of the target.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one, for every input: the target's unit and
-        the truncated mean of `solvers.dp_mean` share one Gaussian mechanism. With a
-        target_range it is a mean of targets clipped to it, and takes all. A target
-        that is NaN counts as the centre, and infinities as what the truncation takes
-        them for.
+        (epsilon, delta)-DP under replace-one, for every input: the target's unit and a
+        mean of smoothly truncated targets share one Gaussian mechanism. With a
+        target_range, targets are clipped to it and their mean gets the whole budget.
+        NaN counts as the centre.
 
     Example:
         >>> import numpy as np

@@ -149,44 +149,43 @@ class _Regressor(RegressorMixin, LinearEstimator):
 
 @parameters
 class DPLinearRegression(WithIntervals, _Regressor):
-    """Private least squares of columns in any units. See `dpjax.sklearn`.
+    """Private least squares, of columns in any units.
 
     Args:
         epsilon: privacy of all that `fit` sets, positive.
         delta: privacy of all that `fit` sets, in (0, 1). None: n^-1.1.
         feature_ranges: public ranges: a pair (low, high) for all columns, or a mapping
-            from columns, by name or by index where they have none, to pairs. Centres
-            and scales of the others are released.
-        target_range: the public range (low, high) of the target. None: released.
-        max_weight: the largest sample weight, public; larger ones count as this,
-            negative ones and NaN as zero. None: `fit` takes no sample weights.
+            from names of columns, or indices if they have none, to pairs. Centres and
+            scales of the other columns are released.
+        target_range: the public range (low, high) of the target. None: its centre and
+            scale are released.
+        max_weight: the largest sample weight, public; weights are clipped to [0,
+            max_weight], and NaN is zero. None: `fit` takes no sample weights.
         random_state: None, for a key from the operating system; "chacha20", for one of
-            256 bits (`mechanisms.secret_key`); or an int, whose noise repeats, for
-            tests.
-        intervals: whether there are standard errors, for which a part of the budget
-            goes: see `dp_linear_model`.
+            256 bits (`mechanisms.secret_key`); or an int, for tests.
+        intervals: whether there are standard errors. They cost a part of the budget:
+            see `dp_linear_model`.
 
     Attributes:
         coef_: coefficients in units of target and features, shape (d,).
-        intercept_: the prediction where all features are zero, not penalised.
-        bse_: standard errors of `coef_` and then of `intercept_`, shape (d + 1,), or
-            None without intervals. An infinite one says that no interval is honest.
+        intercept_: the prediction where all features are zero.
+        bse_: standard errors of `coef_`, then of `intercept_`, shape (d + 1,), infinite
+            where no finite interval is honest. None without intervals.
         privacy_: the `PrivacyGuarantee` of one fit.
-        feature_ranges_: shape (d, 2); cells are clipped to it in `fit` and `predict`.
-            As given, or a hundred scales about a released centre. A column of which the
-            budget shows no scale, such as one of few cells that are not zero, keeps
-            its unit, clipped to [-1, 1].
+        feature_ranges_: shape (d, 2): as given, or a hundred scales about a released
+            centre. Cells are clipped to it in `fit` and `predict`. If the noise hides
+            the scale of a column, as when few cells differ from zero, it is [-1, 1].
+        target_scale_: the unit of the target in the fit, public or released.
         n_features_in_: d.
-        feature_names_in_: names of columns, where all are strings.
+        feature_names_in_: names of columns, if all are strings.
 
     Raises:
         ValueError: by `fit`, where a parameter is out of its range.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: centres, scales and
-        `solvers.dp_linear_model` share one Gaussian mechanism. Values never raise: a
-        cell that is NaN counts as its column's centre, a target that is NaN as the
-        target's, and infinities as the ends of ranges.
+        `solvers.dp_linear_model` share one Gaussian mechanism. NaN counts as the centre
+        of its column, or of the target, and an infinity as the end of the range.
 
     Example:
         >>> import numpy as np
@@ -208,18 +207,9 @@ class DPHuberRegressor(WithIntervals, _Regressor):
     """Private regression with the Huber loss, for targets with heavy tails.
 
     Args:
-        threshold: where the loss becomes linear, in scales of the residuals, which are
-            released.
-        epsilon: as of `DPLinearRegression`, and so are all others.
+        threshold: where the loss becomes linear, in released scales of the residuals.
 
-    Attributes:
-        coef_: as of `DPLinearRegression`, and so are the others.
-
-    Raises:
-        ValueError: by `fit`, where a parameter is out of its range.
-
-    Privacy:
-        As of `DPLinearRegression`.
+    All else, privacy included, is as of `DPLinearRegression`.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""How good an estimator is, said privately."""
+"""How good an estimator is, released privately."""
 
 from functools import partial
 from typing import Any
@@ -36,13 +36,12 @@ def score_privately(
 ) -> tuple[PrivateScores, PrivacyGuarantee]:
     """Releases how good a fitted estimator is, on records that it has not seen.
 
-    For a classifier accuracy and the logarithmic loss, and of two classes area under
-    the ROC curve and calibration. For a regressor the median and the 90th percentile of
-    the absolute error (half of the predictions are off by at most the one, nine of ten
-    by at most the other), its mean and the root of the mean squared error, and half the
-    squared error, or, of `DPPoissonRegressor` and its like, their deviance, all held
-    within bounds; R2 against a baseline. Each has 95 per cent bounds for sampling and
-    noise, and stands next to a baseline.
+    For a classifier: accuracy and the logarithmic loss; with two classes also area
+    under the ROC curve and calibration. For a regressor: the median, the 90th
+    percentile and the mean of the absolute error, the root of the mean squared error,
+    half the squared error, or with a log link the deviance, and R2 against a baseline.
+    Errors and losses are clipped. Each number has a 95 per cent interval, of sampling
+    and noise, and stands next to that of a baseline.
 
     Args:
         model: a fitted estimator, or a pipeline that ends in one. With
@@ -52,14 +51,13 @@ def score_privately(
         epsilon: privacy of what is released, positive.
         delta: privacy of what is released, in (0, 1). None: m^-1.1.
         baseline: a fitted estimator of the same kind, with the same classes, such as
-            `DPMeanRegressor`; that of a classifier takes noise of its own. None: for a
-            classifier the shares of the labels, as they are released; predictions of
-            zero, or of `target_scale_` where that would be without a logarithm.
+            `DPMeanRegressor`; that of a classifier gets noise of its own. None: for a
+            classifier the released shares of the labels; for a regressor a prediction
+            of zero, or of `target_scale_` with a log link.
         scale: of a regressor, about the size of an error, public: errors from a
-            hundredth to a hundred scales are told apart. None: the `target_scale_` of
-            the model.
-        exposure: shape (m,), as of `predict` of the estimators that take it: the model,
-            and a baseline of its kind.
+            hundredth of a scale to a hundred scales are told apart. None: the
+            `target_scale_` of the model.
+        exposure: shape (m,), as of `predict` of the estimators that have it.
         random_state: as of the estimators.
 
     Returns:
@@ -70,12 +68,11 @@ def score_privately(
             scale is known; never because of the values of X and y.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one for the records of X and y, m public, the
-        model and the baseline being public. Where they were trained on other records,
-        which a public rule set apart before anything was looked at, such as by index,
-        the training and this take the larger of both budgets, not the sum (parallel
-        composition). On records of the training the budgets add up, and the scores are
-        too good.
+        (epsilon, delta)-DP under replace-one for the records of X and y. m, the model
+        and the baseline are public. If a public rule, such as the index, set these
+        records apart from those of the training, both together cost the larger of the
+        two budgets (parallel composition). On records of the training the budgets add
+        up, and the scores are too good.
 
     Example:
         >>> import numpy as np

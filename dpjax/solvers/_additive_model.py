@@ -139,6 +139,11 @@ def dp_additive_model(
     test: models of labels bend, others do not. Targets that are no labels need more
     records and a larger gain, because they may be nearly all noise.
 
+    Curves have no bands, because noise hides what neighbouring knots differ in. Of
+    three curves with 11 knots, 20,000 records and epsilon 1, it hides 12 of 34
+    directions, and no band would be finite; with 100,000 records some would be, 7 times
+    as wide as without privacy.
+
     Args:
         loss: as of `dp_linear_model`.
         data: (features, targets), shapes (n, d) and (n,); n is public. The columns of

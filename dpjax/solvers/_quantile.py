@@ -67,7 +67,9 @@ def dp_quantile(
     bins.
 
     A second choice, of the same epsilon, gives the interval: how far from that midpoint
-    as many records lie as four standard errors of its rank.
+    as many records lie as four standard errors of its rank. Equal parts make the
+    interval narrowest: with n = 1,000 and epsilon 0.2 the median of a normal law had
+    2.9 times the width without privacy, and 4.0 with three quarters for the value.
 
     Args:
         samples: shape (n,), real; n is public. Values beyond the edges, infinities too,
@@ -83,16 +85,17 @@ def dp_quantile(
 
     Returns:
         A `Solution` whose params are a scalar. Its standard_errors, and so `interval`,
-        are of the quantile of the law from which samples are drawn: they count
+        are of the quantile of the law from which samples are drawn. They count
         sampling, both choices, and the width of a bin, all of it at levels of 0.8 or
-        more. Where the rest is much less than a bin, an interval holds the truth more
-        often than it says. With 1,000 bins, n of 1,000 or 10,000, epsilon 0.2 to 1, and
-        quantiles 0.5 and 0.9 of normal and lognormal laws, a nominal 95 per cent
-        covered 96 to 99.8, at 1.2 to 2 times the width without privacy. It is infinite
-        in the first or the last bin, which have no end, and where a rank may be that of
-        an extreme (from n, quantile and epsilon alone). Its stats hold rank,
-        num_bins, and rank_error: with probability 0.99 no more records than that
-        lie between the bin and the r-th smallest.
+        more, so that intervals cover more than they say where bins are wide. With 4,000
+        bins, n from 2,000 to 100,000, epsilon 0.5 to 3, and quantiles 0.1, 0.5 and 0.9
+        of normal, t3 and lognormal laws, a nominal 95 per cent covered 97.8 on average
+        and 92 or more of every quantile (100 runs), at 1.1 to 1.9 times the width
+        without privacy; `benchmarks/COVERAGE.md` has all. An interval
+        is infinite in the first or the last bin, which have no end, and if the rank may
+        be that of an extreme (from n, quantile and epsilon alone). Its stats hold rank,
+        num_bins, and rank_error: with probability 0.99 at most so many records lie
+        between the bin and the r-th smallest.
 
     Privacy:
         epsilon-DP under replace-one, for every input: two choices of half of it each,

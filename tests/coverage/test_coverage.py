@@ -1,11 +1,18 @@
-"""How often the intervals of a linear model hold the coefficients of the population."""
+"""How often the intervals of linear models and of quantiles hold the population's."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks import coverage, record
-from benchmarks.coverage import LAWS, SIZES, are_too_many, misses, study
+from benchmarks.coverage import (
+    LAWS,
+    QUANTILE_LAWS,
+    SIZES,
+    are_too_many,
+    misses,
+    study,
+)
 from dpjax.solvers.linear import _intervals
 
 
@@ -19,6 +26,18 @@ def test_intervals_hold_the_truth(name, num_samples, epsilon, record_property):
     assert not are_too_many(missed, total)
     if np.sum(total) > 2_000:
         assert 0.935 < 1 - np.sum(missed) / np.sum(total) < 0.985
+
+
+@pytest.mark.coverage
+@pytest.mark.parametrize(("num_samples", "epsilon"), SIZES)
+@pytest.mark.parametrize("name", QUANTILE_LAWS)
+def test_intervals_hold_the_quantiles(name, num_samples, epsilon, record_property):
+    errors, found, alone = study(name, num_samples, epsilon, 400)
+    missed, total = misses(errors, found)
+    record_property("missed", missed.tolist())
+    assert np.all(total == 400)
+    assert not are_too_many(missed, total)
+    assert np.all(np.median(found / alone, axis=0) < 2.5)
 
 
 @pytest.mark.slow
@@ -48,13 +67,23 @@ def test_what_is_recorded_is_shown(tmp_path, monkeypatch):
     found = np.where(np.arange(80) < 60, 1.0, np.inf)[:, None] * np.ones(11)
     monkeypatch.setattr(coverage, "PATH", tmp_path / "coverage.json")
     monkeypatch.setattr(coverage, "SIZES", [(2_000, 1.0)])
-    monkeypatch.setattr(coverage, "study", lambda *_: (errors, found, found / 2))
+
+    def study(name, *_):
+        of_all = slice(3) if name in coverage.QUANTILE_LAWS else slice(None)
+        return tuple(x[:, of_all] for x in (errors, found, found / 2))
+
+    monkeypatch.setattr(coverage, "study", study)
     monkeypatch.setattr(coverage, "LAWS", {"normal": LAWS["normal"]})
+    laws = {"quantiles, t3": QUANTILE_LAWS["quantiles, t3"]}
+    monkeypatch.setattr(coverage, "QUANTILE_LAWS", laws)
     coverage.run(coverage.PATH)
-    (row,) = record.read(coverage.PATH).rows.values()
+    quantiles, row = record.read(coverage.PATH).rows.values()
+    assert quantiles["missed"] == [15] * 3
     assert row["missed"] == [15] * 11
     assert row["finite"] == [60] * 11
     (path,) = coverage.write(tmp_path / "COVERAGE.md")
     text = path.read_text()
+    line = "| t3 | 2000 | 1 | 80 | 0.75 | 0.75 | 0.75 | 2 | 2 | 2 | 0.25 |"
+    assert line in text
     assert "## n = 2,000, epsilon 1\n" in text
     assert "| normal | 80 | 0.75 | 0.75 | 0.75 | 2 | 2 | 0.25 |" in text
