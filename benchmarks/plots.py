@@ -4,6 +4,7 @@ Nothing is computed here that is not recorded. Lightness, markers and hatches te
 everything that colours do, so that a plot can be read in grey.
 """
 
+import hashlib
 import io
 import re
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from benchmarks import intervals, winners
 from benchmarks.comparison import Numbers
@@ -60,11 +61,30 @@ STYLE = {
 
 def save_png(figure: Figure, path: Path) -> None:
     """Writes a PNG of 256 colours, which is half the size; fewer change the palette."""
-    png, small = io.BytesIO(), io.BytesIO()
+    png, small, about = io.BytesIO(), io.BytesIO(), PngImagePlugin.PngInfo()
+    about.add_text("Description", drawn(figure))
     figure.savefig(png, format="png")
-    image = Image.open(png).convert("RGB")
-    image.quantize(256, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    image = Image.open(png).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    image.save(small, "png", optimize=True, pnginfo=about)
     write_whole(path, small.getvalue())
+
+
+def drawn(figure: Figure) -> str:
+    """Returns a digest of the numbers and words in a figure, which its file holds."""
+    found: list[str] = []
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            found += getattr(axis.get_major_formatter(), "seq", ())
+        words = (*axes.texts, axes.xaxis.label, axes.yaxis.label)
+        found += [axes.get_title(loc="left"), *(one.get_text() for one in words)]
+        found += [str(one.get_label()) for one in (*axes.lines, *axes.patches)]
+        shapes = [line.get_xydata() for line in axes.lines]
+        for one in axes.patches:
+            shapes.append(one.get_patch_transform().transform(one.get_path().vertices))
+        for one in axes.collections:
+            shapes += [path.vertices for path in one.get_paths()]
+        found += [f"{x:.4g}" for shape in shapes for x in np.ravel(shape)]
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()
 
 
 def write(folder: Path | None = None) -> list[Path]:
@@ -86,8 +106,8 @@ def write(folder: Path | None = None) -> list[Path]:
                 figure = Figure(figsize=size, layout="constrained")
                 figure.patch.set_alpha(0)
                 plot(figure, theme)
-                svg = io.BytesIO()
-                figure.savefig(svg, format="svg", metadata={"Date": None})
+                svg, about = io.BytesIO(), {"Date": None, "Description": drawn(figure)}
+                figure.savefig(svg, format="svg", metadata=about)
             path = folder / f"{name}-{theme.name}.svg"
             # Hundredths of a point and no indents: a quarter of the bytes less.
             text = re.sub(rb"(\.\d\d)\d+", rb"\1", svg.getvalue())
@@ -132,17 +152,8 @@ def _predictions(figure: Figure, theme: Theme) -> None:
             found = {e: numbers.of(name, method, e) for e in numbers.epsilons}
             points = [(e, one.mean, 2 * one.error) for e, one in found.items() if one]
             x, y, error = zip(*points, strict=True)
-            axes.errorbar(
-                x,
-                y,
-                error,
-                color=color,
-                marker=marker,
-                linestyle=line,
-                markersize=6,
-                capsize=2,
-                label=label,
-            )
+            look = {"color": color, "marker": marker, "linestyle": line}
+            axes.errorbar(x, y, error, markersize=6, capsize=2, label=label, **look)
         for method, label, dashes in CEILINGS:
             (found, *_) = (numbers.of(name, method, e) for e in numbers.epsilons)
             if found is not None:
@@ -236,11 +247,7 @@ def _map(
             va="center",
             fontsize="x-small",
             color=theme.ink,
-            bbox={
-                "boxstyle": "round,pad=0.2",
-                "facecolor": theme.paper,
-                "edgecolor": "none",
-            },
+            bbox={"boxstyle": "round,pad=0.2", "fc": theme.paper, "ec": "none"},
         )
     axes.set_xlim(0, len(sizes))
     axes.set_ylim(0, len(tails))
@@ -314,28 +321,21 @@ def _speed(figure: Figure, theme: Theme) -> None:
         gridspec_kw={"height_ratios": [len(one) for one in bars.values()]},
     )
     for axes, (name, title) in zip(grid, MODELS.items(), strict=True):
-        for place, (_, package, value) in enumerate(bars[name]):
-            color, hatch = HATCHES[package]
-            axes.barh(
-                place,
-                value,
-                0.7,
-                color="none" if color is None else theme.colors[color],
-                edgecolor=theme.ink if color is None else theme.paper,
-                hatch=hatch,
-            )
-            axes.annotate(
-                f"{number(value)} ms",
-                (value, place),
-                (4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize="small",
-            )
-        names = [words for words, _, _ in bars[name]]
+        names, packages, values = zip(*bars[name], strict=True)
+        kinds = [HATCHES[package] for package in packages]
+        shown = axes.barh(
+            range(len(names)),
+            values,
+            0.7,
+            color=["none" if i is None else theme.colors[i] for i, _ in kinds],
+            edgecolor=[theme.ink if i is None else theme.paper for i, _ in kinds],
+            hatch=[hatch for _, hatch in kinds],
+        )
+        texts = [f"{number(value)} ms" for value in values]
+        axes.bar_label(shown, texts, padding=4, fontsize="small")
         axes.set_yticks(range(len(names)), names, fontsize="small")
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.2 * max(value for _, _, value in bars[name]))
+        axes.set_xlim(0, 1.2 * max(values))
         axes.tick_params(axis="x", labelsize="small")
         axes.set_title(title, fontsize="medium", loc="left")
     grid[-1].set_xlabel("milliseconds a gradient: shorter is better")

@@ -31,10 +31,21 @@ def page_name(package: ModuleType) -> str:
 
 
 def write_pages(folder: Path) -> None:
-    """Writes a page for each package into a folder, and their table of contents."""
+    """Writes a page a package and a page a name, and the table of packages.
+
+    What an earlier build wrote of other names goes.
+    """
     found = packages()
+    texts = {f"{page_name(package)}.rst": page(package) for package in found}
     for package in found:
-        (folder / f"{page_name(package)}.rst").write_text(page(package))
+        for name in _names(package):
+            texts[f"{page_name(package)}/{name}.rst"] = name_page(package, name)
+    for path in folder.rglob("*.rst"):
+        if path.relative_to(folder).as_posix() not in texts:
+            path.unlink()
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
     lines = [
         f"| [{package.__name__}](generated/api/{page_name(package)}.rst) "
         f"| {_first_line(package)} |"
@@ -45,18 +56,12 @@ def write_pages(folder: Path) -> None:
 
 
 def page(package: ModuleType) -> str:
-    """Returns the page of a package: its docstring, a table of names, the names."""
-    name = package.__name__
-    parts = [
-        f"{name}\n{'=' * len(name)}",
-        f".. automodule:: {name}\n   :no-index:",
-        f".. currentmodule:: {name}",
-    ]
-    here, elsewhere = [], []
-    for one in package.__all__:
-        (elsewhere if home(package, one) != name else here).append(one)
+    """Returns the page of a package: its docstring, and a table of its names."""
+    name, here = package.__name__, _names(package)
+    parts = [f"{name}\n{'=' * len(name)}", f".. automodule:: {name}"]
+    elsewhere = [one for one in package.__all__ if one not in here]
     rows = [
-        f"* - `{home(package, one)}.{one}`\n  - {_escaped(_first_line(value))}"
+        f"* - :py:obj:`{home(package, one)}.{one}`\n  - {_escaped(_first_line(value))}"
         for one in (*here, *elsewhere)
         if not inspect.ismodule(value := getattr(package, one))
     ]
@@ -65,8 +70,48 @@ def page(package: ModuleType) -> str:
         parts.append(table + _indented("\n".join(rows)))
     if package is dpjax:
         parts.append("Its packages are on the page of the :doc:`API <../../api>`.")
-    parts += [_entry(package, one) for one in here]
     return "\n\n".join(parts) + "\n"
+
+
+def name_page(package: ModuleType, name: str) -> str:
+    """Returns the page of a name, which no menu has: a package's table leads there."""
+    known = package.__name__
+    back = f"In :doc:`{known} <../{page_name(package)}>`."
+    heads = [":orphan:", f"{name}\n{'=' * len(name)}", back]
+    parts = [*heads, f".. currentmodule:: {known}", _entry(package, name)]
+    return "\n\n".join(parts) + "\n"
+
+
+def targets() -> dict[str, str]:
+    """Returns what a docstring may call a public name, a method or a package.
+
+    Without its package it may where only one has the name, and that is no plain word,
+    which could be an argument's.
+    """
+    found, short = {}, {}
+    for package in packages():
+        found[package.__name__] = package.__name__
+        for name in package.__all__:
+            value, full = getattr(package, name), f"{home(package, name)}.{name}"
+            if inspect.ismodule(value):
+                continue
+            methods = _methods(value) if inspect.isclass(value) else ()
+            for end in ("", *(f".{one}" for one in methods)):
+                found[f"{package.__name__}.{name}{end}"] = full + end
+                if "_" in name or not name.islower():
+                    short.setdefault(name + end, set()).add(full + end)
+    found |= {known.removeprefix("dpjax."): full for known, full in found.items()}
+    return found | {one: full.pop() for one, full in short.items() if len(full) == 1}
+
+
+def _names(package: ModuleType) -> list[str]:
+    """Returns the names that are documented under the package."""
+    return [
+        name
+        for name in package.__all__
+        if home(package, name) == package.__name__
+        and not inspect.ismodule(getattr(package, name))
+    ]
 
 
 def home(package: ModuleType, name: str) -> str:
@@ -91,8 +136,6 @@ def home(package: ModuleType, name: str) -> str:
 def _entry(package: ModuleType, name: str) -> str:
     value = getattr(package, name)
     full = f"{package.__name__}.{name}"
-    if inspect.ismodule(value):
-        return ""
     if inspect.isclass(value):
         entry = [f".. autoclass:: {full}"]
         for one in _methods(value):

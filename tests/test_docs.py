@@ -1,9 +1,11 @@
 """The site: every public name has its place, links lead somewhere, examples run."""
 
+import ast
 import doctest
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -15,10 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image
 
-from benchmarks import intervals, plots, record, winners
+from benchmarks import coverage, intervals, plots, record, winners
 from benchmarks.audits import findings
 from benchmarks.comparison import Numbers
+from benchmarks.figures import page as figures
+from benchmarks.speed import page as speed
 from benchmarks.speed.command import results
 from benchmarks.utility import page as utility
 from benchmarks.utility import predictions
@@ -62,7 +68,8 @@ def test_every_public_name_is_on_a_page(api, package):
             continue
         home = api.home(package, name)
         entry = rf"^\.\. auto\w+:: {re.escape(home)}\.{name}$"
-        assert len(re.findall(entry, pages[home], re.MULTILINE)) == 1
+        shown = api.name_page(importlib.import_module(home), name)
+        assert len(re.findall(entry, shown, re.MULTILINE)) == 1
         assert f"`{home}.{name}`" in pages[package.__name__]
 
 
@@ -77,6 +84,15 @@ def test_the_reference_has_every_public_name_once(api):
     }
 
 
+def test_docstrings_link_names_and_no_arguments(api):
+    targets = api.targets()
+    for known in ("dp_mean", "solvers.dp_mean", "Clipping", "dpjax.robust_grad"):
+        assert targets[known].split(".")[-1] == known.split(".")[-1]
+    assert targets["Clipping.sensitivity"] == "dpjax.estimators.Clipping.sensitivity"
+    assert targets["dpjax.estimators"] == "dpjax.estimators"
+    assert not {"load", "gamma", "project", "key"} & targets.keys()
+
+
 def test_pages_are_of_every_package(api):
     assert {one.__name__ for one in PACKAGES} <= {
         one.__name__ for one in api.packages()
@@ -88,7 +104,7 @@ def test_links_and_included_files_exist(path):
     copies = load(DOCS / "_copies.py")
     text = path.read_text()
     written = {"tables": {"utility_means", "utility_sets", "estimators", "papers"}}
-    written["tables"] |= {"packages", "tuning", "predictions", "intervals"}
+    written["tables"] |= {"packages", "tuning", "predictions", "intervals", "messages"}
     targets = [target for _, _, target in copies.LINK.findall(text)]
     targets += re.findall(r"^```\{(?:literal)?include\} (\S+)$", text, re.MULTILINE)
     targets += re.findall(r"^:link: (\S+)$", text, re.MULTILINE)
@@ -123,6 +139,7 @@ def test_docstrings_become_restructuredtext():
     convert = load(DOCS / "_docstrings.py").as_rst
     lines = [
         *("The mean of x·1{|x| <= b_}: `a_b|c`.", "", "    f(x) = a*b", ""),
+        *("A |a|^2 `f`:", "", "    e = m", "        c^2", ""),
         *("* a bullet", "  that goes on.", "", "Privacy:", "    Text.", ""),
         *(
             "        rho = |s|",
@@ -136,13 +153,47 @@ def test_docstrings_become_restructuredtext():
         ),
         *("    After_ it:", "", "    >>> f_", ""),
     ]
-    assert convert(lines) == [
-        *(r"The mean of x·1{\|x\| <= b\_}: `a_b|c`.", ""),
-        *("::", "", "    f(x) = a*b", "", "* a bullet", "  that goes on.", ""),
+    formulas, names = {"|a|^2": "n^2", "e = m c^2": "mc^2"}, {"f": "dpjax.f"}
+    assert convert(lines, formulas, names.get) == [
+        *(r"The mean of x·1{\|x\| <= b\_}: ``a_b|c``.", ""),
+        *("::", "", "    f(x) = a*b", ""),
+        *(
+            r"A \ :math:`n^2`\  :py:obj:`f <dpjax.f>`:",
+            "",
+            ".. math::",
+            "",
+            "    mc^2",
+            "",
+        ),
+        *("* a bullet", "  that goes on.", ""),
         *("Privacy:", "    Text.", "", "    ::", "", "        rho = |s|", ""),
         *("    More.", "", "Example:", "    >>> 2 * 3", "    6", ""),
         *(r"    After\_ it:", "", "    >>> f_", ""),
     ]
+
+
+def test_messages_are_those_of_the_code():
+    messages = load(DOCS / "_messages.py")
+    code = (
+        "if x:\n    raise ValueError(f'a of {x} is too long to be {y}')\n"
+        "_validate.require(x, 'key', x, 'a single one ' + 'of all')\n"
+        "_validate.count(num_bins=x)\nraise ValueError(message)\n"
+    )
+    assert sorted(messages.messages(ast.parse(code))) == [
+        "`a of … is too long to be …`",
+        "`key must be a single one of all, got ….`",
+        "`num_bins must be an integer of at least 1, got ….`",
+    ]
+    table, shown = messages.table(), (DOCS / "faq.md").read_text()
+    for message in re.findall(r"\*\*`(.*)`\*\*", shown):
+        first, *_ = (part for part in message.split("…") if len(part) > 9)
+        assert first.split(", got ")[0] in table, message
+
+
+def test_formulas_of_docstrings_are_in_one():
+    texts = (path.read_text() for path in (ROOT / "dpjax").rglob("*.py"))
+    words = " ".join(" ".join(texts).split())
+    assert [x for x in load(DOCS / "_formulas.py").FORMULAS if x not in words] == []
 
 
 def examples():
@@ -300,21 +351,50 @@ def test_skeleton_of_a_data_set_loads(tmp_path, monkeypatch):
     np.testing.assert_allclose(data.targets[:2], [9, 10])
 
 
+def content(path):
+    """A page's text, or the digest of what a picture was drawn from, in its file."""
+    if path.suffix == ".png":
+        with Image.open(path) as image:
+            return image.text["Description"]
+    text = path.read_text()
+    return re.search("description>(.*?)<", text)[1] if path.suffix == ".svg" else text
+
+
 @pytest.mark.slow
-def test_plots_are_those_of_the_command_and_small(tmp_path):
-    paths = plots.write(tmp_path)
-    assert [path.stem for path in paths] == [
-        f"{name}-{theme}"
-        for name in ("predictions", "winners", "intervals", "speed")
-        for theme in ("light", "dark")
-    ]
-    kept = sorted((DOCS / "plots").iterdir())
-    assert [path.name for path in kept] == sorted(path.name for path in paths)
-    others = (DOCS.parent / "benchmarks" / "plots").rglob("*.png")
-    assert sum(path.stat().st_size for path in (*kept, *others)) < 2_000_000
+def test_pages_and_pictures_are_of_their_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(Figure, "draw", lambda *_: None)  # what it shows will do
+    (tmp_path / "results").symlink_to(record.RESULTS)
+    written = [*speed.write(tmp_path), *figures.write(tmp_path)]
+    written += utility.write(tmp_path / "UTILITY.md")
+    written += coverage.write(tmp_path / "COVERAGE.md")
+    kept = {record.ROOT / path.relative_to(tmp_path): path for path in written}
+    drawn = plots.write(tmp_path)
+    kept |= {DOCS / "plots" / path.name: path for path in drawn}
+    for old, new in kept.items():
+        assert content(old) == content(new), "run `python -m benchmarks report`"
+    pictures = [*(DOCS / "plots").iterdir(), *(record.ROOT / "plots").rglob("*.png")]
+    assert set(pictures) == {path for path in kept if path.suffix != ".md"}
+    assert sum(path.stat().st_size for path in pictures) < 2_050_000
+    for light, dark in zip(drawn[::2], drawn[1::2], strict=True):
+        assert content(light) == content(dark)
     shown = "".join(path.read_text() for path in PAGES)
-    for path in kept:
+    for path in drawn:
         assert f"plots/{path.name}\n:class: only-{path.stem[-5:].strip('-')}\n" in shown
+
+
+def test_a_picture_of_other_numbers_has_another_digest():
+    def digest(y, bars=(1, 2), name="a", title="one"):
+        figure = Figure()
+        axes = figure.subplots()
+        axes.fill_between([1, 2], [0, 0], y)
+        axes.plot([1, 2], [3, 4], label=name)
+        axes.barh([0, 1], bars)
+        axes.set_title(title, loc="left")
+        return plots.drawn(figure)
+
+    others = {"y": [1, 2.01]}, {"bars": (1, 3)}, {"name": "b"}, {"title": "two"}
+    found = {digest(**({"y": [1, 2]} | other)) for other in ({}, *others, {})}
+    assert len(found) == 5
 
 
 def test_numbers_of_the_readme_are_those_of_the_records():
@@ -399,6 +479,18 @@ def test_intervals_are_measured(tmp_path, monkeypatch):
     assert sum(ours["held"]) > 0.8 * 44
 
 
+def test_the_citation_is_that_of_the_page():
+    file, page = (
+        (ROOT / name).read_text()
+        for name in ("CITATION.cff", "docs/contribute/cite.md")
+    )
+    fields = dict(re.findall(r'^(title|version|date-released): "?(.*?)"?$', file, re.M))
+    year = fields.pop("date-released")[:4]
+    for name, value in (fields | {"year": year}).items():
+        assert f"  {name} = {{{value}}},\n" in page
+    assert len(fields) == 2
+
+
 def test_lowest_versions_are_those_of_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = list(project["dependencies"])
@@ -440,6 +532,8 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
     pytest.importorskip("sphinx_book_theme")
     pytest.importorskip("myst_nb")
     pytest.importorskip("sphinx_design")
+    pytest.importorskip("latex2mathml")
+    pytest.importorskip("sphinx_copybutton")
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html"]
     result = subprocess.run(
         [*command, "-d", str(tmp_path / "trees"), str(DOCS), str(tmp_path / "html")],
@@ -454,6 +548,29 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
     )
     pages = list((tmp_path / "html").rglob("*.html"))
     assert [page.name for page in pages if asks.search(page.read_text())] == []
+    texts = {
+        page.relative_to(tmp_path / "html").as_posix(): page.read_text()
+        for page in pages
+    }
+    mechanism = "generated/api/dpjax.mechanisms/arsinh_normal.html"
+    for name in (
+        mechanism,
+        "privacy/counting.html",
+        "generated/notebooks/dp_mean.html",
+    ):
+        assert "<math" in texts[name]
+    assert "[source]" in texts[mechanism]
+    assert [name for name, text in texts.items() if ":math:" in text] == []
+    index = (tmp_path / "html" / "searchindex.js").read_text()
+    index = json.loads(index.removeprefix("Search.setIndex(").removesuffix(")"))
+    for words, page in {
+        "predict": "guides/table",
+        "batchnorm": "guides/own_loop",
+        "confidence interval": "guides/intervals",
+        "valueerror": "faq",
+    }.items():
+        found = {index["docnames"][place[0]] for place in index["indexentries"][words]}
+        assert page in found
     from sphinx.util.inventory import InventoryFile
 
     content = (tmp_path / "html" / "objects.inv").read_bytes()
