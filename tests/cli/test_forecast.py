@@ -97,7 +97,7 @@ def made(folder, rows=600, **options):
 
 def test_widths_shrink_with_records(folder):
     maker = made(folder)
-    assert 1.5 < maker.width(20.0) / maker.width(20.0, 2_400) < 5
+    assert 1.5 < maker.width(20.0, 4_000) / maker.width(20.0, 16_000) < 5
 
 
 @pytest.mark.parametrize("start", [np.inf, 0.4, 0.2])

@@ -42,8 +42,8 @@ _FLOORS = (1.0, 0.0)
 _CLEAR = 2.0
 # Squared loadings on hidden directions count as zero below this times their noise.
 _NO_LOADING = 9.0
-# All intervals are infinite if a noisy bound would clip more than this share, or records
-# are fewer: of 2,000 a skewed law's mean is not yet normal (measured: COVERAGE.md).
+# All intervals are infinite if a noisy bound would clip more than this share, or if
+# records are fewer: the mean of 2,000 of a skewed law is not yet normal.
 _MOST_ABOVE = 0.05
 _FEWEST_RECORDS = 4_000
 
