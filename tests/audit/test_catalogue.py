@@ -34,6 +34,7 @@ SHOWN = {
     "peel": 0.55,
     "peel_laplace": 0.55,
     "dp_mean": 0.5,
+    "dp_mean_geometric_median": 0.6,
     "dp_mean_trimmed": 0.55,
     "dp_group_means": 0.5,
     "dp_gradient_descent_poisson": 0.5,
