@@ -71,6 +71,7 @@ ESTIMATORS = {
 MECHANISMS = {
     "gaussian": Part(functools.partial(mechanisms.gaussian, stddev=0.5)),
     "laplace": Part(functools.partial(mechanisms.laplace, scale=0.5)),
+    "laplace, l2": Part(functools.partial(mechanisms.laplace, scale=0.5, norm="l2")),
     "arsinh_normal": Part(
         functools.partial(mechanisms.arsinh_normal, scale=0.5, sigma=0.7)
     ),
@@ -284,7 +285,7 @@ _GRADIENT_DESCENT = (
 
 def enough(name: str, few: int) -> int:
     """Returns how many records a solver of SOLVERS needs, if others need few."""
-    return 320 if "aggregate" in name else 800 if name.endswith("_sco") else few
+    return 320 if "aggregate" in name else 800 if "_sco" in name else few
 
 
 # make(data, key, i) -> a release of data = (features, targets), whose numbers (epsilon,
@@ -329,6 +330,19 @@ SOLVERS = {
             moment_order=8.0,
             diameter=2.0 + i,
             **_budget(key, i),
+        )
+    ),
+    "dp_one_pass_sco, pure": Part(
+        lambda data, key, i: solvers.dp_one_pass_sco(
+            losses.squared,
+            _start(data),
+            data,
+            key=key,
+            epsilon=0.5 + i / 10,
+            delta=0.0,
+            moment_bound=1.0 + i,
+            moment_order=8.0,
+            diameter=2.0 + i,
         )
     ),
     "dp_mean": Part(

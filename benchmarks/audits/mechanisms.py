@@ -52,6 +52,17 @@ def laplace() -> Case:
 
 
 @audited
+def laplace_l2() -> Case:
+    """Noise for epsilon = 1 on values at l2 distance 1, in a plane."""
+    return Case(
+        release=lambda key, value: mechanisms.laplace(key, value, scale=1.0, norm="l2"),
+        data=jnp.zeros(2),
+        neighbor=jnp.array([0.6, 0.8]),
+        privacy=_pure(1.0, LaplaceDpEvent(1.0)),
+    )
+
+
+@audited
 def laplace_log_normal() -> Case:
     """A value that moves by its smooth sensitivity, which moves by its e^t."""
 

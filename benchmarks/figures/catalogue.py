@@ -397,6 +397,7 @@ def _successors() -> list[Panel]:
                     "nothing to set",
                     "localized",
                     "one pass",
+                    "one pass, delta = 0",
                 ),
                 metric="excess risk",
                 repetitions=10,

@@ -311,7 +311,9 @@ def _moments(
     return float(moment), float(curvature) * problem.loss_fn.curvature_bound
 
 
-def _localized(task: Task, *, is_one_pass: bool, moment_order: float) -> Solution:
+def _localized(
+    task: Task, *, is_one_pass: bool, is_pure: bool = False, moment_order: float
+) -> Solution:
     """Optimization in the unit ball around zero; zero where the theorem needs more."""
     moment, smoothness = _moments(task.problem, task.shape[1], moment_order)
     given = {
@@ -321,6 +323,8 @@ def _localized(task: Task, *, is_one_pass: bool, moment_order: float) -> Solutio
         "moment_order": moment_order,
         "diameter": 2.0,
     }
+    if is_pure:
+        given["delta"] = 0.0
     args = task.start, task.sample.data
     try:
         if is_one_pass:
@@ -389,11 +393,15 @@ METHODS: dict[str, FigureMethod] = {
     "nothing to set": FigureMethod(_linear_model, has_steps=False),
     **{
         name: FigureMethod(
-            partial(_localized, is_one_pass=is_one_pass),
+            partial(_localized, **options),
             has_steps=False,
             candidates=tuple({"moment_order": order} for order in (2.0, 4.0, 8.0)),
         )
-        for name, is_one_pass in (("localized", False), ("one pass", True))
+        for name, options in {
+            "localized": {"is_one_pass": False},
+            "one pass": {"is_one_pass": True},
+            "one pass, delta = 0": {"is_one_pass": True, "is_pure": True},
+        }.items()
     },
     "clipped DP-GD, one curator": FigureMethod(partial(_descent, **_AMONG_PARTIES)),
     "parties, transcript seen": FigureMethod(partial(_among_parties, is_trusted=False)),

@@ -1,6 +1,7 @@
 """Additive noise on arrays and pytrees."""
 
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,24 +52,35 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
     return _add_noise(_samplers.normal, key, value, stddev)
 
 
-def laplace(key: Key, value: PyTree, *, scale: Scalar) -> PyTree:
-    """Adds independent Laplace noise to every entry: value + scale·Lap(1).
+LaplaceNorm = Literal["l1", "l2"]
+
+
+def laplace(
+    key: Key, value: PyTree, *, scale: Scalar, norm: LaplaceNorm = "l1"
+) -> PyTree:
+    """Adds Laplace noise of density exp(-||z|| / scale), up to a constant.
+
+    In the l1 norm that is independent noise of every entry, value + scale·Lap(1). In
+    the l2 norm it is a vector of a length that is the sum of d exponentials, in any
+    direction: of half the variance, if all that is known is the l2 sensitivity.
 
     Args:
         key: a typed key, used once here.
         value: as for `gaussian`.
         scale: scale of the noise, in units of value; the standard deviation is
-            sqrt(2)·scale. Non-negative, may be traced.
+            sqrt(2)·scale, in the l2 norm sqrt(d + 1)·scale. Non-negative, may be
+            traced.
+        norm: "l1", or "l2", for which value is one array.
 
     Returns:
         A pytree like value.
 
     Raises:
-        ValueError: As for `gaussian`.
+        ValueError: As for `gaussian`, or if norm is another, or "l2" with a tree.
 
     Privacy:
-        If value has the l1 sensitivity D, this is (D/scale)-differentially private,
-        under the relation of D; for real numbers, see `dpjax.mechanisms`.
+        If value has the sensitivity D in that norm, this is (D/scale)-differentially
+        private, under the relation of D; for real numbers, see `dpjax.mechanisms`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -77,10 +89,17 @@ def laplace(key: Key, value: PyTree, *, scale: Scalar) -> PyTree:
         2.01
 
     Reference:
-        Dwork, McSherry, Nissim, Smith (2006), Proposition 1.
+        Dwork, McSherry, Nissim, Smith (2006), Proposition 1; for the l2 norm Hardt,
+        Talwar (2010), "On the geometry of differential privacy".
     """
     _validate.non_negative(scale=scale)
-    return _add_noise(_samplers.laplace, key, value, scale)
+    _validate.choice(LaplaceNorm, norm=norm)
+    if norm == "l1":
+        return _add_noise(_samplers.laplace, key, value, scale)
+    rule = "one array with the l2 norm, which is that of all entries"
+    is_array = len(jax.tree.leaves(value)) == 1
+    _validate.require(is_array, "value", jax.tree.structure(value), rule)
+    return _add_noise(_samplers.spherical_laplace, key, value, scale)
 
 
 def check(key: Key, value: PyTree) -> None:

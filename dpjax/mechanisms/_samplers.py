@@ -104,6 +104,20 @@ def laplace(
     return _symmetric(quantile, key, shape, dtype, out_sharding)
 
 
+def spherical_laplace(
+    key: Key,
+    shape: tuple[int, ...],
+    dtype: jax.typing.DTypeLike,
+    out_sharding: jax.sharding.Sharding | None = None,
+) -> jax.Array:
+    """Draws one vector of density exp(-||x||_2), up to a constant: of all entries."""
+    # Its length has the law of a sum of d exponentials, in a direction without any law.
+    length_key, direction_key = jax.random.split(key)
+    length = jnp.sum(jnp.abs(laplace(length_key, shape, dtype, out_sharding)))
+    direction = normal(direction_key, shape, dtype, out_sharding)
+    return direction * (length / jnp.sqrt(jnp.sum(direction**2)))
+
+
 def exponential(
     key: Key, shape: tuple[int, ...], dtype: jax.typing.DTypeLike
 ) -> jax.Array:

@@ -121,3 +121,26 @@ def test_a_rounded_scale_never_means_less_noise(name, key):
         ratio = noise / np.asarray(unit, np.float64)
         assert (ratio >= scale).all()
         assert (ratio <= scale * (1 + 2**-20)).all()
+
+
+@pytest.mark.parametrize("d", [1, 2, 30])
+def test_laplace_in_the_l2_norm_has_a_gamma_length_and_any_direction(d):
+    keys = jax.random.split(jax.random.key(3), 20_000)
+    noise = jax.vmap(lambda key: laplace(key, jnp.zeros(d), scale=2.0, norm="l2"))(keys)
+    lengths = np.linalg.norm(noise, axis=1)
+    assert scipy.stats.kstest(lengths / 2, scipy.stats.gamma(d).cdf).pvalue > 1e-3
+    signs = np.asarray(noise)[:, 0] > 0
+    assert abs(signs.mean() - 0.5) < 0.02
+    if d > 1:
+        # Of a direction on the sphere a coordinate's square has a beta law.
+        squares = (np.asarray(noise)[:, 0] / lengths) ** 2
+        law = scipy.stats.beta(0.5, (d - 1) / 2)
+        assert scipy.stats.kstest(squares, law.cdf).pvalue > 1e-3
+
+
+def test_laplace_in_the_l2_norm_takes_one_array():
+    key = jax.random.key(0)
+    with pytest.raises(ValueError, match="value must be one array"):
+        laplace(key, {"a": jnp.ones(2), "b": jnp.ones(2)}, scale=1.0, norm="l2")
+    with pytest.raises(ValueError, match="norm must be l1 or l2"):
+        laplace(key, jnp.ones(2), scale=1.0, norm="linf")

@@ -157,7 +157,8 @@ def installed(patch: Any) -> Replay:
         patch.setattr(module, name, partial(around, getattr(module, name)))
 
     def additive(noisy, sampler, key, value, scale):
-        kind = "gaussian" if sampler is _samplers.normal else "laplace"
+        kinds = {_samplers.normal: "gaussian", _samplers.laplace: "laplace"}
+        kind = kinds.get(sampler, "spherical")
         output = noisy(sampler, key, value, scale)
         return replay.handed(kind, value, output, scale)
 
@@ -354,6 +355,7 @@ def _unknown(one: Release, other: Release) -> float:
 _COSTS: dict[str, Callable[[Release, Release], float]] = {
     "gaussian": _gaussian,
     "laplace": _laplace,
+    "spherical": _gaussian,  # (l2 move / scale)^2 / 2, as of any pure release
     "exponential": partial(_choice, 8.0),
     "permute_and_flip": partial(_choice, 2.0),
     "peeling": partial(_peel, (8.0, 0.0)),

@@ -6,7 +6,11 @@ Phase i passes once over m_i records that no other phase has. With z = <w, x>,
     rho = min(1, 2 / (eta c ||x||^2)),
 
 c the loss's bound on its curvature; it releases the mean of the iterates plus
-N(0, (kappa 2 eta C)^2 I), and the next phase starts there with eta / 4.
+N(0, (kappa 2 eta C)^2 I), and the next phase starts there with eta / 4. A loss with the
+derivative h is C-Lipschitz and convex: where the loss has a Lipschitz extension, it is
+that. With delta = 0 the noise has the density exp(-epsilon ||z|| / (2 eta C)), whose
+kappa, the root mean square of a coordinate over the sensitivity, is
+sqrt(d + 1) / epsilon.
 
 Sensitivity. h does not decrease, and its slope is at most c: so the derivative of the
 map in (1), I - eta rho h' x x^T, has no eigenvalue outside [-1, 1], and neither it nor
@@ -40,13 +44,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dp_accounting import RandomizedResponseDpEvent
 
 from dpjax import _validate
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event
 from dpjax.losses import LinearLoss
-from dpjax.mechanisms import gaussian
-from dpjax.solvers._calibration import check_budget
+from dpjax.mechanisms import gaussian, laplace
 from dpjax.solvers._solution import Solution
 from dpjax.solvers.localized._theory import Theory, check_size, phase_sizes
 
@@ -79,7 +83,8 @@ def dp_one_pass_sco(
             used in their order, which must not depend on their values.
         key: a typed key.
         epsilon: privacy of the whole run, positive.
-        delta: privacy of the whole run, in (0, 1).
+        delta: privacy of the whole run, in [0, 1); 0 is pure epsilon-DP, whose noise
+            grows with d and not its root.
         moment_bound: a public bound on E[sup ||gradient||^k], over the ball, of one
             record; privacy holds even if it is wrong.
         diameter: of the ball in which the optimum is sought, in units of params.
@@ -118,9 +123,11 @@ def dp_one_pass_sco(
 
     Reference:
         Asi, Liu, Tian (2024), arXiv 2406.02789, the algorithm for smooth generalized
-        linear models. Feldman, Koren, Talwar (2020), phased SGD.
+        linear models. Feldman, Koren, Talwar (2020), phased SGD. With delta = 0: Lowy
+        (2026), arXiv 2604.06492, whose rate R G (d / (n epsilon))^(1 - 1/k) it has.
     """
-    check_budget(epsilon, delta)
+    _validate.positive(epsilon=epsilon)
+    _validate.delta(delta)
     _validate.typed_key(key)
     _check_loss(loss)
     features, targets = _arrays(data)
@@ -146,18 +153,19 @@ def dp_one_pass_sco(
     phases = phases_of(theory, num_samples)
     with jax.enable_x64(True):
         released, stddev = _release(
-            _Static(loss, tuple(phase.num_samples for phase in phases)),
+            _Static(loss, delta == 0, tuple(phase.num_samples for phase in phases)),
             key,
             (features, targets),
             params,
             np.array([(phase.l2_clip_norm, phase.learning_rate) for phase in phases]),
             np.array([theory.radius, theory.noise_multiplier]),
         )
+    event = gaussian_event(theory.noise_multiplier, num_steps=1)
+    if delta == 0:
+        # No event of dp_accounting has this noise; all that is pure is below this one.
+        event = RandomizedResponseDpEvent(2 / (1 + math.exp(epsilon)), 2)
     privacy = PrivacyGuarantee.of(
-        epsilon,
-        delta,
-        dp_event=gaussian_event(theory.noise_multiplier, num_steps=1),
-        num_samples=num_samples,
+        epsilon, delta, dp_event=event, num_samples=num_samples
     )
     stats: dict[str, Scalar] = {
         "num_phases": len(phases),
@@ -181,6 +189,7 @@ class _Static(NamedTuple):
     """The static arguments of a call."""
 
     loss: LinearLoss
+    is_pure: bool
     sizes: tuple[int, ...]
 
 
@@ -249,7 +258,12 @@ def _release(
         rounding = 2.0**-42 * (1 + len(wide) / 64) * size * reach
         sensitivity = 2 * rate * clipped + rounding + roundoff * radius
         stddevs.append((noise_multiplier * sensitivity).astype(dtype))
-        noisy = gaussian(keys[i], mean.astype(dtype), stddev=stddevs[-1])
+        mean = mean.astype(dtype)
+        if static.is_pure:
+            scale = stddevs[-1] / math.sqrt(len(wide) + 1)
+            noisy = laplace(keys[i], mean, scale=scale, norm="l2")
+        else:
+            noisy = gaussian(keys[i], mean, stddev=stddevs[-1])
         moved, first = _into_ball(noisy.astype(jnp.float64), radius), first + size
     return (wide + moved).astype(centre.dtype), stddevs[0]
 

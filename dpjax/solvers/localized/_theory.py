@@ -16,7 +16,8 @@ class Theory(NamedTuple):
         order: k.
         radius: R, of the ball.
         dimension: d.
-        noise_multiplier: kappa, of one Gaussian release at the whole budget.
+        noise_multiplier: kappa, of one Gaussian release at the whole budget; with
+            delta = 0 of one release of Laplace noise in the l2 norm, see `_one_pass`.
     """
 
     bound: float
@@ -47,7 +48,9 @@ class Theory(NamedTuple):
             moment_order,
             diameter / 2,
             num_coordinates,
-            noise_multiplier(epsilon, delta, num_steps=1),
+            noise_multiplier(epsilon, delta, num_steps=1)
+            if delta > 0
+            else math.sqrt(num_coordinates + 1) / epsilon,
         )
 
     @property

@@ -143,6 +143,15 @@ def test_it_finds_the_optimum_around_another_centre():
     assert solve(params=jnp.zeros(2, "bfloat16")).params.dtype == jnp.bfloat16
 
 
+def test_pure_epsilon():
+    found = solve(delta=0.0)
+    np.testing.assert_allclose(found.params, [1, -1], atol=0.25)
+    assert (found.privacy.epsilon, found.privacy.delta) == (1.0, 0.0)
+    # Of noise of the density exp(-epsilon ||z|| / sensitivity), in two dimensions.
+    sensitivity = 2 * found.stats["learning_rate"] * found.stats["l2_clip_norm"]
+    assert found.stats["stddev"] == pytest.approx(3**0.5 * sensitivity, rel=1e-3)
+
+
 test_bad_input_is_named = refused(
     lambda changes: solve(**changes),
     ({"loss": losses.absolute}, "loss must be a convex LinearLoss"),
@@ -157,5 +166,6 @@ test_bad_input_is_named = refused(
     ({"moment_order": 1.0}, "moment_order must be at least 2"),
     ({"moment_bound": 0.0}, "moment_bound must be positive"),
     ({"diameter": np.nan}, "diameter must be between"),
-    ({"delta": 0.0}, "delta must be"),
+    ({"delta": 1.0}, "delta must be"),
+    ({"epsilon": 0.0}, "epsilon must be positive"),
 )
