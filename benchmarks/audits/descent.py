@@ -22,6 +22,7 @@ from dpjax.mechanisms import BandedToeplitz
 from dpjax.solvers import Solution
 
 _FAR = [3e9, 4e9]
+_BOUNDED = {"epsilon": 4.0, "delta": 1e-5, "moment_bound": 1.0, "moment_order": 32.0}
 
 
 def _longest_last(step: jax.Array) -> jax.Array:
@@ -127,19 +128,9 @@ def dp_localized_sco() -> Case:
     """All steps of the last phase see the record, and their noise adds up."""
 
     def solve(key: Key, data: PyTree) -> Solution:
-        return solvers.dp_localized_sco(
-            linear,
-            jnp.zeros(2),
-            data,
-            key=key,
-            epsilon=4.0,
-            delta=1e-5,
-            moment_bound=1.0,
-            moment_order=32.0,
-            diameter=100.0,
-            smoothness=0.01,
-            num_steps=2,
-        )
+        given = {"key": key, "diameter": 100.0, "smoothness": 0.01, "num_steps": 2}
+        start = jnp.zeros(2)
+        return solvers.dp_localized_sco(linear, start, data, **given, **_BOUNDED)
 
     return solved(solve, _record(80), -_record(80), is_gaussian=True)
 
@@ -149,17 +140,9 @@ def dp_one_pass_sco() -> Case:
     """The first step of the one phase sees the record, and all iterates after it."""
 
     def solve(key: Key, data: PyTree) -> Solution:
-        return solvers.dp_one_pass_sco(
-            losses.huber(10.0),
-            jnp.zeros(2),
-            data,
-            key=key,
-            epsilon=4.0,
-            delta=1e-5,
-            moment_bound=1.0,
-            moment_order=32.0,
-            diameter=1.0,
-        )
+        given = {"key": key, "diameter": 1.0}
+        loss, start = losses.huber(10.0), jnp.zeros(2)
+        return solvers.dp_one_pass_sco(loss, start, data, **given, **_BOUNDED)
 
     features = jnp.zeros((60, 2)).at[0].set(jnp.array([0.6, 0.8]))
     targets = jnp.zeros(60).at[0].set(1e30)

@@ -5,6 +5,8 @@ so that an example is its gradient. For Gaussian noise and zCDP the words of
 `transforms` hold.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,43 +18,32 @@ from dpjax.estimators import Clipping, Winsorization
 from dpjax.solvers import Solution
 
 
+def _mean(samples: jax.Array, neighbor: jax.Array, **options: Any) -> Case:
+    def solve(key: Key, samples: jax.Array) -> Solution:
+        return solvers.dp_mean(samples, key=key, epsilon=4.0, delta=1e-5, **options)
+
+    return solved(solve, samples, neighbor, is_gaussian=True)
+
+
 @audited
 def dp_mean() -> Case:
     """Of 500 numbers one changes sign, and is far beyond all others."""
-
-    def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.dp_mean(samples, key=key, epsilon=4.0, delta=1e-5)
-
     samples = jnp.linspace(-1.0, 1.0, 500)
-    far = samples.at[0].set(1e6)
-    return solved(solve, far, samples.at[0].set(-1e6), is_gaussian=True)
+    return _mean(samples.at[0].set(1e6), samples.at[0].set(-1e6))
 
 
 @audited
 def dp_mean_geometric_median() -> Case:
     """A record far out turns round, and with it its unit vectors in all steps."""
-
-    def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.dp_mean(
-            samples, key=key, epsilon=4.0, delta=1e-5, method="geometric_median"
-        )
-
     data = jnp.zeros((4, 2)).at[-1].set(jnp.array([3e9, 4e9]))
-    return solved(solve, data, -data, is_gaussian=True)
+    return _mean(data, -data, method="geometric_median")
 
 
 @audited
 def dp_mean_truncated() -> Case:
     """An infinite sample changes sign."""
-
-    def solve(key: Key, samples: jax.Array) -> Solution:
-        estimator = estimators.SmoothedTruncation(1.0)
-        return solvers.dp_mean(
-            samples, key=key, epsilon=4.0, delta=1e-5, estimator=estimator
-        )
-
     samples = jnp.array([0.0, jnp.inf])
-    return solved(solve, samples, -samples, is_gaussian=True)
+    return _mean(samples, -samples, estimator=estimators.SmoothedTruncation(1.0))
 
 
 @audited
