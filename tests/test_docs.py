@@ -472,7 +472,7 @@ def test_winners_are_measured(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_intervals_are_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(intervals, "NUM_SAMPLES", 2_000)
+    monkeypatch.setattr(intervals, "NUM_SAMPLES", 4_000)
     monkeypatch.setattr(intervals, "EPSILONS", (20.0,))
     monkeypatch.setattr(intervals, "REPETITIONS", 4)
     monkeypatch.setattr(intervals, "AT_ONCE", 2)
