@@ -271,6 +271,18 @@ def _descent(estimator_fn: Callable[[float], Any], **options: Any):
     return release
 
 
+def _one_pass(data, i, **budget):
+    return solvers.dp_one_pass_sco(
+        losses.squared,
+        _start(data),
+        data,
+        moment_bound=1.0 + i,
+        moment_order=8.0,
+        diameter=2.0 + i,
+        **budget,
+    )
+
+
 def _of_unit_length(data: Any) -> tuple[jax.Array, jax.Array]:
     features, targets = data
     norms = jnp.linalg.norm(features, axis=1, keepdims=True)
@@ -321,29 +333,9 @@ SOLVERS = {
             **_budget(key, i),
         )
     ),
-    "dp_one_pass_sco": Part(
-        lambda data, key, i: solvers.dp_one_pass_sco(
-            losses.squared,
-            _start(data),
-            data,
-            moment_bound=1.0 + i,
-            moment_order=8.0,
-            diameter=2.0 + i,
-            **_budget(key, i),
-        )
-    ),
+    "dp_one_pass_sco": Part(lambda data, key, i: _one_pass(data, i, **_budget(key, i))),
     "dp_one_pass_sco, pure": Part(
-        lambda data, key, i: solvers.dp_one_pass_sco(
-            losses.squared,
-            _start(data),
-            data,
-            key=key,
-            epsilon=0.5 + i / 10,
-            delta=0.0,
-            moment_bound=1.0 + i,
-            moment_order=8.0,
-            diameter=2.0 + i,
-        )
+        lambda data, key, i: _one_pass(data, i, **_budget(key, i) | {"delta": 0.0})
     ),
     "dp_mean": Part(
         lambda data, key, i: solvers.dp_mean(

@@ -7,7 +7,7 @@ On a GPU or TPU a microbatch has
 rows, one at least, where
 
 * M is the memory that the device lends to JAX: `bytes_limit` of `memory_stats()`, the
-  smallest of all devices; 2^35 (32 GiB) where none is told, as in an export from a
+  smallest of all devices; 2^35 (32 GiB) where JAX reports none, as in an export from a
   machine without a GPU, and where several processes run one program: digits add up only
   if all of them have the same blocks, and one does not know the other's memory;
 * D are the bytes of the rows themselves, such as of the batch;

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
-from dpjax._sharding import check_key_varies_as
+from dpjax._sharding import check_key_varies_as, varying_axes
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.mechanisms import _samplers
 
@@ -70,13 +70,15 @@ def laplace(
         scale: scale of the noise, in units of value; the standard deviation is
             sqrt(2)·scale, in the l2 norm sqrt(d + 1)·scale. Non-negative, may be
             traced.
-        norm: "l1", or "l2", for which value is one array.
+        norm: "l1", or "l2", for which value is one array, whole on every device inside
+            `jax.shard_map`: parts with lengths of their own would cost more together.
 
     Returns:
         A pytree like value.
 
     Raises:
-        ValueError: As for `gaussian`, or if norm is another, or "l2" with a tree.
+        ValueError: As for `gaussian`, or if norm is another, or "l2" with a tree or
+            with parts of an array.
 
     Privacy:
         If value has the sensitivity D in that norm, this is (D/scale)-differentially
@@ -96,9 +98,10 @@ def laplace(
     _validate.choice(LaplaceNorm, norm=norm)
     if norm == "l1":
         return _add_noise(_samplers.laplace, key, value, scale)
-    rule = "one array with the l2 norm, which is that of all entries"
-    is_array = len(jax.tree.leaves(value)) == 1
-    _validate.require(is_array, "value", jax.tree.structure(value), rule)
+    rule = "one whole array with the l2 norm, which is that of all entries"
+    leaves = jax.tree.leaves(value)
+    is_whole = len(leaves) == 1 and not varying_axes(leaves[0])
+    _validate.require(is_whole, "value", jax.tree.structure(value), rule)
     return _add_noise(_samplers.spherical_laplace, key, value, scale)
 
 

@@ -55,7 +55,7 @@ def score_privately(
             classifier the released shares of the labels; for a regressor a prediction
             of zero, or of `target_scale_` with a log link.
         scale: of a regressor, about the size of an error, public: errors from a
-            hundredth of a scale to a hundred scales are told apart. None: the
+            hundredth of a scale to a hundred scales are distinguished. None: the
             `target_scale_` of the model.
         exposure: shape (m,), as of `predict` of the estimators that have it.
         random_state: as of the estimators.

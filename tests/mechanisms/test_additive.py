@@ -140,7 +140,20 @@ def test_laplace_in_the_l2_norm_has_a_gamma_length_and_any_direction(d):
 
 def test_laplace_in_the_l2_norm_takes_one_array():
     key = jax.random.key(0)
-    with pytest.raises(ValueError, match="value must be one array"):
+    with pytest.raises(ValueError, match="value must be one whole array"):
         laplace(key, {"a": jnp.ones(2), "b": jnp.ones(2)}, scale=1.0, norm="l2")
     with pytest.raises(ValueError, match="norm must be l1 or l2"):
         laplace(key, jnp.ones(2), scale=1.0, norm="linf")
+
+
+def test_laplace_in_the_l2_norm_refuses_parts_of_an_array():
+    # Each part would have a length of its own: sqrt(2) epsilon on two devices.
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("rows")
+
+    @jax.shard_map(mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    def noisy(keys, value):
+        return laplace(keys[0], value, scale=1.0, norm="l2")
+
+    with pytest.raises(ValueError, match="value must be one whole array"):
+        noisy(jax.random.split(jax.random.key(0), 1), jnp.zeros(4))

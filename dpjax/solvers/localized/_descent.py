@@ -246,6 +246,8 @@ def phases_of(
         strength = penalty * _GROWTH**i
         # (s / (T + s))^4 of the first squared distance is left, with T = 3 s.
         steps = num_steps or math.ceil(3 * (3 + 2 * smoothness / strength))
+        rule = f"given where smoothness and diameter ask for {steps} steps"
+        _validate.require(steps < 2**31, "num_steps", num_steps, rule)
         phases.append(Phase(size, clip_norm(theory, size), strength, steps))
     return phases
 

@@ -43,8 +43,14 @@ class Theory(NamedTuple):
         rule = "at least 2 and finite, because the theorem asks for a second moment"
         is_fine = 2 <= moment_order < math.inf
         _validate.require(is_fine, "moment_order", moment_order, rule)
+        bound = moment_bound ** (1 / moment_order)
+        rule = "such that its root of moment_order is between 1e-9 and 1e20"
+        is_fine = 1e-9 <= bound <= 1e20
+        _validate.require(is_fine, "moment_bound", moment_bound, rule)
+        if delta == 0:
+            _validate.within(1e-20, 1e20, epsilon=epsilon)
         return cls(
-            moment_bound ** (1 / moment_order),
+            bound,
             moment_order,
             diameter / 2,
             num_coordinates,

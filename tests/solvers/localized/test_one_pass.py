@@ -168,4 +168,5 @@ test_bad_input_is_named = refused(
     ({"diameter": np.nan}, "diameter must be between"),
     ({"delta": 1.0}, "delta must be"),
     ({"epsilon": 0.0}, "epsilon must be positive"),
+    ({"epsilon": 1e-300, "delta": 0.0}, "epsilon must be between 1e-20"),
 )
