@@ -19,6 +19,7 @@ import _formulas  # noqa: E402
 import _math  # noqa: E402
 import _messages  # noqa: E402
 import _numbers  # noqa: E402
+import _proofs  # noqa: E402
 
 import dpjax  # noqa: E402
 
@@ -101,6 +102,7 @@ def setup(app):
     _copies.write_pages(generated)
     _numbers.write_tables(generated / "tables")
     (generated / "tables" / "messages.md").write_text(_messages.table())
+    (generated / "tables" / "proofs.md").write_text(_proofs.table())
     app.add_html_math_renderer("mathml", (_math.inline, None), (_math.block, None))
     app.connect("autodoc-process-docstring", _convert, priority=400)  # napoleon: 500
 

@@ -105,6 +105,7 @@ def test_links_and_included_files_exist(path):
     text = path.read_text()
     written = {"tables": {"utility_means", "utility_sets", "estimators", "papers"}}
     written["tables"] |= {"packages", "tuning", "predictions", "intervals", "messages"}
+    written["tables"] |= {"proofs"}
     targets = [target for _, _, target in copies.LINK.findall(text)]
     targets += re.findall(r"^```\{(?:literal)?include\} (\S+)$", text, re.MULTILINE)
     targets += re.findall(r"^:link: (\S+)$", text, re.MULTILINE)

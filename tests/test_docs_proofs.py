@@ -1,0 +1,49 @@
+"""Each proved statement names code, a test and an audit that are there."""
+
+import ast
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.audits.catalogue import cases
+
+ROOT = Path(__file__).parents[1]
+SPEC = importlib.util.spec_from_file_location("proofs", ROOT / "docs" / "_proofs.py")
+proofs = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(proofs)
+STATEMENTS = proofs.statements()
+
+
+def test_statements_are_numbered_and_anchored_once():
+    numbers = [[int(x) for x in one.number.split(".")] for one in STATEMENTS]
+    pages = sorted({page for page, _ in numbers})
+    assert pages == list(range(1, len(pages) + 1))
+    for page in pages:
+        found = [number for one, number in numbers if one == page]
+        assert found == list(range(1, len(found) + 1))
+    assert len({one.anchor for one in STATEMENTS}) == len(STATEMENTS)
+    written = "".join(page.read_text() for page in proofs.FOLDER.glob("*.md"))
+    assert written.count("\n(proof-") == len(STATEMENTS)
+
+
+@pytest.mark.parametrize("one", STATEMENTS, ids=lambda one: one.anchor)
+def test_code_test_and_audit_of_a_statement_exist(one):
+    assert set(one.facts) == {"Code", "Test", "Audit", "Source"}
+    modules = re.findall(r"`(dpjax/[\w/]+\.py)`", one.facts["Code"])
+    assert modules
+    assert all((ROOT / module).is_file() for module in modules)
+    for name in re.findall(r"\{py:obj\}`~dpjax\.([\w.]+)`", one.facts["Code"]):
+        package, _, attribute = name.partition(".")
+        assert hasattr(importlib.import_module(f"dpjax.{package}"), attribute), name
+    tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", one.facts["Test"])
+    assert tests
+    for path, function in tests:
+        tree = ast.parse((ROOT / path).read_text())
+        assert function in {getattr(node, "name", "") for node in tree.body}, function
+    audits = re.findall(r"`(\w+)`", one.facts["Audit"])
+    assert audits
+    assert set(audits) <= set(cases())
+    assert re.search(r"\]\(https://|this page", one.facts["Source"])
