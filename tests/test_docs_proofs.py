@@ -29,6 +29,21 @@ def test_statements_are_numbered_and_anchored_once():
     assert written.count("\n(proof-") == len(STATEMENTS)
 
 
+def test_comments_of_the_library_name_statements_that_are_there():
+    link = re.compile(
+        r"`docs/privacy/proofs/(\w+\.md)`,\s+(\d+\.\d+)(?:\s+and\s+(\d+\.\d+))?"
+    )
+    links = 0
+    for path in (ROOT / "dpjax").rglob("*.py"):
+        text = path.read_text()
+        assert text.count("docs/privacy/proofs/") == len(link.findall(text)), path
+        for page, *numbers in link.findall(text):
+            heads = (proofs.FOLDER / page).read_text()
+            links += 1
+            assert all(f"\n## {number} " in heads for number in numbers if number), path
+    assert links
+
+
 @pytest.mark.parametrize("one", STATEMENTS, ids=lambda one: one.anchor)
 def test_code_test_and_audit_of_a_statement_exist(one):
     assert set(one.facts) == {"Code", "Test", "Audit", "Source"}

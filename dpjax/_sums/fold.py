@@ -18,18 +18,10 @@ A block's sum adds K terms to every coordinate. It may be a product of matrices,
 which neither the order nor the use of fused operations is known, and which need not add
 all coordinates in the same order.
 
-What rounding may do to it, u the unit roundoff, y_1 to y_K the terms of one coordinate:
-each is a product that is rounded once (or not at all), and passes as many additions as
-its depth in the tree of sums. The sum is off by at most (1 + K u) u sum (1 + depth_i)
-|y_i|. By Cauchy-Schwarz
-
-    sum (1 + depth_i) |y_i| <= sqrt(sum_i (1 + depth_i)^2) sqrt(sum_i y_i^2).
-
-Of all trees of K leaves the sum of squares is largest where terms are added one after
-the other: depths K - 1, K - 1, K - 2, ..., 1. Squared and summed over coordinates, each
-of which may have its own order, this bounds the l2 norm of the error by (1 + K u) u
-sqrt(K sum (1 + depth_i)^2) times the limit of a sample's norm: `sensitivity()` counts
-that (`sum_error`).
+Its l2 norm errs by at most (1 + K u) u sqrt(K sum (1 + depth_i)^2) times the limit of a
+sample's norm, with depths K - 1, K - 1, K - 2, ..., 1 of terms that are added one after
+the other: `sensitivity()` counts that (`sum_error`). Proof, for any order in each
+coordinate: `docs/privacy/proofs/sums.md`, 1.2 and 1.3.
 
 For influences by coordinate, with |y_i| at most the limit, the deepest tree is bounded
 coordinate by coordinate (`sum_error_in_turn`).

@@ -5,38 +5,21 @@ norm. Squares of entries are then of the order of one. From 2^63 units on a samp
 counts as zero, as NaN does: its squares overflow, or nearly so. Heavy tails never reach
 that, since units are at least 1e-12.
 
-Below, squares that underflow lose 2^-126 each. Beside one, that is nothing for an
-array: any number below 2^48 of entries loses 2^-78. It is something for the product
-|a|^2 |d|^2 of an outer product: where |a| is 2^60, entries of d at 2^-63 matter. So the
-sum of squares of p entries is raised by p·2^-126 before sums are multiplied: each
-factor, hence the product, is then at least the true one, and no sample passes with a
-norm that is too small.
+Squares that underflow lose 2^-126 each, and an outer product's other factor may
+multiply that: so the sum of squares of p entries is raised by p·2^-126 before sums are
+multiplied, and no norm is too small.
 
 The norm of a matrix P = A^T D = sum_t a_t d_t^T is found from Gram matrices, as |P|^2 =
 sum_ts (a_t a_s)(d_t d_s). Where positions cancel, P is short and the terms of that sum
-are not, so it is raised by what rounding may hide. Let S = sum_t |a_t||d_t|, u the unit
-roundoff, and g(n) = n u / (1 - n u): a sum of products, of which no term passes more
-than n roundings, is off by at most g(n) times the sum of the terms' magnitudes.
+are not, so it is raised by what rounding may hide. Let S = sum_t |a_t||d_t|, G the
+computed sum, g(k) = k u / (1 - k u), m and n the roundings of an entry of either Gram
+matrix, and l the levels of 32 terms that add all T^2. The norm of what is summed over
+samples, the float product of A and of D times a weight w, is at most
 
-1. An entry of A A^T is off by g(m) |a_t||a_s|, where m counts the roundings of a sum
-   over columns; one of D D^T by g(n) |d_t||d_s|. Then both are multiplied, and l
-   levels of 32 terms each add all T^2 of them. So G >= |P|^2 - g(m + n + 1 + 32 l) S^2,
-   because sum_ts |a_t||a_s||d_t||d_s| = S^2.
-2. The matrix that is summed over samples is not P, but the float product of A and of D
-   times a weight w. No entry's term passes more than T + 1 roundings, so the matrix is
-   off by g(T + 1) w S in norm, by the triangle inequality over positions.
-3. So w (sqrt(G + g(m + n + 1 + 32 l) S^2) + g(T + 1) S) bounds the norm of what is
-   summed. That, without w, is the norm that the weight is computed from.
-4. S is computed from both diagonals, of sums without cancelling, to within g(m + n).
-   The constants are raised by 5 per cent, which covers that, if n u <= 0.01.
-5. Products that underflow lose 2^-126 each. Factors are balanced before: the largest
-   entries of a_t and d_t are of one order, so that |d_t|^2 <= 16 sqrt(q) |a_t||d_t| and
-   (sum_t |d_t|)^2 <= 16 sqrt(q) T S. An entry of A A^T loses p 2^-126, hence G at most
-   16 sqrt(q) p T 2^-126 S, likewise by D D^T, and T^2 2^-126 by the products of both.
-   That is less than u S^2 if S is 2^-39 units or more, and T at most 2^12; below, S
-   itself is nothing.
-6. An entry that overflows makes G infinite or NaN: then the sample counts as zero. And
-   since w S is at most limit / sqrt(g), no sum over positions overflows.
+    w (sqrt(G + g(m + n + 1 + 32 l) S^2) + g(T + 1) S),
+
+for at most 2^12 positions; 5 per cent more covers the rounding of S. Proofs:
+`docs/privacy/proofs/sums.md`, 1.5 and 1.6.
 """
 
 import math

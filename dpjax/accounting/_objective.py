@@ -14,34 +14,10 @@ replace-one and in any dimension,
     delta(epsilon) <= delta_G(epsilon - j, 2L/sigma) + 2 delta_G(epsilon - j, L/sigma)
         where phi' <= 0 everywhere, as for the logistic loss.                       (3)
 
-Proof. w -> eta_D(w) = -(N Lambda w + sum_i phi'(.) y_i x_i) is a bijection, Lipschitz
-both ways, so w has the density g(eta_D(w)) |det D eta_D(w)| almost everywhere, where g
-is the density of eta. For neighbours that differ in (x, y) and (x', y') write u = y x,
-u' = y' x'.
-
-Jacobian: the two matrices are A + a u u^T and A + a' u' u'^T with A >= N Lambda I and
-a, a' in [0, c], so the ratio of determinants is at most 1 + a u^T A^-1 u <= e^j,
-because each differs from A by rank one. (The paper uses the square of it.)
-
-Noise: let v = eta_D'(w) - eta_D(w) = alpha u - beta u', |alpha|, |beta| <= L. The log
-ratio of the two values of g is (2 <v, eta> + ||v||^2) / (2 sigma^2). Here alpha and
-beta depend on w, hence on eta, so v is not fixed. But the expression is convex in v,
-and v stays in a fixed parallelogram: for every eta it is at most its maximum over the
-four vertices, which are fixed. With u, u' stretched to unit length the parallelogram
-only grows. Under D the eta of the outcome is the drawn Gaussian, so at one fixed vertex
-the expression is the privacy loss of a Gaussian release with m = ||v|| / sigma. Because
-t -> (1 - e^(epsilon - t))_+ increases, and a maximum of non-negative terms is at most
-their sum, delta(epsilon) is at most the sum of delta_G(epsilon - j, ||v|| / sigma) over
-the four vertices.
-
-(3): alpha, beta in [-L, 0] give the vertices 0, -Lu, Lu' and L(u' - u), of norm at most
-0, L, L and 2L, and delta_G(e, 0) = 0 for e >= 0.
-
-(2): the vertices are +-p and +-q with p = L(u + u') and q = L(u - u'), which are
-orthogonal, and ||p||^2 + ||q||^2 = 4 L^2. It remains that G(t) = delta_G(e, sqrt t) has
-G(s) + G(t) <= G(s + t), which holds if G(t)/t does not fall. As d delta_G / dm = k(m) =
-exp(-(m/2 - e/m)^2 / 2) / sqrt(2 pi), and k(m)/m does not fall while m k'/k = e^2/m^2 -
-m^2/4 >= 1, there delta_G(e, m) = integral of k <= m k(m)/2, which is that claim.
+The proof, `docs/privacy/proofs/solvers.md`, 4.1: the determinants' ratio is at most
+e^j; the difference of the two eta of one outcome depends on eta, but stays in a fixed
+parallelogram of sides 2L, and the log ratio is convex in it: so the delta is at most
+the sum of those of the four vertices.
 """
 
 import math
@@ -118,9 +94,9 @@ def objective_noise(
 
     Privacy:
         The exact minimizer of (1) is (epsilon, delta)-DP under replace-one by the proof
-        above, for predictors that use a record only through <w, x>. With the paper's
-        noise it is so by its Theorem 4.1, loosely, because that noise grows with
-        sqrt(d): `objective_epsilon` computes its actual epsilon.
+        that this module names, for predictors that use a record only through <w, x>.
+        With the paper's noise it is so by its Theorem 4.1, loosely, because that noise
+        grows with sqrt(d): `objective_epsilon` computes its actual epsilon.
 
     Example:
         >>> setting = {"num_samples": 1000, "regularization": 0.01,
@@ -136,7 +112,7 @@ def objective_noise(
     Reference:
         Rajkumar, Agarwal (2012), Procedure 3 and Theorem 4.1; Chaudhuri, Monteleoni,
         Sarwate (2011), Theorem 9, for the Jacobian. The bounds (2) and (3) are proved
-        above.
+        as this module says.
     """
     _check(delta, num_samples, curvature_bound, derivative_bound)
     _validate.positive(epsilon=epsilon)

@@ -11,20 +11,10 @@ hockey-stick divergence from P to Q and from Q to P is at most that of
 
     P* = mean over i of N(C e_i, I) and Q* = N(0, I), in c dimensions.            (1)
 
-Proof. Both divergences are expectations under Q of convex functions f of the likelihood
-ratio, which is the mean of Y_1 .. Y_c, Y_i = exp(<g_i, w_i> - |g_i|^2/2), where w_i is
-the noise of step i and g_i the move that the record would make in it, a function of the
-earlier outcomes. Given these, Y_i is a lognormal variable of mean one and scale
-|g_i| <= C. So X = exp(C z - C^2/2) with z normal, which is Y_i in law times an
-independent variable of mean one, is larger than Y_i in convex order. Let X_1 .. X_c be
-independent copies and V_i(u) = E f((u + X_{i+1} + .. + X_c) / c), convex in u. Then
-E V_i(Y_1 + .. + Y_i) <= E V_{i-1}(Y_1 + .. + Y_{i-1}), by the law of Y_i given the
-earlier outcomes. From i = c down to 1: E f(mean of Y) <= V_0(0) = E f(mean of X), the
-divergence of (1). The same holds after r < c steps, where the likelihood ratio is
-(1 - r/c) + (Y_1 + .. + Y_r) / c.
-
-Epochs, and other Gaussian releases, compose adaptively, because each has a dominating
-pair, given the earlier outcomes (Zhu, Dong, Wang 2022, Theorem 10).
+The same holds after r < c steps, where the likelihood ratio under Q is
+(1 - r/c) + (Y_1 + .. + Y_r) / c, with Y_i that of step i. Epochs, and other Gaussian
+releases, compose adaptively. Proof, by convex order of the likelihood ratios:
+`docs/privacy/proofs/composition.md`, 3.8.
 
 Replaced records. Let Q be the run in which the record enters no step, and in which each
 other release has its noise around the midpoint of its two values. P and Q, and Q and

@@ -6,26 +6,12 @@ sample be (epsilon', delta')-DP where the record in one place is replaced. Neigh
 tables differ in one record. With probability 1 - q it has no place; let the run then
 have the distribution P_0, the same for both tables. Else let it have P_1 and P_1'.
 
-Pair each way in which the record has a place with the n - m ways in which a record that
-has none takes that very place: each way without the record is in m pairs, one a place,
-so that both sides are drawn uniformly. They differ in one place. So every event S has
-
-    P_1(S) <= e^epsilon' P_0(S) + delta',    P_1(S) <= e^epsilon' P_1'(S) + delta'.
-
-Let e^epsilon = 1 + q (e^epsilon' - 1), and b = e^(epsilon - epsilon'), a number in
-[q, 1]. The first inequality times 1 - b, and the second times b, add up to
-
-    q P_1 <= q e^epsilon' (1 - b) P_0 + q e^epsilon' b P_1' + q delta'
-           = (e^epsilon - 1)(1 - q) P_0 + e^epsilon q P_1' + q delta',
-
-since q e^epsilon' = e^epsilon - 1 + q. Adding (1 - q) P_0 gives
-
-    (1 - q) P_0 + q P_1 <= e^epsilon ((1 - q) P_0 + q P_1') + q delta':
-
-the run is (epsilon, q delta')-DP for the table. The order of the places matters: sorted
-by their numbers in the table, records would move where another takes a place, and
-whatever treats places differently, such as a part that is held out, would see several
-records change.
+Pairing the ways with the record and those without shows P_1 <= e^epsilon' P_0 + delta'
+and P_1 <= e^epsilon' P_1' + delta'; a mixture of both gives (epsilon, q delta') for the
+table, e^epsilon = 1 + q (e^epsilon' - 1). Proof: `docs/privacy/proofs/composition.md`,
+3.4. The order of the places matters: sorted by their numbers in the table, records
+would move where another takes a place, and whatever treats places differently, such as
+a part that is held out, would see several records change.
 """
 
 import math
@@ -57,7 +43,7 @@ def subsample_budget(
         Whatever runs on the sample, if it is (epsilon', delta')-DP under replace-one,
         is (epsilon, delta)-DP for the table, where the sample is drawn without
         replacement in a random order, by secret randomness, and anew for each run
-        (`dpjax.loading.sample`). Proved at the head of this file.
+        (`dpjax.loading.sample`). Proof: named at the head of this file.
 
     Example:
         >>> epsilon, delta = subsample_budget(

@@ -1,40 +1,13 @@
 """Poisson batches where k records change at once, those of one person.
 
-Theorem. Let p_i and q_j be weights that sum to one, and the noise standard normal. Let
-P be the mixture of N(u_i, I) with weights p, Q that of N(v_j, I) with weights q, and
-P*, Q* those with shifts u*, v*. If for all i and j
-
-    <u_i, u_j> <= <u*_i, u*_j>, <v_i, v_j> <= <v*_i, v*_j>, <u_i, v_j> >= <u*_i, v*_j>,
-
-then every hockey-stick divergence from P to Q is at most that from P* to Q*.
-
-Proof (as Kahane 1985, "Sur le chaos multiplicatif", for one mixture). Their densities
-over that of N(0, I) are A = sum p_i exp(X_i - |u_i|^2/2), X_i = <u_i, w>, and B, which
-is the same of Y_j = <v_j, w>. Let F(A, B) be a smooth convex function of A - c B, which
-approximates its positive part. Replace (X, Y) by the centred Gaussian vector whose
-covariance is (1 - t) times theirs and t times that of (X*, Y*), and |u_i|^2, |v_j|^2 by
-its variances. By parts, the derivative of E F in t is half the expectation of
-
-    sum p_i p_j x_i x_j D(X_i, X_j) F_AA + 2 sum p_i q_j x_i y_j D(X_i, Y_j) F_AB
-    + sum q_i q_j y_i y_j D(Y_i, Y_j) F_BB,
-
-with x, y > 0 the exponentials and D the increments of the covariances. No term is
-negative, since F_AA, F_BB >= 0 >= F_AB, and D has these signs. So E F increases.
-
-A step. The batch S of the other records has one distribution in both runs: it suffices
-to bound the divergence given S (joint convexity), with the origin at its sum. If i of
-the k records enter, they move the sum by at most i C. Their number is binomial. So
+A step with noise N(0, 1) is dominated by the pair of
 
     P* = sum over i of Pr[Bin(k, q) = i] N(i C, 1)                                  (1)
 
-and N(0, 1) dominate a step, in both directions, if the k records are added or removed;
-if they are replaced, P* and its mirror image do. If they enter different steps of one
-cycle (`batching.CyclicPoisson`), each step of it has such a pair for its own records,
-and the product of these pairs is a pair of mixtures, which (1) dominates by the theorem
-again. Steps compose adaptively (Zhu, Dong, Wang 2022, Theorem 10). Choquette-Choo,
-Ganesh, Steinke, Thakurta (2024), "Privacy amplification for matrix mechanisms", have
-the pair with N(0, 1); Schuchardt et al. (2024), "Unified mechanism-specific
-amplification by subsampling and group privacy", have groups.
+and N(0, 1), in both directions, if the k records are added or removed; if they are
+replaced, by P* and its mirror image. The same pair dominates a cycle of steps of which
+each record enters its own (`batching.CyclicPoisson`). Steps compose adaptively. Proof,
+by Gaussian comparison: `docs/privacy/proofs/composition.md`, 3.7.
 
 Numbers. In a cell of the line, the likelihood ratio of the pair increases. Its mass
 goes to the two points of the grid of losses around it, so that its mean is preserved,

@@ -8,33 +8,9 @@ With s = 1/b it is (1/2)epsilon^2-zCDP. With Y standard normal and L standard La
     Z = sinh(sigma Y)/sigma:  epsilon = sqrt(t (t/sigma^2 + 1/sigma + 2))
                                         + s (2/(3 sigma) + sigma/2),               (2)
 
-where (2) needs sigma >= 0.3. Both are due to Bun and Steinke (2019). A short proof:
-
-Two steps. In units of b S(x) the releases from x and from x' are Z and r Z + c with
-|log r| <= t, |c| <= s and |c|/r <= s, after a shift; so are those from x' and x. If
-Z to r Z costs (1/2)epsilon_1^2, and r Z to r Z + c, that is Z to Z + c/r, costs
-(1/2)epsilon_2^2, both cost (1/2)(epsilon_1 + epsilon_2)^2: by Hoelder, for all v > 0,
-D_a(P||R) <= a (1 + v) rho_1 + a (1 + 1/v) rho_2. Take v = sqrt(rho_2 / rho_1).
-
-Shift. Let g be the log density. If |g'| <= K then Z + c is K|c|-DP, hence
-(1/2)(K c)^2-zCDP. In (1), |g'(z)| is the mean of U = e^(-sigma Y) under weights
-U e^(-|z| U), which is largest at z = 0: K = E U^2 / E U = e^(1.5 sigma^2). In (2), with
-z = sinh(w)/sigma, g'(z) = -(w / cosh w)/sigma - sigma tanh w / cosh w, and
-w / cosh w < 2/3, tanh w / cosh w <= 1/2.
-
-Scale. In (1), r Z = L exp(sigma (Y + (log r)/sigma)) is a function of L and of a normal
-variable that is shifted by at most t/sigma: (1/2)(t/sigma)^2-zCDP. In (2), let P be the
-distribution of Z. First let Q be the wider one of e^t Z: log dP/dQ = t + g(z) -
-g(e^-t z) <= t, so D_a <= t <= (1/2) a 2t. Then let Q be the narrower one of e^-t Z, and
-sinh(sigma Y') = e^t sinh(sigma Y). By a change of variables, and because |Y| <= |Y'| <=
-|Y| + t/sigma,
-
-    log dP/dQ = (Y'^2 - Y^2)/2 - log(tanh(sigma Y') / tanh(sigma Y))
-             <= |Y| t/sigma + t^2 / (2 sigma^2).
-
-With E e^(c|Y|) = 2 Phi(c) e^(c^2/2) and log 2 Phi(c) <= sqrt(2/pi) c this gives
-D_a <= (a/2) t^2/sigma^2 + sqrt(2/pi) t/sigma, and sqrt(2/pi) <= (1/2)(1 + 2 sigma) a
-for sigma >= 0.3. Both are below (a/2) t (t/sigma^2 + 1/sigma + 2).
+where (2) needs sigma >= 0.3. Both are due to Bun and Steinke (2019). A change of the
+scale by e^t costs the first term; the second is s times a bound of the slope of the log
+density, of a shift. Proof: `docs/privacy/proofs/mechanisms.md`, 2.6.
 """
 
 import math
@@ -96,7 +72,7 @@ def smooth_noise_multiplier(
 
     Privacy:
         f plus the noise of `dpjax.mechanisms` with scale b S is rho-zCDP under the
-        relation for which S is t-smooth. The proof is in this module; the tests compare
+        relation for which S is t-smooth. This module names the proof; the tests compare
         it with the Renyi divergence by quadrature.
 
     Example:

@@ -10,18 +10,9 @@ the smooth sensitivity at smoothness t is the maximum of w_m W and
     exact:  w_k term(x_(n-m+1+k-l), x_(m+1-l)),  0 <= k < m, 0 <= l <= k + 1;       (2)
     fast:   w_k term(x_(n-m+1+k), x_(m-k)),      0 <= k < m.                        (3)
 
-Sensitivity. Let x' have u replaced by v >= u. The window x_(m+1), ..., x_(n-m) gains
-at most x_(n-m+1) and loses at least x_(m+1): term (2) with k = l = 0. If v <= u, it is
-the term with k = 0, l = 1. Clipping to [a, b] increases no distance, and bounds it by
-W.
-
-Smoothness. If v >= u then x_(j) <= x'_(j) and x'_(j-1) <= x_(j): except for its weight,
-(k, l) of x is at most (k + 1, l + 1) of x'. If v <= u then x_(j) <= x'_(j+1) and
-x'_(j) <= x_(j): it is at most (k + 1, l) of x'. With k >= m all are at most W, and
-w_k <= e^t w_(k+1), so the maximum of x is at most e^t times that of x'. The same holds
-for (3), whose top is x_(n-m+1+k) <= x'_(n-m+2+k) and whose bottom x_(m-k) >=
-x'_(m-k-1). It lies between (2) and twice (2): it widens the window on both sides, and
-is no more than the sum of the two that widen it on one, l = 0 and l = k + 1.
+It bounds the change of the mean between neighbours, and is t-smooth: a term k of one is
+at most a term k + 1 of the other. (3) is at most twice (2). Proof:
+`docs/privacy/proofs/sums.md`, 1.9.
 
 Rounding. Samples are clipped to ±1e30, so no sum overflows. Let G be the largest
 magnitude in the window and u = 2^-24. The error of the window's sum is at most u of

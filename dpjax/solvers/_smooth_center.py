@@ -7,20 +7,12 @@ r_i(t) be the least radius of a ball round z_i that holds t points, itself inclu
     K = floor((m - t_0) / s),         V_k = the (ks + 1)-th smallest r_i(t_0 + ks),
     S = max over 0 <= k <= K of w_k L_k,   L_k = min(1, V_k + V_(k+1)),              (1)
 
-with V_(K+1) = inf and public weights 1 = w_0 >= w_k >= w_(k+1) >= e^(-B) w_k. Let z'
-differ from z in s points, and let an index be unchanged if it is none of those.
+with V_(K+1) = inf and public weights 1 = w_0 >= w_k >= w_(k+1) >= e^(-B) w_k. For z'
+that differs from z in s points |g - g'| <= min(S, S') and S <= e^B S', because
+V_k <= V'_(k+1): each ball of z' holds s more points than that of z needs. Proof:
+`docs/privacy/proofs/solvers.md`, 4.3.
 
-V_k <= V'_(k+1). Of the ((k+1)s + 1) balls behind V'_(k+1) at least ks + 1 have an
-unchanged centre; each holds t_0 + (k+1)s points of z', of which t_0 + ks are unchanged
-and so points of z too. So ks + 1 of the r_i(t_0 + ks) of z are at most V'_(k+1).
-
-Sensitivity. The balls of radius V_0 round g and V'_0 round g' hold t_0 - s unchanged
-points each, of m - s < 2 (t_0 - s): one lies in both. So |g - g'| <= V_0 + V'_0, which
-is at most V_0 + V_1, at most V'_0 + V'_1, and no more than 1: at most min(S, S').
-
-Smoothness. L_k <= L'_(k+1), and L_K = 1, so S <= e^B S'.
-
-Rounding. The first argument compares radii of unchanged centres alone, and counts: it
+Rounding. That argument compares radii of unchanged centres alone, and counts: it
 needs no triangle inequality, and holds for computed distances, which are the same for
 the same two points. Sums, minima and maxima keep an order. Only the sensitivity takes
 distances for exact. A computed one is too small by a share of (d/2 + 10) u at most,
