@@ -81,12 +81,13 @@ def attacks(rng, n, num_positions):
     tokens = rng.integers(0, VOCABULARY, (n, 6))
     tokens[:, 3] = tokens[:, 0]
     for x in (10 * same, heavy, 10 * same * signs * (1 + 1e-3 * heavy)):
-        records = [(x[0], y[0]), (-x[0], y[0]), (0 * x[0], y[0])]
+        first, target = x[0].copy(), y[0].copy()
+        records = [(first, target), (-first, target), (0 * first, target)]
         for value in (1e30, 1e-30, np.nan, np.inf, 3e19):
-            changed = np.array(x[0])
+            changed = first.copy()
             changed[..., 0] = value
-            records += [(changed, y[0]), (changed, 0 * y[0] + value)]
-        yield x, tokens, y, records
+            records += [(changed, target), (changed, 0 * target + value)]
+        yield x, tokens, y.copy(), records
 
 
 @pytest.mark.quick(5)
@@ -110,18 +111,16 @@ def test_no_record_moves_the_mean_too_far(
 ):
     if model in ("held", "loop"):  # Gram matrices of 4,096 positions are large
         monkeypatch.setattr("dpjax._sums.leaves.SAVING", 0 if num_positions < 99 else 4)
+    if model == "loop" and num_positions > 99:
+        n = 3  # long loops are slow, and their rows are always added one by one
     rng = np.random.default_rng(n)
     params = params_of(dtype)
     grad_fn = jax.jit(dpjax.robust_grad(loss_of(model), estimator))
     for x, tokens, y, records in attacks(rng, n, num_positions):
-        x, y = jnp.asarray(x, dtype), jnp.asarray(y, dtype)
         means = []
         for record_x, record_y in records:
-            batch = (
-                x.at[0].set(jnp.asarray(record_x, dtype)),
-                jnp.asarray(tokens, jnp.int32),
-                y.at[0].set(jnp.asarray(record_y, dtype)),
-            )
+            x[0], y[0] = record_x, record_y
+            batch = (x.astype(dtype), tokens.astype(np.int32), y.astype(dtype))
             leaves = jax.tree.leaves(grad_fn(params, batch))
             means.append(np.concatenate([np.asarray(g, float).ravel() for g in leaves]))
         means = np.stack(means)
