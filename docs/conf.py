@@ -29,7 +29,7 @@ project = "dpjax"
 author = "the dpjax authors"
 project_copyright = author
 release = dpjax.__version__
-version = release.partition("+")[0]  # without the state of the checkout
+version = release.partition("+")[0].partition(".dev")[0]  # without the checkout's state
 
 extensions = [
     "myst_nb",
