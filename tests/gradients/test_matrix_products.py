@@ -100,6 +100,55 @@ def test_a_position_out_of_the_ordinary_leaves_finite_numbers(bad):
     assert np.linalg.norm(total) <= 1 + 1e-3
 
 
+def companies(rng, shape, q):
+    """Batches of factors (n, T, p) and (n, T, q), of which positions all but cancel."""
+    n, length = shape[:2]
+    signs = np.where(np.arange(length) % 2, -1.0, 1.0)[:, None]
+    collinear = signs * (1 + 1e-3 * rng.standard_normal(shape))
+    others = 1 + 1e-3 * rng.standard_normal((n, length, q))
+    sizes = 10.0 ** np.linspace(-30, 30, length)[:, None]
+    beside = np.where(np.arange(length) < length // 2, 1e30, 1e-30)[:, None]
+    return [
+        (30 * collinear, others),
+        (collinear * sizes, others / sizes),
+        (collinear * beside, others / beside),
+        (collinear * beside, others * 1e-30),
+        (np.abs(collinear), others),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
+def test_no_record_of_many_positions_moves_the_mean_too_far(dtype, monkeypatch):
+    """Held as matrices, though they are no smaller: one program, several batches."""
+    monkeypatch.setattr("dpjax._sums.leaves.SAVING", 0)
+    rng, n, length, p, q = np.random.default_rng(0), 3, 4096, 3, 2
+    estimator, params = Clipping(1.0), {"w": jnp.zeros((p, q), dtype)}
+
+    def loss_fn(params, example):
+        x, y = example
+        return jnp.sum((x @ params["w"]) * y).astype(jnp.float32)
+
+    grad_fn = jax.jit(dpjax.robust_grad(loss_fn, estimator, microbatch_size=1))
+    sensitivity, farthest = estimator.sensitivity(n, p * q), 0.0
+    made = companies(rng, (n, length, p), q)
+    records = [(sign * x[0], y[0]) for x, y in made for sign in (1, -1)]
+    for x, y in made:
+        batch = jnp.asarray(x, dtype), jnp.asarray(y, dtype)
+        (row,) = explain(loss_fn, params, batch).rows
+        assert row.way == "matrix product"
+        means = []
+        for record in records:
+            pairs = zip(batch, record, strict=True)
+            rows = [all_.at[0].set(jnp.asarray(one, dtype)) for all_, one in pairs]
+            means.append(np.asarray(grad_fn(params, tuple(rows))["w"], float).ravel())
+        means = np.stack(means)
+        assert np.isfinite(means).all()
+        moves = np.linalg.norm(means[:, None] - means[None], axis=-1)
+        assert moves.max() <= sensitivity.l2
+        farthest = max(farthest, moves.max())
+    assert farthest > 0.9 * sensitivity.l2
+
+
 def test_products_of_rows_are_added_one_by_one_on_cpu():
     """One sum over rows and positions would round by what cancels in a row."""
     left = jnp.ones((64, 1, 8, 40))
