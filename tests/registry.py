@@ -271,15 +271,15 @@ def _descent(estimator_fn: Callable[[float], Any], **options: Any):
     return release
 
 
-def _one_pass(data, i, **budget):
-    return solvers.dp_one_pass_sco(
+def _sco(solver, data, i, **options):
+    return solver(
         losses.squared,
         _start(data),
         data,
         moment_bound=1.0 + i,
         moment_order=8.0,
         diameter=2.0 + i,
-        **budget,
+        **options,
     )
 
 
@@ -321,21 +321,22 @@ SOLVERS = {
         )
     ),
     "dp_localized_sco": Part(
-        lambda data, key, i: solvers.dp_localized_sco(
-            losses.squared,
-            _start(data),
+        lambda data, key, i: _sco(
+            solvers.dp_localized_sco,
             data,
-            moment_bound=1.0 + i,
-            moment_order=8.0,
-            diameter=2.0 + i,
+            i,
             smoothness=2.0,
             num_steps=3,
             **_budget(key, i),
         )
     ),
-    "dp_one_pass_sco": Part(lambda data, key, i: _one_pass(data, i, **_budget(key, i))),
+    "dp_one_pass_sco": Part(
+        lambda data, key, i: _sco(solvers.dp_one_pass_sco, data, i, **_budget(key, i))
+    ),
     "dp_one_pass_sco, pure": Part(
-        lambda data, key, i: _one_pass(data, i, **_budget(key, i) | {"delta": 0.0})
+        lambda data, key, i: _sco(
+            solvers.dp_one_pass_sco, data, i, **_budget(key, i) | {"delta": 0.0}
+        )
     ),
     "dp_mean": Part(
         lambda data, key, i: solvers.dp_mean(

@@ -2,18 +2,14 @@
 
 import ast
 import importlib
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 
 from benchmarks.audits.catalogue import cases
+from tests.test_docs import DOCS, ROOT, load
 
-ROOT = Path(__file__).parents[1]
-SPEC = importlib.util.spec_from_file_location("proofs", ROOT / "docs" / "_proofs.py")
-proofs = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(proofs)
+proofs = load(DOCS / "_proofs.py")
 STATEMENTS = proofs.statements()
 
 

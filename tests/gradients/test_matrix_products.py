@@ -100,7 +100,7 @@ def test_a_position_out_of_the_ordinary_leaves_finite_numbers(bad):
     assert np.linalg.norm(total) <= 1 + 1e-3
 
 
-def companies(rng, shape, q):
+def cancelling_batches(rng, shape, q):
     """Batches of factors (n, T, p) and (n, T, q), of which positions all but cancel."""
     n, length = shape[:2]
     signs = np.where(np.arange(length) % 2, -1.0, 1.0)[:, None]
@@ -130,7 +130,7 @@ def test_no_record_of_many_positions_moves_the_mean_too_far(dtype, monkeypatch):
 
     grad_fn = jax.jit(dpjax.robust_grad(loss_fn, estimator, microbatch_size=1))
     sensitivity, farthest = estimator.sensitivity(n, p * q), 0.0
-    made = companies(rng, (n, length, p), q)
+    made = cancelling_batches(rng, (n, length, p), q)
     records = [(sign * x[0], y[0]) for x, y in made for sign in (1, -1)]
     for x, y in made:
         batch = jnp.asarray(x, dtype), jnp.asarray(y, dtype)
