@@ -100,6 +100,22 @@ def test_a_position_out_of_the_ordinary_leaves_finite_numbers(bad):
     assert np.linalg.norm(total) <= 1 + 1e-3
 
 
+def test_the_norm_of_positions_that_cancel_is_not_too_small():
+    """Without the slack for rounding, Gram matrices find zero for some of these."""
+    rng, length = np.random.default_rng(0), 1024
+    signs = np.where(np.arange(length) % 2, -1.0, 1.0)[:, None]
+    norm = jax.jit(squared_norm_of_matrices)
+    for _ in range(20):
+        left = (signs * (1 + 1e-6 * rng.standard_normal((length, 3)))).astype("f4")
+        right = (1 + 1e-6 * rng.standard_normal((length, 2))).astype("f4")
+        exact = np.linalg.norm(left.T.astype(float) @ right.astype(float))
+        summed = np.zeros((3, 2), np.float32)
+        for a, d in zip(left, right, strict=True):
+            summed = summed + np.outer(a, d)
+        found = norm(jnp.asarray(left[None]), jnp.asarray(right[None]), jnp.float32(1))
+        assert float(found) ** 0.5 >= max(exact, np.linalg.norm(summed))
+
+
 def cancelling_batches(rng, shape, q):
     """Batches of factors (n, T, p) and (n, T, q), of which positions all but cancel."""
     n, length = shape[:2]
