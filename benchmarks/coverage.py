@@ -9,6 +9,7 @@ together. Each law is run in many repetitions by one program.
 
 import math
 import warnings
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from benchmarks import page, record
+from benchmarks import page, populations, record
 from dpjax import losses
 from dpjax.losses import LinearLoss
 from dpjax.solvers import dp_linear_model, dp_quantile
@@ -25,7 +26,8 @@ from dpjax.solvers import dp_linear_model, dp_quantile
 PATH = record.RESULTS / "coverage.json"
 D = 10
 WEIGHTS = np.r_[np.linspace(1, -1, D), 1.0].astype(np.float32)
-AT_ONCE = 20  # repetitions of a program
+RUNS = 400
+AT_ONCE = 20  # of them by one program
 NUM_NEWTON = 4  # steps without privacy, from the truth
 
 
@@ -110,13 +112,6 @@ SIZES = [(n, epsilon) for n in (2_000, 20_000) for epsilon in (0.5, 1.0, 3.0)]
 SIZES.append((100_000, 1.0))
 
 
-def repetitions(num_samples, epsilon):
-    """How many are recorded: fewer where a run is long, or less is asked of it."""
-    if num_samples == 100_000:
-        return 60
-    return 200 if epsilon == 1 else 100
-
-
 def study(name, num_samples, epsilon, num_repetitions):
     """Returns errors, standard errors, and those without privacy.
 
@@ -166,14 +161,14 @@ def _of_coefficients(name, num_samples, epsilon):
             offsets=offsets,
             intervals=True,
         )
-        alone = _without_privacy(loss, truth, features, targets, offsets)
+        _, alone = best_fit(loss, truth, features, targets, offsets)
         return solution.params - truth, solution.standard_errors, alone
 
     return run
 
 
-def _without_privacy(loss: LinearLoss, params, features, targets, offsets):
-    """Returns standard errors of the best fit, by the sandwich."""
+def best_fit(loss: LinearLoss, params, features, targets, offsets):
+    """Returns the best fit without privacy, and standard errors by the sandwich."""
     targets = loss.targets_of(targets)
 
     def linearized(params):
@@ -187,7 +182,7 @@ def _without_privacy(loss: LinearLoss, params, features, targets, offsets):
         params = params - inverse @ (features.T @ slopes)
     inverse, slopes = linearized(params)
     scores = features * slopes[:, None]
-    return jnp.sqrt(jnp.diag(inverse @ (scores.T @ scores) @ inverse))
+    return params, jnp.sqrt(jnp.diag(inverse @ (scores.T @ scores) @ inverse))
 
 
 def misses(errors, standard_errors):
@@ -210,12 +205,12 @@ def run(out: Path = PATH) -> None:
     """Runs every law and size that the record lacks, small ones first."""
     sizes = [*product(SIZES, QUANTILE_LAWS), *product(SIZES, LAWS)]
     record.fill(out, [(name, *size) for size, name in sizes], _cell)
+    record.fill(out, populations.places(), partial(populations.cell, RUNS, AT_ONCE))
 
 
 def _cell(place: record.Place) -> record.Found:
     name, num_samples, epsilon = place
-    number = repetitions(num_samples, epsilon)
-    errors, found, alone = study(name, num_samples, epsilon, number)
+    errors, found, alone = study(name, num_samples, epsilon, RUNS)
     missed, total = misses(errors, found)
     with warnings.catch_warnings(action="ignore"):  # where no interval is finite
         widths = np.nanmedian(np.where(np.isfinite(found), found / alone, np.nan), 0)
@@ -232,7 +227,8 @@ def _cell(place: record.Place) -> record.Found:
 def write(output: Path | None = None) -> list[Path]:
     """Writes COVERAGE.md from the record, and returns its path."""
     rows = record.read(PATH).rows
-    parts = [_quantiles(rows), *(_table(rows, *size) for size in SIZES)]
+    parts = [_quantiles(rows), populations.table(rows)]
+    parts += [_table(rows, *size) for size in SIZES]
     return [page.write("COVERAGE.md", {"tables": filter(None, parts)}, output)]
 
 

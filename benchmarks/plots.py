@@ -267,7 +267,7 @@ def _intervals(figure: Figure, theme: Theme) -> None:
     span = 4 * intervals.QUANTILE * float(np.median(errors))  # wider ones reach out
     grid = _axes(figure, 1, len(methods), sharex=True, sharey=True)
     grid[0].set_xlim(truth - span, truth + span)
-    grid[0].set_xticks(truth + 0.05 * np.arange(-1, 2))
+    grid[0].set_xticks(truth + 0.1 * np.arange(-1, 2))
     for axes, method in zip(grid, methods, strict=True):
         row = content.rows[1.0, method]
         halves = [

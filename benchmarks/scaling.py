@@ -91,14 +91,14 @@ class Model(NamedTuple):
 
 def num_digits(job: Job, num_devices: int) -> int:
     """Returns how many digits the fold takes today."""
-    from dpjax._sums import digits, fold, layout
+    from dpjax._sums import fold, stream
 
     longest = fold.block_length(job.num_records)
     num_rows = job.num_records // num_devices
-    sizes = layout.Sizes(job.row_size, job.row_size, job.num_params)
-    found = layout.Layout.cached(num_rows, longest, sizes, None, is_large=False)
+    sizes = stream.Sizes(job.row_size, job.row_size, job.num_params)
+    found = stream.Layout.cached(num_rows, longest, sizes, None, is_large=False)
     num_sums = found.width * found.rounds * num_devices
-    return digits.digit_layout(num_sums, nmant=23).num_digits
+    return fold.digit_layout(num_sums, nmant=23).num_digits
 
 
 def run(quick: bool = False, out: Path = PATH) -> None:

@@ -15,10 +15,13 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import _api  # noqa: E402
 import _copies  # noqa: E402
 import _docstrings  # noqa: E402
+import _edit  # noqa: E402
 import _formulas  # noqa: E402
+import _gallery  # noqa: E402
 import _math  # noqa: E402
 import _messages  # noqa: E402
 import _numbers  # noqa: E402
+import _pictures  # noqa: E402
 import _proofs  # noqa: E402
 
 import dpjax  # noqa: E402
@@ -84,6 +87,11 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "extra_footer": "Licence: Apache-2.0",
+    # Off until pyproject.toml has the address, `[project.urls] Repository`.
+    "repository_url": _edit.REPOSITORY,
+    "use_repository_button": bool(_edit.REPOSITORY),
+    "use_edit_page_button": bool(_edit.REPOSITORY),
+    "path_to_docs": "docs",
 }
 html_sidebars = {"_modules/**": ["navbar-logo.html", "search-button-field.html"]}
 html_static_path = ["static"]
@@ -101,10 +109,18 @@ def setup(app):
     _api.write_pages(generated / "api")
     _copies.write_pages(generated)
     _numbers.write_tables(generated / "tables")
+    _pictures.write(generated / "images")
+    _gallery.write_page(generated)
     (generated / "tables" / "messages.md").write_text(_messages.table())
     (generated / "tables" / "proofs.md").write_text(_proofs.table())
     app.add_html_math_renderer("mathml", (_math.inline, None), (_math.block, None))
     app.connect("autodoc-process-docstring", _convert, priority=400)  # napoleon: 500
+    connect(app)
+
+
+def connect(app):
+    """Corrects addresses between the theme's event at 500 and its later one at 501."""
+    app.connect("html-page-context", _edit.add_edit_url, priority=501)
 
 
 def _convert(app, what, name, value, options, lines):

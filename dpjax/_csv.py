@@ -5,19 +5,19 @@ or stop there: a cell would choose how many records there are. Here
 
 - the header is the first line, so that names depend on no record;
 - a record is a line, or several lines if a cell has a line break inside quotes;
-- a quoted cell begins and ends beside a delimiter or the end of its record, and quotes
-  inside it are doubled (RFC 4180); any other quote is a plain character;
+- a quoted cell begins and ends next to a delimiter or at an end of its record, and
+  quotes inside it are doubled (RFC 4180); any other quote is a plain character;
 - a record of several lines has exactly as many cells as the header, and at most 2^20
-  characters; else its first line is a record by itself.
+  characters; if not, its first line is a separate record.
 
-So whatever a writer of CSV files has quoted is read back, and a cell changes its own
-record alone: neighbouring tables are those that differ in one record as it is read. A
-line with too few cells is filled up, and further cells are left out. Bytes that do not
-decode stay in their line; in UTF-16 a line ends where the bytes of a line break stand,
-at an odd place too, so that an odd byte moves no other line.
+So text that a CSV writer has quoted is read back, and a cell affects its own record
+only: neighboring tables differ in one record as it is read. Missing cells of a line
+are empty, and surplus cells are ignored. Bytes that do not decode stay in their line.
+In UTF-16 a line ends at the bytes of a line break, even at an odd position, so that a
+stray byte moves no other line.
 
-Lines are split and parsed by polars in blocks; only lines with a quote inside of a
-cell, or a delimiter or line break inside of quotes, are taken apart one by one.
+Polars splits and parses blocks of lines. Only lines with a quote inside a cell, or a
+delimiter or line break inside quotes, are parsed one by one.
 """
 
 import gzip
@@ -68,7 +68,7 @@ def read_frames(path: Path, names: list[str], encoding: str | None) -> Iterator[
 
 
 class _Grammar(NamedTuple):
-    """How lines are taken apart."""
+    """The regular expressions that split lines into cells."""
 
     names: list[str]
     delimiter: str
@@ -109,7 +109,7 @@ class _Grammar(NamedTuple):
             at = match.end() + 1
 
     def scan(self, line: str, at: int) -> tuple[int, bool]:
-        """Returns how many cells a line ends from a place on, and if one is left open.
+        """Returns how many cells end in a line from a place on, and if one is open.
 
         Example:
             >>> _Grammar.of(",", "x").scan('1,"a ""b"", c,', 0)
@@ -127,7 +127,7 @@ class _Grammar(NamedTuple):
             at = match.end() + 1
 
     def last_line(self, lines: list[str], first: int) -> int | None:
-        """Returns the last line of a record, or None where lines end before it does."""
+        """Returns the last line of a record, or None if it is beyond these lines."""
         num_cells, is_open = self.scan(lines[first], 0)
         last, size = first, len(lines[first])
         while is_open:
@@ -157,7 +157,7 @@ def _header(line: str) -> _Grammar:
     """Returns the grammar that the first line implies; no other line is looked at.
 
     Raises:
-        ValueError: if a name goes on in the next line, which may be a record's.
+        ValueError: if a name continues in the next line, which may be a record.
     """
     # What splits it into the most names, a comma if all do alike.
     grammars = [_Grammar.of(delimiter, line) for delimiter in _DELIMITERS]
@@ -238,7 +238,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _codec(start: bytes, encoding: str | None) -> tuple[str, bytes, bytes]:
-    """Returns how a file is encoded, its line break, and its mark."""
+    """Returns the encoding of a file, its line break, and its byte order mark."""
     said = "" if encoding is None else re.sub("[-_]", "", encoding.lower())
     if said in ("", "utf8", "utf8sig", "utf16"):
         # UTF-16 by its mark, or by a zero byte beside a letter.
@@ -256,7 +256,7 @@ def _codec(start: bytes, encoding: str | None) -> tuple[str, bytes, bytes]:
 
 
 def _decoded(content: bytes, codec: str, end: bytes) -> Any:
-    """Returns lines; bytes that do not decode are U+FFFD, in their own line alone."""
+    """Returns lines; bytes that do not decode are U+FFFD in their own line."""
     import polars as pl
 
     if codec == "utf-8":  # in which no other character has the byte of a line break

@@ -1,6 +1,6 @@
 """Names that a package imports when they are first read (PEP 562).
 
-JAX takes a second to import: who needs a part of a package does not wait for the rest.
+JAX takes a second to import: those who need a part of a package wait for that alone.
 """
 
 import sys

@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A figure of matplotlib, what it shows in words, and the same light on dark."""
+    """A matplotlib figure, its description, and the same figure for dark pages."""
 
     figure: Any
     said: str
@@ -52,7 +52,7 @@ Block = str | Text | list[str] | Rows | Picture  # a title, and a list of senten
 
 
 def html_of(title: str, blocks: Iterable[Block]) -> str:
-    """Returns a page of HTML; it may be light on dark if pictures may."""
+    """Returns a page of HTML; dark screens show the dark variants of pictures."""
     head = importlib.resources.files("dpjax").joinpath("_page.html").read_text("utf-8")
     title = _html(title)
     first = f"{head}<title>{title}</title></head><body><h1>{title}</h1>"
@@ -111,7 +111,7 @@ def svg_of(figure: Any) -> bytes:
 
 
 def markdown_of(title: str, blocks: Iterable[Block]) -> str:
-    """Returns a page of Markdown with tables; the pictures' data lie at its end."""
+    """Returns a page of Markdown with tables; the data of pictures are at its end."""
     pictures: list[str] = []
     shown = [_markdown_block(block, pictures) for block in blocks]
     return "\n\n".join([f"# {_markdown(title)}", *shown, *pictures]) + "\n"
@@ -137,5 +137,5 @@ def _markdown_block(block: Block, pictures: list[str]) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Returns a text that stands for itself, on one line."""
+    """Returns a text on one line, with all Markdown characters escaped."""
     return _OPENING.sub(r"\1\\\2", _MARKS.sub(r"\\\g<0>", printable(text).strip()))

@@ -1,10 +1,10 @@
 """A uniform sample without replacement of a stream, in a uniformly random order.
 
-Each record gets a random tag of 128 bits, and the least tags are the sample, in their
-order: independent tags are ordered in any way with the same probability. A tag depends
-on the place of its record alone, or on the name of its unit, which has one tag for all
-its records; so the sample does not depend on how the stream is cut into chunks. Two
-tags are equal with a probability of less than n^2 / 2^129. Tags are as secret as noise.
+Each record gets a random tag of 128 bits. The records with the smallest tags are the
+sample, in the order of tags: all orders of independent tags are equally likely. A tag
+depends only on the position of its record, or on the name of its unit, whose records
+share one tag; so the sample does not depend on how the stream is cut into chunks. Two
+tags are equal with probability below n^2 / 2^129. Tags are as secret as noise.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class Tags:
 
 
 def order_of(tags: np.ndarray) -> np.ndarray:
-    """Returns the order of tags; where they are equal, the first comes first."""
+    """Returns the order of tags; equal tags keep their order."""
     return np.lexsort((tags[:, 1], tags[:, 0]))
 
 
@@ -60,7 +60,7 @@ class Reservoir:
         self._num_rows = 0
 
     def add(self, columns: Sequence[Any], tags: np.ndarray) -> None:
-        """Takes the next rows in, or those that may be kept."""
+        """Adds the next rows, without those that cannot be in the sample."""
         part = [tags, *columns]
         if self._limit is not None:
             rows = np.flatnonzero(tags[:, 0] <= self._limit)

@@ -38,7 +38,7 @@ def rounded_up(value: float | Decimal, digits: int) -> str:
 
 
 def claim(epsilon: float, delta: float, digits: int = 6) -> str:
-    """Returns a guarantee's two numbers in words, both as `rounded_up` has them.
+    """Returns a guarantee's epsilon and delta in words, both rounded up.
 
     Example:
         >>> claim(0.12345678, 1e-5)
@@ -119,7 +119,7 @@ def difference_down(total: float, part: float) -> float:
 
 
 def digits(number: float) -> str:
-    """Returns four digits, without an exponent where a person needs none.
+    """Returns four significant digits, with an exponent only if it is needed.
 
     Example:
         >>> digits(12_669.3), digits(-0.00012345), digits(3e12)
@@ -138,7 +138,7 @@ def _rounded(value: float | Decimal, digits: int, rounding: str) -> str:
 
 
 def _text(value: Decimal, width: int) -> str:
-    """Returns all digits, written as Python's `:g` would in so many places."""
+    """Returns all digits, with an exponent as in Python's `:g` of that width."""
     value = value.normalize(Context(prec=60))
     if -5 < value.adjusted() < width:
         return f"{value:f}"

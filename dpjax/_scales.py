@@ -14,7 +14,8 @@ import numpy as np
 from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP, ROUNDOFF
 from dpjax._types import ArrayLike, Key
-from dpjax.mechanisms import gaussian, laplace
+from dpjax.mechanisms import laplace
+from dpjax.mechanisms._shared import gaussian_of_padded
 
 # Bins [2^j, 2^(j+1)) of |x|; numbers outside count in the nearest bin.
 _FIRST, _LAST = -30, 50
@@ -213,8 +214,9 @@ def release_scales(
     away = np.flatnonzero((num_seen > num_counted / 2) & is_centered)
     if away.size:
         held = np.clip(columns[:, away] / scales[away], -_MOST_MEAN, _MOST_MEAN)
-        # The mean is rounded in float64, and as it is passed to the mechanism.
-        moved = 2 * _MOST_MEAN / num_samples + 4 * ROUNDOFF
+        # Both means are rounded in float64, by up to n units, and to float32.
+        rounded = max(4.0, 3 + num_samples * 2.0**-27) * ROUNDOFF
+        moved = 2 * _MOST_MEAN / num_samples + rounded
         sensitivity = away.size ** (1 / noise.order) * moved
         means = second.released(keys[1], held.mean(axis=0), sensitivity)
         means = means * (num_samples / num_counted)
@@ -314,5 +316,5 @@ def released(key: Key, values: np.ndarray, scale: float, order: int = 2) -> np.n
     if order == 1:
         noisy = laplace(key, padded, scale=scale)
     else:
-        noisy = gaussian(key, padded, stddev=scale)
+        noisy = gaussian_of_padded(key, padded, np.full_like(padded, scale))
     return np.asarray(noisy, np.float64)[: values.size].reshape(values.shape)

@@ -27,7 +27,7 @@ class Shape(NamedTuple):
     Attributes:
         grid: shape (m,): numbers of the column, between which the function is linear,
             or categories.
-        values: shape (m,), or (m, K) of K classes. Zero at the column's centre, and
+        values: shape (m,), or (m, K) of K classes. Zero at the column's center, and
             for a category that is none of the grid.
     """
 
@@ -47,11 +47,11 @@ class Shape(NamedTuple):
         """Returns that of a column of numbers.
 
         Args:
-            curve: of numbers in scales from the centre.
-            knots: of the curve, () of a straight line, in scales from the centre.
+            curve: of numbers in scales from the center.
+            knots: of the curve, () of a straight line, in scales from the center.
             center: in the user's units.
             scale: in the user's units.
-            ends: of the column, in scales from the centre.
+            ends: of the column, in scales from the center.
         """
         low, high = max(ends[0], -_FARTHEST), min(ends[1], _FARTHEST)
         grid = np.sort([low, *(knot for knot in knots if low < knot < high), high])
@@ -66,6 +66,7 @@ def plot(
     title: Sequence[str] = (),
     is_factor: bool = False,
     is_dark: bool = False,
+    bands: Mapping[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
 ) -> Any:
     """Draws each shape in a panel of its own, by matplotlib; all share an axis.
 
@@ -78,6 +79,7 @@ def plot(
         title: of all, lines that may be long.
         is_factor: whether the axis shows exponentials of the values.
         is_dark: whether to draw light on dark.
+        bands: grids with lower and upper ends, by names; drawn where they are finite.
 
     Returns:
         The `matplotlib.figure.Figure`.
@@ -91,7 +93,9 @@ def plot(
         message = 'a plot needs matplotlib: pip install "dpjax[experiments]"'
         raise ImportError(message) from error
     paper, ink, rule, colors = DARK if is_dark else LIGHT
-    rows = list(_rows(starmap(_Panel.of, shapes.items())))
+    ends = {name: np.stack(pair) for name, (_, *pair) in (bands or {}).items()}
+    drawn = ((name, shape, ends.get(name)) for name, shape in shapes.items())
+    rows = list(_rows(starmap(_Panel.of, drawn)))
     depths = [max(panel.depth for panel in row) for row in rows]
     width = _LEFT + _GAP + _WIDTH * max(sum(one.span for one in row) for row in rows)
     said = [part for line in title for part in wrap(printable(line), int(12 * width))]
@@ -105,12 +109,12 @@ def plot(
     panels, bottom = [], height - 0.1 - _LINE * len(said)
     for row, depth in zip(rows, depths, strict=True):
         bottom, left = bottom - _TITLE - _HEIGHT, _LEFT
-        for name, shape, span, _ in row:
+        for name, shape, span, _, band in row:
             size = (span * _WIDTH - _GAP) / width, _HEIGHT / height
             shared = panels[0] if panels else None
             box = (left / width, bottom / height, *size)
             panel = figure.add_axes(box, sharey=shared, facecolor=paper)
-            lines = _draw(panel, shape, colors)
+            lines = _draw(panel, shape, colors, band)
             panel.set_title(name, fontsize=10, **text)
             _dress(panel, ink, rule)
             panel.tick_params(labelleft=left == _LEFT)
@@ -136,26 +140,28 @@ def plot(
 
 
 class _Panel(NamedTuple):
-    """A shape as it is drawn: its title, of how many columns, and inches below."""
+    """A shape as it is drawn: its title, of how many columns, inches below, a band."""
 
     title: str
     shape: Shape
     span: int = 1
     depth: float = _BELOW
+    band: np.ndarray | None = None
 
     @classmethod
-    def of(cls, name: Any, shape: Shape) -> "_Panel":
+    def of(cls, name: Any, shape: Shape, band: np.ndarray | None) -> "_Panel":
         num, title = len(shape.grid), short(name, 40)
         if shape.grid.dtype.kind == "f":
-            return cls(title, shape)
+            return cls(title, shape, band=band)
         if num > _MOST_NAMES:
             sizes = np.abs(shape.values).reshape(num, -1).max(axis=1)
             kept = np.sort(np.argsort(-sizes, kind="stable")[:_MOST_NAMES])
             shape = Shape(shape.grid[kept], shape.values[kept])
+            band = None if band is None else band[:, kept]
             title += f" ({_MOST_NAMES} of {num:,})"
         span = math.ceil((_NAME * len(shape.grid) + _GAP) / _WIDTH)
         longest = max(len(short(name, _MOST_LETTERS)) for name in shape.grid)
-        return cls(title, shape, span, 0.2 + _LETTER * longest)
+        return cls(title, shape, span, 0.2 + _LETTER * longest, band)
 
 
 def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
@@ -169,17 +175,29 @@ def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
     yield row
 
 
-def _draw(panel: Any, shape: Shape, colors: tuple[str, ...]) -> list[Any]:
-    """Draws a curve with its grid, or a point for each category."""
+def _draw(
+    panel: Any, shape: Shape, colors: tuple[str, ...], band: np.ndarray | None
+) -> list[Any]:
+    """Draws a curve with its grid, or a point for each category, and its band."""
     panel.set_prop_cycle(color=colors)
+    is_known = np.zeros(len(shape.grid), bool)
+    if band is not None:
+        is_known = np.isfinite(band).all(axis=0)
+        band = np.where(is_known, band, 0.0)
     if shape.grid.dtype.kind == "f":
         lines = panel.plot(shape.grid, shape.values, "-", linewidth=1.5)
+        if band is not None:
+            style = {"where": is_known, "color": colors[0], "linewidth": 0}
+            panel.fill_between(shape.grid, *band, alpha=0.2, **style)
         panel.margins(x=0.0)
         panel.locator_params(axis="x", nbins=5)
         panel.xaxis.set_major_formatter(lambda value, _: compact(value))
         return lines
     places = np.arange(len(shape.grid))
     lines = panel.plot(places, shape.values, "o", markersize=4)
+    if band is not None:
+        low, high = band[:, is_known]
+        panel.vlines(places[is_known], low, high, color=colors[0], linewidth=1.0)
     names = [short(name, _MOST_LETTERS) for name in shape.grid]
     panel.set_xticks(places, names, rotation=90, parse_math=False)
     panel.set_xlim(-0.7, len(places) - 0.3)

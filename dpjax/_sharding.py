@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dpjax import _validate
@@ -202,7 +202,8 @@ def zeros(like: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
 
 
 def _type(x: Any) -> Any:
-    return x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+    is_type = isinstance(x, jax.ShapeDtypeStruct | ShapedArray)
+    return x if is_type else jax.typeof(x)
 
 
 def _leading_axes(x: Any) -> tuple[str, ...]:

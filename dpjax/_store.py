@@ -1,4 +1,4 @@
-"""The state of one run in a folder: the only way in which dpjax keeps what can resume.
+"""The states of one run in a folder: the only format from which dpjax resumes a run.
 
 Solvers, searches and the command all hold to this:
 
@@ -36,9 +36,9 @@ class Store(NamedTuple):
 
     Attributes:
         folder: a folder of these states alone.
-        run: what tells the run from others: digests, by what they are of.
-        option: how messages call the folder.
-        devices: those of several processes, or ().
+        run: digests of everything that identifies the run, by name.
+        option: name of the folder in messages.
+        devices: the devices of several processes, or ().
     """
 
     folder: Path
@@ -48,17 +48,17 @@ class Store(NamedTuple):
 
     @property
     def step(self) -> int | None:
-        """The last step that is saved, 0 before it, None where nothing is."""
+        """The last saved step; 0 before the first one, None in an empty folder."""
         names = [path.name for path in self.folder.iterdir()]
         return max((int(name) for name in names if name.isdecimal()), default=None)
 
     def claim(self) -> None:
-        """Writes whose folder this is, before the first key is used."""
+        """Saves the run's digests, before the first key is used."""
         if self.step is None:
             self.save(0, {})
 
     def latest(self) -> Arrays:
-        """Returns the arrays of the last step that is saved."""
+        """Returns the arrays of the last saved step."""
         return self._read(self.step)[1]
 
     def save(self, step: int, arrays: Arrays) -> None:
@@ -83,7 +83,7 @@ class Store(NamedTuple):
         self._wait()
 
     def check(self) -> None:
-        """Requires that what is saved belongs to this run, seen by all processes."""
+        """Requires that the saved states are this run's, in all processes."""
         if self._is_first:
             self._remove(".part")  # of a process that was killed
         step = self.step
@@ -159,13 +159,13 @@ def opened(
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder where it is missing, and its owner's alone."""
+    """Makes a folder if it is missing, readable by its owner alone."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
 
 
 def sync(folder: Path) -> None:
-    """Waits until the disk has what was renamed in a folder, or removed from it."""
+    """Waits until renamed and removed files of a folder are so on the disk."""
     with contextlib.suppress(OSError):  # the system knows no such waiting
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -175,7 +175,7 @@ def sync(folder: Path) -> None:
 
 
 def packed(arrays: Arrays, run: Mapping[str, str]) -> bytes:
-    """Returns a file of arrays of any type, bfloat16 too, and of whose they are."""
+    """Returns a file of arrays of any type, bfloat16 too, and of the run's digests."""
     kinds = {name: [str(x.dtype), x.shape] for name, x in arrays.items()}
     head = json.dumps([dict(run), kinds]).encode()
     parts = [np.frombuffer(x.tobytes(), np.uint8) for x in arrays.values()]
@@ -185,7 +185,7 @@ def packed(arrays: Arrays, run: Mapping[str, str]) -> bytes:
 
 
 def unpacked(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Returns whose a file of `packed` is, and its arrays."""
+    """Returns the run's digests and the arrays of a file of `packed`."""
     with np.load(path, allow_pickle=False) as saved:
         run, kinds = json.loads(saved["arr_0"].tobytes())
         arrays = {
@@ -196,7 +196,7 @@ def unpacked(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
 
 
 def _remove_state(folder: Path) -> None:
-    """Removes a state, and nothing that is none."""
+    """Removes a state, but no other files."""
     for path in [*folder.iterdir()]:
         if _PIECE.fullmatch(path.name):
             path.unlink()
@@ -206,7 +206,7 @@ def _remove_state(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(store: Store) -> Iterator[None]:
-    """Keeps other processes out, until this one leaves or ends.
+    """Locks the folder against other processes, until this one leaves or ends.
 
     Two runs that both find an empty folder would both draw from the same key.
     """
@@ -228,7 +228,7 @@ def _locked(store: Store) -> Iterator[None]:
 
 
 def _check_shared(store: Store) -> None:
-    """Requires that all processes see one folder: else they would wait for ever."""
+    """Requires that all processes see one folder: if not, they would wait forever."""
     if not store.devices:
         return
     devices = store.devices

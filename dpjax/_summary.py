@@ -16,7 +16,7 @@ from dpjax._untrusted import printable
 
 
 def units_matrix(centers: ArrayLike, scales: ArrayLike) -> np.ndarray:
-    """Returns what turns weights of (x - center) / scale into those of x.
+    """Returns the matrix from weights of (x - center) / scale to those of x.
 
     The last weight is the intercept.
 
@@ -33,7 +33,7 @@ def units_matrix(centers: ArrayLike, scales: ArrayLike) -> np.ndarray:
 def errors_of_sums(
     matrix: np.ndarray, errors: ArrayLike, correlations: ArrayLike
 ) -> np.ndarray:
-    """Returns the standard errors of sums of estimates, infinite where a part's is.
+    """Returns standard errors of sums of estimates, infinite if a term's is.
 
     Args:
         matrix: shape (m, d), the weights of the estimates in each sum.
@@ -96,7 +96,7 @@ class Summary:
 
     @property
     def header(self) -> list[str]:
-        """What the cells of a row hold."""
+        """The titles of the columns."""
         interval = f"{100 * self.level:g}% interval"
         titles = ["coefficient", "standard error", interval]
         return titles if self.factor is None else [*titles, self.factor, interval]
@@ -116,7 +116,7 @@ class Summary:
 
     @property
     def said(self) -> list[str]:
-        """What the intervals cover, which are refused and why, and the notes."""
+        """Sentences on what intervals cover, on infinite ones, and the notes."""
         is_refused = np.isinf(self.standard_errors)
         said = [
             "An interval is for the coefficient of the best predictor of this kind in "

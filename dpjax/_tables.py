@@ -47,7 +47,7 @@ def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Returns the files that a path stands for, at least one."""
+    """Returns the files of a path, at least one."""
     files = [path] if path.is_file() else []
     if path.is_dir():
         found = (one for one in path.iterdir() if not one.name.startswith((".", "_")))
@@ -61,11 +61,11 @@ def files_of(path: Path) -> list[Path]:
 
 
 def declared_kinds(path: Path) -> dict[str, str]:
-    """Returns what the types of a Parquet file's columns say; no record is looked at.
+    """Returns the declared kinds of a Parquet file's columns, without reading records.
 
-    "number", "text", "truth", "time" or "nested", if all files of a folder say so.
-    Other files declare nothing. The categories of an enumeration are not told: as a
-    rule they were collected from the records.
+    They are "number", "text", "truth", "time" or "nested", if all files of a folder
+    agree. Other files declare nothing. The categories of an enumeration are not
+    returned, because they usually were collected from the records.
 
     Raises:
         ValueError: if the file is of no known kind, or cannot be read.
@@ -172,7 +172,7 @@ def _check(columns: Mapping[str, Column], path: Path) -> None:
 
 
 def joined(parts: Sequence[Column]) -> Column:
-    """Returns the parts of a column as one: as texts, if one of them is of texts."""
+    """Joins the parts of a column; the result is texts if one part is texts."""
     if len(parts) == 1:
         return parts[0]
     texts = [part for part in parts if isinstance(part, Texts)]
@@ -223,7 +223,7 @@ def _read_csv(
 
 @contextlib.contextmanager
 def _polars() -> Iterator[Any]:
-    """Gives the module, which is of an extra, and turns its errors into one kind."""
+    """Yields polars, and turns its errors into `ValueError`."""
     import polars
 
     try:
@@ -307,7 +307,7 @@ def _reader(path: Path) -> tuple[Callable, Callable]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turns what the readers raise about a file into one kind of error."""
+    """Turns the readers' errors about a file into `ValueError`."""
     try:
         yield
     except (

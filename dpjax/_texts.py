@@ -1,4 +1,4 @@
-"""Cells of text, parsed once for a whole column: numbers, and how a file writes them.
+"""Cells of text, parsed once for a whole column, and the formats of their numbers.
 
 No cell raises, and what a cell is read as depends on that cell alone.
 """
@@ -67,7 +67,7 @@ class TextFormat:
             )
 
     def plain(self, cells: Any) -> Any:
-        """Returns numbers of a polars series as Python writes them, else null."""
+        """Returns numbers of a polars series in Python's notation; else null."""
         if self == TextFormat(encoding=self.encoding):
             return cells
         import polars as pl
@@ -171,7 +171,7 @@ class Texts:
 
     @functools.cached_property
     def distinct(self) -> tuple[list[str], np.ndarray]:
-        """The different texts, and which of them each cell is, shape (n,)."""
+        """The distinct texts, and the index of each cell's text, shape (n,)."""
         import polars as pl
 
         texts = self.cells.unique(maintain_order=True)
@@ -180,7 +180,7 @@ class Texts:
         return texts.to_list(), codes.cast(pl.Int64).to_numpy()
 
     def parts(self) -> Iterator[bytes]:
-        """Yields bytes that tell its cells apart from any others."""
+        """Yields bytes that determine the cells, for a digest."""
         yield self.cells.str.len_bytes().to_numpy().tobytes()
         yield "".join(self.tolist()).encode()
 
@@ -239,12 +239,12 @@ def text_of(cell: Any) -> str:
 
 
 def is_mark(text: str) -> bool:
-    """Tells whether a text stands for a missing value, unless a schema lists it."""
+    """Returns whether a text means a missing value, unless a schema lists it."""
     return text.lower() in _MARKS or UNDECODED in text
 
 
 def is_missing(text: str) -> bool:
-    """Tells whether a text is no value whatever a schema lists.
+    """Returns whether a text means a missing value, whatever a schema lists.
 
     That is a blank, what NaN, NA and NaT become as text, and what does not decode.
     """
@@ -252,7 +252,7 @@ def is_missing(text: str) -> bool:
 
 
 def truth_of(text: str) -> float | None:
-    """Returns 1 for true, 0 for false, however they are capitalised, else None."""
+    """Returns 1 for true, 0 for false, in any capitalization, else None."""
     return _TRUTH.get(text.lower())
 
 
@@ -266,7 +266,7 @@ def _number_of_text(text: str) -> float:
 
 
 def _is_encoding(name: str) -> bool:
-    """Tells whether text in an encoding has the line breaks of ASCII, or of UTF-16."""
+    """Returns whether an encoding has the line breaks of ASCII or of UTF-16."""
     try:
         encoded = "a,1\n".encode(name)
     except (LookupError, UnicodeError):

@@ -35,10 +35,10 @@ _LARGEST_MEAN = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class TrialCount:
-    """The law of K, by its name and its mean.
+    """The distribution of K, by its name and its mean.
 
-    The mean is that of K itself: of the truncated laws given K >= 1, which is then 1 or
-    above, of the others with K = 0 counted.
+    The truncated distributions have K >= 1, so their mean is at least 1. For the others
+    the mean includes K = 0.
 
     Raises:
         ValueError: If the name is unknown, or no law has such a mean.

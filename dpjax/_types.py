@@ -1,4 +1,4 @@
-"""Shared type aliases and the neighbouring relation."""
+"""Shared type aliases and the neighboring relation."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -15,10 +15,10 @@ RandomBytes = Callable[[int], bytes]  # n -> n uniform, independent bytes
 Calibration = Literal["tight", "paper"]  # exact constants, or those that are printed
 NoiseName = Literal["gaussian", "laplace_log_normal"]  # in dpjax.mechanisms
 PeelingNoise = Literal["gumbel", "laplace"]  # of `mechanisms.peeling`
-Unit = Literal["record", "user"]  # what neighbours differ in
+Unit = Literal["record", "user"]  # what neighbors differ in
 SelectionName = Literal["exponential", "permute_and_flip"]  # in dpjax.mechanisms
 
-# Two data sets are neighbours when they have the same public size n and differ in one
+# Two data sets are neighbors when they have the same public size n and differ in one
 # record. Everything in dpjax is stated for this relation unless it says otherwise.
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -1,4 +1,4 @@
-"""Values of files that may come from a stranger: of the type that is asked, or refused.
+"""Checks of values in files that may come from a stranger.
 
 TOML and JSON hold values of any type, and integers of any length.
 """
@@ -46,7 +46,7 @@ def of_type(kind: type, name: str, value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    r"""Returns a text whose every character shows, and does nothing else.
+    r"""Returns a text with all invisible and control characters escaped.
 
     A terminal obeys control characters: they move its cursor, rewrite lines, and change
     its title. Others turn the direction of text, or are not seen.

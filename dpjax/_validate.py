@@ -180,12 +180,15 @@ def arrays(tree: Any) -> Any:
     a record, and is an exception under `python -W error`.
     """
     import jax
-    import jax.numpy as jnp
+
+    def array(x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        # A copy, which its owner cannot change; jnp.asarray would compile a program.
+        return jax.device_put(x.astype(jax.dtypes.canonicalize_dtype(x.dtype)))
 
     with np.errstate(over="ignore"):
-        return jax.tree.map(
-            lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree
-        )
+        return jax.tree.map(array, tree)
 
 
 def linear_data(features: Any, targets: Any) -> tuple[Any, Any]:
@@ -194,7 +197,10 @@ def linear_data(features: Any, targets: Any) -> tuple[Any, Any]:
     import jax.numpy as jnp
 
     with np.errstate(over="ignore"):
-        x, y = jnp.asarray(features), jnp.asarray(targets)
+        x, y = (
+            arrays(x) if isinstance(x, np.ndarray) else jnp.asarray(x)
+            for x in (features, targets)
+        )
     for name, array, ndim in (("features", x, 2), ("targets", y, 1)):
         require(
             array.ndim == ndim and array.size > 0 and not jnp.iscomplexobj(array),

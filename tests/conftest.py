@@ -26,12 +26,13 @@ FIRST = [
     *("tests/sklearn/test_checks.py", "tests/estimators/test_contract.py"),
     *("tests/estimators/test_sensitivity.py", "tests/replay/test_sklearn.py"),
     *("tests/replay/test_commands.py", "tests/replay/test_solvers.py"),
-    *("tests/test_processes.py", "tests/test_docs.py", "tests/test_notebooks.py"),
+    *("tests/test_processes.py", "tests/test_docs.py", "tests/test_docs_examples.py"),
+    *("tests/test_docs_commands.py", "tests/test_notebooks.py"),
 ]
 
 
-# A source distribution holds the library and its tests alone. Files that import
-# benchmarks need the repository, too.
+# A source distribution holds the library and its tests alone. Files about pages, and
+# those that import benchmarks, need the repository, too.
 NEEDS_REPOSITORY = {"test_notebooks.py", "test_processes.py"}
 IS_REPOSITORY = (Path(__file__).parents[1] / "benchmarks").exists()
 
@@ -48,7 +49,8 @@ def is_absent(path):
     """Whether a file tests the repository rather than the library, which is alone."""
     if IS_REPOSITORY or path.suffix != ".py":
         return False
-    return path.name in NEEDS_REPOSITORY or "\nfrom benchmarks" in path.read_text()
+    is_of_pages = path.name.startswith("test_docs") or path.name in NEEDS_REPOSITORY
+    return is_of_pages or "\nfrom benchmarks" in path.read_text()
 
 
 def pytest_pycollect_makemodule(module_path, parent):

@@ -3,12 +3,15 @@
 import pytest
 
 
-def refused(make, *cases):
-    """Returns a test that `make(what)` raises ValueError, for each (what, message)."""
+def refused(make, *cases, said="{}"):
+    """Returns a test that `make(what)` raises ValueError, for each (what, message).
+
+    said: the message in words that all share, if a case has but a name.
+    """
 
     @pytest.mark.parametrize(("what", "message"), cases)
     def test(what, message):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=said.format(message)):
             make(what)
 
     return test

@@ -382,12 +382,12 @@ def test_numpy_and_torch_compute_our_gradient(model):
         )
         assert result_of(peers.plain(*setting)) == pytest.approx(plain, abs=1e-5)
         truncated = dpjax.robust_grad(loss_fn, dpjax.estimators.Truncation(0.01))
-        by_hand = peers.numpy_mlp(params, batch, threshold=0.01)
+        by_hand = peers.numpy_mlp(loss_fn, params, batch, threshold=0.01)
         expected_by_hand = sorted_leaves(truncated(params, batch))
         assert result_of(by_hand) == pytest.approx(expected_by_hand, abs=1e-5)
     if importlib.util.find_spec("opacus") is not None:
         for is_ghost in (False, True):
-            made = peers.opacus(params, batch, model=model, is_ghost=is_ghost)
+            made = peers.opacus(loss_fn, params, batch, model=model, is_ghost=is_ghost)
             assert result_of(made) == pytest.approx(expected, abs=1e-4)
 
 

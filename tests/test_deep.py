@@ -80,22 +80,6 @@ def test_the_record_has_every_cell_with_fresh_keys():
     assert command.PATH.stat().st_size < 200_000
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "--methods", "none"], "method = 'none': must be one of"),
-        (["run", "--problems", "none"], "problem = 'none': must be one of"),
-        (["run", "--epsilons", "0"], "epsilon = 0.0: must be positive"),
-        (["run", "--repetitions", "1"], "repetitions = 1: must be at least 2"),
-    ],
-)
-def test_the_command_names_a_wrong_argument(arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=message):
-        main(["deep", *arguments])
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_bands", [1, 4])
 def test_a_plan_costs_its_epsilon(num_bands):

@@ -11,6 +11,7 @@ from tests.test_docs import DOCS, ROOT, load
 
 proofs = load(DOCS / "_proofs.py")
 STATEMENTS = proofs.statements()
+_TEST = r"`(tests/[\w/]+\.py)::(\w+)`"
 
 
 def test_statements_are_numbered_and_anchored_once():
@@ -49,12 +50,14 @@ def test_code_test_and_audit_of_a_statement_exist(one):
     for name in re.findall(r"\{py:obj\}`~dpjax\.([\w.]+)`", one.facts["Code"]):
         package, _, attribute = name.partition(".")
         assert hasattr(importlib.import_module(f"dpjax.{package}"), attribute), name
-    tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", one.facts["Test"])
+    tests = re.findall(_TEST, one.facts["Test"])
     assert tests
-    for path, function in tests:
+    # An attack that is no case of the catalogue is a test.
+    attacks = re.findall(_TEST, one.facts["Audit"])
+    for path, function in tests + attacks:
         tree = ast.parse((ROOT / path).read_text())
         assert function in {getattr(node, "name", "") for node in tree.body}, function
     audits = re.findall(r"`(\w+)`", one.facts["Audit"])
-    assert audits
+    assert audits or attacks
     assert set(audits) <= set(cases())
     assert re.search(r"\]\(https://|this page", one.facts["Source"])

@@ -10,7 +10,7 @@ from jax.extend import core
 
 from dpjax import _validate
 from dpjax._tree import materialized
-from dpjax.gradients._program import evaluate, is_plain_jit
+from dpjax.gradients._loss import evaluate, is_plain_jit
 
 
 def test_a_function_that_is_not_inlined_stays_a_call():
@@ -25,7 +25,7 @@ def test_barriers_exist_elsewhere():
 
 
 def test_programs_are_read_equation_by_equation():
-    # `gradients._program`, `gradients.factored` and `tuning._runs` read `jax.extend`.
+    # `gradients._loss`, `gradients.factored` and `tuning._runs` read `jax.extend`.
     closed = jax.make_jaxpr(lambda x: jax.jit(jnp.sin)(x) * 2.0)(1.0)
     inner, product = closed.jaxpr.eqns
     assert is_plain_jit(inner)

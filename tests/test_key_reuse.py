@@ -17,6 +17,7 @@ from jax.extend.random import define_prng_impl
 from benchmarks.audits.catalogue import cases, names_of
 from dpjax import batching, mechanisms, solvers, transforms
 from dpjax.estimators import Clipping
+from tests import registry
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")  # keys, not numbers
 CASES = cases()
@@ -27,15 +28,7 @@ ON_HOST = {
     "dp_multiparty_objective_perturbation",
 }
 NOT_PRIVATE = {"robust_gradient_descent"}  # its key is for batches alone
-BATCHINGS = [
-    batching.Full(),
-    batching.Disjoint(),
-    batching.Poisson(3.0, capacity=6),
-    batching.WithoutReplacement(3),
-    batching.CyclicPoisson(2.0, 2, capacity=3),
-    batching.BallsInBins(2),
-    batching.ShuffledEpochs(2),
-]
+POISSON = batching.Poisson(3.0, capacity=6)
 DATA = jnp.ones((6, 2))
 PARAMS = jnp.zeros(2)
 
@@ -50,8 +43,8 @@ def noisy(key, value):
 
 
 def drawn(key, data):
-    state = BATCHINGS[2].init(key, len(data), 4, epsilon=1.0, delta=1e-5)
-    return BATCHINGS[2].draw(state, data)[0]
+    state = POISSON.init(key, len(data), 4, epsilon=1.0, delta=1e-5)
+    return POISSON.draw(state, data)[0]
 
 
 def batch_and_noise(key, data, *, reuses):
@@ -199,7 +192,7 @@ def test_no_release_reuses_its_key(name, key):
         check(twice, key, case.data)
 
 
-@pytest.mark.parametrize("one", BATCHINGS, ids=str)
+@pytest.mark.parametrize("one", registry.BATCHINGS.values(), ids=str)
 def test_no_batch_reuses_its_key(one, key):
     def draw(key, data, *, reuses):
         state = one.init(key, len(data), 3, epsilon=1.0, delta=1e-5)

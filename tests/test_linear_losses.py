@@ -11,6 +11,7 @@ import scipy.stats
 
 from dpjax import losses
 from dpjax.losses._shared import Huber, named
+from tests.refusals import refused
 
 RNG = np.random.default_rng(20261123)
 
@@ -135,23 +136,6 @@ def test_derivative_and_curvature_are_those_of_the_value(name):
     np.testing.assert_allclose(loss.derivative(*points), slopes, 1e-4, 3e-6)
 
 
-@cases
-def test_derivative_is_the_difference_quotient_of_the_formula(name):
-    loss, formula, *_ = CASES[name]
-    predictions, targets = draw(name)
-    step = 1e-6
-    rises = formula(predictions + step, targets) - formula(predictions - step, targets)
-    with jax.enable_x64(True):
-        slopes = loss.derivative(jnp.asarray(predictions), jnp.asarray(targets))
-    is_kink = np.abs(predictions - targets) < 2 * step
-    np.testing.assert_allclose(
-        np.where(is_kink, 0, slopes),
-        np.where(is_kink, 0, rises / (2 * step)),
-        1e-4,
-        1e-6,
-    )
-
-
 def search(loss, low, high):
     """The largest |derivative|, and the extreme rises, that a search can find.
 
@@ -210,12 +194,15 @@ def test_softmax_is_the_formula():
     predictions = 3 * RNG.standard_t(3, size=(200, 4))
     labels = RNG.integers(4, size=200)
     shares = scipy.special.softmax(predictions, axis=1)
-    expected = -np.log(shares[np.arange(200), labels])
+    own = np.take_along_axis(predictions, labels[:, None], axis=1)
+    # Of the other classes alone: -log(share) is rounded where the share is nearly one.
+    odds = np.where(np.eye(4)[labels] == 1, 0, np.exp(predictions - own)).sum(axis=1)
     slopes = shares - np.eye(4)[labels]
     bends = shares[:, :, None] * np.eye(4) - shares[:, :, None] * shares[:, None]
     with jax.enable_x64(True):
         values, *found, grads = derivatives(loss)(predictions, labels)
-        np.testing.assert_allclose(values, expected, 1e-10)
+        rounding = 4 * np.finfo(np.float64).eps * np.abs(predictions).max()
+        np.testing.assert_allclose(values, np.log1p(odds), 1e-10, rounding)
         np.testing.assert_allclose(found[0], slopes, 1e-10, 1e-13)
         np.testing.assert_allclose(found[1], bends, 1e-9, 1e-13)
         np.testing.assert_allclose(grads, slopes, 1e-9, 1e-13)
@@ -440,28 +427,24 @@ def test_losses_have_names():
             named(bad)
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: losses.poisson(0.0), "max_mean"),
-        (lambda: losses.poisson(1.0, max_target=-1.0), "max_target"),
-        (lambda: losses.poisson(math.inf), "max_mean"),
-        (lambda: losses.gamma(min_mean=0.0, max_target=1.0), "min_mean"),
-        (lambda: losses.gamma(min_mean=2.0, max_target=1.0), "min_mean"),
-        (lambda: losses.tweedie(1, min_mean=1, max_mean=2, max_target=3), "power"),
-        (lambda: losses.tweedie(2.5, min_mean=1, max_mean=2, max_target=3), "power"),
-        (lambda: losses.tweedie(1.5, min_mean=3, max_mean=2, max_target=3), "min_mean"),
-        (lambda: losses.tweedie("1.5", min_mean=1, max_mean=2, max_target=3), "power"),
-        (lambda: losses.huber(0.0), "threshold"),
-        (lambda: losses.biweight(-1.0), "threshold"),
-        (lambda: losses.biweight(math.nan), "threshold"),
-        (lambda: losses.regularized(losses.squared, l2=-1.0), "l2"),
-        (lambda: losses.regularized(losses.logistic, math.inf), "l2"),
-        (lambda: losses.softmax(1), "num_classes"),
-        (lambda: losses.softmax(2.0), "num_classes"),
-        (lambda: losses.MarginLoss(jnp.tanh, 1.0, 1.0, value_fn=3), "value_fn"),
-    ],
+test_bad_hyperparameters_are_named = refused(
+    lambda make: make(),
+    (lambda: losses.poisson(0.0), "max_mean"),
+    (lambda: losses.poisson(1.0, max_target=-1.0), "max_target"),
+    (lambda: losses.poisson(math.inf), "max_mean"),
+    (lambda: losses.gamma(min_mean=0.0, max_target=1.0), "min_mean"),
+    (lambda: losses.gamma(min_mean=2.0, max_target=1.0), "min_mean"),
+    (lambda: losses.tweedie(1, min_mean=1, max_mean=2, max_target=3), "power"),
+    (lambda: losses.tweedie(2.5, min_mean=1, max_mean=2, max_target=3), "power"),
+    (lambda: losses.tweedie(1.5, min_mean=3, max_mean=2, max_target=3), "min_mean"),
+    (lambda: losses.tweedie("1.5", min_mean=1, max_mean=2, max_target=3), "power"),
+    (lambda: losses.huber(0.0), "threshold"),
+    (lambda: losses.biweight(-1.0), "threshold"),
+    (lambda: losses.biweight(math.nan), "threshold"),
+    (lambda: losses.regularized(losses.squared, l2=-1.0), "l2"),
+    (lambda: losses.regularized(losses.logistic, math.inf), "l2"),
+    (lambda: losses.softmax(1), "num_classes"),
+    (lambda: losses.softmax(2.0), "num_classes"),
+    (lambda: losses.MarginLoss(jnp.tanh, 1.0, 1.0, value_fn=3), "value_fn"),
+    said="{} must be",
 )
-def test_bad_hyperparameters_are_named(make, name):
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        make()

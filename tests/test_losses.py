@@ -9,8 +9,8 @@ from dpjax import losses
 from tests import registry
 
 CASES = {
-    name: part.make()
-    for name, part in registry.LOSSES.items()
+    name: loss
+    for name, loss in registry.LOSSES.items()
     if name not in ("softmax", "regularized")
 }
 ALL = CASES | {

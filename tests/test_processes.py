@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from dpjax import losses, solvers
+from dpjax._reservoir import Tags, order_of
 from dpjax.batching import Poisson, WithoutReplacement
 from dpjax.estimators import SmoothedTruncation
 from dpjax.solvers import Checkpoint, Execution
@@ -115,7 +116,9 @@ def expected():
 
 @pytest.fixture(scope="module")
 def of_two(folder):
-    return job(folder, 2, "undisturbed", "read_by_batch", "unshared", "saved")
+    return job(
+        folder, 2, "undisturbed", "read_by_batch", "unshared", "saved", "sampled"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +167,44 @@ def test_each_reads_its_part_of_a_batch(batching, of_two):
         np.testing.assert_array_equal(
             whole[2], np.pad(mask, fill, constant_values=True)
         )
+
+
+@pytest.mark.slow
+def test_processes_draw_one_sample_of_all_their_records(of_two):
+    codes, said, results = of_two
+    assert codes == [0, 0], said
+    assert results[0]["sampled"] == results[1]["sampled"]  # bit for bit
+    for size, total, drawn in results[0]["sampled"]:
+        assert total == 70  # of 50 and 20
+        keys = [jax.random.fold_in(jax.random.key(size), i) for i in range(2)]
+        tags = [Tags(keys[0]).following(50), Tags(keys[1]).following(20)]
+        least = order_of(np.concatenate(tags))[:size] if size < 70 else np.arange(70)
+        assert drawn["number"] == least.tolist()
+        np.testing.assert_array_equal(drawn["pair"], np.stack([least, -least], 1) / 2)
+
+
+@pytest.mark.slow
+def test_refuses_to_sample_what_differs_between_processes(of_two):
+    for result in of_two[2]:
+        refused = result["not sampled"]
+        assert "arrays without Python objects" in refused.pop("objects")
+        for what, error in refused.items():
+            name = what if what in ("key", "size") else "chunks"
+            assert f"{name} must be the same in all processes" in error, what
+
+
+def test_tags_of_several_processes_favour_no_subset():
+    # Two of five records, of which one process streams three.
+    total, counts = 600, np.zeros((5, 5))
+    for key in jax.random.split(jax.random.key(7), total):
+        keys = [jax.random.fold_in(key, i) for i in range(2)]
+        tags = [Tags(keys[0]).following(3), Tags(keys[1]).following(2)]
+        counts[tuple(order_of(np.concatenate(tags))[:2])] += 1
+    assert not counts.diagonal().any()
+    counts = counts[~np.eye(5, dtype=bool)]
+    expected = total / 20
+    chi_square = np.sum((counts - expected) ** 2) / expected
+    assert chi_square < 46  # of 19 degrees of freedom, exceeded once in 2,000 keys
 
 
 @pytest.mark.slow

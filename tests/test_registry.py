@@ -58,7 +58,7 @@ def test_every_part_of_a_layer_is_registered(layer):
 @pytest.mark.parametrize("name", registry.MECHANISMS)
 def test_every_mechanism_releases_anew_for_every_key(name):
     value = jnp.array([3.0, -2.0, 8.0, 0.5])
-    release = registry.MECHANISMS[name].make
+    release = registry.MECHANISMS[name]
     one, other = (release(jax.random.key(seed), value) for seed in (1, 2))
     assert jnp.shape(one) in (value.shape, ())
     if jnp.shape(one):  # no choice
@@ -67,7 +67,7 @@ def test_every_mechanism_releases_anew_for_every_key(name):
 
 @pytest.mark.parametrize("name", registry.LOSSES)
 def test_every_loss_is_a_number_of_one_example(name):
-    loss_fn = registry.LOSSES[name].make()
+    loss_fn = registry.LOSSES[name]
     example = jnp.array([1.0, -2.0]), jnp.float32(1.0)
     params = jnp.array([0.3, 0.1])
     if name == "softmax":
@@ -80,7 +80,7 @@ def test_every_loss_is_a_number_of_one_example(name):
 
 @pytest.mark.parametrize("name", registry.CONSTRAINTS)
 def test_every_constraint_holds_its_far_ends(name):
-    constraint = registry.CONSTRAINTS[name].make(1.5)
+    constraint = registry.CONSTRAINTS[name](1.5)
     end = constraint.minimize_linear(jnp.array([1.0, -2.0]))
     assert bool(constraint.contains(end))
     assert not bool(constraint.contains(100 * end + 1.0))

@@ -17,6 +17,7 @@ from dpjax import _csv
 from dpjax._tables import column_names, read_columns
 from dpjax._texts import TextFormat, Texts, numbers_of
 from dpjax.datasets import Categorical, Numeric, encode
+from tests.refusals import refused
 
 ODD_LINES = [
     b'"unclosed,1',
@@ -325,19 +326,15 @@ def test_numbers_in_a_format(options, cells):
         np.testing.assert_array_equal(numbers_of(np.array([*cells], object)), expected)
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"decimal": ";"}, "--decimal"),
-        ({"thousands": "."}, "--thousands"),
-        ({"thousands": "x"}, "--thousands"),
-        ({"currency": "1"}, "--currency"),
-        ({"currency": ""}, "--currency"),
-    ],
+test_formats_that_are_refused = refused(
+    lambda options: TextFormat(**options),
+    ({"decimal": ";"}, "--decimal"),
+    ({"thousands": "."}, "--thousands"),
+    ({"thousands": "x"}, "--thousands"),
+    ({"currency": "1"}, "--currency"),
+    ({"currency": ""}, "--currency"),
+    said="{} must be ",
 )
-def test_formats_that_are_refused(options, name):
-    with pytest.raises(ValueError, match=f"{name} must be "):
-        TextFormat(**options)
 
 
 def test_parquet_of_many_types(tmp_path):

@@ -421,7 +421,9 @@ def test_the_page_of_the_repository_is_that_of_its_record():
     assert (record.ROOT / "UTILITY.md").read_text() == found
 
 
-@pytest.mark.parametrize("part", command.PARTS)
+@pytest.mark.parametrize(
+    "part", [*(("utility", part) for part in command.PARTS), ("deep", "run")], ids=str
+)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -437,7 +439,7 @@ def test_the_command_names_a_wrong_argument(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=message):
-        main(["utility", part, *arguments])
+        main([*part, *arguments])
     assert not list(tmp_path.iterdir())
 
 

@@ -127,3 +127,13 @@ def test_typed_key(key):
     for bad in (0, None, np.zeros(2, np.uint32), jax.random.split(key)):
         with pytest.raises(ValueError, match="key must be a single typed JAX key"):
             _validate.typed_key(bad)
+
+
+def test_arrays_are_copies():
+    for size in range(1000, 1020):  # some of them begin where JAX would read in place
+        given = np.ones(size, np.float32)
+        array = _validate.arrays(given)
+        given[:] = 2
+        assert array[0] == 1
+    with pytest.raises(ValueError, match="masked"):
+        _validate.arrays(np.ma.masked_array([1.0, 2.0], [False, True]))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -71,6 +72,16 @@ def audited(build: Callable[[], Case]) -> Callable[[], Case]:
     """Enters a case under the name of the function that builds it."""
     BUILDERS[build.__name__] = build
     return build
+
+
+def of(solver: Callable[..., Solution], *first: Any, **options: Any):
+    """Returns solve(key, data), of one array or of several in a tuple."""
+
+    def solve(key: Key, data: PyTree) -> Solution:
+        arrays = data if isinstance(data, tuple) else (data,)
+        return solver(*first, *arrays, key=key, **options)
+
+    return solve
 
 
 def solved(

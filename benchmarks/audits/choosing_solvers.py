@@ -7,7 +7,7 @@ that tie is ahead.
 import jax
 import jax.numpy as jnp
 
-from benchmarks.audits.case import Case, audited, linear, solved
+from benchmarks.audits.case import Case, audited, linear, of, solved
 from dpjax import constraints, solvers
 from dpjax._types import Key, PyTree
 from dpjax.estimators import Winsorization
@@ -36,31 +36,20 @@ def dp_frank_wolfe_composed() -> Case:
 @audited
 def dp_lasso() -> Case:
     """One of two vertices that tie falls behind."""
-
-    def solve(key: Key, data: PyTree) -> Solution:
-        return solvers.dp_lasso(
-            *data, key=key, epsilon=1.0, delta=0.0, threshold=1.0, num_steps=1
-        )
-
-    features = jnp.ones((2, 1))
-    return solved(
-        solve, (features, jnp.array([9.0, 9.0])), (features, jnp.array([9.0, -9.0]))
-    )
+    solve = of(solvers.dp_lasso, epsilon=1.0, delta=0.0, threshold=1.0, num_steps=1)
+    features, targets = jnp.ones((2, 1)), jnp.array([9.0, 9.0])
+    return solved(solve, (features, targets), (features, targets.at[1].set(-9.0)))
 
 
 @audited
 def dp_l1_regression() -> Case:
     """One of two candidates that tie falls behind."""
-
-    def solve(key: Key, data: PyTree) -> Solution:
-        return solvers.dp_l1_regression(
-            *data, key=key, epsilon=2.0, candidates=jnp.eye(2), truncation=1.0
-        )
-
+    options = {"epsilon": 2.0, "candidates": jnp.eye(2), "truncation": 1.0}
     # A record fits one candidate and is truncated at the other.
     features, targets = jnp.array([[0.0, 9.0], [9.0, 0.0]]), jnp.zeros(2)
+    neighbor = features.at[0].set(features[1]), targets
     return solved(
-        solve, (features, targets), (features.at[0].set(features[1]), targets)
+        of(solvers.dp_l1_regression, **options), (features, targets), neighbor
     )
 
 
@@ -71,10 +60,7 @@ def dp_quantile() -> Case:
     Half of the budget is for the interval, which so few samples have not. With all of
     it, none of the neighbours in up to four bins is told apart better.
     """
-
-    def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.dp_quantile(samples, key=key, epsilon=1.0, edges=jnp.arange(5.0))
-
+    solve = of(solvers.dp_quantile, epsilon=1.0, edges=jnp.arange(5.0))
     return solved(solve, jnp.array([0.5, 1.5]), jnp.array([3.5, 1.5]))
 
 
@@ -115,19 +101,15 @@ def _chosen(
     num_samples: int, *, num_steps: int = 2, num_against: int = 0, **options
 ) -> Case:
     """All records but some prefer one vertex of two; the last one turns round."""
-
-    def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.dp_frank_wolfe(
-            linear,
-            jnp.array([0.5, 0.5]),
-            samples,
-            key=key,
-            constraint=constraints.Simplex(1.0),
-            estimator=Winsorization(1.0),
-            num_steps=num_steps,
-            **options,
-        )
-
+    solve = of(
+        solvers.dp_frank_wolfe,
+        linear,
+        jnp.array([0.5, 0.5]),
+        constraint=constraints.Simplex(1.0),
+        estimator=Winsorization(1.0),
+        num_steps=num_steps,
+        **options,
+    )
     data = jnp.tile(jnp.array([[1.0, -1.0]]), (num_samples, 1))
     data = data.at[:num_against].multiply(-1)
     return solved(solve, data, data.at[-1].multiply(-1))

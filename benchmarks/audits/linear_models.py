@@ -186,43 +186,42 @@ def dp_linear_model_features() -> Case:
 
 @audited
 def dp_additive_model() -> Case:
-    """The label of a record beyond the last knot turns.
-
-    The other records are zeros, as many as make the column bend.
-    """
-    return _turned_beyond(40)
+    """The label of a record beyond the last knot turns. The others are zeros."""
+    return _turned_beyond(40)  # they make the column bend
 
 
 @audited
 def dp_additive_model_choice() -> Case:
-    """The same among so many records that whether the column bends is chosen.
-
-    Both models are fitted for each release, which is slow: 2,000 releases.
-    """
+    """The same among so many records that whether the column bends is chosen."""
+    # Both models are fitted for each release, which is slow.
     return _turned_beyond(1_000, num_releases=2_000)
 
 
-def _turned_beyond(num_records: int, num_releases: int = 10_000) -> Case:
+@audited
+def dp_additive_model_sample() -> Case:
+    """The same in a sample of 30 of them. The claim is at 0.01."""
+    return _turned_beyond(40, max_records=30)
+
+
+def _turned_beyond(
+    num_records: int, num_releases: int = 10_000, max_records: int | None = None
+) -> Case:
     features = jnp.zeros((num_records, 1)).at[-1].set(9.0)
     labels = jnp.zeros(num_records).at[-1].set(1.0)
 
     def solve(key: Key, labels: jax.Array) -> Solution:
+        delta = 1e-5 if max_records is None else 0.01
+        given = {"epsilon": 4.0, "delta": delta, "max_records": max_records}
+        data = features, labels
         return solvers.dp_additive_model(
-            "logistic",
-            (features, labels),
-            key=key,
-            epsilon=4.0,
-            delta=1e-5,
-            smooth=(0,),
+            "logistic", data, key=key, smooth=(0,), **given
         )
 
     return solved(
-        solve,
-        labels,
-        -labels,
+        *(solve, labels, -labels),
         statistic=lambda curves: curves.curve(0, jnp.array([9.0]))[0],
         num_releases=num_releases,
-        is_gaussian=True,
+        is_gaussian=max_records is None,
     )
 
 
@@ -244,8 +243,7 @@ def _turned(
     def solve(key: Key, data: PyTree) -> Solution:
         features, targets, records = data
         return solvers.dp_linear_model(
-            loss,
-            (features, targets),
+            *(loss, (features, targets)),
             key=key,
             epsilon=4.0,
             delta=1e-5 if max_records is None else 0.01,

@@ -22,30 +22,25 @@ _NUM_RECORDS = 200
 _NUM_RELEASES = 10_000  # on the host, where one takes 20 ms
 
 
+def _loss_and_errors(half: int) -> Statistic:
+    """Of nats up to 5, and of so many counts twice."""
+    return lambda found: jnp.sum(found[2]) / 5 - jnp.sum(found[0]) / (2 * half)
+
+
 @audited
 def private_scores() -> Case:
     """The label of a record turns; half of the others are not what is predicted."""
-
-    def statistic(found: list[jax.Array]) -> jax.Array:
-        accuracy, _, loss = found  # of 20 counts, and of nats up to 5
-        return jnp.sum(loss) / 5 - jnp.sum(accuracy) / 40
-
     targets = _every_other(1.0, -1.0)
     scores = np.full(_NUM_RECORDS, 20.0)
-    return _case(losses.logistic, scores, targets, -1.0, statistic)
+    return _case(losses.logistic, scores, targets, -1.0, _loss_and_errors(20))
 
 
 @audited
 def private_scores_classes() -> Case:
     """The class of a record turns; half of the others are not what is predicted."""
-
-    def statistic(found: list[jax.Array]) -> jax.Array:
-        accuracy, _, loss = found  # of 3 counts, and of nats up to 5
-        return jnp.sum(loss) / 5 - jnp.sum(accuracy) / 8
-
     targets = _every_other(2.0, 0.0)
     scores = np.tile([0.0, 10.0, 20.0], (_NUM_RECORDS, 1))
-    return _case(losses.softmax(3), scores, targets, 0.0, statistic)
+    return _case(losses.softmax(3), scores, targets, 0.0, _loss_and_errors(4))
 
 
 @audited

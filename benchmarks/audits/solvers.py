@@ -11,17 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.audits.case import Case, audited, linear, solved
+from benchmarks.audits.case import Case, audited, linear, of, solved
 from dpjax import estimators, losses, parties, solvers
 from dpjax._types import Key, PyTree
 from dpjax.estimators import Clipping, Winsorization
 from dpjax.solvers import Solution
 
+_OBJECTIVE = {
+    **{"epsilon": 4.0, "delta": 0.05, "regularization": 1000.0},
+    "loss": losses.MarginLoss.smoothed_hinge(),
+}
+
 
 def _mean(samples: jax.Array, neighbor: jax.Array, **options: Any) -> Case:
-    def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.dp_mean(samples, key=key, epsilon=4.0, delta=1e-5, **options)
-
+    solve = of(solvers.dp_mean, epsilon=4.0, delta=1e-5, **options)
     return solved(solve, samples, neighbor, is_gaussian=True)
 
 
@@ -49,12 +52,8 @@ def dp_mean_truncated() -> Case:
 @audited
 def dp_histogram() -> Case:
     """A record leaves the first bin for the last."""
-
-    def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.dp_histogram(
-            samples, key=key, epsilon=4.0, delta=1e-5, edges=jnp.arange(5.0)
-        )
-
+    edges = jnp.arange(5.0)
+    solve = of(solvers.dp_histogram, epsilon=4.0, delta=1e-5, edges=edges)
     samples = jnp.array([0.5, 1.5])
     return solved(solve, samples, samples.at[0].set(3.5), is_gaussian=True)
 
@@ -62,22 +61,12 @@ def dp_histogram() -> Case:
 @audited
 def dp_group_means() -> Case:
     """A record changes its group, and is far beyond all others."""
-
-    def solve(key: Key, data: PyTree) -> Solution:
-        return solvers.dp_group_means(
-            *data, key=key, epsilon=4.0, delta=1e-5, num_groups=2
-        )
-
-    def shown(solution: Solution) -> PyTree:
-        return {x: solution.params[x].astype(float) for x in ("counts", "means")}
-
+    solve = of(solvers.dp_group_means, epsilon=4.0, delta=1e-5, num_groups=2)
     samples = jnp.linspace(-1.0, 1.0, 500).at[0].set(1e6)
     groups = jnp.arange(500) % 2
     return solved(
-        solve,
-        (samples, groups),
-        (samples, groups.at[0].set(1)),
-        shown=shown,
+        *(solve, (samples, groups), (samples, groups.at[0].set(1))),
+        shown=lambda x: {y: x.params[y].astype(float) for y in ("counts", "means")},
         is_gaussian=True,
     )
 
@@ -86,17 +75,12 @@ def dp_group_means() -> Case:
 def dp_mean_trimmed() -> Case:
     """Sixteen coordinates cross the clamp."""
     estimator = estimators.TrimmedMean(0.34, lower=-1.0, upper=1.0)
-
-    def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.dp_mean(
-            samples, key=key, epsilon=2.0, delta=0.05, estimator=estimator
-        )
-
-    def statistic(mean: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.abs(mean + 1) - jnp.abs(mean - 1))  # as of Laplace noise
-
+    solve = of(solvers.dp_mean, epsilon=2.0, delta=0.05, estimator=estimator)
     samples = jnp.outer(jnp.array([-9.0, 9.0, 9.0]), jnp.ones(16))
-    return solved(solve, samples, samples.at[-1].multiply(-1), statistic=statistic)
+    return solved(
+        *(solve, samples, samples.at[-1].multiply(-1)),
+        statistic=lambda x: jnp.sum(jnp.abs(x + 1) - jnp.abs(x - 1)),  # of Laplace
+    )
 
 
 @audited
@@ -126,17 +110,7 @@ def dp_sparse_linear_regression_scaled() -> Case:
 @audited
 def dp_objective_perturbation() -> Case:
     """The only label turns round, where the loss has its full slope."""
-
-    def solve(key: Key, data: PyTree) -> Solution:
-        return solvers.dp_objective_perturbation(
-            *data,
-            key=key,
-            epsilon=4.0,
-            delta=0.05,
-            regularization=1000.0,
-            loss=losses.MarginLoss.smoothed_hinge(),
-        )
-
+    solve = of(solvers.dp_objective_perturbation, **_OBJECTIVE)
     features, labels = jnp.ones((1, 1)), jnp.ones(1)
     return solved(solve, (features, labels), (features, -labels))
 
@@ -147,18 +121,8 @@ def dp_sample_and_aggregate() -> Case:
 
     The rest of the claim is for a scale that may differ, which here it does not.
     """
-
-    def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.dp_sample_and_aggregate(
-            jnp.mean,
-            samples,
-            key=key,
-            epsilon=4.0,
-            delta=0.1,
-            num_subsets=201,
-            diameter=1.0,
-        )
-
+    options = {"epsilon": 4.0, "delta": 0.1, "num_subsets": 201, "diameter": 1.0}
+    solve = of(solvers.dp_sample_and_aggregate, jnp.mean, **options)
     samples = jnp.where(jnp.arange(201) < 101, -0.5, 0.5)
     return solved(solve, samples, samples.at[0].set(0.5))
 
@@ -224,10 +188,7 @@ def dp_multiparty_objective_perturbation() -> Case:
                 features[party],
                 labels[party],
                 secure_sum=_secure_sum(transport, key),
-                epsilon=4.0,
-                delta=0.05,
-                regularization=1000.0,
-                loss=losses.MarginLoss.smoothed_hinge(),
+                **_OBJECTIVE,
             )
 
         return parties.run_parties(party_fn, 2)[0]
@@ -256,40 +217,33 @@ def _secure_sum(transport: parties.Transport, key: Key) -> parties.SecureSum:
 
 
 def _peeled(*, epsilon: float, delta: float) -> Case:
-    def solve(key: Key, samples: jax.Array) -> Solution:
-        return solvers.dp_iterative_hard_thresholding(
-            linear,
-            jnp.ones(2),
-            samples,
-            key=key,
-            epsilon=epsilon,
-            delta=delta,
-            sparsity=1,
-            estimator=Winsorization(1.0),
-            learning_rate=1.0,
-            num_steps=1,
-        )
-
+    solve = of(
+        solvers.dp_iterative_hard_thresholding,
+        linear,
+        jnp.ones(2),
+        epsilon=epsilon,
+        delta=delta,
+        sparsity=1,
+        estimator=Winsorization(1.0),
+        learning_rate=1.0,
+        num_steps=1,
+    )
     samples = jnp.array([[1.0, -1.0]])
     return solved(solve, samples, -samples)
 
 
 def _regressed(*, learning_rate: float | None) -> Case:
     """From zero, a step along the mean of (1, 1) and (1, -1), or (-1, 1)."""
-
-    def solve(key: Key, data: PyTree) -> Solution:
-        return solvers.dp_sparse_linear_regression(
-            *data,
-            key=key,
-            epsilon=2.0,
-            delta=0.05,
-            sparsity=1,
-            threshold=1.0,
-            learning_rate=learning_rate,
-            num_steps=1,
-            radius=100.0,
-        )
-
+    solve = of(
+        solvers.dp_sparse_linear_regression,
+        epsilon=2.0,
+        delta=0.05,
+        sparsity=1,
+        threshold=1.0,
+        learning_rate=learning_rate,
+        num_steps=1,
+        radius=100.0,
+    )
     features, targets = jnp.array([[1.0, 1.0], [1.0, -1.0]]), jnp.ones(2)
     neighbor = features.at[-1].multiply(-1)
     return solved(solve, (features, targets), (neighbor, targets))

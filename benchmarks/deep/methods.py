@@ -327,13 +327,10 @@ def _train_all(
 @partial(jax.jit, static_argnums=(0, 1))
 def _refit_all(task, epsilon, params, keys):
     """Returns params with the last layer fitted anew, for all keys and settings."""
-    inputs, targets = jax.tree.map(jnp.asarray, task.train)
 
     def refit(params, key):
-        features = jax.vmap(partial(task.features, params))(inputs)
-        features = jnp.pad(features, ((0, 0), (0, 1)), constant_values=1)
         weights = dp_linear_model(
-            *("squared", (features, targets)),
+            *("squared", task.head_data(params)),
             key=jax.random.fold_in(key, 1),  # run's keys are split from it
             epsilon=epsilon,
             delta=task.delta,

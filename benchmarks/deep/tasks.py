@@ -79,6 +79,12 @@ class Task:
         """The outputs for one input."""
         return self.features(params, inputs) @ params["w_head"] + params["b_head"]
 
+    def head_data(self, params: Params) -> tuple[jax.Array, jax.Array]:
+        """Training records of the last layer: features and ones, and targets."""
+        inputs, targets = jax.tree.map(jnp.asarray, self.train)
+        features = jax.vmap(partial(self.features, params))(inputs)
+        return jnp.pad(features, ((0, 0), (0, 1)), constant_values=1), targets
+
     def test_loss(self, params: Params) -> jax.Array:
         """The mean loss of the test set; traced."""
         return jnp.mean(jax.vmap(partial(self.loss_fn, params))(self.test))

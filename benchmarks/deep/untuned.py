@@ -3,8 +3,6 @@
 A last layer is `dp_linear_model` on the features of the network before any step.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,12 +48,8 @@ def _trained(task, budget, key):
 
 def _last_layer(task, budget, key):
     init_key, key = jax.random.split(key)
-    params, (inputs, targets) = (
-        task.init(init_key),
-        jax.tree.map(jnp.asarray, task.train),
-    )
-    features = jax.vmap(partial(task.features, params))(inputs)
-    features = jnp.pad(features, ((0, 0), (0, 1)), constant_values=1)
+    params = task.init(init_key)
+    features, targets = task.head_data(params)
     num_outputs = params["b_head"].size
     loss = losses.softmax(num_outputs) if task.loss != "squared" else "squared"
     weights = dp_linear_model(

@@ -2,8 +2,6 @@
 
 from functools import partial
 
-import jax
-
 from benchmarks.speed import frank_wolfe
 from benchmarks.speed.case import Case, Method
 from benchmarks.speed.estimators import (
@@ -14,7 +12,7 @@ from benchmarks.speed.estimators import (
     one_pass,
 )
 from benchmarks.speed.gradients import gradient_work, robust
-from benchmarks.speed.solvers import descend, logistic_data, steps_work
+from benchmarks.speed.solvers import descent, steps_work
 
 TRUNCATION, SMOOTHED = "Truncation", "SmoothedTruncation, beta 1"
 
@@ -61,19 +59,12 @@ def _estimator(shape_at, points, quick):
 
 def _descent(sizes_at, points, quick):
     """`sizes_at(x)` is n, d and the number of steps."""
-
-    def make(n, d, num_steps, estimator):
-        solve = partial(
-            descend, key=jax.random.key(1), estimator=estimator, num_steps=num_steps
-        )
-        return solve, (logistic_data(n, d),)
-
     estimators = coordinatewise(1.0)
     return [
         _points(
             name,
             x,
-            partial(make, *sizes_at(x), estimators[name]),
+            partial(descent, *sizes_at(x), estimators[name]),
             partial(steps_work, *sizes_at(x), OPERATIONS[name]),
         )
         for x, name in _grid(points, (TRUNCATION, SMOOTHED), quick)

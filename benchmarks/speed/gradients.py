@@ -15,6 +15,7 @@ from dpjax.estimators import Clipping, Truncation
 
 THRESHOLD = 0.01
 PLAIN, OPTAX = "plain gradient", "optax differentially_private_aggregate"
+HOOKS, GHOST = "Opacus, hooks", "Opacus, ghost clipping"
 
 
 @lru_cache(maxsize=1)
@@ -73,10 +74,6 @@ def gradient_methods(
 ):
     """All methods that have this model, but for those in `leave`."""
     of = model, batch_size
-
-    def torch(is_ghost):
-        return lambda: peers.opacus(*setting(*of)[1:], model=model, is_ghost=is_ghost)
-
     methods = [Method(PLAIN, _peer(peers.plain, *of), "jax")]
     for name, estimator in coordinatewise(threshold).items():
         work = partial(gradient_work, OPERATIONS[name], model, batch_size)
@@ -89,18 +86,13 @@ def gradient_methods(
         methods.append(Method(microbatch_name(size), make, "jax_privacy"))
     methods.append(Method(OPTAX, _peer(peers.optax_aggregate, *of), "optax"))
     if model in peers.TORCH:
-        methods += [
-            Method("Opacus, hooks", torch(False), "opacus"),
-            Method("Opacus, ghost clipping", torch(True), "opacus"),
-        ]
+        for name, is_ghost in ((HOOKS, False), (GHOST, True)):
+            make = _peer(peers.opacus, *of, model=model, is_ghost=is_ghost)
+            methods.append(Method(name, make, "opacus"))
     numpy = {"mlp": peers.numpy_mlp, "linear": peers.numpy_linear}.get(model)
     if numpy is not None:
-
-        def by_hand():
-            _, params, batch = setting(*of)
-            return numpy(params, batch, threshold=threshold)
-
-        methods.append(Method("NumPy, Truncation by hand", by_hand, "numpy"))
+        make = _peer(numpy, *of, threshold=threshold)
+        methods.append(Method("NumPy, Truncation by hand", make, "numpy"))
     return [method for method in methods if method.name not in leave]
 
 
@@ -111,14 +103,13 @@ def faster(method, factor, sizes):
     return Target(method, names, times_faster=factor, against_name=best)
 
 
-GHOST = "Opacus, ghost clipping"
 # Compiling takes most of a quick run.
 NOT_QUICK = [
     "Mean",
     "Winsorization",
     "SmoothedTruncation, beta 1",
     "SmoothedTruncation, beta 9.21",
-    "Opacus, hooks",
+    HOOKS,
 ]
 MLP_SIZES = (1, 2, 4, 8, 16, 32, 64, None)
 SIZES = (1, 4, 16, 64, None)
@@ -139,7 +130,7 @@ def _targets(model, clipping, sizes, *, leave=(), factor=1):
     asked.append(faster("Clipping", factor, sizes))
     others = [OPTAX]
     if model in peers.TORCH:
-        others += ["Opacus, hooks", GHOST]
+        others += [HOOKS, GHOST]
     for name in others:
         if name not in leave:
             least = factor if name == OPTAX else 1
@@ -196,6 +187,8 @@ OTHER_MODELS = [
         *("low_rank", "A layer with a trained product of low rank", (256, 64), 1.5)
     ),
     _model_case("low_rank_tokens", "Products of low rank on all tokens", (32, 8), 1.5),
+    _model_case("lstm", "An LSTM on 64 vectors", (64, 16), 1.4),
+    _model_case("gru", "A GRU on 64 vectors", (64, 16), 1.4),
     _model_case("decoder", "A decoder of 10 million parameters", (8, 2), 1.5),
 ]
 
@@ -210,15 +203,11 @@ def _sizes(model, quick):
     """The plain gradient, two estimators and a peer, from small to large batches."""
     estimators = coordinatewise(THRESHOLD)
     for size in (16,) if quick else (16, 64, 256, 1024, 4096):
-
-        def ghost(size=size):
-            _, params, batch = setting(model, size)
-            return peers.opacus(params, batch, model=model, is_ghost=True)
-
         makes = {PLAIN: ("jax", _peer(peers.plain, model, size))}
         for name in ("Clipping", "Truncation"):
             makes[name] = ("dpjax", partial(robust, estimators[name], model, size))
         if not quick:
+            ghost = _peer(peers.opacus, model, size, model=model, is_ghost=True)
             makes[GHOST] = ("opacus", ghost)
         yield from _points(size, f"batch {size:,}", makes)
 

@@ -34,23 +34,34 @@ def cross_entropy(logits, label):
     return -jax.nn.log_softmax(logits)[label]
 
 
+def _dense(rng, size, width, scale, head_scale):
+    """A hidden layer of a width on inputs of a size, and the logits of ten classes."""
+    return {
+        "w1": normal(rng, (size, width), scale),
+        "b1": jnp.zeros(width),
+        "w2": normal(rng, (width, 10), head_scale),
+        "b2": jnp.zeros(10),
+    }
+
+
+def _classified(params, x, label):
+    hidden = jax.nn.relu(x @ params["w1"] + params["b1"])
+    return cross_entropy(hidden @ params["w2"] + params["b2"], label)
+
+
 def mlp(batch_size, width=256):
     """784-256-10, or another width."""
     rng = np.random.default_rng(0)
-    params = {
-        "w1": normal(rng, (784, width), 0.03),
-        "b1": jnp.zeros(width),
-        "w2": normal(rng, (width, 10), 0.05),
-        "b2": jnp.zeros(10),
-    }
+    params = _dense(rng, 784, width, 0.03, 0.05)
     batch = _images(rng, (batch_size, 784))
+    return lambda params, example: _classified(params, *example), params, batch
 
-    def loss_fn(params, example):
-        x, label = example
-        hidden = jax.nn.relu(x @ params["w1"] + params["b1"])
-        return cross_entropy(hidden @ params["w2"] + params["b2"], label)
 
-    return loss_fn, params, batch
+def _convolved(x, kernel, stride, padding="SAME"):
+    names = "NHWC", "HWIO", "NHWC"
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), padding, dimension_numbers=names
+    )
 
 
 def small_convolutional(batch_size):
@@ -64,27 +75,20 @@ def small_convolutional(batch_size):
         "a1": jnp.zeros(16),
         "c2": normal(rng, (4, 4, 16, 32), 0.05),
         "a2": jnp.zeros(32),
-        "w1": normal(rng, (4 * 4 * 32, 32), 0.05),
-        "b1": jnp.zeros(32),
-        "w2": normal(rng, (32, 10), 0.2),
-        "b2": jnp.zeros(10),
+        **_dense(rng, 4 * 4 * 32, 32, 0.05, 0.2),
     }
     batch = _images(rng, (batch_size, 28, 28, 1))
 
     def layer(x, kernel, bias, padding):
-        x = jax.lax.conv_general_dilated(
-            x, kernel, (2, 2), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-        x = jax.nn.relu(x + bias.reshape(1, 1, 1, -1))
+        x = jax.nn.relu(_convolved(x, kernel, 2, padding) + bias.reshape(1, 1, 1, -1))
         x = jnp.maximum(x[:, 1:], x[:, :-1])
         return jnp.maximum(x[:, :, 1:], x[:, :, :-1])
 
     def loss_fn(params, example):
         x, label = example
         x = layer(x[None], params["c1"], params["a1"], "SAME")
-        x = layer(x, params["c2"], params["a2"], "VALID").reshape(-1)
-        hidden = jax.nn.relu(x @ params["w1"] + params["b1"])
-        return cross_entropy(hidden @ params["w2"] + params["b2"], label)
+        x = layer(x, params["c2"], params["a2"], "VALID")
+        return _classified(params, x.reshape(-1), label)
 
     return loss_fn, params, batch
 
@@ -95,26 +99,19 @@ def convolutional(batch_size):
     params = {
         "c1": normal(rng, (5, 5, 1, 32), 0.1),
         "c2": normal(rng, (5, 5, 32, 64), 0.03),
-        "w1": normal(rng, (7 * 7 * 64, 128), 0.02),
-        "b1": jnp.zeros(128),
-        "w2": normal(rng, (128, 10), 0.1),
-        "b2": jnp.zeros(10),
+        **_dense(rng, 7 * 7 * 64, 128, 0.02, 0.1),
     }
     batch = _images(rng, (batch_size, 28, 28, 1))
 
     def layer(x, kernel):
-        x = jax.lax.conv_general_dilated(
-            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-        x = jax.nn.relu(x)
+        x = jax.nn.relu(_convolved(x, kernel, 1))
         size = x.shape[1] // 2
         return x.reshape(1, size, 2, size, 2, -1).max(axis=(2, 4))
 
     def loss_fn(params, example):
         x, label = example
-        x = layer(layer(x[None], params["c1"]), params["c2"]).reshape(-1)
-        hidden = jax.nn.relu(x @ params["w1"] + params["b1"])
-        return cross_entropy(hidden @ params["w2"] + params["b2"], label)
+        x = layer(layer(x[None], params["c1"]), params["c2"])
+        return _classified(params, x.reshape(-1), label)
 
     return loss_fn, params, batch
 
@@ -208,6 +205,36 @@ def transformer(batch_size, size=SMALL, *, rank=None, is_abstract=False):
     return loss_of_adapters, jax.tree.map(adapter, params["layers"]), tokens
 
 
+def recurrent(batch_size, num_gates, length=64, width=128):
+    """A layer on 64 vectors of 64 numbers: an LSTM (4 gates) or a GRU (3), and 10."""
+    rng = np.random.default_rng(0)
+    params = {
+        "x": normal(rng, (64, num_gates * width), 0.1),
+        "h": normal(rng, (width, num_gates * width), width**-0.5),
+        "b": jnp.zeros(num_gates * width),
+        "head": normal(rng, (width, 10), 0.1),
+    }
+
+    def step(params, state, x):
+        hidden, cell = state
+        x, h = x @ params["x"] + params["b"], hidden @ params["h"]
+        if num_gates == 3:
+            update, reset = jax.nn.sigmoid(x + h).reshape(3, width)[:2]
+            new = jnp.tanh(x[2 * width :] + reset * h[2 * width :])
+            return (update * hidden + (1 - update) * new, cell), None
+        enter, keep, leave, new = (x + h).reshape(4, width)
+        cell = jax.nn.sigmoid(keep) * cell + jax.nn.sigmoid(enter) * jnp.tanh(new)
+        return (jax.nn.sigmoid(leave) * jnp.tanh(cell), cell), None
+
+    def loss_fn(params, example):
+        xs, label = example
+        start = jnp.zeros(width), jnp.zeros(width)
+        (hidden, _), _ = jax.lax.scan(partial(step, params), start, xs)
+        return cross_entropy(hidden @ params["head"], label)
+
+    return loss_fn, params, _images(rng, (batch_size, length, 64))
+
+
 def text_classifier(batch_size, vocabulary=5000, width=64, length=64):
     """The mean of 64 tokens' embeddings, of 5,000 by 64, and a dense layer of 2."""
     rng = np.random.default_rng(0)
@@ -267,6 +294,8 @@ MODELS = {
     "low_rank_tokens": partial(transformer, rank=8),
     "decoder": partial(transformer, size=TEN_MILLION),
     "gpt2": partial(transformer, size=GPT2),
+    "lstm": partial(recurrent, num_gates=4),
+    "gru": partial(recurrent, num_gates=3),
     "text_classifier": text_classifier,
     "low_rank": low_rank,
     "linear": linear,

@@ -65,12 +65,16 @@ def _torch_mlp(params):
     return net, [params["w1"].T, params["b1"], params["w2"].T, params["b2"]]
 
 
-def _torch_dense(weight, channels):
-    """A dense layer's weight behind a convolution: (place, channel) in our order."""
-    places = weight.shape[0] // channels
-    return (
-        weight.reshape(places, channels, -1).transpose(2, 1, 0).reshape(-1, len(weight))
-    )
+def _torch_convolutional_weights(params, channels):
+    """Kernels, and dense layers: the first has (place, channel) in our order."""
+    kernels = [params[name].transpose(3, 2, 0, 1) for name in ("c1", "c2")]
+    width, first = len(params["w1"]), params["w1"]
+    first = first.reshape(width // channels, channels, -1).transpose(2, 1, 0)
+    return [
+        *kernels,
+        first.reshape(-1, width),
+        *(params[x].T for x in ("b1", "w2", "b2")),
+    ]
 
 
 def _torch_small_convolutional(params):
@@ -88,9 +92,8 @@ def _torch_small_convolutional(params):
         nn.ReLU(),
         nn.Linear(32, 10),
     )
-    kernels = [params[name].transpose(3, 2, 0, 1) for name in ("c1", "c2")]
-    dense = [_torch_dense(params["w1"], 32), params["b1"], params["w2"].T, params["b2"]]
-    return net, [kernels[0], params["a1"], kernels[1], params["a2"], *dense]
+    first, second, *dense = _torch_convolutional_weights(params, 32)
+    return net, [first, params["a1"], second, params["a2"], *dense]
 
 
 def _torch_convolutional(params):
@@ -108,9 +111,7 @@ def _torch_convolutional(params):
         nn.ReLU(),
         nn.Linear(128, 10),
     )
-    kernels = [params[name].transpose(3, 2, 0, 1) for name in ("c1", "c2")]
-    dense = [_torch_dense(params["w1"], 64), params["b1"], params["w2"].T, params["b2"]]
-    return net, [*kernels, *dense]
+    return net, _torch_convolutional_weights(params, 64)
 
 
 def _torch_text_classifier(params):
@@ -164,12 +165,13 @@ TORCH = {
 }
 
 
-def opacus(params, batch, *, model, is_ghost):
+def opacus(loss_fn, params, batch, *, model, is_ghost):
     """Opacus, on the same model: hooks that store gradients, or ghost clipping.
 
     Ghost clipping finds the norms of per-sample gradients without making them, and then
     takes the gradient of a weighted loss. That serves the l2 clip alone.
     """
+    del loss_fn  # which is written again for PyTorch
     import torch
     from opacus import GradSampleModule
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
@@ -219,7 +221,7 @@ def opacus(params, batch, *, model, is_ghost):
     return step, ()
 
 
-def numpy_mlp(params, batch, *, threshold):
+def numpy_mlp(_, params, batch, *, threshold):
     """Truncation of the MLP's gradients by hand, one sample's at a time."""
     params = {name: np.array(x) for name, x in params.items()}
     features, labels = (np.array(x) for x in batch)
@@ -246,7 +248,7 @@ def _numpy_mlp(params, features, labels, threshold):
     return {name: x / len(labels) for name, x in total.items()}
 
 
-def numpy_linear(params, batch, *, threshold):
+def numpy_linear(_, params, batch, *, threshold):
     """Truncation of the gradients of linear regression, all of them at once."""
     params = np.array(params)
     features, targets = (np.array(x) for x in batch)

@@ -52,7 +52,7 @@ def compare(
     ]
     figure = Figure(
         figsize=(5.6 * columns, sum(0.24 * count + 1.1 for count in rows)),
-        dpi=110,
+        dpi=96,
         layout="constrained",
     )
     grid = figure.subplots(
@@ -127,7 +127,7 @@ def curves(path: Path, cases: Sequence[Case], found: Mapping[str, Results]) -> b
         return False
     columns = 2
     rows = -(-len(cases) // columns)
-    figure = Figure(figsize=(11.2, 3.0 * rows), dpi=110, layout="constrained")
+    figure = Figure(figsize=(11.2, 3.0 * rows), dpi=96, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(cases) :]:
         axes.set_axis_off()

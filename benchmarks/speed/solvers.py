@@ -40,6 +40,14 @@ def descend(data, *, key, estimator, num_steps, epsilon=1.0, learning_rate=0.1):
     ).params
 
 
+def descent(n, d, num_steps, estimator):
+    """Returns a descent, and the data that it takes."""
+    solve = partial(
+        descend, key=jax.random.key(1), estimator=estimator, num_steps=num_steps
+    )
+    return solve, (logistic_data(n, d),)
+
+
 def steps_work(n, d, num_steps, operations):
     """Full passes over the data, one a step."""
     sizes = {"n": n, "d": d, "T": num_steps, "c": operations}
@@ -76,13 +84,7 @@ def _descents(quick):
         )
     ]
     for name, estimator in estimators.items():
-
-        def make(estimator=estimator):
-            solve = partial(
-                descend, key=jax.random.key(1), estimator=estimator, num_steps=num_steps
-            )
-            return solve, (logistic_data(n, d),)
-
+        make = partial(descent, n, d, num_steps, estimator)
         operations = OPERATIONS.get(name, OPERATIONS["Truncation"])
         work = partial(steps_work, n, d, num_steps, operations)
         methods.append(Method(name, make, work=work, count=num_steps))

@@ -102,17 +102,22 @@ def private_constant(data: Problem, key: jax.Array, epsilon: float) -> np.ndarra
     return data.constant(mean)
 
 
-def dp_linear_model(data: Problem, key: jax.Array, epsilon: float) -> Weights:
-    """The solver without settings."""
-    return solvers.dp_linear_model(
+def untuned(solver, data: Problem, key: jax.Array, epsilon: float):
+    """The solution of a solver that has nothing to set."""
+    return solver(
         data.loss,
         on_device(data),
         key=key,
         epsilon=epsilon,
         delta=data.delta,
         intercept=data.intercept,
-        max_features=data.max_features,
-    ).params
+    )
+
+
+def dp_linear_model(data: Problem, key: jax.Array, epsilon: float) -> Weights:
+    """The solver without settings."""
+    solver = partial(solvers.dp_linear_model, max_features=data.max_features)
+    return untuned(solver, data, key, epsilon).params
 
 
 def descent(estimator: str):

@@ -7,7 +7,7 @@ A fit returns test predictions here, so that curves and trees stand beside lines
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,12 @@ from benchmarks.comparison import (
 )
 from benchmarks.record import RESULTS, read, rounded
 from benchmarks.utility import methods, problems
-from benchmarks.utility.hindsight import on_device
-from benchmarks.utility.methods import Method, each
+from benchmarks.utility.methods import Method, each, untuned
 from benchmarks.utility.peers import LeftOut
 from benchmarks.utility.problems import Problem, non_private_optimum
 from dpjax import datasets, solvers
-from dpjax.solvers._additive_model import _FINE as KNOTS
 from dpjax.solvers._curves import hats
+from dpjax.solvers._knots import FINE as KNOTS
 
 PATH = RESULTS / "predictions.json"
 EPSILONS = (0.1, 0.5, 1.0, 3.0, 8.0)
@@ -57,15 +56,8 @@ def additive(data: Problem, key: jax.Array, epsilon: float) -> jax.Array:
     """The additive model without settings."""
     if data.max_features is not None:
         raise LeftOut("it chooses no features")
-    return solvers.dp_additive_model(
-        data.loss,
-        on_device(data),
-        key=key,
-        epsilon=epsilon,
-        delta=data.delta,
-        smooth=data.smooth,
-        intercept=data.intercept,
-    ).predict(data.test_features)
+    solver = partial(solvers.dp_additive_model, smooth=data.smooth)
+    return untuned(solver, data, key, epsilon).predict(data.test_features)
 
 
 def dp_ebm(data: Problem, keys: jax.Array, epsilon: float):

@@ -1,4 +1,4 @@
-"""Releases what one column holds, in every group."""
+"""Releases the statistics of one column, in every group."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import dp_group_means, dp_histogram
 from dpjax.solvers._shared import EDGES_SHARE, private_edges
 
-OTHER = "(other)"  # what is none of the categories, missing cells included
+OTHER = "(other)"  # cells in none of the categories, missing ones included
 ALL = "(all)"
 NUM_BINS = 20
 Place = Callable[[np.ndarray], np.ndarray]
@@ -27,38 +27,38 @@ _QUANTILES = {"median": 0.5, "quantile 0.9": 0.9}
 _LARGEST = 1e30  # of an edge
 _BLOCK = 2**16  # records whose categories are compared at once
 _LEAST_COUNT = 4.0  # stddevs of a noisy number, below which no share is known
-# A solver is asked for this much less than its epsilon, so that its multiplier, found
-# to 1e-9, is no smaller than the one that was meant.
+# The relative amount by which a solver's epsilon is lowered: its multiplier, computed
+# to 1e-9, is then at least the intended one.
 _SLACK = 1e-8
 
 
 class Budget(NamedTuple):
-    """What a part may cost, as one Gaussian mechanism of a noise multiplier."""
+    """The budget of a part, as the noise multiplier of one Gaussian mechanism."""
 
     multiplier: float
     delta: float
 
     def part(self, share: float) -> "Budget":
-        """Returns that of a part, by its share of inverse squared multipliers."""
+        """Returns the budget of a part, by its share of inverse squared multipliers."""
         return self._replace(multiplier=self.multiplier / math.sqrt(share))
 
     @property
     def pair(self) -> dict[str, float]:
-        """Epsilon and delta for which a solver takes a multiplier no smaller."""
-        # Noise as large as some 0.4 / delta needs no epsilon above zero.
+        """Epsilon and delta for which a solver's multiplier is at least this one."""
+        # With a multiplier of about 0.4 / delta, epsilon would be zero.
         delta = min(self.delta, 0.1 / self.multiplier)
         epsilon = noise_multiplier_to_epsilon(self.multiplier, delta, num_steps=1)
         return {"epsilon": epsilon * (1 - _SLACK), "delta": delta}
 
 
 class Groups(NamedTuple):
-    """Which group each record is of.
+    """The group of each record.
 
     Attributes:
         names: of the groups.
         codes: of the records at their places, shape (n,); -1 where there is no record.
         place: as of `release`.
-        num_records: of a single group, if it is public.
+        num_records: the size of a single group, if it is public.
     """
 
     names: tuple[str, ...]
@@ -74,7 +74,7 @@ class Groups(NamedTuple):
         return cls((ALL,), codes, place, num_records if is_public else None)
 
     def divided(self, kind: Categorical, column: Column) -> "Groups":
-        """Returns the groups of a column of categories, the last one of others."""
+        """Returns a group for each category of a column, and a last one for others."""
         codes = np.where(self.codes < 0, -1, self.place(_codes(kind, column)))
         return self._replace(
             names=(*kind.categories, OTHER), codes=codes, num_records=None
@@ -101,14 +101,14 @@ class Groups(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is released of a column.
+    """The releases of one column.
 
     Attributes:
-        statistics: of each its name, of what it is, and values and standard errors of
-            the groups.
-        shares: of the column's budget, by what they pay for.
+        statistics: the name of each, its category or bin, and values and standard
+            errors of the groups.
+        shares: of the column's budget, by statistics.
         multipliers: noise multipliers of all releases.
-        edges: of a histogram.
+        edges: those of the histogram.
     """
 
     statistics: list[tuple[str, str, np.ndarray, np.ndarray]]
@@ -192,8 +192,8 @@ def _shares(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns shares of counts (k, G) in their groups, and their standard errors.
 
-    Where the number of records is not public it is the sum of the counts. A share p =
-    c / N then has noise of variance ((1 - p)^2 + (k - 1) p^2) stddev^2 / N^2.
+    If the number of records N is not public, it is the sum of the counts. The noise of
+    a share p = c / N then has variance ((1 - p)^2 + (k - 1) p^2) stddev^2 / N^2.
     """
     if num_records is not None:
         return np.clip(counts / num_records, 0.0, 1.0), errors / num_records

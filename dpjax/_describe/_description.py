@@ -1,4 +1,4 @@
-"""What is released of a table: rows, as JSON, CSV, HTML or a picture."""
+"""A released description of a table: rows, as JSON, CSV, HTML or a picture."""
 
 import csv
 import io
@@ -14,10 +14,13 @@ from dpjax.accounting import (
     PrivacyGuarantee,
     noise_multiplier,
     noise_multiplier_to_epsilon,
+    subsample_budget,
 )
+from dpjax.accounting._shared import subsampled_epsilon
 
 _OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
 _OF_CATEGORIES = ("count", "share")
+COUNTS = "count", "missing", "histogram"
 
 
 class Row(NamedTuple):
@@ -25,14 +28,14 @@ class Row(NamedTuple):
 
     Attributes:
         column: of the table.
-        group: of records, "(all)" without groups.
+        group: the name of the group, "(all)" without groups.
         statistic: "count", "missing", "mean", "median", "quantile 0.9", "share" or
             "histogram", which counts the records in a bin.
-        of: the category or the bin, if it is of one.
-        value: in the column's units. Counts are integers, and noise may leave them
-            below zero.
-        low: where its interval begins, -inf where noise hides it.
-        high: where that ends.
+        of: the category or the bin, or "".
+        value: in the column's units. Counts are integers, those of a sample times
+            n / m; noise may make them negative.
+        low: the lower end of the interval, -inf if noise hides the value.
+        high: the upper end.
     """
 
     column: str
@@ -48,7 +51,7 @@ class Row(NamedTuple):
         if not half < math.inf:
             return "hidden by noise"
         digits = 0
-        if self.statistic not in ("count", "missing", "histogram") and half > 0:
+        if self.statistic not in COUNTS and half > 0:
             digits = min(max(1 - math.floor(math.log10(half)), 0), 12)
         form = f",.{digits}f" if abs(self.value) < 1e15 else ".6g"
         ends = " to ".join(f"{end:{form}}" for end in (self.low, self.high))
@@ -56,14 +59,14 @@ class Row(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a part of a description takes of its budget.
+    """The share of the budget of one part of a description.
 
     Attributes:
         column: of the table.
-        what: was released of it.
+        what: the released statistics.
         share: of the budget, in zCDP; all shares add up to 1.
-        epsilon: of this part by itself, at the delta of all. These add up to more than
-            the epsilon of all together.
+        epsilon: of this part alone, at the delta of the description. These add up to
+            more than the epsilon of the description.
     """
 
     column: str
@@ -74,16 +77,17 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """A private description of a table; all in it is released, or public.
+    """A private description of a table; everything in it is released, or public.
 
     Attributes:
         rows: the released numbers, by column and group.
         edges: of the histograms, by column; the outer bins are open.
         num_samples: n.
+        sample_size: m, if a sample of m records was described.
         by: the column of groups, if there are any.
         level: the probability of each interval.
-        shares: of the budget, in zCDP, by column and what was released of it.
-        privacy: the guarantee of all together.
+        shares: of the budget, in zCDP, by column and statistics.
+        privacy: the guarantee of the whole description.
     """
 
     rows: tuple[Row, ...]
@@ -93,24 +97,31 @@ class Description:
     level: float
     shares: Mapping[tuple[str, str], float]
     privacy: PrivacyGuarantee
+    sample_size: int | None = None
 
     @property
     def costs(self) -> list[Cost]:
         """What each part costs."""
-        budget = {"delta": self.privacy.delta, "num_steps": 1}
-        whole = noise_multiplier(self.privacy.epsilon, **budget)
+        given = self.privacy.epsilon, self.privacy.delta
+        sizes = self.num_samples, self.sample_size or self.num_samples
+        prob = sizes[1] / sizes[0]
+        own = subsample_budget(*given, num_samples=sizes[0], sample_size=sizes[1])
+        budget = {"delta": own[1], "num_steps": 1}
+        whole = noise_multiplier(own[0], **budget)
         costs = []
         for (column, what), share in self.shares.items():
             part = whole / math.sqrt(share)
             epsilon = noise_multiplier_to_epsilon(part, **budget)
+            epsilon = subsampled_epsilon(epsilon, prob)
             costs.append(Cost(column, what, share, epsilon))
         return costs
 
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
-        """Returns a table for people of the numbers, and one of the categories.
+        """Returns readable tables of the columns of numbers and of categories.
 
         Returns:
-            Of each that is not empty the header and the lines, without histograms.
+            The header and the lines of each table that is not empty, without
+            histograms.
         """
         cells: dict[bool, dict[tuple[str, ...], dict[str, str]]] = {True: {}, False: {}}
         for row in self.rows:
@@ -131,7 +142,7 @@ class Description:
         return found
 
     def content(self) -> dict[str, Any]:
-        """Returns all of it for JSON, where an infinite end is None."""
+        """Returns the description for JSON; an infinite end is None."""
         rows = [
             {k: x if isinstance(x, str) or math.isfinite(x) else None for k, x in one}
             for one in (row._asdict().items() for row in self.rows)
@@ -139,6 +150,7 @@ class Description:
         privacy = self.privacy
         return {
             "num_samples": self.num_samples,
+            "sample_size": self.sample_size,
             "by": self.by,
             "level": self.level,
             "rows": rows,
@@ -153,7 +165,7 @@ class Description:
         }
 
     def to_json(self) -> str:
-        """Returns all of it as JSON."""
+        """Returns the description as JSON."""
         return json.dumps(self.content(), indent=2, ensure_ascii=False) + "\n"
 
     def to_csv(self) -> str:
@@ -167,7 +179,7 @@ class Description:
         return text.getvalue()
 
     def to_html(self, title: str = "Private description") -> str:
-        """Returns a page that needs no other file, with the picture if that is there.
+        """Returns a self-contained page, with the picture if matplotlib is installed.
 
         Args:
             title: of the page.

@@ -1,4 +1,4 @@
-"""The page of a description: HTML that needs no other file."""
+"""The page of a description, as self-contained HTML."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def page_of(description: "Description", title: str) -> str:
-    """Returns the page, with the picture in light and dark where matplotlib is."""
+    """Returns the page, with light and dark pictures if matplotlib is installed."""
     return html_of(
         title,
         [
@@ -27,9 +27,9 @@ def numbers_of(description: "Description") -> list[Block]:
     level = f"{100 * description.level:g}"
     blocks: list[Block] = [
         Text(
-            f"In brackets: {level} % intervals, of sampling and noise. Counts are "
-            "integers with noise, which may leave them below zero. The outer bins of a "
-            "histogram hold all that lies beyond."
+            f"In brackets: {level} % intervals, of sampling and noise. Counts have "
+            "noise, which may leave them below zero. The outer bins of a histogram "
+            "hold all that lies beyond."
         ),
         *(Rows(head, lines) for head, lines in description.tables()),
     ]

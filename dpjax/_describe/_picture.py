@@ -25,9 +25,10 @@ _HIGH = 0.62  # of a group's line, which its histogram takes; points lie below i
 def plot_of(description: "Description", *, is_dark: bool) -> Any:
     """Draws each column in a panel of its own; arguments as of `Description.plot`.
 
-    Of numbers every group has a line, with its histogram, and below it mean, median and
-    quantile with their intervals. Of categories it is their counts, or with groups
-    their shares in each. Of many groups or categories the first ones are shown.
+    For a column of numbers every group has a line with its histogram, and below it the
+    mean, median and quantile with their intervals. For categories the panel shows
+    counts, or with groups the shares in each group. If there are many groups or
+    categories, only the first ones are shown.
     """
     try:
         from matplotlib.figure import Figure

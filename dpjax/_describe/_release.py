@@ -3,11 +3,13 @@
 import math
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 
-from dpjax import _validate
+from dpjax import _keys, _progress, _validate
 from dpjax._default_delta import default_delta
 from dpjax._describe._columns import (
     NUM_BINS,
@@ -17,10 +19,17 @@ from dpjax._describe._columns import (
     of_categories,
     of_numbers,
 )
-from dpjax._describe._description import Description, Row
+from dpjax._describe._description import COUNTS, Description, Row
 from dpjax._tables import Column, frame_columns, frame_names
 from dpjax._types import Key
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    gaussian_event,
+    noise_multiplier,
+    subsample_budget,
+    subsample_privacy,
+)
+from dpjax.batching._shared import uniform_subset
 from dpjax.datasets import Categorical, Numeric
 
 Kind = Numeric | Categorical | None
@@ -30,6 +39,7 @@ _OF_NUMBERS, _OF_CATEGORIES = 4.0, 1.0
 _MOST_CELLS = 2**20  # of a column, with all groups
 
 
+@_progress.shown("reading the columns")
 def describe(
     frame: Any,
     schema: Mapping[str, Kind],
@@ -39,40 +49,47 @@ def describe(
     delta: float | None = None,
     by: str | None = None,
     level: float = 0.95,
+    max_records: int | None = None,
 ) -> Description:
-    """Releases what the columns of a table hold, each number with its interval.
+    """Releases statistics of the columns of a table, each with its interval.
 
-    Of a column of numbers: how many there are, how many cells are missing, the mean,
-    the median, the 90 per cent quantile, and a histogram. Of a column of categories:
-    the count and the share of each, and of all others together; of a truth value, with
-    one category, that is its share. All of it in every group, if there are groups.
+    A column of numbers has a count, the number of missing cells, the mean, the median,
+    the 90 per cent quantile, and a histogram. A column of categories has the count and
+    the share of each category, and of all others together. With groups, every group has
+    all of these.
 
     Args:
-        frame: a data frame of pandas or polars, or a mapping of arrays of shape (n,),
-            n at most 2^24 and public. A mean is over the cells that hold a number.
+        frame: a pandas or polars data frame, or a mapping of arrays of shape (n,), n
+            public and at most 2^24. A mean is over the cells that hold a number.
         schema: the columns to describe, and what is public about each: None for
             numbers, `datasets.Numeric` with a limit for numbers in a public range,
-            which a histogram then divides, or `datasets.Categorical`.
+            which the bins of the histogram divide, or `datasets.Categorical`.
         key: a typed key.
-        epsilon: privacy parameter of all together, positive.
+        epsilon: privacy parameter of the whole description, positive.
         delta: privacy parameter in (0, 1); n^-1.1 by default.
-        by: a column of categories in the schema; records of others are a group too.
+        by: a column of categories in the schema; records of other categories form one
+            more group.
         level: the probability of each interval.
+        max_records: m, public. If n is larger, m records are drawn without replacement
+            and described with the budget of `accounting.subsample_budget`; delta n / m
+            must be below 1. Counts of the sample and their intervals are multiplied by
+            n / m. None: all records.
 
     Returns:
-        A `Description`, with `rows`, its guarantee `privacy`, and `costs` of the parts,
-        which `to_json`, `to_csv`, `to_html` and `plot` show. Intervals count sampling
-        and noise, as of `solvers.dp_group_means` and `solvers.dp_histogram`; they are
-        infinite where noise hides a group.
+        A `Description` with `rows`, the guarantee `privacy`, and the `costs` of its
+        parts; `to_json`, `to_csv`, `to_html` and `plot` show them. Intervals count
+        sampling and noise, as in `solvers.dp_group_means` and `solvers.dp_histogram`;
+        they are infinite if noise hides a group.
 
     Raises:
-        ValueError: where an argument is out of its range, or a column is not there.
+        ValueError: If an argument is out of its range, or a column is missing.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one, for every input: of each column
-        `dp_group_means` and `dp_histogram`, Gaussian mechanisms, which compose exactly
-        with each other and among columns. Their inverse squared noise multipliers add
-        up to that of the budget.
+        (epsilon, delta)-DP under replace-one, for every input. Each column is released
+        by `dp_group_means` and `dp_histogram`, whose Gaussian mechanisms compose
+        exactly: their inverse squared noise multipliers add up to that of the budget.
+        `max_records` amplifies by sampling without replacement (Balle, Barthe, Gaboardi
+        2018, Theorem 9).
 
     Example:
         >>> import jax, numpy as np
@@ -85,32 +102,49 @@ def describe(
         >>> for row in shown.rows:
         ...     if row.statistic in ("median", "share"):
         ...         print(row.column, row.of or row.statistic, row)
-        income median 22,015 (21,839 to 22,190)
+        income median 21,981 (21,780 to 22,183)
         owns true 0.3024 (0.2983 to 0.3065)
         owns (other) 0.6978 (0.6938 to 0.7019)
 
     Reference:
-        As of `solvers.dp_group_means` and `solvers.dp_histogram`.
+        As for `solvers.dp_group_means` and `solvers.dp_histogram`.
     """
     check(schema, by)
+    _validate.typed_key(key)
+    _validate.positive(epsilon=epsilon)
+    _validate.probability(level=level)
     known = frame_names(frame)
     unknown = [name for name in schema if name not in known]
     _validate.require(not unknown, "schema", unknown, f"made of columns of {known}")
-    columns = frame_columns(frame, [*schema])
+    columns: Mapping[str, Column] = frame_columns(frame, [*schema])
     shapes = {name: column.shape for name, column in columns.items()}
     shape, *others = {*shapes.values()}
-    is_table = not others and len(shape) == 1 and 0 < shape[0] <= MOST_RECORDS
-    rule = "columns of one shape (n,), n from 1 to 2^24"
-    _validate.require(is_table, "frame", shapes, rule)
-    return release(
+    is_table = not others and len(shape) == 1 and shape[0] > 0
+    num_samples = size = shape[0] if is_table else 1
+    if max_records is not None:
+        _validate.count(max_records=max_records)
+        size = min(max_records, num_samples)
+    rule = "columns of one shape (n,), n from 1 to 2^24, or max_records up to that"
+    _validate.require(is_table and size <= MOST_RECORDS, "frame", shapes, rule)
+    delta = default_delta(num_samples) if delta is None else delta
+    _validate.probability(delta=delta)
+    sizes: dict[str, Any] = {"num_samples": num_samples, "sample_size": size}
+    epsilon, delta = subsample_budget(epsilon, delta, **sizes)
+    if size < num_samples:
+        sample_key, key = _keys.split(key)
+        rows = np.asarray(uniform_subset(sample_key, num_samples, size))
+        columns = {name: column[rows] for name, column in columns.items()}
+    found = release(
         columns,
         schema,
         key=key,
         epsilon=epsilon,
-        delta=default_delta(shape[0]) if delta is None else delta,
+        delta=delta,
         by=by,
         level=level,
+        num_samples=num_samples,
     )
+    return replace(found, privacy=subsample_privacy(found.privacy, **sizes))
 
 
 def release(
@@ -123,18 +157,23 @@ def release(
     by: str | None,
     level: float,
     place: Place | None = None,
+    num_samples: int | None = None,
 ) -> Description:
     """Releases a description of columns of one shape (n,), as `describe` does.
 
-    The rows of a table may be laid out by `place`, at public places with zeros where
-    there is no record. Neighbours then differ in one place, and n is their number.
+    `place` may lay out the rows of a table at public places, with zeros where there is
+    no record. Neighbors then differ in one place, and n is the number of places.
+
+    The rows may be a sample of m records, drawn without replacement from `num_samples`.
+    They are as independent as those of the table, so n / m times an interval for m p is
+    an interval for n p. It also covers the count of the table itself: given the table,
+    the count of the sample has variance m p (1 - p) (n - m) / (n - 1), at most the m p
+    (1 - p) that is used. The guarantee is for the sample.
     """
-    _validate.typed_key(key)
-    _validate.positive(epsilon=epsilon)
-    _validate.probability(delta=delta, level=level)
     everyone = Groups.everyone(len(next(iter(columns.values()))), place)
-    num_samples = len(everyone.codes)
-    privacy = guarantee(num_samples, epsilon, delta)
+    size = len(everyone.codes)
+    num_samples = num_samples or size
+    privacy = guarantee(size, epsilon, delta)
     grouped = everyone
     if by is not None:
         grouped = everyone.divided(_categorical(schema[by]), columns[by])
@@ -143,6 +182,7 @@ def release(
     whole = math.fsum(map(_weight, schema.values()))
     rows, edges, shares, multipliers = [], {}, {}, []
     for index, (name, kind) in enumerate(schema.items()):
+        _progress.say(f"column {name}", index, len(schema))
         groups = everyone if name == by else grouped
         share, own_key = _weight(kind) / whole, jax.random.fold_in(key, index)
         arguments = columns[name], groups, budget.part(share), own_key
@@ -157,15 +197,26 @@ def release(
         for group, group_name in enumerate(groups.names):
             for statistic, of, values, errors in found.statistics:
                 value, reach = float(values[group]), z * float(errors[group])
+                if statistic in COUNTS:
+                    value, reach = (x * (num_samples / size) for x in (value, reach))
                 place_in_table = name, group_name, statistic, of
                 rows.append(Row(*place_in_table, value, value - reach, value + reach))
     if math.fsum(one**-2 for one in multipliers) > budget.multiplier**-2:
         raise RuntimeError("The releases cost more than the budget.")
-    return Description(tuple(rows), edges, num_samples, by, level, shares, privacy)
+    return Description(
+        tuple(rows),
+        edges,
+        num_samples,
+        by,
+        level,
+        shares,
+        privacy,
+        size if size < num_samples else None,
+    )
 
 
 def guarantee(num_samples: int, epsilon: float, delta: float) -> PrivacyGuarantee:
-    """Returns the guarantee of a description: it follows from n and the budget."""
+    """Returns the guarantee of a description, from n and the budget."""
     multiplier = noise_multiplier(epsilon, delta, num_steps=1)
     return PrivacyGuarantee.of(
         epsilon, delta, dp_event=gaussian_event(multiplier), num_samples=num_samples
@@ -173,11 +224,11 @@ def guarantee(num_samples: int, epsilon: float, delta: float) -> PrivacyGuarante
 
 
 def check(schema: Mapping[str, Kind], by: str | None) -> None:
-    """Checks what is said of columns.
+    """Checks the schema.
 
     Raises:
-        ValueError: where a kind is none, by is no column of categories, or a column
-            has too many cells.
+        ValueError: If a kind has a wrong type, by is not a column of categories, or a
+            column has too many cells.
     """
     _validate.require(len(schema) > 0, "schema", schema, "at least one column long")
     for name, kind in schema.items():

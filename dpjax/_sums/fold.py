@@ -5,7 +5,7 @@ may move by far more than the term. The fold bounds that in two steps.
 
 1. Up to `block_length` influences are added as floats, to the sum of a block. A record
    is in one block, so its replacement changes the rounding of that short sum only.
-2. A block's sum is split into a few integer digits and a small rest (`digits`). Digits
+2. A block's sum is split into a few integer digits and a small rest (`Digits`). Digits
    add exactly, in any order, for every microbatch size and number of devices; the
    rounding of added rests is far below what a record moves.
 
@@ -29,19 +29,24 @@ coordinate by coordinate (`sum_error_in_turn`).
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._sharding import num_shares, psum, zeros
-from dpjax._sums.digits import Digits
-from dpjax._sums.layout import Layout, Sizes
-from dpjax._sums.leaves import Influence, TableRows
-from dpjax._sums.memory import num_bytes, peak_bytes, rows_at_once
-from dpjax._sums.stream import MANY, FactoredSamples, SampleStream
-from dpjax._tree import as_float, by_row, like, num_coordinates
+from dpjax._sums.samples import MANY, FactoredSamples, Influence
+from dpjax._sums.stream import (
+    Layout,
+    SampleStream,
+    Sizes,
+    num_bytes,
+    peak_bytes,
+    rows_at_once,
+)
+from dpjax._sums.tables import TableRows
+from dpjax._tree import as_float, by_row, like, materialized, num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
 
@@ -69,10 +74,8 @@ def fold_mean(
 ) -> tuple[PyTree, PyTree]:
     """Returns a sum divided by `normalize_by`, and the aux of all rows.
 
-    Leaves of the sum may be stacked: see `unstacked`.
-
     Args:
-        summands: what is summed.
+        summands: what is summed. Leaves of the sum may be stacked: see `unstacked`.
         limit: the bound of each of its coordinates; None where there is none (`Mean`).
         normalize_by: the public divisor.
     """
@@ -85,7 +88,126 @@ def fold_mean(
         total, aux = fold.add(layout, digits, None, fold.no_aux())
         return digits.mean(psum(total, stream.axes)), aux
 
-    return fold.by_platform(run, stream.num_rows, longest_block(normalize_by))
+    divisor = float(normalize_by) if is_concrete(normalize_by) else MANY_ROWS
+    return fold.by_platform(run, stream.num_rows, block_length(divisor))
+
+
+class Digits(NamedTuple):
+    """Writes block sums as digits, so that they add without rounding that matters.
+
+    A sum x stands as x / normalize_by = (d0 + d1/base + d2/base^2) / unit, exactly. All
+    digits but the last are integers so small that those of all blocks, on all devices,
+    add up within the float's mantissa: whatever sums are taken first, they are exact.
+    `unit` and `base` are powers of two, the same for all blocks.
+
+    The last digit is the rest, a float of size base/2 at most. Sums of rests round, by
+    far less than a record moves: `digit_layout` sees to that. And since nothing is
+    dropped, values far below the limit keep their own precision.
+    """
+
+    unit: jax.Array | None  # None for plain sums: of influences without bound, of one
+    base: float
+    num_digits: int
+    normalize_by: Any
+
+    @classmethod
+    def of(cls, num_sums: int, length: int, shape: PyTree, limit, normalize_by):
+        """Returns digits for `num_sums` sums, on all devices together.
+
+        Each is of at most `length` values within ±limit (None: unbounded), and divided
+        by one divisor, or one of an array. `shape` is their pytree of shapes and types.
+        """
+        if limit is None:
+            return cls(None, 1.0, 1, normalize_by)
+        nmant = min(int(jnp.finfo(x.dtype).nmant) for x in jax.tree.leaves(shape))
+        layout = digit_layout(num_sums, nmant)
+        if layout.num_digits == 1:
+            return cls(None, 1.0, 1, normalize_by)
+        # The largest power of two with |x / normalize_by| unit <= 2^high_bits.
+        limit, divisor = (
+            jnp.asarray(x).astype(jnp.float32) for x in (limit, normalize_by)
+        )
+        _, exponent = jnp.frexp(jax.lax.stop_gradient(limit * length / divisor))
+        unit = jnp.ldexp(jnp.float32(1), jnp.minimum(layout.high_bits - exponent, 126))
+        return cls(unit, 2.0**layout.base_bits, layout.num_digits, normalize_by)
+
+    def of_group(self, index: Scalar) -> "Digits":
+        """Returns the digits for one of several divisors."""
+        unit = None if self.unit is None else self.unit[index]
+        return self._replace(unit=unit, normalize_by=self.normalize_by[index])
+
+    def add(self, total: tuple[PyTree, ...], sums: PyTree) -> tuple[PyTree, ...]:
+        """Adds the sums of some blocks, along the first axis, digit by digit."""
+
+        def scaled(x):
+            x = x / jnp.asarray(self.normalize_by).astype(x.dtype)
+            return x if self.unit is None else x * self.unit.astype(x.dtype)
+
+        if self.num_digits > 1:  # all are digits of one number
+            sums = materialized(sums)
+        digits = _split(jax.tree.map(scaled, sums), self.base, self.num_digits)
+        return jax.tree.map(lambda old, x: old + x.sum(axis=0), total, digits)
+
+    def mean(self, total: tuple[PyTree, ...]) -> PyTree:
+        """Returns the number that the digits stand for."""
+        if (unit := self.unit) is None:
+            return total[0]
+        digits = list(total)
+        # Carry, so that each lower digit is less than the base: exact, and then the
+        # sum of the lower digits is rounded far below the last place of the first.
+        for i in range(self.num_digits - 1, 0, -1):
+            carry = jax.tree.map(lambda x: jnp.round(x / self.base), digits[i])
+            digits[i] = jax.tree.map(lambda x, c: x - c * self.base, digits[i], carry)
+            digits[i - 1] = jax.tree.map(jnp.add, digits[i - 1], carry)
+        value = digits[-1]
+        for digit in reversed(digits[:-1]):
+            value = jax.tree.map(lambda d, low: d + low / self.base, digit, value)
+        return jax.tree.map(lambda x: x / unit.astype(x.dtype), value)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _split(scaled: PyTree, base: float, num_digits: int) -> tuple[PyTree, ...]:
+    digits = []
+    for _ in range(num_digits - 1):
+        digits.append(jax.tree.map(jnp.round, scaled))
+        scaled = jax.tree.map(lambda x, d: (x - d) * base, scaled, digits[-1])
+    return (*digits, scaled)
+
+
+@_split.defjvp
+def _split_jvp(base, num_digits, primals, tangents):
+    # The digits stand for the number itself, so its derivative goes to the first one.
+    (tangent,) = tangents
+    zeros = (jax.tree.map(jnp.zeros_like, tangent),) * (num_digits - 1)
+    return _split(*primals, base, num_digits), (tangent, *zeros)
+
+
+class DigitLayout(NamedTuple):
+    """Bits of the first digit, bits of the base, and how many digits there are."""
+
+    high_bits: int
+    base_bits: int
+    num_digits: int
+
+
+def digit_layout(num_sums: int, nmant: int) -> DigitLayout:
+    """Returns digits such that `num_sums` of them add exactly in `nmant` + 1 bits.
+
+    The first is at most 2^high_bits, the others at most base/2 in size. Only sums of
+    the last one round, by 2^-(nmant + 11) of a block's bound at most.
+    """
+    bits = max(num_sums - 1, 0).bit_length()
+    rule = f"at most 2^{nmant - 1} blocks (the sum of more could not be exact)"
+    require(bits < nmant, "samples", f"{num_sums:,} blocks of them", rule)
+    high, base = nmant - bits, nmant + 1 - bits
+    if bits == 0:  # one sum: nothing is added to it
+        return DigitLayout(high, base, 1)
+    # Rests of 2^bits sums are at most 2^-(b + 1) of a block's bound each, where b bits
+    # stand before them. In whatever order they are added, their sum is off by at most
+    # 2^(2 bits) 2^-(nmant + 1) (1 + 1/3) times that: b = 11 + 2 bits is enough.
+    # (Coordinates round apart from each other: the slack counts sqrt(d) times that.)
+    more = max(0, -(-(11 + 2 * bits - high) // base))
+    return DigitLayout(high, base, 2 + more)
 
 
 class Span(NamedTuple):
@@ -201,7 +323,7 @@ class Fold:
             sums = by_row(self.row.build, layout.width)(sums)
             return (digits.add(total, sums), aux), None
 
-        carry = digits.zeros(self.shape), aux
+        carry = (jax.tree.map(zeros, self.shape),) * digits.num_digits, aux
         if layout.rounds == 1:
             return add_blocks(carry, 0)[0]
         return jax.lax.scan(add_blocks, carry, jnp.arange(layout.rounds))[0]
@@ -217,20 +339,18 @@ class Fold:
         # rows that are already counted are left out.
         inside = start if is_whole else jnp.minimum(start, num_rows - size)
         samples, new = self.read(inside, size)
-        aux = jax.tree.map(
-            lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x, inside, 0),
-            aux,
-            new,
+        update = partial(
+            jax.lax.dynamic_update_slice_in_dim, start_index=inside, axis=0
         )
+        aux = jax.tree.map(update, aux, new)
         samples = self.prepare(samples).stacked()
         row = inside + jnp.arange(size)
         if not is_whole:
             stop = num_rows if span is None else span.stop
             samples = samples.zero_unless((row >= start) & (row < stop))
-        if self.stream.is_padding_example is not None:
-            padding = jax.lax.dynamic_slice_in_dim(
-                self.stream.is_padding_example, inside, size
-            )
+        mask = self.stream.is_padding_example
+        if mask is not None:
+            padding = jax.lax.dynamic_slice_in_dim(mask, inside, size)
             samples = samples.zero_unless(~padding)
         return samples.padded(layout.size), aux
 
@@ -244,11 +364,6 @@ def block_length(normalize_by: float) -> int:
     the number of block sums below where digits no longer add exactly.
     """
     return 64 if FEW_ROWS < normalize_by <= 2**27 else 256
-
-
-def longest_block(normalize_by: Scalar) -> int:
-    """Returns `block_length` of a divisor that may be traced."""
-    return block_length(float(normalize_by) if is_concrete(normalize_by) else MANY_ROWS)
 
 
 def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:

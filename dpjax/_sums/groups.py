@@ -6,7 +6,7 @@ import numpy as np
 
 from dpjax._sharding import psum, zeros
 from dpjax._sums.fold import MANY_ROWS, Fold, Span, Summands, block_length
-from dpjax._sums.layout import Layout
+from dpjax._sums.stream import Layout
 from dpjax._types import PyTree, Scalar
 
 

@@ -1,227 +1,57 @@
-"""Samples that are made a few at a time, and those few, in factored form.
+"""Samples that are made of rows when they are needed, and how many at once.
 
-A sample's gradient by the kernel of a dense layer is the outer product of two vectors;
-that by a table of embeddings is zero but for a few rows. Norms and sums of such samples
-are found from the factors. Whatever else a sample holds is an array, as it always was.
+Rows are read in microbatches, and added in blocks, each with a float sum.
+A microbatch has `rows` rows of each of `width` blocks, whose sums are made next to each
+other. A block gets rows from `microbatches` microbatches, one after the other. Then the
+next `width` blocks follow: `rounds` times in all.
+
+On a GPU or TPU the memory decides how many rows a microbatch has, one at least:
+
+    rows = (M - D - 8 S) / (2 R)
+
+where
+
+* M is the memory that the device lends to JAX: `bytes_limit` of `memory_stats()`, the
+  smallest of all devices; 2^35 (32 GiB) where JAX reports none, as in an export from a
+  machine without a GPU, and where several processes run one program: digits add up only
+  if all of them have the same blocks, and one does not know the other's memory;
+* D are the bytes of the rows themselves, such as of the batch;
+* S are the bytes of one sum, which is as large as the parameters. The eight are these,
+  the mean, the sum of a block, three digits (`Digits`), and an optimizer's two moments;
+* R are the bytes of one row at their highest in the program that makes a sample, and
+  what is summed of it: activations that wait for the backward pass, factors, gradients
+  that are written out. The 2 stands for what the compiler orders in another way.
+
+Blocks whose sums have 2^22 numbers together, or one block, bound it too. All of these
+are shapes, or facts of the device: the number of rows is public. It moves a mean by
+rounding, within what `sensitivity()` counts for any such number.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
 from dpjax import _validate
-from dpjax._sharding import num_other_devices, num_shares, varying_axes
-from dpjax._sums.addition import zero_unless
-from dpjax._sums.leaves import SMALL, Arrays, Influence, Leaf
-from dpjax._tree import materialized, register, split, stack
+from dpjax._sharding import num_shares
+from dpjax._sums.samples import FactoredSamples
+from dpjax._tree import materialized, register
 from dpjax._types import PyTree, Scalar
 
-MANY = 64  # leaves of one shape, of which a compiler should see fewer
-
-
-@register("leaves")
-@dataclass(frozen=True)
-class FactoredSamples:
-    """Samples of which some leaves are factored.
-
-    Attributes:
-        leaves: a pytree of arrays (n, ...), `OuterProducts` and `TableRows`.
-        work: how many numbers the program makes for a sample, about.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from dpjax._sums.leaves import OuterProducts
-        >>> kernel = OuterProducts(jnp.ones((5, 2)), jnp.ones((5, 3)), lambda x: x)
-        >>> samples = FactoredSamples({"kernel": kernel, "bias": jnp.ones((5, 3))})
-        >>> samples.written_out()["kernel"].shape
-        (5, 2, 3)
-    """
-
-    leaves: PyTree
-    work: int = 1
-
-    @property
-    def parts(self) -> list[Leaf]:
-        """All leaves; plain arrays as `Arrays`."""
-        leaves = jax.tree.leaves(self.leaves, is_leaf=_is_leaf)
-        return [leaf if _is_leaf(leaf) else Arrays(leaf) for leaf in leaves]
-
-    def with_parts(self, parts: list[Any]) -> "FactoredSamples":
-        """Returns samples with other leaves, of which some may be arrays."""
-        return FactoredSamples(self._unflatten(parts), self.work)
-
-    def stacked(self) -> "FactoredSamples":
-        """Returns samples with small arrays of one shape stacked, if they are many."""
-        stacked = Stacked.of(self.leaves)
-        is_same = not any(group[1:] for group in stacked.groups)
-        return self if is_same else FactoredSamples(stacked, self.work)
-
-    def written_out(self) -> PyTree:
-        """Returns the samples as a pytree of arrays."""
-        return self._unflatten([part.written_out() for part in self.parts])
-
-    def zeros(self) -> list[jax.Array]:
-        """Returns sums of no samples, one for every leaf, before `build`."""
-        return [part.zeros() for part in self.parts]
-
-    def add_to(
-        self, sums: list[jax.Array], influence: Influence | None, in_turn: int | None
-    ) -> list[jax.Array]:
-        """Adds samples to sums, or their influences.
-
-        Args:
-            sums: one for every leaf, as `zeros` returns them.
-            influence: acts by coordinate, and leaves zero as it is; None adds samples.
-            in_turn: how many rows are added in one pass over a large sum, one after the
-                other; None leaves the order to the compiler.
-        """
-        pairs = zip(sums, self.parts, strict=True)
-        return [part.add(x, influence, in_turn) for x, part in pairs]
-
-    def build(self, sums: list[jax.Array]) -> PyTree:
-        """Returns sums in the shape of samples."""
-        pairs = zip(self.parts, sums, strict=True)
-        return self._unflatten([part.build(x) for part, x in pairs])
-
-    def _unflatten(self, leaves):
-        structure = jax.tree.structure(self.leaves, is_leaf=_is_leaf)
-        return jax.tree.unflatten(structure, leaves)
-
-    @property
-    def numbers(self) -> list[jax.Array]:
-        """All arrays of numbers, without those of places."""
-        return [x for part in self.parts for x in part.numbers]
-
-    @property
-    def dtype(self) -> Any:
-        """float64 where a leaf has it, else float32."""
-        return max((x.dtype for x in self.numbers), key=lambda dtype: dtype.itemsize)
-
-    def finite(self) -> "FactoredSamples":
-        """Returns samples in which NaN and infinities count as zero."""
-        return self.with_parts([part.finite() for part in self.parts])
-
-    def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
-        """Returns the square of the norm of one finite sample times a number."""
-        dtype = self.dtype
-        # As a tree: one after the other, thousands of leaves err by as many roundings.
-        squares = [part.squared_norm(inverse_unit).astype(dtype) for part in self.parts]
-        return jax.tree.reduce_associative(
-            jnp.add, squares, identity=jnp.zeros((), dtype)
-        )
-
-    def weighted(self, weight: jax.Array) -> "FactoredSamples":
-        """Returns one finite sample times a weight."""
-        return self.with_parts([part.weighted(weight) for part in self.parts])
-
-    def blocks(self, count: int) -> "FactoredSamples":
-        """Returns so many blocks of equally many samples, along a new first axis."""
-        return jax.tree.map(
-            lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), self
-        )
-
-    def padded(self, size: int) -> "FactoredSamples":
-        """Returns so many samples, of which the last ones are zeros."""
-
-        def pad(x):
-            more = size - len(x)
-            return jnp.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1)) if more else x
-
-        return jax.tree.map(pad, self)
-
-    def zero_unless(self, counts: jax.Array) -> "FactoredSamples":
-        """Returns zeros in the place of samples that do not count."""
-        return jax.tree.map(lambda x: zero_unless(counts, x), self)
-
-    @property
-    def has_small_factors(self) -> bool:
-        """Whether the factors of any leaf are much smaller than the leaf."""
-        return any(part.is_smaller for part in self.parts)
-
-    @property
-    def has_large_arrays(self) -> bool:
-        """Whether an array of a sample has more than a few thousand entries."""
-        arrays = [part for part in self.parts if isinstance(part, Arrays)]
-        return any(part.is_large for part in arrays)
-
-    @property
-    def num_rows(self) -> int:
-        """The number of samples."""
-        return len(jax.tree.leaves(self.leaves)[0])
-
-    @property
-    def row_size(self) -> int:
-        """How many numbers are made and held of a sample, about."""
-        return self.work + sum(x.size // len(x) for x in jax.tree.leaves(self.leaves))
-
-
-@register("leaves")
-@dataclass(frozen=True)
-class Stacked:
-    """A pytree of samples, or of their sum, in which small arrays are stacked by shape.
-
-    Thousands of leaves are then a few for the compiler.
-
-    Attributes:
-        leaves: stacks (..., m, *shape), or one leaf each that is as it was.
-        groups: the indices of the leaves in each; static.
-        structure: of the pytree; static.
-    """
-
-    leaves: list[Any]
-    groups: tuple[tuple[int, ...], ...]
-    structure: Any
-
-    @classmethod
-    def of(cls, tree: PyTree) -> "Stacked":
-        """Returns samples with leaves of more than `MANY` of one shape stacked."""
-        leaves, structure = jax.tree.flatten(
-            tree, is_leaf=lambda x: isinstance(x, Leaf)
-        )
-        groups: dict[Any, list[int]] = {}
-        for i, x in enumerate(leaves):
-            groups.setdefault(_kind(x) or i, []).append(i)
-        found = [
-            part
-            for group in groups.values()
-            for part in ([group] if len(group) > MANY else [[i] for i in group])
-        ]
-        stacks = [
-            stack([leaves[i] for i in group], 1) if group[1:] else leaves[group[0]]
-            for group in found
-        ]
-        return cls(stacks, tuple(map(tuple, found)), structure)
-
-    def unstacked(self) -> PyTree:
-        """Returns the sum of samples as the pytree that it was."""
-        leaves = {}
-        for x, group in zip(self.leaves, self.groups, strict=True):
-            rows = [y[0] for y in split(x, [1] * len(x))] if group[1:] else [x]
-            leaves.update(zip(group, rows, strict=True))
-        return self.structure.unflatten(leaves[i] for i in range(len(leaves)))
-
-
-def unstacked(tree: PyTree) -> PyTree:
-    """Returns the pytree of a sum without stacks."""
-    return jax.tree.map(
-        lambda x: x.unstacked() if isinstance(x, Stacked) else x,
-        tree,
-        is_leaf=lambda x: isinstance(x, Stacked),
-    )
-
-
-def _kind(x: Any) -> Any:
-    """Returns what leaves that may be stacked have in common, None for others."""
-    if isinstance(x, Leaf) or x.size > SMALL * len(x) or num_other_devices(x) > 1:
-        return None
-    return x.shape, x.dtype, varying_axes(x)
-
-
+MOST_NUMBERS = 2**18  # of all sums that are made next to each other, on CPU
+IN_TURN = 16  # rows that are added in one pass over a large sum, on CPU
+DEFAULT = 2**35  # about what JAX gets of a GPU of 40 GB: three quarters
+# Operations whose results need no memory: they are their operands, seen otherwise.
+VIEWS = {
+    *("reshape", "squeeze", "transpose", "broadcast_in_dim"),
+    *("copy", "optimization_barrier"),
+}
 MakeFactored = Callable[[PyTree], tuple[FactoredSamples, PyTree]]
 
 
@@ -368,5 +198,203 @@ def _themselves(shared: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
     return rows, ()
 
 
-def _is_leaf(x: Any) -> bool:
-    return isinstance(x, Leaf)
+class Sizes(NamedTuple):
+    """Numbers that are held of a row, that are made for it, and that a sum has."""
+
+    row: int
+    made: int
+    total: int
+
+
+class Layout(NamedTuple):
+    """How rows fall into microbatches and blocks.
+
+    Attributes:
+        num_rows: rows on the device.
+        width: how many blocks are summed next to each other.
+        rows: how many rows of one block a microbatch has.
+        microbatches: how many microbatches a block is made of.
+        rounds: how many times `width` blocks are summed.
+        unroll: how many microbatches the loop over them adds in one iteration.
+        in_turn: as in `FactoredSamples.add_to`.
+    """
+
+    num_rows: int
+    width: int
+    rows: int
+    microbatches: int
+    rounds: int
+    unroll: int = 1
+    in_turn: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Rows of a microbatch."""
+        return self.width * self.rows
+
+    @property
+    def block_length(self) -> int:
+        """Rows of a block."""
+        return self.rows * self.microbatches
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no row is left over."""
+        return self.size * self.microbatches * self.rounds == self.num_rows
+
+    @classmethod
+    def one_by_one(cls, num_rows, longest, sizes, microbatch_size):
+        """Returns the layout for arrays on CPU: a microbatch has one row of each block.
+
+        Several blocks at once are faster if their sums fit into the first cache, which
+        holds 2^15 numbers. A sum of more than 2^13 numbers is made alone, because XLA
+        then fuses the additions of four unrolled rows.
+        """
+        is_large = sizes.total > 2**13
+        if microbatch_size is None:
+            microbatch_size = 4 if is_large else min(2**15 // sizes.total, 512)
+        unroll = min(microbatch_size, 4) if is_large else 1
+        steps = -(-num_rows // min(-(-microbatch_size // unroll), num_rows, 1024))
+        width = -(-num_rows // steps)
+        rounds = -(-steps // longest)
+        microbatches = -(-steps // rounds)
+        # A divisor of the length: a remainder would be compiled once more.
+        unroll = max(x for x in range(1, unroll + 1) if microbatches % x == 0)
+        return cls(num_rows, width, 1, microbatches, rounds, unroll)
+
+    @classmethod
+    def cached(cls, num_rows, longest, sizes, microbatch_size, *, is_large):
+        """Returns the layout for factors on CPU: as many rows as the caches hold.
+
+        They are four at least, if memory holds these.
+        """
+        in_turn = IN_TURN if is_large else None
+        if microbatch_size is None:
+            # Rows that are processed all at once, in blocks that need no filling up,
+            # stay where they are in the batch: nothing is copied.
+            length = _length(num_rows, longest)
+            blocks = num_rows // length
+            is_small = (
+                num_rows * sizes.made <= 2**21 and blocks * sizes.total <= MOST_NUMBERS
+            )
+            if 2 * length > min(longest, num_rows) and is_small and not is_large:
+                return cls(num_rows, blocks, length, 1, 1)
+            few = min(4, 2**25 // sizes.row)
+            # Several blocks at once where a sum is small, as long as caches hold them.
+            blocks = min(2**12 // sizes.total, 2**18 // (sizes.row * longest))
+            most = longest * max(blocks, 1)
+            microbatch_size = min(max(2**21 // sizes.row, few, 1), most)
+            if microbatch_size < num_rows:  # batches are powers of two, or nearly all
+                microbatch_size = 2 ** (microbatch_size.bit_length() - 1)
+        layout = cls._of(num_rows, longest, sizes, microbatch_size, MOST_NUMBERS)
+        return layout._replace(in_turn=in_turn)
+
+    @classmethod
+    def parallel(cls, num_rows, longest, sizes, microbatch_size):
+        """Returns the layout elsewhere, of microbatches as memory holds them."""
+        return cls._of(num_rows, longest, sizes, microbatch_size, 2**22)
+
+    @classmethod
+    def _of(cls, num_rows, longest, sizes, microbatch_size, most_numbers):
+        most = longest * max(most_numbers // sizes.total, 1)
+        size = min(microbatch_size, num_rows, most)
+        num_microbatches = -(-num_rows // size)
+        size = -(-num_rows // num_microbatches)
+        width = -(-size // longest)
+        rows = -(-size // width)
+        microbatches = max(min(longest // size, num_microbatches), 1)
+        microbatches = -(-num_microbatches // -(-num_microbatches // microbatches))
+        return cls(
+            num_rows,
+            width,
+            rows,
+            microbatches,
+            -(-num_rows // (width * rows * microbatches)),
+        )
+
+
+def _length(num_rows, longest):
+    """Returns the longest block such that all blocks are equally long."""
+    return next(k for k in range(min(longest, num_rows), 0, -1) if num_rows % k == 0)
+
+
+def rows_at_once(row_bytes: int, sum_bytes: int, bytes_of_rows: int) -> int:
+    """Returns how many rows are processed at once.
+
+    Args:
+        row_bytes: R.
+        sum_bytes: S.
+        bytes_of_rows: D.
+    """
+    devices = jax.local_devices() if jax.process_count() == 1 else []
+    found = [(x.memory_stats() or {}).get("bytes_limit") for x in devices]
+    memory = min(filter(None, found), default=DEFAULT)
+    return max((memory - bytes_of_rows - 8 * sum_bytes) // (2 * max(row_bytes, 1)), 1)
+
+
+def num_bytes(tree: PyTree) -> int:
+    """Returns the bytes of all arrays."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def peak_bytes(jaxpr: core.Jaxpr, of_row: Sequence[core.Var]) -> int:
+    """Returns the bytes, at their highest, of what depends on some arguments.
+
+    Results are held until the end. Arguments are not counted, and neither is what does
+    not depend on these: it is there once for all rows.
+
+    Args:
+        jaxpr: a program.
+        of_row: its arguments that are of one row.
+    """
+    # The variable in whose memory a value lies; None for that of an argument.
+    place: dict[Any, core.Var | None] = dict.fromkeys(of_row)
+    last: dict[core.Var | None, int] = {}
+    steps = []
+    for i, equation in enumerate(jaxpr.eqns):
+        read = [x for x in equation.invars if _is_in(place, x)]
+        if not read:
+            continue
+        made = equation.outvars
+        if equation.primitive.name in VIEWS:
+            pairs = zip(equation.invars, made, strict=False)
+            place |= {y: place[x] for x, y in pairs if _is_in(place, x)}
+            made = [x for x in made if x not in place]
+        place |= {x: x for x in made}
+        last |= {place[x]: i for x in (*read, *equation.outvars)}
+        steps.append((i, equation, made))
+    last |= {place[x]: len(jaxpr.eqns) for x in jaxpr.outvars if _is_in(place, x)}
+    freed = Counter()
+    for x, i in last.items():
+        freed[i] += 0 if x is None else _bytes(x)
+    held = highest = 0
+    for i, equation, made in steps:
+        new = sum(map(_bytes, made))
+        within = max((peak_bytes(*each) for each in _inner(equation, place)), default=0)
+        # A loop's results lie beside its body; those of other programs are in them.
+        is_loop = equation.primitive.name in ("scan", "while")
+        highest = max(highest, held + (new + within if is_loop else max(new, within)))
+        held += new - freed[i]
+    return highest
+
+
+def _inner(equation, place):
+    """Returns the programs inside an equation, with their arguments of one row."""
+    for value in equation.params.values():
+        for program in value if isinstance(value, tuple | list) else (value,):
+            jaxpr = getattr(program, "jaxpr", program)
+            if not isinstance(jaxpr, core.Jaxpr):
+                continue
+            if equation.primitive is core.primitives.jit_p:
+                pairs = zip(equation.invars, jaxpr.invars, strict=True)
+                yield jaxpr, [y for x, y in pairs if _is_in(place, x)]
+            else:
+                yield jaxpr, jaxpr.invars
+
+
+def _is_in(place, x):
+    return isinstance(x, core.Var) and x in place
+
+
+def _bytes(x):
+    return num_bytes([x.aval]) if hasattr(x.aval, "dtype") else 0

@@ -23,7 +23,7 @@ d coordinates. One is zCDP,
 
 because the discrete Gaussian is (D^2 / (2 sigma^2))-zCDP, a log ratio of tau/2 in each
 of d coordinates is (d tau^2 / 8)-zCDP, and the square roots of rho add up: from the sum
-to the discrete Gaussian, to that of the neighbour, to the neighbour's sum (Bun, Steinke
+to the discrete Gaussian, to that of the neighbor, to the neighbor's sum (Bun, Steinke
 2016, Proposition 1.9, with two different budgets).
 
 The other compares the sum with a continuous Gaussian that is rounded to integers, and

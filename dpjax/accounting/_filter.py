@@ -2,35 +2,12 @@
 
 The analyst who chooses the next release has seen the earlier ones, and may choose its
 budget by them. Composition theorems for budgets that are fixed beforehand do not cover
-this. A filter does: it only checks that the total spent stays within a limit.
-
-Let P_i and Q_i be the distributions of release i on two neighbouring data sets, given
-the earlier outcomes. Fix an order alpha > 1, and let the divergence of release i be at
-most r_i, which may depend on the earlier outcomes. Taking expectations from the last
-release to the first gives
-
-    E_Q prod_i (P_i/Q_i)^alpha exp(-(alpha - 1) r_i) <= 1,
-
-so if sum_i r_i <= R for all outcomes, all releases together have a divergence of at
-most R (Feldman and Zrnic 2021). That needs one alpha for all outcomes. If it were
-enough that *one* of several orders stays within its limit, the outcomes would choose
-the order, and the failure probabilities of the orders would add up. Hence the order is
-fixed with the limit.
-
-A release of which only (epsilon, delta)-DP is known is epsilon-DP with probability
-1 - delta, under the same mixture on both data sets (Kairouz, Oh and Viswanath 2015). If
-these deltas add up to at most D for all outcomes, one of them fails with probability at
-most D. Where none fails, the densities are those of a filtered interaction as above,
-times factors of at most one which both data sets share. So all releases together are
-(epsilon(R, delta'), delta' + D)-DP (Whitehouse et al. 2023). Each gets half of delta.
-
-Padded Poisson batches overflow with a probability tau, which an event does not state:
-the distribution of a release has this distance from the one whose divergence is known.
-If all taus add up to at most t, then so does the distance of all releases together, on
-both data sets: this costs (1 + e^epsilon) t of the other half of delta, by equation (1)
-of `_poisson_capacity`.
-
-At delta = 0 the order is infinite: divergences are pure epsilons, which add up.
+this. A filter does: if Renyi divergences of one order, fixed with the limit, add up to
+at most R for all outcomes, all releases together have one of at most R:
+`docs/privacy/proofs/choices.md`, 6.1. Deltas of releases, and the overflow probability
+tau of padded Poisson batches, cost the sum of delta and (1 + e^epsilon) tau:
+`docs/privacy/proofs/choices.md`, 6.2. Half of delta is for these, half for the
+divergence. At delta = 0 the order is infinite: pure epsilons add up.
 """
 
 import dataclasses
@@ -81,7 +58,7 @@ class PrivacyFilter:
         delta: privacy of all releases together, in [0, 1). Half of it converts
             divergences to epsilon; half is for releases of which only (epsilon, delta)
             is known. At 0, only releases of pure epsilon are within the limit.
-        relation: the neighbouring relation of all guarantees.
+        relation: the neighboring relation of all guarantees.
         order: order of the Renyi divergence, an integer from 2 to 1e5, or inf at
             delta = 0. None: the order at which the limit allows the most zCDP.
         spent: the costs of the releases so far.
@@ -91,7 +68,7 @@ class PrivacyFilter:
 
     Privacy:
         If every release is spent before it is made, all releases together are
-        (epsilon, delta)-DP under `relation`. Proved at the head of this file.
+        (epsilon, delta)-DP under `relation`.
 
     Example:
         Twelve releases with Gaussian noise of epsilon = 1 each fit into epsilon = 4.

@@ -27,7 +27,7 @@ from dp_accounting.pld.privacy_loss_distribution import (
 )
 
 from dpjax.accounting._gaussian import gaussian_delta, gaussian_epsilon
-from dpjax.accounting._sample import subsampled_epsilon
+from dpjax.accounting._sample import subsampled_epsilon, without_sampling
 
 # The probability of losses beyond the last cell, and the largest number of cells.
 _UNSEEN, _MOST_LOSSES = 1e-18, 100_000
@@ -58,16 +58,6 @@ def fixed_size_losses(
     raised = without_sampling(epsilons, prob)
     above = np.minimum(prob * gaussian_delta(1 / noise_multiplier, raised), 1.0)
     return symmetric_losses(interval, above)
-
-
-def without_sampling(epsilons: np.ndarray, prob: float) -> np.ndarray:
-    """Returns log(1 + (e^epsilon - 1) / q), of epsilons above log(1 - q)."""
-    with np.errstate(over="ignore"):
-        return np.where(
-            epsilons < 1,
-            np.log1p(np.expm1(epsilons) / prob),
-            epsilons + np.log1p((prob - 1) * np.exp(-epsilons)) - math.log(prob),
-        )
 
 
 def symmetric_losses(interval: float, above: np.ndarray) -> PrivacyLossDistribution:

@@ -27,6 +27,10 @@ _ROUNDOFF = 1e-14  # of log_ndtr and what follows it
 # Below this epsilon the two terms of (1) agree to so many digits that double precision
 # cannot separate them; two closed-form upper bounds replace it.
 _SMALLEST_ANALYTIC_EPSILON = 1e-4
+# From these on, of stddev and of epsilon, the second term of (1) is left out: the
+# delta of noise of s sensitivities is at most Phi(1 / (2 s) - epsilon s). What that
+# adds to epsilon, a share of about 1 / epsilon, is below the slack of the stddev.
+_LARGEST_ANALYTIC_EPSILON, _LARGEST_SEARCHED = 1e12, 1e10
 
 
 def gaussian_stddev(
@@ -54,7 +58,7 @@ def gaussian_stddev(
             is negative or not finite, or num_releases is below one.
 
     Privacy:
-        All releases together are (epsilon, delta)-DP, under the neighbouring relation
+        All releases together are (epsilon, delta)-DP, under the neighboring relation
         for which the sensitivity holds.
 
     Example:
@@ -78,6 +82,9 @@ def gaussian_stddev(
     if epsilon < _SMALLEST_ANALYTIC_EPSILON:
         by_zcdp = 1 / math.sqrt(2 * epsilon_to_rho(epsilon, delta))
         unit = min(by_zcdp, _zero_epsilon_stddev(delta))
+    elif epsilon >= _LARGEST_ANALYTIC_EPSILON:
+        z = float(scipy.special.ndtri(delta))
+        unit = 1 / (z + math.sqrt(z * z + 2 * epsilon))
     else:
         with np.errstate(divide="ignore"):  # A delta that rounds to zero has log -inf.
             unit = gaussian_mechanism.get_sigma_gaussian(epsilon, delta, tol=1e-15)
@@ -107,7 +114,7 @@ def gaussian_epsilon(
             finite, delta is outside [0, 1), or num_releases is below one.
 
     Privacy:
-        All releases together are (epsilon, delta)-DP, under the neighbouring relation
+        All releases together are (epsilon, delta)-DP, under the neighboring relation
         for which the sensitivity holds.
 
     Example:
@@ -128,6 +135,9 @@ def gaussian_epsilon(
     unit = stddev / (sensitivity * math.sqrt(num_releases))
     if unit >= _zero_epsilon_stddev(delta):
         return 0.0
+    epsilon = (0.5 / unit - float(scipy.special.ndtri(delta))) / unit
+    if epsilon >= _LARGEST_SEARCHED:
+        return float(epsilon) * (1 + _EPSILON_SLACK)
     with np.errstate(divide="ignore"):  # A delta that rounds to zero has log -inf.
         epsilon = gaussian_mechanism.get_epsilon_gaussian(unit, delta, tol=1e-15)
     if epsilon < _SMALLEST_ANALYTIC_EPSILON:

@@ -27,7 +27,7 @@ def group_privacy(
     num_groups: int | None = None,
     unit: str | None = None,
 ) -> PrivacyGuarantee:
-    """The guarantee of a release for neighbours that differ in up to k records.
+    """The guarantee of a release for neighbors that differ in up to k records.
 
     What is (epsilon, delta)-DP for one record is (k epsilon, delta (e^(k epsilon) - 1)
     / (e^epsilon - 1))-DP for k.
@@ -48,7 +48,7 @@ def group_privacy(
         ValueError: If group_size is below 1.
 
     Privacy:
-        A chain of k neighbours of the given relation connects two such data sets. If
+        A chain of k neighbors of the given relation connects two such data sets. If
         the number of records is public, pad people with fewer than k records.
 
     Example:

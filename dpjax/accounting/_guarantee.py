@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 import numpy as np
-import scipy.special
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike
 
@@ -14,14 +13,13 @@ from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.accounting._profiles import Profile, profile_of_release
 
 _ROUNDED_UP = 1 + 1e-14  # more than what follows a `Profile` loses
-_ROOT_ERROR = 1e-13  # of two quantiles of the normal distribution
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyGuarantee:
     """An (epsilon, delta) guarantee, the relation it holds for, and how to say it.
 
-    For every two neighbouring data sets and every set S of outcomes,
+    For every two neighboring data sets and every set S of outcomes,
     Pr[S] <= e^epsilon Pr'[S] + delta. This does not say that the ratio of probabilities
     is at most e^epsilon with probability 1 - delta: with Gaussian noise for (1, 1e-5)
     it exceeds e with probability 1.6e-4. Immutable and hashable, so that it can be
@@ -30,7 +28,7 @@ class PrivacyGuarantee:
     Args:
         epsilon: privacy parameter, 0 <= epsilon <= inf; inf means no privacy.
         delta: privacy parameter in [0, 1).
-        relation: which data sets count as neighbours.
+        relation: which data sets count as neighbors.
         dp_event: the `dp_accounting` event of the release, in the convention of that
             relation (`gaussian_event` and `selection_event` say which accountant reads
             it). It must be hashable: compose tuples, not lists.
@@ -88,9 +86,9 @@ class PrivacyGuarantee:
             epsilon: privacy parameter, 0 <= epsilon <= inf.
             delta: privacy parameter in [0, 1).
             dp_event: the `dp_accounting` event of the release.
-            relation: which data sets count as neighbours.
+            relation: which data sets count as neighbors.
             num_samples: the number of units, if it is public and should be named.
-            unit: a noun for what neighbours differ in: "record", "user" (one with all
+            unit: a noun for what neighbors differ in: "record", "user" (one with all
                 its records, see `dpjax.gradients.by_user`), or another noun with its
                 description, such as "group of records with one postcode".
 
@@ -131,10 +129,10 @@ class PrivacyGuarantee:
     def tradeoff(self, false_positive_rates: ArrayLike) -> np.ndarray:
         """The largest true positive rate of any attack, at each false positive rate.
 
-        An attack sees the release, and knows all records but one and two candidates for
-        that one (under add/remove: the record, or that there is none). It says "yes" or
-        "no" to the first candidate. Its false positive rate is the probability of "yes"
-        under the second, its true positive rate that under the first, so that
+        An attack sees the release, and knows all records but one, and two candidates
+        for that one (under add/remove: the record, or none). It says "yes" or "no" to
+        the first candidate. Its false positive rate is the probability of "yes" under
+        the second, its true positive rate that under the first, so that
 
             tradeoff(a) = inf over epsilon of e^epsilon a + delta(epsilon),
 
@@ -208,8 +206,8 @@ class PrivacyGuarantee:
             rate, because tradeoff is concave and so tradeoff(a) / a falls.
 
         Example:
-            From 1 per cent to at most 9, if one of a thousand others is taken for the
-            person; never beyond 3 per cent with a pure epsilon of 1.
+            From 1 per cent to at most 9, if the attack mistakes one of a thousand
+            others for the person; never beyond 3 per cent with a pure epsilon of 1.
 
             >>> from dpjax.accounting import gaussian_event, selection_event
             >>> noisy = PrivacyGuarantee.of(3.0, 1e-5, dp_event=gaussian_event(1.4))
@@ -227,42 +225,6 @@ class PrivacyGuarantee:
         yes = prior * np.where(is_limit, 1.0, true)
         no = (1 - prior) * np.where(is_limit, math.exp(-self._profile.pure), false)
         return np.minimum(yes / (yes + no) * _ROUNDED_UP, 1.0)
-
-    def equivalent_mu(self, false_positive_rates: ArrayLike) -> np.ndarray:
-        """The mu of Gaussian noise under which the best attack does as well.
-
-        That attack tells a draw of N(mu, 1) from one of N(0, 1), so mu = Phi^-1(b) -
-        Phi^-1(a) with b = tradeoff(a). For Gaussian mechanisms on all records it is
-        sensitivity / stddev at every rate; the largest value over all rates, if it is
-        finite, is the mu of Gaussian differential privacy.
-
-        Args:
-            false_positive_rates: as for `tradeoff`, but neither 0 nor 1.
-
-        Returns:
-            float64 numbers of that shape, rounded up: they are inf if b is within 1e-12
-            of 1.
-
-        Raises:
-            ValueError: If a rate is not strictly between 0 and 1.
-
-        Example:
-            >>> from dpjax.accounting import gaussian_event, selection_event
-            >>> noisy = PrivacyGuarantee.of(3.0, 1e-5, dp_event=gaussian_event(1.4))
-            >>> print(noisy.equivalent_mu([0.01, 0.5]).round(4))  # 1 / 1.4
-            [0.7143 0.7143]
-            >>> choice = PrivacyGuarantee.of(1.0, 0.0, dp_event=selection_event(1.0))
-            >>> print(choice.equivalent_mu([0.01, 0.5]).round(4))
-            [0.4024 0.9005]
-
-        Reference:
-            Dong, Roth, Su (2022), Definition 2.6.
-        """
-        rates = np.asarray(false_positive_rates)
-        _validate.probability(false_positive_rates=rates)
-        rates = rates.astype(np.float64)
-        ends = scipy.special.ndtri([self.tradeoff(rates), rates])
-        return (ends[0] - ends[1] + _ROOT_ERROR) * _ROUNDED_UP
 
     @property
     def _profile(self) -> Profile:

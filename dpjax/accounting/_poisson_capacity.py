@@ -2,7 +2,7 @@
 
 Compiled training pads every Poisson batch to one capacity and drops the records beyond
 it. Let P~ be the distribution of a run with unbounded batches, P that of the padded run
-on the same data, and Q~, Q the same on a neighbouring data set. The two runs agree
+on the same data, and Q~, Q the same on a neighboring data set. The two runs agree
 unless a step overflows, so their total variation distance is at most
 tau = T Pr[Binomial(n, q) > capacity]. If the unbounded run is (epsilon, delta~)-DP,
 then for every event S
@@ -39,7 +39,7 @@ def poisson_capacity(
 
     The smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000, for
     T batches into which each of n records enters with probability q. Under add/remove n
-    is an upper bound on the size of both neighbouring data sets. `noise_multiplier` and
+    is an upper bound on the size of both neighboring data sets. `noise_multiplier` and
     `noise_multiplier_to_epsilon` reserve this thousandth of delta for every Poisson
     scheme, so padded batches of at least this capacity need no further accounting.
 

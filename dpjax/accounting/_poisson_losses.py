@@ -30,8 +30,9 @@ import scipy.special
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from dpjax.accounting._fixed_size import symmetric_losses, without_sampling
+from dpjax.accounting._fixed_size import symmetric_losses
 from dpjax.accounting._gaussian import gaussian_delta
+from dpjax.accounting._sample import without_sampling
 from dpjax.accounting._sampled_renyi import log_ratio
 
 _UNSEEN = 1e-22  # the probability of losses beyond the last cell

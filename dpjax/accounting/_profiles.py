@@ -1,10 +1,10 @@
 """Privacy profiles: delta as a function of every epsilon, of one run of a mechanism.
 
-    delta(epsilon) = max over neighbours and sets S of Pr[S] - e^epsilon Pr'[S],     (1)
+    delta(epsilon) = max over neighbors and sets S of Pr[S] - e^epsilon Pr'[S],     (1)
 
 for every real epsilon, because the relation is symmetric: for epsilon < 0 the
 complement of S gives delta(epsilon) = 1 - e^epsilon (1 - delta(-epsilon)). On a
-neighbour, a set of probability z has at most the probability
+neighbor, a set of probability z has at most the probability
 
     frontier(z) = min(1, inf over epsilon of e^epsilon z + delta(epsilon)).          (2)
 
@@ -14,7 +14,7 @@ Here both are upper bounds; the minimum of several bounds of one mechanism is a 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import dp_accounting as dpa
 import numpy as np
@@ -175,6 +175,21 @@ def gaussian(mu: float) -> Profile:
         return scipy.special.ndtr(scipy.special.ndtri(z) + mu) * (1 + 1e-12)
 
     return Profile(math.inf, functools.partial(gaussian_delta, mu), frontier)
+
+
+def worst(profiles: Sequence[Profile]) -> Profile:
+    """Returns a profile of any mixture of mechanisms, of weights without the data.
+
+    The largest (1) at every epsilon; prices of each are not enough:
+    `docs/privacy/proofs/choices.md`, 6.6.
+    """
+    if len(profiles) == 1:
+        return profiles[0]
+
+    def delta_at(epsilon: np.ndarray) -> np.ndarray:
+        return np.maximum.reduce([each.delta_at(epsilon) for each in profiles])
+
+    return Profile(max(each.pure for each in profiles), delta_at)
 
 
 def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:

@@ -24,7 +24,7 @@ P', are pairs as above, with half of the sensitivity to replacing the record. He
 
 Numbers. If a law of the likelihood ratio under Q is replaced by a larger one in convex
 order, all divergences increase. Every rounding here is of that kind: mass at a point
-goes to its two neighbours on a grid in proportions that preserve the mean. Mass below
+goes to its two neighbors on a grid in proportions that preserve the mean. Mass below
 the grid goes to zero and to the lowest point. Above, mass goes to the highest point and
 to infinity: a ratio that is infinite under P. So the laws of means of 1, 2, 4, .. terms
 are discrete, bounds in both directions, and have errors of second order in the spacing.
@@ -121,14 +121,8 @@ def allocation_epsilon(
 ) -> float:
     """Returns an upper bound of epsilon of T steps, and another Gaussian release.
 
-    Args:
-        stddev: standard deviation over the norm bound of a record.
-        delta: privacy parameter in (0, 1).
-        num_steps: T.
-        num_bins: c.
-        relation: REPLACE_ONE or ADD_OR_REMOVE_ONE.
-        other_multiplier: that of the other release, in the unit of `stddev`.
-        fft_error: absolute error of a delta that is computed by composition.
+    `stddev` and `other_multiplier` are in units of the norm bound of a record, and
+    `fft_error` is the absolute error of a delta that is computed by composition.
     """
     least = min(stddev, other_multiplier)
     if not _LEAST_STDDEV <= least <= stddev <= _LARGEST_STDDEV:
@@ -266,7 +260,7 @@ def _lognormal(shift: float, spacing: float) -> Law:
 
 
 def normal_masses(z: np.ndarray) -> np.ndarray:
-    """Returns the normal probabilities between neighbours, from the nearer tail."""
+    """Returns the normal probabilities between neighbors, from the nearer tail."""
     upper = ndtr(-z[:-1]) - ndtr(-z[1:])
     return np.where(z[:-1] > 0, upper, ndtr(z[1:]) - ndtr(z[:-1]))
 
@@ -274,8 +268,8 @@ def normal_masses(z: np.ndarray) -> np.ndarray:
 def _mixed(one: Law, two: Law, weight: float, spacing: float) -> Law:
     """Returns a law above that of weight A + (1 - weight) B, A and B independent.
 
-    The laws of A and B have one spacing, a multiple of the new one. The place of a sum
-    on the grid depends, but for a shift, only on the difference of the two integers.
+    The laws of A and B have one spacing, a multiple of the new one. Up to a shift, the
+    place of a sum on the grid depends only on the difference of the two integers.
     """
     factor = round(one.spacing / spacing)
     size, other_size = len(one.masses), len(two.masses)

@@ -2,7 +2,7 @@
 
 Let a sample have m places, which hold different ones of the n records, each of the
 n! / (n - m)! ways with the same probability, and q = m / n. Let whatever runs on the
-sample be (epsilon', delta')-DP where the record in one place is replaced. Neighbouring
+sample be (epsilon', delta')-DP where the record in one place is replaced. Neighboring
 tables differ in one record. With probability 1 - q it has no place; let the run then
 have the distribution P_0, the same for both tables. Else let it have P_1 and P_1'.
 
@@ -16,7 +16,10 @@ a part that is held out, would see several records change.
 
 import math
 
+import numpy as np
+
 from dpjax import _validate
+from dpjax._types import ArrayLike
 
 SLACK = 1e-12  # more than the rounding of float64 here
 
@@ -62,11 +65,20 @@ def subsample_budget(
     _validate.require(delta < prob, "delta", delta, rule)
     if prob == 1:
         return epsilon, delta
-    if epsilon < 1:
-        inner = math.log1p(math.expm1(epsilon) / prob)
-    else:  # without e^epsilon; both terms are positive, or small beside it
-        inner = epsilon - math.log(prob) + math.log1p((prob - 1) * math.exp(-epsilon))
+    inner = float(without_sampling(np.float64(epsilon), prob))
     return inner * (1 - 3 * SLACK), delta / prob * (1 - 3 * SLACK)
+
+
+def without_sampling(epsilons: ArrayLike, prob: float) -> np.ndarray:
+    """Returns log(1 + (e^epsilon - 1) / q), of epsilons above log(1 - q)."""
+    epsilons = np.asarray(epsilons)
+    with np.errstate(over="ignore"):
+        return np.where(
+            epsilons < 1,
+            np.log1p(np.expm1(epsilons) / prob),
+            # Without e^epsilon, which may overflow.
+            epsilons + np.log1p((prob - 1) * np.exp(-epsilons)) - math.log(prob),
+        )
 
 
 def subsampled_epsilon(epsilon: float, prob: float) -> float:

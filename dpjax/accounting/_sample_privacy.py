@@ -1,4 +1,4 @@
-"""What a run on a random sample of the records costs: proof in `_sample.py`."""
+"""What a run on a random sample of the records costs: see `_sample.py`."""
 
 from dp_accounting import UnsupportedDpEvent
 

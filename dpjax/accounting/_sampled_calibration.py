@@ -18,6 +18,7 @@ _LARGEST_HALVINGS = 1000
 # Epsilons between these are compared. If a multiplier is halved they at least double,
 # where amplification is not lost: the first guess of their slope.
 _LEAST, _MOST = 1e-9, 1e9
+_LARGEST = 1e6  # an epsilon beyond it gets this one's noise, which is more
 _RISE = math.log(2) / _PER_HALVING
 # Privacy losses so many times as far apart tell epsilon to some thousandths, in a
 # tenth of the time.
@@ -28,6 +29,8 @@ _MOST_GUESSES = 12  # of the evaluations of one search, before a plain bisection
 @functools.lru_cache(maxsize=256)
 def calibrate(epsilon: float, delta: float, scheme: Scheme) -> float:
     """The smallest multiplier whose epsilon at `delta` is at most `epsilon`."""
+    if not scheme.is_full_batch and epsilon < math.inf:
+        epsilon = min(epsilon, _LARGEST)
     if scheme.other_multiplier < math.inf:
         alone = dataclasses.replace(scheme, other_multiplier=math.inf)
         least = scheme.epsilon(math.inf, delta)

@@ -48,7 +48,7 @@ from dpjax.accounting._sampled_renyi import (
 )
 from dpjax.accounting._zcdp import rho_to_epsilon
 
-# Outside this range of noise multipliers no sampled step is analysed: below, epsilon
+# Outside this range of noise multipliers no sampled step is analyzed: below, epsilon
 # would be beyond 1e5; above, the accountants' float64 differences vanish.
 _SMALLEST_MULTIPLIER = 1e-3
 _LARGEST_MULTIPLIER = 1e6

@@ -132,7 +132,7 @@ def _log_density(x: np.ndarray, moves: np.ndarray, weights: np.ndarray) -> np.nd
 
 
 def _masses(x: np.ndarray, moves: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns the probabilities of a mixture between neighbours."""
+    """Returns the probabilities of a mixture between neighbors."""
     terms = zip(weights, moves, strict=True)
     return sum((w * normal_masses(x - move) for w, move in terms), np.zeros(len(x) - 1))
 

@@ -128,7 +128,7 @@ def total_selection_epsilon(
         return basic
     total = min(basic, _optimal_epsilon(epsilon, delta, num_selections))
     if mechanism == "exponential":
-        rho = num_selections * epsilon**2 / 8
+        rho = num_selections * (epsilon * epsilon) / 8
         total = min(total, rho_to_epsilon(rho, delta) * (1 + _TOTAL_SLACK))
     return total
 
@@ -164,7 +164,7 @@ def selection_event(
     _validate.non_negative(epsilon=epsilon)
     _check(0.0, num_selections, mechanism)
     if mechanism == "exponential":
-        event = ZCDpEvent(epsilon**2 / 8)
+        event = ZCDpEvent(epsilon * epsilon / 8)
     else:
         lies = float(scipy.special.expit(-epsilon))
         event = RandomizedResponseDpEvent(noise_parameter=2 * lies, num_buckets=2)

@@ -1,7 +1,7 @@
 """Noise scaled to a smooth sensitivity: its cost, and how to split a budget.
 
 A release f(x) + b S(x) Z adds noise Z in units of S, a t-smooth bound of the local
-sensitivity: |f(x) - f(x')| <= min(S(x), S(x')) and S(x) <= e^t S(x') for neighbours.
+sensitivity: |f(x) - f(x')| <= min(S(x), S(x')) and S(x) <= e^t S(x') for neighbors.
 With s = 1/b it is (1/2)epsilon^2-zCDP. With Y standard normal and L standard Laplace,
 
     Z = L exp(sigma Y):       epsilon = t/sigma + e^(1.5 sigma^2) s,               (1)

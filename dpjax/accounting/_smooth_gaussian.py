@@ -1,18 +1,18 @@
 """Gaussian noise on a smooth sensitivity: its multiplier, its epsilon, its limit.
 
-Let S be a B-smooth bound of a local sensitivity: neighbours have |f - f'| <= min(S, S')
+Let S be a B-smooth bound of a local sensitivity: neighbors have |f - f'| <= min(S, S')
 and S <= e^B S'. The release f + c S N(0, I) in d dimensions is (epsilon, delta)-DP if
 
     D(r, s) = sup_A P(A) - e^epsilon Q(A),  P = N(0, I),  Q = N(s e_1, r^2 I),      (1)
 
 is at most delta at s = min(1, r) / c for all r in [e^-B, e^B]. Indeed in units of c S
-the release is P and that of the neighbour Q, with r = S'/S and a shift of at most s, up
+the release is P and that of the neighbor Q, with r = S'/S and a shift of at most s, up
 to a rotation; the converse, Q against P, is (1) with 1/r. Four facts:
 
 (a) D grows with s. The best A is where dP/dQ > e^epsilon: the outside of a ball round
     s e_1 / (1 - r^2) if r < 1, that ball if r > 1. For r < 1, let A follow the shift:
-    Q(A) stays and P(ball) falls as its centre moves away from 0. For r > 1 let A stay:
-    the centre of Q moves away from the ball's, so Q(A) falls.
+    Q(A) stays and P(ball) falls as its center moves away from 0. For r > 1 let A stay:
+    the center of Q moves away from the ball's, so Q(A) falls.
 
 (b) If r lies between 1 and R, then D(r, s) <= D(R, s / alpha), where alpha^2 =
     (1 - r^2) / (1 - R^2): the channel x -> alpha x + sqrt(1 - alpha^2) N(0, I) makes
@@ -36,7 +36,7 @@ to a rotation; the converse, Q against P, is (1) with 1/r. Four facts:
     where D'_t is (1) at s = 0, d - 1 and t: a difference of chi-square probabilities.
 
 In all experiments D(r, min(1, r) / c) is largest at an end of [e^-B, e^B]. This is not
-proved, so it is not used: (3) covers a neighbourhood of r = 1, and (2) the rest in
+proved, so it is not used: (3) covers a neighborhood of r = 1, and (2) the rest in
 finitely many pieces, split until each is at most delta. This costs 1 per cent of noise.
 (2) and (3) are inequalities; (4) is evaluated by Gauss-Legendre quadrature in double
 precision, whose error is far below that per cent in comparisons, but is not proved.
@@ -69,7 +69,7 @@ def smooth_gaussian_multiplier(
 ) -> float:
     """The multiplier of Gaussian noise on a B-smooth sensitivity S.
 
-    For a value in d dimensions: between neighbours S changes by a factor of at most
+    For a value in d dimensions: between neighbors S changes by a factor of at most
     e^B, where B > 0 is the smoothness.
 
     Returns:
@@ -78,7 +78,7 @@ def smooth_gaussian_multiplier(
 
     Privacy:
         value + c S N(0, I) is (epsilon, delta)-DP under the relation of S: S must bound
-        the l2 distance of the values of any two neighbours, and be B-smooth. The proof
+        the l2 distance of the values of any two neighbors, and be B-smooth. The proof
         is in the docstring of this module.
 
     Example:
@@ -151,7 +151,7 @@ def smooth_gaussian_epsilon(
 def largest_smoothness(epsilon: float, delta: float, *, num_coordinates: int) -> float:
     """The smoothness at which Gaussian noise would have to be infinite.
 
-    Even if the values of two neighbours agree and only S differs, the release reveals
+    Even if the values of two neighbors agree and only S differs, the release reveals
     the scale of its noise: this is the largest B with D(e^-B, 0) and D(e^B, 0) at most
     delta. It decreases as 1 / sqrt(d) in high dimension.
 

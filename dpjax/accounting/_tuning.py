@@ -1,43 +1,21 @@
 """The privacy cost of releasing the best of a random number of private runs.
 
-One run Q of a mechanism returns an element of an ordered set: a score, and a number
-that is drawn independently of the data to break ties (no two runs tie). The selection A
-draws K from a distribution that does not depend on the data, runs Q K times, and
-releases the best run, or a public default if K = 0. Let x be the probability that a run
-of Q is at most y, x' that on a neighbour, z = 1 - x, z' = 1 - x', and rise as in
-`_trial_counts`. Then A has the density
+Let x be the probability that a run is at most y, z = 1 - x, f(x) = E x^K, and rise as
+in `_trial_counts`. The best of K runs of density q has the density
 
-    a(y) = q(y) f'(x) = m q(y) e^-rise(z),   m = E K,                               (1)
+    a(y) = q(y) f'(x) = m q(y) e^-rise(z),   m = E K.                               (1)
 
-because Pr[best at most y] = f(x). The default adds nothing to (2) at epsilon >= 0.
+Pure epsilon e: e + rise(z') - rise(z) at z = 1 / (1 + e^e), z' = 1 - z, and this is
+tight: `docs/privacy/proofs/choices.md`, 6.3. A profile: with (2) of `_profiles`,
 
-**Pure epsilon.** If Q is e-DP, a / a' is at most e^e times e^(rise(z') - rise(z)) where
-z' <= min(e^e z, 1 - e^-e (1 - z)). The second exponent increases in z up to the corner
-z = 1 / (1 + e^e), z' = e^e z, and decreases after it, for each distribution of K: so A
-is (e + rise(z') - rise(z))-DP there. This is tight: consider the outcomes above y that
-are more likely on a neighbour. It is below the (2 + eta) e of Papernot and Steinke
-(2022) and the 3 e of Liu and Talwar (2019), to which it converges as the mean grows.
+    F(r) = sup over z of (f'(1 - z) r - f'(1 - frontier(z)))_+,                      (2)
 
-**Profiles.** With s(z) = rise(frontier(z)) - rise(z), (2) of `_profiles`,
-
-    (a - e^epsilon a')_+ <= q' F(q / q')   at every y, where
-    F(r) = sup over z of m e^-rise(z) (r - e^(epsilon - s(z)))_+.                   (2)
-
-F is convex, and 0 near 0. Bounded by lines it is at most sum_k c_k (r - e^(epsilon +
-b_k))_+ with c_k > 0. Integrated, A is (epsilon, sum_k c_k delta(epsilon + b_k))-DP,
-where delta is the profile of Q. Koskela, Redberg and Wang (2024) show this with one k,
-c = m and b = -max s.
-
-**Renyi.** By (1), int a^l a'^(1-l) <= e^((l-1) renyi(l)) m sup over z of
-e^((l-1) rise(z') - l rise(z)). With z' <= (e^renyi(l') z)^(1-1/l') at any l', that is
-at most Theorem 2 of Papernot and Steinke (2022) for eta, and with z' <= e^e z + d, e^e
-at most l / (l - 1), their Theorem 6 for Poisson. Where a profile is known in full, (2)
-is never worse: (u - e^epsilon)_+ <= k u^l is how a Renyi divergence becomes a delta,
-and (2) takes the left side at each y.
+bounded by sum_k c_k (r - e^b_k)_+, gives sum_k c_k delta(epsilon + b_k):
+`docs/privacy/proofs/choices.md`, 6.4. Renyi: `docs/privacy/proofs/choices.md`, 6.5.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import scipy.optimize
@@ -46,7 +24,7 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from dpjax import _validate
 from dpjax._trial_counts import TrialCount, TrialDistribution
 from dpjax.accounting._guarantee import PrivacyGuarantee
-from dpjax.accounting._profiles import Profile, gaussian, profile_of
+from dpjax.accounting._profiles import Profile, gaussian, profile_of, worst
 
 _SLACK = 1e-9  # of roots and sums, upwards; more than their float64 error
 _NUM_CELLS = 3_000
@@ -89,8 +67,8 @@ def tuning_epsilon(
         of the base, if the runs are independent, with candidates of one distribution
         and fresh noise; K is drawn once, independently of the data and the runs;
         neither K nor the other runs are released; and ties are broken independently of
-        the data. Proved at the head of this module, with Renyi bounds no larger than
-        Theorems 2 and 6 of Papernot and Steinke.
+        the data. Renyi bounds are no larger than Theorems 2 and 6 of Papernot and
+        Steinke.
 
     Example:
         Ten runs on average of epsilon 1/3 each; the theorem for any mean gives 1.
@@ -115,6 +93,13 @@ def tuning_epsilon(
     is_guarantee = isinstance(base, PrivacyGuarantee)
     profile = base._profile if is_guarantee else profile_of(base)
     return _price(profile, float(delta), law)
+
+
+def mixture_epsilon(
+    bases: Sequence[PrivacyGuarantee], delta: float, law: TrialCount
+) -> float:
+    """Returns `tuning_epsilon` of runs that each have one of several guarantees."""
+    return _price(worst([base._profile for base in bases]), float(delta), law)
 
 
 def tuning_budget(
@@ -175,7 +160,7 @@ def _price(profile: Profile, delta: float, law: TrialCount) -> float:
 
 
 def _pure_price(epsilon: float, law: TrialCount) -> float:
-    """The epsilon at the corner of a pure epsilon's region: see the module's head."""
+    """The epsilon at the corner of a pure epsilon's region."""
     if epsilon in (0.0, math.inf):
         return epsilon
     z = np.exp(-np.logaddexp(0.0, np.array([epsilon, -epsilon])))
@@ -211,14 +196,9 @@ def _root(excess: Callable[[float], float]) -> float:
 
 
 def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds F at epsilon = 0 by the largest of lines slope (r - root) and 0.
+    """Bounds F by the largest of lines slope (r - root) and 0.
 
-    With g(w) = f'(1 - w), F(r) is the supremum of g(z) r - g(frontier(z)). The frontier
-    is concave. So in a cell of z it lies below the extended chords of both neighbouring
-    cells, hence below a piecewise affine function. g is convex and decreasing: on a
-    piece g(z) is below its chord, and g of the frontier above its tangent in the
-    middle, so the largest value is at most that at an end. The cells are small enough
-    to be close.
+    The lines are those of the ends of pieces of z: the proof names them.
 
     Returns:
         Slopes and roots, both increasing, of the lines that are the largest somewhere.
@@ -239,7 +219,7 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
     at_meets = np.minimum(
         reach[1:-2] + before * (meets - left), reach[2:-1] - after * (right - meets)
     )
-    # From 0, and in cells without two neighbours, use the largest value.
+    # From 0, and in cells without two neighbors, use the largest value.
     z = np.r_[0.0, np.sort(np.r_[z, meets])]
     reach = np.sort(np.r_[reach[0], reach, at_meets])
     reach = np.minimum(reach * (1 + _SLACK), 1.0)
@@ -286,7 +266,7 @@ def _meeting(slopes: np.ndarray, roots: np.ndarray, low: int, high: int) -> floa
 
 
 def _renyi_price(profile: Profile, delta: float, law: TrialCount) -> float:
-    """The Renyi bound at the best of the orders: see the head of this module."""
+    """The Renyi bound at the best of the orders."""
     assert profile.renyi is not None
     orders, values = profile.renyi
     slope = max(float(law.rise(np.array([1e-12]))[0]) * 1e12, 1.0)

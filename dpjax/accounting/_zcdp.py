@@ -47,7 +47,7 @@ def rho_to_epsilon(
             conversion is unknown.
 
     Privacy:
-        Holds for any neighbouring relation: epsilon inherits the relation of rho.
+        Holds for any neighboring relation: epsilon inherits the relation of rho.
 
     Example:
         >>> round(rho_to_epsilon(0.5, 1e-5), 4), round(rho_to_epsilon(

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon by attacks that distinguish two neighbouring data sets.
+"""Lower bounds on epsilon by attacks that distinguish two neighboring data sets.
 
 An attack guesses from which of the two data sets a release came. With false positive
 rate f and true positive rate t, (epsilon, delta)-differential privacy implies
@@ -137,7 +137,7 @@ def epsilon_lower_bound(
             statistic is not a real scalar.
 
     Privacy:
-        If data and neighbor are neighbours, and release is (epsilon, delta)-DP, then
+        If data and neighbor are neighbors, and release is (epsilon, delta)-DP, then
         audit.epsilon <= epsilon with probability `confidence` over the releases,
         because the attack is fixed before the releases that test it are used, their
         counts are binomial, and each of the two rates fails with probability

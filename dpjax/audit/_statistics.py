@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-Score = Callable[[np.ndarray], np.ndarray]  # rows (n, d) -> (n,), high: the neighbour
+Score = Callable[[np.ndarray], np.ndarray]  # rows (n, d) -> (n,), high: the neighbor
 
 # A discriminant of this many coordinates needs a few times as many examples.
 _MAX_COORDINATES = 256
@@ -19,11 +19,11 @@ _QUANTILES = np.concatenate([_TAILS, np.arange(1, 32) / 32, 1 - _TAILS])
 
 
 def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
-    """Returns functions that score rows: high where they look like the neighbour's.
+    """Returns functions that score rows: high where they look like the neighbor's.
 
     Args:
         data: rows (n, d) released of the data.
-        neighbor: rows (n, d) released of the neighbour.
+        neighbor: rows (n, d) released of the neighbor.
     """
     data, neighbor = _finite(data), _finite(neighbor)
     log_ratios = [_histogram(x, y) for x, y in zip(data.T, neighbor.T, strict=True)]

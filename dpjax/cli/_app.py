@@ -1,8 +1,8 @@
 """The commands, as typer sees them.
 
-A command is a class of settings, whose text is its help and whose fields are its
-options, and a function that takes them. Its module is imported when the command runs:
-help and wrong options do not wait for JAX.
+A command is a class of settings and a function that takes them. The docstring of the
+class is the command's help, and its fields are the options. The function's module is
+imported when the command runs: help and wrong options do not wait for JAX.
 """
 
 from typing import Annotated
@@ -15,12 +15,13 @@ from dpjax.cli._command_settings import (
     DescribeSettings,
     ExportSettings,
     ForecastSettings,
-    LedgerSettings,
+    OpenLedgerSettings,
     PartySettings,
     PlotSettings,
     PredictSettings,
     ReportSettings,
     SchemaSettings,
+    ShowLedgerSettings,
     ShowSettings,
 )
 from dpjax.cli._options import command
@@ -52,7 +53,7 @@ def main(
     del version  # it has been printed
 
 
-# Of each command its name, what it takes, and the module and function that run it.
+# For each command: its name, its settings, and the module and function that run it.
 for name, settings, place in (
     ("train", Settings, "_train.train"),
     ("tune", TuneSettings, "_tune.tune"),
@@ -65,7 +66,10 @@ for name, settings, place in (
     ("show", ShowSettings, "_saved.show"),
     ("report", ReportSettings, "_report_page.report"),
     ("plot", PlotSettings, "_saved.plot"),
-    ("ledger", LedgerSettings, "_ledger.ledger"),
     ("parties", PartySettings, "_parties.train_with_parties"),
 ):
     app.command(name)(command(settings, place))
+ledger = typer.Typer(no_args_is_help=True, help="What all runs on a table may spend.")
+ledger.command("open")(command(OpenLedgerSettings, "_ledger.open_new"))
+ledger.command("show")(command(ShowLedgerSettings, "_ledger.show"))
+app.add_typer(ledger, name="ledger")

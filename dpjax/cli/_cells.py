@@ -1,6 +1,6 @@
-"""What the cells of a column are good for: counted for their owner alone.
+"""How many cells of a column can be used, for the owner of the data alone.
 
-No guarantee covers these numbers. They go to the terminal, and into no file.
+No guarantee covers these numbers. They are printed, and written to no file.
 """
 
 import re
@@ -21,7 +21,7 @@ _FAR = 5.0  # scales
 _LONGEST = 30  # of a cell that is shown
 _LEAST_REFERENCE = 0.01  # of the cells
 _CURRENCY = r"[$€£¥]|[A-Z]{3}"
-# Numbers that are no plain ones, and the options that read them.
+# Formats of numbers, and the options that read them.
 _FORMATS = {
     r"\d{1,3}(,\d{3})+(\.\d*)?": "--thousands ,",
     r"\d{1,3}(\.\d{3})+(,\d*)?": "--decimal , --thousands .",
@@ -34,19 +34,19 @@ _FORMATS = {
 
 
 class Cells(NamedTuple):
-    """How many cells of a column are what.
+    """Counts of the cells of a column.
 
     Attributes:
-        total: all of them.
-        missing: without a value.
-        unread: with one that is no number, or none of the categories.
-        far: numbers beyond five scales of the centre, or above the maximum.
-        looks: what most of the unread numbers look like, and what reads them.
-        example: the commonest cell that is none of the categories.
-        reference: how many are in no category and alike: if many, they seem to be the
-            level that others are compared with.
-        level: what these hold.
-        undecoded: how many of the missing ones hold bytes that do not decode.
+        total: number of all cells.
+        missing: number of cells without a value.
+        unread: number of cells whose value is no number, or in no category.
+        far: number of cells beyond five scales of the center, or above the maximum.
+        looks: the commonest format among unread numbers, and the option that reads it.
+        example: the commonest cell that is in no category.
+        reference: number of cells with the most common value outside the categories, if
+            it is common enough to be the reference level.
+        level: the value of these cells.
+        undecoded: number of missing cells whose bytes do not decode.
     """
 
     total: int
@@ -61,7 +61,7 @@ class Cells(NamedTuple):
 
     @property
     def used(self) -> int:
-        """How many hold a number, or one of the categories."""
+        """Number of cells that hold a number, or one of the categories."""
         return self.total - self.missing - self.unread - self.reference
 
     def said(self, count: int) -> str:
@@ -72,7 +72,7 @@ class Cells(NamedTuple):
 def count_cells(
     kind: Numeric | Categorical | BoundedColumn | None, column: Column
 ) -> Cells:
-    """Counts the cells of a column of a kind; None is numbers of an open range."""
+    """Counts the cells of a column; kind None is numbers of an undeclared range."""
     known = np.zeros(0)
     if isinstance(kind, Categorical):
         is_used = kind.encode(column).any(axis=1)
@@ -123,7 +123,7 @@ def _of_categories(cells: Cells, held: Mapping[str, int]) -> Cells:
 
 
 def _looks(held: Mapping[str, int]) -> str:
-    """Returns what most texts look like that are no plain numbers."""
+    """Returns an example of the commonest format, and the options that read it."""
     found: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for text, count in held.items():
@@ -135,12 +135,12 @@ def _looks(held: Mapping[str, int]) -> str:
 
 
 def say_to_curator(console: Console, texts: Iterable[str]) -> bool:
-    """Prints what is said of cells, marked as such; tells if there is any."""
+    """Prints findings about cells under a warning; returns whether there are any."""
     found = list(texts)
     if found:
         console.print(
-            "For the curator's eyes only, outside the guarantee (of the records, "
-            "written nowhere; dpjax check tells more):",
+            "For the curator's eyes only, outside the guarantee (computed from the "
+            "records, and written nowhere; dpjax check tells more):",
             style="yellow",
         )
     for text in found:
@@ -149,7 +149,7 @@ def say_to_curator(console: Console, texts: Iterable[str]) -> bool:
 
 
 def undecoded(cells: Cells) -> str:
-    """Returns what is said of cells whose bytes do not decode."""
+    """Returns the message about cells whose bytes do not decode."""
     return (
         f"the bytes of {cells.said(cells.undecoded)} cells do not decode: they count "
         "as missing. --encoding says how the file is encoded: latin-1 or cp1252, if "
@@ -158,7 +158,7 @@ def undecoded(cells: Cells) -> str:
 
 
 def _look(text: str) -> str:
-    """Returns which options read a text, or how to write it, if it is a number."""
+    """Returns the options that read a number in text, or how to write it; else ""."""
     plain = text.replace("\u00a0", " ").replace("\u202f", " ").replace("\u2019", "'")
     if re.fullmatch(r"[+-]?[\d.,' ]+%", plain):
         return "write 0.12 for 12%"

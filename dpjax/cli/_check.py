@@ -1,7 +1,7 @@
-"""`dpjax check`: tells the owner of a table what its cells are good for.
+"""`dpjax check`: tells the owner of a table which of its cells can be used.
 
-What is said here is of the records, outside every guarantee: it is for the eyes of who
-holds them anyway, and is written nowhere.
+No guarantee covers this output, because it is computed from the records. It is only for
+somebody who may read them anyway, and is written to no file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,11 +10,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as Rows
 
-from dpjax._tables import Column
+from dpjax._tables import Column, read_columns
 from dpjax.cli._cells import Cells, count_cells, count_texts, say_to_curator, undecoded
 from dpjax.cli._command_settings import CheckSettings
 from dpjax.cli._guesses import FILL_IN
-from dpjax.cli._sources import Kind, Table, read_checked
+from dpjax.cli._sources import Kind, Table, declared_columns
 from dpjax.cli._terminal import terminal
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models._shared import BoundedColumn
@@ -27,13 +27,12 @@ _TEMPLATE = Numeric(0.0, 1.0)
 
 
 def check(settings: CheckSettings) -> None:
-    """Prints what the cells of a file are good for; writes nothing."""
-    kinds, columns, target = read_checked(
-        Path(settings.source),
-        schema=settings.schema,
-        target=settings.target,
-        text_format=settings.text_format,
+    """Prints which cells of a file can be used; writes nothing."""
+    path, text_format = Path(settings.source), settings.text_format
+    kinds, target = declared_columns(
+        path, schema=settings.schema, target=settings.target, text_format=text_format
     )
+    columns = read_columns(path, [*kinds], text_format=text_format)
     console = terminal()
     console.print(
         "NOT PRIVATE: for the eyes of the data's owner. These numbers are of the "
@@ -52,10 +51,10 @@ def check(settings: CheckSettings) -> None:
 
 
 def warn_curator(console: Console, table: Table) -> bool:
-    """Names the columns that training can make nothing of; tells if there are any.
+    """Prints which columns training cannot use; returns whether there are any.
 
     Args:
-        console: of the one who holds the records.
+        console: the terminal of the owner of the records.
         table: the records.
     """
     schema = table.schema
@@ -70,7 +69,7 @@ def warn_curator(console: Console, table: Table) -> bool:
 def _findings(
     kinds: Mapping[str, Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
-    """Yields what is wrong with columns of which nearly no cell can be used."""
+    """Yields a message for each column with nearly no cell that can be used."""
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
     is_template = all(kind == _TEMPLATE for kind in numeric)
     for name, kind in kinds.items():
@@ -86,7 +85,7 @@ def _findings(
 
 
 def _remarks(kinds: Mapping[str, Kind], cells: Mapping[str, Cells]) -> Iterator[str]:
-    """Yields what is odd about columns that can be used."""
+    """Yields messages about single cells of columns that can be used."""
     for name, kind in kinds.items():
         counts = cells[name]
         if counts.undecoded:

@@ -29,7 +29,7 @@ _LARGEST_EPSILON, _MOST_EPSILONS = 1e4, 6
 
 @dataclass(frozen=True, kw_only=True)
 class SchemaSettings(TextOptions):
-    """Proposes the schema of a file, guessed from the columns' names, to correct.
+    """Guesses the schema of a file from the columns' names, for you to correct.
 
     Example: dpjax schema my.csv --target price --output schema.toml
     """
@@ -37,29 +37,27 @@ class SchemaSettings(TextOptions):
     source: str = argument("DATA", "A file, as dpjax train takes it.")
     target: str | None = of_data("The column to predict.")
     loss: LossName | None = of_data(
-        "The loss to be trained: what [target] is to hold. Else a guess."
+        "The loss for training, which decides what [target] holds. Otherwise a guess."
     )
     from_data: bool = of_data(
-        "Guess from the records, which NO guarantee covers: for public data, or what "
-        "is known anyway.",
+        "Guess from the records, which NO guarantee covers: for public data, or for "
+        "what is known anyway.",
         default=False,
     )
-    output: Path | None = of_output(
-        "TOML file to write, a new one; printed by default."
-    )
+    output: Path | None = of_output("New TOML file to write; printed by default.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastSettings(Options):
-    """Tells what privacy would cost, before any record is used, from made records.
+    """Estimates what privacy would cost from simulated records, before any real one.
 
-    Loss and intervals at each epsilon, beside no privacy, and what an attacker could
-    do.
+    Shows loss and intervals at each epsilon and without privacy, and what an attacker
+    could do.
 
     Example: dpjax plan schema.toml --rows 16000 --epsilon 0.5,1,3
     """
 
-    schema: Path = argument("SCHEMA", "The TOML file, as of dpjax train.")
+    schema: Path = argument("SCHEMA", "The TOML file, as for dpjax train.")
     rows: int = of_data(
         "How many records the table will have.",
         required(lambda count: count >= 2, "2 or more"),
@@ -75,26 +73,26 @@ class ForecastSettings(Options):
         "The loss; by default logistic for a class, squared for a number."
     )
     model: ModelName | None = of_method(
-        "As of dpjax train: additive by default, or linear."
+        "As for dpjax train: additive by default, or linear."
     )
     width: float | None = of_method(
-        "How wide the interval of a coefficient may be: shows the least number of "
+        "Desired width of a coefficient's interval: shows the smallest number of "
         "records for it.",
         _validate.positive,
     )
     tail: float = of_data(
-        "Degrees of freedom of the made records, by Student's law: 3 has heavy tails, "
-        "30 is nearly normal.",
+        "Degrees of freedom of Student's t-distribution for the simulated records: 3 "
+        "has heavy tails, 30 is nearly normal.",
         required(lambda x: 2 < x <= 1000, "above 2, and at most 1000"),
         default=3.0,
     )
     signal: float = of_data(
-        "Share of the target's variance that the columns explain in made records (of "
-        "classes and amounts, on the scale of the link).",
+        "Share of the target's variance that the columns explain in simulated records "
+        "(for classes and amounts, on the scale of the link).",
         _validate.probability,
         default=0.5,
     )
-    seed: int | None = of_data("Makes the same records again.", check_seed)
+    seed: int | None = of_data("Simulates the same records again.", check_seed)
     output: Path | None = of_output("Folder for plan.json, plan.md and plan.png.")
 
     def __post_init__(self) -> None:
@@ -119,10 +117,10 @@ class ForecastSettings(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSettings(TextOptions):
-    """Tells the data's owner which cells of a file can be used. NOT PRIVATE.
+    """Shows the data's owner which cells of a file can be used. NOT PRIVATE.
 
-    For each column the shares of cells that are missing, do not parse, match no
-    category or lie far out. Nothing is written.
+    Prints for each column the shares of cells that are missing, do not parse, match no
+    category or are far from the center. Writes nothing.
 
     Example: dpjax check my.csv --schema schema.toml
     """
@@ -138,8 +136,8 @@ class CheckSettings(TextOptions):
 class DescribeSettings(ReleaseOptions):
     """Releases counts, means, quantiles and histograms of a file's columns.
 
-    Each with its interval, in every group of --by: as a table, JSON, CSV, a page and a
-    picture. Intervals take the records of one --unit for independent.
+    Each has an interval, in every group of --by: as a table, JSON, CSV, a page and a
+    picture. Intervals assume that the records of one --unit are independent.
 
     Example: dpjax describe my.csv --schema schema.toml --epsilon 0.5 --by region
     """
@@ -156,7 +154,7 @@ class DescribeSettings(ReleaseOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Options):
-    """What is asked of every command on a model."""
+    """The options of every command on a model."""
 
     model: str = argument("MODEL", "A model.npz of dpjax train, or its folder.")
 
@@ -169,16 +167,14 @@ class PredictSettings(ModelOptions, TextOptions):
     """
 
     source: str = argument(
-        "DATA", "A file with the columns of the training, but the target."
+        "DATA", "A file with the columns of the training except the target."
     )
-    id: str | None = of_data(
-        "A column that is written before the predictions, as it is."
-    )
+    id: str | None = of_data("A column to write unchanged before the predictions.")
     keep: bool = of_data(
         "Write all columns of the file before the predictions.", default=False
     )
     output: Path = of_output(
-        "CSV file to write: one line for each record, in their order.",
+        "CSV file to write: one line per record, in their order.",
         default=Path("predictions.csv"),
     )
 
@@ -191,7 +187,7 @@ class ExportSettings(ModelOptions):
     """
 
     format: Literal["onnx", "sql", "python"] = of_output(
-        "What predicts: its language.", default=REQUIRED
+        "The language of the exported model.", default=REQUIRED
     )
     output: Path | None = of_output(
         "File to write; model.onnx, .sql or .py by default."
@@ -208,20 +204,20 @@ class ShowSettings(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSettings(Options):
-    """Writes one file about a run, to hand on: guarantee, quality, model, and how.
+    """Writes a report of a run for others: guarantee, quality, model and settings.
 
-    Reads what the run has released, never the table.
+    Reads what the run released, never the table.
 
     Example: dpjax report out --ledger table.toml
     """
 
-    run: str = argument("RUN", "A folder that dpjax train, tune or describe wrote.")
+    run: str = argument(
+        "RUN", "A folder that dpjax train, tune, parties or describe wrote."
+    )
     ledger: Path | None = of_privacy(
         "The table's ledger: what all runs on it have spent."
     )
-    format: Literal["html", "md"] = of_output(
-        "A page of HTML, or of Markdown.", default="html"
-    )
+    format: Literal["html", "md"] = of_output("HTML or Markdown.", default="html")
     output: Path | None = of_output(
         "File to write; report.html or report.md in the folder by default."
     )
@@ -243,40 +239,41 @@ class PlotSettings(ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LedgerSettings(Options):
-    """Opens the ledger of a table, or shows what is spent and what is left.
+class ShowLedgerSettings(Options):
+    """Shows what all runs on a table may spend, have spent, and have left.
 
-    Example: dpjax ledger table.toml --epsilon 4 --delta 1e-6
+    Example: dpjax ledger show table.toml
     """
 
     path: Path = argument("LEDGER", "The ledger, a TOML file.")
-    epsilon: float | None = of_privacy(
-        "Opens a new ledger: privacy of all runs.", _validate.positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenLedgerSettings(ShowLedgerSettings):
+    """Opens a ledger: a limit for all runs on a table together.
+
+    Example: dpjax ledger open table.toml --epsilon 4 --delta 1e-6
+    """
+
+    epsilon: float = of_privacy(
+        "Privacy of all runs together.", _validate.positive, default=REQUIRED
     )
-    delta: float | None = of_privacy(
-        "Of a new ledger, well below 1 / n. 0 is for runs of pure epsilon alone.",
+    delta: float = of_privacy(
+        "Privacy of all runs, well below 1 / n. 0 is for runs of pure epsilon only.",
         lambda **given: _validate.delta(given["--delta"]),
+        default=REQUIRED,
     )
     unit: str | None = of_privacy(
-        "Of a new ledger: the column that says whose a record is. Every run then needs "
-        "the same --unit."
+        "The column that names the owner of a record. Every run then needs this --unit."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        is_new = self.epsilon is not None
-        self.require("unit", is_new, "left out without --epsilon")
-        rule = "given with --epsilon, and left out without"
-        is_fine = (self.delta is None) != is_new
-        _validate.require(is_fine, "--delta", self.delta, rule)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartySettings(Options):
-    """Trains a linear model among parties that show their records to nobody.
+    """Trains a linear model for several parties, none of which shows its records.
 
-    Starts one process a party on this machine. Each holds a part of the records, noise
-    and masks of its own; they exchange masked sums. All options are public.
+    Starts one process for each party on this machine. Each has its own records, noise
+    and masks; they exchange masked sums. All options are public.
 
     Example: dpjax parties adult --num-parties 4 --epsilon 1
     """
@@ -289,12 +286,12 @@ class PartySettings(Options):
         "Privacy of the run; n^-1.1 by default.", _validate.probability
     )
     num_parties: int = of_data(
-        "How many parties the records are dealt out to.",
+        "Number of parties, among which the records are divided.",
         required(lambda count: count >= 2, "2 or more"),
         default=4,
     )
     max_colluding: int = of_privacy(
-        "How many of them may put together what they know.", default=1
+        "How many of them may combine what they know.", default=1
     )
     max_dropouts: int = of_privacy("How many of them may drop out.", default=0)
     steps: int = of_method("Rounds of the protocol.", _validate.count, default=50)

@@ -1,4 +1,4 @@
-"""What the options of gradient descent become: the default method, and baselines."""
+"""Arguments of gradient descent from its options, for training and for baselines."""
 
 import math
 from typing import Any, NamedTuple
@@ -19,29 +19,29 @@ from dpjax.estimators import (
 )
 from dpjax.solvers import printed_epsilon
 
-# Whose theory gives the scale.
+# The estimator whose theory gives the scale, by the name of the option.
 _KINDS = {
     "smoothed-truncation": SmoothedTruncation,
     "truncation": Truncation,
     "winsorization": Winsorization,
     "median-of-means": Truncation,  # of each group
-    "clipping": SmoothedTruncation,  # of its baseline; it has none itself
+    "clipping": SmoothedTruncation,  # for its baseline; clipping has no such theory
 }
 
 
 class Facts(NamedTuple):
-    """What is public about a run before it is planned.
+    """Public facts about a run, from which it is planned.
 
     Attributes:
         num_samples: n.
         num_features: d.
-        loss: the loss's name.
+        loss: name of the loss.
         epsilon: privacy of the training.
         delta: privacy of the training.
-        calibration: of the noise.
-        is_named: whether the data set is one of the public ones, which take 300 steps.
-        is_quick: whether to try things out only.
-        bending: the indices of the features that may have curves.
+        calibration: calibration of the noise.
+        is_named: whether the data set is a public one, which takes 300 steps.
+        is_quick: whether this is a short trial run.
+        bending: indices of the features that may have curves.
     """
 
     num_samples: int
@@ -56,15 +56,15 @@ class Facts(NamedTuple):
 
     @property
     def smoothness(self) -> float:
-        """The largest second derivative of the loss in its prediction, but absolute."""
+        """Bound on the loss's second derivative; the absolute loss has none."""
         return 0.25 if self.loss == "logistic" else 1.0
 
     @property
     def moment_bound(self) -> float:
         """Default bound on the second moment of a gradient's coordinate.
 
-        That of a feature of unit size times a residual of size one, or for the logistic
-        loss a half.
+        It holds for a feature of second moment 1 times a residual of size 1, or of
+        size 1/2 for the logistic loss.
         """
         return 0.25 if self.loss == "logistic" else 1.0
 
@@ -75,21 +75,21 @@ class Facts(NamedTuple):
 
     @property
     def gaussian_delta(self) -> float:
-        """The delta of Gaussian noise, which needs one, beside a pure method."""
+        """The delta for Gaussian noise: a default where the private method has none."""
         return self.delta or default_delta(self.num_samples)
 
 
 class Descent(NamedTuple):
-    """Gradient descent with nothing left open.
+    """A fully specified run of gradient descent.
 
     Attributes:
         estimator: the robust mean.
-        robust_baseline: its kind at the scale that the papers print, for the baseline
-            without privacy; smoothed truncation in the place of clipping.
+        robust_baseline: the same kind of estimator at the papers' scale, for the
+            baseline without privacy; smoothed truncation instead of clipping.
         learning_rate: step size.
-        num_steps: how many steps.
-        batching: which records a step sees.
-        epsilon: that its noise gives.
+        num_steps: number of steps.
+        batching: which records a step uses.
+        epsilon: the epsilon for which the noise is calibrated.
     """
 
     estimator: Estimator
@@ -117,17 +117,17 @@ def plan_descent(
     batching: BatchingName | None = None,
     batch_size: int | None = None,
 ) -> Descent:
-    """Fills in what the options leave open, from public sizes alone.
+    """Returns gradient descent with defaults, which depend on public sizes alone.
 
     Raises:
-        ValueError: if an option does not suit the facts.
+        ValueError: If an option does not go with the facts.
     """
     num_steps = steps or _default_steps(facts)
     batches = choose_batching(facts, num_steps, batching, batch_size)
     size = int(batches.divisor(facts.num_samples, num_steps))
     options: dict[str, Any] = {
         "num_samples": size,
-        # One step a record under disjoint batches, which share no budget.
+        # 1 with disjoint batches, because a record is in one of them only.
         "num_steps": batches.accounting(facts.num_samples, num_steps)["num_steps"],
         "moment_bound": moment_bound,
         "num_groups": num_groups,
@@ -168,7 +168,7 @@ def choose_batching(
     name: BatchingName | None,
     batch_size: int | None = None,
 ) -> Batching:
-    """Returns the batching, if it suits the number of records."""
+    """Returns the batching, after checks against the number of records."""
     if name in (None, "full"):
         return Full()
     if name == "disjoint":
@@ -183,7 +183,7 @@ def choose_batching(
 
 
 def check_steps(num_steps: int | None, facts: Facts) -> int | None:
-    """Requires no more steps than records, where steps share the records out."""
+    """Requires at most as many steps as records, because each step has its own."""
     rule = f"at most the {facts.num_samples} records that disjoint batches share"
     is_fine = num_steps is None or num_steps <= facts.num_samples
     _validate.require(is_fine, "--steps", num_steps, rule)
@@ -201,17 +201,17 @@ def choose_estimator(
     num_steps: int = 1,
     is_baseline: bool = False,
 ) -> Estimator:
-    """Returns the estimator that is asked for, its scale as asked or by the theory.
+    """Returns the chosen estimator, with the given scale or the theory's.
 
     Args:
         facts: public facts.
-        name: of the estimator; smoothed truncation by default.
-        scale: the option.
-        moment_bound: the option.
-        num_groups: the option.
-        num_samples: how many records a step sees.
-        num_steps: how many steps see a record.
-        is_baseline: whether to take the scale that the papers print.
+        name: name of the estimator; smoothed truncation by default.
+        scale: the option --scale.
+        moment_bound: the option --moment-bound.
+        num_groups: the option --num-groups.
+        num_samples: number of records that a step uses.
+        num_steps: number of steps that use a record.
+        is_baseline: whether to use the scale that the papers print.
     """
     name = name or "smoothed-truncation"
     if name == "clipping" and not is_baseline:

@@ -1,4 +1,4 @@
-"""`dpjax describe`: what the columns of a file hold, released with intervals."""
+"""`dpjax describe`: private statistics of the columns of a file, with intervals."""
 
 import contextlib
 import dataclasses
@@ -17,16 +17,18 @@ from dpjax import _files, _store, _validate
 from dpjax._default_delta import default_delta
 from dpjax._describe import MOST_RECORDS, Description, Kind, check, guarantee, release
 from dpjax._pages import svg_of
-from dpjax._texts import float32_of
+from dpjax._tables import column_names
+from dpjax._types import Key
 from dpjax.accounting._shared import group_budget
+from dpjax.cli import _display
 from dpjax.cli._command_settings import DescribeSettings
 from dpjax.cli._release import begin, uninterrupted
+from dpjax.cli._sample import Draw, default_size
 from dpjax.cli._schema import Schema
-from dpjax.cli._sources import Table, read_checked
-from dpjax.cli._spending import enter
+from dpjax.cli._sources import Table, declared_columns
+from dpjax.cli._spending import enter, on_sample
 from dpjax.cli._terminal import show_paths, stage, terminal
-from dpjax.cli._train import with_units
-from dpjax.cli._units import privacy_of_units
+from dpjax.cli._units import RECORDS_PER_UNIT, check_unit, privacy_of_units
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models._shared import BoundedColumn
 
@@ -36,24 +38,27 @@ _NAMES = [f"description.{end}" for end in ("csv", "html", "json", "png", "svg")]
 def describe(settings: DescribeSettings) -> None:
     """Releases a description, writes its files and prints its tables.
 
-    The folder of --checkpoint keeps the key: a description that was stopped is made
-    anew from it, with the same numbers.
+    The folder of --checkpoint keeps the key: a description that was stopped is computed
+    again from the key, with the same numbers.
     """
     begun = begin(settings, _NAMES)
     stage(f"Reading {settings.source}")
-    kinds, table = _read(settings)
+    sample_key, key = jax.random.split(jax.random.clone(begun.key))
+    kinds, table = _read(settings, sample_key)
+    if table.sample is None:  # without a sample the whole key is for the noise
+        key = jax.random.clone(begun.key)
     begun = begun.bound(settings, table)
+    settings, sampled = on_sample(settings, table)
     units, place, size = table.units, None, 1
     num_samples = table.num_samples
     if units is not None:
         size, is_all = units.size, np.ones(num_samples, bool)
         place = functools.partial(units.placed, is_chosen=is_all, size=size)
     num_places = size * num_samples
-    rule = f"of {MOST_RECORDS:,} records at most, or places of units"
-    _validate.require(num_places <= MOST_RECORDS, "DATA", num_places, rule)
     delta = default_delta(num_samples) if settings.delta is None else settings.delta
     epsilon, delta = group_budget(settings.epsilon, delta, size)
     privacy = privacy_of_units(guarantee(num_places, epsilon, delta), units)
+    privacy = table.protected(privacy)
     entry = None
     if settings.ledger is not None:
         parts = {"description": privacy}
@@ -62,7 +67,7 @@ def describe(settings: DescribeSettings) -> None:
     stage("Releasing")
     with begun.kept(), contextlib.ExitStack() as stack:
         if (folder := begun.run_folder) is not None:
-            # A state, so that a run which breaks off keeps its key.
+            # With a state in the folder, a run that breaks off keeps its key.
             opened = _store.opened(
                 folder.states, {"run": folder.run}, option="--checkpoint"
             )
@@ -70,12 +75,13 @@ def describe(settings: DescribeSettings) -> None:
         found = release(
             table.columns,
             kinds,
-            key=jax.random.clone(begun.key),
+            key=key,
             epsilon=epsilon,
             delta=delta,
             by=settings.by,
             level=settings.level,
             place=place,
+            num_samples=size * table.num_records,
         )
     found = dataclasses.replace(found, privacy=privacy)
     content = {
@@ -86,6 +92,8 @@ def describe(settings: DescribeSettings) -> None:
         "ledger_entry": entry and entry.id,
         **found.content(),
     }
+    if sampled is not None:
+        content["sample"] = sampled
     contents = _contents(found, content, table.name, is_dark=settings.dark)
     with uninterrupted():
         before = begun.remove_kept
@@ -94,17 +102,19 @@ def describe(settings: DescribeSettings) -> None:
     _show(console, found)
     if units is not None:
         console.print(units.public)
+    if sampled is not None:
+        _display.show_sample(console, sampled)
     show_paths(console, [begun.folder / name for name in contents])
 
 
-def _read(settings: DescribeSettings) -> tuple[dict[str, Kind], Table]:
-    """Reads the columns of the schema, each once, and whose the records are."""
-    source = Path(settings.source)
-    declared, columns, _ = read_checked(
+def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]:
+    """Reads the columns of the schema in one pass, or of a sample by a key."""
+    source, text_format = Path(settings.source), settings.text_format
+    declared, _ = declared_columns(
         source,
         schema=settings.schema,
         target=settings.target,
-        text_format=settings.text_format,
+        text_format=text_format,
     )
     kinds: dict[str, Kind] = {
         name: Numeric(kind.max / 2, kind.max / 2, limit=1.0)
@@ -112,17 +122,29 @@ def _read(settings: DescribeSettings) -> tuple[dict[str, Kind], Table]:
         else kind
         for name, kind in declared.items()
     }
-    known = [name for name in kinds if name in columns]
-    rule = f"a column of the schema, of {known}"
-    is_fine = settings.by is None or settings.by in known
+    rule = f"a column of the schema, of {[*kinds]}"
+    is_fine = settings.by is None or settings.by in kinds
     _validate.require(is_fine, "--by", settings.by, rule)
     check(kinds, settings.by)
-    for name, kind in kinds.items():
-        if not isinstance(kind, Categorical):
-            columns[name] = float32_of(columns[name])  # text takes most of the memory
-    is_test = np.zeros(len(next(iter(columns.values()))), bool)
-    table = Table(source.name, columns, Schema(kinds, None), "", is_test)
-    return kinds, with_units(table, settings)
+    unit, size = settings.unit, settings.max_records
+    check_unit(unit, column_names(source, text_format), kinds)
+    each = 1 if unit is None else settings.records_per_unit or RECORDS_PER_UNIT
+    most = MOST_RECORDS // each
+    rule = f"at most {most:,}, with {each} records of each"
+    _validate.require(size is None or size <= most, "--max-records", size, rule)
+    size = size or min(most, default_size(len(kinds) + (unit is not None), each))
+    columns, units, sample = Draw(size, key, unit, each).read(
+        source,
+        [*kinds],
+        text_format,
+        numbers=[k for k, kind in kinds.items() if not isinstance(kind, Categorical)],
+    )
+    num_records = len(next(iter(columns.values())))
+    rule = "a file with at least one record"
+    _validate.require(num_records > 0, "DATA", str(source), rule)
+    is_test = np.zeros(num_records, bool)
+    table = Table(source.name, columns, Schema(kinds, None), "", is_test, sample=sample)
+    return kinds, table if units is None else table.by_unit(units)
 
 
 def _contents(

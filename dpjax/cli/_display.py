@@ -1,4 +1,4 @@
-"""What a person sees of a training run in the terminal."""
+"""The output of a training run in the terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,28 +19,28 @@ from dpjax.models._shared import Interval
 
 
 def warn_of_seed(console: Console) -> None:
-    """Warns that a known seed protects nobody."""
+    """Warns that noise from a known seed protects nobody."""
     console.print(
-        "Warning: whoever knows --seed can subtract the noise, and then nothing is "
+        "Warning: anyone who knows --seed can subtract the noise, and then nothing is "
         "protected. Use it on public data only.",
         style="yellow",
     )
 
 
 def warn_of_weakness(console: Console, plan: Plan, ranges: Ranges | None) -> None:
-    """Warns of what makes a good model unlikely, from public numbers."""
+    """Warns if public numbers show that a good model is unlikely."""
     if is_thin(plan.arguments):
         console.print(
-            "Warning: in so many dimensions any net of candidates is thin, so that "
-            "--method l1 finds coarse weights at best. It is made for few features.",
+            "Warning: --method l1 is made for few features. With so many, any net of "
+            "candidates is thin, and the weights are coarse at best.",
             style="yellow",
         )
     if ranges is not None and not ranges.is_informative:
         console.print(
-            "Warning: the centers and scales that were asked for may be mere noise "
-            f"(a scale shows where {ranges.least_seen:,.0f} of {ranges.num_samples:,} "
-            "records have about the same). Features are left out for it. Declare them "
-            "in the schema, or spend more on them.",
+            "Warning: the private centers and scales may be mere noise (a scale is "
+            f"detected if {ranges.least_seen:,.0f} of {ranges.num_samples:,} records "
+            "have numbers of about that size). Features without a scale are left out. "
+            "Declare centers and scales in the schema, or raise --private-ranges.",
             style="yellow",
         )
 
@@ -56,7 +56,7 @@ def show(
     is_public: bool,
     units: Units | None = None,
 ) -> None:
-    """Prints the run, the table where there are scores, and the privacy statement."""
+    """Prints the run, a table of scores if there are any, and the guarantee."""
     records = f"n = {len(data.features):,} records"
     if units is not None:
         num_units = len(data.features) // units.size
@@ -79,8 +79,8 @@ def show(
         console.print(_table(data, scored))
     if not private.solution.stats.get("is_informative", True):
         console.print(
-            "By its own bound of the noise this model may be no better than zero "
-            "weights: more records, a larger epsilon or fewer steps would help.",
+            "By its bound on the noise, this model may be no better than zero weights: "
+            "more records, a larger epsilon or fewer steps would help.",
             style="yellow",
         )
     privacy = private.solution.privacy
@@ -96,7 +96,7 @@ def show(
 
 
 def show_sample(console: Console, said: Mapping[str, Any]) -> None:
-    """Prints from how many records a sample was drawn, and what it may spend."""
+    """Prints the size of the table, that of its sample, and the sample's budget."""
     what = f"values of {said['unit']}" if said["unit"] else "records"
     own, asked = claim(**said["budget_of_sample"], digits=4), claim(**said["budget"])
     console.print(
@@ -107,15 +107,15 @@ def show_sample(console: Console, said: Mapping[str, Any]) -> None:
 
 
 def say_nothing_is_tested(console: Console) -> None:
-    """Says why there are no test numbers."""
+    """Prints why there are no test scores."""
     console.print(
-        "No guarantee would cover test risks or comparisons, so there are none: "
-        "--holdout 0.2 pays for some, --show-unprotected shows them."
+        "Test risks and comparisons are not shown, because no guarantee would cover "
+        "them: --holdout 0.2 releases private scores, --show-unprotected shows them."
     )
 
 
 def show_evaluation(console: Console, evaluation: Evaluation) -> None:
-    """Prints what was released of the records held out, beside a constant."""
+    """Prints the private scores on held-out records, next to those of a constant."""
     own = evaluation.privacy
     console.print(
         f"On {evaluation.num_samples:,} records held out, by a budget of their own of "
@@ -147,9 +147,9 @@ def _bounds(interval: Interval) -> str:
 
 
 def _taken(plan: Plan, private: Run) -> str:
-    """Returns what a person wants to know of what was taken, in words."""
+    """Returns the hyperparameters of the run in words."""
     taken: dict[str, Any] = {**plan.arguments, **private.solution.stats}
-    # A radius among the stats is of rows, and no constraint.
+    # The radius in the stats bounds rows; it is not the constraint.
     taken["radius"] = plan.arguments.get("radius")
     if "constraint" in taken:
         taken["radius"] = taken["constraint"].radius

@@ -1,9 +1,8 @@
-"""How good is a model, said privately: on records that its training did not see.
+"""Private scores of a model on held-out records.
 
-Replacing a record changes the training or the evaluation, never both, since which
-records are held out follows from their index, and which units from their names. So each
-may spend the whole budget (parallel composition), as long as nothing else has seen both
-parts.
+The index of a record, or the name of its unit, decides whether it is held out. So a
+replaced record changes the training or the evaluation, never both, and each may spend
+the whole budget (parallel composition), if nothing else uses both parts.
 """
 
 from dataclasses import dataclass
@@ -27,15 +26,15 @@ _LEAST_SHARE = 1e-9  # of an exposure, whose logarithm is taken
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What was released of the records that were held out.
+    """Private scores on the held-out records.
 
     Attributes:
-        num_samples: how many they are.
-        constant: what the constant is.
-        measures: released, or computed from what is.
-        calibration: for classes, the share of the positive label where the predicted
-            probability is in a range (low, high).
-        privacy: the guarantee for them.
+        num_samples: number of held-out records.
+        constant: description of the constant that the model is compared with.
+        measures: private scores, and numbers computed from them.
+        calibration: for classes, the share of the positive label among records whose
+            predicted probability is in a range (low, high).
+        privacy: the guarantee for the held-out records.
     """
 
     num_samples: int
@@ -61,7 +60,7 @@ class Evaluation:
         }
 
     def joined(self, run: Run, num_samples: int, units: Units | None = None) -> Run:
-        """Returns a run whose guarantee is for all records, of both parts together."""
+        """Returns the run with one guarantee for training and held-out records."""
         parts = run.solution.privacy, self.privacy
         events: Any = tuple(part.dp_event for part in parts)
         privacy = PrivacyGuarantee.of(
@@ -83,12 +82,12 @@ def evaluate(
     key: Key,
     units: Units | None = None,
 ) -> Evaluation:
-    """Releases how good a model is on the records held out.
+    """Releases private scores on the held-out records, which the run must not use.
 
-    The run must not have seen them. With units, neighbours differ in all of one.
+    With units, neighbors differ in all records of one unit.
 
     Privacy:
-        The epsilon of the run, and its delta, or where that is 0 the plan's.
+        The epsilon of the run, and its delta, or the plan's if that is 0.
     """
     features, targets = data.test
     privacy = evaluation_privacy(plan, data, run.solution.privacy, units)
@@ -96,7 +95,7 @@ def evaluate(
     constant = float(run.solution.stats["constant"]) if known else 0.0
     predicted = np.asarray(predictions_of(run.solution.params, features), np.float64)
     if data.test_exposures is not None:
-        # What has none has a mean of about zero. The constant is one for all.
+        # A record without exposure has a mean of about zero.
         predicted = predicted + np.log(np.maximum(data.test_exposures, _LEAST_SHARE))
     released = private_scores(
         predicted,
@@ -120,9 +119,9 @@ def evaluate(
 def evaluation_privacy(
     plan: Plan, data: Dataset, training: PrivacyGuarantee, units: Units | None
 ) -> PrivacyGuarantee:
-    """Returns what an evaluation costs, of a training of a guarantee.
+    """Returns the guarantee of an evaluation, from that of the training.
 
-    Of a unit it sees one record, so that units cost what records do.
+    The evaluation uses one record of a unit, so that a unit costs what a record does.
     """
     delta = training.delta or plan.facts.gaussian_delta
     event = gaussian_event(_multiplier(training, delta), num_steps=2)

@@ -1,7 +1,7 @@
-"""`dpjax plan`: what privacy would cost, from made records, before a real one is used.
+"""`dpjax plan`: estimates of the cost of privacy from simulated records.
 
-Nothing here reads a table. All numbers are public: the schema, how many records there
-will be, and records that are drawn at random.
+Nothing here reads a table. All inputs are public: the schema, the number of records,
+and simulated records.
 """
 
 import dataclasses
@@ -25,13 +25,14 @@ from dpjax.cli._plan import Plan, make_plan
 from dpjax.cli._runs import arguments_of, predictions_of, problem_of, rows_of
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.cli._settings import ModelName, Settings
-from dpjax.cli._terminal import progress_bars, show_paths, terminal
+from dpjax.cli._terminal import OnStep, progress_bars, show_paths, terminal
 from dpjax.datasets import Categorical, Dataset
 from dpjax.solvers import Solution
 
 _FILES = ["plan.json", "plan.md", "plan.png"]
-# Solvers take no infinite epsilon; at this one the noise is below every other error.
-_NO_PRIVACY = 1e6
+# Solvers take no infinite epsilon; at this one all noise is below every other error,
+# that of releases with a thousandth of the budget too.
+_NO_PRIVACY = 1e12
 _NUM_DRAWS = 3  # of the noise, of which the median is shown
 _MOST_CELLS = 20_000_000  # of made records, rows by features
 _MOST_FITS, _NEAR = 5, 0.1  # of the search for the least number of records
@@ -59,16 +60,14 @@ def forecast(settings: ForecastSettings) -> None:
     )
     epsilons, outcomes = settings.epsilons, []
     with progress_bars(terminal(stderr=True)) as on_step:
-        on_step("plan", 0, len(epsilons) + 1)
+        on_step("Models of made records", 0, len(epsilons) + 1)
         ideal, constant = made.without_privacy()
-        for epsilon in epsilons:
-            on_step("plan", 1 + len(outcomes), len(epsilons) + 1)
-            outcome = made.outcome(epsilon)
-            if settings.width is not None:
-                least = made.least_rows(epsilon, settings.width, outcome, ideal)
-                outcome = dataclasses.replace(outcome, least_rows=least)
-            outcomes.append(outcome)
-        on_step("plan", len(epsilons) + 1, len(epsilons) + 1)
+        for done, epsilon in enumerate(epsilons, 1):
+            on_step("Models of made records", done, len(epsilons) + 1)
+            outcomes.append(made.outcome(epsilon))
+        on_step("Models of made records", len(epsilons) + 1, len(epsilons) + 1)
+        if settings.width is not None:
+            outcomes = made.with_least_rows(settings.width, outcomes, ideal, on_step)
     found = Forecast(settings, loss, seed, size - 1, constant, tuple(outcomes), ideal)
     console = terminal()
     show(console, found)
@@ -80,7 +79,7 @@ def forecast(settings: ForecastSettings) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Made:
-    """Models of made records of a schema."""
+    """Models of simulated records of a schema."""
 
     settings: ForecastSettings
     schema: Schema
@@ -119,10 +118,28 @@ class _Made:
         low, high = self._fit(plan, data).interval()
         return float(np.median(np.asarray(high - low)[:-1]))
 
+    def with_least_rows(
+        self, width: float, outcomes: list[Outcome], ideal: Outcome, on_step: OnStep
+    ) -> list[Outcome]:
+        """Returns outcomes, in ascending order, with the records for a width.
+
+        If that is more than can be simulated, a smaller epsilon needs even more.
+        """
+        found, total = outcomes[:], len(outcomes)
+        for place in reversed(range(total)):
+            on_step("Records for the width", total - 1 - place, total)
+            epsilon = self.settings.epsilons[place]
+            least = self.least_rows(epsilon, width, outcomes[place], ideal)
+            if least is None:
+                break
+            found[place] = dataclasses.replace(outcomes[place], least_rows=least)
+        on_step("Records for the width", total, total)
+        return found
+
     def least_rows(
         self, epsilon: float, width: float, outcome: Outcome, ideal: Outcome
     ) -> int | None:
-        """Returns about how many records make an interval so narrow.
+        """Returns about how many records make an interval as narrow as requested.
 
         A squared width is a / n for the sampling of records, which is that without
         privacy, plus b / n^2 for the noise. So each fit says where to look next. The

@@ -38,14 +38,14 @@ _HOW_TO_READ = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How good models of made records are.
+    """How good models of simulated records are.
 
     Attributes:
-        privacy: their guarantee; of epsilon = inf without.
+        privacy: their guarantee; epsilon = inf without privacy.
         loss: the mean loss on other records.
         score: R2 there, or AUC for classes.
         width: the median width of a coefficient's interval; inf: there is none.
-        least_rows: about how many records the wanted width needs; None: not known.
+        least_rows: about how many records the requested width needs; None: unknown.
     """
 
     privacy: PrivacyGuarantee
@@ -70,7 +70,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What privacy would cost: without it, at each epsilon, and by a constant."""
+    """The cost of privacy: models without it and at each epsilon, and a constant."""
 
     settings: ForecastSettings
     loss: LossName
@@ -82,7 +82,7 @@ class Forecast:
 
     @property
     def delta(self) -> float:
-        """Of every epsilon."""
+        """The delta of every epsilon."""
         return self.settings.delta or default_delta(self.settings.rows)
 
     @property
@@ -91,7 +91,7 @@ class Forecast:
         return "AUC" if self.loss == "logistic" else "R2"
 
     def tables(self) -> Iterator[list[list[str]]]:
-        """Yields lines: what privacy costs, and what an attacker can do."""
+        """Yields tables: what privacy costs, and what an attacker can do."""
         wanted = self.settings.width
         lines = [["model", f"{self.loss} loss", self.score, "95 % interval"]]
         lines[0] += [] if wanted is None else [f"records for {wanted:g}"]
@@ -113,7 +113,7 @@ class Forecast:
         yield lines
 
     def texts(self) -> Iterator[str]:
-        """Yields what the numbers are, and what to choose and why."""
+        """Yields the meaning of the numbers, and advice with reasons."""
         asked, unit = self.settings, _UNITS[link_of(self.loss)]
         yield (
             f"{asked.rows:,} made records with {self.num_features} features as "

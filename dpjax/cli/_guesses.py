@@ -1,8 +1,8 @@
-"""A schema to correct: guessed from names, or from records where that is asked for.
+"""A schema to correct: guessed from names, or on request from the records.
 
-Names of columns are public, and so are the types that a Parquet file declares: number,
-text, time. The categories that its enumerations list are not taken for public, because
-they are as a rule those that occur in the records.
+The names of columns are public, and so are the types that a Parquet file declares:
+number, text, time. The categories of its enumerations are not treated as public,
+because they usually are those that occur in the records.
 """
 
 import json
@@ -20,20 +20,19 @@ from dpjax.cli._cells import count_texts
 from dpjax.models._shared import Link
 
 _MOST_CATEGORIES = 30
-FILL_IN = "FILL IN"  # what is proposed where categories are not guessed
+FILL_IN = "FILL IN"  # the placeholder for categories that are not guessed
 
 
 class Guess(NamedTuple):
-    """What a column may be.
+    """A guess of what a column holds.
 
     Attributes:
-        center: of numbers; None where it is not guessed.
-        scale: of numbers.
-        categories: of a column of categories; empty where they are not guessed, None
-            for numbers.
-        left_out: why it is better left out, if it is.
-        is_exposure: whether means are in proportion to it.
-        size: of numbers above zero, the usual one; None where it is not guessed.
+        center: a usual number; None if it is not guessed.
+        scale: a usual distance of numbers from the center.
+        categories: the categories; empty if they are not guessed, None for numbers.
+        left_out: why the column should be left out; empty if it should not.
+        is_exposure: whether the target is in proportion to the column.
+        size: the usual size of numbers above zero; None if it is not guessed.
     """
 
     center: float | None = None
@@ -49,8 +48,8 @@ HAS_TIMES = Guess(left_out="holds times or dates")
 _IS_INDEX = Guess(left_out="is an index without a name")
 _IS_CATEGORY = Guess(categories=())
 _IS_CODE = Guess(left_out="has too many categories")
-# Words of a name, and what columns of such names hold as a rule. The first that is met
-# counts; amounts of money have no usual size.
+# The usual content of columns whose names have these words. The first match counts.
+# Amounts of money have no usual size.
 _WORDS: dict[str, Guess] = {
     "id ids uuid guid key index name surname firstname lastname email mail phone "
     "telephone ssn address street iban account": _NAMES_A_RECORD,
@@ -84,7 +83,7 @@ _YES = ("yes", "true", "1", "y", "t")
 
 
 def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
-    """Guesses from names, and from the types that a Parquet file declares."""
+    """Guesses from the names, and from the types that a Parquet file declares."""
     guesses = {name: guess_name(name) for name in names}
     for name, kind in declared_kinds(path).items():
         guess = guesses[name]
@@ -112,7 +111,7 @@ def guess_name(name: str) -> Guess:
 
 
 def guess_cells(column: Column) -> Guess:
-    """Guesses what a column holds from its cells: nothing protects them."""
+    """Guesses what a column holds from its cells, without any privacy."""
     known = float32_of(column)
     known = known[~np.isnan(known)]
     texts = {t: count for t, count in count_texts(column).items() if not is_mark(t)}
@@ -123,15 +122,15 @@ def guess_cells(column: Column) -> Guess:
         size = _rounded(float(np.median(amounts))) if len(amounts) else None
         return Guess(_rounded(middle), _rounded((high - low) / 2) or 1.0, size=size)
     if 0 < len(texts) <= _MOST_CATEGORIES:
-        # Of two categories one is the reference level, which the intercept stands for:
-        # only the other needs a weight.
+        # One of two categories is the reference level, which the intercept represents:
+        # only the other one needs a weight.
         named = sorted(texts, key=lambda text: (text.lower() in _YES, text))
         return Guess(categories=tuple(named[-1:] if len(named) == 2 else named))
     return Guess(left_out="has no value" if not texts else "has too many categories")
 
 
 def _rounded(number: float) -> float:
-    """Returns one digit of a number, which tells less of it."""
+    """Rounds to one digit, which reveals less of the number."""
     return float(f"{number:.0e}")
 
 
@@ -145,10 +144,10 @@ def schema_text(
     """Returns the text of a schema to correct.
 
     Args:
-        guesses: what each column may be.
-        target: which of them is to be predicted, if it is known.
-        how: what the guesses are from, in words.
-        link: of the loss that is asked for; None as the guess of the target has it.
+        guesses: the guess for each column.
+        target: the column to predict, if it is known.
+        how: the source of the guesses, in words.
+        link: link of the loss; None: that which suits the guess for the target.
 
     Example:
         >>> names = ["age", "town", "id", "price"]
@@ -237,11 +236,11 @@ def _positive(guess: Guess) -> str:
 
 
 def toml_key(name: str) -> str:
-    """Returns a name as TOML has it in the title of a section."""
+    """Returns a name as a key in the title of a TOML section."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_text(name)
 
 
 def toml_text(text: str) -> str:
-    """Returns a text in quotes: JSON's are TOML's, but for some control characters."""
+    """Returns a text in quotes, as in JSON but for some control characters."""
     quoted = json.dumps(text, ensure_ascii=False)
     return re.sub("[\x7f-\x9f]", lambda one: f"\\u{ord(one[0]):04x}", quoted)

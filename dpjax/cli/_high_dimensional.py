@@ -1,4 +1,4 @@
-"""What the options of the methods for many features, and of l1 regression, become.
+"""Solver arguments from options: methods for many features, and l1 regression.
 
 The parameters of a function are the options that its method reads; it returns the
 arguments of the solver.
@@ -16,7 +16,7 @@ from dpjax.cli._descent import Facts, check_steps, choose_estimator
 from dpjax.cli._settings import EstimatorName
 from dpjax.constraints import Box, L1Ball, halton_net
 
-_MOST_NUMBERS = 2**28  # of all candidates together: 1 GiB
+_MOST_NUMBERS = 2**28  # in all candidates together: 1 GiB
 _MOST_FEATURES_OF_A_BOX = 10  # beyond, halton_net's points lie on lines
 
 
@@ -30,7 +30,7 @@ def frank_wolfe(
     steps: int | None = None,
     learning_rate: float | None = None,
 ) -> dict[str, Any]:
-    """Makes the arguments of `dp_frank_wolfe`, and checks its options."""
+    """Checks the options of `dp_frank_wolfe` and returns its arguments."""
     is_paper = facts.calibration == "paper"
     if learning_rate is not None:
         _validate.within(0, 1, **{"--learning-rate": learning_rate})
@@ -42,7 +42,7 @@ def frank_wolfe(
     rule = f"given with --method frank-wolfe and --estimator {estimator}"
     is_fine = is_smoothed or scale is not None or estimator == "clipping"
     _validate.require(is_fine, "--scale", scale, rule)
-    chosen = None  # the solver's, whose scale suits choices
+    chosen = None  # the solver's default, whose scale is made for choices of vertices
     if scale is not None or not is_smoothed:
         chosen = choose_estimator(
             facts, estimator, scale=scale, num_samples=facts.num_samples
@@ -65,7 +65,7 @@ def lasso(
     moment_bound: float = 1.0,
     steps: int | None = None,
 ) -> dict[str, Any]:
-    """Makes the arguments of `dp_lasso`."""
+    """Returns the arguments of `dp_lasso`."""
     _check_delta(facts)
     return {
         "radius": radius,
@@ -86,7 +86,7 @@ def sparse_linear(
     steps: int | None = None,
     learning_rate: float | None = None,
 ) -> dict[str, Any]:
-    """Makes the arguments of `dp_sparse_linear_regression`."""
+    """Returns the arguments of `dp_sparse_linear_regression`."""
     _check_sparsity(sparsity, facts)
     return {
         "sparsity": sparsity,
@@ -109,22 +109,22 @@ def hard_thresholding(
     steps: int | None = None,
     learning_rate: float | None = None,
 ) -> dict[str, Any]:
-    """Makes the arguments of `dp_iterative_hard_thresholding`."""
+    """Returns the arguments of `dp_iterative_hard_thresholding`."""
     _check_delta(facts)
     _check_sparsity(sparsity, facts)
-    # The papers' number; records are shared out among the steps.
+    # The papers' number of steps; each step has records of its own.
     papers = max(1, math.floor(math.log(facts.num_samples)))
     num_steps = check_steps(steps, facts) or papers
     return {
         "sparsity": sparsity,
         "estimator": choose_estimator(
-            facts._replace(num_features=sparsity),  # as many coordinates have noise
+            facts._replace(num_features=sparsity),  # the number of noisy coordinates
             estimator,
             scale=scale,
             moment_bound=moment_bound,
             num_samples=facts.num_samples // num_steps,
         ),
-        # In theory 2/3 of the inverse smoothness, here for features of unit size.
+        # The theory's 2/3 of the inverse smoothness, for features of unit size.
         "learning_rate": learning_rate or 2 / 3 / facts.smoothness,
         "num_steps": num_steps,
         "calibration": facts.calibration,
@@ -139,7 +139,7 @@ def l1(
     scale: float | None = None,
     moment_bound: float = 1.0,
 ) -> dict[str, Any]:
-    """Makes the arguments of `dp_l1_regression`, its candidates too."""
+    """Returns the arguments of `dp_l1_regression`, with its candidates."""
     number = candidates or (1_000 if facts.is_quick else 100_000)
     _validate.require(
         2 <= number <= _MOST_NUMBERS // facts.num_features,
@@ -157,11 +157,11 @@ def l1(
 
 
 def candidate_net(number: int, num_features: int, radius: float) -> jax.Array:
-    """Returns public weight vectors to choose among, the first of them zero.
+    """Returns public weight vectors to choose from; the first one is zero.
 
-    Up to ten features: a Halton sequence in the box of ±radius. With more a box is all
-    corners, so that each lies in the l1 ball of four coordinates instead, uniformly,
-    drawn once and for all: a thin net, which reaches coarse weights at best.
+    Up to ten features: a Halton sequence in the box of ±radius. With more features
+    nearly all of a box is corners. Each vector is then uniform in the l1 ball of four
+    random coordinates, from a fixed key: a thin net of coarse weights.
 
     Example:
         >>> print(candidate_net(3, 2, 3.0))
@@ -185,13 +185,13 @@ def candidate_net(number: int, num_features: int, radius: float) -> jax.Array:
 
 
 def is_thin(arguments: Mapping[str, Any]) -> bool:
-    """Tells whether a method chooses among too few candidates for their dimension."""
+    """Returns whether a method has too few candidates for their dimension."""
     net = arguments.get("candidates")
     return net is not None and net.shape[1] > _MOST_FEATURES_OF_A_BOX
 
 
 def _check_delta(facts: Facts) -> None:
-    """Requires what the papers' constants need."""
+    """Requires delta > 0 for the papers' constants."""
     if facts.calibration == "paper":
         _validate.probability(**{"--delta": facts.delta})
 
@@ -208,7 +208,7 @@ def _check_sparsity(sparsity: int, facts: Facts) -> None:
 
 
 def _steps(steps: int | None, facts: Facts) -> int | None:
-    """Returns the steps that are asked for; None leaves them to the solver."""
+    """Returns the number of steps; None is the solver's default."""
     if steps is None and facts.is_quick:
         return min(10, facts.num_samples)
     return check_steps(steps, facts)

@@ -1,12 +1,12 @@
 """The ledger of a table: what all runs on it may spend, and what each has spent.
 
-A TOML file that people can read. Every run is in it before anything of its records is
-released, so that one that was killed has spent too. A run that does not fit is refused,
-and so is one on another table than the first. The accounting is
-`dpjax.accounting.PrivacyFilter`'s.
+A ledger is a TOML file that people can read. Every run is entered before it releases
+anything of its records, so that a run which is killed counts too. A run is refused if
+it does not fit within the limit, or if its table is not that of the first run.
+`dpjax.accounting.PrivacyFilter` does the accounting.
 
-It knows days and no times: how long a search took tells how many runs it made, which is
-secret.
+A ledger has dates without times, because the duration of a search reveals its number of
+runs, which is secret.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from dpjax._types import NeighboringRelation
 from dpjax._untrusted import number, of_type
 from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_epsilon
 from dpjax.accounting._shared import Spending
-from dpjax.cli._command_settings import LedgerSettings
+from dpjax.cli._command_settings import OpenLedgerSettings, ShowLedgerSettings
 from dpjax.cli._guesses import toml_text
 from dpjax.cli._terminal import show_paths, terminal
 
@@ -39,17 +39,17 @@ _HEAD = """\
 # or made smaller breaks the limit, whatever became of its run. The table is that of the
 # first run: correct it where the same table has got another name or other columns.
 """
-_RULE = "a file that dpjax ledger has written"
+_RULE = "a file that dpjax ledger open has written"
 
 
 @dataclass(frozen=True)
 class Source:
-    """What tells a table from others, of what is public about it.
+    """Public facts that identify a table.
 
     Attributes:
-        name: of its file.
-        num_records: how many records it has, or values of the ledger's unit.
-        columns: the names of its columns.
+        name: name of its file.
+        num_records: number of its records, or of values of the ledger's unit.
+        columns: names of its columns.
     """
 
     name: str
@@ -57,10 +57,10 @@ class Source:
     columns: tuple[str, ...]
 
     def check(self, path: Path, run: "Source") -> None:
-        """Requires that a run is on this table.
+        """Requires that a run uses this table.
 
         Raises:
-            ValueError: with --ledger, if not.
+            ValueError: if it does not; the error names --ledger.
         """
         for what, own, other in (
             ("the name", self.name, run.name),
@@ -76,11 +76,11 @@ class Entry:
     """What a run has spent.
 
     Attributes:
-        id: of the run; random.
-        at: the day on which it began, in UTC.
-        method: its name.
-        parts: what was released of which part of the records, in words.
-        price: in the ledger's filter.
+        id: random identifier of the run.
+        at: the day on which the run began, in UTC.
+        method: name of the method.
+        parts: each release and the part of the records that it uses, in words.
+        price: the run's price in the ledger's filter.
     """
 
     id: str
@@ -95,9 +95,9 @@ class Ledger:
     """A limit, and the runs so far.
 
     Attributes:
-        limit: for all runs, without what they have spent.
-        unit: the column of which all records with one value are protected; None: each
-            record alone.
+        limit: the filter for all runs, before any of them.
+        unit: the column whose values are protected, each with all its records; None:
+            single records are protected.
         source: the table of the first run; None before it.
         entries: the runs.
     """
@@ -149,16 +149,17 @@ class Ledger:
         return "\n".join(lines) + "\n"
 
 
-def ledger(settings: LedgerSettings) -> None:
-    """Opens a ledger, or shows what is spent and what is left."""
-    console, path = terminal(), settings.path
-    if settings.epsilon is not None:
-        _files.check_file("LEDGER", path, suffix=".toml")
-        limit = PrivacyFilter(float(settings.epsilon), float(settings.delta or 0.0))
-        open_ledger(path, limit, settings.unit)
-        show_paths(console, [path])
-        return
-    read = read_ledger(path)
+def open_new(settings: OpenLedgerSettings) -> None:
+    """Writes a ledger without runs."""
+    _files.check_file("LEDGER", settings.path, suffix=".toml")
+    limit = PrivacyFilter(settings.epsilon, settings.delta)
+    open_ledger(settings.path, limit, settings.unit)
+    show_paths(terminal(), [settings.path])
+
+
+def show(settings: ShowLedgerSettings) -> None:
+    """Shows what is spent and what is left."""
+    console, read = terminal(), read_ledger(settings.path)
     limit = read.limit
     console.print(
         f"All runs together: {claim(limit.epsilon, limit.delta)} "
@@ -190,7 +191,7 @@ def open_ledger(path: Path, limit: PrivacyFilter, unit: str | None) -> None:
     """Writes a new ledger.
 
     Raises:
-        ValueError: if something is there, which another process may have put there.
+        ValueError: if a file exists there, perhaps one of another process.
         OSError: if it cannot be written.
     """
     with _files.locked(path):
@@ -200,7 +201,7 @@ def open_ledger(path: Path, limit: PrivacyFilter, unit: str | None) -> None:
 
 
 def said_left(filled: PrivacyFilter) -> str:
-    """Says what is left, as people think of it."""
+    """Returns a sentence on what is left, as the epsilon of one run."""
     left = filled.left
     if left.divergence <= 0:
         return "Nothing is left."
@@ -212,7 +213,7 @@ def said_left(filled: PrivacyFilter) -> str:
 
 
 def said_spent(read: Ledger) -> str:
-    """Says how many runs have spent what, and when."""
+    """Returns a sentence on how many runs have spent how much, and when."""
     if not read.entries:
         return "No run has spent anything."
     filled = read.filter
@@ -235,7 +236,7 @@ def _one_run(filled: PrivacyFilter, epsilon: str) -> str:
 
 
 def _epsilon_of(filled: PrivacyFilter, divergence: float) -> float:
-    """Returns the epsilon of Gaussian noise of a divergence of the filter's order."""
+    """Returns the epsilon of Gaussian noise with a Renyi divergence."""
     multiplier = math.sqrt((filled.order or 2) / (2 * max(divergence, 1e-300)))
     return gaussian_epsilon(multiplier, filled.delta, sensitivity=1.0)
 
@@ -244,9 +245,9 @@ def read_ledger(path: Path) -> Ledger:
     """Reads a ledger.
 
     Raises:
-        ValueError: if there is none, or what is there is something else.
+        ValueError: if there is no file, or it is not a ledger.
     """
-    rule = "a file; dpjax ledger FILE --epsilon E --delta D opens one"
+    rule = "a file; dpjax ledger open FILE --epsilon E --delta D writes one"
     _validate.require(path.is_file(), "--ledger", str(path), rule)
     try:
         content = tomllib.loads(path.read_text("utf-8"))
@@ -299,13 +300,13 @@ def _texts(said: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def check_room(path: Path, unit: str | None) -> Ledger:
-    """Reads a ledger that is to take a run, which must protect what the ledger does.
+    """Reads a ledger for a run that must protect the same unit.
 
-    A run that protects a unit is none that protects its records: one that is replaced
-    may be of another unit then.
+    A guarantee for units does not imply one for records, because a replaced record may
+    belong to another unit.
 
     Raises:
-        ValueError: if it is no ledger, or one of another unit.
+        ValueError: if it is not a ledger, or its unit is another one.
     """
     read = read_ledger(path)
     rule = f"{read.unit}, as in --ledger {path}"
@@ -325,23 +326,24 @@ def charge(
     """Adds a run to a ledger, before it releases anything; waits for other runs.
 
     Args:
-        path: of the ledger.
-        parts: what is released of disjoint parts of the records, by their names.
-        source: the table; that of the first run is the ledger's.
-        method: its name.
-        unit: the column of which it protects all records with one value, if any.
-        paid: the run, if it may be in the ledger already: a run that goes on does not
-            spend twice.
+        path: path of the ledger.
+        parts: guarantees of releases from disjoint parts of the records, by name.
+        source: the table of the run; that of the first run is kept in the ledger.
+        method: name of the method.
+        unit: the column whose values the run protects, each with all its records.
+        paid: identifier of a resumed run, which may be in the ledger already and does
+            not spend twice.
 
     Returns:
         The run's entry in the ledger.
 
     Raises:
-        ValueError: if there is no room, it is the ledger of another table or unit, or
-            the run is in it at another price; the ledger stays as it is.
+        ValueError: if the run does not fit within the limit, the ledger is that of
+            another table or unit, or the run is in it at another price. The ledger is
+            then unchanged.
         OSError: if it cannot be written.
     """
-    path = path.resolve()  # a link to it stays one
+    path = path.resolve()  # a symbolic link to the ledger is kept
     with _files.locked(path):
         read = check_room(path, unit)
         if read.source is not None:
@@ -356,7 +358,7 @@ def charge(
         try:
             filled.spend(*parts.values())
         except ValueError as why:
-            raise ValueError(f"--ledger {path}: {said_left(filled)} {why}") from None
+            raise ValueError(f"{said_left(filled)} --ledger {path}: {why}") from None
         entry = Entry(
             id=secrets.token_hex(8),
             at=today(),

@@ -24,7 +24,7 @@ AMOUNTS = "poisson, gamma or tweedie"
 
 
 def loss_of(name: LossName, power: float | None = None) -> "LinearLoss":
-    """Returns a loss of targets in units of their scale; a power is of tweedie."""
+    """Returns a loss of targets in units of their scale; `power` is for tweedie."""
     from dpjax import losses
 
     return _losses()[name] if power is None else losses.log_link(power)

@@ -1,4 +1,4 @@
-"""Made records of the shape of a schema: random, and of no real table."""
+"""Synthetic records with the columns of a schema."""
 
 import math
 
@@ -21,17 +21,17 @@ def made_records(
     signal: float,
     seed: int,
 ) -> Dataset:
-    """Draws records that have a schema's columns, and others for tests.
+    """Draws records with the columns of a schema, for training and for tests.
 
-    A column of numbers is its center plus its scale times Student's law of variance 1,
-    within its limit; beside amounts within three scales, because a model's means are
-    exponentials of the columns. A column of categories takes each of them, or none,
-    equally often. Every column matters: numbers by tanh((x - center) / scale), so that
-    effects level off, and categories in even steps. Signs alternate. The sum explains
-    the share `signal` of the variance of the target, of its log odds (with the variance
-    of the logistic law; McKelvey and Zavoina 1975), or of the logarithm of an amount.
-    The rest is noise: of Student's law in targets, lognormal in amounts, half of which
-    are zero with the tweedie loss. Exposures are 1, and weights alike.
+    A column of numbers has Student's t-distribution, with the schema's center, a
+    variance of scale^2, and values clipped to its limit. For amounts they are clipped
+    to three scales, because a model's means are exponentials of the columns. A column
+    of categories has each of them, or none, with equal probability. Every column has an
+    effect: tanh((x - center) / scale) for numbers, even steps for categories, with
+    alternating signs. Their sum explains the share `signal` of the variance of the
+    target, of its log odds (with logistic noise; McKelvey and Zavoina 1975), or of the
+    logarithm of an amount. The noise is Student's in targets and lognormal in amounts,
+    half of which are zero with the tweedie loss. Exposures are 1, and weights equal.
     """
     rng = np.random.default_rng(seed)
     size = num_samples + NUM_TEST
@@ -50,7 +50,7 @@ def made_records(
             added = np.tanh(features[-1][:, 0])
         else:
             number = len(kind.categories)
-            chosen = rng.integers(number + 1, size=size)  # the last is none of them
+            chosen = rng.integers(number + 1, size=size)  # the last is no category
             features.append(chosen[:, None] == np.arange(number))
             added = np.r_[np.linspace(1.0, -1.0, number), 0.0][chosen]
         effect += (-1) ** place * added

@@ -1,8 +1,8 @@
 """The private methods of `dpjax train`: one declaration each.
 
-A method names a solver, and the function that makes the solver's arguments of options,
-whose parameters are the options that the method reads. Another one is a name in
-`_settings.MethodName` and an entry of `METHODS`.
+A method has a solver and a function that returns the solver's arguments. The parameters
+of that function are the options that the method reads. To add a method, add a name to
+`_settings.MethodName` and an entry to `METHODS`.
 """
 
 import functools
@@ -33,22 +33,24 @@ _WITHOUT_LINK = tuple(name for name in get_args(LossName) if name not in FOR_AMO
 
 @dataclass(frozen=True)
 class Method:
-    """A solver, and what it takes.
+    """A solver, and the options that it reads.
 
     Attributes:
-        name: how `--method` calls it; two that minimise different losses share one.
-        title: how tables and plots call it.
-        solver: takes (loss_fn, params, data) where losses are free, and (features,
-            targets) where it has a loss of its own.
-        options: takes public facts, and as keywords the options that the method reads,
-            those without a default needed; returns arguments of the solver.
-        losses: those that it can minimise.
-        has_own_loss: which of the two the solver takes.
-        has_weights: whether it also takes weights and exposures.
-        has_steps: whether it can be watched, and resumed.
-        has_own_coordinates: whether its steps are, so that no iterate is a model.
+        name: name for `--method`; two methods with different losses may share it.
+        title: name in tables and plots.
+        solver: a function of (loss_fn, params, data), or of (features, targets) if it
+            has a loss of its own.
+        options: a function of public facts and, as keywords, the options that the
+            method reads, required if they have no default. Returns the solver's
+            arguments.
+        losses: the losses that it can minimize.
+        has_own_loss: whether the solver has a loss of its own.
+        has_weights: whether the solver also takes weights and exposures.
+        has_steps: whether it can be watched and resumed.
+        has_own_coordinates: whether its iterates are in coordinates of its own, and so
+            are not models.
         has_delta: whether it spends a delta.
-        can_be_pure: whether it can do with delta = 0.
+        can_be_pure: whether it accepts delta = 0.
     """
 
     name: MethodName
@@ -66,23 +68,23 @@ class Method:
 
     @property
     def reads(self) -> dict[str, bool]:
-        """The options that not every method reads, and whether they are needed."""
+        """The options that this method reads, and whether each is required."""
         _, *parameters = inspect.signature(self.options).parameters.values()
         read = {one.name: one.default is one.empty for one in parameters}
         return read if self.has_own_loss else {"l2": False} | read
 
     def given(self, settings: Settings) -> dict[str, Any]:
-        """Returns the options that the method reads, where they are given."""
+        """Returns the given options that the method reads."""
         _, *names = inspect.signature(self.options).parameters
         values = {name: getattr(settings, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 
 
 def find_method(settings: Settings, *, is_classification: bool | None = None) -> Method:
-    """Returns the method that is asked for, and checks that the options go with it.
+    """Returns the chosen method, and checks that the options go with it.
 
     Raises:
-        ValueError: if the loss or an option does not go with the method.
+        ValueError: If the loss or an option does not go with the method.
     """
     loss = find_loss(settings, is_classification=is_classification)
     variants = [method for method in METHODS if method.name == settings.method]
@@ -108,10 +110,10 @@ def find_method(settings: Settings, *, is_classification: bool | None = None) ->
 
 
 def find_loss(settings: Settings, *, is_classification: bool | None = None) -> LossName:
-    """Returns the loss that is asked for, or the one that suits task and method.
+    """Returns the chosen loss, or the one that suits task and method.
 
     Raises:
-        ValueError: if the method cannot minimise it, or it is open for a user's file.
+        ValueError: If the method cannot minimize it, or it is missing for a file.
     """
     variants = [method for method in METHODS if method.name == settings.method]
     possible: list[LossName] = [name for one in variants for name in one.losses]
@@ -137,7 +139,7 @@ GRADIENT_DESCENT = Method(
 _PURE: dict[str, Any] = {"can_be_pure": True}
 _OWN: dict[str, Any] = {"has_own_loss": True}
 _ONE_FIT: dict[str, Any] = {"has_steps": False}
-# Of those with one name the first is used that can minimise the loss.
+# Among methods of one name, the first that can minimize the loss is used.
 METHODS = (
     Method(
         *("linear-model", "DP linear model"),

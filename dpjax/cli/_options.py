@@ -1,6 +1,6 @@
 """Options as data: each is one field of a dataclass, with its type, help and check.
 
-What typer shows of a command, and what is checked before it starts, follow from them.
+The help of a command and the checks before it starts are derived from these fields.
 """
 
 import dataclasses
@@ -21,20 +21,20 @@ from dpjax.cli._terminal import refusals, stage
 
 PRIVACY, DATA, METHOD, OUTPUT = "Privacy", "Data of a file", "Method", "Output"
 REQUIRED = dataclasses.MISSING  # as a default
-# Arguments of functions by another name than their option's.
+# Arguments of functions whose names differ from their option's.
 _ALIASES = {"num_steps": "steps", "num_subsets": "subsets", "table": "source"}
 _NUMBERS = {float: "a number", int: "a whole number"}
 
 
 @dataclass(frozen=True)
 class Option:
-    """What is said of an option beside its name, type and default.
+    """The declaration of an option, besides its name, type and default.
 
     Attributes:
-        panel: where the help shows it.
-        help: what it is.
-        check: of a value that is not None: `check(**{"--name": value})`.
-        metavar: of what is given first, without a name; else "".
+        panel: the section of the help that shows it.
+        help: its text in the help.
+        check: checks a value that is not None: `check(**{"--name": value})`.
+        metavar: the name of a positional argument in the help; else "".
     """
 
     panel: str
@@ -54,17 +54,17 @@ of_privacy, of_data, of_method, of_output = (
 
 
 def argument(metavar: str, help: str) -> Any:
-    """Declares what a command is given first, without a name."""
+    """Declares a positional argument of a command."""
     return dataclasses.field(metadata={"said": Option("", help, None, metavar)})
 
 
 def flag(field: str) -> str:
-    """Returns how a field is given: "--batch-size"."""
+    """Returns the option of a field: "--batch-size"."""
     return f"--{field.replace('_', '-')}"
 
 
 def declared(options: Any) -> dict[str, tuple[Any, Option]]:
-    """Returns the type and the declaration of every field that can be given."""
+    """Returns the type and the declaration of every field that is an option."""
     hints = typing.get_type_hints(options)
     given = [field for field in dataclasses.fields(options) if field.init]
     return {one.name: (hints[one.name], one.metadata["said"]) for one in given}
@@ -72,13 +72,13 @@ def declared(options: Any) -> dict[str, tuple[Any, Option]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of a command; its help is the text of the class."""
+    """The options of a command; the class's docstring is the command's help."""
 
     def __post_init__(self) -> None:
         """Checks every option by itself.
 
         Raises:
-            ValueError: where one breaks its rule.
+            ValueError: If an option breaks its rule.
         """
         for name, (_, said) in declared(type(self)).items():
             value = getattr(self, name)
@@ -86,10 +86,10 @@ class Options:
                 said.check(**{flag(name): value})
 
     def require(self, name: str, is_fine: bool, rule: str) -> None:
-        """Requires a rule of an option that is given, beside others.
+        """Requires a rule for an option that is given, which may depend on others.
 
         Raises:
-            ValueError: where it does not hold.
+            ValueError: If the rule does not hold.
         """
         value = getattr(self, name)
         is_fine |= value is None or value is False
@@ -98,7 +98,7 @@ class Options:
 
 
 def required(is_fine: Callable[[Any], bool], rule: str) -> Callable[..., None]:
-    """Makes the check of an option of a rule."""
+    """Returns a check of an option for a rule."""
 
     def check(**values: Any) -> None:
         for name, value in values.items():
@@ -117,14 +117,15 @@ FROM_SYSTEM: dict[Generator, str] = {
 
 
 def command(options: type[Options], place: str) -> Callable[..., None]:
-    """Makes a command as typer takes it.
+    """Returns a function for typer that runs a command.
 
-    What runs raises `ValueError` if an option, a file or the schema is wrong, and has
-    written nothing then; and `OSError` if a file cannot be read or written.
+    The command raises `ValueError` if an option, a file or the schema is wrong, before
+    it has written anything; and `OSError` if a file cannot be read or written.
 
     Args:
-        options: what it takes.
-        place: "_train.train": the module and its function that runs it, imported then.
+        options: the class of its options.
+        place: module and function that run it, such as "_train.train". They are
+            imported when the command runs.
     """
     says, empty = declared(options), inspect.Parameter.empty
     defaults = {one.name: one.default for one in dataclasses.fields(options)}
@@ -157,7 +158,7 @@ def command(options: type[Options], place: str) -> Callable[..., None]:
 def _seen_by_typer(name: str, hint: Any, said: Option) -> Any:
     if said.metavar:
         return typer.Argument(metavar=said.metavar, help=said.help)
-    text = said.help.replace("[", r"\[")  # for rich a bracket begins its markup
+    text = said.help.replace("[", r"\[")  # rich reads brackets as markup
     panel: dict[str, Any] = {"help": text, "rich_help_panel": said.panel}
     kinds = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
     (kind,) = (kind for kind in kinds if kind is not NoneType)
@@ -170,7 +171,7 @@ def _seen_by_typer(name: str, hint: Any, said: Option) -> Any:
 
 
 def _parsed(kind: type, text: Any) -> Any:
-    """Reads a number; the error, unlike typer's own, repeats what could not be read."""
+    """Reads a number; unlike typer's own error, this one repeats the text."""
     try:
         return kind(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`dpjax parties`: starts a process a party, and trains one model with all of them."""
+"""`dpjax parties`: starts a process for each party, which train one model."""
 
 import dataclasses
 import importlib.util
@@ -23,6 +23,7 @@ from dpjax._default_delta import default_delta
 from dpjax._rounding import claim
 from dpjax.cli import _report
 from dpjax.cli._command_settings import PartySettings
+from dpjax.cli._options import FROM_SYSTEM
 from dpjax.cli._settings import public_name
 from dpjax.cli._terminal import show_paths, terminal
 from dpjax.datasets import Dataset
@@ -30,22 +31,22 @@ from dpjax.estimators import Clipping
 from dpjax.parties import JaxTransport, SecureSum
 from dpjax.solvers import Execution, Solution, dp_multiparty_gradient_descent
 
-_ROUND = "round "  # what a line begins with that a party prints for the terminal
+_ROUND = "round "  # the prefix of lines that are shown in the terminal
 
 
 def train_with_parties(settings: PartySettings) -> None:
-    """Starts the parties on this machine, and prints what they have trained.
+    """Starts the parties on this machine, and prints the trained model's scores.
 
     Raises:
-        ImportError: if the extra `parties` is not installed; nothing is started.
+        ImportError: If the extra `parties` is not installed; nothing is started.
         OSError: if the records are not on this machine; nothing is started.
-        ValueError: if the folder cannot be written to; nothing is started.
+        ValueError: If the folder cannot be written to; nothing is started.
         ChildProcessError: if a party fails; nothing is written.
     """
     if importlib.util.find_spec("cryptography") is None:
         raise ImportError('Parties need cryptography: pip install "dpjax[parties]".')
     _report.check_folder(settings.folder)
-    _public_set(settings)  # each party would fail by itself, long after
+    _public_set(settings)  # so that a missing data set fails here, not in each party
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
@@ -90,7 +91,7 @@ def _start(
 
 
 def _wait(processes: Sequence[subprocess.Popen[str]]) -> list[int]:
-    """Waits until all have finished or some have failed, and returns those."""
+    """Waits until all have finished or some have failed; returns the failed ones."""
     while True:
         codes = [process.poll() for process in processes]
         failed = [party for party, code in enumerate(codes) if code]
@@ -100,7 +101,7 @@ def _wait(processes: Sequence[subprocess.Popen[str]]) -> list[int]:
 
 
 def _relay(console: Console, process: subprocess.Popen[str]) -> None:
-    """Shows the rounds of a party while it runs; its runtime prints other lines too."""
+    """Shows the rounds of a party while it runs, without other lines of its output."""
     if process.stdout is not None:
         with process.stdout:
             for line in process.stdout:
@@ -175,18 +176,30 @@ def _files(
         score = np.mean(np.abs(predictions - data.test_targets))
     asked = dataclasses.asdict(settings) | {"steps": settings.num_steps}
     del asked["quick"]
+    method, score_name = "DP-GD among parties", _report.score_name(data)
+    privacy = _report.statement(solution.privacy)
+    line = {"method": method, "epsilon": privacy["epsilon"], "delta": privacy["delta"]}
+    options = "num_parties", "max_colluding", "max_dropouts", "learning_rate"
     content = {
         "dpjax": dpjax.__version__,
         "data": data.name,
         "settings": asked,
         **solution.stats,
-        "score_name": _report.score_name(data),
+        "score_name": score_name,
         "score": float(score),
-        "privacy": _report.statement(solution.privacy),
+        # As for `dpjax train`, for `dpjax report`:
+        "is_public": True,
+        "feature_names": list(data.feature_names),
+        "method": method,
+        "loss": "logistic" if data.task == "classification" else "squared",
+        "l2": 0.0,
+        "arguments": {name: asked[name] for name in (*options, "clip_norm")},
+        "stats": dict(solution.stats),
+        "comparison": [{**line, score_name: float(score)}],
+        # Each party draws noise and masks of its own.
+        "privacy": privacy | {"noise_key": FROM_SYSTEM["threefry"]},
     }
-    model = _report.model_of(
-        data, solution, method="DP-GD among parties", link="identity"
-    )
+    model = _report.model_of(data, solution, method=method, link="identity")
     return _report.files(model, content)
 
 

@@ -1,4 +1,4 @@
-"""A training run with nothing left open, made of settings and public facts."""
+"""A fully specified training run, from settings and public facts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,17 +18,16 @@ from dpjax.solvers import dp_gradient_descent
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """A run with nothing left open; every entry is public.
+    """A fully specified run; every entry is public.
 
     Attributes:
         method: the private method.
-        arguments: what its solver takes beyond data, loss, key and budget; None is
-            left to the solver.
+        arguments: arguments of its solver besides data, loss, key and budget; None is
+            the solver's default.
         facts: sizes, loss and budget.
         loss_fn: the loss, without the l2 penalty.
         l2: strength of the l2 penalty.
-        descent: gradient descent on the same loss: the method itself, or what it is
-            compared with, of the same steps.
+        descent: gradient descent on the same loss: the method itself, or a baseline.
     """
 
     method: Method
@@ -40,7 +39,7 @@ class Plan:
 
 
 class Budget(NamedTuple):
-    """Privacy parameters that may be spent."""
+    """A privacy budget."""
 
     epsilon: float
     delta: float
@@ -49,10 +48,10 @@ class Budget(NamedTuple):
 def split_budget(
     settings: Settings, num_samples: int, *, is_classification: bool | None = None
 ) -> tuple[Budget, Budget]:
-    """Returns what centres and scales may cost, and the training with the rest.
+    """Splits the budget into that of centers and scales, and that of the training.
 
     Raises:
-        ValueError: if an option does not go with the method.
+        ValueError: If an option does not go with the method.
     """
     method = find_method(settings, is_classification=is_classification)
     if not method.has_delta:
@@ -61,7 +60,8 @@ def split_budget(
         delta = settings.delta
     else:
         # Of one record it would be 1, and a half is left to who asks for it.
-        _validate.require(num_samples > 1, "--delta", 1.0, "strictly between 0 and 1")
+        rule = "given with a single record, of which n^-1.1 is 1"
+        _validate.require(num_samples > 1, "--delta", None, rule)
         delta = default_delta(num_samples)
     share = settings.private_ranges or 0.0
     ranges = Budget(share * settings.epsilon, share * delta)
@@ -72,13 +72,13 @@ def split_budget(
 
 
 def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
-    """Fills in what the settings leave open, from public sizes alone.
+    """Returns the run, with defaults that depend on public sizes alone.
 
-    Of the data the task, the name and the shapes count, never the values. The public
-    data sets (`is_named`) take 300 steps.
+    Only the task, the name and the shapes of the data are used, never its values. The
+    public data sets (`is_named`) take 300 steps.
 
     Raises:
-        ValueError: if an option does not suit the method, the facts or the task.
+        ValueError: If an option does not go with the method, the facts or the task.
     """
     is_classification = data.task == "classification"
     loss = find_loss(settings, is_classification=is_classification)

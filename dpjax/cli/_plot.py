@@ -1,4 +1,4 @@
-"""The plot of a run: test risk along the steps, one line a method."""
+"""The plot of a run: test risk after each step, with a line for each method."""
 
 import io
 from collections.abc import Sequence
@@ -11,9 +11,8 @@ from dpjax.cli._plan import Plan
 from dpjax.cli._runs import ZERO, Run, Scores
 from dpjax.datasets import Dataset
 
-# Colours of Okabe and Ito (2008), told apart by colour-blind readers too; methods
-# without privacy are broken lines, so that they differ in print as well.
-# Each is (colour, line, marker).
+# Colours of Okabe and Ito (2008), which colour-blind readers can tell apart; methods
+# without privacy have broken lines, for print. Each entry is (colour, line, marker).
 _PRIVATE = (("#0072B2", "-", "o"), ("#D55E00", "-", "s"), ("#CC79A7", "-", "^"))
 _NON_PRIVATE = (("#000000", "--", ""), ("#009E73", ":", ""))
 _ZERO = "#999999", "-.", ""
@@ -22,9 +21,9 @@ _ZERO = "#999999", "-.", ""
 def plot_test_risk(
     plan: Plan, data: Dataset, scored: Sequence[tuple[Run, Scores]], *, is_public: bool
 ) -> bytes:
-    """Draws the test risk of every method along its steps, and returns a PNG.
+    """Draws the test risk of every method after each step, and returns a PNG.
 
-    Where the records are not public, it says that its numbers are unprotected.
+    If the records are not public, the title says that the numbers are unprotected.
     """
     figure = Figure(figsize=(6.4, 4.2), dpi=200, layout="constrained")
     axes = figure.subplots()
@@ -35,7 +34,7 @@ def plot_test_risk(
         color, line, marker = (
             _ZERO if run.method == ZERO else next(styles[run.is_private])
         )
-        # What has no steps is a level line.
+        # A method without steps is a horizontal line.
         steps = run.steps if run.steps[-1] > 0 else np.array([int(is_log), last])
         axes.plot(
             steps,
@@ -56,7 +55,7 @@ def plot_test_risk(
         f"test risk: mean {plan.facts.loss} loss ({unit})", parse_math=False
     )
     axes.set_ylim(*_limits(scored))
-    if is_log:  # a method of few steps beside one of many
+    if is_log:  # methods differ in their number of steps
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlim(int(is_log), last)
@@ -86,10 +85,11 @@ def _label(run: Run, scores: Scores) -> str:
 
 
 def _limits(scored: Sequence[tuple[Run, Scores]]) -> tuple[float | None, float | None]:
-    """Leaves out the first steep steps, which would flatten all differences.
+    """Returns limits of the risk that leave out the first, steep steps.
 
-    And baselines without privacy that end above zero weights: they have diverged. Where
-    private methods end is always shown, zero weights where they are near.
+    They also leave out baselines without privacy that end above zero weights, because
+    they have diverged. The last risk of each private method is always shown; the risk
+    of zero weights is shown if it is near.
     """
     zero = next((s.risks[-1] for run, s in scored if run.method == ZERO), np.inf)
     others = [(run, s.risks) for run, s in scored if run.method != ZERO]

@@ -41,9 +41,9 @@ def propose(settings: SchemaSettings) -> None:
         guesses |= found
         how = "THE RECORDS, which no guarantee covers"
         terminal(stderr=True).print(
-            "Warning: what --from-data guesses tells of the records, and no guarantee "
-            "of a model that is trained with it covers that. Use it for public data, "
-            "or put what you knew before in its place.",
+            "Warning: the guesses of --from-data depend on the records, and the "
+            "guarantee of a model that uses them does not cover that. Use them for "
+            "public data, or replace them by what you knew before.",
             style="yellow",
         )
     link = link_of(settings.loss) if settings.loss else None

@@ -1,4 +1,4 @@
-"""Centres and scales that the schema leaves open: a share of the budget is for them."""
+"""Private centers and scales of columns for which the schema declares none."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,28 +19,29 @@ from dpjax.cli._runs import Run
 from dpjax.cli._sources import Table
 from dpjax.datasets import Numeric
 
-# A feature is held within so many released scales, so that few records do not make its
+# A feature is clipped to so many released scales, so that few records do not make its
 # second moment large: the step sizes of most methods are for features of unit size.
 _MOST_SCALES = 30.0
-# Features of more columns are made smaller, so that their second moments add up to
-# about this. Up to here the default steps are stable, however the columns depend on
-# each other: step size 1 times curvature 1/4 times 8 is 2 for the logistic loss.
+# The features of more columns are scaled down, so that their second moments add up to
+# about this number, at which the default steps are stable for any correlation of the
+# columns: for the logistic loss, step size 1 times curvature 1/4 times 8 is 2.
 _LARGEST_SUM = 8
-_TARGET_SHARE = 1 / 3  # of the budget for ranges, beside features
+_TARGET_SHARE = 1 / 3  # the target's share of this budget, if there are features
 
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
-    """Released centres and scales, and what they have cost.
+    """Released centers and scales, and their cost.
 
     Attributes:
-        num_samples: from how many records.
-        columns: centre and scale of each column, by its name; features whose scales
-            would be noise are not among them.
+        num_samples: number of records.
+        columns: center and scale of each column, by its name, without features whose
+            scales would be noise.
         privacy: the guarantee for all of them.
-        least_seen: of how many records a column needs one size for its scale to show.
-        is_informative: whether those are few enough. Features are left out where they
-            are not; of the target, it is not where no scale has shown, too.
+        least_seen: the number of records of about one size from which the scale of a
+            column exceeds the noise.
+        is_informative: whether `least_seen` is at most half of the records; if not,
+            features are left out. Also False if the target's scale is unknown.
     """
 
     num_samples: int
@@ -50,9 +51,9 @@ class Ranges:
     is_informative: bool
 
     def joined(self, training: PrivacyGuarantee) -> PrivacyGuarantee:
-        """Returns a guarantee for a training on the same records and the ranges.
+        """Returns the guarantee of the ranges and a training on the same records.
 
-        Basic composition: epsilons add up, and so do deltas.
+        By basic composition epsilons add up, and so do deltas.
         """
         return together([self.privacy, training], self.num_samples)
 
@@ -66,16 +67,16 @@ def release_ranges(
     is_centered: bool = True,
     may_bend: bool = False,
 ) -> Ranges:
-    """Releases centres and scales of a table's open columns, from training records.
+    """Releases centers and scales of undeclared columns, from the training records.
 
-    All by `release_scales`, as for the estimators of `dpjax.sklearn`. Where the budget
-    would show the scale of no feature that half of the records have, which n and d
-    tell, features are left out, and the target gets all of it. A target that is not
-    centred, as under a log link, is measured from zero. Features that may bend are in
-    scales of which most numbers are within two, as knots need them.
+    `release_scales` computes them, as for the estimators of `dpjax.sklearn`. If n and d
+    show that the noise would exceed half of the records, features are left out and the
+    target gets the whole budget. A target that is not centered, as under a log link, is
+    measured from zero. Features that may have curves get scales such that most numbers
+    are within two of them, as the knots require.
 
     Raises:
-        ValueError: if no column is open.
+        ValueError: If the schema declares all columns.
 
     Privacy:
         (epsilon, delta)-DP under replace-one: one Gaussian mechanism, or Laplace noise
@@ -144,7 +145,7 @@ def release_ranges(
 
 
 def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
-    """Returns columns of about unit size; smaller ones of lines where they are many."""
+    """Returns features of about unit size; many features without curves are smaller."""
     centers, scales = standard.centers, standard.scales
     reach = np.minimum(standard.high - centers, _MOST_SCALES * scales)
     if may_bend:
@@ -156,7 +157,7 @@ def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
 
 
 def charge(run: Run, ranges: Ranges | None) -> Run:
-    """Returns a private run whose guarantee counts the ranges of its records too."""
+    """Returns the run; if it is private, its guarantee includes the ranges."""
     if ranges is None or not run.is_private:
         return run
     return run.stated(ranges.joined)
@@ -164,7 +165,7 @@ def charge(run: Run, ranges: Ranges | None) -> Run:
 
 def together(parts: Sequence[PrivacyGuarantee], num_samples: int) -> PrivacyGuarantee:
     """Returns the guarantee of several releases of the same records."""
-    # A tuple, where a list is declared: an event of a guarantee must be hashable.
+    # A tuple, although a list is declared: the event of a guarantee must be hashable.
     events: Any = tuple(part.dp_event for part in parts)
     return PrivacyGuarantee.of(
         sum_up(*(part.epsilon for part in parts)),

@@ -1,4 +1,4 @@
-"""How a private release begins and ends: its files, its key, and what keeps it."""
+"""The begin and end of a private release: files, key, and folder to resume from."""
 
 import contextlib
 import dataclasses
@@ -23,14 +23,14 @@ from dpjax.cli._terminal import terminal
 
 
 class Release(NamedTuple):
-    """A private release that a command is asked for.
+    """A private release that a command makes.
 
     Attributes:
-        folder: where its files go.
-        key: of all its noise.
-        noise_key: where the key comes from, in words.
-        is_seeded: whether the key is known, and hence nothing protected.
-        run_folder: what keeps it while it lasts, if anything.
+        folder: the folder for its files.
+        key: the key of all its noise.
+        noise_key: the source of the key, in words.
+        is_seeded: whether the key is a known seed, so that nothing is protected.
+        run_folder: the folder from which it can be resumed, if any.
     """
 
     folder: Path
@@ -40,10 +40,10 @@ class Release(NamedTuple):
     run_folder: RunFolder | None
 
     def bound(self, settings: ReleaseOptions, table: Table | None) -> "Release":
-        """Returns the release, with a folder of one run, by its options and records.
+        """Returns the release with its folder bound to these options and records.
 
         Raises:
-            ValueError: if the folder keeps the key of another one.
+            ValueError: If the folder holds the key of another run.
         """
         if self.run_folder is None:
             return self
@@ -54,9 +54,10 @@ class Release(NamedTuple):
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Keeps the key while a run is on, and if it breaks off with a state to go on.
+        """Saves the key for the duration of a run.
 
-        A key that is given as a seed is given again.
+        If the run breaks off, the key stays only if there is a state to resume from. A
+        seed is not saved, because the same command gives it again.
         """
         folder = self.run_folder
         if folder is None:
@@ -82,23 +83,23 @@ class Release(NamedTuple):
             raise
 
     def remove_kept(self) -> None:
-        """Removes what keeps the run, its key first."""
+        """Removes the folder to resume from, the key first."""
         if self.run_folder is not None:
             self.run_folder.remove()
 
 
 def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
-    """Checks where a release reads and writes, and draws its key, or takes a kept one.
+    """Checks the paths of a release, and draws its key or loads a saved one.
 
-    The folder of --checkpoint is no link, and lies apart from the output and the files
+    The folder of --checkpoint must be no link, and apart from the output and the files
     that are read, because it is removed in the end.
 
     Args:
-        settings: what is asked for.
-        names: of its files.
+        settings: the options.
+        names: names of the release's files.
 
     Raises:
-        ValueError: if a folder or the ledger is wrong; nothing has been read.
+        ValueError: If a folder or the ledger is wrong; nothing has been read.
     """
     name, source = public_name(settings.source), Path(settings.source)
     folder = settings.output or Path("dpjax-output", Path(name or source).stem)
@@ -145,16 +146,16 @@ def _say_stopped(how: str) -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Puts Ctrl-C, and what else asks the process to end, off until the block is over.
+    """Delays Ctrl-C and other signals to stop until the block has ended.
 
-    Only the main thread gets such signals.
+    Only the main thread receives such signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     names = ("SIGINT", "SIGTERM", "SIGHUP")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    # A handler that is not of Python, which is None, could not be put back.
+    # None is a handler outside of Python, which could not be restored.
     numbers = [number for number in numbers if signal.getsignal(number) is not None]
     came: list[int] = []
     handlers = {

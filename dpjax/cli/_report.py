@@ -1,4 +1,4 @@
-"""What a run leaves behind: model.npz, report.json and a plot, whole or not at all."""
+"""The files of a run: model.npz, report.json and a plot, written all or none."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ def report(
     is_public: bool,
     noise_key: str,
 ) -> dict[str, Any]:
-    """Returns what may be said about a run, ready for JSON.
+    """Returns the public facts about a run for JSON.
 
     Args:
         plan: the run.
@@ -45,7 +45,7 @@ def report(
         private: the private method's run.
         scored: all methods with their test scores, or none. On a user's data they are
             filed as "unprotected".
-        ranges: the centres and scales that were released.
+        ranges: the released centers and scales.
         is_public: whether the records are public.
         noise_key: where the noise comes from, in words; never a seed.
     """
@@ -124,7 +124,7 @@ def _row(data: Dataset, run: Run, scores: Scores) -> dict[str, Any]:
 
 
 def score_name(data: Dataset) -> str:
-    """Returns what is measured beside the risk."""
+    """Returns the name of the score that is shown with the risk."""
     if data.task == "classification":
         return "accuracy"
     return f"mean absolute error ({data.target_unit})"
@@ -142,7 +142,7 @@ def model_of(
 
     Args:
         data: what it was trained on, encoded by its schema.
-        solution: the weights, and what they have cost.
+        solution: the weights and their cost.
         method: its name.
         link: of its loss, for a target that is no class.
         table: what the data were made of, where a user's file was; a target of a named
@@ -174,7 +174,7 @@ def model_of(
 
 
 def _constants(column: Numeric) -> dict[str, float]:
-    """Returns what a column is standardised by; JSON has no infinity."""
+    """Returns what a column is standardized by; JSON has no infinity."""
     constants = dataclasses.asdict(column)
     return {name: x for name, x in constants.items() if math.isfinite(x)}
 
@@ -191,7 +191,7 @@ def files_of(
 ) -> dict[str, bytes]:
     """Returns the files of a run, by name: what `report` says and more, and the model.
 
-    Of what more is said, None is left out.
+    Further entries of the report that are None are left out.
     """
     content = report(plan, data, private, scored, ranges, **said)
     content |= {name: one for name, one in more.items() if one is not None}
@@ -244,8 +244,8 @@ def write(
 ) -> None:
     """Writes the files of a run, all of them or none.
 
-    The model appears last: nothing is released before. A plot of an earlier run, which
-    would stand beside a report that it does not belong to, is removed.
+    The model appears last: nothing is released before. The plot of an earlier run is
+    removed, because it does not belong to the new report.
 
     Args:
         folder: where.

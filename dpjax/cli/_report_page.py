@@ -1,8 +1,8 @@
-"""`dpjax report`: one file about a run, for people who were not there.
+"""`dpjax report`: one file about a run, for others.
 
-Its words are in `report.md`: titles, paragraphs, lists, warnings and, in brackets,
-tables and pictures. A sentence is left out where a value that it names is not there.
-All values follow from released files, from what is public, and from the ledger.
+Its text is in `report.md`: titles, paragraphs, lists, warnings and, in brackets, tables
+and pictures. A sentence is left out if a value that it names is missing. All values
+follow from released files, public facts and the ledger.
 """
 
 import dataclasses
@@ -30,6 +30,7 @@ from dpjax.accounting import (
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
+from dpjax.accounting._shared import group_budget
 from dpjax.cli import _saved
 from dpjax.cli._command_settings import ReportSettings
 from dpjax.cli._ledger import Ledger, read_ledger, said_left
@@ -53,7 +54,7 @@ def report(settings: ReportSettings) -> None:
     path, ending = Path(settings.run), settings.format
     if not path.is_file():
         names = [x for x in (REPORT, _DESCRIPTION) if (path / x).is_file()]
-        rule = f"a folder that has either {REPORT} of dpjax train or tune, or "
+        rule = f"a folder that has either {REPORT} of dpjax train, tune or parties, or "
         rule += f"{_DESCRIPTION} of dpjax describe; or one of these files"
         _validate.require(len(names) == 1, "RUN", str(path), rule)
         path /= names[0]
@@ -73,8 +74,8 @@ def report(settings: ReportSettings) -> None:
         text = write(title, [*blocks_of(content, released, ledger)])
     except (*_UNREADABLE, RecursionError) as why:
         raise ValueError(
-            "RUN must be what dpjax train, tune or describe has written, got "
-            f"{str(path)!r}: {type(why).__name__}, {why}."
+            "RUN must be what dpjax train, tune, parties or describe has written, "
+            f"got {str(path)!r}: {type(why).__name__}, {why}."
         ) from None
     _files.write_whole(output, text.encode(), name="--output")
     if "tuning" in content:  # when a search ended tells how many runs it made
@@ -109,6 +110,7 @@ def _described(content: Mapping[str, Any]) -> Description:
     }
     names = "edges", "num_samples", "by", "level"
     given: Any = {name: content[name] for name in names}
+    given["sample_size"] = content.get("sample_size")
     return Description(tuple(rows), shares=shares, privacy=privacy, **given)
 
 
@@ -183,7 +185,11 @@ def _values(
         versions, columns = released.versions or {}, released.columns
         values |= {"method": released.method, "use": _saved.meaning(released)}
         values["loss"] = content["loss"]
-        options += f" --loss {content['loss']}"
+        if number := content.get("num_parties"):
+            name, values["parties"] = "parties", content["arguments"]
+            options += f" --num-parties {number}"
+        else:
+            options += f" --loss {content['loss']}"
     else:
         name, versions = "describe", {"dpjax": content["dpjax"]}
         columns = dict.fromkeys(row.column for row in released.rows)
@@ -246,16 +252,28 @@ def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
 def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
     """Returns the guarantee with its event, if the run has Gaussian noise alone.
 
-    It has if the multiplier, of all or of each step, costs just what the run states.
+    It has only that if the multiplier, of all steps or of each, costs exactly what the
+    run states. The k records of a unit together move a mean k times as far as one
+    record. With a sample, delta(epsilon) is that of a batch without replacement,
+    whatever the run on the sample releases (Balle, Barthe, Gaboardi 2018, Theorem 9).
     """
-    stats, delta = content.get("stats", {}), privacy.delta
+    stats, sample = content.get("stats", {}), content.get("sample")
     multiplier, num_steps = stats.get("noise_multiplier"), stats.get("num_steps", 1)
-    if "rows" in content and content["unit"] is None:  # of a description
-        multiplier = noise_multiplier(privacy.epsilon, delta, num_steps=1)
-    for num in {1, num_steps} if delta > 0 and multiplier else ():
+    size = (content.get("unit") or {"records_per_unit": 1})["records_per_unit"]
+    said = content["privacy"] if sample is None else sample["budget_of_sample"]
+    if said["delta"] <= 0:
+        return privacy
+    epsilon, delta = group_budget(said["epsilon"], said["delta"], size)
+    if "rows" in content:  # of a description
+        multiplier = noise_multiplier(epsilon, delta, num_steps=1)
+    for num in {1, num_steps} if multiplier else ():
         cost = noise_multiplier_to_epsilon(multiplier, delta, num_steps=num)
-        if math.isclose(cost, privacy.epsilon, rel_tol=1e-6):
-            event = gaussian_event(multiplier, num_steps=num)
+        if math.isclose(cost, epsilon, rel_tol=1e-6):
+            drawn = {}
+            if sample is not None:
+                drawn["num_samples"] = sample["num_records"]
+                drawn["batch_size"] = sample["max_records"]
+            event = gaussian_event(multiplier / (size * math.sqrt(num)), **drawn)
             return dataclasses.replace(privacy, dp_event=event)
     return privacy
 

@@ -17,7 +17,7 @@ from dpjax._types import Key
 from dpjax.mechanisms._shared import key_of_words
 
 _KEY, _STATES, _ITERATES, _PAID = "key.npz", "states", "iterates.npz", "paid.npz"
-# Also while they are written, which a kill leaves behind.
+# Also the partial files that a killed process leaves behind.
 _NAMES = r"(key|iterates|paid)\.npz"
 _FILE = re.compile(rf"{_NAMES}|\.{_NAMES}\.\d+\.part")
 
@@ -25,15 +25,16 @@ _FILE = re.compile(rf"{_NAMES}|\.{_NAMES}\.\d+\.part")
 class RunFolder(NamedTuple):
     """A folder for one run: its key, its states, and the iterates shown.
 
-    It is made for its owner alone, since whoever has the key or a state can subtract
-    the noise, and removed before the run's parameters and report appear. A process that
-    is killed before leaves it behind, to resume from, and as secret as the data.
+    Only its owner can read it, because the key or a state is enough to subtract the
+    noise. It is removed before the run's parameters and report are written. A process
+    that is killed earlier leaves it behind, to resume from, and as secret as the data.
 
-    A key belongs to one command on one table, whose digest lies beside it: on other
-    records the same noise would be drawn, and a difference of releases would show them.
+    A key belongs to one command on one table, whose digest is saved with it. On other
+    records the same key would draw the same noise, and the difference of the two
+    releases would reveal the records.
 
     Attributes:
-        path: where it is.
+        path: path of the folder.
         run: the digest of command and table, keyed by the run's key.
     """
 
@@ -41,11 +42,11 @@ class RunFolder(NamedTuple):
     run: str = ""
 
     def checked(self) -> "RunFolder":
-        """Returns itself, by the one path without links, if it may be removed later.
+        """Returns itself with its path resolved, if it may be removed later.
 
         Raises:
-            ValueError: if it is no folder, a link to one, or holds files of something
-                else.
+            ValueError: If it is no folder, is a link, or holds other files than those
+                of a run.
         """
         rule = "a folder, no link to one, since it is removed in the end"
         is_fine = not self.path.is_symlink()
@@ -75,7 +76,7 @@ class RunFolder(NamedTuple):
         )
 
     def make(self) -> None:
-        """Makes the folder where it is missing, and its owner's alone."""
+        """Makes the folder if it is missing, readable by its owner alone."""
         _store.make_private(self.path)
 
     @property
@@ -97,15 +98,15 @@ class RunFolder(NamedTuple):
     def bound(self, key: Key, parts: Iterable[bytes]) -> "RunFolder":
         """Returns itself as the folder of one run.
 
-        That it refuses tells of the records: it is for the curator, whose secret the
-        folder is, and outside of the guarantee.
+        The error depends on the records. It is for the curator, whose secret the folder
+        is, and outside of the guarantee.
 
         Args:
-            key: of the run.
-            parts: all that the run computes from, but for the key.
+            key: key of the run.
+            parts: everything else that determines the run.
 
         Raises:
-            ValueError: if a key is kept here, and it is another run's.
+            ValueError: If the folder holds the key of another run.
         """
         words = np.asarray(jax.random.key_data(key))
         digest = hashlib.blake2b(words.tobytes(), digest_size=32)
@@ -125,15 +126,15 @@ class RunFolder(NamedTuple):
         return bound
 
     def keep_key(self, key: Key) -> None:
-        """Keeps the key of the run, before anything is drawn from it."""
+        """Saves the key of the run, before anything is drawn from it."""
         words = np.asarray(jax.random.key_data(key))
         self._write(_KEY, {"key": words}, {"run": self.run})
 
     def paid(self, settings: str) -> str | None:
-        """Returns the entry of a ledger that paid for this run, if there is one.
+        """Returns the identifier of the run's entry in a ledger, if there is one.
 
         Args:
-            settings: of the run; one of others is another run.
+            settings: settings of the run; with others it is another run.
         """
         if not (self.path / _PAID).exists():
             return None
@@ -141,7 +142,7 @@ class RunFolder(NamedTuple):
         return kept["entry"] if kept["settings"] == settings else None
 
     def keep_paid(self, entry: str, settings: str) -> None:
-        """Keeps the entry of a ledger that pays for the run."""
+        """Saves the identifier of the run's entry in a ledger."""
         self._write(_PAID, {}, {"entry": entry, "settings": settings})
 
     def iterates(self) -> dict[int, np.ndarray]:
@@ -152,7 +153,7 @@ class RunFolder(NamedTuple):
         return dict(zip(kept["steps"].tolist(), kept["iterates"], strict=True))
 
     def keep_iterates(self, iterates: Mapping[int, np.ndarray]) -> None:
-        """Keeps the iterates that were shown."""
+        """Saves the iterates that were shown."""
         steps, shown = np.array([*iterates]), np.array([*iterates.values()])
         self._write(_ITERATES, {"steps": steps, "iterates": shown}, {})
 
@@ -165,14 +166,14 @@ class RunFolder(NamedTuple):
         _files.write_whole(self.path / name, content, name="--checkpoint")
 
     def remove(self) -> None:
-        """Removes what the run kept, its key first, before its release appears.
+        """Removes the files of the run, the key first, before its release is written.
 
-        And then the folder, but where something else has come into it, or where it
-        cannot be removed, such as a mounted one. All of it is gone from the disk when
-        this returns, even if the machine stops then.
+        Then removes the folder, unless it holds other files or cannot be removed, such
+        as a mounted one. When this returns, the files are gone from the disk even if
+        the machine stops.
 
         Raises:
-            OSError: if something is left that tells of the noise.
+            OSError: if a file is left from which the noise could be computed.
         """
         whys = []
         names = [path.name for path in self.path.glob("*")]
@@ -189,7 +190,7 @@ class RunFolder(NamedTuple):
         if whys:
             raise OSError(
                 f"--checkpoint {self.path} could not be removed ({'; '.join(whys)}): "
-                "remove it, for who finds it can subtract the run's noise."
+                "remove it, because anyone who finds it can subtract the noise."
             )
         _store.sync(self.path)
         with contextlib.suppress(OSError):

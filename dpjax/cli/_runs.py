@@ -1,4 +1,4 @@
-"""The run: the private method, and what it is compared with on public data."""
+"""Runs of the private method and of its baselines."""
 
 import dataclasses
 import os
@@ -40,15 +40,15 @@ _NUM_SHOWN = 60  # iterates that are watched, at most twice as many
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one method gave.
+    """The result of one method.
 
     Attributes:
-        method: its name.
+        method: name of the method.
         solution: its parameters, their guarantee, and public numbers.
-        steps: the steps of the iterates, shape (k,), ending with the last; 0 alone
-            where a method has no steps.
+        steps: steps of the iterates, shape (k,), in order; only 0 for a method without
+            steps.
         iterates: parameters after those steps, shape (k, d), or `Curves` with such an
-            axis. They are covered by the guarantee of the solution.
+            axis. The guarantee of the solution covers them.
     """
 
     method: str
@@ -57,7 +57,7 @@ class Run:
     iterates: PyTree
 
     def for_units(self, units: Units | None) -> "Run":
-        """Returns the run with its guarantee for units, if records are theirs."""
+        """Returns the run with its guarantee for units, if there are units."""
         return self.stated(lambda privacy: privacy_of_units(privacy, units))
 
     def stated(self, by: Callable[[PrivacyGuarantee], PrivacyGuarantee]) -> "Run":
@@ -74,7 +74,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """How the iterates of a run do on the test records; protected by nothing.
+    """Scores of the iterates of a run on the test records, without any privacy.
 
     Attributes:
         risks: mean loss without the penalty, shape (k,).
@@ -88,8 +88,8 @@ class Scores:
 def system_key(generator: Generator) -> Key:
     """Returns a key from the operating system: of 64 bits, or of 256 with ChaCha20.
 
-    The noise protects nobody from a person who can guess the key: a small seed such as
-    `jax.random.key(0)` is for public data alone.
+    Somebody who can guess the key can subtract the noise: a small seed such as
+    `jax.random.key(0)` is for public data only.
     """
     if generator == "chacha20":
         return secret_key()
@@ -106,7 +106,7 @@ def train_private(
 ) -> Run:
     """Runs the planned private method on the training records.
 
-    Where there is a run_folder, states are saved there, and the run resumes from them.
+    With a run_folder, states are saved there, and the run resumes from them.
     """
     arguments = arguments_of(plan) | {"key": key}
     name = name_of(plan)
@@ -114,14 +114,14 @@ def train_private(
 
 
 def name_of(plan: Plan) -> str:
-    """Returns what the planned private run is called."""
+    """Returns the name of the planned private run."""
     estimator = plan.arguments.get("estimator")
     title = "DP additive model" if plan.arguments.get("smooth") else plan.method.title
     return f"{title}, {_spoken(estimator)}" if estimator else title
 
 
 def arguments_of(plan: Plan) -> dict[str, Any]:
-    """Returns what the solver of a plan takes by name, but for the key."""
+    """Returns the keyword arguments of a plan's solver, without the key."""
     arguments = {"epsilon": plan.facts.epsilon, **plan.arguments}
     if plan.method.has_delta:
         arguments["delta"] = plan.facts.delta
@@ -129,7 +129,7 @@ def arguments_of(plan: Plan) -> dict[str, Any]:
 
 
 def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
-    """Returns the guarantee that `train_private` will state: of shapes alone."""
+    """Returns the guarantee that `train_private` will state, from shapes alone."""
     rows = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.asarray(x[:1]).dtype),
         rows_of(plan.method, data),
@@ -146,14 +146,14 @@ def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
 def train_baselines(
     plan: Plan, data: Dataset, *, key: Key, on_step: OnStep
 ) -> list[Run]:
-    """Runs what the private method is compared with.
+    """Runs the baselines of the private method.
 
-    Weights of zero, which need no records; gradient descent and robust gradient descent
-    on all records, which protect nobody; and, asked for the same guarantee, DP-GD by
-    clipping to norm 1, unless that is the method itself. Where the method is gradient
-    descent, they take its steps and step size; else DP-GD by smoothed truncation (001,
-    algorithm 4) at its defaults comes beside them. The two without privacy take no step
-    size at which they might diverge, which tells nothing.
+    They are zero weights, which use no records; gradient descent and robust gradient
+    descent without privacy; and DP-GD with clipping to norm 1 under the same guarantee,
+    unless that is the method itself. If the method is gradient descent, the baselines
+    use its steps and step size; if not, DP-GD with smoothed truncation (001, algorithm
+    4) and default options is one more baseline. The step size of the two without
+    privacy is small enough that they converge.
     """
     descent = plan.descent
     without_noise = dataclasses.replace(
@@ -183,7 +183,7 @@ def train_baselines(
 
 
 def _stable_rate(plan: Plan, data: Dataset) -> float:
-    """Returns the inverse smoothness of the risk: nothing protects it."""
+    """Returns the inverse smoothness of the risk, without any privacy."""
     features = data.features.astype(np.float64)
     largest = np.linalg.eigvalsh(features.T @ features / len(features))[-1]
     return float(1 / max(largest * plan.facts.smoothness, 1e-12))
@@ -196,10 +196,10 @@ def _zero(data: Dataset) -> Run:
 
 
 def score_run(plan: Plan, data: Dataset, run: Run) -> Scores:
-    """Measures the iterates of a run on the test records."""
+    """Scores the iterates of a run on the test records."""
     iterates = jax.tree.map(jnp.asarray, run.iterates)
     static = plan.loss_fn, data.task
-    risks, scores = _measure(static, iterates, on_device(data.test))
+    risks, scores = _measure(static, iterates, jax.tree.map(jnp.asarray, data.test))
     return Scores(np.asarray(risks), np.asarray(scores))
 
 
@@ -212,8 +212,8 @@ def _run(
     on_step: OnStep,
     run_folder: RunFolder | None = None,
 ) -> Run:
-    rows = jax.tree.map(jnp.asarray, rows_of(method, data))
-    problem = problem_of(method, plan, rows)
+    # As arrays of NumPy: a copy for the device is the solver's, which can free it.
+    problem = problem_of(method, plan, rows_of(method, data))
     total = arguments.get("num_steps")
     every = max(1, (total or 0) // _NUM_SHOWN)
     seen = []
@@ -244,7 +244,7 @@ def _run(
     jax.effects_barrier()  # every call of watch has returned
     if not method.has_steps or method.has_own_coordinates:
         seen = [(0, solution.params)]
-    # A step is seen again where the run resumed before it: the same iterate.
+    # A resumed run may show a step again, with the same iterate.
     iterates = {int(step): params for step, params in seen}
     steps = sorted(iterates)
     last = steps[-1] or int(solution.stats.get("num_steps", 1))
@@ -254,7 +254,7 @@ def _run(
 
 
 def stacked(iterates: Sequence[PyTree]) -> PyTree:
-    """Returns parameters of one kind, with an axis for which they are."""
+    """Stacks parameters of one kind along a new leading axis."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *iterates)
 
 
@@ -266,15 +266,15 @@ def predictions_of(params: PyTree, features: ArrayLike) -> jax.Array:
 
 
 def rows_of(method: Method, data: Dataset) -> tuple[np.ndarray | None, ...]:
-    """Returns what a method reads of the training records: features, targets and more.
+    """Returns the training features and targets, and for some methods more.
 
-    More are weights and exposures, None where there are none.
+    That is weights and exposures, None if there are none.
     """
     return (*data.train, data.weights, data.exposures)[: 4 if method.has_weights else 2]
 
 
 def problem_of(method: Method, plan: Plan, rows: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns what the solver of a method takes without a name, of `rows_of`."""
+    """Returns the positional arguments of a method's solver, from `rows_of`."""
     if method.has_own_loss:
         return rows
     features, targets = rows
@@ -296,11 +296,6 @@ def _measure(static, iterates, test):
         return risk, jnp.mean(jnp.abs(loss_fn.mean_of(predictions) - targets))
 
     return jax.lax.map(measure, iterates)
-
-
-def on_device(pair: tuple[np.ndarray, np.ndarray]) -> tuple[jax.Array, jax.Array]:
-    """Returns features and targets as arrays of JAX."""
-    return jnp.asarray(pair[0]), jnp.asarray(pair[1])
 
 
 def _spoken(estimator: Estimator) -> str:

@@ -1,6 +1,6 @@
 """A sample of a file's records or units: how it is drawn while the file is read."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from dpjax._reservoir import Reservoir, Tags, order_of
 from dpjax._tables import Column, joined, read_chunks
-from dpjax._texts import TextFormat
+from dpjax._texts import TextFormat, float32_of
 from dpjax._types import Key
 from dpjax.cli._units import Units, named, units_of
 
@@ -22,6 +22,11 @@ class Sample(NamedTuple):
 
     sample_size: int
     num_samples: int
+
+
+def default_size(num_columns: int, each: int) -> int:
+    """Returns how many records, or units of `each`, have `MOST_CELLS` at most."""
+    return max(1, MOST_CELLS // (num_columns * each))
 
 
 class Draw(NamedTuple):
@@ -43,9 +48,20 @@ class Draw(NamedTuple):
     listed: Sequence[str] | None = None
 
     def read(
-        self, path: Path, names: list[str], text_format: TextFormat
+        self,
+        path: Path,
+        names: list[str],
+        text_format: TextFormat,
+        *,
+        numbers: Container[str] = (),
     ) -> tuple[dict[str, Column], Units | None, Sample | None]:
         """Reads columns of a file in one pass, and keeps those of the sample.
+
+        Args:
+            path: the file.
+            names: the columns.
+            text_format: how text is encoded, and numbers are written.
+            numbers: columns that are kept in float32, a fraction of what text takes.
 
         Returns:
             The columns, whose they are, and the sample; None if there are no more
@@ -53,31 +69,34 @@ class Draw(NamedTuple):
         """
         wanted = [*names, *([] if self.unit is None else [self.unit])]
         tags = Tags(self.key)
-        size = self.size or max(1, MOST_CELLS // (len(wanted) * self.each))
+        size = self.size or default_size(len(wanted), self.each)
         reservoir = Reservoir(size, joined, each=self.each)
         units, num_records = set(self.listed or ()), 0
         for chunk in read_chunks(path, wanted, text_format):
-            columns = [chunk[name] for name in wanted]
-            numbers = num_records + np.arange(len(columns[0]))
-            num_records += len(numbers)
+            columns = [
+                float32_of(chunk[name]) if name in numbers else chunk[name]
+                for name in wanted
+            ]
+            places = num_records + np.arange(len(columns[0]))
+            num_records += len(places)
             if self.unit is None:
-                reservoir.add([numbers, *columns], tags.following(len(numbers)))
+                reservoir.add([places, *columns], tags.following(len(places)))
                 continue
             found, codes = named(chunk[self.unit])
             if self.listed is None:
                 units.update(found)
             is_unit = np.fromiter((name in units for name in found), bool, len(found))
             rows = np.flatnonzero(is_unit[codes])
-            columns = [column[rows] for column in (numbers, *columns)]
+            columns = [column[rows] for column in (places, *columns)]
             reservoir.add(columns, tags.of_names(found)[codes[rows]])
         total = num_records if self.unit is None else len(units)
         sample = Sample(size, total) if total > size else None
         if sample is None and self.unit is None:
             _, *columns = reservoir.all()
         else:
-            numbers, *columns = reservoir.kept()
+            places, *columns = reservoir.kept()
             if sample is None:
-                columns = [column[np.argsort(numbers)] for column in columns]
+                columns = [column[np.argsort(places)] for column in columns]
         drawn = dict(zip(wanted, columns, strict=True))
         if self.unit is None:
             return drawn, None, sample

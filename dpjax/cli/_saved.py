@@ -1,4 +1,4 @@
-"""`dpjax predict`, `export`, `show` and `plot`: what a saved model is good for."""
+"""`dpjax predict`, `export`, `show` and `plot`: the commands on a saved model."""
 
 import csv
 import io
@@ -34,8 +34,8 @@ _SHOWN = (-2.0, -1.0, 0.0, 1.0, 2.0)  # where values of curves are shown, in sca
 def predict(settings: PredictSettings) -> None:
     """Predicts the target of every record of a file.
 
-    No guarantee covers the records of this file: neither their predictions, nor what
-    standard error says of their cells, for the curator alone.
+    No guarantee covers the records of this file: neither their predictions, nor the
+    messages on standard error about their cells, which are for the curator alone.
     """
     model_path, source = Path(settings.model), Path(settings.source)
     _files.check_file("--output", settings.output, suffix=".csv")
@@ -84,7 +84,7 @@ def predict(settings: PredictSettings) -> None:
 
 
 def _as_written(column: Column) -> list[str]:
-    """Returns cells as text, blank where there is none."""
+    """Returns cells as text; a missing cell is blank."""
     texts = map(text_of, column.tolist())
     if isinstance(column, Texts):
         return [*texts]
@@ -92,7 +92,7 @@ def _as_written(column: Column) -> list[str]:
 
 
 def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
-    """Yields what cells that cannot be used as they are count as."""
+    """Yields messages on cells that cannot be used as they are, by column."""
     kinds: dict[str, Numeric | Categorical | BoundedColumn]
     kinds = {k: v for k, v in model.columns.items() if k in columns}
     if (exposure := model.exposure) is not None and exposure.column in columns:
@@ -110,7 +110,7 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
         what, taken = "hold no number", "the center of the column"
         if isinstance(kind, Categorical):
             what, taken = "match no category", "none of them"
-            if len(kind.categories) == 1:  # where "no" beside "yes" is a plain answer
+            if len(kind.categories) == 1:  # "no" is expected next to "yes"
                 what, count = "hold no value", cells.missing
         elif isinstance(kind, BoundedColumn):
             what, taken = "hold no number from zero on", "zero"
@@ -148,7 +148,7 @@ def _model_at(path: Path) -> Model:
 
 
 def show(settings: ShowSettings) -> None:
-    """Prints a model in the units of its table, and what its privacy means."""
+    """Prints a model in the units of its table, and its guarantee."""
     model = _model_at(Path(settings.model))
     console = terminal()
     versions = ", ".join(f"{k} {v}" for k, v in (model.versions or {}).items())
@@ -166,7 +166,7 @@ def show(settings: ShowSettings) -> None:
 
 
 def plot(settings: PlotSettings) -> None:
-    """Draws what each column adds, as PNG or SVG, written whole or not at all."""
+    """Draws each column's effect as PNG or SVG, written whole or not at all."""
     output = settings.output
     _files.check_file("--output", output)
     _files.check_spared("--output", [output], {"MODEL": Path(settings.model)})
@@ -181,7 +181,7 @@ def plot(settings: PlotSettings) -> None:
 
 
 def figure_of(model: Model, *, is_dark: bool = False) -> Any:
-    """Draws what each column adds to a model's predictions, by matplotlib."""
+    """Draws what each column adds to a model's predictions, with matplotlib."""
     said = claim(model.privacy.epsilon, model.privacy.delta)
     label, what = _drawn(model)
     return _shapes.plot(
@@ -193,7 +193,7 @@ def figure_of(model: Model, *, is_dark: bool = False) -> Any:
 
 
 def _drawn(model: Model) -> tuple[str, str]:
-    """Returns the unit of the curves, shortly and in words."""
+    """Returns the axis label of the curves, and what a column does, in words."""
     if model.positive is not None:
         return "added log odds", f"adds to the log odds of {_target(model)}"
     if model.link == "identity":
@@ -213,7 +213,7 @@ def _target(model: Model) -> str:
 
 
 def meaning(model: Model) -> str:
-    """Says what a model predicts, and what its numbers are."""
+    """Returns sentences on what a model predicts, and what its numbers mean."""
     what, is_linear = _target(model), not model.curves.knots
     number = "coefficient" if is_linear else "number"
     if model.positive is not None:
@@ -242,7 +242,7 @@ def _table(head: list[str], lines: list[list[str]]) -> Table:
 
 
 def numbers_of(model: Model) -> tuple[list[str], list[list[str]]]:
-    """Returns coefficients, with intervals if there are some, or values of curves.
+    """Returns coefficients, with intervals if the model has them, or curve values.
 
     Returns:
         The titles of a table's columns, and its lines.
@@ -275,7 +275,7 @@ def _lines(model: Model) -> Iterator[tuple[str, str, list[float]]]:
 
 
 def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
-    """Yields columns, where they are, and values; of a curve first its range."""
+    """Yields columns, where they are, and values; for a curve first its range."""
     curves = model.curves
     bent = {model.feature_names[index] for index in curves.smooth}
     for key, (grid, values) in model.shapes().items():
@@ -300,7 +300,7 @@ def _at_one(model: Model) -> str:
 
 
 def limits_of(model: Model) -> Iterator[str]:
-    """Yields what means and columns are held within, and where missing cells lie."""
+    """Yields the bounds on means and columns, and the value of missing cells."""
     if model.mean_range is not None:
         low, high = model.mean_range
         of = ""

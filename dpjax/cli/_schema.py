@@ -5,7 +5,7 @@
     scale = 10
     limit = 4              # if numbers lie within so many scales: others are cut off
 
-    [columns.town]           # one-hot; anything else counts as none of them
+    [columns.town]           # one-hot; other values are in no category
     categories = ["Ghent", "Lier"]
 
     [target]                 # like a column of numbers, or, for the logistic loss,
@@ -20,8 +20,8 @@
     column = "claims"
     max = 5
 
-Nothing is learnt from the records for free, so a column without such constants cannot
-be used: unless `--private-ranges` releases them, for each section that is left empty.
+A column without such constants cannot be used, because to compute them from the records
+costs privacy. `--private-ranges` does so for each section that is left empty.
 """
 
 import tomllib
@@ -42,16 +42,16 @@ _BOUNDED = {"exposure", "weight"}
 
 @dataclass(frozen=True)
 class Schema:
-    """What is public about a file.
+    """Public facts about a file.
 
     Attributes:
-        columns: the features, by the name of their column; None for one of numbers
-            whose centre and scale are to be released.
+        columns: the features, by the name of their column; None for a column of numbers
+            whose center and scale are to be released privately.
         target: the target: a number, or for classification the one positive category;
             None as for a column.
-        target_column: the name of its column, if the schema says it.
-        exposure: to what the target's mean is in proportion, if anything.
-        weight: how much a record counts, if not all alike.
+        target_column: the name of the target's column, if the schema has it.
+        exposure: the column to which the target's mean is proportional, if any.
+        weight: the column with the weights of records, if any.
     """
 
     columns: Mapping[str, Numeric | Categorical | None]
@@ -62,7 +62,7 @@ class Schema:
 
     @property
     def bounded(self) -> dict[str, BoundedColumn]:
-        """The exposure and the weight, where there are, by their columns."""
+        """The exposure and the weight, if there are any, by their columns."""
         both = [one for one in (self.exposure, self.weight) if one is not None]
         return {one.column: one for one in both}
 
@@ -72,12 +72,12 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
 
     Args:
         path: the file.
-        link: of the loss: for "logit" `[target]` says `positive`, for "log" `scale`,
-            else `center` and `scale`; None takes what it says, and needs none.
+        link: link of the loss: for "logit" `[target]` needs `positive`, for "log"
+            `scale`, else `center` and `scale`. None accepts each, and no target.
         allows_empty: whether a section of numbers may be empty, for `--private-ranges`.
 
     Raises:
-        ValueError: if the file is missing or does not parse, or an entry is not of the
+        ValueError: If the file is missing or does not parse, or an entry is not of the
             form above.
     """
     _validate.require(path.is_file(), "--schema", str(path), "a file that exists")
@@ -132,9 +132,8 @@ def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical 
     if not isinstance(entry, dict) or set(entry) != {"categories"}:
         return _numeric(where, entry, allows_empty)
     categories = entry["categories"]
-    rule = (
-        f"a list of distinct texts or numbers, at least one, in categories of {where}"
-    )
+    rule = "a list of distinct texts or numbers, at least one and no nan, NaT or <NA>, "
+    rule += f"in categories of {where}"
     is_list = isinstance(categories, list) and all(map(_is_category, categories))
     _validate.require(is_list, "--schema", categories, rule)
     try:
@@ -149,8 +148,7 @@ def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
     _validate.require(
         isinstance(entry, dict)
         and set(entry) - ({"limit"} if where != "[target]" else set()) == _NUMERIC
-        and all(isinstance(x, int | float) for x in entry.values())
-        and not any(isinstance(x, bool) for x in entry.values()),
+        and all(map(_is_number, entry.values())),
         "--schema",
         entry,
         f"center and scale, two numbers{_or_categories(where)}, in {where}"
@@ -163,7 +161,7 @@ def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
 
 
 def _amount(entry: Any, allows_empty: bool) -> Numeric | None:
-    """Returns the scale of a target that a log link predicts: it has no centre."""
+    """Returns the scale of the target of a log link, which has no center."""
     _validate.require(
         isinstance(entry, dict)
         and ("scale" in entry or entry == {})
@@ -181,8 +179,7 @@ def _bounded(name: str, entry: Any) -> BoundedColumn:
         isinstance(entry, dict)
         and set(entry) == {"column", "max"}
         and isinstance(entry["column"], str)
-        and isinstance(entry["max"], int | float)
-        and not isinstance(entry["max"], bool),
+        and _is_number(entry["max"]),
         "--schema",
         entry,
         rule,
@@ -207,6 +204,10 @@ def _positive(entry: Any) -> Categorical:
         "positive, the text or number that counts as +1, in [target]",
     )
     return Categorical((_label(entry["positive"]),))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_category(value: Any) -> bool:

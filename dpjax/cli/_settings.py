@@ -1,8 +1,7 @@
 """The options of `dpjax train`, and those that it shares with other commands.
 
-Each is declared once, with the checks that need no data. Errors name the options. Which
-method reads which, and what it makes of them, is said by the parameters of its
-function: see `_methods`.
+Each is declared once, with the checks that need no data. Errors name the options. The
+options that a method reads are the parameters of its function: see `_methods`.
 """
 
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from dpjax.cli._options import (
 
 
 def public_name(data: str) -> str | None:
-    """Returns the name of the public data set that is meant, or None for a file.
+    """Returns the name of a public data set, or None for a file.
 
     Example:
         >>> public_name("rand-hie"), public_name("prices.csv")
@@ -62,25 +61,23 @@ BatchingName = Literal["full", "disjoint", "poisson", "without-replacement"]
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(Options):
-    """How a file writes text and numbers: the same for all commands that read one."""
+    """The format of text and numbers in a file, for all commands that read one."""
 
     encoding: str | None = of_data(
-        "How text is encoded, such as latin-1 or cp1252; UTF-8 by default, or UTF-16 "
-        "where the file begins as that does."
+        "The text encoding, such as latin-1 or cp1252; by default UTF-8, or UTF-16 if "
+        "the file begins with its byte order mark."
     )
     decimal: str | None = of_data(
-        "What numbers in text have before a fraction: . by default, or ,"
+        "The decimal mark of numbers in text: . by default, or ,"
     )
     thousands: str | None = of_data(
-        "What may stand between groups of three digits: one of . , ' or ' '."
+        "The mark between groups of three digits: one of . , ' or ' '."
     )
-    currency: str | None = of_data(
-        "What numbers may have before or after them: EUR, or $."
-    )
+    currency: str | None = of_data("A currency before or after numbers: EUR, or $.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.text_format  # checks what they are together
+        _ = self.text_format  # checks the combination
 
     @property
     def text_format(self) -> TextFormat:
@@ -95,7 +92,7 @@ class TextOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseOptions(TextOptions):
-    """What every private release of a table is asked for."""
+    """The options of every private release of a table."""
 
     source: str = argument("DATA", "A file, as dpjax train takes it.")
     epsilon: float = of_privacy(
@@ -110,37 +107,44 @@ class ReleaseOptions(TextOptions):
         check_seed,
     )
     generator: Generator = of_privacy(
-        "What makes numbers of the key: JAX's own generator, or a cipher with a key of "
-        "256 bits, which takes about a second more.",
+        "The random number generator: JAX's default, or a cipher with a key of 256 "
+        "bits, which takes about a second more.",
         default="threefry",
     )
     ledger: Path | None = of_privacy(
-        "The table's ledger, which dpjax ledger opens: the run is refused where it has "
-        "no room for it, and else adds what it spends, before it starts."
+        "The table's ledger, from dpjax ledger open: it refuses a run beyond its "
+        "limit, and otherwise records what the run spends, before it starts."
     )
     schema: Path | None = of_data(
-        "TOML file that declares what is public about each column; without it a "
-        "template is printed."
+        "TOML file that declares what is public about each column; without it the "
+        "command prints a template."
     )
     target: str | None = of_data(
         "The column to predict, if the schema's [target] has no column."
     )
     unit: str | None = of_data(
-        "The column that says whose a record is, such as a person: neighbours then "
-        "differ in all records with one of its values, under the same value. Which "
-        "values have a record is public, how many records is not."
+        "The column that names the owner of a record, such as a person: neighbors "
+        "then differ in all records of one owner, under the same name. Which names "
+        "have a record is public, how many records is not."
     )
     records_per_unit: int | None = of_data(
         "With --unit: how many records of each count, the first ones; 4 by default. "
-        "Places that stay empty add noise, records left out are lost.",
+        "A larger number adds noise; records beyond it are lost.",
+        _validate.count,
+    )
+    max_records: int | None = of_data(
+        "On a file: use at most this many records, or values of --unit, drawn at "
+        "random while a file larger than memory is read. The sample may spend more; "
+        "epsilon and delta stay those of the whole file. By default as many as have "
+        "10^8 cells in the columns in use.",
         _validate.count,
     )
     output: Path | None = of_output("Folder to write to; dpjax-output/NAME by default.")
     checkpoint: Path | None = of_output(
-        "Folder that keeps the private run while it lasts, apart from --output: the "
-        "same command takes a run that was stopped up from there. It holds the key, "
-        "and so is as secret as the data; it is removed before the files appear. A run "
-        "that was killed leaves it: take it up, or remove it."
+        "Folder that keeps the state of the run, apart from --output: the same "
+        "command resumes a stopped run. It holds the key, so it is as secret as the "
+        "data. The command removes it before the files appear. A killed run leaves "
+        "it: resume the run, or remove the folder."
     )
 
     def __post_init__(self) -> None:
@@ -155,7 +159,7 @@ class ReleaseOptions(TextOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(ReleaseOptions):
-    """Trains a differentially private model of a table: curves, or lines.
+    """Trains a differentially private model of a table, with curves or lines.
 
     Example: dpjax train adult --epsilon 1
     """
@@ -166,133 +170,131 @@ class Settings(ReleaseOptions):
         "or a folder of such.",
     )
     delta: float | None = of_privacy(
-        "Privacy of the run; n^-1.1 by default. 0 for pure epsilon-DP, with "
-        "frank-wolfe, lasso, sparse (but the squared loss) and l1, which is pure "
-        "always.",
+        "Privacy of the run; n^-1.1 by default. 0 for pure epsilon-DP with "
+        "frank-wolfe, lasso, sparse (except with the squared loss) and l1, which is "
+        "always pure.",
         required(lambda delta: 0 <= delta < 1, "strictly between 0 and 1"),
     )
     calibration: CalibrationName = of_privacy(
-        "The exact noise, or that of the papers, reported at what it gives.",
+        "The exact noise, or that of the papers with the privacy that it really gives.",
         default="tight",
     )
     strict: bool = of_data(
-        "Stop before training where nearly no cell of a column can be used, which "
-        "tells of the records' values.",
+        "Stop before training if nearly no cell of a column can be used. Stopping "
+        "reveals something about the records' values.",
         default=False,
     )
     private_ranges: float | None = of_data(
-        "Share of epsilon and delta, such as 0.1, for a private center and scale of "
+        "Share of epsilon and delta, such as 0.1, to release a center and a scale of "
         "each column of numbers whose section in the schema is empty.",
         _validate.probability,
     )
     holdout: float | None = of_data(
-        "Share of the records, such as 0.2, that training does not see: how good the "
-        "model is on them is released by a budget of their own, as large.",
+        "Share of the records, such as 0.2, that training does not use: scores on "
+        "them are released with a separate budget of the same size.",
         _validate.probability,
     )
     unit_names: Path | None = of_data(
-        "With --unit: a public text file of all its values, one a line. Whether one "
-        "has a record is then private too: its places hold zeros if not. Records of "
-        "other values are left out."
-    )
-    max_records: int | None = of_data(
-        "On a file: train on so many records, or values of --unit, at most, drawn at "
-        "random while a file larger than memory is read. The sample may spend more; "
-        "epsilon and delta stay those of the whole file. By default as many as have "
-        "10^8 cells in the columns that are used.",
-        _validate.count,
+        "With --unit: a public text file of all its values, one per line. Whether a "
+        "value has a record is then private too: without records it counts as zeros. "
+        "Records of other values are left out."
     )
     method: MethodName = of_method(
-        "linear-model, which has no hyperparameters. Of the papers: gradient descent; "
-        "Frank-Wolfe or LASSO in the l1 ball of --radius; sparse weights, --sparsity "
-        "of them; for few features, l1 regression by a choice among --candidates; a "
-        "centre of fits to --subsets of the records; or, for the logistic loss, the "
-        "minimiser of a perturbed objective.",
+        "linear-model, which has no hyperparameters. From the papers: gradient "
+        "descent; Frank-Wolfe or LASSO in the l1 ball of --radius; regression with "
+        "--sparsity nonzero weights; for few features, l1 regression by a choice "
+        "among --candidates; a center of fits to --subsets of the records; or, for "
+        "the logistic loss, the minimizer of a perturbed objective.",
         default="linear-model",
     )
     loss: LossName | None = of_method(
-        "Needed for a file; else what suits the data set's task. linear-model has "
-        "logistic, squared and huber, and with log link poisson for counts, gamma for "
-        "amounts and tweedie for amounts that may be zero; lasso has the squared loss "
-        "only, l1 the absolute."
+        "Needed for a file; by default what suits the data set's task. linear-model "
+        "has logistic, squared and huber, and with log link poisson for counts, gamma "
+        "for amounts and tweedie for amounts that may be zero; lasso has only the "
+        "squared loss, l1 only the absolute."
     )
     power: float | None = of_method(
-        "Of --loss tweedie: the variance is in proportion to this power of the mean; "
+        "For --loss tweedie: the variance is proportional to this power of the mean; "
         "1.5 by default.",
         required(lambda power: 1 < power < 2, "strictly between 1 and 2"),
     )
     model: ModelName | None = of_method(
-        "Of linear-model: additive, where each column of numbers has a curve, or "
-        "linear. By default additive without --max-features. Of how many records, "
-        "features and budget there are follows how many knots curves have; where they "
-        "are too few, the model is linear."
+        "For linear-model: additive, with a curve for each column of numbers, or "
+        "linear. By default additive without --max-features. The number of knots of a "
+        "curve follows from the numbers of records and features and the budget; if "
+        "they are too small, the model is linear."
     )
     max_features: int | None = of_method(
-        "Of linear-model: the most features that may have a weight, chosen privately. "
-        "For many features, of which few matter; all by default.",
+        "For linear-model: the largest number of features with a weight, chosen "
+        "privately. For many features, of which few matter; all by default.",
         _validate.count,
     )
     intervals: bool = of_method(
-        "Of linear-model: a linear model whose coefficients have standard errors and "
-        "intervals, at a part of the budget. dpjax show prints them. Not with --unit, "
-        "because their widths count records as independent.",
+        "For linear-model: a linear model whose coefficients have standard errors and "
+        "intervals, at a share of the budget. dpjax show prints them. Not with "
+        "--unit, because their widths assume independent records.",
         default=False,
     )
     radius: float | None = of_method(
-        "1 by default. Of the l1 ball of frank-wolfe and lasso, the l2 ball of sparse "
-        "with the squared loss and of sample-aggregate, the box (beyond 10 features "
-        "the l1 ball) of l1.",
+        "Radius, 1 by default, of the l1 ball of frank-wolfe and lasso, the l2 ball "
+        "of sparse with the squared loss and of sample-aggregate, and the box (beyond "
+        "10 features the l1 ball) of l1.",
         partial(_validate.within, 1e-12, 1e12),
     )
-    sparsity: int | None = of_method("How many weights sparse has.", _validate.count)
+    sparsity: int | None = of_method(
+        "For sparse: the number of nonzero weights.", _validate.count
+    )
     candidates: int | None = of_method(
-        "Among how many l1 chooses; 100,000 by default.", _validate.count
+        "For l1: the number of candidates; 100,000 by default.", _validate.count
     )
     subsets: int | None = of_method(
-        "Of sample-aggregate: how many parts are fitted.", _validate.count
+        "For sample-aggregate: the number of subsets.", _validate.count
     )
     estimator: EstimatorName | None = of_method(
         "The robust mean of gradients; by default smoothed-truncation."
     )
     scale: float | None = of_method(
-        "Its scale, threshold or clip norm; by default the theory's for "
+        "Its scale, threshold or clip norm; by default from theory for "
         "--moment-bound, and 1 for clipping. Without an estimator: where lasso and "
-        "sparse cut numbers off, and l1 residuals.",
+        "sparse clip numbers, and l1 truncates residuals.",
         partial(_validate.within, 1e-18, 1e30),
     )
     moment_bound: float | None = of_method(
-        "Assumed second moment of a gradient's coordinate, 0.25 for the logistic loss, "
-        "else 1; for lasso and sparse regression fourth moment of the numbers; for l1 "
-        "second moment of the residuals. Affects utility, never privacy.",
+        "Assumed second moment of a gradient's coordinate: 0.25 for the logistic "
+        "loss, otherwise 1. For lasso and sparse regression the fourth moment of the "
+        "numbers, for l1 the second moment of the residuals. Affects accuracy, never "
+        "privacy.",
         partial(_validate.within, 1e-30, 1e30),
     )
     num_groups: int | None = of_method(
-        "Of median-of-means; by default for a failure in 100 runs.", _validate.count
+        "For median-of-means; by default enough for one failure in 100 runs.",
+        _validate.count,
     )
     steps: int | None = of_method(
-        "Gradient descent: 300 for a named data set, else ceil(10 log n); others: what "
-        "their theory says.",
+        "Number of steps. Gradient descent: 300 for a named data set, otherwise "
+        "ceil(10 log n); other methods: from theory.",
         _validate.count,
     )
     learning_rate: float | None = of_method(
-        "Gradient descent: 1 for the logistic loss, else 0.1; others: their theory's.",
+        "Step size. Gradient descent: 1 for the logistic loss, otherwise 0.1; other "
+        "methods: from theory.",
         _validate.positive,
     )
     l2: float = of_method(
         "Strength of the l2 penalty.", _validate.non_negative, default=0.0
     )
     batching: BatchingName | None = of_method(
-        "Which records a step sees; full by default."
+        "Which records a step uses; full by default."
     )
     batch_size: int | None = of_method(
-        "Of poisson (expected) and without-replacement.", _validate.count
+        "For poisson (expected size) and without-replacement.", _validate.count
     )
     quick: bool = of_method(
-        "10 steps where --steps is read, or 1,000 candidates, as a trial.",
+        "A trial run, with 10 steps or 1,000 candidates.",
         default=False,
     )
     show_unprotected: bool = of_output(
-        "On a file: hold every fifth record out, and show test risks, comparisons and "
+        "On a file: hold out every fifth record, and show test risks, comparisons and "
         "a plot, which NO guarantee covers.",
         default=False,
     )
@@ -308,7 +310,7 @@ class Settings(ReleaseOptions):
         return self.method == "linear-model" and not is_linear
 
     def given_to_method(self) -> dict[str, Any]:
-        """Returns the options of single methods that differ from their defaults."""
+        """Returns the options for single methods that differ from their defaults."""
         return {
             name: getattr(self, name)
             for name, (_, said) in declared(Settings).items()
@@ -324,7 +326,7 @@ class Settings(ReleaseOptions):
         samples = batching in ("poisson", "without-replacement")
         has_groups = estimator == "median-of-means"
         has_moment = self.scale is None and estimator != "clipping"
-        # An option, whether it may be given, and where it must be left out.
+        # An option, whether it may be given, and when it must be left out.
         for name, is_fine, where in (
             ("holdout", protected, "with --show-unprotected, which holds others"),
             ("ledger", protected, "with --show-unprotected, which it is not of"),

@@ -1,4 +1,4 @@
-"""Solvers that release one fit, as `dpjax train` calls them, and their options.
+"""Solvers that release one fit, adapted for `dpjax train`, and their options.
 
 The parameters of the first three functions are the options that a method reads.
 """
@@ -39,7 +39,7 @@ def linear_model(
     power: float | None = None,
     intervals: bool = False,
 ) -> dict[str, Any]:
-    """Makes the arguments of `fit_linear_model`."""
+    """Returns the arguments of `fit_linear_model`."""
     rule = "tight with --method linear-model, which is of no paper"
     is_fine = facts.calibration == "tight"
     _validate.require(is_fine, "--calibration", facts.calibration, rule)
@@ -67,7 +67,7 @@ def sample_aggregate(
     steps: int | None = None,
     learning_rate: float | None = None,
 ) -> dict[str, Any]:
-    """Makes the arguments of `aggregate_fits`."""
+    """Returns the arguments of `aggregate_fits`."""
     rule = f"at most the number of records, {facts.num_samples}"
     _validate.require(subsets <= facts.num_samples, "--subsets", subsets, rule)
     return {
@@ -82,11 +82,11 @@ def sample_aggregate(
 def objective_perturbation_of_rows(
     facts: Facts, *, scale: float | None = None, l2: float = 0.0
 ) -> dict[str, Any]:
-    """Makes the arguments of `perturb_objective`."""
+    """Returns the arguments of `perturb_objective`."""
     return {
-        # Features of unit size make rows of about sqrt(d); longer ones are shrunk.
+        # Features of unit size make rows of about sqrt(d); longer rows are clipped.
         "longest_row": scale or math.sqrt(facts.num_features),
-        # N Lambda of a few is what suits rows of length one.
+        # N Lambda of a few suits rows of norm 1.
         "regularization": l2 or 3 / facts.num_samples,
         "calibration": facts.calibration,
     }
@@ -105,12 +105,10 @@ def fit_linear_model(
     smooth: Sequence[int] = (),
     **release: Any,
 ) -> Solution:
-    """Fits a linear model to features of which the last is the constant one.
+    """Fits a linear model, or an additive one if some features are `smooth`.
 
-    Where some of them are `smooth`, it is an additive model.
-
-    Weights and exposures are shares of their public maximum. A record without exposure
-    has no weight: nothing could be seen of it.
+    The last feature is the constant 1. Weights and exposures are shares of their public
+    maximum. A record without exposure has weight zero, because it was not observed.
     """
     offsets = None
     if exposures is not None:
@@ -138,10 +136,10 @@ def aggregate_fits(
     num_steps: int,
     **release: Any,
 ) -> Solution:
-    """Fits each subset by gradient descent, and releases a centre of the weights.
+    """Fits each subset by gradient descent, and releases a center of the weights.
 
-    The weights of a subset are projected onto the l2 ball of the radius, and so is what
-    is released. The release takes key, budget and calibration.
+    The weights of each subset are projected onto the l2 ball of the radius, and so is
+    the release. `release` holds key, budget and calibration.
     """
     fit = partial(
         robust_gradient_descent,

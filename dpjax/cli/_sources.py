@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax import _validate, datasets
 from dpjax._public_sets import PUBLIC_SETS
-from dpjax._tables import Column, column_names, read_columns
+from dpjax._tables import Column, column_names
 from dpjax._texts import PLAIN, TextFormat, Texts
 from dpjax.accounting import PrivacyGuarantee, subsample_privacy
 from dpjax.cli._guesses import FILL_IN, guess_names, schema_text
@@ -37,7 +37,7 @@ class Table:
         target: the target's name.
         is_test: which records are held out for testing, shape (n,); with units, which
             of them are, shape (num_units,).
-        units: whose the records are, if neighbours differ in all records of one.
+        units: whose the records are, if neighbors differ in all records of one.
         sample: of which table they are a sample, if they are none as a whole.
     """
 
@@ -60,9 +60,9 @@ class Table:
         return len(self.is_test) if self.sample is None else self.sample.num_samples
 
     def protected(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
-        """Returns the guarantee for the file, of what has one for these records.
+        """Returns the guarantee for the file, from that for these records.
 
-        Of several for disjoint records, the largest is for all of them, as without.
+        For disjoint records the largest guarantee holds for all, as without a sample.
         """
         if self.sample is None:
             return privacy
@@ -102,7 +102,7 @@ class Table:
         Which, a public seed and the number of records say: a table may be sorted.
 
         Raises:
-            ValueError: if fewer than ten are held out or left.
+            ValueError: If fewer than ten are held out or left.
         """
         words = "records" if self.units is None else "units"
         is_test = held_out(len(self.is_test), share, words)
@@ -114,7 +114,7 @@ class Table:
         return dataclasses.replace(self, columns=dict.fromkeys(self.columns, nothing))
 
     def open_columns(self) -> list[str]:
-        """Returns the columns of numbers whose centre and scale the schema leaves open.
+        """Returns the columns of numbers whose center and scale the schema leaves open.
 
         The target comes last.
         """
@@ -138,7 +138,7 @@ def held_out(num_records: int, share: float, words: str = "records") -> np.ndarr
     """Returns which records are held out, shape (n,), by a public seed and n alone.
 
     Raises:
-        ValueError: if fewer than ten are held out or left.
+        ValueError: If fewer than ten are held out or left.
     """
     num_held_out = round(share * num_records)
     rule = f"a share that holds out and leaves 10 of {num_records} {words} or more"
@@ -169,14 +169,14 @@ def read_table(
         link: of the loss: its target is one of two classes, an amount, or a number.
         hold_out: whether every fifth record, by its public index, is for testing.
         has_weights: whether the method takes weights.
-        allows_empty: whether the schema may leave centres and scales open.
+        allows_empty: whether the schema may leave centers and scales open.
         least: how many records there must be: 0 where their number is private.
         text_format: how text is encoded, and numbers are written.
         draw: how a sample is drawn, if the file has more records.
 
     Raises:
         SchemaNeeded: if schema is None.
-        ValueError: if a file, the schema or a name in it is wrong; never because of the
+        ValueError: If a file, the schema or a name in it is wrong; never because of the
             values in a record.
     """
     _validate.require(
@@ -215,16 +215,13 @@ def read_table(
     return table if units is None else table.by_unit(units)
 
 
-def read_checked(
+def declared_columns(
     path: Path, *, schema: Path, target: str | None, text_format: TextFormat = PLAIN
-) -> tuple[dict[str, Kind], dict[str, Column], str | None]:
-    """Reads the columns of a file that its schema names, whatever its task.
-
-    Returns:
-        How each is declared, its cells, and the name of the target, if it is known.
+) -> tuple[dict[str, Kind], str | None]:
+    """Returns how each column is declared, whatever the task, and the target's name.
 
     Raises:
-        ValueError: as `read_table`.
+        ValueError: as `read_table`; no record is looked at.
     """
     names = column_names(path, text_format)
     _check_target(target, names)
@@ -233,7 +230,7 @@ def read_checked(
     kinds: dict[str, Kind] = {**declared.columns, **declared.bounded}
     if target is not None:
         kinds[target] = declared.target
-    return kinds, read_columns(path, [*kinds], text_format=text_format), target
+    return kinds, target
 
 
 def _check_bounded(
@@ -286,11 +283,11 @@ def _target(
 def encode_table(table: Table) -> Dataset:
     """Encodes a table by its schema; the last feature is an intercept of ones.
 
-    A number is standardised as the schema says, and one that does not parse lies at the
-    centre; in classification, the positive value becomes +1 and anything else -1.
+    A number is standardized as the schema says, and one that does not parse lies at the
+    center; in classification, the positive value becomes +1 and anything else -1.
 
     Raises:
-        ValueError: if the schema leaves a centre and scale open.
+        ValueError: If the schema leaves a center and scale open.
     """
     declared = {k: v for k, v in table.schema.columns.items() if v is not None}
     target = table.schema.target

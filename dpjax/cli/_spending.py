@@ -13,7 +13,6 @@ from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee, subsample_budget
 from dpjax.accounting._shared import group_budget
 from dpjax.cli import _ledger
-from dpjax.cli._command_settings import DescribeSettings
 from dpjax.cli._evaluation import evaluation_privacy
 from dpjax.cli._losses import link_of
 from dpjax.cli._methods import find_method
@@ -21,12 +20,12 @@ from dpjax.cli._plan import Budget, Plan, make_plan, split_budget
 from dpjax.cli._ranges import Ranges, release_ranges
 from dpjax.cli._run_folder import RunFolder
 from dpjax.cli._runs import name_of, training_privacy
-from dpjax.cli._settings import Settings
+from dpjax.cli._settings import ReleaseOptions, Settings
 from dpjax.cli._sources import Table, encode_table
 from dpjax.cli._units import privacy_of_units
 from dpjax.datasets import Dataset
 
-AnySettings = TypeVar("AnySettings", bound=Settings)
+AnySettings = TypeVar("AnySettings", bound=ReleaseOptions)
 Prices = dict[str, PrivacyGuarantee]  # by the part of the records
 
 
@@ -35,7 +34,7 @@ def planned(
 ) -> Plan:
     """Returns the plan, if the method goes with --checkpoint.
 
-    Where neighbours differ in all records of a unit, its budget is one for a record
+    Where neighbors differ in all records of a unit, its budget is one for a record
     that keeps the budget for a unit.
 
     Raises:
@@ -64,12 +63,13 @@ def on_sample(
     That is more than was asked where they are a sample, and is then also reported.
 
     Raises:
-        ValueError: if the table is so much larger that the sample's delta would be 1.
+        ValueError: If the table is so much larger that the sample's delta would be 1.
     """
     sample, delta = table.sample, settings.delta
     if sample is None:
         return settings, None
-    if delta is None and find_method(settings).has_delta:
+    is_pure = isinstance(settings, Settings) and not find_method(settings).has_delta
+    if delta is None and not is_pure:
         delta = default_delta(sample.num_samples)
     asked = Budget(settings.epsilon, delta or 0.0)
     own = Budget(*subsample_budget(*asked, **sample._asdict()))
@@ -121,7 +121,7 @@ def spend(
 
 
 def enter(
-    settings: Settings | DescribeSettings,
+    settings: ReleaseOptions,
     table: Table,
     parts: Prices,
     *,
@@ -134,7 +134,7 @@ def enter(
     was entered pays for one release, which has not been.
 
     Raises:
-        ValueError: if there is no ledger, no room in it, it is of another table, or
+        ValueError: If there is no ledger, no room in it, it is of another table, or
             the folder holds another run, which could not go on; nothing is spent.
     """
     assert settings.ledger is not None

@@ -1,4 +1,4 @@
-"""The terminal: progress, paths, and how commands refuse."""
+"""The terminal: progress, paths and error messages."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,13 +19,13 @@ from rich.text import Text
 
 from dpjax._untrusted import printable
 
-# What runs, how many steps are done, and of how many, if that is known.
+# The name of a run, its number of steps done, and the total if it is known.
 OnStep = Callable[[str, int, int | None], None]
 _NOTHING: Mapping[str, str] = {}
 
 
 class SchemaNeeded(ValueError):
-    """There is no schema; `template` is the text of one to fill in."""
+    """The schema is missing; `template` is a schema to fill in."""
 
     def __init__(self, message: str, template: str):
         super().__init__(message)
@@ -33,10 +33,10 @@ class SchemaNeeded(ValueError):
 
 
 class _Terminal(Console):
-    """A console that every text reaches as characters that show, one line each."""
+    """A console that prints only visible characters, one line for each text."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        end_stage()  # whose line would be torn
+        end_stage()  # its line would be broken by this text
         super().print(*objects, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -44,21 +44,21 @@ class _Terminal(Console):
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """A console that takes every text as it is: names may hold brackets and colons.
+    """Returns a console that prints a text as it is, with its brackets and colons.
 
-    But for control characters, which a name in a file may hold too: they are escaped.
-    What goes to stderr is for the curator, and outside of the guarantee.
+    Control characters, which names in a file may contain, are escaped. Output to stderr
+    is for the curator, and outside of the guarantee.
     """
     return _Terminal(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
-_stages: list[Progress] = []  # the one that is shown, if any
+_stages: list[Progress] = []  # the stage that is shown, if any
 
 
 def stage(text: str) -> None:
-    """Shows what a command is at and for how long, until anything else is printed.
+    """Shows the stage of a command and its time, until something else is printed.
 
-    It shows on a terminal alone, and leaves nothing there.
+    It is shown only on a terminal, and then erased.
     """
     end_stage()
     console = Console(stderr=True)
@@ -69,7 +69,7 @@ def stage(text: str) -> None:
         *columns,
         console=console,
         transient=True,
-        redirect_stdout=False,  # which need not be a terminal
+        redirect_stdout=False,  # stdout may be a file
         redirect_stderr=False,
     )
     shown.add_task(printable(text), total=None)
@@ -78,20 +78,19 @@ def stage(text: str) -> None:
 
 
 def end_stage() -> None:
-    """Takes away what `stage` shows."""
+    """Erases the stage that is shown."""
     while _stages:
         _stages.pop().stop()
 
 
 @contextlib.contextmanager
 def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
-    """Shows an error on one line, so that paths in it can be copied; exits with 2.
+    """Prints an error on one line, so that paths in it can be copied; exits with 2.
 
-    By the rules of the package no such error depends on a value in a private record,
-    but that of --strict.
+    No error depends on the values of private records, except that of --strict.
 
     Args:
-        as_typed: how options are typed, by the names that errors may begin with.
+        as_typed: options as the user types them, by the argument names in errors.
     """
     try:
         yield
@@ -109,9 +108,9 @@ def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bars(console: Console) -> Iterator[OnStep]:
-    """Shows a bar a name and its time, and gives the function that moves it.
+    """Shows a bar for each name, and yields the function that moves the bars.
 
-    Until the first step a method compiles.
+    A method compiles until its first step.
     """
     columns = TextColumn("{task.description:30}"), BarColumn(), MofNCompleteColumn()
     end_stage()
@@ -129,6 +128,6 @@ def progress_bars(console: Console) -> Iterator[OnStep]:
 
 
 def show_paths(console: Console, paths: Sequence[Path]) -> None:
-    """Prints where the files are, a line each, so that they can be copied."""
+    """Prints the paths of files, one a line, so that they can be copied."""
     for path in paths:
         console.print(f"wrote {path}", soft_wrap=True)

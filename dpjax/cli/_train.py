@@ -6,11 +6,9 @@ from pathlib import Path
 import jax
 
 from dpjax import _files, _validate, datasets
-from dpjax._tables import column_names, read_columns
 from dpjax._types import Key
 from dpjax.cli import _display, _report
 from dpjax.cli._check import warn_curator
-from dpjax.cli._command_settings import DescribeSettings
 from dpjax.cli._evaluation import evaluate
 from dpjax.cli._losses import link_of
 from dpjax.cli._methods import find_loss, find_method
@@ -24,7 +22,7 @@ from dpjax.cli._settings import Settings, public_name
 from dpjax.cli._sources import Table, encode_table, read_table
 from dpjax.cli._spending import on_sample, planned, spend, with_ranges
 from dpjax.cli._terminal import progress_bars, show_paths, stage, terminal
-from dpjax.cli._units import RECORDS_PER_UNIT, check_unit, read_names, units_of
+from dpjax.cli._units import RECORDS_PER_UNIT, read_names
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.models._shared import bending_features
 
@@ -192,22 +190,6 @@ def read_private(settings: Settings, key: Key) -> Table:
     return table
 
 
-def with_units(table: Table, settings: DescribeSettings) -> Table:
-    """Returns the table with records that are those of --unit, if that is given.
-
-    Raises:
-        ValueError: if that is no column of the file, or one that is used.
-    """
-    if settings.unit is None:
-        return table
-    path, text_format = Path(settings.source), settings.text_format
-    names = column_names(path, text_format)
-    check_unit(settings.unit, names, table.columns)
-    found = read_columns(path, [settings.unit], text_format=text_format, least=0)
-    size = settings.records_per_unit or RECORDS_PER_UNIT
-    return table.by_unit(units_of(settings.unit, found[settings.unit], size))
-
-
 def warn_of_cells(table: Table, settings: Settings) -> None:
     """Warns the curator of columns that can hardly be used; stops if that is asked."""
     if warn_curator(terminal(stderr=True), table) and settings.strict:
@@ -216,7 +198,7 @@ def warn_of_cells(table: Table, settings: Settings) -> None:
             nothing = "nothing was spent or written"
         raise ValueError(
             f"--strict stopped the run before training: {nothing}. That it stopped "
-            "tells of the records' values."
+            "reveals something about the records' values."
         )
 
 

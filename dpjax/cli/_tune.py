@@ -1,7 +1,6 @@
 """`dpjax tune`: the best of a random number of private runs, in the files of one.
 
-How many runs there were is in no output, and neither is anything of those that were
-not released.
+No output contains the number of runs, or anything of the runs that are not released.
 """
 
 import dataclasses
@@ -32,8 +31,8 @@ from dpjax.solvers import Solution
 def tune(settings: TuneSettings) -> None:
     """Searches, writes the best model's files and prints what may be printed.
 
-    The folder of --checkpoint is as of `dpjax train`: a search that was stopped goes on
-    from there, with the same number of runs, and without paying again.
+    As with `dpjax train`, a search that was stopped is resumed from the folder of
+    --checkpoint, with the same number of runs, and at no further cost.
     """
     first = settings.candidate(settings.choices()[0])  # for what they have in common
     release = begin(settings, _report.NAMES)
@@ -67,9 +66,9 @@ def tune(settings: TuneSettings) -> None:
 
     console, messages = terminal(), terminal(stderr=True)
     _display.warn_of_weakness(messages, search.plans[0], ranges)
-    # When a search ended tells how many runs it made: no bar moves, and all that it
-    # writes is of the day on which it began. The folder is made now, and not then.
-    messages.print("The private search is on its way.")
+    # The time at which a search ends reveals its number of runs. So no progress bar is
+    # shown, the folder is made now, and all files get the date on which it began.
+    messages.print("The private search has started.")
     with _files.made(release.folder):
         with release.kept():
             solution = run_search(
@@ -113,13 +112,13 @@ def tune(settings: TuneSettings) -> None:
 
 
 def _total(search: Search, ranges: Ranges | None) -> PrivacyGuarantee:
-    """Returns what is paid for: the whole budget, and the releases beside it."""
+    """Returns the guarantee of the search and of the released ranges."""
     total = PrivacyGuarantee.of(*search.total, dp_event=UnsupportedDpEvent())
     return total if ranges is None else ranges.joined(total)
 
 
 def _released(name: str, solution: Solution) -> Run:
-    """Returns the best run; its place and score are told apart from its stats."""
+    """Returns the best run; its stats are without candidate and score."""
     own = {
         name: value
         for name, value in solution.stats.items()
@@ -132,7 +131,7 @@ def _released(name: str, solution: Solution) -> Run:
 def _said(
     settings: TuneSettings, search: Search, best: int, score: float, num_scored: int
 ) -> dict[str, Any]:
-    """Returns what may be said of a search, ready for JSON."""
+    """Returns what may be published about a search, for JSON."""
     return {
         "over": settings.grid(),
         "chosen": search.choices[best],
@@ -156,11 +155,11 @@ def _show(console: Console, said: dict[str, Any], num_candidates: int) -> None:
     console.print(
         f"Chosen of {num_candidates} candidates, by about {said['mean_trials']:g} "
         f"private runs of {claim(**said['each_run'], digits=4)} each: {chosen}. "
-        f"Its mean loss, cut off at {said['score_limit']:g} and with noise, is {loss} "
-        f"on {where}; as the best of several it looks better than it is."
+        f"Its mean loss, clipped to {said['score_limit']:g} and with noise, is {loss} "
+        f"on {where}; the best of several scores is too optimistic."
     )
     console.print(
-        "How many runs there were must stay secret: keep how long this took from "
-        "whoever sees the model. The files are dated back to the day when it began; "
-        "give away copies, since a disk also keeps when a file really changed."
+        "The number of runs must stay secret: hide the duration of this search from "
+        "everybody who sees the model. The files are dated back to the day on which it "
+        "began; pass on copies, because a disk also stores when a file really changed."
     )

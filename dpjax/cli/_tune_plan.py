@@ -1,8 +1,8 @@
-"""What `dpjax tune` runs, and what each run and its score may cost; all of it public.
+"""The runs of `dpjax tune`, and the budgets of each run and its score; all public.
 
-What a run may cost is `dpjax.accounting.tuning_budget`'s, which is made for Gaussian
-noise. Of a method with other noise that is too much, or it is known by its epsilon and
-delta alone; it then gets less, found by pricing the search with what it would state.
+The budget of a run is that of `dpjax.accounting.tuning_budget`, which assumes Gaussian
+noise. For a method with other noise, or one known by its epsilon and delta alone, this
+budget is too large. It is then reduced until the whole search keeps its budget.
 """
 
 import dataclasses
@@ -24,7 +24,6 @@ from dpjax.cli._plan import Budget, Plan, make_plan, split_budget
 from dpjax.cli._ranges import together
 from dpjax.cli._runs import (
     arguments_of,
-    on_device,
     predictions_of,
     problem_of,
     rows_of,
@@ -36,26 +35,26 @@ from dpjax.datasets import Dataset
 from dpjax.solvers import Solution
 from dpjax.tuning import Score, clipped_loss, dp_select
 
-# Of what a run and its score spend together, of Gaussian noise in 1 / sigma^2.
+# The score's share of a run's budget; for Gaussian noise a share of 1 / sigma^2.
 _SCORE_SHARE = 0.1
-# The smallest factor by which a run gets less than `tuning_budget` says.
+# The smallest factor by which the epsilon of a run may be reduced.
 _SMALLEST = 0.05
 Pair = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Search:
-    """A search with nothing left open; every entry is public.
+    """A fully specified search; every entry is public.
 
     Attributes:
         choices: the candidates, as values of the options that are searched over.
-        plans: a run of each.
-        mean_trials: how many runs it makes on average.
-        total: what it may spend.
-        each_run: what a run may.
-        each_score: what a score may.
-        score_limit: where a record's loss is cut off in a score.
-        scored_on: which records score.
+        plans: the run of each candidate.
+        mean_trials: mean number of runs.
+        total: budget of the search.
+        each_run: budget of a run.
+        each_score: budget of a score.
+        score_limit: the bound to which the loss of a record is clipped in a score.
+        scored_on: the records that are used for scores.
     """
 
     choices: list[dict[str, Any]]
@@ -68,7 +67,7 @@ class Search:
     scored_on: Literal["holdout", "training"]
 
     def score(self, scored: Pair) -> Score:
-        """Returns the private score of the records."""
+        """Returns the private score on the given records."""
         loss = self.plans[0].loss_fn
 
         def loss_fn(params, example):
@@ -77,7 +76,7 @@ class Search:
 
         return clipped_loss(
             loss_fn,
-            on_device(scored),
+            jax.tree.map(jnp.asarray, scored),
             limit=self.score_limit,
             epsilon=self.each_score.epsilon,
             delta=self.each_score.delta,
@@ -85,7 +84,7 @@ class Search:
         )
 
     def price(self, trained: Dataset, scored: Pair) -> float:
-        """Returns the epsilon of the search, at its delta, of shapes alone."""
+        """Returns the epsilon of the search at its delta, from shapes alone."""
         look = self.score(scored).privacy
         runs = dict.fromkeys(training_privacy(plan, trained) for plan in self.plans)
         if self.scored_on == "training":
@@ -101,11 +100,11 @@ class Search:
 def apart(data: Dataset, share: float | None) -> tuple[Dataset, Pair]:
     """Returns the records to train on, and those to score with.
 
-    Which, a public seed and the number of records say. Without a share they are the
-    same.
+    A public seed and the number of records determine the split. If share is None, both
+    are all records.
 
     Raises:
-        ValueError: if fewer than ten are held out or left.
+        ValueError: If fewer than ten are held out or left.
     """
     if share is None:
         return data, data.train
@@ -120,14 +119,14 @@ def apart(data: Dataset, share: float | None) -> tuple[Dataset, Pair]:
 
 
 def plan_search(settings: TuneSettings, data: Dataset, *, is_named: bool) -> Search:
-    """Fills in what the settings leave open, from public sizes alone.
+    """Returns the search, with defaults that depend on public sizes alone.
 
-    Of the data the task, the name and the shapes count, never the values. The public
-    data sets (`is_named`) take 300 steps.
+    Only the task, the name and the shapes of the data are used, never its values. The
+    public data sets (`is_named`) take 300 steps.
 
     Raises:
-        ValueError: if an option does not suit the method, the facts or the task, or no
-            run can be afforded.
+        ValueError: If an option does not go with the method, the facts or the task, or
+            the budget is too small for a run.
     """
     trained, scored = apart(data, settings.holdout)
     choices = settings.choices()
@@ -166,7 +165,7 @@ def plan_search(settings: TuneSettings, data: Dataset, *, is_named: bool) -> Sea
         one = search(run, score, factor)
         if affords(one):
             return one
-    # Deltas of runs add up, where no more than them is known.
+    # The deltas of runs add up if only their epsilon and delta are known.
     run, score = (
         Budget(each.epsilon, each.delta / (4 * settings.trials))
         for each in (run, score)
@@ -185,7 +184,7 @@ def plan_search(settings: TuneSettings, data: Dataset, *, is_named: bool) -> Sea
 
 
 def _shares(total: Budget, settings: TuneSettings) -> tuple[Budget, Budget]:
-    """Returns what a run and a score may each cost, of Gaussian noise or a pure one."""
+    """Returns the budgets of a run and of a score, for Gaussian or pure noise."""
     each = tuning_budget(*total, mean_trials=settings.trials)
     shares = (1.0, 1.0)
     if settings.holdout is None:

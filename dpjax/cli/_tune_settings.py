@@ -1,4 +1,4 @@
-"""The options of `dpjax tune`: those of `train`, and over which of them to search."""
+"""The options of `dpjax tune`: those of `train`, and which of them to search over."""
 
 import itertools
 import math
@@ -25,44 +25,44 @@ from dpjax.cli._settings import CalibrationName, MethodName, Settings
 
 # The price of every candidate is computed before any run.
 _MOST_CANDIDATES = 100
-# They choose what a score is of, or are for a trial.
+# Options that change what a score measures, or that are for trial runs.
 _FIXED = ("method", "loss", "power", "quick", "intervals")
 _NUMBERS = {int: "whole numbers", float: "numbers"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings(Settings):
-    """Chooses options of a method by private runs, priced together, for the best model.
+    """Chooses options of a method by private runs, whose total cost is the budget.
 
-    Each option has values to try; a random number of runs is made and scored privately.
+    Makes a random number of runs with the given values, and scores them privately.
 
     Example: dpjax tune adult --epsilon 1 --over learning_rate=0.1,1,10 --trials 20
     """
 
     over: list[str] = of_method(
         "An option of the method and the values to try, which must not come from the "
-        "records: learning_rate=0.1,1,10. Given again, it makes a grid.",
+        "records: learning_rate=0.1,1,10. Repeat it for a grid.",
         default=REQUIRED,
     )
     trials: float = of_privacy(
-        "How many runs to make on average, each of a candidate at random. How many are "
-        "made is drawn (geometric), and stays secret.",
+        "Mean number of runs, each with a random candidate. The actual number is "
+        "random (geometric), and stays secret.",
         partial(_validate.within, 1, 10_000),
         default=REQUIRED,
     )
     holdout: float | None = of_data(
-        "Share of the records, such as 0.1, that score the runs and are not trained "
-        "on. By default the training records do, and a run shares its budget with its "
-        "score.",
+        "Share of the records, such as 0.1, that only score the runs. By default the "
+        "training records score them, and a run shares its budget with its score.",
         _validate.probability,
     )
     score_limit: float | None = of_method(
-        "A score is the mean loss, each record's cut off here: 2 by default for the "
-        "logistic loss, else 20, in units of the target's scale.",
+        "A score is the mean loss, where each record's loss is clipped to this limit: "
+        "2 by default for the logistic loss, otherwise 20, in units of the target's "
+        "scale.",
         partial(_validate.within, 1e-12, 1e12),
     )
     method: MethodName = of_method(
-        "As of dpjax train, which says what each has to set.",
+        "As for dpjax train, which explains the options of each.",
         default="gradient-descent",
     )
     calibration: CalibrationName = field(default="tight", init=False)
@@ -86,7 +86,7 @@ class TuneSettings(Settings):
         """Returns the values to try, by the option.
 
         Raises:
-            ValueError: where --over names no option of a method, or holds no values.
+            ValueError: If --over names no option of a method, or has no values.
         """
         found: dict[str, list[Any]] = {}
         for text in self.over:
@@ -109,7 +109,7 @@ class TuneSettings(Settings):
         ]
 
     def candidate(self, choice: dict[str, Any], **changes: Any) -> Settings:
-        """Returns what one run is asked for, all of its records to train on."""
+        """Returns the settings of one run, which trains on all of its records."""
         given: dict[str, Any] = {
             name: getattr(self, name) for name in declared(Settings)
         }

@@ -1,17 +1,17 @@
-"""Persons, not rows: neighbours that differ in all records of one person.
+"""Units of privacy, such as persons: neighbors differ in all records of one unit.
 
-Two tables are neighbours where one has the records of a single name replaced by any
-others under the same name. Names are public: those that occur, which is then to say
-that each has a record, or those of a public list, and then a name may have none.
+Two tables are neighbors if they differ in the records of one name, which any others
+under the same name replace. Names are public. They are either those that occur, so
+that each is known to have a record, or those of a public list, where one may have none.
 
 The records are laid out as (units, k): k places for each name, in the order of the
-sorted names, so that a name's places depend on no record. In them lie its first k
-records by their order in the table. If a unit has more, the others are left out; if it
-has fewer, places hold zeros: all divisors are units times k, and how many records there
-are stays private. Neighbours then differ in up to k places, all of one unit, which is
-held out or trained on as a whole. A method that is private for one place is private for
-a unit by `dpjax.accounting.group_privacy`. A mean of bounded influences has k times the
-noise for k times the places: as a mean of the units' own means would.
+sorted names, so that the places of a name depend on no record. The first k records of
+the unit are in its places. Further records are left out, and empty places are zeros:
+all divisors are units times k, and the number of records stays private. Neighbors
+differ in up to k places of one unit, which is held out or trained on as a whole. A
+method that is private for one place is private for a unit by
+`dpjax.accounting.group_privacy`. A mean over k times as many places has k times the
+noise, as a mean of the units' means would have.
 """
 
 import re
@@ -32,14 +32,14 @@ _WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """Whose the records of a table are.
+    """The units of a table's records.
 
     Attributes:
-        column: the column that says it.
-        size: k, the most records of a unit that count.
-        num_units: how many there are; public.
-        index: of the unit of each record, shape (n,); -1 for a record of none.
-        rank: of each record among those of its unit, shape (n,).
+        column: the column with the names of units.
+        size: k, the largest number of records of a unit that count.
+        num_units: number of units; public.
+        index: index of each record's unit, shape (n,); -1 for a record of none.
+        rank: rank of each record among those of its unit, shape (n,).
         is_listed: whether the names are those of a public list, not those that occur.
     """
 
@@ -52,7 +52,7 @@ class Units:
 
     @property
     def words(self) -> str:
-        """What neighbours differ in, and by what it is replaced."""
+        """The difference between neighbors, in words."""
         number = "or none" if self.is_listed else "at least one"
         return (
             f"group of records with one {self.column} by any others, {number}, with "
@@ -73,7 +73,7 @@ class Units:
         )
 
     def report(self) -> dict[str, Any]:
-        """Returns what is public about them, for JSON."""
+        """Returns the public facts about the units, for JSON."""
         return {
             "column": self.column,
             "num_units": self.num_units,
@@ -82,7 +82,7 @@ class Units:
         }
 
     def placed(self, rows: np.ndarray, is_chosen: np.ndarray, size: int) -> np.ndarray:
-        """Lays out the rows of some units, zeros where a unit has no record.
+        """Lays out the rows of some units; places without a record are zeros.
 
         Args:
             rows: one for each record, shape (n, ...).
@@ -110,12 +110,12 @@ def units_of(
     """Returns the units of a table.
 
     Args:
-        column: its name.
-        cells: the values, one for each record.
-        size: the most records of a unit that count.
-        names: all units, as `name_of` writes them; records of others belong to none.
-            None: the names that occur, where records without a value are one unit.
-        order: those that have places, in this order. None: all, sorted.
+        column: name of the column with the names of units.
+        cells: its cells, one for each record.
+        size: the largest number of records of a unit that count.
+        names: all units, as `name_of` writes them; other records belong to none. None:
+            the names that occur; records without a value are then one unit.
+        order: the units that have places, in this order. None: all, sorted.
     """
     found, codes = named(cells)
     ordered = order or sorted(set(found if names is None else names))
@@ -130,14 +130,14 @@ def units_of(
 
 
 def check_unit(column: str | None, names: Sequence[str], used: Iterable[str]) -> None:
-    """Requires a column of a file that has no other use, if it is given."""
+    """Requires that the column of units, if given, is in the file and not used."""
     rule = f"a column of {names} that is neither a feature nor the target"
     is_fine = column is None or (column in names and column not in used)
     _validate.require(is_fine, "--unit", column, rule)
 
 
 def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
-    """Returns names, some of which may be equal, and which of them each cell has."""
+    """Returns names, perhaps with duplicates, and the index of each cell's name."""
     if isinstance(cells, Texts):
         texts, codes = cells.distinct
     elif isinstance(cells, np.ndarray) and cells.dtype != object:
@@ -149,7 +149,7 @@ def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
 
 
 def name_of(cell: Any) -> str:
-    """Returns a name as it is written whatever the type of its column.
+    """Returns a name in one spelling for all types of its column.
 
     A column of integers becomes one of floats where a cell is missing, and that must
     not rename the others.
@@ -167,7 +167,7 @@ def read_names(path: Path) -> list[str]:
     """Returns the names of a public list, one a line.
 
     Raises:
-        ValueError: if the file cannot be read, or names nobody.
+        ValueError: If the file cannot be read, or has no name.
     """
     try:
         lines = path.read_text("utf-8-sig").split("\n")

@@ -23,9 +23,9 @@ def grid_net(
 
     The bounding box of the set is divided into cells of sides at most
     2·radius / sqrt(d): ceil(length_j sqrt(d) / (2 radius)) along coordinate j. Their
-    centres are projected onto the set, except those farther from it than the radius.
+    centers are projected onto the set, except those farther from it than the radius.
 
-    Every point of the box has a centre within sqrt(d)·side / 2 <= radius, and a
+    Every point of the box has a center within sqrt(d)·side / 2 <= radius, and a
     projection onto a convex set increases no distance: so this is a zeta-net for
     zeta = radius.
 
@@ -67,7 +67,7 @@ def grid_net(
         cells, place = np.divmod(cells, counts[j])
         centres[:, j] = lower[j] + (place + 0.5) * width
     net = jax.vmap(constraint.project)(jnp.asarray(centres))
-    # Keep a centre that rounding puts just beyond the radius.
+    # Keep a center that rounding puts just beyond the radius.
     is_near = jnp.linalg.norm(net - centres, axis=1) <= radius * (1 + 1e-5)
     return net[is_near]
 

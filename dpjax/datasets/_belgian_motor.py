@@ -1,10 +1,8 @@
 """Belgian motor third-party liability (1997): what does a policy's year cost?"""
 
-import gzip
-
 from dpjax.datasets._dataset import Dataset, assemble, every_fifth, in_units
 from dpjax.datasets._encoding import Categorical, Numeric
-from dpjax.datasets._files import DataFile, locate, read_columns
+from dpjax.datasets._files import DataFile, read_columns, unzipped
 
 # The R package CASdatasets serves the data in R's own format; no address is known that
 # serves them as CSV.
@@ -49,7 +47,7 @@ def load() -> Dataset:
         R. Henckaerts, K. Antonio, M. Clijsters and R. Verbelen, A data driven binning
         strategy for the construction of insurance tariff classes (2018).
     """
-    columns = read_columns(gzip.decompress(locate(FILE).read_bytes()))
+    columns = read_columns(unzipped(FILE))
     targets = in_units(columns, "amount", unit=1_000)
     return assemble(
         columns,

@@ -1,10 +1,8 @@
 """Default of credit card clients: who does not pay next month?"""
 
-import gzip
-
 from dpjax.datasets._dataset import Dataset, assemble, every_fifth, in_units, signs
 from dpjax.datasets._encoding import Numeric
-from dpjax.datasets._files import DataFile, locate, read_columns
+from dpjax.datasets._files import DataFile, read_columns, unzipped
 
 # The archive (doi 10.24432/C55S3H) serves a spreadsheet, from which this table was
 # derived; no address is known that serves the table itself.
@@ -46,7 +44,7 @@ def load() -> Dataset:
         I.-C. Yeh and C.-H. Lien, The comparisons of data mining techniques for the
         predictive accuracy of probability of default of credit card clients (2009).
     """
-    columns = read_columns(gzip.decompress(locate(FILE).read_bytes()))
+    columns = read_columns(unzipped(FILE))
     defaults = in_units(columns, "default-payment-next-month", unit=1) > 0.5
     return assemble(
         columns,

@@ -1,8 +1,8 @@
 """Turns named columns into a feature matrix, with public constants only.
 
-A schema gives what is public about each column: a centre and a scale, or a list of
+A schema gives what is public about each column: a center and a scale, or a list of
 categories. Nothing is estimated from the data, and no value of a cell raises an error:
-a number that does not parse counts as the centre, an unlisted category as none.
+a number that does not parse counts as the center, an unlisted category as none.
 """
 
 import math
@@ -32,15 +32,15 @@ class Numeric:
 
     (x - center) / scale, clipped to [-limit, limit]. A cell that is missing, does not
     parse, is NaN or infinite, or leaves the range of float32 becomes 0, as if it lay at
-    the centre.
+    the center.
 
     Args:
         center: the value that becomes 0, in units of the column.
         scale: the distance that becomes 1, in units of the column, positive.
-        limit: the largest |feature|, in scales from the centre, positive; inf: none.
+        limit: the largest |feature|, in scales from the center, positive; inf: none.
 
     Raises:
-        ValueError: If the centre is not finite, the scale not positive and finite, or
+        ValueError: If the center is not finite, the scale not positive and finite, or
             the limit not positive.
 
     Example:

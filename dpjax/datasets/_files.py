@@ -66,6 +66,11 @@ def locate(file: DataFile) -> Path:
     return cached
 
 
+def unzipped(file: DataFile) -> bytes:
+    """Returns the content of a gzipped file, which is fetched if needed."""
+    return gzip.decompress(locate(file).read_bytes())
+
+
 def cache_folder() -> Path:
     """Returns the folder for fetched files: $XDG_CACHE_HOME/dpjax or ~/.cache/dpjax."""
     root = os.environ.get("XDG_CACHE_HOME")

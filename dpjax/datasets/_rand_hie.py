@@ -7,7 +7,7 @@ from dpjax.datasets._files import bundled, read_columns
 _FLAG = Numeric(limit=1.0)
 
 # What was known before the year: the insurance plan, the person, the baseline health.
-# Centres and scales are round numbers from the description: indices run from 0 to 100,
+# Centers and scales are round numbers from the description: indices run from 0 to 100,
 # the family's income is near e^8.5 dollars, persons are aged 0 to 64. Left out are the
 # outcomes of the year (every expenditure and count of visits or admissions, and what
 # derives from them), the plan's number and the person's, and columns that repeat

@@ -1,10 +1,8 @@
 """Buzz in social media: how much will a topic be discussed on Twitter?"""
 
-import gzip
-
 from dpjax.datasets._dataset import Dataset, assemble, every_fifth, in_units
 from dpjax.datasets._encoding import Numeric
-from dpjax.datasets._files import DataFile, locate, read_matrix
+from dpjax.datasets._files import DataFile, read_matrix, unzipped
 
 # The archive serves it inside a package with other data; no checksum is known.
 FILE = DataFile(
@@ -48,7 +46,7 @@ def load() -> Dataset:
         F. Kawala, A. Douzal-Chouakria, E. Gaussier and E. Dimert, Prédictions
         d'activité dans les réseaux sociaux en ligne (2013); 004, section 6.
     """
-    table = read_matrix(gzip.decompress(locate(FILE).read_bytes()))
+    table = read_matrix(unzipped(FILE))
     columns = dict(zip((*SCHEMA, "target"), table.T, strict=True))
     return assemble(
         columns,

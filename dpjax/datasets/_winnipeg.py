@@ -1,10 +1,8 @@
 """Winnipeg: which crop grows where the radar and the camera look?"""
 
-import gzip
-
 from dpjax.datasets._dataset import Dataset, assemble, every_fifth, in_units, signs
 from dpjax.datasets._encoding import Numeric
-from dpjax.datasets._files import DataFile, locate, read_columns
+from dpjax.datasets._files import DataFile, read_columns, unzipped
 
 # The archive serves it inside a package; no checksum is known.
 FILE = DataFile(
@@ -27,14 +25,14 @@ def load() -> Dataset:
 
     The target is +1 for wheat, else -1 (the paper does not say which classes it took).
     The scale of the features is a round number, chosen without the data. Every fifth
-    block of a hundred records is in the test set, since neighbours are alike.
+    block of a hundred records is in the test set, since neighbors are alike.
 
     Reference:
         I. Khosravi and S. K. Alavipanah, A random forest-based framework for crop
         mapping using temporal, spectral, textural and polarimetric observations (2019);
         004, section 6.
     """
-    columns = read_columns(gzip.decompress(locate(FILE).read_bytes()))
+    columns = read_columns(unzipped(FILE))
     crop = in_units(columns, "label", unit=1)
     return assemble(
         columns,

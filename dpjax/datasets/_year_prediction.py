@@ -1,12 +1,10 @@
 """Year Prediction MSD: was a song released in this century?"""
 
-import gzip
-
 import numpy as np
 
 from dpjax.datasets._dataset import Dataset, assemble, signs
 from dpjax.datasets._encoding import Numeric
-from dpjax.datasets._files import DataFile, locate, read_matrix
+from dpjax.datasets._files import DataFile, read_matrix, unzipped
 
 # The archive serves it inside a package; no checksum is known.
 FILE = DataFile(
@@ -38,7 +36,7 @@ def load() -> Dataset:
         T. Bertin-Mahieux, D. P. W. Ellis, B. Whitman and P. Lamere, The Million Song
         Dataset (2011); 004, section 6.
     """
-    table = read_matrix(gzip.decompress(locate(FILE).read_bytes()))
+    table = read_matrix(unzipped(FILE))
     columns = dict(zip(("year", *SCHEMA), table.T, strict=True))
     return assemble(
         columns,

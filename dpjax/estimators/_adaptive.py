@@ -10,10 +10,10 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._rounding import LARGEST
-from dpjax._sums.stream import FactoredSamples
+from dpjax._sums.samples import FactoredSamples
 from dpjax._tree import like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._norm import SMALLEST_THRESHOLD, BoundFn, NormBounded
+from dpjax.estimators._estimator import SMALLEST_THRESHOLD, BoundFn, NormBounded
 from dpjax.estimators._sensitivity import Sensitivity
 
 

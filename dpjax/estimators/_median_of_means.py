@@ -12,7 +12,8 @@ import numpy as np
 from dpjax import _validate
 from dpjax._sums.groups import group_means
 from dpjax._sums.order_statistics import median
-from dpjax._sums.stream import SampleStream, unstacked
+from dpjax._sums.samples import unstacked
+from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_column, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators._estimator import Estimator

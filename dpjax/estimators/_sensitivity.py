@@ -1,6 +1,6 @@
 """The worst-case sensitivity of a robust mean, its float32 rounding included.
 
-The neighbouring relation of dpjax is replace-one: n is public, and neighbours differ in
+The neighboring relation of dpjax is replace-one: n is public, and neighbors differ in
 one record. Under add/remove, one of the two has this row masked as padding, so all
 other rows keep their indices.
 """
@@ -19,7 +19,7 @@ from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, Sc
 
 
 class Sensitivity(NamedTuple):
-    """The largest change of an estimate between neighbours, in three norms.
+    """The largest change of an estimate between neighbors, in three norms.
 
     Attributes:
         l1: the largest change of the estimate in the l1 norm.
@@ -68,7 +68,7 @@ def norm_sensitivity(
 
     One record moves the exact mean by at most 2 limit / n in the l2 norm. The mean of
     all rows has norm at most 9/8 limit (the fold rejects more rows than that), and
-    rounding its coordinates to float32 moves each neighbour by 2^-24 of that norm.
+    rounding its coordinates to float32 moves each neighbor by 2^-24 of that norm.
     """
     _validate.count(num_coordinates=num_coordinates)
     _validate.positive(num_samples=num_samples)
@@ -96,7 +96,7 @@ def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
 
 
 def _rounded_change(limit, num_samples, relation, error, excess=0.0):
-    """Bounds the change of one coordinate of the float32 mean between neighbours.
+    """Bounds the change of one coordinate of the float32 mean between neighbors.
 
     Two exact means differ by at most `change`; each is rounded to the nearest float32.
     Where both lie in the top binade, with spacing ulp, the results differ by a multiple
@@ -144,11 +144,11 @@ def _change_before_rounding(limit, num_samples, num_coordinates, relation, error
     _validate.require(
         influences > 0, "relation", relation, "REPLACE_ONE or ADD_OR_REMOVE_ONE"
     )
-    # The error of a block's sum, in each of two neighbours.
+    # The error of a block's sum, in each of two neighbors.
     is_known = _validate.is_concrete(num_samples)
     length = block_length(float(num_samples) if is_known else 1)
     block = 2 * error(length) * ROUNDOFF
-    # The block sum of each neighbour is divided by n, and the remainders below the
+    # The block sum of each neighbor is divided by n, and the remainders below the
     # exact digits of all blocks are added as floats (`digit_layout`).
     rests = 2.0**-34
     digits = 2 * length * (rests * math.sqrt(num_coordinates) + ROUNDOFF)

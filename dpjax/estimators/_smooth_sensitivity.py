@@ -10,7 +10,7 @@ the smooth sensitivity at smoothness t is the maximum of w_m W and
     exact:  w_k term(x_(n-m+1+k-l), x_(m+1-l)),  0 <= k < m, 0 <= l <= k + 1;       (2)
     fast:   w_k term(x_(n-m+1+k), x_(m-k)),      0 <= k < m.                        (3)
 
-It bounds the change of the mean between neighbours, and is t-smooth: a term k of one is
+It bounds the change of the mean between neighbors, and is t-smooth: a term k of one is
 at most a term k + 1 of the other. (3) is at most twice (2). Proof:
 `docs/privacy/proofs/sums.md`, 1.9.
 
@@ -25,7 +25,7 @@ x and for x', G is at most max(top, -bottom) of the term that bounds the change.
 which still increases in top and decreases in bottom; the proof uses nothing else. A
 term is a sum of products of non-negative numbers: each of its fewer than 8 operations
 has a relative error of u, however it is compiled. `SLACK` = 32 u covers 8 u for each of
-two neighbours, and a few more for converting the result to a scale of noise: t is
+two neighbors, and a few more for converting the result to a scale of noise: t is
 lowered by it before, and the result raised by it after. The floor of w_k and the
 smallest W keep every relevant number far above underflow.
 """

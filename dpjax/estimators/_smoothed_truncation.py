@@ -10,9 +10,9 @@ from dpjax import _validate
 from dpjax._tree import register
 from dpjax._types import Calibration, PyTree
 from dpjax.estimators import _catoni
-from dpjax.estimators import _theory_scale as theory
 from dpjax.estimators._estimator import CoordinateEstimator
 from dpjax.estimators._smoothed import SmoothedEstimator, prepared, smoothed
+from dpjax.estimators._threshold import Assumptions
 
 
 @register("scale", "beta")
@@ -98,7 +98,7 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
             Wang, Xiao, Devadas, Xu (2020), Lemma 3 and Algorithm 4, line 1; the bound
             with noise follows Catoni, Giulini (2017) and a union over d·T.
         """
-        setting = theory.Assumptions(
+        setting = Assumptions(
             moment_bound=moment_bound,
             moment_order=2.0,
             num_samples=num_samples,

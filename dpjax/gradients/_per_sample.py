@@ -8,8 +8,7 @@ import jax
 from dpjax import _validate
 from dpjax._sharding import by_device, row_axes, varying, varying_axes
 from dpjax._types import LossFn, PyTree
-from dpjax.gradients._program import streamlined
-from dpjax.gradients._users import loss_of_users
+from dpjax.gradients._loss import loss_of_users, streamlined
 
 
 def per_sample_grad(

@@ -9,13 +9,13 @@ import jax
 
 from dpjax import _validate
 from dpjax._sharding import AxisName, row_axes
-from dpjax._sums.stream import FactoredSamples, SampleStream
+from dpjax._sums.samples import FactoredSamples
+from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
 from dpjax.estimators import Estimator
-from dpjax.gradients._check_model import warn_of_closures
-from dpjax.gradients._program import streamlined
-from dpjax.gradients._users import UserGradient, Users, loss_of_users
+from dpjax.gradients._loss import loss_of_users, streamlined, warn_of_closures
+from dpjax.gradients._users import UserGradient, Users
 from dpjax.gradients.factored import factored_grad
 
 
@@ -156,7 +156,7 @@ def robust_grad(
             where user_ids are no integers of shape (n,), come without num_users or with
             a sharded batch. Never because of an id's value.
 
-    Layers that draw or normalise:
+    Layers that draw or normalize:
         Dropout: give each example a key of its own, as part of the batch, new in every
         step: `batch = (x, y, jax.random.split(key, n))`, and let loss_fn hand it on
         (`nnx.Rngs(dropout=key)`, Linen's `rngs={"dropout": key}`, Equinox's

@@ -1,6 +1,6 @@
 """Records grouped by user: a sample is then all that one user gives.
 
-Neighbours differ in one user: its records may be replaced by any others of the same id,
+Neighbors differ in one user: its records may be replaced by any others of the same id,
 more or fewer, or none.
 A user's gradient is the mean or the sum of those of its records, and the influence acts
 on it, so that a robust mean of users has the sensitivity of one of so many samples.
@@ -17,12 +17,9 @@ import numpy as np
 from dpjax import _validate
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import register
-from dpjax._types import LossFn, PyTree
+from dpjax._types import PyTree
 
 UserGradient = Literal["mean", "sum"]  # what a user gives, of its records' gradients
-
-# So many records of a user are differentiated at once; the others wait.
-_AT_ONCE = 64
 
 
 @register("records", "is_record")
@@ -192,33 +189,6 @@ def within_range(user_ids: Any, num_users: int) -> jax.Array:
         is_user = (ids >= 0) & (ids < num_users)
         ids = np.where(is_user, np.where(is_user, ids, 0).astype(np.int32), -1)
     return jnp.asarray(ids)
-
-
-def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
-    """Returns the loss that takes a row of `UserRecords` for an example too.
-
-    It is the mean or the sum of the losses of the user's records, and aux has a leading
-    axis of records_per_user. Other examples go to loss_fn as they are.
-    """
-
-    def loss(params: PyTree, example: PyTree) -> Any:
-        if not isinstance(example, UserRecords):
-            return loss_fn(params, example)
-        one = partial(loss_fn, params)
-        size = len(example.is_record)
-        results = (
-            jax.vmap(one)(example.records)
-            if size <= _AT_ONCE
-            else jax.lax.map(jax.checkpoint(one), example.records, batch_size=_AT_ONCE)
-        )
-        values, aux = results if has_aux else (results, ())
-        value = jnp.sum(jnp.where(example.is_record, values, 0))
-        if example.user_gradient == "mean":
-            num_records = jnp.sum(example.is_record)
-            value /= jnp.maximum(num_records, 1).astype(value.dtype)
-        return (value, aux) if has_aux else value
-
-    return loss
 
 
 @dataclass(frozen=True)

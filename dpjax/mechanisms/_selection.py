@@ -53,7 +53,7 @@ def exponential(
             largest float, so that their differences are finite; NaN counts as the
             lowest score, +inf as the highest.
         epsilon: privacy parameter of this choice; positive, may be traced.
-        sensitivity_range: the supremum over neighbours of max_v du(v) - min_v du(v),
+        sensitivity_range: the supremum over neighbors of max_v du(v) - min_v du(v),
             with du the change of the scores: at most twice their linf sensitivity, and
             the linf sensitivity itself if all scores change in the same direction.
             Positive, may be traced.
@@ -135,7 +135,7 @@ def permute_and_flip(
         every epsilon-DP mechanism: four times the cost of `exponential`, so use that
         one in compositions. Proof: v is chosen if Exp(1) exceeds
         x = max_{w != v} (c u(w) + Exp_w) - c u(v) with c = epsilon/range. Between
-        neighbours x changes by at most c max_w (du(w) - du(v)) <= epsilon, and
+        neighbors x changes by at most c max_w (du(w) - du(v)) <= epsilon, and
         Pr[Exp > x + epsilon] >= exp(-epsilon) Pr[Exp > x] for every x. So c needs only
         the range of du; the paper uses twice the linf sensitivity. For NaN, infinities
         and real numbers see `exponential`.
@@ -225,7 +225,7 @@ def _scan(
     # Both may have been rounded to float32 a few times, by 2^-24 each: the effective
     # epsilon is never larger than requested. With normal numbers no product is 0 times
     # inf. Subnormal numbers may be flushed to zero: gaps, and in linear scores each of
-    # up to 2^24 products, for both neighbours.
+    # up to 2^24 products, for both neighbors.
     epsilon = jnp.asarray(epsilon).astype(dtype)
     epsilon = jnp.clip(epsilon, finite.tiny, finite.max)
     sensitivity_range = jnp.asarray(sensitivity_range).astype(dtype) * ROUNDED_UP

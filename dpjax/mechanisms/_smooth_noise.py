@@ -124,7 +124,7 @@ def _add_noise(sampler, key, value, scale, sigma):
     check(key, value)
     _validate.within(_LEAST_SIGMA, _LARGEST_SIGMA, sigma=sigma)
     for leaf in jax.tree.leaves(scale):
-        if isinstance(leaf, int | float):
+        if isinstance(leaf, int | float | complex | str):
             _validate.non_negative(scale=leaf)
     return _noisy(sampler, key, value, _like_value(scale, value), sigma)
 

@@ -1,4 +1,4 @@
-"""What a model computes, in the few numbers of which other languages are written.
+"""The numbers of a model, from which files in other languages are written.
 
 With z = (x - center) / scale, a column of numbers x adds
 
@@ -47,23 +47,23 @@ class Numbers(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """What a column of categories adds: a weight for each way to write one, or 0."""
+    """A column of categories: a weight for each spelling of each, else 0."""
 
     name: str
     weights: dict[str, float]
 
 
 class Parts(NamedTuple):
-    """All of a model: center + scale * mean(intercept + columns) * exposure.
+    """A whole model: center + scale * mean(intercept + columns) * exposure.
 
     Attributes:
-        columns: what each of them adds to the score.
-        intercept: the score without them.
-        link: from the score to the mean, as of `Model`.
+        columns: the terms of the score.
+        intercept: the constant term.
+        link: the link from score to mean, as in `Model`.
         exposure: a factor of the mean, or None for 1.
-        center: of the target.
-        scale: of the target.
-        comments: what the model predicts, and its guarantee, a printable line each.
+        center: center of the target.
+        scale: scale of the target.
+        comments: two printable lines: what the model predicts, and its guarantee.
     """
 
     columns: list[Numbers | Levels]
@@ -135,7 +135,7 @@ def _comments(model: "Model") -> list[str]:
 def _ramps(
     terms: Terms, place: int, limit: float
 ) -> tuple[tuple[float, float, float], ...]:
-    """Returns the lines of which a curve consists, from one knot to the next."""
+    """Returns the linear pieces of a curve, from one knot to the next."""
     end = min(limit, LARGEST if terms.knots else FARTHEST)
     knots = terms.knots if place in terms.smooth else ()
     ends = [-end, *(float(knot) for knot in knots if -end < knot < end), end]
@@ -148,7 +148,7 @@ def _ramps(
 
 
 def _spellings(kind: Categorical) -> dict[str, int]:
-    """Returns how cells of each category are written: 1 also as 1.0 and true."""
+    """Returns all spellings of each category: 1 also as 1.0 and true."""
     texts: dict[str, None] = {}
     for category in kind.categories:
         text = category.strip()

@@ -41,7 +41,7 @@ class Model:
             for an additive model `Curves` of the features.
         columns: how each column is encoded, by its name.
         target_name: the name of the target.
-        target: the centre and scale of the target in training; for a class, a
+        target: the center and scale of the target in training; for a class, a
             `Categorical` of one label, the positive one.
         target_unit: the unit of the target in training, in words.
         link: "identity" if the score, <w, x> or the sum of curves, predicts the target,
@@ -54,7 +54,7 @@ class Model:
         data: the name of the training data.
         versions: of the packages that trained it.
         standard_errors: of the weights of a linear model, shape (d,), if they were
-            asked for, infinite where there is none; else None.
+            requested; infinite if the noise hides one; else None.
         correlations: of those errors, shape (d, d), or None.
 
     Raises:
@@ -136,7 +136,7 @@ class Model:
     if not TYPE_CHECKING:  # where it would stand for any name
 
         def __getattr__(self, name: str) -> Any:
-            """Returns what needs JAX, made of what a file gives when it is read."""
+            """Makes params or privacy, which need JAX, from the file on first use."""
             given = vars(self).get(f"_{name}")
             if not isinstance(given, Terms | Statement):
                 said = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -164,7 +164,7 @@ class Model:
     def predict(self, table: Any) -> np.ndarray:
         """Predicts the target of every record, in its own units.
 
-        As in training, a cell that does not parse counts as the centre of its column,
+        As in training, a cell that does not parse counts as the center of its column,
         and a cell that is no listed category as none of them. An exposure is clipped to
         its maximum; a negative one, or one that does not parse, is zero. If the table
         has no exposure column, all exposures are one.
@@ -306,7 +306,7 @@ class Model:
         )
 
     def _in_units(self) -> np.ndarray:
-        """Returns what turns weights of features into those of their columns."""
+        """Returns the matrix from weights of features to those of their columns."""
         kinds = [kind for key, kind in self.columns.items() for _ in kind.names(key)]
         pairs = [
             (kind.center, kind.scale) if isinstance(kind, Numeric) else (0.0, 1.0)

@@ -4,12 +4,11 @@ Counts are integers, and so is their noise, in units of 2^-k: discrete Gaussian 
 exact in its tails and in its last bits, so these reveal nothing about a count. Sums in
 float64 are exact below 2^52 units.
 
-By (3) and (4) of `dpjax.accounting._discrete_gaussian` it costs as much as a Gaussian
-of the same stddev (s counts, or 2^k s units), except for 2 eta in epsilon and e^eta in
-delta. For d counts and z = 30, beyond which the mass is below e^-440, eta =
-d z^2 / (8 (2^k s)^2) is at most 1e-10 d / s^2 up to s = 32, and less beyond. So the
-stddev is raised by 2^-16 of itself. This reduces epsilon by 1.5e-5 of itself, and
-epsilon is not less than 1 / s^2 for s < 1.
+By (3) and (4) of `dpjax.accounting._discrete_gaussian` d counts cost as much as with a
+Gaussian of the same stddev (s counts, or S units), except for 2 eta in epsilon and
+e^eta in delta, eta = d z^2 / (8 S^2): beyond z = 30 the mass is below e^-420. So the
+stddev is raised by 2^-16 and by 4 eta multipliers of itself, which pays for both:
+`docs/privacy/proofs/estimators.md`, 9.5.
 """
 
 import math
@@ -23,6 +22,7 @@ from dpjax.mechanisms import discrete_gaussian
 from dpjax.models._measures import Interval
 
 _RAISED = 1 + 2.0**-16
+_FURTHEST = 30.0  # z
 _MOST_BITS = 20  # k
 _LARGEST_STDDEV = 2**25  # in units; more noise is a sum of several draws
 _NUM_RESAMPLES = 200
@@ -43,6 +43,8 @@ class Release:
         stddev = self.multiplier * sensitivity * _RAISED
         bits = math.floor(math.log2(_LARGEST_STDDEV / max(stddev, 1e-300)))
         unit = 2.0 ** -min(max(bits, 0), _MOST_BITS)
+        eta = sums.size * (_FURTHEST / max(stddev / unit, 1.0)) ** 2 / 8
+        stddev *= 1 + 4 * eta * self.multiplier
         num_draws = max(1, math.ceil((stddev / unit / _LARGEST_STDDEV) ** 2))
         of_one = max(1, math.ceil(stddev / unit / math.sqrt(num_draws)))
         noise = discrete_gaussian(

@@ -46,7 +46,7 @@ def onnx_file(parts: Parts) -> bytes:
         return node("Min", node("Max", value, constant(low)), constant(high))
 
     def added(part: Numbers | Levels) -> str:
-        """Returns what a column adds, but for what it adds at its center."""
+        """Returns the term of a column, minus its value at the center."""
         if isinstance(part, Levels):
             count = len(part.weights)
             places = {"values_int64s": [*range(count)], "default_int64": count}

@@ -1,4 +1,4 @@
-"""Whether params of a model are of its features: curves, standard errors."""
+"""Checks that curves and standard errors fit the features of a model."""
 
 import math
 from collections.abc import Mapping

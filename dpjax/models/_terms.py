@@ -16,7 +16,7 @@ FAR = 700.0  # log odds, whose exponential is within the range of float64
 
 
 class Terms(NamedTuple):
-    """What the features of a model add to its score.
+    """The terms of a model's score, one for each feature.
 
     Attributes:
         slopes: shape (d,), the last of them the intercept.
@@ -78,7 +78,7 @@ def means_of(link: Link, scores: np.ndarray) -> np.ndarray:
 
 
 class Statement(NamedTuple):
-    """The guarantee of a file, as it says it."""
+    """The guarantee as a file states it."""
 
     epsilon: float
     delta: float

@@ -17,7 +17,7 @@ class Grid:
     """The multiples of a step within a bound.
 
     Attributes:
-        step: the distance of neighbouring points, a power of two, in units of values.
+        step: the distance of neighboring points, a power of two, in units of values.
         bound: coordinates are clipped to this; at most 2^52 steps.
 
     Raises:
@@ -72,7 +72,7 @@ class Grid:
         Sensitivity:
             Rounding moves a coordinate by at most half a step, and so does the float64
             product before it, by 2^-53 of 2^52 steps: one step for each of two
-            neighbours, in each of d coordinates, hence 2 sqrt(d) more. Clipping to the
+            neighbors, in each of d coordinates, hence 2 sqrt(d) more. Clipping to the
             bound increases no distance.
 
         Example:

@@ -5,26 +5,26 @@
     model = DPLogisticRegression(epsilon=1.0, classes=["no", "yes"]).fit(X, y)
     model.predict(X_new), model.coef_, print(model.privacy_)
 
-Columns may be in any units, such as dollars and years. Their centres and scales are
+Columns may be in any units, such as dollars and years. Their centers and scales are
 released with a share of the budget, unless `feature_ranges` and `target_range` give
 public ones. Coefficients are in your units. With `intervals=True` linear models have
 standard errors: `bse_`, `conf_int()`, and `summary()`, a table.
 
-All that `fit` sets is (epsilon, delta)-DP under replace-one, for every input. The
-number of records and the number and names of columns are public. Each estimator says
-what a missing or an odd cell counts as, because values never raise. Shapes, types and
-parameters raise `ValueError` before anything is computed. Text is a matter of types:
-encode it first, by a transformer with declared categories.
+All attributes that `fit` sets are (epsilon, delta)-DP under replace-one, for every
+input. The number of records and the number and names of columns are public. Values
+never raise errors: each estimator says what a missing or odd cell counts as. Wrong
+shapes, types and parameters raise `ValueError` before anything is computed. Encode text
+first, by a transformer with declared categories.
 
-Every fit spends its budget anew. `GridSearchCV` over k folds and m candidates costs
-k·m + 1 fits, and its choice and scores are not private at all: choose on public data.
-A second clone of an estimator warns of that, once. `score` is not private either; use
+Every fit spends its budget again. `GridSearchCV` over k folds and m candidates costs
+k·m + 1 fits, and its choice and scores are not private at all: choose on public data. A
+second clone of an estimator warns once about this. `score` is not private either; use
 `score_privately`, on records that were not trained on. An int as `random_state` repeats
-the noise, and whoever guesses it can subtract the noise: use it in tests only.
+the noise, and anyone who guesses it can subtract the noise: use it in tests only.
 
-A pipeline is private only if its other steps are. `StandardScaler`, and
-`OneHotEncoder` without declared categories, release what they learn; steps that see one
-record at a time are fine. On Adult, who earns more than 50,000 dollars a year:
+A pipeline is private only if its other steps are. `StandardScaler`, and `OneHotEncoder`
+without declared categories, release statistics without noise; steps that use one record
+at a time are fine. On Adult, who earns more than 50,000 dollars a year:
 
 Example:
     >>> import csv, gzip

@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpjax import _shapes, _validate, losses
 from dpjax._shapes import Shape
+from dpjax._summary import interval_of
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.losses._shared import named
@@ -33,9 +34,13 @@ class _Additive(LinearEstimator):
     """Scores that are sums of curves; before the classes which say of what."""
 
     categorical_features: Any
+    intervals: bool
     n_features_in_: int
+    _errors = _correlations = None  # of the curves, where they are asked for
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
+        is_bool = isinstance(self.intervals, bool)
+        _validate.require(is_bool, "intervals", self.intervals, "a bool")
         self._categories = _columns.categories_of(self.categorical_features, X)
         straight = _columns.straight_of(X)
         checked = super()._check(_columns.coded(X, self._categories))
@@ -70,9 +75,13 @@ class _Additive(LinearEstimator):
             smooth=np.flatnonzero(bends).tolist(),
             intercept=-1,
             offsets=offsets,
+            intervals=self.intervals,
             **options,
         )
-        self._curves = jax.tree.map(np.asarray, solution.params)
+        self._curves, self._errors, self._correlations = jax.tree.map(
+            np.asarray,
+            (solution.params, solution.standard_errors, solution.correlations),
+        )
 
     def _design(self, features: np.ndarray) -> np.ndarray:
         """Returns numbers in their scales, 0 and 1 for each category, and ones."""
@@ -120,6 +129,49 @@ class _Additive(LinearEstimator):
             shapes[name] = shape._replace(values=self._in_units(shape.values))
         return shapes
 
+    def bands(self, alpha=0.05):
+        """Returns a band for each of `shapes_`, of a fit with `intervals`.
+
+        The level holds for each number of the grid alone. A band is for the difference
+        from the curve at the column's center, or from a category that is not in the
+        grid, so it has no width there. It costs no privacy. `dp_additive_model` says
+        what it covers.
+
+        Args:
+            alpha: the probability that one misses, in (0, 1).
+
+        Returns:
+            A mapping from columns to `(grid, lower, upper)`, shapes (m,), infinite
+            where no finite band is valid.
+
+        Raises:
+            ValueError: If alpha is out of its range, or the fit had no intervals.
+        """
+        shapes = self.shapes_
+        _validate.probability(alpha=alpha)
+        errors, correlations = self._errors, self._correlations
+        if errors is None or correlations is None:
+            raise ValueError("intervals must be True at the fit, got False.")
+        bands, standard = {}, self._standard
+        place, dummy = 0, len(standard.scales)
+        for (name, (grid, values)), is_number in zip(
+            shapes.items(), self._is_number, strict=True
+        ):
+            if is_number:
+                scaled = (grid - standard.centers[place]) / standard.scales[place]
+                own = self._curves.errors(errors, correlations, place, scaled)
+                place += 1
+            else:
+                own = errors.slopes[dummy : dummy + len(grid)]
+                dummy += len(grid)
+            own = self._in_units(np.asarray(own, np.float64))
+            bands[name] = grid, *interval_of(values, own, 1 - alpha)
+        return bands
+
+    def _plot(self, outputs: list[str], label: str) -> Any:
+        bands = {} if self._errors is None else self.bands()
+        return _shapes.plot(self.shapes_, outputs, label, bands=bands)
+
     def _in_units(self, values: np.ndarray) -> np.ndarray:
         """Returns scores in the unit in which they are shown."""
         return values
@@ -129,27 +181,26 @@ class _Additive(LinearEstimator):
 class DPAdditiveClassifier(_Additive, Classifier):
     """A private additive model of classes: log odds are a sum of curves of columns.
 
-    Curves have no bands, because the noise hides what the narrow pieces of a curve add:
-    see `dp_additive_model`.
-
     Args:
         categorical_features: "from_dtype": columns of a frame whose type declares
             public categories: `CategoricalDtype([...])` of pandas, `Enum` of polars.
             (`astype("category")` reads them from the data, which is not private.) Or a
             mapping from columns, by name or by index, to lists of public categories.
             None: all columns are numbers.
+        intervals: whether curves have bands, for `classes` of two labels: see `bands`.
+            They cost a share of the budget, and curves then have at most five knots.
 
     Attributes:
         shapes_: a mapping from columns to `(grid, values)`: what the column adds to the
             log odds of `classes_[1]`, shape (m,), or to the score of each class, shape
-            (m, K). Between numbers of the grid values are on straight lines; of
-            categories it has all.
-        feature_ranges_: as of `DPLinearRegression`, for columns of numbers only.
+            (m, K). A curve is linear between the numbers of its grid; the grid of a
+            column of categories has all categories.
+        feature_ranges_: as for `DPLinearRegression`, for columns of numbers only.
 
-    Other parameters and attributes are as of `DPLogisticRegression`.
+    Other parameters and attributes are as for `DPLogisticRegression`.
 
     Privacy:
-        As of `DPLogisticRegression`. Names, types and declared categories of columns
+        As for `DPLogisticRegression`. Names, types and declared categories of columns
         are public. A cell that is no declared category counts as none of them.
 
     Example:
@@ -168,6 +219,7 @@ class DPAdditiveClassifier(_Additive, Classifier):
     """
 
     categorical_features: Any = _columns.FROM_DTYPE
+    intervals: bool = False
 
     def _set_zero(self, num_features: int) -> None:
         super()._set_zero(int(self._is_number.sum()))
@@ -183,14 +235,14 @@ class DPAdditiveClassifier(_Additive, Classifier):
         return scores.reshape(len(scores), -1)
 
     def plot_shapes(self) -> Any:
-        """Draws `shapes_`, each in a panel; needs matplotlib.
+        """Draws `shapes_`, each in a panel, with its band; needs matplotlib.
 
         Returns:
             A `matplotlib.figure.Figure`, which has `savefig`.
         """
         is_binary = len(self.classes_) <= 2
         label = f"log odds of {self.classes_[-1]}" if is_binary else "score"
-        return _shapes.plot(self.shapes_, list(map(str, self.classes_)), label)
+        return self._plot(list(map(str, self.classes_)), label)
 
 
 @parameters
@@ -201,18 +253,19 @@ class DPAdditiveRegressor(_Additive, WithExposure):
         loss: "squared"; "huber", for targets with heavy tails; "poisson", for counts,
             or "gamma", for positive amounts: of these two the sum is the logarithm of
             the mean.
-        target_range: with "poisson" and "gamma", as of `DPPoissonRegressor`.
-        max_exposure: as of `DPPoissonRegressor`, with "poisson" and "gamma" only.
+        target_range: with "poisson" and "gamma", as for `DPPoissonRegressor`.
+        max_exposure: as for `DPPoissonRegressor`, with "poisson" and "gamma" only.
+        intervals: whether curves have bands, as for `DPAdditiveClassifier`.
 
     Attributes:
-        shapes_: as of `DPAdditiveClassifier`: what the column adds to the prediction in
-            the unit of the target, or to the logarithm of the mean, shape (m,).
+        shapes_: as for `DPAdditiveClassifier`: what the column adds to the prediction
+            in the unit of the target, or to the logarithm of the mean, shape (m,).
 
-    Columns, their categories and ranges are as of `DPAdditiveClassifier`, other
-    parameters and attributes as of `DPLinearRegression`.
+    Columns, their categories and ranges are as for `DPAdditiveClassifier`, other
+    parameters and attributes as for `DPLinearRegression`.
 
     Privacy:
-        As of `DPLinearRegression`, or of `DPPoissonRegressor` with its losses. Names,
+        As for `DPLinearRegression`, or of `DPPoissonRegressor` with its losses. Names,
         types and declared categories of columns are public.
 
     Example:
@@ -231,6 +284,7 @@ class DPAdditiveRegressor(_Additive, WithExposure):
 
     loss: Literal["squared", "huber", "poisson", "gamma"] = "squared"
     categorical_features: Any = _columns.FROM_DTYPE
+    intervals: bool = False
 
     def _loss(self) -> LinearLoss:
         names = " or ".join(_LOSSES)
@@ -260,8 +314,8 @@ class DPAdditiveRegressor(_Additive, WithExposure):
         """Returns predictions in the unit of the target, shape (n,).
 
         Args:
-            X: as of `fit`.
-            exposure: shape (n,), as of `DPPoissonRegressor`.
+            X: as for `fit`.
+            exposure: shape (n,), as for `DPPoissonRegressor`.
         """
         scores = self._linear(X)
         if self._loss().has_log_link:
@@ -272,10 +326,10 @@ class DPAdditiveRegressor(_Additive, WithExposure):
         return scores * self._unit.scale + self._unit.center
 
     def plot_shapes(self) -> Any:
-        """Draws `shapes_`, each in a panel; needs matplotlib.
+        """Draws `shapes_`, each in a panel, with its band; needs matplotlib.
 
         Returns:
             A `matplotlib.figure.Figure`, which has `savefig`.
         """
         is_log = self._loss().has_log_link
-        return _shapes.plot(self.shapes_, [], "log mean" if is_log else "prediction")
+        return self._plot([], "log mean" if is_log else "prediction")

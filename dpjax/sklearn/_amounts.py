@@ -65,14 +65,14 @@ class WithExposure(_Regressor):
             y: shape (n,), numbers in any unit.
             sample_weight: shape (n,), how much records count, or None.
             exposure: shape (n,), to which means are proportional, such as the years
-                that a policy was in force, clipped to `max_exposure`. A record whose
+                that a policy was in force; clipped to `max_exposure`. A record whose
                 exposure is zero, negative or NaN has no weight. None: one for all.
 
         Returns:
             The estimator.
 
         Raises:
-            ValueError: where a shape, a type or a parameter is wrong.
+            ValueError: If a shape, a type or a parameter is wrong.
         """
         return self._fit(X, y, sample_weight, exposure)
 
@@ -135,7 +135,7 @@ class LogLinkRegressor(WithExposure):
 
         Args:
             X: shape (n, d).
-            exposure: shape (n,), as of `fit`; negative ones and NaN count as zero.
+            exposure: shape (n,), as for `fit`; negative ones and NaN count as zero.
                 None: one for all.
         """
         logarithms = self._linear(X) + math.log(self._largest or 1.0)
@@ -154,15 +154,16 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
 
     Attributes:
         coef_: what a unit of a feature adds to the logarithm of the mean, shape (d,).
-        intercept_: the logarithm of the mean where all features are zero, in the unit
-            of the target and for an exposure of one.
+        intercept_: the logarithm of the mean if all features are zero, in the unit of
+            the target and for an exposure of one.
 
-    Other parameters and attributes are as of `DPLinearRegression`.
+    Other parameters and attributes are as for `DPLinearRegression`.
 
     Privacy:
-        As of `DPLinearRegression`, but NaN and negative targets count as zero, and
-        those above a thousand units as a thousand. The logarithm of the exposure is an
-        offset of `dp_linear_model`, whose guarantee holds for every offset.
+        As for `DPLinearRegression`, but NaN and negative targets count as zero, and
+        targets above a thousand units as a thousand units. The logarithm of the
+        exposure is an offset of `dp_linear_model`, whose guarantee holds for every
+        offset.
 
     Example:
         >>> import numpy as np
@@ -195,7 +196,7 @@ class DPGammaRegressor(WithIntervals, LogLinkRegressor):
     """Private gamma regression with log link, for positive amounts.
 
     Errors are measured in proportion to the mean. Parameters, attributes and privacy
-    are as of `DPPoissonRegressor`.
+    are as for `DPPoissonRegressor`.
 
     Example:
         >>> import numpy as np
@@ -222,10 +223,10 @@ class DPTweedieRegressor(LogLinkRegressor):
     """Private Tweedie regression with log link, for amounts that may be zero.
 
     Args:
-        power: the variance is proportional to the mean to this power, between 1, as of
-            `DPPoissonRegressor`, and 2, as of `DPGammaRegressor`.
+        power: the variance is proportional to the mean to this power, between 1, as for
+            `DPPoissonRegressor`, and 2, as for `DPGammaRegressor`.
 
-    All else, privacy included, is as of `DPPoissonRegressor`, without intervals.
+    All else, privacy included, is as for `DPPoissonRegressor`, without intervals.
 
     Example:
         >>> import numpy as np

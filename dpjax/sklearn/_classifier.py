@@ -9,7 +9,7 @@ from scipy.special import log_expit, log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpjax import _keys, _validate, losses
+from dpjax import _keys, _progress, _validate, losses
 from dpjax._scales import Standard
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
@@ -29,22 +29,23 @@ class Classifier(ClassifierMixin, LinearEstimator):
     max_weight: float | None = None
     random_state: int | str | None = None
 
+    @_progress.shown("reading the records")
     def fit(self, X, y, sample_weight=None):
         """Fits the model, and spends the budget.
 
         Args:
             X: shape (n, d), numbers in any units.
-            y: shape (n,), labels: numbers or texts, and with `classes` all that has a
-                hash. The guarantee starts here, not at the file: pandas reads a column
-                of numbers as text if one cell is text, so pass `classes`, or declare
-                the types of columns.
+            y: shape (n,), labels: numbers or texts, and with `classes` any hashable
+                values. The guarantee starts here, not at the file: pandas reads a
+                column of numbers as text if one cell is text, so pass `classes`, or
+                declare the types of columns.
             sample_weight: shape (n,), how much records count, or None.
 
         Returns:
             The estimator.
 
         Raises:
-            ValueError: where a shape, a type or a parameter is wrong.
+            ValueError: If a shape, a type or a parameter is wrong.
         """
         features, epsilon, delta, key = self._check(X)
         num_samples, num_features = features.shape
@@ -55,6 +56,7 @@ class Classifier(ClassifierMixin, LinearEstimator):
         noise_multiplier = total_noise(epsilon, left)
         privacy = guarantee(epsilon, left, num_samples)
         if classes is None:
+            _progress.say("labels")
             key, label_key = _keys.split(key)
             share = _labels.labels_share(num_samples, noise_multiplier)
             classes = _labels.release_labels(
@@ -86,6 +88,14 @@ class Classifier(ClassifierMixin, LinearEstimator):
         self.classes_ = classes
         self.privacy_ = privacy
         return self
+
+    def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
+        checked = super()._check(X)
+        is_plain = not getattr(self, "intervals", False)
+        is_pair = self.classes is not None and len(_labels.declared(self.classes)) == 2
+        rule = "a list of two labels if there are to be intervals"
+        _validate.require(is_pair or is_plain, "classes", self.classes, rule)
+        return checked
 
     def _set_zero(self, num_features: int) -> None:
         """Sets scores of zero, of a single class."""
@@ -122,23 +132,23 @@ class DPLogisticRegression(WithIntervals, Classifier):
     """Private logistic regression, for two classes or more.
 
     Args:
-        classes: the public labels: a list of at least two, of any type that has a hash.
-            None: labels are released privately, and a class of few records is not seen.
-            Then labels are numbers or texts: 1, 1.0 and True are one label, the int 1;
-            text stays text; others are missing.
-        intervals: as of `DPLinearRegression`, for `classes` of two labels.
+        classes: the public labels: a list of at least two, of any hashable type. None:
+            labels are released privately, and a class with few records is not found.
+            Labels must then be numbers or texts, and other cells are missing; 1, 1.0
+            and True are the same label, the int 1.
+        intervals: as for `DPLinearRegression`, for `classes` of two labels.
 
     Attributes:
-        classes_: the labels, sorted: `classes` in its own type, or the released ones,
-            whose type follows from them alone. If none is seen, the int 0.
+        classes_: the labels, sorted: `classes` in its own type, or the released labels,
+            whose values alone determine the type. If none is found, the int 0.
         coef_: coefficients in units of the features: of the log odds of `classes_[1]`,
             shape (1, d), or of each class, shape (K, d).
-        intercept_: those where all features are zero, shape (1,) or (K,).
+        intercept_: the log odds or scores if all features are zero, shape (1,) or (K,).
 
-    Other parameters and attributes are as of `DPLinearRegression`.
+    Other parameters and attributes are as for `DPLinearRegression`.
 
     Privacy:
-        As of `DPLinearRegression`. If labels are released, their noisy counts take a
+        As for `DPLinearRegression`. If labels are released, their noisy counts take a
         share of the budget, and a fifth of delta covers the chance that a label of a
         single record is shown. A record whose label is missing or none of `classes_`
         has no weight.
@@ -158,13 +168,6 @@ class DPLogisticRegression(WithIntervals, Classifier):
         As for `dpjax.solvers.dp_linear_model`; Wilkins, Kifer, Zhang, Karrer (2024),
         Exact privacy analysis of the Gaussian sparse histogram mechanism.
     """
-
-    def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
-        checked = super()._check(X)
-        is_pair = self.classes is not None and len(_labels.declared(self.classes)) == 2
-        rule = "a list of two labels if there are to be intervals"
-        _validate.require(is_pair or not self.intervals, "classes", self.classes, rule)
-        return checked
 
     @property
     def _factor(self) -> tuple[str, list[str]]:

@@ -23,16 +23,17 @@ class WithIntervals(LinearEstimator):
     def conf_int(self, alpha=0.05):
         """Returns an interval for each of `coef_`, and then for `intercept_`.
 
-        It costs no privacy. What it covers, and when, `dp_linear_model` says.
+        It costs no privacy. `dp_linear_model` says what it covers.
 
         Args:
             alpha: the probability that one misses its coefficient, in (0, 1).
 
         Returns:
-            Lower and upper ends, shape (d + 1, 2), infinite where none is honest.
+            Lower and upper ends, shape (d + 1, 2), infinite where no finite one is
+            valid.
 
         Raises:
-            ValueError: where alpha is out of its range, or the fit had no intervals.
+            ValueError: If alpha is out of its range, or the fit had no intervals.
         """
         values, errors = self._estimates(alpha)
         return interval_of(values, errors, 1 - alpha).T
@@ -41,12 +42,12 @@ class WithIntervals(LinearEstimator):
         """Returns a table of the coefficients, which prints and shows in notebooks.
 
         It has coefficients, standard errors and intervals in your units. With a log or
-        a logit link it also has factors, by which a unit of the feature multiplies the
-        mean or the odds. Lines below it say what intervals cover, which columns have
+        a logit link it also has the factor by which one unit of the feature multiplies
+        the mean or the odds. Lines below say what intervals cover, which columns have
         none and why, and the guarantee.
 
         Args:
-            alpha: as of `conf_int`.
+            alpha: as for `conf_int`.
 
         Raises:
             ValueError: as `conf_int`.

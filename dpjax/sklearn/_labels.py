@@ -40,7 +40,7 @@ def canonical(label: Any) -> int | float | str | None:
         return None
     try:
         number = float(label)
-    except (OverflowError, ValueError):  # beyond float64, or a signalling NaN
+    except (OverflowError, ValueError):  # beyond float64, or a signaling NaN
         return None
     if number != number:
         return None
@@ -101,14 +101,14 @@ def release_labels(
         Let a Gaussian mechanism of mu = 1 / noise_multiplier, with all later releases,
         be (epsilon, delta)-DP. Then the labels and those releases are
         (epsilon, delta + e^epsilon p)-DP under replace-one. Let M' be as M, but blind
-        to labels that stand in one of two neighbours alone, of which each has at most
+        to labels that stand in one of two neighbors alone, of which each has at most
         one, with one record. It is a Gaussian mechanism of counts that move by sqrt(2);
         M(D) is M'(D) but where such a label passes, with probability p, which neither
         depends on the rest nor is larger for the other. So Pr[M(D) in S] is at most
         p + (1 - p) Pr[M'(D) in S'] where D has such a label, S' those outcomes of S
         without one, and Pr[M'(D) in S] otherwise; and Pr[M(D) in S] is at least
         (1 - p) Pr[M'(D) in S'], or Pr[M'(D) in S']. In the worst case D has none and
-        its neighbour one: e^epsilon p + delta.
+        its neighbor one: e^epsilon p + delta.
     """
     distinct, codes = numbered(labels)
     totals = np.bincount(codes[codes >= 0], minlength=len(distinct))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from dpjax import _keys
+from dpjax import _keys, _progress
 from dpjax._rounding import ROUNDED_UP
 from dpjax._scales import Noise, Standard, release_scales, scales_share
 from dpjax._summary import errors_of_sums, units_matrix
@@ -16,8 +16,10 @@ from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
 from dpjax.sklearn._clones import PrivateEstimator
-from dpjax.solvers import dp_linear_model
+from dpjax.solvers import Execution, dp_linear_model
 
+# One for all fits, as each callback has a program of its own.
+_SHOWN = Execution(callback=_progress.on_step, callback_every=10)
 _PART_DELTA = 1e-9  # of what a part alone would give, which nobody is told
 _LEAST_SHARE = 0.05  # of the budget, for the scales of features
 
@@ -102,11 +104,12 @@ class LinearEstimator(PrivateEstimator):
         key: Key,
         noise_multiplier: float,
     ) -> tuple[Standard, dict[str, Any]]:
-        """Returns centres and scales of all columns, and what a solver may spend then.
+        """Returns centers and scales of all columns, and what a solver may spend then.
 
         Privacy:
             Both together are as one Gaussian mechanism of the noise multiplier.
         """
+        _progress.say("scales of columns")
         key, scale_key = _keys.split(key)
         low, high = ranges
         standard = Standard.of_ranges(low, high)
@@ -124,12 +127,14 @@ class LinearEstimator(PrivateEstimator):
             )
         for known, part in zip(standard, released, strict=True):
             known[is_open] = part
+        _progress.say("training (compiling)")
         return standard, {
             "key": key,
             "noise_multiplier": ROUNDED_UP * noise_multiplier / math.sqrt(1 - share),
             "delta": _PART_DELTA,
             "weights": None if weights is None else weights.astype(np.float32),
             "max_weight": _tables.largest_weight(self),
+            "execution": _SHOWN if _progress.is_shown() else Execution(),
         }
 
     def _set_standard(self, standard: Standard) -> None:

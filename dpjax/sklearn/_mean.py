@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpjax import _keys
+from dpjax import _keys, _progress
 from dpjax._rounding import ROUNDED_UP
 from dpjax.estimators import SmoothedTruncation, Winsorization
 from dpjax.sklearn import _tables
@@ -26,7 +26,7 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
     """The private mean of the target: a baseline for other models.
 
     Only the shape and the names of features are read. Parameters, and other attributes,
-    are as of `DPLinearRegression`.
+    are as for `DPLinearRegression`.
 
     Attributes:
         mean_: the mean, weighted if there are weights, in the unit of the target.
@@ -35,7 +35,7 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
         (epsilon, delta)-DP under replace-one, for every input: the target's unit and a
         mean of smoothly truncated targets share one Gaussian mechanism. With a
         target_range, targets are clipped to it and their mean gets the whole budget.
-        NaN counts as the centre.
+        NaN counts as the center.
 
     Example:
         >>> import numpy as np
@@ -61,6 +61,7 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
         tags.input_tags.allow_nan = True
         return tags
 
+    @_progress.shown("reading the records")
     def fit(self, X, y, sample_weight=None):
         """Releases the mean of the targets, and spends the budget.
 
@@ -73,16 +74,18 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
             The estimator.
 
         Raises:
-            ValueError: where a shape, a type or a parameter is wrong.
+            ValueError: If a shape, a type or a parameter is wrong.
         """
         features, epsilon, delta, key = _tables.checked(self, X)
         targets = _tables.numbers_of(self, y, features)
         weights = _tables.weights_of(self, sample_weight, features)
         total = total_noise(epsilon, delta)
+        _progress.say("unit of the target")
         key, target_key = _keys.split(key)
         targets, unit = in_unit(
             self, targets, weights, key=target_key, noise_multiplier=total
         )
+        _progress.say("mean of the target")
         samples = targets
         if weights is not None:
             shares = weights / self.max_weight

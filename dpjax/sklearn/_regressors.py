@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from sklearn.base import RegressorMixin
 
-from dpjax import _keys, _validate, losses
+from dpjax import _keys, _progress, _validate, losses
 from dpjax._scales import Noise, release_scales, scales_share
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
@@ -21,7 +21,7 @@ BEYOND = 1e40  # in no released unit less than that, and no quotient by one over
 
 
 class Unit(NamedTuple):
-    """Where targets are measured from, in what unit, and what that cost.
+    """The zero and the unit of targets, and what they cost.
 
     Attributes:
         center: what counts as zero.
@@ -42,7 +42,7 @@ def released_unit(
     noise_multiplier: float,
     is_centered: bool,
 ) -> Unit:
-    """Releases the unit of the targets privately; without a centre that is zero."""
+    """Releases the unit of the targets privately; without a center that is zero."""
     share = scales_share(len(targets), 1, noise_multiplier, least=_LEAST_SHARE)
     if not share:
         return Unit(0.0, 1.0, 0.0)
@@ -59,7 +59,7 @@ def released_unit(
 def in_unit(
     model: Any, targets: np.ndarray, weights: np.ndarray | None, **release: Any
 ) -> tuple[np.ndarray, Unit]:
-    """Returns finite targets in their unit, about their centre, and that unit."""
+    """Returns finite targets in their unit, about their center, and that unit."""
     if model.target_range is None:
         unit = released_unit(targets, weights, is_centered=True, **release)
         targets = np.clip(targets, -BEYOND, BEYOND)
@@ -98,10 +98,11 @@ class _Regressor(RegressorMixin, LinearEstimator):
             The estimator.
 
         Raises:
-            ValueError: where a shape, a type or a parameter is wrong.
+            ValueError: If a shape, a type or a parameter is wrong.
         """
         return self._fit(X, y, sample_weight)
 
+    @_progress.shown("reading the records")
     def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
         features, epsilon, delta, key = self._check(X)
         loss = self._loss()
@@ -111,6 +112,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
         weights = _tables.weights_of(self, sample_weight, features)
         offsets, weights = _tables.seen_by(self, exposure, weights, features)
         total = total_noise(epsilon, delta)
+        _progress.say("unit of the target")
         key, target_key = _keys.split(key)
         targets, unit = self._in_unit(
             targets, weights, key=target_key, noise_multiplier=total
@@ -155,36 +157,37 @@ class DPLinearRegression(WithIntervals, _Regressor):
         epsilon: privacy of all that `fit` sets, positive.
         delta: privacy of all that `fit` sets, in (0, 1). None: n^-1.1.
         feature_ranges: public ranges: a pair (low, high) for all columns, or a mapping
-            from names of columns, or indices if they have none, to pairs. Centres and
+            from names of columns, or indices if they have none, to pairs. Centers and
             scales of the other columns are released.
-        target_range: the public range (low, high) of the target. None: its centre and
+        target_range: the public range (low, high) of the target. None: its center and
             scale are released.
         max_weight: the largest sample weight, public; weights are clipped to [0,
             max_weight], and NaN is zero. None: `fit` takes no sample weights.
         random_state: None, for a key from the operating system; "chacha20", for one of
             256 bits (`mechanisms.secret_key`); or an int, for tests.
-        intervals: whether there are standard errors. They cost a part of the budget:
+        intervals: whether there are standard errors. They cost a share of the budget:
             see `dp_linear_model`.
 
     Attributes:
         coef_: coefficients in units of target and features, shape (d,).
         intercept_: the prediction where all features are zero.
         bse_: standard errors of `coef_`, then of `intercept_`, shape (d + 1,), infinite
-            where no finite interval is honest. None without intervals.
+            where no finite interval is valid. None without intervals.
         privacy_: the `PrivacyGuarantee` of one fit.
-        feature_ranges_: shape (d, 2): as given, or a hundred scales about a released
-            centre. Cells are clipped to it in `fit` and `predict`. If the noise hides
-            the scale of a column, as when few cells differ from zero, it is [-1, 1].
+        feature_ranges_: shape (d, 2): as given, or a hundred scales around a released
+            center. Cells are clipped to it in `fit` and `predict`. If the noise hides
+            the scale of a column, for example because few cells differ from zero, it is
+            [-1, 1].
         target_scale_: the unit of the target in the fit, public or released.
         n_features_in_: d.
         feature_names_in_: names of columns, if all are strings.
 
     Raises:
-        ValueError: by `fit`, where a parameter is out of its range.
+        ValueError: From `fit`, if a parameter is out of its range.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one, for every input: centres, scales and
-        `solvers.dp_linear_model` share one Gaussian mechanism. NaN counts as the centre
+        (epsilon, delta)-DP under replace-one, for every input: centers, scales and
+        `solvers.dp_linear_model` share one Gaussian mechanism. NaN counts as the center
         of its column, or of the target, and an infinity as the end of the range.
 
     Example:
@@ -209,7 +212,7 @@ class DPHuberRegressor(WithIntervals, _Regressor):
     Args:
         threshold: where the loss becomes linear, in released scales of the residuals.
 
-    All else, privacy included, is as of `DPLinearRegression`.
+    All else, privacy included, is as for `DPLinearRegression`.
 
     Example:
         >>> import numpy as np

@@ -8,7 +8,7 @@ from sklearn.base import is_classifier
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_consistent_length
 
-from dpjax import _validate, losses
+from dpjax import _progress, _validate, losses
 from dpjax._default_delta import default_delta
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.models import private_scores
@@ -22,6 +22,7 @@ _MOST_LOG_ODDS = 50.0
 _LEAST_MEAN = 1e-9  # in units of the target
 
 
+@_progress.shown("reading the records")
 def score_privately(
     model: Any,
     X: Any,
@@ -41,38 +42,40 @@ def score_privately(
     percentile and the mean of the absolute error, the root of the mean squared error,
     half the squared error, or with a log link the deviance, and R2 against a baseline.
     Errors and losses are clipped. Each number has a 95 per cent interval, of sampling
-    and noise, and stands next to that of a baseline.
+    and noise, and is shown next to that of a baseline.
 
     Args:
         model: a fitted estimator, or a pipeline that ends in one. With
             `predict_proba` and `classes_` it is a classifier.
-        X: shape (m, d), as of its `predict`.
+        X: shape (m, d), as for its `predict`.
         y: shape (m,), the true targets or labels.
         epsilon: privacy of what is released, positive.
         delta: privacy of what is released, in (0, 1). None: m^-1.1.
         baseline: a fitted estimator of the same kind, with the same classes, such as
-            `DPMeanRegressor`; that of a classifier gets noise of its own. None: for a
-            classifier the released shares of the labels; for a regressor a prediction
-            of zero, or of `target_scale_` with a log link.
+            `DPMeanRegressor`; the scores of a classifier's baseline have separate
+            noise. None: for a classifier the released shares of the labels; for a
+            regressor a prediction of zero, or of `target_scale_` with a log link.
         scale: of a regressor, about the size of an error, public: errors from a
             hundredth of a scale to a hundred scales are distinguished. None: the
             `target_scale_` of the model.
-        exposure: shape (m,), as of `predict` of the estimators that have it.
-        random_state: as of the estimators.
+        exposure: shape (m,), as for `predict` of the estimators that have it.
+        random_state: as for the estimators.
 
     Returns:
         The scores, with `measures` and `calibration`, and their guarantee.
 
     Raises:
-        ValueError: where a shape or an argument is wrong, there is but one class, or no
-            scale is known; never because of the values of X and y.
+        ValueError: If a shape or an argument is wrong, there is but one class, or no
+            scale is known; never because of the values of X and y, unless the `predict`
+            of another package does.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one for the records of X and y. m, the model
-        and the baseline are public. If a public rule, such as the index, set these
-        records apart from those of the training, both together cost the larger of the
-        two budgets (parallel composition). On records of the training the budgets add
-        up, and the scores are too good.
+        (epsilon, delta)-DP under replace-one for the records of X and y, for a model
+        that predicts each record from it alone. m, the model and the baseline are
+        public. If a public rule, such as the index, separated these records from the
+        training records, fit and scores together cost the larger of the two budgets
+        (parallel composition). On training records the budgets add up, and the scores
+        are too optimistic.
 
     Example:
         >>> import numpy as np
@@ -121,10 +124,14 @@ def score_privately(
         is_logarithm = loss is not losses.squared
         predict = partial(_in_units, exposure, unit=unit, is_logarithm=is_logarithm)
     multiplier = noise_multiplier(epsilon, delta, num_steps=2)
+    _progress.say("predictions")
+    predictions = predict(model, X)
+    beside = None if baseline is None else predict(baseline, X)
+    _progress.say("scores")
     scores = private_scores(
-        predict(model, X),
+        predictions,
         known,
-        beside=None if baseline is None else predict(baseline, X),
+        beside=beside,
         loss=loss,
         loss_name=name,
         scale=unit,

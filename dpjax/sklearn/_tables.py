@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import sklearn
 from sklearn.base import BaseEstimator
@@ -188,9 +187,9 @@ def key_of(random_state: Any) -> Key:
     if isinstance(random_state, str) and random_state == "chacha20":
         return secret_key()
     if random_state is None:
-        words = jax.random.key_data(jax.random.key(0)).shape
-        data = np.frombuffer(secrets.token_bytes(4 * words[0]), np.uint32)
-        return jax.random.wrap_key_data(jnp.asarray(data))
+        words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).size
+        data = np.frombuffer(secrets.token_bytes(4 * words), np.uint32)
+        return jax.random.wrap_key_data(_validate.arrays(data))
     is_integer = isinstance(random_state, int | np.integer)
     _validate.require(
         is_integer and not isinstance(random_state, bool) and int(random_state) >= 0,

@@ -115,14 +115,14 @@ def printed_epsilon(
 ) -> float:
     """Returns the epsilon that the noise printed for an estimator really gives.
 
-    As the budget of `dp_gradient_descent` or `dp_mean` it makes the noise that the
-    paper prints for `epsilon`, and `Solution.privacy` states what holds.
+    With this budget `dp_gradient_descent` and `dp_mean` add the noise that the paper
+    prints for `epsilon`, and `Solution.privacy` states the guarantee that holds.
 
     Args:
-        estimator: one with Gaussian noise. `SmoothedTruncation` takes the constants of
-            paper 001, Algorithm 4; others those of paper 003, Algorithms 1 to 3.
-        epsilon: what the paper promises, positive.
-        delta: what it promises, in (0, 1).
+        estimator: one with Gaussian noise. `SmoothedTruncation` has the constants of
+            paper 001, Algorithm 4; others have those of paper 003, Algorithms 1 to 3.
+        epsilon: the paper's claim, positive.
+        delta: the paper's claim, in (0, 1).
         num_samples: n.
         num_steps: T.
         batching: `Full()`, the default, or `Disjoint()`.
@@ -132,7 +132,7 @@ def printed_epsilon(
         at least 1e-6, so that a solver accepts it as a budget.
 
     Raises:
-        ValueError: if a number is out of its range, batches are drawn at random, or the
+        ValueError: If a number is out of its range, batches are drawn at random, or the
             noise of the estimator depends on the data (`TrimmedMean`).
 
     Example:

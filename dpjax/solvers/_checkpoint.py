@@ -21,25 +21,26 @@ from dpjax._types import PyTree
 class Checkpoint(NamedTuple):
     """Where a run saves its state, and how often.
 
-    A run that finds its own state in the folder resumes from it: the same call after a
-    kill returns the same parameters, bit for bit on the same machine, and draws its
-    noise once. The folder belongs to one run from before its first step, and to one
-    process at a time. A state is written whole before the last one is removed. That of
-    a finished run stays, and the same call returns the same release from it.
+    A run that finds its own state in the folder resumes from it: after a kill the same
+    call returns the same parameters, bit for bit on the same machine, and draws its
+    noise once. From before its first step the folder belongs to one run, and to one
+    process at a time. A new state is written completely before the last one is removed.
+    The state of a finished run stays, and the same call returns the same release from
+    it.
 
     Several processes of `jax.distributed` save together, into one folder that all of
     them see. A run resumes on as many processes and devices as it had.
 
-    The folder is as SECRET as the data, because it holds the state of the random keys:
-    if you know them, you can subtract the noise. Only its owner may read it. Keep it
-    apart from what is published. Remove it after the last use, since dpjax does not.
+    The folder is as SECRET as the data, because it holds the random keys: anyone who
+    knows them can subtract the noise. Only its owner may read it. Keep it apart from
+    what you publish, and remove it after the last use; dpjax does not remove it.
 
     Attributes:
         folder: a folder of this run alone; it is made if it is missing.
         every: number of steps between two saved states. The last step is always saved.
 
     Raises:
-        ValueError: by a solver, if the folder cannot be written to or made, is a link
+        ValueError: From a solver, if the folder cannot be written to or made, is a link
             to nowhere, is open in another process, is not the same for all processes,
             holds other files, or belongs to another run: one with another program
             (loss, steps, batching), compiler (XLA_FLAGS included), device or processor,

@@ -19,17 +19,17 @@ from dpjax.solvers.linear._kind import bounded
 class Curves:
     """A prediction that is a sum of functions of single columns.
 
-    A column x_j adds slopes[j]·x_j. A column that may bend also adds a function that is
+    A column x_j adds slopes[j]·x_j. A column with a curve also adds a function that is
     linear between knots and constant beyond them. NaN counts as zero. A pytree: slopes
     and heights are released, all else is public.
 
     Attributes:
-        slopes: shape (d,), or (d, K) with K outputs. That of the intercept's column is
-            the intercept.
+        slopes: shape (d,), or (d, K) with K outputs. The slope of the intercept's
+            column is the intercept.
         heights: shape (k, m) or (k, m, K): the values of k functions at m knots. Where
             m is zero the model is linear.
         knots: m public numbers, ascending, in units of the columns.
-        smooth: the indices of the k columns that may bend.
+        smooth: the indices of the k columns with curves.
         intercept: the index of the column of ones, whose values are not read, or None.
 
     Example:
@@ -55,7 +55,7 @@ class Curves:
             features: shape (n, d), in the units of the fit.
 
         Raises:
-            ValueError: where the shape does not fit.
+            ValueError: If the shape does not fit.
         """
         columns = jnp.asarray(features)
         num_columns = len(self.slopes)
@@ -83,7 +83,7 @@ class Curves:
             grid: shape (m,), numbers in the units of the fit.
 
         Raises:
-            ValueError: where the index or the shape does not fit.
+            ValueError: If the index or the shape does not fit.
         """
         num_columns = len(self.slopes)
         rule = f"the index of one of {num_columns} columns"
@@ -115,6 +115,45 @@ class Curves:
             grid = jnp.asarray([low - 4, *(knots or (0.0,)), high + 4])
             shapes[column] = grid, self.curve(column, grid)
         return shapes
+
+    def errors(
+        self, errors: "Curves", correlations: jax.Array, column: int, grid: ArrayLike
+    ) -> jax.Array:
+        """Returns the standard errors of `curve`, shape (m,).
+
+        A curve is a sum of slope and heights times known numbers. Where one of those
+        that it reads has no finite error, neither has the curve.
+
+        Args:
+            errors: of slopes and heights, of one output.
+            correlations: of all slopes, and then of all heights.
+            column: as for `curve`.
+            grid: as for `curve`.
+
+        Raises:
+            ValueError: as `curve`.
+        """
+        self.curve(column, grid)
+        values = bounded(jnp.asarray(grid).astype(self.slopes.dtype))
+        places, parts = [column], values[:, None]
+        if self.knots and column in self.smooth:
+            first = len(self.slopes) + self.smooth.index(column) * len(self.knots)
+            places += range(first, first + len(self.knots))
+            parts = jnp.hstack([parts, hats(values, self.knots)])
+        own = jnp.asarray(places)
+        stddevs = jnp.hstack([errors.slopes, jnp.ravel(errors.heights)])[own]
+        is_known = jnp.isfinite(stddevs)
+        is_hidden = jnp.any((parts != 0) & ~is_known[None, :], axis=1)
+        parts = parts * jnp.where(is_known, stddevs, 0.0)[None, :]
+        size = jnp.max(jnp.abs(parts), axis=1)  # so that squares do not vanish
+        parts = parts / jnp.where(size > 0, size, 1.0)[:, None]
+        matrix = correlations[own][:, own]
+        products = jnp.matmul(parts, matrix, precision=jax.lax.Precision.HIGHEST)
+        # Never below the rounding of that sum, which may cancel.
+        rounding = len(places) * jnp.finfo(parts.dtype).eps
+        least = rounding * jnp.sum(jnp.abs(parts), axis=1) ** 2
+        variances = jnp.maximum(jnp.sum(products * parts, axis=1), least)
+        return jnp.where(is_hidden, jnp.inf, size * jnp.sqrt(variances))
 
     def _bend(self, values: jax.Array, heights: jax.Array) -> jax.Array:
         """Returns a function of values, from its heights (m,) or (m, K) at knots."""

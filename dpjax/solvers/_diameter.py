@@ -20,7 +20,7 @@ class DiameterMean(Estimator):
     Sensitivity: replacing one of n records moves the mean by at most diameter / n in
     the l2 norm, adding or removing one by radius / n; the rounding is that of
     `Clipping(radius)`, of which 2 radius / n is not rounding. Records are products of
-    at most three floats: each is off by 2 roundings of its norm, for two neighbours.
+    at most three floats: each is off by 2 roundings of its norm, for two neighbors.
 
     Attributes:
         radius: the largest l2 norm of a record.

@@ -39,7 +39,7 @@ def dp_frank_wolfe(
     calibration: Calibration = "tight",
     execution: Execution = Execution(),
 ) -> Solution:
-    """Minimises the mean loss over a polytope, by private choices of its vertices.
+    """Minimizes the mean loss over a polytope, by private choices of its vertices.
 
     w <- w + eta_t (v - w), with the vertex v chosen by its score -<v, g> under noise,
     g the robust mean of per-sample gradients. The error grows with the logarithm of the
@@ -51,35 +51,35 @@ def dp_frank_wolfe(
         data: pytree, leaves of shape (n, ...); n is public.
         key: a typed key.
         epsilon: privacy of the whole run, positive.
-        delta: privacy of the whole run. With 0, which gives pure epsilon-DP, each step
-            takes records of its own, as in the paper; else each step takes all.
+        delta: privacy of the whole run. With 0, which gives pure epsilon-DP, steps use
+            disjoint batches, as in the paper; otherwise each step uses all records.
         constraint: `L1Ball`, `Simplex` or `Polytope`.
         estimator: the robust mean. By default the smoothed truncation whose scale
-            minimises the bound of a choice's error for `moment_bound`.
+            minimizes the bound of a choice's error for `moment_bound`.
         moment_bound: a public bound on the second moment of every coordinate of a
-            gradient; it decides the default estimator, and `stats`. Privacy holds
-            whether or not the bound does.
+            gradient, for the default estimator and `stats`. Privacy holds even if the
+            bound is wrong.
         num_steps: T; by default floor((n epsilon)^(1/3)) on disjoint batches, as in
             the paper, and floor((n epsilon)^(2/5)) on all records.
         learning_rate: eta, or a schedule of the step 0, 1, ...; by default 2 / (t + 3).
             For losses that are not convex, such as `losses.biweight`, the paper's
-            theory takes 1 / sqrt(T).
-        calibration: "tight" takes the exact noise. "paper" takes the printed constants
-            on disjoint batches, and the scale floor(n epsilon) of its experiments;
-            `Solution.privacy` says what they really give.
+            theory uses 1 / sqrt(T).
+        calibration: "tight" uses the exact noise. "paper" uses the printed constants on
+            disjoint batches, and the scale floor(n epsilon) of the paper's experiments,
+            with their actual cost in `Solution.privacy`.
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size, selection_epsilon (of one
         choice), linf_sensitivity, and the default estimator's scale and beta. With
         probability 0.99 the score of each choice is at most selection_error below the
-        best one: a start whose excess risk is less may be better than the result.
-        is_informative is false where that error exceeds all differences of scores that
-        moment_bound allows, so that any start may be.
+        best one: a start with a smaller excess risk may be better than the result.
+        is_informative is false if that error exceeds all differences of scores that
+        moment_bound allows, so that any start may be as good.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
-        together. On disjoint batches a replaced record meets one choice, made by
+        together. On disjoint batches a replaced record affects one choice, made by
         permute-and-flip with the whole epsilon. On all records T choices share the
         budget (`accounting.selection_epsilon`). For the sensitivity of the scores see
         `transforms.frank_wolfe`. The loss function, params, the set, steps and T must
@@ -166,7 +166,7 @@ def _best_estimator(
     num_coordinates: int,
     num_vertices: int,
 ) -> SmoothedTruncation:
-    """Returns the scale that minimises the bound of a choice's error.
+    """Returns the scale that minimizes the bound of a choice's error.
 
     With probability 1 - zeta, and M the largest |h_beta|, all scores of all T steps err
     by at most the l1 diameter times

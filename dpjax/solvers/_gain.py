@@ -1,6 +1,7 @@
 """Whether curves would gain over a linear model, from a private test of its slopes."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -17,9 +18,13 @@ from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 from dpjax.transforms import privatize
 
-# Of the budget: the linear model that is tested, the moments of its functions, the size
-# of what is averaged, and the average.
-SHARES = {"first_fit": 0.05, "bend_moments": 0.01, "bend_size": 0.005, "bends": 0.05}
+# Of the budget: the moments of the tested functions and the size of what is averaged;
+# and the mean of slopes that are no labels'.
+_SHARES, _SLOPE_MEAN = {"bend_moments": 0.01, "bend_size": 0.005}, 0.002
+# The largest share of the average. The linear model that is tested has as much, but at
+# least the smallest.
+_MOST, _LEAST = 0.05, 0.02
+_NOISE = 0.05  # of a gain, in thresholds: more precision says no more
 _LINE, _HAT = 4.0, 2.0  # where the tested line and hats reach their ends
 _CLIPPED = 0.05  # of the records: those whose test functions are clipped
 # Of the mean weight, what is added to the eigenvalues of moments, and of the moments
@@ -55,8 +60,38 @@ def is_seen(num_samples: int, num_functions: int, noise_multiplier: float) -> bo
         num_functions: two for each column that may bend and each output.
         noise_multiplier: of the whole budget.
     """
-    stddev = 2 * noise_multiplier / (math.sqrt(SHARES["bends"]) * num_samples)
-    return stddev**2 * math.sqrt(2 * num_functions) <= _MOST_NOISE
+    noise = _noise(num_samples, num_functions, noise_multiplier)
+    return noise <= _MOST_NOISE * _MOST
+
+
+def shares_of(
+    kind: ModelKind,
+    threshold: float,
+    num_samples: int,
+    num_functions: int,
+    noise_multiplier: float,
+) -> dict[str, float]:
+    """Returns the shares of the budget that a choice costs, by public numbers.
+
+    Args:
+        kind: of labels, whose gains are small, or not.
+        threshold: which gain is enough.
+        num_samples: as for `is_seen`, as all that follows.
+        num_functions: see there.
+        noise_multiplier: see there.
+    """
+    noise = _noise(num_samples, num_functions, noise_multiplier)
+    if kind.has_labels:
+        return {"first_fit": _MOST, "bends": _MOST} | _SHARES
+    bends = min(noise / (_NOISE * threshold), _MOST)
+    first = max(bends, _LEAST)
+    return {"first_fit": first, "bends": bends, "slope_mean": _SLOPE_MEAN} | _SHARES
+
+
+def _noise(num_samples: int, num_functions: int, noise_multiplier: float) -> float:
+    """Returns the noise of a gain that has the whole budget, its standard deviation."""
+    stddev = 2 * noise_multiplier / num_samples
+    return stddev**2 * math.sqrt(2 * num_functions)
 
 
 def released_gain(
@@ -66,6 +101,7 @@ def released_gain(
     *,
     key: Key,
     noise_multiplier: float,
+    shares: Mapping[str, float],
 ) -> jax.Array:
     """Releases what curves would gain over a linear model, in squares of a norm.
 
@@ -76,24 +112,29 @@ def released_gain(
     curvature, is what a small bend gains. The squares are summed over columns, and the
     expected square of the noise is taken off.
 
+    Clipped slopes of skewed targets have a mean, of which functions that noisy moments
+    straighten would take a part for a gain. So it is released, and taken off. Those of
+    labels are bounded, and have next to none.
+
     Args:
         kind: what is static.
         examples: finite records; features are those that may bend.
         predictions: of a released linear model, shape (n,) or (n, K).
         key: a typed key.
-        noise_multiplier: of the budget of which this takes its `SHARES`.
+        noise_multiplier: of the whole budget.
+        shares: what this takes of it, see `shares_of`.
 
     Returns:
         The gain in squares of the norm that means were clipped to, a scalar.
 
     Privacy:
-        Under replace-one as three Gaussian mechanisms, of the noise multiplier over the
-        roots of their shares. Moments are means of vectors clipped to a public norm,
-        and products are so to a released one, whose noisy quantile is the third.
+        Under replace-one as up to four Gaussian mechanisms, of the noise multiplier
+        over the roots of their shares. Moments are means of vectors clipped to a public
+        norm, slopes and products are so to a released one, a noisy quantile.
     """
     moments_key, size_key, mean_key = _keys.split(key, 3)
     multipliers = {
-        name: noise_multiplier / math.sqrt(share) for name, share in SHARES.items()
+        name: noise_multiplier / math.sqrt(share) for name, share in shares.items()
     }
     functions, slopes, curvatures = _tested(kind, examples, predictions)
     matrix = _straightened(
@@ -106,6 +147,11 @@ def released_gain(
         num_above=_CLIPPED * len(slopes),
         noise_multiplier=multipliers["bend_size"],
     )
+    if multiplier := multipliers.get("slope_mean"):
+        mean_key, slope_key = _keys.split(mean_key)
+        # The norm of bends of unit spread is about the root of their number.
+        largest = norm / math.sqrt(bends.shape[1])
+        slopes = _centered(kind.axis_name, slopes, largest, slope_key, multiplier)
     return _gain(kind.axis_name, bends, slopes, norm, mean_key, multipliers["bends"])
 
 
@@ -187,6 +233,25 @@ def _bends(functions: jax.Array, matrix: jax.Array) -> jax.Array:
     """Returns functions without their straight parts, shape (n, 2 k)."""
     bends = jnp.einsum("nkj,kij->nki", functions, matrix, precision="highest")
     return bends.reshape(len(bends), -1)
+
+
+@partial(jax.jit, static_argnums=0)
+def _centered(
+    axis_name: Any, slopes: jax.Array, norm: jax.Array, key: Key, multiplier: Scalar
+) -> jax.Array:
+    """Returns slopes clipped to a norm, less their mean, which is released."""
+
+    def products(weights, slope):
+        return jnp.sum(weights * slope)
+
+    slopes = slopes * (norm / jnp.maximum(row_norms(slopes), norm))[:, None]
+    shape = jnp.zeros(slopes.shape[1], slopes.dtype)
+    release = privatize(
+        Clipping(norm), noise_multiplier=multiplier, key=key, axis_name=axis_name
+    )
+    samples = cast(Any, streamed_grad(products)(shape, slopes))
+    mean = cast(jax.Array, release.update(samples, release.init(shape))[0])
+    return slopes - mean[None, :]
 
 
 @partial(jax.jit, static_argnums=0)

@@ -67,7 +67,7 @@ def dp_gradient_descent(
     averaging: bool = False,
     execution: Execution = Execution(),
 ) -> Solution:
-    """Minimises the mean loss by noisy steps along robust means of gradients.
+    """Minimizes the mean loss by noisy steps along robust means of gradients.
 
     w <- Proj(w - eta·(robust mean of per-example gradients + N(0, sigma^2 I))).
 
@@ -94,7 +94,7 @@ def dp_gradient_descent(
         delta: privacy of the whole run, in (0, 1). The noise is the least that meets
             the budget; for the noise that a paper prints see `solvers.printed_epsilon`.
         estimator: the robust mean, with a finite sensitivity; its scale is public. See
-            `SmoothedTruncation.for_moment` and its kin for the theory's choice.
+            `SmoothedTruncation.for_moment` and the like for the theory's choice.
         learning_rate: step size eta, or an optax schedule of the step. A schedule is
             static, but the arguments of a `jax.tree_util.Partial` are traced.
         num_steps: T; by default ceil(10 log n), the theory's T for strongly convex
@@ -172,7 +172,7 @@ def robust_gradient_descent(
     averaging: bool = False,
     execution: Execution = Execution(),
 ) -> Solution:
-    """Minimises the mean loss along robust means of gradients, WITHOUT privacy.
+    """Minimizes the mean loss along robust means of gradients, WITHOUT privacy.
 
     The baseline RGD of paper 001, full or stochastic: `dp_gradient_descent` without its
     noise. With `Mean` it is plain gradient descent.

@@ -16,16 +16,15 @@ from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.estimators import Clipping
 from dpjax.gradients import streamed_grad
-from dpjax.mechanisms import gaussian
 from dpjax.solvers._calibration import check_budget
-from dpjax.solvers._grouped_samples import Groups, Ordered
+from dpjax.solvers._group_quantiles import noisy_quantiles_of_groups
+from dpjax.solvers._grouped_samples import Groups
 from dpjax.solvers._histogram import check_countable, count_errors, noisy_integers
-from dpjax.solvers._quantile import APART, checked_samples
+from dpjax.solvers._quantile import checked_samples
 from dpjax.solvers._solution import Solution
-from dpjax.solvers._untuned_mean import layers_of, radii_of, shrunk
+from dpjax.solvers._untuned_mean import kept_of, layers_of, radii_of
 from dpjax.solvers.linear._noisy_quantile import (
     SizeHistogram,
-    noisy_quantile,
     noisy_size_histogram,
 )
 from dpjax.solvers.linear._robust import median_and_bound
@@ -34,9 +33,9 @@ from dpjax.transforms import privatize
 # Of the budget; quantiles take theirs from the rest in proportion.
 _COUNTS, _SIZE, _MEDIAN, _LENGTHS, _SQUARES = 0.2, 0.02, 0.03, 0.1, 0.1
 _QUANTILES = 0.4
-_NUM_HALVINGS = 20
 _LARGEST = 1e15  # samples are held within it: their squares stay finite
 _LEAST_COUNT = 4.0  # stddevs of a noisy count, below which a group says nothing
+_HIDDEN = 3.0  # stddevs that a group's squares may have more than is released
 
 
 def dp_group_means(
@@ -49,17 +48,17 @@ def dp_group_means(
     num_groups: int,
     quantiles: Sequence[float] = (),
 ) -> Solution:
-    """Releases the count and the mean of each group, and quantiles where asked for.
+    """Releases the count and the mean of each group, and optionally quantiles.
 
-    As `dp_mean` does for all samples, means clip about a private median at lengths that
-    a private histogram shows, in layers of which outer ones are shrunk; all groups
-    share these. Where a group holds few samples, its intervals are wide or infinite.
+    As in `dp_mean`, samples are clipped around a private median, in layers at distances
+    from a private histogram; all groups share these. Outer layers of all groups
+    together are shrunk toward zero, and those of each group toward its part of them. If
+    a group has few samples, its intervals are wide or infinite.
 
     Args:
-        samples: shape (n,), real; n is public, at most 2^24. NaN is a missing value,
-            and that record counts nowhere.
-        groups: shape (n,), integers; records of others than 0 to num_groups - 1 count
-            nowhere.
+        samples: shape (n,), real; n is public, at most 2^24. A record with NaN is
+            missing and counts nowhere.
+        groups: shape (n,), integers; records outside 0 to num_groups - 1 count nowhere.
         key: a typed key.
         epsilon: privacy parameter, positive, any size.
         delta: privacy parameter in (0, 1).
@@ -68,19 +67,25 @@ def dp_group_means(
 
     Returns:
         A `Solution` whose params are a dict of counts, integers of shape (G,), means,
-        shape (G,), and quantiles, shape (G, len(quantiles)). Its standard_errors are of
-        that structure, hence `interval`: they count sampling and noise, of means as
-        for `dp_mean`. At n = 20,000 and epsilon .5 to 3 a nominal 95 per cent covered
-        96 to 100 of means and quantiles, of normal, lognormal and t laws of 3 degrees
-        of freedom. Its stats hold noise_multiplier.
+        shape (G,), and quantiles, shape (G, len(quantiles)). Its standard_errors have
+        the same structure, so `interval` works: they count sampling and noise, and for
+        means also the bias of shrinking and clipping, as for `dp_mean`, of all groups
+        together; a group may have more than its part of this bias as far as noise hides
+        which group has it. Its stats hold noise_multiplier.
+
+        At n = 20,000 and epsilon .5 to 3, nominal 95 per cent intervals covered 96 to
+        100 per cent of means and quantiles, for normal, lognormal and t distributions
+        (3 degrees of freedom). For 10,000 records of real columns, including costs and
+        gains that are mostly zero, they covered each group's mean in 93 per cent or
+        more.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one, for every input; a record that is
-        replaced may also change its group, which is private. Counts move by sqrt(2) in
-        the l2 norm. A record adds to the sums of its group a vector of norm 1, so that
-        they move by 2. Quantiles are found by 20 halvings, each by the number of
-        samples above and below in every group, which moves by sqrt(2). All are Gaussian
-        mechanisms, and compose exactly.
+        (epsilon, delta)-DP under replace-one, for every input; a replaced record may
+        also change its group, which is private. Counts move by sqrt(2) in the l2 norm.
+        A record adds a vector of norm 1 to the sums of its group, so they move by 2.
+        Quantiles take 40 bisection steps, each with the numbers of samples below,
+        between and above two ends in every group, which move by sqrt(2). All are
+        Gaussian mechanisms, and compose exactly.
 
     Example:
         >>> import jax, numpy as np
@@ -120,12 +125,12 @@ def dp_group_means(
         num_groups, mean_key, all_groups, params["counts"], stddev, multiplier, rest
     )
     if quantiles:
-        params["quantiles"], errors["quantiles"] = _quantiles(
+        params["quantiles"], errors["quantiles"] = noisy_quantiles_of_groups(
             (num_groups, tuple(map(float, quantiles))),
             quantile_key,
             all_groups,
             params["counts"],
-            stddev,
+            _LEAST_COUNT * stddev,
             multiplier / math.sqrt(_QUANTILES),
         )
     privacy = PrivacyGuarantee.of(
@@ -185,7 +190,7 @@ def _means(
         num_groups,
         (sum_key, square_key),
         groups,
-        (z, lengths),
+        (z, lengths, counts),
         seen,
         (part(sums), part(_SQUARES)),
     )
@@ -205,9 +210,9 @@ class _Sums(NamedTuple):
 
     Attributes:
         values: of clipped samples.
-        variance: of their noise.
+        variance: of their noise, and the squares of what shrinking took off.
         squares: of clipped samples squared.
-        left_out: what a sample has beyond the last radius, on average.
+        left_out: what the group's samples may have beyond the last radius.
     """
 
     values: jax.Array
@@ -221,11 +226,11 @@ def _sums(
     num_groups: int,
     keys: tuple[Key, Key],
     groups: Groups,
-    place: tuple[jax.Array, jax.Array],
+    place: tuple[jax.Array, jax.Array, jax.Array],
     seen: SizeHistogram,
     multipliers: tuple[float, float],
 ) -> _Sums:
-    z, lengths = place
+    z, lengths, counts = place
     num_samples = z.size
     radii, left_out = radii_of(seen, multipliers[0], num_samples, 1)
     radii, left_out = radii.astype(z.dtype), left_out.astype(z.dtype)
@@ -233,21 +238,47 @@ def _sums(
     noisy, stddev = _noisy_sums(
         num_groups, keys[0], groups, layers[:, :, 0], multipliers[0]
     )
-    noisy, variances = noisy / weights[None], (stddev / weights) ** 2
-    # As of one mean, for the groups in place of the coordinates.
-    sampling = jax.vmap(seen.sum_of_squares)(radii[:-1], radii[1:])
-    values = shrunk(noisy.T, variances + sampling / num_groups)
+    noisy, variances = (noisy / weights[None]).T, (stddev / weights) ** 2
+    values, taken_off = _shrunk(noisy, counts, variances)
 
-    middle, last = radii[-2], radii[-1]
-    short = (jnp.minimum(lengths, middle) / middle) ** 2
+    last = radii[-1]
+    radius = last / 2  # beyond it squares are read from the histogram, for less noise
+    short = (jnp.minimum(lengths, radius) / radius) ** 2
     squares, stddev = _noisy_sums(
         num_groups, keys[1], groups, short[:, None], multipliers[1]
     )
-    squares = middle**2 * jnp.maximum(squares[:, 0] + stddev, 0.0)
-    # What longer samples have beyond is shared by the groups as the squares are.
-    beyond = seen.sum_of_squares(0.0, last) - seen.sum_of_squares(0.0, middle)
-    more = 1 + beyond / jnp.maximum(jnp.sum(squares), beyond)
-    return _Sums(values, jnp.sum(variances), squares * more, left_out)
+    stddev = radius**2 * stddev
+    squares = jnp.maximum(radius**2 * squares[:, 0] + stddev, 0.0)
+    whole = jnp.maximum(seen.sum_of_squares(0.0, radius), stddev)
+    # What all groups have beyond the last radius falls into one no more than squares
+    # may: a few long samples are seldom spread evenly.
+    share = jnp.minimum((squares + (_HIDDEN - 1) * stddev) / whole, 1.0)
+    beyond = jnp.clip(seen.sum_of_squares(0.0, last) / whole, 1.0, (last / radius) ** 2)
+    return _Sums(
+        values,
+        jnp.sum(variances) + taken_off**2,
+        squares * beyond,
+        num_samples * left_out * share,
+    )
+
+
+def _shrunk(
+    layers: jax.Array, counts: jax.Array, variances: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the sums of layers (3, G), outer ones shrunk, and what that takes off.
+
+    Outer layers of all groups together are shrunk towards zero as those of one mean,
+    and those of each group towards its part of them, by its count: skewed groups share
+    a tail. What is taken off is a bias at worst, where a group is unlike others.
+    """
+    num_groups = counts.size
+    sizes = jnp.maximum(counts, 1).astype(layers.dtype)
+    whole = jnp.sum(layers, axis=1, keepdims=True)
+    whole = whole[1:] * kept_of(whole, num_groups * variances)[:, None]
+    apart = layers.at[1:].add(-whole * (sizes / jnp.sum(sizes))[None])
+    kept = kept_of(apart, variances)
+    taken_off = (1 - kept) @ apart[1:]
+    return jnp.sum(layers, axis=0) - taken_off, taken_off
 
 
 def _noisy_sums(
@@ -268,7 +299,7 @@ def _noisy_sums(
     stream = cast(Any, streamed_grad(product)(table, records))
     mean = cast(jax.Array, release.update(stream, release.init(table))[0])
     noise = clipping.noise_parameters(multiplier, num_samples, num_groups * k)
-    return num_samples * mean, num_samples * noise["stddev"]
+    return num_samples * mean, like(num_samples * noise["stddev"], rows)
 
 
 @jax.jit
@@ -282,83 +313,7 @@ def _group_means(
     sizes = jnp.maximum(counts, 1).astype(center.dtype)
     from_center = sums.values / sizes
     variance = (sums.squares + sums.variance) / sizes**2
-    variance = (
-        variance
-        + (from_center * like(count_stddev, sizes) / sizes) ** 2
-        + sums.left_out**2
-    )
+    count_errors = from_center * like(count_stddev, sizes)
+    variance = variance + (count_errors**2 + sums.left_out**2) / sizes**2
     is_seen = (counts.astype("float32") > _LEAST_COUNT * count_stddev) & (top >= 0)
     return center + from_center, jnp.where(is_seen, jnp.sqrt(variance), jnp.inf)
-
-
-def _quantiles(
-    static: tuple[int, tuple[float, ...]],
-    key: Key,
-    groups: Groups,
-    counts: jax.Array,
-    count_stddev: jax.Array,
-    multiplier: float,
-) -> tuple[jax.Array, jax.Array]:
-    """Releases quantiles of each group, and returns their standard errors.
-
-    Each is found with two others, two standard errors of its rank below and above it.
-    """
-    bound_key, key = _keys.split(key)
-    bound = 2 * noisy_quantile(
-        bound_key,
-        jnp.abs(groups.values),
-        num_above=0.0,
-        noise_multiplier=multiplier / math.sqrt(_SIZE),
-    )
-    return _halved(
-        static,
-        key,
-        groups,
-        counts,
-        count_stddev,
-        bound,
-        multiplier / math.sqrt(1 - _SIZE),
-    )
-
-
-@partial(jax.jit, static_argnums=0)
-def _halved(
-    static: tuple[int, tuple[float, ...]],
-    key: Key,
-    groups: Groups,
-    counts: jax.Array,
-    count_stddev: jax.Array,
-    bound: jax.Array,
-    multiplier: Scalar,
-) -> tuple[jax.Array, jax.Array]:
-    num_groups, quantiles = static
-    num_searches = 3 * len(quantiles)
-    stddev = math.sqrt(2 * num_searches * _NUM_HALVINGS) * ROUNDED_UP * multiplier
-    stddev = jnp.asarray(stddev, "float32")
-    sizes = jnp.maximum(counts, 1).astype("float32")
-    wanted = jnp.repeat(jnp.asarray(quantiles, "float32"), 3)[:, None]  # of searches
-    variances = wanted * (1 - wanted) * sizes[None] + stddev**2
-    rank_error = jnp.sqrt(variances) / sizes[None]
-    is_inside = APART * rank_error < jnp.minimum(wanted, 1 - wanted)  # (searches, G)
-    apart = jnp.array([0.0, -APART, APART], wanted.dtype)
-    off = jnp.tile(apart, len(quantiles))[:, None]
-    wanted = jnp.clip(wanted + off * rank_error, 0.0, 1.0)
-    ordered = Ordered.of(num_groups, groups)
-
-    def halve(step: Any, state: tuple[jax.Array, jax.Array]) -> Any:
-        middle, half = state  # (searches, G)
-        held = ordered.beside(middle)
-        noisy = gaussian(
-            jax.random.fold_in(key, step), held.astype("float32"), stddev=stddev
-        )
-        is_above = wanted * noisy[:, 0] > (1 - wanted) * noisy[:, 1]
-        half = half / 2
-        return middle + jnp.where(is_above, half, -half), half
-
-    middle = jnp.zeros((num_searches, num_groups), groups.values.dtype)
-    whole = middle, jnp.asarray(bound, middle.dtype)
-    found, half = jax.lax.fori_loop(0, _NUM_HALVINGS, halve, whole)
-    center, low, high = found.reshape(len(quantiles), 3, num_groups).swapaxes(0, 1)
-    errors = jnp.maximum(high - low, 0.0) / (2 * APART) + half
-    is_seen = is_inside[::3] & (sizes > _LEAST_COUNT * count_stddev)[None]
-    return center.T, jnp.where(is_seen, errors, jnp.inf).T

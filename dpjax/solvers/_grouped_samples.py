@@ -41,15 +41,15 @@ class Ordered(NamedTuple):
         ends = jnp.searchsorted(indices, jnp.arange(num_groups + 1, dtype="int32"))
         return cls(values, jnp.stack([ends[:-1], ends[1:]]).astype("int32"))
 
-    def beside(self, bounds: jax.Array) -> jax.Array:
-        """Returns how many of a group are above and below, of bounds (..., G).
+    def beside(self, lows: jax.Array, highs: jax.Array) -> jax.Array:
+        """Returns how many of a group are below, between and above ends (..., G).
 
         Returns:
-            Integers, shape (..., 2, G): exact, as if each sample were compared.
+            Integers, shape (..., 3, G): exact, as if each sample were compared.
         """
-        start, end = (jnp.broadcast_to(one, bounds.shape) for one in self.ends)
+        start, end = (jnp.broadcast_to(one, lows.shape) for one in self.ends)
 
-        def first(is_before: Any) -> jax.Array:
+        def first(is_before: Any, bounds: jax.Array) -> jax.Array:
             def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> Any:
                 low, high = ends
                 middle = (low + high) // 2
@@ -61,6 +61,5 @@ class Ordered(NamedTuple):
             num_steps = self.values.size.bit_length()
             return jax.lax.fori_loop(0, num_steps, halve, (start, end))[0]
 
-        return jnp.stack(
-            [end - first(jnp.less_equal), first(jnp.less) - start], axis=-2
-        )
+        low, high = first(jnp.less, lows), first(jnp.less_equal, highs)
+        return jnp.stack([low - start, high - low, end - high], axis=-2)

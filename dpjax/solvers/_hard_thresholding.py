@@ -2,21 +2,23 @@
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import optax
 
 from dpjax import _validate
-from dpjax._rounding import ROUNDED_UP
 from dpjax._tree import num_coordinates, register
-from dpjax._types import Calibration, Key, LossFn, PeelingNoise, PyTree, Scalar
+from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.batching import Disjoint
 from dpjax.estimators import Estimator
 from dpjax.solvers._calibration import printed_excess, unit_of
-from dpjax.solvers._loop import Batches, Execution, OptaxStep, check_steps, iterate
-from dpjax.solvers._peeled_steps import Peeling, check_sparsity, papers_num_steps
+from dpjax.solvers._loop import Batches, Execution, check_steps, iterate
+from dpjax.solvers._peeled_steps import (
+    PeeledStep,
+    Peeling,
+    check_sparsity,
+    papers_num_steps,
+)
 from dpjax.solvers._solution import Solution
-from dpjax.transforms import peel
 
 
 def dp_iterative_hard_thresholding(
@@ -34,7 +36,7 @@ def dp_iterative_hard_thresholding(
     calibration: Calibration = "tight",
     execution: Execution = Execution(),
 ) -> Solution:
-    """Minimises the mean loss over sparse parameters, with private hard thresholding.
+    """Minimizes the mean loss over sparse parameters, with private hard thresholding.
 
     w <- the s largest entries of w - eta g, chosen and released with noise
     (`mechanisms.peeling`), g the robust mean of per-sample gradients on the step's own
@@ -49,20 +51,20 @@ def dp_iterative_hard_thresholding(
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in [0, 1); 0 gives pure epsilon-DP, with
             Laplace noise that grows with s instead of sqrt(s).
-        sparsity: s, how many entries of the parameters are not zero. The theory takes
-            more than the truth has; twice as many in the papers' experiments.
+        sparsity: s, the number of nonzero parameters. The theory uses more than the
+            truth has; the papers' experiments use twice as many.
         estimator: the robust mean, with a finite sensitivity; its scale is public.
         learning_rate: eta, in theory 2 / (3 times the loss's smoothness).
         num_steps: T; by default floor(log n), as in the papers.
-        calibration: "tight" takes Gumbel and Gaussian noise for the exact sensitivity;
+        calibration: "tight" uses Gumbel and Gaussian noise for the exact sensitivity;
             "paper" the papers' Laplace noise, for `SmoothedTruncation` and
-            `Truncation`; `Solution.privacy` says what it really gives.
+            `Truncation`, with its actual cost in `Solution.privacy`.
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size, linf_sensitivity (of eta g),
-        noise_scale, of each released entry, and noise_norm = noise_scale sqrt(s):
-        parameters with a smaller l2 norm than that drown in the noise of the last step.
+        noise_scale, of each released entry, and noise_norm = noise_scale sqrt(s): the
+        noise of the last step hides parameters with a smaller l2 norm than that.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
@@ -120,38 +122,19 @@ def dp_iterative_hard_thresholding(
 
 @register("estimator", "learning_rate", "rho", "key")
 @dataclass(frozen=True, kw_only=True)
-class ThresholdingStep(OptaxStep):
+class ThresholdingStep(PeeledStep):
     """w <- peeling of w - eta g, g the robust mean of gradients (003, 004: Alg. 5)."""
 
     estimator: Estimator
-    learning_rate: Scalar
-    rho: Scalar
-    sparsity: int
-    noise: PeelingNoise
     num_coordinates: int
 
     @property
     def sensitivity(self) -> Scalar:
-        """The linf sensitivity of eta g."""
-        divisor = self.batches.divisor
-        change = self.estimator.sensitivity(divisor, self.num_coordinates).linf
-        return self.learning_rate * change * ROUNDED_UP
+        return self.sensitivity_of(self.estimator, self.num_coordinates)
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
         del params
-        limit = cast(Scalar, self.estimator.limit)
-        return optax.chain(
-            self.mean(self.estimator),
-            optax.sgd(self.learning_rate),
-            peel(
-                self.sparsity,
-                rho=self.rho,
-                sensitivity=self.sensitivity,
-                limit=self.learning_rate * limit * ROUNDED_UP,
-                key=cast(Key, self.key),
-                noise=self.noise,
-            ),
-        )
+        return self.peeled(self.estimator, self.sensitivity)
 
 
 def _papers_peeling(

@@ -34,29 +34,29 @@ def dp_histogram(
     delta: float,
     edges: ArrayLike | None = None,
 ) -> Solution:
-    """Releases how many samples lie in each bin, as integers.
+    """Releases the number of samples in each bin, as integers.
 
     Args:
         samples: shape (n,), real; n is public, at most 2^24. Values beyond the edges,
-            infinities too, count in the first or the last bin, and NaN in none.
+            including infinities, count in the first or the last bin, and NaN in none.
         key: a typed key.
         epsilon: privacy parameter, positive, any size.
         delta: privacy parameter in (0, 1).
         edges: increasing, shape (k + 1,) with k >= 2, chosen without the samples; bin j
-            is (edges[j], edges[j + 1]]. By default 21 round numbers about a
-            private median, between which most samples lie, for a tenth of the budget.
+            is (edges[j], edges[j + 1]]. By default 21 round numbers around a private
+            median, between which most samples lie; they cost a tenth of the budget.
 
     Returns:
-        A `Solution` whose params are the counts, int32 of shape (k,); noise may leave
-        some below zero. Its standard_errors, and so `interval`, are of n times the
-        probability of each bin: sampling and noise. Its stats hold edges, stddev of the
-        noise, and noise_multiplier.
+        A `Solution` whose params are the counts, int32 of shape (k,); noise may make
+        some negative. Its standard_errors, and so `interval`, are for n times the
+        probability of each bin, and count sampling and noise. Its stats hold edges,
+        stddev of the noise, and noise_multiplier.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one, for every input. A record that is
-        replaced moves two counts by 1, sqrt(2) in the l2 norm. Counts are exact,
-        and what Gaussian noise makes of them is rounded to integers. Private edges
-        follow from Gaussian mechanisms on counts, and all compose exactly.
+        (epsilon, delta)-DP under replace-one, for every input. A replaced record moves
+        two counts by 1, sqrt(2) in the l2 norm. Counts are exact, and noisy counts are
+        rounded to integers. Private edges follow from Gaussian mechanisms on counts,
+        and all compose exactly.
 
     Example:
         >>> import jax, numpy as np

@@ -79,7 +79,7 @@ def dp_l1_regression(
         algorithms divide by D for the range, and are 2 epsilon-DP.
 
         This holds for float32 scores: `FixedPoint` gives the proof. It assumes that the
-        same compiled program runs on both neighbours. Candidates, truncation and all
+        same compiled program runs on both neighbors. Candidates, truncation and all
         other arguments must not depend on the data.
 
     Utility:

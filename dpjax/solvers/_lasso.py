@@ -49,22 +49,22 @@ def dp_lasso(
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in [0, 1).
         radius: r, of the l1 ball, in units of the weights.
-        threshold: K, in units of the features and of the targets, which should be
-            alike. By default the one that balances the bias of clipping against the
-            error of choices, for `fourth_moment_bound`.
+        threshold: K, in units of the features and of the targets, which should have
+            similar scales. By default it balances the bias of clipping and the error of
+            choices, for `fourth_moment_bound`.
         num_steps: T; by default floor((n epsilon)^(2/5)), as in the paper.
         fourth_moment_bound: a public bound on E x_j^4 and E y^4, for the default
-            threshold. Privacy holds whether or not the bound does.
-        calibration: "tight" takes the exact noise. "paper" takes the printed one, and
-            K = (n epsilon)^(1/4) / T^(1/8); `Solution.privacy` says what it gives.
+            threshold. Privacy holds even if the bound is wrong.
+        calibration: "tight" uses the exact noise. "paper" uses the printed noise and K
+            = (n epsilon)^(1/4) / T^(1/8), with their actual cost in `Solution.privacy`.
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution` with weights of shape (d,). Its stats hold threshold, num_steps,
         batch_size, selection_epsilon (of one choice), linf_sensitivity and
         selection_error, the last two for g / (1 + ||w||_1); and is_informative, false
-        where that error exceeds all differences of scores that fourth_moment_bound
-        allows, so that zero may be as good as the result.
+        if that error exceeds all differences of scores that fourth_moment_bound allows,
+        so that zero may be as good as the result.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
@@ -152,7 +152,7 @@ def _scaled_squared(params: PyTree, example: PyTree) -> jax.Array:
 def _best_threshold(
     choices: Choices, num_samples: int, num_features: int, fourth_moment_bound: float
 ) -> float:
-    """Returns the K that minimises the error of a choice's score.
+    """Returns the K that minimizes the error of a choice's score.
 
     Per unit of 2 r (1 + ||w||_1) and with probability 1 - zeta, clipping biases it by
     at most 2 M / K^2, since E |x_j x_k| 1(|x_j| > K) <= M / K^2; the choice and

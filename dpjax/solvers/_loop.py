@@ -159,9 +159,9 @@ class Execution:
         microbatch_size: how many per-example gradients are computed at once; this
             changes speed and memory only. None lets the solver choose.
         callback: `callback(step, params)`, called on the host with step = 1, 2, ...
-            while the compiled loop runs. It sees released numbers only, and its result
+            while the compiled loop runs. It gets released numbers only, and its result
             is ignored. A resumed run may call it again for a step, with the same
-            numbers. If there are several processes, the first one calls it.
+            numbers. With several processes, the first one calls it.
         callback_every: number of steps between two calls. The last step is always
             shown.
         checkpoint: where the run is saved, so that it can resume if its process ends.
@@ -245,7 +245,7 @@ def _run(
     data: PyTree,
     key: Key,
     part: _Part | None,
-) -> tuple[PyTree, PyTree, BatchState]:
+) -> tuple[PyTree, PyTree, BatchState | None]:
     """Returns iterate, states after a part of the steps; None is all of them."""
     # Keys are made in here, so that a run is one program.
     step_key, batch_key = jax.random.split(key)
@@ -271,7 +271,9 @@ def _run(
     carry = (params, step.init(params), start.started(batch_key))
     if part is not None:
         return carry
-    return jax.lax.scan(one_step, carry, jnp.arange(start.num_steps))[0]
+    params, state, _ = jax.lax.scan(one_step, carry, jnp.arange(start.num_steps))[0]
+    # Without the batches: where these draw nothing, their keys are not compiled.
+    return params, state, None
 
 
 def _show(

@@ -101,7 +101,7 @@ def dp_multiparty_gradient_descent(
         step sizes and T must not depend on the records.
 
         The paper adds the SAME noise in every round. Then differences of its sums have
-        no noise, and distinguish neighbouring data sets with certainty. For a trusted
+        no noise, and distinguish neighboring data sets with certainty. For a trusted
         aggregator use `dp_multiparty_objective_perturbation`.
 
     Example:

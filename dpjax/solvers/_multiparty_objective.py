@@ -55,7 +55,7 @@ def dp_multiparty_objective_perturbation(
     the records and the noise distributed over the parties. Secure sums hide the
     contribution of each party, but the difference of the sums of two rounds is a
     difference of gradients without noise, and the aggregator's points depend on it. So
-    the transcript, which every party has, distinguishes neighbouring data sets. Use
+    the transcript, which every party has, distinguishes neighboring data sets. Use
     `dp_multiparty_gradient_descent` if the parties do not trust each other.
 
     Args:
@@ -187,7 +187,7 @@ def dp_multiparty_objective_perturbation(
         party = _Party(secure_sum, search, _chunks(rows), np.asarray(share))
         params = party.minimize() if is_aggregator else party.serve()
 
-    # The largest distance of the computed minimizers of neighbours.
+    # The largest distance of the computed minimizers of neighbors.
     sensitivity = 2 * gradient_norm / convexity
     output_budget = (_OUTPUT_SHARE * epsilon, _OUTPUT_SHARE * delta)
     continuous = gaussian_stddev(*output_budget, sensitivity=sensitivity)

@@ -25,7 +25,7 @@ from dpjax.solvers._perturbed_objective import (
 )
 from dpjax.solvers._solution import Solution
 
-# The share of epsilon and of delta that hides how far the computed minimiser is from
+# The share of epsilon and of delta that hides how far the computed minimizer is from
 # the exact one. That distance is so small that any share costs next to nothing.
 _OUTPUT_SHARE = 0.01
 
@@ -42,21 +42,21 @@ def dp_objective_perturbation(
     calibration: Calibration = "tight",
     gradient_norm: float | None = None,
 ) -> Solution:
-    """Releases the minimiser of a regularised empirical risk with a random linear term.
+    """Releases the minimizer of a regularized empirical risk with a random linear term.
 
     J(w) = sum_i phi(y_i <w, x_i>) + (N Lambda / 2) ||w||^2 + <eta, w>, with
-    eta ~ N(0, stddev^2 I): w minimises J up to a gradient of norm gamma, and
-    w + N(0, output_stddev^2 I) is released.
+    eta ~ N(0, stddev^2 I): w minimizes J up to a gradient of norm gamma, and w + N(0,
+    output_stddev^2 I) is released.
 
-    The paper's noise protects the exact minimiser, which no solver finds. Here the
-    computed one is certified to have ||grad J|| <= gamma, and so lies within
-    gamma / (N Lambda) of it; the small noise of the output hides the rest. The
-    minimiser is found in float64, wherever the caller works in float32.
+    The paper's noise protects the exact minimizer, which no solver finds. Here the
+    computed one is certified to have ||grad J|| <= gamma, so it is within gamma / (N
+    Lambda) of the exact one; the small output noise hides the difference. The minimizer
+    is computed in float64, even if the caller works in float32.
 
     Args:
-        features: rows x_i, shape (n, d); n is public. Rows longer than 1 are scaled
-            down to length 1, so bring them to that scale by public constants first. A
-            column of ones serves as the intercept, and counts in the length.
+        features: rows x_i, shape (n, d); n is public. Rows are clipped to norm 1, so
+            scale them by public constants first. A column of ones serves as the
+            intercept, and counts in the norm.
         labels: shape (n,); above zero is the class +1, anything else the class -1.
         key: a typed key.
         epsilon: privacy parameter, positive and finite.
@@ -64,11 +64,10 @@ def dp_objective_perturbation(
         regularization: lambda >= 0, per record, public. The theory raises it to
             Lambda = lambda + Delta where it is too small for epsilon.
         loss: phi with its bounds; by default `MarginLoss.logistic()`.
-        calibration: "tight" takes the smallest noise that is proved to be enough.
-            "paper" takes that of Procedure 3, and `Solution.privacy` says what it
-            really gives.
-        gradient_norm: gamma, public; by default 1e-8 N Lambda, or what the rounding of
-            float64 allows where that is more. The output noise is proportional to it.
+        calibration: "tight" uses the smallest noise that is proved to be enough;
+            "paper" that of Procedure 3, with its actual cost in `Solution.privacy`.
+        gradient_norm: gamma, public; by default 1e-8 N Lambda, or more if the rounding
+            of float64 requires it. The output noise is proportional to it.
 
     Returns:
         A `Solution` whose params are w, shape (d,). Its stats hold the stddev of eta,
@@ -76,23 +75,23 @@ def dp_objective_perturbation(
         bound and never the norm itself) and output_stddev.
 
     Raises:
-        ValueError: where an argument is out of its range, or the loss is no
+        ValueError: If an argument is out of its range, or the loss is not a
             `MarginLoss`; never because of the values of features or labels.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one. The exact minimiser w* has 99 per cent of
-        the budget (proof: `dpjax/accounting/_objective.py`). Given w*, eta and so
-        the computed w are functions of the data, and w - w* is at most
-        gamma / (N Lambda) long, as J is (N Lambda)-strongly convex: releasing
-        w - w* + noise is a Gaussian mechanism of sensitivity 2 gamma / (N Lambda), with
-        the other 1 per cent (Iyengar et al. 2019). Their sum is what is released.
+        (epsilon, delta)-DP under replace-one. The exact minimizer w* has 99 per cent of
+        the budget (proof: `dpjax/accounting/_objective.py`). Given w*, eta and so the
+        computed w are functions of the data, and ||w - w*|| <= gamma / (N Lambda),
+        because J is (N Lambda)-strongly convex: releasing w - w* + noise is a Gaussian
+        mechanism of sensitivity 2 gamma / (N Lambda), with the other 1 per cent
+        (Iyengar et al. 2019). The release is the sum of both.
 
-        A point without its certificate is never released: NaN would be. In exact
-        arithmetic that cannot happen, since each step shrinks the gradient by a factor
-        of at least 1 - 1/kappa, kappa = 1 + c/Lambda. For float64 this is no proof: the
-        certificate counts every rounding, and gamma is 8 times what rounding can amount
-        to at the largest possible w, but that Newton steps get there is known by
-        experience. The number of steps depends on the data: the running time is not
+        A point without its certificate is never released; NaN is released instead. In
+        exact arithmetic that cannot happen, since each step shrinks the gradient by a
+        factor of at most 1 - 1/kappa, kappa = 1 + c/Lambda. For float64 this is not a
+        proof: the certificate counts every rounding, and gamma is 8 times the largest
+        rounding at the largest possible w, but that Newton steps reach it is only
+        observed. The number of steps depends on the data: the running time is not
         protected.
 
     Note:
@@ -113,7 +112,7 @@ def dp_objective_perturbation(
     Reference:
         Rajkumar, Agarwal (2012), Algorithm 4, Procedure 3 and Theorem 4.1; Iyengar,
         Near, Song, Thakkar, Thakurta, Wang (2019), "Towards practical differentially
-        private convex optimization", Algorithm 1, for the approximate minimiser.
+        private convex optimization", Algorithm 1, for the approximate minimizer.
     """
     check_budget(epsilon, delta)
     _validate.choice(Calibration, calibration=calibration)

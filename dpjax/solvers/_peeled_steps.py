@@ -1,14 +1,20 @@
 """Steps on disjoint batches that end in a private peeling: what solvers share."""
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
+import optax
 from dp_accounting import ZCDpEvent
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDED_UP
 from dpjax._tree import num_coordinates
-from dpjax._types import PeelingNoise, PyTree, Scalar, Unit
+from dpjax._types import Key, PeelingNoise, PyTree, Scalar, Unit
 from dpjax.accounting import PrivacyGuarantee, epsilon_to_rho, rho_to_epsilon
+from dpjax.estimators import Estimator
+from dpjax.solvers._loop import OptaxStep
+from dpjax.transforms import peel
 
 
 class Peeling(NamedTuple):
@@ -60,6 +66,38 @@ class Peeling(NamedTuple):
             dp_event=ZCDpEvent(self.rho),
             num_samples=num_samples,
             unit=unit,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeeledStep(OptaxStep):
+    """A step of size eta along a mean g of gradients, which ends in a peeling."""
+
+    learning_rate: Scalar
+    rho: Scalar
+    sparsity: int
+    noise: PeelingNoise
+
+    def sensitivity_of(self, estimator: Estimator, num_coordinates: int) -> Scalar:
+        """The linf sensitivity of eta g."""
+        change = estimator.sensitivity(self.batches.divisor, num_coordinates).linf
+        return self.learning_rate * change * ROUNDED_UP
+
+    def peeled(
+        self, estimator: Estimator, sensitivity: Scalar
+    ) -> optax.GradientTransformation:
+        """Moves by eta g, and keeps a private choice of entries."""
+        return optax.chain(
+            self.mean(estimator),
+            optax.sgd(self.learning_rate),
+            peel(
+                self.sparsity,
+                rho=self.rho,
+                sensitivity=sensitivity,
+                limit=self.learning_rate * cast(Scalar, estimator.limit) * ROUNDED_UP,
+                key=cast(Key, self.key),
+                noise=self.noise,
+            ),
         )
 
 

@@ -1,4 +1,4 @@
-"""The objective of objective perturbation, and a minimiser with its certificate."""
+"""The objective of objective perturbation, and a minimizer with its certificate."""
 
 import math
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ class Objective(NamedTuple):
 
 
 def least_gradient_norm(objective: Objective, convexity: float, stddev: float) -> float:
-    """Eight times what rounding amounts to at the largest minimiser there can be."""
+    """Eight times what rounding amounts to at the largest minimizer there can be."""
     # grad J(w) = 0 bounds ||w||. A norm of eta above this one has probability e^-32; it
     # would cost some of the factor of eight, no privacy.
     noise_norm = stddev * (math.sqrt(objective.num_features) + 8)

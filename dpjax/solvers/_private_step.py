@@ -35,7 +35,7 @@ class PrivateStep(OptaxStep):
         optimizer_fn: takes the learning rate, and returns the optimizer of the mean.
         learning_rate: a number, or a schedule: static, or a `Partial`, whose arguments
             are traced.
-        relation: the neighbouring relation.
+        relation: the neighboring relation.
         strategy: of correlated noise, or None.
     """
 

@@ -44,52 +44,52 @@ class TrainingState(NamedTuple):
 class PrivateTraining:
     """A private training run: its noise, batches and steps from one budget.
 
-    Each step draws a batch, takes the robust mean of per-example gradients, adds noise,
-    and hands the private mean to the optimizer. The noise is calibrated once, for
-    num_steps steps; a step after them changes nothing. With only a loss function and a
-    budget there are no hyperparameters: gradients are clipped at a private quantile of
-    their norms, n / 16 of them a batch by Poisson sampling, in 200 steps whose rate
-    follows from the norm of the noise.
+    Each step draws a batch, computes the robust mean of per-example gradients, adds
+    noise, and passes the private mean to the optimizer. The noise is calibrated once,
+    for num_steps steps; a step after them changes nothing. By default there are no
+    hyperparameters: gradients are clipped at a private quantile of their norms, Poisson
+    batches have n / 16 records, and 200 steps have rates that follow from the norm of
+    the noise.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
         optimizer: an optax transformation of the private mean gradient, such as
-            `optax.adam(1e-3)`; post-processing, which costs nothing. By default steps
-            of a rate that rises and then falls to zero, in units of the clip norm:
-            1.3 / (0.1 + nu) at most, nu the norm of the noise in these units.
-        num_samples: public number of rows of the data: records, or users where the
-            data are from `dpjax.gradients.by_user`.
+            `optax.adam(1e-3)`; post-processing, which costs nothing. By default the
+            rate rises and then falls to zero; in units of the clip norm it is at most
+            1.3 / (0.1 + nu), with nu the norm of the noise in these units.
+        num_samples: public number of rows of the data: records, or users if the data
+            are from `dpjax.gradients.by_user`.
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in (0, 1).
-        estimator: the robust mean, as of `transforms.privatize`. By default `Clipping`
+        estimator: the robust mean, as for `transforms.privatize`. By default `Clipping`
             within `AdaptiveThreshold`: from 0.03 the clip norm follows the quantile
             1 - nu of the norms, clipped to [0.5, 0.95].
         batching: how batches are drawn; Poisson batches of n / 16 rows by default.
-        num_steps: T; 200 by default, or as many as the strategy of `noise` has.
+        num_steps: T; by default 200, or that of the strategy of `noise`.
         noise: a strategy of correlated noise, such as `mechanisms.BandedToeplitz`; it
             needs an estimator. Batches are then `CyclicPoisson` by default, in as many
             groups as the strategy has bands.
         monitor: the share of the budget, in (0, 1), for a private mean loss in every
-            step; by default there is none. It is a share of the squared precision of
-            the noise: that of gradients becomes 1 / sqrt(1 - monitor) times as large.
+            step; by default there is none. The noise of gradients becomes 1 / sqrt(1 -
+            monitor) times as large.
         has_aux: whether loss_fn returns auxiliary values. No step returns them, because
             they are exact functions of single records.
         microbatch_size: how many per-example gradients are computed at once; this
             changes speed and memory only.
         relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE with `Full`, `Poisson` or
-            `BallsInBins` batches. To remove a row is then to replace it by one whose
+            `BallsInBins` batches. Removing a row then means replacing it by one whose
             loss is constant in params.
 
     Attributes:
         privacy: the `PrivacyGuarantee` of the whole run, known before it begins.
-        noise_multiplier: stddev / l2 sensitivity of all that one step releases; with
-            correlated noise that of the independent noise.
+        noise_multiplier: stddev / l2 sensitivity of everything that one step releases;
+            with correlated noise that of the independent noise.
         batching: as given, or the default.
         num_steps: as given, or the default.
 
     Raises:
-        ValueError: if an argument is out of its range, or parts do not go together;
-            before any data.
+        ValueError: If an argument is out of its range, or parts are incompatible;
+            before any data are used.
 
     Privacy:
         The parameters and metrics of all steps together are (epsilon, delta)-DP under
@@ -101,8 +101,8 @@ class PrivateTraining:
         optimizer and the first params must not depend on the data.
 
         Params and metrics are released; the state is secret, because it holds keys. A
-        run that is restored from an older state repeats its steps with the same noise.
-        That is private only if data, program and kind of machine are the same.
+        run that is restored from an older state repeats its steps with the same noise,
+        which is private only if data, program and kind of machine are the same.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -214,11 +214,11 @@ class PrivateTraining:
 
         Args:
             params: where to start; public.
-            key: a typed key, used for this run alone. If you know it, you can subtract
+            key: a typed key, used for this run only. Anyone who knows it can subtract
                 the noise.
 
         Raises:
-            ValueError: if key is no typed key, or params are no float arrays.
+            ValueError: If key is not a typed key, or params are not float arrays.
         """
         _validate.typed_key(key)
         _validate.trainable(params)
@@ -244,27 +244,27 @@ class PrivateTraining:
         Args:
             state: from `init`, or the last step; used once.
             data: pytree, leaves of shape (num_samples, ...); the same in all steps.
-            axis_name: the mesh axes over which data are sharded, where they do not
+            axis_name: the mesh axes over which data are sharded, if the arrays do not
                 show it; see `dpjax.robust_grad`.
 
         Returns:
-            The state, unchanged if num_steps steps were made already; and a dict of
-            scalars that may be published. If no step is made all but `step` are 0:
+            The state, unchanged after num_steps steps; and a dict of scalars that may
+            be published. If no step is made, all but `step` are 0:
 
             * step: how many steps were made.
             * gradient_norm: l2 norm of the private mean gradient, noise included.
             * noise_norm: sqrt(d) times the standard deviation of its noise in each of d
-              coordinates, the norm that noise alone would have; with correlated noise,
-              of as much independent noise as moves the sum of all steps alike. Not with
+              coordinates, the norm of the noise alone; for correlated noise that of
+              independent noise with the same effect on the sum of all steps. Not with
               `TrimmedMean`, whose noise depends on the data.
             * loss, loss_bound, loss_stddev, with a monitor: the private mean loss of
               the batch before the step; the bound at which losses were clipped, which
-              follows the 0.9 quantile of their sizes from 0.03 on, so that the first
+              follows the 0.9 quantile of the losses from 0.03 on, so that the first
               means, and those of losses with a long tail, are too small; and the
-              standard deviation of the noise in it.
+              standard deviation of the noise of the mean.
 
         Raises:
-            ValueError: if data have another leading size than num_samples.
+            ValueError: If the leading size of the data is not num_samples.
         """
         data = _validate.arrays(data)
         return self._jitted(state, data, row_axes(data, axis_name) or None)
@@ -295,8 +295,8 @@ class PrivateTraining:
     def relative_noise(self, num_params: int) -> float:
         """Returns the norm of one step's noise over the largest norm of one gradient.
 
-        A public number: what the budget, the batches and the size of the model make of
-        the noise. Above 1 a step is mostly noise.
+        A public number, from the budget, the batches and the size of the model. Above 1
+        a step is mostly noise.
 
         Args:
             num_params: how many parameters are trained.

@@ -1,4 +1,4 @@
-"""Private quantiles, and from them a centre and a scale for every column."""
+"""Private quantiles, and from them a center and a scale for every column."""
 
 import math
 from fractions import Fraction
@@ -14,7 +14,7 @@ from dpjax._types import ArrayLike, Key, Scalar, SelectionName
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import FAILURE_PROB, Choices
 
-APART = 2.0  # standard errors of a rank, at which a quantile's interval is seen
+APART = 1.959964  # standard errors of a rank at which an interval is seen: 95 per cent
 _HALF_BINS = 0.8  # with 1.28 standard errors, at level 0.8, all of a half bin
 _RANGE = 2.0  # of the scores' change, when one record is replaced
 _MOST_RECORDS = 2**24  # integers up to here are exact in float32
@@ -28,6 +28,9 @@ _NEAR = 35  # bins of the default, a factor of five
 _SIZES = np.array([float(f"{x:.12g}") for x in np.logspace(-6, 9, 15 * 50 + 1)])
 _EDGES = np.concatenate([-_SIZES[::-1], _SIZES])
 _DISTANCE_EDGES = np.concatenate([[-_SIZES[0]], _SIZES])
+# In half bins, below which a width says nothing. Between numbers that samples repeat
+# all of these have one score: the fewer there are, the less chance one too short has.
+_WIDTH_EDGES = np.concatenate([[0.0], _SIZES[_SIZES >= 1]])
 
 
 def _roundest(low: float, high: float) -> float:
@@ -61,21 +64,22 @@ def dp_quantile(
 
         u(j) = -max(0, #{x <= lower edge} + 1 - r, r - #{x <= upper edge}),
 
-    minus the least number of records to replace for the r-th smallest to lie in it.
-    Permute-and-flip chooses a bin, whose midpoint is released. Nothing is assumed about
-    the law of the samples: the error in rank grows with the logarithm of the number of
-    bins.
+    minus the smallest number of records to replace for the r-th smallest to lie in it.
+    Permute-and-flip chooses a bin, whose midpoint is released. For any distribution of
+    the samples, the error in rank grows with the logarithm of the number of bins.
 
-    A second choice, of the same epsilon, gives the interval: how far from that midpoint
-    as many records lie as four standard errors of its rank. Equal parts make the
-    interval narrowest: with n = 1,000 and epsilon 0.2 the median of a normal law had
-    2.9 times the width without privacy, and 4.0 with three quarters for the value.
+    A second choice, with the same epsilon, gives the interval: the distance from that
+    midpoint within which the two samples lie whose ranks are two standard errors below
+    and above the quantile. So an interval reaches the next number if samples repeat a
+    few numbers, as ages do. Equal parts make the interval narrowest: with n = 1,000 and
+    epsilon 0.2, for the median of a normal distribution, it had 2.9 times the width
+    without privacy, and 4.0 with three quarters for the value.
 
     Args:
-        samples: shape (n,), real; n is public. Values beyond the edges, infinities too,
-            count in the first or the last bin. NaN is a missing value: at a share
-            `quantile` of the indices it counts as the lowest, at the others as the
-            highest, so that the quantile of the other samples is found.
+        samples: shape (n,), real; n is public. Values beyond the edges, including
+            infinities, count in the first or the last bin. NaN is a missing value: at a
+            share `quantile` of the indices it counts as the lowest, at the others as
+            the highest, which does not change the quantile of the other samples.
         key: a typed key.
         epsilon: privacy parameter, positive, any size.
         quantile: from 0, the smallest, to 1, the largest.
@@ -85,25 +89,25 @@ def dp_quantile(
 
     Returns:
         A `Solution` whose params are a scalar. Its standard_errors, and so `interval`,
-        are of the quantile of the law from which samples are drawn. They count
-        sampling, both choices, and the width of a bin, all of it at levels of 0.8 or
-        more, so that intervals cover more than they say where bins are wide. With 4,000
-        bins, n from 2,000 to 100,000, epsilon 0.5 to 3, and quantiles 0.1, 0.5 and 0.9
-        of normal, t3 and lognormal laws, a nominal 95 per cent covered 97.8 on average
-        and 92 or more of every quantile (100 runs), at 1.1 to 1.9 times the width
-        without privacy; `benchmarks/COVERAGE.md` has all. An interval
-        is infinite in the first or the last bin, which have no end, and if the rank may
-        be that of an extreme (from n, quantile and epsilon alone). Its stats hold rank,
-        num_bins, and rank_error: with probability 0.99 at most so many records lie
-        between the bin and the r-th smallest.
+        are for the quantile of the distribution of the samples. They count sampling,
+        both choices, and the width of a bin, at levels of 0.8 or more. With 4,000 bins,
+        n from 2,000 to 100,000, epsilon 0.5 to 3, and quantiles 0.1, 0.5 and 0.9 of
+        normal, t3 and lognormal distributions, nominal 95 per cent intervals covered
+        97.1 per cent on average and 94.7 or more of every quantile (400 runs), at 1.1
+        to 2.0 times the width without privacy; `benchmarks/COVERAGE.md` has all
+        results, also for real columns that repeat few numbers. An interval is infinite
+        in the first or the last bin, which have no end, and if the rank may be that of
+        an extreme (by n, quantile and epsilon alone). Its stats hold rank, num_bins,
+        and rank_error: with probability 0.99 at most rank_error records lie between the
+        bin and the r-th smallest.
 
     Privacy:
-        epsilon-DP under replace-one, for every input: two choices of half of it each,
-        the second one from the distances to what the first one released. A record falls
-        into a bin, from itself and its public index alone; -u(j) is a distance from the
-        data set in numbers of replaced records, so one more moves it by at most 1.
-        Scores thus move by at most 2 against each other, which a record that jumps over
-        the r-th smallest attains. Counts are integers, and scores too, cut at -2^24:
+        epsilon-DP under replace-one, for every input: two choices with half of epsilon
+        each, the second one from the distances to the first result. The bin of a record
+        depends only on the record and its public index; -u(j) is a number of records to
+        replace, so one more replaced record moves it by at most 1. The difference of
+        two scores thus moves by at most 2, which a record that jumps over the r-th
+        smallest attains. Counts and scores are integers, cut at -2^24, so they are
         exact in float32. Quantile and edges must not depend on the samples.
 
     Example:
@@ -143,15 +147,15 @@ def dp_quantile(
 def dp_center_and_scale(
     samples: ArrayLike, *, key: Key, epsilon: float, delta: float = 0.0
 ) -> Solution:
-    """Releases for each column a centre and a scale that standardise it.
+    """Releases for each column a center and a scale that standardize it.
 
-    The centre is a private median, as the roundest number of its bin, so that a column
-    which mostly repeats a number such as 0, 1 or 7 is centred on just that. The scale
-    is a private 68 per cent quantile of |x - centre|: for a normal law the standard
-    deviation. It is 1 for a column that mostly repeats its centre. A scale has records
-    near it: a quarter of all lie from a fifth of it to five times it. Between two
-    values that a column repeats there are none, and any number would be as good a
-    quantile.
+    The center is a private median, as the roundest number of its bin, so a column that
+    mostly repeats a number such as 0, 1 or 7 is centered on that number. The scale is a
+    private 68 per cent quantile of |x - center|: for a normal distribution the standard
+    deviation. It is 1 for a column that mostly repeats its center. A scale must have
+    records near it: a quarter of all between a fifth of it and five times it. This
+    excludes numbers between two values that a column repeats, which would be quantiles
+    as well.
 
     Args:
         samples: shape (n, d), real; n is public. Missing values are NaN.
@@ -163,19 +167,19 @@ def dp_center_and_scale(
         A `Solution` with params (centers, scales), each of shape (d,), in units of the
         columns; scales are positive. Its stats hold selection_epsilon, of one of the
         2d choices; rank_error, which with probability 0.99 bounds the error in rank of
-        all of them; and is_informative, false where that is a quarter of the records or
-        more: a scale may then lie where there are none. It is known from n, d and the
-        budget alone.
+        all of them; and is_informative, false if that is a quarter of the records or
+        more: a scale may then have no records near it. All follow from n, d and the
+        budget.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input. A record has a value in
-        each column: 2d choices as in `dp_quantile`, each scale after its centre,
-        share the budget (`accounting.selection_epsilon`), by whichever mechanism
-        affords more. Bins are those of its default. The score of a scale is the less of
-        the quantile's u(j) and near(j) - n/4, where near(j) counts the records from a
-        fifth of the bin to five times it, and of the bin at zero its own. Replacing a
-        record moves either by 1 at most, hence their minimum too, and the gap of two
-        scores by 2.
+        each column: 2d choices as in `dp_quantile`, each scale after its center, share
+        the budget (`accounting.selection_epsilon`), by whichever mechanism gives more
+        epsilon to each. Bins are the defaults of `dp_quantile`. The score of a scale is
+        the smaller of the quantile's u(j) and near(j) - n/4, where near(j) counts the
+        records from a fifth of the bin to five times it, and for the bin at zero the
+        records in it. Replacing a record moves both by at most 1, so it moves their
+        minimum by at most 1, and the difference of two scores by 2.
 
     Example:
         >>> import jax, numpy as np
@@ -243,18 +247,16 @@ def _choose_quantile(
     index = _choose(mechanism, center_key, _scores(samples, edges, quantile), epsilon)
     center = edges[index] / 2 + edges[index + 1] / 2
     half = edges[index + 1] / 2 - edges[index] / 2
-    # Each of two choices errs about as a Laplace law of scale 2 / epsilon does.
+    # A choice errs about as a Laplace law of scale 2 / epsilon does, and that of the
+    # width as two: all widths between two samples have one score.
     num_samples, epsilon = samples.size, jnp.asarray(epsilon, "float32")
     sampling = num_samples * quantile * (1 - quantile)
     rank_error = jnp.sqrt(sampling + 4 * (_RANGE / epsilon) ** 2)
-    rank = jnp.ceil(2 * APART * rank_error)
-    sizes = jnp.asarray(_DISTANCE_EDGES, samples.dtype)
-    distances = jnp.abs(samples - center) / half
-    distances = jnp.where(jnp.isnan(distances), jnp.inf, distances)  # they are nowhere
-    counts = _counts(distances, sizes, 0.0)
-    rank = jnp.minimum(rank, num_samples).astype("int32")
-    width = _choose(mechanism, width_key, _as_scores(_distances(counts, rank)), epsilon)
-    error = half * (jnp.maximum(sizes[width + 1], 0) / APART + _HALF_BINS)
+    apart = jnp.minimum(jnp.ceil(APART * rank_error), num_samples).astype("int32")
+    sizes = jnp.asarray(_WIDTH_EDGES, samples.dtype)
+    scores = _width_scores((samples - center) / half, sizes, quantile, apart)
+    width = _choose(mechanism, width_key, scores, epsilon)
+    error = half * jnp.maximum(sizes[width + 1] / APART, _HALF_BINS)
     farthest = APART * rank_error
     farthest = jnp.maximum(farthest, _RANGE / epsilon * _log_odds(edges.size - 1))
     nearest = min(_rank(quantile, num_samples), num_samples * (1 - quantile))
@@ -274,6 +276,26 @@ def _scores(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Array:
     """Returns u(j), integers in float32, shape (num_bins,)."""
     rank = _rank(quantile, samples.size)
     return _as_scores(_distances(_counts(samples, edges, quantile), rank))
+
+
+def _width_scores(
+    samples: jax.Array, edges: jax.Array, quantile: float, apart: jax.Array
+) -> jax.Array:
+    """Returns the scores of distances from zero, by the ranks that lie within.
+
+    Within -d to d are to lie the samples of ranks r - apart and r + apart. Both ends
+    are looked at, because where samples repeat a number that number alone may hold
+    2 apart of them, and the quantile of the law be its neighbor. Each of the counts,
+    and so their least, moves by 1 where a record is replaced.
+    """
+    rank = _rank(quantile, samples.size)
+    up_to = jnp.cumsum(_counts(samples, edges, quantile), dtype="int32")
+    down_to = jnp.cumsum(_counts(-samples, edges, 1 - quantile), dtype="int32")
+    above = up_to - (rank + apart)
+    below = down_to - (samples.size - rank + apart + 1)
+    spare = jnp.minimum(above, below)
+    first = jnp.full((1,), -samples.size, "int32")  # nothing lies within less than zero
+    return _as_scores(_lacking(jnp.concatenate([first, spare[:-1]]), spare))
 
 
 def _scale_scores(samples: jax.Array, edges: jax.Array) -> jax.Array:
@@ -302,8 +324,15 @@ def _counts(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Array:
 def _distances(counts: jax.Array, rank: int | jax.Array) -> jax.Array:
     """Returns how many records to replace for the rank to lie in each bin."""
     up_to = jnp.cumsum(counts, dtype="int32")
-    below = up_to - counts
-    return jnp.maximum(jnp.maximum(below + 1 - rank, rank - up_to), 0)
+    return _lacking(up_to - counts - rank, up_to - rank)
+
+
+def _lacking(lower: jax.Array, upper: jax.Array) -> jax.Array:
+    """Returns how many records to replace for bins to be where a count reaches zero.
+
+    The count grows from bin to bin; given are those at the ends of each.
+    """
+    return jnp.maximum(jnp.maximum(lower + 1, -upper), 0)
 
 
 def _as_scores(distances: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ from dpjax.solvers._private_training import PrivateTraining
 
 
 class Recommendation(NamedTuple):
-    """What `PrivateTraining` takes by default, as numbers; `print` shows a table.
+    """The default settings of `PrivateTraining`; `print` shows a table.
 
     Attributes:
         batch_size: expected size of the Poisson batches.
@@ -17,7 +17,7 @@ class Recommendation(NamedTuple):
         relative_noise: nu, the norm of the noise in one step over the clip norm. Above
             1 a step is mostly noise: fewer parameters, or more records, will help.
         quantile: of the norms of gradients, which the clip norm follows from 0.03 on.
-        learning_rate: the largest, for gradients divided by the clip norm. It rises
+        learning_rate: the peak, for gradients divided by the clip norm. The rate rises
             over the first tenth of the steps and then falls to zero.
     """
 
@@ -40,14 +40,14 @@ def recommend(
 ) -> Recommendation:
     """Returns the settings of a network's training, for public sizes and a budget.
 
-    They are the defaults of `PrivateTraining`, for those who write a loop of their own.
-    No data are read, and nothing is spent.
+    They are the defaults of `PrivateTraining`, for a loop of your own. No data are
+    read, and nothing is spent.
 
     For a table try `solvers.dp_linear_model` and `solvers.dp_additive_model` before a
-    network: on Adult at epsilon 3 their log loss is .319 and .306, that of a small
-    network with these settings .317. Where features come from a public network that is
-    frozen, train the last layer alone: fewer parameters have less noise. For a
-    regression that is `dp_linear_model`, which has no gradient to clip.
+    network: on Adult at epsilon 3 their log losses are .319 and .306, and that of a
+    small network with these settings is .317. If features come from a frozen public
+    network, train only the last layer, because fewer parameters have less noise. For a
+    regression use `dp_linear_model` for it.
 
     Args:
         num_samples: n, public: records, or users.
@@ -56,7 +56,7 @@ def recommend(
         delta: privacy of the whole run, in (0, 1).
 
     Raises:
-        ValueError: if an argument is out of its range.
+        ValueError: If an argument is out of its range.
 
     Example:
         >>> print(recommend(30_000, 2_000, epsilon=3.0, delta=1e-6))

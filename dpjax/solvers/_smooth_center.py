@@ -1,4 +1,4 @@
-"""The centre of a majority of points, and how far one record can move it.
+"""The center of a majority of points, and how far one record can move it.
 
 m points z_i lie in a set of l2 diameter 1; a record changes at most s of them. Let
 r_i(t) be the least radius of a ball round z_i that holds t points, itself included, and
@@ -12,7 +12,7 @@ that differs from z in s points |g - g'| <= min(S, S') and S <= e^B S', because
 V_k <= V'_(k+1): each ball of z' holds s more points than that of z needs. Proof:
 `docs/privacy/proofs/solvers.md`, 4.3.
 
-Rounding. That argument compares radii of unchanged centres alone, and counts: it
+Rounding. That argument compares radii of unchanged centers alone, and counts: it
 needs no triangle inequality, and holds for computed distances, which are the same for
 the same two points. Sums, minima and maxima keep an order. Only the sensitivity takes
 distances for exact. A computed one is too small by a share of (d/2 + 10) u at most,

@@ -12,6 +12,10 @@ from dpjax._validate import probability, require
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers._curves import Curves
 
+_NO_ERRORS = (
+    "standard_errors is None; it must be those of a solver that was asked for intervals"
+)
+
 
 @partial(
     jax.tree_util.register_dataclass,
@@ -20,23 +24,23 @@ from dpjax.solvers._curves import Curves
 )
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """Released parameters, and what they have cost.
+    """Released parameters, and what they cost.
 
     A pytree: the guarantee is static metadata, so that a solver may be called under
     `jit` and `vmap`. Everything in it is released under the guarantee or public.
 
     Attributes:
         params: the released parameters.
-        privacy: the guarantee for them. Under `vmap` over keys it is that of one run;
-            releasing k runs costs k of them. A sweep over hyperparameters of which
-            only the best is released is not private at the price of one run; of
-            such a choice `dpjax.tuning.dp_select` states the price.
-        stats: public numbers that were taken: steps, noise, sensitivity, batch size.
-        standard_errors: of params, in their shape, where the solver was asked for
-            intervals; infinite where there is none. Else None.
-        correlations: of the errors of a linear model's params, shape (d, d), where
-            there are standard errors; zero beside an infinite one. They give the
-            standard errors of sums of params, such as those in other units.
+        privacy: their guarantee. Under `vmap` over keys it is that of one run;
+            releasing k runs costs k of them. Releasing only the best run of a sweep
+            over hyperparameters costs more than one run: see `dpjax.tuning.dp_select`.
+        stats: public numbers that were used: steps, noise, sensitivity, batch size.
+        standard_errors: of params, in their shape, if the solver computes intervals;
+            infinite where there is no finite one. Otherwise None.
+        correlations: of the errors of a linear model's params, shape (d, d), or of the
+            slopes and then the heights of `Curves`, if there are errors; zero for an
+            infinite error. They give the standard errors of sums of params, such as
+            params in other units.
     """
 
     params: PyTree
@@ -48,8 +52,8 @@ class Solution:
     def predict(self, features: ArrayLike) -> jax.Array:
         """Returns predictions of a linear or an additive model, without offsets.
 
-        Of a loss with a link, such as logistic or Poisson, they are on the scale of the
-        link: log odds, or the logarithm of a mean.
+        For a loss with a link, such as logistic or Poisson, they are log odds, or the
+        logarithm of a mean.
 
         Args:
             features: shape (n, d), in the units of the fit.
@@ -58,7 +62,7 @@ class Solution:
             Shape (n,), or (n, K) with K outputs.
 
         Raises:
-            ValueError: where params are of another kind, or the shape does not fit.
+            ValueError: If params are of another model, or the shape does not fit.
 
         Example:
             >>> import jax.numpy as jnp
@@ -89,18 +93,19 @@ class Solution:
     def interval(self, level: float = 0.95) -> PyTree:
         """Returns an interval for each of the params, from their standard errors.
 
-        params -+ z standard_errors, for z the quantile of a normal law. It costs no
-        privacy. What it covers, and when, the solver's docstring says.
+        params -+ z standard_errors, with z a quantile of the normal distribution. It
+        costs no privacy. The docstring of the solver says what it covers.
 
         Args:
             level: the probability of each interval, in (0, 1).
 
         Returns:
-            Lower and upper ends, shape (2, ...) in each leaf. An interval that is
-            infinite says that no finite one is honest.
+            Lower and upper ends, shape (2, ...) in each leaf. An interval is infinite
+            if no finite one is valid.
 
         Raises:
-            ValueError: where the level is out of its range, or there are no errors.
+            ValueError: If the level is out of its range, or there are no standard
+                errors.
 
         Example:
             >>> import jax.numpy as jnp
@@ -114,8 +119,7 @@ class Solution:
         probability(level=level)
         errors = self.standard_errors
         if errors is None:
-            rule = "those of a solver that was asked for intervals"
-            raise ValueError(f"standard_errors is None; it must be {rule}")
+            raise ValueError(_NO_ERRORS)
         z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
 
         def around(x: jax.Array, error: jax.Array) -> jax.Array:
@@ -128,10 +132,10 @@ class Solution:
         """Returns the grid and the curve of each column of an additive model.
 
         Returns:
-            As of `Curves.shapes`.
+            As for `Curves.shapes`.
 
         Raises:
-            ValueError: where params are of another kind.
+            ValueError: If params are of another kind.
         """
         require(
             isinstance(self.params, Curves),
@@ -140,3 +144,51 @@ class Solution:
             "those of an additive model, which have shapes",
         )
         return self.params.shapes()
+
+    def bands(
+        self, level: float = 0.95
+    ) -> dict[int, tuple[jax.Array, jax.Array, jax.Array]]:
+        """Returns a band for each curve of an additive model with intervals.
+
+        curve -+ z standard errors at each number of the grid of `shapes`, as for
+        `interval`: the level holds for each number alone, not for all together. A band
+        is for the difference from the curve at zero, so it has no width there, and
+        costs no privacy. Interpolate linearly between numbers of the grid, which only
+        widens the band.
+
+        Args:
+            level: the probability at each number, in (0, 1).
+
+        Returns:
+            A mapping from columns to `(grid, lower, upper)`, each of shape (m,);
+            infinite where no finite band is valid.
+
+        Raises:
+            ValueError: If the level is out of its range, params are of another kind,
+                or there are no errors.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from dpjax.accounting import PrivacyGuarantee
+            >>> no_line, knots = jnp.zeros(1), (-1.0, 0.0, 1.0)
+            >>> curves, errors = (
+            ...     Curves(no_line, jnp.array([heights]), knots, (0,), None)
+            ...     for heights in ([1.0, 0.0, 2.0], [0.1, 0.0, 0.5]))
+            >>> privacy = PrivacyGuarantee.non_private()
+            >>> solution = Solution(curves, privacy, {}, errors, jnp.eye(4))
+            >>> grid, lower, upper = solution.bands()[0]
+            >>> for place, low, high in zip(grid[1:4], lower[1:4], upper[1:4]):
+            ...     print(f"{place:2.0f}: {low:.1f} to {high:.1f}")
+            -1: 0.8 to 1.2
+             0: 0.0 to 0.0
+             1: 1.0 to 3.0
+        """
+        shapes, curves, errors = self.shapes(), self.params, self.standard_errors
+        probability(level=level)
+        if errors is None or self.correlations is None:
+            raise ValueError(_NO_ERRORS)
+        z, bands = statistics.NormalDist().inv_cdf(0.5 + level / 2), {}
+        for column, (grid, values) in shapes.items():
+            half = z * curves.errors(errors, self.correlations, column, grid)
+            bands[column] = grid, values - half, values + half
+        return bands

@@ -10,19 +10,23 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate, losses
-from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import AxisName
 from dpjax._tree import clip, like, register
-from dpjax._types import Calibration, Key, PeelingNoise, Scalar
+from dpjax._types import Calibration, Key, Scalar
 from dpjax.accounting import epsilon_to_rho
 from dpjax.batching import Disjoint
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Winsorization
-from dpjax.solvers._loop import Batches, Execution, OptaxStep, check_steps, iterate
-from dpjax.solvers._peeled_steps import Peeling, check_sparsity, papers_num_steps
+from dpjax.solvers._loop import Batches, Execution, check_steps, iterate
+from dpjax.solvers._peeled_steps import (
+    PeeledStep,
+    Peeling,
+    check_sparsity,
+    papers_num_steps,
+)
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import FAILURE_PROB
-from dpjax.transforms import peel, privatize, project
+from dpjax.transforms import privatize, project
 
 _MEAN_SQUARE_SHARE = 0.02  # of rho, for the mean square that sets the step size
 
@@ -229,7 +233,7 @@ class ShrunkenState(NamedTuple):
 
 @register("threshold", "radius", "learning_rate", "rho", "key")
 @dataclass(frozen=True, kw_only=True)
-class ShrunkenStep(OptaxStep):
+class ShrunkenStep(PeeledStep):
     """w <- Proj(peeling of w - (eta/m) sum x (<x, w> - y)), on clipped data.
 
     Algorithm 3 of paper 004. The sensitivity depends on w, which is released.
@@ -237,10 +241,6 @@ class ShrunkenStep(OptaxStep):
 
     threshold: Scalar
     radius: Scalar
-    learning_rate: Scalar
-    rho: Scalar
-    sparsity: int
-    noise: PeelingNoise
     is_paper: bool
 
     def init(self, params: jax.Array) -> ShrunkenState:
@@ -255,20 +255,8 @@ class ShrunkenStep(OptaxStep):
         return moved, ShrunkenState(chain_state, self._sensitivity(params))
 
     def optimizer(self, params: jax.Array) -> optax.GradientTransformation:
-        estimator = self._estimator(params)
-        return optax.chain(
-            self.mean(estimator),
-            optax.sgd(self.learning_rate),
-            peel(
-                self.sparsity,
-                rho=self.rho,
-                sensitivity=self._sensitivity(params),
-                limit=self.learning_rate * estimator.limit * ROUNDED_UP,
-                key=cast(Key, self.key),
-                noise=self.noise,
-            ),
-            project(L2Ball(self.radius).project),
-        )
+        peeled = self.peeled(self._estimator(params), self._sensitivity(params))
+        return optax.chain(peeled, project(L2Ball(self.radius).project))
 
     def _estimator(self, params: jax.Array) -> Winsorization:
         # |x_j (<x, w> - y)| <= K (K ||w||_1 + K); line 6 has sqrt(s) for ||w||_1.
@@ -277,9 +265,7 @@ class ShrunkenStep(OptaxStep):
         return Winsorization(like(self.threshold, params) ** 2 * (1 + size))
 
     def _sensitivity(self, params: jax.Array) -> Scalar:
-        estimator, divisor = self._estimator(params), self.batches.divisor
-        change = estimator.sensitivity(divisor, params.size).linf
-        return self.learning_rate * change * ROUNDED_UP
+        return self.sensitivity_of(self._estimator(params), params.size)
 
 
 @partial(jax.jit, static_argnums=0)

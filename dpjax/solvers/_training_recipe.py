@@ -1,8 +1,8 @@
-"""What `PrivateTraining` chooses where its caller leaves a choice to it.
+"""The defaults of `PrivateTraining`.
 
 All of it follows from public numbers: n, the number of steps, the size of the model,
 and the noise that the budget needs. The constants are those of "adaptive clipping,
-quantile by the noise" in benchmarks/DEEP.md, found by trials that are told there.
+quantile by the noise" in benchmarks/DEEP.md, which describes the trials behind them.
 """
 
 import functools

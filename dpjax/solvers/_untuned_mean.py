@@ -1,4 +1,4 @@
-"""The private mean without settings: about private medians, in layers of length."""
+"""The untuned private mean: clipped in layers around private medians."""
 
 import math
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from dpjax import _keys
 from dpjax._sharding import AxisName, gathered
+from dpjax._tree import like
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Clipping
 from dpjax.solvers.linear._moments import noisy_second_moments, whitening
@@ -26,6 +27,7 @@ _SIZE_NOISE, _CENTER_NOISE, _SCALE_NOISE = 1 / 100, 1 / 30, 1 / 100
 _LEAST, _MOST, _MOST_CENTER = 0.005, 0.05, 0.1  # the share itself
 _RADIUS, _MOMENTS, _LENGTHS, _SQUARES = 0.025, 0.08, 0.06, 0.04
 _LENGTHS_ALONE = 0.2  # of a single column, whose tail is all there is to know
+_NUM_SKIPPED = 2  # empty bins of such a tail, before one that holds much of the mean
 _NUM_HALVINGS = 20
 _SCALED_BEYOND = 0.02  # of the records, which are larger than the scale of a column
 _BEYOND_RADIUS = 0.5  # of the records: second moments are to show a shape alone
@@ -43,16 +45,16 @@ _LARGEST = 1e15  # numbers are held within it: squares of quotients stay finite
 
 
 class Shares(NamedTuple):
-    """What part of the budget each release takes, 1 in all.
+    """The share of the budget of each release; all add up to 1.
 
     Attributes:
-        sizes: how large the numbers of each column are.
+        sizes: the size of the numbers of each column.
         centers: medians of the columns.
-        scales: how far numbers lie from them.
-        radius: how long rows are.
+        scales: distances of numbers from the medians.
+        radius: norms of rows.
         moments: second moments.
-        lengths: how long rows are in round coordinates.
-        squares: second moments there.
+        lengths: norms of rows in whitened coordinates.
+        squares: second moments in these coordinates.
         mean: the mean.
     """
 
@@ -115,7 +117,7 @@ class Estimate(NamedTuple):
 def untuned_mean(
     axis_name: AxisName | None, samples: jax.Array, key: Key, multipliers: Shares
 ) -> Estimate:
-    """Releases the mean of rows, of any law and about any point.
+    """Releases the mean of rows, for any distribution and any center.
 
     1. Of each column the size of its numbers, by a histogram of exponents, its median
        within four of those, and the scale of distances from it.
@@ -141,7 +143,12 @@ def untuned_mean(
     place = Round.of(round_keys, samples, multipliers, axis_name)
     z, (center, scale, bounds) = place.rows, place.place
     lengths = jnp.sqrt(jnp.sum(z**2, axis=1))
-    seen = noisy_size_histogram(length_key, gathered(lengths), multipliers.lengths)
+    seen = noisy_size_histogram(
+        length_key,
+        gathered(lengths),
+        multipliers.lengths,
+        num_skipped=_NUM_SKIPPED if d == 1 else 0,
+    )
     radii, left_out = radii_of(seen, multipliers.mean, num_samples, d)
     radii, left_out = radii.astype(z.dtype), left_out.astype(z.dtype)
     sampling = jax.vmap(seen.sum_of_squares)(radii[:-1], radii[1:])
@@ -298,19 +305,18 @@ def layers_of(
     return (depth * weights[None])[:, :, None] * direction[:, None, :], weights
 
 
-def shrunk(layers: jax.Array, variances: jax.Array) -> jax.Array:
-    """Returns the sum of layers (3, k), of which outer ones are shrunk towards zero.
+def kept_of(layers: jax.Array, variances: jax.Array) -> jax.Array:
+    """Returns which parts of outer layers are kept where these shrink towards zero.
 
-    By the share of their energy that is no more than their variance (James and Stein).
+    The share of their energy that is more than their variance (James and Stein).
 
     Args:
-        layers: noisy sums or means.
+        layers: noisy sums or means, shape (3, k).
         variances: shape (3,), of each coordinate of a layer, by noise and sampling.
     """
     energy = jnp.sum(layers[1:] ** 2, axis=1)
     noise = layers.shape[1] * variances[1:]
-    kept = jnp.maximum(0.0, 1 - noise / jnp.maximum(energy, noise))
-    return layers[0] + kept @ layers[1:]
+    return jnp.maximum(0.0, 1 - noise / jnp.maximum(energy, noise))
 
 
 def _layered(
@@ -335,8 +341,9 @@ def _layered(
     noisy = cast(jax.Array, release.update(layers, release.init(layers))[0])
     noisy = noisy / weights[:, None]
     parameters = clipping.noise_parameters(multiplier, num_samples, _NUM_LAYERS * d)
-    variances = (parameters["stddev"] / weights) ** 2
-    mean = shrunk(noisy, variances + sampling)
+    stddev = like(parameters["stddev"], weights)
+    variances = (stddev / weights) ** 2
+    mean = noisy[0] + kept_of(noisy, variances + sampling) @ noisy[1:]
     return mean, jnp.sum(variances)
 
 
@@ -363,7 +370,8 @@ def _squares(
     )
     samples = (short / middle) ** 2
     noisy = cast(jax.Array, release.update(samples, release.init(samples))[0])
-    stddev = clipping.noise_parameters(multipliers.squares, num_samples, d)["stddev"]
+    parameters = clipping.noise_parameters(multipliers.squares, num_samples, d)
+    stddev = like(parameters["stddev"], noisy)
     squares = middle**2 * jnp.maximum(noisy + stddev, 0.0)
     beyond = seen.sum_of_squares(0.0, last) - seen.sum_of_squares(0.0, middle)
     return squares + beyond / (num_samples * d)

@@ -8,6 +8,7 @@ import jax
 import optax
 
 from dpjax import _validate
+from dpjax._rounding import LARGEST
 from dpjax._tree import num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar, SelectionName, Unit
 from dpjax.accounting import PrivacyGuarantee, selection_epsilon, selection_event
@@ -128,6 +129,8 @@ def choose_vertices(
     schedule = cast(optax.Schedule, learning_rate) if callable(learning_rate) else None
     if not callable(learning_rate) and learning_rate is not None:
         _validate.within(0, 1, learning_rate=learning_rate)
+    # A number of float32: what is beyond it gets more noise than it needs.
+    choices = choices._replace(epsilon=min(choices.epsilon, LARGEST))
     step = VertexStep(
         loss_fn=loss_fn,
         batches=Batches.of(data, num_steps, batching, execution),
@@ -171,6 +174,6 @@ def check_start(constraint: VertexConstraint, params: PyTree) -> None:
     _validate.require(is_fine, "constraint", constraint, rule)
     numbers = [*jax.tree.leaves(params), *jax.tree.leaves(constraint)]
     if all(map(_validate.is_concrete, numbers)):
-        _validate.require(
-            bool(constraint.contains(params)), "params", params, f"in {constraint}"
-        )
+        with jax.ensure_compile_time_eval():  # under jit of the key or the data, too
+            is_inside = bool(constraint.contains(params))
+        _validate.require(is_inside, "params", params, f"in {constraint}")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
-from dpjax._types import PyTree, Scalar
+from dpjax._types import Key, PyTree, Scalar
 
 
 class BoundedMean(NamedTuple):
@@ -24,6 +24,24 @@ class BoundedMean(NamedTuple):
     value: PyTree
     noise: dict[str, PyTree]
     limit: Scalar | None
+
+
+class KeyState(NamedTuple):
+    """State of a transformation that draws: the key of its next draws.
+
+    Replace the key after restoring a checkpoint: see the pitfalls of `privatize`.
+    """
+
+    key: Key
+
+    @classmethod
+    def of(cls, key: Key) -> Self:
+        """Returns the state with a copy of a key, so that it may be donated.
+
+        A copy hides from JAX that the key is used a second time, by another run: where
+        it is asked to look for that, the state has the key itself.
+        """
+        return cls(key if jax.debug_key_reuse.value else jnp.copy(key))
 
 
 class PrivateMean(optax.GradientTransformationExtraArgs):

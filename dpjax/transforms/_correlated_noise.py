@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from dpjax._sharding import check_key_varies_as
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.mechanisms import Strategy, gaussian
-from dpjax.transforms._noise import KeyState
+from dpjax.transforms._chain import KeyState
 
 
 class CorrelatedState(NamedTuple):

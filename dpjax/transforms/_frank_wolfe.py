@@ -123,7 +123,7 @@ def frank_wolfe(
         ValueError: If an argument is out of its range, or update gets no params.
 
     Privacy:
-        One update is one selection with `epsilon`: between neighbours, the changes of
+        One update is one selection with `epsilon`: between neighbors, the changes of
         two scores differ by at most diameter("l1")·sensitivity, because
         <v - w, g - g'> <= ||v - w||_1 ||g - g'||_inf, and rounding moves each of the
         four scores by at most `constraint.score_error`·limit. T updates on the same

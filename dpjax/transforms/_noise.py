@@ -1,32 +1,12 @@
 """Gaussian noise of a given standard deviation, as a transformation."""
 
-from typing import NamedTuple, Self
-
 import jax
-import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
 from dpjax._types import Key, Scalar
 from dpjax.mechanisms import gaussian
-
-
-class KeyState(NamedTuple):
-    """State of a transformation that draws: the key of its next draws.
-
-    Replace the key after restoring a checkpoint: see the pitfalls of `privatize`.
-    """
-
-    key: Key
-
-    @classmethod
-    def of(cls, key: Key) -> Self:
-        """Returns the state with a copy of a key, so that it may be donated.
-
-        A copy hides from JAX that the key is used a second time, by another run: where
-        it is asked to look for that, the state has the key itself.
-        """
-        return cls(key if jax.debug_key_reuse.value else jnp.copy(key))
+from dpjax.transforms._chain import KeyState
 
 
 def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformation:

@@ -11,7 +11,7 @@ from dpjax._rounding import ROUNDOFF
 from dpjax._tree import clip, flatten
 from dpjax._types import Key, PeelingNoise, Scalar
 from dpjax.mechanisms import peeling
-from dpjax.transforms._noise import KeyState
+from dpjax.transforms._chain import KeyState
 
 # b^2 rho / (s sensitivity^2) for the scale b of the selection, and the standard
 # deviation of the release in units of b.
@@ -60,7 +60,7 @@ def peel(
         released or public; with Laplace noise it is also epsilon-DP, with
         epsilon = 3 s sensitivity / b = 3 sqrt(2 s rho / 5). In float32 the product with
         the learning rate and params + update are each rounded, by 2^-24 of their
-        magnitude, which is at most max |params| + limit: for two neighbours four times
+        magnitude, which is at most max |params| + limit: for two neighbors four times
         that is added to the sensitivity.
 
     Example:
@@ -100,10 +100,14 @@ def peel(
         next_key, peel_key = jax.random.split(state.key)
         start, unflatten = flatten(params, "params")
         move, _ = flatten(clip(updates, limit), "updates")
-        largest = jnp.max(jnp.abs(start)) + limit
-        widened = sensitivity + 4 * ROUNDOFF * largest
+        # As float64 where that is enabled, so that none of them is rounded down.
+        largest, most, change, cost = (
+            jnp.asarray(x, float)
+            for x in (jnp.max(jnp.abs(start)), limit, sensitivity, rho)
+        )
+        widened = change + 4 * ROUNDOFF * (largest + most)
         factor, stddev = NOISE_FACTORS[noise]
-        scale = widened * jnp.sqrt(factor * sparsity / rho)
+        scale = widened * jnp.sqrt(factor * sparsity / cost)
         sparse = peeling(
             peel_key,
             start + move.astype(start.dtype),

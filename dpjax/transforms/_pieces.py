@@ -7,10 +7,10 @@ adds to that, u = 2^-24 the unit roundoff and L >= |y_1 + ... + y_j| the bound o
 their sums, by coordinate or in the l2 norm as the influences are bounded:
 
 1. y_k itself is rounded. K pieces of its size are no more than 9/8 max(n, 4096) rows,
-   so that both neighbours together are off by 2 u L / K.
+   so that both neighbors together are off by 2 u L / K.
 2. The y_k are added in two floats: each addition is exact, and so is its remainder of
    at most u L (Knuth 1997, Section 4.2.2, Theorem B). To add up the remainders rounds
-   by u (K u L) each of K times: 2 K^2 u^2 L for both neighbours.
+   by u (K u L) each of K times: 2 K^2 u^2 L for both neighbors.
 3. The sum is rounded once, as the mean of a whole batch is: `sensitivity()` counts
    that. For coordinates it counts in steps of the last place, and what 1 and 2 add may
    be one step more, of 2 u L.

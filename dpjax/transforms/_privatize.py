@@ -13,9 +13,8 @@ from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar
 from dpjax.accounting._shared import calibrate_smooth_noise
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
-from dpjax.transforms._chain import BoundedMean, PrivateMean, refuse_wrappers
+from dpjax.transforms._chain import BoundedMean, KeyState, PrivateMean, refuse_wrappers
 from dpjax.transforms._correlated_noise import add_correlated_noise, correlated_state
-from dpjax.transforms._noise import KeyState
 from dpjax.transforms._pieces import whole
 
 
@@ -141,7 +140,7 @@ def privatize(
         is that of the mean over all rows, and every device draws the same noise from
         the same key. If rows are users (`streamed_grad` of data from
         `dpjax.gradients.by_user`), the guarantee is for users: n is their number, and
-        neighbours differ in all records of one user.
+        neighbors differ in all records of one user.
 
         With a strategy `noise_multiplier_to_epsilon` is the cost of all updates of a
         run together: a single update may have less noise. Later transformations,

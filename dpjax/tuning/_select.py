@@ -14,7 +14,8 @@ from dpjax._rounding import rounded_up
 from dpjax._store import Store, opened
 from dpjax._trial_counts import TrialCount, TrialDistribution
 from dpjax._types import REPLACE_ONE, Key, PyTree
-from dpjax.accounting import PrivacyGuarantee, tuning_epsilon
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting._shared import mixture_epsilon
 from dpjax.solvers import Solution
 from dpjax.tuning._runs import Runs, TrainFn
 from dpjax.tuning._scores import Score
@@ -78,12 +79,12 @@ def dp_select(
 
     Privacy:
         (epsilon', delta)-DP for the returned epsilon' <= epsilon, under the relation of
-        the runs: `accounting.tuning_epsilon` of the guarantee that costs most, if those
-        of candidates differ, because a uniform mixture costs at most as much as its
-        worst part (hockey-stick divergences are jointly convex). With a score on a
-        holdout it is the larger of the costs of a run and a score, because between
-        neighbours only one of the two changes its distribution. A score of NaN counts
-        as worst; ties are broken at random. Candidates must not depend on private data.
+        the runs: `accounting.tuning_epsilon` of a run, and where the guarantees of
+        candidates differ, that of the largest delta of any at every epsilon. With a
+        score on a holdout it is the larger of the costs of a run and a score, because
+        between neighbors only one of the two changes its distribution. A score of NaN
+        counts as worst; ties are broken at random. Candidates must not depend on
+        private data.
 
         The number of runs must stay secret. It can be inferred from the running time of
         a search, its memory, its logs, its cache of compiled programs, output of
@@ -210,16 +211,12 @@ def _released_guarantee(
     rule = "REPLACE_ONE: a record that is added may move others into it"
     is_fine = relation is REPLACE_ONE or score.records == "training"
     _validate.require(is_fine, "the relation of a score on a holdout", relation, rule)
-    options: dict[str, Any] = {
-        "mean_trials": law.mean,
-        "distribution": law.distribution,
-    }
     distinct = list(dict.fromkeys(guarantees))
     if score.records == "training":
-        paid = [_both(found, score.privacy) for found in distinct]
+        price = mixture_epsilon([_both(x, score.privacy) for x in distinct], delta, law)
     else:
-        paid = [*distinct, score.privacy]
-    price = max(tuning_epsilon(found, delta, **options) for found in paid)
+        prices = (mixture_epsilon(x, delta, law) for x in (distinct, [score.privacy]))
+        price = max(prices)
     rule = (
         f"at least {rounded_up(price, 6)}, the cost of the search at delta = {delta}: "
         "accounting.tuning_budget is the budget of a run and its score"

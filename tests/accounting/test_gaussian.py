@@ -128,3 +128,13 @@ def test_bad_arguments_are_named(name, bad):
     if name != "epsilon":
         with pytest.raises(ValueError, match=f"^{name} must be .*got"):
             gaussian_epsilon(**{"stddev": 1.0, **good, name: bad})
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-9, 0.1, 0.9])
+def test_noise_of_a_huge_epsilon_falls_and_costs_no_more_than_it(delta):
+    epsilons = [1e7, 1e9, 9.9e9, 1e10, 1.1e10, 9.9e11, 1e12, 1.1e12, 1e20, 1e300]
+    stddevs = [gaussian_stddev(e, delta, sensitivity=1.0) for e in epsilons]
+    assert stddevs == sorted(stddevs, reverse=True)
+    for epsilon, stddev in zip(epsilons, stddevs, strict=True):
+        found = gaussian_epsilon(stddev, delta, sensitivity=1.0)
+        assert (1 - 1e-6) * epsilon < found <= epsilon

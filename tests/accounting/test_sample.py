@@ -14,6 +14,7 @@ from dpjax.accounting import (
     subsample_budget,
     subsample_privacy,
 )
+from tests.refusals import refused
 
 SIZES = [(10, 3), (7, 7), (10**8, 10**6), (10**15, 1)]
 
@@ -53,17 +54,13 @@ def test_no_smaller_epsilon_would_do():
     assert subsample_budget(math.inf, 0.1, num_samples=2, sample_size=1)[0] == math.inf
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: subsample_budget(0.0, 0.0, num_samples=4, sample_size=2), "epsilon"),
-        (lambda: subsample_budget(1.0, 0.5, num_samples=4, sample_size=2), "delta"),
-        (lambda: subsample_budget(1.0, 0.1, num_samples=4, sample_size=5), "sample_s"),
-        (lambda: subsample_budget(1.0, 0.1, num_samples=4, sample_size=0), "sample_s"),
-        (lambda: outer(1.0, 0.0, 0, 1), "num_samples"),
-        (lambda: outer(1.0, 0.0, 9, 1, ADD_OR_REMOVE_ONE), "relation"),
-    ],
+test_bad_input_is_named = refused(
+    lambda call: call(),
+    (lambda: subsample_budget(0.0, 0.0, num_samples=4, sample_size=2), "epsilon"),
+    (lambda: subsample_budget(1.0, 0.5, num_samples=4, sample_size=2), "delta"),
+    (lambda: subsample_budget(1.0, 0.1, num_samples=4, sample_size=5), "sample_s"),
+    (lambda: subsample_budget(1.0, 0.1, num_samples=4, sample_size=0), "sample_s"),
+    (lambda: outer(1.0, 0.0, 0, 1), "num_samples"),
+    (lambda: outer(1.0, 0.0, 9, 1, ADD_OR_REMOVE_ONE), "relation"),
+    said="{}.* must be",
 )
-def test_bad_input_is_named(call, message):
-    with pytest.raises(ValueError, match=f"{message}.* must be"):
-        call()

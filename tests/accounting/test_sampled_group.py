@@ -21,6 +21,7 @@ from dpjax.accounting import (
 from dpjax.accounting._random_allocation import losses_of
 from dpjax.accounting._sampled_group import group_epsilon, step_law
 from dpjax.mechanisms import BandedToeplitz
+from tests.refusals import refused
 
 RELATIONS = (REPLACE_ONE, ADD_OR_REMOVE_ONE)
 EPSILONS = (0.0, 0.3, 1.0, 3.0)
@@ -164,23 +165,18 @@ def test_full_batches_of_a_group_have_so_many_times_the_noise(run):
     assert four == pytest.approx(4 * one, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"group_size": 0}, "group_size must be an integer"),
-        ({"num_bins": 4}, "group_size must be 1 with num_bins or"),
-        ({"num_samples": 9, "batch_size": 2}, "group_size must be 1 with num_bins or"),
-        (
-            {
-                "strategy": BandedToeplitz.square_root(9, 3),
-                "sampling_prob": 0.1,
-                "min_separation": 3,
-                "max_participations": 3,
-            },
-            "group_size must be 1 with a strategy and sampling_prob < 1",
-        ),
-    ],
+test_what_is_not_proved_is_refused = refused(
+    lambda bad: noise_multiplier(1.0, 1e-5, num_steps=9, **{"group_size": 2} | bad),
+    ({"group_size": 0}, "group_size must be an integer"),
+    ({"num_bins": 4}, "group_size must be 1 with num_bins or"),
+    ({"num_samples": 9, "batch_size": 2}, "group_size must be 1 with num_bins or"),
+    (
+        {
+            "strategy": BandedToeplitz.square_root(9, 3),
+            "sampling_prob": 0.1,
+            "min_separation": 3,
+            "max_participations": 3,
+        },
+        "group_size must be 1 with a strategy and sampling_prob < 1",
+    ),
 )
-def test_what_is_not_proved_is_refused(bad, message):
-    with pytest.raises(ValueError, match=message):
-        noise_multiplier(1.0, 1e-5, num_steps=9, **{"group_size": 2} | bad)

@@ -52,6 +52,7 @@ SHOWN = {
     "dp_center_and_scale": 0.6,
     "dp_additive_model": 0.25,
     "dp_additive_model_choice": 0.15,
+    "dp_additive_model_sample": 0.15,
     "dp_linear_model": 0.6,
     "dp_linear_model_intercept": 0.5,
     "dp_linear_model_weights": 0.6,

@@ -68,26 +68,22 @@ def privatized(grads, key, multiplier, relation=REPLACE_ONE):
     return transform.update(grads, transform.init(None))[0]
 
 
-def noise_halved(is_planted):
+def one_update(factor=1.0, relation=REPLACE_ONE):
     multiplier, privacy = gaussian_claim()
-    if is_planted:
-        multiplier /= 2
 
     def release(key, grads):
-        return privatized(grads, key, multiplier)
+        return privatized(grads, key, factor * multiplier, relation)
 
     return gaussian_case(release, *turned([[0.0, 0.0], [3.0, 4.0]]), privacy)
+
+
+def noise_halved(is_planted):
+    return one_update(0.5 if is_planted else 1.0)
 
 
 def sensitivity_of_add_or_remove(is_planted):
     # A record that is replaced moves the sum twice as far as one that is removed.
-    multiplier, privacy = gaussian_claim()
-    relation = ADD_OR_REMOVE_ONE if is_planted else REPLACE_ONE
-
-    def release(key, grads):
-        return privatized(grads, key, multiplier, relation)
-
-    return gaussian_case(release, *turned([[0.0, 0.0], [3.0, 4.0]]), privacy)
+    return one_update(relation=ADD_OR_REMOVE_ONE if is_planted else REPLACE_ONE)
 
 
 def key_used_twice(is_planted):
@@ -322,35 +318,26 @@ def threshold_unpaid(is_planted):
     return gaussian_case(release, jnp.array([[6.0]]), jnp.array([[-3.99]]), privacy)
 
 
-FAULTS: dict[str, Fault] = {
-    "noise_halved": Fault(noise_halved, cost(2)),
-    "sensitivity_of_add_or_remove": Fault(sensitivity_of_add_or_remove, cost(2)),
-    "key_used_twice": Fault(key_used_twice, math.inf),
-    "division_by_realised_size": Fault(division_by_realised_size, cost(2)),
-    "clipping_of_the_batch": Fault(clipping_of_the_batch, cost(8)),
-    "paper_001_scale_that_is_not_smooth": Fault(
-        paper_001_scale_that_is_not_smooth, math.inf
-    ),
-    "paper_002_one_noise_for_all_rounds": Fault(
-        paper_002_one_noise_for_all_rounds, math.inf
-    ),
-    "paper_000_exponent": Fault(
-        paper_000_exponent,
-        jax.eval_shape(
-            partial(l1_regression, calibration="paper"),
-            jax.random.key(0),
-            jnp.zeros((2, 2)),
-        ).privacy.epsilon,
-    ),
-    "paper_003_group_size": Fault(paper_003_group_size, cost(61 / 31)),
-    "paper_002_second_root": Fault(
-        paper_002_second_root,
-        objective_epsilon(roots()[1], DELTA, is_non_increasing=True, **OBJECTIVE),
-    ),
-    "second_moments_without_root_two": Fault(
-        second_moments_without_root_two, cost(2**0.5)
-    ),
-    "threshold_unpaid": Fault(threshold_unpaid, cost(2)),
+PAPER_000 = jax.eval_shape(
+    partial(l1_regression, calibration="paper"), jax.random.key(0), jnp.zeros((2, 2))
+)
+PAPER_002 = objective_epsilon(roots()[1], DELTA, is_non_increasing=True, **OBJECTIVE)
+FAULTS = {
+    build.__name__: Fault(build, epsilon)
+    for build, epsilon in {
+        noise_halved: cost(2),
+        sensitivity_of_add_or_remove: cost(2),
+        key_used_twice: math.inf,
+        division_by_realised_size: cost(2),
+        clipping_of_the_batch: cost(8),
+        paper_001_scale_that_is_not_smooth: math.inf,
+        paper_002_one_noise_for_all_rounds: math.inf,
+        paper_000_exponent: PAPER_000.privacy.epsilon,
+        paper_003_group_size: cost(61 / 31),
+        paper_002_second_root: PAPER_002,
+        second_moments_without_root_two: cost(2**0.5),
+        threshold_unpaid: cost(2),
+    }.items()
 }
 
 

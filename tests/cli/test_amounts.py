@@ -317,7 +317,7 @@ def test_costs_with_a_bought_scale_and_a_ledger(claims):
     text = (claims / "schema.toml").read_text().replace("scale = 1}", "}")
     text = text.replace('"claims", }', '"cost"}')
     (claims / "schema.toml").write_text(text)
-    opened = invoke("ledger", "t.toml", "--epsilon", 3, "--delta", "1e-4")
+    opened = invoke("ledger", "open", "t.toml", "--epsilon", 3, "--delta", "1e-4")
     assert opened[0] == 0
     what = ["--private-ranges", 0.2, "--ledger", "t.toml", "--holdout", 0.2]
     code, _, said = train(*what, "--epsilon", 2, "--power", 1.6, loss="tweedie")

@@ -5,9 +5,14 @@ import os
 import tomllib
 from pathlib import Path
 
+import jax
+import pandas as pd
 import pytest
 
-from dpjax.cli import _describe
+import dpjax
+from dpjax.accounting import subsample_budget
+from dpjax.cli import _describe, _sample
+from dpjax.datasets import Categorical, Numeric
 from tests.cli.command import done, invoke, refusals
 
 SCHEMA = """\
@@ -38,7 +43,7 @@ def describe(*options, source="data.csv", schema="schema.toml", epsilon=2.0):
 
 def opened(*options):
     assert not invoke(
-        "ledger", "t.toml", "--epsilon", 9, "--delta", ".1", *options
+        "ledger", "open", "t.toml", "--epsilon", 9, "--delta", ".1", *options
     ).exit_code
 
 
@@ -54,6 +59,10 @@ test_what_is_wrong_costs_nothing = refusals(
 --records-per-unit 2 => --records-per-unit must be left out wi
 --unit job => --unit must be a column of
 --target z => --target must be a column of
+--max-records 0 => --max-records must be an integer of at least 1
+--max-records 16777217 => --max-records must be at most 16,777,216
+--unit who --max-records 4194305 => --max-records must be at most 4,194,304, with 4
+--max-records 2 --delta .01 => --delta must be below sample_size
 --seed 1 --ledger t.toml => --ledger must be left out with --seed
 --ledger none.toml => --ledger must be a file
 --ledger t.toml --epsilon 99 =>
@@ -80,9 +89,12 @@ def test_files_and_ledger(folder):
     assert "Replacing any one of the 400 records" in " ".join(result.stdout.split())
 
 
-@pytest.mark.parametrize("broken", ["release", "_contents", "_show"])
-def test_a_run_that_was_stopped_goes_on(folder, broken, monkeypatch):
-    options = "--ledger", "t.toml", "--checkpoint", "kept"
+@pytest.mark.parametrize(
+    ("broken", "sample"),
+    [("release", []), ("_contents", ["--max-records", 100]), ("_show", [])],
+)
+def test_a_run_that_was_stopped_goes_on(folder, broken, sample, monkeypatch):
+    options = *sample, "--ledger", "t.toml", "--checkpoint", "kept"
     numbers, release = [], _describe.release
 
     def seen(*arguments, **named):
@@ -122,3 +134,62 @@ def test_persons_are_bounded(folder):
     (row,) = (x for x in content["rows"] if x["column"] + x["statistic"] == "xcount")
     assert row["low"] < 300 < row["high"]
     assert len(runs()) == 1
+
+
+@pytest.mark.parametrize("unit", [None, "who"])
+def test_a_sample_speaks_for_the_file(folder, unit):
+    size, total, each = (100, 400, 1) if unit is None else (40, 100, 3)
+    options = ["--max-records", size, "--ledger", "t.toml", "--by", "job"]
+    if unit is not None:
+        Path("t.toml").unlink()
+        opened("--unit", "who")
+        options += ["--unit", "who", "--records-per-unit", each]
+    result = done(describe(*options))
+    said = " ".join(result.stdout.split())
+    what = "values of who" if unit else "records"
+    assert f"a random sample of {total} {what}: a run on {size} of them may" in said
+    content = json.loads(Path("out/description.json").read_text())
+    delta = total**-1.1
+    epsilon, own = subsample_budget(2.0, delta, num_samples=total, sample_size=size)
+    assert content["sample"]["budget_of_sample"] == {"epsilon": epsilon, "delta": own}
+    assert content["num_samples"] == total * each
+    assert content["sample_size"] == size * each
+    privacy = content["privacy"]
+    assert 0.999 * 2 < privacy["epsilon"] <= 2
+    assert 0.999 * delta < privacy["delta"] <= delta
+    assert f"any one of the {total} " in privacy["description"]
+    costs = [cost["epsilon"] for cost in content["costs"]]
+    assert 0 < min(costs) < max(costs) < 2
+    rows = [row for row in content["rows"] if row["column"] == "job"]
+    counts = {row["of"]: row for row in rows if row["statistic"] == "count"}
+    assert counts["cook"]["low"] < total * each / 3 < counts["cook"]["high"]
+    (paid,) = runs()
+    assert paid["parts"][0].startswith("description, epsilon = 2, delta = ")
+    assert f"records = {total}\n" in Path("t.toml").read_text()
+    done(invoke("report", "out", "--format", "md"))
+    assert f"Sample: {size} of them" in Path("out/report.md").read_text()
+
+
+def test_no_more_records_than_may_be_drawn_are_no_sample(folder):
+    Path("t.toml").unlink()
+    found = []
+    for more in ([], ["--max-records", 400]):
+        done(describe("--seed", 3, *more))
+        found.append(Path("out/description.json").read_text())
+    assert found[0] == found[1]
+    schema = {
+        "x": Numeric(0, 1, limit=2),
+        "job": Categorical(("cook", "smith")),
+        "y": None,
+        "years": Numeric(0.5, 0.5, limit=1),
+    }
+    same = dpjax.describe(
+        pd.read_csv("data.csv"), schema, key=jax.random.key(3), epsilon=2.0
+    )
+    assert json.loads(same.to_json())["rows"] == json.loads(found[0])["rows"]
+
+
+def test_of_many_cells_a_sample_is_the_default(folder, monkeypatch):
+    monkeypatch.setattr(_sample, "MOST_CELLS", 400)
+    result = done(describe())
+    assert "a run on 100 of them" in " ".join(result.stdout.split())

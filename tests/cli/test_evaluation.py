@@ -5,6 +5,7 @@ import math
 from types import SimpleNamespace
 
 import jax
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import NonPrivateDpEvent
@@ -264,6 +265,38 @@ def test_noise_of_counts_hides_their_last_bits(multiplier):
         assert 0.85 < np.std(noise) / stddev < 1.15
     again, _ = _noisy_counts.Release(jax.random.key(0), multiplier)(counts, 2.0)
     np.testing.assert_array_equal(again, released)
+
+
+@pytest.mark.parametrize("size", [68, 84_000])
+@pytest.mark.parametrize("multiplier", [0.1, 3.0, 300.0, 1e5])
+def test_raised_noise_pays_for_being_discrete(monkeypatch, size, multiplier):
+    """With (3) and (4) of `dpjax.accounting._discrete_gaussian`, for two releases."""
+    units = []
+
+    def zero(shape, *, stddev, random_bytes):
+        units.append(math.sqrt(shape[0]) * stddev)
+        return np.zeros(shape, np.int64)
+
+    monkeypatch.setattr(_noisy_counts, "discrete_gaussian", zero)
+    sensitivity = math.sqrt(size / 20)
+    release = _noisy_counts.Release(jax.random.key(0), multiplier)
+    _, stddev = release(np.zeros(size), sensitivity)
+
+    def delta(epsilon, mu):
+        a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+        return mpmath.ncdf(a) - mpmath.exp(epsilon) * mpmath.ncdf(b)
+
+    eta = 2 * size * 30**2 / (8 * units[0] ** 2)
+    root, checked = math.sqrt(2), 0
+    with mpmath.workdps(60):
+        for epsilon in (1e-7, 1e-5, 1e-3, 0.1, 1.0, 10.0, 100.0):
+            claim = delta(epsilon, mpmath.mpf(root / multiplier))
+            if 1e-100 < claim <= 0.5:
+                mu = mpmath.mpf(root * sensitivity / stddev)
+                spent = mpmath.exp(eta) * delta(epsilon - 2 * eta, mu)
+                assert spent + mpmath.mpf("1e-140") <= claim
+                checked += 1
+    assert checked >= 1
 
 
 def test_the_split_is_public():

@@ -28,13 +28,13 @@ from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table
 from dpjax.cli._spending import prices
 from dpjax.datasets import Categorical
-from tests.cli.command import done, invoke, refusals, refused
+from tests.cli.command import done, invoke, refusals, refused, words_of
 
 
 @pytest.fixture
 def folder(folder):
     """A working directory with a file of 400 records, its schema, and a ledger."""
-    done(invoke("ledger", "t.toml", "--epsilon", 3, "--delta", "1e-4"))
+    done(invoke("ledger", "open", "t.toml", "--epsilon", 3, "--delta", "1e-4"))
     return folder
 
 
@@ -81,7 +81,7 @@ def test_the_file_is_read_as_it_was_written(folder):
     # Of the time there is the day alone, in the file and of the file.
     assert entries()[0]["at"] == entry.at
     assert (folder / "t.toml").stat().st_mtime % 86_400 == 0
-    shown = " ".join(invoke("ledger", "t.toml").stdout.split())
+    shown = " ".join(invoke("ledger", "show", "t.toml").stdout.split())
     assert "All runs together: epsilon = 3, delta = 0.0001" in shown
     assert "What is left affords one run of Gaussian noise" in shown
     spent = gaussian_epsilon(5.0, 1e-4, sensitivity=1.0)
@@ -123,7 +123,7 @@ def test_a_ledger_is_opened_under_its_lock(folder, monkeypatch):
             yield
 
     monkeypatch.setattr(_files, "locked", waits)
-    opened = invoke("ledger", new, "--epsilon", 9, "--delta", "1e-4")
+    opened = invoke("ledger", "open", new, "--epsilon", 9, "--delta", "1e-4")
     assert "LEDGER must be a new file" in opened.stderr
     assert new.read_bytes() == charged
 
@@ -280,14 +280,33 @@ def test_a_run_beyond_the_limit_is_refused_before_anything(folder, monkeypatch):
     text += f"parts=[]\ndivergence={left!r}\ndelta=0.0\n"
     (folder / "t.toml").write_text(text)
     assert "Nothing is left." in train(epsilon=0.1).stderr
-    assert "Nothing is left." in invoke("ledger", "t.toml").stdout
+    assert "Nothing is left." in invoke("ledger", "show", "t.toml").stdout
     assert read_ledger(folder / "t.toml").entries[0].at == datetime.date(2026, 1, 1)
     # However much was spent, there is no room.
     (folder / "t.toml").write_text(
         text + text[text.index("[[runs]]") :].replace(repr(left), "1e308") * 2
     )
     assert "Nothing is left." in train(epsilon=0.1).stderr
-    assert "3 runs on 2026-01-01 have spent" in invoke("ledger", "t.toml").stdout
+    assert (
+        "3 runs on 2026-01-01 have spent" in invoke("ledger", "show", "t.toml").stdout
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train data.csv --loss squared",
+        "tune data.csv --loss huber --over scale=1,2 --trials 3",
+        "describe data.csv",
+    ],
+)
+def test_a_refusal_begins_with_what_is_left_in_epsilon(folder, command):
+    what = *command.split(), "--schema", "schema.toml", "--delta", "1e-6"
+    refusal = invoke(*what, "--epsilon", 3.5, "--ledger", "t.toml", "--output", "out")
+    left = "What is left affords one run of Gaussian noise, as of linear-model, of "
+    assert words_of(refusal.stderr).startswith(f"Error: {left}about epsilon = 2.5")
+    assert refusal.exit_code == 2
+    assert entries() == []
 
 
 @pytest.mark.parametrize("options", [[], ["--steps", 7]])
@@ -301,7 +320,7 @@ def test_a_folder_of_another_run_is_refused_before_it_is_paid(folder, options):
     assert entries() == []
 
 
-LEDGER = "--ledger must be a file that dpjax ledger has written"
+LEDGER = "--ledger must be a file that dpjax ledger open has written"
 HEAD = """format = 1
 [limit]
 relation = "REPLACE_ONE"
@@ -321,7 +340,7 @@ delta = 0
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "dpjax ledger FILE --epsilon E --delta D opens one"),
+        (None, "dpjax ledger open FILE --epsilon E --delta D writes one"),
         ("[", LEDGER),
         ("format = 2", "its format is 2, not 1"),
         ("format = 1", LEDGER),
@@ -359,14 +378,14 @@ def test_what_is_no_ledger_is_refused(folder, text, message):
 
 test_wrong_ledgers_are_not_opened = refusals(
     """
-ledger t.toml --epsilon 1 --delta 0.1 => LEDGER must be a new
-ledger new.toml --epsilon 1 => --delta must be given with
-ledger new.toml --delta 0.1 => --delta must be given with
-ledger n.toml --epsilon 0 --delta 0 => --epsilon must be
-ledger n.toml --epsilon 1 --delta 1 => --delta must be
-ledger new.csv --epsilon 1 --delta 0 => that ends in .toml
-ledger t.toml --unit a => --unit must be left out without --ep
-ledger none.toml => --ledger must be a file; dpjax ledger FILE --eps
+ledger open t.toml --epsilon 1 --delta 0.1 => LEDGER must be a new
+ledger open new.toml --epsilon 1 => Missing option '--delta'
+ledger open new.toml --delta 0.1 => Missing option '--epsilon'
+ledger open n.toml --epsilon 0 --delta 0 => --epsilon must be
+ledger open n.toml --epsilon 1 --delta 1 => --delta must be
+ledger open new.csv --epsilon 1 --delta 0 => that ends in .toml
+ledger show none.toml => --ledger must be a file; dpjax ledger open FILE --eps
+ledger t.toml => No such command 't.toml'
 train adult --epsilon 1 --ledger t.toml => left out with adult, which has its own
 """
 )
@@ -375,18 +394,18 @@ train adult --epsilon 1 --ledger t.toml => left out with adult, which has its ow
 def test_a_ledger_of_persons_takes_runs_on_persons(folder):
     Path("t.toml").unlink()
     what = ["--epsilon", 3, "--delta", "1e-4", "--unit", "who"]
-    done(invoke("ledger", "t.toml", *what))
+    done(invoke("ledger", "open", "t.toml", *what))
     assert read_ledger(Path("t.toml")).unit == "who"
     for unit in ([], ["--unit", "y"]):
         assert "--unit must be who, as in --ledger t.toml" in train(*unit).stderr
     charge_one(gaussian(), unit="who")
     # Nor does one on persons go with a ledger of records.
     Path("t.toml").unlink()
-    done(invoke("ledger", "t.toml", *what[:4]))
+    done(invoke("ledger", "open", "t.toml", *what[:4]))
     assert "--unit must be None, as in" in train("--unit", "who").stderr
     Path("t.toml").unlink()
-    done(invoke("ledger", "t.toml", *what))
-    shown = " ".join(invoke("ledger", "t.toml").stdout.split())
+    done(invoke("ledger", "open", "t.toml", *what))
+    shown = " ".join(invoke("ledger", "show", "t.toml").stdout.split())
     assert "all records with one who" in shown
 
 

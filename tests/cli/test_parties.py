@@ -8,8 +8,13 @@ import sys
 import numpy as np
 import pytest
 
+from dpjax.accounting import PrivacyGuarantee, gaussian_event
 from dpjax.cli import _parties
-from tests.cli.command import invoke, refusals, refused
+from dpjax.cli._made_records import made_records
+from dpjax.cli._schema import Schema
+from dpjax.datasets import Numeric
+from dpjax.solvers import Solution
+from tests.cli.command import done, invoke, refusals, refused, words_of
 
 
 @pytest.mark.slow
@@ -54,6 +59,33 @@ def test_a_party_that_fails_is_named_and_nothing_is_written(tmp_path, monkeypatc
     with pytest.raises(ChildProcessError, match="party 1"):
         _parties.train_with_parties(settings)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("loss", "score"), [("squared", "error"), ("logistic", "acc")])
+def test_what_parties_trained_has_a_report(tmp_path, loss, score):
+    schema = Schema({"x": Numeric(0.0, 1.0)}, None)
+    data = made_records(schema, 50, loss, tail=3.0, signal=0.5, seed=0)
+    options = {"source": "adult", "epsilon": 1.0, "num_parties": 3, "max_colluding": 2}
+    settings = _parties.PartySettings(**options)
+    noise = {"num_steps": 50, "noise_multiplier": 3.7306}
+    noise |= {"num_parties": 3, "num_live": 3, "num_samples": 50}
+    privacy = PrivacyGuarantee.of(
+        1.0, 1e-5, dp_event=gaussian_event(3.7306), num_samples=50
+    )
+    solution = Solution(np.ones(2), privacy, noise)
+    for name, content in _parties._files(settings, data, solution).items():
+        (tmp_path / name).write_bytes(content)
+    done(invoke("report", tmp_path, "--format", "md"))
+    text = words_of((tmp_path / "report.md").read_text().replace("\\", ""))
+    for words in (
+        "The table is a public data set",
+        "holds against any 2 of the other parties too",
+        "Measured on public test records.",
+        "dpjax parties made records --epsilon 1 --delta",
+        "--num-parties 3, with",
+        score,
+    ):
+        assert words in text
 
 
 @pytest.fixture

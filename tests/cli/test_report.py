@@ -10,11 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dp_accounting import UnsupportedDpEvent
 from markdown_it import MarkdownIt
+from scipy.stats import norm
 
 from dpjax import load_model
 from dpjax._pages import Rows, Text, markdown_of
 from dpjax._untrusted import printable
+from dpjax.accounting import PrivacyGuarantee, noise_multiplier, subsample_budget
+from dpjax.accounting._shared import group_budget
+from dpjax.cli._report_page import _with_event
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models._shared import model_file
 from tests.cli.command import done, invoke, refused, tree
@@ -60,19 +65,19 @@ RUNS = {  # a command, and what is said of its run
     "ranges": (
         f"train {GIVEN} open.toml --loss squared --private-ranges .5 {DESCENT}",
         *("released privately", "of it, centers and scales", "No ledger was given"),
-        "Nothing was released of that; --holdout 0.2 pays for it.",
+        "No scores were released; --holdout 0.2 releases them with a separate",
     ),
     "persons": (
         f"train {SQUARED} {DESCENT} --unit who --records-per-unit 2",
         "Table: data.csv, 50 values of who",
         "for each group of records with one who",
         "All records with one who are protected together; 2 of them count at most.",
-        "All of it follows from epsilon and delta alone",
+        "All of it follows from the run's Gaussian noise.",
     ),
     "sampled": (
         f"train {SQUARED} {DESCENT} --max-records 200 --holdout .3",
         *("Table: data.csv, 400 records", "Sample: 200 of them, drawn at random."),
-        "on the sample, by itself | 8.69",
+        *("on the sample, by itself | 8.69", "the run's Gaussian noise"),
     ),
     "tuned": (
         f"tune {SQUARED} {DESCENT} --over learning_rate=.1,1 --trials 2 --holdout .3",
@@ -104,7 +109,7 @@ def table(tmp_path_factory):
     (folder / "data.csv").write_text("\n".join(["who,x,job,y,sold", *rows]))
     for name, text in SCHEMAS.items():
         (folder / f"{name}.toml").write_text(text)
-    done(invoke("ledger", folder / "t.toml", "--epsilon", 90, "--delta", ".01"))
+    done(invoke("ledger", "open", folder / "t.toml", "--epsilon", 90, "--delta", ".01"))
     return folder
 
 
@@ -154,6 +159,36 @@ def written(*arguments):
 
 def rendered(markdown):
     return MarkdownIt("commonmark").enable("table").render(markdown)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("share", [1.0, 0.1])
+@pytest.mark.parametrize("num_steps", [1, 50])
+def test_attacks_on_units_and_samples_are_those_of_gaussian_noise(
+    size, share, num_steps
+):
+    asked, sizes = (1.0, 1e-5), {"num_samples": 1000, "sample_size": int(1000 * share)}
+    own = subsample_budget(*asked, **sizes)
+    each = group_budget(*own, size)
+    multiplier = noise_multiplier(*each, num_steps=num_steps)
+    said = {"epsilon": asked[0], "delta": asked[1]}
+    content = {"privacy": said, "stats": {"noise_multiplier": multiplier}}
+    content["stats"]["num_steps"] = num_steps
+    if size > 1:
+        content["unit"] = {"records_per_unit": size}
+    if share < 1:
+        budget = dict(zip(said, own, strict=True))
+        numbers = {"num_records": 1000, "max_records": sizes["sample_size"]}
+        content["sample"] = {"budget_of_sample": budget, **numbers}
+    claimed = PrivacyGuarantee.of(*asked, dp_event=UnsupportedDpEvent())
+    rates = np.array([1e-3, 0.01, 0.1])
+    found = _with_event(content, claimed).tradeoff(rates)
+    # With probability `share` the record is in the sample: Dong, Roth, Su, section 4.
+    mu = size * num_steps**0.5 / multiplier
+    exact = share * norm.cdf(norm.ppf(rates) + mu) + (1 - share) * rates
+    np.testing.assert_allclose(found, exact, rtol=1e-4)
+    assert np.all(found >= exact)
+    assert np.all(found < 0.99 * claimed.tradeoff(rates))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -261,8 +296,9 @@ def changed(**changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-BOTH = "RUN must be a folder that has either report.json of dpjax train or tune, or de"
-OTHER = "RUN must be what dpjax train, tune or describe has written, got 'linear/report"
+BOTH = "RUN must be a folder that has either report.json of dpjax train, tune or par"
+OTHER = "RUN must be what dpjax train, tune, parties or describe has written, got "
+OTHER += "'linear/report"
 
 
 @pytest.mark.parametrize(
@@ -278,7 +314,7 @@ OTHER = "RUN must be what dpjax train, tune or describe has written, got 'linear
         (["linear"], lambda: changed(num_samples="x"), OTHER),
         (["linear"], lambda: changed(evaluation={"measures": []}), OTHER),
         (["linear"], lambda: changed(privacy=None), OTHER),
-        (["t.toml"], None, "RUN must be what dpjax train, tune or describe has wri"),
+        (["t.toml"], None, "RUN must be what dpjax train, tune, parties or describe"),
         (["linear", "--ledger", "linear/report.json"], None, "--ledger must be a f"),
         (["linear", "--output", "a.md"], None, "--output must be a file that ends in"),
         (["t.html", "--output", "t.html"], None, "--output must be another file th"),

@@ -13,7 +13,7 @@ from dpjax import _csv, _tables
 from dpjax._reservoir import Tags
 from dpjax._tables import column_names, read_columns
 from dpjax._texts import PLAIN, Texts, numbers_of
-from dpjax.accounting import subsample_budget
+from dpjax.accounting import noise_multiplier, subsample_budget
 from dpjax.cli import _sample, _train
 from dpjax.cli._sample import Draw
 from dpjax.cli._settings import Settings
@@ -141,7 +141,7 @@ def table(tmp_path, monkeypatch):
 def test_a_run_on_a_sample(table, unit):
     size, total = (100, 1000) if unit is None else (60, 250)
     options = ["--max-records", size, "--holdout", 0.2, "--ledger", "t.toml"]
-    opened = ["ledger", "t.toml", "--epsilon", "3", "--delta", "0.05"]
+    opened = ["ledger", "open", "t.toml", "--epsilon", "3", "--delta", "0.05"]
     if unit is not None:
         options += ["--unit", "who", "--records-per-unit", 3]
         opened += ["--unit", "who"]
@@ -171,6 +171,20 @@ def test_a_run_on_a_sample(table, unit):
     done(command(*options))
     assert (table / "out" / "model.npz").read_bytes() != first
     assert command(*options).exit_code == 2  # it is the third of epsilon = 1
+
+
+def test_curves_of_a_sample(table):
+    words = ["train", "data.csv", "--schema", "schema.toml", "--loss", "squared"]
+    words += ["--model", "additive", "--epsilon", 80, "--max-records", 600]
+    done(invoke(*words, "--output", "out"))
+    report = json.loads((table / "out" / "report.json").read_text())
+    own = report["sample"]["budget_of_sample"]
+    assert report["method"] == "DP additive model"
+    assert report["num_samples"] == 600
+    multiplier = noise_multiplier(own["epsilon"], own["delta"], num_steps=1)
+    assert report["stats"]["noise_multiplier"] == pytest.approx(multiplier, rel=1e-6)
+    assert 0.999 * 80 < report["privacy"]["epsilon"] <= 80
+    assert "any one of the 1,000 records" in report["privacy"]["description"]
 
 
 @pytest.mark.parametrize("unit", [[], ["--unit", "who", "--records-per-unit", 1]])
@@ -254,7 +268,7 @@ def test_a_search_on_a_sample(table):
     words += ["--epsilon", 1, "--over", "learning_rate=0.1,1", "--trials", 2]
     words += ["--steps", 2, "--output", "out", "--max-records", 200, "--holdout", 0.2]
     words += ["--ledger", "t.toml"]
-    opened = ["ledger", "t.toml", "--epsilon", "3", "--delta", "0.05"]
+    opened = ["ledger", "open", "t.toml", "--epsilon", "3", "--delta", "0.05"]
     done(invoke(*opened))
     done(invoke(*words))
     report = json.loads((table / "out" / "report.json").read_text())

@@ -127,7 +127,7 @@ def test_from_data_warns_and_guesses(tmp_path):
     TABLE.write_csv(tmp_path / "data.csv")
     given = tmp_path / "data.csv", "--target", "smoker", "--from-data"
     content, said = proposed(*given)
-    assert "no guarantee of a model that is trained with it covers that" in said
+    assert "the guarantee of a model that uses them does not cover that" in said
     assert content["columns"] == {
         "sold": {"categories": ["true"]},
         "kind": {"categories": ["b"]},
@@ -194,6 +194,7 @@ TARGET = "[target]\ncenter = 0\nscale = 1\n"
         (f"columns.a = {{categories = ['1', 1]}}\n{TARGET}", "distinct"),
         (f"columns.a = {{categories = [1, true]}}\n{TARGET}", "distinct"),
         (f"columns.a = {{categories = [[1]]}}\n{TARGET}", "texts or numbers"),
+        (f"columns.a = {{categories = ['nan']}}\n{TARGET}", "no nan, NaT or <NA>"),
         ("columns.a = {}\ntarget = {column = 3}", "column of .target"),
         (f"columns.a = {{categories = 'ab'}}\n{TARGET}", "a list"),
         ("target.positive = 'x'\ncolumns.a = {center=0, scale=1}", r"in \[target\]"),

@@ -6,6 +6,7 @@ import json
 import tomllib
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -175,7 +176,7 @@ def test_what_a_run_may_spend_is_rounded_up(capsys):
 
 @pytest.mark.slow
 def test_the_best_model_is_written_like_one_of_train(folder):
-    invoke("ledger", "t.toml", "--epsilon", 9, "--delta", "1e-4")
+    invoke("ledger", "open", "t.toml", "--epsilon", 9, "--delta", "1e-4")
     done(tune("--holdout", 0.2, "--ledger", "t.toml"))
     report = json.loads(Path("out/report.json").read_text())
     tuning = report["tuning"]
@@ -198,6 +199,31 @@ def test_the_best_model_is_written_like_one_of_train(folder):
     ]
     done(invoke("predict", "out/model.npz", "data.csv", "--output", "p.csv"))
     assert len(Path("p.csv").read_text().splitlines()) == 401
+
+
+@pytest.mark.slow
+def test_runs_after_the_first_compile_nothing(folder, monkeypatch):
+    compiled, before = [], []
+    with_run = _search.Progress.with_run
+
+    def counted(self, *run):
+        before.append(len(compiled))
+        return with_run(self, *run)
+
+    def listen(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(seconds)
+
+    monkeypatch.setattr(_search.Progress, "with_run", counted)
+    monkeypatch.setattr(_select, "draw_count", lambda *law: 6)
+    jax.clear_caches()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        done(tune("--over", "scale=1,2", "--method", "gradient-descent"))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert 0 < before[0] == before[-1]
+    assert len(before) == 6
 
 
 @pytest.mark.slow
@@ -225,7 +251,7 @@ def test_how_many_runs_there_were_is_in_no_output(folder, monkeypatch):
 
 @pytest.mark.slow
 def test_a_search_that_was_stopped_goes_on_and_pays_once(folder, monkeypatch):
-    invoke("ledger", "t.toml", "--epsilon", 90, "--delta", "1e-4")
+    invoke("ledger", "open", "t.toml", "--epsilon", 90, "--delta", "1e-4")
     drawn, done_runs = [], []
     with_run = _search.Progress.with_run
     monkeypatch.setattr(_select, "draw_count", lambda *law: drawn.append(law) or 3)

@@ -191,7 +191,17 @@ def test_persons_from_end_to_end(tmp_path, monkeypatch, method):
         "--ledger",
         "t.toml",
     ]
-    opened = ["ledger", "t.toml", "--epsilon", 40, "--delta", 0.05, "--unit", "who"]
+    opened = [
+        "ledger",
+        "open",
+        "t.toml",
+        "--epsilon",
+        40,
+        "--delta",
+        0.05,
+        "--unit",
+        "who",
+    ]
     done(invoke(*opened))
     result = done(invoke(*what))
     shown = " ".join(result.stdout.split())

@@ -19,6 +19,7 @@ from dpjax.constraints import (
     grid_net,
     halton_net,
 )
+from tests.refusals import refused
 
 LOWER, UPPER = np.array([-1.0, 0.0, 2.0]), np.array([1.0, 0.3, 2.0])
 SETS = {
@@ -88,24 +89,19 @@ def test_a_net_too_large_is_refused_with_its_size_before_it_exists():
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: grid_net(SETS["box"], 2, radius=1.0), "num_coordinates must be 3"),
-        (lambda: grid_net(SETS["l2"], 0, radius=1.0), "num_coordinates must be"),
-        (lambda: grid_net(SETS["l2"], 2, radius=0.0), "radius must be between"),
-        (lambda: grid_net(SETS["l2"], 2, radius=math.nan), "radius must be between"),
-        (lambda: grid_net(SETS["l2"], 2, radius="1"), "radius must be a number"),
-        (lambda: grid_net(Polytope(np.eye(2)), 2, radius=1.0), "constraint must be"),
-        (lambda: halton_net(SETS["l2"], 2, num_candidates=9), "box must be a Box"),
-        (lambda: halton_net(SETS["box"], 2, num_candidates=9), "num_coordinates must"),
-        (lambda: halton_net(SETS["box"], 3, num_candidates=0), "num_candidates must"),
-        (
-            lambda: halton_net(SETS["box"], 3, num_candidates=20_000_001),
-            "num_candidates must be at most 20,000,000, got 20000001",
-        ),
-    ],
+test_bad_arguments = refused(
+    lambda make: make(),
+    (lambda: grid_net(SETS["box"], 2, radius=1.0), "num_coordinates must be 3"),
+    (lambda: grid_net(SETS["l2"], 0, radius=1.0), "num_coordinates must be"),
+    (lambda: grid_net(SETS["l2"], 2, radius=0.0), "radius must be between"),
+    (lambda: grid_net(SETS["l2"], 2, radius=math.nan), "radius must be between"),
+    (lambda: grid_net(SETS["l2"], 2, radius="1"), "radius must be a number"),
+    (lambda: grid_net(Polytope(np.eye(2)), 2, radius=1.0), "constraint must be"),
+    (lambda: halton_net(SETS["l2"], 2, num_candidates=9), "box must be a Box"),
+    (lambda: halton_net(SETS["box"], 2, num_candidates=9), "num_coordinates must"),
+    (lambda: halton_net(SETS["box"], 3, num_candidates=0), "num_candidates must"),
+    (
+        lambda: halton_net(SETS["box"], 3, num_candidates=20_000_001),
+        "num_candidates must be at most 20,000,000, got 20000001",
+    ),
 )
-def test_bad_arguments(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import coverage, record
+from benchmarks import coverage, populations, record
 from benchmarks.coverage import (
     LAWS,
     QUANTILE_LAWS,
@@ -76,6 +76,7 @@ def test_what_is_recorded_is_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(coverage, "LAWS", {"normal": LAWS["normal"]})
     laws = {"quantiles, t3": QUANTILE_LAWS["quantiles, t3"]}
     monkeypatch.setattr(coverage, "QUANTILE_LAWS", laws)
+    monkeypatch.setattr(populations, "COLUMNS", [])
     coverage.run(coverage.PATH)
     quantiles, row = record.read(coverage.PATH).rows.values()
     assert quantiles["missed"] == [15] * 3
@@ -87,3 +88,22 @@ def test_what_is_recorded_is_shown(tmp_path, monkeypatch):
     assert line in text
     assert "## n = 2,000, epsilon 1\n" in text
     assert "| normal | 80 | 0.75 | 0.75 | 0.75 | 2 | 2 | 0.25 |" in text
+
+
+@pytest.mark.slow
+def test_real_columns_are_populations(tmp_path, monkeypatch):
+    monkeypatch.setattr(populations, "COLUMNS", [("adult", "age")])
+    monkeypatch.setattr(populations, "EPSILONS", (5.0,))
+    monkeypatch.setattr(populations, "NUM_SAMPLES", 4_000)
+    (place,) = populations.places()
+    rows, _ = populations.cell(8, 4, place)
+    assert [name for *_, name in rows] == list(populations.STATISTICS)
+    for (*_, name), row in rows.items():
+        held, finite, plain = (np.array(row[x]) for x in ("held", "finite", "plain"))
+        assert np.sum(held) >= 0.6 * np.sum(finite)
+        assert np.sum(plain) >= 0.6 * 8 * len(plain)
+        assert "groups" in name or (finite == 8).all()
+        assert 0.5 < row["width"] < 20
+    text = populations.table(rows)
+    assert text.count("| adult, age | 5 |") == len(rows)
+    assert populations.table({}) == ""

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax._sums.stream import FactoredSamples
+from dpjax._sums.samples import FactoredSamples
 from dpjax.estimators import Clipping, Normalization, SmoothedClipping
 from dpjax.estimators._shared import clip_to_norm
 

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax._sums import leaves as forms
-from dpjax._sums.addition import add_rows
-from dpjax._sums.leaves import OuterProducts, TableRows
-from dpjax._sums.norms import LONGEST
-from dpjax._sums.stream import FactoredSamples, SampleStream
+from dpjax._sums import samples as forms
+from dpjax._sums.samples import LONGEST, FactoredSamples, OuterProducts, add_rows
+from dpjax._sums.stream import SampleStream
+from dpjax._sums.tables import TableRows, scatter_add
 from dpjax.estimators import (
     Clipping,
     SmoothedClipping,
@@ -393,7 +392,7 @@ def test_rows_of_a_table_add_up_to_the_same_bits_in_any_order(scale, plan):
     rng = np.random.default_rng(0)
     places = rng.integers(0, 9, 500)  # 7 and 8 are outside of the table
     rows = np.float32(scale * rng.standard_t(2, (500, 3)))
-    add = jax.jit(lambda *x: forms.scatter_add(500, jnp.zeros((7, 3)), *x))
+    add = jax.jit(lambda *x: scatter_add(500, jnp.zeros((7, 3)), *x))
     found = np.asarray(add(places, rows))
     order = rng.permutation(500)
     np.testing.assert_array_equal(found, add(places[order], rows[order]))
@@ -407,8 +406,6 @@ def test_rows_of_a_table_add_up_to_the_same_bits_in_any_order(scale, plan):
 @pytest.mark.parametrize("plan", ["parallel"], indirect=True)
 def test_a_row_near_the_largest_float_leaves_other_places_finite(plan):
     rows = jnp.asarray([[3e38], [1.0], [2.0]])
-    add = jax.jit(
-        lambda x: forms.scatter_add(3, jnp.zeros((2, 1)), jnp.array([0, 1, 1]), x)
-    )
+    add = jax.jit(lambda x: scatter_add(3, jnp.zeros((2, 1)), jnp.array([0, 1, 1]), x))
     assert jnp.isfinite(add(rows)[1]).all()
     np.testing.assert_array_equal(add(rows.at[0].set(0.0)), [[0.0], [3.0]])

@@ -9,10 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax._sums.digits import _split, digit_layout
-from dpjax._sums.fold import block_length
-from dpjax._sums.layout import Layout, Sizes
-from dpjax._sums.stream import SampleStream
+from dpjax._sums.fold import _split, block_length, digit_layout
+from dpjax._sums.stream import Layout, SampleStream, Sizes
 from dpjax.estimators import (
     AdaptiveThreshold,
     Clipping,

@@ -27,7 +27,7 @@ from tests import registry
 # its binade the limit lies.
 THRESHOLDS = [0.7, 1.0, 1.1, 1.2, 3.0]
 ROBUST = [
-    registry.ESTIMATORS[name].make(size)
+    registry.ESTIMATORS[name](size)
     for name, size in zip(
         registry.bounded_estimators(1.0), itertools.cycle(THRESHOLDS), strict=False
     )

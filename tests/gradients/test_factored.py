@@ -29,6 +29,15 @@ def numbers(*shape, seed=0):
     return jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
 
+def assert_same_on_two_devices(loss_fn, params, batch):
+    """Clipping has the same mean of a batch whose rows are on two devices."""
+    mesh = jax.make_mesh((2,), ("rows",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    grad_fn = jax.jit(dpjax.robust_grad(loss_fn, Clipping(0.5)))
+    found, expected = (grad_fn(params, x) for x in (jax.device_put(batch, rows), batch))
+    chex.assert_trees_all_close(found, expected, rtol=0, atol=1e-6)
+
+
 def ways(loss_fn, params, batch):
     """Each parameter's way and the reason, by name."""
     return {x.name: (x.way, x.why) for x in check_model(loss_fn, params, batch).rows}
@@ -108,9 +117,6 @@ OTHERS = {
     "multiplied by 2 vectors": lambda w, x: jnp.sum((jnp.stack([x, -x]) @ w) ** 2),
     "used inside scan": lambda w, x: jnp.sum(
         x @ jax.lax.scan(lambda w, _: (jnp.tanh(w), None), w, None, length=2)[0]
-    ),
-    "used inside cond": lambda w, x: jnp.sum(
-        jax.lax.cond(x[0] > 0, lambda w: (x @ w) ** 2, lambda w: x @ w, w)
     ),
     "returned from remat2": lambda w, x: jnp.sum(
         x @ jax.checkpoint(lambda w: w.T)(w).T

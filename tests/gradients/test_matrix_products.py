@@ -8,12 +8,15 @@ from jax import lax
 from jax.extend import core
 
 import dpjax
-from dpjax._sums.leaves import MatrixProducts
-from dpjax._sums.norms import NORM_ERROR, balanced, squared_norm_of_matrices
-from dpjax._sums.stream import FactoredSamples
+from dpjax._sums.matrices import MatrixProducts, balanced, squared_norm_of_matrices
+from dpjax._sums.samples import NORM_ERROR, FactoredSamples
 from dpjax.estimators import Clipping
 from dpjax.gradients import explain
-from tests.gradients.test_factored import assert_same_mean, numbers
+from tests.gradients.test_factored import (
+    assert_same_mean,
+    assert_same_on_two_devices,
+    numbers,
+)
 
 pytestmark = pytest.mark.optimized
 
@@ -136,7 +139,7 @@ def cancelling_batches(rng, shape, q):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
 def test_no_record_of_many_positions_moves_the_mean_too_far(dtype, monkeypatch):
     """Held as matrices, though they are no smaller: one program, several batches."""
-    monkeypatch.setattr("dpjax._sums.leaves.SAVING", 0)
+    monkeypatch.setattr("dpjax._sums.samples.SAVING", 0)
     rng, n, length, p, q = np.random.default_rng(0), 3, 4096, 3, 2
     estimator, params = Clipping(1.0), {"w": jnp.zeros((p, q), dtype)}
 
@@ -269,16 +272,11 @@ def test_rows_on_several_devices(function):
         name: 0.2 * numbers(*shape) for name, shape in SEQUENCES[function].items()
     }
     batch = numbers(8, LENGTH, WIDTH, seed=6)
-    mesh = jax.make_mesh((2,), ("rows",))
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
 
     def loss_fn(params, x):
         return jnp.sum(jnp.sin(function(params, x)))
 
-    grad_fn = jax.jit(dpjax.robust_grad(loss_fn, Clipping(0.5)))
-    found, expected = (grad_fn(params, x) for x in (jax.device_put(batch, rows), batch))
-    for name, x in expected.items():
-        np.testing.assert_allclose(found[name], x, rtol=0, atol=1e-6)
+    assert_same_on_two_devices(loss_fn, params, batch)
 
 
 def test_loops_are_read_as_jax_writes_them():

@@ -12,7 +12,7 @@ from jax import lax
 
 import dpjax
 from dpjax.estimators import Clipping, Mean, Winsorization
-from dpjax.gradients._program import streamlined
+from dpjax.gradients._loss import streamlined
 
 FAST_TO_COMPILE = {"xla_backend_optimization_level": 0}
 TOLERANCES = {jnp.bfloat16: 2**-6, jnp.float32: 1e-4, jnp.complex64: 1e-4}

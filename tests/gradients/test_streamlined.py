@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpjax
 from dpjax.estimators import Truncation
-from dpjax.gradients._program import streamlined
+from dpjax.gradients._loss import streamlined
 
 
 def test_no_convolution_of_another_order_is_left_inside_a_loop_on_cpu(key):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax.mechanisms import _samplers, gaussian, laplace
+from dpjax.mechanisms import arsinh_normal, gaussian, laplace, laplace_log_normal
+from dpjax.mechanisms._shared import gaussian_of_padded, padded
 
 FALSE_ALARM = 1e-6
 # name: (mechanism with its scale, law of the noise at that scale)
@@ -22,8 +23,15 @@ MECHANISMS = {
         scipy.stats.laplace,
     ),
 }
-SCALE_NAME = {"gaussian": "stddev", "laplace": "scale"}
 each = pytest.mark.parametrize("name", MECHANISMS)
+# With noise for smooth sensitivities, whose laws are in `test_smooth_noise.py`.
+ALL = {name: mechanism for name, (mechanism, _) in MECHANISMS.items()} | {
+    made.__name__: lambda key, value, scale, made=made: made(
+        key, value, scale=scale, sigma=0.5
+    )
+    for made in (arsinh_normal, laplace_log_normal)
+}
+each_of_all = pytest.mark.parametrize("name", ALL)
 
 
 def ks_distance(draws, law, scale):
@@ -58,9 +66,9 @@ def test_leaves_get_different_noise(name, key):
             assert abs(np.corrcoef(noise[i], noise[j])[0, 1]) < 5 / math.sqrt(1000)
 
 
-@each
+@each_of_all
 def test_adds_to_the_value_and_repeats_with_its_key(name, key):
-    mechanism, _ = MECHANISMS[name]
+    mechanism = ALL[name]
     value = {"a": jnp.arange(4.0), "b": jnp.ones(())}
     noisy = mechanism(jax.random.clone(key), value, 0.5)
     noise = mechanism(jax.random.clone(key), jax.tree.map(jnp.zeros_like, value), 0.5)
@@ -73,17 +81,16 @@ def test_adds_to_the_value_and_repeats_with_its_key(name, key):
 
 
 @pytest.mark.quick(1)
-@each
+@each_of_all
 def test_no_scale_no_noise(name, key):
-    mechanism, _ = MECHANISMS[name]
     value = jnp.arange(4.0)
-    np.testing.assert_array_equal(mechanism(key, value, 0.0), value)
+    np.testing.assert_array_equal(ALL[name](key, value, 0.0), value)
 
 
 @pytest.mark.quick(1)
-@each
+@each_of_all
 def test_differentiable_in_value_and_scale(name, key):
-    mechanism, _ = MECHANISMS[name]
+    mechanism = ALL[name]
     noise = mechanism(jax.random.clone(key), jnp.zeros(3), 1.0)
     by_value = jax.jacobian(lambda x: mechanism(jax.random.clone(key), x, 1.0))
     np.testing.assert_array_equal(by_value(jnp.ones(3)), jnp.eye(3))
@@ -91,30 +98,28 @@ def test_differentiable_in_value_and_scale(name, key):
     np.testing.assert_allclose(by_scale(2.0), noise, rtol=1e-6)
 
 
-@each
+@each_of_all
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "1", None, 1j])
 def test_bad_scale(name, value, key):
-    mechanism, _ = MECHANISMS[name]
-    with pytest.raises(ValueError, match=SCALE_NAME[name]):
-        mechanism(key, jnp.zeros(3), value)
+    wrong = "stddev" if name == "gaussian" else "scale"
+    with pytest.raises(ValueError, match=f"{wrong} must be"):
+        ALL[name](key, jnp.zeros(3), value)
 
 
-@each
+@each_of_all
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.complex64])
 def test_bad_value(name, dtype, key):
-    mechanism, _ = MECHANISMS[name]
     with pytest.raises(ValueError, match="value must be of floating point"):
-        mechanism(key, {"a": jnp.zeros(2), "b": jnp.zeros(2, dtype)}, 1.0)
+        ALL[name](key, {"a": jnp.zeros(2), "b": jnp.zeros(2, dtype)}, 1.0)
 
 
 @pytest.mark.quick(1)
-@each
+@each_of_all
 def test_a_rounded_scale_never_means_less_noise(name, key):
     # A scale in float32 may lie three roundings below what was calibrated.
-    mechanism, _ = MECHANISMS[name]
-    zeros = jnp.zeros(1000)
-    sampler = getattr(_samplers, {"gaussian": "normal"}.get(name, name))
-    unit = sampler(jax.random.clone(key), zeros.shape, zeros.dtype)
+    mechanism, zeros = ALL[name], jnp.zeros(1000)
+    one = np.float32(1 / (1 + 2.0**-21))  # takes the margin off again
+    unit = mechanism(jax.random.clone(key), zeros, one)
     for scale in (1 / 3, 0.1, 7.7):
         low = np.float32(scale * (1 - 3 * 2**-24))
         noise = np.asarray(mechanism(jax.random.clone(key), zeros, low), np.float64)
@@ -157,3 +162,22 @@ def test_laplace_in_the_l2_norm_refuses_parts_of_an_array():
 
     with pytest.raises(ValueError, match="value must be one whole array"):
         noisy(jax.random.split(jax.random.key(0), 1), jnp.zeros(4))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (4, 5), (1_023,), (2, 700)])
+def test_padding_changes_no_noise(shape, key):
+    value = jnp.arange(math.prod(shape), dtype="float32").reshape(shape)
+    vector = padded(value)
+    assert vector.shape == (max(1_024, value.size),)
+    noisy = gaussian_of_padded(key, vector, jnp.full_like(vector, 2.0))[: value.size]
+    again = gaussian(jax.random.clone(key), value, stddev=jnp.float32(2.0))
+    np.testing.assert_allclose(noisy.reshape(shape), again, rtol=1e-6)
+
+
+def test_short_releases_share_one_program(key):
+    keys = jax.random.split(key)
+    vectors = padded(jnp.ones(64)), padded(jnp.ones(()))
+    gaussian_of_padded(keys[0], vectors[0], jnp.full_like(vectors[0], 1.0))
+    num = gaussian_of_padded._cache_size()
+    gaussian_of_padded(keys[1], vectors[1], jnp.full_like(vectors[1], 3.0))
+    assert gaussian_of_padded._cache_size() == num

@@ -8,8 +8,8 @@ import pytest
 from tests import registry
 
 MECHANISMS = {
-    name: part.make
-    for name, part in registry.MECHANISMS.items()
+    name: make
+    for name, make in registry.MECHANISMS.items()
     if name != "discrete_gaussian"  # on the host, from bytes
 }
 NOISE = [name for name in MECHANISMS if name not in ("exponential", "permute_and_flip")]

@@ -101,14 +101,6 @@ def test_one_scale_an_entry(name, key):
 
 @pytest.mark.quick(1)
 @each
-def test_no_scale_no_noise(name, key):
-    value = jnp.arange(4.0)
-    noisy = MECHANISMS[name][0](key, value, scale=0.0, sigma=0.5)
-    np.testing.assert_array_equal(noisy, value)
-
-
-@pytest.mark.quick(1)
-@each
 def test_jit_and_vmap_over_keys_scales_and_sigmas(name):
     mechanism, _, _ = MECHANISMS[name]
 
@@ -126,28 +118,6 @@ def test_jit_and_vmap_over_keys_scales_and_sigmas(name):
     for name in value:
         expected = jnp.stack([x[name] for x in singles])
         np.testing.assert_allclose(mapped[name], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.quick(1)
-@each
-def test_a_rounded_scale_never_means_less_noise(name, key):
-    mechanism, _, _ = MECHANISMS[name]
-    zeros = jnp.zeros(1000)
-    one = np.float32(1 / (1 + 2.0**-21))  # takes the margin off again
-    unit = mechanism(jax.random.clone(key), zeros, scale=one, sigma=0.5)
-    for scale in (1 / 3, 0.1, 7.7):
-        low = jnp.float32(scale * (1 - 3 * 2**-24))
-        noise = mechanism(jax.random.clone(key), zeros, scale=low, sigma=0.5)
-        ratio = np.asarray(noise, np.float64) / np.asarray(unit, np.float64)
-        assert (ratio >= scale).all()
-        assert (ratio <= scale * (1 + 2**-20)).all()
-
-
-@each
-@pytest.mark.parametrize("scale", [-1.0, math.inf, math.nan])
-def test_bad_scale(name, scale, key):
-    with pytest.raises(ValueError, match="scale must be non-negative"):
-        MECHANISMS[name][0](key, jnp.zeros(3), scale=scale, sigma=0.5)
 
 
 @each

@@ -22,6 +22,7 @@ from dpjax.datasets import Categorical, Numeric, encode
 from dpjax.models import Model
 from dpjax.models._shared import BoundedColumn, model_file
 from dpjax.solvers import Curves
+from tests.refusals import refused
 
 ROOMS, TOWN = Numeric(4, 2), Categorical(("Ghent", "Lier"))
 COST = Numeric(0, 100)
@@ -188,27 +189,22 @@ def test_curves_predict_as_they_are_shown():
         made.coefficients()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"slopes": np.zeros(3)}, "params must be one number for each of 4 features"),
-        ({"slopes": np.zeros(4, int)}, "params must be one number for each of 4"),
-        ({"heights": np.zeros((1, 2))}, "params must be heights of shape"),
-        ({"heights": np.zeros((1, 3), int)}, "params must be heights of shape"),
-        ({"heights": np.zeros((1, 3, 2))}, "params must be heights of shape"),
-        ({"knots": (0.0, 0.0, 1.0)}, "params must be of two or more knots, ascending"),
-        ({"knots": (0.0, 1.0, math.inf)}, "params must be of two or more knots"),
-        ({"knots": (math.nan, 0.0, 1.0)}, "params must be of two or more knots"),
-        ({"knots": (0.0,)}, "params must be of two or more knots"),
-        ({"smooth": ()}, "params must be curves of different features among"),
-        ({"smooth": (1,)}, "params must be curves of different features among"),
-        ({"smooth": (0, 0)}, "params must be curves of different features among"),
-        ({"intercept": None}, "params must be of the intercept 3, got None"),
-    ],
+test_curves_are_of_the_columns = refused(
+    lambda changes: model(params=dataclasses.replace(BENT, **changes)),
+    ({"slopes": np.zeros(3)}, "params must be one number for each of 4 features"),
+    ({"slopes": np.zeros(4, int)}, "params must be one number for each of 4"),
+    ({"heights": np.zeros((1, 2))}, "params must be heights of shape"),
+    ({"heights": np.zeros((1, 3), int)}, "params must be heights of shape"),
+    ({"heights": np.zeros((1, 3, 2))}, "params must be heights of shape"),
+    ({"knots": (0.0, 0.0, 1.0)}, "params must be of two or more knots, ascending"),
+    ({"knots": (0.0, 1.0, math.inf)}, "params must be of two or more knots"),
+    ({"knots": (math.nan, 0.0, 1.0)}, "params must be of two or more knots"),
+    ({"knots": (0.0,)}, "params must be of two or more knots"),
+    ({"smooth": ()}, "params must be curves of different features among"),
+    ({"smooth": (1,)}, "params must be curves of different features among"),
+    ({"smooth": (0, 0)}, "params must be curves of different features among"),
+    ({"intercept": None}, "params must be of the intercept 3, got None"),
 )
-def test_curves_are_of_the_columns(changes, message):
-    with pytest.raises(ValueError, match=message):
-        model(params=dataclasses.replace(BENT, **changes))
 
 
 def test_a_log_link_predicts_means_of_the_exposure():
@@ -426,18 +422,13 @@ def test_files_of_other_versions_are_refused(tmp_path, version, writer):
         load_model(path)
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"rooms": [1]}, r"\['town'\] are not in it"),
-        (np.zeros((3, 2)), "table must be a data frame"),
-        ({"rooms": [1, 2], "town": ["a"]}, "columns must be of one length"),
-        ({"rooms": np.zeros(2, "M8[s]"), "town": ["a", "b"]}, "column must be"),
-    ],
+test_tables_that_are_refused = refused(
+    lambda table: model().predict(table),
+    ({"rooms": [1]}, r"\['town'\] are not in it"),
+    (np.zeros((3, 2)), "table must be a data frame"),
+    ({"rooms": [1, 2], "town": ["a"]}, "columns must be of one length"),
+    ({"rooms": np.zeros(2, "M8[s]"), "town": ["a", "b"]}, "column must be"),
 )
-def test_tables_that_are_refused(table, message):
-    with pytest.raises(ValueError, match=message):
-        model().predict(table)
 
 
 def test_a_model_has_a_weight_for_every_feature():

@@ -17,6 +17,7 @@ from dpjax.parties import (
     new_identity,
     run_parties,
 )
+from tests.refusals import refused
 
 FALSE_ALARM = 1e-6
 
@@ -203,19 +204,16 @@ def test_keys_that_were_replaced_are_refused():
     assert met(lambda messages: messages[1], **swapped) == [[0, 2]] * 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"identity": b"short"}, "identity must be 32 bytes"),
-        ({"fingerprints": FINGERPRINTS[:1]}, "identity must be given with"),
-        ({"identity": bytes(32), "fingerprints": []}, "fingerprints must be 1"),
-        ({"identity": bytes(32), "fingerprints": ["a"]}, "fingerprints must be 1"),
-        ({"identity": bytes(32), "fingerprints": "a" * 64}, "fingerprints must be 1"),
-    ],
+test_wrong_identities_are_named = refused(
+    lambda arguments: run_parties(
+        lambda one: SecureSum(one, max_colluding=0, **arguments), 1
+    ),
+    ({"identity": b"short"}, "identity must be 32 bytes"),
+    ({"fingerprints": FINGERPRINTS[:1]}, "identity must be given with"),
+    ({"identity": bytes(32), "fingerprints": []}, "fingerprints must be 1"),
+    ({"identity": bytes(32), "fingerprints": ["a"]}, "fingerprints must be 1"),
+    ({"identity": bytes(32), "fingerprints": "a" * 64}, "fingerprints must be 1"),
 )
-def test_wrong_identities_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        run_parties(lambda one: SecureSum(one, max_colluding=0, **arguments), 1)
 
 
 def test_the_curious_party_learns_the_sum_and_no_more():

@@ -88,22 +88,25 @@ print("RESULT", everything, gaps, own, transport.exchange(b"z", 1), flush=True)
 """
 
 
-def run_processes(*arguments):
-    """Runs three processes; their exit codes and the results that they print."""
+def run_processes(script, num_processes, *arguments, timeout=60):
+    """Runs a script several times; the exit codes, and the results that are printed.
+
+    Its arguments are the number of the process, an address for all, and the rest.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(party), address, *arguments],
+            [sys.executable, "-c", script, str(party), address, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        for party in range(3)
+        for party in range(num_processes)
     ]
     try:
-        output = [process.communicate(timeout=60)[0] for process in processes]
+        output = [process.communicate(timeout=timeout)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -116,7 +119,7 @@ def run_processes(*arguments):
 
 @pytest.mark.slow
 def test_processes_exchange_over_jax():
-    codes, results = run_processes("live")
+    codes, results = run_processes(SCRIPT, 3, "live")
     assert codes == [0, 0, 0]
     everything = [bytes([party]) * 5 for party in range(3)]
     most, one = [b"de", None, b"de"], [None, b"abc", None]
@@ -128,7 +131,7 @@ def test_processes_exchange_over_jax():
 
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_job():
-    codes, results = run_processes("die")
+    codes, results = run_processes(SCRIPT, 3, "die")
     assert codes[1] == 7
     assert 0 not in codes
     assert results == [[], [], []]

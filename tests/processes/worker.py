@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -117,7 +118,31 @@ def saved():
     return {"saved": train(data, execution=execution)}
 
 
+def sampled():
+    """Samples of streams of unequal length, as the test says what they are."""
+    numbers = np.arange(50, 70) if process else np.arange(50)
+    parts = np.array_split(numbers, 3)
+    streams = [{"number": x, "pair": np.stack([x, -x], 1) / 2} for x in parts]
+    draw = partial(loading.sample, mesh=mesh)
+    drawn = []
+    for size in (1, 10, 69, 70, 100):
+        found, total = draw(streams, size, key=jax.random.key(size))
+        drawn.append([size, total, {k: x.tolist() for k, x in found.items()}])
+    key = jax.random.key(3)
+    other = [parts[0].astype(("f4", "f8")[process])]
+    late = [parts[0].astype("f4"), *other]
+    refused = {
+        "key": error_of(draw, parts, 5, key=jax.random.key(process)),
+        "size": error_of(draw, parts, 5 + process, key=key),
+        "chunks": error_of(draw, parts[: 1 - process], 5, key=key),
+        "types": error_of(draw, other, 5, key=key),
+        "types that change": error_of(draw, late, 5, key=key),
+        "objects": error_of(draw, [np.array(["a", None])], 5, key=key),
+    }
+    return {"sampled": drawn, "not sampled": refused}
+
+
 results = {}
-for task in (undisturbed, read_by_batch, unshared, saved):
+for task in (undisturbed, read_by_batch, unshared, saved, sampled):
     results |= task() if task.__name__ in tasks else {}
 print("RESULT", json.dumps(results), flush=True)

@@ -70,6 +70,7 @@ class Replay:
         self.is_replay = False
         self.faults: list[str] = []
         self.is_muted = False  # while a function is traced whose release is hooked
+        self.is_deaf = False  # while one runs whose programs others share
         self.watched: Any = None  # the entropy of the party whose record is replaced
 
     def record(self, run: Callable[[], Any]) -> Any:
@@ -135,7 +136,7 @@ class Replay:
         return call(jax.tree.map(jnp.asarray, arguments))
 
     def _hand(self, kind: str, value: Any, output: Any, scales: tuple) -> Any:
-        if self.made is None:
+        if self.made is None or self.is_deaf:
             return output
         now = Release(kind, value, output, scales)
         self.made.append(now)
@@ -192,9 +193,9 @@ def installed(patch: Any) -> Replay:
 
     def labelled(passing, key, counts, stddev, threshold):
         # Labels in one of two data sets alone pass with a probability in delta.
-        replay.is_muted = True
+        replay.is_deaf = True
         output = frozenset(passing(key, counts, stddev, threshold))
-        replay.is_muted = False
+        replay.is_deaf = False
         released = replay._hand("labels", dict(counts), output, (stddev,))
         return [label for label in counts if label in released]
 
@@ -300,8 +301,12 @@ def _moves(one: Release, other: Release) -> list[np.ndarray]:
 
 def _gaussian(one: Release, other: Release) -> float:
     (stddev,) = one.scales
-    squares = sum(float(np.sum(x**2)) for x in _moves(one, other))
-    return 0.0 if squares == 0 else squares / (2 * float(np.max(stddev)) ** 2)
+    cost = 0.0
+    for x in _moves(one, other):
+        if x.any():  # of each entry, or the largest of runs side by side
+            scale = stddev if np.shape(stddev) == x.shape else np.max(stddev)
+            cost += float(np.sum((x / np.asarray(scale, np.float64)) ** 2)) / 2
+    return cost
 
 
 def _correlated(pairs: list[tuple[Release, Release]]) -> float:

@@ -15,8 +15,9 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from dpjax.cli import _describe, _ledger, _train
+from dpjax.cli import _describe, _ledger, _runs, _train
 from dpjax.cli._app import app
+from dpjax.solvers import Execution
 from tests.replay import _replay
 
 NUM = 60
@@ -64,6 +65,20 @@ def plain():
     return [f"{i % 20},{x[i]},{jobs[i % 2]},{i % 3 + 0.5}" for i in range(NUM)]
 
 
+WATCHES = []
+
+
+def watch(step, params):
+    """The callback of all commands, so that they share programs: the last one's own."""
+    WATCHES[-1](step, params)
+
+
+def watched(*, callback, **options):
+    """An `Execution` that calls the command's callback by way of `watch`."""
+    WATCHES[:] = [callback]
+    return Execution(callback=watch, **options)
+
+
 class Commands:
     """Runs a command in a folder that is made anew, with the same key and clock."""
 
@@ -74,6 +89,7 @@ class Commands:
         patch.chdir(folder)
         patch.setattr(os, "urandom", self.urandom)
         patch.setattr(_train, "progress_bars", self.bars)
+        patch.setattr(_runs, "Execution", watched)
         patch.setattr(secrets, "randbits", lambda size: 7)
         patch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
         charge, evaluate = _train.charge, _train.evaluate
@@ -124,7 +140,16 @@ class Commands:
             options = [given if one == "DATA" else str(one) for one in options]
             if "--ledger" in options:
                 unit = ["--unit", "who"] if "--unit" in options else []
-                opened = ["ledger", "t.toml", "--epsilon", "90", "--delta", ".1", *unit]
+                opened = [
+                    "ledger",
+                    "open",
+                    "t.toml",
+                    "--epsilon",
+                    "90",
+                    "--delta",
+                    ".1",
+                    *unit,
+                ]
                 assert CliRunner().invoke(app, opened).exit_code == 0
             result = CliRunner().invoke(app, options)
             (self.folder / "run" / given).unlink()
@@ -233,6 +258,7 @@ CASES = {
     "curves in ranges": train(
         *("open", "huber"), **CURVES, private_ranges=0.5, checkpoint="kept"
     ),
+    "curves of a sample": train("logistic", **CURVES, max_records=50),
     "tuned curves": [
         *("tune", "DATA", "--schema", "../logistic.toml", "--epsilon", 85, "--loss"),
         *("logistic", "--method", "linear-model", "--over", "model=additive,linear"),
@@ -258,17 +284,26 @@ CASES = {
         *("--output", "out", "--holdout", 0.2, "--ledger", "t.toml"),
     ],
     "description": describe("--by", "job", "--ledger", "t.toml", "--checkpoint", "k"),
+    "description, sample": describe("--max-records", 50, "--ledger", "t.toml"),
     "schema": ["schema", "DATA", "--target", "y", "--output", "new.toml"],
 }
 QUICK = {"description", "gradient descent", "euros", "ranges", "checkpoint", "schema"}
-QUICK |= {"sample"}
-REPORTED = {"description", "euros", "intervals", "tuned curves", "tune"}
+QUICK |= {"sample", "description, sample"}
+REPORTED = {
+    "description",
+    "description, sample",
+    "euros",
+    "intervals",
+    "tuned curves",
+    "tune",
+}
 OF_UNITS = {
     "descent": train(unit="who", holdout=0.5, method="gradient-descent", steps=2),
     "linear model": train(unit="who", records_per_unit=2, ledger="t.toml", holdout=0.5),
     "curves": train("logistic", **CURVES, unit="who", records_per_unit=2),
     "sample": train(method="gradient-descent", steps=2, unit="who", max_records=18),
     "description": describe("--unit", "who", "--records-per-unit", 2, "--by", "job"),
+    "description, sample": describe("--unit", "who", "--max-records", 18),
 }
 
 

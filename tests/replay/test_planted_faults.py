@@ -1,6 +1,7 @@
 """Faults that were there, or might have been, planted again: the replay sees each."""
 
 import warnings
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from dpjax import _csv, _validate, batching, estimators, mechanisms
 from dpjax.cli import _units
 from dpjax.sklearn import DPLogisticRegression, _labels
 from dpjax.solvers import _multiparty_gradient_descent, _multiparty_objective
-from dpjax.solvers.linear import _choice, _model
+from dpjax.solvers.linear import _choice, _columns
 from dpjax.transforms import _privatize
 from tests.replay import test_commands, test_parties, test_sklearn, test_solvers
 from tests.replay.test_commands import commands  # noqa: F401  # a fixture
@@ -45,13 +46,13 @@ def test_values_behind_the_order_of_features(hooks, monkeypatch):
 
 
 def test_a_number_that_is_not_released(hooks, monkeypatch):
-    fit = _model.fit
+    fit = _columns.fit
 
     def leaking(kind, examples, **options):
         params, stats = fit(kind, examples, **options)
         return params, stats | {"largest": examples.features.max()}
 
-    monkeypatch.setattr(_model, "fit", leaking)
+    monkeypatch.setattr(_columns, "fit", leaking)
     release = test_solvers.linear("logistic")
     refused(hooks, release, "shows", names=("opposite",))
 
@@ -69,7 +70,8 @@ def test_too_little_noise(hooks, monkeypatch):
     refused(hooks, test_solvers.descent(), "moves", names=("opposite", "zeros"))
 
 
-CORRELATED = test_solvers.training(
+correlated = partial(  # anew for each test: a run keeps its program
+    test_solvers.training,
     noise=mechanisms.BinaryTree(4),
     estimator=test_solvers.CLIPPING,
     batching=batching.Full(),
@@ -84,7 +86,7 @@ def test_correlated_noise_for_one_step_of_four(hooks, monkeypatch):
         return sensitivity(self, max_participations=1, min_separation=1)
 
     monkeypatch.setattr(mechanisms.BinaryTree, "sensitivity", of_one)
-    refused(hooks, CORRELATED, "moves", names=("opposite",))
+    refused(hooks, correlated(), "moves", names=("opposite",))
 
 
 def test_a_mean_beside_the_one_with_correlated_noise(hooks, monkeypatch):
@@ -95,7 +97,7 @@ def test_a_mean_beside_the_one_with_correlated_noise(hooks, monkeypatch):
         return jax.tree.map(lambda x, y: x + 1e-3 * y, released, value), following
 
     monkeypatch.setattr(_privatize, "add_correlated_noise", leaking)
-    refused(hooks, CORRELATED, "shows", names=("opposite",))
+    refused(hooks, correlated(), "shows", names=("opposite",))
 
 
 def test_a_party_that_replaces_a_record_and_counts_one_added(hooks, monkeypatch):

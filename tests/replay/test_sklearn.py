@@ -76,7 +76,9 @@ def shown_by(model, rows, targets, weights, exposure=None):
     for name in ("predict", "predict_proba", "decision_function"):
         if hasattr(model, name):
             shown.append(getattr(model, name)(NEW))
-    if getattr(model, "intervals", False):
+    if getattr(model, "intervals", False) and hasattr(model, "bands"):
+        shown += [model.bands()]
+    elif getattr(model, "intervals", False):
         shown += [model.conf_int(), str(model.summary()), model.summary()._repr_html_()]
     return shown
 

@@ -1,6 +1,6 @@
 """Every solver shows nothing but what its mechanisms release, with every option."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -97,13 +97,13 @@ def descent(estimator=CLIPPING, **options):
     return release
 
 
-def description(data, key, i):
+def description(data, key, i, **options):
     """A description by groups of a private column, as a solution."""
     features, targets = data
     frame = {"x": features[:, 0], "y": targets, "by": features[:, 1] > 0}
     schema = {"x": Numeric(0, 2, limit=1), "y": None, "by": Categorical(("true",))}
     budget = {"epsilon": 1.0 + i, "delta": 1e-5}
-    found = dpjax.describe(frame, schema, key=key, by="by", **budget)
+    found = dpjax.describe(frame, schema, key=key, by="by", **budget, **options)
     shown = found.rows, found.edges, found.to_json(), found.to_html()
     return solvers.Solution(shown, found.privacy, {})
 
@@ -111,15 +111,19 @@ def description(data, key, i):
 def training(**options):
     """A run of four steps, and one too many: its parameters, and all it shows."""
 
-    def release(data, key, i):
-        run = solvers.PrivateTraining(
+    @cache  # the run of all tables of a size, whose step is compiled once
+    def run_of(num_samples, epsilon):
+        return solvers.PrivateTraining(
             losses.squared,
-            num_samples=len(data[1]),
-            epsilon=1.0 + i,
+            num_samples=num_samples,
+            epsilon=epsilon,
             delta=1e-5,
             num_steps=4,
             **options,
         )
+
+    def release(data, key, i):
+        run = run_of(len(data[1]), 1.0 + i)
         state, shown = run.init(jnp.zeros(D), key), []
         for _ in range(5):
             state, metrics = run.step(state, data)
@@ -133,10 +137,25 @@ def training(**options):
 additive = partial(
     linear, solve=solvers.dp_additive_model, smooth=(0, 3), intercept=5, epsilon=9_000.0
 )
+
+
+def mostly_zero(loss, data, **options):
+    """Curves of columns one of which is close to zero in all records but the first."""
+    features, targets = data
+    small = np.where(np.arange(D) == 3, 1e-3, 1.0)
+    return solvers.dp_additive_model(loss, (features * small, targets), **options)
+
+
 OPTIONS = {
     "description": description,
+    "description, sample": partial(description, max_records=12),
     "curves": additive(weights=True),
+    "curves of a sample": additive("logistic", max_records=12, weights=True),
     "curves of outputs": additive(losses.softmax(3)),
+    "narrow curves": additive(
+        "logistic", solve=mostly_zero, weights=True, epsilon=200_000.0
+    ),
+    "curves, intervals": additive(weights=True, intervals=True),
     "curves, exposures": additive(losses.poisson(10.0), offsets=True),
     "training": training(monitor=0.2),
     "training, full": training(batching=batching.Full(), monitor=0.2),
@@ -207,8 +226,8 @@ OPTIONS = {
     ),
 }
 PRIVATE = {
-    name: part.make
-    for name, part in registry.SOLVERS.items()
+    name: make
+    for name, make in registry.SOLVERS.items()
     if name != "robust_gradient_descent"  # protects nobody, and says so
 }
 CASES = PRIVATE | OPTIONS
@@ -222,7 +241,7 @@ def refuse_interference(
     guarantees = []
 
     def run(data):
-        if release is registry.SOLVERS["dp_objective_perturbation"].make:
+        if release is registry.SOLVERS["dp_objective_perturbation"]:
             data = jax.tree.map(jnp.asarray, _validate.arrays(data))
         solution = release(data, jax.random.clone(key), 0)
         guarantees.append(solution.privacy)
@@ -240,7 +259,7 @@ def refuse_interference(
 def test_every_mechanism_is_replayed(hooks, name, key):
     # The other one's noise is of parties, whose sums are tested with them.
     def run(value):
-        return registry.MECHANISMS[name].make(jax.random.clone(key), value)
+        return registry.MECHANISMS[name](jax.random.clone(key), value)
 
     shown = hooks.record(lambda: run(jnp.arange(4.0)))
     assert len(hooks.recorded) == 1

@@ -1,86 +1,45 @@
-"""Rows over eight devices: the mean, the noise and the sensitivity of one device."""
+"""Rows over eight devices: the mean and the sensitivity of one device."""
 
-import functools
-import re
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from dpjax import ADD_OR_REMOVE_ONE
 from dpjax.estimators import (
     Clipping,
-    Mean,
-    MedianOfMeans,
     TrimmedMean,
     Winsorization,
     _estimator,
 )
 from dpjax.gradients import _per_sample, per_sample_grad, robust_grad
-from dpjax.mechanisms import gaussian, laplace, laplace_log_normal
-from dpjax.transforms import aggregate, dp_sgd, privatize
 from tests import registry
+from tests.sharding._devices import (
+    BATCH,
+    ESTIMATORS,
+    PARAMS,
+    N,
+    ambient,
+    assert_close,
+    assert_equal,
+    auto,
+    collectives,
+    dealt,
+    found,
+    grads_of,
+    loss_fn,
+    manual,
+    mean_of_one_device,
+    mesh_of,
+    normal,
+    sizes,
+)
 
 pytestmark = pytest.mark.devices(8)
-N = 80
-ESTIMATORS = {
-    "mean": Mean(),
-    **registry.bounded_estimators(0.8),
-    "median-3": MedianOfMeans(Winsorization(0.8), 3),  # groups of several devices
-    "median-19": MedianOfMeans(Clipping(0.8), 19),  # devices of several groups
-    "trimmed": TrimmedMean(0.1, -1.0, 1.0),
-}
-
-
-def mesh_of(count, kind=AxisType.Auto):
-    devices = jax.devices()[:count]
-    return jax.make_mesh((count,), ("records",), axis_types=(kind,), devices=devices)
-
-
-def dealt(tree, mesh, spec=None):
-    spec = P("records") if spec is None else spec
-    return jax.device_put(tree, NamedSharding(mesh, spec))
-
-
-def auto(function, mesh):
-    """A jitted function whose arrays lie on a mesh that knows nothing of their axes."""
-    run = jax.jit(partial(function, axis_name="records"))
-    return lambda whole, rows: run(whole, dealt(rows, mesh))
-
-
-def found(function, mesh):
-    """Arrays tell by their type how they are dealt out; the function is not told."""
-    explicit = jax.make_mesh((mesh.size,), ("records",), devices=mesh.devices.ravel())
-    run = jax.jit(function)
-    return lambda whole, rows: run(whole, dealt(rows, explicit))
-
-
-def ambient(function, mesh):
-    run = jax.jit(partial(function, axis_name="records"))
-
-    def on_mesh(whole, rows):
-        with jax.set_mesh(mesh):
-            return run(whole, rows)
-
-    return on_mesh
-
-
-def manual(function, mesh, check_vma=True):
-    run = jax.jit(
-        jax.shard_map(
-            partial(function, axis_name="records"),
-            mesh=mesh,
-            in_specs=(P(), P("records")),
-            out_specs=P(),
-            check_vma=check_vma,
-        )
-    )
-    return lambda whole, rows: run(whole, dealt(rows, mesh))
 
 
 SETTINGS = {
@@ -97,63 +56,8 @@ PAIRS += [("manual", "median-19"), ("unchecked", "median-3"), ("manual", "trimme
 PAIRS += [("manual", "SmoothedTruncation, beta 50")]
 
 
-def loss_fn(params, example):
-    hidden = jnp.tanh(example["x"] @ params["w"])
-    return 0.5 * jnp.square(hidden @ params["v"] - example["y"])
-
-
 def loss_with_aux(params, example):
     return loss_fn(params, example), {"y": example["y"]}
-
-
-def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-PARAMS = {"w": normal(1, 6, 8), "v": normal(2, 8)}
-BATCH = {"x": normal(3, N, 6), "y": normal(4, N)}
-
-
-def grads_of(estimator, **options):
-    def grads(params, batch, axis_name=None):
-        grad_fn = robust_grad(loss_fn, estimator, axis_name=axis_name, **options)
-        return grad_fn(params, batch)
-
-    return grads
-
-
-def collectives(text):
-    """The kind and shapes of everything that travels between devices."""
-    kinds = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
-    lines = re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", text)
-    return [(kind, re.findall(r"\w+\[([\d,]*)\]", shapes)) for shapes, kind in lines]
-
-
-def sizes(shapes):
-    return [int(np.prod([int(n) for n in s.split(",") if n])) for s in shapes]
-
-
-def assert_close(found, expected, atol=3e-6):
-    def check(x, y):
-        assert x.dtype == y.dtype
-        np.testing.assert_allclose(
-            np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=0, atol=atol
-        )
-
-    jax.tree.map(check, found, expected)
-
-
-def assert_equal(found, expected):
-    jax.tree.map(
-        lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)),
-        found,
-        expected,
-    )
-
-
-@functools.cache
-def mean_of_one_device(name):
-    return jax.jit(robust_grad(loss_fn, ESTIMATORS[name]))(PARAMS, BATCH)
 
 
 @pytest.mark.parametrize(("setting", "name"), PAIRS)
@@ -374,304 +278,3 @@ def test_a_million_rows(value):
         first[where], second[where] = up, down
         pair = (mean(dealt(x, mesh_of(8))) for x in (first, second))
         assert changes(*pair)[2] <= stated
-
-
-# ---------------------------------------------------------------- noise
-
-
-@pytest.mark.parametrize("setting", [auto, found, manual])
-def test_noise_is_drawn_once_and_the_same_everywhere(setting):
-    # Of zeros the mean is zero on any number of devices: what comes out is the noise.
-    grads = {"w": jnp.zeros((N, 6, 8)), "b": jnp.zeros(N, jnp.bfloat16)}
-
-    def run(key, grads, axis_name=None):
-        transform = privatize(
-            Clipping(1.0), noise_multiplier=2.0, key=key, axis_name=axis_name
-        )
-        return transform.update(grads, transform.init(None))[0]
-
-    expected = jax.jit(run)(jax.random.key(1), grads)
-    stated = Clipping(1.0).sensitivity(N, 49).l2
-    assert 0.7 < expected["w"].std() / (2 * stated) < 1.3
-    found = setting(run, mesh_of(8))(jax.random.key(1), grads)
-    assert_equal(found, expected)
-    shards = [np.asarray(s.data) for s in found["w"].addressable_shards]
-    assert len(shards) == 8
-    for shard in shards[1:]:
-        np.testing.assert_array_equal(shard, shards[0])
-
-
-def dp_mean(key, rows, axis_name=None):
-    transform = privatize(
-        Winsorization(1.0), noise_multiplier=1.0, key=key, axis_name=axis_name
-    )
-    return transform.update(rows, transform.init(None))[0]
-
-
-def test_noise_drawn_by_device_has_another_variance():
-    # The classic mistake, where JAX is told to look away: eight draws are averaged.
-    rows, mesh, d = jnp.zeros((16, 20_000)), mesh_of(8), 20_000
-    stddev = Winsorization(1.0).sensitivity(16, d).l2
-
-    def by_device(key, rows, axis_name=None):
-        key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        return jax.lax.pmean(dp_mean(key, rows, axis_name), axis_name)
-
-    right = manual(dp_mean, mesh, False)(jax.random.key(2), rows)
-    wrong = manual(by_device, mesh, False)(jax.random.key(2), rows)
-    # The standard error of a standard deviation is 0.5 % here.
-    assert 0.975 < right.std() / stddev < 1.025
-    assert 0.34 < wrong.std() / stddev < 0.37
-
-
-def test_a_key_of_its_own_is_refused():
-    def by_device(key, rows, axis_name=None):
-        key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        return dp_mean(key, rows, axis_name)
-
-    with pytest.raises(ValueError, match="key must be one that varies over the axes"):
-        manual(by_device, mesh_of(8))(jax.random.key(3), jnp.zeros((N, 2)))
-
-
-def test_one_noise_for_different_values_is_refused():
-    # Rows of each device, their mean under the noise that the other devices have too.
-    def forgotten(key, rows, axis_name=None):
-        return dp_mean(key, rows)
-
-    with pytest.raises(ValueError, match="want those as axis_name"):
-        manual(forgotten, mesh_of(8))(jax.random.key(4), jnp.zeros((N, 2)))
-    for mechanism in (
-        lambda key, x: gaussian(key, x, stddev=1.0),
-        lambda key, x: laplace(key, x, scale=1.0),
-        lambda key, x: laplace_log_normal(key, x, scale=1.0, sigma=0.5),
-    ):
-        with pytest.raises(ValueError, match="key must be one that varies"):
-            jax.shard_map(
-                mechanism,
-                mesh=mesh_of(8),
-                in_specs=(P(), P("records")),
-                out_specs=P("records"),
-            )(jax.random.key(5), jnp.zeros(8))
-
-
-def test_runs_of_their_own_on_each_device_are_not_refused():
-    # Eight repetitions, each with its data and its key: nothing is shared.
-    def repetition(keys, rows):
-        return dp_mean(keys[0], rows)[None]
-
-    keys = jax.random.split(jax.random.key(6), 8)
-    run = jax.shard_map(
-        repetition,
-        mesh=mesh_of(8),
-        in_specs=(P("records"), P("records")),
-        out_specs=P("records"),
-    )
-    released = jax.jit(run)(keys, jnp.zeros((N, 2)))
-    assert len(np.unique(np.asarray(released))) == 16
-
-
-def test_rows_that_all_devices_share_are_refused():
-    run = jax.shard_map(
-        lambda rows: Winsorization(1.0)(rows, axis_name="records"),
-        mesh=mesh_of(8),
-        in_specs=P(),
-        out_specs=P(),
-    )
-    with pytest.raises(ValueError, match="would count several times"):
-        run(jnp.zeros((N, 2)))
-
-
-def test_dp_sgd_steps():
-    def train(params, batch, axis_name=None):
-        optimizer = optax.chain(
-            dp_sgd(
-                0.1,
-                Clipping(1.0),
-                noise_multiplier=0.5,
-                key=jax.random.key(7),
-                axis_name=axis_name,
-            ),
-            optax.trace(0.9),
-        )
-
-        def step(carry, _):
-            params, state = carry
-            grads = per_sample_grad(loss_fn)(params, batch)
-            updates, state = optimizer.update(grads, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        return jax.lax.scan(step, (params, optimizer.init(params)), None, 3)[0][0]
-
-    expected = jax.jit(train)(PARAMS, BATCH)
-    assert_close(auto(train, mesh_of(8))(PARAMS, BATCH), expected, 1e-5)
-
-
-# ---------------------------------------------------------------- order statistics
-
-
-def heavy_rows():
-    rows = np.array(jax.random.t(jax.random.key(8), 2.0, (N, 3, 4)))
-    rows[:, 0] = np.round(rows[:, 0])
-    rows[[0, 30, 79], 1, 1] = [np.nan, np.inf, -np.inf]
-    return rows.astype(np.float32)
-
-
-@pytest.mark.parametrize(("setting", "fraction"), [(auto, 0.05), (manual, 0.45)])
-def test_order_statistics_are_those_of_one_device_in_every_bit(setting, fraction):
-    estimator = TrimmedMean(fraction, -3.0, 3.0)
-
-    def run(unused, rows, axis_name=None):
-        return (
-            estimator(rows, axis_name=axis_name),
-            estimator.with_smooth_sensitivity(rows, 0.1, axis_name=axis_name),
-        )
-
-    rows = heavy_rows()
-    found = setting(run, mesh_of(8))(0.0, rows)
-    assert_equal(found, jax.jit(run)(0.0, rows))
-
-
-def test_private_trimmed_mean():
-    rows = normal(9, N, 5)
-
-    def run(key, rows, axis_name=None):
-        estimator = TrimmedMean(0.2, -3.0, 3.0)
-        transform = privatize(
-            estimator, noise_multiplier=0.7, key=key, axis_name=axis_name
-        )
-        return transform.update(rows, transform.init(None))[0]
-
-    expected = jax.jit(run)(jax.random.key(10), rows)
-    found = manual(run, mesh_of(8))(jax.random.key(10), rows)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def test_derivatives():
-    rows = normal(11, N, 3)
-    params = normal(12, 3)
-
-    def gradient(axis_name=None):
-        def total(norm, params, rows):
-            grad_fn = robust_grad(
-                lambda w, x: jnp.square(w @ x), Clipping(norm), axis_name=axis_name
-            )
-            return (grad_fn(params, rows) ** 2).sum()
-
-        return jax.jit(jax.grad(total, argnums=(0, 1, 2)))
-
-    expected = gradient()(0.8, params, rows)
-    split = dealt(rows, mesh_of(8))
-    assert_close(gradient("records")(0.8, params, split), expected, 1e-5)
-    estimator = TrimmedMean(0.2, -3.0, 3.0)
-
-    def sensitivity(rows, axis_name=None):
-        found = estimator.smooth_sensitivity(rows, 0.1, axis_name=axis_name)
-        return (found**2).sum()
-
-    expected = jax.grad(sensitivity)(rows)
-    split = jax.jit(jax.grad(partial(sensitivity, axis_name="records")))
-    assert_close(split(dealt(rows, mesh_of(8))), expected, 1e-5)
-
-
-# ---------------------------------------------------------------- sharded models
-
-
-def mesh_over_two_axes(kind):
-    kinds = kind, AxisType.Auto
-    return jax.make_mesh((4, 2), ("records", "model"), axis_types=kinds)
-
-
-WIDE = {"w": normal(13, 6, 512) / 10, "v": normal(14, 512)}
-MODEL = {"w": P(None, "model"), "v": P("model")}
-
-
-def over_model(tree, mesh):
-    return {name: dealt(x, mesh, MODEL[name]) for name, x in tree.items()}
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("Clipping", AxisType.Auto),
-        ("Clipping", AxisType.Explicit),
-        ("median-3", AxisType.Auto),
-        ("trimmed", AxisType.Auto),
-    ],
-)
-def test_rows_and_parameters_over_two_axes(name, kind):
-    estimator, mesh_2d = ESTIMATORS[name], mesh_over_two_axes(kind)
-    expected = jax.jit(robust_grad(loss_fn, estimator))(WIDE, BATCH)
-    inputs = over_model(WIDE, mesh_2d), dealt(BATCH, mesh_2d)
-    run = jax.jit(robust_grad(loss_fn, estimator, axis_name="records"))
-    found = run(*inputs)
-    assert_close(found, expected)
-    for name, x in found.items():
-        assert x.sharding.is_equivalent_to(inputs[0][name].sharding, x.ndim)
-    moved = collectives(run.lower(*inputs).compile().as_text())
-    assert {kind for kind, _ in moved} == {"all-reduce"}
-    groups = getattr(estimator, "num_groups", 1)
-    # A device's half of the model, its digits of every group.
-    assert max(max(sizes(s)) for _, s in moved) <= 6 * 256 * groups
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("gaussian", AxisType.Auto),
-        ("gaussian", AxisType.Explicit),
-        ("laplace_log_normal", AxisType.Explicit),
-    ],
-)
-@pytest.mark.parametrize("rows", [96, 2048])
-def test_noise_is_made_where_it_is_added(name, kind, rows):
-    mesh = jax.make_mesh((4, 2), ("records", "model"), axis_types=(kind,) * 2)
-    add = {
-        "gaussian": partial(gaussian, stddev=1.0),
-        "laplace_log_normal": partial(laplace_log_normal, scale=1.0, sigma=0.4),
-    }[name]
-    value = {"w": jnp.ones((rows, 514)), "v": jnp.ones(514, jnp.bfloat16)}
-    split = over_model(value, mesh)
-    expected = jax.jit(add)(jax.random.key(15), value)
-    assert_equal(add(jax.random.key(15), split), expected)
-    found = add(dealt(jax.random.key(15), mesh, P()), split)
-    assert_equal(found, expected)
-    for leaf, x in found.items():
-        assert x.sharding.is_equivalent_to(split[leaf].sharding, x.ndim)
-    key = dealt(jax.random.key(15), mesh, P())
-    text = jax.jit(add).lower(key, split).compile().as_text()
-    assert not collectives(text)
-    if rows == 2048:  # drawn alone: no device makes the whole
-        every_size = sizes(re.findall(r"= \(?\w+\[([\d,]+)\]", text))
-        assert max(every_size) == rows * 257
-
-
-def test_private_steps_of_a_sharded_model():
-    mesh_2d = mesh_over_two_axes(AxisType.Explicit)
-    zeros = {"w": jnp.zeros((N, 6, 512)), "v": jnp.zeros((N, 512))}
-    specs = {"w": P("records", None, "model"), "v": P("records", "model")}
-    split = {name: dealt(x, mesh_2d, specs[name]) for name, x in zeros.items()}
-
-    def run(grads, axis_name=None):
-        transform = privatize(
-            Clipping(1.0),
-            noise_multiplier=1.0,
-            key=jax.random.key(16),
-            axis_name=axis_name,
-        )
-        return transform.update(grads, transform.init(None))[0]
-
-    private = jax.jit(partial(run, axis_name="records"))
-    assert_equal(private(split), jax.jit(run)(zeros))
-    moved = collectives(private.lower(split).compile().as_text())
-    assert {kind for kind, _ in moved} == {"all-reduce"}
-    # Clipped by the norm over the whole model.
-    rows = jax.tree.map(lambda x: x + 3.0, zeros)
-    split = {name: dealt(x, mesh_2d, specs[name]) for name, x in rows.items()}
-    transform = aggregate(Clipping(1.0))
-    assert_close(transform.update(split, None)[0], transform.update(rows, None)[0])
-
-
-def test_explicit_axes_of_the_model_are_refused():
-    mesh = jax.make_mesh((4, 2), ("records", "model"))
-    with pytest.raises(ValueError, match=r"with \['model'\] of jax.sharding.AxisType"):
-        robust_grad(loss_fn, Clipping(1.0))(over_model(WIDE, mesh), dealt(BATCH, mesh))

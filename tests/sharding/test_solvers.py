@@ -79,7 +79,7 @@ def frank_wolfe(x, y, params=None):
 
 
 def registered(name):
-    return lambda x, y: registry.SOLVERS[name].make((x, y), key(), 3)
+    return lambda x, y: registry.SOLVERS[name]((x, y), key(), 3)
 
 
 RUNS = {
@@ -142,7 +142,7 @@ def test_noise_of_each_device_would_be_seen():
     # The same run with the key that another device would have drawn from.
     x, y = dealt((X, Y))
     name = "dp_gradient_descent"
-    other = registry.SOLVERS[name].make((x, y), jax.random.fold_in(key(), 1), 3)
+    other = registry.SOLVERS[name]((x, y), jax.random.fold_in(key(), 1), 3)
     with pytest.raises(AssertionError):
         check_same(other, on_one_device(name))
 

@@ -166,7 +166,34 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
     assert together < 1.0001 * _linear.total_noise(epsilon, delta), "nothing is wasted"
 
 
-BAD = [
+def no_release(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("something was released")
+
+    for owner in (_linear, _regressors):
+        monkeypatch.setattr(owner, "release_scales", refuse)
+    monkeypatch.setattr(_linear, "dp_linear_model", refuse)
+    monkeypatch.setattr(_additive, "dp_additive_model", refuse)
+    monkeypatch.setattr(_labels, "release_labels", refuse)
+
+
+def refused(fit, *cases, said="{}"):
+    """Returns a test that `fit(what)` is refused at once, for each (what, message)."""
+
+    @pytest.mark.parametrize(("what", "message"), cases)
+    def test(monkeypatch, what, message):
+        no_release(monkeypatch)
+        with pytest.raises(ValueError, match=said.format(message)) as why:
+            fit(what)
+        assert "secret" not in str(why.value)
+
+    return test
+
+
+test_bad_parameters_are_refused = refused(
+    lambda arguments: DPLinearRegression(**arguments).fit(
+        polars.DataFrame({"age": [1.0, 2.0]}), [1.0, 2.0]
+    ),
     ({"epsilon": 0.0}, "epsilon"),
     ({"epsilon": "1"}, "epsilon"),
     ({"delta": 1.0}, "delta"),
@@ -179,90 +206,48 @@ BAD = [
     ({"feature_ranges": (0.0, np.inf)}, "feature_ranges"),
     ({"feature_ranges": {"age": (0, 1), "none": (0, 1)}}, "feature_ranges"),
     ({"feature_ranges": {"age": (1, 0)}}, "feature_ranges"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "name"), BAD)
-def test_bad_parameters_are_refused_before_anything(monkeypatch, arguments, name):
-    frame = polars.DataFrame({"age": [1.0, 2.0]})
-    no_release(monkeypatch)
-    with pytest.raises(ValueError, match=name):
-        DPLinearRegression(**arguments).fit(frame, [1.0, 2.0])
-
-
-@pytest.mark.parametrize(
-    ("estimator", "name"),
-    [
-        (DPHuberRegressor(threshold=-1.0), "threshold"),
-        (DPTweedieRegressor(power=2.0), "power"),
-        (DPPoissonRegressor(target_range=(-2, -1)), "target_range"),
-        (DPLogisticRegression(classes=["yes"]), "classes"),
-        (DPAdditiveRegressor(loss="cubic"), "loss"),
-        (DPAdditiveRegressor(loss="gamma", target_range=(-2, -1)), "target_range"),
-        (DPAdditiveRegressor(categorical_features="all"), "categorical_features"),
-        (DPAdditiveRegressor(categorical_features={1: "ab"}), "categorical_features"),
-        (DPAdditiveRegressor(categorical_features={0: ["a"]}), "categorical_feature"),
-        (DPMeanRegressor(target_range=(2, 1)), "target_range"),
-    ],
-    ids=str,
 )
-def test_bad_parameters_of_its_own_are_refused(monkeypatch, estimator, name):
-    no_release(monkeypatch)
-    with pytest.raises(ValueError, match=name):
-        estimator.fit([[1.0], [2.0]], [1, 2])
-
-
-@pytest.mark.parametrize(
-    ("y", "weights", "said"),
-    [
-        (None, None, "requires y"),
-        ([1.0], None, "inconsistent"),
-        ([1.0, 2.0], [1.0], "sample_weight"),
-        ([1j, 2.0], None, "Complex"),
-        (["one", "two"], None, "y must be of numbers, got cells of object that"),
-        (np.array(["2020-01-01"] * 2, "M8[D]"), None, "y must be of numbers, got"),
-        (np.ones((2, 3)), None, "fits 3 models, .* together they cost 3 times eps"),
-    ],
+test_bad_parameters_of_its_own_are_refused = refused(
+    lambda estimator: estimator.fit([[1.0], [2.0]], [1, 2]),
+    (DPHuberRegressor(threshold=-1.0), "threshold"),
+    (DPTweedieRegressor(power=2.0), "power"),
+    (DPPoissonRegressor(target_range=(-2, -1)), "target_range"),
+    (DPLogisticRegression(classes=["yes"]), "classes"),
+    (DPAdditiveRegressor(loss="cubic"), "loss"),
+    (DPAdditiveRegressor(loss="gamma", target_range=(-2, -1)), "target_range"),
+    (DPAdditiveRegressor(categorical_features="all"), "categorical_features"),
+    (DPAdditiveRegressor(categorical_features={1: "ab"}), "categorical_features"),
+    (DPAdditiveRegressor(categorical_features={0: ["a"]}), "categorical_feature"),
+    (DPMeanRegressor(target_range=(2, 1)), "target_range"),
 )
-def test_bad_shapes_and_types_are_refused(monkeypatch, y, weights, said):
-    no_release(monkeypatch)
-    with pytest.raises(ValueError, match=said):
-        DPLinearRegression().fit([[1.0], [2.0]], y, sample_weight=weights)
-
+test_bad_shapes_and_types_are_refused = refused(
+    lambda what: DPLinearRegression().fit(
+        [[1.0], [2.0]], what[0], sample_weight=what[1]
+    ),
+    ((None, None), "requires y"),
+    (([1.0], None), "inconsistent"),
+    (([1.0, 2.0], [1.0]), "sample_weight"),
+    (([1j, 2.0], None), "Complex"),
+    ((["one", "two"], None), "y must be of numbers, got cells of object that"),
+    ((np.array(["2020-01-01"] * 2, "M8[D]"), None), "y must be of numbers, got"),
+    ((np.ones((2, 3)), None), "fits 3 models, .* together they cost 3 times eps"),
+)
 
 DAY = datetime.datetime(2020, 1, 1)
-ODD_TYPES = {
-    "text": (polars.DataFrame({"a": ["secret"]}), "column 'a' of String"),
-    "a category": (
+test_types_that_are_no_numbers_get_a_sentence = refused(
+    lambda rows: DPLinearRegression().fit(rows, [1.0]),
+    (polars.DataFrame({"a": ["secret"]}), "column 'a' of String"),
+    (
         polars.DataFrame({"a": polars.Series(["secret"], dtype=polars.Categorical)}),
         "column 'a' of Categorical, which holds text or times: OneHotEncoder",
     ),
-    "a date": (polars.DataFrame({"a": [DAY.date()]}), "'a' of Date, which holds times"),
-    "a time": (polars.DataFrame({"b": [1.0], "a": [DAY]}), "'a' of Datetime"),
-    "an array of text": (np.array([["secret"]]), "an array of <U6, which holds text"),
-    "a list of text": ([["secret"]], "of objects, which holds text"),
-    "an array of times": (np.array([[DAY]], "M8[s]"), "subtract a public date"),
-}
-
-
-@pytest.mark.parametrize("kind", ODD_TYPES)
-def test_types_that_are_no_numbers_get_a_sentence(monkeypatch, kind):
-    no_release(monkeypatch)
-    rows, said = ODD_TYPES[kind]
-    with pytest.raises(ValueError, match=f"X must be of numbers, got .*{said}") as why:
-        DPLinearRegression().fit(rows, [1.0])
-    assert "secret" not in str(why.value)
-
-
-def no_release(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("something was released")
-
-    for owner in (_linear, _regressors):
-        monkeypatch.setattr(owner, "release_scales", refuse)
-    monkeypatch.setattr(_linear, "dp_linear_model", refuse)
-    monkeypatch.setattr(_additive, "dp_additive_model", refuse)
-    monkeypatch.setattr(_labels, "release_labels", refuse)
+    (polars.DataFrame({"a": [DAY.date()]}), "'a' of Date, which holds times"),
+    (polars.DataFrame({"b": [1.0], "a": [DAY]}), "'a' of Datetime"),
+    (np.array([["secret"]]), "an array of <U6, which holds text"),
+    ([["secret"]], "of objects, which holds text"),
+    (np.array([[DAY]], "M8[s]"), "subtract a public date"),
+    said="X must be of numbers, got .*{}",
+)
 
 
 def test_keys_come_from_the_operating_system_or_repeat():
@@ -328,25 +313,17 @@ def test_means_are_in_proportion_to_exposures(model, unit):
     assert known.measures[2].model.high < not_known.measures[2].model.low
 
 
-@pytest.mark.parametrize(
-    ("model", "exposure", "said"),
-    [
-        (AMOUNTS[0], np.ones(50), "max_exposure must be the largest exposure"),
-        (DPGammaRegressor(max_exposure=1.0), np.ones(49), "exposure must be of shape"),
-        (DPTweedieRegressor(max_exposure=-1.0), None, "max_exposure must be positive"),
-        (DPGammaRegressor(max_exposure=1.0), ["secret"] * 50, "exposure must be of nu"),
-        (
-            DPAdditiveRegressor(max_exposure=1.0),
-            np.ones(50),
-            "left out with a loss with",
-        ),
-    ],
+test_exposures_that_are_refused = refused(
+    lambda what: what[0].fit(np.zeros((50, 1)), np.arange(50), exposure=what[1]),
+    ((AMOUNTS[0], np.ones(50)), "max_exposure must be the largest exposure"),
+    ((DPGammaRegressor(max_exposure=1.0), np.ones(49)), "exposure must be of shape"),
+    ((DPTweedieRegressor(max_exposure=-1.0), None), "max_exposure must be positive"),
+    ((DPGammaRegressor(max_exposure=1.0), ["secret"] * 50), "exposure must be of nu"),
+    (
+        (DPAdditiveRegressor(max_exposure=1.0), np.ones(50)),
+        "left out with a loss with",
+    ),
 )
-def test_exposures_that_are_refused(monkeypatch, model, exposure, said):
-    no_release(monkeypatch)
-    with pytest.raises(ValueError, match=said) as told:
-        model.fit(np.zeros((50, 1)), np.arange(50), exposure=exposure)
-    assert "secret" not in str(told.value)
 
 
 @pytest.mark.parametrize("largest", [1e-3, 1.0, 1e300])

@@ -5,7 +5,9 @@ import math
 import jax
 import numpy as np
 import pytest
+import scipy.special
 
+from dpjax._rounding import ROUNDED_UP
 from dpjax.sklearn import _labels, _tables
 from tests.replay._replay import seen
 
@@ -115,3 +117,11 @@ def test_released_labels_have_one_form(key, labels, bought):
         key, held, noise_multiplier=5.0, log_probability=-12.0
     )
     assert seen(found) == seen(bought)
+
+
+def test_the_threshold_is_not_passed_more_often_in_floats():
+    """Twice 2^-21 of it covers what the sampler's quantile exceeds the true one by."""
+    tails = np.float32(10.0) ** np.linspace(-19.5, -0.31, 200_001).astype(np.float32)
+    drawn = -np.asarray(jax.jit(jax.scipy.special.ndtri)(tails), np.float64)
+    exact = -scipy.special.ndtri(tails.astype(np.float64))
+    assert (drawn < exact * ROUNDED_UP).all()

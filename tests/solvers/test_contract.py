@@ -11,12 +11,14 @@ import pytest
 from dpjax import batching, estimators, losses, solvers
 from tests import registry
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 
 def descent(kind, estimator):
     def release(data, key, i):
         return solvers.dp_gradient_descent(
             losses.squared,
-            jnp.zeros(6),
+            jnp.zeros(6, data[0].dtype),
             data,
             key=key,
             epsilon=1.0 + i,
@@ -30,7 +32,7 @@ def descent(kind, estimator):
     return release
 
 
-SOLVERS = {name: part.make for name, part in registry.SOLVERS.items()} | {
+SOLVERS = registry.SOLVERS | {
     "poisson": descent(batching.Poisson(5.0), estimators.Winsorization(1.0)),
     "fixed size": descent(batching.WithoutReplacement(5), estimators.Clipping(1.0)),
     "trimmed": descent(batching.Full(), estimators.TrimmedMean(0.2, -1.0, 1.0)),
@@ -89,10 +91,45 @@ def test_lowers_for_every_platform(name):
 @pytest.mark.quick(2)
 @each
 def test_wide_data_give_wide_parameters(name):
+    # Types are known once it is traced; `replay/test_any_precision` runs it.
+    def solve(data):
+        return SOLVERS[name](data, jax.random.key(0), 0).params
+
     with jax.enable_x64(True):
         data = jax.tree.map(jnp.asarray, table(name))
-        for leaf in jax.tree.leaves(SOLVERS[name](data, jax.random.key(0), 0).params):
+        for leaf in jax.tree.leaves(jax.eval_shape(solve, data)):
             assert leaf.dtype == jnp.float64 or jnp.issubdtype(leaf.dtype, jnp.integer)
+
+
+@pytest.mark.quick(2)
+@each
+def test_narrow_data_stay_narrow_where_wide_ones_are_enabled(name):
+    def solve(data):
+        return SOLVERS[name](data, jax.random.key(0), 0).params
+
+    with jax.enable_x64(True):  # numbers of the host are then float64
+        data = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), table(name))
+        for leaf in jax.tree.leaves(jax.eval_shape(solve, data)):
+            assert leaf.dtype in (jnp.float32, jnp.int32)
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("epsilon", [1e9, 1e300])
+@pytest.mark.parametrize("name", registry.SOLVERS)
+def test_a_huge_epsilon_is_affordable_or_refused_by_name(name, epsilon):
+    if not takes(name.split(",")[0], "epsilon"):
+        return
+
+    def solve(data):
+        key = jax.random.key(0)
+        return registry.released(name, data, key, epsilon=epsilon)
+
+    data = jax.tree.map(lambda x: jnp.asarray(x, "float32"), table(name))
+    if name == "dp_one_pass_sco, pure" and epsilon > 1e20:
+        with pytest.raises(ValueError, match="epsilon must be between 1e-20 and 1e"):
+            solve(data)
+    else:
+        assert 0 < jax.eval_shape(solve, data).privacy.epsilon <= epsilon
 
 
 @pytest.mark.quick(5)

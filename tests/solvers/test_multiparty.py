@@ -1,8 +1,5 @@
 """Descent with several parties: right, private in every round, and robust to faults."""
 
-import socket
-import subprocess
-import sys
 from functools import partial
 from typing import NamedTuple
 
@@ -12,21 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import scipy.stats
 
 from dpjax import losses
 from dpjax.estimators import (
     Clipping,
-    Mean,
-    MedianOfMeans,
     SmoothedTruncation,
-    Truncation,
-    Winsorization,
 )
 from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import PartyError, SecureSum, run_parties
-from dpjax.solvers import Checkpoint, Execution, dp_multiparty_gradient_descent
+from dpjax.solvers import Execution, dp_multiparty_gradient_descent
 from dpjax.solvers import _multiparty_gradient_descent as _multiparty
+from tests.parties.test_transport import run_processes
 
 FALSE_ALARM = 1e-6
 CLIP = 1.0
@@ -163,7 +156,7 @@ def test_parties_do_as_one_process_does_with_the_same_noise():
 PROCESS = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
-party, num_parties, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+party, address, num_parties = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 jax.distributed.initialize(address, num_parties, party, initialization_timeout=60)
 from dpjax import losses
 from dpjax.estimators import Clipping
@@ -187,27 +180,11 @@ def test_processes_do_as_one_process_does_with_the_same_noise(num_parties, tmp_p
     arrays = {f"features{i}": x for i, (x, _) in enumerate(data)}
     arrays |= {f"targets{i}": y for i, (_, y) in enumerate(data)}
     np.savez(tmp_path / "data.npz", **arrays)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-c", PROCESS]
-    processes = [
-        subprocess.Popen(
-            [*command, str(i), str(num_parties), address, tmp_path / "data.npz"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(num_parties)
-    ]
-    try:
-        output = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    lines = [
-        [line.split()[1:] for line in text.splitlines() if line.startswith("RESULT")]
-        for text in output
-    ]
+    codes, lines = run_processes(
+        PROCESS, num_parties, str(num_parties), tmp_path / "data.npz", timeout=120
+    )
+    assert codes == [0] * num_parties
+    lines = [[line.split()[1:] for line in printed] for printed in lines]
     results = np.array([[float.fromhex(x) for x in line] for (line,) in lines])
     assert np.all(results == results[0])
     noise = noise_of(SIZES[:num_parties], num_shares=num_parties - 1)
@@ -218,129 +195,6 @@ def test_processes_do_as_one_process_does_with_the_same_noise(num_parties, tmp_p
 # The attack of PRIVACY row 2. The attacker knows the loss, both candidate data sets and
 # the transcript: iterates w_t and noisy sums S_t. It asks for which of the two
 # candidates S_t - G(w_t) stays the same from round to round.
-
-
-def attack(sums, iterates, candidates):
-    """Returns the number of the candidate that the transcript fits better."""
-
-    def residual(candidate):
-        size = len(candidate[0])
-        noise = [
-            s - size * np.asarray(mean_grad(w, candidate), np.float64)
-            for s, w in zip(sums, iterates, strict=True)
-        ]
-        return max(np.linalg.norm(z - noise[0]) for z in noise[1:])
-
-    return int(np.argmin([residual(candidate) for candidate in candidates]))
-
-
-def neighbours():
-    """Two data sets of two parties, different in one record as much as can be."""
-    first, second = records(20, 0), records(20, 1)
-    features, targets = (x.copy() for x in second)
-    other = (features, targets)
-    features[7], targets[7] = [3.0, -4.0, 5.0], 1.0
-    there = (second[0].copy(), second[1].copy())
-    there[0][7], there[1][7] = features[7], -1.0
-    return first, (there, other)
-
-
-def pooled(first, second):
-    return tuple(np.concatenate(pair) for pair in zip(first, second, strict=True))
-
-
-def test_the_papers_transcript_tells_neighbours_apart():
-    # One noise vector for all rounds, as large as one likes.
-    first, seconds = neighbours()
-    candidates = [pooled(first, second) for second in seconds]
-    rng = np.random.default_rng(0)
-    for trial in range(20):
-        truth = trial % 2
-        eta = rng.normal(scale=1e6, size=3)
-        params, sums, iterates = jnp.zeros(3), [], []
-        for _ in range(3):
-            mean = np.asarray(mean_grad(params, candidates[truth]), np.float64)
-            sums.append(40 * mean + eta)
-            iterates.append(params)
-            # With the noise's step it would lie far away; any known w_t will do.
-            params = params + jnp.asarray(rng.normal(size=3), jnp.float32)
-        assert attack(sums, iterates, candidates) == truth
-
-
-def test_our_transcript_does_not_tell_neighbours_apart():
-    first, seconds = neighbours()
-    candidates = [pooled(first, second) for second in seconds]
-    epsilon, num_trials, num_steps = 0.2, 40, 3
-    noise = noise_of((20, 20), num_shares=1, epsilon=epsilon, num_steps=num_steps)
-    right = 0
-    for trial in range(num_trials):
-        truth = trial % 2
-        iterates = [jnp.zeros(3)]
-        shown = Execution(
-            callback=lambda step, params, iterates=iterates: iterates.append(params)
-        )
-
-        def party_fn(transport, truth=truth, shown=shown):
-            recorder = Recorder(transport, [])
-            descend(
-                recorder,
-                seconds[truth] if transport.party else first,
-                execution=Execution() if transport.party else shown,
-                epsilon=epsilon,
-                num_steps=num_steps,
-            )
-            return recorder.heard
-
-        heard = run_parties(party_fn, 2)[0]
-        sums = released_sums(heard, noise.grid, 3)
-        assert len(sums) == num_steps
-        right += attack(sums, iterates[:-1], candidates) == truth
-    # No test is right more often than this, under (epsilon, delta)-DP. One-sided,
-    # false alarm 1e-6; the attack on the paper's transcript is always right.
-    most = np.exp(epsilon) / (1 + np.exp(epsilon)) + SETTING["delta"]
-    limit = scipy.stats.binom.isf(FALSE_ALARM, num_trials, most)
-    assert limit < num_trials
-    assert right <= limit
-
-
-def test_the_sums_carry_the_noise_that_was_calibrated():
-    # Without gradients the sums are the noise: K shares, of which K - C are counted.
-    data = [(np.zeros((50, 400), np.float32), np.ones(50, np.float32))] * 3
-    num_steps = 6
-    solutions, heard = solve(data, params=jnp.zeros(400), num_steps=num_steps)
-    noise = noise_of((50,) * 3, num_shares=2, num_params=400, num_steps=num_steps)
-    sums = released_sums(heard, noise.grid, 400)
-    assert sums.shape == (num_steps, 400)
-    stddev = solutions[0].stats["stddev"] * np.sqrt(3 / 2)
-    assert scipy.stats.kstest(sums.ravel() / stddev, "norm").pvalue > FALSE_ALARM
-    for factor in (2 / 3, 3 / 2):
-        scaled = sums.ravel() / (stddev * factor)
-        assert scipy.stats.kstest(scaled, "norm").pvalue < FALSE_ALARM
-    # Fresh in every round: two-sided, |correlation| of 400 pairs below 5 / sqrt(400).
-    correlations = np.corrcoef(sums)[np.triu_indices(num_steps, 1)]
-    assert np.abs(correlations).max() < 5 / np.sqrt(400)
-
-
-def test_noise_grows_with_colluders_and_dropouts():
-    data = [records(30, seed) for seed in range(4)]
-
-    def share(**threats):
-        solutions, _ = solve(data, **threats)
-        stats = solutions[0].stats
-        shares = 4 - threats["max_colluding"] - threats.get("max_dropouts", 0)
-        assert solutions[0].privacy.epsilon == 2.0
-        return stats["stddev"] / np.sqrt(shares), stats["stddev"]
-
-    none, all_none = share(max_colluding=0)
-    one, all_one = share(max_colluding=1)
-    three, _ = share(max_colluding=3)
-    np.testing.assert_allclose(all_none, all_one, rtol=1e-5)
-    np.testing.assert_allclose(
-        [one / none, three / none], [np.sqrt(4 / 3), 2], rtol=1e-5
-    )
-    # A dropout costs a share and one more release.
-    dropped, _ = share(max_colluding=1, max_dropouts=1)
-    np.testing.assert_allclose(dropped / none, np.sqrt(4 / 2 * 6 / 5), rtol=1e-2)
 
 
 class Silent(NamedTuple):
@@ -472,132 +326,3 @@ def test_the_guarantee_names_all_records_and_the_event_spends_what_is_claimed():
     assert solution.stats["num_parties"] == 4
     accountant = dp_accounting.pld.PLDAccountant().compose(solution.privacy.dp_event)
     np.testing.assert_allclose(accountant.get_epsilon(1e-6), 2.0, rtol=1e-3)
-
-
-@jax.custom_vjp
-def as_logistic(params, example):
-    """The logistic loss, with a gradient of its own."""
-    return losses.logistic(params, example)
-
-
-def _forward(params, example):
-    return as_logistic(params, example), (params, example)
-
-
-def _backward(residual, slope):
-    grads = jax.grad(losses.logistic, argnums=(0, 1))(*residual)
-    return jax.tree.map(lambda x: 2 * slope * x, grads)
-
-
-as_logistic.defvjp(_forward, _backward)
-
-
-def scaled_logistic(scale):
-    return lambda params, example: scale * losses.logistic(params, example)
-
-
-BALL = partial(optax.projections.projection_l2_ball, scale=1.0)
-LINE = optax.linear_schedule(0.5, 0.1, 5)
-
-
-@pytest.mark.quick(6)
-@pytest.mark.parametrize(
-    ("name", "of_all", "of_one"),
-    [
-        ("epsilon", {}, {"epsilon": 2.1}),
-        ("delta", {}, {"delta": 2e-6}),
-        ("estimator", {}, {"estimator": Clipping(1.1)}),
-        (
-            "estimator",
-            {"estimator": Truncation(1.0)},
-            {"estimator": Winsorization(1.0)},
-        ),
-        ("num_steps", {}, {"num_steps": 6}),
-        ("num_steps", {"num_steps": None}, {"num_steps": 41}),
-        ("averaging", {}, {"averaging": True}),
-        ("params", {}, {"params": jnp.full(3, 1e-9)}),
-        # What the loss is traced for.
-        (
-            "data, loss_fn",
-            {},
-            {"data": (np.zeros((30, 3), np.float32), np.zeros(30, np.int32))},
-        ),
-        ("loss_fn", {}, {"loss_fn": losses.squared}),
-        ("loss_fn", {}, {"loss_fn": as_logistic}),
-        (
-            "loss_fn",
-            {"loss_fn": scaled_logistic(2.0)},
-            {"loss_fn": scaled_logistic(2.0000002)},
-        ),
-        ("learning_rate", {}, {"learning_rate": 0.6}),
-        ("learning_rate", {}, {"learning_rate": lambda step: 0.5}),
-        (
-            "learning_rate",
-            {"learning_rate": LINE},
-            {"learning_rate": optax.linear_schedule(0.5, 0.2, 5)},
-        ),
-        ("projection_fn", {}, {"projection_fn": BALL}),
-        (
-            "projection_fn",
-            {"projection_fn": BALL},
-            {"projection_fn": partial(BALL, scale=2.0)},
-        ),
-    ],
-)
-def test_the_argument_that_differs_is_named(name, of_all, of_one):
-    sent = []
-
-    def party_fn(transport):
-        changes = of_all | (of_one if transport.party == 1 else {})
-        changes = {"data": records(30, transport.party)} | changes
-        return descend(Recorder(transport, sent), **changes)
-
-    with pytest.raises(PartyError, match=f"party 1: other {name} than party 0"):
-        run_parties(party_fn, 2)
-    assert len(sent) == 2 * 2  # keys and digests: nothing of any record
-
-
-def test_functions_made_anew_by_each_party_are_the_same():
-    data = [records(30, seed) for seed in range(2)]
-
-    def party_fn(transport):
-        table = jnp.arange(200.0)
-        return descend(
-            transport,
-            data[transport.party],
-            loss_fn=lambda params, example: losses.logistic(params, example) * table[3],
-            projection_fn=lambda params: params / 2,
-            execution=Execution(microbatch_size=1 + transport.party),
-            learning_rate=lambda step: 1 / (step + 2),
-        )
-
-    first, second = run_parties(party_fn, 2)
-    np.testing.assert_array_equal(first.params, second.params)
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("epsilon", {"epsilon": 0.0}),
-        ("delta", {"delta": 1.0}),
-        ("loss_fn", {"loss_fn": None}),
-        ("estimator", {"estimator": Mean()}),
-        ("estimator", {"estimator": None}),
-        ("learning_rate", {"learning_rate": -1.0}),
-        ("num_steps", {"num_steps": 0}),
-        ("secure_sum", {"secure_sum": None}),
-        ("projection_fn", {"projection_fn": 3}),
-        ("execution", {"execution": print}),
-        ("checkpoint", {"execution": Execution(checkpoint=Checkpoint("states"))}),
-        ("data", {"data": ()}),
-        ("num_groups", {"estimator": MedianOfMeans(Clipping(1.0), 31)}),
-        ("at most 2\\^52", {"estimator": Clipping(1e-12), "epsilon": 1e30}),
-    ],
-)
-def test_bad_arguments_are_named(name, change):
-    def party_fn(transport):
-        changes = {"data": records(30, transport.party)} | change
-        return descend(transport, **changes)
-
-    with pytest.raises(ValueError, match=name):
-        run_parties(party_fn, 2)

@@ -14,9 +14,11 @@ from dpjax.solvers import dp_center_and_scale, dp_quantile
 from dpjax.solvers._quantile import (
     _DISTANCE_EDGES,
     _EDGES,
+    _WIDTH_EDGES,
     _roundest_of_bins,
     _scale_scores,
     _scores,
+    _width_scores,
 )
 from tests.refusals import refused
 
@@ -187,9 +189,59 @@ def test_an_interval_that_is_not_known_is_infinite():
         {"edges": [0.0, 5.0, 6.0]},
     ):
         assert jnp.isinf(dp_quantile(samples, **settings(**changes)).standard_errors)
-    for values in (samples, 0 * samples, jnp.round(samples)):
+    for values in (samples, 0 * samples):
         errors = dp_quantile(values, **settings()).standard_errors
         assert 0 < errors < 0.3
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.51, 0.53])
+def test_an_interval_reaches_the_next_number_that_samples_repeat(quantile):
+    """The quantile of the law may be that one: half are 1, and half are 2."""
+    samples = jnp.round(jnp.linspace(1.0, 2.0, 2_000))
+    options = settings(quantile=quantile, edges=jnp.linspace(0.0, 4.0, 4_001))
+    options |= {"epsilon": 8.0}
+    for key in jax.random.split(jax.random.key(0), 20):
+        low, high = dp_quantile(samples, **options | {"key": key}).interval()
+        is_near = abs(quantile - 0.5) < 0.02
+        assert (low <= 1) == is_near
+        assert high >= 2
+
+
+def width_scores_of(samples, quantile, apart):
+    edges = jnp.asarray(_WIDTH_EDGES, "float32")
+    return _width_scores(samples, edges, quantile, jnp.asarray(apart, "int32"))
+
+
+def test_scores_of_widths_are_those_of_their_definition():
+    rng = np.random.default_rng(0)
+    for spread, quantile, apart in ((1.0, 0.5, 5), (30.0, 0.2, 7), (1e3, 0.9, 40)):
+        samples = np.round(spread * rng.normal(size=60)).astype(np.float32)
+        rank, spare = math.ceil(quantile * 60), [-60]
+        for size in (*_WIDTH_EDGES[1:-1], np.inf):
+            above = np.sum(samples <= np.float32(size)) - (rank + apart)
+            below = rank - apart - 1 - np.sum(samples < -np.float32(size))
+            spare.append(min(above, below))
+        expected = [-max(0, a + 1, -b) for a, b in itertools.pairwise(spare)]
+        found = width_scores_of(jnp.asarray(samples), quantile, apart)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_neighbours_move_scores_of_widths_by_one_and_their_gaps_by_two():
+    rng = np.random.default_rng(0)
+    scores_of_width = jax.jit(
+        jax.vmap(lambda x: width_scores_of(x, 0.5, 8)),
+    )
+    largest = 0
+    for base in (10 * rng.normal(size=60), np.repeat([-5.0, 5.0], 30), np.zeros(60)):
+        values = np.array([*WILD, 0.0, 1.0, -1.0, 20.0, -20.0, np.nan])
+        for position in (0, 29, 30, 59):
+            moved = np.repeat(base[None], len(values), axis=0).astype(np.float32)
+            moved[:, position] = values
+            scores = np.asarray(scores_of_width(moved))
+            change = scores[:, None] - scores
+            assert np.abs(change).max() <= 1
+            largest = max(largest, np.ptp(change, axis=-1).max())
+    assert largest == 2
 
 
 @pytest.mark.quick(1)

@@ -26,7 +26,7 @@ def data(d=D):
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("name", registry.SOLVERS)
 def test_a_sweep_over_epsilon_scale_and_step_size_compiles_once(name, caplog):
-    release = functools.partial(registry.SOLVERS[name].make, data())
+    release = functools.partial(registry.SOLVERS[name], data())
     keys = list(jax.random.split(jax.random.key(5), 4))
     first = release(keys[0], 0)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):

@@ -44,7 +44,7 @@ def make_params():
 
 def make_updates(name, step):
     """Gradients, with the leading axis of samples where the transform wants it."""
-    lead = (NUM_ROWS,) if TRANSFORMS[name].takes_samples else ()
+    lead = (NUM_ROWS,) if name in registry.OF_SAMPLES else ()
     rng = np.random.default_rng(100 + step)
     return {
         "w": jnp.asarray(rng.standard_t(2, (*lead, 2, 3)), jnp.float32),
@@ -53,9 +53,8 @@ def make_updates(name, step):
 
 
 def chained(name, optimizer, key):
-    transform, is_first = TRANSFORMS[name].make(key), TRANSFORMS[name].takes_samples
-    parts = [transform, OPTIMIZERS[optimizer]()]
-    return optax.chain(*(parts if is_first else reversed(parts)))
+    parts = [TRANSFORMS[name](key), OPTIMIZERS[optimizer]()]
+    return optax.chain(*(parts if name in registry.OF_SAMPLES else reversed(parts)))
 
 
 def run(optimizer, name, num_steps, update):
@@ -189,17 +188,29 @@ def test_exports_for_every_platform(name):
     assert exported.platforms == ("cpu", "cuda", "tpu")
 
 
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("name", registry.OF_SAMPLES)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_gives_float32(name, dtype):
+    narrow = jax.tree.map(lambda x: x.astype(dtype), make_updates(name, 0))
+    found, expected = (
+        run_once(name, grads) for grads in (narrow, jax.tree.map(jnp.float32, narrow))
+    )
+    chex.assert_trees_all_equal_dtypes(found, make_params())
+    chex.assert_trees_all_equal(found, expected)
+
+
+def run_once(name, updates):
+    optimizer, params = TRANSFORMS[name](jax.random.key(0)), make_params()
+    return optimizer.update(updates, optimizer.init(params), params)[0]
+
+
 @pytest.mark.quick(4)
-@pytest.mark.parametrize(
-    "name", [name for name in TRANSFORMS if TRANSFORMS[name].takes_samples]
-)
+@pytest.mark.parametrize("name", registry.OF_SAMPLES)
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf, 1e38])
 def test_wild_gradients_stay_finite(name, bad):
-    transform = TRANSFORMS[name].make
     updates = make_updates(name, 0)
     updates["w"] = updates["w"].at[3].set(bad)
-    optimizer = transform(jax.random.key(0))
-    params = make_params()
-    result, _ = optimizer.update(updates, optimizer.init(params), params)
+    result = run_once(name, updates)
     chex.assert_tree_all_finite(result)
     assert float(np.abs(result["w"]).max()) < 10

@@ -161,20 +161,6 @@ def test_a_second_run_of_one_optimizer_is_caught(key):
         updated(optimizer, grads)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision_gives_float32(dtype, key):
-    grads = jax.random.normal(key, (8, 3)).astype(dtype)
-
-    def make():
-        return privatize(Truncation(1.0), noise_multiplier=1.0, key=jax.random.key(0))
-
-    result = updated(make(), grads)
-    assert result.dtype == jnp.float32
-    wide = updated(make(), grads.astype(jnp.float32))
-    np.testing.assert_array_equal(result, wide)
-
-
 def test_masked_goes_after():
     optimizer = optax.chain(
         privatize(Truncation(1.0), noise_multiplier=1.0, key=jax.random.key(0)),

@@ -149,12 +149,6 @@ def test_jit_vmap_and_traced_bounds():
     np.testing.assert_allclose(single, mapped, rtol=1e-5, atol=1e-5)
 
 
-def test_half_precision_gives_float32():
-    grads = jnp.ones((20, 3), jnp.bfloat16)
-    transform = privatized(ESTIMATOR, rho=1.0, key=jax.random.key(0))
-    assert updated(transform, grads).dtype == jnp.float32
-
-
 @pytest.mark.slow
 def test_heavy_tailed_regression():
     # The whole way: per-sample gradients, private means, an optax chain.

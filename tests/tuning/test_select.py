@@ -9,12 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, NoOpDpEvent
 
 from dpjax import ADD_OR_REMOVE_ONE, accounting, losses, solvers, tuning
 from dpjax._trial_counts import TrialCount, names
-from dpjax.accounting import PrivacyGuarantee, tuning_epsilon
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    gaussian_epsilon,
+    gaussian_event,
+    tuning_epsilon,
+)
 from dpjax.estimators import Clipping
 from dpjax.solvers import Solution
 from dpjax.tuning import _search, _select
@@ -158,6 +164,53 @@ def test_a_list_holds_candidates_of_any_kind(key):
     # Whatever was drawn.
     assert solution.privacy.epsilon == tuning_epsilon(0.2, 0.0, mean_trials=4.0)
     assert "different amounts, of which the largest counts" in str(solution.privacy)
+
+
+def test_candidates_whose_profiles_cross_cost_more_than_each_alone(key):
+    """Half of the runs are pure, half Gaussian, and alone each kind costs the same.
+
+    What is likelier on a neighbour among pure runs, on top, makes it unlikely there
+    that a lower run is the best. Of these the Gaussian ones have the larger ratios.
+    """
+    delta, mean, pure, multiplier = 1e-6, 10.0, 0.81, 3.0
+    gaussian = gaussian_event(multiplier)
+    guarantees = {
+        "pure": PrivacyGuarantee.of(pure, 0.0, dp_event=LaplaceDpEvent(1 / pure)),
+        "gaussian": PrivacyGuarantee.of(
+            gaussian_epsilon(multiplier, delta, sensitivity=1.0),
+            delta,
+            dp_event=gaussian,
+        ),
+    }
+    solution = tuning.dp_select(
+        lambda name, key: Solution(jnp.zeros(()), guarantees[name], {}),
+        list(guarantees),
+        key=key,
+        epsilon=10.0,
+        delta=delta,
+        score=tuning.Score(lambda params, key: params, FREE),
+        mean_trials=mean,
+    )
+    epsilon = solution.privacy.epsilon
+    cells = np.r_[-np.inf, np.linspace(-9, 9, 4_001), np.inf]
+    law, neighbour = (
+        np.diff(scipy.special.ndtr(cells - mu))[::-1] / 2 for mu in (1 / multiplier, 0)
+    )
+    top = 0.3
+    masses = (
+        np.r_[top, 2 * law, 1 - top] / 2,
+        np.r_[top * math.exp(pure), 2 * neighbour, 1 - top * math.exp(pure)] / 2,
+    )
+    at_most = [1 - np.r_[0.0, np.cumsum(mass)] for mass in masses]
+    best = [x / mean / (1 - (1 - 1 / mean) * x) for x in at_most]
+    chosen, on_neighbour = (-np.diff(x) for x in best)
+
+    def attacked(epsilon):
+        return np.maximum(chosen - math.exp(epsilon) * on_neighbour, 0).sum()
+
+    alone = [tuning_epsilon(x, delta, mean_trials=mean) for x in guarantees.values()]
+    assert attacked(max(alone)) > 100 * delta
+    assert attacked(epsilon) <= delta
 
 
 def test_a_score_is_paid(key):

@@ -101,9 +101,8 @@ def _choose(
 
     Their indices are in ascending order.
 
-    One record moves each score by at most D, so each of k choices by the exponential
-    mechanism, all made by one draw of Gumbel noise, is (e^2/8)-zCDP with noise of scale
-    2 D / e (Durfee, Rogers 2019; Cesar, Rogers 2021): D sqrt(k / (2 rho)).
+    Scores move by at most D, and Gumbel noise has the scale D sqrt(k / (2 rho)):
+    `docs/privacy/proofs/linear.md`, 8.6.
     """
     loss = kind.loss
     features, targets, offsets, weights = examples

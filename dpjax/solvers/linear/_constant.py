@@ -2,33 +2,31 @@
 
 import math
 from functools import partial
-from typing import cast
 
 import jax
 import jax.numpy as jnp
 
+from dpjax import _keys
 from dpjax._sharding import gathered
 from dpjax._tree import like
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Estimator, Winsorization
+from dpjax.mechanisms._shared import gaussian_of_padded
 from dpjax.solvers._diameter import DiameterMean
-from dpjax.solvers.linear._kind import Examples, ModelKind, Shares
-from dpjax.solvers.linear._noisy_quantile import magnitudes, noisy_quantile
-from dpjax.transforms import privatize
+from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares
+from dpjax.solvers.linear._mean import mean_and_stddevs
+from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 
 _BEYOND_TARGETS = 2.0  # the bound of targets over their noisy quantile
-# Records w e_k of a class k and a weight w in [0, 1]: the distance of two classes is
-# sqrt(w^2 + w'^2), within a class it is |w - w'|.
+# Records w e_k, w (t, 1) and w (t, r), with w and r in [0, 1] and t in [-1, 1]:
+# `docs/privacy/proofs/linear.md`, 8.3.
 _CLASSES = DiameterMean(radius=1.0, diameter=math.sqrt(2))
-# Records w (t, 1), t in [-1, 1]: the distance is convex in each w, so that both are 0
-# or 1. From 0 it is at most sqrt(2), from 1 to 1 it is |t - t'|.
 _WEIGHTED = DiameterMean(radius=math.sqrt(2), diameter=2.0)
-# Records w (t, r) with an exposure r in [0, 1] lie in [-1, 1] x [0, 1].
 _EXPOSED = DiameterMean(radius=math.sqrt(2), diameter=math.sqrt(5))
 
 
 def best_constant(
-    kind: ModelKind, examples: Examples, keys: tuple[Key, Key], multipliers: Shares
+    kind: ModelKind, records: Records, keys: tuple[Key, ...], multipliers: Shares
 ) -> tuple[jax.Array, Scalar, dict[str, jax.Array]]:
     """Releases the best constant, and a bound of the targets.
 
@@ -43,51 +41,61 @@ def best_constant(
         and `mean`; labels need no bound.
     """
     size_key, mean_key = keys
+    examples = records.examples
     dtype = examples.features.dtype
     outputs = (kind.loss.num_outputs,) if kind.loss.num_outputs > 1 else ()
-    size, stats = jnp.ones((), dtype), {}
     if not kind.has_intercept or kind.is_robust:
-        return jnp.zeros(outputs, dtype), size, stats
+        return jnp.zeros(outputs, dtype), jnp.ones((), dtype), {}
+    quantile = None
     if not kind.has_labels:
-        size = stats["target_size"] = _BEYOND_TARGETS * noisy_quantile(
+        quantile = noisy_quantile(
             size_key,
-            gathered(magnitudes(examples.targets, examples.weights)),
+            gathered(records.target_sizes),
             num_above=2 * multipliers.mean,
             noise_multiplier=multipliers.target_size,
         )
-    constant = _constant(kind, examples, size, multipliers.mean, mean_key)
-    return constant, size, stats | {"constant": constant}
+    mean, stddevs, size = _mean(kind, examples, quantile, multipliers.mean)
+    # The second of two keys, as `privatize` does, so that its draws and these agree.
+    noisy = gaussian_of_padded(_keys.split(mean_key)[1], mean, stddevs)
+    constant = _constant(kind, noisy, size)
+    stats = {"constant": constant}
+    return constant, size, stats if quantile is None else {"target_size": size} | stats
 
 
 @partial(jax.jit, static_argnums=0)
-def _constant(
-    kind: ModelKind, examples: Examples, size: Scalar, multiplier: Scalar, key: Key
-) -> jax.Array:
-    """Releases the constant prediction of the mean target."""
-    mean = _mean(kind, examples, size, multiplier, key)
-    return kind.loss.constant_prediction(mean)
-
-
 def _mean(
-    kind: ModelKind, examples: Examples, size: Scalar, multiplier: Scalar, key: Key
-) -> jax.Array:
-    """Releases the mean target within ±size, or the shares of classes.
+    kind: ModelKind, examples: Examples, quantile: jax.Array | None, multiplier: Scalar
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the mean of `_samples`, padded, the stddevs of its noise, and the bound.
 
-    With weights, the means of weighted targets and of weights are released together,
-    and their ratio is returned. Exposures count like weights: the best constant is then
-    that of a unit of exposure. An exposure above 1 counts as 1. A mean below 0.05
-    counts as 0.05, because noise could otherwise make the ratio large.
+    With weights, the means of weighted targets and of weights are released together.
+    Exposures count like weights: the best constant is then that of a unit of exposure.
+    An exposure above 1 counts as 1.
     """
+    size = jnp.ones((), examples.features.dtype)
+    if quantile is not None:
+        size = _BEYOND_TARGETS * quantile
     samples, estimator = _samples(kind, examples, size)
-    release = privatize(
-        estimator, noise_multiplier=multiplier, key=key, axis_name=kind.axis_name
-    )
-    mean = cast(jax.Array, release.update(samples, release.init(samples))[0])
-    if kind.loss.num_outputs > 1:
-        return mean / jnp.maximum(jnp.sum(mean), 0.05)
-    if mean.ndim > 0:
-        mean = jnp.clip(mean[0] / jnp.maximum(mean[1], 0.05), -1.0, 1.0)
-    return mean * like(size, mean)
+    return *mean_and_stddevs(estimator, samples, multiplier, kind.axis_name), size
+
+
+@partial(jax.jit, static_argnums=0)
+def _constant(kind: ModelKind, noisy: jax.Array, size: jax.Array) -> jax.Array:
+    """Returns the constant prediction of a noisy mean, or of the shares of classes.
+
+    A mean weight below 0.05 counts as 0.05, because noise could otherwise make the
+    ratio large.
+    """
+    classes = kind.loss.num_outputs
+    if classes > 1:
+        shares = noisy[:classes]
+        mean = shares / jnp.maximum(jnp.sum(shares), 0.05)
+    elif kind.has_exposures or kind.has_weights:
+        mean = jnp.clip(noisy[0] / jnp.maximum(noisy[1], 0.05), -1.0, 1.0)
+        mean = mean * like(size, mean)
+    else:
+        mean = noisy[0] * like(size, noisy)
+    return kind.loss.constant_prediction(mean)
 
 
 def _samples(
@@ -108,7 +116,6 @@ def _samples(
     return samples, Winsorization(1.0)
 
 
-@partial(jax.jit, static_argnums=0)
 def largest_slope(kind: ModelKind, constant: jax.Array, size: Scalar) -> jax.Array:
     """Returns the norm of the derivative at the constant for targets within ±size."""
     loss = kind.loss

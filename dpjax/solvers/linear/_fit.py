@@ -9,18 +9,21 @@ import jax.numpy as jnp
 
 from dpjax import _keys
 from dpjax._sharding import gathered
-from dpjax._types import Key, Scalar
+from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
+from dpjax.mechanisms._shared import gaussian_of_padded
 from dpjax.solvers._loop import Batches, Execution, iterate
+from dpjax.solvers.linear._basis import by_block
 from dpjax.solvers.linear._constant import best_constant, largest_slope
-from dpjax.solvers.linear._kind import Examples, ModelKind, Shares
+from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares
 from dpjax.solvers.linear._moments import (
     FLOORS,
     Whitening,
-    noisy_second_moments,
+    second_moments,
+    symmetric,
     whitening,
 )
-from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.linear._noisy_quantile import magnitudes, noisy_quantile
 from dpjax.solvers.linear._recalibration import Predictor, recalibration
 from dpjax.solvers.linear._robust import robust_fit
 from dpjax.solvers.linear._steps import (
@@ -54,6 +57,7 @@ class Coordinates(NamedTuple):
         rows: (z, offset, target, weight), z of shape (n, d).
         whitening: the map from features to z.
         constant: the intercept of the best constant, () or (K,).
+        params: where the steps start.
         norms: clipping thresholds of the leaves of params.
         stats: released numbers.
     """
@@ -61,6 +65,7 @@ class Coordinates(NamedTuple):
     rows: tuple[jax.Array, jax.Array, jax.Array, jax.Array]
     whitening: Whitening
     constant: jax.Array
+    params: dict[str, jax.Array]
     norms: dict[str, Scalar]
     stats: dict[str, Any]
 
@@ -94,16 +99,13 @@ def _fit_once(
     execution: Execution,
 ) -> tuple[dict[str, jax.Array], dict[str, Any]]:
     """See `fit`. Targets of robust losses are about zero, of about unit scale."""
-    if kind.starts_at_mean:
-        examples = _without_offsets(examples)
-    num_samples, num_features = examples.features.shape
-    shares = Shares.of(kind, examples.features.shape, noise_multiplier)
+    num_samples, num_features = shape = kind.shape(examples.features)
+    shares = Shares.of(kind, shape, noise_multiplier)
     multipliers = shares.multipliers(noise_multiplier)
     released = {"noise_multiplier": noise_multiplier, "shares": shares._asdict()}
+    records = _prepared(kind, examples)
     if num_features == 0:
-        size_key, mean_key = _keys.split(key)
-        mean_keys = size_key, mean_key
-        constant, _, stats = best_constant(kind, examples, mean_keys, multipliers)
+        constant, _, stats = best_constant(kind, records, _keys.split(key), multipliers)
         weights = jnp.zeros((0, *constant.shape), constant.dtype)
         params = {"weights": weights, "intercept": constant}
         return params, stats | released | {"num_steps": 0}
@@ -112,60 +114,83 @@ def _fit_once(
     first_distance = _CLEAR_FIRST_DISTANCE if is_clear else _FIRST_DISTANCE
     num_steps = min(max(3 * num_weights // 2, _FEWEST_STEPS), _MOST_STEPS)
     start_key, step_key, end_key = _keys.split(key, 3)
-    start = _coordinates(kind, num_steps, examples, start_key, multipliers)
-    blocks = kind.block_shares
-    outputs = start.constant.shape
-    params = {"weights": jnp.zeros((num_features, *outputs), start.constant.dtype)}
-    if "intercept" in blocks:
-        params["intercept"] = start.constant
-    distance = first_distance / math.sqrt(max(1, num_weights)) * start.norms["weights"]
+    start = _coordinates(kind, num_steps, records, start_key, multipliers)
     step = DistanceOverGradientsStep(
         loss_fn=ExampleLoss(kind.loss),
         batches=Batches.of(start.rows, num_steps, Full(), execution),
-        estimator=BlockClipping(start.norms, tuple(blocks.items())),
+        estimator=BlockClipping(start.norms, tuple(kind.block_shares.items())),
         noise_multiplier=multipliers.steps * math.sqrt(num_steps),
-        first_distances={name: distance for name in blocks},
+        first_distance=first_distance / math.sqrt(max(1, num_weights)),
     )
-    _, state = iterate(step, params, start.rows, key=step_key, execution=execution)
+    _, state = iterate(
+        step, start.params, start.rows, key=step_key, execution=execution
+    )
     params, stats = average_params(state), start.stats
     if kind.has_intercept:
         params = {"intercept": start.constant} | params
+    correction, white = None, start.whitening
     if kind.loss.num_outputs == 1:
-        params, stats["scale"] = _recalibrated(
-            kind, examples, start.rows[0], params, end_key, multipliers
+        predictor = _predictor(start.rows[0], params, records.examples)
+        del start  # frees z
+        correction = recalibration(
+            kind.loss,
+            predictor,
+            key=end_key,
+            has_level=kind.has_intercept,
+            is_at_mean=kind.starts_at_mean,
+            size_multiplier=multipliers.score_sizes,
+            multiplier=multipliers.recalibration,
+            axis_name=kind.axis_name,
         )
+        stats["scale"] = correction[0]
     stats |= released | {"num_steps": num_steps}
-    return _in_features(start.whitening, params), stats
+    return _in_features(white, params, correction), stats
 
 
-@jax.jit
-def _without_offsets(examples: Examples) -> Examples:
-    """Returns the examples with offsets subtracted from the targets."""
-    targets, offsets = examples.targets - examples.offsets, examples.offsets
-    return examples._replace(targets=targets, offsets=jnp.zeros_like(offsets))
+def _prepared(kind: ModelKind, examples: Examples) -> Records:
+    """Returns all that the releases need of each record by itself.
+
+    Columns stay outside the program, because it would return a copy of them.
+    """
+    shifted, sizes, norms = _of_records(kind, examples)
+    return Records(examples._replace(**shifted), sizes, norms)
+
+
+@partial(jax.jit, static_argnums=0)
+def _of_records(
+    kind: ModelKind, examples: Examples
+) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
+    """Returns targets less offsets if the start is a mean, and sizes and norms."""
+    shifted = {}
+    if kind.starts_at_mean:
+        targets, offsets = examples.targets, examples.offsets
+        shifted = {"targets": targets - offsets, "offsets": jnp.zeros_like(offsets)}
+        examples = examples._replace(**shifted)
+    sizes = magnitudes(examples.targets, examples.weights)
+    return shifted, sizes, norms_of_rows(kind, examples)
 
 
 def _coordinates(
-    kind: ModelKind, num_steps: int, examples: Examples, key: Key, multipliers: Shares
+    kind: ModelKind, num_steps: int, records: Records, key: Key, multipliers: Shares
 ) -> Coordinates:
     """Releases constant, scales and second moments, each after those before it."""
     # One program after the other, so that that of noisy quantiles is compiled once.
-    num_samples, num_features = examples.features.shape
+    examples = records.examples
+    num_samples, num_features = kind.shape(examples.features)
     size_key, mean_key, radius_key, moments_key, norm_key = _keys.split(key, 5)
     mean_keys = size_key, mean_key
-    constant, size, stats = best_constant(kind, examples, mean_keys, multipliers)
+    constant, size, stats = best_constant(kind, records, mean_keys, multipliers)
 
-    rows = weighted(kind, examples)
     num_beyond = _BEYOND_RADIUS * math.sqrt(2 * num_features) * multipliers.moments
     radius = noisy_quantile(
         radius_key,
-        gathered(row_norms(rows)),
+        gathered(records.row_norms),
         num_above=min(num_beyond, _MOST_BEYOND * num_samples),
         noise_multiplier=multipliers.radius,
     )
-    white, z = whitened(kind, examples, rows, radius, moments_key, multipliers.moments)
-
-    rows, gradient_norms = _gradient_norms(kind, examples, z, constant)
+    white, z = whitened(kind, examples, radius, moments_key, multipliers.moments)
+    offsets, params, gradient_norms, largest = _first(kind, examples, z, constant, size)
+    rows = z, offsets, examples.targets, examples.weights
     share = kind.block_shares["weights"]
     num_weights = num_features * kind.loss.num_outputs
     steps = multipliers.steps  # of all steps together
@@ -178,54 +203,103 @@ def _coordinates(
             noise_multiplier=multipliers.gradient_size,
         )
     }
-    if "intercept" in kind.block_shares:
-        norms["intercept"] = largest_slope(kind, constant, size)
+    if largest is not None:
+        norms["intercept"] = largest
     stats |= {"radius": radius, "share_kept": white.share_kept, "l2_clip_norms": norms}
-    return Coordinates(rows, white, constant, norms, stats)
+    return Coordinates(rows, white, constant, params, norms, stats)
 
 
-@partial(jax.jit, static_argnums=0)
-def weighted(kind: ModelKind, examples: Examples) -> jax.Array:
+def _weighted(kind: ModelKind, columns: jax.Array, weights: jax.Array) -> jax.Array:
     """Returns features times the roots of the weights.
 
     The second moments are then weighted means.
     """
-    if not kind.has_weights:
-        return examples.features
-    return examples.features * jnp.sqrt(examples.weights)[:, None]
+    features = kind.basis(columns)
+    return features * jnp.sqrt(weights)[:, None] if kind.has_weights else features
 
 
-@partial(jax.jit, static_argnums=0, static_argnames="floors")
+@partial(jax.jit, static_argnums=0)
+def norms_of_rows(kind: ModelKind, examples: Examples) -> jax.Array:
+    """Returns the norms of features times the roots of the weights."""
+    columns = examples.features
+    return by_block(
+        lambda _, rows: row_norms(_weighted(kind, *rows)),
+        (),
+        (columns, examples.weights),
+        width=kind.shape(columns)[1],
+        axis_name=kind.axis_name,
+    )
+
+
 def whitened(
     kind: ModelKind,
     examples: Examples,
-    rows: jax.Array,
     radius: jax.Array,
     key: Key,
     multiplier: Scalar,
     floors: tuple[float, float] = FLOORS,
 ) -> tuple[Whitening, jax.Array]:
     """Releases a whitening of the rows, and returns the whitened features."""
-    ones = None
-    if kind.has_intercept:
-        ones = _ONES * radius
-        column = jnp.full_like(rows[:, :1], ones)
-        if kind.has_weights:
-            column = column * jnp.sqrt(examples.weights)[:, None]
-        rows = jnp.concatenate([rows, column], axis=1)
-        radius = math.sqrt(1 + _ONES**2) * radius
-    moments, stddev = noisy_second_moments(
-        key, rows, radius=radius, noise_multiplier=multiplier, axis_name=kind.axis_name
-    )
-    white = whitening(moments, stddev, ones=ones, floors=floors)
-    return white, product(examples.features - white.center[None, :], white.matrix)
+    moments, stddevs, ones = _moments(kind, examples, radius, multiplier)
+    noisy = gaussian_of_padded(key, moments, stddevs)
+    return _whitened(kind, floors, examples.features, noisy, stddevs, ones)
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradient_norms(
-    kind: ModelKind, examples: Examples, z: jax.Array, constant: jax.Array
-) -> tuple[tuple[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]:
-    """Returns the rows of the steps, and the norms of their first gradients."""
+def _moments(
+    kind: ModelKind,
+    examples: Examples,
+    radius: jax.Array,
+    multiplier: Scalar,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Returns what is released of the second moments, and the constant in the rows."""
+    columns, weights = examples.features, examples.weights
+    ones = constants = None
+    if kind.has_intercept:
+        ones = _ONES * radius
+        constants = jnp.full_like(columns[:, 0], ones)
+        if kind.has_weights:
+            constants = constants * jnp.sqrt(weights)
+        radius = math.sqrt(1 + _ONES**2) * radius
+
+    def row_of(record: PyTree) -> jax.Array:
+        columns, weight, constant = record
+        (row,) = _weighted(kind, columns[None], weight[None])
+        return row if constant is None else jnp.append(row, constant)
+
+    records = columns, weights, constants
+    return *second_moments(kind.axis_name, records, radius, multiplier, row_of), ones
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _whitened(
+    kind: ModelKind,
+    floors: tuple[float, float],
+    columns: jax.Array,
+    noisy: jax.Array,
+    stddevs: jax.Array,
+    ones: jax.Array | None,
+) -> tuple[Whitening, jax.Array]:
+    _, num_features = kind.shape(columns)
+    moments, stddev = symmetric(num_features + (ones is not None), noisy, stddevs)
+    white = whitening(moments, stddev, ones=ones, floors=floors)
+
+    def z_of(white: Whitening, columns: jax.Array) -> jax.Array:
+        return product(kind.basis(columns) - white.center[None, :], white.matrix)
+
+    return white, by_block(
+        z_of, white, columns, width=num_features, axis_name=kind.axis_name
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def _first(
+    kind: ModelKind, examples: Examples, z: jax.Array, constant: jax.Array, size: Scalar
+) -> tuple[jax.Array, dict[str, jax.Array], jax.Array, jax.Array | None]:
+    """Returns offsets and first params of the steps, and norms of the first gradients.
+
+    Of weights for each record, and of an intercept that takes steps the largest.
+    """
     _, targets, offsets, weights = examples
     outputs = constant.shape
     shape = (len(z), *outputs)
@@ -234,7 +308,12 @@ def _gradient_norms(
     slopes = weights * slope_norms(kind.loss.derivative(predictions, targets))
     if kind.starts_at_mean:
         offsets = offsets + constant
-    return (z, offsets, targets, weights), slopes * row_norms(z)
+    params = {"weights": jnp.zeros((z.shape[1], *outputs), constant.dtype)}
+    largest = None
+    if "intercept" in kind.block_shares:
+        params["intercept"] = constant
+        largest = largest_slope(kind, constant, size)
+    return offsets, params, slopes * row_norms(z), largest
 
 
 def slope_norms(slopes: jax.Array) -> jax.Array:
@@ -248,37 +327,21 @@ def row_norms(rows: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(rows**2, axis=1))
 
 
-def _recalibrated(
-    kind: ModelKind,
-    examples: Examples,
-    z: jax.Array,
-    params: dict[str, jax.Array],
-    key: Key,
-    multipliers: Shares,
-) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Releases weights of the best norm, with their intercept, and the scale."""
-    level = params.get("intercept", jnp.zeros_like(params["weights"][0]))
-    scale, shift = recalibration(
-        kind.loss,
-        Predictor(product(z, params["weights"]), level, *examples[1:]),
-        key=key,
-        has_level=kind.has_intercept,
-        is_at_mean=kind.starts_at_mean,
-        size_multiplier=multipliers.score_sizes,
-        multiplier=multipliers.recalibration,
-        axis_name=kind.axis_name,
-    )
-    return _rescaled(params, scale, shift), scale
+def _predictor(
+    z: jax.Array, params: dict[str, jax.Array], examples: Examples
+) -> Predictor:
+    predictions, level = _predicted(z, params)
+    return Predictor(predictions, level, *examples[1:])
 
 
 @jax.jit
-def _rescaled(
-    params: dict[str, jax.Array], scale: jax.Array, shift: jax.Array
-) -> dict[str, jax.Array]:
-    fitted = {"weights": scale * params["weights"]}
-    if "intercept" in params:
-        fitted["intercept"] = params["intercept"] + shift
-    return fitted
+def _predicted(
+    z: jax.Array, params: dict[str, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Returns predictions without the intercept, and the intercept."""
+    weights = params["weights"]
+    level = params.get("intercept", jnp.zeros((), weights.dtype))
+    return product(z, weights), level
 
 
 @jax.jit
@@ -289,11 +352,17 @@ def product(x: jax.Array, y: jax.Array) -> jax.Array:
 
 @jax.jit
 def _in_features(
-    white: Whitening, params: dict[str, jax.Array]
+    white: Whitening,
+    params: dict[str, jax.Array],
+    correction: tuple[jax.Array, jax.Array] | None,
 ) -> dict[str, jax.Array]:
-    """Returns weights and intercept for features, from those for z."""
-    weights = product(white.matrix, params["weights"])
+    """Returns weights and intercept for features, from those for z.
+
+    A correction is the factor of the weights, and the change of the intercept.
+    """
+    scale, change = (1.0, 0.0) if correction is None else correction
+    weights = product(white.matrix, scale * params["weights"])
     if "intercept" not in params:
         return {"weights": weights}
     shift = product(white.center, weights)
-    return {"weights": weights, "intercept": params["intercept"] - shift}
+    return {"weights": weights, "intercept": params["intercept"] + change - shift}

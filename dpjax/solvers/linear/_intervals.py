@@ -17,24 +17,30 @@ from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
 from dpjax.losses import squared
 from dpjax.solvers._loop import Execution
-from dpjax.solvers.linear._fit import fit, product, row_norms, weighted, whitened
+from dpjax.solvers.linear._basis import themselves
+from dpjax.solvers.linear._fit import fit, norms_of_rows, product, row_norms, whitened
 from dpjax.solvers.linear._kind import Examples, ModelKind, bounded
 from dpjax.solvers.linear._moments import Whitening, noisy_second_moments
 from dpjax.solvers.linear._noisy_bound import noisy_bound, num_above
 from dpjax.solvers.linear._scores import Params, Scores, released_scores
 
-# Of the budget: see `fit_with_errors`. Half of the scores' bounds is the intercept's.
+# Of the budget, the scores take the rest: see `fit_with_errors`.
+_FIT_SHARE = 0.15
 _SHARES = {
     "row_lengths": 0.02,
     "row_moments": 0.1,
-    "fit": 0.15,
     "curvature_lengths": 0.02,
     "curvatures": 0.12,
     "score_lengths": 0.04,
     "score_tails": 0.05,
-    "scores": 0.46,
     "score_moments": 0.04,
 }
+# Records for a unit of the noise multiplier, beyond which those take less: their noise
+# still falls as n^-1/2, and that of scores is what makes intervals wide. Of the fit the
+# root of that, because its squared error counts. With more features than so many it is
+# as the root of their number: the fit's error times the noise of second derivatives
+# grows faster with them than the noise of scores.
+_MANY_RECORDS, _MANY_FEATURES = 6_000, 10
 # Floors of a first, rough whitening, after which the second moments of correlated
 # features are above their noise: only the edge of the noise is added to eigenvalues.
 _FLOORS = (1.0, 0.0)
@@ -46,6 +52,16 @@ _NO_LOADING = 9.0
 # records are fewer: the mean of 2,000 of a skewed law is not yet normal.
 _MOST_ABOVE = 0.05
 _FEWEST_RECORDS = 4_000
+
+
+def _shares(shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]:
+    """Returns the shares of the budget, 1 in all, by public numbers."""
+    num_samples, num_features = shape
+    many = _MANY_RECORDS * math.sqrt(max(1, num_features / _MANY_FEATURES))
+    less = min(1.0, many * noise_multiplier / num_samples)
+    shares = {name: less * share for name, share in _SHARES.items()}
+    shares["fit"] = math.sqrt(less) * _FIT_SHARE
+    return shares | {"scores": 1 - math.fsum(shares.values())}
 
 
 class Curvatures(NamedTuple):
@@ -102,28 +118,28 @@ def fit_with_errors(
         one pair less. Everything else is a function of what they released.
     """
     num_samples = len(examples.targets)
+    shares = _shares(examples.features.shape, noise_multiplier)
     multipliers = {
-        name: noise_multiplier / math.sqrt(share) for name, share in _SHARES.items()
+        name: noise_multiplier / math.sqrt(share) for name, share in shares.items()
     }
     start_key, fit_key, curvature_key, size_key, score_key = _keys.split(key, 5)
     row_keys, curvature_keys = _keys.split(start_key), _keys.split(curvature_key)
 
-    rows = weighted(kind, examples)
     radius = noisy_bound(
         row_keys[0],
-        gathered(row_norms(rows)),
+        gathered(norms_of_rows(kind, examples)),
         noise_multiplier=multipliers["row_lengths"],
     )
     white, z = whitened(
         kind,
         examples,
-        rows,
         radius,
         row_keys[1],
         multipliers["row_moments"],
         floors=_FLOORS,
     )
     examples = examples._replace(features=bounded(z))
+    kind = kind._replace(basis=themselves)
     first, fit_stats = fit(
         kind,
         examples,
@@ -156,8 +172,8 @@ def fit_with_errors(
     if many_above or num_samples < _FEWEST_RECORDS:
         errors = jax.tree.map(lambda x: jnp.full_like(x, jnp.inf), errors)
         correlations = jnp.eye(len(correlations), dtype=correlations.dtype)
-    shares = {name: share for name, share in _SHARES.items() if name != "fit"}
-    within = {x: _SHARES["fit"] * share for x, share in fit_stats["shares"].items()}
+    fit_share = shares.pop("fit")
+    within = {x: fit_share * share for x, share in fit_stats["shares"].items()}
     stats = fit_stats | {
         "noise_multiplier": noise_multiplier,
         "shares": shares | within,

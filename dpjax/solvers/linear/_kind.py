@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from dpjax._sharding import AxisName
 from dpjax.losses import LinearLoss, squared
 from dpjax.losses._shared import Huber
+from dpjax.solvers.linear._basis import Basis, num_features, themselves
 
 LARGEST = 1e15  # larger numbers are clipped to it, so that their squares stay finite
 _INTERCEPT_SHARE = 0.1  # of the steps' budget
@@ -23,6 +24,7 @@ class ModelKind(NamedTuple):
         has_weights: whether records have weights of their own.
         has_exposures: whether offsets are logarithms of exposures.
         axis_name: the mesh axes over which records are sharded.
+        basis: what makes features of the columns of a record.
     """
 
     loss: LinearLoss
@@ -30,6 +32,11 @@ class ModelKind(NamedTuple):
     has_weights: bool
     has_exposures: bool
     axis_name: AxisName | None
+    basis: Basis = themselves
+
+    def shape(self, columns: jax.Array) -> tuple[int, int]:
+        """Returns that of the features, (n, d)."""
+        return len(columns), num_features(self.basis, columns)
 
     @property
     def has_labels(self) -> bool:
@@ -55,12 +62,29 @@ class ModelKind(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Finite features (n, d), and targets, offsets and weights in [0, 1], (n,)."""
+    """Finite columns (n, c), and targets, offsets and weights in [0, 1], (n,).
+
+    Features are the columns, or what `ModelKind.basis` makes of them.
+    """
 
     features: jax.Array
     targets: jax.Array
     offsets: jax.Array
     weights: jax.Array
+
+
+class Records(NamedTuple):
+    """What releases need of each record by itself.
+
+    Attributes:
+        examples: with targets less offsets where these are a shift.
+        target_sizes: absolute values of targets, zero where the weight is zero, (n,).
+        row_norms: see `norms_of_rows`, shape (n,).
+    """
+
+    examples: Examples
+    target_sizes: jax.Array
+    row_norms: jax.Array
 
 
 class Shares(NamedTuple):

@@ -1,6 +1,7 @@
 """Private second moments of features, and a whitening from them."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -9,10 +10,11 @@ import numpy as np
 
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import AxisName
-from dpjax._types import Key, Scalar
+from dpjax._types import Key, PyTree, Scalar
 from dpjax.estimators import Clipping
 from dpjax.gradients import streamed_grad
-from dpjax.mechanisms import gaussian
+from dpjax.mechanisms._shared import gaussian_of_padded, padded
+from dpjax.solvers.linear._basis import themselves
 from dpjax.transforms import aggregate
 
 # Multiples of the edge of the noise's spectrum, and of the mean eigenvalue, that are
@@ -57,32 +59,76 @@ def noisy_second_moments(
         each pair off the diagonal has s / sqrt(2), one draw for both.
 
     Privacy:
-        A Gaussian mechanism of the noise multiplier under replace-one. The Frobenius
-        norm is the l2 norm of what is released: the diagonal, and sqrt(2) times the
-        entries above it. It moves by at most sqrt(2) R^2 / n, since
-        ||x x^T - y y^T||^2 = |x|^4 + |y|^4 - 2 <x, y>^2, and by sqrt(2) times the
-        rounding of the mean, which `Clipping.sensitivity` adds to its own 2 R^2 / n,
-        because all of it may be in entries above the diagonal.
+        A Gaussian mechanism of the noise multiplier under replace-one. In units of
+        their noise a record moves the released numbers by sqrt(2) R^2 / n, and sqrt(2)
+        times the rounding: `docs/privacy/proofs/linear.md`, 8.1.
     """
-    num_samples, num_features = features.shape
+    moments, stddevs = _second_moments(axis_name, features, radius, noise_multiplier)
+    noisy = gaussian_of_padded(key, moments, stddevs)
+    return _symmetric(features.shape[1], noisy, stddevs)
+
+
+def second_moments(
+    axis_name: AxisName | None,
+    records: PyTree,
+    radius: Scalar,
+    noise_multiplier: Scalar,
+    row_of: Callable[[PyTree], jax.Array] = themselves,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns what `noisy_second_moments` adds noise to, padded, and its stddevs.
+
+    Args:
+        axis_name: as there.
+        records: what rows are made of, as they are read; leaves of shape (n, ...).
+        radius: as there.
+        noise_multiplier: as there.
+        row_of: makes the row (d,) of one record.
+    """
+
+    def product(moments: jax.Array, record: PyTree) -> jax.Array:
+        row = row_of(record)
+        return row @ moments @ row
+
+    num_samples = len(jax.tree.leaves(records)[0])
+    row = jax.eval_shape(row_of, jax.tree.map(lambda x: x[0], records))
+    num_features = row.size
     largest = radius**2
     clipping = Clipping(largest)
-    outer_products = streamed_grad(lambda moments, x: x @ moments @ x)
-    shape = jnp.zeros((num_features, num_features), features.dtype)
+    shape = jnp.zeros((num_features, num_features), row.dtype)
     mean = aggregate(clipping, axis_name=axis_name)
-    samples = cast(Any, outer_products(shape, features))
+    samples = cast(Any, streamed_grad(product)(shape, records))
     moments = cast(jax.Array, mean.update(samples, mean.init(shape))[0])
     bound = clipping.sensitivity(num_samples, num_features**2).l2
     sensitivity = math.sqrt(2) * (bound - largest / num_samples)
     stddev = noise_multiplier * sensitivity * ROUNDED_UP
-    upper = np.triu_indices(num_features, 1)
-    released = gaussian(
-        key,
-        jnp.concatenate([jnp.diag(moments), math.sqrt(2) * moments[upper]]),
-        stddev=stddev,
-    )
-    above = jnp.zeros_like(moments).at[upper].set(released[num_features:] / 2**0.5)
-    return above + above.T + jnp.diag(released[:num_features]), stddev
+    rows, columns = _entries(num_features)
+    entries = padded(moments[rows, columns])
+    # Noise is divided by sqrt(2), not entries multiplied: products would round again.
+    above = (np.arange(entries.size) >= num_features) * (2**0.5 - 1) + 1
+    return entries, jnp.asarray(stddev, entries.dtype) / above.astype(entries.dtype)
+
+
+_second_moments = jax.jit(second_moments, static_argnums=0)
+
+
+def _entries(num_features: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows and columns of the entries that are released, the diagonal first."""
+    both = np.diag_indices(num_features), np.triu_indices(num_features, 1)
+    rows, columns = (np.concatenate(x) for x in zip(*both, strict=True))
+    return rows, columns
+
+
+def symmetric(
+    num_features: int, entries: jax.Array, stddevs: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the moments of the entries of `second_moments`, and their stddev."""
+    rows, columns = _entries(num_features)
+    place = np.zeros((num_features, num_features), "int32")
+    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
+    return entries[place], stddevs[0]
+
+
+_symmetric = jax.jit(symmetric, static_argnums=0)
 
 
 def whitening(

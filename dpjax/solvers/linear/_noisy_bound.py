@@ -1,4 +1,7 @@
-"""A bound that few records exceed, by bisection: finer than bins of a factor of two."""
+"""A bound that few records exceed, by bisection: finer than bins of a factor of two.
+
+What its counts cost: `docs/privacy/proofs/counts.md`, 7.3.
+"""
 
 import math
 from typing import NamedTuple
@@ -27,7 +30,7 @@ def num_above(noise_multiplier: float) -> float:
 
 
 def noisy_bound(
-    key: Key, magnitudes: jax.Array, *, noise_multiplier: float
+    key: Key, magnitudes: jax.Array, *, noise_multiplier: float, least: float = 0.0
 ) -> jax.Array:
     """Releases a bound that about `num_above(noise_multiplier)` records exceed.
 
@@ -39,19 +42,22 @@ def noisy_bound(
         key: a typed key.
         magnitudes: shape (n,), zero or above. NaN counts as zero.
         noise_multiplier: of all counts together.
+        least: how many records are to exceed it, if noise would let fewer.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of 9 adaptive
         counts. Replacing a record moves each by at most 1. Counts are exact.
     """
     stddev = math.sqrt(_NUM_HALVINGS) * ROUNDED_UP * noise_multiplier
-    return _halved(key, magnitudes, stddev)
+    return _halved(key, magnitudes, stddev, least)
 
 
 @jax.jit
-def _halved(key: Key, magnitudes: jax.Array, stddev: Scalar) -> jax.Array:
+def _halved(
+    key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar
+) -> jax.Array:
     dtype = magnitudes.dtype
-    stddev = jnp.asarray(stddev, "float32")
+    stddev, least = jnp.asarray(stddev, "float32"), jnp.asarray(least, "float32")
 
     def halve(step, state):
         middle, half = state
@@ -62,6 +68,7 @@ def _halved(key: Key, magnitudes: jax.Array, stddev: Scalar) -> jax.Array:
         )
         is_last = step >= _NUM_HALVINGS - _NUM_LAST
         requested = stddev * jnp.where(is_last, _ABOVE, _CLEARLY_ABOVE)
+        requested = jnp.maximum(requested, least)
         return middle + jnp.where(noisy > requested, half, -half), half / 2
 
     whole = jnp.float32((_FIRST + _LAST) / 2), jnp.float32((_LAST - _FIRST) / 4)

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 
 from dpjax._rounding import ROUNDED_UP
 from dpjax._types import Key, Scalar
-from dpjax.mechanisms import gaussian
+from dpjax.mechanisms._shared import gaussian_of_padded, padded
 
 # Bins [2^j, 2^(j+1)); the first also has all below 1e-6, the last all above 1e13.
 _FIRST, _LAST = -20, 43
+_NUM_BINS = _LAST - _FIRST + 1
 _MOST_RECORDS = 2.0**24  # integers up to here are exact in float32
 # The least count, in stddevs of its noise, of a bin that is known to hold records: an
 # empty one has it once in 50,000 runs. Next to such bins the second is enough.
@@ -50,10 +51,10 @@ def noisy_quantile(
         A Gaussian mechanism of the noise multiplier under replace-one: replacing a
         record moves two counts by 1, sqrt(2) in the l2 norm. Counts are exact.
     """
-    # Two programs: the long one is the same for any number of records.
-    above = num_above, share_above
-    counts = _counts(magnitudes)
-    return _quantile(magnitudes.dtype, key, counts, above, noise_multiplier)
+    # Three programs: the long ones are the same for any number of records.
+    counts, stddevs = _counts(magnitudes, noise_multiplier)
+    noisy = gaussian_of_padded(key, counts, stddevs)
+    return _quantile(magnitudes.dtype, noisy, stddevs, (num_above, share_above))
 
 
 @jax.jit
@@ -63,38 +64,47 @@ def magnitudes(values: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _counts(magnitudes: jax.Array) -> jax.Array:
-    """Returns how many records lie in each bin."""
+def _counts(
+    magnitudes: jax.Array, noise_multiplier: Scalar
+) -> tuple[jax.Array, jax.Array]:
+    """Returns how many records lie in each bin, padded, and the stddevs of noise."""
     known = jnp.nan_to_num(magnitudes, posinf=jnp.finfo(magnitudes.dtype).max)
     exponents = jnp.frexp(jnp.abs(known))[1].astype("int32") - 1
     bins = jnp.clip(jnp.where(known == 0, _FIRST, exponents), _FIRST, _LAST) - _FIRST
-    counts = jnp.zeros(_LAST - _FIRST + 1, "int32").at[bins].add(1)
-    return jnp.minimum(counts, int(_MOST_RECORDS)).astype("float32")
+    counts = jnp.zeros(_NUM_BINS, "int32").at[bins].add(1)
+    counts = jnp.minimum(counts, int(_MOST_RECORDS)).astype("float32")
+    stddev = 2**0.5 * ROUNDED_UP * jnp.asarray(noise_multiplier, "float32")
+    entries = padded(counts)
+    return entries, jnp.full_like(entries, stddev)
 
 
 @partial(jax.jit, static_argnums=0)
 def _quantile(
     dtype: jax.typing.DTypeLike,
-    key: Key,
-    counts: jax.Array,
+    noisy: jax.Array,
+    stddevs: jax.Array,
     above: tuple[Scalar, Scalar],
-    noise_multiplier: Scalar,
 ) -> jax.Array:
-    """Releases the quantile, from exact counts."""
-    return _released(key, counts, noise_multiplier).quantile(*above).astype(dtype)
+    """Returns the quantile, from noisy counts."""
+    return _histogram(noisy, stddevs).quantile(*above).astype(dtype)
 
 
-def _released(key: Key, counts: jax.Array, noise_multiplier: Scalar) -> "SizeHistogram":
-    stddev = 2**0.5 * ROUNDED_UP * jnp.asarray(noise_multiplier, "float32")
-    return SizeHistogram.of(gaussian(key, counts, stddev=stddev), stddev)
-
-
-@jax.jit
 def noisy_size_histogram(
-    key: Key, magnitudes: jax.Array, noise_multiplier: Scalar
+    key: Key, magnitudes: jax.Array, noise_multiplier: Scalar, *, num_skipped: int = 0
 ) -> "SizeHistogram":
-    """Releases the counts of all bins; arguments and privacy as of `noisy_quantile`."""
-    return _released(key, _counts(magnitudes), noise_multiplier)
+    """Releases the counts of all bins; arguments and privacy as of `noisy_quantile`.
+
+    So many bins that seem to be empty do not end the data where one beyond does not.
+    """
+    counts, stddevs = _counts(magnitudes, noise_multiplier)
+    return _histogram(gaussian_of_padded(key, counts, stddevs), stddevs, num_skipped)
+
+
+@partial(jax.jit, static_argnums=2)
+def _histogram(
+    noisy: jax.Array, stddevs: jax.Array, num_skipped: int = 0
+) -> "SizeHistogram":
+    return SizeHistogram.of(noisy[:_NUM_BINS], stddevs[0], num_skipped)
 
 
 class SizeHistogram(NamedTuple):
@@ -113,16 +123,22 @@ class SizeHistogram(NamedTuple):
     above: jax.Array
 
     @classmethod
-    def of(cls, noisy: jax.Array, stddev: jax.Array) -> "SizeHistogram":
-        """Returns the histogram of noisy counts."""
+    def of(
+        cls, noisy: jax.Array, stddev: jax.Array, num_skipped: int = 0
+    ) -> "SizeHistogram":
+        """Returns the histogram of noisy counts; see `noisy_size_histogram`."""
         index = jnp.arange(noisy.size, dtype="int32")
         stands_out = noisy > _SIGNIFICANT * stddev
         top = jnp.max(jnp.where(stands_out, index, -1))
         likely = (index <= top) | (noisy > _LIKELY * stddev)
-        run = jnp.cumprod(likely, dtype="int32")  # of bins that hold records
-        top = jnp.where(top < 0, -1, jnp.sum(run, dtype="int32") - 1)
+        for _ in range(num_skipped):
+            likely = likely | jnp.append(likely[1:], False)
+        end = jnp.min(jnp.where(likely, noisy.size, index))  # the first empty bin
+        top = jnp.where(top < 0, -1, end - 1)
         kept = jnp.where(index <= top, noisy, 0.0)
-        return cls(noisy, stddev, top, jnp.cumsum(kept[::-1])[::-1])
+        # Sums of rows of a table: cumulative ones take long to compile.
+        above = jnp.sum(jnp.triu(jnp.broadcast_to(kept, (noisy.size,) * 2)), axis=1)
+        return cls(noisy, stddev, top, above)
 
     def quantile(self, num_above: Scalar, share_above: Scalar = 0.0) -> jax.Array:
         """Returns what `noisy_quantile` does, in float32."""

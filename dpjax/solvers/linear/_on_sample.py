@@ -1,13 +1,15 @@
 """A fit on a random sample of the records, at the budget that sampling allows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _keys, _validate
+from dpjax._sharding import row_axes
 from dpjax._types import ArrayLike, Key
 from dpjax.accounting import subsample_budget, subsample_privacy
 from dpjax.batching._shared import uniform_subset
@@ -16,29 +18,36 @@ from dpjax.solvers._solution import Solution
 
 def on_sample(
     fit: Callable[..., Solution],
-    data: Any,
-    others: Mapping[str, Any],
-    max_records: int,
+    data: tuple[jax.Array, jax.Array],
+    max_records: int | None,
     *,
     key: Key,
     epsilon: float | None,
     delta: float,
-) -> Solution:
+    **others: ArrayLike | None,
+) -> Solution | None:
     """Returns a fit on so many records, with its guarantee for all of them.
 
     Args:
-        fit: of data, with the others, key, epsilon and delta.
+        fit: of data, key, epsilon, delta and the others.
         data: features (n, d), targets (n,).
-        others: by name, of shape (n,), or None.
-        max_records: m, public, below n.
+        max_records: m, public.
         key: of the sample and of the fit.
         epsilon: for all records; it must be given, not a noise multiplier.
         delta: for all records.
+        others: what else records have, by name, of shape (n,), or None.
+
+    Returns:
+        The solution; None if there are no more records, which are then no sample.
     """
+    num_samples = len(data[1])
+    if max_records is not None:
+        _validate.count(max_records=max_records)
+    if max_records is None or max_records >= num_samples:
+        return None
     rule = "given with max_records: a noise multiplier is of one fit"
     _validate.require(epsilon is not None, "epsilon", epsilon, rule)
-    num_samples = _validate.leading_size(data, "data")
-    sizes = {"num_samples": num_samples, "sample_size": max_records}
+    sizes: dict[str, Any] = {"num_samples": num_samples, "sample_size": max_records}
     own_epsilon, own_delta = subsample_budget(float(epsilon or 0), delta, **sizes)
     others = {
         name: x if x is None else per_record(name, x, data[1], 0.0)
@@ -48,10 +57,7 @@ def on_sample(
     rows = uniform_subset(sample_key, num_samples, max_records)
     data, others = jax.tree.map(lambda x: x[rows], (data, others))
     solution = fit(data, key=key, epsilon=own_epsilon, delta=own_delta, **others)
-    privacy = subsample_privacy(
-        solution.privacy, num_samples=num_samples, sample_size=max_records
-    )
-    return replace(solution, privacy=privacy)
+    return replace(solution, privacy=subsample_privacy(solution.privacy, **sizes))
 
 
 def per_record(
@@ -59,6 +65,9 @@ def per_record(
 ) -> jax.Array:
     """Returns one number for each record: the default if there are none."""
     if values is None:
+        if _validate.is_concrete(targets) and not row_axes(targets, None):
+            # An array of the host: for one of JAX a program would be compiled.
+            return cast(Any, np.full(targets.shape, default, targets.dtype))
         return jnp.full_like(targets, default)
     array = jnp.asarray(_validate.arrays(values))
     rule = f"one real number for each of {len(targets)} rows"

@@ -7,7 +7,7 @@ little noise is needed.
 
 import math
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,22 +16,16 @@ from dpjax import _keys
 from dpjax._sharding import AxisName, gathered
 from dpjax._types import Key, Scalar
 from dpjax.losses import LinearLoss
+from dpjax.mechanisms._shared import gaussian_of_padded
 from dpjax.solvers._diameter import DiameterMean
+from dpjax.solvers.linear._mean import mean_and_stddevs
 from dpjax.solvers.linear._noisy_quantile import magnitudes, noisy_quantile
-from dpjax.transforms import privatize
 
 _MOST_SCALE = 3.0
 _PRIOR = 0.1  # the stddev of the errors of scale and level, a priori
 _LEAST_CURVATURE = 0.05  # of the loss's bound, on average
-# Records are (t u, t, c, c u, c u^2) with t and u in [-1, 1] and c in [0, 1]. The
-# squared distance of two is convex in each t and c, so that t is ±1 and c is 0 or 1.
-# With d the difference of the u and s the size of their sum, d^2 <= (2 - s)^2:
-# - The distance of the first two numbers is d, and with opposite t sqrt(4 + s^2).
-# - The squared distance of the last three is d^2 (1 + s^2) from c = 1 to 1; from 1 to 0
-#   it is 1 + u^2 + u^4 <= 3.
-# All five: with opposite t, 4 + s^2 + 3 <= 11, or 4 + s^2 + d^2 (1 + s^2), which is at
-# most 4 + 3 + (1 - s)^4 <= 8. With one t, d^2 + 3 <= 7, or d^2 (2 + s^2), which is at
-# most 8 because (2 - s)^2 (2 + s^2) falls with s. The largest norm is that of ones.
+# Records are (t u, t, c, c u, c u^2) with t and u in [-1, 1] and c in [0, 1]:
+# `docs/privacy/proofs/linear.md`, 8.4.
 _RECORDS = DiameterMean(radius=math.sqrt(5), diameter=math.sqrt(11))
 
 
@@ -96,8 +90,12 @@ def recalibration(
         )
         for quantile_key, x in zip(keys[:2], _magnitudes(loss, predictor), strict=True)
     ]
+    means, stddevs = _means(loss, axis_name, predictor, bounds, multiplier)
+    # The second of two keys, as `privatize` does, so that its draws and these agree.
+    noisy = gaussian_of_padded(_keys.split(keys[2])[1], means, stddevs)
+    noise = _RECORDS.diameter * multiplier / len(predictor.scores)
     return _newton_step(
-        loss, has_level, is_at_mean, axis_name, predictor, bounds, keys[2], multiplier
+        loss, has_level, is_at_mean, predictor.level, bounds, noisy, noise
     )
 
 
@@ -130,29 +128,37 @@ def _records(
     )
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@partial(jax.jit, static_argnums=(0, 1))
+def _means(
+    loss: LinearLoss,
+    axis_name: AxisName | None,
+    predictor: Predictor,
+    bounds: list[jax.Array],
+    multiplier: Scalar,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the means of `_records`, padded, and the stddevs of their noise."""
+    samples = _records(loss, predictor, (bounds[0], bounds[1]))
+    return mean_and_stddevs(_RECORDS, samples, multiplier, axis_name)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _newton_step(
     loss: LinearLoss,
     has_level: bool,
     is_at_mean: bool,
-    axis_name: AxisName | None,
-    predictor: Predictor,
+    level: jax.Array,
     bounds: list[jax.Array],
-    key: Key,
-    multiplier: Scalar,
+    means: jax.Array,
+    noise: Scalar,
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases scale and shift, from released bounds."""
-    level, bound = predictor.level, loss.curvature_bound
+    """Returns scale and shift, from released bounds and means, and their noise.
+
+    The means are gradient and Hessian of the mean loss in (spread·scale, level), and
+    this is Newton's step by elimination of the level. Both parts of the gradient have
+    the same clipped slopes, so an error of the level cancels.
+    """
     spread, height = bounds
-    samples = _records(loss, predictor, (spread, height))
-    release = privatize(
-        _RECORDS, noise_multiplier=multiplier, key=key, axis_name=axis_name
-    )
-    means = cast(jax.Array, release.update(samples, release.init(samples))[0])
-    noise = _RECORDS.diameter * multiplier / len(samples)
-    # From here on only released numbers: gradient and Hessian of the mean loss in
-    # (spread·scale, level), and Newton's step by elimination of the level. Both parts
-    # of the gradient have the same clipped slopes, so an error of the level cancels.
+    bound = loss.curvature_bound
     gradient, pull = height * means[0], height * means[1]
     curvature = bound * jnp.maximum(means[2], _LEAST_CURVATURE)
     mixed, own = bound * means[3], bound * means[4]

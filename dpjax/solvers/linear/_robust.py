@@ -15,6 +15,7 @@ from dpjax._types import Key, Scalar
 from dpjax.losses._shared import Huber
 from dpjax.mechanisms import gaussian
 from dpjax.solvers._loop import Execution
+from dpjax.solvers.linear._basis import by_block
 from dpjax.solvers.linear._kind import LARGEST, Examples, ModelKind, bounded
 from dpjax.solvers.linear._noisy_quantile import magnitudes, noisy_quantile
 
@@ -124,7 +125,7 @@ def robust_fit(
     targets = _off(targets, center, unit)
     without = Execution(microbatch_size=execution.microbatch_size)
     first, _ = fit(first_key, _FIRST_FIT, targets, without)
-    targets = _residuals(examples.features, targets, first)
+    targets = _residuals(kind, examples.features, targets, first)
     if in_scales:
         scale = _TO_STDDEV * median_size("residual_scale", rescale_key, targets)
         rescale, stats["residual_scale"] = threshold * scale, unit * scale
@@ -227,9 +228,18 @@ def _off(targets: jax.Array, center: jax.Array | Scalar, unit: Scalar) -> jax.Ar
     return jnp.clip((targets - center) / unit, -LARGEST, LARGEST)
 
 
-@jax.jit
-def _residuals(features: jax.Array, targets: jax.Array, params: Params) -> jax.Array:
-    scores = jnp.matmul(features, params["weights"], precision="highest")
+@partial(jax.jit, static_argnums=0)
+def _residuals(
+    kind: ModelKind, columns: jax.Array, targets: jax.Array, params: Params
+) -> jax.Array:
+    weights = params["weights"]
+    scores = by_block(
+        lambda weights, x: jnp.matmul(kind.basis(x), weights, precision="highest"),
+        weights,
+        columns,
+        width=len(weights),
+        axis_name=kind.axis_name,
+    )
     residuals = targets - scores - params.get("intercept", 0.0)
     return bounded(residuals)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dpjax import _keys
 from dpjax._sharding import gathered
+from dpjax._tree import like
 from dpjax._types import Key
 from dpjax.estimators._shared import clip_to_norm
 from dpjax.solvers.linear._fit import row_norms
@@ -22,6 +23,10 @@ _LEVEL_SHARE = 0.15  # of the scores' budget, for the score of the intercept
 # Bounds of scores, in a number that few records exceed. That of the intercept is
 # larger, because its tail may be on one side only.
 _BEYOND = {"weights": 1.2, "intercept": 2.0}
+# Records beyond that of the weights, if noise would let fewer: a share, or so many for
+# each unit of the noise and root of their number. Clipping more makes less noise, and
+# its bias is estimated, but not as well as the root of many records asks.
+_MOST_SHARE, _PER_ROOT = 0.011, 0.8
 # Of a block's budget, for the part of scores beyond half of their bound.
 _OUTER_SHARE = 0.6
 _OUTER = "_beyond"  # ends the name of that part
@@ -68,13 +73,19 @@ def released_scores(
     shares = {"weights": 1.0}
     if kind.has_intercept:
         shares = {"weights": 1 - _LEVEL_SHARE, "intercept": _LEVEL_SHARE}
+    num_samples = len(samples["weights"])
+    per_root = _PER_ROOT * multipliers["scores"]
+    clipped = min(_MOST_SHARE * num_samples, per_root * math.sqrt(num_samples))
     halves, excess = {}, {}
     each = math.sqrt(len(shares))
     for name, one in zip(shares, _keys.split(size_key), strict=False):
         bound_key, tail_key = _keys.split(one)
         norms = gathered(row_norms(samples[name]))
         bound = _BEYOND[name] * noisy_bound(
-            bound_key, norms, noise_multiplier=each * multipliers["score_lengths"]
+            bound_key,
+            norms,
+            noise_multiplier=each * multipliers["score_lengths"],
+            least=clipped if name == "weights" else 0.0,
         )
         halves[name] = bound / 2
         excess[name] = noisy_excess(
@@ -94,7 +105,7 @@ def released_scores(
     )
     samples = _in_parts(samples, halves)
     mean = cast(Params, release.update(samples, release.init(samples))[0])
-    num_samples, size = len(samples["weights"]), sum(x.size for x in mean.values())
+    size = sum(x.size for x in mean.values())
     stddev = multipliers["scores"] * estimator.sensitivity(num_samples, size).l2
     rows, scores = _corrected(tuple(shares.items()), samples, mean, excess, halves)
     moments, _ = noisy_second_moments(
@@ -104,7 +115,8 @@ def released_scores(
         noise_multiplier=multipliers["score_moments"],
         axis_name=kind.axis_name,
     )
-    return scores._replace(stddev=scores.stddev * stddev, moments=moments)
+    stddev = scores.stddev * like(stddev, scores.stddev)
+    return scores._replace(stddev=stddev, moments=moments)
 
 
 @jax.jit

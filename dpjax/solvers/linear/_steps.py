@@ -77,11 +77,11 @@ class BlockClipping(Estimator):
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
     ) -> Sensitivity:
-        """See `Estimator.sensitivity`: that of `Clipping(1.0)`, by Pythagoras."""
+        """That of `Clipping(1.0)`: `docs/privacy/proofs/linear.md`, 8.2."""
         return Clipping(1.0).sensitivity(num_samples, num_coordinates, relation)
 
 
-@register("estimator", "noise_multiplier", "first_distances", "key")
+@register("estimator", "noise_multiplier", "first_distance", "key")
 @dataclass(frozen=True, kw_only=True)
 class DistanceOverGradientsStep(OptaxStep):
     """w <- w - (largest distance so far / root of summed squares) · noisy gradient.
@@ -92,19 +92,20 @@ class DistanceOverGradientsStep(OptaxStep):
     Attributes:
         estimator: the robust mean.
         noise_multiplier: of each step.
-        first_distances: in place of the distance at the first step, a dict.
+        first_distance: in place of the distance at the first step, in clipping
+            thresholds of the weights.
     """
 
     estimator: BlockClipping
     noise_multiplier: Scalar
-    first_distances: dict[str, Scalar]
+    first_distance: Scalar
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
         names = {name: name for name in params}
+        distance = self.first_distance * self.estimator.l2_clip_norms["weights"]
+        # Gradients are in units of their noise: any of them is above 1e-30.
         steps = {
-            # Gradients are in units of their noise: any of them is above 1e-30.
-            name: dog(init_step=("distance", self.first_distances[name]), eps=1e-30)
-            for name in names
+            name: dog(init_step=("distance", distance), eps=1e-30) for name in names
         }
         return optax.chain(
             self.mean(self.estimator, self.noise_multiplier),

@@ -1,10 +1,10 @@
 """Localized stochastic convex optimization under heavy tails (Asi, Liu, Tian 2024).
 
-Phase i has m_i records that no other phase has, and minimises, to within r_i,
+Phase i has m_i records that no other phase has, and minimizes, to within r_i,
 
     F_i(w) = mean gradient of the clipped losses + lambda_i / 2 ||w - w_(i-1)||^2   (1)
 
-around the last centre. With E sup_w ||grad f||^k <= G^k, the minimiser on m records is
+around the last center. With E sup_w ||grad f||^k <= G^k, the minimizer on m records is
 within sqrt(A) / lambda of that of the population, in mean square, for
 
     A(C) = G^2 / m + b(C)^2 + (16/3) d (kappa C / m)^2,                             (2)
@@ -13,7 +13,7 @@ the sampling of records, the bias of clipping, b(C) = s G^k / C^(k-1) with
 s = (k-1)^(k-1) k^-k, and the noise of T steps of stddev 2 C kappa sqrt(T) / m, of whose
 variance the last iterate keeps 4 / (3 lambda^2 T) with the step sizes
 2 / (lambda (t + 1) + 2 (lambda + beta)).
-C minimises (2). The excess risk is at most
+C minimizes (2). The excess risk is at most
 
     lambda_1 R^2 / 2 + sum_i lambda_(i+1) A_i / (2 lambda_i^2) + G sqrt(A_I) / lambda_I,
 
@@ -63,17 +63,17 @@ def dp_localized_sco(
     num_groups: int = 1,
     execution: Execution = Execution(),
 ) -> Solution:
-    """Minimises a convex population risk over a ball, at the optimal rate in n.
+    """Minimizes a convex population risk over a ball, at the optimal rate in n.
 
-    Each of a few phases takes half of the records that are left, starts where the last
-    one ended, and is held there by a penalty that grows: so the distance to the
-    optimum, and with it the noise that matters, shrinks from phase to phase. Within a
-    phase it is gradient descent on norm-clipped gradients. Clip norms, penalties, steps
-    and phases follow from the arguments: nothing else is to be set.
+    Each phase uses half of the remaining records and starts where the last one ended. A
+    penalty on the distance from there grows, so the distance to the optimum, and with
+    it the effect of the noise, shrinks from phase to phase. A phase is gradient descent
+    with clipped gradients. Clip norms, penalties, steps and phases follow from the
+    arguments.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, convex in params.
-        params: the centre of the ball, and the start; public.
+        params: the center of the ball, and the start; public.
         data: pytree, leaves of shape (n, ...); n is public. Records are divided by
             their index: their order must not depend on their values.
         key: a typed key.
@@ -83,32 +83,33 @@ def dp_localized_sco(
             record; privacy holds even if it is wrong.
         diameter: of the ball in which the optimum is sought, in units of params.
         smoothness: beta, a public bound on the largest eigenvalue of the risk's second
-            derivative; it decides how many steps are made. For a loss with kinks:
-            G^2 / (2 alpha), if an error of alpha is small beside the result's.
-        moment_order: k, at least 2; it may be large where tails are light.
-        num_steps: of each phase; by default so many that a 256th of the first squared
-            distance is left, 9 + 6 beta / lambda.
-        num_groups: J, the number of groups of records in each phase, each with an
-            iterate of its own, of which the one in the middle of a majority is taken.
-            With 1 the rate holds in expectation; with 8 log(phases / xi) with
-            probability 1 - xi, up to constants.
-        execution: microbatches and a callback; it takes no checkpoint.
+            derivative, from which the number of steps follows. For a loss with kinks:
+            G^2 / (2 alpha), if an error of alpha is small compared with that of the
+            result.
+        moment_order: k, at least 2; it may be large for light tails.
+        num_steps: of each phase; by default 9 + 6 beta / lambda, which reduces the
+            squared distance to a 256th.
+        num_groups: J, the number of groups of records in each phase. Each has its own
+            iterate, and the one in the middle of a majority is used. With 1 the rate
+            holds in expectation; with 8 log(phases / xi) with probability 1 - xi, up to
+            constants.
+        execution: microbatches and a callback; a checkpoint is rejected.
 
     Returns:
         A `Solution`. Its stats hold num_phases, num_steps (of all phases),
         l2_clip_norm, penalty and noise_multiplier of the first phase, and risk_scale,
-        8/2 sqrt(A_1) R: the bound above to leading order, with R half the diameter.
+        4 sqrt(A_1) R: the file's bound to leading order, with R half the diameter.
 
     Raises:
-        ValueError: where an argument is out of its range, moment_order is below 2, or
+        ValueError: If an argument is out of its range, moment_order is below 2, or
             n is too small for the theorem: risk_scale must be at most G R, the risk
-            of staying in the centre.
+            of staying in the center.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together. A record is in one group of one phase, whose steps are Gaussian
-        mechanisms on clipped means (`dp_gradient_descent`, `Clipping`); all that
-        follows is post-processing of them and of other records. moment_bound, diameter,
+        mechanisms on clipped means (`dp_gradient_descent`, `Clipping`); everything
+        after is post-processing of them and of other records. moment_bound, diameter,
         smoothness and all other arguments must not depend on the data.
 
     Utility:
@@ -213,7 +214,7 @@ class Phase(NamedTuple):
 
 
 def clip_norm(theory: Theory, num_samples: int) -> float:
-    """Returns the C that minimises (2)."""
+    """Returns the C that minimizes (2)."""
     k = theory.order
     # (k - 1) s^2 G^(2k) = cost C^(2k)
     ratio = theory.excess * math.sqrt((k - 1) / _noise(theory, num_samples))
@@ -269,7 +270,7 @@ class _Step(OptaxStep):
     Attributes:
         estimator: the clipped mean.
         noise_multiplier: of its noise.
-        centre: w_(i-1), of the penalty.
+        center: w_(i-1), of the penalty.
         middle: of the ball.
         radius: of the ball.
         penalty: lambda.

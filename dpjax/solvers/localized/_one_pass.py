@@ -18,13 +18,13 @@ the projection moves two points apart. A record that is replaced moves its own i
 by eta C at most, in either run: the runs are 2 eta C apart from there on, and so is
 their mean.
 
-Rounding is in float64, u = 2^-53, for v = w - centre. <v, x> + <centre, x> is wrong by
-(d + 2) u (R + ||centre||) ||x||, which (1) turns into at most twice that over ||x||,
+Rounding is in float64, u = 2^-53, for v = w - center. <v, x> + <center, x> is wrong by
+(d + 2) u (R + ||center||) ||x||, which (1) turns into at most twice that over ||x||,
 because eta rho c ||x||^2 <= 2. The derivative is taken to be accurate to 2^-44 of
-C / ||x|| or of c (R + ||centre||) ||x||, and a product, a difference, a projection and
+C / ||x|| or of c (R + ||center||) ||x||, and a product, a difference, a projection and
 a mean add some u d (R + eta C). Altogether a step is off by less than
 
-    2^-43 (1 + d / 64) (R + ||centre|| + eta C) ,                                    (2)
+    2^-43 (1 + d / 64) (R + ||center|| + eta C) ,                                    (2)
 
 in either run, and m times twice that is added to the sensitivity; so is what is lost
 where a mean is rounded to the type that is released. A record whose numbers are not
@@ -34,7 +34,7 @@ Theory. With G^k >= E sup ||grad||^k, the excess risk is at most, to leading ord
 
     R^2 / (2 eta m) + eta (2 G^2 / 3 + 32 d (kappa C)^2 / m) + R b(C),   m = n / 2,  (3)
 
-b as in `_theory`; C and eta minimise that.
+b as in `_theory`; C and eta minimize that.
 """
 
 import math
@@ -69,7 +69,7 @@ def dp_one_pass_sco(
     diameter: float,
     moment_order: float = 2.0,
 ) -> Solution:
-    """Minimises a smooth convex linear risk over a ball, in one pass over the data.
+    """Minimizes a smooth convex linear risk over a ball, in one pass over the data.
 
     The linear-time form of `dp_localized_sco`, at the same rate: each record is used in
     one step, so that n steps cost about as much as one step on all records. Steps
@@ -78,13 +78,13 @@ def dp_one_pass_sco(
     Args:
         loss: convex, of one prediction, with a finite curvature bound, as
             `losses.squared`, `losses.logistic`, `losses.huber(1.0)`.
-        params: the centre of the ball, shape (d,), and the start; public.
+        params: the center of the ball, shape (d,), and the start; public.
         data: features, shape (n, d), and targets, shape (n,); n is public. Records are
             used in their order, which must not depend on their values.
         key: a typed key.
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in [0, 1); 0 is pure epsilon-DP, whose noise
-            grows with d and not its root.
+            grows with d instead of sqrt(d).
         moment_bound: a public bound on E[sup ||gradient||^k], over the ball, of one
             record; privacy holds even if it is wrong.
         diameter: of the ball in which the optimum is sought, in units of params.
@@ -95,15 +95,15 @@ def dp_one_pass_sco(
         of the first phase, and risk_scale, the bound (3) of the file.
 
     Raises:
-        ValueError: where an argument is out of its range, moment_order is below 2, the
+        ValueError: If an argument is out of its range, moment_order is below 2, the
             loss is not convex or not smooth, or n is too small for the theorem:
-            risk_scale must be at most G R, the risk of staying in the centre.
+            risk_scale must be at most G R, the risk of staying in the center.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input. A record is used in one
         phase, whose mean of iterates has the sensitivity 2 eta C, because steps along a
-        smooth convex function of one prediction do not move two points apart, however
-        long x is; float64's rounding is counted. It is taken on trust that the loss's
+        smooth convex function of one prediction do not move two points apart, for any
+        norm of x; the rounding of float64 is counted. It is assumed that the loss's
         derivative does not decrease and keeps its declared curvature bound.
 
     Example:
@@ -163,7 +163,8 @@ def dp_one_pass_sco(
     event = gaussian_event(theory.noise_multiplier, num_steps=1)
     if delta == 0:
         # No event of dp_accounting has this noise; all that is pure is below this one.
-        event = RandomizedResponseDpEvent(2 / (1 + math.exp(epsilon)), 2)
+        lies = 2 / (1 + math.exp(epsilon)) if epsilon < 700 else 0.0
+        event = RandomizedResponseDpEvent(lies, 2)
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
     )
@@ -194,14 +195,14 @@ class _Static(NamedTuple):
 
 
 def clip_norm(theory: Theory, num_samples: int) -> float:
-    """Returns the C that minimises (3)."""
+    """Returns the C that minimizes (3)."""
     k = theory.order  # at the best eta (3) has 8 R kappa sqrt(d) C / m + R b(C)
     cost = 8 * theory.noise_multiplier * math.sqrt(theory.dimension) / num_samples
     return theory.bound * ((k - 1) * theory.excess / cost) ** (1 / k)
 
 
 def learning_rate(theory: Theory, num_samples: int) -> float:
-    """Returns the eta that minimises (3)."""
+    """Returns the eta that minimizes (3)."""
     return theory.radius / math.sqrt(2 * num_samples * _spread(theory, num_samples))
 
 
@@ -242,7 +243,7 @@ def _release(
     numbers: jax.Array,
     scalars: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the last phase's point in the centre's dtype, and the first's stddev."""
+    """Returns the last phase's point in the center's dtype, and the first's stddev."""
     radius, noise_multiplier = scalars
     wide = centre.astype(jnp.float64)
     dtype = jnp.float64 if centre.dtype == jnp.float64 else jnp.float32
@@ -277,7 +278,7 @@ def _one_pass(
     clipped: jax.Array,
     rate: jax.Array,
 ) -> jax.Array:
-    """Returns the mean of the iterates of (1), less the centre."""
+    """Returns the mean of the iterates of (1), less the center."""
 
     def step(carry, row):
         moved, mean, count = carry

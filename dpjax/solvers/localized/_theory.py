@@ -79,7 +79,7 @@ def phase_sizes(num_samples: int, num_phases: int) -> list[int]:
 
 
 def check_size(relative_risk: Callable[[int], float], data: Any) -> int:
-    """Returns n, where the theorem's risk is at most the centre's."""
+    """Returns n, where the theorem's risk is at most the center's."""
     num_samples = enough = _validate.leading_size(data, "data")
     while relative_risk(enough) > 1:
         enough = math.ceil(1.1 * enough)

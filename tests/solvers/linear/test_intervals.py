@@ -1,5 +1,7 @@
 """Standard errors of a linear model: their shape, what they cost, what has none."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +102,14 @@ def test_the_price_is_that_of_the_call():
         plain.interval()
 
 
+def test_narrow_data_have_narrow_errors_where_wide_ones_are_enabled():
+    features, means, _ = table()
+    with jax.enable_x64(True):
+        data = jnp.asarray(features, jnp.float32), jnp.asarray(means, jnp.float32)
+        errors = jax.eval_shape(lambda data: solve(data=data).standard_errors, data)
+    assert errors.dtype == jnp.float32
+
+
 @pytest.mark.parametrize("level", [0.0, 1.0, 95, np.nan])
 def test_a_level_is_a_probability(level):
     errors = jnp.ones(2)
@@ -190,6 +200,22 @@ def test_a_bound_is_exceeded_by_about_as_many_as_it_says(key):
     assert max(above) < 250
     nothing = noisy_bound(key, jnp.full(5, jnp.nan), noise_multiplier=1.0)
     assert 2.0**-20 <= nothing < 2.0**-19.8
+    lower = noisy_bound(key, sizes, noise_multiplier=10.0, least=1_000)
+    assert 900 < float(jnp.sum(sizes > lower)) < 1_500
+
+
+@pytest.mark.parametrize("noise_multiplier", [1e-3, 1.0, 4.0, 1e6])
+def test_shares_add_up_and_leave_scores_more_of_many_records(noise_multiplier):
+    for d in (1, 10, 1_000):
+        found = [
+            _intervals._shares((n, d), noise_multiplier)
+            for n in (2, 10**4, 10**6, 10**9)
+        ]
+        for shares in found:
+            assert math.isclose(math.fsum(shares.values()), 1.0, rel_tol=1e-15)
+            assert min(shares.values()) > 0
+        assert [x["scores"] for x in found] == sorted(x["scores"] for x in found)
+        assert 0.459 < found[0]["scores"] <= found[-1]["scores"] < 1
 
 
 @pytest.mark.quick(1)

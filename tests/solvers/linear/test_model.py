@@ -17,10 +17,10 @@ from dpjax.accounting import (
     rho_to_epsilon,
     subsample_budget,
 )
-from dpjax.mechanisms import gaussian
+from dpjax.mechanisms._shared import gaussian_of_padded
 from dpjax.solvers import Execution, dp_linear_model
 from dpjax.solvers._loop import iterate
-from dpjax.solvers.linear import _fit, _noisy_quantile, _robust
+from dpjax.solvers.linear import _fit, _noisy_quantile, _on_sample, _robust
 from dpjax.solvers.linear._kind import ModelKind, Shares
 from dpjax.solvers.linear._moments import noisy_second_moments, whitening
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
@@ -335,13 +335,12 @@ class TestNoisyQuantile:
     def test_two_counts_move_so_noise_is_for_both(self, monkeypatch):
         stddevs = []
 
-        def spy(key, value, *, stddev):
-            stddevs.append(float(stddev))
-            return gaussian(key, value, stddev=stddev)
+        def spy(key, value, of_entries):
+            assert value.sum() == 100
+            stddevs.append(float(of_entries.min()))
+            return gaussian_of_padded(key, value, of_entries)
 
-        monkeypatch.setattr(_noisy_quantile, "gaussian", spy)
-        release = _noisy_quantile._quantile.__wrapped__  # not traced, nor from a cache
-        monkeypatch.setattr(_noisy_quantile, "_quantile", release)
+        monkeypatch.setattr(_noisy_quantile, "gaussian_of_padded", spy)
         noisy_quantile(
             jax.random.key(0), jnp.ones(100), num_above=1, noise_multiplier=3.0
         )
@@ -447,6 +446,18 @@ class TestSecondMoments:
         )
         attained = float(np.linalg.norm(first - second) / sensitivity)
         assert 0.99 < attained <= 1 + 1e-4
+
+    def test_entries_are_not_rounded_again_before_the_noise(self):
+        """Rounding of all entries may move more than one record of millions does."""
+        row = np.float32(1 + np.arange(64) / 64)
+        found, _ = jax.jit(noisy_second_moments, static_argnames="axis_name")(
+            jax.random.key(0),
+            np.tile(row, (64, 1)),
+            radius=16.0,
+            noise_multiplier=0.0,
+            axis_name=None,
+        )
+        np.testing.assert_array_equal(found, np.outer(row, row))
 
     def test_noise_on_a_pair_is_one_draw(self):
         @jax.jit
@@ -576,3 +587,27 @@ def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
         fit(**few, noise_multiplier=1.0, delta=1e-6)
     with pytest.raises(ValueError, match="delta must be below sample_size"):
         fit(**few, epsilon=1.0, delta=0.1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss": losses.softmax(3), "intervals": True},
+        {"max_features": 0},
+        {"max_features": 2, "intervals": True},
+        {"intercept": 4},
+        {"max_weight": 0.0},
+        {"weights": np.ones(3)},
+        {"offsets": np.ones(3)},
+        {"execution": print},
+        {"delta": 0.5},
+    ],
+    ids=lambda wrong: "-".join(wrong),
+)
+def test_what_is_refused_draws_no_sample(wrong, monkeypatch):
+    def never(*arguments):
+        raise AssertionError("a sample was drawn")
+
+    monkeypatch.setattr(_on_sample, "uniform_subset", never)
+    with pytest.raises(ValueError, match="must be"):
+        solve(**{"max_records": 10} | wrong)

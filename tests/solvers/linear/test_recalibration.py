@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from dpjax import losses
+from dpjax.mechanisms._shared import gaussian_of_padded
 from dpjax.solvers.linear import _constant, _recalibration
+from dpjax.solvers.linear._columns import cleaned
 from dpjax.solvers.linear._kind import Examples, ModelKind
-from dpjax.solvers.linear._model import cleaned
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 from dpjax.solvers.linear._recalibration import Predictor, recalibration
 
@@ -163,25 +164,15 @@ def test_releases_have_the_noise_that_is_paid(monkeypatch):
         of_sizes.append(noise_multiplier)
         return noisy_quantile(key, sizes, noise_multiplier=noise_multiplier, **options)
 
-    class Spy:
-        def __init__(self, estimator, *, noise_multiplier, **options):
-            del options
-            self.estimator = estimator
-            of_means.append(float(noise_multiplier))
-
-        def init(self, samples):
-            del samples
-
-        def update(self, samples, state):
-            assert samples.shape == (NUM, 5)
-            assert self.estimator.sensitivity(NUM, 5).l2 >= math.sqrt(11) / NUM
-            return self.estimator(samples), state
+    def noisy(key, vector, stddevs):
+        assert not np.any(vector[5:])
+        of_means.append(float(stddevs.min()))
+        return gaussian_of_padded(key, vector, stddevs)
 
     monkeypatch.setattr(_recalibration, "noisy_quantile", quantile)
-    monkeypatch.setattr(_recalibration, "privatize", Spy)
-    step = _recalibration._newton_step.__wrapped__  # not traced, nor from a cache
-    monkeypatch.setattr(_recalibration, "_newton_step", step)
+    monkeypatch.setattr(_recalibration, "gaussian_of_padded", noisy)
     solve(losses.squared, predictor(losses.squared, 1.0, 0.0), multiplier=2.0)
     assert len(of_sizes) == 2
     np.testing.assert_allclose(sum(x**-2.0 for x in of_sizes), 2.0**-2, rtol=1e-6)
-    assert of_means == [2.0]
+    (stddev,) = of_means
+    assert 1 <= stddev / (2 * math.sqrt(11) / NUM) <= 1.01

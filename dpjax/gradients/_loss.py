@@ -1,22 +1,28 @@
-"""Programs computed equation by equation, some of them by other means.
+"""The loss of one example: of a user's records, what it closes over, its program.
 
-`streamlined` rewrites a gradient's program as XLA's CPU compiler likes it in a loop.
+A program is computed equation by equation, some of them by other means: `streamlined`
+rewrites a gradient's program as XLA's CPU compiler likes it in a loop.
 
 XLA compares an index with the length of an axis in the type of the index. In 8 or 16
 bits that length may be no number, and a row may lose its gradient without a word: such
 indices are given 32 bits.
 """
 
+import inspect
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core
 
-from dpjax._types import PyTree
+from dpjax._types import LossFn, PyTree
+from dpjax.gradients._users import UserRecords
 
 # Of an equation in a program, or in a jit in it: its places from the outside in.
 Place = tuple[int, ...]
@@ -31,6 +37,74 @@ INDICES = {
     "dynamic_update_slice": slice(2, None),
     "scatter": slice(1, 2),
 }
+AT_ONCE = 64  # records of a user that are differentiated together; the others wait
+MEANING = (
+    "as many rows as there are examples. If these are records, one of them moves the "
+    "gradients of all others, and no clipping bounds that: let the pairs be the "
+    "records. If they are public, nothing is wrong."
+)
+
+
+def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
+    """Returns the loss that takes a row of `UserRecords` for an example too.
+
+    It is the mean or the sum of the losses of the user's records, and aux has a leading
+    axis of records_per_user. Other examples go to loss_fn as they are.
+    """
+
+    def loss(params: PyTree, example: PyTree) -> Any:
+        if not isinstance(example, UserRecords):
+            return loss_fn(params, example)
+        one = partial(loss_fn, params)
+        size = len(example.is_record)
+        results = (
+            jax.vmap(one)(example.records)
+            if size <= AT_ONCE
+            else jax.lax.map(jax.checkpoint(one), example.records, batch_size=AT_ONCE)
+        )
+        values, aux = results if has_aux else (results, ())
+        value = jnp.sum(jnp.where(example.is_record, values, 0))
+        if example.user_gradient == "mean":
+            num_records = jnp.sum(example.is_record)
+            value /= jnp.maximum(num_records, 1).astype(value.dtype)
+        return (value, aux) if has_aux else value
+
+    return loss
+
+
+def closed_over(loss_fn: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the pytrees that a function closes over, by name."""
+    while isinstance(loss_fn, partial):
+        loss_fn = loss_fn.func
+    if not inspect.isfunction(loss_fn):
+        return {}
+    variables, found = inspect.getclosurevars(loss_fn), {}
+    for name, value in {**variables.globals, **variables.nonlocals}.items():
+        with suppress(Exception):  # not every dictionary is a pytree
+            jax.tree.leaves(value)
+            found[name] = value
+    return found
+
+
+def rows_closed_over(loss_fn: Callable[..., Any], num_rows: int) -> dict[Any, str]:
+    """Returns a sentence for each variable that holds arrays of num_rows, by shape.
+
+    Only names and shapes are looked at, and a single row tells nothing.
+    """
+    found = {}
+    for name, value in closed_over(loss_fn).items() if num_rows > 1 else ():
+        leaves = jax.tree.leaves(value)
+        arrays = [x for x in leaves if isinstance(x, jax.Array | np.ndarray)]
+        for shape in {x.shape for x in arrays if x.shape[:1] == (num_rows,)}:
+            said = f"loss_fn closes over {name}, with an array of shape {shape}"
+            found[shape] = f"{said}: {MEANING}"
+    return found
+
+
+def warn_of_closures(loss_fn: Callable[..., Any], num_rows: int) -> None:
+    """Warns of these, because a loss of pairs takes other records in this way."""
+    for sentence in rows_closed_over(loss_fn, num_rows).values():
+        warnings.warn(sentence, stacklevel=4)
 
 
 def evaluate(
@@ -51,15 +125,8 @@ def evaluate(
         if not kind.multiple_results:
             return [kind.bind(*inputs, **equation.params)]
         # Such an operation may hold functions, which JAX binds apart.
-        used = list(
-            dict.fromkeys(x for x in equation.invars if isinstance(x, core.Var))
-        )
-        alone = jaxpr.replace(
-            constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]
-        )
-        return core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))(
-            *(values[x] for x in used)
-        )
+        used, function = alone(jaxpr, equation)
+        return function(*(values[x] for x in used))
 
     for i, equation in enumerate(jaxpr.eqns):
         place = (*within, i)
@@ -75,6 +142,17 @@ def evaluate(
                 results = rule(place, equation, inputs, partial(run, equation, inputs))
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def alone(
+    jaxpr: core.Jaxpr, equation: core.JaxprEqn
+) -> tuple[list[core.Var], Callable[..., list[Any]]]:
+    """Returns the variables that an equation reads, and its results as a function."""
+    used = list(dict.fromkeys(x for x in equation.invars if isinstance(x, core.Var)))
+    program = jaxpr.replace(
+        constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]
+    )
+    return used, core.jaxpr_as_fun(core.ClosedJaxpr(program, []))
 
 
 def is_plain_jit(equation: core.JaxprEqn) -> bool:

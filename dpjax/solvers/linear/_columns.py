@@ -1,0 +1,132 @@
+"""From the columns of data to a fit, and back to one weight for each of them."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._sharding import row_axes
+from dpjax._types import ArrayLike, Key, Scalar
+from dpjax.losses import LinearLoss
+from dpjax.losses._shared import Huber
+from dpjax.solvers._loop import Execution
+from dpjax.solvers.linear._fit import fit
+from dpjax.solvers.linear._intervals import fit_with_errors
+from dpjax.solvers.linear._kind import Examples, ModelKind, bounded
+from dpjax.solvers.linear._on_sample import per_record
+
+
+def problem(
+    model: LinearLoss,
+    features: jax.Array,
+    targets: jax.Array,
+    intercept: int | None,
+    offsets: ArrayLike | None,
+    weights: ArrayLike | None,
+    max_weight: Scalar,
+) -> tuple[ModelKind, Examples]:
+    """Returns what is static, and the cleaned records, without the intercept's column.
+
+    Arguments are as of `dp_linear_model`, the intercept's index from zero on.
+    """
+    deleted = intercept
+    is_alone = intercept is not None and features.shape[1] == 1
+    if is_alone and (offsets is not None or isinstance(model, Huber)):
+        # With offsets, or the Huber loss, the best intercept is not a mean of targets,
+        # so that it is fitted by steps, with a column of zeros in place of the ones.
+        features, deleted = jnp.zeros_like(features), None
+    examples = Examples(
+        features,
+        targets,
+        per_record("offsets", offsets, targets, 0.0),
+        per_record("weights", weights, targets, 1.0),
+    )
+    kind = ModelKind(
+        model,
+        has_intercept=intercept is not None,
+        has_weights=weights is not None,
+        has_exposures=offsets is not None and model.has_log_link,
+        axis_name=row_axes(features, None) or None,
+    )
+    return kind, cleaned(model, deleted, examples, max_weight)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def cleaned(
+    loss: LinearLoss, column: int | None, examples: Examples, max_weight: Scalar
+) -> Examples:
+    """Returns finite records without the column, from each record alone."""
+    features = examples.features
+    if column is not None:
+        features = jnp.delete(features, column, axis=1, assume_unique_indices=True)
+    weights = jnp.clip(jnp.nan_to_num(examples.weights), 0.0, max_weight)
+    return Examples(
+        bounded(features),
+        loss.targets_of(examples.targets),
+        bounded(examples.offsets),
+        weights / max_weight,
+    )
+
+
+def fit_columns(
+    kind: ModelKind,
+    examples: Examples,
+    num_columns: int,
+    intercept: int | None,
+    selected: jax.Array | None = None,
+    *,
+    key: Key,
+    noise_multiplier: float,
+    execution: Execution,
+    intervals: bool,
+) -> tuple[jax.Array, dict[str, Any], jax.Array | None, jax.Array | None]:
+    """Returns weights of all columns, stats, standard errors and their correlations.
+
+    Args:
+        kind: of the `problem`.
+        examples: of the `problem`.
+        num_columns: how many columns it was of, with the intercept's.
+        intercept: the index of the intercept among the weights, or None.
+        selected: the indices of the columns that examples have. None: all.
+        key: a typed key.
+        noise_multiplier: of all that is released, as one Gaussian mechanism.
+        execution: as of `dp_linear_model`.
+        intervals: whether there are errors and correlations, else None.
+    """
+    release = {"key": key, "noise_multiplier": noise_multiplier, "execution": execution}
+    columns = examples.features
+    _, num_features = kind.shape(columns)
+    num_weights = num_columns + num_features - columns.shape[1]
+    indices: Any = selected
+    if selected is None:
+        indices = np.arange(num_weights, dtype="int32")
+        if intercept is not None and num_features < num_weights:
+            indices = np.delete(indices, intercept)
+    by_column = partial(_by_column, num_weights, intercept, indices)
+    if not intervals:
+        params, stats = fit(kind, examples, **release)
+        return by_column(params), stats, None, None
+    params, errors, correlations, stats = fit_with_errors(kind, examples, **release)
+    if intercept is not None:
+        indices = jnp.append(jnp.asarray(indices), intercept)
+    order = jnp.argsort(indices)
+    correlations = correlations[order][:, order]
+    return by_column(params), stats, by_column(errors), correlations
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _by_column(
+    num_columns: int,
+    column: int | None,
+    indices: jax.Array,
+    params: dict[str, jax.Array],
+) -> jax.Array:
+    """Returns one weight for each column, zero for those that were not chosen."""
+    weights = params["weights"]
+    whole = jnp.zeros((num_columns, *weights.shape[1:]), weights.dtype)
+    whole = whole.at[indices].set(weights)
+    if column is not None:
+        whole = whole.at[column].set(params["intercept"])
+    return whole
