@@ -118,15 +118,37 @@ def by_device(
 
 
 def gathered(tree: PyTree) -> PyTree:
-    """Returns concrete arrays replicated, for algorithms that need all rows at once."""
+    """Returns concrete arrays replicated, for algorithms that need all rows at once.
+
+    Their axes are Auto, as of `with_auto_axes`.
+    """
 
     def whole(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
             return x
-        place = NamedSharding(jax.typeof(x).sharding.mesh, PartitionSpec())
+        place = NamedSharding(_auto(x.sharding.mesh), PartitionSpec())
         return jax.jit(lambda x: x, out_shardings=place)(x)
 
     return jax.tree.map(whole, tree)
+
+
+def with_auto_axes(tree: PyTree) -> PyTree:
+    """Returns concrete arrays sharded as they are, but over Auto axes.
+
+    Those of Explicit axes may not meet arrays that have no mesh in one operation.
+    """
+
+    def same(x: Any) -> Any:
+        if isinstance(x, Tracer) or not _leading_axes(x):
+            return x
+        sharding = NamedSharding(_auto(x.sharding.mesh), x.sharding.spec)
+        return jax.device_put(x, sharding)
+
+    return jax.tree.map(same, tree)
+
+
+def _auto(mesh: Mesh) -> Mesh:
+    return Mesh(mesh.devices, mesh.axis_names)
 
 
 def psum(tree: PyTree, axes: tuple[str, ...]) -> PyTree:

@@ -254,11 +254,12 @@ def test_refuses_the_state_of_another_number_of_processes(folder, of_two):
         train(execution=Execution(checkpoint=Checkpoint(folder / "states", every=2)))
 
 
-@pytest.mark.slow
-def test_the_launcher_trains_under_slurm(tmp_path):
-    write(tmp_path)
-    words = np.array([3, 20261122], np.uint32)
-    words.tofile(tmp_path / "key")
+WORDS = np.array([3, 20261122], np.uint32)
+
+
+def launched(folder, program, *options):
+    """What both processes of a launcher write, under Slurm."""
+    WORDS.tofile(folder / "key")
     # A job's number tells its processes the port of the first.
     port = free_port(*range(61440, 65536))
     slurm = {
@@ -268,22 +269,69 @@ def test_the_launcher_trains_under_slurm(tmp_path):
         "SLURM_NTASKS": "2",
     }
     ranks = [{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)]
-    files = ["--features", tmp_path / "features.npy"]
-    files += ["--targets", tmp_path / "targets.npy", "--folder", tmp_path]
-    numbers = "--epsilon 0.1 --delta 0.01 --scale 3 --learning-rate 0.3 --steps 5"
-    command = [LAUNCH / "train.py", *files, *numbers.split(), "--save-every", "2"]
+    command = [LAUNCH / program, "--folder", folder, *options]
     codes, out, err = outcome([command] * 2, [slurm | rank for rank in ranks])
     assert codes == [0, 0], err
-    solution = train(key=jax.random.wrap_key_data(words, impl="threefry2x32"))
+    return out
+
+
+@pytest.mark.slow
+def test_the_launcher_trains_under_slurm(tmp_path):
+    write(tmp_path)
+    files = ["--features", tmp_path / "features.npy"]
+    files += ["--targets", tmp_path / "targets.npy"]
+    numbers = "--epsilon 0.1 --delta 0.01 --scale 3 --learning-rate 0.3 --steps 5"
+    options = *files, *numbers.split(), "--save-every", "2"
+    out = launched(tmp_path, "train.py", *options)
+    solution = train(key=jax.random.wrap_key_data(WORDS, impl="threefry2x32"))
     released = np.load(tmp_path / "params.npy")
     np.testing.assert_allclose(released, solution.params, rtol=1e-5, atol=1e-6)
     assert (tmp_path / "privacy.txt").read_text() == f"{solution.privacy}\n"
     assert [str(solution.privacy) in text for text in out] == [True, False]
 
 
-@pytest.mark.parametrize("name", ["slurm.sh", "kubernetes.yaml", "README.md"])
-def test_the_launcher_knows_the_options_that_are_shown(name):
-    shown = (LAUNCH / name).read_text().split("train.py", 1)[1]
+@pytest.mark.slow
+def test_each_process_fits_its_own_files(tmp_path):
+    pa, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    names = ["a", "b", "c"]
+    parts = [slice(0, 30), slice(30, 49), slice(49, N)]  # of the first, the second, ...
+    for i, part in enumerate(parts):
+        columns = dict(zip(names, FEATURES[part].T, strict=True)) | {"y": TARGETS[part]}
+        table = pa.table(columns).select(["b", "y", "a", "c"])
+        parquet.write_table(table, tmp_path / f"{i}.parquet", row_group_size=8)
+    numbers = "--target y --max-records 100 --epsilon 3000 --delta 0.01"
+    files = tmp_path / "*.parquet"
+    out = launched(tmp_path, "fit.py", "--files", files, *numbers.split())
+    order = np.r_[0:30, 49:N, 30:49]
+    ones = np.ones((N, 1), np.float32)
+    data = np.c_[FEATURES[:, [1, 0, 2]], ones][order], TARGETS[order]
+    key = jax.random.wrap_key_data(WORDS, impl="threefry2x32")
+    solution = solvers.dp_linear_model(
+        "squared",
+        data,
+        key=jax.random.split(key)[1],
+        epsilon=3000.0,  # all records are used: sampling adds nothing
+        delta=0.01,
+        intercept=3,
+    )
+    released = json.loads((tmp_path / "model.json").read_text())
+    assert list(released["weights"]) == ["b", "a", "c", "intercept"]
+    found = [*released["weights"].values()]
+    np.testing.assert_allclose(found, solution.params, rtol=1e-3, atol=1e-4)
+    assert (released["records"], released["used"]) == (N, N)
+    assert [f"for {N} records" in text for text in out] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        *[(name, "train.py") for name in ("slurm.sh", "kubernetes.yaml", "README.md")],
+        ("README.md", "fit.py"),
+    ],
+)
+def test_the_launcher_knows_the_options_that_are_shown(name, program):
+    shown = (LAUNCH / name).read_text().rsplit(program, 1)[1]
+    shown = shown.partition("\n\n")[0]
     options = set(re.findall(r"--(?!nodes)[a-z][a-z-]+", shown))
-    known = re.findall(r'"(--[a-z-]+)"', (LAUNCH / "train.py").read_text())
+    known = re.findall(r'"(--[a-z-]+)"', (LAUNCH / program).read_text())
     assert {"--folder", "--epsilon"} <= options <= set(known)

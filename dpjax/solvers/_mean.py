@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._sharding import row_axes
+from dpjax._sharding import row_axes, with_auto_axes
 from dpjax._tree import Static, as_float
 from dpjax._types import Key, PyTree
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
@@ -105,7 +105,7 @@ def dp_mean(
     _validate.choice(MeanMethod, method=method)
     rule = "left out with an estimator"
     _validate.require(estimator is None or method == "clipped", "method", method, rule)
-    samples = _validate.arrays(samples)
+    samples = with_auto_axes(_validate.arrays(samples))
     num_samples = _validate.leading_size(samples, "samples")
     axis_name = row_axes(samples, None) or None
     if estimator is None:

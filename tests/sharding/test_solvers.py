@@ -124,9 +124,7 @@ def test_solvers_take_dealt_out_data(name):
         assert leaf.sharding.is_fully_replicated
 
 
-@pytest.mark.parametrize(
-    "name", ["poisson", "dp_sparse_linear_regression", "net", "dp_quantile"]
-)
+@pytest.mark.parametrize("name", RUNS)
 def test_under_explicit_axes(name):
     data = dealt((X, Y), kind=AxisType.Explicit)
     check_same(RUNS[name](*data), on_one_device(name))

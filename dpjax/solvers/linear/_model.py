@@ -10,6 +10,7 @@ import numpy as np
 from dp_accounting import DpEvent, ZCDpEvent
 
 from dpjax import _keys, _validate, accounting
+from dpjax._sharding import with_auto_axes
 from dpjax._types import ArrayLike, Key
 from dpjax.accounting import (
     PrivacyGuarantee,
@@ -300,7 +301,7 @@ def records_of(data: tuple[ArrayLike, ArrayLike]) -> tuple[jax.Array, jax.Array]
     """Returns features (n, d) and targets (n,), as float arrays."""
     is_fine = isinstance(data, tuple | list) and len(data) == 2
     _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
-    return _validate.linear_data(*data)
+    return with_auto_axes(_validate.linear_data(*data))
 
 
 def column_index(name: str, index: int, num_columns: int) -> int:

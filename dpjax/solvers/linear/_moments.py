@@ -90,7 +90,8 @@ def second_moments(
         return row @ moments @ row
 
     num_samples = len(jax.tree.leaves(records)[0])
-    row = jax.eval_shape(row_of, jax.tree.map(lambda x: x[0], records))
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), records)
+    row = jax.eval_shape(row_of, one)
     num_features = row.size
     largest = radius**2
     clipping = Clipping(largest)

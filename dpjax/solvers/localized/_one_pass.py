@@ -47,6 +47,7 @@ import numpy as np
 from dp_accounting import RandomizedResponseDpEvent
 
 from dpjax import _validate
+from dpjax._sharding import gathered
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event
 from dpjax.losses import LinearLoss
@@ -320,7 +321,7 @@ def _arrays(data: PyTree) -> tuple[jax.Array, jax.Array]:
     """Returns features and targets as arrays of matching shapes."""
     is_fine = isinstance(data, tuple) and len(data) == 2
     _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
-    features, targets = _validate.arrays(data)
+    features, targets = gathered(_validate.arrays(data))
     rule = "features of shape (n, d) and targets of shape (n,)"
     is_fine = features.ndim == 2 and targets.shape == features.shape[:1]
     _validate.require(is_fine, "data", [features.shape, targets.shape], rule)

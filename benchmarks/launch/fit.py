@@ -1,0 +1,109 @@
+"""Fits a linear model to tables of any size, over all processes of a cluster.
+
+    python fit.py --files 'rows/*.parquet' --target charge --folder RUN \
+      --max-records 1000000 --epsilon 1 --delta 1e-8
+
+Each process streams its own files, once. Together they draw one secret sample, which is
+fitted over all devices. Columns are numbers; what is missing is NaN. Folder, key and
+processes are as of train.py.
+"""
+
+import argparse
+import glob
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from pyarrow import dataset, float32
+
+from dpjax import loading, solvers
+from dpjax.accounting import subsample_budget
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--files", required=True, help="a pattern, the same on all")
+    parser.add_argument("--target", required=True, help="a column")
+    parser.add_argument("--loss", default="squared", help="of dp_linear_model")
+    parser.add_argument("--folder", type=Path, required=True, help="shared by all")
+    parser.add_argument("--max-records", type=int, required=True, help="of the sample")
+    parser.add_argument("--epsilon", type=float, required=True)
+    parser.add_argument("--delta", type=float, required=True)
+    parser.add_argument("--coordinator", help="host:port of process 0")
+    parser.add_argument("--num-processes", type=int)
+    parser.add_argument("--process-id", type=int)
+    return parser.parse_args()
+
+
+def rows_of(path: str, names: list[str]) -> Iterator[np.ndarray]:
+    """Yields float32 rows of the columns (k, d), a batch of the file at a time."""
+    for batch in dataset.dataset(path).to_batches(columns=names):
+        if batch.num_rows:
+            columns = [
+                column.cast(float32(), safe=False).to_numpy(zero_copy_only=False)
+                for column in batch.columns
+            ]
+            yield np.stack(columns, axis=1)
+
+
+def main() -> None:
+    args = arguments()
+    files = sorted(glob.glob(args.files))
+    jax.distributed.initialize(args.coordinator, args.num_processes, args.process_id)
+    mesh = jax.make_mesh((jax.device_count(),), ("records",))
+    if len(files) < jax.process_count():
+        raise SystemExit(f"--files must be one a process at least, got {files}.")
+    own = files[jax.process_index() :: jax.process_count()]
+    names = dataset.dataset(files[0]).schema.names
+    names = [name for name in names if name != args.target] + [args.target]
+    # One secret key on all processes, the same when the job is started again.
+    key = jax.random.wrap_key_data(
+        jnp.asarray(np.fromfile(args.folder / "key", np.uint32)), impl="threefry2x32"
+    )
+    sample_key, fit_key = jax.random.split(key)
+    stream = (rows for path in own for rows in rows_of(path, names))
+    drawn, num_records = loading.sample(
+        stream, args.max_records, key=sample_key, mesh=mesh
+    )
+    epsilon, delta = subsample_budget(
+        args.epsilon, args.delta, num_samples=num_records, sample_size=len(drawn)
+    )
+    # As many for each device. Those left out are of the sample: it is no smaller.
+    drawn = drawn[: len(drawn) // jax.device_count() * jax.device_count()]
+    targets = drawn[:, -1].copy()
+    drawn[:, -1] = 1  # the column of the intercept
+    by_records = NamedSharding(mesh, PartitionSpec("records"))
+    data = [
+        jax.make_array_from_callback(array.shape, by_records, array.__getitem__)
+        for array in (drawn, targets)
+    ]
+    solution = solvers.dp_linear_model(
+        args.loss,
+        (data[0], data[1]),
+        key=fit_key,
+        epsilon=epsilon,
+        delta=delta,
+        intercept=-1,
+    )
+    weights = np.asarray(solution.params).tolist()
+    if jax.process_index() == 0:
+        released = {
+            "weights": dict(zip([*names[:-1], "intercept"], weights, strict=True)),
+            "epsilon": args.epsilon,
+            "delta": args.delta,
+            "records": num_records,
+            "used": len(drawn),
+        }
+        part = args.folder / ".model.json"
+        part.write_text(json.dumps(released, indent=2))
+        os.replace(part, args.folder / "model.json")
+        print(f"({args.epsilon}, {args.delta})-DP for {num_records} records")
+
+
+if __name__ == "__main__":
+    main()
