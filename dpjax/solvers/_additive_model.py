@@ -1,36 +1,22 @@
 """A sum of curves of columns, from data and a budget, without hyperparameters."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _keys, _validate
+from dpjax import _validate
 from dpjax._types import ArrayLike, Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.losses import LinearLoss
 from dpjax.solvers._calibration import check_noise
-from dpjax.solvers._curves import Curves
-from dpjax.solvers._gain import is_seen, released_gain, shares_of
-from dpjax.solvers._hats import Hats, at_finest, curves_of
-from dpjax.solvers._knots import (
-    FINE,
-    LINE,
-    NARROW,
-    Rule,
-    banded_knots_of,
-    knots_of,
-    may_be_finest,
-)
+from dpjax.solvers._gain import is_seen
+from dpjax.solvers._knots import banded_knots_of, knots_of
 from dpjax.solvers._loop import Execution, check_execution
-from dpjax.solvers._rare import SHARE, rare_columns
 from dpjax.solvers._solution import Solution
-from dpjax.solvers.linear._columns import fit_columns, problem
-from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers._terms import Terms, all_terms, chosen_terms
+from dpjax.solvers.linear._columns import problem
 from dpjax.solvers.linear._model import (
     check_intervals,
     column_index,
@@ -197,151 +183,19 @@ def dp_additive_model(
     knots = knots_of(model, num_samples, num_columns, len(bent), total)
     if intervals:
         knots = banded_knots_of(num_samples, num_columns, len(bent), total)
-    tail = Rule.of(model).tail if knots == FINE else LINE
     kind, examples = problem(
         model, features, targets, column, offsets, weights, max_weight
     )
     del data, features, targets
-    # Examples have no column of the intercept. Among the weights it has its place.
-    own, fitted_column = bent, column
-    if column is not None:
-        own = tuple(place - (place > column) for place in bent)
-    if intervals and knots:
-        tail = 0.0
-        if column is not None:
-            fitted_column = column - sum(place < column for place in bent)
-
-    def fit(
-        key: Key,
-        knots: tuple[float, ...],
-        share: float,
-        execution: Execution,
-        finest: jax.Array | None = None,
-    ):
-        records, num_finest = examples, 0
-        if finest is not None and len(finest):
-            num_finest = len(finest)
-            # Once more, behind the others, for narrow functions to be made of.
-            columns = examples.features
-            again = columns[:, jnp.asarray(own)[finest]]
-            records = examples._replace(features=jnp.append(columns, again, axis=1))
-        bending = kind
-        if knots:
-            bending = kind._replace(basis=Hats(own, knots, tail, num_finest))
-        return fit_columns(
-            bending,
-            records,
-            num_columns + num_finest,
-            fitted_column,
-            key=_keys.split(key)[0],  # as of `dp_linear_model`
-            noise_multiplier=total / math.sqrt(share),
-            intervals=intervals,
-            execution=execution,
-        )
-
-    def curves(weights: jax.Array, has_bends: bool) -> Curves:
-        unit = tail if has_bends else None
-        return curves_of(weights, num_columns, bent, unit, knots, column)
-
+    terms = Terms(kind, num_columns, bent, column, knots, intervals)
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
     )
-    num_functions = 2 * len(bent) * model.num_outputs
-    if intervals or not (knots and is_seen(num_samples, num_functions, total)):
-        found, stats, errors, correlations = fit(key, knots, 1.0, execution)
-        params = curves(found, bool(knots))
-        if errors is None or correlations is None:
-            return Solution(params, privacy, stats)
-        # A slope and a height are each one weight in a unit, or no weight: zero.
-        errors = curves(errors, bool(knots))
-        zeros = num_columns + np.flatnonzero(len(bent) * [knot == 0 for knot in knots])
-        known = *(bent if knots else ()), *zeros.tolist()
-        correlations = _with_known(correlations, known)
-        return Solution(params, privacy, stats, errors, correlations)
-
-    first_key, gain_key, key = _keys.split(key, 3)
-    without = Execution(microbatch_size=execution.microbatch_size)
-    threshold = Rule.of(model).threshold.of(num_samples, total)
-    chosen = shares_of(kind, threshold, num_samples, num_functions, total)
-    line, line_stats, *_ = fit(first_key, (), chosen["first_fit"], without)
-    scale = line_stats.get("residual_scale")
-    residuals = _residual_problem(kind, own, column, examples, line, scale)
-    gain = released_gain(
-        *residuals, key=gain_key, noise_multiplier=total, shares=chosen
-    )
-    # Which model: of lines, of curves, or of curves with narrow functions in columns.
-    which = (gain > threshold).astype("int32")
-    rare: jax.Array = jnp.zeros(0, "int32")
-    num_clear = num_samples / (total * model.num_outputs)
-    num_weights = num_columns + len(bent) * (len(knots) - 1)
-    is_finest = kind.has_labels and may_be_finest(knots, num_clear, num_weights)
-    if is_finest:
-        key, rare_key = _keys.split(key)
-        chosen["rare_columns"] = SHARE
-        multiplier = total / math.sqrt(SHARE)
-        rare, num_rare = rare_columns(
-            kind.axis_name, residuals[1], rare_key, multiplier
-        )
-        which = which * (1 + num_rare)
-    rest = 1 - math.fsum(chosen.values())
-
-    def final(key: Key, index: int) -> tuple[Curves, dict[str, Any]]:
-        finest = rare[: max(index - 1, 0)]
-        found, stats, *_ = fit(key, knots if index else (), rest, execution, finest)
-        shares = {name: rest * share for name, share in stats["shares"].items()}
-        stats |= {"noise_multiplier": total, "shares": chosen | shares, "gain": gain}
-        num_wide = len(found) - len(NARROW) * len(finest)
-        params = curves(found[:num_wide], index > 0)
-        if is_finest:
-            params = at_finest(params, finest, found[num_wide:])
-        return params, stats
-
-    if _validate.is_concrete(which):
-        params, stats = final(key, int(which))
-        return Solution(params, privacy, stats)
-    rule = "without a callback under jit or vmap, where a release says what is fitted"
-    _validate.require(execution.callback is None, "execution", execution, rule)
-    # Only one of them is released, so that their noise may be the same.
-    last = 1 + len(rare)
-    others = [final(jax.random.clone(key), index) for index in range(last)]
-    params, stats = jax.tree.map(
-        lambda *each: jnp.stack(each)[which], *others, final(key, last)
-    )
+    if intervals or not (knots and is_seen(num_samples, terms.num_functions, total)):
+        fitted = all_terms(terms, examples, key, total, execution)
+        return Solution(fitted[0], privacy, *fitted[1:])
+    params, stats = chosen_terms(terms, examples, key, total, execution)
     return Solution(params, privacy, stats)
-
-
-def _residual_problem(
-    kind: ModelKind,
-    smooth: tuple[int, ...],
-    intercept: int | None,
-    examples: Examples,
-    line: jax.Array,
-    scale: jax.Array | None,
-) -> tuple[ModelKind, Examples, jax.Array]:
-    """Returns the kind, the columns that may bend, and a linear model's predictions.
-
-    With a scale, of residuals, those are in its units.
-    """
-    predictions = _lines(examples.features, line, intercept)
-    if scale is not None:
-        predictions, (targets, offsets) = (
-            predictions / scale,
-            (examples.targets / scale, examples.offsets / scale),
-        )
-        examples = examples._replace(targets=targets, offsets=offsets)
-    bending = examples.features[:, jnp.asarray(smooth)]
-    return kind, examples._replace(features=bending), predictions
-
-
-@partial(jax.jit, static_argnums=2)
-def _lines(features: jax.Array, weights: jax.Array, intercept: int | None) -> jax.Array:
-    """Returns the predictions of a linear model, of which features have no ones."""
-    level = jnp.zeros((), weights.dtype)
-    if intercept is not None:
-        level = weights[intercept]
-        weights = jnp.delete(weights, intercept, axis=0, assume_unique_indices=True)
-    scores = jnp.matmul(features, weights, precision=jax.lax.Precision.HIGHEST)
-    return scores + jnp.broadcast_to(level, scores.shape)
 
 
 def _smooth(
@@ -355,12 +209,3 @@ def _smooth(
     is_fine = len(set(bent)) == len(bent) and intercept not in bent
     _validate.require(is_fine, "smooth", smooth, rule)
     return bent
-
-
-@partial(jax.jit, static_argnums=1)
-def _with_known(correlations: jax.Array, places: tuple[int, ...]) -> jax.Array:
-    """Returns correlations with rows and columns for what has no error."""
-    size = len(correlations) + len(places)
-    others = jnp.asarray([i for i in range(size) if i not in places])
-    whole = jnp.eye(size, dtype=correlations.dtype)
-    return whole.at[others[:, None], others[None, :]].set(correlations)
