@@ -207,6 +207,23 @@ def test_an_interval_reaches_the_next_number_that_samples_repeat(quantile):
         assert high >= 2
 
 
+@pytest.mark.slow
+def test_an_interval_reaches_the_next_number_from_a_narrow_bin():
+    """From zero, whose bin is 1e-6 wide: 240 widths say less than the one that does."""
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        data_key, key = jax.random.split(key)
+        places = jnp.array([0.4695, 0.4995, 0.53])  # the median is 1/16
+        places = jnp.searchsorted(places, jax.random.uniform(data_key, (10_000,)))
+        samples = jnp.array([-1.0, 0.0, 1 / 16, 1.0])[places]
+        return dp_quantile(samples, key=key, epsilon=0.5).interval()
+
+    low, high = np.asarray(draw(jax.random.split(jax.random.key(0), 400))).T
+    assert np.mean((low <= 1 / 16) & (high >= 1 / 16)) > 0.94
+
+
 def width_scores_of(samples, quantile, apart):
     edges = jnp.asarray(_WIDTH_EDGES, "float32")
     return _width_scores(samples, edges, quantile, jnp.asarray(apart, "int32"))
