@@ -95,7 +95,7 @@ def dp_quantile(
         both choices, and the width of a bin, at levels of 0.8 or more. With 4,000 bins,
         n from 2,000 to 100,000, epsilon 0.5 to 3, and quantiles 0.1, 0.5 and 0.9 of
         normal, t3 and lognormal distributions, nominal 95 per cent intervals covered
-        97.1 per cent on average and 94.7 or more of every quantile (400 runs), at 1.1
+        97.5 per cent on average and 95.7 or more of every quantile (400 runs), at 1.1
         to 2.0 times the width without privacy; `benchmarks/COVERAGE.md` has all
         results, also for real columns that repeat few numbers. An interval is infinite
         in the first or the last bin, which have no end, and if the rank may be that of
