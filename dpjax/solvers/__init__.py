@@ -6,6 +6,7 @@ range raises `ValueError`, before any computation on records.
 
 from dpjax.solvers._additive_model import dp_additive_model
 from dpjax.solvers._calibration import printed_epsilon
+from dpjax.solvers._center_and_scale import dp_center_and_scale
 from dpjax.solvers._checkpoint import Checkpoint
 from dpjax.solvers._curves import Curves
 from dpjax.solvers._frank_wolfe import dp_frank_wolfe
@@ -21,7 +22,7 @@ from dpjax.solvers._multiparty_gradient_descent import dp_multiparty_gradient_de
 from dpjax.solvers._multiparty_objective import dp_multiparty_objective_perturbation
 from dpjax.solvers._objective_perturbation import dp_objective_perturbation
 from dpjax.solvers._private_training import PrivateTraining
-from dpjax.solvers._quantile import dp_center_and_scale, dp_quantile
+from dpjax.solvers._quantile import dp_quantile
 from dpjax.solvers._recommend import Recommendation, recommend
 from dpjax.solvers._sample_and_aggregate import dp_sample_and_aggregate
 from dpjax.solvers._solution import Solution

@@ -20,7 +20,7 @@ from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._group_quantiles import noisy_quantiles_of_groups
 from dpjax.solvers._grouped_samples import Groups
 from dpjax.solvers._histogram import check_countable, count_errors, noisy_integers
-from dpjax.solvers._quantile import checked_samples
+from dpjax.solvers._ranks import checked_samples
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._untuned_mean import kept_of, layers_of, radii_of
 from dpjax.solvers.linear._noisy_quantile import (

@@ -12,7 +12,7 @@ from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.mechanisms import gaussian
 from dpjax.solvers._calibration import check_budget
-from dpjax.solvers._quantile import checked_edges, checked_samples
+from dpjax.solvers._ranks import checked_edges, checked_samples
 from dpjax.solvers._solution import Solution
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 from dpjax.solvers.linear._robust import median_and_bound

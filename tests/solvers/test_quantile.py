@@ -10,16 +10,14 @@ import pytest
 import scipy.stats
 
 from dpjax.accounting import selection_epsilon
-from dpjax.solvers import dp_center_and_scale, dp_quantile
-from dpjax.solvers._quantile import (
+from dpjax.solvers import _ranks, dp_center_and_scale, dp_quantile
+from dpjax.solvers._center_and_scale import (
     _DISTANCE_EDGES,
-    _EDGES,
-    _WIDTH_EDGES,
     _roundest_of_bins,
     _scale_scores,
-    _scores,
-    _width_scores,
 )
+from dpjax.solvers._quantile import _WIDTH_EDGES, _width_scores
+from dpjax.solvers._ranks import EDGES as DEFAULT_EDGES
 from tests.refusals import refused
 
 WILD = [math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-45, -0.0, 0.5, 1.5, 2.5, 9.0]
@@ -33,7 +31,7 @@ def settings(**changes):
 
 @jax.jit(static_argnums=1)
 def scores_of(samples, quantile):
-    return _scores(samples, EDGES, quantile)
+    return _ranks.scores_of(samples, EDGES, quantile)
 
 
 def from_counts(counts):
@@ -404,11 +402,11 @@ def test_ranges_say_what_they_cannot_tell():
 def test_bins_have_round_numbers():
     samples = np.array([0.0, 1, -1, 2, 10, 12, 19, 0.5, 0.1, 1e-3, 2000, -1e8, 1e9])
     for dtype in (np.float32, np.float64):
-        edges = _EDGES.astype(dtype)
+        edges = DEFAULT_EDGES.astype(dtype)
         bins = np.searchsorted(edges[1:-1], samples.astype(dtype), side="left")
         np.testing.assert_array_equal(_roundest_of_bins()[bins], samples)
-    assert (_EDGES[:-1] < _roundest_of_bins()).all()
-    assert (_EDGES[1:] >= _roundest_of_bins()).all()
+    assert (DEFAULT_EDGES[:-1] < _roundest_of_bins()).all()
+    assert (DEFAULT_EDGES[1:] >= _roundest_of_bins()).all()
 
 
 @pytest.mark.quick(1)
