@@ -5,7 +5,6 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from dpjax import datasets
@@ -14,6 +13,7 @@ from dpjax.cli._cells import count_cells
 from dpjax.datasets import Categorical, Numeric
 from tests.refusals import refused
 
+pd = pytest.importorskip("pandas")
 ODD_CELLS = ["", "?", "abc", "nan", "inf", "-inf", "1e400", "1e300", "\x00", "1,5"]
 
 

@@ -5,13 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from dpjax import PrivateTraining, solvers
 from dpjax.mechanisms import exponential, gaussian, peeling, secret_key
 from dpjax.mechanisms._chacha import _random_bits, _split, chacha20_blocks
 from dpjax.mechanisms._shared import key_of_words
-from dpjax.sklearn import DPLinearRegression
 from tests.cli.command import invoke
 
 KEY = np.arange(8, dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(7)
@@ -19,8 +17,10 @@ KEY = np.arange(8, dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(7)
 
 def key_stream(words, nonce, size):
     """What another implementation says; the counter begins at zero."""
+    ciphers = pytest.importorskip("cryptography.hazmat.primitives.ciphers")
     start = np.array([0, *nonce], "<u4").tobytes()
-    cipher = Cipher(algorithms.ChaCha20(words.tobytes(), start), mode=None)
+    chacha20 = ciphers.algorithms.ChaCha20(words.tobytes(), start)
+    cipher = ciphers.Cipher(chacha20, mode=None)
     return cipher.encryptor().update(bytes(size))
 
 
@@ -108,6 +108,9 @@ def test_runs_take_it_and_go_on_from_a_checkpoint(tmp_path):
 def test_estimators_and_commands_take_it(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(500, 1))
+    pytest.importorskip("sklearn")
+    from dpjax.sklearn import DPLinearRegression
+
     models = [DPLinearRegression(random_state="chacha20").fit(x, x[:, 0]) for _ in "12"]
     assert models[0].intercept_ != models[1].intercept_
     monkeypatch.chdir(tmp_path)
