@@ -19,10 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from pyarrow import dataset, float32
+from pyarrow import dataset, float32, types
 
 from dpjax import loading, solvers
 from dpjax.accounting import subsample_budget
+
+NUMBERS = types.is_floating, types.is_integer, types.is_boolean, types.is_decimal
 
 
 def arguments() -> argparse.Namespace:
@@ -41,8 +43,16 @@ def arguments() -> argparse.Namespace:
 
 
 def rows_of(path: str, names: list[str]) -> Iterator[np.ndarray]:
-    """Yields float32 rows of the columns (k, d), a batch of the file at a time."""
-    for batch in dataset.dataset(path).to_batches(columns=names):
+    """Yields float32 rows of the columns (k, d), a batch of the file at a time.
+
+    Types that the file declares may stop the job; no cell does.
+    """
+    table = dataset.dataset(path)
+    for name in names:
+        kind = table.schema.field(name).type
+        if not any(is_of(kind) for is_of in NUMBERS):
+            raise SystemExit(f"column {name} must be of numbers, is {kind} in {path}.")
+    for batch in table.to_batches(columns=names):
         if batch.num_rows:
             columns = [
                 column.cast(float32(), safe=False).to_numpy(zero_copy_only=False)
@@ -53,6 +63,8 @@ def rows_of(path: str, names: list[str]) -> Iterator[np.ndarray]:
 
 def main() -> None:
     args = arguments()
+    if (args.folder / "model.json").exists():
+        raise SystemExit("--folder has model.json: its key was used, make another.")
     files = sorted(glob.glob(args.files))
     jax.distributed.initialize(args.coordinator, args.num_processes, args.process_id)
     mesh = jax.make_mesh((jax.device_count(),), ("records",))

@@ -199,7 +199,7 @@ def _preference(sizes: jax.Array, most: Scalar, scale: Scalar) -> jax.Array:
         scale: of the noise of scores.
     """
     sizes = jnp.log(jnp.maximum(sizes[1:], 1.0)).astype("float32")
-    scale = jnp.maximum(scale, 1e-30)  # zero for the largest epsilons
+    scale = jnp.clip(scale, 1e-30, 1e30)  # zero or infinite for the wildest epsilons
     power = jnp.clip(most / (scale * sizes[-1]), 0.0, _WIDE)
     lost = jnp.round(power * scale * (sizes[-1] - sizes))
     return jnp.minimum(lost, MOST_RECORDS)

@@ -61,10 +61,12 @@ def lacking(lower: jax.Array, upper: jax.Array) -> jax.Array:
 
 
 def as_scores(distances: jax.Array) -> jax.Array:
+    """Returns numbers of records to replace as scores, exact in float32."""
     return -jnp.minimum(distances, MOST_RECORDS).astype("float32")
 
 
 def rank_of(quantile: float, num_samples: int) -> int:
+    """Returns r of the r-th smallest sample, from 1 on."""
     return max(1, math.ceil(quantile * num_samples))
 
 
@@ -74,6 +76,7 @@ def rank_error_of(epsilon: float, num_candidates: int) -> float:
 
 
 def log_odds(num_candidates: int) -> float:
+    """Returns log(k / p) of k candidates."""
     return math.log(num_candidates / FAILURE_PROB)
 
 

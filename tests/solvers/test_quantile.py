@@ -16,7 +16,7 @@ from dpjax.solvers._center_and_scale import (
     _roundest_of_bins,
     _scale_scores,
 )
-from dpjax.solvers._quantile import _WIDTH_EDGES, _width_scores
+from dpjax.solvers._quantile import _WIDTH_EDGES, _preference, _width_scores
 from dpjax.solvers._ranks import EDGES as DEFAULT_EDGES
 from tests.refusals import refused
 
@@ -220,6 +220,14 @@ def test_an_interval_reaches_the_next_number_from_a_narrow_bin():
 
     low, high = np.asarray(draw(jax.random.split(jax.random.key(0), 400))).T
     assert np.mean((low <= 1 / 16) & (high >= 1 / 16)) > 0.94
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 1.0, 1e20, 3e38, np.inf])
+def test_what_widths_lose_is_whole_and_finite_at_any_epsilon(scale):
+    scale = jnp.asarray(scale, "float32")
+    for most in (-3.0, 0.0, 500.0):
+        lost = np.asarray(_preference(jnp.asarray(_WIDTH_EDGES), most, scale))
+        assert np.all((lost == np.round(lost)) & (lost >= 0) & (lost <= 2**24))
 
 
 def width_scores_of(samples, quantile, apart):
