@@ -17,6 +17,9 @@ jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+# The two workers keep the cores busy: to compile parts of a program side by side costs
+# time, here an eighth, and gives the same program.
+WHOLE = "--xla_cpu_parallel_codegen_split_count=1"
 DEVICES = "--xla_force_host_platform_device_count=8"  # in XLA_FLAGS
 IN_CI = os.environ.get("CI") == "true"
 COUNTED = {"at": 0.0}  # when memory mappings were counted: see `few_programs`
@@ -118,6 +121,7 @@ def pytest_collection_finish():
 
 
 def pytest_configure(config):
+    add_flag(WHOLE)
     if not IN_CI and "not slow" in config.option.markexpr:
         compile_quickly()
 
@@ -131,8 +135,13 @@ def compile_quickly():
     jax.config.update("jax_disable_most_optimizations", True)
     # XLA ends the process where it does not know a flag.
     if jaxlib.version.__version_info__ < (0, 11):
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"
+        add_flag("--xla_cpu_use_fusion_emitters=false")
+
+
+def add_flag(flag):
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flag not in flags:  # workers find those of the first process
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}"
 
 
 @pytest.fixture(scope="module", autouse=True)
