@@ -1,5 +1,7 @@
 """Searches for a record that moves a factored mean farther than its sensitivity."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,9 +59,9 @@ FUNCTIONS = (dense, positions, held, loop, table, single, bias, all_of)
 MODELS = {f.__name__: f for f in FUNCTIONS}
 
 
-def params_of(dtype=jnp.float32):
+def params_of(dtype=jnp.float32, p=P, q=Q):
     return {
-        "w": jnp.zeros((P, Q), dtype),
+        "w": jnp.zeros((p, q), dtype),
         "t": jnp.zeros((VOCABULARY, P), dtype),
         "v": jnp.zeros(P, dtype),
         "b": jnp.zeros(Q, dtype),
@@ -71,13 +73,13 @@ def loss_of(model):
     return lambda params, example: MODELS[model](params, *example).astype(jnp.float32)
 
 
-def attacks(rng, n, num_positions):
+def attacks(rng, n, num_positions, p=P, q=Q):
     """Batches that differ in their first record: the batch, and the records."""
-    sizes = (n, num_positions, P)
+    sizes = (n, num_positions, p)
     same = np.ones(sizes) + 1e-3 * rng.standard_normal(sizes)
     signs = np.where(np.arange(num_positions) % 2, -1.0, 1.0)[None, :, None]
     heavy = rng.standard_t(1.5, sizes)
-    y = np.ones((n, Q)) + 1e-3 * rng.standard_normal((n, Q))
+    y = np.ones((n, q)) + 1e-3 * rng.standard_normal((n, q))
     tokens = rng.integers(0, VOCABULARY, (n, 6))
     tokens[:, 3] = tokens[:, 0]
     for x in (10 * same, heavy, 10 * same * signs * (1 + 1e-3 * heavy)):
@@ -134,22 +136,20 @@ each_dtype = pytest.mark.parametrize(
 )
 
 
+SETTINGS = [(model, 40, 3) for model in MODELS]
+LONG = [(model, 256, 7) for model in MODELS]
+LONG += [("positions", 9, 4096), ("held", 9, 4096), ("loop", 3, 4096)]
+SETTINGS += [pytest.param(*setting, marks=pytest.mark.slow) for setting in LONG]
+
+
 @pytest.mark.quick(5)
 @each_dtype
-@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     "estimator",
     [Clipping(1.0), SmoothedClipping(1.0), Truncation(0.5), SmoothedTruncation(0.5)],
     ids=str,
 )
-@pytest.mark.parametrize(
-    ("n", "num_positions"),
-    [
-        (40, 3),
-        pytest.param(256, 7, marks=pytest.mark.slow),
-        pytest.param(9, 4096, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("model", "n", "num_positions"), SETTINGS)
 def test_no_record_moves_the_mean_too_far(
     estimator, model, dtype, n, num_positions, monkeypatch
 ):
@@ -157,21 +157,27 @@ def test_no_record_moves_the_mean_too_far(
         monkeypatch.setattr(
             "dpjax._sums.samples.SAVING", 0 if num_positions < 99 else 4
         )
-    most = None
+    p, q, most = P, Q, None
     if model == "loop" and num_positions > 99:
         # Long loops are slow: their rows are always added one by one, and what odd
         # values do to a row is seen in short ones.
-        n, most = 3, 5
+        p, q, most = 3, 2, 5
     batches = (
         ((x, y, tokens), records[:most])
-        for x, tokens, y, records in attacks(np.random.default_rng(n), n, num_positions)
+        for x, tokens, y, records in attacks(
+            np.random.default_rng(n), n, num_positions, p, q
+        )
     )
 
     def loss_fn(params, example):
         x, y, tokens = example
         return loss_of(model)(params, (x, tokens, y))
 
-    farthest_move(loss_fn, params_of(dtype), estimator, batches)
+    farthest_move(loss_fn, params_of(dtype, p, q), estimator, batches)
+
+
+SIZES_OF_X = (0, -126, -100, -63, -20, 0, 20, 60, 64, 100, 126)
+SIZES_OF_Y = (0, -126, -70, -40, 0, 40, 63, 80, 126, 127)
 
 
 @pytest.mark.parametrize("n", [1, 3])  # one alone is another program
@@ -185,27 +191,32 @@ def test_records_of_every_size_are_clipped_to_the_norm(model, n):
     params = params_of()
     grad_fn = jax.jit(dpjax.robust_grad(loss_of(model), estimator))
     tokens = jnp.arange(6 * n, dtype=jnp.int32).reshape(n, 6)
-    gradient = jax.grad(MODELS[model])
-    for size_x in (0, -126, -100, -63, -20, 0, 20, 60, 64, 100, 126):
-        for size_y in (0, -126, -70, -40, 0, 40, 63, 80, 126, 127):
-            x = np.zeros((n, 1, P), np.float32)
-            y = np.zeros((n, Q), np.float32)
-            x[0] = np.ldexp(np.linspace(1, 1.9, P), size_x)
-            y[0] = np.ldexp((-1) ** np.arange(Q) * np.linspace(1, 1.9, Q), size_y)
-            mean = grad_fn(params, (jnp.asarray(x), tokens, jnp.asarray(y)))
-            mean = np.concatenate([np.ravel(v) for v in jax.tree.leaves(mean)])
-            with jax.enable_x64(True):
-                wide = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), params)
-                exact = gradient(wide, jnp.float64(x[0]), tokens[0], jnp.float64(y[0]))
-            exact = np.concatenate([np.ravel(v) for v in jax.tree.leaves(exact)])
-            exact = exact / max(np.linalg.norm(exact), 1) / n
-            if min(size_x, size_y) > -50 and max(size_x, size_y, size_x + size_y) < 56:
-                np.testing.assert_allclose(mean, exact, rtol=1e-3, atol=1e-7)
-                continue
-            norm = max(np.linalg.norm(exact), 1e-30)
-            share = mean @ exact / norm**2
-            assert -1e-6 <= share <= 1 + 2**-13
-            np.testing.assert_allclose(mean, share * exact, rtol=1e-3, atol=1e-7)
+    sizes = np.array(list(product(SIZES_OF_X, SIZES_OF_Y)))
+    ones_x = np.linspace(1, 1.9, P, dtype=np.float32)[None, None]
+    ones_y = (-1) ** np.arange(Q) * np.linspace(1, 1.9, Q, dtype=np.float32)
+    xs = np.ldexp(ones_x, sizes[:, 0, None, None])
+    ys = np.ldexp(ones_y[None], sizes[:, 1, None])
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), params)
+        gradients = jax.jit(jax.vmap(jax.grad(MODELS[model]), (None, 0, None, 0)))
+        exact = gradients(wide, jnp.float64(xs), tokens[0], jnp.float64(ys))
+    exact = np.concatenate(
+        [np.reshape(v, (len(sizes), -1)) for v in jax.tree.leaves(exact)], axis=1
+    )
+    exact /= np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), 1) * n
+    for size, first_x, first_y, expected in zip(sizes, xs, ys, exact, strict=True):
+        x = np.zeros((n, 1, P), np.float32)
+        y = np.zeros((n, Q), np.float32)
+        x[0], y[0] = first_x, first_y
+        mean = grad_fn(params, (jnp.asarray(x), tokens, jnp.asarray(y)))
+        mean = np.concatenate([np.ravel(v) for v in jax.tree.leaves(mean)])
+        if min(size) > -50 and max(*size, sum(size)) < 56:
+            np.testing.assert_allclose(mean, expected, rtol=1e-3, atol=1e-7)
+            continue
+        norm = max(np.linalg.norm(expected), 1e-30)
+        share = mean @ expected / norm**2
+        assert -1e-6 <= share <= 1 + 2**-13
+        np.testing.assert_allclose(mean, share * expected, rtol=1e-3, atol=1e-7)
 
 
 def test_antipodal_records_come_near_the_sensitivity():
