@@ -332,17 +332,8 @@ def test_costs_with_a_bought_scale_and_a_ledger(claims):
 @pytest.mark.slow
 def test_a_named_set_of_amounts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    what = [
-        "rand_hie",
-        "--loss",
-        "tweedie",
-        "--epsilon",
-        1,
-        "--output",
-        "out",
-        "--quick",
-    ]
-    code, _, said = invoke("train", *what)
+    what = "rand_hie --loss tweedie --epsilon 1 --output out --quick"
+    code, _, said = invoke("train", *what.split())
     assert code == 0, said
     rows = json.loads((tmp_path / "out" / "report.json").read_text())["comparison"]
     risks = {row["method"]: row["test_risk"] for row in rows}

@@ -138,7 +138,7 @@ def test_persons_are_bounded(folder):
 
 @pytest.mark.parametrize("unit", [None, "who"])
 def test_a_sample_speaks_for_the_file(folder, unit):
-    size, total, each = (100, 400, 1) if unit is None else (40, 100, 3)
+    size, total, each = (100, 400, 1) if unit is None else (50, 100, 2)
     options = ["--max-records", size, "--ledger", "t.toml", "--by", "job"]
     if unit is not None:
         Path("t.toml").unlink()

@@ -181,29 +181,10 @@ def test_persons_from_end_to_end(tmp_path, monkeypatch, method):
     what = ["train", "data.csv", "--schema", "schema.toml", "--loss", "squared"]
     what += ["--epsilon", 4, "--unit", "who", "--records-per-unit", 2, "--holdout", 0.2]
     (tmp_path / "names.txt").write_text("\n".join(map(str, range(300))))
-    what += [
-        "--unit-names",
-        "names.txt",
-        "--method",
-        method,
-        "--output",
-        "out",
-        "--ledger",
-        "t.toml",
-    ]
-    opened = [
-        "ledger",
-        "open",
-        "t.toml",
-        "--epsilon",
-        40,
-        "--delta",
-        0.05,
-        "--unit",
-        "who",
-    ]
-    done(invoke(*opened))
-    result = done(invoke(*what))
+    what += ["--unit-names", "names.txt", "--method", method, "--output", "out"]
+    opened = "ledger open t.toml --epsilon 40 --delta 0.05 --unit who"
+    done(invoke(*opened.split()))
+    result = done(invoke(*what, "--ledger", "t.toml"))
     shown = " ".join(result.stdout.split())
     assert "n = 240 values of who, 2 places each" in shown
     words = "groups of records with one who by any others, or none, with the same who,"

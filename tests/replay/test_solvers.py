@@ -301,4 +301,4 @@ def test_solvers_of_any_size_show_what_they_release(hooks, name, num_samples):
 )
 def test_a_record_of_weight_zero_moves_no_release(hooks, options):
     release = linear(weights=True, weight=0.0, **options)
-    refuse_interference(hooks, release, 30, most=1e-30)
+    refuse_interference(hooks, release, 20, most=1e-30)  # programs of `CASES`
