@@ -544,8 +544,13 @@ def test_the_error_of_a_curve_is_that_of_a_sum_of_params(banded):
     covariance = np.asarray(banded.correlations, float) * np.outer(
         *2 * [np.asarray(jax.flatten_util.ravel_pytree(errors)[0], float)]
     )
-    for column in (0, 1, 2):
-        slopes = jax.jacobian(lambda x, j=column: restore(x).curve(j, grid))(flat)
+
+    @jax.jit
+    @jax.jacobian
+    def slopes_of(flat):
+        return [restore(flat).curve(column, grid) for column in range(3)]
+
+    for column, slopes in enumerate(slopes_of(flat)):
         slopes = np.asarray(slopes, float)
         expected = np.sqrt(np.sum(slopes @ covariance * slopes, axis=1))
         found = curves.errors(errors, banded.correlations, column, grid)
