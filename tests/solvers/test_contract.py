@@ -1,6 +1,8 @@
-"""What every solver owes: jit, vmap, dtypes, platforms, and values that do no harm."""
+"""What every solver owes: jit, sweeps, types, platforms, values that do no harm."""
 
+import functools
 import inspect
+import logging
 
 import chex
 import jax
@@ -50,13 +52,30 @@ def table(name, seed=0):
     return rows, rows[:, 0] + rng.standard_t(3, len(rows))
 
 
+def narrow_table(name, seed=0):
+    return jax.tree.map(lambda x: jnp.asarray(x, "float32"), table(name, seed))
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("name", registry.SOLVERS)
+def test_a_sweep_over_epsilon_scale_and_step_size_compiles_once(name, caplog):
+    # Other tests call the same programs, but with the numbers of the first run alone.
+    data = jax.tree.map(lambda x: x[:400], narrow_table(name))  # phases depend on more
+    release = functools.partial(registry.SOLVERS[name], data)
+    keys = list(jax.random.split(jax.random.key(5), 4))
+    first = release(keys[0], 0)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        later = [release(key, i + 1) for i, key in enumerate(keys[1:])]
+    assert not [x for x in caplog.messages if "Compiling" in x]
+    epsilons = [solution.privacy.epsilon for solution in (first, *later)]
+    if name != "robust_gradient_descent":
+        np.testing.assert_allclose(epsilons, [0.5, 0.6, 0.7, 0.8])
+
+
 @pytest.mark.quick(3)
 @each
 def test_jit_and_vmap_are_the_call_as_it_is(name):
-    tables = [
-        jax.tree.map(lambda x: jnp.asarray(x, "float32"), table(name, seed))
-        for seed in range(3)
-    ]
+    tables = [narrow_table(name, seed) for seed in range(3)]
 
     def solve(seed, data):
         return SOLVERS[name](data, jax.random.key(seed), 0)
@@ -124,7 +143,7 @@ def test_a_huge_epsilon_is_affordable_or_refused_by_name(name, epsilon):
         key = jax.random.key(0)
         return registry.released(name, data, key, epsilon=epsilon)
 
-    data = jax.tree.map(lambda x: jnp.asarray(x, "float32"), table(name))
+    data = narrow_table(name)
     if name == "dp_one_pass_sco, pure" and epsilon > 1e20:
         with pytest.raises(ValueError, match="epsilon must be between 1e-20 and 1e"):
             solve(data)

@@ -117,9 +117,18 @@ def test_noise_has_the_stated_scale(batching):
     assert not law.ppf(5e-7) < total * 4 < law.isf(5e-7)
 
 
+# That a multiplier of samples spends any epsilon is tested of the accountant.
+OTHER_EPSILONS = [
+    (name, epsilon)
+    for name in ("full", "disjoint", "bins", "epochs")
+    for epsilon in (0.1, 20.0)
+]
+
+
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 20.0])
-@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize(
+    ("batching", "epsilon"), [(name, 1.0) for name in BATCHINGS] + OTHER_EPSILONS
+)
 def test_spends_the_budget(batching, epsilon):
     batching = BATCHINGS[batching]
     data = jnp.zeros((40, 2))
@@ -313,8 +322,9 @@ def test_derivatives_against_finite_differences():
 
         point, step = jnp.array([0.3, 2.0]), 1e-5
         for is_private in (False, True):
-            fn = functools.partial(loss, is_private=is_private)
-            forward, reverse = jax.jacfwd(fn)(point), jax.grad(fn)(point)
+            fn = jax.jit(functools.partial(loss, is_private=is_private))
+            forward = jax.jit(jax.jacfwd(fn))(point)
+            reverse = jax.jit(jax.grad(fn))(point)
             numeric = [
                 (fn(point + step * e) - fn(point - step * e)) / (2 * step)
                 for e in jnp.eye(2)

@@ -1,5 +1,6 @@
 """One object for a private run: what it costs is what its parts cost, by hand."""
 
+import functools
 import math
 import pickle
 
@@ -93,6 +94,27 @@ CASES = {
 }
 
 
+def by_hand(name, multiplier):
+    estimator, batching = CASES[name]
+    private = privatize(
+        estimator,
+        noise_multiplier=multiplier,
+        key=jax.random.split(jax.random.key(0), 3)[0],
+        normalize_by=batching.divisor(N, T),
+        sampled=batching.is_sampled,
+    )
+    return chain(private, optax.sgd(0.1))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def step_by_hand(name, multiplier, params, state, batches):
+    batch, mask, batches = CASES[name][1].draw(batches, records())
+    updates, state = by_hand(name, multiplier).update(
+        streamed_grad(loss_fn)(params, batch), state, params, is_padding_example=mask
+    )
+    return optax.apply_updates(params, updates), state, batches
+
+
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("monitor", [None, 0.2])
 @pytest.mark.parametrize("name", CASES)
@@ -109,34 +131,12 @@ def test_it_is_the_loop_of_the_guide(name, monitor):
         multiplier, **batching.accounting(N, T)
     )
     multiplier /= math.sqrt(1 - (monitor or 0.0))
-    noise_key, batch_key, _ = jax.random.split(jax.random.key(0), 3)
+    _, batch_key, _ = jax.random.split(jax.random.key(0), 3)
     divisor = batching.divisor(N, T)
-    optimizer = chain(
-        privatize(
-            estimator,
-            noise_multiplier=multiplier,
-            key=noise_key,
-            normalize_by=divisor,
-            sampled=batching.is_sampled,
-        ),
-        optax.sgd(0.1),
-    )
-    params, state = start(), optimizer.init(start())
+    params, state = start(), by_hand(name, multiplier).init(start())
     batches = batching.init(batch_key, N, T, **BUDGET)
-
-    @jax.jit
-    def step(params, state, batches):
-        batch, mask, batches = batching.draw(batches, records())
-        updates, state = optimizer.update(
-            streamed_grad(loss_fn)(params, batch),
-            state,
-            params,
-            is_padding_example=mask,
-        )
-        return optax.apply_updates(params, updates), state, batches
-
     for _ in range(T):
-        params, state, batches = step(params, state, batches)
+        params, state, batches = step_by_hand(name, multiplier, params, state, batches)
     found, metrics = finished(run)
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6),

@@ -88,27 +88,29 @@ def test_an_interval_counts_the_noise():
 def test_an_interval_counts_records_beyond_empty_lengths():
     samples = np.random.default_rng(0).standard_normal(10_000)
     samples[:50] = 25.0  # no other number is beyond 5
-    keys = jax.random.split(jax.random.key(0), 20)
-    found = jax.vmap(lambda key: dp_mean(samples, key=key, epsilon=1.0, delta=4e-5))(
-        keys
-    )
-    low, high = found.interval()
+
+    @jax.jit
+    @jax.vmap
+    def interval(key):
+        return dp_mean(samples, key=key, epsilon=1.0, delta=4e-5).interval()
+
+    low, high = np.asarray(interval(jax.random.split(jax.random.key(0), 20))).T
     assert np.sum((low < samples.mean()) & (samples.mean() < high)) >= 18
 
 
 def test_a_pytree_is_one_row():
     rng = np.random.default_rng(3)
-    rows = rng.standard_normal((2_000, 5)) + np.arange(5)
+    rows = rng.standard_normal((8_000, 4)) + np.arange(4)
     tree = {
-        "a": rows[:, :1].astype("float16")[:, 0],
-        "b": rows[:, 1:].reshape(-1, 2, 2),
+        "a": rows[:, 0].astype("float16"),
+        "b": rows[:, 1:].reshape(-1, 3, 1),
     }
     released = solve(tree)
     assert released.params["a"].shape == ()
-    assert released.params["b"].shape == (2, 2)
+    assert released.params["b"].shape == (3, 1)
     assert released.params["a"].dtype == jnp.float32
     low, high = np.asarray(released.interval(0.999)["b"])
-    means = np.array([[1, 2], [3, 4]])
+    means = np.array([[1], [2], [3]])
     assert np.all((low < means) & (means < high))
     alone = solve(np.concatenate([np.float32(tree["a"])[:, None], rows[:, 1:]], axis=1))
     np.testing.assert_array_equal(np.ravel(released.params["b"]), alone.params[1:])
@@ -137,10 +139,10 @@ def test_an_interval_is_never_a_point(name):
 
 
 def test_a_record_beyond_all_counts_as_the_center():
-    samples = np.random.default_rng(4).standard_normal((3_000, 2)) + 5
+    samples = np.random.default_rng(4).standard_normal((8_000, 4)) + 5
     plain = solve(samples)
     for far in (np.nan, np.inf, 1e300):
-        moved = solve(np.concatenate([samples[1:], [[far, 1.0]]]))
+        moved = solve(np.concatenate([samples[1:], [[far, 1.0, 1.0, 1.0]]]))
         np.testing.assert_allclose(moved.params, plain.params, atol=0.1)
 
 
@@ -160,9 +162,9 @@ def test_the_geometric_median_is_the_mean_of_symmetric_laws_of_any_tail(law):
 
 def test_the_geometric_median_of_a_tree_and_of_one_number():
     rng = np.random.default_rng(6)
-    tree = {"a": rng.standard_normal((9_000, 2, 2)), "b": rng.standard_normal(9_000)}
+    tree = {"a": rng.standard_normal((20_000, 3, 1)), "b": rng.standard_normal(20_000)}
     params = solve(tree, method="geometric_median").params
-    assert params["a"].shape == (2, 2)
+    assert params["a"].shape == (3, 1)
     assert params["b"].shape == ()
     with pytest.raises(ValueError, match="at least two numbers"):
         solve(tree["b"], method="geometric_median")

@@ -1,40 +1,13 @@
-"""A sweep compiles once, and repetitions share the memory of one."""
-
-import functools
-import logging
+"""Repetitions share the memory of one."""
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from dpjax import solvers
 from dpjax.batching import Disjoint, Poisson
 from dpjax.estimators import Winsorization
 from dpjax.losses import squared
-from tests import registry
-
-N, D = 400, 6
-
-
-def data(d=D):
-    rng = np.random.default_rng(1)
-    features = jnp.asarray(rng.standard_t(3, (N, d)), jnp.float32)
-    return features, features[:, 0]
-
-
-@pytest.mark.quick(4)
-@pytest.mark.parametrize("name", registry.SOLVERS)
-def test_a_sweep_over_epsilon_scale_and_step_size_compiles_once(name, caplog):
-    release = functools.partial(registry.SOLVERS[name], data())
-    keys = list(jax.random.split(jax.random.key(5), 4))
-    first = release(keys[0], 0)
-    with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        later = [release(key, i + 1) for i, key in enumerate(keys[1:])]
-    assert not [x for x in caplog.messages if "Compiling" in x]
-    epsilons = [solution.privacy.epsilon for solution in (first, *later)]
-    if name != "robust_gradient_descent":
-        np.testing.assert_allclose(epsilons, [0.5, 0.6, 0.7, 0.8])
 
 
 # Each repetition copies its batch, a twentieth of the data, and draws its places.
