@@ -407,17 +407,18 @@ def test_jit_scan_and_vmap(name):
         batch, mask = drawn(batching, key, data, num_steps=3, step=step)
         return jnp.where(mask, -1, batch)
 
-    eager = [draw(jax.random.key(step), step) for step in range(3)]
-    keys = jax.vmap(jax.random.key)(jnp.arange(3))
-    mapped = jax.jit(jax.vmap(draw))(jax.random.clone(keys), jnp.arange(3))
-    np.testing.assert_array_equal(mapped, jnp.stack(eager))
-    np.testing.assert_array_equal(jax.jit(draw)(jax.random.key(1), 1), eager[1])
-
     def body(carry, inputs):
         return carry, draw(*inputs)
 
-    _, scanned = jax.lax.scan(body, None, (keys, jnp.arange(3)))
-    np.testing.assert_array_equal(scanned, jnp.stack(eager))
+    @jax.jit
+    def both_ways(keys):
+        steps = jnp.arange(3)
+        mapped = jax.vmap(draw)(jax.random.clone(keys), steps)
+        return mapped, jax.lax.scan(body, None, (keys, steps))[1]
+
+    eager = [draw(jax.random.key(step), step) for step in range(3)]
+    for found in both_ways(jax.vmap(jax.random.key)(jnp.arange(3))):
+        np.testing.assert_array_equal(found, np.stack(eager))
 
 
 @each

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
-import dpjax
 from benchmarks import record, scaling
 from benchmarks.__main__ import main
 from benchmarks.page import filled, number
@@ -22,6 +21,7 @@ from benchmarks.speed.case import Case, Measurement, Method, Target, Work
 from benchmarks.speed.command import Results, results
 from benchmarks.speed.models import MODELS
 from benchmarks.speed.suites import CASES, SUITES
+from dpjax import estimators, robust_grad
 from tests.test_layers import imports_of
 
 ROOT = Path(__file__).parents[1]
@@ -232,9 +232,17 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_pages_are_written_from_a_record(cpu):
-    records = {"cpu": cpu, "gpu": cpu.parent / "absent.json"}
-    files = page.write_from(records, cpu.parent / "pages")
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A folder of pages of a record, and its files."""
+    folder = tmp_path_factory.mktemp("written")
+    record.write(made_up(), folder / "cpu.json")
+    records = {name: folder / f"{name}.json" for name in ("cpu", "gpu")}
+    return folder, page.write_from(records, folder / "pages")
+
+
+def test_pages_are_written_from_a_record(written):
+    _, files = written
     assert {file.suffix for file in files} == {".md", ".png"}
     assert all(file.stat().st_size < 200_000 for file in files)
     readme, cost = files[0].read_text(), files[1].read_text()
@@ -270,9 +278,9 @@ def test_a_run_replaces_its_cases(cpu, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_page_that_cannot_be_written_stays(cpu, monkeypatch):
-    pages = cpu.parent / "pages"
-    files = page.write_from({"cpu": cpu}, pages)
+def test_a_page_that_cannot_be_written_stays(written, monkeypatch):
+    folder, files = written
+    pages = folder / "pages"
     before = {file: file.read_bytes() for file in files}
 
     def fail(*_, **__):
@@ -280,7 +288,7 @@ def test_a_page_that_cannot_be_written_stays(cpu, monkeypatch):
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="no space left"):
-        page.write_from({"cpu": cpu}, pages)
+        page.write_from({"cpu": folder / "cpu.json"}, pages)
     found = (file for file in pages.rglob("*") if file.is_file())
     assert {file: file.read_bytes() for file in found} == before
 
@@ -325,7 +333,7 @@ def test_a_case_runs_and_leaves_out_what_fails():
         build=lambda quick: [
             Method(
                 "ours",
-                lambda: (jax.jit(dpjax.estimators.Truncation(1.0)), (x,)),
+                lambda: (jax.jit(estimators.Truncation(1.0)), (x,)),
                 work=lambda: work,
                 count=64,
             ),
@@ -368,23 +376,25 @@ def result_of(made):
     return sorted_leaves(function(*arguments))
 
 
+def gradient_of(setting, estimator):
+    loss_fn, params, batch = setting
+    robust = jax.jit(robust_grad(loss_fn, estimator))
+    return sorted_leaves(robust(params, batch))
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("model", ["mlp", "small_convolutional"])
 def test_numpy_and_torch_compute_our_gradient(model):
     setting = MODELS[model](4)
     loss_fn, params, batch = setting
-    clipped = dpjax.robust_grad(loss_fn, dpjax.estimators.Clipping(1.0))
-    expected = sorted_leaves(jax.jit(clipped)(params, batch))
+    expected = gradient_of(setting, estimators.Clipping(1.0))
     assert np.abs(expected).max() > 0.01
     if model == "mlp":
-        plain = sorted_leaves(
-            dpjax.robust_grad(loss_fn, dpjax.estimators.Mean())(params, batch)
-        )
+        plain = gradient_of(setting, estimators.Mean())
         assert result_of(peers.plain(*setting)) == pytest.approx(plain, abs=1e-5)
-        truncated = dpjax.robust_grad(loss_fn, dpjax.estimators.Truncation(0.01))
         by_hand = peers.numpy_mlp(loss_fn, params, batch, threshold=0.01)
-        expected_by_hand = sorted_leaves(truncated(params, batch))
-        assert result_of(by_hand) == pytest.approx(expected_by_hand, abs=1e-5)
+        truncated = gradient_of(setting, estimators.Truncation(0.01))
+        assert result_of(by_hand) == pytest.approx(truncated, abs=1e-5)
     if importlib.util.find_spec("opacus") is not None:
         for is_ghost in (False, True):
             made = peers.opacus(loss_fn, params, batch, model=model, is_ghost=is_ghost)
@@ -397,9 +407,7 @@ def test_the_jax_peers_compute_our_gradient(name):
     if name == "jax_privacy":
         pytest.importorskip("jax_privacy")
     setting = MODELS["linear"](16, 5)
-    loss_fn, params, batch = setting
-    clipped = dpjax.robust_grad(loss_fn, dpjax.estimators.Clipping(1.0))
-    expected = sorted_leaves(clipped(params, batch))
+    expected = gradient_of(setting, estimators.Clipping(1.0))
     options = {"microbatch_size": 4} if name == "jax_privacy" else {}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         result = result_of(getattr(peers, name)(*setting, **options))

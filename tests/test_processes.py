@@ -23,6 +23,9 @@ from dpjax.solvers import Checkpoint, Execution
 
 WORKER = Path(__file__).parent / "processes" / "worker.py"
 LAUNCH = Path(__file__).parents[1] / "benchmarks" / "launch"
+# Optimized programs of one process are the comparison.
+OPTIONS = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+OPTIONS |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 TIMEOUT = 400  # for a machine that does much else
 N = 64
 RNG = np.random.default_rng(0)
@@ -54,9 +57,7 @@ def started(commands, environments):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=os.environ
-                | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-                | environment,
+                env=os.environ | OPTIONS | environment,
             )
             stack.enter_context(process)
             stack.callback(process.kill)

@@ -12,12 +12,11 @@ from dpjax import _validate
 from dpjax.estimators import Truncation
 
 NAN, INF = math.nan, math.inf
-GOOD = [
-    (_validate.positive, [1, 1e-300, np.float32(2), np.ones(3), jnp.ones(())]),
-    (_validate.non_negative, [0, 0.0, 1e300, np.zeros(2)]),
-    (lambda x: _validate.within(0, INF, x=x), [0, 1, INF]),
-    (_validate.probability, [1e-300, 0.5, 1 - 1e-16]),
-]
+GOOD = {
+    "positive": [1, 1e-300, np.float32(2), np.ones(3), jnp.ones(())],
+    "non_negative": [0, 0.0, 1e300, np.zeros(2)],
+    "probability": [1e-300, 0.5, 1 - 1e-16],
+}
 BAD = [
     ("positive", "positive and finite", [0, -1, NAN, INF, None, np.array([1, 0])]),
     ("non_negative", "non-negative and finite", [-1e-9, NAN, INF, None]),
@@ -27,19 +26,10 @@ BAD = [
 NOT_NUMBERS = ["1", "one", 1j]
 
 
-@pytest.mark.parametrize("value", GOOD[0][1])
-def test_positive(value):
-    _validate.positive(argument=value)
-
-
-@pytest.mark.parametrize("value", GOOD[1][1])
-def test_non_negative(value):
-    _validate.non_negative(argument=value)
-
-
-@pytest.mark.parametrize("value", GOOD[3][1])
-def test_probability(value):
-    _validate.probability(argument=value)
+@pytest.mark.parametrize(("check", "values"), GOOD.items())
+def test_good_values(check, values):
+    for value in values:
+        getattr(_validate, check)(argument=value)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +50,8 @@ def test_what_is_no_number(check, value):
 
 
 def test_within():
-    _validate.within(0, INF, a=0, b=INF)
+    for value in (0, 1, INF):
+        _validate.within(0, INF, a=value, b=INF)
     with pytest.raises(ValueError, match=r"b must be between 0 and 1, got 1\.5"):
         _validate.within(0, 1, a=0.5, b=1.5)
     with pytest.raises(ValueError, match="a must be between 0 and 1, got nan"):
