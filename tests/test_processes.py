@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -321,6 +322,22 @@ def test_each_process_fits_its_own_files(tmp_path):
     np.testing.assert_allclose(found, solution.params, rtol=1e-3, atol=1e-4)
     assert (released["records"], released["used"]) == (N, N)
     assert [f"for {N} records" in text for text in out] == [True, False]
+
+
+def test_the_launcher_refuses_text_and_a_used_key(
+    tmp_path, monkeypatch
+):
+    pa, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    program = runpy.run_path(LAUNCH / "fit.py")
+    parquet.write_table(pa.table({"a": [1], "b": ["secret"]}), tmp_path / "t.parquet")
+    with pytest.raises(SystemExit, match="b must be of numbers, is string") as refused:
+        next(program["rows_of"](str(tmp_path / "t.parquet"), ["a", "b"]))
+    assert "secret" not in str(refused.value)
+    (tmp_path / "model.json").write_text("{}")
+    options = "--files x --target y --max-records 9 --epsilon 1 --delta 0.01 --folder"
+    monkeypatch.setattr("sys.argv", ["fit.py", *options.split(), str(tmp_path)])
+    with pytest.raises(SystemExit, match="its key was used"):
+        program["main"]()
 
 
 @pytest.mark.parametrize(
